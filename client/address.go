@@ -12,7 +12,7 @@ import (
 // Default returns a client of the daemon that the command forkd would use: the one at $FORKD_URL, with
 // the token in $FORKD_TOKEN and, for https, the files in $FORKD_CA, $FORKD_CERT and $FORKD_KEY; else
 // the one in the emulated host that runs ('forkd machine'); else the one at the socket of this user.
-// Options come on top of that. It connects to nothing yet.
+// Options are applied on top of that. Default does not connect yet.
 func Default(options ...Option) (*Client, error) {
 	address, token := os.Getenv("FORKD_URL"), os.Getenv("FORKD_TOKEN")
 	if address == "" {
@@ -28,7 +28,7 @@ func Default(options ...Option) (*Client, error) {
 	return New(address, token, append(files, options...)...)
 }
 
-// tlsFiles returns the options that the environment names files for.
+// tlsFiles returns options for the files that the environment names.
 func tlsFiles() (options []Option, err error) {
 	read := func(name string) (p []byte) {
 		path := os.Getenv(name)
@@ -56,7 +56,7 @@ func tlsFiles() (options []Option, err error) {
 	return options, nil
 }
 
-// localSocket is where a daemon serves that a user has started without options.
+// localSocket returns the socket of a daemon that the user started without options.
 func localSocket(uid int) string {
 	run := "/run"
 	if uid != 0 {
@@ -67,7 +67,7 @@ func localSocket(uid int) string {
 	return filepath.Join(run, "forkd", "forkd.sock")
 }
 
-// emulated returns the address and the token of the daemon in the emulated host, if that runs.
+// emulated returns address and token of the daemon in the emulated host, if the host is running.
 func emulated() (address, token string, ok bool) {
 	cache := os.Getenv("FORKD_CACHE")
 	if xdg := os.Getenv("XDG_CACHE_HOME"); cache == "" && filepath.IsAbs(xdg) {

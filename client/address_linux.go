@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// isLocked reports whether a process holds the lock of a file; it takes none.
+// isLocked reports whether some process holds the lock of a file. It does not take the lock.
 func isLocked(path string) bool {
 	f, err := os.Open(path)
 	if err != nil {

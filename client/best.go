@@ -7,24 +7,25 @@ import (
 	"sync"
 )
 
-// An Attempt works in a child of a sandbox, and returns what is to be judged.
+// An Attempt works in a child of a sandbox and returns the result to be judged.
 type Attempt[T any] func(ctx context.Context, child Sandbox) (T, error)
 
-// A Judge returns how good an attempt is. An error puts it out.
+// A Judge returns the score of an attempt. An error disqualifies the attempt.
 type Judge[T any] func(ctx context.Context, child Sandbox, result T) (score float64, err error)
 
-// Best is the best of several attempts.
+// Best is the result of BestOf.
 type Best[T any] struct {
-	Sandbox Sandbox // the child of the attempt, which lives and is the caller's
-	Index   int     // of the attempt
+	Sandbox Sandbox // the child of the best attempt; it lives on and belongs to the caller
+	Index   int     // index of the attempt
 	Score   float64
-	Result  T       // that the attempt returned
-	Errors  []error // by attempt: why it is out; nil if it is not
+	Result  T       // returned by the attempt
+	Errors  []error // by attempt: why it was disqualified, or nil
 }
 
-// BestOf forks a child of a running sandbox for every attempt, runs the attempts side by side, keeps the
-// child with the highest score, the first of equal ones, and kills the others. If all attempts are
-// out, no child is left, and the error has the reasons. Request has the other fields of the fork.
+// BestOf forks a child of a running sandbox for every attempt and runs the attempts concurrently.
+// It keeps the child with the highest score, or the first of several with that score, and kills the
+// others. If all attempts are disqualified, no child is left, and the error holds their reasons.
+// request supplies the other fields of the fork.
 func BestOf[T any](ctx context.Context, c *Client, id string, attempts []Attempt[T], judge Judge[T],
 	request ForkRequest) (best Best[T], err error) {
 	if len(attempts) == 0 {
@@ -53,12 +54,13 @@ func BestOf[T any](ctx context.Context, c *Client, id string, attempts []Attempt
 	}
 	killed := c.killBut(context.WithoutCancel(ctx), f.Sandboxes, best.Index)
 	if best.Index < 0 {
-		return best, fmt.Errorf("none of %d attempts is any good: %w", len(attempts), errors.Join(append(errs, killed)...))
+		return best, fmt.Errorf("none of %d attempts succeeded: %w", len(attempts), errors.Join(append(errs, killed)...))
 	}
 	return best, killed
 }
 
-// killBut kills sandboxes but the one with the index kept. Those that are gone already are no error.
+// killBut kills all sandboxes except the one with the index kept. Sandboxes that no longer exist
+// are not an error.
 func (c *Client) killBut(ctx context.Context, boxes []Sandbox, kept int) error {
 	errs := make([]error, len(boxes))
 	var work sync.WaitGroup

@@ -18,29 +18,30 @@ func (c *Client) Branch(ctx context.Context, id string, req BranchRequest) (s Sn
 	return s, err
 }
 
-// Rollback puts a sandbox back to a snapshot of its line; empty: the one it runs from.
+// Rollback puts a sandbox back to a snapshot of its line. If to is empty, that is the snapshot it
+// runs from.
 func (c *Client) Rollback(ctx context.Context, id, to string) (r RolledBack, err error) {
 	return c.RollbackWith(ctx, id, RollbackRequest{To: to})
 }
 
-// RollbackWith is Rollback with all that a request may say.
+// RollbackWith is Rollback with all fields of the request.
 func (c *Client) RollbackWith(ctx context.Context, id string, req RollbackRequest) (r RolledBack, err error) {
 	err = c.call(ctx, http.MethodPost, sandboxPath(id, "/rollback"), req, &r)
 	return r, err
 }
 
-// Pause stops a sandbox where it is.
+// Pause stops the vCPUs of a sandbox.
 func (c *Client) Pause(ctx context.Context, id string) (s Sandbox, err error) {
 	err = c.call(ctx, http.MethodPost, sandboxPath(id, "/pause"), nil, &s)
 	return s, err
 }
 
-// Resume lets a paused sandbox run on, or brings a suspended one back.
+// Resume continues a paused sandbox or restores a suspended one.
 func (c *Client) Resume(ctx context.Context, id string) (s Sandbox, err error) {
 	return c.ResumeWith(ctx, id, ResumeRequest{})
 }
 
-// ResumeWith is Resume with all that a request may say.
+// ResumeWith is Resume with all fields of the request.
 func (c *Client) ResumeWith(ctx context.Context, id string, req ResumeRequest) (s Sandbox, err error) {
 	err = c.call(ctx, http.MethodPost, sandboxPath(id, "/resume"), req, &s)
 	return s, err
@@ -52,7 +53,7 @@ func (c *Client) Suspend(ctx context.Context, id string) (s Sandbox, err error) 
 	return s, err
 }
 
-// CompactSnapshot makes a snapshot with the content of another and no layers but its own.
+// CompactSnapshot copies a snapshot into a new one that builds on no other snapshot.
 func (c *Client) CompactSnapshot(ctx context.Context, tag, to string) (s Snapshot, err error) {
 	err = c.call(ctx, http.MethodPost, snapshotPath(tag, "/compact"), v1.CompactRequest{To: to}, &s)
 	return s, err

@@ -15,7 +15,7 @@ import (
 
 // ConnectionError says that no daemon answered.
 type ConnectionError struct {
-	Address string // where it was looked for
+	Address string // where the client looked for the daemon
 	Sent    bool   // the request may have been carried out; false: nothing was sent
 	Err     error
 }
@@ -30,10 +30,10 @@ func (e *ConnectionError) Error() string {
 
 func (e *ConnectionError) Unwrap() error { return e.Err }
 
-// StreamError says that a stream ended in the middle: the daemon has gone away.
+// StreamError says that a stream broke off before its end because the daemon went away.
 type StreamError struct {
-	What string // the stream is of, such as "exec"
-	PID  uint32 // of a command: its process, which may still run; 0 if unknown
+	What string // kind of stream, such as "exec"
+	PID  uint32 // process of the command, which may still run; 0 if unknown or not a command
 	Err  error
 }
 
@@ -43,7 +43,8 @@ func (e *StreamError) Error() string {
 
 func (e *StreamError) Unwrap() error { return e.Err }
 
-// broken is a *StreamError for what reading a stream ended with, or the error of ctx if that has ended.
+// broken returns a *StreamError for err, an error of reading a stream, or ctx's error if ctx has
+// ended.
 func broken(ctx context.Context, what string, pid uint32, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -54,8 +55,8 @@ func broken(ctx context.Context, what string, pid uint32, err error) error {
 	return &StreamError{What: what, PID: pid, Err: err}
 }
 
-// PartialForkError says that some children of a fork did not start. The others live, and are the
-// caller's to use or to kill.
+// PartialForkError says that some children of a fork did not start. The others are running and
+// belong to the caller.
 type PartialForkError struct {
 	Sandboxes []Sandbox
 	Failed    int
@@ -89,7 +90,7 @@ func (e *CommandError) Error() string {
 	return "the command failed: " + why
 }
 
-// Checked makes a command that did not exit with 0 a *CommandError:
+// Checked turns the result of a command that did not exit with 0 into a *CommandError:
 //
 //	r, err := client.Checked(c.Exec(ctx, id, req))
 func Checked(r ExecResult, err error) (ExecResult, error) {
@@ -99,13 +100,13 @@ func Checked(r ExecResult, err error) (ExecResult, error) {
 	return r, err
 }
 
-// Shell returns the arguments that run a command line by /bin/sh.
+// Shell returns the arguments that run a command line with /bin/sh.
 func Shell(line string) []string { return []string{"/bin/sh", "-c", line} }
 
-// WithRetries has calls that can be repeated without harm tried up to n times more, if the connection
-// fails or the daemon says when to try again, until their context ends: those that only read, and
-// those that make a sandbox, a snapshot, a workspace or a context, which the daemon then carries out
-// once however often they arrive. By default nothing is repeated.
+// WithRetries repeats a call up to n times until its context ends, if the connection fails or the
+// daemon says when to try again. Only calls that can be repeated without harm are: calls that only
+// read, and calls that make a sandbox, a snapshot, a workspace or a context, which the daemon
+// carries out once however often they arrive. By default no call is repeated.
 func WithRetries(n int) Option {
 	return func(s *settings) error {
 		if n < 0 {
@@ -118,10 +119,11 @@ func WithRetries(n int) Option {
 
 const onceHeader = "Idempotency-Key"
 
-// firstPause is how long a repeated call waits where the daemon does not say; it doubles.
+// firstPause is the time before the first repetition if the daemon names none. It doubles each
+// time.
 const firstPause = 100 * time.Millisecond
 
-// repeat makes a request until it is answered for good. The body is that of each attempt.
+// repeat sends a request until it gets a final answer. Each attempt sends the same body.
 func (c *Client) repeat(ctx context.Context, method string, header http.Header, once bool,
 	send func(http.Header) (*http.Response, error)) (*http.Response, error) {
 	left := c.retries
@@ -149,7 +151,8 @@ func (c *Client) repeat(ctx context.Context, method string, header http.Header, 
 	}
 }
 
-// pauseAfter says how long to wait after an error until the same request may succeed, if it may.
+// pauseAfter returns how long to wait before the same request may succeed, and whether it may at
+// all.
 func pauseAfter(err error, pause time.Duration) (wait time.Duration, again bool) {
 	var answer *Error
 	if errors.As(err, &answer) {
@@ -159,7 +162,7 @@ func pauseAfter(err error, pause time.Duration) (wait time.Duration, again bool)
 	return pause, errors.As(err, new(*ConnectionError))
 }
 
-// traced notes whether a request got as far as to a connection.
+// traced returns a context that notes whether a request obtained a connection.
 func traced(ctx context.Context) (with context.Context, sent *atomic.Bool) {
 	sent = &atomic.Bool{}
 	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
@@ -167,7 +170,8 @@ func traced(ctx context.Context) (with context.Context, sent *atomic.Bool) {
 	}), sent
 }
 
-// canRepeat reports whether the daemon carries out a POST to a path once by its Idempotency-Key.
+// canRepeat reports whether the daemon uses the Idempotency-Key of a POST to the path to carry it
+// out once.
 func canRepeat(method, path string) bool {
 	switch path {
 	case "/v1/forks", "/v1/snapshots", "/v1/workspaces", "/v1/sandboxes":

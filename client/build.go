@@ -11,10 +11,10 @@ import (
 	v1 "github.com/forkd/forkd/api/v1"
 )
 
-// Build has the daemon build a snapshot from a Dockerfile. files, if it is not nil, writes the build
-// context, whose names begin with v1.BuildContext. on is called with every event but the last and those
-// that only keep the connection alive. A client that leaves ends the build, and the next one goes on from
-// there.
+// Build has the daemon build a snapshot from a Dockerfile. files, if not nil, writes the build
+// context; its names begin with v1.BuildContext. on is called with every event except the last one
+// and those that only keep the connection alive. If the client disconnects, the build stops, and
+// the next build resumes there.
 func (c *Client) Build(ctx context.Context, req BuildRequest, files func(*tar.Writer) error,
 	on func(BuildEvent) error) (result BuildResult, err error) {
 	text, err := json.Marshal(req)
@@ -22,7 +22,7 @@ func (c *Client) Build(ctx context.Context, req BuildRequest, files func(*tar.Wr
 		return result, err
 	}
 	r, w := io.Pipe()
-	defer r.Close() // ends the writer
+	defer r.Close() // makes the writer end
 	go func() { w.CloseWithError(writeBuild(w, text, files)) }()
 	resp, err := c.send(
 		ctx,

@@ -12,7 +12,7 @@ import (
 
 // ArgumentError says that an argument of a call is wrong. Nothing was sent.
 type ArgumentError struct {
-	Field  string // the argument or field of the request, by its name in the API, such as "timeout_secs"
+	Field  string // the argument, or the field of the request, by its name in the API, such as "timeout_secs"
 	Reason string
 }
 
@@ -22,16 +22,16 @@ func wrong(field, format string, args ...any) error {
 	return &ArgumentError{Field: field, Reason: fmt.Sprintf(format, args...)}
 }
 
-// Bounds of requests, which the daemon has too.
+// Bounds of requests; the daemon has the same.
 const (
 	maxChildren = 1000
-	maxCode     = time.Hour           // that code may run
-	maxCommand  = 30 * 24 * time.Hour // that a command may run whose output is streamed
+	maxCode     = time.Hour           // run time of code
+	maxCommand  = 30 * 24 * time.Hour // run time of a command whose output is streamed
 	maxDepth    = 64
 )
 
-// checkPath refuses a path that a server would take for another one: an empty id would make the
-// next part of the path the id.
+// checkPath refuses a path that a server would take for another one. For example, an empty id would
+// make the next part of the path the id.
 func checkPath(of string) error {
 	of, _, _ = strings.Cut(of, "?")
 	if path.Clean(of) == of {

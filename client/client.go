@@ -1,12 +1,13 @@
 // Package client is the Go client of the forkd daemon's REST API (api/openapi.yaml). The forkd
 // command line is built on it and uses nothing else.
 //
-// An answer that is not a success is an *Error, and errors.Is compares its code: errors.Is(err,
-// client.ErrSandboxNotFound). A wrong argument is an *ArgumentError before anything is sent, and a
-// daemon that is away a *ConnectionError, which says whether anything was.
+// An answer other than success is an *Error, and errors.Is compares its code: errors.Is(err,
+// client.ErrSandboxNotFound). A wrong argument is an *ArgumentError, returned before anything is
+// sent. If the daemon does not answer, the error is a *ConnectionError, which says whether anything
+// was sent.
 //
-// It keeps no state, and repeats no call unless WithRetries allows that: a fork that was cut off may
-// have happened.
+// A client keeps no state. It repeats a call only if WithRetries allows that, because a fork whose
+// connection broke may have been carried out.
 package client
 
 import (
@@ -23,26 +24,26 @@ import (
 	"strings"
 )
 
-// Client calls one daemon. Its methods may be called concurrently; their time limit is that of
-// their context.
+// Client calls one daemon. Its methods may be called concurrently. The context of a call bounds its
+// time.
 type Client struct {
 	http     *http.Client
 	upgrades *http.Client // HTTP/1.1 only: HTTP/2 has no upgrades
 	base     string
-	address  string // as it was given
+	address  string // as given to New
 	token    string
 	retries  int
-	user     string // of files; empty: the sandbox's default user
+	user     string // account used for files; empty: the sandbox's default user
 }
 
-// Bounds on what a daemon may answer, in bytes.
+// Bounds on the daemon's answers, in bytes.
 const (
 	maxAnswer = 256 << 20
 	maxError  = 1 << 20
 )
 
-// New returns a client of the daemon at address, which is unix:///path/to/socket, http://host:port
-// or https://host:port. token may be empty.
+// New returns a client of the daemon at address: unix:///path/to/socket, http://host:port or
+// https://host:port. token may be empty.
 func New(address, token string, options ...Option) (*Client, error) {
 	const want = "want unix:///path, http://host:port or https://host:port"
 	u, err := url.Parse(address)
@@ -76,7 +77,7 @@ func New(address, token string, options ...Option) (*Client, error) {
 	return c, nil
 }
 
-// Address returns where the client looks for the daemon, as New was told.
+// Address returns the daemon's address as given to New.
 func (c *Client) Address() string { return c.address }
 
 // Close drops idle connections.
@@ -85,7 +86,7 @@ func (c *Client) Close() {
 	c.upgrades.CloseIdleConnections()
 }
 
-// request sends a request. The caller closes the body of a response, which has a status below 300.
+// request sends a request. The caller closes the body of the response, whose status is below 300.
 func (c *Client) request(ctx context.Context, method, path, contentType string, body io.Reader) (*http.Response,
 	error) {
 	header := http.Header{}
@@ -100,7 +101,7 @@ func (c *Client) request(ctx context.Context, method, path, contentType string, 
 	return c.send(ctx, method, path, body, header)
 }
 
-// send is request with headers, which it takes over.
+// send is request with headers. It takes ownership of header.
 func (c *Client) send(ctx context.Context, method, path string, body io.Reader, header http.Header) (*http.Response,
 	error) {
 	return c.sendBy(ctx, c.http, method, path, body, header)
@@ -131,7 +132,7 @@ func (c *Client) sendBy(ctx context.Context, by *http.Client, method, path strin
 	return nil, apiError(resp)
 }
 
-// signed adds what every request has to its headers.
+// signed adds the headers that every request carries.
 func (c *Client) signed(h http.Header) http.Header {
 	if c.token != "" {
 		h.Set("Authorization", "Bearer "+c.token)
@@ -140,7 +141,7 @@ func (c *Client) signed(h http.Header) http.Header {
 	return h
 }
 
-// call sends in as JSON, if it is not nil, and decodes the answer into out, if it is not nil.
+// call sends in as JSON and decodes the answer into out. Either may be nil.
 func (c *Client) call(ctx context.Context, method, path string, in, out any) error {
 	var p []byte
 	header := http.Header{}

@@ -12,7 +12,7 @@ import (
 	v1 "github.com/forkd/forkd/api/v1"
 )
 
-// The messages of code.
+// Messages of RunCode and its relatives.
 type (
 	CodeRequest        = v1.CodeRequest
 	CodeException      = v1.CodeException
@@ -20,9 +20,9 @@ type (
 	CodeContextRequest = v1.CodeContextRequest
 )
 
-// CodeResult is a value that code has shown, in one or more forms.
+// CodeResult is a value that code displayed, in one or more media types.
 type CodeResult struct {
-	Main bool                       // the value of the last expression, and not of display()
+	Main bool                       // value of the last expression, not of display()
 	Data map[string]json.RawMessage // by media type; see Text, Bytes and JSON
 }
 
@@ -44,17 +44,17 @@ func (r CodeResult) Bytes(mediaType string) []byte {
 	return data
 }
 
-// Execution is how code ended and what it has shown.
+// Execution holds how code ended and what it displayed.
 type Execution struct {
 	Results        []CodeResult
 	Stdout, Stderr string
-	Exception      *CodeException // that the code did not catch; nil if there was none
+	Exception      *CodeException // not caught by the code; nil if there was none
 	ExecutionCount int
 	Outcome        string // "finished", "exception", "timeout" or "died"
 	StateLost      bool   // the variables of the context are lost
 }
 
-// Text returns the text of the value of the last expression; empty if it has none.
+// Text returns the text of the value of the last expression, or nothing if it has none.
 func (e Execution) Text() string {
 	for _, r := range e.Results {
 		if r.Main {
@@ -64,20 +64,20 @@ func (e Execution) Text() string {
 	return ""
 }
 
-// CodeHandlers are called with what code says as it comes. Those that are nil are not called; an error
-// of one ends the code, and RunCode returns it.
+// CodeHandlers are called with the output of code as it arrives. Nil handlers are skipped. An error
+// of a handler stops the code, and RunCode returns it.
 type CodeHandlers struct {
 	Stdout, Stderr func(text string) error
 	Result         func(CodeResult) error
 	Exception      func(CodeException) error
 
-	// Keep is how many bytes of output and results the Execution has; what comes after them is left
-	// out of it. 0: all.
+	// Keep bounds the output and results that the Execution holds, in bytes. The rest is omitted
+	// from it. 0: unlimited.
 	Keep int
 }
 
-// RunCode runs code in a warm interpreter of a sandbox. The error is nil if it is known how the code
-// ended: an exception of the code is in the Execution. The code is interrupted when ctx ends.
+// RunCode runs code in a warm interpreter of a sandbox. The error is nil if the outcome is known:
+// an exception that the code raised is in the Execution. When ctx ends, the code is interrupted.
 func (c *Client) RunCode(ctx context.Context, id string, req CodeRequest, on CodeHandlers) (e Execution, err error) {
 	if err := checkCode(req); err != nil {
 		return e, err
@@ -106,7 +106,7 @@ func (c *Client) RunCode(ctx context.Context, id string, req CodeRequest, on Cod
 	}
 }
 
-// codeRun is code that runs, and what it has said so far.
+// codeRun is running code with its output so far.
 type codeRun struct {
 	*Execution
 	on             CodeHandlers
@@ -114,7 +114,7 @@ type codeRun struct {
 	kept           int // bytes, see CodeHandlers.Keep
 }
 
-// keeps reports whether so many more bytes are kept, and counts them.
+// keeps reports whether n more bytes still fit, and counts them.
 func (e *codeRun) keeps(n int) bool {
 	if e.on.Keep > 0 && e.kept+n > e.on.Keep {
 		return false
@@ -125,12 +125,12 @@ func (e *codeRun) keeps(n int) bool {
 
 func sizeOf(r v1.CodeResult) (n int) {
 	for name, data := range r.Data {
-		n += len(name) + len(data) + 64 // what the map takes
+		n += len(name) + len(data) + 64 // cost of the map's entry
 	}
 	return n + 64
 }
 
-// take adds an event, and reports whether it is the last one.
+// take adds an event and reports whether it was the last one.
 func (e *codeRun) take(event v1.CodeEvent) (done bool, err error) {
 	on := e.on
 	switch {
@@ -170,20 +170,21 @@ func call[T any](handler func(T) error, value T) error {
 	return handler(value)
 }
 
-// Contexts lists the contexts of a sandbox, oldest first: interpreters with variables of their own.
+// Contexts lists the contexts of a sandbox, oldest first. A context is an interpreter with its own
+// variables.
 func (c *Client) Contexts(ctx context.Context, id string) (list []CodeContext, err error) {
 	err = c.call(ctx, http.MethodGet, sandboxPath(id, "/contexts"), nil, &list)
 	return list, err
 }
 
-// CreateContext makes a context in a sandbox. Its id goes into CodeRequest.ContextID, RestartEval and
-// InterruptEval.
+// CreateContext makes a context in a sandbox. Pass its id in CodeRequest.ContextID, to RestartEval
+// and to InterruptEval.
 func (c *Client) CreateContext(ctx context.Context, id string, req CodeContextRequest) (made CodeContext, err error) {
 	err = c.call(ctx, http.MethodPost, sandboxPath(id, "/contexts"), req, &made)
 	return made, err
 }
 
-// DeleteContext deletes a context of a sandbox, and ends what runs in it.
+// DeleteContext deletes a context of a sandbox and kills the code that runs in it.
 func (c *Client) DeleteContext(ctx context.Context, id, contextID string) error {
 	return c.call(ctx, http.MethodDelete, sandboxPath(id, "/contexts/"+url.PathEscape(contextID)), nil, nil)
 }

@@ -13,17 +13,17 @@ import (
 	v1 "github.com/forkd/forkd/api/v1"
 )
 
-// Error is an answer of the daemon that is not a success.
+// Error is an answer of the daemon other than success.
 type Error struct {
 	Status  int // HTTP status
 	Message string
 	Code    string // such as "sandbox_not_found": see docs/errors.md
-	Field   string // of the request, that is wrong; empty if none is
-	Fix     string // what helps as a rule
+	Field   string // the wrong field of the request; empty if no field is wrong
+	Fix     string // what usually helps
 
-	RetryAfter time.Duration // when the same request may succeed; 0: it is not worth while
+	RetryAfter time.Duration // when the same request may succeed; 0: repeating it is useless
 
-	RequestID string // that the log and the audit log of the daemon have; empty if unknown
+	RequestID string // as in the log and the audit log of the daemon; empty if unknown
 }
 
 func (e *Error) Error() string { return e.Message }
@@ -39,8 +39,8 @@ type ErrorCode string
 
 func (c ErrorCode) Error() string { return string(c) }
 
-// IsStatus reports whether err is an *Error with the given HTTP status. An *ArgumentError counts as 400,
-// with which the daemon would have answered.
+// IsStatus reports whether err is an *Error with the given HTTP status. An *ArgumentError counts as
+// 400, as the daemon would have answered.
 func IsStatus(err error, status int) bool {
 	if errors.As(err, new(*ArgumentError)) {
 		return status == http.StatusBadRequest
@@ -49,14 +49,14 @@ func IsStatus(err error, status int) bool {
 	return errors.As(err, &e) && e.Status == status
 }
 
-// IsNotFound reports whether the daemon does not know what was named.
+// IsNotFound reports whether the daemon answered that the named thing does not exist.
 func IsNotFound(err error) bool { return IsStatus(err, http.StatusNotFound) }
 
 func apiError(resp *http.Response) error {
-	p, _ := io.ReadAll(io.LimitReader(resp.Body, maxError)) // what was read is what can be told
+	p, _ := io.ReadAll(io.LimitReader(resp.Body, maxError)) // the part that was read is enough for a message
 	var body v1.Error
 	if json.Unmarshal(p, &body) == nil && body.Message != "" {
-		retry, _ := strconv.Atoi(resp.Header.Get("Retry-After")) // 0 where there is none
+		retry, _ := strconv.Atoi(resp.Header.Get("Retry-After")) // 0 if there is none
 		return &Error{Status: resp.StatusCode, Message: body.Message, Code: body.Code, Field: body.Field, Fix: body.Fix,
 			RetryAfter: time.Duration(max(retry, 0)) * time.Second, RequestID: resp.Header.Get("X-Request-Id")}
 	}

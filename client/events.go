@@ -17,12 +17,12 @@ import (
 // Event is one thing that happened to a sandbox or a snapshot.
 type Event = v1.Event
 
-// EventsRequest says which events are wanted.
+// EventsRequest selects events.
 type EventsRequest struct {
-	After     string   // ID of an event: those after it; empty: from now on
+	After     string   // ID of an event; later events are sent; empty: from now on
 	Sandboxes []string // ids; empty: all sandboxes and snapshots
-	Labels    []string // NAME=VALUE or NAME, all of which the sandbox has to have
-	Begun     func()   // called when the stream has begun: what happens from then on is told; nil: nothing
+	Labels    []string // NAME=VALUE or NAME; the sandbox must have all of them
+	Begun     func()   // called when the stream has begun: later events are not missed; may be nil
 }
 
 // EventMissed is the type of an event that stands for events that were lost.
@@ -31,9 +31,10 @@ const EventMissed = v1.EventMissed
 // maxEvent bounds one event, in bytes.
 const maxEvent = 1 << 20
 
-// Events calls f with what happens to sandboxes and snapshots, until ctx ends, f returns an error,
-// which it returns, or the connection breaks off. Whoever then calls it again with the ID of the
-// last event misses none; where that is not possible, an event of type "missed" says so.
+// Events calls f with the events of sandboxes and snapshots until ctx ends, f returns an error or
+// the connection breaks. It returns the error of f. A caller that calls Events again with the ID of
+// the last event misses none; if the daemon no longer has them all, it sends an event of type
+// "missed".
 func (c *Client) Events(ctx context.Context, req EventsRequest, f func(Event) error) error {
 	query := url.Values{"sandbox": req.Sandboxes, "label": req.Labels}
 	header := http.Header{"Accept": {v1.EventStream}}
@@ -57,8 +58,8 @@ func (c *Client) Events(ctx context.Context, req EventsRequest, f func(Event) er
 	})
 }
 
-// readEvents calls f with the data of each server-sent event. An end of the stream is a *StreamError:
-// it has none of its own.
+// readEvents calls f with the data of each server-sent event. Such a stream has no end of its own,
+// so that its end is a *StreamError.
 func readEvents(ctx context.Context, what string, r io.Reader, f func(data []byte) error) error {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, maxEvent)
@@ -74,7 +75,7 @@ func readEvents(ctx context.Context, what string, r io.Reader, f func(data []byt
 	return broken(ctx, what, 0, errors.Join(lines.Err(), io.ErrUnexpectedEOF))
 }
 
-// withQuery is a path with query parameters, if there are any.
+// withQuery returns a path with its query parameters, if there are any.
 func withQuery(path string, query url.Values) string {
 	if text := query.Encode(); text != "" {
 		return path + "?" + text

@@ -18,14 +18,14 @@ func (c *Client) Ping(ctx context.Context, id string) (p Pong, err error) {
 	return p, err
 }
 
-// Limits on what Exec keeps of each output and on what it reads in all, in bytes.
+// Bounds of Exec, in bytes: on what it keeps of each output, and on what it reads in total.
 const (
 	maxOutput = 8 << 20
 	maxTotal  = 64 << 20
 )
 
-// Exec runs a command in a sandbox, waits for its end and returns the first 8 MiB of each of its
-// outputs, byte for byte. A command that writes more than 64 MiB is killed.
+// Exec runs a command in a sandbox, waits until it exits and returns the first 8 MiB of each
+// output, byte for byte. A command that writes more than 64 MiB is killed.
 func (c *Client) Exec(ctx context.Context, id string, req ExecRequest) (ExecResult, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -46,7 +46,7 @@ func (c *Client) Exec(ctx context.Context, id string, req ExecRequest) (ExecResu
 
 var errTotal = errors.New("too much output")
 
-// capped keeps the first maxOutput bytes of what is written.
+// capped keeps the first maxOutput bytes that are written to it.
 type capped struct {
 	buf       bytes.Buffer
 	truncated bool
@@ -65,8 +65,9 @@ func (c *capped) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// ExecStream runs a command in a sandbox and writes its output, byte for byte and without a limit,
-// as it comes. The command is killed if ctx ends or a write fails. ErrDetached: DetachProcess was called.
+// ExecStream runs a command in a sandbox and writes its output as it arrives, byte for byte and
+// without a limit. The command is killed if ctx ends or a write fails. The error is ErrDetached if
+// DetachProcess was called.
 func (c *Client) ExecStream(ctx context.Context, id string, req ExecRequest, stdout, stderr io.Writer) (end ExecEnd,
 	err error) {
 	if err := checkExec(req); err != nil {
@@ -108,7 +109,7 @@ func (c *Client) ExecStream(ctx context.Context, id string, req ExecRequest, std
 	}
 }
 
-// writeParts writes output that came as text or as bytes.
+// writeParts writes output that arrived as text or as bytes.
 func writeParts(to io.Writer, text string, bytes []byte) error {
 	if text != "" {
 		bytes = []byte(text)
@@ -126,9 +127,9 @@ func (c *Client) Eval(ctx context.Context, id string, req EvalRequest) (r EvalRe
 	return r, err
 }
 
-// InterruptEval interrupts what runs in an interpreter of a sandbox (empty contextID: the default
-// one), and says whether anything ran. Code may catch the interrupt and go on; RestartEval ends it
-// for certain.
+// InterruptEval interrupts the code that runs in an interpreter of a sandbox and reports whether
+// any ran. An empty contextID means the default interpreter. Code may catch the interrupt and
+// continue; RestartEval certainly ends it.
 func (c *Client) InterruptEval(ctx context.Context, id, contextID string) (bool, error) {
 	var answer v1.Interrupted
 	err := c.call(ctx, http.MethodPost, sandboxPath(id, "/eval/interrupt"), v1.InterpreterRequest{ContextID: contextID},
@@ -136,8 +137,8 @@ func (c *Client) InterruptEval(ctx context.Context, id, contextID string) (bool,
 	return answer.Interrupted, err
 }
 
-// RestartEval replaces an interpreter of a sandbox (empty contextID: the default one): what runs in
-// it ends, and its variables are lost.
+// RestartEval replaces an interpreter of a sandbox. An empty contextID means the default
+// interpreter. The code that runs in it ends, and its variables are lost.
 func (c *Client) RestartEval(ctx context.Context, id, contextID string) error {
 	return c.call(ctx, http.MethodPost, sandboxPath(id, "/eval/restart"), v1.InterpreterRequest{ContextID: contextID}, nil)
 }

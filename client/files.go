@@ -24,7 +24,8 @@ func (c *Client) ReadFile(ctx context.Context, id, path string) (io.ReadCloser, 
 	return resp.Body, nil
 }
 
-// WriteFile writes a file of a sandbox, creating its directories and replacing what is there.
+// WriteFile writes a file of a sandbox. It creates missing directories and replaces an existing
+// file.
 func (c *Client) WriteFile(ctx context.Context, id, path string, content io.Reader) error {
 	if err := checkFile("path", path); err != nil {
 		return err
@@ -36,8 +37,8 @@ func (c *Client) WriteFile(ctx context.Context, id, path string, content io.Read
 	return resp.Body.Close()
 }
 
-// ReadTree opens a directory of a sandbox as a tar archive, which the sandbox makes: distrust it.
-// The caller closes it.
+// ReadTree opens a directory of a sandbox as a tar archive. The sandbox makes the archive: distrust
+// it. The caller closes it.
 func (c *Client) ReadTree(ctx context.Context, id, path string) (io.ReadCloser, error) {
 	if err := checkFile("path", path); err != nil {
 		return nil, err
@@ -49,8 +50,8 @@ func (c *Client) ReadTree(ctx context.Context, id, path string) (io.ReadCloser, 
 	return resp.Body, nil
 }
 
-// WriteTree unpacks a tar archive in a directory of a sandbox, which is made if there is none. What
-// is there already is replaced, but directories are added to.
+// WriteTree unpacks a tar archive into a directory of a sandbox, which is created if missing.
+// Existing files are replaced; existing directories are added to.
 func (c *Client) WriteTree(ctx context.Context, id, path string, archive io.Reader) error {
 	if err := checkFile("path", path); err != nil {
 		return err
@@ -62,7 +63,7 @@ func (c *Client) WriteTree(ctx context.Context, id, path string, archive io.Read
 	return resp.Body.Close()
 }
 
-// StatFile describes a file, a directory or a link of a sandbox.
+// StatFile describes a file, a directory or a symbolic link of a sandbox.
 func (c *Client) StatFile(ctx context.Context, id, path string) (f File, err error) {
 	if err := checkFile("path", path); err != nil {
 		return f, err
@@ -71,8 +72,8 @@ func (c *Client) StatFile(ctx context.Context, id, path string) (f File, err err
 	return f, err
 }
 
-// ListFiles describes what is in a directory of a sandbox, and below it to a depth from 1 to 64; 1
-// is the directory alone.
+// ListFiles describes the content of a directory of a sandbox, down to a depth from 1 to 64. Depth
+// 1 is the directory alone.
 func (c *Client) ListFiles(ctx context.Context, id, path string, depth int) (list []File, err error) {
 	if err := checkFile("path", path); err != nil {
 		return list, err
@@ -85,7 +86,7 @@ func (c *Client) ListFiles(ctx context.Context, id, path string, depth int) (lis
 	return list, err
 }
 
-// MakeDir makes a directory of a sandbox, and its parents.
+// MakeDir makes a directory of a sandbox, with its parents.
 func (c *Client) MakeDir(ctx context.Context, id, path string) (f File, err error) {
 	if err := checkFile("path", path); err != nil {
 		return f, err
@@ -95,7 +96,7 @@ func (c *Client) MakeDir(ctx context.Context, id, path string) (f File, err erro
 	return f, err
 }
 
-// MoveFile gives a file or a directory of a sandbox another path, and makes the parents of that.
+// MoveFile moves a file or a directory of a sandbox to another path, whose parents it makes.
 func (c *Client) MoveFile(ctx context.Context, id, from, to string) (f File, err error) {
 	if err := checkFile("from", from); err != nil {
 		return f, err
@@ -108,8 +109,7 @@ func (c *Client) MoveFile(ctx context.Context, id, from, to string) (f File, err
 	return f, err
 }
 
-// RemoveFile removes a path of a sandbox with everything below it; one that is not there is removed
-// already.
+// RemoveFile removes a path of a sandbox with everything below it. A missing path is not an error.
 func (c *Client) RemoveFile(ctx context.Context, id, path string) error {
 	if err := checkFile("path", path); err != nil {
 		return err
@@ -117,9 +117,9 @@ func (c *Client) RemoveFile(ctx context.Context, id, path string) error {
 	return c.call(ctx, http.MethodDelete, c.filesPath(id, path), nil, nil)
 }
 
-// WatchFiles calls f with what changes in a directory of a sandbox, and below it if recursive:
-// first with one of type "begun", then until ctx ends, f returns an error, which it returns, or the
-// watch breaks off.
+// WatchFiles calls f with each change in a directory of a sandbox, and below it if recursive. The
+// first event has the type "begun". The watch ends when ctx ends, when it breaks off, or when f
+// returns an error, which WatchFiles returns.
 func (c *Client) WatchFiles(ctx context.Context, id, path string, recursive bool, f func(FileChange) error) error {
 	if err := checkFile("path", path); err != nil {
 		return err
@@ -156,16 +156,16 @@ func (c *Client) fileQuery(query url.Values) url.Values {
 	return query
 }
 
-// AsUser returns a client whose calls on files and directories are those of a user of the sandbox:
-// relative paths begin in its home, and what is made belongs to it. Commands have ExecRequest.User.
-// The client shares its connections with c.
+// AsUser returns a client that accesses files and directories as a user of the sandbox: relative
+// paths begin in the user's home, and new files belong to the user. For commands, set
+// ExecRequest.User instead. The client shares its connections with c.
 func (c *Client) AsUser(name string) *Client {
 	as := *c
 	as.user = name
 	return &as
 }
 
-// The messages of files.
+// Messages of files.
 type (
 	File       = v1.File
 	FileChange = v1.FileChange

@@ -13,13 +13,13 @@ import (
 
 // PageRequest asks for a part of a list.
 type PageRequest struct {
-	Limit  int      // at most so many; 0: all
-	Cursor string   // of the page before; empty: from the beginning
-	Labels []string // of sandboxes: NAME=VALUE or NAME, all of which they have to have
+	Limit  int      // at most this many; 0: all
+	Cursor string   // from the page before; empty: start at the beginning
+	Labels []string // of sandboxes, NAME=VALUE or NAME; a sandbox must have all of them
 }
 
 // SandboxPage lists a part of the sandboxes, oldest first. The next part begins at the cursor next,
-// which is empty where there is none.
+// which is empty after the last part.
 func (c *Client) SandboxPage(ctx context.Context, req PageRequest) (list []Sandbox, next string, err error) {
 	next, err = c.page(ctx, "/v1/sandboxes", req, &list)
 	return list, next, err

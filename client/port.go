@@ -10,15 +10,14 @@ import (
 	v1 "github.com/forkd/forkd/api/v1"
 )
 
-// PortConn is a connection to a port of a sandbox. CloseWrite ends what the client sends, and only
-// that.
+// PortConn is a connection to a port of a sandbox. CloseWrite closes only the client's direction.
 type PortConn interface {
 	io.ReadWriteCloser
 	CloseWrite() error
 }
 
-// DialPort connects to a TCP port of a sandbox, on which a server listens on 127.0.0.1, ::1 or all
-// addresses. The connection ends with ctx, and with the sandbox.
+// DialPort connects to a TCP port of a sandbox. The server there must listen on 127.0.0.1, ::1 or
+// all addresses. The connection closes when ctx ends or the sandbox does.
 func (c *Client) DialPort(ctx context.Context, id string, port int) (PortConn, error) {
 	if err := checkPort(port); err != nil {
 		return nil, err
@@ -36,8 +35,8 @@ func (c *Client) DialPort(ctx context.Context, id string, port int) (PortConn, e
 	return conn, nil
 }
 
-// PortURL asks for a URL by which everybody who has it reaches an HTTP server in a sandbox. It is
-// good for as long as req says, as long as the sandbox lives.
+// PortURL returns a URL that gives anyone who holds it access to an HTTP server in a sandbox. It is
+// valid for as long as req says and the sandbox lives.
 func (c *Client) PortURL(ctx context.Context, id string, port int, req PortURLRequest) (u PortURL, err error) {
 	if err := checkPort(port); err != nil {
 		return u, err
@@ -46,7 +45,7 @@ func (c *Client) PortURL(ctx context.Context, id string, port int, req PortURLRe
 	return u, err
 }
 
-// The messages of PortURL.
+// Messages of PortURL.
 type (
 	PortURLRequest = v1.PortURLRequest
 	PortURL        = v1.PortURL

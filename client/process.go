@@ -14,36 +14,37 @@ import (
 	v1 "github.com/forkd/forkd/api/v1"
 )
 
-// The messages of processes.
+// Messages of processes.
 type (
 	TTYSize     = v1.TTYSize
 	ProcessInfo = v1.Process
 )
 
-// ErrDetached is returned by Wait after Detach, and by ExecStream after DetachProcess.
+// ErrDetached is returned by Wait after Detach, and by ExecStream after DetachProcess. The process
+// runs on.
 var ErrDetached = errors.New("detached from the process, which goes on")
 
-// ErrStdinClosed is returned by Write when the process takes no more input.
+// ErrStdinClosed is returned by Write when the process no longer accepts input.
 var ErrStdinClosed = errors.New("the process takes no more input")
 
 // Process is a process of a sandbox, started by StartExec or found by Attach. Its methods may be
-// called concurrently with Wait, which has to be called for the others to make progress.
+// called concurrently. They make progress only while Wait runs.
 type Process struct {
 	PID uint32
 
 	ws  *websocket.Conn
 	ctx context.Context
 
-	mu     sync.Mutex // of writers
+	mu     sync.Mutex // held to write
 	sent   int64
-	taken  chan int64 // so far; the newest counts
+	taken  chan int64 // bytes of input taken so far; only the newest value counts
 	closed chan struct{}
 	done   chan struct{}
 }
 
-// StartExec runs a command whose input and signals follow. The command is killed when ctx ends or
-// the connection breaks. Without req.TimeoutSecs it may run for as long as it likes; Stdin and
-// Detach of req are not for it.
+// StartExec runs a command and lets the caller send input and signals to it. The command is killed
+// when ctx ends or the connection breaks. Without req.TimeoutSecs its time is unlimited. It does
+// not accept the fields Stdin and Detach.
 func (c *Client) StartExec(ctx context.Context, id string, req ExecRequest) (*Process, error) {
 	if err := checkExec(req); err != nil {
 		return nil, err
@@ -51,7 +52,7 @@ func (c *Client) StartExec(ctx context.Context, id string, req ExecRequest) (*Pr
 	return c.follow(ctx, sandboxPath(id, "/exec"), &v1.ExecInput{Start: &req})
 }
 
-// Attach follows a running process from now on. It goes on when ctx ends.
+// Attach receives the output of a running process from now on. When ctx ends, the process runs on.
 func (c *Client) Attach(ctx context.Context, id string, pid uint32) (*Process, error) {
 	return c.follow(ctx, processPath(id, pid, "/attach"), nil)
 }
@@ -87,12 +88,12 @@ func (c *Client) follow(ctx context.Context, path string, first *v1.ExecInput) (
 	case e.Started != nil:
 		p.PID = e.Started.PID
 		return p, nil
-	case e.End != nil: // before it has begun
+	case e.End != nil: // the command ended before it began
 		err = &NotStartedError{*e.End}
 	case e.Error != "":
 		err = &Error{Status: e.Status, Message: e.Error, Code: e.Code}
 	default:
-		err = errors.New("exec: the stream begins with something else than the command's start")
+		err = errors.New("exec: the stream does not begin with the command's start")
 	}
 	ws.CloseNow()
 	return nil, err
@@ -119,8 +120,8 @@ func (p *Process) receive() (output []byte, e v1.ExecEvent, err error) {
 	return output, e, err
 }
 
-// Wait writes the output of the process as it comes, and returns how it ended. The process is left,
-// or killed if StartExec started it, when a write fails. It is called once.
+// Wait writes the output of the process as it arrives and returns how the process ended. If a write
+// fails, Wait leaves the process, which is killed if StartExec started it. Wait is called once.
 func (p *Process) Wait(stdout, stderr io.Writer) (end ExecEnd, err error) {
 	defer p.ws.CloseNow()
 	defer close(p.done)
@@ -145,7 +146,7 @@ func (p *Process) Wait(stdout, stderr io.Writer) (end ExecEnd, err error) {
 			return end, &Error{Status: e.Status, Message: e.Error, Code: e.Code}
 		case e.StdinTaken > 0:
 			select {
-			case <-p.taken: // an older figure that nobody waits for
+			case <-p.taken: // an older figure, now replaced
 			default:
 			}
 			p.taken <- e.StdinTaken
@@ -159,11 +160,11 @@ func (p *Process) Wait(stdout, stderr io.Writer) (end ExecEnd, err error) {
 	}
 }
 
-// maxUntaken is how many bytes are sent before the process has taken those before: what the daemon
-// holds without keeping signals waiting behind them.
+// maxUntaken bounds the bytes sent beyond those that the process has taken. The daemon buffers that
+// much without delaying signals behind it.
 const maxUntaken = 128 << 10
 
-// Write sends input to the process, and returns when it has taken it.
+// Write sends input to the process and returns when the process has taken it.
 func (p *Process) Write(b []byte) (n int, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -192,7 +193,7 @@ func (p *Process) waitTaken() error {
 			}
 		case <-p.closed:
 			return ErrStdinClosed
-		case <-p.done: // after all that was received
+		case <-p.done: // everything that was received has been handled
 			select {
 			case taken := <-p.taken:
 				if taken >= p.sent {
@@ -205,7 +206,7 @@ func (p *Process) waitTaken() error {
 	}
 }
 
-// CloseStdin ends the input; a terminal is sent Ctrl-D.
+// CloseStdin closes the process's input. On a terminal, it sends Ctrl-D.
 func (p *Process) CloseStdin() error { return p.send(v1.ExecInput{CloseStdin: true}) }
 
 // Resize sets the size of the process's terminal.
@@ -214,7 +215,7 @@ func (p *Process) Resize(size TTYSize) error { return p.send(v1.ExecInput{Resize
 // Signal sends a signal, such as "SIGINT", to the process and its group.
 func (p *Process) Signal(name string) error { return p.send(v1.ExecInput{Signal: name}) }
 
-// Detach leaves the process to itself: Wait returns ErrDetached, and the process goes on.
+// Detach leaves the process running: Wait returns ErrDetached.
 func (p *Process) Detach() error { return p.send(v1.ExecInput{Detach: true}) }
 
 func (p *Process) send(in v1.ExecInput) error {
@@ -225,8 +226,8 @@ func (p *Process) send(in v1.ExecInput) error {
 	return p.ws.Write(p.ctx, websocket.MessageText, b)
 }
 
-// ExecDetached starts a command that goes on by itself, and returns its number. Its output is lost
-// as long as nobody is attached.
+// ExecDetached starts a command, leaves it running and returns its process id. Its output is lost
+// while no client is attached.
 func (c *Client) ExecDetached(ctx context.Context, id string, req ExecRequest) (pid uint32, err error) {
 	if err := checkExec(req); err != nil {
 		return 0, err
@@ -263,7 +264,7 @@ func (c *Client) ResizeProcess(ctx context.Context, id string, pid uint32, size 
 	return c.call(ctx, http.MethodPost, processPath(id, pid, "/resize"), size, nil)
 }
 
-// DetachProcess lets a process go on by itself that would end with ExecStream, and ends that.
+// DetachProcess ends an ExecStream and lets its process, which would end with it, run on.
 func (c *Client) DetachProcess(ctx context.Context, id string, pid uint32) error {
 	return c.call(ctx, http.MethodPost, processPath(id, pid, "/detach"), nil, nil)
 }

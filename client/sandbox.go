@@ -10,7 +10,7 @@ import (
 
 func sandboxPath(id, suffix string) string { return "/v1/sandboxes/" + url.PathEscape(id) + suffix }
 
-// Fork starts children. All of them start or none is left, unless AllowPartial is set.
+// Fork starts children. If one fails, none is left, unless AllowPartial is set.
 func (c *Client) Fork(ctx context.Context, req ForkRequest) (f Forked, err error) {
 	if err := checkFork(req); err != nil {
 		return f, err
@@ -31,27 +31,27 @@ func (c *Client) Sandbox(ctx context.Context, id string) (s Sandbox, err error) 
 	return s, err
 }
 
-// Kill ends a sandbox and removes everything of it.
+// Kill kills a sandbox and deletes all of its files.
 func (c *Client) Kill(ctx context.Context, id string) error {
 	return c.call(ctx, http.MethodDelete, sandboxPath(id, ""), nil, nil)
 }
 
-// ChangeLabels sets labels of a sandbox, and takes those away whose value is nil. The others stay.
+// ChangeLabels sets labels of a sandbox and removes those whose value is nil. Other labels stay.
 func (c *Client) ChangeLabels(ctx context.Context, id string, change map[string]*string) (s Sandbox, err error) {
 	err = c.call(ctx, http.MethodPatch, sandboxPath(id, "/labels"), change, &s)
 	return s, err
 }
 
-// Stats measures a running sandbox.
+// Stats returns measurements of a running sandbox.
 func (c *Client) Stats(ctx context.Context, id string) (s Stats, err error) {
 	err = c.call(ctx, http.MethodGet, sandboxPath(id, "/stats"), nil, &s)
 	return s, err
 }
 
-// maxConsole bounds a console's tail, in bytes.
+// maxConsole bounds the tail of a console, in bytes.
 const maxConsole = 1 << 20
 
-// Console returns the last output of a sandbox's serial console. The guest decides what is in it.
+// Console returns the last output of a sandbox's serial console. The guest controls the content.
 func (c *Client) Console(ctx context.Context, id string) ([]byte, error) {
 	resp, err := c.request(ctx, http.MethodGet, sandboxPath(id, "/console"), "", nil)
 	if err != nil {
@@ -61,15 +61,16 @@ func (c *Client) Console(ctx context.Context, id string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(resp.Body, maxConsole))
 }
 
-// LogsRequest says what of a console is wanted.
+// LogsRequest selects a part of a console.
 type LogsRequest struct {
-	Follow bool   // go on with what comes until the sandbox ends
-	Tail   string // how many of the last lines, or "all"; empty: all
-	Since  string // a time by RFC 3339, seconds of Unix time, or how long ago, such as "10m"; empty: all
+	Follow bool   // wait for new output until the sandbox ends
+	Tail   string // number of last lines, or "all"; empty: all
+	Since  string // RFC 3339 time, seconds of Unix time, or a duration before now, such as "10m"; empty: all
 }
 
-// Logs returns the last output of a sandbox's serial console, and what comes. Its end is that of
-// the sandbox; what breaks off before it is an error. The caller closes it.
+// Logs returns the last output of a sandbox's serial console and, with Follow, new output. The
+// stream ends with the sandbox; if it breaks off earlier, reading returns an error. The caller
+// closes it.
 func (c *Client) Logs(ctx context.Context, id string, req LogsRequest) (io.ReadCloser, error) {
 	query := url.Values{"follow": {strconv.FormatBool(req.Follow)}}
 	for name, value := range map[string]string{"tail": req.Tail, "since": req.Since} {

@@ -6,11 +6,11 @@ import (
 	"net/url"
 )
 
-// DeleteOptions say what happens to snapshots that build on a deleted one; by default the deletion
-// is refused.
+// DeleteOptions say what happens to the snapshots that build on a deleted one. By default the
+// deletion is refused if there are any.
 type DeleteOptions struct {
 	Cascade bool // delete them too
-	Force   bool // leave them behind: they need nothing of it
+	Force   bool // keep them: they have links of their own to its layers
 }
 
 func snapshotPath(tag, suffix string) string { return "/v1/snapshots/" + url.PathEscape(tag) + suffix }

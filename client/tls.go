@@ -7,7 +7,7 @@ import (
 	"fmt"
 )
 
-// Option changes how a Client connects, and what it does where that fails.
+// Option changes how a Client connects and how it handles failures.
 type Option func(*settings) error
 
 type settings struct {
@@ -15,7 +15,7 @@ type settings struct {
 	retries int
 }
 
-// WithCA trusts the authorities in pem, and no others.
+// WithCA trusts only the authorities in pem.
 func WithCA(pem []byte) Option {
 	return func(s *settings) error {
 		s.tls.RootCAs = x509.NewCertPool()
@@ -26,7 +26,7 @@ func WithCA(pem []byte) Option {
 	}
 }
 
-// WithCertificate shows the daemon a certificate of the client's own; both are in PEM.
+// WithCertificate sets the client certificate that is shown to the daemon. Both arguments are PEM.
 func WithCertificate(cert, key []byte) Option {
 	return func(s *settings) error {
 		pair, err := tls.X509KeyPair(cert, key)

@@ -2,7 +2,7 @@ package client
 
 import v1 "github.com/forkd/forkd/api/v1"
 
-// The messages of the API, under the names of this package.
+// The messages of the API, under this package's names.
 type (
 	Version          = v1.Version
 	LeftAlone        = v1.LeftAlone
@@ -52,8 +52,8 @@ type BranchRequest struct {
 	Tag       string // empty: the daemon chooses one
 	Mode      string // "live" (also if empty), "diff" or "full"
 	ParentTag string // refuse if the sandbox does not run from this snapshot
-	NoWait    bool   // return when the sandbox runs again, before the snapshot, then "writing", is complete
-	DiskOnly  bool   // save the disk and no memory; forks of the snapshot boot; it excludes Mode and NoWait
+	NoWait    bool   // return as soon as the sandbox runs again; the snapshot is still "writing" then
+	DiskOnly  bool   // save the disk without memory; forks of the snapshot boot; excludes Mode and NoWait
 
 	Labels map[string]string // of the snapshot
 }

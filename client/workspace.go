@@ -34,7 +34,7 @@ func (c *Client) SuspendWorkspace(ctx context.Context, name string) (w Workspace
 	return w, err
 }
 
-// ResumeWorkspace brings the sandbox of a workspace back.
+// ResumeWorkspace resumes the sandbox of a workspace.
 func (c *Client) ResumeWorkspace(ctx context.Context, name string) (w Workspace, err error) {
 	err = c.call(ctx, http.MethodPost, workspacePath(name, "/resume"), nil, &w)
 	return w, err
