@@ -1,5 +1,5 @@
-// Package daemon is the process behind `forkd daemon`: it owns a store and the sandboxes of one
-// host and serves the REST API until it is told to stop.
+// Package daemon is the process behind `forkd daemon`. It owns the store and the sandboxes of one
+// host and serves the REST API until it is stopped.
 //
 // It runs no guest itself: every VM is a forkd-vmm process that lives on when the daemon ends, and
 // the next daemon takes it over. Constructors meet in wire.go and nowhere else.
@@ -29,49 +29,49 @@ import (
 	"github.com/forkd/forkd/internal/private"
 )
 
-// Config is what a daemon is started with.
+// Config configures a daemon.
 type Config struct {
 	Socket    string          // unix socket; empty: none
 	Bind      string          // TCP address; empty: none
-	Peers     []auth.PeerRule // who else than its own user and root may use the socket
-	TLS       TLS             // of the TCP address
-	TokenFile string          // demands one of its tokens on TCP; empty: no token
-	Hosts     []string        // names, besides those of loopback, that clients without a token may use on TCP
-	// below it, ports of sandboxes have host names; empty: they have none. See inbound.ParseDomain
+	Peers     []auth.PeerRule // other users that may use the socket, besides the daemon's own and root
+	TLS       TLS             // for the TCP address
+	TokenFile string          // clients on TCP must have one of its tokens; empty: no token is needed
+	Hosts     []string        // further names, besides those of loopback, that clients without a token may use on TCP
+	// parent domain of the host names of ports; empty: ports have none. See inbound.ParseDomain
 	ProxyDomain string
 	StateDir    string           // snapshots and private disks
 	RAMDir      string           // tmpfs for hot memory layers
 	RunDir      string           // sockets and records of running sandboxes
 	AuditLog    string           // empty: none
 	FlowLog     string           // connections of sandboxes; empty: none
-	Reopen      <-chan os.Signal // each opens the logs again, which another program has renamed; nil: never
-	Resolvers   []netip.AddrPort // asked for names that sandboxes look up; none: those of /etc/resolv.conf
+	Reopen      <-chan os.Signal // each signal reopens the logs, which another program has renamed; may be nil
+	Resolvers   []netip.AddrPort // DNS servers for sandboxes; none: those of /etc/resolv.conf
 	Cgroup      string           // where VMs get their limits; see cgroup.Config.Parent
 	Admit       admit.Rules
-	Proxy       netclient.Proxy // that TCP connections of sandboxes go out through
-	OpenPrivate bool            // clients of the scope run may open private networks and the host to sandboxes
-	PoolSize    int             // VMM processes that wait, per machine shape; 0: none
-	PoolMost    int             // so many for a while where forks have found too few
-	Branches    int             // at once; 0: 4
+	Proxy       netclient.Proxy // for outgoing TCP connections of sandboxes
+	OpenPrivate bool            // clients with the scope run may give sandboxes access to private networks and to the host
+	PoolSize    int             // waiting VMM processes per machine shape; 0: none
+	PoolMost    int             // temporary maximum of PoolSize, after forks found too few
+	Branches    int             // concurrent branches; 0: 4
 	CmdlineArgs []string        // added to the kernel command line of parents
 	CPUTemplate string          // of parents
 	Accel       string          // "kvm" or "tcg", for reports
 	// of the addresses that clients of forkd 0.5 are told, which forkd forward-guests serves; 0:
 	// none
 	GuestPort  int
-	KillOnExit bool // end all sandboxes when the daemon stops
+	KillOnExit bool // kill all sandboxes when the daemon stops
 	Jail       jail.Options
 	Version    string
 	Log        *slog.Logger
 
-	// Probe says why no VM can run on this host, as far as a few instructions of a guest tell, and
-	// whether that is sure. Without KVM the daemon serves all the same, for what there is to look
-	// at. nil: it is not asked.
+	// Probe says why no VM can run on this host, as far as a few guest instructions can tell, and
+	// whether that is certain. Without KVM the daemon still serves what needs no VM. nil: not
+	// probed.
 	Probe func() (sure bool, reason error)
 }
 
 // Defaults fills in the directories and the socket for the calling user: system directories for
-// root, those of the XDG Base Directory specification for everybody else.
+// root, those of the XDG Base Directory specification for other users.
 func (c *Config) Defaults(uid int, getenv func(string) string) error {
 	state, run := "/var/lib/forkd", "/run/forkd"
 	if uid != 0 {
@@ -83,7 +83,7 @@ func (c *Config) Defaults(uid int, getenv func(string) string) error {
 			run = filepath.Join(os.TempDir(), fmt.Sprintf("forkd-run-%d", uid))
 		}
 		if !filepath.IsAbs(state) {
-			return errors.New("no place for the daemon's state: set HOME, or give --state-dir")
+			return errors.New("no directory for the daemon's state: set HOME, or give --state-dir")
 		}
 		state, run = filepath.Join(state, "forkd"), filepath.Join(run, "forkd")
 	}
@@ -103,8 +103,8 @@ func (c *Config) Defaults(uid int, getenv func(string) string) error {
 	return nil
 }
 
-// SetProxy reads the option --upstream-proxy: a URL, or "env". A password is only taken from the
-// environment: every user of this host can read command lines.
+// SetProxy reads the option --upstream-proxy: a URL, or "env". A password is accepted only from the
+// environment, because every user of this host can read command lines.
 func (c *Config) SetProxy(text string, getenv func(string) string) (err error) {
 	switch {
 	case text == "":
@@ -120,7 +120,7 @@ func (c *Config) SetProxy(text string, getenv func(string) string) (err error) {
 	return nil
 }
 
-// domain returns the domain of host names, with the port that clients most likely reach.
+// domain returns the domain of host names, with the port that clients are most likely to use.
 func (c *Config) domain() (d inbound.Domain, err error) {
 	if c.ProxyDomain == "" {
 		return d, nil
@@ -134,7 +134,7 @@ func (c *Config) domain() (d inbound.Domain, err error) {
 	return d, nil
 }
 
-// check reports what is wrong with a configuration.
+// check reports errors in a configuration.
 func (c *Config) check() error {
 	if _, err := c.domain(); err != nil {
 		return err
@@ -170,9 +170,9 @@ func (c *Config) check() error {
 	return nil
 }
 
-// checkDirs makes the daemon's directories. Their places are well known and some of these are
-// writable for all: whoever can change what is in them could swap guest memory or take over control
-// sockets.
+// checkDirs makes the daemon's directories. Their paths are well known, and some parent directories
+// are writable for all users. A user who can change their content could swap guest memory or take
+// over control sockets.
 func (c *Config) checkDirs() error {
 	for _, d := range []struct{ option, path string }{
 		{"--state-dir", c.StateDir}, {"--ram-dir", c.RAMDir}, {"--run-dir", c.RunDir},
@@ -194,31 +194,30 @@ const maxPool = 1000
 
 const maxOvercommit = 10_000 // vCPUs per CPU
 
-// DefaultReserve returns how much memory of the host is kept from sandboxes if nobody says
-// otherwise, in bytes: what a system needs that is not to come to a halt, and on a small host not
-// so much that little is left.
+// DefaultReserve returns how much host memory is withheld from sandboxes by default, in bytes:
+// enough for the rest of the system, but only a small share of a small host.
 func DefaultReserve() uint64 { return min(bake.HostMemoryMiB()/32, 512) << 20 }
 
-// DefaultDiskReserve is the same for the disk: with less, sandboxes that write would be paused
-// soon.
+// DefaultDiskReserve is the disk space withheld by default, in bytes. With less, sandboxes that
+// write would soon be paused.
 const DefaultDiskReserve = 64 << 20
 
-// Time limits of the HTTP server. Handlers have limits of their own; a bake or an exec may take
-// long.
+// Time limits of the HTTP server. Handlers have their own limits, because a bake or an exec may
+// take long.
 const (
 	headerTimeout   = 10 * time.Second
 	idleTimeout     = 2 * time.Minute // of a connection between requests
-	answerTimeout   = time.Minute     // in which a client takes an answer that is no stream
+	answerTimeout   = time.Minute     // for a client to receive an answer that is not a stream
 	shutdownTimeout = 30 * time.Second
 )
 
-// Limits of the HTTP server. Each listener has its own number of connections: whoever uses up that
-// of a TCP address cannot keep the daemon's owner from its unix socket.
+// Limits of the HTTP server. Each listener has its own number of connections, so that clients who
+// use up those of a TCP address cannot lock the daemon's owner out of its unix socket.
 const (
 	maxConns   = 2048
-	maxHeaders = 16 << 10  // bytes, as Node has it; short ones take twenty times that while they are read
-	maxHTTP2   = 100       // requests at once on a connection of HTTP/2
-	maxWindow  = 256 << 10 // bytes that a client may send ahead in one of them
+	maxHeaders = 16 << 10  // bytes, as in Node.js; parsing short headers takes twenty times that
+	maxHTTP2   = 100       // concurrent requests on an HTTP/2 connection
+	maxWindow  = 256 << 10 // bytes that a client may send ahead on one stream
 )
 
 // Run serves until ctx ends, then finishes the requests in flight. It returns nil after an orderly
@@ -265,7 +264,7 @@ func Run(ctx context.Context, cfg Config) error {
 	return serve(ctx, cfg.Log, w.handler, listeners, maxConns)
 }
 
-// openGuard reads what clients have to prove.
+// openGuard reads the configured tokens and certificates of clients.
 func openGuard(cfg *Config) (*auth.Guard, error) {
 	g := &auth.Guard{Certs: cfg.TLS.ClientCA != "", Peers: cfg.Peers}
 	var err error
@@ -298,8 +297,8 @@ func serve(ctx context.Context, log *slog.Logger, handler http.Handler, listener
 	return nil
 }
 
-// newServer returns a server that closes a connection on which there was no request for so long, or
-// whose client does not take an answer in time.
+// newServer returns a server that closes a connection that is idle for the time idle, or whose
+// client does not receive an answer within the time answer.
 func newServer(handler http.Handler, log *slog.Logger, idle, answer time.Duration) *http.Server {
 	server := &http.Server{Handler: fewHeaders(timed(handler, answer)), ReadHeaderTimeout: headerTimeout,
 		IdleTimeout: idle, MaxHeaderBytes: maxHeaders,
@@ -308,11 +307,11 @@ func newServer(handler http.Handler, log *slog.Logger, idle, answer time.Duratio
 			WriteByteTimeout: answer}}
 	server.Protocols.SetHTTP1(true)
 	server.Protocols.SetHTTP2(true)
-	server.Protocols.SetUnencryptedHTTP2(true) // for gRPC to ports of sandboxes, and for proxies before us
+	server.Protocols.SetUnencryptedHTTP2(true) // for gRPC to ports of sandboxes, and for reverse proxies
 	return server
 }
 
-// fewHeaders refuses requests of very many headers, before anything waits with them.
+// fewHeaders refuses a request with too many headers before a handler holds them.
 func fewHeaders(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if inbound.Fields(r.Header) > inbound.MaxFields {
@@ -361,14 +360,14 @@ func listen(cfg *Config, guard *auth.Guard) (listeners []net.Listener, err error
 	return listeners, nil
 }
 
-// hostOf is the host in host:port, which was checked.
+// hostOf returns the host of host:port, which has been checked.
 func hostOf(addr string) string {
 	host, _, _ := net.SplitHostPort(addr)
 	return host
 }
 
-// socketMode lets everybody connect where others than the owner may: who they are is asked for each
-// connection, and decides.
+// socketMode lets all users connect if users other than the owner may: the daemon checks each
+// connection's user.
 func (c *Config) socketMode() os.FileMode {
 	if len(c.Peers) > 0 {
 		return 0o666
@@ -376,8 +375,7 @@ func (c *Config) socketMode() os.FileMode {
 	return 0o600
 }
 
-// listenUnix makes a socket. One left behind by a dead daemon is
-// replaced; one that answers is not.
+// listenUnix makes a socket. A socket that a dead daemon left is replaced; one that answers is not.
 func listenUnix(path string, mode os.FileMode) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, err

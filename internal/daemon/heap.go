@@ -8,18 +8,18 @@ import (
 	"github.com/forkd/forkd/internal/host/cgroup"
 )
 
-// Bounds of the daemon's own memory: a share of what there is, the least that it has unless that is
-// more than half of it. Requests may hold 512 MiB of bodies and answers (face.Limits.Memory).
+// Bounds of the daemon's own memory: a share of the memory available, but at least minHeap, unless
+// that is more than half. Requests may hold 512 MiB of bodies and answers (face.Limits.Memory).
 const (
 	heapShare = 8
 	minHeap   = 1 << 30
 )
 
-// heapLimit is how much memory the daemon's Go runtime may take before it does all that it can to
-// take no more, in bytes, where there is so much for the daemon.
+// heapLimit returns the memory limit of the daemon's Go runtime, in bytes, given the memory
+// available to the daemon. Near the limit, the runtime collects garbage as hard as it can.
 func heapLimit(memory uint64) uint64 { return min(max(memory/heapShare, minHeap), memory/2) }
 
-// limitHeap sets the limit. If the variable GOMEMLIMIT is set, the runtime has taken that.
+// limitHeap sets the limit. If the variable GOMEMLIMIT is set, the runtime has already applied it.
 func limitHeap(goMemLimit string, log *slog.Logger) {
 	if goMemLimit != "" {
 		return

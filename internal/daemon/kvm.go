@@ -5,20 +5,20 @@ import (
 	"time"
 )
 
-// How long an answer holds that is not for good.
+// How long a preliminary answer is valid.
 const (
-	// The reason why no VM can run. It takes tens of milliseconds to find out, and a module that
-	// somebody loads should not want a new daemon.
+	// For a reason why no VM can run. Probing takes tens of milliseconds, and loading a missing
+	// module should not require a restart of the daemon.
 	kvmAgain = 5 * time.Second
 
-	// No answer in time, which is taken for fit. Requests wait for the next one, for seconds where
-	// the host is still that busy.
+	// For a probe that did not answer in time; KVM is then assumed to work. The next probe delays
+	// requests by seconds if the host is still that busy.
 	kvmUnsure = time.Minute
 )
 
-// kvmState knows whether VMs can run on this host: once they surely can, for good, and else until
-// when it need not ask again. A nil *kvmState has not been asked, and takes it that they can. Its
-// methods may be called concurrently.
+// kvmState caches whether VMs can run on this host. Once they certainly can, it never probes again;
+// other answers expire. A nil *kvmState assumes that they can. Its methods may be called
+// concurrently.
 type kvmState struct {
 	probe func() (sure bool, reason error)
 
@@ -28,7 +28,7 @@ type kvmState struct {
 	until  time.Time
 }
 
-// why returns why no VM can run, nil if they can.
+// why returns why no VM can run, or nil if VMs can.
 func (k *kvmState) why() error {
 	if k == nil {
 		return nil

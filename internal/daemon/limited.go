@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// limited accepts at most so many connections at once, as netutil.LimitListener does. Its
-// connections keep CloseWrite, which streams to ports of sandboxes pass on.
+// limited accepts at most a number of connections at once, as netutil.LimitListener does. Its
+// connections keep the method CloseWrite, which streams to ports of sandboxes use.
 type limited struct {
 	net.Listener
 	places chan struct{}
@@ -39,13 +39,13 @@ func (l *limited) Close() error {
 	return l.Listener.Close()
 }
 
-// placed is a connection that has a place until it is closed.
+// placed is a connection that occupies a place until it is closed.
 type placed struct {
 	net.Conn
 	leave func()
 }
 
-// NetConn returns the connection itself.
+// NetConn returns the wrapped connection.
 func (c *placed) NetConn() net.Conn { return c.Conn }
 
 // Close implements net.Conn.
@@ -54,7 +54,7 @@ func (c *placed) Close() error {
 	return c.Conn.Close()
 }
 
-// CloseWrite ends what the daemon sends. TCP and unix sockets can do that.
+// CloseWrite closes the daemon's direction. TCP and unix sockets support it.
 func (c *placed) CloseWrite() error {
 	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
 		return half.CloseWrite()

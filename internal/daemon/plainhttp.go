@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// Bounds on a request in clear text to the TLS address.
+// Bounds on an unencrypted request to the TLS address.
 const (
 	maxPlainHead = 64 << 10 // bytes
 	maxPlainBody = 1 << 20  // bytes that are read before the connection is closed
@@ -21,8 +21,8 @@ const (
 	plainLogs    = time.Minute // between two lines of the log
 )
 
-// redirecting returns a listener of TLS connections. A client that speaks HTTP without TLS is sent
-// to https://, and its request goes no further.
+// redirecting returns a listener of TLS connections. A client that speaks HTTP without TLS is
+// redirected to https://, and its request is not served.
 func redirecting(l net.Listener, config *tls.Config, log *slog.Logger) net.Listener {
 	return tls.NewListener(&sniffer{Listener: l, log: log}, config)
 }
@@ -44,15 +44,15 @@ func (s *sniffer) Accept() (net.Conn, error) {
 	return &sniffed{Conn: conn, s: s}, nil
 }
 
-// sniffed looks at the first byte of its connection. It is read by one goroutine at a time: that of
-// the TLS handshake at first.
+// sniffed examines the first byte of its connection. Only one goroutine at a time reads it: at
+// first that of the TLS handshake.
 type sniffed struct {
 	net.Conn
 	s      *sniffer
 	looked bool
 }
 
-// Read implements net.Conn. It answers a request in clear text itself, and then ends the
+// Read implements net.Conn. It answers an unencrypted request itself and then closes the
 // connection. No TLS record begins with a capital letter, and all methods of HTTP do.
 func (c *sniffed) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
@@ -67,15 +67,15 @@ func (c *sniffed) Read(p []byte) (int, error) {
 	return 0, io.EOF
 }
 
-// NetConn returns the connection itself.
+// NetConn returns the wrapped connection.
 func (c *sniffed) NetConn() net.Conn { return c.Conn }
 
-// redirect answers a request with its address behind https://.
+// redirect redirects a request to the same address with https://.
 func (c *sniffed) redirect(from io.Reader) {
 	defer c.Conn.Close()
 	_ = c.Conn.SetDeadline(time.Now().Add(plainTime)) // a closed connection ends the next line
 	r, err := http.ReadRequest(bufio.NewReader(io.LimitReader(from, maxPlainHead)))
-	if err != nil || r.Method == "PRI" { // of HTTP/2, whose answers are none of HTTP/1.1
+	if err != nil || r.Method == "PRI" { // preface of HTTP/2, which does not understand answers of HTTP/1.1
 		return
 	}
 	c.s.note(r, c.RemoteAddr())
@@ -89,16 +89,16 @@ func (c *sniffed) redirect(from io.Reader) {
 		"HTTP/1.1 %s\r\n%sContent-Type: text/plain\r\nCache-Control: no-store\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s",
 		status, location, len(text), text)
 	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok && err == nil && half.CloseWrite() == nil {
-		// what is not read would reset the connection, and the answer with it
+		// unread bytes would reset the connection and lose the answer
 		_, _ = io.CopyN(io.Discard, c.Conn, maxPlainBody)
 	}
 }
 
-// credentials are the headers that clients prove something with.
+// credentials are the headers in which clients send secrets.
 var credentials = []string{"Authorization", "X-Api-Key", "X-Access-Token", "E2b-Traffic-Access-Token", "Cookie"}
 
-// note logs that a request gave away what it proves its rights with. Any stranger can send such
-// requests, so not every one makes a line.
+// note logs that a request sent its credentials unencrypted. Any stranger can send such requests,
+// so only some are logged.
 func (s *sniffer) note(r *http.Request, from net.Addr) {
 	for _, name := range credentials {
 		if r.Header.Get(name) == "" {
@@ -111,7 +111,7 @@ func (s *sniffer) note(r *http.Request, from net.Addr) {
 		}
 		s.mu.Unlock()
 		if due {
-			s.log.Warn("a token came in clear text over http:// to the TLS address: replace it, and have its client use https://",
+			s.log.Warn("a token was sent unencrypted, over http:// to the TLS address: replace it, and have its client use https://",
 				"header", name, "remote", from.String())
 		}
 		return

@@ -10,10 +10,10 @@ import (
 	"time"
 )
 
-// timed gives each answer of next a time in which its client has to take it. Otherwise whoever asks
-// for something and reads nothing would keep the connection, and the answer in memory, for ever: a
-// connection with a request is not idle. Streams set write deadlines of their own, as they get on,
-// and have this time only for what is left when their handler ends.
+// timed gives the client of each answer of next a time to receive it. Otherwise a client that sends
+// a request and reads nothing would hold the connection, and the answer in memory, for ever,
+// because a connection with a request is not idle. Streams set write deadlines of their own as they
+// progress. For them this limit covers only the bytes that remain when their handler returns.
 func timed(next http.Handler, limit time.Duration) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		t := &timedWriter{ResponseWriter: w, limit: limit}
@@ -26,25 +26,25 @@ type timedWriter struct {
 	http.ResponseWriter
 	limit time.Duration
 
-	begun    bool // the deadline is set, or a stream's own business
+	begun    bool // the deadline is set, or a stream sets it itself
 	hijacked bool
 }
 
 // Write implements http.ResponseWriter.
 func (t *timedWriter) Write(p []byte) (int, error) {
 	if !t.begun {
-		_ = t.SetWriteDeadline(time.Now().Add(t.limit)) // a connection without deadlines is a test's
+		_ = t.SetWriteDeadline(time.Now().Add(t.limit)) // fails only in tests, whose connections have no deadlines
 	}
 	return t.ResponseWriter.Write(p)
 }
 
-// SetWriteDeadline is for http.ResponseController.
+// SetWriteDeadline is called by http.ResponseController.
 func (t *timedWriter) SetWriteDeadline(at time.Time) error {
 	t.begun = true
 	return http.NewResponseController(t.ResponseWriter).SetWriteDeadline(at)
 }
 
-// Hijack implements http.Hijacker: what becomes of the connection is its new owner's business.
+// Hijack implements http.Hijacker. The new owner of the connection sets its deadlines.
 func (t *timedWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	t.hijacked = true
 	return http.NewResponseController(t.ResponseWriter).Hijack()
@@ -53,16 +53,17 @@ func (t *timedWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 // Unwrap lets http.ResponseController reach the connection.
 func (t *timedWriter) Unwrap() http.ResponseWriter { return t.ResponseWriter }
 
-// end bounds how long what net/http has in its buffers may wait for the client. The server takes
-// the deadline away after that.
+// end bounds the time for the client to receive what net/http has buffered. The server removes the
+// deadline afterwards.
 func (t *timedWriter) end() {
 	if !t.hijacked {
 		_ = t.SetWriteDeadline(time.Now().Add(t.limit))
 	}
 }
 
-// errorLog is where net/http says what it has to say. All but panics of ours is about what clients
-// send, such as a broken TLS handshake: anybody could fill the log with that.
+// errorLog returns the log for messages of net/http. Except for panics of our handlers, they are
+// about what clients send, such as a broken TLS handshake, with which any client could fill the
+// log.
 func errorLog(l *slog.Logger) *log.Logger { return log.New(serverLog{l}, "", 0) }
 
 type serverLog struct{ log *slog.Logger }

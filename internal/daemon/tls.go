@@ -13,10 +13,10 @@ import (
 	"github.com/forkd/forkd/internal/daemon/stamp"
 )
 
-// TLS is what the TCP address is served with. The zero TLS is none.
+// TLS configures the TCP address. The zero TLS means no TLS.
 type TLS struct {
 	Cert, Key string // files in PEM
-	ClientCA  string // file in PEM: clients must have certificates that it signed; empty: they need none
+	ClientCA  string // file in PEM: clients must have certificates that it signed; empty: no client certificates
 }
 
 func (t *TLS) check(bind string) error {
@@ -31,8 +31,9 @@ func (t *TLS) check(bind string) error {
 	return nil
 }
 
-// certificates are those of the daemon, as their files are now: changed ones hold from the next
-// connection on. Ones that cannot be used change nothing, and are logged.
+// certificates holds the daemon's certificates as their files are now: a changed file applies from
+// the next connection on. A file that cannot be used is logged, and the previous certificates stay
+// in force.
 type certificates struct {
 	files TLS
 	log   *slog.Logger
@@ -40,7 +41,7 @@ type certificates struct {
 	mu       sync.Mutex
 	config   *tls.Config
 	seen     [3]stamp.Stamp
-	reported string // the last error
+	reported string // the last error that was logged
 }
 
 // serverTLS returns the configuration of a listener.
@@ -52,7 +53,7 @@ func serverTLS(files TLS, log *slog.Logger) (*tls.Config, error) {
 	return &tls.Config{MinVersion: tls.VersionTLS12, GetConfigForClient: c.current}, nil
 }
 
-// paths are the files, of which the last one may be missing.
+// paths returns the files; the last one may be missing.
 func (c *certificates) paths() []string {
 	paths := []string{c.files.Cert, c.files.Key}
 	if c.files.ClientCA != "" {
@@ -77,7 +78,7 @@ func (c *certificates) current(*tls.ClientHelloInfo) (*tls.Config, error) {
 		c.reported = ""
 	case err.Error() != c.reported:
 		c.reported = err.Error()
-		c.log.Error("the TLS files cannot be used: those of before still hold", "error", err)
+		c.log.Error("the TLS files cannot be used: the previous ones stay in force", "error", err)
 	}
 	return c.config, nil
 }
@@ -114,14 +115,14 @@ func (c *certificates) loadLocked() error {
 	return nil
 }
 
-// secure is a listener whose connections are encrypted.
+// secure is a listener with encrypted connections.
 type secure struct {
 	net.Listener
 	config *tls.Config
 }
 
-// accepting returns what a server accepts from: at most conns connections at once, encrypted where
-// they are to be.
+// accepting returns the listener for a server: at most conns connections at once, encrypted if TLS
+// is configured.
 func accepting(l net.Listener, conns int, log *slog.Logger) net.Listener {
 	s, ok := l.(*secure)
 	if !ok {

@@ -273,7 +273,7 @@ func TestPlainHTTPIsRedirected(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
-	if text := logged.String(); strings.Count(text, "clear text over http") != 1 || strings.Contains(text, "hush") {
+	if text := logged.String(); strings.Count(text, "sent unencrypted") != 1 || strings.Contains(text, "hush") {
 		t.Errorf("logged %s", text)
 	}
 }

@@ -62,7 +62,7 @@ type wired struct {
 	traces  *tracing.Tracer
 }
 
-// wire puts the daemon together and takes over what an earlier one left running. Streams to ports
+// wire constructs the daemon and takes over what an earlier daemon left running. Streams to ports
 // of sandboxes end with ctx.
 func wire(ctx context.Context, cfg Config, guard *auth.Guard, kvm *kvmState) (*wired, error) {
 	var undo cleanup.Stack
@@ -79,7 +79,7 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard, kvm *kvmState) (*w
 	if w.traces, err = tracing.FromEnv(ctx, cfg.Version, os.Getenv); err != nil {
 		return nil, err
 	}
-	missing := w.openCgroups(&cfg) // before processes are started where the daemon is now
+	missing := w.openCgroups(&cfg) // before processes are started in the daemon's present cgroup
 	bin := filepath.Join(cfg.StateDir, "bin")
 	vmm, err := install(bin, embedded.VMM)
 	if err != nil {
@@ -132,7 +132,7 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard, kvm *kvmState) (*w
 	if err != nil {
 		return nil, err
 	}
-	w.net.Forget() // what was not taken over
+	w.net.Forget() // the sandboxes that were not taken over
 	needed := func(leaf string) bool { return leaf == netclient.Leaf || exists(filepath.Join(runDir, leaf)) }
 	if err := w.cgroups.Sweep(needed); err != nil {
 		cfg.Log.Warn("cgroups of an earlier daemon are left", "error", err)
@@ -162,7 +162,7 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard, kvm *kvmState) (*w
 	return w, nil
 }
 
-// startBaker returns what makes parents, and lets templates be built with it.
+// startBaker returns the baker of parents, and gives it to the template builder.
 func (w *wired) startBaker(cfg *Config, vmms vmpool.VMMs, runDir string) (*bake.Baker, error) {
 	baker := bake.New(bake.Config{
 		Store:    w.store,
@@ -182,7 +182,7 @@ func (w *wired) startBaker(cfg *Config, vmms vmpool.VMMs, runDir string) (*bake.
 	})
 	var err error
 	boot := func(ctx context.Context, i template.Image, report func(string)) (bake.Request, error) {
-		if err := w.kvm.Check(); err != nil { // which would be found out only after the image is made
+		if err := w.kvm.Check(); err != nil { // otherwise found only after the image is made
 			return bake.Request{}, &vmmclient.NoKVMError{Err: err}
 		}
 		return template.FromRegistry(ctx, i, report)
@@ -197,8 +197,8 @@ func (w *wired) startBaker(cfg *Config, vmms vmpool.VMMs, runDir string) (*bake.
 	return baker, err
 }
 
-// openKeys opens what signs URLs, where there is a domain for them, and what tokens of sandboxes
-// are made with.
+// openKeys opens the key that signs URLs, if there is a domain for them, and the key from which
+// tokens of sandboxes are derived.
 func openKeys(dir string, domain inbound.Domain) (links *auth.Links, keys *auth.Keys, err error) {
 	if domain.IsSet() {
 		if links, err = auth.OpenLinks(filepath.Join(dir, "links.key")); err != nil {
@@ -209,7 +209,7 @@ func openKeys(dir string, domain inbound.Domain) (links *auth.Links, keys *auth.
 	return links, keys, err
 }
 
-// openBooks opens what the daemon remembers of sandboxes besides their records.
+// openBooks opens the records of workspaces and of answers to requests.
 func (w *wired) openBooks(cfg *Config, dataDir string) (*workspace.Set, *once.Book, error) {
 	workspaces, err := workspace.Open(filepath.Join(dataDir, "workspaces"), w.manager, cfg.Log)
 	if err != nil {
@@ -219,7 +219,7 @@ func (w *wired) openBooks(cfg *Config, dataDir string) (*workspace.Set, *once.Bo
 	return workspaces, answers, err
 }
 
-// gauges are the metrics that are counted when somebody asks.
+// gauges returns the metrics that are computed on demand.
 func (w *wired) gauges() metrics.Source {
 	return metrics.Source{
 		Snapshots:  func() int { return len(w.store.List()) },
@@ -246,10 +246,11 @@ func (w *wired) gauges() metrics.Source {
 	}
 }
 
-// netStatsTimeout is how long forkd-net may take for its figures before they are left out.
+// netStatsTimeout bounds the time that forkd-net may take for its figures; after it they are
+// omitted.
 const netStatsTimeout = 5 * time.Second
 
-// openJails makes sure that VMMs can be locked up on this host.
+// openJails ensures that VMMs can be jailed on this host.
 func openJails(cfg *Config, vmm string) (*jail.Starter, error) {
 	jails, err := jail.New(cfg.Jail)
 	if err == nil {
@@ -278,7 +279,7 @@ func (w *wired) startNet(cfg *Config, bin string, jails *jail.Starter) error {
 	return err
 }
 
-// openCgroups finds the place for limits of sandboxes, and returns what is missing for them.
+// openCgroups finds the cgroup for limits of sandboxes and returns which limits cannot be enforced.
 func (w *wired) openCgroups(cfg *Config) (missing string) {
 	w.cgroups = cgroup.Open(cgroup.Config{Parent: cfg.Cgroup, RunDir: cfg.RunDir, StateDir: cfg.StateDir})
 	err := w.cgroups.Missing()
@@ -289,7 +290,7 @@ func (w *wired) openCgroups(cfg *Config) (missing string) {
 	return err.Error()
 }
 
-// openStore takes over the store and logs what is wrong with its snapshots.
+// openStore takes over the store and logs the defects of its snapshots.
 func openStore(cfg *Config, events *event.Ring) (*store.Store, error) {
 	s, err := store.Open(store.Config{Root: cfg.StateDir, RAM: cfg.RAMDir, Events: events})
 	if err != nil {
@@ -335,7 +336,7 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// reopen opens the logs again whenever it is asked to, until ctx ends.
+// reopen reopens the logs on each signal until ctx ends.
 func (w *wired) reopen(ctx context.Context, asked <-chan os.Signal, log *slog.Logger) {
 	for {
 		select {
@@ -343,7 +344,7 @@ func (w *wired) reopen(ctx context.Context, asked <-chan os.Signal, log *slog.Lo
 			return
 		case <-asked:
 		}
-		if err := errors.Join(w.audit.Reopen(), w.net.ReopenLog()); err != nil { // it goes on in the old file
+		if err := errors.Join(w.audit.Reopen(), w.net.ReopenLog()); err != nil { // the old file stays in use
 			log.Error("SIGHUP", "error", err)
 		}
 	}
@@ -357,13 +358,14 @@ func (w *wired) close(kill bool) {
 	w.net.Close()
 	w.store.Close()
 	w.audit.Close()
-	_ = w.traces.Close() // a collector that does not answer keeps nobody up
+	_ = w.traces.Close() // a collector that does not answer must not delay the stop
 }
 
-// install writes an embedded program into dir: not the run directory, which many hosts mount
-// noexec. The name carries no version: processes that run keep the old file open, new ones use the
-// new file. One that is there already stays, so that a daemon starts on a full disk too. It and dir
-// are open to the users that a jail.Starter gives to processes; only the daemon's comes to dir.
+// install writes an embedded program into dir, which is not the run directory because many hosts
+// mount that noexec. The name carries no version: running processes keep the old file open, new
+// ones use the new file. An existing identical file stays, so that a daemon also starts on a full
+// disk. The users that a jail.Starter gives to processes can read it and dir; only the daemon's
+// user can change dir.
 func install(dir, name string) (string, error) {
 	p, err := embedded.Open(name)
 	if err != nil {
@@ -375,7 +377,7 @@ func install(dir, name string) (string, error) {
 	if have, unread := os.ReadFile(path); err == nil && (unread != nil || !bytes.Equal(have, p)) {
 		err = atomicfile.Write(path, p, mode)
 	}
-	if err == nil { // whatever an earlier build or the umask has made of them
+	if err == nil { // whatever mode an earlier build or the umask gave them
 		err = errors.Join(os.Chmod(dir, dirMode), os.Chmod(path, mode))
 	}
 	if err != nil {

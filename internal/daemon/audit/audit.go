@@ -1,9 +1,9 @@
-// Package audit writes one JSON line per API request: who asked for what, of which sandbox, and
-// what came of it. It also gives each request the id by which its line, its answer and the daemon's
-// log are found together.
+// Package audit writes one JSON line per API request: the client, the operation, the sandbox, and
+// the result. It also gives each request the id that its line, its answer and the daemon's log have
+// in common.
 //
-// It writes no bodies, no query strings, no tokens, and nothing of what is sent to a server in a
-// sandbox. It does not rotate: another program renames the file and has the daemon Reopen it
+// It writes no bodies, query strings or tokens, and nothing that is sent to a server in a sandbox.
+// It does not rotate the file: another program renames it and then has the daemon Reopen it
 // (SIGHUP).
 package audit
 
@@ -26,37 +26,37 @@ import (
 type Entry struct {
 	Time      time.Time `json:"ts"`
 	RequestID string    `json:"request_id"`
-	Who       string    `json:"who,omitempty"` // see auth.Principal; empty: nobody that is known
+	Who       string    `json:"who,omitempty"` // name of the auth.Principal; empty if unknown
 	Method    string    `json:"method"`
-	Path      string    `json:"path"`                // without the query, and what is a guest's business
-	Route     string    `json:"route,omitempty"`     // as the API's document has it
+	Path      string    `json:"path"`                // without the query, and without the part that the guest interprets
+	Route     string    `json:"route,omitempty"`     // as in the API's document
 	Host      string    `json:"host,omitempty"`      // PORT-ID, if the request named a port of a sandbox by its host
-	Sandbox   string    `json:"sandbox,omitempty"`   // that the request names
-	Sandboxes []string  `json:"sandboxes,omitempty"` // that it made
+	Sandbox   string    `json:"sandbox,omitempty"`   // named by the request
+	Sandboxes []string  `json:"sandboxes,omitempty"` // made by the request
 	Status    int       `json:"status"`
 	LatencyUS int64     `json:"latency_us"`
 	UserAgent string    `json:"ua"`
 	Remote    string    `json:"remote"` // address; "unix:PID" over the unix socket
 
-	// LeftOut is how many lines of strangers who were refused are missing before this one.
+	// LeftOut counts the omitted lines before this one, all of refused strangers.
 	LeftOut int `json:"left_out,omitempty"`
 
-	// Lost is how many lines are missing before this one because they could not be written.
+	// Lost counts the lines missing before this one because they could not be written.
 	Lost int `json:"lost,omitempty"`
 }
 
-// SignedURL is who comes with nothing but a signed URL.
+// SignedURL is the client's name for a request that has nothing but a signed URL.
 const SignedURL = "signed-url"
 
-// isStranger reports whether an entry is of somebody who proved nothing and was refused.
+// isStranger reports whether the client of an entry proved nothing and was refused.
 func (e *Entry) isStranger() bool {
 	refused := e.Status == http.StatusUnauthorized || e.Status == http.StatusForbidden ||
 		e.Status == http.StatusTooManyRequests
 	return e.Who == "" && e.Status >= http.StatusBadRequest || e.Who == SignedURL && refused
 }
 
-// Lines of strangers who were refused: a second, and at once after a while without any. Anybody who
-// reaches the daemon could fill the disk with them. Those left out are counted in the next line.
+// Rate of lines about refused strangers, per second, and the burst after a quiet time. Without it
+// anyone who reaches the daemon could fill the disk. The next line counts the omitted ones.
 const (
 	strangersPerSecond = 10
 	strangersAtOnce    = 200
@@ -70,7 +70,7 @@ type Log struct {
 
 	mu      sync.Mutex
 	out     io.WriteCloser
-	cut     bool // the file ends amid a line
+	cut     bool // the file ends with an incomplete line
 	leftOut int  // see Entry
 	lost    int  // see Entry
 }
@@ -81,7 +81,7 @@ func Open(path string) (*Log, error) {
 	return l, l.Reopen()
 }
 
-// Reopen opens the file at the log's path again, after it was renamed.
+// Reopen opens the file at the log's path again after it was renamed.
 func (l *Log) Reopen() error {
 	if l == nil {
 		return nil
@@ -100,7 +100,7 @@ func (l *Log) Reopen() error {
 	return nil
 }
 
-// endsAmidLine reports whether f is a regular file whose last byte is no end of a line.
+// endsAmidLine reports whether f is a regular file whose last byte is not a line feed.
 func endsAmidLine(f *os.File) bool {
 	info, err := f.Stat()
 	if err != nil || !info.Mode().IsRegular() || info.Size() == 0 {
@@ -111,9 +111,9 @@ func endsAmidLine(f *os.File) bool {
 	return err == nil && last[0] != '\n'
 }
 
-// maxField bounds the fields of an entry whose text a client chooses, in bytes. The others are bounded
-// where they come from: RequestID by its form, Route by the table of routes, Remote by the kernel, and
-// Sandboxes by the most that one fork makes.
+// maxField bounds the fields of an entry whose text a client chooses, in bytes. Their origin bounds
+// the others: RequestID its form, Route the table of routes, Remote the kernel, and Sandboxes the
+// largest fork.
 const maxField = 1024
 
 // Write appends e as one line in one write call.
@@ -130,8 +130,8 @@ func (l *Log) Write(e Entry) error {
 	return l.writeLocked(e)
 }
 
-// writeLocked writes a line, with the counts of the lines that are missing before it. A line of which
-// a part only could be written stays as it is; the next one begins on a line of its own.
+// writeLocked writes a line, with the counts of the lines missing before it. A line that was
+// written only in part stays; the next one begins on a line of its own.
 func (l *Log) writeLocked(e Entry) error {
 	e.Time, e.LeftOut, e.Lost = e.Time.UTC(), l.leftOut, l.lost
 	for _, field := range []*string{&e.Method, &e.Path, &e.UserAgent, &e.Sandbox, &e.Host, &e.Who} {
@@ -142,7 +142,7 @@ func (l *Log) writeLocked(e Entry) error {
 		line.WriteByte('\n')
 	}
 	enc := json.NewEncoder(&line)
-	enc.SetEscapeHTML(false) // no page has it, and a '<' would take six bytes
+	enc.SetEscapeHTML(false) // not embedded in HTML, and escaping would turn '<' into six bytes
 	if err := enc.Encode(e); err != nil {
 		return fmt.Errorf("write audit log: %w", err)
 	}
@@ -157,7 +157,8 @@ func (l *Log) writeLocked(e Entry) error {
 	return nil
 }
 
-// Close closes the file, after a line with the counts of missing lines that no line has yet.
+// Close closes the file. Before that it writes the counts of missing lines, if no line has them
+// yet.
 func (l *Log) Close() error {
 	if l == nil {
 		return nil

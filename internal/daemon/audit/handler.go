@@ -11,17 +11,17 @@ import (
 	"time"
 )
 
-// RequestIDHeader has the id of a request: the client's own if it sent a proper one, else a new
-// one. The answer has it too.
+// RequestIDHeader carries the id of a request, in the answer too: the client's own id if it is
+// valid, else a new one.
 const RequestIDHeader = "X-Request-Id"
 
-// properID keeps an id from being anything but one where it is shown.
+// properID excludes characters that could be misread wherever the id is shown.
 var properID = regexp.MustCompile(`^[A-Za-z0-9._:-]{1,128}$`)
 
 type entryKey struct{}
 
-// From returns the entry of a request, for the handlers that know more of it. It is theirs until
-// they return. Without Handler it goes nowhere.
+// From returns the entry of a request, to which handlers add what they know. They may change it
+// until they return. Without Handler the entry is discarded.
 func From(ctx context.Context) *Entry {
 	if e, ok := ctx.Value(entryKey{}).(*Entry); ok {
 		return e
@@ -29,8 +29,8 @@ func From(ctx context.Context) *Entry {
 	return &Entry{}
 }
 
-// Handler writes a line for each request that next serves, refused ones too, and calls done with
-// what it has written and the error of that.
+// Handler writes a line for each request that next serves, including refused ones. It calls done
+// with the entry and the error of writing it.
 func (l *Log) Handler(next http.Handler, done func(Entry, error)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		e := &Entry{Time: time.Now(), RequestID: r.Header.Get(RequestIDHeader), Method: r.Method, Path: r.URL.Path,
@@ -40,7 +40,7 @@ func (l *Log) Handler(next http.Handler, done func(Entry, error)) http.Handler {
 		}
 		w.Header().Set(RequestIDHeader, e.RequestID)
 		rec := &recorder{ResponseWriter: w, status: http.StatusOK}
-		defer func() { // also when the handler aborts the connection
+		defer func() { // deferred for handlers that abort the connection
 			e.Status, e.LatencyUS = rec.status, time.Since(e.Time).Microseconds()
 			done(*e, l.Write(*e))
 		}()
@@ -64,7 +64,8 @@ func (r *recorder) WriteHeader(status int) {
 	r.ResponseWriter.WriteHeader(status)
 }
 
-// Hijack implements http.Hijacker: whoever takes the connection over answers with an upgrade.
+// Hijack implements http.Hijacker. A handler that takes over the connection answers with an
+// upgrade.
 func (r *recorder) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	r.status = http.StatusSwitchingProtocols
 	return http.NewResponseController(r.ResponseWriter).Hijack()

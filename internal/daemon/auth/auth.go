@@ -1,9 +1,9 @@
-// Package auth says who makes a request of the daemon and what they may do: by tokens, by the user
-// at the other end of the unix socket, or by a client certificate. It refuses configurations that
-// would leave the daemon open.
+// Package auth identifies the client of a request and its rights: by a token, by the user at the
+// other end of the unix socket, or by a client certificate. It refuses configurations that would
+// leave the daemon open.
 //
-// Beyond that it signs permissions to reach one port of one sandbox for a while. Which scope a
-// route wants is for the daemon's faces to say, and TLS itself is the daemon's.
+// It also signs temporary permissions to reach one port of one sandbox. The scope that a route
+// requires is decided by the daemon's faces, and TLS itself is the daemon's.
 package auth
 
 import (
@@ -14,7 +14,7 @@ import (
 	"strings"
 )
 
-// errMissing and errInvalid are what a refused client is told.
+// errMissing and errInvalid are sent to a refused client.
 var (
 	errMissing = errors.New("missing bearer token")
 	errInvalid = errors.New("invalid bearer token")
@@ -22,11 +22,11 @@ var (
 	errCertificate = errors.New("missing client certificate")
 )
 
-// TokenHeader carries the token where Authorization is meant for somebody else: a server in a
-// sandbox.
+// TokenHeader carries the token if Authorization is meant for a server in a sandbox.
 const TokenHeader = "Forkd-Token"
 
-// presented returns the token that a request has, in TokenHeader or else in Authorization.
+// presented returns the token of a request: the value of TokenHeader or, without it, that of
+// Authorization.
 func presented(r *http.Request) string {
 	if own := r.Header.Get(TokenHeader); own != "" {
 		return own
@@ -44,8 +44,8 @@ func Bearer(authorization string) (token string, ok bool) {
 	return strings.TrimSpace(token), ok
 }
 
-// CheckBind refuses to serve TCP beyond this host to clients that prove nothing. addr is host:port;
-// proven says that each of them must have a token or a certificate.
+// CheckBind refuses to serve TCP beyond this host to clients without credentials. addr is
+// host:port; proven says that every client must have a token or a certificate.
 func CheckBind(addr string, proven bool) error {
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {
@@ -54,11 +54,12 @@ func CheckBind(addr string, proven bool) error {
 	if proven || IsLoopback(host) {
 		return nil
 	}
-	return fmt.Errorf("--bind %s without --token-file would let everybody who reaches it run code: give a token file (see 'forkd token'), "+
+	return fmt.Errorf("--bind %s without --token-file would let anyone who reaches it run code: give a token file (see 'forkd token'), "+
 		"let clients have certificates (--tls-client-ca), or bind to 127.0.0.1", addr)
 }
 
-// IsLoopback reports whether a host, a name or an address, is only reached from this one.
+// IsLoopback reports whether a host, given as a name or an address, can only be reached from this
+// host.
 func IsLoopback(host string) bool {
 	if strings.EqualFold(host, "localhost") {
 		return true

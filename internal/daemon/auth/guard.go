@@ -9,20 +9,20 @@ import (
 	"github.com/forkd/forkd/internal/host/owner"
 )
 
-// Principal is who makes a request.
+// Principal identifies the client of a request.
 type Principal struct {
-	Who          string // "token:NAME", "uid:1000", "cert:NAME", or "local" where nothing is demanded
+	Who          string // "token:NAME", "uid:1000", "cert:NAME", or "local" if no credentials are required
 	Scope        Scope
-	MaxSandboxes int // that it may have at once; 0: no limit
+	MaxSandboxes int // most sandboxes at once; 0: no limit
 	Prefix       owner.Prefix
 }
 
-// Owner returns in whose name what p asks for is done.
+// Owner returns the owner of everything that p makes.
 func (p Principal) Owner() owner.Owner {
 	return owner.Owner{Name: p.Who, Most: p.MaxSandboxes, Prefix: p.Prefix, Admin: p.Scope >= Admin}
 }
 
-// ScopeError refuses a request whose maker is known and may not make it.
+// ScopeError refuses a request of a known principal that lacks the scope for it.
 type ScopeError struct {
 	Who        string
 	Have, Want Scope
@@ -36,7 +36,7 @@ func (e *ScopeError) Error() string {
 		e.Who, e.Have, e.Want, e.Want)
 }
 
-// Need returns nil if p may do what wants a scope.
+// Need returns nil if p has at least a scope.
 func (p Principal) Need(want Scope) error {
 	if p.Scope < want {
 		return &ScopeError{p.Who, p.Scope, want}
@@ -44,24 +44,24 @@ func (p Principal) Need(want Scope) error {
 	return nil
 }
 
-// Guard finds out who makes a request. A nil *Guard lets everybody do everything.
+// Guard identifies the client of a request. A nil *Guard gives every client all rights.
 type Guard struct {
-	Tokens *Tokens    // nil: none is demanded
-	Certs  bool       // over TCP there are only clients with certificates
-	Peers  []PeerRule // of the unix socket
+	Tokens *Tokens    // nil: no token is required
+	Certs  bool       // every client over TCP has a certificate
+	Peers  []PeerRule // for the unix socket
 }
 
-// Demands reports whether who comes over TCP must prove something.
+// Demands reports whether clients over TCP need credentials.
 func (g *Guard) Demands() bool { return g != nil && (g.Tokens != nil || g.Certs) }
 
-// Identify returns who makes a request, by the token that it has in TokenHeader or in
-// Authorization, or by its connection: the user at the other end of the unix socket, or, where no
-// token is demanded, the name in the client's certificate. A user for whom there is no rule is
-// named beside the error: like all who prove nothing, he is not to have a connection any longer.
+// Identify returns the principal of a request. A token in TokenHeader or Authorization names it.
+// Without one, the connection does: the user at the other end of the unix socket or, if no token is
+// required, the name in the client's certificate. For a user without a rule, Identify returns both
+// the principal and an error; like every client without credentials, it should lose its connection.
 func (g *Guard) Identify(r *http.Request) (Principal, error) { return g.IdentifyBy(r, presented(r)) }
 
-// IdentifyBy is Identify for a token that came in another way, such as the API keys of E2B's
-// clients. A token that is there must be right, whatever the connection proves.
+// IdentifyBy is Identify for a token that was sent in another way, such as the API keys of E2B's
+// clients. A token that is present must be valid, whatever the connection proves.
 func (g *Guard) IdentifyBy(r *http.Request, token string) (Principal, error) {
 	if g == nil {
 		return Principal{Who: owner.Anyone, Scope: Admin}, nil
@@ -82,16 +82,16 @@ func (g *Guard) IdentifyBy(r *http.Request, token string) (Principal, error) {
 		return Principal{}, errMissing
 	case !g.Certs:
 		return Principal{Who: owner.Anyone, Scope: Admin}, nil
-	case r.TLS == nil || len(r.TLS.VerifiedChains) == 0: // the handshake would have failed
+	case r.TLS == nil || len(r.TLS.VerifiedChains) == 0: // otherwise the handshake would have failed
 		return Principal{}, errCertificate
 	}
 	return Principal{Who: "cert:" + r.TLS.VerifiedChains[0][0].Subject.CommonName, Scope: Admin}, nil
 }
 
-// apiKeyPrefix begins the API keys of E2B. Its SDKs of 2025 take no others.
+// apiKeyPrefix is the prefix of E2B's API keys. Its SDKs of 2025 accept no others.
 const apiKeyPrefix = "e2b_"
 
-// IdentifyByAPIKey is IdentifyBy for a token as an API key of E2B: as it is, or behind "e2b_".
+// IdentifyByAPIKey is IdentifyBy for a token as an E2B API key: with or without the prefix "e2b_".
 func (g *Guard) IdentifyByAPIKey(r *http.Request, key string) (Principal, error) {
 	who, err := g.IdentifyBy(r, key)
 	if token, ok := strings.CutPrefix(key, apiKeyPrefix); ok && err != nil {
@@ -100,8 +100,8 @@ func (g *Guard) IdentifyByAPIKey(r *http.Request, key string) (Principal, error)
 	return who, err
 }
 
-// IsToken reports whether a text is a token of the daemon, also as an API key, which nobody else
-// may see.
+// IsToken reports whether text is a token of the daemon, also in the form of an API key. Such text
+// must not be passed on to anyone.
 func (g *Guard) IsToken(text string) bool {
 	if g == nil || g.Tokens == nil {
 		return false
@@ -113,8 +113,8 @@ func (g *Guard) IsToken(text string) bool {
 	return ok
 }
 
-// Holds reports whether somebody, as Principal.Who has it, may still do what wants a scope. Of
-// those who had it once, only tokens can have lost it: they are taken away while the daemon runs.
+// Holds reports whether a principal, given as Principal.Who, still has at least a scope. Only
+// tokens can have lost it: they can be removed while the daemon runs.
 func (g *Guard) Holds(who string, want Scope) bool {
 	name, ok := strings.CutPrefix(who, tokenWho)
 	return g == nil || g.Tokens == nil || !ok || g.Tokens.has(name, want)
@@ -122,12 +122,13 @@ func (g *Guard) Holds(who string, want Scope) bool {
 
 type principalKey struct{}
 
-// With returns a context of requests that p makes. Sandboxes that are forked in it are p's.
+// With returns a context for requests of p. Sandboxes that are forked in it belong to p.
 func With(ctx context.Context, p Principal) context.Context {
 	return context.WithValue(owner.In(ctx, p.Owner()), principalKey{}, p)
 }
 
-// From returns who makes a request; nobody, who may do nothing, if that was not found out.
+// From returns the principal of a request. For an unidentified request that is the zero Principal,
+// which has no rights.
 func From(ctx context.Context) Principal {
 	p, _ := ctx.Value(principalKey{}).(Principal)
 	return p

@@ -7,10 +7,10 @@ import (
 	"strings"
 )
 
-// CheckHost reports whether a request's Host header names a daemon that demands no token:
-// localhost, a loopback address, or one of allowed, whatever the port. Any other name may be that
-// of a web page that was made to resolve to this host after the browser had loaded it: to the
-// browser such a page and the daemon are of one origin.
+// CheckHost reports whether a request's Host header names a daemon that requires no token:
+// localhost, a loopback address, or one of allowed, with any port. Any other name could belong to a
+// web page whose name was made to resolve to this host after the browser loaded it (DNS rebinding).
+// For the browser, such a page and the daemon have the same origin.
 func CheckHost(header string, allowed []string) error {
 	host := header
 	if h, _, err := net.SplitHostPort(header); err == nil {

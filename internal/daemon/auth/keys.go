@@ -12,11 +12,11 @@ import (
 	"github.com/forkd/forkd/internal/atomicfile"
 )
 
-// Keys derives the tokens of sandboxes from one key, so that they are the same after a restart, and
-// need not be written down. (An answer that is kept for a repeated request has those in it.)
+// Keys derives the tokens of sandboxes from one key, so that they survive a restart without being
+// stored. (They are stored only in answers kept for repeated requests.)
 type Keys struct{ key [32]byte }
 
-// OpenKeys reads the key in a file, which is made with a random one if it is not there.
+// OpenKeys reads the key in a file. If the file is missing, it is created with a random key.
 func OpenKeys(path string) (*Keys, error) {
 	key, err := openKey(path, "the key of sandboxes' tokens", "all tokens made with it are void")
 	return &Keys{key}, err
@@ -29,17 +29,18 @@ func (k *Keys) Token(purpose, id string) string {
 	return hex.EncodeToString(h.Sum(nil)[:20])
 }
 
-// Is reports whether a text is that token, in a time that does not tell how much of it is right.
+// Is reports whether text is that token, in a time that does not depend on how much of it is right.
 func (k *Keys) Is(purpose, id, token string) bool {
 	return hmac.Equal([]byte(token), []byte(k.Token(purpose, id)))
 }
 
-// openKey reads a key, or makes one. The words say what it is, and what its loss means.
+// openKey reads a key, or makes one. what and loss describe for errors the key and the effect of
+// its loss.
 func openKey(path, what, loss string) (key [32]byte, err error) {
 	p, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {
 		rand.Read(key[:])
-		if err := atomicfile.WriteDurable(path, key[:], 0o600); err != nil { // tokens are made with it from now on
+		if err := atomicfile.WriteDurable(path, key[:], 0o600); err != nil { // tokens depend on it from now on
 			return key, fmt.Errorf("write %s: %w", what, err)
 		}
 		return key, nil

@@ -10,24 +10,24 @@ import (
 	"time"
 )
 
-// Links signs permissions to reach one port of one sandbox until a point in time. A permission is
-// text that fits into a host name: lower-case letters and digits, linkSize of them. It cannot be
-// withdrawn but by removing the key.
+// Links signs permissions to reach one port of one sandbox until a given time. A permission is text
+// that fits into a host name: linkSize lower-case letters and digits. It can be revoked only by
+// deleting the key.
 type Links struct{ key [32]byte }
 
-// Sizes of a permission, in characters of base32: the second at which it ends (35 bits, which lasts
-// until the year 3058), and the first 100 bits of an HMAC-SHA256. The label of a host name has at
-// most 63 characters, and with the longest port and the id of a sandbox this fills it.
+// Sizes of a permission, in base32 characters: the expiry in seconds (35 bits, enough until the
+// year 3058), and the first 100 bits of an HMAC-SHA256. A label of a host name has at most 63
+// characters; with the longest port and a sandbox's id this fills it.
 const (
 	expirySize = 7
 	macSize    = 20
 	linkSize   = expirySize + macSize
 )
 
-// linkAlphabet is that of the ids of sandboxes.
+// linkAlphabet is the alphabet of sandbox ids.
 var linkAlphabet = base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding)
 
-// OpenLinks reads the key in a file, which is made with a random one if it is not there.
+// OpenLinks reads the key in a file. If the file is missing, it is created with a random key.
 func OpenLinks(path string) (*Links, error) {
 	key, err := openKey(path, "the key of signed URLs", "all URLs signed with it are void")
 	return &Links{key}, err
@@ -39,13 +39,14 @@ var (
 	ErrLinkExpired = errors.New("this URL has expired")
 )
 
-// Sign returns a permission for a port of a sandbox. Its end is cut to whole seconds.
+// Sign returns a permission for a port of a sandbox. The expiry is truncated to whole seconds.
 func (l *Links) Sign(id string, port uint16, expires time.Time) string {
 	end := expiryText(expires.Unix())
 	return end + l.mac(id, port, end)
 }
 
-// Check returns nil if a permission is for this port of this sandbox, and has not ended by now.
+// Check returns nil if a permission is valid for this port of this sandbox and has not expired by
+// now.
 func (l *Links) Check(permission, id string, port uint16, now time.Time) error {
 	if len(permission) != linkSize {
 		return ErrLinkForged
@@ -60,21 +61,23 @@ func (l *Links) Check(permission, id string, port uint16, now time.Time) error {
 	return nil
 }
 
-// mac signs the text of an expiry with what it is for. The zero byte ends the id, which has none.
+// mac signs an expiry together with the id and the port. Ids contain no zero byte, so that it can
+// end the id.
 func (l *Links) mac(id string, port uint16, end string) string {
 	h := hmac.New(sha256.New, l.key[:])
 	fmt.Fprintf(h, "forkd port url\x00%s\x00%d\x00%s", id, port, end)
 	return linkAlphabet.EncodeToString(h.Sum(nil))[:macSize]
 }
 
-// expiryText has the low 35 bits of a time in seconds.
+// expiryText encodes the low 35 bits of a time in seconds.
 func expiryText(seconds int64) string {
 	var b [8]byte
-	binary.BigEndian.PutUint64(b[:], uint64(seconds)<<(64-35)) // so that the bits are the first
+	binary.BigEndian.PutUint64(b[:], uint64(seconds)<<(64-35)) // moves the bits to the front
 	return linkAlphabet.EncodeToString(b[:5])[:expirySize]
 }
 
-// expiryOf is the reverse; text that Sign has not made is no time at all.
+// expiryOf is the reverse of expiryText. Text that Sign did not make decodes to 0, a time long
+// past.
 func expiryOf(text string) int64 {
 	b, err := linkAlphabet.DecodeString(text + "a")
 	if err != nil || len(b) != 5 {

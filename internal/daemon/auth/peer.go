@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Peer is the process at the other end of a unix socket, as it was when it connected (SO_PEERCRED,
-// unix(7)).
+// Peer is the process at the other end of a unix socket, at the time when it connected
+// (SO_PEERCRED, unix(7)).
 type Peer struct {
 	PID      int
 	UID, GID uint32
@@ -23,7 +23,8 @@ type Peer struct {
 
 type peerKey struct{}
 
-// WithPeer returns the context of a connection, with its peer if it comes over a unix socket.
+// WithPeer returns the context of a connection. It carries the peer if the connection is over a
+// unix socket.
 func WithPeer(ctx context.Context, c net.Conn) context.Context {
 	for {
 		inner, ok := c.(interface{ NetConn() net.Conn })
@@ -39,7 +40,7 @@ func WithPeer(ctx context.Context, c net.Conn) context.Context {
 	return context.WithValue(ctx, peerKey{}, peerOf(conn))
 }
 
-// nobody is a peer that the kernel did not tell. No rule is for it.
+// nobody stands for a peer without credentials from the kernel. No rule matches it.
 const nobody = ^uint32(0)
 
 func peerOf(conn *net.UnixConn) Peer {
@@ -63,15 +64,15 @@ func PeerFrom(ctx context.Context) (Peer, bool) {
 }
 
 // PeerRule lets a user, or the members of a group, use the unix socket. The daemon's own user and
-// root need none.
+// root need no rule.
 type PeerRule struct {
 	Group bool
 	ID    uint32
 	Scope Scope
 }
 
-// ParsePeer reads a rule: user:NAME or group:NAME, or a number in place of the name, and perhaps
-// =SCOPE; without it the scope is run.
+// ParsePeer reads a rule: user:NAME or group:NAME, or a number instead of the name, with an
+// optional =SCOPE. The default scope is run.
 func ParsePeer(text string) (r PeerRule, err error) {
 	kind, rest, _ := strings.Cut(text, ":")
 	name, scope, _ := strings.Cut(rest, "=")
@@ -81,7 +82,7 @@ func ParsePeer(text string) (r PeerRule, err error) {
 	id := name
 	switch r.Group = kind == "group"; {
 	case kind != "user" && kind != "group", name == "":
-		return r, fmt.Errorf("%q: want user:NAME or group:NAME, and perhaps =SCOPE", text)
+		return r, fmt.Errorf("%q: want user:NAME or group:NAME, with an optional =SCOPE", text)
 	case isNumber(name):
 	case r.Group:
 		g, err := user.LookupGroup(name)
@@ -98,7 +99,7 @@ func ParsePeer(text string) (r PeerRule, err error) {
 	}
 	n, err := strconv.ParseUint(id, 10, 32)
 	if err != nil || uint32(n) == nobody {
-		return r, fmt.Errorf("%q: %s is no id of a user or group", text, id)
+		return r, fmt.Errorf("%q: %s is not the id of a user or group", text, id)
 	}
 	r.ID = uint32(n)
 	return r, nil
@@ -108,7 +109,7 @@ func isNumber(text string) bool {
 	return strings.Trim(text, "0123456789") == ""
 }
 
-// byPeer returns who a peer is. One that no rule is for may do nothing.
+// byPeer returns the principal of a peer. A peer without a rule has no rights.
 func (g *Guard) byPeer(p Peer) Principal {
 	who := Principal{Who: fmt.Sprintf("uid:%d", p.UID)}
 	switch {
@@ -133,13 +134,13 @@ func (r PeerRule) matches(p Peer) bool {
 	return r.ID == p.GID || slices.Contains(groupsOf(p.UID), strconv.FormatUint(uint64(r.ID), 10))
 }
 
-// groupsOf returns the groups of a user as the host's user database has them: the kernel tells only
-// one of a peer's.
+// groupsOf returns all groups of a user according to the host's user database. The kernel reports
+// only one group of a peer.
 func groupsOf(uid uint32) []string {
 	u, err := user.LookupId(strconv.FormatUint(uint64(uid), 10))
 	if err != nil {
 		return nil
 	}
-	groups, _ := u.GroupIds() // a database that cannot be read has no members
+	groups, _ := u.GroupIds() // if the database cannot be read, no group rule matches
 	return groups
 }

@@ -2,17 +2,17 @@ package auth
 
 import "fmt"
 
-// Scope is what a client may do. Each includes those before it.
+// Scope is a set of rights. Each scope includes those before it.
 type Scope int
 
-// Scopes. The zero Scope may do nothing.
+// Scopes. The zero Scope has no rights.
 const (
-	Read  Scope = iota + 1 // see what there is: lists, states, figures; nothing that is in a sandbox
-	Run                    // use sandboxes: fork, exec, files, ports, branches, ends
-	Admin                  // all: bake from files of the host, remove snapshots
+	Read  Scope = iota + 1 // read lists, states and figures, but nothing inside a sandbox
+	Run                    // use sandboxes: fork, exec, files, ports, branch, kill
+	Admin                  // everything: also bake from files of the host, and delete snapshots
 )
 
-// scopeNames are the words of token files and options.
+// scopeNames returns the names of scopes in token files and options.
 func scopeNames() []string { return []string{Read: "read", Run: "run", Admin: "admin"} }
 
 func (s Scope) String() string {

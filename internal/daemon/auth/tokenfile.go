@@ -14,7 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/host/owner"
 )
 
-// Token is one line of a token file: who has it and what they may do, but not the token itself.
+// Token is one line of a token file: the holder's name and rights, but not the token itself.
 type Token struct {
 	Name         string
 	Scope        Scope
@@ -30,23 +30,24 @@ const (
 	maxName      = 64
 )
 
-// hashPrefix names how the token of a line is stored. Tokens are random, so one round is enough.
+// hashPrefix says that a line stores the token's SHA-256. Tokens are random, so one round is
+// enough.
 const hashPrefix = "sha256:"
 
-// commentMark begins a line that is a comment.
+// commentMark starts a comment line.
 const commentMark = "#"
 
 // soleName is the name of the token in a file that holds nothing else.
 const soleName = "default"
 
 // ParseTokens reads a token file. Each line has a name, a scope, "sha256:" with the SHA-256 of the
-// token in hexadecimal digits, and perhaps max-sandboxes=N and label-prefix=PREFIX:
+// token in hexadecimal digits, and optionally max-sandboxes=N and label-prefix=PREFIX:
 //
 //	# may fork and exec
 //	ci run sha256:9f86d0818… max-sandboxes=20 label-prefix=ci/
 //
-// A file that is a single word is that token itself, with the scope admin. One with nothing but
-// comments has no token.
+// A file that consists of a single word is that token itself, with the scope admin. A file of
+// comments alone has no token.
 func ParseTokens(p []byte) (list []Token, err error) {
 	if len(p) > maxTokenFile {
 		return nil, fmt.Errorf("larger than %d bytes", maxTokenFile)
@@ -75,7 +76,8 @@ func ParseTokens(p []byte) (list []Token, err error) {
 	return list, nil
 }
 
-// soleToken returns the only word of a file, unless it is a comment: those are no secret.
+// soleToken returns the only word of a file, unless it is a comment, because a comment is not
+// secret.
 func soleToken(p []byte) (token string, ok bool) {
 	words := strings.Fields(string(p))
 	if len(words) != 1 || strings.HasPrefix(words[0], commentMark) {
@@ -84,13 +86,14 @@ func soleToken(p []byte) (token string, ok bool) {
 	return words[0], true
 }
 
-// IsSole reports whether a token file is that token itself, so that whoever reads the file has it.
+// IsSole reports whether a token file consists of the token itself, so that anyone who reads the
+// file has it.
 func IsSole(p []byte) bool {
 	_, ok := soleToken(p)
 	return ok
 }
 
-// parseLine never quotes the third word: somebody may have put the token itself there.
+// parseLine never quotes the third word, which may be a token put there by mistake.
 func parseLine(words []string) (t Token, err error) {
 	if len(words) < 3 {
 		return t, errors.New("want NAME SCOPE sha256:HASH, as 'forkd token new' writes it")
@@ -125,7 +128,7 @@ func parseLine(words []string) (t Token, err error) {
 	return t, t.check()
 }
 
-// LimitTo gives a token a prefix of labels; see owner.Prefix.
+// LimitTo limits a token to a label prefix; see owner.Prefix.
 func (t *Token) LimitTo(prefix string) (err error) {
 	if t.Prefix, err = owner.ParsePrefix(prefix); err != nil {
 		return fmt.Errorf("label-prefix %w", err)
@@ -133,10 +136,10 @@ func (t *Token) LimitTo(prefix string) (err error) {
 	return nil
 }
 
-// check refuses what would be no limit: admin reaches beyond sandboxes.
+// check refuses a limit without effect: the scope admin reaches beyond sandboxes.
 func (t *Token) check() error {
 	if t.Prefix != "" && t.Scope == Admin {
-		return fmt.Errorf("token %s: label-prefix limits nobody who has the scope %s: give it the scope %s or %s", t.Name,
+		return fmt.Errorf("token %s: label-prefix has no effect with the scope %s: give it the scope %s or %s", t.Name,
 			Admin, Run, Read)
 	}
 	return nil
@@ -154,7 +157,7 @@ func (t *Token) line() string {
 	return line
 }
 
-// nameForm has the characters that need no quoting in a log, a label or a shell.
+// nameForm allows only characters that need no quoting in a log, a label or a shell.
 var nameForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
 
 // CheckName checks the name of a token.
@@ -165,7 +168,7 @@ func CheckName(name string) error {
 	return nil
 }
 
-// digestOf checks a token and returns what is compared of it.
+// digestOf checks a token and returns its digest, by which tokens are compared.
 func digestOf(token string) (sum [sha256.Size]byte, err error) {
 	switch {
 	case len(token) < minToken:
@@ -177,8 +180,8 @@ func digestOf(token string) (sum [sha256.Size]byte, err error) {
 	return sha256.Sum256([]byte(token)), nil
 }
 
-// isPlaceholder reports whether a token is what examples have in place of one, or one character
-// again and again.
+// isPlaceholder reports whether a token is a placeholder from an example, or one character
+// repeated.
 func isPlaceholder(token string) bool {
 	plain := strings.NewReplacer("_", "", "-", "", " ", "", "<", "").Replace(strings.ToLower(token))
 	return strings.Count(token, token[:1]) == len(token) || slices.ContainsFunc(
@@ -186,8 +189,8 @@ func isPlaceholder(token string) bool {
 		func(word string) bool { return strings.HasPrefix(plain, word) })
 }
 
-// Add returns a token file with one more token, and that token, which is nowhere else. As an API
-// key of E2B it has the form that E2B's clients demand.
+// Add returns a token file with one more token, and that token, which is stored nowhere else. With
+// e2b, the token has the form that E2B's clients require.
 func Add(file []byte, t Token, e2b bool) (grown []byte, token string, err error) {
 	if err := CheckName(t.Name); err != nil {
 		return nil, "", err
@@ -210,7 +213,7 @@ func Add(file []byte, t Token, e2b bool) (grown []byte, token string, err error)
 	return append(slices.Clone(file), t.line()+"\n"...), token, nil
 }
 
-// Remove returns a token file without the token of a name. Comments stay.
+// Remove returns a token file without the token of the given name. Comments stay.
 func Remove(file []byte, name string) ([]byte, error) {
 	list, err := parseNamed(file)
 	if err != nil {
@@ -226,10 +229,10 @@ func Remove(file []byte, name string) ([]byte, error) {
 	return []byte(strings.Join(lines, "")), nil
 }
 
-// parseNamed is ParseTokens of a file that must not be a single token.
+// parseNamed is ParseTokens for a file that must not be a single token.
 func parseNamed(file []byte) ([]Token, error) {
 	if _, ok := soleToken(file); ok {
-		return nil, errors.New("the file is one token without a name, beside which there is no room for others: take another file")
+		return nil, errors.New("the file is one token without a name, and can hold no others: use another file")
 	}
 	return ParseTokens(file)
 }

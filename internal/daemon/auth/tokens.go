@@ -13,22 +13,23 @@ import (
 	"github.com/forkd/forkd/internal/daemon/stamp"
 )
 
-// Tokens are those of a token file, as it is now: a changed file holds from the next request on.
-// One that cannot be used changes nothing, and is logged. Methods may be called concurrently.
+// Tokens holds the tokens of a token file, as the file is now: a changed file applies from the next
+// request on. A file that cannot be used is logged, and the previous tokens stay valid. Methods may
+// be called concurrently.
 type Tokens struct {
 	path string
 	log  *slog.Logger
 
 	mu       sync.Mutex
 	list     []Token
-	seen     stamp.Stamp // of the file that list is from, or that was found to be of no use
-	reported string      // the last error
+	seen     stamp.Stamp // of the file that list was read from, or that could not be used
+	reported string      // the last error that was logged
 }
 
-// tokenWho begins who has a token.
+// tokenWho is the prefix of the names of token holders.
 const tokenWho = "token:"
 
-// OpenTokens reads a token file; see ParseTokens. It must be readable by its owner alone.
+// OpenTokens reads a token file; see ParseTokens. Only its owner may be able to read it.
 func OpenTokens(path string, log *slog.Logger) (*Tokens, error) {
 	t := &Tokens{path: path, log: log}
 	if err := t.loadLocked(); err != nil {
@@ -40,8 +41,8 @@ func OpenTokens(path string, log *slog.Logger) (*Tokens, error) {
 	return t, nil
 }
 
-// Resolve returns who has a token. It takes the same time for every wrong one of every length:
-// digests are compared, in constant time, with all of the file.
+// Resolve returns the holder of a token. Its time does not depend on the token's bytes or length:
+// it compares digests, in constant time, with those of all tokens.
 func (t *Tokens) Resolve(token string) (p Principal, ok bool) {
 	sum := sha256.Sum256([]byte(token))
 	for _, k := range t.current() {
@@ -52,7 +53,7 @@ func (t *Tokens) Resolve(token string) (p Principal, ok bool) {
 	return p, ok
 }
 
-// has reports whether there is a token with a name and at least a scope.
+// has reports whether there is a token of the given name with at least a scope.
 func (t *Tokens) has(name string, want Scope) bool {
 	return slices.ContainsFunc(t.current(), func(k Token) bool { return k.Name == name && k.Scope >= want })
 }
@@ -69,7 +70,7 @@ func (t *Tokens) current() []Token {
 		t.reported = ""
 	case err.Error() != t.reported:
 		t.reported = err.Error()
-		t.log.Error("the token file cannot be used: the tokens of before still hold", "error", err)
+		t.log.Error("the token file cannot be used: the previous tokens stay valid", "error", err)
 	}
 	return t.list
 }
@@ -87,7 +88,7 @@ func (t *Tokens) loadLocked() error {
 	t.seen = stamp.Of(fi)
 	switch {
 	case !fi.Mode().IsRegular():
-		return fmt.Errorf("token file %s is no regular file", t.path)
+		return fmt.Errorf("token file %s is not a regular file", t.path)
 	case fi.Mode().Perm()&0o077 != 0:
 		return fmt.Errorf("token file %s has mode %#o, which lets other users in: chmod 600 %s", t.path, fi.Mode().Perm(),
 			t.path)

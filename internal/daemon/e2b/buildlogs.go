@@ -39,11 +39,11 @@ func (a *Server) buildStatus(w http.ResponseWriter, r *http.Request) error {
 		TemplateID string          `json:"templateID"`
 		BuildID    string          `json:"buildID"`
 		Status     template.Status `json:"status"`
-		Logs       []string        `json:"logs"` // of older builds; the SDKs want the field
+		Logs       []string        `json:"logs"` // for older builds; the SDKs require the field
 		Entries    []buildEntry    `json:"logEntries"`
 		Reason     *reason         `json:"reason,omitempty"`
 	}{TemplateID: b.Template, BuildID: b.ID, Logs: []string{}, Entries: []buildEntry{}}
-	status, why := a.Builder.State(b) // before its log, of which nothing must be missing when it has ended
+	status, why := a.Builder.State(b) // read before the log, so that the log of an ended build is complete
 	out.Status = status
 	if status == template.Failed {
 		out.Reason = &reason{why.Message, why.Step}
@@ -56,7 +56,7 @@ func (a *Server) buildStatus(w http.ResponseWriter, r *http.Request) error {
 
 func entryOf(e template.Entry) buildEntry { return buildEntry{e.Time, e.Level, e.Message, e.Step} }
 
-// buildLogs answers with a part of a build's log: from a time on, or back from it, and of a level
+// buildLogs answers with a part of a build's log: forward from a time or back from it, at a level
 // or above.
 func (a *Server) buildLogs(w http.ResponseWriter, r *http.Request) error {
 	b, err := a.findBuild(r, r.PathValue("build"))
@@ -80,15 +80,15 @@ func (a *Server) buildLogs(w http.ResponseWriter, r *http.Request) error {
 	return writeJSON(w, http.StatusOK, map[string]any{"logs": out})
 }
 
-// logQuery is which part of a log is asked for.
+// logQuery selects a part of a log.
 type logQuery struct {
-	from  time.Time // or, back, until then; zero: all
-	back  bool      // the newest first
-	level int       // in levels, and above
+	from  time.Time // or, with back, the latest time; zero: all
+	back  bool      // newest first
+	level int       // least level, as an index into levels
 	limit int
 }
 
-// levels of entries, the least first.
+// levels of entries, in rising order.
 var levels = []string{"debug", "info", "warn", "error"}
 
 func logQueryOf(q url.Values, most int) (want logQuery, err error) {
@@ -100,7 +100,7 @@ func logQueryOf(q url.Values, most int) (want logQuery, err error) {
 		}
 		want.limit = min(n, most)
 	}
-	for _, name := range []string{"start", "cursor"} { // the former is of older routes
+	for _, name := range []string{"start", "cursor"} { // older routes use start
 		if text := q.Get(name); text != "" {
 			n, err := strconv.ParseInt(text, 10, 64)
 			if err != nil {
@@ -124,7 +124,8 @@ func logQueryOf(q url.Values, most int) (want logQuery, err error) {
 	return want, nil
 }
 
-// lets reports whether an entry is asked for. Its time counts in the milliseconds that a query has.
+// lets reports whether the query selects an entry. It compares times in whole milliseconds, the
+// unit of a query.
 func (q *logQuery) lets(at time.Time, level string) bool {
 	if slices.Index(levels, level) < q.level {
 		return false

@@ -14,14 +14,14 @@ import (
 	"github.com/forkd/forkd/internal/host/store"
 )
 
-// Bounds on what a template may be asked to have. What its host has is checked by who makes it.
+// Bounds on what a template may request. The builder checks what its host has.
 const (
 	maxCPUs    = 255
 	maxMiB     = 1 << 20
-	maxEntries = 100 // of the log of a build in one answer: the SDKs come again
+	maxEntries = 100 // of a build's log in one answer; the SDKs ask for the rest
 )
 
-// buildStatusOf returns the status of an error of builds, or 0.
+// buildStatusOf returns the HTTP status for an error of the builder, or 0.
 func buildStatusOf(err error) int {
 	switch {
 	case errors.Is(err, template.ErrUnknown):
@@ -36,10 +36,10 @@ func buildStatusOf(err error) int {
 	return 0
 }
 
-// onlyTag is the one tag that every template has.
+// onlyTag is the only tag of every template.
 const onlyTag = "default"
 
-// buildRequest asks for a template to be built. Older SDKs call the name an alias.
+// buildRequest requests the build of a template. Older SDKs call the name an alias.
 type buildRequest struct {
 	Name      string   `json:"name"`
 	Alias     string   `json:"alias"`
@@ -78,14 +78,15 @@ func (req *buildRequest) ask() (template.Ask, error) {
 		FreeMiB: int(req.FreeMiB)}, nil
 }
 
-// mayMake refuses a template's name to who may not make it. To replace one is to remove it.
+// mayMake refuses a template name that the client may not use. Replacing a template requires the
+// right to delete it.
 func (a *Server) mayMake(r *http.Request, tag string) error {
 	if err := a.view(r).MayName("name", tag); err != nil {
 		return err
 	}
 	d, err := a.view(r).Snapshot(tag)
 	switch {
-	case err != nil: // there is none
+	case err != nil: // the template does not exist
 		return nil
 	case d.Writing:
 		return &store.ExistsError{Tag: tag, InFlight: true}
@@ -95,7 +96,7 @@ func (a *Server) mayMake(r *http.Request, tag string) error {
 	return auth.From(r.Context()).Need(auth.Admin)
 }
 
-// requestBuild takes up a build, which begins when its client has sent the files for it.
+// requestBuild accepts a build. It starts when its client has sent the files for it.
 func (a *Server) requestBuild(w http.ResponseWriter, r *http.Request) error {
 	var req buildRequest
 	if err := readJSON(w, r, &req); err != nil {
@@ -116,7 +117,8 @@ func (a *Server) requestBuild(w http.ResponseWriter, r *http.Request) error {
 		"names": []string{ask.Template}, "aliases": []string{ask.Template}, "tags": []string{onlyTag}})
 }
 
-// findBuild returns a build of who makes a request; without an id, the one that is to be started.
+// findBuild returns the caller's build with the given id or, if id is empty, the caller's pending
+// build.
 func (a *Server) findBuild(r *http.Request, id string) (*template.Build, error) {
 	tag, err := tagOf(r.PathValue("id"))
 	if err != nil {
@@ -125,7 +127,8 @@ func (a *Server) findBuild(r *http.Request, id string) (*template.Build, error) 
 	return a.Builder.Find(auth.From(r.Context()).Who, tag, id)
 }
 
-// registry is who fetches an image. Of the clouds' registries the host's own credentials are used.
+// registry holds the credentials for fetching an image. For the clouds' registries the host's own
+// credentials are used.
 type registry struct {
 	Type     string `json:"type"`
 	Username string `json:"username"`
@@ -143,7 +146,7 @@ func (r *registry) login() (*image.Login, error) {
 	return &image.Login{User: r.Username, Password: r.Password}, nil
 }
 
-// startRequest says how a template is built.
+// startRequest describes the build of a template.
 type startRequest struct {
 	FromImage    string          `json:"fromImage"`
 	FromTemplate string          `json:"fromTemplate"`
@@ -153,7 +156,7 @@ type startRequest struct {
 	Steps        []template.Step `json:"steps"`
 }
 
-// baseImage is what the SDKs build on where nothing is said. The template is the same with all that
+// baseImage is the image that the SDKs build on by default. The template is the same with all that
 // E2B adds to an image, and needs no registry.
 const (
 	baseImage    = "e2bdev/base"
@@ -187,7 +190,7 @@ func (a *Server) startBuild(w http.ResponseWriter, r *http.Request) error {
 		}
 		plan.FromTemplate = i.Tag
 	}
-	if plan.FromImage != "" && notAdmin != nil { // the host fetches and unpacks it
+	if plan.FromImage != "" && notAdmin != nil { // the host fetches and unpacks the image
 		return notAdmin
 	}
 	if err := a.mayMake(r, b.Template); err != nil {
@@ -196,7 +199,7 @@ func (a *Server) startBuild(w http.ResponseWriter, r *http.Request) error {
 	if err := a.Builder.Start(r.Context(), b, plan); err != nil {
 		return err
 	}
-	w.Header().Set("Content-Length", "0") // the SDK of JavaScript takes no other empty answer
+	w.Header().Set("Content-Length", "0") // the JavaScript SDK accepts no other empty answer
 	w.WriteHeader(http.StatusAccepted)
 	return nil
 }

@@ -13,23 +13,23 @@ import (
 	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
-// Times of sandboxes whose creator names none.
+// Default times of sandboxes.
 const (
 	defaultTimeout   = 300 * time.Second
 	defaultTimeoutV1 = 15 * time.Second
 )
 
-// annotation is what this package keeps with a sandbox that it made.
+// annotation is what this package stores with a sandbox that it made.
 type annotation struct {
 	Metadata map[string]string `json:"metadata,omitempty"`
-	Timeout  time.Duration     `json:"timeout"`           // it was created with; auto-resume gives it again
-	Pauses   bool              `json:"pauses"`            // when its time has passed; else it is killed
-	Resumes  bool              `json:"resumes"`           // traffic brings it back after such a pause
-	Private  bool              `json:"private"`           // its ports want the traffic token
-	Offline  *bool             `json:"offline,omitempty"` // allow_internet_access was given, and this is its opposite
+	Timeout  time.Duration     `json:"timeout"`           // set at creation, and again by auto-resume
+	Pauses   bool              `json:"pauses"`            // suspend the sandbox when its time has passed; else kill it
+	Resumes  bool              `json:"resumes"`           // traffic resumes it after such a pause
+	Private  bool              `json:"private"`           // its ports require the traffic token
+	Offline  *bool             `json:"offline,omitempty"` // negation of allow_internet_access, if that was given
 }
 
-// annotationOf returns what was kept with a sandbox, and whether it was made by this package.
+// annotationOf returns a sandbox's annotation, and whether this package made the sandbox.
 func annotationOf(i sandbox.Info) (n annotation, own bool) {
 	if len(i.Annotation) == 0 || json.Unmarshal(i.Annotation, &n) != nil {
 		return annotation{}, false
@@ -37,11 +37,11 @@ func annotationOf(i sandbox.Info) (n annotation, own bool) {
 	return n, true
 }
 
-// created is the description of a sandbox that its creator gets.
+// created describes a sandbox to its creator.
 type created struct {
 	SandboxID    string  `json:"sandboxID"`
 	TemplateID   string  `json:"templateID"`
-	ClientID     string  `json:"clientID"` // of E2B's nodes; Python wants it
+	ClientID     string  `json:"clientID"` // E2B's node; Python requires it
 	EnvdVersion  string  `json:"envdVersion"`
 	AccessToken  string  `json:"envdAccessToken"`
 	TrafficToken string  `json:"trafficAccessToken"`
@@ -58,7 +58,7 @@ func (a *Server) createdOf(i sandbox.Info) created {
 	return c
 }
 
-// createRequest has the fields of both versions.
+// createRequest has the fields of both versions of the route.
 type createRequest struct {
 	TemplateID      string            `json:"templateID"`
 	Timeout         *int64            `json:"timeout"`
@@ -152,12 +152,12 @@ func (a *Server) createAs(w http.ResponseWriter, r *http.Request, def time.Durat
 	return writeJSON(w, http.StatusCreated, a.createdOf(made))
 }
 
-// tagOf returns the snapshot that a template's id or name means: E2B's names may have a tag, of
-// which forkd has the one that E2B takes for none.
+// tagOf returns the tag of the snapshot for a template's id or name. E2B's names may have a tag;
+// forkd has only the default one.
 func tagOf(template string) (string, error) {
 	tag := strings.TrimSuffix(template, ":"+onlyTag)
 	if team, _, ok := strings.Cut(tag, "/"); ok {
-		return "", face.BadRequest("templateID: %.100q: forkd's templates have no teams before their names: leave %.100q out", tag,
+		return "", face.BadRequest("templateID: %.100q: forkd's templates have no teams before their names: remove %.100q", tag,
 			team+"/")
 	}
 	if err := snapshot.CheckTag(tag); err != nil {
@@ -166,8 +166,8 @@ func tagOf(template string) (string, error) {
 	return tag, nil
 }
 
-// existing is tagOf for a template that should be there. E2B folds names to lower case, so a tag
-// that differs by that alone is taken where no tag is the same, if there is one such tag.
+// existing is tagOf for a template that should exist. E2B folds names to lower case. So if no tag
+// is equal, a single tag that differs only in case is accepted.
 func (a *Server) existing(r *http.Request, template string) (string, error) {
 	tag, err := tagOf(template)
 	if err != nil {

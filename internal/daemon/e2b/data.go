@@ -26,21 +26,20 @@ const (
 	portHeader    = "E2b-Sandbox-Port"
 	accessHeader  = "X-Access-Token"
 	trafficHeader = "E2b-Traffic-Access-Token"
-	keyHeader     = "X-Api-Key" // of the control plane
+	keyHeader     = "X-Api-Key" // used by the control plane
 )
 
-// defaultUser is whom requests are for that name nobody, in images that have the account.
+// defaultUser is the account used for requests that name no user, if the image has it.
 const defaultUser = "user"
 
-// isAgentPort reports whether a port is a service of the agent's. A server of the guest's own at
-// the same port cannot be reached from outside.
+// isAgentPort reports whether a port is served by the agent. A server of the guest at the same port
+// cannot be reached from outside.
 func isAgentPort(port uint16) bool {
 	return port == agentproto.EnvdPort || port == agentproto.CodeInterpreterPort
 }
 
-// Carries reports whether a route of a host name is for this package: the agent's services, and
-// ports of sandboxes that were made here. Whoever comes with forkd's own permission needs none of
-// E2B's.
+// Carries reports whether this package handles a route by host name: the agent's services, and
+// ports of sandboxes made here. A client with forkd's own permission needs none of E2B's.
 func (a *Server) Carries(r *http.Request, route inbound.Route) bool {
 	switch {
 	case route.Signed:
@@ -51,8 +50,8 @@ func (a *Server) Carries(r *http.Request, route inbound.Route) bool {
 	return r.Header.Get(auth.TokenHeader) == "" && a.isOwn(route.ID)
 }
 
-// sharedRoute returns what a request names by its headers to an address that all sandboxes share.
-// What it names may not be there: then the id is empty, or the port 0.
+// sharedRoute returns the route in the headers of a request to an address that all sandboxes share.
+// A missing part leaves the id empty, or the port 0.
 func sharedRoute(r *http.Request) inbound.Route {
 	route := inbound.Route{ID: r.Header.Get(idHeader), Port: agentproto.EnvdPort, Path: r.URL.EscapedPath(), Shared: true}
 	if text := r.Header.Get(portHeader); text != "" && route.ID != "" {
@@ -62,8 +61,8 @@ func sharedRoute(r *http.Request) inbound.Route {
 	return route
 }
 
-// isOwn reports whether a sandbox was made by this package, and so by E2B's rules for its ports.
-// One that is not there counts as such: clients of E2B must learn that it has gone.
+// isOwn reports whether this package made a sandbox, so that E2B's rules apply to its ports. It
+// returns true for a sandbox that does not exist, so that clients of E2B learn that it is gone.
 func (a *Server) isOwn(id string) bool {
 	i, err := a.Face.Host.Permitted(id).Sandbox(id)
 	if err != nil {
@@ -73,8 +72,8 @@ func (a *Server) isOwn(id string) bool {
 	return own
 }
 
-// sharedData carries a request to the sandbox that it names to an address that all share: by its
-// headers, or, as a signed URL to a file, only by its signature.
+// sharedData carries a request to the sandbox that it names at an address that all sandboxes share:
+// by its headers or, for a signed URL to a file, only by its signature.
 func (a *Server) sharedData(w http.ResponseWriter, r *http.Request) {
 	route := sharedRoute(r)
 	if route.ID == "" {
@@ -93,11 +92,11 @@ func (a *Server) sharedData(w http.ResponseWriter, r *http.Request) {
 func (a *Server) data(w http.ResponseWriter, r *http.Request, route inbound.Route) {
 	e := audit.From(r.Context())
 	e.Route = dataRoute
-	if vmpool.IsID(route.ID) { // else a stranger would write what he likes into the log
+	if vmpool.IsID(route.ID) { // otherwise strangers could write any text into the log
 		e.Sandbox, e.Host = route.ID, fmt.Sprintf("%d-%s", route.Port, route.ID)
 	}
 	if !route.Agent {
-		e.Path = "/" // what follows is the guest's business
+		e.Path = "/" // the path belongs to the guest
 	}
 	route.Open = a.isStranger(r, route)
 	i, err := get(a.Face.Host.Permitted(route.ID), route.ID)
@@ -115,7 +114,7 @@ func (a *Server) data(w http.ResponseWriter, r *http.Request, route inbound.Rout
 		a.failData(w, r, route, err)
 		return
 	}
-	isHealth := route.Agent && path.Clean("/"+r.URL.Path) == "/health" // open to all
+	isHealth := route.Agent && path.Clean("/"+r.URL.Path) == "/health" // needs no token
 	switch {
 	case !route.Open:
 		e.Who = "e2b-token"
@@ -132,7 +131,7 @@ func (a *Server) data(w http.ResponseWriter, r *http.Request, route inbound.Rout
 			return
 		}
 	}
-	if a.Keys.Is(accessToken, i.ID, r.Header.Get(accessHeader)) { // else it is for the guest's own server
+	if a.Keys.Is(accessToken, i.ID, r.Header.Get(accessHeader)) { // another token is for the guest's own server
 		r.Header.Del(accessHeader)
 	}
 	for _, name := range []string{idHeader, portHeader, trafficHeader} {
@@ -144,27 +143,28 @@ func (a *Server) data(w http.ResponseWriter, r *http.Request, route inbound.Rout
 	a.Face.CarryHTTP(w, r, route, a.failData)
 }
 
-// healthOfIdle answers a stranger for a sandbox that is suspended when it is idle, by its state: a
-// request to its agent would bring it back, or keep it from being idle, for which others need a token.
+// healthOfIdle answers a stranger's health check of a sandbox that is suspended when idle, from its
+// state. A request to the agent would resume the sandbox or keep it from being idle, which
+// otherwise requires a token.
 func (a *Server) healthOfIdle(w http.ResponseWriter, r *http.Request, route inbound.Route, i sandbox.Info) {
 	if i.State != sandbox.Running {
 		a.failData(w, r, route, &sandbox.StateError{ID: i.ID, Op: "reach", State: i.State})
 		return
 	}
-	if route.Port == agentproto.CodeInterpreterPort { // as its services do
+	if route.Port == agentproto.CodeInterpreterPort { // as the code interpreter's services answer
 		_, _ = io.WriteString(w, "OK") // the client has gone if this fails
 		return
 	}
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// isStranger reports whether a request has none of the tokens of its sandbox.
+// isStranger reports whether a request has none of its sandbox's tokens.
 func (a *Server) isStranger(r *http.Request, route inbound.Route) bool {
 	return !a.Keys.Is(accessToken, route.ID, r.Header.Get(accessHeader)) &&
 		!a.Keys.Is(trafficToken, route.ID, r.Header.Get(trafficHeader))
 }
 
-// permit checks the tokens of a request to a sandbox.
+// permit checks the sandbox's tokens in a request.
 func (a *Server) permit(r *http.Request, route inbound.Route, i sandbox.Info) error {
 	access := a.Keys.Is(accessToken, i.ID, r.Header.Get(accessHeader))
 	traffic := a.Keys.Is(trafficToken, i.ID, r.Header.Get(trafficHeader))
@@ -195,14 +195,14 @@ func (a *Server) permit(r *http.Request, route inbound.Route, i sandbox.Info) er
 		"E2B-Traffic-Access-Token is missing or wrong: use the trafficAccessToken that create and connect return")
 }
 
-// isAsleep reports whether a sandbox is suspended, or in a state that it has on the way there and
-// back. Those are also of sandboxes that an operator has paused, or is rolling back.
+// isAsleep reports whether a sandbox is suspended, or in a state on the way there or back.
+// Sandboxes that an operator paused or is rolling back have those states too.
 func isAsleep(i sandbox.Info) bool {
 	return i.State == sandbox.Suspended || i.State == sandbox.Paused || i.State == sandbox.Restoring
 }
 
-// wake brings a paused sandbox back for a request, and gives it the time that it was created with.
-// That costs far more than a request to one that runs, so strangers have it counted once more.
+// wake resumes a paused sandbox for a request, with the time that it was created with. That costs
+// far more than a request to a running sandbox, so strangers' requests are counted once more.
 func (a *Server) wake(ctx context.Context, i sandbox.Info, n annotation, stranger bool) error {
 	if stranger {
 		if err := a.Face.Strangers.Enter(i.ID, i.Owner); err != nil {
@@ -216,14 +216,14 @@ func (a *Server) wake(ctx context.Context, i sandbox.Info, n annotation, strange
 	defer leave()
 	return a.Face.Host.Permitted(i.ID).With(ctx, i.ID, func(h *sandbox.Held) error {
 		i := h.Info()
-		if i.State != sandbox.Suspended { // one that an operator has paused stays so
+		if i.State != sandbox.Suspended { // a sandbox that an operator paused stays paused
 			return nil
 		}
 		return h.Resume(ctx, &sandbox.Expiry{At: time.Now().Add(n.Timeout), Suspends: i.ExpirySuspends})
 	})
 }
 
-// goneBody is what E2B's proxy says of a sandbox or a port that cannot be reached.
+// goneBody is the answer of E2B's proxy for a sandbox or a port that cannot be reached.
 type goneBody struct {
 	SandboxID string `json:"sandboxId"`
 	Message   string `json:"message"`
@@ -231,8 +231,8 @@ type goneBody struct {
 	Code      int    `json:"code"`
 }
 
-// failData answers a request that did not reach its sandbox. The SDKs take 502, and only that, for
-// a sandbox that is gone. It logs nothing: guests and strangers could fill the log.
+// failData answers a request that did not reach its sandbox. The SDKs recognize only 502 as a
+// missing sandbox. It logs nothing, because guests and strangers could fill the log.
 func (a *Server) failData(w http.ResponseWriter, r *http.Request, route inbound.Route, err error) {
 	if r.ContentLength != 0 || route.Open {
 		face.LetGo(w)
@@ -251,7 +251,7 @@ func (a *Server) failData(w http.ResponseWriter, r *http.Request, route inbound.
 		_ = writeJSON(w, http.StatusBadGateway, goneBody{SandboxID: route.ID,
 			Message: "The sandbox is running but port is not open", Port: route.Port, Code: http.StatusBadGateway})
 	case strings.HasPrefix(r.URL.Path, "/execute"), strings.HasPrefix(r.URL.Path, "/contexts"):
-		http.Error(w, fmt.Sprint(err), bodyOf(err).Code) // the code interpreter's errors are text
+		http.Error(w, fmt.Sprint(err), bodyOf(err).Code) // the code interpreter's errors are plain text
 	default:
 		writeError(w, err)
 	}

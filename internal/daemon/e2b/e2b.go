@@ -1,10 +1,10 @@
-// Package e2b is the face of the daemon that E2B's SDKs speak to: their control plane beside /v1,
-// over the same sandboxes and snapshots, and the way to the services of each sandbox.
+// Package e2b is the daemon's face for E2B's SDKs. It serves their control plane beside /v1, over
+// the same sandboxes and snapshots, and carries requests to the services of each sandbox.
 //
-// A template is a snapshot, by its tag; creating a sandbox is a fork. A sandbox made here can be
-// used by /v1 and the other way round. The package speaks E2B's JSON, error bodies and statuses; it
-// decides nothing about sandboxes. What forkd has no equal for is refused by name and never
-// ignored, but for fields that the SDKs have not sent yet: they come with every release.
+// A template is a snapshot, named by its tag; creating a sandbox is a fork. A sandbox made here can
+// be used by /v1, and the other way round. The package uses E2B's JSON, error bodies and statuses,
+// and decides nothing about sandboxes. It refuses features that forkd lacks by name and never
+// ignores them, except for fields that no SDK has sent yet, because every release adds some.
 // docs/e2b.md lists the differences.
 //
 // Times in the protocol are whole seconds, sizes are MiB in descriptions of sandboxes and bytes in
@@ -27,33 +27,33 @@ import (
 	"github.com/forkd/forkd/internal/gate"
 )
 
-// envdVersion is the version of E2B's envd that the agent's services are as good as: the SDKs ask
-// for what a version has.
+// envdVersion is the version of E2B's envd to which the agent's services are equivalent. The SDKs
+// use the features of that version.
 const envdVersion = "0.6.13"
 
 // Bounds on requests.
 const (
 	maxBody     = 1 << 20 // bytes of a JSON body
-	maxWorks    = 256     // requests at once that change or measure something
-	maxWakes    = 64      // sandboxes at once that are brought back for requests to them,
+	maxWorks    = 256     // concurrent requests that change or measure something
+	maxWakes    = 64      // concurrent resumptions for requests to sandboxes,
 	maxWaiting  = 48      // and requests that wait for one of them
-	maxUploads  = 16      // archives at once that are sent for builds,
+	maxUploads  = 16      // concurrent uploads of archives for builds,
 	maxOwn      = 4       // and of one client; others wait,
-	maxQueue    = 100     // of one client: the SDK of JavaScript sends all archives of a template at once;
-	maxQueueAll = 500     // of all clients: they leave most connections of a listener to other requests
+	maxQueue    = 100     // of one client: the JavaScript SDK sends all archives of a template at once;
+	maxQueueAll = 500     // of all clients, so that other requests keep most connections of a listener
 	maxTimeout  = 365 * 24 * time.Hour
 )
 
-// Config is what the face serves.
+// Config configures the face.
 type Config struct {
 	Face    *face.Face
-	Keys    *auth.Keys // of the tokens of sandboxes, and of links for uploads
+	Keys    *auth.Keys // for tokens of sandboxes and links for uploads
 	Builder *template.Builder
 	Domain  inbound.Domain
 	Traces  *tracing.Tracer // nil: none
 }
 
-// Server is the face.
+// Server serves the face.
 type Server struct {
 	Config
 	hosts   []string // of the control plane
@@ -62,7 +62,7 @@ type Server struct {
 	uploads *gate.Gate
 }
 
-// New returns the face. Of the requests to the daemon, those are its own that Carries and Serves say.
+// New returns the face. It handles the requests for which Carries or Serves returns true.
 func New(cfg Config) *Server {
 	a := &Server{Config: cfg, mux: http.NewServeMux(), wakes: newWakes(),
 		uploads: gate.NewQueued(maxUploads, gate.Queue{Key: maxQueue, All: maxQueueAll})}
@@ -73,36 +73,38 @@ func New(cfg Config) *Server {
 	return a
 }
 
-// apiLabel begins the host name of the control plane below a domain: the SDKs that are told only a
-// domain ask there.
+// apiLabel is the first label of the control plane's host name below a domain. SDKs that are
+// configured with a domain only use that name.
 const apiLabel = "api."
 
-// IsHost reports whether a host name is that of the control plane.
+// IsHost reports whether a host name is the control plane's.
 func IsHost(host string) bool { return strings.HasPrefix(strings.ToLower(host), apiLabel) }
 
-// Serves reports whether a request is E2B's by its path, or by a header that names a sandbox.
+// Serves reports whether a request is for E2B's API, judged by its path or by a header that names a
+// sandbox.
 func (a *Server) Serves(r *http.Request) bool {
 	return isControl(r.URL.Path) || r.Header.Get(idHeader) != "" || r.URL.Path == "/files"
 }
 
-// ServeHTTP answers a request for which Serves.
+// ServeHTTP answers a request for which Serves returned true.
 func (a *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h := a.sharedData
-	// SDKs of 2025 name the sandbox and the agent's port in headers of the control plane too. At any
-	// other port, such a path and such a key are those of a server in the sandbox.
+	// SDKs of 2025 also send the sandbox's and the agent's port's headers to the control plane. At
+	// any other port, such a path and such a key belong to a server in the sandbox.
 	if isControl(r.URL.Path) && (r.Header.Get(idHeader) == "" || r.Header.Get(keyHeader) != "" && sharedRoute(r).Agent) {
 		h = a.control
 	}
 	a.Face.Audited(http.HandlerFunc(h)).ServeHTTP(w, r)
 }
 
-// Carry carries a request, for which Carries, to the port of a sandbox that its host names.
+// Carry carries a request for which Carries returned true to the sandbox's port that its host
+// names.
 func (a *Server) Carry(w http.ResponseWriter, r *http.Request, route inbound.Route) {
 	route.Agent = isAgentPort(route.Port)
 	a.Face.Audited(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { a.data(w, r, route) })).ServeHTTP(w, r)
 }
 
-// controlRoots begin all paths of the control plane. None is one of /v1.
+// controlRoots are the first parts of all paths of the control plane. None is in /v1.
 var controlRoots = []string{"sandboxes", "snapshots", "templates", "v2/sandboxes", "v2/templates",
 	"v3/templates", "default-templates", "volumes", "secrets", "teams"}
 
@@ -115,7 +117,8 @@ func isControl(path string) bool {
 	return false
 }
 
-// routes are those of the control plane. The scopes are those that /v1 wants for the same.
+// routes registers the routes of the control plane. The scopes are those of the same operations in
+// /v1.
 func (a *Server) routes() {
 	works := face.NewGate(face.Class{Total: maxWorks})
 	lists, reads := a.Face.Lists, a.Face.Reads
@@ -130,7 +133,7 @@ func (a *Server) routes() {
 		{"GET /sandboxes", auth.Read, lists, a.listV1},
 		{"GET /v2/sandboxes", auth.Read, lists, a.list},
 		{"GET /sandboxes/metrics", auth.Read, works, a.metricsOfMany},
-		{"GET /sandboxes/{id}", auth.Run, reads, a.info}, // with the token of the sandbox
+		{"GET /sandboxes/{id}", auth.Run, reads, a.info}, // the answer has the token of the sandbox
 		{"DELETE /sandboxes/{id}", auth.Run, a.Face.Ends, a.kill},
 		{"POST /sandboxes/{id}/connect", auth.Run, works, a.connect},
 		{"POST /v2/sandboxes/{id}/connect", auth.Run, works, a.connect},
@@ -151,7 +154,7 @@ func (a *Server) routes() {
 		{"GET /templates/{id}", auth.Read, reads, a.template},
 		{"GET /templates/{id}/{what}", auth.Read, reads, a.templatePart},
 		{"DELETE /templates/{id}", auth.Admin, works, a.deleteTemplate},
-		// no template's id
+		// not the id of a template
 		{"DELETE /templates/tags", auth.Read, reads, a.unserved},
 		// of SDKs of 2025
 		{"POST /v2/templates", auth.Run, works, a.requestBuild},
@@ -182,14 +185,14 @@ func (a *Server) routes() {
 	a.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) { reads.Serve(w, r, a.unserved, a.fail) })
 }
 
-// Routes of requests in the audit log and the metrics that are of no pattern: to the control plane
-// and refused before they reached one, and to sandboxes.
+// Routes in the audit log and the metrics for requests without a pattern: those to the control
+// plane that were refused before they reached one, and those to sandboxes.
 const (
 	controlRoute = "E2B"
 	dataRoute    = "E2B sandbox"
 )
 
-// control answers a request to the control plane of somebody who may make it.
+// control answers a request to the control plane.
 func (a *Server) control(w http.ResponseWriter, r *http.Request) {
 	if r.Method == http.MethodPut && r.URL.Query().Has(uploadSignature) {
 		a.upload(w, r)
@@ -197,7 +200,7 @@ func (a *Server) control(w http.ResponseWriter, r *http.Request) {
 	}
 	who, err := a.identify(r)
 	e := audit.From(r.Context())
-	e.Who, e.Route = who.Who, controlRoute // that of its pattern when it has passed
+	e.Who, e.Route = who.Who, controlRoute // replaced by its pattern's once routed
 	if err != nil {
 		face.LetGo(w)
 		a.fail(w, r, err)
@@ -206,8 +209,8 @@ func (a *Server) control(w http.ResponseWriter, r *http.Request) {
 	a.mux.ServeHTTP(w, r.WithContext(auth.With(r.Context(), who)))
 }
 
-// identify returns who makes a request, by its API key. Where none is needed it refuses requests
-// that a web page made a browser send, as package v1 does.
+// identify returns the principal of a request, by its API key. If no key is required, it refuses
+// requests that a web page made a browser send, as package v1 does.
 func (a *Server) identify(r *http.Request) (auth.Principal, error) {
 	if err := a.Face.CheckOrigin(r, a.hosts...); err != nil {
 		return auth.Principal{}, err

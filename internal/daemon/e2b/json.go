@@ -11,12 +11,12 @@ import (
 	"github.com/forkd/forkd/internal/daemon/face"
 )
 
-// unsupported refuses what E2B has and forkd has not.
+// unsupported refuses a feature that E2B has and forkd lacks.
 func unsupported(field, instead string) error {
 	return face.BadRequest("%s: forkd does not have this: %s", field, instead)
 }
 
-// unserved is the error of a route that is E2B's, and not here.
+// unserved returns the error for a route of E2B that forkd does not serve.
 func unserved(r *http.Request) error {
 	return face.NewError(http.StatusNotImplemented,
 		fmt.Sprintf("%s %s: forkd does not have this (see docs/e2b.md)", r.Method, r.URL.Path))
@@ -24,7 +24,7 @@ func unserved(r *http.Request) error {
 
 func (a *Server) unserved(_ http.ResponseWriter, r *http.Request) error { return unserved(r) }
 
-// errorBody is E2B's. The SDKs read the status from it too.
+// errorBody is E2B's error body. The SDKs also read the status from it.
 type errorBody struct {
 	Code    int    `json:"code"`
 	Message string `json:"message"`
@@ -42,7 +42,7 @@ func writeError(w http.ResponseWriter, err error) {
 	_ = writeJSON(w, body.Code, body)
 }
 
-// retryAfter is when the SDKs may ask again, in seconds: when a sandbox has ended, as a rule.
+// retryAfter is when the SDKs may ask again, in seconds. By then a sandbox has usually ended.
 const retryAfter = "5"
 
 func bodyOf(err error) errorBody {

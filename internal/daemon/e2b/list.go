@@ -15,10 +15,10 @@ import (
 	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
-// maxPage is the default and the most of a page of a list.
+// maxPage is the default and the maximum size of a list's page.
 const maxPage = 100
 
-// filter is what a list of sandboxes is asked for.
+// filter is the filter of a list of sandboxes.
 type filter struct {
 	metadata map[string]string
 	states   []string
@@ -46,8 +46,8 @@ func filterOf(q url.Values) (f filter, err error) {
 	return f, nil
 }
 
-// metadataOf reads pairs that a sandbox is to have. The SDKs encode each key and value, then all of
-// it as a form, and the whole once more as the value of a query.
+// metadataOf reads pairs that a sandbox must have. The SDKs encode each key and value, then all
+// pairs as a form, and the result again as the value of a query.
 func metadataOf(text string) (map[string]string, error) {
 	if text == "" {
 		return nil, nil
@@ -115,7 +115,7 @@ func (a *Server) list(w http.ResponseWriter, r *http.Request) error {
 	return a.writeSandboxes(w, r, page)
 }
 
-// listV1 answers with all sandboxes that run, as older SDKs ask for them.
+// listV1 answers with all running sandboxes, for older SDKs.
 func (a *Server) listV1(w http.ResponseWriter, r *http.Request) error {
 	f, err := filterOf(r.URL.Query())
 	if err != nil {
@@ -133,9 +133,9 @@ func (a *Server) writeSandboxes(w http.ResponseWriter, r *http.Request, infos []
 	return face.WriteArray(w, infos, describer(a.view(r)))
 }
 
-// pageOf returns the part of a list that a request asks for, and names what follows it in a header.
-// Its token is the name of the last one that was told, with its place in the order, so that the
-// next page is right when others come and go.
+// pageOf returns the requested part of a list, and puts the token of the next part in a header. The
+// token is the name of the last member sent, with its place in the order, so that the next page is
+// right even if members are added or removed.
 func pageOf[T any](w http.ResponseWriter, q url.Values, all []T, name func(T) string) ([]T, error) {
 	limit := maxPage
 	if text := q.Get("limit"); text != "" {
@@ -151,8 +151,8 @@ func pageOf[T any](w http.ResponseWriter, q url.Values, all []T, name func(T) st
 			return nil, face.BadRequest("nextToken: it is not one of this API")
 		}
 		at := slices.IndexFunc(all, func(item T) bool { return name(item) == string(last) })
-		if at < 0 { // it went meanwhile
-			return nil, face.BadRequest("nextToken: what it follows is no longer there: begin again")
+		if at < 0 { // it was removed in the meantime
+			return nil, face.BadRequest("nextToken: the thing that it follows no longer exists: start again")
 		}
 		all = all[at+1:]
 	}

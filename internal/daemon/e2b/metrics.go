@@ -19,11 +19,11 @@ import (
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
-// Bounds on what is asked of guests and told of them.
+// Bounds on requests to guests, and on their answers.
 const (
 	maxMetrics     = 64 << 10 // bytes of a guest's answer
 	metricsTimeout = 10 * time.Second
-	metricsSlack   = 10 * time.Second // between the time that is asked for and now: E2B's are of every 5 s
+	metricsSlack   = 10 * time.Second // most distance of the requested time from now; E2B measures every 5 s
 	maxMeasured    = 100              // sandboxes in one call
 	maxLogs        = 1000
 )
@@ -41,8 +41,8 @@ type metric struct {
 	DiskTotal uint64    `json:"diskTotal"`
 }
 
-// metrics answers with one measurement, that of now, if it is asked for: forkd keeps no history of
-// sandboxes.
+// metrics answers with one measurement, taken now, if the query includes now. forkd keeps no
+// history of sandboxes.
 func (a *Server) metrics(w http.ResponseWriter, r *http.Request) error {
 	i, err := a.find(r)
 	if err != nil {
@@ -63,8 +63,8 @@ func (a *Server) metrics(w http.ResponseWriter, r *http.Request) error {
 	return writeJSON(w, http.StatusOK, out)
 }
 
-// includesNow reports whether now is in the time that a query asks for, in whole seconds of its
-// client's clock.
+// includesNow reports whether the time range of a query, in whole seconds of its client's clock,
+// includes now.
 func includesNow(q url.Values, now time.Time) (bool, error) {
 	in := true
 	for name, off := range map[string]func(at time.Time) time.Duration{
@@ -84,13 +84,13 @@ func includesNow(q url.Values, now time.Time) (bool, error) {
 	return in, nil
 }
 
-// metricsOfMany measures the sandboxes that a query names, and leaves out those that cannot be.
+// metricsOfMany measures the sandboxes that a query names, and omits those that cannot be measured.
 func (a *Server) metricsOfMany(w http.ResponseWriter, r *http.Request) error {
 	ids := strings.Split(r.URL.Query().Get("sandbox_ids"), ",")
 	if len(ids) > maxMeasured {
 		return face.BadRequest("sandbox_ids: %d: want at most %d", len(ids), maxMeasured)
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), metricsTimeout) // for all of them
+	ctx, cancel := context.WithTimeout(r.Context(), metricsTimeout) // for all sandboxes together
 	defer cancel()
 	view, out := a.view(r), map[string]metric{}
 	for _, id := range ids {
@@ -103,7 +103,7 @@ func (a *Server) metricsOfMany(w http.ResponseWriter, r *http.Request) error {
 	return writeJSON(w, http.StatusOK, map[string]any{"sandboxes": out})
 }
 
-// measure asks the agent.
+// measure reads a sandbox's metrics from its agent.
 func measure(ctx context.Context, view *tenancy.View, i sandbox.Info) (m metric, err error) {
 	ctx, cancel := context.WithTimeout(ctx, metricsTimeout)
 	defer cancel()
@@ -136,11 +136,11 @@ func measure(ctx context.Context, view *tenancy.View, i sandbox.Info) (m metric,
 		said.DiskTotal}, err
 }
 
-// consoleLevel is the level of all lines of a console, which has none.
+// consoleLevel is the level of all console lines, which have none of their own.
 const consoleLevel = "info"
 
-// logEntry is a line of a sandbox's console. Lines have no time of their own: they get that of the
-// sandbox's start.
+// logEntry is a line of a sandbox's console. Lines have no time of their own: they get the start
+// time of the sandbox.
 type logEntry struct {
 	Timestamp time.Time         `json:"timestamp"`
 	Message   string            `json:"message"`
@@ -187,8 +187,7 @@ func (a *Server) logs(w http.ResponseWriter, r *http.Request) error {
 	return writeJSON(w, http.StatusOK, map[string]any{"logs": entries})
 }
 
-// logsV1 is logs in the older form, in which a line is an object of its own: E2B's command line
-// reads it.
+// logsV1 is logs in the older form, in which each line is an object. E2B's command line uses it.
 func (a *Server) logsV1(w http.ResponseWriter, r *http.Request) error {
 	entries, err := a.logEntries(r)
 	if err != nil {

@@ -12,7 +12,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// networkConfig is where a sandbox may connect to, and who may connect to it, as E2B has it.
+// networkConfig is E2B's form of a network policy: where a sandbox may connect to, and who may
+// connect to it.
 type networkConfig struct {
 	AllowOut   []string        `json:"allowOut,omitempty"`
 	DenyOut    []string        `json:"denyOut,omitempty"`
@@ -21,15 +22,15 @@ type networkConfig struct {
 	Proxy      json.RawMessage `json:"egressProxy,omitempty"`
 	MaskHost   string          `json:"maskRequestHost,omitempty"`
 	HTTPSPorts []int           `json:"httpsPorts,omitempty"`
-	DNS        []string        `json:"dnsServers,omitempty"` // checked, and never asked: they open nothing
+	DNS        []string        `json:"dnsServers,omitempty"` // checked but never used: they allow nothing
 }
 
 // everything is E2B's rule for all addresses.
 var everything = []string{"0.0.0.0/0", "::/0"}
 
-// setting returns the policy that a configuration means. In E2B an allowed address wins over a
-// denied one; in forkd a denied one does. So the two can stand together only where all is denied,
-// which is to say that nothing but what is allowed may be reached.
+// setting converts a configuration to a policy. In E2B an allowed address wins over a denied one,
+// in forkd a denied one wins. So both lists together are accepted only if everything is denied,
+// which means that only the allowed addresses can be reached.
 func (c *networkConfig) setting(offline *bool) (*netclient.Setting, error) {
 	switch {
 	case present(c.Rules) && string(c.Rules) != "{}":
@@ -59,10 +60,10 @@ func (c *networkConfig) setting(offline *bool) (*netclient.Setting, error) {
 	case closed:
 		mode, deny = netproto.ModeAllow, nil
 	case len(allow) > 0 && len(deny) > 0:
-		return nil, face.BadRequest("network.denyOut: forkd denies what is both allowed and denied, E2B allows it: deny %q to reach nothing but what is allowed, or leave allowOut out",
+		return nil, face.BadRequest("network.denyOut: forkd denies what is both allowed and denied, E2B allows it: deny %q to reach nothing but what is allowed, or omit allowOut",
 			everything[0])
 	default:
-		allow = nil // the internet is open without them, and private networks stay closed as E2B's do
+		allow = nil // the internet is open without them, and private networks stay closed as in E2B
 	}
 	policy, err := netproto.ParsePolicy(mode.String(), allow, deny)
 	if err != nil {
@@ -71,10 +72,10 @@ func (c *networkConfig) setting(offline *bool) (*netclient.Setting, error) {
 	return &netclient.Setting{Policy: policy}, nil
 }
 
-// maxDNS is how many servers E2B takes.
+// maxDNS is the number of servers that E2B accepts.
 const maxDNS = 10
 
-// configOf is a policy as E2B has it. Rules that have no equal there are told as they are.
+// configOf returns E2B's form of a policy. Rules without an equivalent are passed on unchanged.
 func configOf(p netproto.Policy) networkConfig {
 	c := networkConfig{AllowOut: netproto.Texts(p.Allow), DenyOut: netproto.Texts(p.Deny)}
 	if p.Mode == netproto.ModeNone || p.Mode == netproto.ModeAllow {
@@ -83,8 +84,8 @@ func configOf(p netproto.Policy) networkConfig {
 	return c
 }
 
-// setNetwork replaces where a sandbox may connect to. Its limits and secrets stay as they are when it is
-// done. Who may connect to a sandbox is chosen when it is made.
+// setNetwork replaces the policy of a sandbox. Limits and secrets stay as they are at that moment.
+// Access to the sandbox is fixed at its creation.
 func (a *Server) setNetwork(w http.ResponseWriter, r *http.Request) error {
 	var req struct {
 		networkConfig

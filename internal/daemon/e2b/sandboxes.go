@@ -17,8 +17,8 @@ const (
 	paused  = "paused"
 )
 
-// stateOf returns the state of a sandbox as E2B has it; nothing where E2B would not know it any
-// more.
+// stateOf returns the state of a sandbox in E2B's terms; empty if the sandbox would no longer exist
+// in E2B.
 func stateOf(i sandbox.Info) string {
 	switch i.State {
 	case sandbox.Running, sandbox.Restoring:
@@ -34,7 +34,7 @@ func stateOf(i sandbox.Info) string {
 	return ""
 }
 
-// noEnd is when sandboxes end that never do; the SDKs want a time.
+// noEnd is the reported end of sandboxes without one; the SDKs require a time.
 var noEnd = time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)
 
 // listed describes a sandbox.
@@ -73,12 +73,12 @@ func listedOf(i sandbox.Info, vcpus uint32, diskMiB uint64) listed {
 		EnvdVersion: envdVersion, Metadata: n.Metadata}
 }
 
-// find returns the sandbox that a request names, if E2B would still know it.
+// find returns the sandbox that a request names, if it would still exist in E2B.
 func (a *Server) find(r *http.Request) (sandbox.Info, error) {
 	return get(a.view(r), r.PathValue("id"))
 }
 
-// view returns what the client of a request may know of.
+// view returns what the client of a request may see.
 func (a *Server) view(r *http.Request) *tenancy.View { return a.Face.View(r.Context()) }
 
 func get(view *tenancy.View, id string) (sandbox.Info, error) {
@@ -92,7 +92,7 @@ func get(view *tenancy.View, id string) (sandbox.Info, error) {
 	return i, nil
 }
 
-// detail is the whole description of a sandbox.
+// detail is the full description of a sandbox.
 type detail struct {
 	listed
 	AccessToken   string        `json:"envdAccessToken"`
@@ -100,7 +100,7 @@ type detail struct {
 	AllowInternet *bool         `json:"allowInternetAccess"`
 	Network       networkConfig `json:"network"`
 	Lifecycle     lifecycle     `json:"lifecycle"`
-	PauseMode     string        `json:"pauseMode,omitempty"` // what the pause has saved
+	PauseMode     string        `json:"pauseMode,omitempty"` // what the pause saved
 }
 
 type lifecycle struct {
@@ -147,9 +147,9 @@ func (a *Server) kill(w http.ResponseWriter, r *http.Request) error {
 // lifeRequest is the body of connect, resume, timeout and refreshes.
 type lifeRequest struct {
 	Timeout  *int64 `json:"timeout"`
-	Duration *int64 `json:"duration"` // of refreshes
+	Duration *int64 `json:"duration"` // sent by refreshes
 	Memory   *bool  `json:"memory"`
-	Pauses   *bool  `json:"autoPause"` // of resume
+	Pauses   *bool  `json:"autoPause"` // sent by resume
 }
 
 func readLife(w http.ResponseWriter, r *http.Request) (req lifeRequest, timeout time.Duration, err error) {
@@ -166,12 +166,13 @@ func readLife(w http.ResponseWriter, r *http.Request) (req lifeRequest, timeout 
 	return req, timeout, err
 }
 
-// connect gives a running sandbox more time, never less, and brings a paused one back.
+// connect extends the time of a running sandbox, never shortens it, and resumes a paused one.
 func (a *Server) connect(w http.ResponseWriter, r *http.Request) error {
 	return a.connectAs(w, r, http.StatusOK)
 }
 
-// resume is connect as older SDKs call it, which answers as if it had always brought back.
+// resume is connect under the name of older SDKs. It always answers as if the sandbox had been
+// resumed.
 func (a *Server) resume(w http.ResponseWriter, r *http.Request) error {
 	return a.connectAs(w, r, http.StatusCreated)
 }
@@ -196,7 +197,7 @@ func (a *Server) connectAs(w http.ResponseWriter, r *http.Request, ifRunning int
 		if stateOf(was) == paused {
 			status = http.StatusCreated
 			_, own := annotationOf(was)
-			changes = own || !was.Expires.IsZero() // one of /v1 may be meant to have no end
+			changes = own || !was.Expires.IsZero() // a sandbox of /v1 without an end may be meant to have none
 		}
 		if !changes {
 			e = nil
@@ -211,17 +212,17 @@ func (a *Server) connectAs(w http.ResponseWriter, r *http.Request, ifRunning int
 	return writeJSON(w, status, a.createdOf(i))
 }
 
-// lengthens reports whether a sandbox has an end, and e a later one.
+// lengthens reports whether a sandbox has an end and e is later.
 func lengthens(i sandbox.Info, e sandbox.Expiry) bool {
 	return !i.Expires.IsZero() && i.Expires.Before(e.At)
 }
 
-// setTimeout lets a sandbox end so long after now; paused ones have no time that passes.
+// setTimeout sets the end of a sandbox relative to now. The time of a paused sandbox stands still.
 func (a *Server) setTimeout(w http.ResponseWriter, r *http.Request) error {
 	return a.timeout(w, r, false)
 }
 
-// refresh is setTimeout that never shortens.
+// refresh is setTimeout, but never shortens the time.
 func (a *Server) refresh(w http.ResponseWriter, r *http.Request) error { return a.timeout(w, r, true) }
 
 func (a *Server) timeout(w http.ResponseWriter, r *http.Request, onlyLonger bool) error {
@@ -251,7 +252,7 @@ func (a *Server) timeout(w http.ResponseWriter, r *http.Request, onlyLonger bool
 	return nil
 }
 
-// pause suspends a sandbox, whose time stands still until it is brought back.
+// pause suspends a sandbox. Its time stands still until it is resumed.
 func (a *Server) pause(w http.ResponseWriter, r *http.Request) error {
 	var req struct {
 		Memory  *bool `json:"memory"`

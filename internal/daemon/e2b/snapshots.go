@@ -14,10 +14,10 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// maxFork is the most copies that one call may ask for.
+// maxFork bounds the copies in one call.
 const maxFork = 100
 
-// fork makes copies of a sandbox, which runs on, or stays paused.
+// fork makes copies of a sandbox, which runs on or stays paused.
 func (a *Server) fork(w http.ResponseWriter, r *http.Request) error {
 	var req struct {
 		Timeout *int64 `json:"timeout"`
@@ -50,7 +50,7 @@ func (a *Server) fork(w http.ResponseWriter, r *http.Request) error {
 	}
 	var made sandbox.ForkResult
 	start := time.Now()
-	if i.State == sandbox.Suspended { // it is not brought back: what it would be brought back from is forked
+	if i.State == sandbox.Suspended { // it stays suspended: the copies are forked from its suspended state
 		err = a.view(r).With(r.Context(), i.ID, func(h *sandbox.Held) (err error) {
 			made, err = h.Fork(r.Context(), ask)
 			return err
@@ -84,7 +84,7 @@ type snapshotInfo struct {
 	Names      []string `json:"names"`
 }
 
-// createSnapshot branches a sandbox, which runs on, or stays paused.
+// createSnapshot branches a sandbox, which runs on or stays paused.
 func (a *Server) createSnapshot(w http.ResponseWriter, r *http.Request) error {
 	var req struct {
 		Name   string `json:"name"`
@@ -110,7 +110,7 @@ func (a *Server) createSnapshot(w http.ResponseWriter, r *http.Request) error {
 	if i.State == sandbox.Suspended && ask.Mode == vm.BranchDisk {
 		return unsupported("memory: false", "the file system of a paused sandbox cannot be brought to rest: connect to it first")
 	}
-	if i.State == sandbox.Suspended { // it is not brought back
+	if i.State == sandbox.Suspended { // it stays suspended
 		err = a.view(r).With(r.Context(), i.ID, func(h *sandbox.Held) (err error) {
 			made, err = h.Copy(r.Context(), ask.Tag)
 			return err
@@ -129,7 +129,7 @@ func (a *Server) createSnapshot(w http.ResponseWriter, r *http.Request) error {
 }
 
 // listSnapshots answers with a page of the snapshots that were made of sandboxes, without those
-// that a template build has made.
+// that template builds made.
 func (a *Server) listSnapshots(w http.ResponseWriter, r *http.Request) error {
 	q := r.URL.Query()
 	name, err := "", error(nil)
@@ -189,16 +189,16 @@ func templateOf(i store.Info) templateInfo {
 		Builds:    1, EnvdVersion: envdVersion, BuildStatus: status}
 }
 
-// noBuild stands for the build of a template: the SDKs want a UUID, forkd keeps none.
+// noBuild is the reported build of a template: the SDKs require a UUID, and forkd keeps none.
 const noBuild = "00000000-0000-0000-0000-000000000000"
 
-// listTemplates answers with all snapshots but the states of paused sandboxes.
+// listTemplates answers with all snapshots except the states of paused sandboxes.
 func (a *Server) listTemplates(w http.ResponseWriter, r *http.Request) error {
 	all := slices.DeleteFunc(a.view(r).Snapshots(), func(i store.Info) bool { return i.Transient })
 	return face.WriteArray(w, all, templateOf)
 }
 
-// snapshotOf returns the snapshot that is meant by a template's id or name.
+// snapshotOf returns the snapshot for a template's id or name.
 func (a *Server) snapshotOf(r *http.Request, name string) (store.Info, error) {
 	tag, err := a.existing(r, name)
 	if err != nil {
@@ -219,8 +219,8 @@ func (a *Server) template(w http.ResponseWriter, r *http.Request) error {
 	return writeJSON(w, http.StatusOK, templateOf(i))
 }
 
-// templatePart answers for two routes of E2B that a ServeMux cannot tell apart: which template a
-// name means (/templates/aliases/NAME), and the one tag that every template has
+// templatePart answers two routes of E2B that a ServeMux cannot distinguish: the template of a name
+// (/templates/aliases/NAME), and the tags of a template, of which there is one
 // (/templates/ID/tags).
 func (a *Server) templatePart(w http.ResponseWriter, r *http.Request) error {
 	id, what := r.PathValue("id"), r.PathValue("what")
@@ -240,8 +240,8 @@ func (a *Server) templatePart(w http.ResponseWriter, r *http.Request) error {
 	return writeJSON(w, http.StatusOK, []map[string]any{{"tag": onlyTag, "buildID": noBuild, "createdAt": i.Created}})
 }
 
-// deleteTemplate removes a snapshot. Those that were made of its sandboxes have links to what they
-// need of it.
+// deleteTemplate deletes a snapshot. Snapshots made of its sandboxes have links to the files that
+// they need.
 func (a *Server) deleteTemplate(w http.ResponseWriter, r *http.Request) error {
 	i, err := a.snapshotOf(r, r.PathValue("id"))
 	if err != nil {

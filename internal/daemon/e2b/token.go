@@ -13,8 +13,8 @@ import (
 	"github.com/forkd/forkd/internal/daemon/face"
 )
 
-// Tokens of a sandbox, see auth.Keys. The one lets in to the agent, the other to the sandbox's own
-// servers and the code interpreter. Both can be computed and so are kept nowhere.
+// Purposes of a sandbox's tokens; see auth.Keys. The first gives access to the agent, the second to
+// the sandbox's own servers and the code interpreter. Both are derived, so they are not stored.
 const (
 	accessToken  = "e2b access"
 	trafficToken = "e2b traffic"
@@ -23,8 +23,8 @@ const (
 // signatureSize is "v1_" and a SHA-256 in base64 without padding.
 const signatureSize = 3 + 43
 
-// signature returns what permits an operation on a file: the hash of path, operation, user, token
-// and, if it expires, the second it does.
+// signature returns the signature that permits an operation on a file: the hash of path, operation,
+// user, token and, if it expires, the expiry in seconds.
 func signature(q url.Values, operation, token string) string {
 	parts := []string{q.Get("path"), operation, q.Get("username"), token}
 	if end := q.Get("signature_expiration"); end != "" {
@@ -34,7 +34,7 @@ func signature(q url.Values, operation, token string) string {
 	return "v1_" + base64.RawStdEncoding.EncodeToString(sum[:])
 }
 
-// operationOf returns what a request does with a file.
+// operationOf returns the operation of a request on a file.
 func operationOf(r *http.Request) string {
 	if r.Method == http.MethodGet || r.Method == http.MethodHead {
 		return "read"
@@ -42,13 +42,13 @@ func operationOf(r *http.Request) string {
 	return "write"
 }
 
-// isSigned reports whether a query has the signature that a sandbox's token makes.
+// isSigned reports whether a query is signed with the sandbox's token.
 func (a *Server) isSigned(r *http.Request, q url.Values, id string) bool {
 	want := signature(q, operationOf(r), a.Keys.Token(accessToken, id))
 	return subtle.ConstantTimeCompare([]byte(q.Get("signature")), []byte(want)) == 1
 }
 
-// checkSignature refuses a request to a file without a signature that holds.
+// checkSignature refuses a request to a file without a valid signature.
 func (a *Server) checkSignature(r *http.Request, id string) error {
 	q := r.URL.Query()
 	if !a.isSigned(r, q, id) {
@@ -66,9 +66,10 @@ func (a *Server) checkSignature(r *http.Request, id string) error {
 	return nil
 }
 
-// signer returns the sandbox whose token signed a request to a file that names none, or "": where
-// all sandboxes share one address, such a URL has nothing else to tell them apart. To look takes
-// hashes for every sandbox, so it is done only as often as strangers may come to one.
+// signer returns the sandbox whose token signed a request to a file, for requests that name no
+// sandbox. At an address that all sandboxes share, the signature is all that tells such URLs apart.
+// It returns "" if no token matches. The search hashes once per sandbox, so its rate is limited to
+// that of strangers' requests to one sandbox.
 func (a *Server) signer(r *http.Request) (string, error) {
 	if r.URL.Path != "/files" {
 		return "", nil

@@ -17,15 +17,15 @@ import (
 	"github.com/forkd/forkd/internal/gate"
 )
 
-// A link for one archive of one build is signed, with a token for these: who sends the archive has
-// no other.
+// A link for uploading one archive of one build is signed with a token made for the two. The sender
+// of the archive has no other token.
 const (
 	uploadPurpose   = "e2b upload"
 	uploadSignature = "signature"
 	uploadBuild     = "build"
 )
 
-// uploadLink says whether the files of a step are there, and where they are to be sent.
+// uploadLink answers whether the files of a step exist, and where to send them.
 func (a *Server) uploadLink(w http.ResponseWriter, r *http.Request) error {
 	b, err := a.findBuild(r, "")
 	if err != nil {
@@ -43,15 +43,15 @@ func (a *Server) uploadLink(w http.ResponseWriter, r *http.Request) error {
 // uploadRoute is the pattern of a signed link.
 const uploadRoute = "PUT /templates/{id}/files/{hash}"
 
-// Bounds on the sending of an archive.
+// Bounds on the upload of an archive.
 const (
-	uploadTimeout = time.Hour   // of the whole, with the wait for a place: what the SDKs give it
-	uploadStall   = time.Minute // in which the least has to come, or the rest
-	uploadLeast   = 64 << 10    // bytes, and of a large archive
-	uploadPart    = 120         // the 120th part: half the pace at which it is done in time
+	uploadTimeout = time.Hour   // in total, including the wait for a place; the SDKs' own limit
+	uploadStall   = time.Minute // interval in which uploadLeast must arrive, or the rest
+	uploadLeast   = 64 << 10    // bytes; of a large archive,
+	uploadPart    = 120         // its 120th part: half the pace that completes it in time
 )
 
-// upload takes an archive from who has a signed link.
+// upload receives an archive from a client with a signed link.
 func (a *Server) upload(w http.ResponseWriter, r *http.Request) {
 	e := audit.From(r.Context())
 	e.Who, e.Route = audit.SignedURL, uploadRoute
@@ -100,21 +100,21 @@ func (a *Server) takeArchive(w http.ResponseWriter, r *http.Request) error {
 	return err
 }
 
-// steady is the body of a request that has to come on, and not in drips. Only the time that it is
-// waited for counts, not that which a slow disk takes.
+// steady is the body of a request that must keep arriving at a minimum pace. Only time spent
+// waiting for the client counts, not time spent on a slow disk.
 type steady struct {
 	body  io.Reader
 	rc    interface{ SetReadDeadline(time.Time) error }
 	end   time.Time
-	stall time.Duration // in which least bytes have to come
+	stall time.Duration // interval in which least bytes must arrive
 	least int64
 
-	left time.Duration // of stall
-	got  int64         // bytes that have come in it
+	left time.Duration // rest of the present interval
+	got  int64         // bytes received in it
 }
 
-// newSteady returns the body of an archive of size bytes. How fast it has to come goes by its size,
-// because room for all of it is taken from others when it begins.
+// newSteady returns the body of an archive of size bytes. The required pace depends on the size,
+// because disk space for the whole archive is reserved at the start.
 func newSteady(body io.Reader, rc interface{ SetReadDeadline(time.Time) error }, size int64, end time.Time) *steady {
 	return &steady{body: body, rc: rc, end: end, stall: uploadStall, least: max(uploadLeast, size/uploadPart)}
 }
@@ -129,15 +129,15 @@ func (s *steady) Read(p []byte) (int, error) {
 	if by.After(s.end) {
 		by = s.end
 	}
-	_ = s.rc.SetReadDeadline(by) // a connection without deadlines is a test's
+	_ = s.rc.SetReadDeadline(by) // fails only in tests, whose connections have no deadlines
 	n, err := s.body.Read(p)
 	s.got += int64(n)
 	s.left = max(s.left-time.Since(start), time.Nanosecond)
 	return n, err
 }
 
-// enterUpload waits for a place for an archive of a client: each that waits has a connection, also when
-// its client has left, which is seen only once the archive is read.
+// enterUpload waits for a place for a client's archive. Each waiting request holds a connection,
+// even after its client has left: that is noticed only when the archive is read.
 func (a *Server) enterUpload(ctx context.Context, who string) (leave func(), err error) {
 	if leave, err = a.uploads.Wait(ctx, gate.Share{Key: who, Most: maxOwn}); err != nil {
 		return nil, face.ErrTooMany

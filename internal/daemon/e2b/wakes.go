@@ -8,35 +8,36 @@ import (
 	"github.com/forkd/forkd/internal/host/owner"
 )
 
-// wakes are the requests that wait for their sandboxes to be brought back. All those to one sandbox
-// share a place: they may have to wait until its memory has been written first, and would keep out
-// requests to others for as long. A third of the places is not for strangers, so that they keep out
-// nobody who has a token. No owner of sandboxes has all places either, nor all that strangers have.
+// wakes holds the requests that wait until their sandboxes are resumed. All requests to one sandbox
+// share a place: they may first have to wait until the sandbox's memory is written, and would block
+// requests to others for that time. A third of the places is closed to strangers, so that they
+// cannot block clients with a token. Neither an owner of sandboxes nor the strangers to one owner's
+// sandboxes can take all places.
 type wakes struct {
 	sandboxes *gate.Gate
-	requests  *gate.Gate // by sandbox; there are no more than connections
+	requests  *gate.Gate // by sandbox; at most as many as connections
 
 	mu sync.Mutex
 	of map[string]*waking // by sandbox
 }
 
-// waking are the requests that wait for one sandbox.
+// waking holds the requests that wait for one sandbox.
 type waking struct {
 	n     int
-	leave func() // gives back its place
+	leave func() // frees its place
 }
 
 func newWakes() *wakes {
 	return &wakes{sandboxes: gate.New(maxWakes), requests: gate.New(maxWakes * maxWaiting), of: make(map[string]*waking)}
 }
 
-// strangersOf returns how many of so many places strangers may have.
+// strangersOf returns how many of the given places strangers may take.
 func strangersOf(places int) int { return places * 2 / 3 }
 
-// strangers begins the keys of the shares of all strangers.
+// strangers is the prefix of the keys for strangers' shares.
 const strangers = "strangers "
 
-// enter counts a request to a sandbox of an owner and returns how to end that.
+// enter counts a request to a sandbox of an owner, and returns a function that ends the count.
 func (w *wakes) enter(id, who string, stranger bool) (leave func(), err error) {
 	waiting := []gate.Share{{Key: id, Most: maxWaiting}}
 	places := []gate.Share{owner.FairShare(who, maxWakes)}

@@ -6,12 +6,12 @@ import (
 	"net/http"
 )
 
-// arrayPart is how many bytes of an array are written at once, unless a member has more.
+// arrayPart is the size of one write of an array, in bytes, unless a single member is larger.
 const arrayPart = 32 << 10
 
-// WriteArray answers with a JSON array of the descriptions of members. Of these it holds no more than
-// one part at a time: labels, metadata and what guests say of themselves can be 100 KiB of each
-// sandbox, and many clients may ask for lists at once.
+// WriteArray answers with a JSON array of the descriptions of members. It buffers only one part at
+// a time: the labels, metadata and guest-supplied text of a sandbox can be 100 KiB, and many
+// clients may request lists at once.
 func WriteArray[M, T any](w http.ResponseWriter, members []M, describe func(M) T) error {
 	var part bytes.Buffer
 	enc := json.NewEncoder(&part)
@@ -33,11 +33,11 @@ func WriteArray[M, T any](w http.ResponseWriter, members []M, describe func(M) T
 			part.WriteByte(',')
 		}
 		if err := enc.Encode(describe(m)); err != nil && begun {
-			panic(http.ErrAbortHandler) // the client must not take a part for the whole
+			panic(http.ErrAbortHandler) // the client must not mistake a part for the whole
 		} else if err != nil {
 			return err
 		}
-		part.Truncate(part.Len() - 1) // Encode ends a line
+		part.Truncate(part.Len() - 1) // without the line feed that Encode adds
 		if part.Len() >= arrayPart && send() != nil {
 			return nil // the client has gone
 		}

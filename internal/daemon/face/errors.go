@@ -66,7 +66,7 @@ func codeOf(err error) code {
 		return codeInvalidField
 	case errors.As(err, &warmup):
 		return codeWarmup
-	case errors.As(err, &cut): // this and the next two before what they wrap
+	case errors.As(err, &cut): // this and the next two cases precede the errors that they wrap
 		return codeCutOff
 	case errors.As(err, &held):
 		return codeHeld
@@ -124,7 +124,7 @@ func codeOf(err error) code {
 	return codeInternal
 }
 
-// codeOfStatus is the code of an error of which nothing but its status is known.
+// codeOfStatus returns the fallback error code for an HTTP status.
 func codeOfStatus(status int) code {
 	switch status {
 	case http.StatusBadRequest:
@@ -153,7 +153,7 @@ func codeOfStatus(status int) code {
 
 func codeOfGuest(c agentclient.Code) code {
 	switch c {
-	case agentclient.CodeInvalid, agentclient.CodeUnauthenticated: // the latter: no such user in the guest
+	case agentclient.CodeInvalid, agentclient.CodeUnauthenticated: // CodeUnauthenticated: the guest has no such user
 		return codeBadRequest
 	case agentclient.CodeNotFound:
 		return codeNoFile
@@ -176,12 +176,13 @@ func codeOfGuest(c agentclient.Code) code {
 // StatusOf chooses the HTTP status of an error.
 func StatusOf(err error) int { return problems[codeOf(err)].status }
 
-// Fail answers a request that has not been answered with an error.
+// Fail sends the error of a request that has not been answered yet.
 func (f *Face) Fail(w http.ResponseWriter, r *http.Request, err error) {
 	f.FailAs(w, r, err, StatusOf(err), WriteProblem)
 }
 
-// FailAs is Fail for an error that write answers with this status. It logs those that are the daemon's.
+// FailAs is Fail with this status, and with write to send the error. It logs errors of the daemon
+// itself.
 func (f *Face) FailAs(w http.ResponseWriter, r *http.Request, err error, status int,
 	write func(http.ResponseWriter, error)) {
 	if status >= http.StatusInternalServerError && status != http.StatusNotImplemented && r.Context().Err() == nil {
@@ -197,17 +198,18 @@ func (f *Face) FailAs(w http.ResponseWriter, r *http.Request, err error, status 
 	drain(w, r)
 }
 
-// Bounds on what is read of a body that was refused.
+// Bounds on reading the body of a refused request.
 const (
 	maxDrain  = 64 << 20 // bytes
 	drainTime = 10 * time.Second
 )
 
-// drain sends the answer, and then reads on: a client that sends all of its body before it reads
-// would find a reset connection, and no answer. The answer must have the header Connection: close.
+// drain sends the answer and then reads the rest of the body. Without it, a client that sends its
+// whole body before it reads would see a connection reset instead of the answer. The answer must
+// have the header Connection: close.
 func drain(w http.ResponseWriter, r *http.Request) {
 	rc := http.NewResponseController(w)
 	_ = rc.Flush()
-	_ = rc.SetReadDeadline(time.Now().Add(drainTime)) // a connection without deadlines is a test's
+	_ = rc.SetReadDeadline(time.Now().Add(drainTime)) // fails only in tests, whose connections have no deadlines
 	_, _ = io.CopyN(io.Discard, r.Body, maxDrain)     // the client has gone if this fails
 }

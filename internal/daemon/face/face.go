@@ -1,8 +1,8 @@
-// Package face holds what the daemon's faces have in common: who may make a request and from where, what
-// clients can hold of the daemon at once, bodies, answers and errors, requests that are carried out once,
-// and the way of streams to guests.
+// Package face holds what the daemon's faces have in common: identification of clients and origins,
+// bounds on what clients can hold of the daemon at once, bodies, answers and errors, requests that
+// are carried out once, and the carriage of streams to guests.
 //
-// It knows no route and no message of a face. Which class a request counts in is for the face to say.
+// It knows no route and no message of a face. The face decides in which class a request counts.
 package face
 
 import (
@@ -22,8 +22,8 @@ import (
 // Handler answers a request or returns the error to answer it with.
 type Handler func(http.ResponseWriter, *http.Request) error
 
-// Error is an error with its HTTP status: of a request that is wrong by itself, or that comes at a
-// wrong time.
+// Error is an error with its HTTP status, for a request that is invalid or that arrives at a wrong
+// time.
 type Error struct {
 	Status  int
 	Message string
@@ -39,52 +39,52 @@ func BadRequest(format string, args ...any) error {
 	return NewError(http.StatusBadRequest, fmt.Sprintf(format, args...))
 }
 
-// Config is what the faces of a daemon have in common.
+// Config is the configuration common to all faces of a daemon.
 type Config struct {
 	Host     *tenancy.Host
-	Guard    *auth.Guard // nil: every client may do everything
-	Hosts    []string    // names of this host that clients without a token may use, besides those of loopback
+	Guard    *auth.Guard // nil: every client has all rights
+	Hosts    []string    // names of this host, besides those of loopback, that clients without a token may use
 	Audit    *audit.Log  // nil: none
-	Answers  *once.Book  // to requests that are not to be carried out twice
+	Answers  *once.Book  // to requests that must not be carried out twice
 	Limits   Limits
 	Counts   Streams                                            // counts streams to ports
 	Requests func(route string, status int, took time.Duration) // counts all requests; nil: none are counted
-	Stopping context.Context                                    // ends when streams to ports are to end; nil: never
+	Stopping context.Context                                    // ends when streams to ports must end; nil: never
 	Log      *slog.Logger
 }
 
-// Face is the state that all faces of a daemon share. A request counts in one of its classes as long
-// as it is served, whichever face serves it.
+// Face is the state that all faces of a daemon share. A request occupies a place in one of the
+// gates while it is served, whichever face serves it.
 type Face struct {
 	Config
 	proxy *inbound.Proxy
 
 	Guests    *Gate // calls to guests
-	Control   *Gate // to processes in guests: those that wait in Guests must not keep out what feeds or ends them
+	Control   *Gate // calls to running processes; not blocked by calls that wait in Guests
 	Work      *Gate // operations on sandboxes and snapshots
 	Messages  *Gate // of the Model Context Protocol
-	Lists     *Gate // of all that there is of a kind: they can be large, and wait in memory for their clients
-	Reads     *Gate // of one thing
-	Ends      *Gate // what ends sandboxes and removes things: no other request keeps it out
-	Open      *Gate // requests that need no token, by the address of the client
-	Followers *Gate // streams of events
-	Logs      *Gate // answers from consoles
-	Streams   *Gate // to ports of guests,
-	Signed    *Gate // and to those by strangers
-	Carried   *Gate // requests that take their place in Streams or Signed when they begin: this is without bounds
+	Lists     *Gate // lists of all things of a kind; large, and in memory until received
+	Reads     *Gate // reads of one thing
+	Ends      *Gate // requests that kill sandboxes or delete things; no other request can block them
+	Open      *Gate // requests that need no token, counted by the client's address
+	Followers *Gate // event streams
+	Logs      *Gate // answers with console output
+	Streams   *Gate // streams to ports of guests,
+	Signed    *Gate // and those by strangers with signed URLs
+	Carried   *Gate // requests that enter Streams or Signed themselves; unbounded
 
 	Memory    *Memory
 	Strangers *Strangers
 }
 
-// New returns a Face. Zero fields of the limits have their defaults.
+// New returns a Face. Zero limits take their defaults.
 func New(cfg Config) *Face {
 	cfg.Limits = cfg.Limits.withDefaults()
 	if cfg.Stopping == nil {
 		cfg.Stopping = context.Background()
 	}
 	l := cfg.Limits
-	message := max(1, l.Calls/8) // a subscription is a message as long as it lasts
+	message := max(1, l.Calls/8) // a subscription occupies a place of a message as long as it lasts
 	return &Face{
 		Config:    cfg,
 		proxy:     inbound.New(inbound.Config{IsToken: cfg.Guard.IsToken, Idle: l.Idle, Stall: l.Stall}),
@@ -106,8 +106,8 @@ func New(cfg Config) *Face {
 	}
 }
 
-// ClientOf returns the name under which a request counts: that of its principal or, where there is none,
-// its address.
+// ClientOf returns the name under which a request is counted: that of its principal, or its address
+// if it has none.
 func ClientOf(r *http.Request) string {
 	if who := auth.From(r.Context()).Who; who != "" {
 		return who
@@ -115,8 +115,8 @@ func ClientOf(r *http.Request) string {
 	return addressOf(r)
 }
 
-// View returns what the principal of a request may know of, by the request's context. That is nothing, if
-// there is no principal.
+// View returns what the principal of the request with context ctx may see. Without a principal,
+// that is nothing.
 func (f *Face) View(ctx context.Context) *tenancy.View {
 	who := auth.From(ctx)
 	return f.Host.For(who.Owner())

@@ -12,14 +12,14 @@ import (
 // Class says how many requests of a kind are served at once.
 type Class struct {
 	Total   int // 0: no bound
-	Client  int // of one client; 0: three quarters, or as many as there are of clients that cannot be told apart
-	Sandbox int // that concern one sandbox; 0: no bound of its own
+	Client  int // for one client; 0: three quarters, or all if clients cannot be told apart
+	Sandbox int // for one sandbox; 0: no bound of its own
 
-	Refusal error // of a request for which there is no place; nil: ErrTooMany
+	Refusal error // error for a request that finds no place; nil: ErrTooMany
 }
 
-// Gate has places for the requests of one class that are served at once. More are turned away instead
-// of queued. No client has all places, so none keeps the others out.
+// Gate holds places for the requests of one class that are served at once. Requests beyond them are
+// refused, not queued. No client can take all places, so no client can lock the others out.
 type Gate struct {
 	Class
 	places *gate.Gate
@@ -28,15 +28,15 @@ type Gate struct {
 // NewGate returns a Gate.
 func NewGate(c Class) *Gate { return &Gate{c, gate.New(c.Total)} }
 
-// What refuses a request for which its class has no place. A client without a token learns that it is
-// its own doing: 503 would say that the daemon is not ready.
+// Errors for a request that finds no place in its class. A client without a token gets 429, because
+// it caused that itself; 503 would say that the daemon is not ready.
 var (
 	ErrTooMany  = NewError(http.StatusServiceUnavailable, "too many requests at once; try again")
 	errTooEager = NewError(http.StatusTooManyRequests, "too many requests without a token at once; try again")
 )
 
-// Enter takes a place for a request of a client that concerns a sandbox, or none. The caller calls leave
-// once.
+// Enter takes a place for a request of a client, about the given sandbox if any. The caller calls
+// leave once.
 func (g *Gate) Enter(client, sandboxID string) (leave func(), err error) {
 	if g.Total == 0 {
 		return func() {}, nil
@@ -54,9 +54,9 @@ func (g *Gate) Enter(client, sandboxID string) (leave func(), err error) {
 	return leave, nil
 }
 
-// Serve answers a request with h, or with fail and its error, if there is a place for it. The request has
-// its place until its client has taken a short answer: a client of HTTP/2 that takes none would hold
-// the answer, and as many others as it likes.
+// Serve answers a request with h if there is a place for it, and with fail otherwise or if h
+// returns an error. A short answer keeps its place until the client has received it: otherwise an
+// HTTP/2 client that reads nothing could make the daemon hold any number of answers.
 func (g *Gate) Serve(w http.ResponseWriter, r *http.Request, h Handler,
 	fail func(http.ResponseWriter, *http.Request, error)) {
 	leave, err := g.Enter(ClientOf(r), r.PathValue("id"))
@@ -73,7 +73,7 @@ func (g *Gate) Serve(w http.ResponseWriter, r *http.Request, h Handler,
 	}
 }
 
-// addressOf returns the address of a client, without its port: an IP address, or "" of a unix socket.
+// addressOf returns the IP address of a client without the port, or "" for a unix socket.
 func addressOf(r *http.Request) string {
 	host, _, err := net.SplitHostPort(r.RemoteAddr)
 	if err != nil {

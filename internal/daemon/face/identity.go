@@ -10,11 +10,12 @@ import (
 	"github.com/forkd/forkd/internal/daemon/auth"
 )
 
-// CheckOrigin refuses requests over TCP that carry another host's name, unless they need a token (see
-// auth.CheckHost), and what a web page of another origin makes a browser on this host send: a daemon on
-// loopback without a token would obey it. Requests that only read are refused like the others: an answer
-// is not the page's to see either. Programs send no Origin and are not concerned. hosts are names of this
-// host besides those that the daemon was given.
+// CheckOrigin refuses two kinds of requests over TCP: those that carry another host's name and need
+// no token (see auth.CheckHost), and those that a web page of another origin makes a browser on
+// this host send. A daemon on loopback without a token would obey the latter. Requests that only
+// read are refused too, because the page must not see the answer either. Programs send no Origin
+// and are not affected. hosts are names of this host in addition to those in the daemon's
+// configuration.
 func (f *Face) CheckOrigin(r *http.Request, hosts ...string) error {
 	addr, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
 	if ok && addr.Network() == "tcp" && !f.Guard.Demands() {
@@ -22,7 +23,7 @@ func (f *Face) CheckOrigin(r *http.Request, hosts ...string) error {
 			return NewError(http.StatusForbidden, err.Error())
 		}
 	}
-	asPost := *r // the check lets safe methods pass
+	asPost := *r // because the check lets safe methods pass
 	asPost.Method = http.MethodPost
 	if http.NewCrossOriginProtection().Check(&asPost) != nil {
 		return NewError(http.StatusForbidden, "cross-origin request from a browser refused")
@@ -30,21 +31,21 @@ func (f *Face) CheckOrigin(r *http.Request, hosts ...string) error {
 	return nil
 }
 
-// Refuse answers a request of somebody who may not make it.
+// Refuse answers a request that its client may not make.
 func Refuse(w http.ResponseWriter, err error) {
 	LetGo(w)
 	WriteProblem(w, err)
 }
 
-// LetGo makes the connection end with the answer to a stranger, who keeps nothing of the daemon:
-// the server does not wait for a body that may never come.
+// LetGo makes the connection close after the answer to a stranger, so that the stranger holds no
+// resources: the server does not wait for a body that may never arrive.
 func LetGo(w http.ResponseWriter) {
 	w.Header().Set("Connection", "close")
-	_ = http.NewResponseController(w).SetReadDeadline(time.Now()) // a connection without deadlines is a test's
+	_ = http.NewResponseController(w).SetReadDeadline(time.Now()) // fails only in tests
 }
 
-// Audited writes a line for each request that h serves, and counts it. Of routes there are as many as in
-// the document, whatever clients ask for.
+// Audited writes an audit line for each request that h serves, and counts it. Counts are by the
+// routes of the API's document, so that their number does not depend on what clients send.
 func (f *Face) Audited(h http.Handler) http.Handler {
 	named := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if peer, ok := auth.PeerFrom(r.Context()); ok {

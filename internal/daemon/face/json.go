@@ -16,22 +16,22 @@ import (
 )
 
 // ReadJSON decodes a request body strictly into v, which holds the defaults. An empty body leaves v
-// as it is, but does not say what a PUT or a PATCH is to change.
+// unchanged; it is an error in a PUT or a PATCH.
 func ReadJSON(w http.ResponseWriter, r *http.Request, v any) error {
 	return ReadLongJSON(w, r, v, MaxBody)
 }
 
-// MaxBody is how many bytes a JSON body may have.
+// MaxBody bounds a JSON body, in bytes.
 const MaxBody = 2 << 20
 
-// BodyTimeout is how long a client may take to send a body that is read as a whole.
+// BodyTimeout is the time to send a body that is read as a whole.
 const BodyTimeout = time.Minute
 
-// bodyOf returns what comes of a request's body: at most limit bytes, in the time for it, and as far as
-// there is memory for it. The caller calls done when it has read.
+// bodyOf returns a reader of a request's body: of at most limit bytes, within BodyTimeout, and as
+// far as the memory share allows. The caller calls done after reading.
 func bodyOf(w http.ResponseWriter, r *http.Request, limit int64) (body io.Reader, done func()) {
 	rc := http.NewResponseController(w)
-	_ = rc.SetReadDeadline(time.Now().Add(BodyTimeout)) // a connection without deadlines is a test's
+	_ = rc.SetReadDeadline(time.Now().Add(BodyTimeout)) // fails only in tests, whose connections have no deadlines
 	return ShareOf(r).Body(http.MaxBytesReader(w, r.Body, limit)), func() { _ = rc.SetReadDeadline(time.Time{}) }
 }
 
@@ -42,7 +42,7 @@ func ReadBody(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, erro
 	return io.ReadAll(body)
 }
 
-// ReadLongJSON is ReadJSON of a body of at most limit bytes.
+// ReadLongJSON is ReadJSON for a body of at most limit bytes.
 func ReadLongJSON(w http.ResponseWriter, r *http.Request, v any, limit int64) error {
 	body, done := bodyOf(w, r, limit)
 	defer done()
@@ -56,8 +56,8 @@ func ReadLongJSON(w http.ResponseWriter, r *http.Request, v any, limit int64) er
 	return nil
 }
 
-// StrictJSON decodes one JSON object, which errors call what. With nulls, null stands for what is
-// to be taken away. It returns io.EOF if there is not a single byte.
+// StrictJSON decodes one JSON object, which errors refer to as what. With nulls, a null marks a
+// value to remove. It returns io.EOF for empty input.
 func StrictJSON(r io.Reader, v any, what string, nulls bool) error {
 	var raw bytes.Buffer
 	dec := json.NewDecoder(io.TeeReader(r, &raw))
@@ -89,7 +89,7 @@ func StrictJSON(r io.Reader, v any, what string, nulls bool) error {
 	return c.value("")
 }
 
-// article puts the article before a word of encoding/json for a kind of value.
+// article adds the article to a kind of value as encoding/json names it.
 func article(kind string) string {
 	switch kind {
 	case "array", "object":
@@ -100,11 +100,11 @@ func article(kind string) string {
 	return "a " + kind // string; number, perhaps with its digits
 }
 
-// unknownField begins the error of encoding/json for a field that a message does not have; there is
-// no type for it.
+// unknownField is the prefix of encoding/json's error for an unknown field, which has no type of
+// its own.
 const unknownField = "json: unknown field "
 
-// jsonType is a Go type in the words of JSON.
+// jsonType names a Go type in the words of JSON.
 func jsonType(t reflect.Type) string {
 	switch t.Kind() {
 	case reflect.Bool:
@@ -130,7 +130,7 @@ func jsonType(t reflect.Type) string {
 func WriteJSON(w http.ResponseWriter, status int, v any) error {
 	var p bytes.Buffer
 	enc := json.NewEncoder(&p)
-	enc.SetEscapeHTML(false) // no page has it, and a '<' of a guest's would take six bytes
+	enc.SetEscapeHTML(false) // not embedded in HTML, and escaping would turn a guest's '<' into six bytes
 	if err := enc.Encode(v); err != nil {
 		return err
 	}

@@ -9,18 +9,18 @@ import (
 )
 
 // namesThings are the fields whose value names a snapshot, sandbox or workspace. Empty text there
-// is mostly an unset variable of the client, and must not mean the default.
+// usually comes from an unset variable of the client, and must not mean the default.
 var namesThings = map[string]bool{"tag": true, "to": true, "parent_tag": true, "snapshot_tag": true, "source_id": true,
 	"name": true}
 
-// textCheck finds what encoding/json takes without a word: null, a field that is there twice, and
-// empty names.
+// textCheck finds what encoding/json accepts silently: null, duplicate fields, and empty names.
 //
-// It reads text that json.Decoder.Decode has taken: it is sound, and not too deep for a recursion.
+// It reads only text that json.Decoder.Decode has accepted, which is valid and not nested too
+// deeply for recursion.
 type textCheck struct {
 	dec   *json.Decoder
-	what  string // errors call the whole text this
-	nulls bool   // null takes something away
+	what  string // what errors call the whole text
+	nulls bool   // null removes a value
 }
 
 func (c *textCheck) value(field string) error {
@@ -32,8 +32,8 @@ func (c *textCheck) value(field string) error {
 	case nil:
 		return c.null(field)
 	case "":
-		if namesThings[strings.ToLower(field)] { // encoding/json takes names of fields in any case
-			return invalid.Errorf(field, "it is empty: name something, or leave the field out")
+		if namesThings[strings.ToLower(field)] { // encoding/json ignores the case of field names
+			return invalid.Errorf(field, "it is empty: give a name, or omit the field")
 		}
 	case json.Delim('{'):
 		return c.object(field)
@@ -48,18 +48,18 @@ func (c *textCheck) value(field string) error {
 	return err
 }
 
-// null refuses null: Decode leaves a field as it was, and a client that sends it means something
-// else.
+// null refuses null. Decode would leave the field unchanged, but a client that sends null expects
+// an effect.
 func (c *textCheck) null(field string) error {
 	switch {
 	case field == "":
 		return BadRequest("%s: null, want an object", c.what)
 	case c.nulls:
 		return nil
-	case field == "tap", field == "memory_limit_mib": // clients of forkd 0.5 send it for what they were not given
+	case field == "tap", field == "memory_limit_mib": // clients of forkd 0.5 send it for unset values
 		return nil
 	}
-	return invalid.Errorf(field, "null: give a value, or leave the field out if it is optional")
+	return invalid.Errorf(field, "null: give a value, or omit the field if it is optional")
 }
 
 func (c *textCheck) object(field string) error {
@@ -72,7 +72,7 @@ func (c *textCheck) object(field string) error {
 		name, _ := token.(string)
 		path := strings.TrimPrefix(fmt.Sprintf("%s.%s", field, name), ".")
 		if seen[name] {
-			return invalid.Errorf(path, "the field is there twice: leave one out")
+			return invalid.Errorf(path, "the field is there twice: remove one")
 		}
 		seen[name] = true
 		if err := c.value(path); err != nil {

@@ -2,29 +2,29 @@ package face
 
 import "time"
 
-// Limits bound what clients and guests can hold of the daemon. A zero field is its default. Of calls,
-// streams and followers one client has three quarters at most.
+// Limits bound what clients and guests can hold of the daemon. A zero field takes its default. One
+// client can have at most three quarters of the calls, streams and followers.
 type Limits struct {
-	Calls      int           // calls to guests at once, and likewise operations on sandboxes and snapshots; 512
-	PerSandbox int           // of the calls to guests, those to one; 128
-	Memory     int           // bytes of bodies and answers that all requests at once may hold, but for small ones; 512 MiB
-	Reads      int           // reads of one thing, and likewise ends and requests without a token; 2048
-	Lists      int           // answers at once with all that there is of a kind, half of them for one client; 64
-	Stall      time.Duration // how long a request's body or a file may stand still; 2 minutes
+	Calls      int           // concurrent calls to guests, and as many operations on sandboxes and snapshots; 512
+	PerSandbox int           // concurrent calls to one guest; 128
+	Memory     int           // bytes of bodies and answers, except small ones, that all requests may hold; 512 MiB
+	Reads      int           // concurrent reads of one thing, and as many ends and requests without a token; 2048
+	Lists      int           // concurrent lists of all things of a kind, half of them for one client; 64
+	Stall      time.Duration // time without progress of a request's body or a file; 2 minutes
 
-	// Streams to ports of guests at once, and of these, those to one guest; and the same of those
-	// that come by signed URLs, so that strangers keep nobody else out. An agent carries
-	// agentproto.MaxDialed of both kinds.
+	// Concurrent streams to ports of guests, and those to one guest. Streams by signed URLs have
+	// numbers of their own, so that strangers lock no one else out. An agent carries
+	// agentproto.MaxDialed streams of both kinds.
 	Streams, StreamsPerSandbox int           // 512, 64
 	Signed, SignedPerSandbox   int           // 256, 48
-	Idle                       time.Duration // how long such a stream may stand still; an hour
+	Idle                       time.Duration // time without progress of such a stream; an hour
 
-	// Requests by signed URLs to one sandbox: a second, and at once after a while without any.
+	// Rate of requests by signed URLs to one sandbox, per second, and the burst after a quiet time.
 	SignedPerSecond float64 // 100
 	SignedBurst     int     // 1000: a page of a development server loads hundreds of files
 
-	Followers int           // streams of events at once, and likewise answers from consoles, half of these from one; 128
-	Keepalive time.Duration // how often the former say something where nothing happens; 15 seconds
+	Followers int           // concurrent event streams, and as many console outputs, half of these for one client; 128
+	Keepalive time.Duration // interval of keepalive comments in silent event streams; 15 seconds
 }
 
 func (l Limits) withDefaults() Limits {

@@ -12,59 +12,60 @@ import (
 	"github.com/forkd/forkd/internal/host/owner"
 )
 
-// Memory bounds how many bytes of clients' bodies and guests' answers all requests under way hold.
-// Each body and answer has a limit of its own; together, as many as there may be at once, they would
-// still be far more than a host has. No client may hold all of it, so none keeps the others out.
+// Memory bounds the bytes of clients' bodies and guests' answers that all current requests hold
+// together. Each body and answer has its own limit, but at the maximum number of requests their sum
+// would far exceed a host's memory. No client may hold all of it, so no client can lock the others
+// out.
 type Memory struct {
 	total int
-	bytes *gate.Gate // a place is a byte
+	bytes *gate.Gate // one place per byte
 }
 
 func newMemory(total int) *Memory { return &Memory{total, gate.New(total)} }
 
-// smallShare is what every request may hold besides, so that small ones are served whatever large
-// ones do. The gates bound how many there are.
+// smallShare is what every request may hold in addition, in bytes, so that small requests are
+// served regardless of large ones. The gates bound their number.
 const smallShare = 64 << 10
 
-// How often a byte is held, roughly: of a body as it came and decoded; of an answer in a buffer
-// that grows, as text, and in JSON.
+// Approximate number of copies of each byte: of a body, raw and decoded; of an answer, in a growing
+// buffer, as text, and in JSON.
 const (
 	copiesOfBody   = 2
 	copiesOfAnswer = 4
 )
 
-// valueSize is what a value of a body takes when it is decoded, in bytes, roughly: an element of a list
-// may have three, and become an object of many fields. Values are counted by the commas between them.
+// valueSize is the approximate size of a decoded value of a body, in bytes: a list element may take
+// three and become an object with many fields. Values are counted by the commas between them.
 const valueSize = 64
 
-// ErrNoMemory refuses what would be too much.
+// ErrNoMemory refuses a request that would exceed the bound.
 var ErrNoMemory = NewError(http.StatusServiceUnavailable,
-	"requests under way hold all the memory that there is for bodies and answers, or this client holds its part: "+
+	"current requests hold all the memory for bodies and answers, or this client holds its share: "+
 		"try again, or take output as a stream")
 
-// Share is what one request holds. A nil Share is not counted. Its methods may be called concurrently:
-// guests answer on several streams.
+// Share counts the bytes that one request holds. A nil Share counts nothing. Its methods may be
+// called concurrently, because guests answer on several streams.
 type Share struct {
 	mu    sync.Mutex
-	held  *gate.Hold // what is not small of it
+	held  *gate.Hold // bytes beyond smallShare
 	taken int        // bytes
 }
 
 type shareKey struct{}
 
-// Sharing gives a request its share, until done is called.
+// Sharing gives a request its share until done is called.
 func (m *Memory) Sharing(r *http.Request) (with *http.Request, done func()) {
 	s := &Share{held: m.bytes.Hold(owner.FairShare(auth.From(r.Context()).Who, m.total))}
 	return r.WithContext(context.WithValue(r.Context(), shareKey{}, s)), s.release
 }
 
-// ShareOf returns the share of a request; nil of one that passes no route of a face.
+// ShareOf returns the share of a request, or nil if it passed no route of a face.
 func ShareOf(r *http.Request) *Share {
 	s, _ := r.Context().Value(shareKey{}).(*Share)
 	return s
 }
 
-// Take lets a request hold n more bytes, or returns ErrNoMemory.
+// Take counts n more bytes of a request, or returns ErrNoMemory.
 func (s *Share) Take(n int) error {
 	if s == nil {
 		return nil
@@ -86,10 +87,10 @@ func (s *Share) release() {
 	s.taken = 0
 }
 
-// Keep is Take for what a guest answers.
+// Keep is Take for n bytes of a guest's answer.
 func (s *Share) Keep(n int) error { return s.Take(copiesOfAnswer * n) }
 
-// Body is what a client sends, counted as it comes.
+// Body returns a reader of a client's body that counts its bytes.
 func (s *Share) Body(r io.Reader) io.Reader { return countedBody{r, s} }
 
 type countedBody struct {

@@ -12,14 +12,14 @@ import (
 	"github.com/forkd/forkd/internal/host/invalid"
 )
 
-// onceHeader names a request that is to be carried out once, by the IETF draft
+// onceHeader marks a request that must be carried out only once, as in the IETF draft
 // draft-ietf-httpapi-idempotency-key-header.
 const onceHeader = "Idempotency-Key"
 
 var onceKey = regexp.MustCompile(`^[!-~]{1,255}$`)
 
-// Once lets a handler that makes something be called with an Idempotency-Key: the same key and body
-// of the same client to the same path get the first answer again. Only successes are remembered.
+// Once makes a handler that creates something honour the Idempotency-Key: a request with the same
+// key, body, path and client gets the first answer again. Only successes are remembered.
 func (f *Face) Once(h Handler) Handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		if len(r.Header.Values(onceHeader)) == 0 {

@@ -13,11 +13,11 @@ import (
 	"github.com/forkd/forkd/internal/host/owner"
 )
 
-// code names a kind of error for programs. Codes are part of the API: one is never given another
+// code names a kind of error for programs. Codes are part of the API: a code never changes its
 // meaning.
 type code string
 
-// The codes, in the order of their statuses. docs/errors.md has them for users.
+// The codes, in the order of their statuses. docs/errors.md describes them for users.
 const (
 	codeBadRequest       code = "bad_request"
 	codeInvalidField     code = "invalid_field"
@@ -62,16 +62,16 @@ const (
 	codeNoSpace          code = "no_space"
 )
 
-// problem is what all errors of one code have in common.
+// problem holds what all errors of one code have in common.
 type problem struct {
 	status int
 	title  string
 	fix    string
-	retry  time.Duration // after which the same request may succeed; 0: it is not worth while
+	retry  time.Duration // time after which the same request may succeed; 0: never
 }
 
-// How long a client waits. Requests end within a second as a rule; sandboxes end more seldom, and
-// the host's figures of free memory follow.
+// How long a client waits before it tries again. Requests usually end within a second; sandboxes
+// end less often, and so do the host's memory and disk become free.
 const (
 	soon  = time.Second
 	later = 5 * time.Second
@@ -151,10 +151,10 @@ var problems = map[code]problem{
 	codeNoSpace: {http.StatusInsufficientStorage, "A disk is full", "free room on the disk that the detail names", 0},
 }
 
-// problemDocs is where the codes are described; a problem's type is its section there.
+// problemDocs is the page that describes the codes; a problem's type is its section there.
 const problemDocs = "https://github.com/forkd/forkd/blob/main/docs/errors.md#"
 
-// ProblemOf describes an error to clients.
+// ProblemOf converts an error to its form for clients.
 func ProblemOf(err error) apiv1.Error {
 	c := codeOf(err)
 	p := problems[c]
@@ -171,14 +171,14 @@ func ProblemOf(err error) apiv1.Error {
 	return body
 }
 
-// WriteProblem answers with an error, by RFC 9457.
+// WriteProblem answers with an error, as RFC 9457 defines it.
 func WriteProblem(w http.ResponseWriter, err error) {
 	body := ProblemOf(err)
 	if retry := problems[code(body.Code)].retry; retry > 0 {
 		w.Header().Set("Retry-After", strconv.Itoa(int(retry.Seconds())))
 	}
 	p, err := json.Marshal(body)
-	if err != nil { // text and numbers cannot fail
+	if err != nil { // text and numbers always encode
 		p = []byte(`{"error": "internal"}`)
 	}
 	p = append(p, '\n')

@@ -8,31 +8,31 @@ import (
 	apiv1 "github.com/forkd/forkd/api/v1"
 )
 
-// SSE writes server-sent events. A client that takes nothing for the limit has its connection fail.
+// SSE writes server-sent events. If a client receives nothing for the time limit, writing fails.
 type SSE struct {
 	w     http.ResponseWriter
 	rc    *http.ResponseController
 	limit time.Duration
 }
 
-// NewSSE begins the answer.
+// NewSSE starts the answer.
 func NewSSE(w http.ResponseWriter, limit time.Duration) *SSE {
 	w.Header().Set("Content-Type", apiv1.EventStream)
 	w.Header().Set("Cache-Control", "no-store")
-	w.Header().Set("X-Accel-Buffering", "no") // proxies pass events on as they come
+	w.Header().Set("X-Accel-Buffering", "no") // tells proxies not to buffer events
 	return &SSE{w: w, rc: http.NewResponseController(w), limit: limit}
 }
 
-// Text writes text as it is, such as a comment, which ends with an empty line.
+// Text writes raw text that ends with an empty line, such as a comment.
 func (s *SSE) Text(text string) error {
-	_ = s.rc.SetWriteDeadline(time.Now().Add(s.limit)) // a connection without deadlines is a test's
+	_ = s.rc.SetWriteDeadline(time.Now().Add(s.limit)) // fails only in tests, whose connections have no deadlines
 	if _, err := s.w.Write([]byte(text)); err != nil {
 		return err
 	}
 	return s.rc.Flush()
 }
 
-// Send writes an event. JSON has no line breaks of its own, and no id or name here has any.
+// Send writes an event. Encoded JSON has no line breaks, nor has any id or name here.
 func (s *SSE) Send(id, name string, v any) error {
 	p, err := json.Marshal(v)
 	if err != nil {

@@ -11,18 +11,18 @@ import (
 	"github.com/forkd/forkd/internal/host/owner"
 )
 
-// Strangers bounds how often clients come that have nothing but a signed URL: to one sandbox, whichever
-// of its URLs they have, to all sandboxes of one owner, and to all. What they ask for is served by the
-// guest, but each request costs the daemon a connection to it.
+// Strangers limits the rate of requests by clients that have only a signed URL. There are rates for
+// one sandbox with all of its URLs, for all sandboxes of one owner, and for all together. The guest
+// serves such a request, but each one costs the daemon a connection to the guest.
 type Strangers struct {
 	sandbox, owner bound
 
 	mu  sync.Mutex
 	all *rate.Limiter
-	by  map[string]*rate.Limiter // by sandbox and by owner; those that have their burst again may be missing
+	by  map[string]*rate.Limiter // by sandbox and by owner; entries with a full burst may be missing
 }
 
-// bound is a rate, in requests a second, and how many may come at once.
+// bound is a rate, in requests per second, and a burst.
 type bound struct {
 	perSecond rate.Limit
 	burst     int
@@ -30,15 +30,14 @@ type bound struct {
 
 func (b bound) limiter() *rate.Limiter { return rate.NewLimiter(b.perSecond, b.burst) }
 
-// manySandboxes is to how many sandboxes strangers may come at the full rate at once; of these, to
-// manyOfOwner of one owner.
+// manySandboxes is how many sandboxes can receive strangers' requests at the full rate at once;
+// manyOfOwner is how many of them may belong to one owner.
 const (
 	manySandboxes = 8
 	manyOfOwner   = 6
 )
 
-// sweepAt is how many sandboxes and owners are remembered before those are dropped to which no stranger
-// came lately.
+// sweepAt is the number of limiters above which those that no stranger used lately are dropped.
 const sweepAt = 1000
 
 // ErrTooOften refuses a stranger's request.
@@ -50,8 +49,8 @@ func newStrangers(perSecond float64, burst int) *Strangers {
 		by: make(map[string]*rate.Limiter)}
 }
 
-// Enter counts a request to a sandbox of an owner, or returns the error with which it is refused. A
-// request that is to no sandbox yet has neither.
+// Enter counts a request to a sandbox of an owner, or returns the error that refuses it. For a
+// request that names no sandbox yet, both are empty.
 func (s *Strangers) Enter(id, owner string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -75,10 +74,11 @@ func (s *Strangers) limiterLocked(key string, b bound) *rate.Limiter {
 	return s.by[key]
 }
 
-// bounded reports whether there is a share for each owner: not for those that cannot be told apart.
+// bounded reports whether an owner has a share of its own. Owners that cannot be told apart have
+// none.
 func bounded(name string) bool { return owner.FairShare(name, manySandboxes).Most > 0 }
 
-// StrangersShare returns the share of so many places that strangers may have of the sandboxes of one
+// StrangersShare returns how many of the given places strangers may take at the sandboxes of one
 // owner.
 func StrangersShare(name string, places int) gate.Share {
 	s := owner.FairShare(name, places)

@@ -22,9 +22,9 @@ type Streams interface {
 // Outcomes of streams.
 const (
 	outcomeOK      = "ok"
-	outcomeRefused = "refused" // nothing listens there, or there are too many streams, or too often
-	outcomeState   = "state"   // the sandbox is not there, or does not run
-	outcomeCut     = "cut"     // the sandbox was deleted, suspended or rolled back meanwhile
+	outcomeRefused = "refused" // no server listens there, or there are too many streams or requests
+	outcomeState   = "state"   // the sandbox does not exist or is not running
+	outcomeCut     = "cut"     // the sandbox was deleted, suspended or rolled back during the stream
 	outcomeClient  = "client"  // the client left
 	outcomeFailed  = "failed"  // anything else, such as an answer that is not HTTP
 )
@@ -52,13 +52,13 @@ func outcomeOf(r *http.Request, err error) string {
 	return outcomeFailed
 }
 
-// FailStream answers a request that has not been answered, because of an error.
+// FailStream sends the error of a request that has not been answered yet.
 type FailStream func(w http.ResponseWriter, r *http.Request, route inbound.Route, err error)
 
-// carrier carries a stream over connections that dial makes. See inbound.Proxy for what it returns.
+// carrier carries a stream over connections made by dial. See inbound.Proxy for its results.
 type carrier func(w http.ResponseWriter, r *http.Request, dial inbound.Dial) (answered bool, err error)
 
-// carry counts a stream to a port and lets c carry it. The sandbox is in use as long as that lasts.
+// carry counts a stream to a port and lets c carry it. The sandbox is in use for that time.
 func (f *Face) carry(
 	w http.ResponseWriter,
 	r *http.Request,
@@ -71,7 +71,7 @@ func (f *Face) carry(
 	switch {
 	case err == nil:
 	case answered:
-		panic(http.ErrAbortHandler) // the client must not take a part for the whole
+		panic(http.ErrAbortHandler) // the client must not mistake a part for the whole
 	default:
 		fail(w, r, route, err)
 	}
@@ -84,7 +84,7 @@ func (f *Face) useStream(w http.ResponseWriter, r *http.Request, kind string, ro
 	defer func() { f.Counts.StreamEnded(kind, outcomeOf(r, err), time.Since(begun)) }()
 	g := f.Streams
 	switch {
-	case route.Signed, route.Open: // also where they reach the agent: others need its places
+	case route.Signed, route.Open: // even if they reach the agent: f.Guests is for other clients
 		g = f.Signed
 	case route.Agent:
 		g = f.Guests
@@ -121,20 +121,20 @@ func (f *Face) useStream(w http.ResponseWriter, r *http.Request, kind string, ro
 // maxDial bounds how long an agent may take to connect: it tries two addresses.
 const maxDial = 30 * time.Second
 
-// FailInbound answers where a guest's own answer is expected, and marks the difference. It logs
-// nothing: guests could fill the log.
+// FailInbound answers instead of the guest, and marks the answer as the daemon's. It logs nothing,
+// because guests could fill the log.
 func (f *Face) FailInbound(w http.ResponseWriter, r *http.Request, _ inbound.Route, err error) {
 	if r.ContentLength != 0 || errors.Is(err, ErrTooOften) {
-		LetGo(w) // who comes with a signed URL is a stranger too
+		LetGo(w) // a client with a signed URL is a stranger too
 	}
 	w.Header().Set(inbound.ErrorHeader, "true")
 	w.Header().Set(audit.RequestIDHeader, audit.From(r.Context()).RequestID)
 	WriteProblem(w, err)
 }
 
-// CarryHTTP carries a request, which somebody has permitted, to a port of a sandbox.
+// CarryHTTP carries a permitted request to a port of a sandbox.
 func (f *Face) CarryHTTP(w http.ResponseWriter, r *http.Request, route inbound.Route, fail FailStream) {
-	w.Header().Del(audit.RequestIDHeader) // the guest may have one of its own
+	w.Header().Del(audit.RequestIDHeader) // the guest may set one of its own
 	f.carry(w, r, "http", route, func(w http.ResponseWriter, r *http.Request, dial inbound.Dial) (bool, error) {
 		return f.proxy.HTTP(w, r, route, dial)
 	}, fail)
@@ -145,8 +145,8 @@ func (f *Face) CarryTCP(w http.ResponseWriter, r *http.Request, route inbound.Ro
 	f.carry(w, r, "tcp", route, f.proxy.TCP, f.FailInbound)
 }
 
-// clientOf names the client of a request to a sandbox: who makes it or, where that is a stranger with
-// a signed URL or a token of the sandbox alone, the owner of the sandbox.
+// clientOf names the client of a request to a sandbox: its principal or, for a stranger with only a
+// signed URL or a token of the sandbox, the owner of the sandbox.
 func (f *Face) clientOf(r *http.Request, id string) string {
 	if who := auth.From(r.Context()).Who; who != "" {
 		return who
@@ -154,8 +154,8 @@ func (f *Face) clientOf(r *http.Request, id string) string {
 	return f.ownerOf(id)
 }
 
-// ownerOf returns the owner of a sandbox, or "" if there is none.
+// ownerOf returns the owner of a sandbox, or "" if there is no such sandbox.
 func (f *Face) ownerOf(id string) string {
-	i, _ := f.Host.Permitted(id).Sandbox(id) // what is not there has no owner
+	i, _ := f.Host.Permitted(id).Sandbox(id) // a missing sandbox has no owner
 	return i.Owner
 }

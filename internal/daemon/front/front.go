@@ -1,8 +1,9 @@
-// Package front is what all requests to the daemon come to first: it routes them by host and path to the
-// faces, and by host to ports of sandboxes.
+// Package front receives all requests to the daemon and routes them: by host and path to the faces,
+// and by host to ports of sandboxes.
 //
-// What a face answers is the face's business. A host below the daemon's domain is that of a port, of a
-// sandbox that forkd's own permissions or E2B's tokens let a client reach, or that of E2B's control plane.
+// What a face answers is the face's decision. A host below the daemon's domain belongs to E2B's
+// control plane or to a port of a sandbox. Clients reach the port by forkd's own permissions or by
+// E2B's tokens.
 package front
 
 import (
@@ -19,13 +20,13 @@ import (
 	v1 "github.com/forkd/forkd/internal/daemon/v1"
 )
 
-// Config is what a Front routes to.
+// Config names the destinations of a Front.
 type Config struct {
 	Face   *face.Face
 	E2B    *e2b.Server
-	V1     http.Handler   // of all that is of no other
-	Domain inbound.Domain // of host names of ports; the zero Domain: none
-	Links  *auth.Links    // signs such names; nil if there is no domain
+	V1     http.Handler   // serves all other requests
+	Domain inbound.Domain // parent domain of the host names of ports; zero: none
+	Links  *auth.Links    // signs such host names; nil without a domain
 }
 
 // Front is the handler of all requests to the daemon.
@@ -51,10 +52,10 @@ func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// port serves a port of a guest that has a host name of its own. Such a host is an origin of its own, so
-// what its pages may ask of it is for the guest to say; what they ask of the daemon is refused like the
-// requests of any other page. unknown is why the host names no port. What follows the host is the guest's
-// business, and may be a secret: the audit log has none of it.
+// port serves a port of a guest that has a host name of its own. Such a host is an origin of its
+// own, so the guest decides what its pages may ask of it. Requests of these pages to the daemon are
+// refused like those of any other page. unknown says why the host names no port. The path after the
+// host belongs to the guest and may be a secret, so the audit log omits it.
 func (f *Front) port(w http.ResponseWriter, r *http.Request, route inbound.Route, permission string, unknown error) {
 	e := audit.From(r.Context())
 	e.Path = "/"
@@ -82,7 +83,7 @@ func (f *Front) port(w http.ResponseWriter, r *http.Request, route inbound.Route
 	f.Face.CarryHTTP(w, r, route, f.Face.FailInbound)
 }
 
-// mayReach reports whether the client of a request by a host name may reach the port, and returns the
+// mayReach checks whether the client of a request by host name may reach the port, and returns the
 // request with its principal.
 func (f *Front) mayReach(r *http.Request, route inbound.Route) (*http.Request, error) {
 	who, err := f.Face.Guard.Identify(r)

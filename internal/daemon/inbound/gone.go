@@ -10,13 +10,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// errGone ends a stream of which one side has sent all and reads no more. That is no failure.
+// errGone ends a stream after one side has sent everything and closed its connection. It is not a
+// failure.
 var errGone = errors.New("the other side has gone")
 
-// endWhenGone has a stream ended by end when one side has closed its connection. The end of its
-// data does not tell: it may only be done sending. So it is watched from then on, for where both
-// sides wait, the sandbox would be in use until the stream is idle. What a client has sent that has
-// gone may still be on its way.
+// endWhenGone ends a stream by end when one side has closed its connection. The end of the side's
+// data does not prove that: the side may only have finished sending. So the connection is watched
+// from then on; otherwise, when both sides wait, the sandbox would be in use until the idle
+// timeout. Data of a client that has left may still be on its way.
 func (p *Proxy) endWhenGone(ctx context.Context, client *clientConn, guest *guestConn, end func(error)) {
 	client.sent = func() {
 		if hangUp(guest.PortConn) {
@@ -31,8 +32,9 @@ func (p *Proxy) endWhenGone(ctx context.Context, client *clientConn, guest *gues
 	context.AfterFunc(ctx, func() { guest.Close(); client.Close() })
 }
 
-// hangUp waits until the other side of a connection has closed it, and reports true; or until it is
-// closed here. Connections of clients are wrapped, by TLS too: what counts is the socket below.
+// hangUp waits until the other side closes a connection, and then returns true. It returns false
+// when the connection is closed on this side. It looks at the socket below the wrappers of a
+// client's connection, such as TLS.
 func hangUp(conn net.Conn) bool {
 	for {
 		wrapped, ok := conn.(interface{ NetConn() net.Conn })

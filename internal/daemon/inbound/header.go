@@ -10,29 +10,29 @@ import (
 	"github.com/forkd/forkd/internal/daemon/auth"
 )
 
-// ErrorHeader marks answers of the daemon on the routes of guests; those of guests have it never.
+// ErrorHeader marks answers of the daemon on the routes of guests. Guests' answers never have it.
 const ErrorHeader = "Forkd-Error"
 
-// apiKeyHeader is how clients of E2B send the daemon's token.
+// apiKeyHeader is the header in which clients of E2B send the daemon's token.
 const apiKeyHeader = "X-Api-Key"
 
-// prefixHeader tells the guest what stands before its paths.
+// prefixHeader tells the guest which prefix was removed from its paths.
 const prefixHeader = "X-Forwarded-Prefix"
 
-// request makes what the guest sees of a request. Host is the client's, and so the same as in
-// Origin, which servers compare. The forwarding headers are ours alone.
+// request converts a client's request to the guest's. It keeps the client's Host, so that it
+// matches Origin, which servers compare. The forwarding headers are always set by the daemon.
 func (p *Proxy) request(pr *httputil.ProxyRequest, route *Route) {
 	in, out := pr.In, pr.Out
 	path, err := url.PathUnescape(route.Path)
 	if err != nil {
-		path = route.Path // it was parsed before
+		path = route.Path // already parsed
 	}
 	out.URL = &url.URL{Scheme: "http", Host: "localhost", Path: path, RawPath: route.Path,
 		RawQuery: in.URL.RawQuery, ForceQuery: in.URL.ForceQuery}
 	for _, name := range []string{auth.TokenHeader, ErrorHeader, prefixHeader, "X-Real-Ip"} {
 		out.Header.Del(name)
 	}
-	if p.IsToken(in.Header.Get(apiKeyHeader)) { // else it is for the guest's own API
+	if p.IsToken(in.Header.Get(apiKeyHeader)) { // another key is meant for the guest's own API
 		out.Header.Del(apiKeyHeader)
 	}
 	if values := p.authorization(in.Header, route.Signed || route.Open); len(values) > 0 {
@@ -42,18 +42,18 @@ func (p *Proxy) request(pr *httputil.ProxyRequest, route *Route) {
 	}
 	pr.SetXForwarded()
 	if proto := in.Header.Get("X-Forwarded-Proto"); proto == "https" || proto == "http" {
-		out.Header.Set("X-Forwarded-Proto", proto) // of a proxy before us that ends TLS
+		out.Header.Set("X-Forwarded-Proto", proto) // set by a reverse proxy that terminates TLS
 	}
 	if route.Prefix != "" {
 		out.Header.Set(prefixHeader, route.Prefix)
 	}
 	if route.isDaemons() {
-		out.Header.Del("Cookie") // they are those of the daemon's host, and of every other server there
+		out.Header.Del("Cookie") // cookies of the daemon's host, and of all other servers there
 	}
 }
 
-// authorization returns the values of Authorization that are the guest's business. A bearer token
-// is taken for the daemon's, unless the request was let in by something else.
+// authorization returns the values of Authorization that are meant for the guest. A bearer token is
+// considered the daemon's, unless something else permitted the request.
 func (p *Proxy) authorization(h http.Header, signed bool) (values []string) {
 	otherwise := signed || h.Get(auth.TokenHeader) != ""
 	for _, v := range h["Authorization"] {
@@ -66,14 +66,14 @@ func (p *Proxy) authorization(h http.Header, signed bool) (values []string) {
 	return values
 }
 
-// contain keeps an answer from reaching beyond the port that it comes from. A page at an address of
-// the daemon's own, by path or shared, would otherwise have the daemon's origin.
+// contain keeps an answer from affecting more than its port. Otherwise a page at an address of the
+// daemon itself, by path or shared, would have the daemon's origin.
 func contain(resp *http.Response, in *http.Request, route *Route) {
 	h := resp.Header
 	h.Del(ErrorHeader)
 	if !route.isDaemons() {
 		ownCookies(resp)
-		if route.Signed { // its own address is the permission
+		if route.Signed { // the address itself is the permission
 			h.Set("Referrer-Policy", "same-origin")
 		} else if in.Header.Get("Sec-Fetch-Site") == "" || in.Header.Get(auth.TokenHeader) != "" {
 			containLocation(h, in, route)
@@ -87,9 +87,9 @@ func contain(resp *http.Response, in *http.Request, route *Route) {
 	containLocation(h, in, route)
 }
 
-// containLocation takes out a redirect that leads elsewhere. Browsers may follow one: they send no
-// token along. Programs do, as no client knows that Forkd-Token is a secret, and where a daemon
-// wants no token, they would carry out a request of the guest's.
+// containLocation removes a redirect that leads elsewhere. Browsers may follow one: they do not
+// send the token along. Programs do, because no client knows that Forkd-Token is a secret; and
+// where a daemon requires no token, they would carry out a request that the guest chose.
 func containLocation(h http.Header, in *http.Request, route *Route) {
 	at := h.Get("Location")
 	if at == "" {
@@ -101,11 +101,11 @@ func containLocation(h http.Header, in *http.Request, route *Route) {
 	}
 }
 
-// sandboxed gives a page an origin that is nobody's: its scripts run, but what they ask of the
-// daemon comes from elsewhere, and is refused. A policy of the guest's own can only narrow it.
+// sandboxed gives a page an opaque origin: its scripts run, but their requests to the daemon are
+// cross-origin and refused. A policy of the guest's own can only narrow it.
 const sandboxed = "sandbox allow-scripts allow-forms allow-modals allow-popups allow-downloads"
 
-// originWide are the headers that set something for more than the page they come with.
+// originWide are the headers whose effect is not limited to their page.
 var originWide = []string{
 	"Set-Cookie",
 	"Clear-Site-Data",
@@ -113,7 +113,7 @@ var originWide = []string{
 	"Public-Key-Pins",
 	"Alt-Svc",
 	"Service-Worker-Allowed",
-	"Refresh", // as Location, in another form
+	"Refresh", // another form of Location
 	"Report-To",
 	"Reporting-Endpoints",
 	"Nel",
@@ -122,8 +122,8 @@ var originWide = []string{
 	"Secure-Session-Registration",
 }
 
-// ownLocation returns where a redirect leads below the route's prefix. One that leads anywhere else
-// is not passed on: the client would follow it with its token, method and body, and over a unix
+// ownLocation returns the target of a redirect if it is below the route's prefix. Other redirects
+// are not passed on: the client would follow them with its token, method and body, and over a unix
 // socket every host is the daemon.
 func ownLocation(location, host string, route *Route) (string, bool) {
 	base := &url.URL{Scheme: "http", Host: host, RawPath: route.Path}
@@ -153,7 +153,7 @@ func ownLocation(location, host string, route *Route) (string, bool) {
 	return own, true
 }
 
-// sameHost reports whether a host is the one that the guest saw in the request, or its own
+// sameHost reports whether a host is the host that the guest saw in the request, or the guest's
 // loopback.
 func sameHost(to, host string, port uint16) bool {
 	if strings.EqualFold(to, host) {
@@ -167,8 +167,8 @@ func sameHost(to, host string, port uint16) bool {
 	return err == nil && own == port && (name == "localhost" || name == "127.0.0.1" || name == "::1")
 }
 
-// climbs reports whether a decoded path has a part that a client would take for "..", now or after
-// it has decoded it once more, or has taken a backslash for a slash as browsers do.
+// climbs reports whether a decoded path has a part that a client would treat as "..": directly,
+// after decoding it once more, or after converting backslashes to slashes as browsers do.
 func climbs(path string) bool {
 	for part := range strings.FieldsFuncSeq(strings.ToLower(path), func(r rune) bool { return r == '/' || r == '\\' }) {
 		if strings.ReplaceAll(part, "%2e", ".") == ".." {
@@ -178,8 +178,8 @@ func climbs(path string) bool {
 	return false
 }
 
-// ownCookies makes the cookies of an answer those of its own host alone, and not of the domain that
-// all sandboxes share.
+// ownCookies limits the cookies of an answer to its own host. Otherwise they could be set for the
+// domain that all sandboxes share.
 func ownCookies(resp *http.Response) {
 	if len(resp.Header["Set-Cookie"]) == 0 {
 		return

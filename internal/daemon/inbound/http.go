@@ -20,13 +20,13 @@ import (
 
 // Bounds on the answer of a guest.
 const (
-	maxHeaders = 16 << 10 // bytes, as Node's clients have it
-	maxInforms = 32       // answers with a status below 200 before the real one
-	maxWindow  = 64 << 10 // bytes of HTTP/2 that a guest may send ahead
+	maxHeaders = 16 << 10 // bytes, as in Node.js clients
+	maxInforms = 32       // answers with a status below 200 before the final one
+	maxWindow  = 64 << 10 // bytes that a guest may send ahead on one HTTP/2 stream
 )
 
-// MaxFields is how many headers a request or an answer may have. Parsed, a short one takes fifty times its
-// bytes, for as long as what follows it lasts.
+// MaxFields bounds the number of headers of a request or an answer. Parsed, a short header takes
+// fifty times its bytes, for the duration of the request.
 const MaxFields = 256
 
 // Fields counts headers.
@@ -37,12 +37,12 @@ func Fields(h http.Header) (n int) {
 	return n
 }
 
-// errFields ends an answer.
+// errFields ends an answer with too many headers.
 var errFields = fmt.Errorf("the server's answer has more than %d headers", MaxFields)
 
-// HTTP carries one request and its answer, or what the connection becomes by an upgrade. If
-// answered is false, nothing has been written yet, and the error is the answer; else an error can
-// only cut the answer off.
+// HTTP carries one request and its answer, or the protocol that the connection switches to by an
+// upgrade. If answered is false, nothing has been written yet and the caller answers with the
+// error. Otherwise an error means that the answer was cut off.
 func (p *Proxy) HTTP(w http.ResponseWriter, r *http.Request, route Route, dial Dial) (answered bool, err error) {
 	switch {
 	case r.Method == http.MethodConnect:
@@ -53,7 +53,7 @@ func (p *Proxy) HTTP(w http.ResponseWriter, r *http.Request, route Route, dial D
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(nil)
 	rc := http.NewResponseController(w)
-	_ = rc.EnableFullDuplex() // HTTP/2 has it anyhow
+	_ = rc.EnableFullDuplex() // HTTP/2 always has it
 	body := &requestBody{ReadCloser: r.Body, none: r.ContentLength == 0, rc: rc}
 	var guest *guestConn
 	out := &answer{ResponseWriter: w, rc: rc, body: body, http1: r.ProtoMajor == 1, stall: p.Stall,
@@ -79,7 +79,7 @@ func (p *Proxy) HTTP(w http.ResponseWriter, r *http.Request, route Route, dial D
 	}()
 	in := r.WithContext(ctx)
 	in.Body = body
-	if !body.none && in.Header.Get("Upgrade") != "" { // no connection becomes another while its body is being read
+	if !body.none && in.Header.Get("Upgrade") != "" { // a connection cannot switch protocols while its body is being read
 		in.Header = in.Header.Clone()
 		in.Header.Del("Upgrade")
 	}
@@ -105,10 +105,10 @@ func (p *Proxy) HTTP(w http.ResponseWriter, r *http.Request, route Route, dial D
 	return out.begun, err
 }
 
-// errFlood ends an answer that only announces itself.
+// errFlood ends an answer of endless interim answers.
 var errFlood = errors.New("the server sends interim answers without end")
 
-// explain tells the errors of connecting from those of a server that does not speak HTTP.
+// explain distinguishes errors of connecting from those of a server that does not speak HTTP.
 func explain(port uint16, err error) error {
 	var refused *agentclient.Error
 	var dial *dialError
@@ -128,9 +128,9 @@ func isGRPC(r *http.Request) bool {
 	return r.ProtoMajor == 2 && strings.HasPrefix(r.Header.Get("Content-Type"), "application/grpc")
 }
 
-// transport is for one request: no connection of a guest may be there when it is forked. gRPC is
-// HTTP/2 without TLS; nothing else is: servers that know HTTP/2 know HTTP/1.1 too, but not the
-// other way round.
+// transport returns a transport for one request, because no connection of a guest may exist when
+// the guest is forked. Only gRPC uses HTTP/2 without TLS: servers that support HTTP/2 also support
+// HTTP/1.1, but not the reverse.
 func (p *Proxy) transport(grpc bool, dial func(context.Context) (net.Conn, error)) *http.Transport {
 	t := &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -152,20 +152,20 @@ func (p *Proxy) transport(grpc bool, dial func(context.Context) (net.Conn, error
 	return t
 }
 
-// drainTime is how long a client may go on to send what nobody wants any more. It gets the answer
-// for certain if it stops meanwhile.
+// drainTime is how long a client may go on sending a body that is no longer needed. A client that
+// stops within this time certainly receives the answer.
 const drainTime = time.Second
 
-// requestBody knows whether it has been read to its end.
+// requestBody records whether it has been read to its end.
 type requestBody struct {
 	io.ReadCloser
 	none    bool
 	ended   atomic.Bool
-	reading sync.Mutex // held by a read
+	reading sync.Mutex // held by Read
 
 	mu   sync.Mutex
 	rc   *http.ResponseController
-	left bool // the request is over, and rc of no use any more
+	left bool // the request is over, and rc may no longer be used
 }
 
 func (b *requestBody) Read(p []byte) (int, error) {
@@ -189,8 +189,8 @@ func (b *requestBody) isLeft() bool {
 	return b.left
 }
 
-// forsake ends the reading of what is left: the transport waits for that, whatever has become of
-// the guest.
+// forsake aborts the reading of the remaining body. The transport waits for that, even if the guest
+// is gone.
 func (b *requestBody) forsake() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -199,9 +199,9 @@ func (b *requestBody) forsake() {
 	}
 }
 
-// leave ends the request, and reports whether the client has not sent it all. Then the server reads
-// on for a while. It must not find the transport reading: it would take the deadline away with
-// that.
+// leave ends the request and reports whether part of the body is unsent. In that case the server
+// reads on for a while. The transport must not be reading then, because it would remove the
+// server's deadline.
 func (b *requestBody) leave() (remains bool) {
 	b.forsake()
 	b.mu.Lock()
@@ -215,8 +215,7 @@ func (b *requestBody) leave() (remains bool) {
 	return remains
 }
 
-// answer is the way to the client. It passes on no interim answers: their headers would go past
-// contain.
+// answer writes to the client. It drops interim answers, whose headers would bypass contain.
 type answer struct {
 	http.ResponseWriter
 	rc      *http.ResponseController
@@ -227,12 +226,12 @@ type answer struct {
 	informs int
 
 	flood    func()
-	hijacked func(*clientConn) // the client's connection is carried as it is from here on
+	hijacked func(*clientConn) // called when the client's connection is taken over
 }
 
-// last makes the answer the last one on its connection, if it has not begun. Where both directions
-// are open at once, the server takes what is left of a body for the next request: that of another
-// client, if a proxy stands between.
+// last makes the answer the last one on its connection, if it has not begun. With full duplex, the
+// server would parse the remaining body as the next request: that of another client, if a proxy
+// stands between.
 func (a *answer) last() {
 	if a.http1 && !a.begun {
 		a.Header().Set("Connection", "close")
@@ -254,16 +253,16 @@ func (a *answer) WriteHeader(status int) {
 	a.ResponseWriter.WriteHeader(status)
 }
 
-// Write implements http.ResponseWriter. A deadline that is left behind would end a stream of HTTP/2
-// that is only idle.
+// Write implements http.ResponseWriter. It clears its deadline afterwards, which would end an idle
+// HTTP/2 stream.
 func (a *answer) Write(p []byte) (int, error) {
 	a.begun = true
-	_ = a.rc.SetWriteDeadline(time.Now().Add(a.stall)) // a connection without deadlines is a test's
+	_ = a.rc.SetWriteDeadline(time.Now().Add(a.stall)) // fails only in tests, whose connections have no deadlines
 	defer a.rc.SetWriteDeadline(time.Time{})
 	return a.ResponseWriter.Write(p)
 }
 
-// FlushError is for http.ResponseController.
+// FlushError is called by http.ResponseController.
 func (a *answer) FlushError() error {
 	_ = a.rc.SetWriteDeadline(time.Now().Add(a.stall))
 	defer a.rc.SetWriteDeadline(time.Time{})

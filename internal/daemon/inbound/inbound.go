@@ -1,11 +1,11 @@
 // Package inbound carries requests and connections from the daemon's clients to TCP ports of
 // guests: HTTP/1.1 and its upgrades, HTTP/2 with gRPC, and plain TCP.
 //
-// The server in the guest is hostile, and so may be who comes with a signed URL. The package bounds
-// what both can hold of the daemon (one buffer a direction, a time without a byte, a size of
-// headers), keeps the daemon's token from the guest, and keeps answers from reaching beyond the
-// port that they come from: header.go says how. It neither decides who may reach what nor counts:
-// that is package v1's. It rewrites no body.
+// The server in the guest is hostile, and so may be a client with a signed URL. The package bounds
+// what both can hold of the daemon (one buffer per direction, the time without a byte, the size of
+// headers). It keeps the daemon's token from the guest, and keeps answers from affecting more than
+// their port: see header.go. Package v1 decides who may reach what, and counts. This package
+// rewrites no bodies.
 package inbound
 
 import (
@@ -24,11 +24,11 @@ import (
 // Dial connects to the port of the guest.
 type Dial func(context.Context) (agentclient.PortConn, error)
 
-// Config is what a Proxy works with.
+// Config configures a Proxy.
 type Config struct {
-	IsToken func(string) bool // reports whether a text is the daemon's token, or an API key, which no guest may see
-	Idle    time.Duration     // after which a stream without a byte in either direction is ended
-	Stall   time.Duration     // that a client may take nothing of what there is for it, or a guest of one that has gone
+	IsToken func(string) bool // reports whether a text is the daemon's token or API key, which no guest may see
+	Idle    time.Duration     // a stream without a byte in either direction for this long is closed
+	Stall   time.Duration     // time for a client to read, or for a guest to read the rest from a client that left
 }
 
 // Proxy carries streams. Its methods may be called concurrently.
@@ -37,7 +37,7 @@ type Proxy struct {
 	buffers sync.Pool // *[]byte
 }
 
-// bufferSize is what moves at once in one direction of a stream, in bytes.
+// bufferSize is the size of the buffer for one direction of a stream, in bytes.
 const bufferSize = 32 << 10
 
 // New returns a Proxy.
@@ -49,10 +49,10 @@ func New(cfg Config) *Proxy {
 func (p *Proxy) Get() []byte  { return *p.buffers.Get().(*[]byte) }
 func (p *Proxy) Put(b []byte) { p.buffers.Put(&b) }
 
-// ErrIdle ends a stream that stood still.
+// ErrIdle ends a stream that was idle too long.
 var ErrIdle = errors.New("the connection was ended: no byte has moved for too long")
 
-// Errors of requests.
+// Errors of invalid requests.
 var (
 	ErrUpgrade = errors.New("want HTTP/1.1 and the headers 'Connection: Upgrade' and 'Upgrade: tcp', and no body")
 	ErrWorker  = errors.New("a service worker would speak for the daemon's whole origin: open the sandbox by a host name of its own")
@@ -65,7 +65,7 @@ type AnswerError struct {
 	Err  error
 }
 
-// maxQuote bounds what an error quotes of an answer, in bytes.
+// maxQuote bounds how much of an answer an error quotes, in bytes.
 const maxQuote = 200
 
 func (e *AnswerError) Error() string {
@@ -78,17 +78,17 @@ func (e *AnswerError) Error() string {
 
 func (e *AnswerError) Unwrap() error { return e.Err }
 
-// guestConn is a connection to a guest that ends when nothing has moved for a while.
+// guestConn is a connection to a guest that closes after an idle time.
 type guestConn struct {
 	agentclient.PortConn
 	idle   time.Duration
 	timer  *time.Timer
 	closed func()
-	sent   func() // the client's data has ended; nil where nobody wants to know
+	sent   func() // called when the client's data has ended; may be nil
 }
 
-// dial connects, calls idled before it closes a connection that has stood still, and closed when
-// anybody closes it.
+// dial connects. It calls idled before it closes an idle connection, and closed when the connection
+// is closed for any reason.
 func (p *Proxy) dial(ctx context.Context, dial Dial, idled, closed func()) (*guestConn, error) {
 	conn, err := dial(ctx)
 	if err != nil {
@@ -111,7 +111,7 @@ func (c *guestConn) Write(b []byte) (int, error) {
 
 func (c *guestConn) moved(n int) {
 	if n > 0 {
-		c.timer.Reset(c.idle) // of a closed connection: it is closed once more
+		c.timer.Reset(c.idle) // harmless on a closed connection, which is then closed again
 	}
 }
 
@@ -130,13 +130,13 @@ func (c *guestConn) CloseWrite() error {
 	return c.PortConn.CloseWrite()
 }
 
-// clientConn is the connection of a client whose HTTP is over. It does not wait for ever for the
-// client to read.
+// clientConn is the connection of a client after it left HTTP. Writing fails if the client does not
+// read for too long.
 type clientConn struct {
 	net.Conn
-	early io.Reader // what the client sent behind its request
+	early io.Reader // bytes that the client sent after its request
 	stall time.Duration
-	sent  func() // the guest's data has ended
+	sent  func() // called when the guest's data has ended
 }
 
 // hijack takes a client's connection over from the HTTP server.
@@ -160,11 +160,11 @@ func (c *clientConn) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// CloseWrite ends what the daemon sends.
+// CloseWrite closes the daemon's direction.
 func (c *clientConn) CloseWrite() error {
 	go c.sent()
 	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
 		return half.CloseWrite()
 	}
-	return c.Conn.Close() // a connection that has no half
+	return c.Conn.Close() // the connection cannot be closed in one direction
 }

@@ -10,27 +10,28 @@ import (
 	"strings"
 )
 
-// Route is what a request names.
+// Route is the destination that a request names.
 type Route struct {
-	ID     string // of a sandbox
+	ID     string // of the sandbox
 	Port   uint16
-	Path   string // what the guest is asked for, escaped as the client sent it
-	Prefix string // what stood before it; empty if the request named a host of the guest's own
-	Shared bool   // headers or a signature name the sandbox, at an address that is the daemon's own
-	Signed bool   // the client need not know the daemon's token
+	Path   string // for the guest, escaped as the client sent it
+	Prefix string // removed from the path; empty if the request named the guest by host
+	Shared bool   // headers or a signature name the sandbox, at an address of the daemon itself
+	Signed bool   // permitted by a signature instead of the daemon's token
 	Open   bool   // the client has shown no permission at all
-	Agent  bool   // the port is the agent's, on vsock, and not one of a server in the guest
+	Agent  bool   // the agent's port, on vsock, not that of a server in the guest
 }
 
-// isDaemons reports whether the address of a request is the daemon's own, and not a host of the guest's.
+// isDaemons reports whether the address of a request is the daemon's own, not a host name of the
+// guest.
 func (r *Route) isDaemons() bool { return r.Prefix != "" || r.Shared }
 
-// byPath matches a path that names a port; what follows is the guest's own. It is matched before
-// anything has cleaned the path, so that no "..", "//" or "%2f" in the guest's part makes another
-// route of it.
+// byPath matches a path that names a port; the rest of the path is the guest's. It must be matched
+// before anything cleans the path. Otherwise "..", "//" or "%2f" in the guest's part could lead to
+// another route.
 var byPath = regexp.MustCompile(`^(/v1/sandboxes/([A-Za-z0-9-]+)/proxy/([1-9][0-9]{0,4}))(/.*)?$`)
 
-// FindPath returns the route that a path names, if it names one.
+// FindPath returns the route in a path, if the path names one.
 func FindPath(u *url.URL) (r Route, ok bool) {
 	m := byPath.FindStringSubmatch(u.EscapedPath())
 	if m == nil {
@@ -47,7 +48,7 @@ func or(text, other string) string {
 	return text
 }
 
-// ParsePort reads a TCP port as people write it.
+// ParsePort reads a TCP port in decimal.
 func ParsePort(text string) (uint16, error) {
 	n, err := strconv.ParseUint(text, 10, 16)
 	if err != nil || n == 0 || text[0] == '0' {
@@ -56,11 +57,12 @@ func ParsePort(text string) (uint16, error) {
 	return uint16(n), nil
 }
 
-// Domain is a DNS name below which every port of every sandbox has a host of its own: PORT-ID, or
+// Domain is a DNS name below which every port of every sandbox has a host name: PORT-ID, or
 // PORT-ID-PERMISSION (see auth.Links). The zero Domain has none.
 type Domain struct{ scheme, name, port string }
 
-// domainName is a DNS name in lower case. Its labels begin with a letter, so that it is no address.
+// domainName is a DNS name in lower case. Its labels begin with a letter, so that it cannot be an
+// address.
 var domainName = regexp.MustCompile(`^[a-z]([a-z0-9-]*[a-z0-9])?(\.[a-z]([a-z0-9-]*[a-z0-9])?)*$`)
 
 // ParseDomain reads [http://|https://]NAME[:PORT]: how clients reach the daemon.
@@ -84,22 +86,22 @@ func ParseDomain(text string) (d Domain, err error) {
 	return d, nil
 }
 
-// maxDomain leaves room for a label of 63 characters and a dot in the 253 that a DNS name may have.
+// maxDomain is a DNS name's 253 characters without a label of 63 and a dot.
 const maxDomain = 253 - 64
 
 // IsSet reports whether there is a domain.
 func (d Domain) IsSet() bool { return d.name != "" }
 
-// WithPort returns d with a port where it names none.
+// WithPort sets the port of d if d has none.
 func (d Domain) WithPort(port string) Domain {
 	d.port = or(d.port, port)
 	return d
 }
 
-// Name returns the domain.
+// Name returns the domain's name.
 func (d Domain) Name() string { return d.name }
 
-// Host returns the domain, with the port that clients reach it at.
+// Host returns the domain with the port that clients use.
 func (d Domain) Host() string {
 	if d.port == "" {
 		return d.name
@@ -107,8 +109,8 @@ func (d Domain) Host() string {
 	return net.JoinHostPort(d.name, d.port)
 }
 
-// URL returns the address of a port of a sandbox. An empty permission makes one that is of use with
-// the token only.
+// URL returns the address of a port of a sandbox. With an empty permission, the client needs the
+// daemon's token.
 func (d Domain) URL(id string, port uint16, permission string) string {
 	host := fmt.Sprintf("%d-%s", port, id)
 	if permission != "" {
@@ -121,14 +123,14 @@ func (d Domain) URL(id string, port uint16, permission string) string {
 	return d.scheme + "://" + host + "/"
 }
 
-// label matches the first label of a host name.
+// label matches the first label of a port's host name.
 var label = regexp.MustCompile(`^([1-9][0-9]{0,4})-(sb-[a-z2-7]{26})(?:-([a-z2-7]{1,27}))?$`)
 
-// ErrHost reports a name below the domain that names no port of a sandbox.
+// ErrHost reports a name below the domain that does not name a port of a sandbox.
 var ErrHost = errors.New("want PORT-ID as the first part of the host name, such as 8080-sb-askayjdqa5urabarmv2ude3h6q")
 
-// FindHost returns the route that the host of a request names, and the permission in it. It is not
-// below the domain if below is false.
+// FindHost returns the route that the host of a request names, and the permission in it. below
+// reports whether the host is below the domain.
 func (d Domain) FindHost(host string, u *url.URL) (r Route, permission string, below bool, err error) {
 	if !d.IsSet() {
 		return r, "", false, nil

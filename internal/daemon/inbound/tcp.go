@@ -9,11 +9,11 @@ import (
 	"time"
 )
 
-// protocol is what a client asks to be upgraded to.
+// protocol is the name of the protocol in the upgrade.
 const protocol = "tcp"
 
-// TCP turns the connection of a request into one to the port: an upgrade to "tcp", and from then on
-// bytes, each direction with its own end. answered is as for HTTP.
+// TCP turns the connection of a request into a connection to the port: it upgrades to "tcp" and
+// then carries bytes. Each direction ends separately. answered is as for HTTP.
 func (p *Proxy) TCP(w http.ResponseWriter, r *http.Request, dial Dial) (answered bool, err error) {
 	if r.ProtoMajor != 1 || r.ContentLength != 0 || !asksFor(r.Header, protocol) {
 		w.Header().Set("Connection", "Upgrade")
@@ -63,13 +63,13 @@ func asksFor(h http.Header, protocol string) bool {
 	return false
 }
 
-// halfConn is a stream whose directions end one by one.
+// halfConn is a stream whose directions can be closed separately.
 type halfConn interface {
 	io.ReadWriteCloser
 	CloseWrite() error
 }
 
-// join carries bytes both ways until both directions have ended, or one has failed.
+// join carries bytes in both directions until both have ended or one has failed.
 func (p *Proxy) join(a, b halfConn) error {
 	done := make(chan error, 1)
 	go func() { done <- p.pass(a, b) }()
@@ -80,7 +80,8 @@ func (p *Proxy) join(a, b halfConn) error {
 	return err
 }
 
-// pass carries one direction to its end, and passes that on. If it fails it ends both directions.
+// pass carries one direction until it ends, and then closes it on the other side. An error closes
+// both directions.
 func (p *Proxy) pass(to, from halfConn) error {
 	buf := p.Get()
 	defer p.Put(buf)

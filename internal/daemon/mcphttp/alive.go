@@ -9,21 +9,21 @@ import (
 // comment is a line that clients of server-sent events skip.
 const comment = ": keepalive\n\n"
 
-// aliveWriter writes a comment whenever a stream of events was silent for a while, so that neither a
-// client nor a proxy takes a long call for a dead connection.
+// aliveWriter writes a comment into a stream of events whenever it was silent for a while, so that
+// neither clients nor proxies consider the connection of a long call dead.
 type aliveWriter struct {
 	http.ResponseWriter
 
 	mu     sync.Mutex
-	header http.Header // of the handler; sent with the first byte that it writes
+	header http.Header // set by the handler; sent with its first byte
 	begun  bool
 	timer  *time.Timer // fires after silence
 	every  time.Duration
 	ended  bool
 }
 
-// alive returns the writer for a handler, and a function to call when that has returned. gone is
-// called if a comment cannot be written: the client has left without a word.
+// alive returns the writer for a handler, and a function to call after the handler has returned.
+// gone is called if a comment cannot be written because the client has left.
 func alive(w http.ResponseWriter, every time.Duration, gone func()) (*aliveWriter, func()) {
 	a := &aliveWriter{ResponseWriter: w, header: http.Header{}, every: every}
 	a.mu.Lock()
@@ -36,15 +36,15 @@ func alive(w http.ResponseWriter, every time.Duration, gone func()) (*aliveWrite
 	return a, a.end
 }
 
-// say writes a comment. A handler that has been silent so long has a stream of events to answer
-// with: errors of the transport are answered at once.
+// say writes a comment. A handler that was silent for that long will answer with a stream of
+// events, because errors of the transport are answered at once.
 func (a *aliveWriter) say() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.ended {
 		return nil
 	}
-	if !a.begun { // the handler may write to its own header meanwhile
+	if !a.begun { // the handler may be writing to its own header
 		a.ResponseWriter.Header().Set("Content-Type", "text/event-stream")
 		a.ResponseWriter.Header().Set("Cache-Control", "no-cache, no-transform")
 		a.beginLocked(http.StatusOK)
@@ -80,7 +80,7 @@ func (a *aliveWriter) copyHeaderLocked() {
 	}
 }
 
-// beginLocked sends the head of the answer.
+// beginLocked sends the header of the answer.
 func (a *aliveWriter) beginLocked(status int) {
 	a.begun = true
 	a.ResponseWriter.WriteHeader(status)
@@ -113,7 +113,7 @@ func (a *aliveWriter) Write(p []byte) (int, error) {
 	return a.ResponseWriter.Write(p)
 }
 
-// FlushError is for http.ResponseController.
+// FlushError is called by http.ResponseController.
 func (a *aliveWriter) FlushError() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -1,10 +1,10 @@
-// Package mcphttp serves the tools of internal/mcp at /mcp of the daemon, over streamable HTTP and
+// Package mcphttp serves the tools of internal/mcp at the daemon's path /mcp, over streamable HTTP
 // without sessions.
 //
-// It checks nothing itself. The route of package v1 has found out who sends a message, and each call
-// of a tool is a request of its own to the whole API, in this process, with the credentials of the
-// message: the same tokens, scopes, label prefixes, gates, audit lines and limits hold for tools as
-// for programs.
+// It authorizes nothing itself. The route in package v1 identifies the client of a message. Each
+// call of a tool is then a request to the whole API, in this process, with the credentials of the
+// message. So tools are subject to the same tokens, scopes, label prefixes, gates, audit lines and
+// limits as programs.
 package mcphttp
 
 import (
@@ -21,11 +21,11 @@ import (
 	"github.com/forkd/forkd/internal/mcp"
 )
 
-// defaultKeepalive is less than what proxies let a silent connection live, often a minute.
+// defaultKeepalive is shorter than the idle timeout of proxies, often a minute.
 const defaultKeepalive = 15 * time.Second
 
-// New returns a function for v1.Config.MCP: it makes the handler of messages, whose tools call api.
-// keepalive is how often a silent stream says that it lives; 0: every 15 seconds.
+// New returns a function for v1.Config.MCP. The function makes the handler of messages, whose tools
+// call api. keepalive is the interval of comments in a silent stream; 0: 15 seconds.
 func New(version string, keepalive time.Duration) func(api http.Handler) http.Handler {
 	return func(api http.Handler) http.Handler {
 		f := &face{api: api, catalog: mcp.New(version), shared: map[mcp.Scope]func() *sdk.Server{}}
@@ -37,8 +37,8 @@ func New(version string, keepalive time.Duration) func(api http.Handler) http.Ha
 	}
 }
 
-// Served returns a handler of messages for servers of another kind, which is else like that of New.
-// Conformance is tested with a server that has what the suite calls.
+// Served returns a handler for servers that serverOf returns; otherwise it is like New's. The
+// conformance suite is run against a server with the tools that it expects.
 func Served(serverOf func(*http.Request) *sdk.Server, keepalive time.Duration) http.Handler {
 	return kept(protocol(serverOf), keepalive)
 }
@@ -46,12 +46,12 @@ func Served(serverOf func(*http.Request) *sdk.Server, keepalive time.Duration) h
 func protocol(serverOf func(*http.Request) *sdk.Server) http.Handler {
 	return sdk.NewStreamableHTTPHandler(serverOf, &sdk.StreamableHTTPOptions{
 		Stateless: true, PropagateRequestCancellation: true,
-		DisableLocalhostProtection: true, // the daemon checks hosts by its own rules
+		DisableLocalhostProtection: true, // the daemon checks hosts itself
 		MaxRequestBodyBytes:        -1,   // v1 has bounded the body
 	})
 }
 
-// kept returns a handler whose silent streams are kept alive.
+// kept returns a handler that keeps silent streams alive.
 func kept(h http.Handler, keepalive time.Duration) http.Handler {
 	keepalive = cmp.Or(keepalive, defaultKeepalive)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -66,7 +66,7 @@ func kept(h http.Handler, keepalive time.Duration) http.Handler {
 type face struct {
 	api      http.Handler
 	catalog  *mcp.Catalog
-	shared   map[mcp.Scope]func() *sdk.Server // made when the first message needs it
+	shared   map[mcp.Scope]func() *sdk.Server // made for the first message that needs it
 	protocol http.Handler
 }
 
@@ -77,14 +77,14 @@ func serverOf(r *http.Request) *sdk.Server {
 	return s
 }
 
-// Subscriptions are the one method that needs a server of its own. By the protocol the header names
-// the method of the message, and the SDK refuses a message with another one.
+// Subscriptions are the only method that needs a server of its own. By the protocol, the header
+// names the method of the message, and the SDK refuses a message with a different one.
 const (
 	methodHeader = "Mcp-Method"
 	listenMethod = "subscriptions/listen"
 )
 
-// ServeHTTP answers one message with the tools of the client's scope, which call the API as the
+// ServeHTTP answers one message with the tools of the client's scope. They call the API as the
 // client.
 func (f *face) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	cl, scope := client.Over(newTransport(f.api, r)), scopeOf(auth.From(r.Context()).Scope)

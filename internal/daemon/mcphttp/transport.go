@@ -15,11 +15,11 @@ import (
 	"github.com/forkd/forkd/internal/daemon/auth"
 )
 
-// transport carries requests to a handler of this process, as if the client of a message had sent
+// transport passes requests to a handler in this process, as if the client of a message had sent
 // them: over its connection, with its credentials and the message's id.
 type transport struct {
 	handler    http.Handler
-	values     context.Context // of the message: its connection's peer and address
+	values     context.Context // of the message: the connection's peer and address
 	header     http.Header
 	host       string
 	remoteAddr string
@@ -38,7 +38,7 @@ func newTransport(handler http.Handler, message *http.Request) *transport {
 	return t
 }
 
-// RoundTrip implements http.RoundTripper. The handler runs until it has answered, or the request's
+// RoundTrip implements http.RoundTripper. The handler runs until it has answered, the request's
 // context ends, or the body of the answer is closed.
 func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	ctx, cancel := context.WithCancel(joined{r.Context(), t.values})
@@ -57,14 +57,14 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		defer cancel()
 		err := serve(t.handler, w, inner)
 		inner.Body.Close()
-		w.WriteHeader(http.StatusOK) // of a handler that wrote nothing
+		w.WriteHeader(http.StatusOK) // in case the handler wrote nothing
 		to.CloseWithError(err)
 	}()
 	select {
 	case <-w.begun:
 	case <-r.Context().Done():
 	}
-	if err := r.Context().Err(); err != nil { // what a handler says that was told to end is no answer
+	if err := r.Context().Err(); err != nil { // after a cancellation the handler's answer is meaningless
 		from.Close()
 		return nil, err
 	}
@@ -75,7 +75,7 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	}, nil
 }
 
-// joined is the context of a call with the values of a message below its own.
+// joined is the context of a call that falls back to the values of a message's context.
 type joined struct {
 	context.Context
 	values context.Context
@@ -89,8 +89,8 @@ func (j joined) Value(key any) any {
 	return j.values.Value(key)
 }
 
-// serve calls a handler and returns nil, or what its panic says: the server of a connection would
-// recover from that too.
+// serve calls a handler. It recovers from a panic, as the server of a connection would, and returns
+// it as an error.
 func serve(h http.Handler, w http.ResponseWriter, r *http.Request) (err error) {
 	defer func() {
 		p := recover()
@@ -107,7 +107,7 @@ func serve(h http.Handler, w http.ResponseWriter, r *http.Request) (err error) {
 	return nil
 }
 
-// answer is the http.ResponseWriter of a handler, whose body the caller reads as it comes.
+// answer is the http.ResponseWriter of a handler. The caller reads the body as it is written.
 type answer struct {
 	header http.Header
 	to     *io.PipeWriter
@@ -124,7 +124,7 @@ func (a *answer) Header() http.Header { return a.header }
 // WriteHeader implements http.ResponseWriter.
 func (a *answer) WriteHeader(status int) {
 	if status < http.StatusOK {
-		return // informational: the answer is yet to come
+		return // informational: the final answer follows
 	}
 	a.once.Do(func() {
 		a.status, a.sent = status, a.header.Clone()
@@ -142,7 +142,8 @@ func (a *answer) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// FlushError is for http.ResponseController: nothing is kept, but the head of the answer may be due.
+// FlushError is called by http.ResponseController. Nothing is buffered, but the header of the
+// answer may not have been sent.
 func (a *answer) FlushError() error {
 	a.WriteHeader(http.StatusOK)
 	return nil
@@ -151,14 +152,14 @@ func (a *answer) FlushError() error {
 // Flush implements http.Flusher.
 func (a *answer) Flush() { _ = a.FlushError() } // it has none
 
-// SetReadDeadline is for http.ResponseController: the body of a request is here already.
+// SetReadDeadline is called by http.ResponseController. The request's body is in memory already.
 func (a *answer) SetReadDeadline(time.Time) error { return nil }
 
-// SetWriteDeadline is for http.ResponseController: who reads is in this process, and gives up with
-// its context.
+// SetWriteDeadline is called by http.ResponseController. The reader is in this process, and stops
+// when its context ends.
 func (a *answer) SetWriteDeadline(time.Time) error { return nil }
 
-// body is the body of an answer: who closes it needs no more of it.
+// body is the body of an answer. Closing it stops the handler.
 type body struct {
 	io.ReadCloser
 	cancel context.CancelFunc

@@ -1,6 +1,6 @@
 // Package metrics counts what the daemon does, for Prometheus.
 //
-// There is no global registry: New makes one and its owner serves it. Durations are in seconds.
+// There is no global registry: New makes one, and the caller serves it. Durations are in seconds.
 package metrics
 
 import (
@@ -15,16 +15,16 @@ import (
 	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
-// Source is asked for the values of gauges when they are collected.
+// Source returns the values of gauges when they are collected.
 type Source struct {
 	Snapshots func() int
 	Sandboxes func() map[string]int // by state
-	Branches  func() (n, most int)  // that are being made, and how many may be at once
+	Branches  func() (n, most int)  // being made, and how many may be made at once
 	Pool      func() int            // ready shells
 
-	PoolWanted func() int                  // of a warm pool
-	Net        func() (Net, bool)          // false: there is no forkd-net at the moment; nil: there is no network
-	Usage      func() (cgroup.Usage, bool) // of all sandboxes; false or nil: not known
+	PoolWanted func() int                  // of a full pool
+	Net        func() (Net, bool)          // false: forkd-net is not running; nil: no network
+	Usage      func() (cgroup.Usage, bool) // of all sandboxes; false or nil: unknown
 }
 
 // Metrics implements sandbox.Observer.
@@ -48,7 +48,7 @@ type Metrics struct {
 	source    Source
 }
 
-// buckets reach from 1 ms, a fork from a warm pool, to a minute, an emulated host under load.
+// buckets returns 1 ms (a fork from a full pool) to a minute (an emulated host under load).
 func buckets() []float64 { return prometheus.ExponentialBuckets(0.001, 2, 17) }
 
 // New returns metrics for a daemon of the given version. SetSource must be called before they are
@@ -112,7 +112,7 @@ func New(version string) *Metrics {
 	return m
 }
 
-// SetSource says where gauges get their values.
+// SetSource sets the source of gauges.
 func (m *Metrics) SetSource(s Source) { m.source = s }
 
 // Handler serves the metrics in the Prometheus text format.
@@ -171,7 +171,7 @@ func (m *Metrics) ChildReady(t sandbox.Timing) {
 // PoolRefilled counts a VMM that was started for the pool.
 func (m *Metrics) PoolRefilled(took time.Duration) { m.refill.Observe(took.Seconds()) }
 
-// ConfirmFailed counts a child that was killed unseen.
+// ConfirmFailed counts a child that was killed before it was handed out.
 func (m *Metrics) ConfirmFailed() { m.confirms.Inc() }
 
 // Refused counts VMs that were not admitted.

@@ -6,14 +6,13 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// Net is what forkd-net counted since it was started, and how often that was done again.
+// Net holds the counters of forkd-net since it was started, and the number of its restarts.
 type Net struct {
 	Restarts uint64
 	Totals   netproto.Stats
 }
 
-// netDescs describe the metrics of the network. They are counted by forkd-net, and begin at 0 when
-// it is started again.
+// netDescs describe the metrics of the network. forkd-net counts them, from 0 after each restart.
 type netDescs struct {
 	restarts, open, connections, up, down, queries, dropped, refused *prometheus.Desc
 }

@@ -8,15 +8,15 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// requestMetrics count requests to the API by their route, as the API's document has it, and by the
-// first digit of their status. There are not more series than the document has routes.
+// requestMetrics count requests to the API by route, as in the API's document, and by the first
+// digit of the status. The number of series is bounded by the document's routes.
 type requestMetrics struct {
 	total *prometheus.CounterVec
 	took  *prometheus.HistogramVec
 	execs *prometheus.HistogramVec
 }
 
-// coarse buckets are for what every route has: 5 ms to 80 s.
+// coarse returns the buckets for all routes: 5 ms to 80 s.
 func coarse() []float64 { return prometheus.ExponentialBuckets(0.005, 4, 8) }
 
 func newRequestMetrics() requestMetrics {
@@ -38,7 +38,7 @@ func (m *requestMetrics) all() []prometheus.Collector {
 	return []prometheus.Collector{m.total, m.took, m.execs}
 }
 
-// RequestDone counts a request. route is empty for one that was refused before it had any.
+// RequestDone counts a request. route is empty if the request was refused before routing.
 func (m *Metrics) RequestDone(route string, status int, took time.Duration) {
 	if route == "" {
 		route = "none"

@@ -6,8 +6,8 @@ import (
 	"github.com/forkd/forkd/internal/host/cgroup"
 )
 
-// usageDescs describe what sandboxes take from the host, all together: one that lives for seconds
-// would make a series that is never looked at. Of one sandbox the API tells.
+// usageDescs describe what all sandboxes together use of the host. Series for single sandboxes,
+// which may live for seconds, would rarely be looked at; the API has those figures.
 type usageDescs struct {
 	memory, swap, cpu, throttled, periods, threads, read, written *prometheus.Desc
 }
@@ -17,12 +17,12 @@ func newUsageDescs() usageDescs {
 	return usageDescs{
 		memory: desc("forkd_sandboxes_memory_bytes",
 			"Memory charged to sandboxes, pooled VMMs and forkd-net, with page cache."),
-		swap: desc("forkd_sandboxes_swap_bytes", "Of them on swap."),
+		swap: desc("forkd_sandboxes_swap_bytes", "Memory charged to them that is on swap."),
 		cpu: desc("forkd_sandboxes_cpu_usage_seconds_total",
-			"Processor time of sandboxes, ended ones too, and of forkd-net."),
+			"Processor time of sandboxes, including ended ones, and of forkd-net."),
 		throttled: desc("forkd_sandboxes_cpu_throttled_seconds_total",
-			"How long sandboxes were held back by their cpus limit."),
-		periods: desc("forkd_sandboxes_cpu_throttled_periods_total", "In how many periods they were."),
+			"How long sandboxes were throttled by their cpus limit."),
+		periods: desc("forkd_sandboxes_cpu_throttled_periods_total", "Periods in which sandboxes were throttled."),
 		threads: desc("forkd_sandboxes_threads", "Threads of VMM processes and of forkd-net."),
 		read:    desc("forkd_sandboxes_io_read_bytes_total", "Bytes that sandboxes read from disks of the host."),
 		written: desc("forkd_sandboxes_io_written_bytes_total", "Bytes that sandboxes wrote to disks of the host."),

@@ -1,10 +1,10 @@
 // Package once remembers the answers to requests that must not be carried out twice, for clients
 // that ask again because they did not get the first answer.
 //
-// An answer is kept for a day, in a file, so that a new daemon has it too. A request is written
-// down before it is carried out: if the daemon dies in between, whoever asks again is told that
-// nobody knows what became of it. The package knows nothing of HTTP but a status; what counts as
-// the same request is decided by the caller.
+// An answer is kept for a day, in a file, so that a new daemon has it too. A request is recorded
+// before it is carried out. If the daemon dies in between, a client that asks again gets the error
+// that the outcome is unknown. Of HTTP the package knows only the status. The caller decides which
+// requests are the same.
 package once
 
 import (
@@ -26,8 +26,8 @@ import (
 	"github.com/forkd/forkd/internal/format/record"
 )
 
-// Bounds on what is kept of all clients. Over them, the oldest answer goes of the client that has
-// most: one cannot push out what others may ask for again.
+// Bounds on the answers kept for all clients. Above them, the oldest answer of the client that has
+// most is dropped, so that no client can push out the answers of others.
 const (
 	Keep       = 24 * time.Hour
 	maxAnswers = 4096
@@ -40,7 +40,7 @@ var (
 	ErrUnknown = errors.New("the daemon ended while the first request with this key was under way: nobody knows what became of it")
 )
 
-// unreadError is an ErrUnknown: the record of the first request is there, and cannot be read.
+// unreadError is an ErrUnknown for a record of the first request that exists but cannot be read.
 type unreadError struct{ err error }
 
 func (e *unreadError) Unwrap() []error { return []error{ErrUnknown, e.err} }
@@ -50,15 +50,15 @@ func (e *unreadError) Error() string {
 		e.err.Error()
 }
 
-// Key names a request, and Request tells it from others of the same name. Both are digests; the
-// first bytes of a key are that of its client alone.
+// Key names a request, and Request distinguishes requests that use the same key. Both are digests;
+// the first bytes of a key depend only on its client.
 type (
 	Key     [32]byte
 	Request [32]byte
 	client  [8]byte
 )
 
-// KeyOf returns the key of a request that a client has given a name.
+// KeyOf returns the key of a request to which client who gave a name.
 func KeyOf(who, name string) Key {
 	key := Key(sha256.Sum256([]byte(who + "\n" + name)))
 	of := sha256.Sum256([]byte(who))
@@ -68,7 +68,7 @@ func KeyOf(who, name string) Key {
 
 func (k Key) client() client { return client(k[:len(client{})]) }
 
-// Answer is what a request was answered with.
+// Answer is the answer to a request.
 type Answer struct {
 	Status int
 	Body   json.RawMessage
@@ -81,19 +81,19 @@ type kept struct {
 	bytes int64
 }
 
-// Book has the answers of one daemon. Its methods may be called concurrently.
+// Book holds the answers of one daemon. Its methods may be called concurrently.
 type Book struct {
 	dir string
 	now func() time.Time
 
 	mu    sync.Mutex
-	under map[Key]chan struct{} // requests under way; closed at their end
+	under map[Key]chan struct{} // current requests; closed when they end
 	index []kept                // of the files, oldest first
 }
 
-// Open returns the book in dir, which is made if there is none. Records that a power failure has
-// cut off are dropped. Others that cannot be read are kept for as long as answers are: until then
-// their requests are refused, for they may have been carried out.
+// Open returns the book in dir, which is created if missing. Records that a power failure truncated
+// are dropped. Other unreadable records are kept as long as answers are: until then their requests
+// are refused, because they may have been carried out.
 func Open(dir string) (*Book, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("open the book of answers: %w", err)
@@ -108,7 +108,7 @@ func Open(dir string) (*Book, error) {
 		digest, err := hex.DecodeString(name)
 		key := Key{}
 		if err != nil || len(digest) != len(key) {
-			os.Remove(filepath.Join(dir, f.Name())) // what a write that was cut off has left
+			os.Remove(filepath.Join(dir, f.Name())) // left by an interrupted write
 			continue
 		}
 		copy(key[:], digest)
@@ -116,7 +116,7 @@ func Open(dir string) (*Book, error) {
 		info, infoErr := f.Info()
 		bad := (*record.Error)(nil)
 		switch {
-		case infoErr != nil: // it has gone
+		case infoErr != nil: // the file is gone
 		case err == nil:
 			b.index = append(b.index, kept{key, r.At, info.Size()})
 		case errors.As(err, &bad) && bad.Torn:
@@ -165,8 +165,8 @@ func (b *Book) Do(ctx context.Context, key Key, request Request, do func() (Answ
 	}
 }
 
-// begin returns the answer that there is, or what to wait for. If it returns neither, the request
-// is the caller's to carry out.
+// begin returns the earlier answer, or a channel that closes when the current request ends. If it
+// returns neither, the caller must carry out the request.
 func (b *Book) begin(key Key, request Request) (*Answer, <-chan struct{}, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -199,23 +199,23 @@ func (b *Book) begin(key Key, request Request) (*Answer, <-chan struct{}, error)
 	return nil, nil, nil
 }
 
-// oldLocked reports whether the record of a request has been kept for long enough.
+// oldLocked reports whether the record of a request has been kept long enough.
 func (b *Book) oldLocked(key Key) bool {
 	return slices.ContainsFunc(b.index, func(k kept) bool { return k.key == key && b.now().Sub(k.at) >= Keep })
 }
 
-// carryOut does what begin has written down.
+// carryOut carries out a request that begin has recorded.
 func (b *Book) carryOut(key Key, request Request, do func() (Answer, error)) (a Answer, err error) {
 	err = errors.New("panic")
 	defer func() {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		done := b.under[key]
-		delete(b.under, key) // a large answer counts in its client's share, or those of others would go for it
+		delete(b.under, key) // counts a large answer in its client's share; otherwise others' answers would be dropped for it
 		if err != nil {
 			b.dropLocked(key)
 		} else {
-			_ = b.writeLocked(key, request, &a) // it was carried out; who asks again is told ErrUnknown
+			_ = b.writeLocked(key, request, &a) // it was carried out; after a failure, repeated requests get ErrUnknown
 		}
 		close(done)
 	}()
@@ -243,7 +243,7 @@ func (b *Book) dropLocked(key Key) {
 	os.Remove(b.path(key))
 }
 
-// pruneLocked removes what is too old or too much. Requests under way stay.
+// pruneLocked removes records that are too old or too many. Current requests stay.
 func (b *Book) pruneLocked() {
 	for _, k := range slices.Clone(b.index) {
 		if b.now().Sub(k.at) >= Keep && b.under[k.key] == nil {
@@ -259,8 +259,8 @@ func (b *Book) pruneLocked() {
 	}
 }
 
-// surplusLocked returns what is to go if there is too much: the oldest answer of the client that
-// has the greatest share of a bound, and among equals the oldest.
+// surplusLocked returns the record to remove if a bound is exceeded: the oldest answer of the
+// client with the greatest share, and among equals the oldest.
 func (b *Book) surplusLocked() (oldest Key, tooMuch bool) {
 	shares := make(map[client]float64)
 	var first []Key // of each client, oldest first

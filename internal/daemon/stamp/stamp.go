@@ -1,8 +1,8 @@
-// Package stamp tells whether a file has changed since it was read, for files that are read again
-// when they have: tokens, keys and certificates.
+// Package stamp reports whether a file has changed since it was read, for files that are read again
+// after a change: tokens, keys and certificates.
 //
-// Nobody waits for changes: whoever uses a file compares its stamp before. It neither reads files
-// nor decides what to do about one that has become unreadable.
+// It does not watch files: the user of a file compares its stamp before each use. It neither reads
+// files nor decides what to do about a file that has become unreadable.
 package stamp
 
 import (
@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// Stamp tells one content of a file from the next. The zero Stamp is that of no content.
+// Stamp identifies one version of a file's content. The zero Stamp matches no file.
 type Stamp struct {
 	inode   uint64
 	size    int64
@@ -20,11 +20,11 @@ type Stamp struct {
 	mode    fs.FileMode
 }
 
-// settled is how old a change must be before a file is not read again: an earlier one may be
-// followed by another that the file system's clock gives the same time.
+// settled is the age of a change from which the stamp is reliable. Two changes in quicker
+// succession may get the same time from the file system's clock.
 const settled = 2 * time.Second
 
-// Of returns the stamp of a file, from before it is read.
+// Of returns the stamp of a file; take it before reading the file.
 func Of(fi fs.FileInfo) Stamp {
 	changed := fi.ModTime()
 	if age := time.Since(changed); age < settled && age > -settled {
@@ -37,8 +37,8 @@ func Of(fi fs.FileInfo) Stamp {
 	return s
 }
 
-// Holds reports whether the file at path is the one of which s was taken. It never does for a file
-// that has changed just now.
+// Holds reports whether the file at path is unchanged since s was taken. It returns false for a
+// file that changed only just now.
 func (s Stamp) Holds(path string) bool {
 	fi, err := os.Stat(path)
 	return err == nil && s != (Stamp{}) && s == Of(fi)

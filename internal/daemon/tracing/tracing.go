@@ -1,9 +1,9 @@
-// Package tracing tells an OpenTelemetry collector of forks and branches, with the times of their
-// parts, as parts of the trace that the client's request belongs to (W3C Trace Context).
+// Package tracing sends spans of forks and branches, with the durations of their parts, to an
+// OpenTelemetry collector. They belong to the trace of the client's request (W3C Trace Context).
 //
-// It is set up by the standard variables OTEL_*, and off without them. Spans are made when the work
-// is done, of the times that the work was measured with anyway: nothing of it is on a fork's way.
-// They say which snapshot and which sandboxes, and nothing of what is in these.
+// The standard variables OTEL_* configure it; without them it is off. Spans are made after the
+// work, from times that are measured anyway, so that they add nothing to a fork's duration. They
+// name the snapshot and the sandboxes, and contain nothing from inside them.
 package tracing
 
 import (
@@ -31,7 +31,8 @@ type Tracer struct {
 	tracer   trace.Tracer
 }
 
-// wanted reports whether the environment asks for traces, and what it asks for that there is not.
+// wanted reports whether the environment asks for traces. The error names settings that are not
+// supported.
 func wanted(getenv func(string) string) (bool, error) {
 	exporter := getenv("OTEL_TRACES_EXPORTER")
 	endpoint := cmp.Or(getenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"), getenv("OTEL_EXPORTER_OTLP_ENDPOINT"))
@@ -50,8 +51,8 @@ func wanted(getenv func(string) string) (bool, error) {
 	return true, nil
 }
 
-// FromEnv returns a Tracer as the environment describes it; nil if it asks for none. The variables
-// that say how spans are sampled, gathered and sent are read by OpenTelemetry's own library.
+// FromEnv returns the Tracer that the environment describes, or nil if it asks for none.
+// OpenTelemetry's own library reads the variables that configure sampling, batching and export.
 func FromEnv(ctx context.Context, version string, getenv func(string) string) (*Tracer, error) {
 	on, err := wanted(getenv)
 	if !on || err != nil {
@@ -70,10 +71,10 @@ func FromEnv(ctx context.Context, version string, getenv func(string) string) (*
 	return &Tracer{provider: p, tracer: p.Tracer("github.com/forkd/forkd")}, nil
 }
 
-// closeTimeout is how long a collector may take for the last spans.
+// closeTimeout is how long sending the last spans may take.
 const closeTimeout = 5 * time.Second
 
-// Close sends what is left.
+// Close sends the remaining spans.
 func (t *Tracer) Close() error {
 	if t == nil {
 		return nil
@@ -83,10 +84,10 @@ func (t *Tracer) Close() error {
 	return t.provider.Shutdown(ctx)
 }
 
-// maxChildren bounds the spans of one fork: a thousand children would say no more.
+// maxChildren bounds the spans of one fork; more would add no information.
 const maxChildren = 32
 
-// Fork tells of a fork that began at start and has just ended.
+// Fork sends the spans of a fork that began at start and has just ended.
 func (t *Tracer) Fork(r *http.Request, start time.Time, source string, res sandbox.ForkResult, err error) {
 	if t == nil {
 		return
@@ -103,7 +104,7 @@ func (t *Tracer) Fork(r *http.Request, start time.Time, source string, res sandb
 	finish(span, err)
 }
 
-// Branch tells of a branch that began at start and has just been answered.
+// Branch sends the spans of a branch that began at start and has just been answered.
 func (t *Tracer) Branch(r *http.Request, start time.Time, source string, res sandbox.BranchResult, err error) {
 	if t == nil {
 		return
@@ -121,7 +122,7 @@ func (t *Tracer) Branch(r *http.Request, start time.Time, source string, res san
 	finish(span, err)
 }
 
-// begin makes the span of a request in the client's trace.
+// begin starts the span of a request in the client's trace.
 func (t *Tracer) begin(r *http.Request, name string, start time.Time, about ...attribute.KeyValue) (context.Context,
 	trace.Span) {
 	ctx := propagation.TraceContext{}.Extract(r.Context(), propagation.HeaderCarrier(r.Header))
@@ -134,7 +135,7 @@ func part(ctx context.Context, t trace.Tracer, name string, from, to time.Time, 
 	span.End(trace.WithTimestamp(to))
 }
 
-// finish ends a span. The text of an error may quote a guest, and stays here.
+// finish ends a span. The text of the error is not sent, because it may quote a guest.
 func finish(span trace.Span, err error) {
 	if err != nil {
 		span.SetStatus(codes.Error, "failed: see the log of the daemon")

@@ -12,8 +12,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// branchMode finds out what a branch request asks for. Live is the default; it falls back to diff
-// where it must.
+// branchMode returns the mode of a branch request. The default is live, which falls back to diff if
+// it must.
 func branchMode(r *apiv1.BranchRequest) (vm.BranchMode, error) {
 	if r.Memory != nil && !*r.Memory {
 		if r.Mode != "" || r.Diff || r.Live || r.MeasureDiff {
@@ -22,7 +22,7 @@ func branchMode(r *apiv1.BranchRequest) (vm.BranchMode, error) {
 		return vm.BranchDisk, nil
 	}
 	mode := vm.BranchLive
-	diff := r.Diff || r.MeasureDiff // the second is the first with figures, which every branch has here
+	diff := r.Diff || r.MeasureDiff // measure_diff is diff with figures, which every branch has here
 	if diff {
 		mode = vm.BranchDiff
 	}
@@ -69,7 +69,7 @@ func (a *api) branch(w http.ResponseWriter, r *http.Request) error {
 	start := time.Now()
 	res, err := a.view(r).Branch(r.Context(), r.PathValue("id"), sandbox.BranchRequest{
 		Tag: req.Tag, Mode: mode, ParentTag: req.ParentTag, Labels: req.Labels,
-		// others are complete when the sandbox runs again, or take no longer than the guest
+		// the other modes end when the sandbox runs again, or take no longer than the guest
 		NoWait: mode == vm.BranchLive && req.Wait != nil && !*req.Wait,
 	})
 	a.Traces.Branch(r, start, r.PathValue("id"), res, err)
@@ -137,7 +137,7 @@ func (a *api) compactSnapshot(r *http.Request, req *apiv1.CompactRequest) (out a
 		return out, err
 	}
 	info := snapshotOf(a.view(r), res)
-	info.BranchedFrom = "compact:" + from // as forkd 0.5 says it; the new snapshot needs nothing of the old one
+	info.BranchedFrom = "compact:" + from // in the form of forkd 0.5; the new snapshot needs nothing of the old one
 	return info, nil
 }
 

@@ -26,8 +26,8 @@ const (
 	maxBuildFile    = 2 << 20
 )
 
-// build builds a snapshot from a Dockerfile and answers with its progress, a line of JSON each. A client
-// that leaves ends the build; the snapshots of steps that are done stay.
+// build builds a snapshot from a Dockerfile and answers with its progress as lines of JSON. If the
+// client disconnects, the build stops; the snapshots of completed steps stay.
 func (a *api) build(w http.ResponseWriter, r *http.Request) error {
 	leave, err := a.Builds.Enter(auth.From(r.Context()).Who)
 	if err != nil {
@@ -67,7 +67,8 @@ func (a *api) build(w http.ResponseWriter, r *http.Request) error {
 		MS: millis(time.Since(begin))}})
 }
 
-// buildError makes a mistake in a Dockerfile, and a command of its that has failed, an error of the client.
+// buildError converts a mistake in a Dockerfile, or a failed command of it, to an error of the
+// client.
 func buildError(err error) error {
 	var file *dockerfile.Error
 	var step *build.StepError
@@ -78,7 +79,7 @@ func buildError(err error) error {
 	return err
 }
 
-// readBuild reads the archive that a build is asked for with.
+// readBuild reads the archive of a build request.
 func (a *api) readBuild(in *tar.Reader) (req build.Request, files *build.Context, err error) {
 	h, err := in.Next()
 	if err != nil {
@@ -109,10 +110,10 @@ func (a *api) readBuild(in *tar.Reader) (req build.Request, files *build.Context
 	return req, files, archiveError(err)
 }
 
-// archiveError makes what is no archive an error of the client.
+// archiveError converts the error of an invalid archive to an error of the client.
 func archiveError(err error) error {
 	if errors.Is(err, tar.ErrHeader) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-		return &invalid.Error{Field: "archive", Reason: fmt.Sprintf("it is no whole tar archive: %v", err)}
+		return &invalid.Error{Field: "archive", Reason: fmt.Sprintf("it is not a complete tar archive: %v", err)}
 	}
 	return err
 }
@@ -120,7 +121,7 @@ func archiveError(err error) error {
 // buildObserver sends a build's progress to its client.
 type buildObserver struct {
 	out  *lines
-	gone func() // the client takes nothing any more
+	gone func() // called when the client no longer receives
 	once sync.Once
 }
 

@@ -7,7 +7,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/face"
 )
 
-// get makes a handler of f, which reads no body. The answer is what f returns, as JSON with 200.
+// get makes a handler of f, which reads no body. The answer is f's result as JSON with status 200.
 func get[Res any](f func(*http.Request) (Res, error)) face.Handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		res, err := f(r)
@@ -18,7 +18,7 @@ func get[Res any](f func(*http.Request) (Res, error)) face.Handler {
 	}
 }
 
-// listed is get for a list, of which the query may ask for a part.
+// listed is get for a list. The query may select a part of it.
 func listed[M, T any](f func(*http.Request) (list[M, T], error)) face.Handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		l, err := f(r)
@@ -29,7 +29,7 @@ func listed[M, T any](f func(*http.Request) (list[M, T], error)) face.Handler {
 	}
 }
 
-// described makes of an operation's result what an answer says of it.
+// described converts the result of an operation with describe.
 func described[M, T any](describe func(M) T) func(M, error) (T, error) {
 	return func(m M, err error) (t T, _ error) {
 		if err != nil {
@@ -39,7 +39,7 @@ func described[M, T any](describe func(M) T) func(M, error) (T, error) {
 	}
 }
 
-// end makes a handler of f, which reads no body and is answered with 204.
+// end makes a handler of f, which reads no body. The answer has status 204.
 func end(f func(*http.Request) error) face.Handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		if err := f(r); err != nil {
@@ -50,14 +50,14 @@ func end(f func(*http.Request) error) face.Handler {
 	}
 }
 
-// call makes a handler of f, which gets the request's JSON body. The answer is what f returns, as JSON
-// with the status.
+// call makes a handler of f, which gets the request's JSON body. The answer is f's result as JSON
+// with the given status.
 func call[Req, Res any](status int, f func(*http.Request, *Req) (Res, error)) face.Handler {
 	var defaults Req
 	return callWith(defaults, status, f)
 }
 
-// callWith is call for a body whose omitted fields have these defaults.
+// callWith is call for a body whose omitted fields take the given defaults.
 func callWith[Req, Res any](defaults Req, status int, f func(*http.Request, *Req) (Res, error)) face.Handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		req := defaults
@@ -72,7 +72,7 @@ func callWith[Req, Res any](defaults Req, status int, f func(*http.Request, *Req
 	}
 }
 
-// tell is call for an f that is answered with 204.
+// tell is call for an f without a result. The answer has status 204.
 func tell[Req any](f func(*http.Request, *Req) error) face.Handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		var req Req
@@ -83,5 +83,5 @@ func tell[Req any](f func(*http.Request, *Req) error) face.Handler {
 	}
 }
 
-// millis is a duration in milliseconds with three decimals.
+// millis returns a duration in milliseconds with three decimals.
 func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }

@@ -12,8 +12,9 @@ import (
 	"github.com/forkd/forkd/internal/host/invalid"
 )
 
-// runCode answers with what code says while it runs, a line of JSON each. Before it has started, an error
-// has a status of its own; later it is the last line. Code whose client leaves is interrupted.
+// runCode answers with the output of code while it runs, as lines of JSON. Before the code has
+// started, an error has a status of its own; later it is the last line. If the client disconnects,
+// the code is interrupted.
 func (a *api) runCode(w http.ResponseWriter, r *http.Request) error {
 	var req apiv1.CodeRequest
 	if err := face.ReadJSON(w, r, &req); err != nil {
@@ -42,7 +43,7 @@ func (a *api) runCode(w http.ResponseWriter, r *http.Request) error {
 		return err
 	})
 	if err == nil && end.TimedOut {
-		err = a.paused(r, op) // it was not too slow
+		err = a.paused(r, op) // the code was not too slow
 	}
 	stop()
 	if err != nil && !out.hasBegun() {
@@ -56,7 +57,7 @@ func (a *api) runCode(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// codeSink passes what code says on to a client.
+// codeSink passes the output of code on to a client.
 func codeSink(out *lines) agentclient.CodeSink {
 	return agentclient.CodeSink{
 		Started: func(n int) error {

@@ -10,7 +10,8 @@ import (
 	"github.com/forkd/forkd/internal/host/agentclient"
 )
 
-// held knows the commands that end with their answer in lines, and lets them go on by themselves.
+// held tracks the commands that end with their answer in lines, so that they can be detached from
+// it.
 type held struct {
 	mu     sync.Mutex
 	detach map[heldProcess]context.CancelCauseFunc
@@ -21,7 +22,8 @@ type heldProcess struct {
 	pid     uint32
 }
 
-// hold notes a command whose answer ends with cancel. The caller calls release when it has ended.
+// hold registers a command whose answer ends with cancel. The caller calls release when the command
+// has ended.
 func (h *held) hold(sandbox string, pid uint32, cancel context.CancelCauseFunc) (release func()) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -34,7 +36,8 @@ func (h *held) hold(sandbox string, pid uint32, cancel context.CancelCauseFunc) 
 	}
 }
 
-// letGo ends the answer that holds a command, which goes on. It reports whether there is such an answer.
+// letGo ends the answer that holds a command; the command runs on. It reports whether there is such
+// an answer.
 func (h *held) letGo(sandbox string, pid uint32) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -43,7 +46,7 @@ func (h *held) letGo(sandbox string, pid uint32) bool {
 	if cancel == nil {
 		return false
 	}
-	delete(h.detach, of) // before its answer has ended: a second request finds none
+	delete(h.detach, of) // before its answer ends, so that a second request finds none
 	cancel(agentclient.ErrDetached)
 	return true
 }
@@ -58,7 +61,7 @@ func (a *api) detachProcess(r *http.Request) error {
 	}
 	if !a.held.letGo(r.PathValue("id"), pid) {
 		return face.NewError(http.StatusConflict, fmt.Sprintf(
-			"process %d: no answer of an exec in lines holds it: it goes on by itself, is held by a WebSocket, or has ended",
+			"process %d: no answer of an exec in lines holds it: it is detached, is held by a WebSocket, or has ended",
 			pid))
 	}
 	return nil

@@ -29,7 +29,7 @@ func documentJSON(w http.ResponseWriter, _ *http.Request) error {
 
 func documentPage(w http.ResponseWriter, _ *http.Request) error {
 	p, err := asPage()
-	// It has a style of its own and nothing else that a browser would act upon.
+	// The page has a style of its own and nothing active.
 	w.Header().Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'")
 	return writeDocument(w, "text/html; charset=utf-8", p, err)
 }
@@ -77,7 +77,7 @@ var asPage = sync.OnceValues(func() ([]byte, error) {
 	return out.Bytes(), err
 })
 
-// page is what the page shows of the document.
+// page is the part of the document that the page shows.
 type page struct {
 	Info struct {
 		Title, Version, Description string
@@ -133,7 +133,7 @@ type schema struct {
 	More             any      `yaml:"additionalProperties"`
 }
 
-// inOrder is a mapping that keeps the order of its document.
+// inOrder is a mapping that keeps the document's order.
 type inOrder[T any] []struct {
 	Key   string
 	Value T
@@ -166,7 +166,7 @@ func (p pathItem) Operations() inOrder[*operation] {
 	return all
 }
 
-// Resolve returns a parameter, or the one that it refers to.
+// Resolve returns a parameter, or the parameter that it refers to.
 func (d *page) Resolve(p parameter) parameter {
 	if p.Ref != "" {
 		return d.Components.Parameters[nameOf(p.Ref)]
@@ -174,7 +174,7 @@ func (d *page) Resolve(p parameter) parameter {
 	return p
 }
 
-// Answer returns a response, or the one that it refers to.
+// Answer returns a response, or the response that it refers to.
 func (d *page) Answer(m message) message {
 	if m.Ref != "" {
 		return d.Components.Responses[nameOf(m.Ref)]
@@ -184,7 +184,7 @@ func (d *page) Answer(m message) message {
 
 func nameOf(ref string) string { return ref[strings.LastIndexByte(ref, '/')+1:] }
 
-// Link returns the name of the schema that s, or each of the items of s, refers to.
+// Link returns the name of the schema to which s, or each item of s, refers.
 func (s schema) Link() string {
 	if s.Items != nil {
 		return s.Items.Link()
@@ -195,7 +195,7 @@ func (s schema) Link() string {
 	return nameOf(s.Ref)
 }
 
-// Kind says in words what a value is, but for what Link says.
+// Kind describes the type of a value in words, without the part that Link returns.
 func (s schema) Kind() string {
 	switch types, several := s.Type.([]any); {
 	case s.Items != nil && s.Items.Link() != "":
@@ -216,7 +216,7 @@ func (s schema) Kind() string {
 	return ""
 }
 
-// Bounds says which values are taken.
+// Bounds describes which values are valid.
 func (s schema) Bounds() string {
 	var list []string
 	for _, b := range []struct {
@@ -236,7 +236,7 @@ func (s schema) Bounds() string {
 	return strings.Join(list, ", ")
 }
 
-// Needs reports whether a field must be there.
+// Needs reports whether a field is required.
 func (s schema) Needs(field string) bool { return slices.Contains(s.Required, field) }
 
 func words(list []any, between string) string {

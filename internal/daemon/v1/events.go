@@ -13,17 +13,17 @@ import (
 	"github.com/forkd/forkd/internal/host/event"
 )
 
-// maxID bounds the id that a client goes on from, in bytes; see event.Ring.ID.
+// maxID bounds the event id from which a client resumes, in bytes; see event.Ring.ID.
 const maxID = 64
 
-// lastEventID is the header by which a client goes on where it was cut off (HTML standard, section
-// 9.2).
+// lastEventID is the header by which a client resumes after a broken connection (HTML standard,
+// section 9.2).
 const lastEventID = "Last-Event-ID"
 
-// sseRetry is after how many milliseconds a browser connects again.
+// sseRetry is the time before a browser reconnects, in milliseconds.
 const sseRetry = 1000
 
-// eventFilter says which events a client asked for.
+// eventFilter selects the events for a client.
 type eventFilter struct {
 	sandboxes []string // ids; empty: all
 	labels    selector
@@ -34,8 +34,8 @@ func (f *eventFilter) wants(e *event.Event) bool {
 		f.labels.match(e.Labels)
 }
 
-// events streams what happens to sandboxes and snapshots, until the client leaves, is too slow to
-// take anything for the limit of stalled transfers, or the daemon ends.
+// events streams the events of sandboxes and snapshots. It ends when the client leaves, when the
+// client receives nothing within the limit for stalled transfers, or when the daemon stops.
 func (a *api) events(w http.ResponseWriter, r *http.Request) error {
 	labels, err := selectorOf(r)
 	if err != nil {
@@ -54,7 +54,8 @@ func (a *api) events(w http.ResponseWriter, r *http.Request) error {
 	defer context.AfterFunc(a.Face.Stopping, cancel)()
 	follower := a.view(r).Events(after)
 	out := face.NewSSE(w, a.Face.Limits.Stall)
-	// Where the stream begins, so that who is cut off before the first event misses none.
+	// The id where the stream begins, so that a client whose connection breaks before the first
+	// event misses none.
 	if out.Text(fmt.Sprintf("retry: %d\nid: %s\n\n", sseRetry, follower.Place())) != nil {
 		return nil
 	}
@@ -66,7 +67,7 @@ func (a *api) events(w http.ResponseWriter, r *http.Request) error {
 		case ctx.Err() != nil:
 			return nil
 		case errors.Is(err, context.DeadlineExceeded):
-			err = out.Text("id: " + follower.Place() + "\n\n") // moves on past what was not asked for
+			err = out.Text("id: " + follower.Place() + "\n\n") // moves past events that the filter excludes
 		case missed:
 			err = out.Send(follower.Place(), apiv1.EventMissed, apiv1.Event{ID: follower.Place(), Time: time.Now().UTC(),
 				Type: apiv1.EventMissed})

@@ -19,8 +19,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
-// onGuest calls f with a client of the guest that a request names. What the guest answers is of
-// the request's share.
+// onGuest calls f with a client of the guest that a request names. The guest's answer counts in the
+// request's memory share.
 func (a *api) onGuest(ctx context.Context, r *http.Request, op string,
 	f func(context.Context, *agentclient.Client) error) error {
 	use := a.view(r).Use
@@ -34,15 +34,15 @@ func (a *api) onGuest(ctx context.Context, r *http.Request, op string,
 	})
 }
 
-// looks reports whether a request changes neither files nor processes of a sandbox. A WebSocket may:
-// it begins with a GET.
+// looks reports whether a request changes neither files nor processes of a sandbox. A WebSocket
+// begins with a GET but may change them.
 func looks(r *http.Request) bool {
 	reads := r.Method == http.MethodGet || r.Method == http.MethodHead
 	return reads && r.Header.Get("Upgrade") == "" || strings.HasSuffix(r.Pattern, "/ping")
 }
 
-// runOn is onGuest for a command. One that ran out of time because its sandbox is paused, such as
-// for a full disk of the host, was not too slow: the error says what to do.
+// runOn is onGuest for a command. If a command timed out because its sandbox is paused, for example
+// because the host's disk is full, the error says so and how to fix it.
 func (a *api) runOn(ctx context.Context, r *http.Request, op string,
 	f func(context.Context, *agentclient.Client) (agentclient.ExecResult, error)) (
 	res agentclient.ExecResult, err error) {
@@ -84,7 +84,7 @@ func (a *api) ping(r *http.Request) (out apiv1.Pong, err error) {
 	}, nil
 }
 
-// exitCodeOf is what a shell would report.
+// exitCodeOf returns the exit code that a shell would report.
 func exitCodeOf(r agentclient.ExecResult) int {
 	switch r.Outcome {
 	case agentclient.Exited:
@@ -96,7 +96,7 @@ func exitCodeOf(r agentclient.ExecResult) int {
 	case agentclient.NotFound:
 		return 127
 	}
-	if r.Signal == 0 { // one that this host does not know
+	if r.Signal == 0 { // a signal that this host does not know
 		return 128 + int(syscall.SIGKILL)
 	}
 	return 128 + int(r.Signal)
@@ -114,14 +114,14 @@ func execEnd(r agentclient.ExecResult) apiv1.ExecEnd {
 	return end
 }
 
-// times bound how long a command may run; 0 is no bound.
+// times bounds the run time of a command; 0: unlimited.
 type times struct{ def, most time.Duration }
 
-// Bounds on commands whose client waits for their end, and on those that may go on.
+// Bounds for commands whose client waits until they exit, and for commands that may run on.
 func waited() times    { return times{defaultExec, maxExec} }
 func openEnded() times { return times{0, maxUnwatched} }
 
-// checkExec checks a request and translates it for the agent.
+// checkExec checks a request and converts it for the agent.
 func checkExec(req *apiv1.ExecRequest, limit times) (run agentclient.ExecRequest, err error) {
 	switch {
 	case len(req.Args) == 0:
@@ -165,7 +165,7 @@ func checkExec(req *apiv1.ExecRequest, limit times) (run agentclient.ExecRequest
 			return run, err
 		}
 		run.Terminal = &size
-		if run.Env["TERM"] == "" { // programs would take it for the plainest one
+		if run.Env["TERM"] == "" { // without it programs would assume the plainest terminal
 			run.Env = maps.Clone(run.Env)
 			if run.Env == nil {
 				run.Env = map[string]string{}
@@ -176,7 +176,7 @@ func checkExec(req *apiv1.ExecRequest, limit times) (run agentclient.ExecRequest
 	return run, nil
 }
 
-// defaultTerm is what terminals are now.
+// defaultTerm is the type of today's terminals.
 const defaultTerm = "xterm-256color"
 
 func checkSize(field string, s apiv1.TTYSize) (agentclient.Size, error) {
@@ -187,10 +187,10 @@ func checkSize(field string, s apiv1.TTYSize) (agentclient.Size, error) {
 	return agentclient.Size{Cols: uint16(s.Cols), Rows: uint16(s.Rows)}, nil
 }
 
-// maxEnv is how many variables a request may have.
+// maxEnv bounds the number of variables in a request.
 const maxEnv = 256
 
-// checkEnv refuses what no environment can hold.
+// checkEnv refuses names and values that no environment can hold.
 func checkEnv(env map[string]string) error {
 	if len(env) > maxEnv {
 		return face.BadRequest("env: %d variables: want at most %d", len(env), maxEnv)
@@ -218,7 +218,7 @@ func (a *api) exec(w http.ResponseWriter, r *http.Request) error {
 	case req.Detach:
 		limit = openEnded()
 	case inLines:
-		limit.most = maxUnwatched // the client hears that it goes on
+		limit.most = maxUnwatched // the client receives keepalives
 	}
 	run, err := checkExec(&req, limit)
 	if err != nil {

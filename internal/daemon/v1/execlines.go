@@ -12,19 +12,19 @@ import (
 	"github.com/forkd/forkd/internal/host/agentclient"
 )
 
-// output is where what a command says goes to. Its functions are called from one goroutine; an
-// error of theirs ends the call.
+// output receives the output of a command. Its functions are called from one goroutine. If one
+// returns an error, the call ends.
 type output struct {
 	started func(*agentclient.Process) error
 	data    func(agentclient.Stream, []byte) error
 }
 
-// follower follows a command to its end.
+// follower passes on the output of a command until it exits.
 type follower func(context.Context, *agentclient.Client, output) (agentclient.ExecResult, error)
 
-// streamLines answers with the events of a command as they come, a line of JSON each. Before it has
-// started, an error has a status of its own; later it is the last line. With holds, the command ends with
-// the answer, unless it is detached.
+// streamLines answers with the events of a command as they occur, as lines of JSON. Before the
+// command has started, an error has a status of its own; later it is the last line. With holds, the
+// command ends with the answer, unless it is detached.
 func (a *api) streamLines(w http.ResponseWriter, r *http.Request, op string, holds bool, follow follower) error {
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(nil)
@@ -55,7 +55,7 @@ func (a *api) streamLines(w http.ResponseWriter, r *http.Request, op string, hol
 	return nil
 }
 
-// dataEvent is a part of an output, as text where it is some.
+// dataEvent returns the event for a part of an output, as text if possible.
 func dataEvent(s agentclient.Stream, p []byte) apiv1.ExecEvent {
 	switch text := isText(p); {
 	case s == agentclient.Stdout && text:
@@ -68,9 +68,9 @@ func dataEvent(s agentclient.Stream, p []byte) apiv1.ExecEvent {
 	return apiv1.ExecEvent{StderrBytes: p}
 }
 
-// isText reports whether an output goes into JSON as text: UTF-8 without NUL bytes and with no more
-// control characters than coloring takes. Each takes six bytes there, and a guest could have the
-// daemon hold six times of what its outputs are bounded to.
+// isText reports whether an output is sent as text in JSON: UTF-8 without NUL bytes, and with no
+// more control characters than coloring needs. Each control character takes six bytes in JSON, so a
+// guest could otherwise make the daemon hold six times the bound on outputs.
 func isText(p []byte) bool {
 	controls := 0
 	for _, c := range p {
@@ -84,12 +84,12 @@ func isText(p []byte) bool {
 	return controls <= 4+len(p)/8 && utf8.Valid(p)
 }
 
-// smallOutput is how many bytes are answered as text whatever they are, for clients that know
-// nothing else.
+// smallOutput is the size up to which output is always sent as text, for clients that support
+// nothing else, in bytes.
 const smallOutput = 64 << 10
 
-// textOf is a whole output as text, and its bytes where that is not all of it. From a large output
-// that is no text, control characters are left out there.
+// textOf returns a whole output as text, and also its bytes if the text is incomplete. In a large
+// output that is not text, the text omits control characters.
 func textOf(p []byte) (text string, raw []byte) {
 	if len(p) <= smallOutput || isText(p) {
 		if !utf8.Valid(p) {
@@ -106,7 +106,7 @@ func textOf(p []byte) (text string, raw []byte) {
 	return strings.Map(clean, strings.ToValidUTF8(string(p), "\uFFFD")), p
 }
 
-// lastEvent says how a command ended, or why nobody knows.
+// lastEvent returns the event that says how a command ended, or why that is unknown.
 func lastEvent(res agentclient.ExecResult, err error) apiv1.ExecEvent {
 	if err != nil {
 		return apiv1.ExecEvent{Error: err.Error(), Status: face.StatusOf(err), Code: face.ProblemOf(err).Code}

@@ -39,8 +39,8 @@ var (
 	errStopping   = face.NewError(http.StatusServiceUnavailable, "the daemon is stopping")
 )
 
-// serveSocket makes a request's connection a WebSocket and carries a command over it, to the end of
-// the command, of the sandbox or of the client. begin says what to follow.
+// serveSocket upgrades a request's connection to a WebSocket and carries a command over it, until
+// the command, the sandbox or the connection ends. begin starts or finds the command.
 func (a *api) serveSocket(w http.ResponseWriter, r *http.Request, op string,
 	begin func(*socket) (follower, error)) error {
 	if r.ProtoMajor != 1 || !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {
@@ -54,7 +54,7 @@ func (a *api) serveSocket(w http.ResponseWriter, r *http.Request, op string,
 	// Origins were checked: see sameOrigin.
 	ws, err := websocket.Accept(w, r, &websocket.AcceptOptions{InsecureSkipVerify: true})
 	if err != nil {
-		return nil // it has answered
+		return nil // Accept has answered
 	}
 	defer ws.CloseNow()
 	ws.SetReadLimit(-1) // messages are read in parts
@@ -72,20 +72,20 @@ func (a *api) serveSocket(w http.ResponseWriter, r *http.Request, op string,
 	follow, err := begin(s)
 	var work sync.WaitGroup
 	defer work.Wait()
-	defer ws.CloseNow() // so that reading ends
+	defer ws.CloseNow() // makes reading end
 	var res agentclient.ExecResult
 	if err == nil {
 		work.Go(func() { s.read(ctx) })
 		work.Go(func() { s.feed(ctx) })
 		work.Go(func() { s.keepAlive(ctx) })
 		res, err = a.runOn(ctx, r, op, func(ctx context.Context, guest *agentclient.Client) (agentclient.ExecResult, error) {
-			// Who takes nothing any more holds what has ended no longer than this.
+			// A client that no longer receives holds an ended command at most this long.
 			defer context.AfterFunc(ctx, func() { time.AfterFunc(a.Face.Limits.Stall, die) })()
 			return follow(ctx, guest, output{started: s.started, data: s.output})
 		})
 	}
 	if cause := context.Cause(ctx); err != nil && cause != nil {
-		err = cause // and not what came of it
+		err = cause // instead of an error that it caused
 	}
 	cancel(nil)
 	last := lastEvent(res, err)
@@ -101,13 +101,13 @@ func (a *api) serveSocket(w http.ResponseWriter, r *http.Request, op string,
 	return nil
 }
 
-// socket is the connection of a client to a command.
+// socket connects a client to a command.
 type socket struct {
 	ws   *websocket.Conn
-	life context.Context // of the connection: the command's end is to be told on it
-	idle time.Duration   // how long the client may take nothing
+	life context.Context // context of the connection, on which the command's end is sent
+	idle time.Duration   // how long the client may receive nothing
 
-	keepalive time.Duration // less than what proxies let a silent connection live, often a minute
+	keepalive time.Duration // shorter than the idle timeout of proxies, often a minute
 
 	end context.CancelCauseFunc // ends the command
 
@@ -115,10 +115,11 @@ type socket struct {
 	running chan struct{}
 
 	parts   chan part   // of the input, for feed
-	buffers chan []byte // that are not in use; nil ones are yet to be made
+	buffers chan []byte // not in use; nil ones are not allocated yet
 }
 
-// inputBuffers lets one part of the input be received while another is sent to the guest.
+// inputBuffers is 2, so that one part of the input can be received while another is sent to the
+// guest.
 const inputBuffers = 2
 
 // part is a part of the input, or its end.
@@ -127,7 +128,7 @@ type part struct {
 	last bool
 }
 
-// errProtocol is the error of a client that sends what is no WebSocket message.
+// errProtocol is the error of a client that sends an invalid WebSocket message.
 var errProtocol = face.BadRequest("WebSocket protocol error")
 
 // next waits for a message.
@@ -137,12 +138,12 @@ func (s *socket) next(ctx context.Context) (websocket.MessageType, io.Reader, er
 	switch {
 	case err == nil, ctx.Err() != nil, websocket.CloseStatus(err) >= 0, errors.As(err, &broken),
 		errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, net.ErrClosed):
-		return kind, message, err // the client has gone, or is being left
+		return kind, message, err // the client has left or is being disconnected
 	}
 	return kind, message, fmt.Errorf("%w: %w", errProtocol, err)
 }
 
-// start reads the first message of an exec, which counts against the request's share.
+// start reads the first message of an exec, which counts in the request's memory share.
 func (s *socket) start(share *face.Share) (*apiv1.ExecRequest, error) {
 	ctx, cancel := context.WithTimeout(s.life, face.BodyTimeout)
 	defer cancel()
@@ -167,7 +168,7 @@ func (s *socket) start(share *face.Share) (*apiv1.ExecRequest, error) {
 	return first.Start, nil
 }
 
-// send sends an event. The connection does not outlive an error.
+// send sends an event. After an error the connection is closed.
 func (s *socket) send(e apiv1.ExecEvent) error {
 	p, err := json.Marshal(e)
 	if err != nil {
@@ -216,8 +217,8 @@ func (s *socket) keepAlive(ctx context.Context) {
 	}
 }
 
-// read takes what the client sends until it has left or the command has ended. A client that leaves
-// ends the command.
+// read handles the client's messages until the client leaves or the command ends. When the client
+// leaves, the command ends.
 func (s *socket) read(ctx context.Context) {
 	for {
 		kind, message, err := s.next(s.life)
@@ -240,7 +241,7 @@ func (s *socket) read(ctx context.Context) {
 	}
 }
 
-// takeInput hands a message to feed, in parts.
+// takeInput passes a message to feed, in parts.
 func (s *socket) takeInput(ctx context.Context, message io.Reader) error {
 	for {
 		var buf []byte
@@ -278,7 +279,7 @@ func (s *socket) hand(ctx context.Context, p part) error {
 	}
 }
 
-// maxText bounds a text message, in bytes, but for the first.
+// maxText bounds text messages after the first, in bytes.
 const maxText = 64 << 10
 
 func (s *socket) takeText(ctx context.Context, message io.Reader) error {
@@ -310,8 +311,8 @@ func (s *socket) takeText(ctx context.Context, message io.Reader) error {
 	return nil
 }
 
-// control does something to the process when it runs. That the process has ended meanwhile, or has
-// no terminal, is no error of the stream.
+// control calls f when the process runs. If the process has exited or has no terminal, the stream
+// goes on without an error.
 func (s *socket) control(ctx context.Context, f func(context.Context) error) {
 	select {
 	case <-s.running:
@@ -323,8 +324,8 @@ func (s *socket) control(ctx context.Context, f func(context.Context) error) {
 	_ = f(ctx)
 }
 
-// feed sends the input to the process, and tells the client what was taken. It is a goroutine of
-// its own: signals do not wait for a process that reads nothing.
+// feed sends the input to the process, and tells the client how much was taken. It runs in its own
+// goroutine, so that a process that reads no input does not delay signals.
 func (s *socket) feed(ctx context.Context) {
 	select {
 	case <-s.running:
@@ -340,11 +341,11 @@ func (s *socket) feed(ctx context.Context) {
 			return
 		}
 		if !closed && p.last {
-			_ = s.process.CloseStdin(ctx) // it may have ended
+			_ = s.process.CloseStdin(ctx) // the process may have exited
 		} else if !closed {
 			if err := s.process.Input(ctx, p.data); err != nil {
 				closed = true
-				_ = s.send(apiv1.ExecEvent{StdinClosed: true}) // the next of the output tells that the client has gone
+				_ = s.send(apiv1.ExecEvent{StdinClosed: true}) // if the client has left, sending output fails too
 			} else {
 				taken += int64(len(p.data))
 				_ = s.send(apiv1.ExecEvent{StdinTaken: taken})

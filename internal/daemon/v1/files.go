@@ -19,7 +19,7 @@ func fileQuery(r *http.Request) (path, user string, err error) {
 	return path, q.Get("username"), nil
 }
 
-// started notes whether a response has begun: after that an error can only cut it off.
+// started records whether a response has begun; after that an error can only break it off.
 type started struct {
 	http.ResponseWriter
 	begun bool
@@ -34,12 +34,12 @@ func (a *api) readFile(w http.ResponseWriter, r *http.Request) error {
 	return a.download(w, r, "application/octet-stream", "read a file of", (*agentclient.Client).ReadFile)
 }
 
-// readTree answers with a directory as a tar archive, which the guest packs.
+// readTree answers with a directory as a tar archive, which the guest makes.
 func (a *api) readTree(w http.ResponseWriter, r *http.Request) error {
 	return a.download(w, r, apiv1.Tar, "read a directory of", (*agentclient.Client).ReadTree)
 }
 
-// download answers with what open opens in the guest.
+// download answers with the content that open opens in the guest.
 func (a *api) download(w http.ResponseWriter, r *http.Request, contentType, op string,
 	open func(_ *agentclient.Client, _ context.Context, path, user string) (io.ReadCloser, error)) error {
 	path, user, err := fileQuery(r)
@@ -61,7 +61,7 @@ func (a *api) download(w http.ResponseWriter, r *http.Request, contentType, op s
 	err = move.end(err)
 	if err != nil && out.begun {
 		a.Face.Log.Warn("file transfer broke off", "sandbox", r.PathValue("id"), "error", err)
-		panic(http.ErrAbortHandler) // the client must not take a part for the whole
+		panic(http.ErrAbortHandler) // the client must not mistake a part for the whole
 	}
 	return err
 }
@@ -75,7 +75,7 @@ func (a *api) writeTree(w http.ResponseWriter, r *http.Request) error {
 	return a.upload(w, r, maxArchive, "write a directory of", (*agentclient.Client).WriteTree)
 }
 
-// upload gives the body, of at most limit bytes, to the guest.
+// upload passes the body, of at most limit bytes, to the guest.
 func (a *api) upload(w http.ResponseWriter, r *http.Request, limit int64, op string,
 	write func(_ *agentclient.Client, _ context.Context, path, user string, content io.Reader) error) error {
 	path, user, err := fileQuery(r)

@@ -11,7 +11,7 @@ import (
 	"github.com/forkd/forkd/internal/host/invalid"
 )
 
-// byPath serves ports of guests below the API's own paths, and everything else with next.
+// byPath serves ports of guests below the API's own paths, and passes other requests to next.
 func (a *api) byPath(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		route, ok := inbound.FindPath(r.URL)
@@ -49,13 +49,13 @@ func portOf(r *http.Request) (uint16, error) {
 	return port, nil
 }
 
-// Life of a signed URL.
+// Lifetime of a signed URL.
 const (
 	defaultLink = time.Hour
 	maxLink     = 30 * 24 * time.Hour
 )
 
-// signPort answers with a URL by which everybody who has it reaches a port of a guest for a while.
+// signPort answers with a URL that gives anyone who holds it temporary access to a port of a guest.
 func (a *api) signPort(r *http.Request, req *apiv1.PortURLRequest) (out apiv1.PortURL, err error) {
 	port, err := portOf(r)
 	if err != nil {

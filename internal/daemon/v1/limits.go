@@ -10,11 +10,11 @@ import (
 	"github.com/forkd/forkd/internal/daemon/face"
 )
 
-// errStalled ends a transfer that stands still.
-var errStalled = face.NewError(http.StatusGatewayTimeout, "the transfer was given up: nothing was moved for too long")
+// errStalled ends a transfer without progress.
+var errStalled = face.NewError(http.StatusGatewayTimeout, "the transfer was aborted: no byte was moved for too long")
 
-// transfer is a copy between a client and a guest, of which either may stop reading or writing. Its
-// context ends when nothing has moved for the limit.
+// transfer is a copy between a client and a guest. Either may stop reading or writing. The context
+// ends when no byte has moved within the limit.
 type transfer struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
@@ -31,13 +31,13 @@ func newTransfer(ctx context.Context, w http.ResponseWriter, limit time.Duration
 	return t
 }
 
-// end stops the watch and says why the copy ended.
+// end stops the watch and returns why the copy ended.
 func (t *transfer) end(err error) error {
 	t.timer.Stop()
 	if cause := context.Cause(t.ctx); err != nil && errors.Is(cause, errStalled) {
 		err = cause
-		// Before it answers, the server would wait for the rest of the body; the connection is of
-		// no use afterwards.
+		// The server would wait for the rest of the body before it answers, and then not reuse the
+		// connection.
 		t.header.Set("Connection", "close")
 		_ = t.rc.SetReadDeadline(time.Now())
 	}
@@ -45,26 +45,25 @@ func (t *transfer) end(err error) error {
 	return err
 }
 
-// moved notes progress.
+// moved records progress.
 func (t *transfer) moved() { t.timer.Reset(t.limit) }
 
-// fromClient is the body of a request: a client that sends nothing for the limit has its connection
-// fail.
+// fromClient is the body of a request. If the client sends nothing within the limit, reading fails.
 type fromClient struct {
 	*transfer
 	body io.Reader
 }
 
 func (f fromClient) Read(p []byte) (int, error) {
-	_ = f.rc.SetReadDeadline(time.Now().Add(f.limit)) // a connection without deadlines is a test's
+	_ = f.rc.SetReadDeadline(time.Now().Add(f.limit)) // fails only in tests, whose connections have no deadlines
 	n, err := f.body.Read(p)
-	_ = f.rc.SetReadDeadline(time.Time{}) // after the last byte the server watches the connection for its end
+	_ = f.rc.SetReadDeadline(time.Time{}) // after the last byte the server watches whether the connection closes
 	f.moved()
 	return n, err
 }
 
-// toClient is the answer to a request: a client that takes nothing for the limit has its connection
-// fail.
+// toClient is the answer to a request. If the client receives nothing within the limit, writing
+// fails.
 type toClient struct {
 	*transfer
 	w io.Writer

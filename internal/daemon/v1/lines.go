@@ -10,17 +10,17 @@ import (
 	apiv1 "github.com/forkd/forkd/api/v1"
 )
 
-// lines is an answer of messages as they come, a line of JSON each. Before the first, an error still has
-// a status of its own. It may be used concurrently.
+// lines sends an answer as lines of JSON, one per message. Before the first message, an error still
+// has a status of its own. It may be used concurrently.
 type lines struct {
 	w     http.ResponseWriter
 	rc    *http.ResponseController
-	stall time.Duration // how long the client may take nothing
+	stall time.Duration // how long the client may receive nothing
 
 	mu    sync.Mutex
 	out   *json.Encoder
 	begun bool
-	idle  *time.Timer // fires when nothing was sent for a while; nil before keepAlive
+	idle  *time.Timer // fires after a silent interval; nil before keepAlive
 	every time.Duration
 }
 
@@ -45,8 +45,8 @@ func (l *lines) sendLocked(message any) error {
 	if l.idle != nil {
 		l.idle.Reset(l.every)
 	}
-	// A client that reads nothing must not hold its place for longer than this. A deadline that is left
-	// behind would end a stream of HTTP/2 that is only idle.
+	// A client that reads nothing must not hold its place for longer than this. The deadline is
+	// cleared afterwards, because it would end an idle HTTP/2 stream.
 	_ = l.rc.SetWriteDeadline(time.Now().Add(l.stall))
 	defer l.rc.SetWriteDeadline(time.Time{})
 	if err := l.out.Encode(message); err != nil {
@@ -55,8 +55,8 @@ func (l *lines) sendLocked(message any) error {
 	return l.rc.Flush()
 }
 
-// keepAlive sends a message whenever nothing was sent for so long, from the first message on, until stop
-// is called. It calls gone when the client does not take it.
+// keepAlive sends message after every interval of silence, from the first message on, until stop is
+// called. If the client does not receive it, keepAlive calls gone.
 func (l *lines) keepAlive(message any, every time.Duration, gone func()) (stop func()) {
 	l.mu.Lock()
 	l.idle, l.every = time.NewTimer(every), every
@@ -91,7 +91,7 @@ func (l *lines) keepAlive(message any, every time.Duration, gone func()) (stop f
 	}
 }
 
-// hasBegun reports whether there was a message.
+// hasBegun reports whether a message was sent.
 func (l *lines) hasBegun() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

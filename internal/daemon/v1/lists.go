@@ -11,14 +11,14 @@ import (
 	"github.com/forkd/forkd/internal/host/invalid"
 )
 
-// Bounds on what a client may ask of a list.
+// Bounds on the query of a list.
 const (
 	maxPage      = 10000
 	maxCursor    = 512 // bytes
 	maxSelectors = 64  // labels in one query
 )
 
-// selector says which labels a sandbox has to have: NAME=VALUE, or NAME with any value.
+// selector is a set of required labels: NAME=VALUE, or NAME with any value.
 type selector []string
 
 func selectorOf(r *http.Request) (selector, error) {
@@ -34,7 +34,7 @@ func selectorOf(r *http.Request) (selector, error) {
 	return s, nil
 }
 
-// match reports whether labels are all that s wants.
+// match reports whether labels satisfy every part of s.
 func (s selector) match(labels map[string]string) bool {
 	for _, want := range s {
 		name, value, exact := strings.Cut(want, "=")
@@ -45,17 +45,17 @@ func (s selector) match(labels map[string]string) bool {
 	return true
 }
 
-// list is a list that is sorted by the keys of its members. A member is described when it is written:
-// the descriptions of all at once would be most of what a list takes in memory.
+// list is a list sorted by the keys of its members. A member is described only when it is written,
+// because the descriptions of all members would take most of the memory.
 type list[M, T any] struct {
 	members  []M
 	key      func(M) string
 	describe func(M) T
 }
 
-// write answers with a list, or with the part of it that the query asks for by limit and cursor.
-// The rest is behind the Link of the relation next (RFC 8288), which stays right when members come
-// and go: its cursor is the key of the last one that was told.
+// write answers with a list, or with the part that the query selects by limit and cursor. The rest
+// is behind the Link with the relation next (RFC 8288). Its cursor is the key of the last member
+// sent, so that it stays valid when members are added or removed.
 func (l list[M, T]) write(w http.ResponseWriter, r *http.Request) error {
 	q := r.URL.Query()
 	if text := q.Get("cursor"); text != "" {

@@ -14,7 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/host/invalid"
 )
 
-// console answers with the last output of a guest as it is.
+// console answers with the last output of a guest, unchanged.
 func (a *api) console(w http.ResponseWriter, r *http.Request) error {
 	text, err := a.view(r).Console(r.PathValue("id"))
 	if err != nil {
@@ -25,15 +25,15 @@ func (a *api) console(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// plainText keeps browsers from taking for a page what a guest wrote.
+// plainText keeps browsers from interpreting a guest's output as a page.
 func plainText(w http.ResponseWriter) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 }
 
-// logs is console with the parameters of 'docker logs': the last lines, those since a time, and
-// what comes until the sandbox ends. A guest that writes faster than its client reads has what it
-// overwrites left out, which a line of the daemon's says; nothing waits for the client.
+// logs is console with the parameters of 'docker logs': the last lines, lines since a time, and new
+// output until the sandbox ends. If a guest writes faster than its client reads, overwritten output
+// is omitted, and a line of the daemon says so. The guest never waits for the client.
 func (a *api) logs(w http.ResponseWriter, r *http.Request) error {
 	follow, err := boolQuery(r, "follow")
 	if err != nil {
@@ -62,10 +62,10 @@ func (a *api) logs(w http.ResponseWriter, r *http.Request) error {
 	}
 	plainText(w)
 	w.Header().Set("Cache-Control", "no-store")
-	w.Header().Set("X-Accel-Buffering", "no") // proxies pass it on as it comes
+	w.Header().Set("X-Accel-Buffering", "no") // tells proxies not to buffer
 	rc := http.NewResponseController(w)
 	send := func(p []byte) bool {
-		_ = rc.SetWriteDeadline(time.Now().Add(a.Face.Limits.Stall)) // a connection without deadlines is a test's
+		_ = rc.SetWriteDeadline(time.Now().Add(a.Face.Limits.Stall)) // fails only in tests
 		_, err := w.Write(p)
 		return err == nil && rc.Flush() == nil
 	}
@@ -76,13 +76,13 @@ func (a *api) logs(w http.ResponseWriter, r *http.Request) error {
 	defer cancel()
 	defer context.AfterFunc(a.Face.Stopping, cancel)()
 	for {
-		_ = rc.SetWriteDeadline(time.Time{}) // one that is left behind would end a stream of HTTP/2 that is only idle
+		_ = rc.SetWriteDeadline(time.Time{}) // a deadline left in force would end an idle HTTP/2 stream
 		p, lost, err := log.Next(ctx)
 		if errors.Is(err, io.EOF) {
 			return nil
 		}
 		if err != nil {
-			panic(http.ErrAbortHandler) // the client must not take this for the end of the sandbox
+			panic(http.ErrAbortHandler) // the client must not mistake this for the end of the sandbox
 		}
 		if lost > 0 && !send(fmt.Appendf(nil, "\n[forkd: %d bytes came faster than they were read, and are left out]\n",
 			lost)) {
@@ -94,7 +94,7 @@ func (a *api) logs(w http.ResponseWriter, r *http.Request) error {
 	}
 }
 
-// tailQuery returns how many lines of what there is are wanted.
+// tailQuery returns how many lines of the existing output are requested.
 func tailQuery(r *http.Request) (int, error) {
 	text := r.URL.Query().Get("tail")
 	if text == "" || text == "all" {
@@ -107,7 +107,7 @@ func tailQuery(r *http.Request) (int, error) {
 	return n, nil
 }
 
-// lastLines returns the last n lines of p, of which the last need not be complete.
+// lastLines returns the last n lines of p; the last line need not be complete.
 func lastLines(p []byte, n int) []byte {
 	rest := bytes.TrimSuffix(p, []byte("\n"))
 	for ; n > 0; n-- {
@@ -120,12 +120,11 @@ func lastLines(p []byte, n int) []byte {
 	return p[min(len(rest)+1, len(p)):]
 }
 
-// maxTime is the latest time that since may name, in seconds of Unix time: the end of the year
-// 9999.
+// maxTime is the latest time for since, in seconds of Unix time: the end of the year 9999.
 const maxTime = 253402300799
 
-// sinceQuery returns from when on output is wanted; the zero time: all. As in docker, a time is
-// RFC 3339, seconds of Unix time, or how long ago.
+// sinceQuery returns the time from which output is requested; zero: all. As in docker, it is an RFC
+// 3339 time, seconds of Unix time, or a duration before now.
 func sinceQuery(r *http.Request, now time.Time) (at time.Time, err error) {
 	text := r.URL.Query().Get("since")
 	if text == "" {

@@ -13,12 +13,12 @@ import (
 // maxMessage bounds a message of the Model Context Protocol, in bytes.
 const maxMessage = 4 << 20
 
-// toolAnswer is how many bytes the answer of a tool takes of its client's memory, roughly: tools bound what
-// they answer, and it waits for the client.
+// toolAnswer is the approximate memory, in bytes, for the answer of a tool. Tools bound their
+// answers, and an answer waits in memory for the client.
 const toolAnswer = 6 << 20
 
-// tools answers a message of the Model Context Protocol. Who sends it, and from where, is checked
-// as for every route; what its tools call is checked again, for each call is a request of its own.
+// tools answers a message of the Model Context Protocol. Its client and origin are checked as for
+// every route. Calls of its tools are checked again, because each is a request of its own.
 func (a *api) tools(w http.ResponseWriter, r *http.Request) error {
 	if a.mcp == nil {
 		return face.NewError(http.StatusNotFound, "this daemon has no tools for models")
@@ -27,7 +27,7 @@ func (a *api) tools(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	// as of 2025-03-26: any number of calls, for one place
+	// as in version 2025-03-26: many calls would take one place
 	if bytes.HasPrefix(bytes.TrimLeft(body, " \t\r\n"), []byte("[")) {
 		return face.BadRequest("the message: it is an array: send one message at a time")
 	}
@@ -43,7 +43,7 @@ func (a *api) tools(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// pacedWriter gives each part of a stream its own time in which the client has to take it.
+// pacedWriter gives each part of a stream its own time to be received.
 type pacedWriter struct {
 	http.ResponseWriter
 	rc    *http.ResponseController
@@ -52,7 +52,7 @@ type pacedWriter struct {
 
 // Write implements http.ResponseWriter.
 func (p *pacedWriter) Write(b []byte) (int, error) {
-	_ = p.rc.SetWriteDeadline(time.Now().Add(p.limit)) // a connection without deadlines is a test's
+	_ = p.rc.SetWriteDeadline(time.Now().Add(p.limit)) // fails only in tests, whose connections have no deadlines
 	return p.ResponseWriter.Write(b)
 }
 

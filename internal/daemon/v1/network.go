@@ -11,9 +11,9 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// settingOf returns what a request says about the network; nil if it says nothing. A mode is never
-// guessed: whoever only denies something must not open what a snapshot or sandbox has closed.
-// Errors name the field below prefix.
+// settingOf returns the network setting in a request, or nil if it has none. It never guesses a
+// mode: a request that only denies something must not open what a snapshot or sandbox has closed.
+// Errors name the field with the given prefix.
 func settingOf(prefix string, n *apiv1.Network) (*netclient.Setting, error) {
 	if n == nil {
 		return nil, nil

@@ -17,7 +17,7 @@ import (
 	"github.com/forkd/forkd/internal/host/agentclient"
 )
 
-// maxControl bounds calls that a guest answers at once if it runs at all.
+// maxControl bounds calls that a running guest answers at once.
 const maxControl = 30 * time.Second
 
 func pidOf(r *http.Request) (uint32, error) {
@@ -28,7 +28,7 @@ func pidOf(r *http.Request) (uint32, error) {
 	return uint32(pid), nil
 }
 
-// parseSignal takes names such as "SIGTERM" and "TERM", in any case.
+// parseSignal accepts names such as "SIGTERM" and "TERM", in any case.
 func parseSignal(name string) (syscall.Signal, error) {
 	name = strings.ToUpper(name)
 	if s := unix.SignalNum("SIG" + strings.TrimPrefix(name, "SIG")); s != 0 {
@@ -54,7 +54,7 @@ func (a *api) listProcesses(r *http.Request) (out []apiv1.Process, err error) {
 	return answer, nil
 }
 
-// attach streams a running process, over a WebSocket if the client asks for one.
+// attach streams a running process, over a WebSocket if the client requests one.
 func (a *api) attach(w http.ResponseWriter, r *http.Request) error {
 	pid, err := pidOf(r)
 	if err != nil {
@@ -100,8 +100,8 @@ func (a *api) resizeProcess(r *http.Request, req *apiv1.TTYSize) error {
 	return a.onProcess(r, func(ctx context.Context, p *agentclient.Process) error { return p.Resize(ctx, size) })
 }
 
-// processStdin feeds the body to a process as it comes, and closes the process's input if it is
-// asked to.
+// processStdin sends the body to a process as it arrives, and then closes the process's input if
+// requested.
 func (a *api) processStdin(w http.ResponseWriter, r *http.Request) error {
 	pid, err := pidOf(r)
 	if err != nil {
@@ -119,7 +119,7 @@ func (a *api) processStdin(w http.ResponseWriter, r *http.Request) error {
 		}
 		err := p.CloseStdin(ctx)
 		var ended *agentclient.Error
-		if errors.As(err, &ended) && ended.Code == agentclient.CodeNotFound { // by what it was sent
+		if errors.As(err, &ended) && ended.Code == agentclient.CodeNotFound { // the process exited because of the input
 			return nil
 		}
 		return err
@@ -131,10 +131,10 @@ func (a *api) processStdin(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// inputChunk is how many bytes of input are sent to a process at once.
+// inputChunk is how much input is sent to a process at once, in bytes.
 const inputChunk = 128 << 10
 
-// feed sends all of from to a process, and tells moved of each part.
+// feed sends all of from to a process, and calls moved for each part.
 func feed(ctx context.Context, p *agentclient.Process, from io.Reader, moved func()) error {
 	for buf := make([]byte, inputChunk); ; {
 		n, err := from.Read(buf)

@@ -1,9 +1,9 @@
 // Package v1 is the daemon's REST API, described by api/openapi.yaml: JSON over HTTP on a
 // tenancy.View.
 //
-// It translates, checks and limits; it decides nothing about sandboxes. Request bodies are strict
-// (an unknown field is an error that names it), every error is a problem (problem.go) with a code
-// from errors.go, and everything a client can make large is bounded by the constants below.
+// It translates, checks and limits; it decides nothing about sandboxes. Request bodies are strict:
+// an unknown field is an error that names it. Every error is a problem with a code (see package
+// face). The constants below bound everything that a client can make large.
 package v1
 
 import (
@@ -29,18 +29,18 @@ const (
 	maxDepth     = 64       // of a listing
 	maxOutput    = 8 << 20  // bytes kept of stdout and of stderr
 	maxArgs      = 4096     // arguments of a command
-	maxStdin     = 8 << 20  // bytes of its input
+	maxStdin     = 8 << 20  // bytes of a command's input
 	maxExecBody  = face.MaxBody + maxStdin/3*4
 	maxExec      = time.Hour
-	maxUnwatched = 30 * 24 * time.Hour // of a command that is detached, on a WebSocket or answered in lines
+	maxUnwatched = 30 * 24 * time.Hour // for a detached command, or one on a WebSocket or answered in lines
 	maxStart     = time.Minute         // until a detached command runs
 	defaultExec  = 30 * time.Second
 	maxBoot      = 3600 * time.Second
 	maxPingDelay = 10 * time.Second
-	maxRestart   = time.Minute // of an interpreter
+	maxRestart   = time.Minute // for restarting an interpreter
 )
 
-// Config is what the API serves.
+// Config configures the API.
 type Config struct {
 	Face      *face.Face
 	Baker     *bake.Baker
@@ -48,16 +48,16 @@ type Config struct {
 	Metrics   http.Handler
 	Version   string
 	Accel     string
-	GuestPort int             // of the addresses that clients of forkd 0.5 are told; 0: none
-	Domain    inbound.Domain  // of host names of ports; the zero Domain: none
-	Links     *auth.Links     // signs such names; nil if there is no domain
+	GuestPort int             // port of the addresses in answers to forkd 0.5 clients; 0: no addresses
+	Domain    inbound.Domain  // parent domain of the host names of ports; zero: none
+	Links     *auth.Links     // signs such host names; nil without a domain
 	Traces    *tracing.Tracer // nil: none
-	// why limits of sandboxes cannot all be enforced; empty: they can
+	// why limits of sandboxes cannot all be enforced; empty if they can
 	Missing   string
-	Admission apiv1.Admission // for those who ask
-	// says why no VM can run on this host; nil: it is taken that they can
+	Admission apiv1.Admission // reported to clients
+	// returns why no VM can run on this host; nil: VMs are assumed to run
 	NoKVM func() error
-	// MCP makes what serves tools for models, which call api; nil: there are none.
+	// MCP returns the handler for tools of models, which calls api; nil: there are no tools.
 	MCP func(api http.Handler) http.Handler
 }
 
@@ -65,7 +65,7 @@ type api struct {
 	Config
 	open map[string]bool // patterns of routes that need no token
 	held held
-	mcp  http.Handler // answers messages of the Model Context Protocol; nil: nothing does
+	mcp  http.Handler // answers messages of the Model Context Protocol; may be nil
 }
 
 func (c Config) withDefaults() Config {
@@ -101,8 +101,8 @@ func newAPI(cfg Config) *api {
 	}
 }
 
-// serve does what a row says, in the order that its checks need: a request without the scope learns
-// nothing, not even whether its query is right, and takes no place.
+// serve carries out a row of the table, with its checks in order: a request without the scope takes
+// no place and learns nothing, not even whether its query is valid.
 func (a *api) serve(row route) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		e := audit.From(r.Context())
@@ -121,8 +121,8 @@ func (a *api) serve(row route) http.HandlerFunc {
 	}
 }
 
-// authorized refuses what a page of another origin sends, and finds out who makes a request, of everything
-// but what is open to all.
+// authorized refuses requests of web pages of another origin, and identifies the client, for all
+// routes that are not open.
 func (a *api) authorized(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if err := a.Face.CheckOrigin(r); err != nil {
@@ -151,8 +151,8 @@ func (a *api) authorized(next http.Handler) http.Handler {
 	})
 }
 
-// noted makes of the audit entry what may be known of a request to a port. What follows the port of a
-// guest is the guest's business, and may be a secret.
+// noted reduces the audit entry of a request to a port. The rest of the path belongs to the guest,
+// and may be a secret.
 func noted(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if route, ok := inbound.FindPath(r.URL); ok {
@@ -167,8 +167,8 @@ func (a *api) healthz(w http.ResponseWriter, _ *http.Request) error {
 	return face.WriteJSON(w, http.StatusOK, apiv1.Health{OK: true})
 }
 
-// readyz says whether the daemon takes requests, whether VMs can run, and whether forks find
-// waiting VMMs. With ?warm=true a daemon that has to start some first is not ready.
+// readyz says whether the daemon accepts requests, whether VMs can run, and whether forks find
+// waiting VMMs. With ?warm=true, a daemon that must first start VMMs is not ready.
 func (a *api) readyz(w http.ResponseWriter, r *http.Request) error {
 	status, ready := http.StatusOK, apiv1.Ready{PoolShells: a.Face.Host.PoolSize(), PoolWanted: a.Face.Host.PoolWanted()}
 	ready.PoolWarm = ready.PoolShells >= ready.PoolWanted
@@ -191,7 +191,7 @@ func (a *api) readyz(w http.ResponseWriter, r *http.Request) error {
 	return face.WriteJSON(w, status, ready)
 }
 
-// metrics are of all sandboxes of the host.
+// metrics returns the metrics of all sandboxes of the host.
 func (a *api) metrics(w http.ResponseWriter, r *http.Request) error {
 	if err := a.view(r).Limited("metrics of all sandboxes"); err != nil {
 		return err

@@ -45,20 +45,20 @@ func (a *api) sandboxOf(view *tenancy.View, i sandbox.Info) apiv1.Sandbox {
 	if !i.Expires.IsZero() {
 		s.ExpiresAt = i.Expires.Unix()
 	}
-	if i.Timing.Ready != 0 { // not known of a sandbox that an earlier daemon started
+	if i.Timing.Ready != 0 { // unknown for a sandbox that an earlier daemon started
 		vmm, ready := millis(i.Timing.VMM), millis(i.Timing.Ready)
 		s.VMMMS, s.ReadyMS = &vmm, &ready
 	}
 	return s
 }
 
-// sandboxesFor returns sandboxOf for who makes a request.
+// sandboxesFor returns a function that describes sandboxes to the client of a request.
 func (a *api) sandboxesFor(r *http.Request) func(sandbox.Info) apiv1.Sandbox {
 	view := a.view(r)
 	return func(i sandbox.Info) apiv1.Sandbox { return a.sandboxOf(view, i) }
 }
 
-// uniqueOf returns what an agent has found. Its lists are there although they are empty.
+// uniqueOf returns an agent's findings. Empty lists are included.
 func uniqueOf(found *agentproto.Unique) *apiv1.Unique {
 	if found == nil {
 		return nil
@@ -76,7 +76,7 @@ func uniqueOf(found *agentproto.Unique) *apiv1.Unique {
 // maxTTL bounds ttl_secs: a year.
 const maxTTL = 365 * 24 * time.Hour
 
-// createSandboxes is fork for clients of forkd 0.5, which expect the array of the children.
+// createSandboxes is fork for clients of forkd 0.5, which expect an array of children.
 func (a *api) createSandboxes(r *http.Request, req *apiv1.ForkRequest) ([]apiv1.Sandbox, error) {
 	forked, err := a.fork(r, req)
 	return forked.Sandboxes, err

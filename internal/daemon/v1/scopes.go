@@ -7,7 +7,7 @@ import (
 	"github.com/forkd/forkd/internal/host/tenancy"
 )
 
-// permitted refuses a request of a client without a scope, or that may not know of what the path names.
+// permitted refuses a request whose client lacks the scope, or may not see what the path names.
 func (a *api) permitted(r *http.Request, want auth.Scope) error {
 	if err := auth.From(r.Context()).Need(want); err != nil {
 		return err
@@ -15,8 +15,7 @@ func (a *api) permitted(r *http.Request, want auth.Scope) error {
 	return a.within(r)
 }
 
-// within returns an error as if it were not there for what the path of a request names and its
-// maker may not know of.
+// within returns a "not found" error if the client of a request may not see what its path names.
 func (a *api) within(r *http.Request) error {
 	if id := r.PathValue("id"); id != "" {
 		return a.view(r).Reach(id)
@@ -31,5 +30,5 @@ func (a *api) within(r *http.Request) error {
 	return nil
 }
 
-// view returns what the client of a request may know of.
+// view returns what the client of a request may see.
 func (a *api) view(r *http.Request) *tenancy.View { return a.Face.View(r.Context()) }

@@ -48,7 +48,7 @@ func snapshotOf(view *tenancy.View, i store.Info) apiv1.Snapshot {
 	return s
 }
 
-// setBranch adds how the snapshot was branched.
+// setBranch adds the details of the snapshot's branch.
 func setBranch(view *tenancy.View, s *apiv1.Snapshot, b *snapshot.Branch) {
 	if b == nil {
 		return
@@ -70,7 +70,7 @@ func setBranch(view *tenancy.View, s *apiv1.Snapshot, b *snapshot.Branch) {
 
 func (a *api) listSnapshots(r *http.Request) (list[store.Info, apiv1.Snapshot], error) {
 	view := a.view(r)
-	images := make(map[snapshot.Base]string) // each is in a file of its own, and few snapshots have one for themselves
+	images := make(map[snapshot.Base]string) // each is in its own file, and most snapshots share one
 	describe := func(i store.Info) apiv1.Snapshot {
 		s := snapshotOf(view, i)
 		image, known := images[i.Base]
@@ -87,7 +87,7 @@ func (a *api) listSnapshots(r *http.Request) (list[store.Info, apiv1.Snapshot], 
 
 func (a *api) createSnapshot(r *http.Request, req *apiv1.BakeRequest) (out apiv1.Baked, err error) {
 	if req.Tap != "" {
-		return out, invalid.Errorf("tap", "sandboxes of this daemon need no tap device; leave the field out")
+		return out, invalid.Errorf("tap", "sandboxes of this daemon need no tap device; omit the field")
 	}
 	if req.BootWaitSecs < 0 || req.BootWaitSecs > 60 {
 		return out, invalid.Errorf("boot_wait_secs", "%g: want 0 to 60", req.BootWaitSecs)

@@ -9,8 +9,8 @@ import (
 	"github.com/forkd/forkd/internal/daemon/face"
 )
 
-// PortRoute is how the document names the ports of guests that are reached by path, and PortScope
-// the scope of all ways to them.
+// PortRoute is the document's name for guests' ports that are reached by path. PortScope is the
+// scope for all ways to reach them.
 const (
 	PortRoute = "GET /v1/sandboxes/{id}/proxy/{port}/{path}"
 	PortScope = auth.Run
@@ -22,14 +22,14 @@ const open auth.Scope = 0
 // route is a row of the table of routes.
 type route struct {
 	pattern string     // of http.ServeMux
-	scope   auth.Scope // that a token must have: read shows what there is and nothing of what is in a sandbox; run uses
-	// sandboxes; admin reaches beyond them, to files of the host and snapshots that others fork from
-	query  []string   // parameters of the query, as the document has them
-	gate   *face.Gate // bounds how many requests are served at once
+	scope   auth.Scope // required of a token: read shows what exists, but nothing inside a sandbox; run uses
+	// sandboxes; admin also reaches files of the host and snapshots that others fork from
+	query  []string   // query parameters, as in the document
+	gate   *face.Gate // bounds concurrent requests
 	handle face.Handler
 }
 
-// routes returns the table. What is not in it is answered with 404.
+// routes returns the table. Other requests are answered with 404.
 func (a *api) routes() []route {
 	f := a.Face
 	guests, control, work, reads, ends, lists := f.Guests, f.Control, f.Work, f.Reads, f.Ends, f.Lists
@@ -47,7 +47,7 @@ func (a *api) routes() []route {
 		{"GET /openapi.json", open, nil, f.Open, documentJSON},
 		{"GET /docs", open, nil, f.Open, documentPage},
 		{"GET /metrics", auth.Read, nil, reads, a.metrics},
-		{"POST /mcp", auth.Read, nil, f.Messages, a.tools}, // each tool wants its own scope
+		{"POST /mcp", auth.Read, nil, f.Messages, a.tools}, // each tool requires its own scope
 
 		{"GET /v1/snapshots", auth.Read, part, lists, listed(a.listSnapshots)},
 		{"POST /v1/snapshots", auth.Admin, nil, work, f.Once(call(created, a.createSnapshot))}, // reads files of the host
@@ -69,7 +69,7 @@ func (a *api) routes() []route {
 		{"PUT /v1/sandboxes/{id}/network", auth.Run, nil, work, call(ok, a.setNetwork)},
 		{"GET /v1/sandboxes/{id}/limits", auth.Read, nil, reads, get(a.getLimits)},
 		{"PUT /v1/sandboxes/{id}/limits", auth.Run, nil, work, call(ok, a.setLimits)},
-		{"GET /v1/sandboxes/{id}/console", auth.Run, nil, f.Logs, a.console}, // what a guest wrote
+		{"GET /v1/sandboxes/{id}/console", auth.Run, nil, f.Logs, a.console}, // output of the guest
 		{"GET /v1/sandboxes/{id}/logs", auth.Run, []string{"follow", "tail", "since"}, f.Logs, a.logs},
 		{"POST /v1/sandboxes/{id}/branch", auth.Run, nil, work, f.Once(a.branch)},
 		{"POST /v1/sandboxes/{id}/rollback", auth.Run, nil, work, call(ok, a.rollback)},
@@ -77,7 +77,7 @@ func (a *api) routes() []route {
 		{"POST /v1/sandboxes/{id}/resume", auth.Run, nil, work, call(ok, a.resume)},
 		{"POST /v1/sandboxes/{id}/suspend", auth.Run, nil, work, call(ok, a.suspend)},
 
-		{"POST /v1/sandboxes/{id}/ping", auth.Run, nil, guests, get(a.ping)}, // brings a suspended one back
+		{"POST /v1/sandboxes/{id}/ping", auth.Run, nil, guests, get(a.ping)}, // resumes a suspended sandbox
 		{"POST /v1/sandboxes/{id}/exec", auth.Run, nil, guests, a.exec},
 		{"GET /v1/sandboxes/{id}/exec", auth.Run, nil, guests, a.execSocket},
 		{"GET /v1/sandboxes/{id}/processes/{pid}/attach", auth.Run, nil, guests, a.attach},
@@ -87,8 +87,8 @@ func (a *api) routes() []route {
 		{"POST /v1/sandboxes/{id}/processes/{pid}/resize", auth.Run, nil, control, tell(a.resizeProcess)},
 		{"POST /v1/sandboxes/{id}/processes/{pid}/detach", auth.Run, nil, control, end(a.detachProcess)},
 		{"POST /v1/sandboxes/{id}/eval", auth.Run, nil, guests, call(ok, a.eval)},
-		// Not through the gate of evals: those that wait for the interpreter must not keep out what
-		// frees it.
+		// Not through the gate of evals, because calls that wait for the interpreter must not block
+		// the call that frees it.
 		{"POST /v1/sandboxes/{id}/eval/interrupt", auth.Run, nil, work, call(ok, a.interruptEval)},
 		{"POST /v1/sandboxes/{id}/eval/restart", auth.Run, nil, work, call(ok, a.restartEval)},
 		{"POST /v1/sandboxes/{id}/code", auth.Run, nil, guests, a.runCode},

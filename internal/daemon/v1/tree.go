@@ -14,7 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/host/invalid"
 )
 
-// maxLook bounds calls that look at files or change names: the guest decides how long they take.
+// maxLook bounds calls that read or rename files; the guest decides how long they take.
 const maxLook = 2 * time.Minute
 
 func fileOf(e agentclient.Entry) apiv1.File {
@@ -118,9 +118,8 @@ func (a *api) removeFile(r *http.Request) error {
 	})
 }
 
-// watchFiles streams what changes below a directory, until the client leaves or is too slow for the
-// limit of stalled transfers, the sandbox is taken away, or the daemon ends. The sandbox is in use
-// as long as that lasts.
+// watchFiles streams the changes below a directory. It ends when the client leaves or stalls, when
+// the sandbox is taken away, or when the daemon stops. The sandbox is in use for that time.
 func (a *api) watchFiles(w http.ResponseWriter, r *http.Request) error {
 	path, user, err := fileQuery(r)
 	if err != nil {

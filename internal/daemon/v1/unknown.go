@@ -8,10 +8,10 @@ import (
 	"github.com/forkd/forkd/internal/daemon/face"
 )
 
-// short cuts text of a client that an error repeats.
+// short truncates a client's text for an error.
 func short(text string) string { return fmt.Sprintf("%.100s", text) }
 
-// unknownRoute answers what no other route takes: 405 where the path has other methods, which the
+// unknownRoute answers requests without a route: 405 if the path has other methods, which the
 // answer names (RFC 9110, section 15.5.6), else 404.
 func unknownRoute(mux *http.ServeMux, w http.ResponseWriter, r *http.Request) error {
 	var allowed []string
