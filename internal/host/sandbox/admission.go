@@ -14,7 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/host/owner"
 )
 
-// reserve takes room for n more sandboxes of an owner, and counts what it refuses.
+// reserve reserves room for n more sandboxes of an owner, and counts refusals.
 func (m *Manager) reserve(o owner.Owner, n int) (release func(), err error) {
 	release, err = m.owners.Reserve(o.Name, o.Most, n, func() (have int) {
 		for _, i := range m.List() {
@@ -30,8 +30,8 @@ func (m *Manager) reserve(o owner.Owner, n int) (release func(), err error) {
 	return release, err
 }
 
-// admit takes places for n VMs, and counts what it refuses. Where memory is short for one more, VMs
-// that wait for forks have to go before sandboxes of users have to.
+// admit takes places for n VMs, and counts refusals. If memory is too short for one more VM,
+// waiting VMs of the pool are killed before sandboxes of users must go.
 func (m *Manager) admit(n int, vcpus uint32) error {
 	err := m.admitted.Enter(n, vcpus)
 	var refused *admit.Error
@@ -44,7 +44,7 @@ func (m *Manager) admit(n int, vcpus uint32) error {
 	return err
 }
 
-// givePlaces gives each child of a fork its place, and gives back those of children that did not
+// givePlaces gives each child of a fork its place, and frees the places of children that did not
 // start.
 func (m *Manager) givePlaces(children []*Sandbox, vcpus uint32) {
 	for _, s := range children {
@@ -56,8 +56,9 @@ func (m *Manager) givePlaces(children []*Sandbox, vcpus uint32) {
 	}
 }
 
-// enterBranches takes one of the host's places for branches, for the owner that ctx names, or returns
-// a *BusyError. The caller holds the lock of the sandbox: what only waits for that takes no place.
+// enterBranches takes one of the host's places for branches, for the owner in ctx, or returns a
+// *BusyError. The caller holds the sandbox's lock, so that requests that only wait for the lock
+// take no place.
 func (m *Manager) enterBranches(ctx context.Context) (leave func(), err error) {
 	_, total := m.branches.Count()
 	leave, err = m.branches.Enter(owner.FairShare(owner.Of(ctx).Name, total))
@@ -67,7 +68,7 @@ func (m *Manager) enterBranches(ctx context.Context) (leave func(), err error) {
 	return leave, err
 }
 
-// branchTag returns the tag of a branch: a checked one, or one that is chosen where it is empty.
+// branchTag returns the tag of a branch: tag after a check, or a new one if tag is empty.
 func branchTag(ctx context.Context, tag, id string, at time.Time) (string, error) {
 	p := owner.PrefixOf(ctx)
 	switch {
@@ -83,14 +84,14 @@ func branchTag(ctx context.Context, tag, id string, at time.Time) (string, error
 	return tag, owner.Within(ctx, p.HasTag(tag), "tag: %q", tag)
 }
 
-// takePlace waits for a place of the host for the client that ctx names, or else for the owner of the
-// sandbox.
+// takePlace waits for a place of the host on behalf of the client in ctx or, without one, the owner
+// of the sandbox.
 func takePlace(ctx context.Context, g *gate.Gate, sandboxOwner string) (release func(), err error) {
 	return g.Wait(ctx, placeShare(ctx, g, sandboxOwner))
 }
 
-// placeShare is the share of the client, or owner, that takePlace is for. One place is for others: VMs
-// that do not answer, however many a client has, hold the rest.
+// placeShare is the share of takePlace's client or owner. It leaves one place to others, so that
+// the VMs of one client, if they do not answer, cannot hold all of them.
 func placeShare(ctx context.Context, g *gate.Gate, sandboxOwner string) gate.Share {
 	_, total := g.Count()
 	return owner.Share(cmp.Or(owner.Of(ctx).Name, sandboxOwner), total-1)

@@ -9,8 +9,8 @@ import (
 	"github.com/forkd/forkd/internal/host/store"
 )
 
-// Boot boots a parent from a disk-only snapshot, and saves it as a transient snapshot with the tag
-// to.
+// Boot boots a parent from a disk-only snapshot, and saves the parent as a transient snapshot with
+// the tag to.
 type Boot func(ctx context.Context, from, to string) error
 
 // SetBoot gives the manager what boots parents. Without it disk-only snapshots cannot be forked.
@@ -18,9 +18,10 @@ type Boot func(ctx context.Context, from, to string) error
 // Preconditions: no request has been made yet.
 func (m *Manager) SetBoot(boot Boot) { m.boot = boot }
 
-// booted returns a snapshot with memory to fork from in the place of tag, held until release is
-// called. That is tag itself, unless it is disk-only: then a parent is booted, which goes with the
-// last sandbox that runs from it. n children are to be forked: there must be room for them before.
+// booted returns the tag of a snapshot with memory that can be forked instead of tag. The snapshot
+// stays until release is called. It is tag itself, unless that is disk-only: then booted boots a
+// parent, whose snapshot is deleted with the last sandbox that runs from it. It first checks that
+// there is room for n children.
 func (m *Manager) booted(ctx context.Context, tag string, n int) (_ string, release func(), err error) {
 	lease, err := m.acquireToFork(ctx, tag)
 	if none := (*store.DiskOnlyError)(nil); !errors.As(err, &none) || m.boot == nil {
@@ -29,7 +30,7 @@ func (m *Manager) booted(ctx context.Context, tag string, n int) (_ string, rele
 		}
 		return tag, lease.Release, nil
 	}
-	if err := m.checkRoom(ctx, tag, n); err != nil { // again when there is something to fork from
+	if err := m.checkRoom(ctx, tag, n); err != nil { // again, now that a snapshot to fork from exists
 		return "", nil, err
 	}
 	to := bootTag(owner.PrefixOf(ctx))
@@ -40,7 +41,7 @@ func (m *Manager) booted(ctx context.Context, tag string, n int) (_ string, rele
 	return to, release, err
 }
 
-// checkRoom reports whether n children of a snapshot could be started.
+// checkRoom returns an error if n children of a snapshot could not be started.
 func (m *Manager) checkRoom(ctx context.Context, tag string, n int) error {
 	d, err := m.cfg.Store.Detail(tag)
 	if err != nil {

@@ -12,16 +12,16 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Bounds on what a branch makes others pay for.
+// Bounds on the cost of a branch for others.
 const (
-	vmmExtents    = 8192 // that the VMM may describe the dirty pages with: so many that it seldom fills gaps itself
+	vmmExtents    = 8192 // extents for the dirty pages: so many that the VMM seldom has to fill gaps
 	branchTimeout = 10 * time.Minute
 )
 
 // Branch makes a snapshot of a sandbox, which runs on (or stays paused). Branches of one sandbox
-// wait for each other; too many on the host, or of one owner, are refused with a *BusyError. Whatever fails, the
-// sandbox runs on and can be branched again. When Branch returns, sandboxes can be forked from the
-// snapshot, unless the request says not to wait; its flush to disk goes on in the background.
+// wait for each other; too many on the host, or of one owner, are refused with a *BusyError. After
+// any error the sandbox runs on and can be branched again. When Branch returns, the snapshot can be
+// forked, unless the request says not to wait; it is flushed to disk in the background.
 func (m *Manager) Branch(ctx context.Context, id string, req BranchRequest) (BranchResult, error) {
 	start := time.Now()
 	if _, err := m.Get(id); err != nil {
@@ -46,7 +46,7 @@ func (m *Manager) Branch(ctx context.Context, id string, req BranchRequest) (Bra
 	return r, err
 }
 
-// branch is Branch, of a request that was checked and came in at start.
+// branch is Branch for a checked request that was received at start.
 func (h *Held) branch(ctx context.Context, req BranchRequest, start time.Time) (BranchResult, error) {
 	m, s := h.m, h.s
 	if err := h.wake(ctx); err != nil {
@@ -72,11 +72,11 @@ func (h *Held) branch(ctx context.Context, req BranchRequest, start time.Time) (
 	result := BranchResult{Figure: b.figure, Info: store.Info{
 		Tag: req.Tag, Created: start, Writing: true, Parent: parent.Tag, Machine: parent.Machine, Guest: parent.Guest,
 	}}
-	rest := h.free // sandbox and places are held until the layer is complete
+	rest := h.free // sandbox and places stay held until the layer is complete
 	h.free = cleanup.Stack{}
 	complete := m.leaveUnwatched(req.Tag)
 	m.background.Go(func() {
-		defer complete() // when its places are free: who waited for it may branch next
+		defer complete() // after its places are free, so that a waiting caller can branch next
 		defer rest.Run()
 		if _, err := b.finish(context.WithoutCancel(ctx)); err != nil {
 			m.cfg.Log.Error("branch", "sandbox", s.id, "snapshot", req.Tag, "error", err)

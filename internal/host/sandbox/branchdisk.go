@@ -14,10 +14,10 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// disk adds the disk and its inherited layers to the manifest and returns the files of all layers,
-// the snapshot's own last. Snapshots stay shallow: where the tops that the sandbox has written
-// since its fork do not fit any more they are merged into one, and where the snapshot below it is
-// as deep as can be, all layers are.
+// disk adds the disk and its inherited layers to the manifest, and returns the files of all layers,
+// the snapshot's own last. It keeps chains short: if the tops that the sandbox has written since
+// its fork no longer fit, they are merged into one; if the snapshot below has the maximum depth,
+// all layers are.
 func (b *branch) disk(m *snapshot.Manifest) ([]*os.File, error) {
 	parent := b.lease.Manifest().Disk
 	if parent == nil {
@@ -27,7 +27,7 @@ func (b *branch) disk(m *snapshot.Manifest) ([]*os.File, error) {
 	if chain.MergeTops(inherited, len(b.lower)) {
 		owner := b.staging.ID()
 		if chain.MergeDisk(inherited) {
-			owner = snapshot.NewID() // the snapshot's own layer will be another one
+			owner = snapshot.NewID() // because the snapshot's own layer will be a different one
 		}
 		if err := b.mergeTops(owner); err != nil {
 			return nil, err
@@ -47,7 +47,7 @@ func (b *branch) disk(m *snapshot.Manifest) ([]*os.File, error) {
 	return files, err
 }
 
-// merge makes one layer of many, in a file that goes with the branch unless it is linked.
+// merge merges layers into one file, which is deleted with the branch unless it is linked.
 func (b *branch) merge(name string, layers []*os.File) (*os.File, error) {
 	merged, err := b.create(name)
 	if err != nil {
@@ -57,8 +57,8 @@ func (b *branch) merge(name string, layers []*os.File) (*os.File, error) {
 	return merged, disklayer.Merge(merged, layers)
 }
 
-// mergeTops puts one layer in the place of the sandbox's frozen tops: for this branch, for later
-// ones and in the VMM.
+// mergeTops replaces the sandbox's frozen tops by one layer: for this branch, for later branches
+// and in the VMM.
 func (b *branch) mergeTops(owner string) error {
 	merged, err := b.merge("tops", b.lower)
 	if err != nil {
@@ -78,7 +78,7 @@ func (b *branch) mergeTops(owner string) error {
 		return err
 	}
 	b.lower, b.owners = []*os.File{merged}, []string{owner}
-	if err := b.mergeInVMM(path); err != nil { // it goes on with what it has open, until the next time
+	if err := b.mergeInVMM(path); err != nil { // the VMM keeps its open files until the next merge
 		b.m.cfg.Log.Warn("merge disk layers in a VMM", "sandbox", b.s.id, "error", err)
 	}
 	for _, f := range old {
@@ -87,9 +87,9 @@ func (b *branch) mergeTops(owner string) error {
 	return nil
 }
 
-// mergeInVMM gives the VMM the layer at path for the tops it has frozen.
+// mergeInVMM has the VMM replace its frozen tops by the layer at path.
 func (b *branch) mergeInVMM(path string) error {
-	f, err := os.Open(path) // for reading only: snapshots share it
+	f, err := os.Open(path) // for reading only, because snapshots share it
 	if err != nil {
 		return err
 	}

@@ -16,13 +16,13 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// Bounds on what the guest may take for a branch of its disk alone.
+// Time limits of the guest for a disk-only branch.
 const (
-	restTimeout = 5 * time.Minute  // to write back all of its page cache
-	wakeTimeout = 30 * time.Second // longer than the rest lasts: then the agent has ended it
+	restTimeout = 5 * time.Minute  // to write back its whole page cache
+	wakeTimeout = 30 * time.Second // longer than the rest can last; after it the agent has ended the rest
 )
 
-// checkDisk reports whether a machine could boot from a branch of the sandbox's disk.
+// checkDisk returns an error if a machine could not boot from a branch of the sandbox's disk.
 func (b *branch) checkDisk() error {
 	m := b.lease.Manifest()
 	switch {
@@ -34,8 +34,9 @@ func (b *branch) checkDisk() error {
 	return nil
 }
 
-// askAtRest lets the VMM branch the disk while the guest's file system is at rest. Programs that
-// write meanwhile wait. After an error of the guest the VMM may have a new top all the same.
+// askAtRest has the VMM branch the disk while the guest's file system is at rest. Programs that
+// write wait for that time. Even if it returns an error of the guest, the VMM may have taken the
+// new top.
 func (b *branch) askAtRest(ctx context.Context, files vmmclient.BranchFiles) (done vmmproto.BranchResult, err error) {
 	v, _, err := b.s.running(b.op)
 	if err != nil {
@@ -59,8 +60,8 @@ func within(ctx context.Context, limit time.Duration, f func(context.Context) er
 	return vmpool.Cause(ctx, f(ctx))
 }
 
-// publishDisk completes a branch of the disk alone. The sandbox cannot be put back to it, so it is
-// not at it, nor in its line.
+// publishDisk completes a disk-only branch. The sandbox cannot be rolled back to it, so it becomes
+// neither the snapshot that the sandbox is at nor part of its line.
 func (b *branch) publishDisk() (store.Info, error) {
 	if err := b.refuseWriters(); err != nil {
 		return store.Info{}, fmt.Errorf("%s sandbox %q: complete the disk: %w", b.op, b.s.id, err)

@@ -10,11 +10,11 @@ import (
 	"github.com/forkd/forkd/internal/host/vmpool"
 )
 
-// bringBack starts a VM from the state of a suspended sandbox. After an error the sandbox is
-// suspended as before, unless it is being deleted. From the moment at which it runs its expiry is
-// what expiry returns. If expiry is nil, it stays as it was; but a sandbox that was to be suspended
-// at a time that has passed would be suspended again at once, and has no end until it is given one.
-// The caller holds s.ops.
+// bringBack starts a VM from the state of a suspended sandbox. After an error the sandbox is still
+// suspended, unless it is being deleted. When it runs, its expiry is set to the result of expiry.
+// If expiry is nil, it does not change, with one exception: a sandbox that should have been
+// suspended at a time now past would be suspended again at once, so it gets no expiry. The caller
+// holds s.ops.
 func (m *Manager) bringBack(ctx context.Context, s *Sandbox, expiry func() Expiry) error {
 	err := m.tryBringBack(ctx, s, expiry)
 	if err != nil && s.Info().State == Suspended {
@@ -30,7 +30,7 @@ func (m *Manager) tryBringBack(ctx context.Context, s *Sandbox, expiry func() Ex
 	if err := s.transition("resume", Restoring, nil); err != nil {
 		return err
 	}
-	undo.Add(func() { _ = s.transition("resume", Suspended, nil) }) // refused where it is being deleted
+	undo.Add(func() { _ = s.transition("resume", Suspended, nil) }) // refused if it is being deleted
 	rec := s.record
 	if expiry == nil && rec.ExpirySuspends && s.due() {
 		expiry = func() Expiry { return Expiry{Suspends: true} }
@@ -92,8 +92,8 @@ func (m *Manager) tryBringBack(ctx context.Context, s *Sandbox, expiry func() Ex
 		return nil
 	}
 	m.setTimer(s)
-	// Where this fails, as on a full disk, only the state that the sandbox falls back to if its VM is
-	// lost has another time.
+	// If this fails, as on a full disk, only the suspended state, which the sandbox returns to if
+	// its VM is lost, has the wrong time.
 	kept := Expiry{At: rec.Expires, Suspends: rec.ExpirySuspends}
 	if err := ledger.UpdateSuspended(s.data, kept.write); err != nil {
 		m.cfg.Log.Error("write the expiry of a sandbox into its suspended state", "sandbox", s.id, "error", err)
@@ -101,7 +101,7 @@ func (m *Manager) tryBringBack(ctx context.Context, s *Sandbox, expiry func() Ex
 	return nil
 }
 
-// fallBack makes an exited sandbox the suspended one that it was last. The caller holds s.ops.
+// fallBack returns an exited sandbox to its latest suspended state. The caller holds s.ops.
 func (m *Manager) fallBack(s *Sandbox) error {
 	r, err := ledger.ReadSuspended(s.data)
 	if err != nil {
@@ -119,8 +119,8 @@ func (m *Manager) fallBack(s *Sandbox) error {
 	return nil
 }
 
-// wake brings the sandbox back if it was suspended for being idle. What is done with it then counts as
-// a request.
+// wake resumes the sandbox if it was suspended for being idle. The operation that follows then
+// counts as a request.
 func (h *Held) wake(ctx context.Context) error {
 	if h.s.Info().State == Suspended && h.s.record.AutoResume {
 		if err := h.m.bringBack(ctx, h.s, nil); err != nil {
@@ -131,7 +131,7 @@ func (h *Held) wake(ctx context.Context) error {
 	return nil
 }
 
-// awake returns a sandbox, brought back first if it was suspended for being idle.
+// awake returns a sandbox, after resuming it if it was suspended for being idle.
 func (m *Manager) awake(ctx context.Context, id string) (*Sandbox, error) {
 	s, err := m.Get(id)
 	if err != nil {
@@ -141,5 +141,5 @@ func (m *Manager) awake(ctx context.Context, id string) (*Sandbox, error) {
 	if !info.Silent && (info.State == Running || info.State == Exited || info.IdleTimeout == 0) {
 		return s, nil
 	}
-	return s, m.With(ctx, id, func(h *Held) error { return h.wake(ctx) }) // it may be on its way to being suspended
+	return s, m.With(ctx, id, func(h *Held) error { return h.wake(ctx) }) // it may be about to be suspended
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/forkd/forkd/internal/host/tally"
 )
 
-// countChanges goes on counting after a branch that is complete, of whose memory the sandbox shares
-// so many bytes now.
+// countChanges restarts the counting of changes after a complete branch. shared is how many bytes
+// of memory the sandbox now shares with it.
 func (b *branch) countChanges(shared uint64) {
 	dirty := b.done.Save.DirtyBytes
 	base := &tally.Written{Memory: dirty - min(dirty, shared), Disk: b.fresh}
@@ -23,11 +23,12 @@ func (b *branch) countChanges(shared uint64) {
 	}
 }
 
-// manyBranches is how many branches a sandbox remembers before it looks which of them are left.
+// manyBranches is how many branches a sandbox remembers before it removes deleted ones from the
+// list.
 const manyBranches = 64
 
-// reachable returns a copy of the IDs of branches, without those that have been deleted if there are
-// many: the list is in a record that is written often.
+// reachable returns a copy of the IDs of branches. A long list is freed of deleted branches,
+// because it is in a record that is written often.
 func (m *Manager) reachable(branches []string) []string {
 	if len(branches) < manyBranches {
 		return slices.Clone(branches)
@@ -35,7 +36,7 @@ func (m *Manager) reachable(branches []string) []string {
 	return m.cfg.Store.Known(branches)
 }
 
-// diskBytes returns what a file takes on disk, 0 if there is none.
+// diskBytes returns the disk usage of a file, 0 if it does not exist.
 func diskBytes(path string) uint64 {
 	var st unix.Stat_t
 	if unix.Stat(path, &st) != nil {

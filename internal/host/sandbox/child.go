@@ -15,9 +15,9 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// startChild takes one child from nothing to confirmed. An error leaves nothing behind. restoring
-// are the children of its wave that do not run yet, itself included. Its agent is told who it is
-// only when all of them run: until then that would take CPU time from their restores.
+// startChild starts one child, up to its confirmation. After an error nothing remains. restoring
+// counts the children of its wave that do not run yet, including itself. The agent gets its
+// identity only when all of them run, because earlier it would take CPU time from their restores.
 func (m *Manager) startChild(ctx context.Context, start time.Time, req ForkRequest, fork string,
 	restoring *sync.WaitGroup) (*Sandbox, error) {
 	var undo cleanup.Stack
@@ -48,7 +48,7 @@ func (m *Manager) startChild(ctx context.Context, start time.Time, req ForkReque
 	return s, nil
 }
 
-// restoreChild brings the VM of a child up to its running vCPUs.
+// restoreChild restores the VM of a child until its vCPUs run.
 func (m *Manager) restoreChild(ctx context.Context, start time.Time, req ForkRequest,
 	undo *cleanup.Stack) (*Sandbox, error) {
 	release, err := takePlace(ctx, m.restores, "")
@@ -92,7 +92,7 @@ func (m *Manager) restoreChild(ctx context.Context, start time.Time, req ForkReq
 			return nil, err
 		}
 	}
-	if len(network.Secrets) > 0 { // a new child has none to be removed
+	if len(network.Secrets) > 0 { // without secrets, a new child has nothing to remove
 		if err := ledger.WriteSecrets(s.data, network.Secrets); err != nil {
 			return nil, err
 		}
@@ -104,7 +104,7 @@ func (m *Manager) restoreChild(ctx context.Context, start time.Time, req ForkReq
 	return s, nil
 }
 
-// hostname makes the name of a child from its id.
+// hostname returns the name of a child for its id.
 func hostname(prefix, id string) string {
 	if prefix == "" {
 		prefix = "sb"

@@ -8,7 +8,7 @@ import (
 	"github.com/forkd/forkd/internal/host/vmpool"
 )
 
-// Console returns the last output of a sandbox's serial console, also of an exited one.
+// Console returns the last output of a sandbox's serial console, even if the sandbox has exited.
 func (m *Manager) Console(id string) (console.Text, error) {
 	s, err := m.Get(id)
 	if err != nil {
@@ -21,8 +21,8 @@ func (m *Manager) Console(id string) (console.Text, error) {
 	return vmpool.Console(m.cfg.VMMs, v.dir)
 }
 
-// screen returns the VM that writes the console of s, if it has one, and of an exited s what was
-// written last.
+// screen returns the VM that writes the console of s, if it has one, or the last output of an
+// exited s.
 func (s *Sandbox) screen() (State, *liveVM, console.Text) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

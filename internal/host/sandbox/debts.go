@@ -2,16 +2,16 @@ package sandbox
 
 import "sync"
 
-// debt is a kind of thing that a guest has to be told.
+// debt is a kind of message that is owed to a guest.
 type debt int
 
 const (
-	debtReset debt = iota // its connections have gone
-	debtTrust             // by whom it is to know the hosts of its secrets
+	debtReset debt = iota // its connections are gone
+	debtTrust             // the authority for the hosts of its secrets
 )
 
-// debts are what the guest of a VM that stands still has to be told when it runs: the latest of each
-// kind. However often somebody changes the network of a paused sandbox, no more is kept for it.
+// debts holds the messages owed to a stopped guest until it runs: the latest of each kind. So
+// repeated changes of a paused sandbox's network take no more memory.
 type debts struct {
 	mu   sync.Mutex
 	owed map[debt]func()

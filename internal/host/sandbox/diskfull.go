@@ -6,17 +6,17 @@ import (
 )
 
 const (
-	// roomToResume is how much must be free for a sandbox that waits for room, in bytes: with less
-	// it would be paused again at once.
+	// roomToResume is the free space at which a sandbox that waits for room is resumed, in bytes.
+	// With less it would soon be paused again.
 	roomToResume = 64 << 20
 
-	// roomInterval is how often the room is looked at while a sandbox waits for it.
+	// roomInterval is the interval at which free space is checked for such a sandbox.
 	roomInterval = 2 * time.Second
 )
 
-// diskFull makes s a paused sandbox after its VM has paused itself, because the host has no room
-// for what the guest writes, and lets it run on when there is room again. It is not written down as
-// paused: a daemon that comes later lets it run, and learns from the VM if there still is no room.
+// diskFull marks s as paused after its VM paused itself because the host has no room for the
+// guest's writes, and resumes it when there is room. The record does not say paused: a later daemon
+// resumes the VM, and learns from the VM if there still is no room.
 func (m *Manager) diskFull(s *Sandbox, v *liveVM) {
 	ctx := context.Background()
 	unlock, err := s.lock(ctx)
@@ -26,10 +26,10 @@ func (m *Manager) diskFull(s *Sandbox, v *liveVM) {
 	defer unlock()
 	st, err := v.vmm.Stats(ctx)
 	if s.answered(err) != nil {
-		return // the next operation asks again and lets it run, and it tells again
+		return // the next operation asks again and resumes it, and the VM reports again
 	}
 	if !st.DiskFull {
-		return // it has been resumed or rolled back since
+		return // it was resumed or rolled back in the meantime
 	}
 	if s.live != v || s.transition("pause", Paused, func() { s.full = true }) != nil {
 		return
@@ -38,7 +38,7 @@ func (m *Manager) diskFull(s *Sandbox, v *liveVM) {
 	m.background.Go(func() { m.waitForRoom(s, v) })
 }
 
-// waitForRoom resumes s when there is room, unless somebody else has done something about it.
+// waitForRoom resumes s when there is room, unless another operation has changed its state.
 func (m *Manager) waitForRoom(s *Sandbox, v *liveVM) {
 	tick := time.NewTicker(roomInterval)
 	defer tick.Stop()

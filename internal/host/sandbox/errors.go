@@ -9,7 +9,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// NotFoundError reports an id that no sandbox has.
+// NotFoundError reports that no sandbox has the given id.
 type NotFoundError struct{ ID string }
 
 func (e *NotFoundError) Error() string {
@@ -20,9 +20,9 @@ func (e *NotFoundError) Error() string {
 type StateError struct {
 	ID, Op  string
 	State   State
-	Full    bool    // if State is Paused: until the host has room for what it writes
+	Full    bool    // if State is Paused: until the host has room for its disk
 	Exit    vm.Exit // if State is Exited
-	Console string  // its last lines
+	Console string  // last lines of its console
 }
 
 func (e *StateError) Error() string {
@@ -38,7 +38,7 @@ func (e *StateError) Error() string {
 	return msg
 }
 
-// cutter is what takes a guest from under the requests to it.
+// cutter is the operation that cut requests off from their guest.
 type cutter string
 
 const (
@@ -47,8 +47,8 @@ const (
 	byRollback cutter = "rolled back"
 )
 
-// CutOffError reports an operation that was under way when its sandbox was deleted, suspended or
-// rolled back. What it had done in the guest by then is gone with the guest's state, or suspended
+// CutOffError reports an operation that was running when its sandbox was deleted, suspended or
+// rolled back. Its effects in the guest up to then are lost with the guest's state, or suspended
 // with it.
 type CutOffError struct {
 	ID, Op string
@@ -59,7 +59,7 @@ func (e *CutOffError) Error() string {
 	return fmt.Sprintf("%s sandbox %q: cut off: the sandbox was %s meanwhile", e.Op, e.ID, e.By)
 }
 
-// LeaseError reports an operation that needs the snapshot of a sandbox, which cannot be used. The
+// LeaseError reports an operation that needs the sandbox's snapshot, which cannot be used. The
 // sandbox itself runs.
 type LeaseError struct {
 	ID, Op, Tag string
@@ -72,14 +72,14 @@ func (e *LeaseError) Error() string {
 
 func (e *LeaseError) Unwrap() error { return e.Err }
 
-// replacedError says that a tag has another snapshot than the one that is needed.
+// replacedError says that a tag now names a different snapshot than the required one.
 type replacedError struct{ tag string }
 
 func (e *replacedError) Error() string {
 	return fmt.Sprintf("snapshot %q was replaced by another", e.tag)
 }
 
-// HeldError reports a sandbox that cannot be killed because a workspace stands for it.
+// HeldError reports a sandbox that cannot be killed because it belongs to a workspace.
 type HeldError struct{ ID, Workspace string }
 
 func (e *HeldError) Error() string {
@@ -92,8 +92,8 @@ type ForkError struct {
 	Tag         string
 	Asked       int
 	Failed      int
-	Unconfirmed int   // of Failed: their agent did not confirm its new identity
-	First       error // why the first of them failed
+	Unconfirmed int   // of Failed: children whose agent did not confirm its new identity
+	First       error // error of the first of them
 }
 
 func (e *ForkError) Error() string {
@@ -103,7 +103,7 @@ func (e *ForkError) Error() string {
 func (e *ForkError) Unwrap() error { return e.First }
 
 // unconfirmedError reports a child whose agent did not take up its new identity. Such a child may
-// share random numbers with its siblings, so nobody gets to see it.
+// share random numbers with its siblings, so it is never handed out.
 type unconfirmedError struct {
 	id      string
 	err     error
@@ -125,24 +125,25 @@ func isUnconfirmed(err error) bool {
 	return errors.As(err, &u)
 }
 
-// BusyError reports that the host does enough of something already, or enough of it for one owner.
+// BusyError reports that the host, or one owner, has reached the limit of concurrent operations of
+// a kind.
 type BusyError struct {
 	What  string
 	Limit int
-	Owner string // that has its share; empty: the host has no place
+	Owner string // the owner at its limit; empty: the host is
 }
 
 func (e *BusyError) Error() string {
 	if e.Owner != "" {
-		return fmt.Sprintf("%d %s of %s are under way, the most for one client at once; try again", e.Limit, e.What, e.Owner)
+		return fmt.Sprintf("%d %s of %s are running, the most for one client at once; try again", e.Limit, e.What, e.Owner)
 	}
-	return fmt.Sprintf("%d %s are under way, the most at once; try again", e.Limit, e.What)
+	return fmt.Sprintf("%d %s are running, the most at once; try again", e.Limit, e.What)
 }
 
-// LineError reports a snapshot that a sandbox cannot be rolled back to.
+// LineError reports a snapshot to which a sandbox cannot be rolled back.
 type LineError struct {
 	ID, Tag string
-	Line    []string // root first; branches made of the sandbox count too
+	Line    []string // root first; branches made of the sandbox also count
 }
 
 func (e *LineError) Error() string {
@@ -150,12 +151,12 @@ func (e *LineError) Error() string {
 		e.ID, e.Tag, strings.Join(e.Line, ", "))
 }
 
-// RollbackError reports a rollback that failed after its point of no return: the sandbox has been
+// RollbackError reports a rollback that failed after its point of no return. The sandbox has been
 // killed.
 type RollbackError struct {
 	ID, Tag string
 	Err     error
-	Kept    bool // its latest suspended state is left
+	Kept    bool // its latest suspended state remains
 	Console string
 }
 

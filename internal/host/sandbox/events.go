@@ -7,14 +7,14 @@ import (
 	"github.com/forkd/forkd/internal/host/excerpt"
 )
 
-// kinds has the event of each state that a sandbox can enter after its start.
+// kinds maps each state that a sandbox can enter after its start to its event.
 var kinds = map[State]event.Kind{
 	Running: event.SandboxRunning, Paused: event.SandboxPaused, Suspended: event.SandboxSuspended,
 	Restoring: event.SandboxRestoring, Exited: event.SandboxExited,
 }
 
-// enteredLocked tells followers that s has entered its state from another. What comes before it is
-// known to anybody, and its deletion, have events of their own: see add and remove.
+// enteredLocked sends followers the event that s has entered its state. States before a sandbox is
+// known, and its deletion, have events of their own: see add and remove.
 func (s *Sandbox) enteredLocked(from State, op string) {
 	kind, ok := kinds[s.state]
 	if from == Starting || !ok {
@@ -36,16 +36,16 @@ func (s *Sandbox) eventLocked(kind event.Kind, reason string) event.Event {
 	return event.Event{Kind: kind, Sandbox: s.id, Snapshot: s.record.Tag(), Labels: s.record.Labels, Reason: reason}
 }
 
-// event makes an event of s, for the caller to tell.
+// event makes an event of s, which the caller sends.
 func (s *Sandbox) event(kind event.Kind, reason string) event.Event {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.eventLocked(kind, reason)
 }
 
-// transition enters a state. Nothing else writes s.state. What must be seen together with the new
-// state is changed by change, under the same lock; it may be nil. The error of a transition that is
-// not allowed is a *StateError.
+// transition enters a state. Nothing else writes s.state. change, if not nil, changes what must be
+// seen together with the new state, under the same lock. If the transition is not allowed, the
+// error is a *StateError.
 func (s *Sandbox) transition(op string, to State, change func()) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

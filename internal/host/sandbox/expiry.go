@@ -5,11 +5,11 @@ import (
 	"time"
 )
 
-// expiryRetry is when a suspension is tried again that failed, as on a full disk.
+// expiryRetry is the time until a failed suspension, as on a full disk, is tried again.
 const expiryRetry = time.Minute
 
-// SetExpiry replaces the expiry of a sandbox in any state. The error is a *NotFoundError where its
-// time has passed meanwhile.
+// SetExpiry replaces the expiry of a sandbox in any state. The error is a *NotFoundError if the old
+// expiry passed in the meantime.
 func (h *Held) SetExpiry(e Expiry) error {
 	s := h.s
 	if err := s.updateAll(e.write); err != nil {
@@ -24,9 +24,9 @@ func (h *Held) SetExpiry(e Expiry) error {
 	return nil
 }
 
-// stopTime has the time of a sandbox not pass until startTime is called. That is written nowhere:
-// should the daemon die meanwhile, the sandbox has its time in the next one. The error is that of
-// SetExpiry. The caller holds s.ops.
+// stopTime suspends a sandbox's expiry until startTime is called. That is not recorded: if the
+// daemon dies in between, the next daemon applies the old expiry. The error is that of SetExpiry.
+// The caller holds s.ops.
 func (m *Manager) stopTime(s *Sandbox) (startTime func(), err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -42,7 +42,7 @@ func (m *Manager) stopTime(s *Sandbox) (startTime func(), err error) {
 	}, nil
 }
 
-// setTimer has a sandbox expire when its record says.
+// setTimer starts the timer for the expiry in a sandbox's record.
 func (m *Manager) setTimer(s *Sandbox) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -55,7 +55,7 @@ func (m *Manager) setTimer(s *Sandbox) {
 	}
 }
 
-// expire ends the time of a sandbox, unless it was given more of it while its timer fired.
+// expire handles the expiry of a sandbox, unless it was extended while the timer fired.
 func (m *Manager) expire(s *Sandbox) {
 	s.mu.Lock()
 	due, suspends := s.dueLocked(), s.record.ExpirySuspends
@@ -66,7 +66,7 @@ func (m *Manager) expire(s *Sandbox) {
 	case suspends:
 		m.suspendExpired(s)
 	default:
-		_ = m.remove(s) // refused where another call deletes it
+		_ = m.remove(s) // refused if another call deletes it
 	}
 }
 
@@ -80,8 +80,8 @@ func (s *Sandbox) dueLocked() bool {
 	return !s.timeless && !s.record.Expires.IsZero() && !time.Now().Before(s.record.Expires)
 }
 
-// suspendExpired suspends a sandbox when whatever else is done with it is finished. One that has
-// exited and left nothing to bring back is deleted.
+// suspendExpired suspends a sandbox when other operations on it have finished. An exited sandbox
+// without a suspended state is deleted.
 func (m *Manager) suspendExpired(s *Sandbox) {
 	unlock, err := m.lockToSuspend(s)
 	if err != nil {

@@ -55,10 +55,10 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 	if err != nil {
 		return result, fmt.Errorf("%s sandbox %q: complete the disk: %w", b.op, b.s.id, err)
 	}
-	// Before it is published: a snapshot that exists must not be answered with an error, nor be
-	// missing in the line of its sandbox because the daemon died. An ID that no snapshot gets names
-	// nothing.
-	var at *snapshot.Ref // before
+	// Recorded before the snapshot is published: an existing snapshot must not be answered with an
+	// error, nor be missing in the line of its sandbox because the daemon died. An ID that no
+	// snapshot gets is harmless.
+	var at *snapshot.Ref // the previous value
 	err = b.s.update(func(r *ledger.Record) {
 		r.Count++
 		r.Branches = append(b.m.reachable(r.Branches), b.staging.ID())
@@ -69,7 +69,7 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 	if err != nil {
 		return result, err
 	}
-	if b.stays() { // before it is published: who sees it must see that nothing has changed since
+	if b.stays() { // before it is published: a client that sees it must see that nothing has changed since
 		b.s.since.Mark(b.calls)
 	}
 	if result.Info, err = b.staging.Publish(m, extents, disk); err != nil {
@@ -91,8 +91,8 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 	return result, err
 }
 
-// memory completes the memory layer over the layers that the snapshot inherits. Whoever asked may
-// have gone; it ends when the sandbox is deleted, and when it has taken too long.
+// memory completes the memory layer over the layers that the snapshot inherits. It goes on when the
+// caller has left. It stops when the sandbox is deleted or when it takes too long.
 func (b *branch) memory(ctx context.Context, extents []vm.Extent) ([]vm.Extent, []snapshot.File, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), branchTimeout)
 	defer cancel()
@@ -100,12 +100,12 @@ func (b *branch) memory(ctx context.Context, extents []vm.Extent) ([]vm.Extent, 
 	return chain.Memory(ctx, b.layer, extents, b.below)
 }
 
-// hurry brings the published snapshot to disk as fast as that is, although the VM that wrote its
-// disk layer has a lower rate: other snapshots wait for it.
+// hurry flushes the published snapshot to disk at full speed, even if the VM that wrote its disk
+// layer has an I/O limit, because other snapshots wait for it.
 func (b *branch) hurry() {
 	done := b.v.vmm.Hurry()
 	b.m.background.Go(func() {
 		defer done()
-		_ = b.m.cfg.Store.WaitFlushed(context.Background(), b.req.Tag) // the store says what has failed
+		_ = b.m.cfg.Store.WaitFlushed(context.Background(), b.req.Tag) // the store logs failures
 	})
 }

@@ -17,18 +17,18 @@ import (
 	"github.com/forkd/forkd/internal/host/owner"
 )
 
-// MaxFork is the most children that one call may ask for.
+// MaxFork bounds the children of one call.
 const MaxFork = 1000
 
-// MaxAnnotation bounds an annotation, in bytes: it is in a record that is written often.
+// MaxAnnotation bounds an annotation, in bytes: it is part of a record that is written often.
 const MaxAnnotation = 64 << 10
 
-// maxEnv bounds the environment of a child, in bytes of JSON: it is in the record of every child, which
-// is in the memory of the daemon, and in a directory in RAM. No program can be started with a variable
-// of 128 KiB (execve(2)).
+// maxEnv bounds the environment of a child, in bytes of JSON. It is part of the record of every
+// child, which is in the daemon's memory and in a directory in RAM. Linux starts no program with a
+// variable of 128 KiB (execve(2)).
 const maxEnv = 128 << 10
 
-// hostnamePrefix is the part of RFC 1123 labels that leaves room for the suffix.
+// hostnamePrefix matches RFC 1123 labels that leave room for the suffix.
 var hostnamePrefix = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$`)
 
 func (r *ForkRequest) check() error {
@@ -38,7 +38,7 @@ func (r *ForkRequest) check() error {
 	return r.checkChildren()
 }
 
-// checkChildren checks what is asked of the children, whatever they are forked from.
+// checkChildren checks the properties of the children that do not depend on their source.
 func (r *ForkRequest) checkChildren() error {
 	if r.N < 1 || r.N > MaxFork {
 		return invalid.Errorf("n", "%d: want 1 to %d", r.N, MaxFork)
@@ -76,11 +76,11 @@ func (r *ForkRequest) checkChildren() error {
 	return nil
 }
 
-// checkAgainst checks what depends on the snapshot of the children.
+// checkAgainst checks the properties that depend on the snapshot of the children.
 func (m *Manager) checkAgainst(ctx context.Context, r *ForkRequest, parent *snapshot.Manifest) error {
 	if r.Network != nil {
 		present, err := netclient.FromSnapshot(parent.Guest.Network)
-		if err != nil { // with another policy it can be forked
+		if err != nil { // it can be forked with another policy
 			present = netclient.Isolated()
 		}
 		if r.present != nil {
@@ -93,9 +93,9 @@ func (m *Manager) checkAgainst(ctx context.Context, r *ForkRequest, parent *snap
 	return m.cfg.VMMs.CheckLimits("limits.", limitsFor(r.Limits, parent))
 }
 
-// Fork starts children of a snapshot. All of them start or none is left, unless the request allows
-// a part; a child counts as started when its agent has confirmed its new identity. The error of a
-// failed fork is a *ForkError.
+// Fork starts children of a snapshot. If one fails, none is left, unless the request allows a part.
+// A child counts as started when its agent has confirmed its new identity. If the fork fails, the
+// error is a *ForkError.
 func (m *Manager) Fork(ctx context.Context, req ForkRequest) (ForkResult, error) {
 	start := time.Now()
 	if err := req.check(); err != nil {
@@ -109,7 +109,7 @@ func (m *Manager) Fork(ctx context.Context, req ForkRequest) (ForkResult, error)
 	if err := m.MayUse(ctx, req.Tag); err != nil {
 		return ForkResult{}, err
 	}
-	// Held until every child has a lease of its own, so that the snapshot cannot go while they
+	// Held until every child has its own lease, so that the snapshot cannot be deleted while they
 	// start.
 	tag, done, err := m.booted(ctx, req.Tag, req.N)
 	if err != nil {
@@ -122,7 +122,7 @@ func (m *Manager) Fork(ctx context.Context, req ForkRequest) (ForkResult, error)
 		return ForkResult{}, err
 	}
 	defer lease.Release()
-	// Again, when no other snapshot can take the tag any more: it may have been waited for.
+	// Checked again, now that no other snapshot can take the tag: booted may have waited.
 	if err := m.MayUse(ctx, req.Tag); err != nil {
 		return ForkResult{}, err
 	}
@@ -149,8 +149,8 @@ func (m *Manager) Fork(ctx context.Context, req ForkRequest) (ForkResult, error)
 	return result, err
 }
 
-// fork starts the children, which have been admitted, and hands them out, as one unit: should the
-// daemon die before they are handed out, the next one ends all of them.
+// fork starts the admitted children and hands them out as one unit: if the daemon dies before they
+// are handed out, the next daemon kills all of them.
 func (m *Manager) fork(ctx context.Context, start time.Time, req ForkRequest, vcpus uint32) (ForkResult, error) {
 	unfinished, err := ledger.BeginFork(m.cfg.RunDir, req.N)
 	if err != nil {
@@ -166,7 +166,7 @@ func (m *Manager) fork(ctx context.Context, start time.Time, req ForkRequest, vc
 	}
 	if err != nil {
 		m.endAll(children)
-		_ = unfinished.Finish() // nobody is left whom it could concern
+		_ = unfinished.Finish() // no caller is left to receive the error
 		return result, err
 	}
 	for _, s := range children {
@@ -180,10 +180,10 @@ func (m *Manager) fork(ctx context.Context, start time.Time, req ForkRequest, vc
 	return result, nil
 }
 
-// startChildren starts the children in waves: those of one at once, as far as the semaphores let
-// it, and the next wave when these have confirmed. In one wave, half of a hundred children on one
-// CPU would answer nearly as late as the last one. Where all are needed the first failure calls the
-// others off.
+// startChildren starts the children in waves: those of one wave concurrently, as far as the
+// semaphores allow, and the next wave when these have confirmed. In a single wave of a hundred
+// children on one CPU, half of them would answer nearly as late as the last one. If all children
+// are required, the first failure cancels the others.
 func (m *Manager) startChildren(ctx context.Context, start time.Time, req ForkRequest, fork string) ([]*Sandbox,
 	[]error) {
 	ctx, cancel := context.WithCancel(ctx)
@@ -202,14 +202,14 @@ func (m *Manager) startChildren(ctx context.Context, start time.Time, req ForkRe
 		for i := first + 1; i < last; i++ {
 			group.Go(func() { start1(i) })
 		}
-		start1(first) // in this goroutine: a child alone need not wait for a thread that wakes for another
+		start1(first) // in this goroutine: a single child need not wait for another thread to wake up
 		group.Wait()
 	}
 	return children, errs
 }
 
-// countFailed counts the children that did not start. The error says that there are too many to
-// keep the others, or that nobody is left whom these could be told to.
+// countFailed counts the children that did not start. It returns an error if too many failed to
+// keep the others, or if the caller has left.
 func countFailed(ctx context.Context, req ForkRequest, errs []error) (ForkResult, error) {
 	result := ForkResult{}
 	var first error
@@ -222,7 +222,7 @@ func countFailed(ctx context.Context, req ForkRequest, errs []error) (ForkResult
 			result.Unconfirmed++
 		}
 		if first == nil || errors.Is(first, context.Canceled) {
-			first = err // what happened to one says more than that the others were called off
+			first = err // a cause says more than the cancellation of the others
 		}
 	}
 	if result.Failed > 0 && (!req.AllowPartial || result.Failed == req.N || ctx.Err() != nil) {

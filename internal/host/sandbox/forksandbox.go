@@ -6,8 +6,8 @@ import (
 	"github.com/forkd/forkd/internal/host/owner"
 )
 
-// ForkSandbox branches a sandbox and forks children from that, in one call. The snapshot in between
-// goes with the last of them.
+// ForkSandbox branches a sandbox and forks children from the branch, in one call. The snapshot in
+// between is deleted with the last of the children.
 func (m *Manager) ForkSandbox(ctx context.Context, source string, mode BranchRequest,
 	req ForkRequest) (ForkResult, BranchResult, error) {
 	if err := req.checkChildren(); err != nil { // before anything is made; the tag is made here
@@ -26,7 +26,7 @@ func (m *Manager) ForkSandbox(ctx context.Context, source string, mode BranchReq
 	if err := m.mayOpen(ctx, "network.", req.Network, s.Info().Network.Policy); err != nil { // likewise
 		return ForkResult{}, BranchResult{}, err
 	}
-	if err := m.admitted.Check(req.N, s.vcpus()); err != nil { // again when there is something to fork from
+	if err := m.admitted.Check(req.N, s.vcpus()); err != nil { // again, now that a snapshot to fork from exists
 		return ForkResult{}, BranchResult{}, err
 	}
 	release, err := m.reserve(owner.Of(ctx), req.N) // likewise
@@ -39,7 +39,7 @@ func (m *Manager) ForkSandbox(ctx context.Context, source string, mode BranchReq
 	if err != nil {
 		return ForkResult{}, b, err
 	}
-	// Held until the children have leases of their own.
+	// Held until the children have their own leases.
 	unpin, err := m.cfg.Store.Pin(b.Info.Tag)
 	if err != nil {
 		return ForkResult{}, b, err

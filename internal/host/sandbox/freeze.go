@@ -19,10 +19,10 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// freeze takes state, memory and disk of one instant. After it the sandbox runs on.
+// freeze captures state, memory and disk at one instant. After it the sandbox runs on.
 func (b *branch) freeze(ctx context.Context) error {
 	rec, v, err := b.s.withVM(b.op)
-	// an earlier branch could not write down what became of it
+	// an earlier branch could not record its outcome
 	if err == nil && (rec.Pending != nil || rec.Rebasing != nil) {
 		if _, err = b.s.settle(context.Background(), v); err == nil {
 			rec, v, err = b.s.withVM(b.op)
@@ -98,11 +98,11 @@ func (b *branch) freeze(ctx context.Context) error {
 	return nil
 }
 
-// copyPoll is how often a VMM is asked again that still copies for a daemon that has died.
+// copyPoll is the interval for asking a VMM again that is still copying for a dead daemon.
 const copyPoll = 50 * time.Millisecond
 
-// ask lets the VMM branch. One that still copies a live branch of an earlier daemon refuses, which
-// changes nothing; the copying is bounded by what the guest had written.
+// ask has the VMM branch. A VMM that is still copying a live branch of an earlier daemon refuses,
+// without any change. That copying is bounded by what the guest had written.
 func (b *branch) ask(ctx context.Context, files vmmclient.BranchFiles) (vmmproto.BranchResult, error) {
 	for {
 		done, err := b.v.vmm.Branch(ctx, vmmproto.Branch{Mode: b.req.Mode, MaxExtents: vmmExtents,
@@ -118,8 +118,8 @@ func (b *branch) ask(ctx context.Context, files vmmclient.BranchFiles) (vmmproto
 	}
 }
 
-// prepareTop makes the next top of the sandbox and writes down that the VMM may be using it from
-// now on.
+// prepareTop makes the next top of the sandbox and records that the VMM may be using it from now
+// on.
 func (b *branch) prepareTop(ctx context.Context, rec ledger.Record) (*os.File, error) {
 	s := b.s
 	for _, f := range append(slices.Clone(rec.Frozen), durable.FrozenTop{Name: rec.Top, Owner: b.staging.ID()}) {

@@ -12,22 +12,21 @@ import (
 )
 
 // guestCall is one request to the agent of a running sandbox. Its context ends with the VM, and
-// when the guest is taken from under it: by a rollback, or because the sandbox is suspended or
-// deleted.
+// when the guest is taken away: by a rollback, a suspension or a deletion.
 type guestCall struct {
 	Guest
 	ctx   context.Context
 	stop  func()
-	calls context.Context // of the VM; says why the guest was taken away
+	calls context.Context // of the VM; its cause says why the guest was taken away
 	s     *Sandbox
 	op    string
 }
 
-// wakeTries is how often a request is made to a sandbox that is suspended between its waking and
-// the request.
+// wakeTries is how often a request is tried if the sandbox is suspended again between its
+// resumption and the request.
 const wakeTries = 3
 
-// guestOf begins a request to the agent of a sandbox, which the caller stops.
+// guestOf begins a request to the agent of a sandbox. The caller stops it.
 func (m *Manager) guestOf(ctx context.Context, id, op string) (*guestCall, error) {
 	for try := 0; ; try++ {
 		s, err := m.awake(ctx, id)
@@ -46,7 +45,7 @@ func (m *Manager) guestOf(ctx context.Context, id, op string) (*guestCall, error
 	}
 }
 
-// guestCall begins a request to the agent of a sandbox that runs. Its stop calls end.
+// guestCall begins a request to the agent of a running sandbox. Stopping it calls end.
 func (s *Sandbox) guestCall(ctx context.Context, op string, end func()) (*guestCall, error) {
 	v, calls, err := s.running(op)
 	if err != nil {
@@ -59,8 +58,8 @@ func (s *Sandbox) guestCall(ctx context.Context, op string, end func()) (*guestC
 		stop: func() { unwatch(); cancel(nil); stop(); end() }}, nil
 }
 
-// dial reaches the guest until it is taken away. What is under the same address afterwards, such as
-// a sandbox that was rolled back, has other processes by the same numbers.
+// dial reaches the guest until it is taken away. Afterwards the same address may lead to another
+// state of the sandbox, such as after a rollback, where the same numbers name other processes.
 func (c *guestCall) dial(ctx context.Context, port uint32) (net.Conn, error) {
 	conn, err := c.Dial(ctx, port)
 	if cause := context.Cause(c.calls); cause != nil {
@@ -72,8 +71,8 @@ func (c *guestCall) dial(ctx context.Context, port uint32) (net.Conn, error) {
 	return conn, err
 }
 
-// explain prefers what happened to the sandbox to the broken connection, or the silence, that came
-// of it. A sandbox that was paused meanwhile keeps its connections.
+// explain replaces the error of a broken or silent connection by what happened to the sandbox. A
+// paused sandbox keeps its connections.
 func (c *guestCall) explain(err error) error {
 	var answer *agentclient.Error
 	if err == nil || errors.As(err, &answer) && answer.Code != agentclient.CodeInternal {
@@ -101,10 +100,10 @@ func (c *guestCall) explain(err error) error {
 }
 
 // Use lets f talk to the guest of a running sandbox, over connections that f opens to ports of the
-// guest. A sandbox that was suspended for being idle is brought back first, and counts as used
-// until f returns. The context that f is given ends with the VM, or when the guest is taken away;
-// an error of f that came of that is replaced by a *StateError or a *CutOffError. op stands before
-// the sandbox in errors, as in "exec in".
+// guest. A sandbox that was suspended for being idle is resumed first, and counts as used until f
+// returns. The context for f ends with the VM, or when the guest is taken away; the resulting error
+// of f is replaced by a *StateError or a *CutOffError. Errors put op before the sandbox, as in
+// "exec in".
 func (m *Manager) Use(ctx context.Context, id, op string, f func(context.Context, agentclient.DialFunc) error) error {
 	call, err := m.guestOf(ctx, id, op)
 	if err != nil {
@@ -112,11 +111,12 @@ func (m *Manager) Use(ctx context.Context, id, op string, f func(context.Context
 	}
 	defer call.stop()
 	call.s.since.Count()
-	defer call.s.since.Count() // it may have changed something after a branch that was made meanwhile
+	defer call.s.since.Count() // it may have changed something after a concurrent branch
 	return call.explain(f(call.ctx, call.dial))
 }
 
-// LookAt is Use for what changes neither files nor processes: it does not count as a change.
+// LookAt is Use for requests that change neither files nor processes. It does not count as a
+// change.
 func (m *Manager) LookAt(ctx context.Context, id, op string, f func(context.Context,
 	agentclient.DialFunc) error) error {
 	call, err := m.guestOf(ctx, id, op)
@@ -127,8 +127,8 @@ func (m *Manager) LookAt(ctx context.Context, id, op string, f func(context.Cont
 	return call.explain(f(call.ctx, call.dial))
 }
 
-// LookAtRunning is LookAt that neither brings a sandbox back nor counts as use of it: for clients that
-// may only read. The error of a sandbox that does not run is a *StateError.
+// LookAtRunning is LookAt for clients that may only read: it neither resumes a sandbox nor counts
+// as use. If the sandbox does not run, the error is a *StateError.
 func (m *Manager) LookAtRunning(ctx context.Context, id, op string,
 	f func(context.Context, agentclient.DialFunc) error) error {
 	s, err := m.Get(id)

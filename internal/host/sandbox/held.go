@@ -8,18 +8,18 @@ import (
 	"github.com/forkd/forkd/internal/host/owner"
 )
 
-// Held is a sandbox that nothing else is done with. It is used by the function that With calls, and
-// not after that.
+// Held is a sandbox that no other operation works on. Only the function that With calls may use it,
+// until it returns.
 type Held struct {
 	m    *Manager
 	s    *Sandbox
-	free cleanup.Stack // lets go of the sandbox
+	free cleanup.Stack // releases the sandbox
 }
 
-// With calls f with a sandbox when no other operation works on it, and has others wait until f
-// returns: what f decides by is still so when it acts. A sandbox whose VMM has left a request
-// unanswered is asked first. The error is a *NotFoundError for one that the client of ctx may not know
-// of; its labels may have changed while it was waited for.
+// With calls f with a sandbox when no other operation works on it, and makes others wait until f
+// returns. So what f reads of the sandbox stays true while it acts. If the VMM has left a request
+// unanswered, With first finds out what became of it. The error is a *NotFoundError if the client
+// of ctx may not see the sandbox, whose labels may have changed during the wait.
 func (m *Manager) With(ctx context.Context, id string, f func(*Held) error) error {
 	s, unlock, err := m.lockSandbox(ctx, id)
 	if err != nil {
@@ -31,7 +31,7 @@ func (m *Manager) With(ctx context.Context, id string, f func(*Held) error) erro
 	return f(h)
 }
 
-// change is With for one operation, and describes the sandbox after it.
+// change is With for one operation. It returns the sandbox's description after it.
 func (m *Manager) change(ctx context.Context, id string, f func(*Held) error) (i Info, err error) {
 	err = m.With(ctx, id, func(h *Held) error {
 		if err := f(h); err != nil {
@@ -46,9 +46,9 @@ func (m *Manager) change(ctx context.Context, id string, f func(*Held) error) (i
 // Info describes the sandbox as it is now.
 func (h *Held) Info() Info { return h.s.Info() }
 
-// lockSandbox waits until no other operation works on a sandbox. One whose VMM does not answer is
-// refused, and one that the client of ctx may not know of any more: its labels may have changed
-// meanwhile.
+// lockSandbox waits until no other operation works on a sandbox. It refuses a sandbox whose VMM
+// does not answer, and one that the client of ctx may no longer see, because its labels changed
+// during the wait.
 func (m *Manager) lockSandbox(ctx context.Context, id string) (*Sandbox, func(), error) {
 	s, err := m.Get(id)
 	if err != nil {
@@ -80,7 +80,7 @@ func (s *Sandbox) lock(ctx context.Context) (unlock func(), err error) {
 	return s.unlock, nil
 }
 
-// tryLock is lock that does not wait.
+// tryLock is lock without waiting.
 func (s *Sandbox) tryLock() bool {
 	select {
 	case s.ops <- struct{}{}:
@@ -92,7 +92,7 @@ func (s *Sandbox) tryLock() bool {
 
 func (s *Sandbox) unlock() {
 	if s.Info().State == Stopping {
-		os.RemoveAll(s.data) // again: the operation may have put something there while it was being removed
+		os.RemoveAll(s.data) // again: the operation may have made files during the first removal
 	}
 	<-s.ops
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/forkd/forkd/internal/host/vmpool"
 )
 
-// free gives back everything that s has besides its VMM process.
+// free releases everything that s has except its VMM process.
 func (m *Manager) free(s *Sandbox) {
 	s.freed.Do(func() {
 		if err := os.RemoveAll(s.data); err != nil {
@@ -28,11 +28,11 @@ func (m *Manager) free(s *Sandbox) {
 	})
 }
 
-// Hold keeps a sandbox from being killed until Release: it is the sandbox of a workspace, whose
-// user means to come back.
+// Hold keeps a sandbox from being killed until Release, because it belongs to a workspace whose
+// user will come back.
 func (m *Manager) Hold(id, workspace string) error { return m.setHolder(id, workspace) }
 
-// Release ends what Hold began.
+// Release reverses Hold.
 func (m *Manager) Release(id string) error { return m.setHolder(id, "") }
 
 func (m *Manager) setHolder(id, workspace string) error {
@@ -46,7 +46,7 @@ func (m *Manager) setHolder(id, workspace string) error {
 	return nil
 }
 
-// Kill ends a sandbox and removes everything of it, its suspended state too. When it returns
+// Kill kills a sandbox and removes all of its files, including its suspended state. When it returns
 // without an error nothing is left. The sandbox of a workspace is refused with a *HeldError.
 func (m *Manager) Kill(id string) error {
 	s, err := m.Get(id)
@@ -59,8 +59,8 @@ func (m *Manager) Kill(id string) error {
 	return m.remove(s)
 }
 
-// remove is Kill of any sandbox, that of a workspace too. The error is a *NotFoundError: another
-// call is deleting it.
+// remove is Kill for any sandbox, including that of a workspace. The error is a *NotFoundError if
+// another call is deleting the sandbox.
 func (m *Manager) remove(s *Sandbox) error {
 	id := s.id
 	var v *liveVM
@@ -77,7 +77,7 @@ func (m *Manager) remove(s *Sandbox) error {
 		}
 	})
 	if err != nil {
-		return &NotFoundError{ID: id} // another Kill has it
+		return &NotFoundError{ID: id} // another Kill is deleting it
 	}
 	s.usage.Stop()
 	if v != nil {
@@ -91,7 +91,7 @@ func (m *Manager) remove(s *Sandbox) error {
 	return nil
 }
 
-// KillAll ends all sandboxes but those of workspaces.
+// KillAll kills all sandboxes except those of workspaces.
 func (m *Manager) KillAll() {
 	var group errgroup.Group
 	group.SetLimit(vmpool.AtOnce)
@@ -109,7 +109,7 @@ func (m *Manager) KillAll() {
 	_ = group.Wait()
 }
 
-// endAll undoes children that were never handed out.
+// endAll kills children that were never handed out.
 func (m *Manager) endAll(children []*Sandbox) {
 	var group errgroup.Group
 	group.SetLimit(vmpool.AtOnce)
@@ -119,7 +119,7 @@ func (m *Manager) endAll(children []*Sandbox) {
 	_ = group.Wait()
 }
 
-// end undoes a child that was never handed out.
+// end kills a child that was never handed out.
 func (m *Manager) end(s *Sandbox) {
 	m.kill(s.id, s.live)
 	m.free(s)

@@ -10,11 +10,12 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// limit sets the limits of a record. A VM that was started has those of a VM without any, and what
-// is as it should be is not written again.
+// limit applies the limits of a record. A newly started VM has no limits, and limits that are in
+// force already are not written again.
 func (v *liveVM) limit(r *ledger.Record) error { return v.vmm.Limit(r.Limits, r.MemoryBytes) }
 
-// limitsFor returns the limits of children: what was asked for, or what their snapshot gives.
+// limitsFor returns the limits of children: those of the request or, without any, those of their
+// snapshot.
 func limitsFor(asked *vm.Limits, m *snapshot.Manifest) vm.Limits {
 	if asked != nil {
 		return *asked
@@ -22,9 +23,9 @@ func limitsFor(asked *vm.Limits, m *snapshot.Manifest) vm.Limits {
 	return m.Guest.Limits
 }
 
-// SetLimits replaces the limits of a sandbox in any state. When it returns they are in force.
-// Branches made from here on inherit them; a rollback does not change them. Less memory than the
-// sandbox uses is refused: the kernel would end it.
+// SetLimits replaces the limits of a sandbox in any state. They are in force when it returns. Later
+// branches inherit them; a rollback does not change them. A limit below the memory that the sandbox
+// uses is refused, because the kernel would kill it.
 func (m *Manager) SetLimits(ctx context.Context, id string, limits vm.Limits) (Info, error) {
 	if err := m.cfg.VMMs.CheckLimits("", limits); err != nil {
 		return Info{}, err
@@ -39,17 +40,17 @@ func (s *Sandbox) setLimits(limits vm.Limits) error {
 			return s.explain("limit", s.live, err)
 		}
 	}
-	// Written down when it is in force: a daemon that takes over sets what is written.
+	// Recorded once in force: a daemon that takes over applies what is recorded.
 	if err := s.updateAll(func(r *ledger.Record) { r.Limits = limits }); err != nil {
 		if s.live != nil {
-			_ = s.live.limit(&before) // the first error says what matters
+			_ = s.live.limit(&before) // the first error is the one that matters
 		}
 		return err
 	}
 	return nil
 }
 
-// change sets other limits than r has for a VM that may have outgrown them.
+// change applies limits that differ from r's, to a VM that may already exceed them.
 func (v *liveVM) change(limits vm.Limits, r *ledger.Record) error {
 	use, err := v.vmm.Usage()
 	if err != nil {
@@ -62,7 +63,7 @@ func (v *liveVM) change(limits vm.Limits, r *ledger.Record) error {
 	return v.vmm.Limit(limits, r.MemoryBytes)
 }
 
-// Usage returns the limits of a sandbox and what it uses of them; nothing, where it has no VM.
+// Usage returns the limits of a sandbox and its usage, zero if it has no VM.
 func (m *Manager) Usage(id string) (vm.Limits, cgroup.Usage, error) {
 	s, err := m.Get(id)
 	if err != nil {
@@ -78,7 +79,7 @@ func (m *Manager) Usage(id string) (vm.Limits, cgroup.Usage, error) {
 	return limits, use, err
 }
 
-// vcpus is how many vCPUs a VM of s has; 1 where that is not known.
+// vcpus returns the number of vCPUs of s's VM, 1 if that is unknown.
 func (s *Sandbox) vcpus() uint32 {
 	s.mu.Lock()
 	defer s.mu.Unlock()

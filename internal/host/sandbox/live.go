@@ -19,7 +19,7 @@ func (m *Manager) newLiveVM(shell *vmpool.Shell, lease *store.Lease) *liveVM {
 	return v
 }
 
-// release gives back what the VM had besides its process.
+// release frees what the VM had besides its process.
 func (v *liveVM) release() {
 	v.link.Close()
 	if v.lease != nil {
@@ -31,7 +31,7 @@ func (v *liveVM) release() {
 	}
 }
 
-// callAll calls those functions that there are.
+// callAll calls the functions that are not nil.
 func callAll(list ...func()) {
 	for _, f := range list {
 		if f != nil {
@@ -40,26 +40,25 @@ func callAll(list ...func()) {
 	}
 }
 
-// kill ends the process of a VM. An error is only logged: there is nothing a caller could do about
-// a process that survives SIGKILL, and everything else must be freed all the same.
+// kill kills the process of a VM. An error is only logged: the caller could do nothing about a
+// process that survives SIGKILL, and everything else must be freed anyway.
 func (m *Manager) kill(id string, v *liveVM) {
 	if err := v.vmm.Kill(); err != nil {
 		m.cfg.Log.Error("end a VMM", "sandbox", id, "pid", v.vmm.PID(), "error", err)
 	}
 }
 
-// exitDelay is how long it may take until the end of a VM is known, after a connection to its agent
-// or VMM has broken because of it.
+// exitDelay is how long it may take until the exit of a VM is known, after a connection to its
+// agent or VMM has broken because of it.
 const exitDelay = 2 * time.Second
 
-// explain says what happened to the sandbox where an operation on its VM failed because of that: it
-// was deleted, or its VM ended. Other errors stay as they are. v is the VM that the operation began
-// with, if it had one.
+// explain replaces the error of an operation on a VM if the sandbox was deleted or its VM ended. It
+// returns other errors unchanged. v is the VM with which the operation began, if it had one.
 func (s *Sandbox) explain(op string, v *liveVM, err error) error {
 	if err == nil || v == nil {
 		return err
 	}
-	if errors.Is(err, vmmclient.ErrGone) { // its process is about to end
+	if errors.Is(err, vmmclient.ErrGone) { // its process is about to exit
 		select {
 		case <-v.vmm.Done():
 		case <-time.After(exitDelay):
@@ -76,10 +75,9 @@ func (s *Sandbox) explain(op string, v *liveVM, err error) error {
 	}
 }
 
-// answered passes on the outcome of a request to the VMM of s. After one without an answer nobody
-// knows whether the VM stands still or runs: s is marked as silent, and the next operation asks
-// before it does anything (see catchUp). A question that its caller gave up says nothing about the
-// VMM.
+// answered returns the outcome of a request to the VMM of s. After a request without an answer it
+// is unknown whether the VM runs. So s is marked as silent, and the next operation first asks the
+// VMM (see catchUp). A request that its caller cancelled says nothing about the VMM.
 func (s *Sandbox) answered(err error) error {
 	if errors.Is(err, vmmclient.ErrNoAnswer) && !errors.Is(err, context.Canceled) {
 		s.mu.Lock()
@@ -89,8 +87,8 @@ func (s *Sandbox) answered(err error) error {
 	return err
 }
 
-// stopVM and startVM pause and resume a VM of s. Who asked for it may have gone: it is done all the
-// same, in the time that the VMM is given.
+// stopVM and startVM pause and resume a VM of s. They go on when the caller has left, for as long
+// as the VMM may take.
 func (s *Sandbox) stopVM(ctx context.Context, v *liveVM) error {
 	return s.answered(v.vmm.Pause(context.WithoutCancel(ctx)))
 }
@@ -99,7 +97,7 @@ func (s *Sandbox) startVM(ctx context.Context, v *liveVM) error {
 	return s.answered(v.vmm.Resume(context.WithoutCancel(ctx)))
 }
 
-// withVM returns the record and the VM of a sandbox that runs or is paused, or a *StateError.
+// withVM returns the record and the VM of a running or paused sandbox, or a *StateError.
 func (s *Sandbox) withVM(op string) (ledger.Record, *liveVM, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -120,15 +118,15 @@ func (s *Sandbox) running(op string) (*liveVM, context.Context, error) {
 	return s.live, s.live.calls, nil
 }
 
-// hasSuspension reports whether there is an earlier suspended state of s.
+// hasSuspension reports whether s has an earlier suspended state.
 func (s *Sandbox) hasSuspension() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.unpin != nil
 }
 
-// leased returns the lease of the snapshot that a VM of s runs from. A VM that was taken over when
-// its snapshot could not be used runs without one: it is tried again here.
+// leased returns the lease of the snapshot from which a VM of s runs. A VM that was taken over
+// while its snapshot could not be used has none; then leased tries again.
 func (m *Manager) leased(s *Sandbox, op string, v *liveVM) (*store.Lease, error) {
 	if v.lease != nil {
 		return v.lease, nil
@@ -139,7 +137,7 @@ func (m *Manager) leased(s *Sandbox, op string, v *liveVM) (*store.Lease, error)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.state == Stopping { // what it had is being given back
+	if s.state == Stopping { // its resources are being freed
 		lease.Release()
 		return nil, s.stateErrorLocked(op)
 	}
@@ -147,7 +145,7 @@ func (m *Manager) leased(s *Sandbox, op string, v *liveVM) (*store.Lease, error)
 	return lease, nil
 }
 
-// acquire leases the snapshot that a record names, and no other of that tag.
+// acquire leases the snapshot that a record names, and no other snapshot with that tag.
 func (m *Manager) acquire(r ledger.Record) (*store.Lease, error) {
 	lease, err := m.cfg.Store.Acquire(r.SnapshotTag)
 	if err != nil {
@@ -160,8 +158,7 @@ func (m *Manager) acquire(r ledger.Record) (*store.Lease, error) {
 	return lease, nil
 }
 
-// pause stops the VM of s, and writes down first that it is meant to stand still. After an error it
-// runs.
+// pause records that the VM of s is paused, and then stops it. After an error the VM runs.
 func (s *Sandbox) pause(ctx context.Context, v *liveVM) error {
 	if err := s.transition("pause", Paused, func() { s.full = false }); err != nil {
 		return err
@@ -172,14 +169,14 @@ func (s *Sandbox) pause(ctx context.Context, v *liveVM) error {
 	}
 	if err != nil {
 		err = errors.Join(err, s.update(func(r *ledger.Record) { r.Paused = false }))
-		_ = s.transition("pause", Running, nil) // refused where it has ended
+		_ = s.transition("pause", Running, nil) // refused if it has ended
 	}
 	return err
 }
 
-// unpause lets the VM of a paused s run again.
+// unpause resumes the VM of a paused s.
 func (m *Manager) unpause(ctx context.Context, s *Sandbox, v *liveVM) error {
-	if s.record.Paused { // not if it waits for room on the disk, which writing would take
+	if s.record.Paused { // not if it waits for disk room, which writing would need
 		if err := s.update(func(r *ledger.Record) { r.Paused = false }); err != nil {
 			return err
 		}

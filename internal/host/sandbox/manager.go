@@ -22,7 +22,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Observer is told of events that are worth counting. Its methods return at once.
+// Observer receives events to count. Its methods return at once.
 type Observer interface {
 	ForkDone(r ForkResult, err error)
 	ChildReady(t Timing)
@@ -34,35 +34,36 @@ type Observer interface {
 	PoolRefilled(took time.Duration)
 }
 
-// Config is what a Manager works with. All fields are required unless they say otherwise.
+// Config configures a Manager. All fields are required unless they say otherwise.
 type Config struct {
 	Store    *store.Store
 	VMMs     vmpool.VMMs
 	Net      *netclient.Client                        // nil: sandboxes have no network
-	Guest    func(vsockPath string) Guest             // agent behind the vsock socket of a VM
+	Guest    func(vsockPath string) Guest             // returns the agent behind the vsock socket of a VM
 	NewTop   func(f *os.File, sizeBytes uint64) error // makes f an empty private disk top
-	RunDir   string                                   // sockets and records of sandboxes; of this manager alone
-	DataDir  string                                   // private disk tops; of this manager alone
-	Branches int                                      // branches at once; 0: 4
+	RunDir   string                                   // sockets and records of sandboxes; used by this manager alone
+	DataDir  string                                   // private disk tops; used by this manager alone
+	Branches int                                      // concurrent branches; 0: 4
 	PoolSize int                                      // ready shells per machine shape; 0: none
-	PoolMost int                                      // so many for a while where forks have found too few
-	Admit    admit.Rules                              // how many sandboxes the host takes
+	PoolMost int                                      // temporary maximum of PoolSize, after forks found too few
+	Admit    admit.Rules                              // how many sandboxes the host accepts
 	Confirm  time.Duration                            // how long a child may take to confirm; 0: 30 s
 	Observer Observer
 	Events   *event.Ring // nil: none are kept
 	Log      *slog.Logger
 
-	// OpenPrivate lets every client open private networks and the host to sandboxes; see owner.Owner.
+	// OpenPrivate lets every client give sandboxes access to private networks and the host; see
+	// owner.Owner.
 	OpenPrivate bool
 }
 
 // defaultConfirm is generous: a child that needs it runs on an emulated or badly overloaded host.
 const defaultConfirm = 30 * time.Second
 
-// Children of one daemon that are restored at the same time, and that are told who they are, and
-// children of one fork that are started at the same time, per CPU. Restoring is CPU-bound. A child
-// that waits for its agent mostly waits itself, but a guest that wakes up and takes up an identity
-// wants a CPU: with a hundred of them on one, none would answer in time.
+// Concurrency per CPU: children of one daemon that are being restored, children that are being
+// confirmed, and children of one fork that are being started. Restoring is CPU-bound. Confirming
+// mostly waits for the agent, but a guest that wakes up and takes up an identity needs a CPU: with
+// a hundred of them on one CPU, none would answer in time.
 const (
 	restoresPerCPU = 2
 	confirmsPerCPU = 4
@@ -80,16 +81,16 @@ type Manager struct {
 	branches *gate.Gate
 	verifies *gate.Gate
 	suspends *gate.Gate
-	wave     int // children of one fork that are started at the same time
+	wave     int // children of one fork that are started concurrently
 
 	mu         sync.Mutex
 	sandboxes  map[string]*Sandbox
-	unwatched  map[string]chan struct{} // tags of branches that nobody waits for; closed when they are complete
+	unwatched  map[string]chan struct{} // branches started with NoWait, by tag; closed on completion
 	watchers   sync.WaitGroup
-	background sync.WaitGroup                   // branches that nobody waits for, and the like
-	patience   time.Duration                    // unwatchedWait but in tests
-	writers    time.Duration                    // chain.WriterPatience but in tests
-	room       func(dir string) (uint64, error) // what is free on a file system in bytes
+	background sync.WaitGroup                   // branches started with NoWait, and other background work
+	patience   time.Duration                    // unwatchedWait, except in tests
+	writers    time.Duration                    // chain.WriterPatience, except in tests
+	room       func(dir string) (uint64, error) // returns the free space of a file system in bytes
 	quit       chan struct{}                    // closed by Close: watchers leave their sandboxes alone
 	boot       Boot                             // nil: see SetBoot
 	left       []left                           // written by Recover
@@ -130,8 +131,8 @@ func New(cfg Config) (*Manager, error) {
 	return m, nil
 }
 
-// Events returns what has lately happened to the manager's sandboxes, and to the snapshots if the
-// store was given the same ring.
+// Events returns the recent events of the manager's sandboxes, and of its snapshots if the store
+// has the same ring.
 func (m *Manager) Events() *event.Ring { return m.cfg.Events }
 
 // Snapshots returns the manager's store.
@@ -139,7 +140,7 @@ func (m *Manager) Snapshots() *store.Store { return m.cfg.Store }
 
 func (m *Manager) vmDir(id string) string { return filepath.Join(m.cfg.RunDir, id) }
 
-// Get returns the sandbox with an id.
+// Get returns the sandbox with the given id.
 func (m *Manager) Get(id string) (*Sandbox, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -171,16 +172,16 @@ func (m *Manager) List() []Info {
 	return infos
 }
 
-// shape is the VM that a snapshot's state fits into.
+// shape returns the shape of a VM for a snapshot's state.
 func shape(m snapshot.Machine) vm.Shape {
 	return vm.Shape{MemoryBytes: m.MemoryBytes, VCPUs: m.VCPUs, Template: m.Template}
 }
 
-// maxVerifies is how many snapshots are verified at once. Each reads gigabytes of the disk and takes a
-// CPU while it hashes them.
+// maxVerifies bounds concurrent verifications of snapshots. Each reads gigabytes from the disk and
+// keeps a CPU busy with hashing.
 const maxVerifies = 3
 
-// VerifySnapshot verifies a snapshot as store.Verify does, when its turn has come.
+// VerifySnapshot is store.Verify, after waiting for its turn.
 func (m *Manager) VerifySnapshot(ctx context.Context, tag string) error {
 	release, err := takePlace(ctx, m.verifies, "")
 	if err != nil {
@@ -190,7 +191,7 @@ func (m *Manager) VerifySnapshot(ctx context.Context, tag string) error {
 	return m.cfg.Store.Verify(ctx, tag)
 }
 
-// DeleteSnapshot removes a snapshot as store.Delete does, and the shells that waited for its forks.
+// DeleteSnapshot is store.Delete. It also kills the shells that waited for the snapshot's forks.
 func (m *Manager) DeleteSnapshot(tag string, mode store.DeleteMode) error {
 	gone, err := m.cfg.Store.Delete(tag, mode)
 	for _, d := range gone {
@@ -202,34 +203,34 @@ func (m *Manager) DeleteSnapshot(tag string, mode store.DeleteMode) error {
 // PoolSize returns the number of VMM shells that wait for a fork.
 func (m *Manager) PoolSize() int { return m.pool.Count() }
 
-// PoolWanted returns how many there are when the pool is warm.
+// PoolWanted returns how many shells a full pool has.
 func (m *Manager) PoolWanted() int { return m.pool.Wanted() }
 
-// BranchesInFlight returns how many branches are being made, and how many may be at once.
+// BranchesInFlight returns how many branches are being made, and their maximum.
 func (m *Manager) BranchesInFlight() (n, most int) { return m.branches.Count() }
 
 type left struct {
 	LeftAlone
-	ended <-chan struct{} // closed when its VMM has ended; nil: that is not watched
+	ended <-chan struct{} // closed when its VMM has exited; nil: not watched
 }
 
-// LeftAlone is a sandbox of an earlier daemon that this one could not take over and has not
-// touched.
+// LeftAlone is a sandbox of an earlier daemon that this daemon could not take over and did not
+// touch.
 type LeftAlone struct {
 	ID     string
-	PID    int // of its VMM; 0: it has none, or that is not known
+	PID    int // of its VMM; 0: none, or unknown
 	Reason string
 }
 
-// defaultBranches is how many branches a daemon makes at once.
+// defaultBranches is the default number of concurrent branches.
 const defaultBranches = 4
 
-// maxSuspends is how many sandboxes are suspended at once. What each has written lies in RAM a second
-// time until it is on disk, and is brought there one after another: a thousand whose time passes in
-// the same second would fill the file system in RAM that everybody's branches need, and stand still
-// all the while. One that waits for its turn runs on.
+// maxSuspends bounds concurrent suspensions. Each sandbox's dirty memory is in RAM a second time
+// until it is on disk, and the flushes run one after another. A thousand suspensions in the same
+// second would fill the file system in RAM that all branches need, and stop the sandboxes for all
+// that time. A sandbox that waits for its turn runs on.
 const maxSuspends = 4
 
-// unwatchedWait is how long a fork waits for a branch that its caller did not wait for. Published
-// clients of forkd 0.5 give up after a minute.
+// unwatchedWait is how long a fork waits for a branch that was started with NoWait. Published
+// clients of forkd 0.5 time out after a minute.
 const unwatchedWait = 45 * time.Second

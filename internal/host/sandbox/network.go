@@ -13,7 +13,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// networkFor returns the setting of children: what was asked for, or what their snapshot gives.
+// networkFor returns the setting of children: that of the request or, without one, that of their
+// snapshot.
 func networkFor(asked *netclient.Setting, m *snapshot.Manifest) (netclient.Setting, error) {
 	if asked != nil {
 		return *asked, nil
@@ -21,16 +22,17 @@ func networkFor(asked *netclient.Setting, m *snapshot.Manifest) (netclient.Setti
 	return netclient.FromSnapshot(m.Guest.Network)
 }
 
-// giveTimeout is how long a VM may take to change its frame socket. One that is busy with a branch
-// or a suspension answers when that is done.
+// giveTimeout is how long a VM may take to change its frame socket. A VM that is busy with a branch
+// or a suspension answers after it.
 const giveTimeout = branchTimeout
 
-// tellTimeout is how long a guest may take to do what it is told. One that stands still is told
-// again when it runs.
+// tellTimeout is how long a guest may take to act on a message. A stopped guest gets it again when
+// it runs.
 const tellTimeout = 10 * time.Second
 
-// giveTo returns how the VM v is given another frame socket. Nobody knows its connections there,
-// and its guest would learn that only when it sends something, so it is told.
+// giveTo returns a function that gives the VM v another frame socket. The guest's connections do
+// not exist there. Because the guest would learn that only when it next sends something, it gets a
+// message.
 func (m *Manager) giveTo(id string, v *liveVM) netclient.Give {
 	return func(frames *os.File) error {
 		ctx, cancel := context.WithTimeout(context.Background(), giveTimeout)
@@ -45,7 +47,7 @@ func (m *Manager) giveTo(id string, v *liveVM) netclient.Give {
 	}
 }
 
-// reset ends the connections of a guest that nobody knows any more.
+// reset closes the guest's connections that no longer exist in forkd-net.
 func (m *Manager) reset(id string, v *liveVM) error {
 	ctx, cancel := context.WithTimeout(context.Background(), tellTimeout)
 	defer cancel()
@@ -56,13 +58,13 @@ func (m *Manager) reset(id string, v *liveVM) error {
 	return err
 }
 
-// join joins the VM v to the network that r says. The frame socket is donated to the VM, and then
-// given to joined; it is nil where there is no network.
+// join joins the VM v to the network according to r. The returned frame socket is donated to the VM
+// and then passed to joined; it is nil without a network.
 func (m *Manager) join(v *liveVM, r *ledger.Record) (*netclient.Link, *os.File, error) {
 	return m.cfg.Net.Join(r.ID, r.Network, m.giveTo(r.ID, v))
 }
 
-// joined ends what join began. Where the VM could not be restored its link is closed with it.
+// joined completes join. If the VM could not be restored, its link is closed with it.
 func joined(link *netclient.Link, frames *os.File) {
 	if frames != nil {
 		frames.Close()
@@ -70,11 +72,11 @@ func joined(link *netclient.Link, frames *os.File) {
 	link.Ready()
 }
 
-// SetNetwork replaces policy, limits and secrets of a sandbox in any state. When it returns they
-// are in force: connections that the new policy does not let through are reset, and those to which
-// other secrets would be added. A secret without a value keeps the one that it has. Branches made
-// from here on inherit policy and limits; a rollback changes nothing of it. The error is a
-// *owner.ClosedError for a client that may not open what the policy would.
+// SetNetwork replaces policy, limits and secrets of a sandbox in any state. They are in force when
+// it returns: connections that the new policy denies are reset, and so are those whose secrets
+// change. A secret without a value keeps its present value. Later branches inherit policy and
+// limits; a rollback changes none of this. The error is a *owner.ClosedError if the client may not
+// open what the policy would.
 func (m *Manager) SetNetwork(ctx context.Context, id string, setting netclient.Setting) (Info, error) {
 	return m.change(ctx, id, func(h *Held) error { return h.SetNetwork(ctx, setting) })
 }
@@ -109,7 +111,8 @@ func (m *Manager) setNetwork(ctx context.Context, s *Sandbox, setting netclient.
 	return m.tellTrust(ctx, s, setting)
 }
 
-// tellTrust is trust for a sandbox in any state. One without a VM is told when it has one.
+// tellTrust is trust for a sandbox in any state. A sandbox without a VM gets the message when it
+// has one.
 func (m *Manager) tellTrust(ctx context.Context, s *Sandbox, setting netclient.Setting) error {
 	v, state := s.live, s.Info().State
 	tell := func(ctx context.Context) error {
@@ -130,8 +133,8 @@ func (m *Manager) tellTrust(ctx context.Context, s *Sandbox, setting netclient.S
 	return nil
 }
 
-// NetworkStats returns what a sandbox did on the network since it was joined to it. A sandbox
-// without a VM, and one whose forkd-net is being started again, has done nothing.
+// NetworkStats returns a sandbox's traffic since it was joined to the network. It is zero for a
+// sandbox without a VM, and while forkd-net is being restarted.
 func (m *Manager) NetworkStats(ctx context.Context, id string) (netproto.Stats, error) {
 	s, err := m.Get(id)
 	if err != nil {
@@ -152,5 +155,5 @@ func (m *Manager) NetworkStats(ctx context.Context, id string) (netproto.Stats, 
 	return stats, err
 }
 
-// statsTimeout is how long figures are waited for.
+// statsTimeout is how long to wait for figures.
 const statsTimeout = 5 * time.Second

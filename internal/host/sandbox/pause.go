@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Pause stops a sandbox where it is. It keeps its memory and answers no requests until Resume.
+// Pause stops the vCPUs of a sandbox. It keeps its memory and answers no requests until Resume.
 func (m *Manager) Pause(ctx context.Context, id string) (Info, error) {
 	return m.change(ctx, id, func(h *Held) error {
 		v := h.s.live
@@ -13,14 +13,14 @@ func (m *Manager) Pause(ctx context.Context, id string) (Info, error) {
 	})
 }
 
-// Resume lets a paused sandbox run on, or brings a suspended one back under its id. One whose VM
-// has ended comes back from its latest suspended state, if it has one.
+// Resume continues a paused sandbox, or restores a suspended one under its id. A sandbox whose VM
+// has ended is restored from its latest suspended state, if it has one.
 func (m *Manager) Resume(ctx context.Context, id string) (Info, error) {
 	return m.change(ctx, id, func(h *Held) error { return h.Resume(ctx, nil) })
 }
 
-// Resume is Manager.Resume. The sandbox has the expiry e then, if that is not nil; the time that it
-// takes to bring the sandbox back is added to it.
+// Resume is Manager.Resume. If e is not nil, it becomes the sandbox's expiry, extended by the time
+// that restoring takes.
 func (h *Held) Resume(ctx context.Context, e *Expiry) error {
 	m, s := h.m, h.s
 	var expiry func() Expiry
@@ -52,16 +52,16 @@ func (h *Held) Resume(ctx context.Context, e *Expiry) error {
 	return h.SetExpiry(expiry())
 }
 
-// Suspend saves a sandbox to a snapshot on disk and frees its memory; Resume brings it back under
-// the same id. Until the snapshot is on disk nothing is given up: after an error the sandbox runs
-// on (or stays paused), its earlier suspended state untouched.
+// Suspend saves a sandbox to a snapshot on disk and frees its memory; Resume restores it under the
+// same id. Nothing is freed until the snapshot is on disk: after an error the sandbox runs on (or
+// stays paused), and its earlier suspended state is untouched.
 func (m *Manager) Suspend(ctx context.Context, id string) (Info, error) {
 	return m.change(ctx, id, func(h *Held) error { return h.Suspend(ctx, nil) })
 }
 
-// Suspend is Manager.Suspend. If e is not nil, the time that the sandbox has had does not pass while it
-// is saved, and its expiry is e when it is suspended. After an error, and where the daemon dies in
-// between, it has that time again.
+// Suspend is Manager.Suspend. If e is not nil, the sandbox's expiry stands still while it is saved,
+// and becomes e when it is suspended. After an error, or if the daemon dies in between, the old
+// expiry applies again.
 func (h *Held) Suspend(ctx context.Context, e *Expiry) error {
 	m, s, v := h.m, h.s, h.s.live
 	if e != nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// Reach returns a *NotFoundError for a sandbox that who makes a request may not know of.
+// Reach returns a *NotFoundError if the client of a request may not see the sandbox.
 func (m *Manager) Reach(ctx context.Context, id string) error {
 	p := owner.PrefixOf(ctx)
 	if p == "" {
@@ -24,26 +24,27 @@ func (m *Manager) Reach(ctx context.Context, id string) error {
 	return err
 }
 
-// ListFor is List of those sandboxes that who makes a request may know of.
+// ListFor is List of the sandboxes that the client of a request may see.
 func (m *Manager) ListFor(ctx context.Context) []Info {
 	p := owner.PrefixOf(ctx)
 	return slices.DeleteFunc(m.List(), func(i Info) bool { return !p.HasLabels(i.Labels) })
 }
 
-// SnapshotsFor lists the snapshots that who makes a request may know of, and fork from.
+// SnapshotsFor lists the snapshots that the client of a request may see and fork.
 func (m *Manager) SnapshotsFor(ctx context.Context) []store.Info {
 	p := owner.PrefixOf(ctx)
 	list := slices.DeleteFunc(m.cfg.Store.List(), func(i store.Info) bool { return !m.isWithin(p, i) })
 	for n := range list {
 		if p != "" && !p.HasTag(list[n].Tag) {
-			list[n].Leases = 0 // sandboxes of others
+			list[n].Leases = 0 // of other clients' sandboxes
 		}
 	}
 	return list
 }
 
-// isWithin reports whether a snapshot is within p: by its tag, as a parent, which is for all, or as
-// the state of a sandbox within p. Of one that is not ready nobody knows what it will be.
+// isWithin reports whether a snapshot is visible within p: by its tag, as a parent, which is for
+// all clients, or as the state of a sandbox within p. What an incomplete snapshot will be is
+// unknown.
 func (m *Manager) isWithin(p owner.Prefix, i store.Info) bool {
 	switch {
 	case p.HasTag(i.Tag):
@@ -51,13 +52,13 @@ func (m *Manager) isWithin(p owner.Prefix, i store.Info) bool {
 	case i.Writing, i.Damage != "":
 		return false
 	case i.Branch == nil:
-		return !i.Transient // else it is of a build that is not done
+		return !i.Transient // a transient one belongs to an unfinished build
 	}
 	s, err := m.Get(i.Branch.SandboxID)
 	return i.Transient && err == nil && p.HasLabels(s.Info().Labels)
 }
 
-// MayUse returns a *store.NotFoundError for a snapshot that who makes a request may not know of.
+// MayUse returns a *store.NotFoundError if the client of a request may not see the snapshot.
 func (m *Manager) MayUse(ctx context.Context, tag string) error {
 	p := owner.PrefixOf(ctx)
 	if p.HasTag(tag) {
@@ -70,9 +71,9 @@ func (m *Manager) MayUse(ctx context.Context, tag string) error {
 	return err
 }
 
-// mayOpen refuses a setting that opens more of what is closed than present does, to who may not.
-// forkd-net connects from the host's own network, where loopback and private addresses have servers
-// that trust it. Errors name the field below prefix.
+// mayOpen refuses a setting that opens more of the closed networks than present does, unless the
+// client may. forkd-net connects from the host's own network, where servers on loopback and private
+// addresses trust it. Errors name the field with the given prefix.
 func (m *Manager) mayOpen(ctx context.Context, prefix string, asked *netclient.Setting,
 	present netproto.Policy) error {
 	o := owner.Of(ctx)

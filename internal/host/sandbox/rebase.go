@@ -12,13 +12,13 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// keeps reports whether the sandbox is to be rebased onto the branch. A suspended one has no memory
-// that could be, and a full branch has none of the layers that the sandbox's other pages lie on.
+// keeps reports whether the sandbox is to be rebased onto the branch. A suspended sandbox has no
+// memory to rebase, and a full branch has none of the layers below the sandbox's other pages.
 func (b *branch) keeps() bool { return b.op == "branch" && b.req.Mode != vm.BranchFull }
 
-// chooseBelow chooses the snapshot that the branch's memory layer lies on: what the sandbox was
-// rebased onto last, or, when the line of such branches has become long, or cannot be used, the
-// snapshot that it runs from. In that case the layer has all that was written since.
+// chooseBelow chooses the snapshot below the branch's memory layer: the branch that the sandbox was
+// last rebased onto. If the line of such branches has become long, or cannot be used, it is the
+// snapshot from which the sandbox runs, and the layer holds all pages written since.
 func (b *branch) chooseBelow(rec *ledger.Record) {
 	b.below, b.line = b.lease, 1
 	if rec.Rebased == nil || b.req.Mode == vm.BranchFull {
@@ -37,13 +37,13 @@ func (b *branch) chooseBelow(rec *ledger.Record) {
 	}
 }
 
-// rebaseTimeout is how long a VMM may take. It copies nothing; while it is waited for, the branch
-// keeps its place among those of the host.
+// rebaseTimeout is how long a VMM may take to rebase. It copies nothing; until it answers, the
+// branch keeps its place among those of the host.
 const rebaseTimeout = 30 * time.Second
 
-// rebase puts the memory of the sandbox onto the published branch and returns how many bytes it
-// shares with it now. The branch is there whatever becomes of this: if it fails, the next one has
-// the same pages once more.
+// rebase rebases the memory of the sandbox onto the published branch, and returns how many bytes
+// they now share. The branch exists even if this fails; then the next branch has the same pages
+// again.
 func (b *branch) rebase(ctx context.Context) (shared uint64) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rebaseTimeout)
 	defer cancel()
@@ -59,19 +59,19 @@ func (b *branch) rebase(ctx context.Context) (shared uint64) {
 
 func (b *branch) tryRebase(ctx context.Context) (shared uint64, err error) {
 	s, v, id := b.s, b.v, b.staging.ID()
-	layer, err := os.Open(b.layer.Name()) // for reading only: children share it
+	layer, err := os.Open(b.layer.Name()) // for reading only, because children share it
 	if err != nil {
 		return 0, err
 	}
 	defer layer.Close()
 	unfollow, err := b.m.cfg.Store.Follow(id)
-	if err != nil { // it has been deleted already
+	if err != nil { // it has been deleted
 		return 0, err
 	}
 	stats, err := v.vmm.Stats(ctx)
 	if s.answered(err) == nil {
-		// Before anything is replaced: what has been is no longer private, and whoever takes the
-		// sandbox over must know that.
+		// Before any page is replaced: replaced pages are no longer private, and a daemon that
+		// takes the sandbox over must know that.
 		err = s.update(func(r *ledger.Record) {
 			r.Rebasing = &durable.PendingRebase{To: durable.Rebased{ID: id, Line: b.line}, Rebases: stats.Rebases}
 		})
@@ -88,8 +88,8 @@ func (b *branch) tryRebase(ctx context.Context) (shared uint64, err error) {
 	return result.Bytes, errors.Join(s.answered(err), settled)
 }
 
-// follow keeps what the memory of a VM lies on that was taken over, and what it may lie on. Without
-// it the VM runs on all the same, and its next branch has all that it has written since its fork.
+// follow leases the branches that the memory of a VM that was taken over lies on, or may lie on.
+// Without them the VM runs on, and its next branch holds all that it has written since its fork.
 func (m *Manager) follow(v *liveVM, r *ledger.Record) {
 	get := func(id string) func() {
 		unfollow, err := m.cfg.Store.Follow(id)

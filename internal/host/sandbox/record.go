@@ -11,7 +11,7 @@ func (s *Sandbox) update(change func(*ledger.Record)) error {
 	r := s.record
 	change(&r)
 	if s.state == Exited || s.state == Stopping {
-		s.record = r // its directory is going
+		s.record = r // its directory is being removed
 		return nil
 	}
 	if err := ledger.Write(s.live.dir, &r); err != nil {
@@ -21,8 +21,8 @@ func (s *Sandbox) update(change func(*ledger.Record)) error {
 	return nil
 }
 
-// updateAll changes what a sandbox keeps in every state: also in its suspended state, even an
-// earlier one that it may fall back to, which must not bring back what was before. The caller holds
+// updateAll changes what a sandbox keeps in every state. It also changes its suspended state, even
+// an earlier one that it may return to, which must not restore the old value. The caller holds
 // s.ops.
 func (s *Sandbox) updateAll(change func(*ledger.Record)) error {
 	if err := ledger.UpdateSuspended(s.data, change); err != nil {

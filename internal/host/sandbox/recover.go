@@ -17,16 +17,16 @@ import (
 	"github.com/forkd/forkd/internal/host/vmpool"
 )
 
-// Recover takes over the sandboxes of an earlier daemon and removes what cannot be taken over: VMs
-// that were never handed out, or whose process has ended. What it could not find out about is left
-// alone, see LeftAlone. It is called once, before anything else, and returns the number of
-// sandboxes that live on.
+// Recover takes over the sandboxes of an earlier daemon and removes those that cannot be taken
+// over: VMs that were never handed out, or whose process has ended. A sandbox whose state is
+// unclear is left alone, see LeftAlone. Recover is called once, before any other method, and
+// returns the number of sandboxes that live on.
 func (m *Manager) Recover() (int, error) {
 	entries, err := os.ReadDir(m.cfg.RunDir)
 	if err != nil {
 		return 0, fmt.Errorf("recover sandboxes: %w", err)
 	}
-	release := m.cfg.Store.HoldTransient() // until the end, where this fails: nothing is known to be unused then
+	release := m.cfg.Store.HoldTransient() // kept held on failure, because then no snapshot is known to be unused
 	m.readoptAll(entries)
 	running := len(m.left)
 	data, err := os.ReadDir(m.cfg.DataDir)
@@ -42,7 +42,7 @@ func (m *Manager) Recover() (int, error) {
 			}
 		}
 	}
-	if running == 0 { // else the forks of those would count as finished
+	if running == 0 { // otherwise the forks of those would count as finished
 		for _, e := range entries {
 			if strings.HasPrefix(e.Name(), ledger.ForkPrefix) {
 				os.Remove(filepath.Join(m.cfg.RunDir, e.Name()))
@@ -54,7 +54,7 @@ func (m *Manager) Recover() (int, error) {
 	return len(m.List()), nil
 }
 
-// LeftAlone returns what Recover has left alone.
+// LeftAlone returns the sandboxes that Recover left alone.
 func (m *Manager) LeftAlone() (list []LeftAlone) {
 	for _, l := range m.left {
 		select {
@@ -82,7 +82,7 @@ func (m *Manager) readoptAll(entries []os.DirEntry) {
 			s, err := m.readopt(id)
 			<-found
 			if err == nil {
-				err = m.settleTakenOver(s) // all at once: those that do not answer wait together
+				err = m.settleTakenOver(s) // concurrently, so that VMMs that do not answer are waited for together
 			}
 			if l := (*ledger.LostError)(nil); errors.As(err, &l) {
 				m.cfg.Log.Warn("sandbox of an earlier daemon is lost", "sandbox", id, "reason", err)
@@ -102,27 +102,27 @@ func (m *Manager) readoptAll(entries []os.DirEntry) {
 	slices.SortFunc(m.left, func(a, b left) int { return strings.Compare(a.ID, b.ID) })
 }
 
-// recoverData takes over the sandbox of a data directory that has no VM: it is suspended, or else
-// what is left of it is removed.
+// recoverData takes over the sandbox of a data directory without a VM: a suspended sandbox is kept,
+// and remains of others are removed.
 func (m *Manager) recoverData(id string) error {
 	dir := filepath.Join(m.cfg.DataDir, id)
 	_, err := os.Stat(filepath.Join(dir, ledger.SuspendedFile))
 	if errors.Is(err, os.ErrNotExist) {
 		return os.RemoveAll(dir)
 	}
-	if err == nil { // else nobody knows what is there
+	if err == nil { // otherwise its content is unknown
 		err = m.recoverSuspended(id)
 	}
 	if err != nil {
-		// Its files stay: what is wrong with its snapshot may be put right.
+		// Its files stay, because its snapshot may be repaired.
 		m.cfg.Log.Error("suspended sandbox cannot be taken over", "sandbox", id, "reason", err)
 		m.left = append(m.left, left{LeftAlone: LeftAlone{ID: id, Reason: err.Error()}})
 	}
 	return nil
 }
 
-// coolSuspended frees the RAM of suspended states that a daemon left there which died right after
-// suspending.
+// coolSuspended frees the RAM of suspended states that a daemon left there because it died right
+// after a suspension.
 func (m *Manager) coolSuspended() {
 	for _, info := range m.List() {
 		if info.State == Suspended {
@@ -131,7 +131,7 @@ func (m *Manager) coolSuspended() {
 	}
 }
 
-// aloneError says why a VM that lives is left alone.
+// aloneError says why a living VM is left alone.
 type aloneError struct {
 	reason error
 	vmm    vmpool.VMM
@@ -143,10 +143,11 @@ func (e *aloneError) Error() string {
 	return fmt.Sprintf("%v: delete it with the forkd that started it, or end process %d", e.reason, e.vmm.PID())
 }
 
-// readopt takes over one VM, which settleTakenOver makes a running sandbox. It kills a VM only if no
-// client may use it, with a *ledger.LostError: the VM was never handed out, may not have confirmed, or
-// has been replaced by a suspended state. After any other error nothing has been touched. A healthy VM
-// is taken over whatever else is missing: without its snapshot it runs as before.
+// readopt takes over one VM, which settleTakenOver makes a running sandbox. If no client may use
+// the VM any more, it kills the VM and returns a *ledger.LostError: it was never handed out, may
+// not have confirmed, or has been replaced by a suspended state. After any other error nothing has
+// been touched. A healthy VM is taken over whatever else is missing: without its snapshot it runs
+// as before.
 func (m *Manager) readopt(id string) (*Sandbox, error) {
 	dir := m.vmDir(id)
 	vmm, err := m.cfg.VMMs.Attach(id, dir)
@@ -196,13 +197,14 @@ func (m *Manager) readopt(id string) (*Sandbox, error) {
 	return s, nil
 }
 
-// answersAtStart is how long a daemon that starts waits for VMMs that it takes over. On an overloaded
-// host some are asked again later; a VMM that was taken over by its guest could take any time.
+// answersAtStart is how long a starting daemon waits for the VMMs that it takes over. On an
+// overloaded host some are asked again later. A VMM that its guest has taken over could otherwise
+// delay the start for any time.
 const answersAtStart = 10 * time.Second
 
-// settleTakenOver asks the VMM of a sandbox that was taken over how it is, and makes the sandbox a
-// running or paused one. One whose VMM has not answered in time is silent: the next operation asks
-// again.
+// settleTakenOver asks the VMM of a sandbox that was taken over for its state, and marks the
+// sandbox as running or paused. A VMM that has not answered in time is marked as silent: the next
+// operation asks it again.
 func (m *Manager) settleTakenOver(s *Sandbox) error {
 	v := s.live
 	ctx, cancel := context.WithTimeout(context.Background(), answersAtStart)
@@ -211,7 +213,7 @@ func (m *Manager) settleTakenOver(s *Sandbox) error {
 	if err == nil {
 		err = s.settlePause(ctx, v, paused)
 	}
-	if errors.Is(err, vmmclient.ErrGone) { // it ended with the daemon, and only took its time
+	if errors.Is(err, vmmclient.ErrGone) { // it ended with the daemon, but later
 		m.kill(s.id, v)
 		v.release()
 		if s.unpin != nil {
@@ -230,7 +232,7 @@ func (m *Manager) settleTakenOver(s *Sandbox) error {
 	meantToStand := s.record.Paused
 	m.adopt(s, event.SandboxAdopted)
 	if meantToStand {
-		_ = s.transition("recover", Paused, nil) // refused where it has ended meanwhile
+		_ = s.transition("recover", Paused, nil) // refused if it has ended
 	}
 	return nil
 }

@@ -17,8 +17,8 @@ import (
 	"github.com/forkd/forkd/internal/host/vmpool"
 )
 
-// newTopOver makes an empty top called name in the data directory of a sandbox, for the disk of
-// lease; nil if that has none.
+// newTopOver makes an empty top with the given name in the data directory of a sandbox, over the
+// disk of lease; nil if that has no disk.
 func (m *Manager) newTopOver(data string, lease *store.Lease, name string) (*os.File, error) {
 	d := lease.Manifest().Disk
 	if d == nil {
@@ -27,8 +27,8 @@ func (m *Manager) newTopOver(data string, lease *store.Lease, name string) (*os.
 	return chain.NewTop(filepath.Join(data, name), d.SizeBytes, m.cfg.NewTop)
 }
 
-// restore puts the snapshot that v was leased into its VM, with the empty top that r names on its
-// disk. start is when the request came in. The caller holds a place in m.restores.
+// restore restores the snapshot leased for v into v's VM, with the empty top that r names on its
+// disk. start is the time of the request. The caller holds a place in m.restores.
 func (m *Manager) restore(ctx context.Context, start time.Time, v *liveVM, data string,
 	r *ledger.Record) (Timing, error) {
 	top, err := m.newTopOver(data, v.lease, r.Top)
@@ -49,9 +49,9 @@ func (m *Manager) restore(ctx context.Context, start time.Time, v *liveVM, data 
 	return timing, err
 }
 
-// confirm tells the guest of a VM who it is, and by whom it is to know the hosts of its secrets,
-// and waits for its agent's answers, of which r keeps what repeats. The error is an
-// *unconfirmedError, or a *unique.Error, unless the caller has given up.
+// confirm gives the guest of a VM its identity, and the authority for the hosts of its secrets. It
+// waits for the agent's answers, and records in r what it found repeated. The error is an
+// *unconfirmedError or a *unique.Error, unless the caller cancelled.
 func (m *Manager) confirm(ctx context.Context, v *liveVM, r *ledger.Record) error {
 	wait, cancel := context.WithTimeout(ctx, m.cfg.Confirm)
 	defer cancel()
@@ -64,7 +64,7 @@ func (m *Manager) confirm(ctx context.Context, v *liveVM, r *ledger.Record) erro
 	if err == nil {
 		return admitUnique(r, found)
 	}
-	if brokenOff(err) { // its process may be about to end
+	if brokenOff(err) { // its process may be about to exit
 		select {
 		case <-wait.Done():
 		case <-time.After(exitDelay):
@@ -72,14 +72,14 @@ func (m *Manager) confirm(ctx context.Context, v *liveVM, r *ledger.Record) erro
 	}
 	err = vmpool.Cause(wait, err)
 	if ctx.Err() != nil {
-		return ctx.Err() // called off: the guest is not to blame
+		return ctx.Err() // cancelled: the guest is not to blame
 	}
 	m.cfg.Observer.ConfirmFailed()
-	console, _ := vmpool.Console(m.cfg.VMMs, v.dir) // without it the error says less
+	console, _ := vmpool.Console(m.cfg.VMMs, v.dir) // optional: without it the error says less
 	return &unconfirmedError{id: r.ID, err: err, console: excerpt.Console(console.Bytes, 5)}
 }
 
-// brokenOff reports whether err is that of a connection whose other end has gone.
+// brokenOff reports whether err comes from a connection whose other end is gone.
 func brokenOff(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) ||
 		errors.Is(err, syscall.EPIPE)

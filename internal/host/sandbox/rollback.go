@@ -19,20 +19,20 @@ import (
 	"github.com/forkd/forkd/internal/host/vmpool"
 )
 
-// RollbackResult is how long a rollback took, from the request.
+// RollbackResult holds the durations of a rollback, from the request.
 type RollbackResult struct {
 	Info  Info
-	Tag   string        // the snapshot it is at
+	Tag   string        // the snapshot that it is now at
 	VMM   time.Duration // until its vCPUs ran
 	Ready time.Duration // until its agent had confirmed
 }
 
-// Rollback puts a sandbox back to the snapshot to (empty: the one it runs from): memory, disk,
-// vCPUs and devices, in the same VMM process and under the same id. Its line is the snapshot it
-// runs from, the ancestors of that, and the branches made of it; others are refused. Up to the
-// restoring itself a failure leaves the sandbox as it is. After that there is nothing to go back
-// to: a sandbox that fails or does not confirm is killed, and the *RollbackError says so. Only its
-// latest suspended state is left, if it has one.
+// Rollback puts a sandbox back to the snapshot to: memory, disk, vCPUs and devices, in the same VMM
+// process and under the same id. If to is empty, that is the snapshot it runs from. Its line is
+// that snapshot, its ancestors, and the branches made of the sandbox; others are refused. A failure
+// before the restore leaves the sandbox unchanged. After that there is nothing to return to: a
+// sandbox that fails or does not confirm is killed, which the *RollbackError says. Only its latest
+// suspended state is left, if it has one.
 func (m *Manager) Rollback(ctx context.Context, id, to string) (r RollbackResult, err error) {
 	start := time.Now()
 	err = m.With(ctx, id, func(h *Held) (err error) {
@@ -65,7 +65,8 @@ func (h *Held) rollback(ctx context.Context, to string, start time.Time) (r Roll
 	if err := m.inLine(rec, lease); err != nil {
 		return r, cmp.Or(m.MayUse(ctx, to), err)
 	}
-	// Before the point of no return: a client that gives up while it waits has its sandbox as it was.
+	// Before the point of no return: if the client gives up during the wait, its sandbox is
+	// unchanged.
 	release, err := takePlace(ctx, m.restores, rec.Owner)
 	if err != nil {
 		return r, err
@@ -93,7 +94,7 @@ func (h *Held) rollback(ctx context.Context, to string, start time.Time) (r Roll
 	}
 	err = m.rollBack(ctx, s, v, &rec, lease, top, release, &r, start)
 	if err == nil {
-		err = s.commitRollback(v, rec, lease, name) // rec has what was found in the guest
+		err = s.commitRollback(v, rec, lease, name) // rec holds what was found in the guest
 	}
 	if err != nil {
 		return r, m.endRolledBack(s, v, to, err)
@@ -103,31 +104,32 @@ func (h *Held) rollback(ctx context.Context, to string, start time.Time) (r Roll
 	return r, nil
 }
 
-// endRolledBack ends a sandbox whose rollback failed with err after its point of no return. One
-// that was suspended before has exited, as if its VM had ended by itself: it can go back to that.
+// endRolledBack kills a sandbox whose rollback failed with err after its point of no return. A
+// sandbox that was suspended before becomes exited, as if its VM had ended by itself: it can be
+// restored from that state.
 func (m *Manager) endRolledBack(s *Sandbox, v *liveVM, to string, err error) error {
 	if s.Info().State == Stopping {
 		return &CutOffError{ID: s.id, Op: rollBackOp, By: byDelete}
 	}
 	failed := &RollbackError{ID: s.id, Tag: to, Err: err}
-	if !isUnconfirmed(err) { // that quotes the console itself
+	if !isUnconfirmed(err) { // that error quotes the console itself
 		console, _ := vmpool.Console(m.cfg.VMMs, v.dir)
 		failed.Console = excerpt.Console(console.Bytes, 5)
 	}
 	if s.hasSuspension() {
 		failed.Kept = true
-		m.kill(s.id, v) // which is noticed, see watch
+		m.kill(s.id, v) // watch notices that
 		return failed
 	}
-	_ = m.remove(s) // it fails only if the sandbox is gone
+	_ = m.remove(s) // fails only if the sandbox is gone
 	return failed
 }
 
-// rollBackOp is what errors call it.
+// rollBackOp names the operation in errors.
 const rollBackOp = "roll back"
 
-// rollBack restores, gives back the place for that by release, and waits for the agent. The request's
-// end does not stop it half-way.
+// rollBack restores, frees the place for that with release, and waits for the agent. The end of the
+// request does not interrupt it.
 func (m *Manager) rollBack(ctx context.Context, s *Sandbox, v *liveVM, rec *ledger.Record, lease *store.Lease,
 	top *os.File, release func(), r *RollbackResult, start time.Time) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), branchTimeout)
@@ -145,7 +147,8 @@ func (m *Manager) rollBack(ctx context.Context, s *Sandbox, v *liveVM, rec *ledg
 	return nil
 }
 
-// restoreRolledBack restores with a new network: the connections of the guest as it was are reset.
+// restoreRolledBack restores with a new network connection: the guest's earlier connections are
+// reset.
 func (m *Manager) restoreRolledBack(ctx context.Context, s *Sandbox, v *liveVM, rec *ledger.Record, lease *store.Lease,
 	top *os.File) error {
 	link, frames, err := m.join(v, rec)
@@ -160,10 +163,10 @@ func (m *Manager) restoreRolledBack(ctx context.Context, s *Sandbox, v *liveVM, 
 	return err
 }
 
-// commitRollback makes the snapshot of lease the one that the sandbox runs from.
+// commitRollback records that the sandbox runs from the snapshot of lease.
 func (s *Sandbox) commitRollback(v *liveVM, was ledger.Record, lease *store.Lease, name string) error {
 	target := lease.Manifest()
-	ownState := was.Origin != "" && was.SnapshotID == target.ID // in which it was suspended last
+	ownState := was.Origin != "" && was.SnapshotID == target.ID // its latest suspended state
 	err := s.update(func(r *ledger.Record) {
 		r.Restoring, r.Paused, r.Frozen, r.Top = false, false, nil, name
 		if r.SnapshotID != target.ID {
@@ -199,7 +202,7 @@ func (s *Sandbox) commitRollback(v *liveVM, was ledger.Record, lease *store.Leas
 	return nil
 }
 
-// inLine reports whether a sandbox may be rolled back to the snapshot of to.
+// inLine returns an error unless a sandbox may be rolled back to the snapshot of to.
 func (m *Manager) inLine(rec ledger.Record, to *store.Lease) error {
 	id := to.Manifest().ID
 	if id == rec.SnapshotID || slices.Contains(rec.Branches, id) {

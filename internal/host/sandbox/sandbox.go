@@ -1,10 +1,10 @@
-// Package sandbox is what users hold: it forks sandboxes from snapshots, branches them, puts them
-// back, suspends them, and owns every sandbox from its first file to its last.
+// Package sandbox implements sandboxes: it forks them from snapshots, branches them, rolls them
+// back and suspends them, and owns every sandbox from its first file to its last.
 //
-// It decides order, limits and what to undo; the life of a sandbox is drawn in state.go. It does
-// not speak KVM, the guest's protocols or HTTP: VMM processes come in through vmpool.VMMs and guest
-// agents through the interface below, and files of snapshots are package store's. Names for
-// sandboxes are package workspace's, parents package bake's.
+// It decides order, limits and what to undo; state.go draws the life of a sandbox. It does not
+// speak KVM, the guest's protocols or HTTP: VMM processes come from vmpool.VMMs and guest agents
+// from the interface below. Files of snapshots belong to package store, names for sandboxes to
+// package workspace, and parents to package bake.
 package sandbox
 
 import (
@@ -28,47 +28,47 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// Guest is the way to the guest of a running sandbox.
+// Guest connects to the guest of a running sandbox.
 type Guest interface {
-	// Forked returns nil for what was found if the agent has not looked.
+	// Forked returns nil findings if the agent has not looked for any.
 	Forked(context.Context, agentproto.Forked) (*agentproto.Unique, error)
 	Dial(ctx context.Context, port uint32) (net.Conn, error) // to a vsock port
 }
 
-// Sandbox is what a user holds under an id, from its fork to its deletion. Its VM comes and goes,
-// it stays.
+// Sandbox is an object that a user holds under an id, from its fork to its deletion. VMs come and
+// go during its life.
 //
-// Who changes a sandbox holds ops, and changes what is below mu under mu as well: the holder of ops
-// reads it without, anybody else under mu. Deleting is the exception: it waits for nobody, and who
-// holds ops finds the sandbox stopping.
+// An operation that changes a sandbox holds ops, and also mu while it changes the fields below mu.
+// The holder of ops may read these fields without mu, all others need mu. Deletion is the
+// exception: it does not wait for ops, and the holder of ops then finds the sandbox stopping.
 type Sandbox struct {
 	id     string
 	data   string        // directory of its private disk tops, and of its suspended state
 	ops    chan struct{} // held by a branch, a rollback, a pause…
 	usage  *idle.Watch
 	since  tally.Tally // its latest branch or rollback
-	events *event.Ring // whoever follows
+	events *event.Ring // for followers
 	freed  sync.Once
 
 	mu      sync.Mutex
 	state   State         // written by transition only
-	live    *liveVM       // its VM, also one that has ended; nil while it is suspended
-	record  ledger.Record // what survives a restart of the daemon
+	live    *liveVM       // its VM, also after it has ended; nil while suspended
+	record  ledger.Record // the part that survives a restart of the daemon
 	timing  Timing        // of its latest start
 	exit    vm.Exit       // of an exited sandbox
-	console console.Text  // of that, too
+	console console.Text  // of an exited sandbox
 
 	expiry   *time.Timer
-	expired  bool   // its time has passed, and it is about to be deleted
-	timeless bool   // its time does not pass: see stopTime
-	unpin    func() // gives up its latest suspended state; nil if there is none
-	silent   bool   // its VMM has not answered a request: see catchUp
+	expired  bool   // its expiry has passed, and it is about to be deleted
+	timeless bool   // its expiry stands still: see stopTime
+	unpin    func() // gives up its latest suspended state; nil if it has none
+	silent   bool   // its VMM has left a request unanswered: see catchUp
 	full     bool   // it is paused because the host has no room for its disk
 
-	workspace string // that it belongs to, see Manager.Hold
+	workspace string // the workspace that it belongs to, see Manager.Hold
 }
 
-// Timing is how long a sandbox took to start, measured from the request that asked for it.
+// Timing holds the durations of a sandbox's start, measured from the request.
 type Timing struct {
 	VMM     time.Duration // all vCPUs entered
 	Ready   time.Duration // its agent confirmed its new identity
@@ -80,36 +80,36 @@ type Timing struct {
 type Info struct {
 	ID          string
 	SnapshotTag string
-	StateTag    string // the snapshot that a suspended sandbox is brought back from
+	StateTag    string // snapshot of a suspended sandbox, from which it is restored
 	Hostname    string
-	Owner       string // for whom it was forked; see owner.Owner
+	Owner       string // see owner.Owner
 	State       State
 	PID         int // 0 if the VMM process is gone
 	Created     time.Time
-	MemoryBytes uint64    // of its guest's RAM
+	MemoryBytes uint64    // of guest RAM
 	Expires     time.Time // zero: never
 	Limits      vm.Limits
 	Timing      Timing
 	ExitReason  string // of an exited sandbox
 	ExitDetail  string
-	RebasedOnto string // ID of the branch that its memory lies on; empty: none
-	Resumable   bool   // it has exited, and Resume brings it back from its latest suspended state
+	RebasedOnto string // ID of the branch below its memory; empty: none
+	Resumable   bool   // it has exited, and Resume restores its latest suspended state
 	BranchCount int
 	IdleTimeout time.Duration
 	Silent      bool   // its VMM did not answer the latest request
-	Workspace   string // that it belongs to; empty: none
+	Workspace   string // empty: none
 	Network     netclient.Setting
-	Labels      map[string]string // not to be changed
+	Labels      map[string]string // read-only
 	DiskFull    bool              // it is paused until the host has room for what it writes
 
-	Unique *agentproto.Unique // what its agent found at its latest start; nil: it has not looked
+	Unique *agentproto.Unique // findings of its agent at its latest start; nil: the agent did not look
 	Strict bool               // see unique.Refuse
 
-	ExpirySuspends bool            // it is suspended, and not deleted, when it expires
+	ExpirySuspends bool            // on expiry, suspend it instead of deleting it
 	Annotation     json.RawMessage // see ForkRequest
 
-	At    snapshot.Ref // the snapshot it was last branched to or put back to, else the one it was forked from
-	Calls *uint64      // see package tally; nil: not known
+	At    snapshot.Ref // the snapshot it was last branched or rolled back to, else the one it was forked from
+	Calls *uint64      // see package tally; nil: unknown
 }
 
 // Info returns the sandbox's description.
@@ -145,27 +145,27 @@ type liveVM struct {
 	guest Guest
 
 	// Changed by rollback and rebase, under the lock of the sandbox.
-	lease *store.Lease // of the snapshot that the VM runs from; nil if that could not be had, see leased
-	// ends following the branch that it was rebased onto; nil: none, or that could not be had
+	lease *store.Lease // of the snapshot from which the VM runs; nil if it could not be had, see leased
+	// releases the branch that it was rebased onto; nil if there is none or it could not be had
 	below func()
-	onto  func()                  // likewise, of that which it may have been rebased onto
-	calls context.Context         // of the requests to the guest; ends when the guest is taken from under them
+	onto  func()                  // likewise, for the branch that it may have been rebased onto
+	calls context.Context         // for requests to the guest; ends when the guest is taken away
 	cut   context.CancelCauseFunc // of calls
 	link  *netclient.Link         // to the network
 
-	leave func() // gives up its place on the host; nil while it has none of its own
+	leave func() // gives up its place on the host; nil if it has no place of its own
 	debts debts
 
-	kept error // that the VMM has kept a file which it was to close; under the operation lock of the sandbox
+	kept error // set if the VMM kept a file that it should have closed; guarded by the sandbox's ops
 }
 
-// Expiry says when the time of a sandbox has passed, and what becomes of it then.
+// Expiry says when a sandbox expires and what happens then.
 type Expiry struct {
 	At       time.Time // zero: never
-	Suspends bool      // it is suspended; else it is deleted, in whatever state it is
+	Suspends bool      // suspend it; otherwise it is deleted, in whatever state it is
 }
 
-// after returns e with so much more time.
+// after returns e, later by d.
 func (e Expiry) after(d time.Duration) Expiry {
 	if !e.At.IsZero() {
 		e.At = e.At.Add(d)

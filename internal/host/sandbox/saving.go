@@ -11,37 +11,37 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// branch is one on its way.
+// branch is a branch in progress.
 type branch struct {
 	m       *Manager
 	s       *Sandbox
 	v       *liveVM
-	op      string // that the branch is for, in errors
+	op      string // the operation that branches, for errors
 	req     BranchRequest
 	start   time.Time
-	lease   *store.Lease // of the snapshot that the sandbox runs from
-	below   *store.Lease // of that which its memory is written over
-	line    int          // rebases in a row that this branch would be the last of
-	whole   bool         // it takes all memory written since the sandbox was restored
+	lease   *store.Lease // of the snapshot from which the sandbox runs
+	below   *store.Lease // of the snapshot below its memory layer
+	line    int          // number of consecutive rebases, including that onto this branch
+	whole   bool         // the layer holds all memory written since the sandbox was restored
 	staging *store.Staging
 	state   *os.File
 	layer   *os.File
-	lower   []*os.File // the sandbox's frozen tops for reading, oldest first, the present one last
-	owners  []string   // of these
+	lower   []*os.File // the sandbox's frozen tops for reading, oldest first, then the present one
+	owners  []string   // of lower
 	done    vmmproto.BranchResult
 	figure  snapshot.Branch
 	undo    cleanup.Stack
-	calls   uint64 // that the sandbox had had when it was frozen; see package tally
+	calls   uint64 // number of calls to the sandbox when it was frozen; see package tally
 
-	topBytes uint64 // that the present top takes on disk
-	fresh    uint64 // that the new one takes while it is empty
+	topBytes uint64 // disk usage of the present top
+	fresh    uint64 // disk usage of the new top while empty
 }
 
-// stays reports whether the branch becomes the snapshot that the sandbox is at. One that goes with
-// others, or is a suspended state, does not.
+// stays reports whether the sandbox is at the branch afterwards. That is not so for a transient
+// branch or a suspended state.
 func (b *branch) stays() bool { return b.op == "branch" && !b.req.Transient }
 
-// create makes a file of the snapshot that is closed with the branch.
+// create makes a file of the snapshot. It is closed with the branch.
 func (b *branch) create(name string) (*os.File, error) {
 	f, err := b.staging.Create(name)
 	if err == nil {
@@ -62,7 +62,7 @@ func (b *branch) createMemory(files *vmmclient.BranchFiles) (err error) {
 	return nil
 }
 
-// guest describes the guest as children of the branch find it.
+// guest describes the guest for children of the branch.
 func (b *branch) guest() snapshot.Guest {
 	guest, info := b.lease.Manifest().Guest, b.s.Info()
 	guest.Network, guest.Limits, guest.Strict = info.Network.ForSnapshot(), info.Limits, info.Strict

@@ -10,8 +10,9 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// fillSecrets gives those of wanted that have no value the one that they have among present: who
-// changes a policy need not know the secrets. Errors name the field below prefix.
+// fillSecrets gives the secrets in wanted that have no value the values they have in present, so
+// that a client that changes a policy need not know the secrets. Errors name the field with the
+// given prefix.
 func fillSecrets(prefix string, wanted, present []netproto.Secret) ([]netproto.Secret, error) {
 	filled := make([]netproto.Secret, len(wanted))
 	for i, s := range wanted {
@@ -30,7 +31,7 @@ func fillSecrets(prefix string, wanted, present []netproto.Secret) ([]netproto.S
 	return filled, nil
 }
 
-// trust has the guest of v trust the authority by which it knows forkd-net, where it has secrets.
+// trust makes the guest of v trust forkd-net's authority, if it has secrets.
 func (m *Manager) trust(ctx context.Context, v *liveVM, setting netclient.Setting) error {
 	if len(setting.Secrets) == 0 {
 		return nil

@@ -13,18 +13,17 @@ import (
 	"github.com/forkd/forkd/internal/host/vmmclient"
 )
 
-// behind reports whether the VMM of s has left requests unanswered, or may be using a disk top, or
-// a layer, that the record only announces. The caller holds s.ops: while a branch is under way the
-// latter is as it should be.
+// behind reports whether the VMM of s has left requests unanswered, or whether the record announces
+// a disk top or a layer that the VMM may be using. The caller holds s.ops. During a branch such an
+// announcement is normal.
 func (s *Sandbox) behind() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.state.hasVM() && (s.silent || s.record.Pending != nil || s.record.Rebasing != nil)
 }
 
-// catchUp finds out what became of requests that the VMM of s did not answer, and brings record,
-// state and VM into line. The caller holds s.ops. An error means that the VMM still does not
-// answer.
+// catchUp finds out the outcome of requests that the VMM of s did not answer, and brings record,
+// state and VM in line. The caller holds s.ops. An error means that the VMM still does not answer.
 func (s *Sandbox) catchUp() error {
 	if !s.behind() {
 		return nil
@@ -35,7 +34,7 @@ func (s *Sandbox) catchUp() error {
 		err = s.settlePause(ctx, s.live, paused)
 	}
 	if errors.Is(err, vmmclient.ErrGone) {
-		return nil // its state says so soon
+		return nil // watch will change its state soon
 	}
 	if err != nil {
 		return s.answered(err)
@@ -47,12 +46,12 @@ func (s *Sandbox) catchUp() error {
 		meant = Paused
 	}
 	s.mu.Unlock()
-	_ = s.transition("settle", meant, nil) // refused where it is so already, or has ended
+	_ = s.transition("settle", meant, nil) // refused if it is in that state, or has ended
 	return nil
 }
 
-// settle finds out whether the VMM has taken a new top, and whether it was rebased, and writes that
-// down. It also returns whether the VM stands still.
+// settle finds out whether the VMM has taken a new top, and whether it was rebased, and records
+// that. It also returns whether the VM is paused.
 func (s *Sandbox) settle(ctx context.Context, v *liveVM) (paused bool, err error) {
 	stats, err := v.vmm.Stats(ctx)
 	if s.answered(err) != nil {
@@ -76,14 +75,14 @@ func (s *Sandbox) settle(ctx context.Context, v *liveVM) (paused bool, err error
 		}
 	})
 	if err == nil && !swapped {
-		os.Remove(filepath.Join(s.data, pending.Name)) // an empty file that nobody uses
+		os.Remove(filepath.Join(s.data, pending.Name)) // an empty file that is not in use
 	}
 	return stats.Paused, err
 }
 
-// settlePause puts a VM that an earlier daemon left, or that did not answer, into the state that it
-// was meant to be in: one that stands still without having been paused on request was about to be
-// suspended, and runs on.
+// settlePause puts a VM that an earlier daemon left, or that did not answer, into the state that
+// the record intends. A VM that is paused without a request for it was about to be suspended, and
+// runs on.
 func (s *Sandbox) settlePause(ctx context.Context, v *liveVM, paused bool) error {
 	switch {
 	case paused && !s.record.Paused:
@@ -94,8 +93,7 @@ func (s *Sandbox) settlePause(ctx context.Context, v *liveVM, paused bool) error
 	return nil
 }
 
-// swapLeases changes what the VM of s keeps of the store, unless s is being deleted: then that is
-// being given back.
+// swapLeases changes the leases of s's VM, unless s is being deleted: then they are being released.
 func (s *Sandbox) swapLeases(change func()) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -106,8 +104,8 @@ func (s *Sandbox) swapLeases(change func()) error {
 	return nil
 }
 
-// settleRebase writes down whether a VMM that has counted so many rebases has begun the one that is
-// pending. From its beginning on the branch is what the memory lies on.
+// settleRebase records whether a VM, given its number of rebases, has begun the pending rebase.
+// Once begun, the branch is below its memory.
 func (s *Sandbox) settleRebase(v *liveVM, rebases uint64) error {
 	s.mu.Lock()
 	pending := s.record.Rebasing
@@ -126,7 +124,7 @@ func (s *Sandbox) settleRebase(v *liveVM, rebases uint64) error {
 		return err
 	}
 	var done func()
-	_ = s.swapLeases(func() { // else all of it is given back
+	_ = s.swapLeases(func() { // otherwise all leases are released
 		if done = v.onto; begun {
 			done, v.below = v.below, v.onto
 		}

@@ -5,11 +5,11 @@ import (
 	"slices"
 )
 
-// State says where a sandbox is in its life.
+// State is a sandbox's state.
 type State int
 
-// The states, without the last. Paused and running have a VM; suspended has none, and exited one
-// that ended by itself.
+// The states, without the last. Paused and running sandboxes have a VM, a suspended sandbox has
+// none, and the VM of an exited sandbox has ended by itself.
 //
 //	      starting
 //	   ┌─────┘└───────────────────┐
@@ -20,11 +20,11 @@ type State int
 //	   └────────▶ restoring ◀─────┘     running, paused, restoring:
 //	                                    the VM ended by itself
 //
-// A sandbox that starts is suspended at once where a daemon takes over one that an earlier daemon
-// had suspended. Restoring is a rollback, or a suspended sandbox that is being brought back; where
-// the latter fails it is suspended again. An exited sandbox that was suspended before can go back
-// to that state. Every state can become stopping, which is the last: the sandbox is being deleted.
-// A sandbox whose agent did not confirm its identity is never running.
+// When a daemon takes over a sandbox that an earlier daemon had suspended, it goes from starting to
+// suspended at once. Restoring means a rollback, or the resumption of a suspended sandbox; if the
+// latter fails, the sandbox is suspended again. An exited sandbox that was suspended before can
+// return to that state. Every state can become stopping, the last one, in which the sandbox is
+// being deleted. A sandbox whose agent did not confirm its identity is never running.
 const (
 	Starting State = iota
 	Running
@@ -35,7 +35,7 @@ const (
 	Stopping
 )
 
-// next has the states that may follow each: the drawing above, as the code that decides.
+// next lists the states that may follow each: the drawing above, as the code that decides.
 var next = map[State][]State{
 	Starting:  {Running, Suspended, Stopping},
 	Running:   {Paused, Restoring, Exited, Stopping},
@@ -49,10 +49,10 @@ var next = map[State][]State{
 // mayBecome reports whether a sandbox in state s may enter to.
 func (s State) mayBecome(to State) bool { return slices.Contains(next[s], to) }
 
-// hasVM reports whether a sandbox in state s has a VM that runs or could.
+// hasVM reports whether a sandbox in state s has a VM that runs or is paused.
 func (s State) hasVM() bool { return s == Running || s == Paused }
 
-// String returns the state as the API spells it.
+// String returns the API's name of the state.
 func (s State) String() string {
 	switch s {
 	case Starting:

@@ -10,7 +10,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Stats is what a sandbox costs.
+// Stats is the cost of a sandbox.
 type Stats struct {
 	PID    int
 	VMM    vm.Stats

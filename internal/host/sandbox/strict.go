@@ -8,7 +8,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
-// SetStrict changes what becomes of a sandbox in rollbacks and resumes from now on.
+// SetStrict changes how later rollbacks and resumptions of a sandbox handle an agent's findings.
 func (m *Manager) SetStrict(ctx context.Context, id string, strict unique.Strict) error {
 	if err := strict.Check(); err != nil || strict == unique.AsBefore {
 		return err
@@ -18,8 +18,8 @@ func (m *Manager) SetStrict(ctx context.Context, id string, strict unique.Strict
 	})
 }
 
-// admitUnique takes what an agent has found into the record, and reports whether the sandbox may be
-// handed out.
+// admitUnique records an agent's findings, and returns an error if the sandbox may not be handed
+// out.
 func admitUnique(r *ledger.Record, found *agentproto.Unique) error {
 	r.Unique = found
 	return unique.Admit(r.ID, r.Strict, found)

@@ -17,10 +17,10 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Copy makes a snapshot of a suspended sandbox, which stays so: of what Resume would bring it back
-// from, copied, for that goes with the sandbox. Children have the policy and the limits that the
-// sandbox has now. It takes a place of a branch, of which it writes far more than one. An empty tag is
-// replaced. The error of a sandbox in another state is a *StateError.
+// Copy makes a snapshot of a suspended sandbox, which stays suspended. It copies the suspended
+// state, because that is deleted with the sandbox. Children get the sandbox's present policy and
+// limits. It takes a place for branches, although it writes far more than a branch. If tag is
+// empty, a new one is chosen. If the sandbox is not suspended, the error is a *StateError.
 func (h *Held) Copy(ctx context.Context, tag string) (store.Info, error) {
 	m, i := h.m, h.Info()
 	tag, err := branchTag(ctx, tag, i.ID, time.Now())
@@ -41,9 +41,9 @@ func (h *Held) Copy(ctx context.Context, tag string) (store.Info, error) {
 	})
 }
 
-// Fork forks what Resume would bring a suspended sandbox back from; the sandbox stays suspended. Where
-// req says nothing else, children have the policy, the limits and the strictness that the sandbox has
-// now, as children of a branch of it would. The error of a sandbox in another state is a *StateError.
+// Fork forks the state of a suspended sandbox, which stays suspended. Unless req says otherwise,
+// children get the sandbox's present policy, limits and strictness, as children of a branch would.
+// If the sandbox is not suspended, the error is a *StateError.
 func (h *Held) Fork(ctx context.Context, req ForkRequest) (ForkResult, error) {
 	i := h.Info()
 	if i.State != Suspended {
@@ -66,12 +66,12 @@ func (h *Held) Fork(ctx context.Context, req ForkRequest) (ForkResult, error) {
 	return h.m.Fork(ctx, req)
 }
 
-// errBusy says that an idle sandbox got a request before it was suspended.
+// errBusy says that an idle sandbox received a request before it was suspended.
 var errBusy = errors.New("a request came in")
 
-// lockToSuspend locks a sandbox that is to be suspended without a request, and takes a place for that.
-// It waits for one while it has the other for neither: requests to the sandbox do not wait until others
-// have been suspended, nor these until a long request is done.
+// lockToSuspend locks a sandbox for a suspension that no client requested, and takes a place for
+// it. It never holds the lock or a place while it waits for the other. So requests to the sandbox
+// do not wait for other suspensions, and other suspensions do not wait for a long request.
 func (m *Manager) lockToSuspend(s *Sandbox) (unlock func(), err error) {
 	ctx, owner := context.Background(), s.Info().Owner
 	for {
@@ -94,8 +94,9 @@ func (m *Manager) lockToSuspend(s *Sandbox) (unlock func(), err error) {
 	}
 }
 
-// suspend is Suspend of a sandbox whose ops the caller holds, with a place in m.suspends. The sandbox
-// has the expiry then, if that is not nil. An automatic suspension gives way to requests: errBusy.
+// suspend is Suspend of a sandbox whose ops the caller holds, with a place in m.suspends. If expiry
+// is not nil, it becomes the sandbox's expiry. An automatic suspension gives way to requests, with
+// errBusy.
 func (m *Manager) suspend(ctx context.Context, s *Sandbox, auto bool, expiry *Expiry) error {
 	var undo cleanup.Stack
 	defer undo.Run()
@@ -139,8 +140,8 @@ func (m *Manager) suspend(ctx context.Context, s *Sandbox, auto bool, expiry *Ex
 	return nil
 }
 
-// standStill stops the VM of a sandbox that is to be suspended, and adds to undo how to let it run
-// again. One that is paused stays so. Where the disk has no room for what it has written it is not
+// standStill stops the VM of a sandbox for its suspension, and adds to undo how to resume it. A
+// paused VM stays paused. If the disk has no room for the memory that it has written, it is not
 // stopped at all.
 func (m *Manager) standStill(ctx context.Context, s *Sandbox, auto bool, undo *cleanup.Stack) error {
 	paused := s.Info().State == Paused
@@ -148,7 +149,7 @@ func (m *Manager) standStill(ctx context.Context, s *Sandbox, auto bool, undo *c
 		if err := s.transition("suspend", Paused, nil); err != nil {
 			return err
 		}
-		undo.Add(func() { _ = s.transition("suspend", Running, nil) }) // refused where it has ended
+		undo.Add(func() { _ = s.transition("suspend", Running, nil) }) // refused if it has ended
 		if auto && !s.usage.Idle() {
 			return errBusy
 		}
@@ -183,8 +184,8 @@ func (m *Manager) standStill(ctx context.Context, s *Sandbox, auto bool, undo *c
 	return nil
 }
 
-// commitSuspension makes a suspended state count, whose snapshot is on disk and kept until unpin is
-// called, and frees the VM. After an error the sandbox has its VM, or is being deleted.
+// commitSuspension puts a suspended state in force and frees the VM. Its snapshot is on disk and
+// kept until unpin is called. After an error the sandbox still has its VM, or is being deleted.
 func (m *Manager) commitSuspension(s *Sandbox, suspended ledger.Record, unpin func()) error {
 	if err := ledger.WriteSuspended(s.data, &suspended); err != nil {
 		return err

@@ -7,8 +7,8 @@ import (
 	"github.com/forkd/forkd/internal/host/store"
 )
 
-// leaveUnwatched notes that a branch becomes complete in the background. The caller calls complete
-// once when it is, or when it has failed.
+// leaveUnwatched registers a branch that becomes complete in the background. The caller calls
+// complete once, when the branch is complete or has failed.
 func (m *Manager) leaveUnwatched(tag string) (complete func()) {
 	done := make(chan struct{})
 	m.mu.Lock()
@@ -16,7 +16,7 @@ func (m *Manager) leaveUnwatched(tag string) (complete func()) {
 	m.mu.Unlock()
 	return func() {
 		m.mu.Lock()
-		if m.unwatched[tag] == done { // else this one has failed, and another branch has its tag
+		if m.unwatched[tag] == done { // otherwise this branch has failed, and another one has its tag
 			delete(m.unwatched, tag)
 		}
 		m.mu.Unlock()
@@ -24,8 +24,8 @@ func (m *Manager) leaveUnwatched(tag string) (complete func()) {
 	}
 }
 
-// acquireToFork leases a snapshot to fork from. One that a branch without a waiting caller is about
-// to complete is waited for.
+// acquireToFork leases a snapshot to fork. If a branch started with NoWait is about to complete the
+// snapshot, it waits.
 func (m *Manager) acquireToFork(ctx context.Context, tag string) (*store.Lease, error) {
 	m.mu.Lock()
 	done := m.unwatched[tag]
@@ -35,7 +35,7 @@ func (m *Manager) acquireToFork(ctx context.Context, tag string) (*store.Lease, 
 		defer limit.Stop()
 		select {
 		case <-done:
-		case <-limit.C: // the store says that it is being made
+		case <-limit.C: // the store's error says that it is being made
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}

@@ -15,7 +15,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// newSandbox returns a sandbox that starts.
+// newSandbox returns a sandbox in the state starting.
 func (m *Manager) newSandbox(r ledger.Record) *Sandbox {
 	s := &Sandbox{id: r.ID, data: filepath.Join(m.cfg.DataDir, r.ID), ops: make(chan struct{}, 1), events: m.cfg.Events,
 		record: r}
@@ -23,8 +23,8 @@ func (m *Manager) newSandbox(r ledger.Record) *Sandbox {
 	return s
 }
 
-// add makes a sandbox known, and lets its time run. Whoever follows is told before anything else
-// can happen to it.
+// add registers a sandbox and starts its expiry. Followers get the event kind before any other
+// event of it.
 func (m *Manager) add(s *Sandbox, kind event.Kind) {
 	e := s.event(kind, "")
 	m.mu.Lock()
@@ -34,32 +34,33 @@ func (m *Manager) add(s *Sandbox, kind event.Kind) {
 	m.setTimer(s)
 }
 
-// adopt makes a sandbox with a confirmed child a running one, and watches over it.
+// adopt makes a sandbox with a confirmed child running, and watches it.
 func (m *Manager) adopt(s *Sandbox, kind event.Kind) {
 	v := s.live
-	_ = s.transition("start", Running, nil) // nobody else knows it yet
+	_ = s.transition("start", Running, nil) // no other goroutine knows it yet
 	s.usage.Touch()
 	m.add(s, kind)
 	m.watchers.Go(func() { m.watch(s, v) })
 }
 
-// stallPause is how long the next message of a full disk is left alone. Each is answered by requests
-// to the VMM, and a VMM that its guest has taken over would send another for each answer.
+// stallPause is how long the next message about a full disk is ignored. Each message causes
+// requests to the VMM, and a VMM that its guest has taken over would send another one for each
+// answer.
 const stallPause = time.Second
 
-// watch notices the end of a VM of s that nobody asked for.
+// watch handles the end of a VM of s that was not requested.
 func (m *Manager) watch(s *Sandbox, v *liveVM) {
 	stalled := v.vmm.Stalled()
-	var again <-chan time.Time // when stalled is looked at again, while it is nil
+	var again <-chan time.Time // when stalled is watched again, after it was set to nil
 	for conns := v.vmm.Conns(); ; {
 		select {
 		case <-m.quit:
 			return
 		case c, ok := <-conns:
 			if ok {
-				c.Conn.Close() // nothing of a sandbox listens on the host
+				c.Conn.Close() // no server of a sandbox listens on the host
 			} else {
-				conns = nil // closed by the end of the VM, which Done reports
+				conns = nil // the end of the VM closed it, and Done reports that
 			}
 			continue
 		case <-stalled:
@@ -79,7 +80,7 @@ func (m *Manager) watch(s *Sandbox, v *liveVM) {
 	}
 	exit := v.vmm.Exit()
 	if !s.exited(v, exit, last) {
-		return // it is being deleted, or has been suspended
+		return // it is being deleted or has been suspended
 	}
 	m.cfg.Log.Info("sandbox exited", "sandbox", s.id, "reason", exit.Reason.String(), "detail", exit.Detail)
 	m.cfg.Observer.SandboxExited(exit.Reason.String())
@@ -89,19 +90,19 @@ func (m *Manager) watch(s *Sandbox, v *liveVM) {
 	}
 	defer unlock()
 	if !s.has(v) {
-		return // it was resumed: what was left of v went then, and its directory is another VM's
+		return // it was resumed: v's remains are gone, and its directory belongs to another VM
 	}
 	m.kill(s.id, v)
 	switch {
 	case !s.hasSuspension():
 		m.free(s)
-	case s.Info().State == Exited: // what is left of it can be resumed
+	case s.Info().State == Exited: // its remains can be resumed
 		ledger.ClearTops(s.data)
 		v.release()
 	}
 }
 
-// exited notes the end of a VM, unless s has another by now or none.
+// exited records the end of a VM, unless s has another VM by now, or none.
 func (s *Sandbox) exited(v *liveVM, exit vm.Exit, last console.Text) bool {
 	return s.has(v) && s.transition("exit", Exited, func() { s.exit, s.console = exit, last }) == nil
 }

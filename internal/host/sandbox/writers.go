@@ -7,20 +7,20 @@ import (
 	"github.com/forkd/forkd/internal/host/chain"
 )
 
-// refuseWriters makes sure that nobody can change state, memory and frozen tops any more: a VMM
-// that its guest has taken over could have kept what it wrote them with. Tops of earlier branches
-// are looked at again, for those branches may have failed before.
+// refuseWriters ensures that no process can change state, memory and frozen tops any more. A VMM
+// that its guest has taken over could have kept a descriptor with which it wrote them. Tops of
+// earlier branches are checked again, because those branches may have failed before.
 //
-// Such a VMM is given no more files: each could grow until it ends.
+// Such a VMM is given no more files: each could grow until the VMM ends.
 func (b *branch) refuseWriters() error {
 	saved := b.saved()
 	for _, f := range saved {
-		_ = f.Close() // nothing was buffered that could fail to be written
+		_ = f.Close() // no buffered data could fail to be written
 	}
 	return b.refuse(append(saved, b.lower...))
 }
 
-// saved returns the files of state and memory, which a branch of the disk alone has not.
+// saved returns the files of state and memory. A disk-only branch has none.
 func (b *branch) saved() []*os.File {
 	if b.state == nil {
 		return nil
@@ -28,7 +28,8 @@ func (b *branch) saved() []*os.File {
 	return []*os.File{b.state, b.layer}
 }
 
-// refuse fails where the VM has one of the files open for writing, and notes that it is given no more.
+// refuse returns an error if the VM has one of the files open for writing, and records that it is
+// given no more files.
 func (b *branch) refuse(files []*os.File) error {
 	for _, f := range files {
 		if err := chain.NoWriters(f.Name(), b.m.writers); err != nil {
@@ -39,9 +40,9 @@ func (b *branch) refuse(files []*os.File) error {
 	return nil
 }
 
-// refuseKeeper makes sure that a VMM that has refused a branch does not keep what it was given for it,
-// and what is removed now: each of these files could grow until it ends. top is the new disk top, which
-// the VMM may use in spite of its answer; nil if there is none.
+// refuseKeeper ensures that a VMM that has refused a branch does not keep the files that it was
+// given for it, which are removed now: each could grow until the VMM ends. top is the new disk top,
+// which the VMM may use in spite of its answer; nil if there is none.
 func (b *branch) refuseKeeper(top *os.File) error {
 	unused := b.saved()
 	if top != nil {
@@ -55,7 +56,7 @@ func (b *branch) refuseKeeper(top *os.File) error {
 		}
 	}
 	for _, f := range unused {
-		_ = f.Close() // nothing was buffered that could fail to be written
+		_ = f.Close() // no buffered data could fail to be written
 	}
 	return b.refuse(unused)
 }
