@@ -18,22 +18,22 @@ import (
 	"github.com/forkd/forkd/internal/private"
 )
 
-// Snapshots name their base image by its digest. The store knows which file that is, and nobody
-// else says so: a path in a manifest would let whoever makes one choose a file of this host as the
+// Snapshots name their base image by its digest. Only the store knows the file with that digest: a
+// path in a manifest would let the maker of the manifest choose any file of this host as the
 // guest's disk. For every base there are
 //
 //	<root>/bases/<hex>.json   a record.Base
-//	<root>/bases/<hex>        another name of the image's file, where that is on the same file system: the image may then
+//	<root>/bases/<hex>        another link to the image's file, if it is on the same file system: the image may then
 //	                          be moved, or removed from its cache
 
-// maxBaseRecord bounds a record, in bytes: a path may have 4096, and JSON escapes up to six for
-// one.
+// maxBaseRecord bounds a record, in bytes: a path may have 4096 bytes, and JSON escapes a byte with
+// up to six.
 const maxBaseRecord = 32 << 10
 
-// basing is a base image on its way into the store.
+// basing is the addition of a base image to the store.
 type basing struct {
 	cancel context.CancelFunc
-	done   chan struct{} // closed when the others are valid
+	done   chan struct{} // closed when the other fields are valid
 	base   snapshot.Base
 	err    error
 }
@@ -46,19 +46,19 @@ func (s *Store) baseRecord(digest string) string {
 
 const recordSuffix = ".json"
 
-// hexOf returns the part of a valid digest that is a file name.
+// hexOf returns the hexadecimal part of a valid digest, which is a file name.
 func hexOf(digest string) string { return digest[strings.LastIndexByte(digest, ':')+1:] }
 
-// UseBase makes image, an open regular file, the base of the snapshot's disk. Its digest, unless
-// the store knows it already, is computed in the background while the parent boots; Publish waits
-// for it, Discard gives it up. It is called at most once.
+// UseBase makes image, an open regular file, the base of the snapshot's disk. Its digest is
+// computed in the background while the parent boots, unless the store knows it already. Publish
+// waits for it, Discard cancels it. UseBase is called at most once.
 func (g *Staging) UseBase(image *os.File) (err error) {
 	g.basing, err = g.addInBackground("base image", image, false)
 	return err
 }
 
-// UseBoot is UseBase for what the parent boots from. The store keeps both files: where it cannot
-// link them, it copies them.
+// UseBoot is UseBase for the kernel and the initramfs that the parent boots from. The store keeps
+// both files: if it cannot link them, it copies them.
 func (g *Staging) UseBoot(kernel, initrd *os.File) (err error) {
 	if g.kernel, err = g.addInBackground("kernel", kernel, true); err != nil {
 		return err
@@ -67,9 +67,9 @@ func (g *Staging) UseBoot(kernel, initrd *os.File) (err error) {
 	return err
 }
 
-// addInBackground brings a file into the store that the snapshot names by its digest.
+// addInBackground adds a file that the snapshot names by its digest to the store.
 func (g *Staging) addInBackground(what string, file *os.File, keep bool) (*basing, error) {
-	// Opened once more: digesting moves the offset, which all copies of a descriptor share.
+	// Opened again, because digesting moves the offset, which all copies of a descriptor share.
 	f, err := os.Open(procPath(file))
 	if err != nil {
 		return nil, fmt.Errorf("use %s %s: %w", what, file.Name(), err)
@@ -87,13 +87,13 @@ func (g *Staging) addInBackground(what string, file *os.File, keep bool) (*basin
 	return b, nil
 }
 
-// wait returns the base when it is in the store.
+// wait returns the base once it is in the store.
 func (b *basing) wait() (snapshot.Base, error) {
 	<-b.done
 	return b.base, b.err
 }
 
-// boot returns what was given to UseBoot; nil if nothing was.
+// boot returns the files given to UseBoot, or nil.
 func (g *Staging) boot() (*snapshot.Boot, error) {
 	if g.kernel == nil || g.initrd == nil {
 		return nil, nil
@@ -106,7 +106,7 @@ func (g *Staging) boot() (*snapshot.Boot, error) {
 	return &snapshot.Boot{Kernel: kernel, Initrd: initrd}, err
 }
 
-// useBases names in m what was given to UseBase and UseBoot.
+// useBases names in m the files given to UseBase and UseBoot.
 func (g *Staging) useBases(m *snapshot.Manifest) (err error) {
 	if g.basing != nil && m.Disk != nil {
 		if m.Disk.Base, err = g.basing.wait(); err != nil {
@@ -120,7 +120,7 @@ func (g *Staging) useBases(m *snapshot.Manifest) (err error) {
 	return err
 }
 
-// stopBasing gives up what has not come into the store, and reports whether there was anything.
+// stopBasing cancels unfinished additions to the store, and reports whether there were any.
 func (g *Staging) stopBasing() (any bool) {
 	for _, b := range []*basing{g.basing, g.kernel, g.initrd} {
 		if b != nil {
@@ -135,18 +135,18 @@ func (g *Staging) stopBasing() (any bool) {
 // lowestNice is the largest nice value, setpriority(2).
 const lowestNice = 19
 
-// atLowestPriority is called at the beginning of a goroutine. Its thread is never unlocked, so that
-// it ends with the goroutine, and the priority with it.
+// atLowestPriority is called at the beginning of a goroutine. The goroutine never unlocks its
+// thread, so that the thread ends with it, and with the thread the priority.
 func atLowestPriority() {
 	runtime.LockOSThread()
 	_ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), lowestNice)
 }
 
-// procPath is a name of an open file.
+// procPath returns a path to an open file.
 func procPath(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()) }
 
-// addBase digests an image and writes down where it is. From then on it is kept for g. keep copies
-// a file that cannot be linked.
+// addBase digests an image and records where it is. From then on it is kept for g. With keep, a
+// file that cannot be linked is copied.
 func (s *Store) addBase(ctx context.Context, g *Staging, f *os.File, path string, keep bool) (snapshot.Base, error) {
 	id, err := identify(f)
 	if err != nil {
@@ -192,8 +192,8 @@ func (s *Store) addBase(ctx context.Context, g *Staging, f *os.File, path string
 	return base, s.essential(func() error { return atomicfile.WriteDurable(s.baseRecord(base.Digest), p, 0o600) })
 }
 
-// linkBase gives an image its name in the store, and reports whether that could be. Where it is on
-// another file system, or is not ours to link, the store relies on its path.
+// linkBase links an image into the store, and reports whether it could. If the image is on another
+// file system, or the store may not link it, the store relies on its path.
 func (s *Store) linkBase(f *os.File, digest string) (linked bool, err error) {
 	name := s.baseLink(digest)
 	if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -203,13 +203,13 @@ func (s *Store) linkBase(f *os.File, digest string) (linked bool, err error) {
 	switch err {
 	case nil:
 		return true, nil
-	case unix.EXDEV, unix.EPERM, unix.EACCES, unix.EMLINK, unix.ENOENT: // the last: its only name is gone
+	case unix.EXDEV, unix.EPERM, unix.EACCES, unix.EMLINK, unix.ENOENT: // ENOENT: its last name is gone
 		return false, nil
 	}
 	return false, fmt.Errorf("link it to %s: %w", name, err)
 }
 
-// copyBase copies a file to its name in the store and brings it to disk.
+// copyBase copies a file into the store and flushes it to disk.
 func copyBase(name string, f *os.File) (id fileID, err error) {
 	err = atomicfile.Fill(name, func(tmp string) error {
 		if err := copyFile(tmp, f); err != nil {
@@ -233,7 +233,7 @@ func copyBase(name string, f *os.File) (id fileID, err error) {
 }
 
 // knownDigest returns the digest of a file that has been a base before and has not changed since,
-// else nothing.
+// or "".
 func (s *Store) knownDigest(id fileID) string {
 	entries, err := os.ReadDir(s.bases())
 	if err != nil {
@@ -268,8 +268,8 @@ func (s *Store) readBase(digest string) (*record.Base, error) {
 	return rec, nil
 }
 
-// openBase opens the base image of a snapshot. Length and time of the latest change must be those
-// of the file that was digested: nothing is hashed on the way of a fork.
+// openBase opens the base image of a snapshot. Its length and the time of its latest change must be
+// those of the file that was digested, because nothing is hashed during a fork.
 func (s *Store) openBase(base snapshot.Base) (*os.File, error) {
 	rec, err := s.readBase(base.Digest)
 	if err != nil {
@@ -294,8 +294,8 @@ func (s *Store) openBase(base snapshot.Base) (*os.File, error) {
 	return f, nil
 }
 
-// dropBases forgets the images that are the base of no snapshot, nor of one being made. Where a
-// manifest cannot be read nobody knows which base it needs, and all are kept.
+// dropBases drops the images that are the base of no snapshot, not even of one being made. If a
+// manifest cannot be read its base is unknown, and all are kept.
 func (s *Store) dropBases() error {
 	s.basesMu.Lock()
 	defer s.basesMu.Unlock()
@@ -319,7 +319,7 @@ func (s *Store) dropBases() error {
 	return emptyDir(s.bases(), func(name string) bool { return used[strings.TrimSuffix(name, recordSuffix)] })
 }
 
-// basesOf returns the files outside a snapshot that it names by their digests; nothing for nil.
+// basesOf returns the files outside a snapshot that it names by their digests, none for nil.
 func basesOf(m *snapshot.Manifest) (bases []snapshot.Base) {
 	if m != nil && m.Disk != nil {
 		bases = append(bases, m.Disk.Base)

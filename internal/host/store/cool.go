@@ -11,10 +11,11 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
-// ramPart is the part of the RAM file system that coolUnused keeps free, for branches to come.
+// ramPart is the fraction of the RAM file system, as a divisor, that coolUnused keeps free for
+// later branches.
 const ramPart = 4
 
-// statRAM returns how many bytes of the RAM file system are free, and how many it has.
+// statRAM returns the free bytes and the size of the RAM file system.
 func (s *Store) statRAM() (free, all uint64, err error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(s.ram, &st); err != nil {
@@ -26,13 +27,14 @@ func (s *Store) statRAM() (free, all uint64, err error) {
 // coldLayer is a memory layer in RAM whose snapshots are all on disk and not in use.
 type coldLayer struct {
 	owner string
-	used  time.Time // when one of them was, for the last time
+	used  time.Time // the latest use of one of them
 	of    []*entry
 }
 
-// coolUnused frees layers in RAM that nobody uses, those used longest ago first, until a part of the
-// file system is free. The next fork of their snapshots reads them back. Branches do not make room for
-// themselves: without this one client's would take the RAM of everybody's, and for good.
+// coolUnused frees unused layers in RAM, least recently used first, until a part of the file system
+// is free. The next fork of their snapshots reads them back. Branches do not make room for
+// themselves: without coolUnused one client's branches would permanently take the RAM that all
+// clients share.
 func (s *Store) coolUnused() {
 	if s.ramIsWide() || !s.cooling.CompareAndSwap(false, true) {
 		return
@@ -40,7 +42,7 @@ func (s *Store) coolUnused() {
 	defer s.cooling.Store(false)
 	for _, l := range s.coldLayers() {
 		for _, e := range l.of {
-			s.closeIdle(e) // the files would keep the memory
+			s.closeIdle(e) // open files would keep the memory
 		}
 		if s.dropCold(l.owner); s.ramIsWide() {
 			return
@@ -53,7 +55,7 @@ func (s *Store) ramIsWide() bool {
 	return err != nil || free >= all/ramPart
 }
 
-// coldLayers returns the layers that coolUnused may free, in the order in which it does.
+// coldLayers returns the layers that coolUnused may free, in the order in which it frees them.
 func (s *Store) coldLayers() []*coldLayer {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -92,7 +94,7 @@ func (s *Store) coldLayers() []*coldLayer {
 // needsRAM reports whether the snapshot's layers must stay in RAM.
 func (e *entry) needsRAM() bool { return e.refs.using() > 0 || e.inRAM() }
 
-// lastUse is when the snapshot was used for the last time, as far as this daemon knows.
+// lastUse returns when the snapshot was last used, as far as this daemon knows.
 func (e *entry) lastUse() time.Time {
 	if e.used.IsZero() {
 		return e.created
@@ -100,8 +102,8 @@ func (e *entry) lastUse() time.Time {
 	return e.used
 }
 
-// dropCold removes a layer from RAM, if it is still cold. It goes by another name first, so that who
-// reads the layer back meanwhile does not find half of it.
+// dropCold removes a layer from RAM if it is still cold. It first renames the layer, so that a
+// concurrent read-back does not find an incomplete one.
 func (s *Store) dropCold(owner string) {
 	gone := s.layerDir(owner) + "." + snapshot.NewID()
 	s.mu.Lock()
@@ -113,6 +115,6 @@ func (s *Store) dropCold(owner string) {
 	}
 	s.mu.Unlock()
 	if err := os.Rename(s.layerDir(owner), gone); err == nil {
-		_ = os.RemoveAll(gone) // else the next start does
+		_ = os.RemoveAll(gone) // otherwise the next start removes it
 	}
 }

@@ -9,12 +9,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// copyFile copies src to the new file to. Holes stay holes: a memory layer is as long as the
-// guest's RAM and mostly empty, and on a RAM file system every page written is a page of the host's
+// copyFile copies src to the new file to, with its holes: a memory layer is as long as the guest's
+// RAM and mostly empty, and on a RAM file system every written page takes a page of the host's
 // memory. An error leaves no file behind.
 func copyFile(to string, src *os.File) error { return copyParts(to, src, nil) }
 
-// copyParts is copyFile for parts of src; nil: all of it. The rest becomes holes.
+// copyParts is copyFile for parts of src; nil: all of it. The rest becomes a hole.
 func copyParts(to string, src *os.File, parts []part) (err error) {
 	dst, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -34,7 +34,7 @@ func copyParts(to string, src *os.File, parts []part) (err error) {
 // part is a piece of a file, in bytes.
 type part struct{ start, end int64 }
 
-// copyData copies those parts of src that are not holes; nil: all of it.
+// copyData copies the data in parts of src, without holes; nil: all of it.
 func copyData(dst, src *os.File, parts []part) error {
 	st, err := src.Stat()
 	if err != nil {
@@ -54,11 +54,11 @@ func copyData(dst, src *os.File, parts []part) error {
 	return nil
 }
 
-// copyPart copies what is data in one part.
+// copyPart copies the data in one part.
 func copyPart(dst, src *os.File, p part) error {
 	for at := p.start; at < p.end; {
 		start, err := src.Seek(at, unix.SEEK_DATA)
-		if errors.Is(err, unix.ENXIO) || err == nil && start >= p.end { // nothing but a hole follows
+		if errors.Is(err, unix.ENXIO) || err == nil && start >= p.end { // only a hole follows
 			return nil
 		}
 		if err != nil {

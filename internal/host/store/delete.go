@@ -12,22 +12,23 @@ import (
 // DeleteMode says what happens to the snapshots that build on a deleted one.
 type DeleteMode int
 
-// The modes of deletion. None of them deletes a snapshot that sandboxes run from. One that
-// sandboxes only follow loses its name, and its files go with the last of them.
+// The modes of deletion. None of them deletes a snapshot that sandboxes run from. A snapshot that
+// sandboxes only follow loses its name, and its files are deleted when the last of them stops
+// following it.
 const (
-	DeleteSingle  DeleteMode = iota // refuse if there are any
+	DeleteSingle  DeleteMode = iota // refuse the deletion if there are any
 	DeleteCascade                   // delete them first
-	DeleteForce                     // leave them behind: they have links of their own to all their layers
+	DeleteForce                     // keep them: they have links of their own to all their layers
 )
 
 // deletedPrefix marks a directory whose deletion has begun; no tag begins with a dot.
 const deletedPrefix = ".deleted-"
 
 // Deleted is a snapshot that a deletion has removed.
-type Deleted struct{ Tag, ID string } // the latter is empty where the snapshot was damaged
+type Deleted struct{ Tag, ID string } // ID is empty if the snapshot was damaged
 
-// Delete removes the snapshot tag and returns what went, dependents first. The error is a
-// *NotFoundError or an *InUseError if nothing was removed.
+// Delete deletes the snapshot tag and returns the deleted snapshots, dependents first. If nothing
+// was deleted the error is a *NotFoundError or an *InUseError.
 func (s *Store) Delete(tag string, mode DeleteMode) ([]Deleted, error) {
 	if err := snapshot.CheckTag(tag); err != nil {
 		return nil, err
@@ -55,7 +56,7 @@ func (s *Store) Delete(tag string, mode DeleteMode) ([]Deleted, error) {
 	return going, nil
 }
 
-// condemn chooses what to delete and hides it from new leases.
+// condemn chooses the snapshots to delete and hides them from new leases.
 func (s *Store) condemn(tag string, mode DeleteMode) ([]*entry, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -86,7 +87,7 @@ func (s *Store) condemn(tag string, mode DeleteMode) ([]*entry, error) {
 	return victims, nil
 }
 
-// usedLocked returns an *InUseError if somebody uses e.
+// usedLocked returns an *InUseError if a sandbox uses e.
 func (e *entry) usedLocked() error {
 	if n := e.refs.keeping(); n > 0 {
 		return &InUseError{Tag: e.tag, Leases: n}
@@ -95,13 +96,13 @@ func (e *entry) usedLocked() error {
 }
 
 // builtUponLocked returns an *InUseError if other snapshots build on e. The states of suspended
-// sandboxes, which nobody can delete by their tags, are told as the sandboxes that they are of.
+// sandboxes cannot be deleted by their tags, so the error counts them as sandboxes.
 func (s *Store) builtUponLocked(e *entry) error {
 	var named []string
 	suspended := 0
 	for _, tag := range s.dependentsLocked(e) {
 		if d := s.byTag[tag]; d.manifest.Transient {
-			suspended += max(1, d.refs.keeping()) // one that is about to go has none
+			suspended += max(1, d.refs.keeping()) // a state that is about to be deleted has none
 		} else {
 			named = append(named, tag)
 		}
@@ -115,7 +116,7 @@ func (s *Store) builtUponLocked(e *entry) error {
 	return nil
 }
 
-// familyLocked returns e after everything that builds on it.
+// familyLocked returns e after all snapshots that build on it.
 func (s *Store) familyLocked(e *entry, seen map[*entry]bool) []*entry {
 	if seen[e] {
 		return nil
@@ -128,8 +129,8 @@ func (s *Store) familyLocked(e *entry, seen map[*entry]bool) []*entry {
 	return append(family, e)
 }
 
-// remove deletes a condemned snapshot. The rename makes it vanish at once; a crash after it leaves
-// only a directory that the next start removes.
+// remove deletes a condemned snapshot. The rename makes it disappear at once; a crash after it
+// leaves only a directory that the next start removes.
 func (s *Store) remove(e *entry) error {
 	e.flushMu.Lock()
 	defer e.flushMu.Unlock()
@@ -144,7 +145,7 @@ func (s *Store) remove(e *entry) error {
 	}
 	s.mu.Lock()
 	s.dropLocked(e)
-	if !e.isUnnamed() { // else it was told when it lost its name
+	if !e.isUnnamed() { // an unnamed snapshot had its event when it lost its name
 		s.tell(event.SnapshotDeleted, e)
 	}
 	e.enterLocked(phaseGone)

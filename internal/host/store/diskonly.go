@@ -18,8 +18,8 @@ func (e *DiskOnlyError) Error() string {
 		e.Tag, e.Tag)
 }
 
-// Boot opens what a machine with the disk of a leased snapshot boots from. The caller closes both
-// files.
+// Boot opens the kernel and the initramfs that a machine with the disk of a leased snapshot boots
+// from. The caller closes both.
 func (s *Store) Boot(l *Lease) (kernel, initrd *os.File, err error) {
 	m := l.Manifest()
 	if m.Boot == nil {
@@ -35,13 +35,13 @@ func (s *Store) Boot(l *Lease) (kernel, initrd *os.File, err error) {
 	return kernel, initrd, nil
 }
 
-// PublishDisk is Publish of a branch without memory, for which no file of state or memory was made.
+// PublishDisk is Publish for a branch without memory, for which no state or memory file was made.
 // The snapshot is on disk when it becomes visible.
 func (g *Staging) PublishDisk(m *snapshot.Manifest, disk []*os.File) (Info, error) {
 	g.diskOnly, g.first = true, true
 	info, err := g.Publish(m, nil, disk)
 	if err == nil {
-		_ = unix.Rmdir(g.store.layerDir(g.id)) // it has no layer in RAM; the next start removes what is empty
+		_ = unix.Rmdir(g.store.layerDir(g.id)) // it has no layer in RAM; the next start removes empty directories
 	}
 	return info, err
 }

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// NotFoundError reports a tag that no snapshot has.
+// NotFoundError reports that no snapshot has the given tag.
 type NotFoundError struct{ Tag string }
 
 func (e *NotFoundError) Error() string {

@@ -6,12 +6,13 @@ import (
 	"github.com/forkd/forkd/internal/host/event"
 )
 
-// maxFailed is how many failed branches are listed. Each is a tag and an error in memory, and a client
-// can have any number of branches fail.
+// maxFailed bounds the list of failed branches. Each is a tag and an error in memory, and a client
+// can make any number of branches fail.
 const maxFailed = 256
 
-// ListFailed lists tag, a branch that nobody waited for or that is lost, as failed with the reason,
-// until it is deleted, made again, or the daemon ends. Of too many, the oldest is forgotten.
+// ListFailed lists tag, a branch that failed without a waiting caller or that is lost, as failed
+// with the reason. It stays listed until it is deleted or made again, or the daemon ends. If there
+// are too many, the oldest is dropped.
 func (s *Store) ListFailed(tag string, reason error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -25,7 +26,7 @@ func (s *Store) ListFailed(tag string, reason error) {
 	}
 }
 
-// forgetFailedLocked takes the oldest failed branch off the list if there are too many.
+// forgetFailedLocked drops the oldest failed branch from the list if there are too many.
 func (s *Store) forgetFailedLocked() {
 	n := 0
 	var oldest *entry

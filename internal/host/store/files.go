@@ -13,12 +13,12 @@ import (
 	"github.com/forkd/forkd/internal/private"
 )
 
-// errMissing reports a file of a snapshot that is not there.
+// errMissing reports a missing file of a snapshot.
 var errMissing = errors.New("file is missing")
 
-// open opens a regular file of the store for reading. What is below the store's directories may
-// have been put there by an import: no part of the way from them may be a symbolic link, and a FIFO
-// is refused at once.
+// open opens a regular file of the store for reading. Files below the store's directories may come
+// from an import: no part of the path below these directories may be a symbolic link, and a FIFO is
+// refused at once.
 func (s *Store) open(path string) (*os.File, error) {
 	for _, dir := range []*os.File{s.ramDir, s.rootDir} {
 		if name, ok := strings.CutPrefix(path, dir.Name()+"/"); ok {
@@ -47,7 +47,7 @@ func (s *Store) openSized(path string, size uint64) (*os.File, error) {
 	return f, nil
 }
 
-// openAlone is openSized for a file that the store never links: another name of it would be in
+// openAlone is openSized for a file that the store never links: another link to it would be in
 // other hands.
 func (s *Store) openAlone(path string, size uint64) (*os.File, error) {
 	f, err := s.openSized(path, size)
@@ -71,7 +71,7 @@ func alone(f *os.File) error {
 	return nil
 }
 
-// readBounded reads a whole file of at most limit bytes, which the store never links.
+// readBounded reads a whole file of at most limit bytes, to which the store has no other link.
 func (s *Store) readBounded(path string, limit int64) ([]byte, error) {
 	f, err := s.open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -91,7 +91,7 @@ func (s *Store) readBounded(path string, limit int64) ([]byte, error) {
 	return p, err
 }
 
-// fileID tells a file from all others, and from itself after a change.
+// fileID identifies one version of a file: it differs for other files, and after a change.
 type fileID struct {
 	Dev      uint64 `json:"dev"`
 	Ino      uint64 `json:"ino"`
@@ -107,7 +107,7 @@ func identify(f *os.File) (fileID, error) {
 	return idOf(&st), nil
 }
 
-// identifyPath returns the zero fileID, which no file has, if there is no such file.
+// identifyPath returns the zero fileID, which no file has, if the file does not exist.
 func identifyPath(path string) fileID {
 	var st unix.Stat_t
 	if err := unix.Lstat(path, &st); err != nil {

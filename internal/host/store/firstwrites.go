@@ -6,26 +6,27 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// learners is how many children say what they have written. One alone may have done what no other
-// does: the first one, whose pages the host reads from disk, is awake for so long that its kernel
-// may start another worker thread, by which it writes forty pages more than its siblings.
+// learners is how many children report the pages they have written. A single child may not be
+// typical: while the host reads the pages of the first child from disk, that child is awake for so
+// long that its kernel may start another worker thread, and so writes forty pages more than its
+// siblings.
 const learners = 3
 
-// maxAsked is how many children are asked at most, one after another where some do not answer: a
-// fork that is called off takes those with it that are being asked.
+// maxAsked bounds the number of children asked. More than learners may be needed, because a
+// cancelled fork takes the children with it that are being asked.
 const maxAsked = 3 * learners
 
 // firstWrites learns the pages that every child of a snapshot writes as soon as it runs.
 type firstWrites struct {
 	mu     sync.Mutex
 	asked  int        // children that have been asked
-	asking int        // of these, how many may still answer
-	told   int        // and how many have
-	common []vm.Range // what all of them have written; of use when told is learners
+	asking int        // of these, children that may still answer
+	told   int        // of these, children that have answered
+	common []vm.Range // pages that all of them have written; valid when told is learners
 }
 
-// FirstWrites returns the pages that a child of the snapshot writes as soon as it runs; nothing
-// while that is not known. It must not be changed.
+// FirstWrites returns the pages that a child of the snapshot writes as soon as it runs, or nothing
+// while they are unknown. The result must not be changed.
 func (l *Lease) FirstWrites() []vm.Range {
 	f := &l.firstWrites
 	f.mu.Lock()
@@ -36,9 +37,9 @@ func (l *Lease) FirstWrites() []vm.Range {
 	return f.common
 }
 
-// LearnFirstWrites asks a child for what it has written, if not enough have answered. That is done
-// once for as long as the files of the snapshot stay open. Without enough answers, first writes
-// stay unknown.
+// LearnFirstWrites asks a child for the pages that it has written, if not enough children have
+// answered. That happens once while the snapshot's files stay open. Without enough answers, first
+// writes stay unknown.
 func (l *Lease) LearnFirstWrites(ask func() ([]vm.Range, error)) {
 	f := &l.firstWrites
 	if !f.begin() {
@@ -58,7 +59,7 @@ func (l *Lease) LearnFirstWrites(ask func() ([]vm.Range, error)) {
 	f.told++
 }
 
-// begin reports whether one more child is to be asked, which is counted.
+// begin reports whether to ask one more child, and counts it.
 func (f *firstWrites) begin() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -70,7 +71,7 @@ func (f *firstWrites) begin() bool {
 	return true
 }
 
-// intersect returns what lies in both of two lists of ranges in ascending order.
+// intersect returns the intersection of two ascending lists of ranges.
 func intersect(a, b []vm.Range) (both []vm.Range) {
 	for len(a) > 0 && len(b) > 0 {
 		start := max(a[0].GPA, b[0].GPA)

@@ -10,14 +10,15 @@ import (
 	"github.com/forkd/forkd/internal/host/event"
 )
 
-// flushRetry is how long a flush that failed waits for its next attempt. A deletion, which makes
-// room, comes before that.
+// flushRetry is the time until a failed flush is tried again. A deletion, which frees space,
+// triggers it earlier.
 const flushRetry = 30 * time.Second
 
-// flusher writes hot snapshots to disk. What a sandbox stands still for is written beside the others, by
-// a goroutine of its own. Owners take turns, each with its oldest first, so that a parent is mostly on
-// disk before what was branched from its children: what is written earlier has its layers twice for a
-// while. One that cannot be written is tried again and again; the store says so.
+// flusher writes hot snapshots to disk. Snapshots that a stopped sandbox waits for are written
+// concurrently with the others, by a goroutine of their own. Owners take turns. Each owner's oldest
+// snapshot comes first, so that a parent is usually on disk before branches of its children:
+// snapshots written earlier have its layers twice for a while. Failed flushes are repeated and
+// logged.
 type flusher struct {
 	store *Store
 	runs  sync.WaitGroup
@@ -26,9 +27,9 @@ type flusher struct {
 	queue  []*entry
 	failed []*entry // to be tried again
 	ended  bool
-	turns  map[string]uint64 // when each owner of the queue had its last turn
+	turns  map[string]uint64 // counter of each owner's last turn
 	turn   uint64
-	wake   *sync.Cond // of mu: queue or ended has changed
+	wake   *sync.Cond // of mu: signals that queue or ended has changed
 }
 
 func newFlusher(s *Store) *flusher {
@@ -47,7 +48,7 @@ func (f *flusher) add(e *entry) {
 	f.wake.Broadcast()
 }
 
-// retry tries what has failed again.
+// retry queues the failed snapshots again.
 func (f *flusher) retry() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -55,7 +56,7 @@ func (f *flusher) retry() {
 	f.wake.Broadcast()
 }
 
-// later remembers a snapshot that could not be flushed.
+// later keeps a snapshot whose flush failed, to be tried again.
 func (f *flusher) later(e *entry) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -65,7 +66,7 @@ func (f *flusher) later(e *entry) {
 	}
 }
 
-// close returns when everything is flushed that can be.
+// close returns when all snapshots are flushed, except those that cannot be.
 func (f *flusher) close() {
 	f.mu.Lock()
 	f.ended = true
@@ -74,7 +75,7 @@ func (f *flusher) close() {
 	f.runs.Wait()
 }
 
-// run flushes the snapshots that sandboxes stand still for, or the others.
+// run flushes the snapshots that stopped sandboxes wait for, or the others.
 func (f *flusher) run(awaited bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -94,7 +95,8 @@ func (f *flusher) run(awaited bool) {
 	}
 }
 
-// nextLocked takes the oldest snapshot of the owner whose last turn is longest ago out of the queue.
+// nextLocked removes a snapshot from the queue: the oldest one of the owner whose last turn is
+// longest ago.
 func (f *flusher) nextLocked(awaited bool) *entry {
 	at := -1
 	for i, e := range f.queue {
@@ -140,8 +142,8 @@ func (f *flusher) flush(e *entry) {
 	}
 }
 
-// WaitFlushed waits until the snapshot tag is on disk. The error says why it is not; it may be
-// later.
+// WaitFlushed waits until the snapshot tag is on disk. An error says why it is not yet; a later
+// attempt may succeed.
 func (s *Store) WaitFlushed(ctx context.Context, tag string) error {
 	s.mu.Lock()
 	e := s.byTag[tag]

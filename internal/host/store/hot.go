@@ -15,27 +15,28 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Publish completes the snapshot and makes it visible: it fills in m's identity, own files and their
-// lengths. Sandboxes can be forked from it as soon as Publish returns, while the flusher writes it to
-// disk; see DurableFirst. Digests of layers follow in the background. m must have the machine and the
-// guest; of a branch, the parent and the inherited memory layers; and the disk with all its layers but
-// the last, and with its base unless that was given to UseBase; and what its parent booted from, unless
-// that was given to UseBoot. disk are the files of all these layers,
-// the last being the new one. They must lie on the store's file system: the snapshot links them, so it
-// needs no other snapshot to stay.
+// Publish completes the snapshot and makes it visible: it fills in m's identity, its own files and
+// their lengths. The snapshot can be forked as soon as Publish returns, while the flusher writes it
+// to disk; see DurableFirst. Digests of layers are computed in the background.
+//
+// The caller sets in m the machine and the guest, and for a branch the parent and the inherited
+// memory layers. It also sets the disk with all layers except the last, the base unless that was
+// given to UseBase, and the boot files unless they were given to UseBoot. disk holds the files of
+// all these layers, the new one last. They must be on the store's file system: the snapshot links
+// them, so that it depends on no other snapshot.
 func (g *Staging) Publish(m *snapshot.Manifest, extents []vm.Extent, disk []*os.File) (Info, error) {
 	if err := g.complete(m, extents, disk); err != nil {
 		return Info{}, fmt.Errorf("publish snapshot %q: %w", g.tag, err)
 	}
 	s := g.store
 	if g.over || g.first {
-		if err := s.persist(g.dir, m); err != nil { // before what it takes the place of goes
+		if err := s.persist(g.dir, m); err != nil { // before the snapshot that it replaces is deleted
 			return Info{}, fmt.Errorf("publish snapshot %q: %w", g.tag, err)
 		}
 	}
 	if g.over {
 		var none *NotFoundError
-		var onlyThis *ExistsError // it is gone, and the tag is reserved for this one
+		var onlyThis *ExistsError // the old one is gone, and the tag is reserved for this snapshot
 		if _, err := s.Delete(g.tag, DeleteForce); err != nil && !errors.As(err, &none) && !errors.As(err, &onlyThis) {
 			return Info{}, fmt.Errorf("replace snapshot %q: %w", g.tag, err)
 		}
@@ -46,7 +47,7 @@ func (g *Staging) Publish(m *snapshot.Manifest, extents []vm.Extent, disk []*os.
 		published: time.Now(), owner: g.owner, awaited: g.awaited}
 	e.enterLocked(phaseHot)
 	if old := s.byTag[g.tag]; old != nil {
-		old.enterLocked(phaseGone) // it had failed
+		old.enterLocked(phaseGone) // it was a failed one
 	}
 	s.addLocked(e)
 	s.tell(event.SnapshotCreated, e)
@@ -57,13 +58,13 @@ func (g *Staging) Publish(m *snapshot.Manifest, extents []vm.Extent, disk []*os.
 		s.flusher.add(e)
 		return info, nil
 	}
-	s.flusher.flush(e) // all but a rename is done; where that fails the flusher goes on
+	s.flusher.flush(e) // only a rename remains; if it fails the flusher tries again
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.infoLocked(e), nil
 }
 
-// complete fills in m and writes what is missing in the staging directory.
+// complete fills in m and writes the missing files of the staging directory.
 func (g *Staging) complete(m *snapshot.Manifest, extents []vm.Extent, disk []*os.File) error {
 	if err := g.useBases(m); err != nil {
 		return err
@@ -83,12 +84,12 @@ func (g *Staging) complete(m *snapshot.Manifest, extents []vm.Extent, disk []*os
 	if err != nil {
 		return err
 	}
-	// Not synced: until it is flushed the snapshot lives no longer than the RAM layer. A daemon
-	// that finds both goes on.
+	// Not synced: until it is flushed the snapshot lives only as long as the RAM layer. A daemon
+	// that finds both uses them.
 	return g.store.essential(func() error { return os.WriteFile(g.Path(snapshot.ManifestFile), p, 0o600) })
 }
 
-// completeMemory is complete for the files of the memory.
+// completeMemory is complete for the memory files.
 func (g *Staging) completeMemory(m *snapshot.Manifest, extents []vm.Extent) error {
 	st, err := os.Stat(g.store.ramLayer(g.id))
 	if err != nil {
@@ -113,9 +114,9 @@ func (g *Staging) completeMemory(m *snapshot.Manifest, extents []vm.Extent) erro
 	return err
 }
 
-// linkMemory gives the snapshot its own links to those inherited memory layers that are on disk:
-// where RAM is short they may be nowhere else, and the snapshots that have them may be removed
-// before this one is flushed.
+// linkMemory gives the snapshot its own links to inherited memory layers that are on disk. If RAM
+// is short they may be nowhere else, and the snapshots that have them may be deleted before this
+// one is flushed.
 func (g *Staging) linkMemory(m *snapshot.Manifest) error {
 	for _, l := range m.Memory {
 		if _, err := g.store.linkLayer(m, g.below, l.Owner, g.dir); err != nil {
@@ -125,7 +126,7 @@ func (g *Staging) linkMemory(m *snapshot.Manifest) error {
 	return nil
 }
 
-// describe describes one of the snapshot's own files.
+// describe returns the description of one of the snapshot's own files.
 func (g *Staging) describe(name string) (snapshot.File, error) {
 	st, err := os.Stat(g.Path(name))
 	if err != nil {
@@ -152,8 +153,8 @@ func (g *Staging) linkDisk(d *snapshot.Disk, files []*os.File) error {
 	return nil
 }
 
-// linkFile gives an open file another name, if it has not got it. The name that it was opened by may
-// be gone, but not its last one.
+// linkFile links an open file to another name, unless that is done. The name by which it was opened
+// may be gone, but it must have some name.
 func linkFile(f *os.File, to string) error {
 	if id, err := identify(f); err == nil && id == identifyPath(to) {
 		return nil
@@ -164,10 +165,10 @@ func linkFile(f *os.File, to string) error {
 	return nil
 }
 
-// flush makes a hot snapshot durable and gives it its directory. One that is being deleted stays as
-// it is: somebody may follow it.
+// flush makes a hot snapshot durable and moves it to its directory. A snapshot that is being
+// deleted stays in place, because a sandbox may follow it.
 func (s *Store) flush(e *entry) error {
-	e.flushMu.Lock() // a deletion waits
+	e.flushMu.Lock() // makes a deletion wait
 	defer e.flushMu.Unlock()
 	s.mu.Lock()
 	listed, m, dir := e.listed(), e.manifest, e.dir
@@ -178,7 +179,7 @@ func (s *Store) flush(e *entry) error {
 	if err := s.persist(dir, m); err != nil {
 		return err
 	}
-	e.hotMu.Lock() // opening its files waits
+	e.hotMu.Lock() // makes opening its files wait
 	defer e.hotMu.Unlock()
 	if err := s.moveIn(e); err != nil {
 		return err
@@ -192,8 +193,8 @@ func (s *Store) flush(e *entry) error {
 	return nil
 }
 
-// persist brings all files of a hot snapshot in dir to disk. The last is its own memory layer:
-// where that has its name, all the others are there too, see reload.
+// persist flushes all files of a hot snapshot in dir to disk. Its own memory layer comes last: once
+// that has its name, all others are complete, see reload.
 func (s *Store) persist(dir string, m *snapshot.Manifest) error {
 	names := []string{snapshot.ManifestFile}
 	if !m.DiskOnly() {
@@ -222,7 +223,7 @@ func (s *Store) persist(dir string, m *snapshot.Manifest) error {
 	return errors.Join(atomicfile.SyncDir(dir), atomicfile.SyncDir(s.staging()))
 }
 
-// moveIn gives a flushed snapshot its directory.
+// moveIn moves a flushed snapshot to its directory.
 func (s *Store) moveIn(e *entry) error {
 	s.moves.Lock()
 	defer s.moves.Unlock()
@@ -235,8 +236,8 @@ func (s *Store) moveIn(e *entry) error {
 	return nil
 }
 
-// flushLayer brings one memory layer into dir: by a link where another snapshot has it on disk,
-// else from RAM.
+// flushLayer brings one memory layer into dir: by a link if another snapshot has it on disk, else
+// by a copy from RAM.
 func (s *Store) flushLayer(dir string, m *snapshot.Manifest, l snapshot.File) error {
 	to := layerPath(dir, m, l.Owner)
 	if _, err := os.Lstat(to); err == nil {
@@ -252,8 +253,7 @@ func (s *Store) flushLayer(dir string, m *snapshot.Manifest, l snapshot.File) er
 		return fmt.Errorf("memory layer in RAM: %w", err)
 	}
 	defer hot.Close()
-	// A copy that runs into the end of the disk takes the room of running sandboxes until it is
-	// given up.
+	// A copy that fills the disk would take the space of running sandboxes until it is abandoned.
 	room, err := s.Room()
 	if err != nil {
 		return err
@@ -277,12 +277,12 @@ func (s *Store) flushLayer(dir string, m *snapshot.Manifest, l snapshot.File) er
 		if err := disk.Sync(); err != nil {
 			return err
 		}
-		return setOrigin(s.layerDir(l.Owner), disk) // before it has its name: who finds the file finds the copy in RAM
+		return setOrigin(s.layerDir(l.Owner), disk) // first, so that all who find the file know it
 	})
 }
 
-// ownParts returns the parts of a layer that extents lie over if it is m's own, nil otherwise. A VMM
-// may have filled its holes, see trim: they are holes on disk all the same.
+// ownParts returns the parts of a layer that extents cover if it is m's own, else nil. A VMM may
+// have filled the layer's holes, see trim; they still become holes on disk.
 func (s *Store) ownParts(dir string, m *snapshot.Manifest, l snapshot.File) ([]part, error) {
 	if l.Owner != m.ID {
 		return nil, nil
@@ -306,13 +306,13 @@ func syncFile(path string) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-// reload takes up a hot snapshot that an earlier daemon left unflushed, if its memory layers are
-// still in RAM, or on disk: its own is there only when everything is, see persist. One that is lost
-// with them is listed as failed, unless nobody but a sandbox knew of it.
+// reload takes over a hot snapshot that an earlier daemon left unflushed, if its memory layers are
+// still in RAM or are on disk: its own layer is there only if everything else is, see persist. A
+// snapshot whose layers are lost is listed as failed, unless it was a transient one.
 func (s *Store) reload(name string) bool {
 	dir := filepath.Join(s.staging(), name)
 	m, err := s.readManifest(filepath.Join(dir, snapshot.ManifestFile))
-	if err != nil || m.ID != name || s.byTag[m.Tag] != nil || m.DiskOnly() { // the last was not published
+	if err != nil || m.ID != name || s.byTag[m.Tag] != nil || m.DiskOnly() { // a disk-only one was not published
 		return false
 	}
 	for _, l := range m.Memory {

@@ -5,12 +5,12 @@ import (
 	"time"
 )
 
-// maxIdle is how many snapshots that nobody leases keep their files open for the next lease, the
-// most recently used ones. Each may have more than a hundred, and a daemon makes any number of
-// branches.
+// maxIdle is how many unleased snapshots keep their files open for the next lease: the most
+// recently used ones. Each may have more than a hundred open files, and a daemon makes any number
+// of branches.
 const maxIdle = 32
 
-// releasedLocked notes the end of a lease of e, and returns a snapshot whose files are to be
+// releasedLocked records the end of a lease of e, and returns a snapshot whose files must be
 // closed, or nil.
 func (s *Store) releasedLocked(e *entry) (victim *entry) {
 	if e.refs.using() > 0 {
@@ -25,9 +25,9 @@ func (s *Store) releasedLocked(e *entry) (victim *entry) {
 	return victim
 }
 
-// closeIdle closes the files of a snapshot that nobody leases; the next lease opens them again.
+// closeIdle closes the files of an unleased snapshot; the next lease opens them again.
 func (s *Store) closeIdle(e *entry) {
-	e.hotMu.Lock() // a new lease opens the files behind it
+	e.hotMu.Lock() // delays a new lease, which opens the files again
 	defer e.hotMu.Unlock()
 	s.mu.Lock()
 	busy := e.refs.using() > 0

@@ -15,21 +15,21 @@ type Info struct {
 	Tag     string
 	Dir     string
 	Created time.Time
-	Parent  string // tag of the snapshot it was branched from, or empty
-	Damage  string // why it cannot be used, or empty
+	Parent  string // tag of the snapshot that it was branched from, or empty
+	Damage  string // why the snapshot cannot be used, or empty
 	Machine snapshot.Machine
 	Guest   snapshot.Guest
 	Base    snapshot.Base // image of its disk; see BaseImage
 	Leases  int
 
-	Writing   bool   // being made: it cannot be used yet
-	Step      string // of its making, in words; empty where that has none
+	Writing   bool   // being made; cannot be used yet
+	Step      string // present step of making it; empty if unknown
 	Branch    *snapshot.Branch
 	Transient bool
-	DiskOnly  bool          // it has no memory
-	FlushedIn time.Duration // from its being usable until it was on disk, of a branch made by this daemon
+	DiskOnly  bool          // without memory
+	FlushedIn time.Duration // time from usable until on disk, for a branch made by this daemon
 	InRAM     bool          // not on disk yet
-	FlushErr  string        // why it is not, though that was tried: it lives as long as its layer in RAM
+	FlushErr  string        // why it is not on disk after an attempt: it lives as long as its layer in RAM
 }
 
 // Detail is everything the store knows about one snapshot. Sizes are in bytes.
@@ -37,16 +37,16 @@ type Detail struct {
 	Info
 	ID             string
 	MemoryLogical  uint64 // guest RAM
-	MemoryPhysical uint64 // blocks that the snapshot's own memory layer takes on disk
-	DiskPhysical   uint64 // blocks of its own disk layer
+	MemoryPhysical uint64 // disk usage of the snapshot's own memory layer
+	DiskPhysical   uint64 // disk usage of its own disk layer
 	StateBytes     uint64
 	ParentDigest   string   // digest of the parent's memory layer; empty until computed
 	Ancestors      []string // root first
-	AncestorIDs    []string // the same
+	AncestorIDs    []string // their IDs
 	MemoryLayers   int
 	DiskLayers     int
 	Dependents     []string // snapshots that build on it directly
-	Sealed         bool     // digests are recorded
+	Sealed         bool     // all digests are recorded
 }
 
 func (s *Store) infoLocked(e *entry) Info {
@@ -71,7 +71,7 @@ func (s *Store) infoLocked(e *entry) Info {
 	return info
 }
 
-// List returns all snapshots, those being made too, sorted by tag.
+// List returns all snapshots, including those being made, sorted by tag.
 func (s *Store) List() []Info {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -82,7 +82,7 @@ func (s *Store) List() []Info {
 		}
 	}
 	for _, g := range s.reserved {
-		if s.byTag[g.tag] == nil || !g.over { // else it is there until the new one is
+		if s.byTag[g.tag] == nil || !g.over { // otherwise the old snapshot is listed until it is replaced
 			list = append(list, Info{Tag: g.tag, Dir: s.dir(g.tag), Created: g.since, Writing: true, Step: g.step})
 		}
 	}
@@ -95,7 +95,7 @@ func (s *Store) List() []Info {
 	return list
 }
 
-// Info returns the line of the list that is the snapshot tag. It costs much less than Detail.
+// Info returns the list's line for the snapshot tag. It is much cheaper than Detail.
 func (s *Store) Info(tag string) (Info, error) {
 	if err := snapshot.CheckTag(tag); err != nil {
 		return Info{}, err
@@ -106,7 +106,8 @@ func (s *Store) Info(tag string) (Info, error) {
 	return info, err
 }
 
-// findLocked returns a snapshot, nil for one that is being made, and its line of the list.
+// findLocked returns a snapshot and its line of the list. The entry is nil for a snapshot that is
+// being made.
 func (s *Store) findLocked(tag string) (*entry, Info, error) {
 	e := s.byTag[tag]
 	if g := s.reserved[tag]; e == nil && g != nil {
@@ -130,7 +131,7 @@ func (s *Store) Detail(tag string) (Detail, error) {
 	return d, err
 }
 
-// detail is Detail without what the files take, and returns the files.
+// detail is Detail without the disk usage of the files, which it returns.
 func (s *Store) detail(tag string) (Detail, ownFiles, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -166,7 +167,7 @@ func (s *Store) detail(tag string) (Detail, ownFiles, error) {
 	return d, files, nil
 }
 
-// Has reports whether the snapshot with an ID is there under tag.
+// Has reports whether tag names the snapshot with the given ID.
 func (s *Store) Has(tag, id string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -174,7 +175,7 @@ func (s *Store) Has(tag, id string) bool {
 	return e != nil && e.listed() && e.id() == id
 }
 
-// Known returns those of ids that snapshots have.
+// Known returns the IDs in ids that belong to snapshots.
 func (s *Store) Known(ids []string) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -187,10 +188,11 @@ func (s *Store) Known(ids []string) []string {
 	return known
 }
 
-// ownFiles are the paths of the layers that are a snapshot's own.
+// ownFiles are the paths of a snapshot's own layers.
 type ownFiles struct{ memory, disk string }
 
-// ownFilesLocked returns the layers that are e's own; that of the memory in RAM if it is nowhere else.
+// ownFilesLocked returns e's own layers. The memory layer's path is in RAM if the layer is nowhere
+// else.
 func (s *Store) ownFilesLocked(e *entry) ownFiles {
 	files := ownFiles{filepath.Join(e.dir, snapshot.MemoryLayerFile), filepath.Join(e.dir, snapshot.DiskLayerFile)}
 	if e.inRAM() {
@@ -199,8 +201,8 @@ func (s *Store) ownFilesLocked(e *entry) ownFiles {
 	return files
 }
 
-// BaseImage returns where the image of base was when a snapshot was last baked from it, or nothing
-// if the store does not know. The store needs it there unless it has a link to it.
+// BaseImage returns the path of base's image when a snapshot was last baked from it, or "" if
+// unknown. The store needs the image at that path unless it has a link to it.
 func (s *Store) BaseImage(base snapshot.Base) string {
 	if base.Digest == "" {
 		return ""
@@ -212,7 +214,7 @@ func (s *Store) BaseImage(base snapshot.Base) string {
 	return rec.Path
 }
 
-// blocks returns the bytes that a file takes on disk, 0 if there is none.
+// blocks returns the disk usage of a file in bytes, 0 if it does not exist.
 func blocks(path string) uint64 {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {

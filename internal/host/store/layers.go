@@ -14,22 +14,21 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
-// A memory layer is named after the snapshot that it was made for, its owner. A name proves
-// nothing: any manifest can claim one. So a layer in RAM is taken for a snapshot in two cases only:
+// A memory layer is named after its owner, the snapshot that it was made for. A name proves
+// nothing: any manifest can claim it. So a snapshot uses a layer in RAM in two cases only:
 //
-//   - the snapshot has the layer's file on disk, and the RAM holds a copy of just that file, as
+//   - the snapshot has the layer's file on disk, and the RAM holds a copy of exactly that file, as
 //     <ram>/<owner>/origin says. Snapshots of one chain have links to one file, so they share the
 //     copy;
 //   - the snapshot was published hot by this store, from a lease, and has not been flushed yet.
 //
-// A snapshot that came here with the name of a layer which is not its own maps its own file from
-// disk.
+// An imported snapshot that names a layer of another snapshot maps its own file from disk.
 const originFile = "origin"
 
-// openLayer opens a memory layer, in RAM if it is there or there is room for it. Where there is
-// none it opens the file on disk instead: slower for the first touch of a page, otherwise the same.
-// unflushed says that the snapshot may have the layer in RAM only. usual is how many bytes the layer
-// takes without what VMMs have added, as far as that is known.
+// openLayer opens a memory layer, in RAM if it is there or there is room for it. Otherwise it opens
+// the file on disk: the first access to a page is slower then, the rest is the same. unflushed says
+// that the snapshot may have the layer in RAM only. usual is the disk usage of the layer without
+// pages that VMMs have added, as far as known.
 func (s *Store) openLayer(dir string, m *snapshot.Manifest, l snapshot.File, unflushed bool) (
 	f *os.File, usual uint64, err error) {
 	disk, err := s.openSized(layerPath(dir, m, l.Owner), l.Bytes)
@@ -60,12 +59,13 @@ func layerPath(dir string, m *snapshot.Manifest, owner string) string {
 	return filepath.Join(dir, snapshot.LayerFile(snapshot.MemoryLayerFile, m.ID, owner))
 }
 
-// openHot opens a layer in RAM whatever it is a copy of. Its caller knows that it is the right one.
+// openHot opens a layer in RAM without checking its origin. The caller knows that it is the right
+// one.
 func (s *Store) openHot(l snapshot.File) (*os.File, error) {
 	return s.openAlone(s.ramLayer(l.Owner), l.Bytes)
 }
 
-// openCopy opens the copy in RAM of a layer's file on disk, nil if there is none.
+// openCopy opens the copy in RAM of a layer's file on disk, or returns nil if there is none.
 func (s *Store) openCopy(l snapshot.File, disk *os.File) (*os.File, error) {
 	id, err := identify(disk)
 	if err != nil || s.origin(l.Owner) != id {
@@ -73,12 +73,13 @@ func (s *Store) openCopy(l snapshot.File, disk *os.File) (*os.File, error) {
 	}
 	f, err := s.openHot(l)
 	if err != nil {
-		return nil, nil // of no use; the file on disk is
+		return nil, nil // unusable; the file on disk is used instead
 	}
 	return f, nil
 }
 
-// origin returns of which file on disk the layer in RAM is a copy; the zero fileID if of none.
+// origin returns the file on disk of which the layer in RAM is a copy; the zero fileID if it is not
+// a copy.
 func (s *Store) origin(owner string) (id fileID) {
 	p, err := s.readBounded(filepath.Join(s.layerDir(owner), originFile), 4096)
 	if err != nil || json.Unmarshal(p, &id) != nil {
@@ -87,7 +88,7 @@ func (s *Store) origin(owner string) (id fileID) {
 	return id
 }
 
-// setOrigin writes down that the layer in dir has the content of the file on disk.
+// setOrigin records that the layer in dir has the content of the file on disk.
 func setOrigin(dir string, disk *os.File) error {
 	id, err := identify(disk)
 	if err != nil {
@@ -100,9 +101,8 @@ func setOrigin(dir string, disk *os.File) error {
 	return atomicfile.Write(filepath.Join(dir, originFile), p, 0o600)
 }
 
-// readBack copies a layer into RAM. It returns nil if there is no room after all, or if the place
-// is taken: another snapshot of the chain may be read back at the same time, and whoever comes
-// first stays.
+// readBack copies a layer into RAM. It returns nil if there is not enough room, or if another
+// snapshot of the chain has read it back at the same time: the first copy stays.
 func (s *Store) readBack(l snapshot.File, disk *os.File) (*os.File, error) {
 	if identifyPath(s.ramLayer(l.Owner)) != (fileID{}) {
 		return nil, nil
@@ -128,7 +128,8 @@ func (s *Store) readBack(l snapshot.File, disk *os.File) (*os.File, error) {
 	return nil, fmt.Errorf("read it back into RAM: %w", err)
 }
 
-// ramReserve is what stays free of the RAM file system, in bytes: sandboxes need memory too.
+// ramReserve is how much of the RAM file system stays free, in bytes, because sandboxes need memory
+// too.
 const ramReserve = 256 << 20
 
 func (s *Store) hasRoom(n uint64) bool {
@@ -136,9 +137,9 @@ func (s *Store) hasRoom(n uint64) bool {
 	return err == nil && free > n+ramReserve
 }
 
-// findLayer returns where a memory layer that m inherits lies on disk, or nothing: with the
-// snapshot that m was branched from, with that whose ID is below, or where the copy in RAM is from
-// or went to.
+// findLayer returns the path on disk of a memory layer that m inherits, or "". It looks in the
+// snapshot that m was branched from, in the snapshot with the ID below, and at the origin or
+// destination of the copy in RAM.
 func (s *Store) findLayer(m *snapshot.Manifest, below, owner string) string {
 	var fromParent string
 	var others []string
@@ -153,7 +154,7 @@ func (s *Store) findLayer(m *snapshot.Manifest, below, owner string) string {
 		}
 	}
 	s.mu.Unlock()
-	if fromParent != "" && identifyPath(fromParent) != (fileID{}) { // one that is not flushed yet may have it, or not
+	if fromParent != "" && identifyPath(fromParent) != (fileID{}) { // an unflushed snapshot may not have it yet
 		return fromParent
 	}
 	origin := s.origin(owner)
@@ -165,7 +166,7 @@ func (s *Store) findLayer(m *snapshot.Manifest, below, owner string) string {
 	return ""
 }
 
-// linkLayer gives dir, of the snapshot m, its own link to a memory layer that m inherits, see
+// linkLayer gives dir, the directory of m, its own link to a memory layer that m inherits, see
 // findLayer. It reports whether the layer was found on disk.
 func (s *Store) linkLayer(m *snapshot.Manifest, below, owner, dir string) (bool, error) {
 	s.moves.RLock()

@@ -13,22 +13,21 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// hotFiles are the open files of a snapshot in use. They are shared by all its forks and only ever
-// read with pread or mmap, never through the file offset.
+// hotFiles are the open files of a snapshot in use. All its forks share them. They are only read
+// with pread or mmap, never through the file offset.
 type hotFiles struct {
 	manifest *snapshot.Manifest
 	extents  []vm.Extent
 	state    *os.File
 	layers   []*os.File
-	usual    []atomic.Uint64 // bytes that each layer takes without what VMMs have added, see trim
+	usual    []atomic.Uint64 // disk usage of each layer without pages that VMMs have added, see trim
 	disk     []*os.File      // base image, then layers; empty without a disk
 
 	firstWrites firstWrites
 }
 
 // Lease is the right to use a snapshot: while it is held, the snapshot is not deleted and its files
-// stay open. All files are open for reading only and shared: use pread or mmap, and do not close
-// them.
+// stay open. The files are read-only and shared: use pread or mmap, and do not close them.
 type Lease struct {
 	*hotFiles
 	release func()
@@ -46,15 +45,15 @@ func (l *Lease) State() *os.File { return l.state }
 // Layers returns the memory layers, base first.
 func (l *Lease) Layers() []*os.File { return l.layers }
 
-// Disk returns the base image and the disk layers over it, base first; nothing if the snapshot has
-// no disk.
+// Disk returns the base image and the disk layers over it, base first, or nothing if the snapshot
+// has no disk.
 func (l *Lease) Disk() []*os.File { return l.disk }
 
 // Release ends the lease. Further calls do nothing.
 func (l *Lease) Release() { l.release() }
 
 // Acquire leases the snapshot tag. The first call for a snapshot opens and checks its files; a
-// *DamagedError says what is wrong with them. One without memory is refused with a *DiskOnlyError.
+// *DamagedError describes defects. A snapshot without memory is refused with a *DiskOnlyError.
 func (s *Store) Acquire(tag string) (*Lease, error) {
 	l, err := s.AcquireDisk(tag)
 	if err == nil && l.manifest.DiskOnly() {
@@ -64,7 +63,7 @@ func (s *Store) Acquire(tag string) (*Lease, error) {
 	return l, err
 }
 
-// AcquireDisk is Acquire for callers that need no memory: it leases disk-only snapshots too.
+// AcquireDisk is Acquire for callers that need no memory: it also leases disk-only snapshots.
 func (s *Store) AcquireDisk(tag string) (*Lease, error) {
 	if err := snapshot.CheckTag(tag); err != nil {
 		return nil, err
@@ -87,7 +86,7 @@ func (s *Store) AcquireDisk(tag string) (*Lease, error) {
 	return s.lease(e, &e.refs.lease)
 }
 
-// lease makes a lease of e that has been counted in count.
+// lease makes a lease of e, which the caller has counted in count.
 func (s *Store) lease(e *entry, count *int) (*Lease, error) {
 	release := s.releaser(e, count)
 	hot, err := s.heat(e)
@@ -101,12 +100,12 @@ func (s *Store) lease(e *entry, count *int) (*Lease, error) {
 	})}, nil
 }
 
-// releaser returns how to end a lease of e that has been counted in count.
+// releaser returns a function that ends a lease of e, which is counted in count.
 func (s *Store) releaser(e *entry, count *int) (release func()) {
 	return sync.OnceFunc(func() {
 		s.mu.Lock()
 		*count--
-		if e.isUnnamed() || count == &e.refs.lease { // a follower is no reason for a transient snapshot to stay, nor to go
+		if e.isUnnamed() || count == &e.refs.lease { // a follower neither keeps nor deletes a transient snapshot
 			s.dropTransientLocked(e)
 		}
 		victim := s.releasedLocked(e)
@@ -137,14 +136,14 @@ func (s *Store) heat(e *entry) (*hotFiles, error) {
 	return h, nil
 }
 
-// cool closes the files of a snapshot that nobody leases.
+// cool closes the files of an unleased snapshot.
 func (e *entry) cool() {
 	e.hotMu.Lock()
 	defer e.hotMu.Unlock()
 	e.closeHot()
 }
 
-// closeHot does it. Preconditions: e.hotMu is held.
+// closeHot closes the files of e. Preconditions: e.hotMu is held.
 func (e *entry) closeHot() {
 	if e.hot != nil {
 		e.hot.close()
@@ -187,7 +186,7 @@ func (s *Store) openFiles(h *hotFiles, dir string, unflushed bool) error {
 	return nil
 }
 
-// openMemory opens what a machine is restored from.
+// openMemory opens the files from which a machine is restored.
 func (s *Store) openMemory(h *hotFiles, dir string, unflushed bool) (err error) {
 	m := h.manifest
 	damaged := func(file string, err error) error { return &DamagedError{Tag: m.Tag, File: file, Err: err} }
@@ -221,7 +220,7 @@ func (s *Store) readMap(dir string, m *snapshot.Manifest) ([]vm.Extent, error) {
 	return snapshot.ParseMemoryMap(p, layerSizes(m), vm.RAMEnd(m.Machine.MemoryBytes))
 }
 
-// Room returns how many bytes the disk under the store has left.
+// Room returns the free space of the store's disk, in bytes.
 func (s *Store) Room() (uint64, error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(s.root, &st); err != nil {

@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// phase says where a snapshot is in its life.
+// phase is the phase of a snapshot's life.
 type phase int
 
 // The phases.
@@ -23,23 +23,23 @@ type phase int
 //	              ▼ │           ▼ │
 //	          unnamedHot      unnamed ◀── a start
 //
-// Deleting is entered when a deletion has chosen the snapshot, and left when it has removed the files.
-// A snapshot that sandboxes follow loses its name instead, and is deleted when the last of them goes. A
-// deletion that fails gives the snapshot back the phase that it had. One that is flushed while its
-// deletion waits has been stored before.
+// An entry enters deleting when a deletion has chosen the snapshot, and leaves it when the files
+// are removed. A snapshot that sandboxes follow loses its name instead, and is deleted when the
+// last of them stops following it. After a failed deletion the snapshot returns to its previous
+// phase, or to stored if it was flushed during the deletion.
 const (
-	phaseHot        phase = iota + 1 // usable; its memory layer, at least, is in RAM only
+	phaseHot        phase = iota + 1 // usable; at least its memory layer is in RAM only
 	phaseStored                      // usable; on disk
-	phaseDamaged                     // listed with the reason; it has a directory
-	phaseFailed                      // listed with the reason; it has no files, see ListFailed
-	phaseDeleting                    // nobody gets a reference any more
-	phaseUnnamedHot                  // hot when it lost its name: sandboxes that follow it may use it
-	phaseUnnamed                     // stored when it lost its name
+	phaseDamaged                     // listed with the reason; has a directory
+	phaseFailed                      // listed with the reason; has no files, see ListFailed
+	phaseDeleting                    // no new references
+	phaseUnnamedHot                  // lost its name while hot; sandboxes that follow it may use it
+	phaseUnnamed                     // lost its name while stored
 	phaseGone
 )
 
-// nextPhases has the phases that may follow each: the drawing above, as the code that decides. What
-// follows deleting depends on what came before it, too.
+// nextPhases lists the phases that may follow each: the drawing above, as the code that decides.
+// After deleting, the phase before it also matters.
 var nextPhases = map[phase][]phase{
 	phaseHot:        {phaseStored, phaseDeleting},
 	phaseStored:     {phaseDamaged, phaseDeleting},
@@ -60,13 +60,13 @@ func (p phase) String() string {
 	return fmt.Sprintf("phase %d", int(p))
 }
 
-// life is the phase of an entry. Its zero value is an entry that is being made.
+// life is the phase of an entry. The zero value is an entry that is being made.
 type life struct {
 	phase  phase
-	before phase // of a deletion
+	before phase // phase before a deletion
 }
 
-// mayEnter reports whether the next phase may be to.
+// mayEnter reports whether the phase may change to the given one.
 func (l *life) mayEnter(to phase) bool {
 	switch {
 	case l.phase == 0:
@@ -81,12 +81,13 @@ func (l *life) mayEnter(to phase) bool {
 	return to == phaseGone || to == l.before || to == phaseStored && l.before == phaseHot
 }
 
-// enterLocked changes the phase. Nothing else writes it. It reports whether that was allowed.
+// enterLocked changes the phase, if that is allowed, and reports whether it was. Nothing else
+// writes the phase.
 func (l *life) enterLocked(to phase) bool {
 	switch {
 	case !l.mayEnter(to):
 		return false
-	case l.phase == phaseDeleting && to == phaseStored && l.before == phaseHot: // flushed while its deletion waits
+	case l.phase == phaseDeleting && to == phaseStored && l.before == phaseHot: // flushed while its deletion waited
 		l.before = phaseStored
 		return true
 	case to == phaseDeleting:
@@ -107,7 +108,7 @@ func (l *life) isUnnamed() bool {
 		l.phase == phaseDeleting && (l.before == phaseUnnamedHot || l.before == phaseUnnamed)
 }
 
-// inRAM reports whether the memory layer, at least, is in RAM only.
+// inRAM reports whether at least the memory layer is in RAM only.
 func (l *life) inRAM() bool {
 	p := l.phase
 	if p == phaseDeleting {
@@ -116,27 +117,27 @@ func (l *life) inRAM() bool {
 	return p == phaseHot || p == phaseUnnamedHot
 }
 
-// undeleteLocked ends a deletion that has failed.
+// undeleteLocked reverts a failed deletion.
 func (l *life) undeleteLocked() {
 	if l.phase == phaseDeleting {
 		l.enterLocked(l.before)
 	}
 }
 
-// refs are the reasons for an entry to stay.
+// refs counts the reasons to keep an entry.
 type refs struct {
-	lease  int // its files are open; it is not deleted
-	pin    int // by suspended sandboxes: it is not deleted, but no file is open
+	lease  int // its files are open; it cannot be deleted
+	pin    int // of suspended sandboxes: it cannot be deleted, but its files are closed
 	follow int // its files are kept, but it can lose its name, see Follow
 }
 
-// keeping is how many references keep the snapshot from being deleted.
+// keeping returns the number of references that prevent the deletion of the snapshot.
 func (r *refs) keeping() int { return r.lease + r.pin }
 
-// using is how many references need its files.
+// using returns the number of references that need its files.
 func (r *refs) using() int { return r.lease + r.follow }
 
-// addLocked puts an entry into the indexes. Of several with one ID the first is found by it.
+// addLocked adds an entry to the indexes. If several have one ID, the first is found by it.
 func (s *Store) addLocked(e *entry) {
 	if old := s.byTag[e.tag]; old != nil {
 		s.dropLocked(old)
@@ -147,7 +148,7 @@ func (s *Store) addLocked(e *entry) {
 	}
 }
 
-// dropLocked takes an entry out of the indexes. It is gone, unless addLocked follows.
+// dropLocked removes an entry from the indexes. It is gone, unless addLocked follows.
 func (s *Store) dropLocked(e *entry) {
 	if s.byTag[e.tag] == e {
 		delete(s.byTag, e.tag)

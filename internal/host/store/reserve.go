@@ -9,16 +9,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// reserveBytes is what the store keeps of its disk for its own small files, in bytes: a few
+// reserveBytes is the disk space that the store keeps for its own small files, in bytes: a few
 // manifests, maps and records. The disks of sandboxes are on the same file system and grow until it
-// is full; what has been promised must still be written down then, and what makes room again
-// (digests, a deletion) must work.
+// is full. Even then the store must be able to record its promises and free space (digests, a
+// deletion).
 const reserveBytes = 8 << 20
 
 func (s *Store) reserveFile() string { return filepath.Join(s.root, "reserve") }
 
-// keepReserve takes the reserve if there is none and room for it. It may fail: the disk may be full
-// already, and the next deletion or start tries again.
+// keepReserve allocates the reserve if it is missing and there is room. It may fail on a full disk;
+// then the next deletion or start tries again.
 func (s *Store) keepReserve() {
 	s.reserveMu.Lock()
 	defer s.reserveMu.Unlock()
@@ -31,11 +31,11 @@ func (s *Store) keepReserve() {
 	}
 	err = unix.Fallocate(int(f.Fd()), 0, 0, reserveBytes)
 	if errors.Join(err, f.Close()) != nil {
-		_ = os.Remove(s.reserveFile()) // a part of it is no promise
+		_ = os.Remove(s.reserveFile()) // a partial reserve promises nothing
 	}
 }
 
-// essential writes one of the store's own small files. On a full disk it gives up the reserve and
+// essential writes one of the store's own small files. On a full disk it frees the reserve and
 // writes again.
 func (s *Store) essential(write func() error) error {
 	err := write()

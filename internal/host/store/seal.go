@@ -22,9 +22,9 @@ type sealer struct {
 
 	mu    sync.Mutex
 	queue []string
-	tag   string             // the one at hand, or empty
-	stop  context.CancelFunc // gives it up
-	wake  chan struct{}      // has room for one
+	tag   string             // the snapshot being sealed, or empty
+	stop  context.CancelFunc // cancels it
+	wake  chan struct{}      // has a buffer of one
 }
 
 func newSealer(s *Store) *sealer {
@@ -44,8 +44,8 @@ func (q *sealer) add(tag string) {
 	}
 }
 
-// next takes a tag off the queue, and returns it with the time to seal it in; nothing if there is
-// none.
+// next removes a tag from the queue, and returns it with the context for sealing it, or "" if the
+// queue is empty.
 func (q *sealer) next(ctx context.Context) (context.Context, string) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -58,7 +58,8 @@ func (q *sealer) next(ctx context.Context) (context.Context, string) {
 	return ctx, q.tag
 }
 
-// drop gives up a snapshot that is being removed: its files take their space until they are closed.
+// drop cancels the sealing of a snapshot that is being deleted: its files take space until they are
+// closed.
 func (q *sealer) drop(tag string) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -78,8 +79,8 @@ func (q *sealer) run(ctx context.Context) {
 	atLowestPriority()
 	for {
 		if sealing, tag := q.next(ctx); tag != "" {
-			// A failure leaves the snapshot unsealed: verify reports it and the next start tries
-			// again.
+			// After a failure the snapshot stays unsealed: verify reports it, and the next start
+			// tries again.
 			_ = q.store.seal(sealing, tag)
 			continue
 		}
@@ -105,7 +106,7 @@ func sealed(m *snapshot.Manifest) bool {
 	return !missing
 }
 
-// digested is a file of a snapshot and the place of its digest.
+// digested is a file of a snapshot with a pointer to its digest.
 type digested struct {
 	name string
 	open func() (*os.File, error)
@@ -121,7 +122,7 @@ func (d *digested) digest(ctx context.Context) (string, error) {
 	return digest(ctx, f)
 }
 
-// files lists the files of m and of its chain. The digests point into m.
+// files lists the files of m and of its chain, with pointers to their digests in m.
 func (s *Store) files(m *snapshot.Manifest) []digested {
 	inDir := func(name string, want *string) digested {
 		return digested{name, func() (*os.File, error) { return s.open(s.file(m.Tag, name)) }, want}
@@ -129,7 +130,7 @@ func (s *Store) files(m *snapshot.Manifest) []digested {
 	var list []digested
 	if !m.DiskOnly() {
 		list = append(list, inDir(snapshot.StateFile, &m.State.Digest), inDir(snapshot.MemoryMapFile, &m.Map.Digest))
-	} else { // it is of no use without what it boots from
+	} else { // a disk-only snapshot is useless without its boot files
 		for what, base := range map[string]*snapshot.Base{"kernel ": &m.Boot.Kernel, "initramfs ": &m.Boot.Initrd} {
 			open := func() (*os.File, error) { return s.openBase(*base) }
 			list = append(list, digested{what + base.Digest, open, &base.Digest})
@@ -173,9 +174,9 @@ func (s *Store) seal(ctx context.Context, tag string) error {
 	e := s.byTag[tag]
 	s.mu.Unlock()
 	if e == nil {
-		return nil // deleted meanwhile
+		return nil // it was deleted
 	}
-	e.flushMu.Lock() // a deletion waits
+	e.flushMu.Lock() // makes a deletion wait
 	defer e.flushMu.Unlock()
 	s.mu.Lock()
 	same := s.byTag[tag] == e && e.listed() && e.id() == m.ID
@@ -193,8 +194,7 @@ func (s *Store) seal(ctx context.Context, tag string) error {
 	return nil
 }
 
-// inheritDigests takes the digests of layers from other snapshots that have links to the same
-// files.
+// inheritDigests copies the digests of layers from other snapshots with links to the same files.
 func (s *Store) inheritDigests(m *snapshot.Manifest) {
 	s.inherit(m, snapshot.MemoryLayerFile, m.Memory, func(o *snapshot.Manifest) []snapshot.File { return o.Memory })
 	if m.Disk != nil {
@@ -241,8 +241,8 @@ func (s *Store) inherit(m *snapshot.Manifest, kind string, layers []snapshot.Fil
 }
 
 // Verify reads every file of the snapshot and of its chain and compares the digests. The error is a
-// *DamagedError that names the first file that differs. Digests that are not recorded yet are
-// computed and recorded first. It reads and hashes at the lowest priority, as the sealer does.
+// *DamagedError that names the first file that differs. Missing digests are computed and recorded
+// first. It reads and hashes at the lowest priority, as the sealer does.
 func (s *Store) Verify(ctx context.Context, tag string) error {
 	done := make(chan error, 1)
 	go func() {

@@ -10,8 +10,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Staging is a snapshot being made. Exactly one of Publish and Discard ends it; Discard after
-// Publish does nothing. It is used by one goroutine.
+// Staging is a snapshot being made. Either Publish or Discard ends it; Discard after Publish does
+// nothing. Only one goroutine may use it.
 type Staging struct {
 	store *Store
 	tag   string
@@ -28,19 +28,19 @@ type Staging struct {
 
 	below  string  // see Inherit
 	basing *basing // nil without UseBase
-	kernel *basing // nil without UseBoot, like the next
+	kernel *basing // nil without UseBoot, and so is initrd
 	initrd *basing
-	bases  []string // digests of the files that are kept for it; guarded by store.mu
-	step   string   // what is being done, in words; guarded by store.mu
+	bases  []string // digests of the files kept for it; guarded by store.mu
+	step   string   // present step, in words; guarded by store.mu
 }
 
-// Stage reserves tag and makes an empty staging directory. It fails with an *ExistsError if the tag
+// Stage reserves tag and makes an empty staging directory. The error is an *ExistsError if the tag
 // is taken.
 func (s *Store) Stage(tag string) (*Staging, error) { return s.stage(tag, false) }
 
-// StageOver is Stage for a snapshot that takes the place of one with its tag, if there is one:
-// Publish deletes that as Delete does with DeleteForce, when the new one is complete and on
-// disk. It fails with an *InUseError if that would fail now.
+// StageOver is Stage for a snapshot that replaces one with its tag, if there is one: Publish
+// deletes the old one as Delete does with DeleteForce, once the new one is complete and on disk.
+// The error is an *InUseError if that deletion would fail now.
 func (s *Store) StageOver(tag string) (*Staging, error) { return s.stage(tag, true) }
 
 func (s *Store) stage(tag string, over bool) (*Staging, error) {
@@ -83,31 +83,31 @@ func (s *Store) reserveTag(g *Staging) error {
 	return nil
 }
 
-// ID returns the identifier the snapshot will have.
+// ID returns the snapshot's future ID.
 func (g *Staging) ID() string { return g.id }
 
-// SetStep says what is being done, for those who ask for the snapshot meanwhile; see Info.
+// SetStep sets the present step of making the snapshot, as reported by Info.
 func (g *Staging) SetStep(step string) {
 	g.store.mu.Lock()
 	g.step = step
 	g.store.mu.Unlock()
 }
 
-// For says whose snapshot it is: those of different owners are brought to disk in turns.
+// For sets the owner of the snapshot. The flusher takes turns between owners.
 func (g *Staging) For(owner string) { g.owner = owner }
 
-// Awaited says that a sandbox stands still until the snapshot is on disk, so that it does not queue behind
-// those that nobody waits for.
+// Awaited says that a stopped sandbox waits until the snapshot is on disk, so that it is not queued
+// behind snapshots without a waiting caller.
 func (g *Staging) Awaited() { g.awaited = true }
 
-// DurableFirst has Publish bring the snapshot to disk before it makes it visible.
+// DurableFirst makes Publish flush the snapshot to disk before it becomes visible.
 func (g *Staging) DurableFirst() { g.first = true }
 
-// Inherit says that the inherited memory layers are those of a leased snapshot, where that is not
-// the parent.
+// Inherit says that the inherited memory layers come from a leased snapshot other than the parent.
 func (g *Staging) Inherit(from *Lease) { g.below = from.Manifest().ID }
 
-// Path returns where to put a file of the snapshot other than its memory layer, see Memory.
+// Path returns the path for a file of the snapshot other than its memory layer; for that, see
+// Create.
 func (g *Staging) Path(name string) string { return filepath.Join(g.dir, name) }
 
 // Create makes the empty file name of the snapshot, open for reading and writing. The memory layer
@@ -138,7 +138,7 @@ func layerSizes(m *snapshot.Manifest) []uint64 {
 	return sizes
 }
 
-// Discard removes everything of an unpublished snapshot and frees its tag.
+// Discard removes all files of an unpublished snapshot and frees its tag.
 func (g *Staging) Discard() {
 	if g.done {
 		return

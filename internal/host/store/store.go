@@ -1,38 +1,36 @@
-// Package store keeps the snapshots of one host: directories on disk that are published whole or
-// not at all, copies of hot memory layers on a RAM file system, leases that protect what is in use,
-// and the rules of deletion.
+// Package store keeps the snapshots of one host: directories on disk that are published completely
+// or not at all, copies of hot memory layers on a RAM file system, leases that protect snapshots in
+// use, and the rules of deletion.
 //
-// It starts no VM, knows nothing of the content of vmstate and layers, and never hashes or copies
-// on the way of a fork: the first use of a snapshot opens its files (and reads its memory layers
-// back into RAM if they are not there), later ones share them. Images belong to package image; a
-// snapshot only names its base.
+// It starts no VM, does not interpret vmstate and layers, and never hashes or copies during a fork:
+// the first use of a snapshot opens its files (and reads missing memory layers back into RAM),
+// later uses share them. Images belong to package image; a snapshot only names its base.
 //
-// What lies in the store may have been made elsewhere. Files are opened without following links or
-// leaving the store's directories; which file is a base image, and which layer in RAM is whose,
-// says no manifest but the store's own records.
+// Files in the store may have been made elsewhere. So files are opened without following links or
+// leaving the store's directories. The store's own records, and no manifest, say which file is a
+// base image and to which snapshot a layer in RAM belongs.
 //
 // Layout:
 //
 //	<root>/lock                        held by the daemon that owns the store
-//	<root>/reserve                     room for small files on a full disk
+//	<root>/reserve                     space for small files on a full disk
 //	<root>/snapshots/<tag>/            a published snapshot, see package snapshot for its files
-//	<root>/bases/                      which files are the base images that snapshots name
-//	<root>/staging/<id>/               a snapshot being made, or published hot and not flushed yet. The next start goes
-//	                                   on with the latter if its memory layer is still in RAM, and removes the rest
+//	<root>/bases/                      the files of the base images that snapshots name
+//	<root>/staging/<id>/               a snapshot being made, or published hot and not flushed yet. The next start keeps
+//	                                   the latter if its memory layer is still in RAM, and removes the rest
 //	<ram>/<id>/memory.layer            the hot copy of a snapshot's memory layer
-//	<ram>/<id>/origin                  of which file on disk that is a copy; none until it is flushed
+//	<ram>/<id>/origin                  the file on disk of which that is a copy; missing until flushed
 //
-// An entry's life is drawn, and written, in phase.go.
+// phase.go draws an entry's life, and alone changes its phase.
 //
-// Locks are taken in this order; one without an arrow into it is taken alone or first:
+// Locks are taken in this order; a lock without an arrow into it is taken alone or first:
 //
 //	entry.flushMu ─▶ entry.hotMu ─▶ moves ─┐
 //	basesMu ───────────────────────────────┴▶ mu ─▶ nothing
 //	reserveMu, flusher.mu, sealer.mu ───▶ nothing
 //
-// flushMu and hotMu are held while files are copied, synced and opened, and only by who works on
-// that one snapshot; mu only for as long as it takes to look something up. No file is looked at,
-// opened or written under mu.
+// flushMu and hotMu are held while files are copied, synced and opened, and only for work on that
+// one snapshot. mu is held only for lookups: no file is examined, opened or written under it.
 package store
 
 import (
@@ -55,10 +53,10 @@ import (
 	"github.com/forkd/forkd/internal/private"
 )
 
-// Config says where a store lives.
+// Config configures a store.
 type Config struct {
 	Root string // directory on disk, created if missing
-	RAM  string // directory on tmpfs, created if missing; of this store alone
+	RAM  string // directory on tmpfs, created if missing; used by this store alone
 
 	Events *event.Ring // nil: none are kept
 }
@@ -66,30 +64,30 @@ type Config struct {
 // Store is the set of snapshots under one root. Its methods may be called concurrently.
 type Store struct {
 	root, ram       string
-	rootDir, ramDir *os.File // what is read below them is opened through these
+	rootDir, ramDir *os.File // files below them are opened through these
 	lock            *os.File
 	sealer          *sealer
 	flusher         *flusher
 	events          *event.Ring
 	drops           sync.WaitGroup // removals of transient snapshots
 
-	cooling atomic.Bool                          // coolUnused is at work
-	ramRoom func() (free, all uint64, err error) // bytes of the RAM file system
+	cooling atomic.Bool                          // coolUnused is running
+	ramRoom func() (free, all uint64, err error) // free bytes and size of the RAM file system
 
-	moves     sync.RWMutex // held while a snapshot's directory gets another name, shared while a layer is linked from it
-	basesMu   sync.Mutex   // held while files of bases come and go
-	reserveMu sync.Mutex   // held while the reserve comes and goes
+	moves     sync.RWMutex // held while a snapshot's directory is renamed, shared while a layer is linked from it
+	basesMu   sync.Mutex   // held while files of bases are added or removed
+	reserveMu sync.Mutex   // held while the reserve is added or removed
 
 	mu       sync.Mutex
 	byTag    map[string]*entry
-	byID     map[string]*entry   // those with a manifest
-	reserved map[string]*Staging // by tag, in flight
-	idle     []*entry            // whose last lease has ended, the most recent last; some of them may be leased again
+	byID     map[string]*entry   // snapshots with a manifest
+	reserved map[string]*Staging // by tag, being made
+	idle     []*entry            // snapshots whose last lease has ended, most recent last; some may be leased again
 }
 
 // entry is one published snapshot.
 type entry struct {
-	tag      string             // while it is unnamed, the name of its directory
+	tag      string             // while unnamed, the name of its directory
 	dir      string             // in snapshots, or in staging while hot
 	manifest *snapshot.Manifest // nil if damaged
 	damage   error              // why the snapshot cannot be used
@@ -98,13 +96,13 @@ type entry struct {
 	life
 	refs refs
 
-	owner   string    // see Staging.For; empty for those of an earlier daemon
+	owner   string    // see Staging.For; empty for a snapshot of an earlier daemon
 	awaited bool      // see Staging.Awaited
-	used    time.Time // when a lease ended, or it was made; guarded by Store.mu
+	used    time.Time // end of the latest lease, or creation; guarded by Store.mu
 
-	flushed   chan struct{} // closed when the first flush has ended, well or not; nil if there was none
-	flushErr  error         // of the latest one
-	published time.Time     // by this daemon
+	flushed   chan struct{} // closed when the first flush has ended, successful or not; nil if there was none
+	flushErr  error         // error of the latest flush
+	published time.Time     // time when this daemon published it
 	flushTime time.Duration
 	flushMu   sync.Mutex // held while flushing
 
@@ -112,7 +110,7 @@ type entry struct {
 	hot   *hotFiles  // nil until first used; guarded by hotMu
 }
 
-// id returns the snapshot's ID; nothing if it is damaged.
+// id returns the snapshot's ID, or "" if it is damaged.
 func (e *entry) id() string {
 	if e.manifest == nil {
 		return ""
@@ -120,7 +118,7 @@ func (e *entry) id() string {
 	return e.manifest.ID
 }
 
-// tell tells whoever follows of a snapshot. Transient ones concern nobody.
+// tell sends an event of a snapshot to followers. Transient snapshots have no events.
 func (s *Store) tell(kind event.Kind, e *entry) {
 	if e.manifest != nil && e.manifest.Transient {
 		return
@@ -132,8 +130,8 @@ func (s *Store) tell(kind event.Kind, e *entry) {
 	s.events.Emit(about)
 }
 
-// Open takes over the store at cfg.Root: it removes what a crash left behind and reads every
-// manifest. Damaged snapshots stay listed, with the reason, and cannot be used. It fails if another
+// Open takes over the store at cfg.Root: it removes the remains of a crash and reads every
+// manifest. Damaged snapshots are listed with the reason and cannot be used. It fails if another
 // process owns the store.
 func Open(cfg Config) (*Store, error) {
 	s := &Store{root: filepath.Clean(cfg.Root), ram: filepath.Clean(cfg.RAM), events: cfg.Events,
@@ -154,7 +152,7 @@ func Open(cfg Config) (*Store, error) {
 	var unflushed []*entry
 	for _, e := range s.byTag {
 		switch {
-		case e.isUnnamed(): // it is not worth any work
+		case e.isUnnamed(): // not worth any work
 		case e.inRAM():
 			unflushed = append(unflushed, e)
 		case e.manifest != nil && !sealed(e.manifest):
@@ -190,7 +188,7 @@ func (s *Store) openDirs() (err error) {
 	return nil
 }
 
-// closeDirs gives up the lock, and the directories before it.
+// closeDirs closes the directories and then releases the lock.
 func (s *Store) closeDirs() error {
 	var err error
 	for _, f := range []*os.File{s.rootDir, s.ramDir, s.lock} {
@@ -201,8 +199,8 @@ func (s *Store) closeDirs() error {
 	return err
 }
 
-// Close flushes what is in RAM only, stops background work, closes the files of hot snapshots and
-// gives the store up. Snapshots stay hot in RAM for the next owner.
+// Close flushes snapshots that are in RAM only, stops background work, closes the files of hot
+// snapshots and releases the store. Snapshots stay hot in RAM for the next owner.
 func (s *Store) Close() error {
 	s.flusher.close()
 	s.drops.Wait()
@@ -210,7 +208,7 @@ func (s *Store) Close() error {
 	s.mu.Lock()
 	entries := slices.Collect(maps.Values(s.byTag))
 	s.mu.Unlock()
-	for _, e := range entries { // outside of mu: heat takes the locks in the other order
+	for _, e := range entries { // without mu, because heat takes the locks in the other order
 		e.cool()
 	}
 	return s.closeDirs()
@@ -232,7 +230,7 @@ func (s *Store) scan() error {
 		return err
 	}
 	for _, d := range dirs {
-		if strings.HasPrefix(d.Name(), deletedPrefix) { // a deletion that a crash cut short
+		if strings.HasPrefix(d.Name(), deletedPrefix) { // a deletion that a crash interrupted
 			if err := os.RemoveAll(filepath.Join(s.snapshots(), d.Name())); err != nil {
 				return err
 			}
@@ -245,7 +243,7 @@ func (s *Store) scan() error {
 			continue
 		}
 		if !d.IsDir() || snapshot.CheckTag(d.Name()) != nil {
-			continue // not ours to judge: nothing can name it
+			continue // not a snapshot: no tag can name it
 		}
 		s.addLocked(s.load(d.Name()))
 	}
@@ -259,8 +257,8 @@ func (s *Store) scan() error {
 	return s.dropBases()
 }
 
-// refuseTwins marks snapshots with one ID as damaged. The ID of one is all that its branches know
-// of it.
+// refuseTwins marks snapshots with the same ID as damaged, because branches refer to their parent
+// by ID alone.
 func (s *Store) refuseTwins() {
 	byID := make(map[string][]*entry)
 	for _, e := range s.byTag {
@@ -310,7 +308,7 @@ func (s *Store) readManifest(path string) (*snapshot.Manifest, error) {
 	return snapshot.ParseManifest(p)
 }
 
-// emptyDir removes everything in dir whose name keep does not claim.
+// emptyDir removes all entries of dir except those whose names keep accepts.
 func emptyDir(dir string, keep func(name string) bool) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -336,7 +334,7 @@ func (s *Store) ownsMemoryLocked(owner string) bool {
 	return false
 }
 
-// dependentsLocked returns the tags whose snapshots were branched from e's sandboxes, sorted.
+// dependentsLocked returns the sorted tags of snapshots that were branched from e's sandboxes.
 func (s *Store) dependentsLocked(e *entry) []string {
 	var tags []string
 	if e.manifest == nil {

@@ -6,7 +6,7 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
-// dropTransientLocked removes e in the background if it is transient or has no name, and no sandbox
+// dropTransientLocked removes e in the background if it is transient or unnamed and no sandbox
 // needs it any more.
 func (s *Store) dropTransientLocked(e *entry) {
 	if e.manifest == nil || e.phase == phaseDeleting || e.phase == phaseGone || e.refs.keeping() > 0 {
@@ -25,17 +25,17 @@ func (s *Store) dropTransientLocked(e *entry) {
 	})
 }
 
-// HoldTransient keeps transient snapshots until all sandboxes that run from them have been taken over:
-// one that is lost must not take along the snapshot of the others. release lets go of them, and removes
-// what is not used. If not all is known of which sandboxes there are, what no other one uses is kept
-// until a later daemon knows.
+// HoldTransient keeps transient snapshots until all sandboxes that run from them have been taken
+// over: a lost sandbox must not delete the snapshot of the others. release ends that, and deletes
+// unused ones. If allKnown is false, unused snapshots are kept for a later daemon that knows all
+// sandboxes.
 func (s *Store) HoldTransient() (release func(allKnown bool)) {
 	held := make(map[string]func()) // by tag
 	for _, info := range s.List() {
 		if !info.Transient {
 			continue
 		}
-		if unpin, err := s.Pin(info.Tag); err == nil { // else it is going already
+		if unpin, err := s.Pin(info.Tag); err == nil { // otherwise it is being deleted
 			held[info.Tag] = unpin
 		}
 	}
@@ -52,8 +52,8 @@ func (s *Store) HoldTransient() (release func(allKnown bool)) {
 	}
 }
 
-// DropUnused removes the transient snapshots, and those without a name, that no sandbox needs. It
-// is called when all sandboxes of an earlier daemon have been taken over.
+// DropUnused deletes the transient and the unnamed snapshots that no sandbox needs. It is called
+// after all sandboxes of an earlier daemon have been taken over.
 func (s *Store) DropUnused() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -62,8 +62,8 @@ func (s *Store) DropUnused() {
 	}
 }
 
-// Pin keeps a snapshot from being deleted, without keeping its files open or in RAM, and returns
-// how to end that.
+// Pin keeps a snapshot from being deleted, without keeping its files open or in RAM. It returns a
+// function that ends that.
 func (s *Store) Pin(tag string) (unpin func(), err error) {
 	if err := snapshot.CheckTag(tag); err != nil {
 		return nil, err
@@ -87,8 +87,8 @@ func (s *Store) Pin(tag string) (unpin func(), err error) {
 	}, nil
 }
 
-// Cool frees the RAM of a snapshot that is on disk and that no sandbox runs from. The next use
-// reads it back.
+// Cool frees the RAM of a snapshot that is on disk and not in use by sandboxes. The next use reads
+// it back.
 func (s *Store) Cool(tag string) {
 	s.mu.Lock()
 	e := s.byTag[tag]
@@ -96,7 +96,7 @@ func (s *Store) Cool(tag string) {
 	if e == nil {
 		return
 	}
-	e.hotMu.Lock() // a new lease opens the files behind it
+	e.hotMu.Lock() // delays a new lease, which opens the files again
 	defer e.hotMu.Unlock()
 	s.mu.Lock()
 	busy := e.refs.using() > 0 || e.inRAM() || e.manifest == nil
@@ -118,8 +118,8 @@ func (s *Store) Cool(tag string) {
 	}
 }
 
-// memoryUsersLocked counts the snapshots with the memory layer of owner, without those that are
-// going.
+// memoryUsersLocked counts the snapshots with the memory layer of owner, without those being
+// deleted.
 func (s *Store) memoryUsersLocked(owner string) int {
 	n := 0
 	for _, e := range s.byTag {
@@ -130,7 +130,7 @@ func (s *Store) memoryUsersLocked(owner string) int {
 	return n
 }
 
-// Quiesce waits until what has been published is flushed and what nobody needs is gone.
+// Quiesce waits until published snapshots are flushed and unneeded ones are deleted.
 func (s *Store) Quiesce() {
 	s.mu.Lock()
 	var pending []chan struct{}

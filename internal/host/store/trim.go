@@ -10,15 +10,16 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Layers in RAM are sparse. VMMs have them open for reading, and a VMM that its guest has taken over
-// can give each hole a page of the host's memory by reading it through a mapping: tmpfs allocates it,
-// and keeps it when that VMM has ended. No extent lies over a hole, so VMMs of ours never do.
+// Layers in RAM are sparse. VMMs have them open for reading. A VMM that its guest has taken over
+// can fill each hole with a page of the host's memory by reading it through a mapping: tmpfs
+// allocates the page, and keeps it after the VMM has ended. No extent covers a hole, so an intact
+// VMM never reads one.
 
-// trimSlack is by how much a layer may grow before it is looked at, in bytes.
+// trimSlack is how much a layer may grow before it is trimmed, in bytes.
 const trimSlack = 1 << 20
 
-// measureOwn bounds what is usual for the snapshot's own layer, the last, by its extents: an earlier
-// daemon's VMMs may have filled holes before the layer was opened here.
+// measureOwn bounds the usual size of the snapshot's own layer, the last, by its extents: VMMs of
+// an earlier daemon may have filled holes before the layer was opened here.
 func (h *hotFiles) measureOwn() {
 	last := len(h.layers) - 1
 	if last < 0 {
@@ -31,7 +32,7 @@ func (h *hotFiles) measureOwn() {
 	h.usual[last].Store(min(h.usual[last].Load(), covered))
 }
 
-// extentsOver returns the extents that lie over one layer.
+// extentsOver returns the extents in one layer.
 func extentsOver(extents []vm.Extent, layer int) []vm.Extent {
 	var over []vm.Extent
 	for _, e := range extents {
@@ -42,8 +43,8 @@ func extentsOver(extents []vm.Extent, layer int) []vm.Extent {
 	return over
 }
 
-// trim gives the pages of holes back in layers that have grown. A layer that is not on disk yet stays
-// as it is until a later lease ends. The caller holds a lease.
+// trim frees the pages in holes of layers that have grown. A layer that is not on disk yet stays
+// unchanged until a later lease ends. The caller holds a lease.
 func (s *Store) trim(e *entry, h *hotFiles) {
 	for i, l := range h.manifest.Memory {
 		if fileBlocks(h.layers[i]) <= h.usual[i].Load()+trimSlack {
@@ -52,14 +53,14 @@ func (s *Store) trim(e *entry, h *hotFiles) {
 		s.mu.Lock()
 		dir := e.dir
 		s.mu.Unlock()
-		if s.trimLayer(dir, h.manifest, l, h.layers[i]) == nil { // else the next lease that ends tries again
+		if s.trimLayer(dir, h.manifest, l, h.layers[i]) == nil { // otherwise it is tried again when the next lease ends
 			h.usual[i].Store(fileBlocks(h.layers[i])) // the disk's blocks may be larger, or compressed
 		}
 	}
 }
 
-// trimLayer gives back what hot, a layer in RAM, has where its copy on disk has holes: neither is
-// written any more.
+// trimLayer frees the pages of hot, a layer in RAM, where its copy on disk has holes. Neither file
+// is written any more.
 func (s *Store) trimLayer(dir string, m *snapshot.Manifest, l snapshot.File, hot *os.File) error {
 	disk, err := s.openSized(layerPath(dir, m, l.Owner), l.Bytes)
 	if err != nil {
@@ -104,7 +105,7 @@ func (s *Store) trimLayer(dir string, m *snapshot.Manifest, l snapshot.File, hot
 	return nil
 }
 
-// fileBlocks returns the bytes that an open file takes, 0 if that cannot be found out.
+// fileBlocks returns the disk usage of an open file in bytes, 0 if unknown.
 func fileBlocks(f *os.File) uint64 {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {

@@ -8,14 +8,14 @@ import (
 	"github.com/forkd/forkd/internal/host/event"
 )
 
-// unnamedPrefix marks the directory of a snapshot without a name; its ID follows. No tag begins
+// unnamedPrefix is the prefix of an unnamed snapshot's directory, followed by its ID. No tag begins
 // with a dot.
 const unnamedPrefix = ".unnamed-"
 
 // Follow keeps the files of the snapshot with an ID for a sandbox that was rebased onto it, and
-// returns how to end that. It can be deleted all the same: then its tag is free at once, nobody
-// sees it any more, and its files stay until nobody follows it. Snapshots that a daemon has left
-// without a name are there for the next one to follow until DropUnused.
+// returns a function that ends that. The snapshot can still be deleted: then its tag is free and it
+// is invisible at once, but its files stay until no sandbox follows it. Snapshots that an earlier
+// daemon left unnamed can be followed until DropUnused.
 func (s *Store) Follow(id string) (unfollow func(), err error) {
 	e, err := s.follow(id)
 	if err != nil {
@@ -24,7 +24,7 @@ func (s *Store) Follow(id string) (unfollow func(), err error) {
 	return s.releaser(e, &e.refs.follow), nil
 }
 
-// AcquireFollowed is Follow with the snapshot's files.
+// AcquireFollowed is Follow that also opens the snapshot's files.
 func (s *Store) AcquireFollowed(id string) (*Lease, error) {
 	e, err := s.follow(id)
 	if err != nil {
@@ -44,8 +44,8 @@ func (s *Store) follow(id string) (*entry, error) {
 	return e, nil
 }
 
-// UnnamedBytes returns what the snapshot with an ID takes on disk by itself, or in RAM if it came
-// no further, if it was deleted and is still followed. It is 0 otherwise.
+// UnnamedBytes returns the disk usage of the snapshot with an ID, or its RAM usage if it was not
+// flushed, if it was deleted and is still followed. Otherwise it returns 0.
 func (s *Store) UnnamedBytes(id string) uint64 {
 	s.mu.Lock()
 	e := s.byTag[unnamedPrefix+id]
@@ -58,7 +58,7 @@ func (s *Store) UnnamedBytes(id string) uint64 {
 	return blocks(files.memory) + blocks(files.disk) + state
 }
 
-// removeOrUnname deletes a condemned snapshot, or takes its name away while somebody follows it.
+// removeOrUnname deletes a condemned snapshot, or removes its name while a sandbox follows it.
 func (s *Store) removeOrUnname(e *entry) error {
 	s.mu.Lock()
 	followed := e.refs.follow > 0
@@ -66,10 +66,10 @@ func (s *Store) removeOrUnname(e *entry) error {
 	if !followed {
 		return s.remove(e)
 	}
-	e.flushMu.Lock() // it moves
+	e.flushMu.Lock() // because it moves
 	defer e.flushMu.Unlock()
 	s.sealer.drop(e.tag)
-	e.hotMu.Lock() // opening its files waits
+	e.hotMu.Lock() // makes opening its files wait
 	defer e.hotMu.Unlock()
 	s.moves.Lock()
 	defer s.moves.Unlock()
@@ -88,11 +88,11 @@ func (s *Store) removeOrUnname(e *entry) error {
 		e.enterLocked(phaseUnnamed)
 	}
 	s.addLocked(e)
-	s.dropTransientLocked(e) // who followed it may have gone meanwhile
+	s.dropTransientLocked(e) // its last follower may have stopped following it
 	return nil
 }
 
-// reloadUnnamed takes up a snapshot without a name if it is whole, and removes it otherwise.
+// reloadUnnamed takes over an unnamed snapshot if it is complete, and removes it otherwise.
 func (s *Store) reloadUnnamed(id string) error {
 	dir := s.dir(unnamedPrefix + id)
 	m, err := s.readManifest(filepath.Join(dir, snapshot.ManifestFile))
