@@ -95,7 +95,7 @@ func TestPortsByPath(t *testing.T) {
 		words  string
 	}{
 		{fmt.Sprintf("/v1/sandboxes/%s/proxy/%d/", id, closedPort(t)), []string{"Authorization", bearer}, 502,
-			"nobody listens on 127.0.0.1:"},
+			"no server listens on 127.0.0.1:"},
 		{fmt.Sprintf("/v1/sandboxes/sb-none/proxy/%d/", hello), []string{"Authorization", bearer}, 404, "sb-none"},
 		{base + "/", nil, 401, "missing"},
 		{base + "/", []string{"Forkd-Token", "wrong"}, 401, "invalid"},

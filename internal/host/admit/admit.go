@@ -1,7 +1,7 @@
-// Package admit says whether the host, and the owner of sandboxes, may have more of them: it counts VMs
-// and sandboxes, and looks at memory and disk.
+// Package admit decides whether the host, or an owner of sandboxes, has room for more of them: it
+// counts VMs and sandboxes, and checks memory and disk.
 //
-// What is started, and what is done for one that was refused, is for its users to say.
+// Its users start the VMs and handle refusals.
 package admit
 
 import (
@@ -17,19 +17,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Rules say how many sandboxes a host takes. A zero field is no limit.
+// Rules bound the sandboxes of a host. A zero field is no limit.
 type Rules struct {
-	MaxSandboxes  int     // that have a VM
-	VCPUsPerCPU   float64 // of all their VMs together
-	MemoryReserve uint64  // bytes of the host's memory that stay available
-	DiskReserve   uint64  // bytes that stay free where private disk tops are
+	MaxSandboxes  int     // sandboxes that have a VM
+	VCPUsPerCPU   float64 // for all their VMs together
+	MemoryReserve uint64  // bytes of the host's memory that must stay available
+	DiskReserve   uint64  // bytes that must stay free on the file system of private disk tops
 }
 
-// startBytes is what a VM is reckoned to take while it starts, until the host's own figures show
-// it: a child writes about 1 MiB until it has confirmed, its VMM and KVM have as much each.
+// startBytes is the memory assumed for a starting VM until the host's own figures include it: a
+// child writes about 1 MiB until it has confirmed, and its VMM and KVM use about as much each.
 const startBytes = 4 << 20
 
-// Codes of an Error, as the API spells them.
+// Codes of an Error, as in the API.
 const (
 	CodeMaxSandboxes = "max_sandboxes"
 	CodeMaxVCPUs     = "max_vcpus"
@@ -38,7 +38,7 @@ const (
 	CodeOwnSandboxes = "own_sandboxes" // see Owners
 )
 
-// Error reports VMs that were not started, because the host has no room for them, or their owner.
+// Error reports VMs that were not started because the host, or their owner, has no room for them.
 type Error struct {
 	Code   string
 	Reason string
@@ -46,25 +46,25 @@ type Error struct {
 
 func (e *Error) Error() string { return "not admitted: " + e.Reason }
 
-// Host counts the VMs of a daemon's sandboxes. Those that are on their way count like the others, so
-// that two requests cannot both take the last room. Its methods may be called concurrently.
+// Host counts the VMs of a daemon's sandboxes. VMs that are being started count too, so that two
+// requests cannot both take the last place. Its methods may be called concurrently.
 type Host struct {
 	rules     Rules
-	dir       string                 // whose file system has DiskReserve
-	available func() (uint64, error) // memory of the host, bytes
+	dir       string                 // DiskReserve applies to its file system
+	available func() (uint64, error) // available memory of the host, in bytes
 	room      func(dir string) (free uint64, _ error)
 
 	mu       sync.Mutex
 	vms      int
 	vcpus    int
 	starting int       // of vms
-	free     uint64    // what available said
-	asked    time.Time // when it was asked
-	since    int       // VMs that entered after that
+	free     uint64    // last result of available
+	asked    time.Time // when it was read
+	since    int       // VMs that entered since then
 }
 
-// askEvery is how old the host's figure of available memory may be. The kernel takes tens of
-// microseconds to make it up, which is much for a fork.
+// askEvery is the maximum age of the host's figure of available memory. The kernel takes tens of
+// microseconds to compute it, which is much for a fork.
 const askEvery = 100 * time.Millisecond
 
 // New returns a Host without VMs, whose private disk tops are in dir.
@@ -72,7 +72,7 @@ func New(rules Rules, dir string) *Host {
 	return &Host{rules: rules, dir: dir, available: memAvailable, room: FreeBytes}
 }
 
-// FreeBytes returns the room of dir's file system.
+// FreeBytes returns the free space of dir's file system, in bytes.
 func FreeBytes(dir string) (uint64, error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {
@@ -81,8 +81,8 @@ func FreeBytes(dir string) (uint64, error) {
 	return st.Bavail * uint64(st.Bsize), nil
 }
 
-// Enter takes places for n VMs, for all or none. Each is left by Leave; when all have started or
-// failed, Started is called once with the same n.
+// Enter takes places for n VMs, all or none. Leave frees each. When all have started or failed,
+// Started is called once with the same n.
 func (h *Host) Enter(n int, vcpus uint32) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -93,7 +93,7 @@ func (h *Host) Enter(n int, vcpus uint32) error {
 	return nil
 }
 
-// Check says what Enter would.
+// Check returns the error that Enter would return.
 func (h *Host) Check(n int, vcpus uint32) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -139,7 +139,7 @@ func (h *Host) checkLocked(n int, vcpus uint32) error {
 	return nil
 }
 
-// askLocked looks at the host's memory, unless that was done just now.
+// askLocked reads the host's available memory, unless that was done just now.
 func (h *Host) askLocked() error {
 	if time.Since(h.asked) < askEvery {
 		return nil
@@ -165,19 +165,19 @@ func (h *Host) Started(n int) {
 	h.starting -= n
 }
 
-// Leave gives back the place of one VM.
+// Leave frees the place of one VM.
 func (h *Host) Leave(vcpus uint32) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.vms, h.vcpus = h.vms-1, h.vcpus-int(vcpus)
 }
 
-// Leaver returns how the place of one VM is given back, however often it is called.
+// Leaver returns a function that frees the place of one VM, once however often it is called.
 func (h *Host) Leaver(vcpus uint32) func() {
 	return sync.OnceFunc(func() { h.Leave(vcpus) })
 }
 
-// memAvailable returns how much memory the host can give without swapping (proc(5), meminfo).
+// memAvailable returns the memory that the host can provide without swapping (proc(5), meminfo).
 func memAvailable() (uint64, error) {
 	f, err := os.Open("/proc/meminfo")
 	if err != nil {

@@ -5,16 +5,16 @@ import (
 	"sync"
 )
 
-// Owners counts the sandboxes that are on their way, by owner: two requests cannot both take the last
-// room. The zero Owners is ready to use.
+// Owners counts the sandboxes that are being made, by owner, so that two requests cannot both take
+// the last place. The zero Owners is ready to use.
 type Owners struct {
 	mu     sync.Mutex
 	coming map[string]int
 }
 
-// Reserve takes room for n more sandboxes of an owner, who may have so many at most and has as many as
-// have returns; with most 0 there is no limit. The error is an *Error. release is called when they are
-// there, or will not come.
+// Reserve reserves room for n more sandboxes of an owner. have returns how many the owner has, and
+// most is the maximum; 0: unlimited. The error is an *Error. The caller calls release when the
+// sandboxes exist or have failed.
 func (o *Owners) Reserve(owner string, most, n int, have func() int) (release func(), err error) {
 	if most == 0 {
 		return func() {}, nil

@@ -13,32 +13,32 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// bound is what the answer of an RPC may have: bytes as they are sent, JSON objects, and values of
-// any kind.
+// bound bounds the answer of an RPC: its bytes as sent, its JSON objects, and its values of any
+// kind.
 type bound struct{ bytes, objects, values int }
 
-// maxLast bounds the last message of a stream, in bytes: an error, in words that are cut to maxText.
+// maxLast bounds the last message of a stream, in bytes: an error, whose text is cut to maxText.
 const maxLast = maxText
 
-// maxListed is how many entries the guest's own agent lists at most.
+// maxListed is the most entries that an intact agent lists.
 const maxListed = 20000
 
-// Bounds on answers. Only the larger two count against Client.Keep: a small one costs no more than its
-// request.
+// Bounds on answers. Only the larger two count against Client.Keep: a small answer costs no more
+// than its request.
 var (
 	small     = bound{64 << 10, 16, 256} // one entry, one event, or nothing
 	processes = bound{1 << 20, maxListed, 128 << 10}
 	listing   = bound{8 << 20, maxListed + 1, 20 * maxListed}
 )
 
-// What decoding adds to the bytes of an answer, in bytes that count against Client.Keep. An object of
-// three bytes becomes a message, a value of this package, one of the API, and JSON.
+// Bytes that decoding adds to an answer, counted against Client.Keep. An object of three bytes
+// becomes a message, a value of this package, a value of the API, and JSON.
 const (
 	objectSize = 256
 	valueSize  = 16
 )
 
-// errTooMuch is the error for answers that no agent of ours gives.
+// errTooMuch is the error for an answer that no intact agent sends.
 var errTooMuch = errors.New("the guest's answer is too large")
 
 // call makes a unary RPC.
@@ -56,7 +56,7 @@ func call[Req, Res any](ctx context.Context, c *Client, procedure string, most b
 	return resp.Msg, nil
 }
 
-// follow makes an RPC that is answered by a stream of messages.
+// follow makes an RPC whose answer is a stream of messages.
 func follow[Req, Res any](ctx context.Context, c *Client, procedure string,
 	req *connect.Request[Req]) (*connect.ServerStreamForClient[Res], error) {
 	rpc := connect.NewClient[Req, Res](streams{c.envd}, envdURL+procedure, options(small, nil)...)
@@ -64,16 +64,16 @@ func follow[Req, Res any](ctx context.Context, c *Client, procedure string,
 }
 
 func options(most bound, ask func(int) error) []connect.ClientOption {
-	// A message is bounded only as it is sent, not as it is unpacked: so none is compressed.
+	// Messages are bounded as sent, not as unpacked, so they must not be compressed.
 	return []connect.ClientOption{connect.WithCodec(boundedJSON{most, ask}), connect.WithReadMaxBytes(most.bytes),
 		connect.WithAcceptCompression("gzip", nil, nil)}
 }
 
-// answers is the HTTP client of unary RPCs. It counts their answers as they come, and bounds the
+// answers is the HTTP client for unary RPCs. It counts their answers as they arrive, and bounds the
 // text of errors.
 type answers struct {
 	client *http.Client
-	ask    func(int) error // as Client.Keep
+	ask    func(int) error // see Client.Keep
 }
 
 func (a answers) Do(req *http.Request) (*http.Response, error) {
@@ -92,8 +92,8 @@ func (a answers) Do(req *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// streams is the HTTP client of RPCs that are answered by a stream. It bounds the last message, which
-// Connect decodes by itself: a part of an error takes a hundred times its bytes.
+// streams is the HTTP client for RPCs with a stream as the answer. It bounds the last message,
+// which Connect decodes itself: a part of an error takes a hundred times its bytes.
 type streams struct{ client *http.Client }
 
 func (s streams) Do(req *http.Request) (*http.Response, error) {
@@ -104,12 +104,12 @@ func (s streams) Do(req *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// streamBody is a stream of messages, each behind a byte of flags and its length in four.
+// streamBody is a stream of messages. Before each are a byte of flags and four bytes of its length.
 type streamBody struct {
 	io.ReadCloser
 	head [5]byte
-	have int    // bytes of head
-	left uint32 // bytes of the message that head announces
+	have int    // bytes in head
+	left uint32 // remaining bytes of the message that head announces
 }
 
 const flagLast = 2
@@ -148,13 +148,13 @@ func (c countedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// boundedJSON is the JSON of Connect. It counts what is in a message before it decodes it.
+// boundedJSON is Connect's JSON codec. It counts the content of a message before it decodes it.
 type boundedJSON struct {
 	most bound
-	ask  func(int) error // as Client.Keep
+	ask  func(int) error // see Client.Keep
 }
 
-// Name is that of Connect's own codec, which this one replaces.
+// Name returns the name of Connect's own codec, which this one replaces.
 func (boundedJSON) Name() string { return "json" }
 
 // Marshal encodes a message.
@@ -166,13 +166,13 @@ func (boundedJSON) Marshal(message any) ([]byte, error) {
 	return protojson.Marshal(m)
 }
 
-// Unmarshal decodes a message. Like Connect's codec, it skips fields that it does not know.
+// Unmarshal decodes a message. Like Connect's codec, it skips unknown fields.
 func (c boundedJSON) Unmarshal(data []byte, message any) error {
 	m, ok := message.(proto.Message)
 	if !ok {
 		return fmt.Errorf("%T is no message", message)
 	}
-	objects, values := count(data) // before Unmarshal: what that makes of three bytes takes hundreds
+	objects, values := count(data) // before Unmarshal, whose result takes hundreds of bytes for three
 	if objects > c.most.objects || values > c.most.values {
 		return fmt.Errorf("%w: more than %d entries or %d values", errTooMuch, c.most.objects, c.most.values)
 	}
@@ -182,8 +182,8 @@ func (c boundedJSON) Unmarshal(data []byte, message any) error {
 	return protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(data, m)
 }
 
-// count returns how many objects and how many values are in JSON, at most: in what is no JSON it
-// may count too many. It allocates nothing.
+// count returns an upper bound of the number of objects and of values in JSON; for invalid JSON it
+// may be too high. It allocates nothing.
 func count(data []byte) (objects, values int) {
 	quoted := false
 	for i := 0; i < len(data); i++ {

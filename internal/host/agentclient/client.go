@@ -1,9 +1,9 @@
-// Package agentclient is the host side of the guest agent: it speaks to one guest over a dial
-// function, which normally connects to the unix socket of the guest's VMM and names a vsock port.
+// Package agentclient is the host side of the guest agent: it calls one guest over a dial function,
+// which normally connects to the unix socket of the guest's VMM and names a vsock port.
 //
-// Every call makes its own connection: a vsock stream does not survive a fork, so none is kept
-// where a stale one could be handed out. The package does not start or find guests, does not retry,
-// and trusts nothing a guest answers: every reply is bounded.
+// Every call makes its own connection. A vsock stream does not survive a fork, so none is kept: a
+// kept one could be stale. The package does not start or find guests, does not retry, and trusts no
+// answer of a guest: every answer is bounded.
 package agentclient
 
 import (
@@ -21,18 +21,18 @@ import (
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
-// Bounds on what a guest may answer, in bytes.
+// Bounds on a guest's answers, in bytes.
 const (
 	maxControlReply  = 64 << 10
 	maxLine          = 32 << 20
 	maxErrorBody     = 64 << 10
-	maxHeaders       = 16 << 10 // a file's name may have 12 KiB in one, each byte of it as three
-	maxText          = 16 << 10 // of an error, or of how a command ended
+	maxHeaders       = 16 << 10 // a header may hold a file's name of 12 KiB, with three bytes for each of its bytes
+	maxText          = 16 << 10 // of an error, or of a command's outcome
 	defaultMaxOutput = 8 << 20
 )
 
-// maxTotal is how many bytes of output a command or code may send in all before it is ended, where
-// the first limit of each stream are kept: what is dropped has to be decoded too.
+// maxTotal bounds the total output of a command or code, in bytes, if the first limit bytes of each
+// stream are kept. Beyond it the command is killed, because dropped output has to be decoded too.
 func maxTotal(limit int) int { return 8 * max(limit, defaultMaxOutput) }
 
 // DialFunc opens a stream to a vsock port of one guest.
@@ -45,18 +45,18 @@ type Client struct {
 	envd  *http.Client
 	code  *http.Client
 
-	// Keep is called, if it is set, before so many more bytes of answers are kept: as text, or as
-	// what they are decoded into. An error of it ends the call. What streams, and files, is not kept.
+	// Keep, if set, is called before the given number of bytes of an answer are kept, as text or
+	// decoded. An error of it ends the call. Streams and files are not kept.
 	Keep func(bytes int) error
 }
 
-// Hosts of the URLs that the client requests; the dial function ignores them.
+// Host names in the client's URLs; the dial function ignores them.
 const (
 	envdURL = "http://envd"
 	codeURL = "http://code-interpreter"
 )
 
-// New returns a client that reaches its guest through dial. It connects to nothing yet.
+// New returns a client that reaches its guest through dial. It does not connect yet.
 func New(dial DialFunc) *Client {
 	c := &Client{dial: dial, quiet: agentproto.QuietTime}
 	c.envd = &http.Client{Transport: c.Transport(agentproto.EnvdPort)}
@@ -67,9 +67,9 @@ func New(dial DialFunc) *Client {
 // Dial opens a stream to a port of the guest.
 func (c *Client) Dial(ctx context.Context, port uint32) (net.Conn, error) { return c.dial(ctx, port) }
 
-// Transport returns a round tripper whose requests all go to one port of the guest, whatever host
-// their URL names: for proxying the raw envd or code interpreter protocol, or a guest's own HTTP
-// server on vsock.
+// Transport returns a round tripper that sends all requests to one port of the guest, whatever host
+// their URL names. It serves to proxy the raw envd or code interpreter protocol, or a guest's own
+// HTTP server on vsock.
 func (c *Client) Transport(port uint32) http.RoundTripper {
 	return &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -93,26 +93,26 @@ func (c *Client) Ping(ctx context.Context) (agentproto.Ready, error) {
 	return *reply.Ready, nil
 }
 
-// ResetConnections ends the guest's TCP connections to the outside, whose other ends have gone.
+// ResetConnections closes the guest's TCP connections to the outside, whose other ends are gone.
 func (c *Client) ResetConnections(ctx context.Context) error {
 	_, err := c.control(ctx, agentproto.Request{Op: agentproto.OpReset})
 	return err
 }
 
-// Trust has the guest's programs trust a certificate, PEM, as an authority.
+// Trust makes the guest's programs trust a PEM certificate as an authority.
 func (c *Client) Trust(ctx context.Context, certificate []byte) error {
 	_, err := c.control(ctx, agentproto.Request{Op: agentproto.OpTrust, Certificate: string(certificate)})
 	return err
 }
 
-// Freeze brings the guest's root file system to rest: its disk is one that was unmounted, until Thaw,
-// or for 30 seconds.
+// Freeze brings the guest's root file system to rest: its disk is then in the state of an unmounted
+// one, until Thaw or for 30 seconds.
 func (c *Client) Freeze(ctx context.Context) error {
 	_, err := c.control(ctx, agentproto.Request{Op: agentproto.OpFreeze})
 	return err
 }
 
-// Thaw ends the rest that Freeze began. It fails if that had ended before.
+// Thaw ends the rest that Freeze began. It fails if the rest has already ended.
 func (c *Client) Thaw(ctx context.Context) error {
 	_, err := c.control(ctx, agentproto.Request{Op: agentproto.OpThaw})
 	return err
@@ -140,7 +140,8 @@ func (c *Client) control(ctx context.Context, req agentproto.Request) (agentprot
 	return reply, nil
 }
 
-// Defaults are what requests to a guest get that say nothing else. What is empty stays as it is.
+// Defaults apply to requests to a guest that do not say otherwise. Empty fields leave the guest's
+// defaults unchanged.
 type Defaults struct {
 	User string            `json:"defaultUser,omitempty"`    // an account of the guest
 	Dir  string            `json:"defaultWorkdir,omitempty"` // absolute
@@ -169,8 +170,8 @@ func (c *Client) SetDefaults(ctx context.Context, d Defaults) error {
 	return nil
 }
 
-// Sync makes the guest ready for a snapshot: its page cache is on its disk, its interpreters have
-// collected their garbage, and it has been idle for some seconds.
+// Sync prepares the guest for a snapshot: its page cache is written to its disk, its interpreters
+// collect their garbage, and it has been idle for some seconds.
 func (c *Client) Sync(ctx context.Context) error {
 	if _, err := c.forkMessage(ctx, "agent sync", agentproto.AppendPrepare(nil)); err != nil {
 		return err
@@ -183,9 +184,9 @@ func (c *Client) Sync(ctx context.Context) error {
 	}
 }
 
-// Forked tells the guest that it is a new copy and waits until it has taken up its identity. It
-// returns which generators the agent has found, or nil if the agent, an older one, has not looked.
-// After an error the guest must be killed: it may share random numbers with its siblings.
+// Forked tells the guest that it is a new copy, and waits until it has taken up its identity. It
+// returns the generators that the agent has found, or nil if the agent is too old to look. After an
+// error the guest must be killed, because it may share random numbers with its siblings.
 func (c *Client) Forked(ctx context.Context, f agentproto.Forked) (*agentproto.Unique, error) {
 	message, err := f.Append(nil)
 	if err != nil {
@@ -194,7 +195,7 @@ func (c *Client) Forked(ctx context.Context, f agentproto.Forked) (*agentproto.U
 	return c.forkMessage(ctx, "agent forked", message)
 }
 
-// forkMessage sends a message to agentproto.ForkPort and returns what is in the answer.
+// forkMessage sends a message to agentproto.ForkPort and returns the findings in the answer.
 func (c *Client) forkMessage(ctx context.Context, op string, message []byte) (*agentproto.Unique, error) {
 	var body []byte
 	err := c.exchange(ctx, agentproto.ForkPort, message, func(r io.Reader) error {
@@ -223,7 +224,7 @@ func (c *Client) forkMessage(ctx context.Context, op string, message []byte) (*a
 	return unique, nil
 }
 
-// exchange sends a request on a connection of its own and lets read take the answer.
+// exchange sends a request on a connection of its own and calls read to receive the answer.
 func (c *Client) exchange(ctx context.Context, port uint32, request []byte, read func(io.Reader) error) error {
 	conn, err := c.dial(ctx, port)
 	if err != nil {

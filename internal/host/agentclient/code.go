@@ -18,23 +18,23 @@ import (
 // CodeRequest is code for an interpreter of the guest.
 type CodeRequest struct {
 	Code      string
-	ContextID string            // empty: the language's default context, whose state all such calls share
+	ContextID string            // empty: the language's default context, whose state is shared by all such calls
 	Language  string            // empty: python; not together with ContextID
 	Env       map[string]string // for this call only
-	Repr      bool              // the text of a string has its quotes
-	Timeout   time.Duration     // 0: none; the guest interrupts the code when it passes, and kills it if it goes on
+	Repr      bool              // results of type string include their quotes
+	Timeout   time.Duration     // 0: none; when it passes, the guest interrupts the code, and kills it if it goes on
 }
 
-// CodeSink takes what code says while it runs. Its functions are called from one goroutine; an error
-// of theirs ends the call, and so the code.
+// CodeSink receives the output of running code. Its functions are called from one goroutine. If one
+// returns an error, the call ends, and with it the code.
 type CodeSink struct {
-	Started   func(executionCount int) error // first, and once
+	Started   func(executionCount int) error // called first, and once
 	Output    func(s Stream, text string) error
-	Result    func(main bool, data map[string]json.RawMessage) error // forms of a value, by their media types
+	Result    func(main bool, data map[string]json.RawMessage) error // a value's forms, by media type
 	Exception func(EvalError) error
 }
 
-// CodeEnd is how code has ended.
+// CodeEnd describes how code ended.
 type CodeEnd struct {
 	ExecutionCount int
 	Raised         bool // an exception ended it
@@ -43,13 +43,13 @@ type CodeEnd struct {
 	Restarted      bool // after TimedOut: the interpreter had to be killed, and its state is lost
 }
 
-// diedError is the name of the exception by which an agent says that an interpreter has died.
+// diedError is the name of the exception by which an agent reports that an interpreter has died.
 const diedError = "UnexpectedEndOfExecution"
 
-// maxForms is how many forms a result may have, and how many of them under names of their own.
+// maxForms bounds the forms of a result, and how many of them have custom names.
 const maxForms = 64
 
-// mediaType returns the media type of a form of a result, by the names of E2B's protocol.
+// mediaType returns the media type for the name of a result's form in E2B's protocol.
 func mediaType(form string) (string, bool) {
 	switch form {
 	case "text":
@@ -68,8 +68,8 @@ func mediaType(form string) (string, bool) {
 	return "", false
 }
 
-// RunCode runs code in a warm interpreter of the guest and passes what it says to sink. The error is
-// nil whenever the guest could say how the code ended.
+// RunCode runs code in a warm interpreter of the guest and passes its output to sink. The error is
+// nil if the guest reported how the code ended.
 func (c *Client) RunCode(ctx context.Context, req CodeRequest, sink CodeSink) (CodeEnd, error) {
 	execute := agentproto.ExecuteRequest{Code: req.Code, ContextID: req.ContextID, Language: req.Language, Env: req.Env,
 		Repr: req.Repr}
@@ -103,11 +103,11 @@ func (c *Client) RunCode(ctx context.Context, req CodeRequest, sink CodeSink) (C
 type codeRun struct {
 	sink   CodeSink
 	end    CodeEnd
-	failed error // of the sink
+	failed error // error of the sink
 }
 
-// decodedLine is how many bytes count against Client.Keep for each byte of a line. A byte that is not
-// text becomes three when it is decoded, and six as JSON; both are kept beside the line.
+// decodedLine is the number of bytes that count against Client.Keep for each byte of a line. A byte
+// that is not text becomes three when decoded, and six as JSON; both are kept beside the line.
 const decodedLine = 4
 
 func (c *codeRun) read(body io.Reader, ask func(int) error) error {
@@ -144,7 +144,7 @@ func (c *codeRun) line(line []byte) (done bool, err error) {
 	if err := json.Unmarshal(line, &kind); err != nil {
 		return false, err
 	}
-	if kind.Type == "result" { // its text need not be a string, and is not decoded
+	if kind.Type == "result" { // its text field need not be a string, and is not decoded
 		main, data, err := formsOf(bytes.ToValidUTF8(line, []byte("\uFFFD")))
 		if err == nil {
 			err = c.sink.Result(main, data)
@@ -175,8 +175,8 @@ func (c *codeRun) line(line []byte) (done bool, err error) {
 	return false, err
 }
 
-// formsOf returns the forms of a result by their media types. What is in a form is not decoded: a
-// guest could make much of few bytes.
+// formsOf returns the forms of a result by media type. It does not decode the forms, because a
+// guest could make a few bytes large.
 func formsOf(line []byte) (main bool, data map[string]json.RawMessage, err error) {
 	data = map[string]json.RawMessage{}
 	err = eachField(line, func(name string, value json.RawMessage) error {
@@ -203,7 +203,7 @@ func formsOf(line []byte) (main bool, data map[string]json.RawMessage, err error
 func eachField(object []byte, f func(name string, value json.RawMessage) error) error {
 	dec := json.NewDecoder(bytes.NewReader(object))
 	if open, err := dec.Token(); err != nil || open != json.Delim('{') {
-		return errors.Join(err, errors.New("a result is no object"))
+		return errors.Join(err, errors.New("a result is not an object"))
 	}
 	for n := 0; dec.More(); n++ {
 		if n == maxForms {
@@ -217,21 +217,21 @@ func eachField(object []byte, f func(name string, value json.RawMessage) error) 
 		if err := dec.Decode(&value); err != nil {
 			return err
 		}
-		if err := f(name.(string), value); err != nil { // the decoder checks that keys are strings
+		if err := f(name.(string), value); err != nil { // the decoder ensures that keys are strings
 			return err
 		}
 	}
 	return nil
 }
 
-// CodeContext is an interpreter of the guest: a namespace of code.
+// CodeContext is an interpreter of the guest, a namespace for code.
 type CodeContext struct {
 	ID       string `json:"id"`
 	Language string `json:"language"`
 	Cwd      string `json:"cwd"`
 }
 
-// maxContexts bounds a list of contexts; an agent of ours has 64 at most.
+// maxContexts bounds a list of contexts; an intact agent has at most 64.
 const maxContexts = 1024
 
 // Contexts lists the contexts of the guest, oldest first.
@@ -258,13 +258,13 @@ func (c *Client) CreateContext(ctx context.Context, language, cwd string) (made 
 	return made, err
 }
 
-// DeleteContext deletes a context, and ends what runs in it.
+// DeleteContext deletes a context and ends the code that runs in it.
 func (c *Client) DeleteContext(ctx context.Context, id string) error {
 	return c.codeAnswer(ctx, "delete context", http.MethodDelete, "/contexts/"+url.PathEscape(id), nil, nil)
 }
 
-// codeAnswer makes a call of the code interpreter's protocol and decodes the answer into out, if that is
-// not nil.
+// codeAnswer makes a call of the code interpreter's protocol and decodes the answer into out, which
+// may be nil.
 func (c *Client) codeAnswer(ctx context.Context, op, method, path string, body []byte, out any) error {
 	resp, err := c.codeCall(ctx, op, method, path, body)
 	if err != nil {

@@ -47,7 +47,8 @@ func handshake(ctx context.Context, conn net.Conn, port uint32) error {
 	return nil
 }
 
-// readHandshake reads one line byte by byte: what follows it belongs to the guest's stream.
+// readHandshake reads one line byte by byte, because the following bytes belong to the guest's
+// stream.
 func readHandshake(conn net.Conn) (string, error) {
 	var line []byte
 	for one := make([]byte, 1); len(line) < maxHandshake; {

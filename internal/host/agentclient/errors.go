@@ -11,7 +11,7 @@ import (
 	"connectrpc.com/connect"
 )
 
-// How a command or an evaluation can end other than by itself; see ExecResult.Err and
+// Reasons why a command or an evaluation did not end by itself; see ExecResult.Err and
 // EvalResult.Err.
 var (
 	ErrTimeout         = errors.New("timed out")
@@ -21,10 +21,10 @@ var (
 	ErrOutputTruncated = errors.New("output truncated")
 )
 
-// Code classifies an Error; the words are those of the Connect protocol.
+// Code classifies an Error, in the words of the Connect protocol.
 type Code string
 
-// The codes that callers tell apart. Others pass through as the guest sent them.
+// The codes that callers distinguish. Others are passed on as the guest sent them.
 const (
 	CodeInvalid         Code = "invalid_argument"    // a field of the request is wrong; the message names it
 	CodeNotFound        Code = "not_found"           // file, process or context
@@ -32,15 +32,15 @@ const (
 	CodeDenied          Code = "permission_denied"   // the guest's kernel refuses it, such as a new file in /sys
 	CodeExists          Code = "already_exists"      // directory
 	CodeNoSpace         Code = "resource_exhausted"  // the guest's disk is full
-	CodeBusy            Code = "aborted"             // the context runs the code of another call
-	CodeTooMany         Code = "out_of_range"        // the guest has as many contexts as it may
+	CodeBusy            Code = "aborted"             // the context is running the code of another call
+	CodeTooMany         Code = "out_of_range"        // the guest has the maximum number of contexts
 	CodeUnavailable     Code = "unavailable"         // too many connections to ports of the guest
-	CodeRefused         Code = "failed_precondition" // nobody listens on the port
-	CodeTimeout         Code = "deadline_exceeded"   // of DialPort; callers of Exec see Outcome TimedOut instead
+	CodeRefused         Code = "failed_precondition" // no server listens on the port
+	CodeTimeout         Code = "deadline_exceeded"   // from DialPort; callers of Exec see Outcome TimedOut instead
 	CodeInternal        Code = "internal"            // the agent failed
 )
 
-// Error is a refusal by the agent, as opposed to a failure to reach it.
+// Error is a refusal by the agent, in contrast to a failure to reach it.
 type Error struct {
 	Op      string // such as "read file /etc/motd"
 	Code    Code
@@ -49,7 +49,7 @@ type Error struct {
 
 func (e *Error) Error() string { return e.Op + ": " + e.Message }
 
-// remote turns an error of an RPC into an *Error if the guest sent it.
+// remote converts the error of an RPC to an *Error if the guest sent it.
 func remote(op string, err error) error {
 	var ce *connect.Error
 	switch {

@@ -18,10 +18,10 @@ import (
 
 // EvalOptions are the optional parts of an evaluation.
 type EvalOptions struct {
-	ContextID string            // empty: the language's default context, whose state all such calls share
+	ContextID string            // empty: the language's default context, whose state is shared by all such calls
 	Language  string            // empty: python; not together with ContextID
 	Env       map[string]string // for this call only
-	Timeout   time.Duration     // 0: none; the guest interrupts the code when it passes, and kills it if it goes on
+	Timeout   time.Duration     // 0: none; when it passes, the guest interrupts the code, and kills it if it goes on
 	MaxOutput int               // bytes kept of each of stdout and stderr, and of the result; 0: 8 MiB
 }
 
@@ -33,7 +33,7 @@ type EvalResult struct {
 	Error     *EvalError // exception that ended the code
 	TimedOut  bool
 	Restarted bool // after TimedOut: the interpreter had to be killed, and its state is lost
-	Truncated bool // something was longer than MaxOutput and its rest was dropped
+	Truncated bool // some output was longer than MaxOutput, and its rest was dropped
 }
 
 // EvalError is an exception in evaluated code.
@@ -45,8 +45,8 @@ type EvalError struct {
 
 func (e *EvalError) Error() string { return e.Name + ": " + e.Value }
 
-// Err returns nil if the code ran to its end and the output is whole, else ErrTimeout, the
-// *EvalError or ErrOutputTruncated.
+// Err returns nil if the code completed and the output is whole, else ErrTimeout, the *EvalError or
+// ErrOutputTruncated.
 func (r EvalResult) Err() error {
 	switch {
 	case r.TimedOut:
@@ -59,12 +59,12 @@ func (r EvalResult) Err() error {
 	return nil
 }
 
-// evalSlack is how long after its timeout and agentproto.EvalGrace a guest may take to say that the
-// code has ended.
+// evalSlack is how long, after its timeout and agentproto.EvalGrace, a guest may take to report the
+// end of the code.
 const evalSlack = 5 * time.Second
 
-// Eval runs code in a warm interpreter of the guest. The error is nil whenever the guest could say
-// how it went; an exception is in EvalResult.Error.
+// Eval runs code in a warm interpreter of the guest. The error is nil if the guest reported how the
+// code ended; an exception is in EvalResult.Error.
 func (c *Client) Eval(ctx context.Context, code string, opts EvalOptions) (EvalResult, error) {
 	req := agentproto.ExecuteRequest{Code: code, ContextID: opts.ContextID, Language: opts.Language, Env: opts.Env,
 		Repr: true}
@@ -102,10 +102,10 @@ type evaluation struct {
 	limit          int
 	errorBytes     int
 	keep           func(int) error
-	longest        int // what the buffer of lines has grown to
+	longest        int // size of the buffer of lines
 }
 
-// kept is how many bytes of the code's are kept.
+// kept returns the number of bytes of the code's output that are kept.
 func (e *evaluation) kept() int {
 	n := e.stdout.buf.Len() + e.stderr.buf.Len() + e.errorBytes
 	if e.result.Result != nil {
@@ -114,7 +114,7 @@ func (e *evaluation) kept() int {
 	return n
 }
 
-// split is bufio.ScanLines of lines that are kept while they come.
+// split is bufio.ScanLines that counts the bytes of a line as they arrive.
 func (e *evaluation) split(data []byte, atEOF bool) (advance int, token []byte, err error) {
 	if grown := len(data) - e.longest; grown > 0 {
 		e.longest = len(data)
@@ -143,7 +143,7 @@ func (e *evaluation) run(ctx context.Context, client *http.Client, body []byte) 
 	lines.Buffer(nil, maxLine)
 	lines.Split(e.split)
 	for total := 0; lines.Scan(); {
-		if total += len(lines.Bytes()); total > maxTotal(e.limit) { // the end of the connection interrupts the code
+		if total += len(lines.Bytes()); total > maxTotal(e.limit) { // closing the connection interrupts the code
 			e.result.Error = &EvalError{Name: "OutputLimit", Value: fmt.Sprintf("interrupted after %d bytes of output", total)}
 			e.result.Truncated = true
 			return nil
@@ -188,7 +188,7 @@ func (e *evaluation) line(line []byte) (done bool, err error) {
 		ee := m.EvalError
 		e.result.Error, e.errorBytes = &ee, len(line)
 	case "result":
-		if m.Main && e.result.Result == nil { // other forms of it, and what was displayed, are for E2B's clients
+		if m.Main && e.result.Result == nil { // other forms of it, and displayed values, are for E2B's clients
 			e.result.Truncated = e.result.Truncated || len(m.Text) > e.limit
 			text := cut(m.Text, e.limit)
 			e.result.Result = &text
@@ -201,8 +201,8 @@ func (e *evaluation) line(line []byte) (done bool, err error) {
 	return false, nil
 }
 
-// cut returns about limit bytes of the beginning of a text, in whole characters, and says how much
-// there was.
+// cut returns about the first limit bytes of a text, in whole characters, and adds the total
+// length.
 func cut(text string, limit int) string {
 	if len(text) <= limit {
 		return text
@@ -214,8 +214,8 @@ func cut(text string, limit int) string {
 	return fmt.Sprintf("%s… (cut, %d bytes in all)", head, len(text))
 }
 
-// Interrupt interrupts what runs in an interpreter, once, and says whether anything ran. Code may
-// catch it and go on; an empty context is the default one of Python.
+// Interrupt interrupts the code that runs in an interpreter, once, and reports whether any ran.
+// Code may catch the interrupt and continue. An empty context is the default one of Python.
 func (c *Client) Interrupt(ctx context.Context, contextID string) (bool, error) {
 	var answer struct {
 		Interrupted bool `json:"interrupted"`
@@ -226,12 +226,12 @@ func (c *Client) Interrupt(ctx context.Context, contextID string) (bool, error) 
 	return answer.Interrupted, err
 }
 
-// Restart replaces an interpreter: what runs in it ends, and its variables are lost.
+// Restart replaces an interpreter: the code that runs in it ends, and its variables are lost.
 func (c *Client) Restart(ctx context.Context, contextID string) error {
 	return c.onContext(ctx, contextID, "restart", func(io.Reader) error { return nil })
 }
 
-// defaultContext is the interpreter of calls that name none.
+// defaultContext is the interpreter for calls that name none.
 const defaultContext = "python"
 
 func (c *Client) onContext(ctx context.Context, contextID, verb string, read func(body io.Reader) error) error {

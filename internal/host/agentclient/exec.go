@@ -24,15 +24,15 @@ type ExecRequest struct {
 	Env       map[string]string
 	Cwd       string        // empty: the user's home
 	User      string        // empty: the guest's default user
-	UserElse  string        // instead of root, where the guest has the account and no default user of its own
-	Stdin     io.Reader     // nil: /dev/null, or what OpenStdin and Terminal say
-	OpenStdin bool          // stdin stays open for Process.Input; not together with Stdin
-	Terminal  *Size         // a terminal for the command; its output is all Stdout
-	Timeout   time.Duration // 0: none; the guest kills the command's process group when it passes
-	MaxOutput int           // bytes kept of each of stdout and stderr; 0: 8 MiB. Used by Exec only
+	UserElse  string        // used instead of root, if the guest has this account and no default user
+	Stdin     io.Reader     // nil: /dev/null, or as OpenStdin and Terminal say
+	OpenStdin bool          // stdin stays open for Process.Input; excludes Stdin
+	Terminal  *Size         // terminal of the command; all its output is Stdout
+	Timeout   time.Duration // 0: none; when it passes, the guest kills the command's process group
+	MaxOutput int           // bytes kept of each of stdout and stderr; 0: 8 MiB; for Exec only
 
-	// Started is called, if it is set, as soon as the command runs. An error of it ends the call
-	// like one of the sink.
+	// Started, if set, is called as soon as the command runs. If it returns an error, the call
+	// ends, as with an error of the sink.
 	Started func(*Process) error
 }
 
@@ -60,8 +60,8 @@ type ExecResult struct {
 	StderrTruncated bool
 }
 
-// Err returns nil if the command ran to its own end, with whatever exit code, and its output is
-// whole; else an error that wraps one of the Err variables.
+// Err returns nil if the command exited by itself, with any exit code, and its output is complete.
+// Otherwise it returns an error that wraps one of the Err variables.
 func (r ExecResult) Err() error {
 	switch {
 	case r.Outcome == TimedOut:
@@ -89,9 +89,9 @@ const (
 
 var errExcess = errors.New("too much output")
 
-// Exec runs a command and collects its output. The error is nil whenever the guest could say how
-// the command ended, see ExecResult.Outcome; it is an *Error if the guest refused the request, such
-// as an unknown user or directory.
+// Exec runs a command and collects its output. The error is nil if the guest reported how the
+// command ended, see ExecResult.Outcome. It is an *Error if the guest refused the request, for
+// example because of an unknown user or directory.
 func (c *Client) Exec(ctx context.Context, req ExecRequest) (ExecResult, error) {
 	limit := req.MaxOutput
 	if limit <= 0 {
@@ -124,7 +124,7 @@ func (c *Client) Exec(ctx context.Context, req ExecRequest) (ExecResult, error) 
 	return r, err
 }
 
-// ExecStream runs a command and hands its output to sink as it arrives, from one goroutine. An
+// ExecStream runs a command and passes its output to sink as it arrives, from one goroutine. An
 // error of sink kills the command and is returned. The command is also killed if ctx ends first.
 func (c *Client) ExecStream(ctx context.Context, req ExecRequest, sink func(Stream, []byte) error) (ExecResult, error) {
 	none := ExecResult{ExitCode: -1}
@@ -141,12 +141,12 @@ func (c *Client) ExecStream(ctx context.Context, req ExecRequest, sink func(Stre
 	if err == nil {
 		return result, nil
 	}
-	// The guest's clock may reach the deadline a moment before ours.
+	// The guest's clock may reach the deadline slightly earlier.
 	var refused *Error
 	deadline := callCtx.Err() != nil || errors.Is(err, context.DeadlineExceeded) ||
 		errors.As(err, &refused) && refused.Code == CodeTimeout
 	if req.Timeout > 0 && ctx.Err() == nil && deadline && run.sinkErr == nil {
-		// The guest has the same deadline and kills the process by itself.
+		// The guest has the same deadline and kills the process itself.
 		status := fmt.Sprintf("timed out after %v", req.Timeout)
 		if run.pid == 0 {
 			status += ", and the guest did not say that the command had started"
@@ -159,12 +159,12 @@ func (c *Client) ExecStream(ctx context.Context, req ExecRequest, sink func(Stre
 	return none, err
 }
 
-// ErrDetached ends an ExecStream without ending the command: as the cause of its context's end, or
+// ErrDetached ends an ExecStream without killing the command: as the cause of its context's end, or
 // as an error of its functions.
 var ErrDetached = errors.New("the command goes on by itself")
 
-// ExecDetached starts a command that goes on by itself. Its output is lost as long as nobody is
-// attached. The process is nil if the command could not be started, and the result says why.
+// ExecDetached starts a command and leaves it running. Its output is lost while no client is
+// attached. If the command could not be started, the process is nil and the result says why.
 func (c *Client) ExecDetached(ctx context.Context, req ExecRequest) (started *Process, r ExecResult, err error) {
 	req.Started = func(p *Process) error {
 		started = p
@@ -181,17 +181,17 @@ type execCall struct {
 	client  *Client
 	req     ExecRequest
 	sink    func(Stream, []byte) error
-	sinkErr error // or one of ExecRequest.Started
+	sinkErr error // or error of ExecRequest.Started
 	pid     uint32
 	started chan struct{} // closed when pid is known
 }
 
-// untilStarted is stream for a caller that may leave before the guest has said which process it
-// started: the call goes on for a moment, or nothing could kill that process.
+// untilStarted is stream for a caller that may leave before the guest has reported the id of the
+// process: the call goes on for a moment, because otherwise the process could not be killed.
 func (e *execCall) untilStarted(ctx context.Context) (ExecResult, error) {
 	call, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
-	if deadline, ok := ctx.Deadline(); ok { // the guest has it too
+	if deadline, ok := ctx.Deadline(); ok { // the guest has the same deadline
 		var end context.CancelFunc
 		call, end = context.WithDeadline(call, deadline)
 		defer end()
@@ -240,14 +240,15 @@ func (e *execCall) stream(ctx context.Context) (ExecResult, error) {
 	return notStarted(op, stream.Err())
 }
 
-// event takes one event of a process and returns the last, which says how it ended.
+// event handles one event of a process. It returns the last event, which says how the process
+// ended.
 func (e *execCall) event(ctx context.Context, event *process.ProcessEvent) (*process.ProcessEvent_EndEvent, error) {
 	switch ev := event.GetEvent().(type) {
 	case *process.ProcessEvent_Start:
-		if e.pid != 0 { // once, however often the guest says so: the request's reader is for one goroutine
+		if e.pid != 0 { // only once, even if the guest repeats it: the request's reader is for one goroutine
 			return nil, nil
 		}
-		e.pid = max(ev.Start.GetPid(), 1) // no process has 0
+		e.pid = max(ev.Start.GetPid(), 1) // 0 is not a process id
 		close(e.started)
 		if e.req.Started != nil {
 			e.sinkErr = e.req.Started(e.client.Process(e.pid))
@@ -286,8 +287,8 @@ func ended(end *process.ProcessEvent_EndEvent) ExecResult {
 	return ExecResult{Outcome: Signaled, ExitCode: -1, Signal: signalOf(status), Status: status}
 }
 
-// signalOf finds the signal that a status such as "signal: killed (core dumped)" names, in the
-// words of package syscall; 0 if there is none.
+// signalOf returns the signal in a status such as "signal: killed (core dumped)", as package
+// syscall spells it; 0 if there is none.
 func signalOf(status string) syscall.Signal {
 	words, _, _ := strings.Cut(strings.TrimPrefix(status, "signal: "), " (")
 	for s := syscall.Signal(1); s <= maxSignal; s++ {
@@ -298,11 +299,11 @@ func signalOf(status string) syscall.Signal {
 	return 0
 }
 
-// maxSignal is the last signal of Linux, SIGRTMAX.
+// maxSignal is the highest signal of Linux, SIGRTMAX.
 const maxSignal = 64
 
-// notStarted tells the outcomes without a process apart from errors. In Start, not_found and
-// permission_denied can only be about the command.
+// notStarted distinguishes the outcomes without a process from errors. In Start, not_found and
+// permission_denied can only refer to the command.
 func notStarted(op string, err error) (ExecResult, error) {
 	none := ExecResult{ExitCode: -1}
 	if err == nil {
@@ -320,8 +321,8 @@ func notStarted(op string, err error) (ExecResult, error) {
 	return none, remote(op, err)
 }
 
-// feed copies the request's stdin to the process and closes it. A process may end or close its
-// stdin before all is written, so failures end the copy and are not reported.
+// feed copies the request's stdin to the process and closes it. A process may exit or close its
+// stdin early, so failures end the copy and are not reported.
 func (e *execCall) feed(ctx context.Context) {
 	p := e.client.Process(e.pid)
 	for buf := make([]byte, 1<<20); ; {
@@ -338,7 +339,7 @@ func (e *execCall) feed(ctx context.Context) {
 	}
 }
 
-// killTimeout bounds the attempt to kill a process whose caller has gone.
+// killTimeout bounds the attempt to kill a process whose caller has left.
 const killTimeout = 5 * time.Second
 
 func (e *execCall) kill(ctx context.Context) {
@@ -347,14 +348,14 @@ func (e *execCall) kill(ctx context.Context) {
 	_ = e.client.Process(e.pid).Signal(ctx, syscall.SIGKILL)
 }
 
-// setUser selects the guest user as the E2B SDKs do: basic authentication with an empty password.
+// setUser selects the guest user as E2B's SDKs do: basic authentication with an empty password.
 func setUser(h interface{ Set(k, v string) }, user string) {
 	if user != "" {
 		h.Set("Authorization", "Basic "+base64.StdEncoding.EncodeToString([]byte(user+":")))
 	}
 }
 
-// capped keeps the first limit bytes of what is added.
+// capped keeps the first limit bytes that are added.
 type capped struct {
 	buf       bytes.Buffer
 	limit     int

@@ -14,20 +14,20 @@ func (c *Client) ReadFile(ctx context.Context, path, user string) (io.ReadCloser
 	return c.download(ctx, "read file", "/files", path, user)
 }
 
-// WriteFile writes a file of the guest as user, creating its directories and replacing what is
-// there.
+// WriteFile writes a file of the guest as user. It creates missing directories and replaces an
+// existing file.
 func (c *Client) WriteFile(ctx context.Context, path, user string, content io.Reader) error {
 	return c.upload(ctx, "write file", "/files", path, user, content)
 }
 
-// ReadTree packs what is below a directory of the guest as a tar archive, as user. The caller
-// distrusts it, bounds how much it reads, and closes it.
+// ReadTree packs a directory of the guest as a tar archive, as user. The caller must distrust the
+// archive, bound how much it reads, and close it.
 func (c *Client) ReadTree(ctx context.Context, path, user string) (io.ReadCloser, error) {
 	return c.download(ctx, "read directory", "/archive", path, user)
 }
 
-// WriteTree unpacks a tar archive in a directory of the guest, which is made if there is none. What
-// it makes belongs to user.
+// WriteTree unpacks a tar archive into a directory of the guest, which is created if missing. New
+// files belong to user.
 func (c *Client) WriteTree(ctx context.Context, path, user string, archive io.Reader) error {
 	return c.upload(ctx, "write directory", "/archive", path, user, archive)
 }
@@ -45,11 +45,11 @@ func (c *Client) upload(ctx context.Context, what, route, path, user string, con
 	if err != nil {
 		return err
 	}
-	_ = resp.Body.Close() // nothing is in it
+	_ = resp.Body.Close() // the body is empty
 	return nil
 }
 
-// filesRequest returns the answer of a request that the agent has carried out.
+// filesRequest makes a request and returns the answer if the agent carried it out.
 func (c *Client) filesRequest(ctx context.Context, method, what, route, path, user string,
 	body io.Reader) (*http.Response, error) {
 	op := what + " " + path

@@ -11,18 +11,17 @@ import (
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
-// PortConn is a connection to a TCP port of a guest. CloseWrite ends what the host sends, and only
-// that.
+// PortConn is a connection to a TCP port of a guest. CloseWrite closes only the host's direction.
 //
-// A connection that the guest resets looks as if the guest had ended it: vsock has no other end.
+// If the guest resets a connection, the host sees an ordinary end, because vsock has no resets.
 type PortConn interface {
 	net.Conn
 	CloseWrite() error
 }
 
-// DialPort connects to a TCP port of the guest's loopback, 127.0.0.1 or ::1, by way of the agent:
-// no other address of the guest can be named. The error is an *Error if the agent says why not. The
-// stream does not end with ctx.
+// DialPort connects to a TCP port on the guest's loopback, 127.0.0.1 or ::1, through the agent.
+// Other addresses of the guest cannot be named. If the agent gives a reason for a failure, the
+// error is an *Error. The stream does not end with ctx.
 func (c *Client) DialPort(ctx context.Context, port uint16) (PortConn, error) {
 	op := fmt.Sprintf("connect to port %d", port)
 	conn, err := c.dial(ctx, agentproto.DialPort)
@@ -43,7 +42,7 @@ func (c *Client) DialPort(ctx context.Context, port uint16) (PortConn, error) {
 	return nil, refusal(op, port, answer)
 }
 
-// DialService connects to a service of the agent, by its vsock port. As of DialPort, the stream
+// DialService connects to a service of the agent, by its vsock port. Like DialPort's, the stream
 // does not end with ctx.
 func (c *Client) DialService(ctx context.Context, port uint32) (PortConn, error) {
 	conn, err := c.dial(ctx, port)
@@ -57,7 +56,7 @@ func (c *Client) DialService(ctx context.Context, port uint32) (PortConn, error)
 	return nil, errors.New("the dial function made no PortConn")
 }
 
-// askPort names the port and reads the answer.
+// askPort sends the port and reads the answer.
 func askPort(ctx context.Context, conn net.Conn, port uint16) (agentproto.DialAnswer, error) {
 	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
 	_, err := conn.Write(agentproto.AppendDial(nil, port))
@@ -71,12 +70,12 @@ func askPort(ctx context.Context, conn net.Conn, port uint16) (agentproto.DialAn
 	return agentproto.DialAnswer(answer[0]), err
 }
 
-// refusal is an answer but DialOK in words.
+// refusal converts an answer other than DialOK to an error.
 func refusal(op string, port uint16, answer agentproto.DialAnswer) error {
 	switch answer {
 	case agentproto.DialRefused:
 		return &Error{Op: op, Code: CodeRefused,
-			Message: fmt.Sprintf("nobody listens on 127.0.0.1:%d or [::1]:%d in the sandbox", port, port)}
+			Message: fmt.Sprintf("no server listens on 127.0.0.1:%d or [::1]:%d in the sandbox", port, port)}
 	case agentproto.DialTimeOut:
 		return &Error{Op: op, Code: CodeTimeout, Message: "the server in the sandbox does not accept connections"}
 	case agentproto.DialBusy:

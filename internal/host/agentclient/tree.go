@@ -11,16 +11,16 @@ import (
 	"github.com/forkd/forkd/internal/proto/envdproto/filesystem/filesystemconnect"
 )
 
-// Entry describes a file, a directory or a link of a guest, as the guest says.
+// Entry is the guest's description of a file, a directory or a symbolic link.
 type Entry struct {
 	Name, Path   string
-	Type         string // "file", "directory", "symlink" or "other"; of what a link leads to, if that is there
+	Type         string // "file", "directory", "symlink" or "other"; for a link, the type of its target if that exists
 	Size         int64
 	Mode         uint32 // permission bits
 	Permissions  string // such as "-rw-r--r--"
 	Owner, Group string
 	Modified     time.Time
-	LinkTarget   string // of a link: where it leads in the end
+	LinkTarget   string // of a link: its final target
 }
 
 func entryOf(e *filesystem.EntryInfo) Entry {
@@ -39,7 +39,7 @@ func entryOf(e *filesystem.EntryInfo) Entry {
 		LinkTarget: e.GetSymlinkTarget()}
 }
 
-// asUser makes a request of a message.
+// asUser returns a request with a message, as user.
 func asUser[T any](user string, message *T) *connect.Request[T] {
 	req := connect.NewRequest(message)
 	setUser(req.Header(), user)
@@ -56,7 +56,7 @@ func (c *Client) Stat(ctx context.Context, path, user string) (Entry, error) {
 	return entryOf(e.GetEntry()), nil
 }
 
-// List describes what is in a directory of the guest, and below it to a depth; 1 is the directory
+// List describes the content of a directory of the guest, down to a depth; 1 is the directory
 // alone.
 func (c *Client) List(ctx context.Context, path, user string, depth uint32) ([]Entry, error) {
 	answer, err := call[filesystem.ListDirRequest, filesystem.ListDirResponse](ctx, c,
@@ -72,7 +72,7 @@ func (c *Client) List(ctx context.Context, path, user string, depth uint32) ([]E
 	return list, nil
 }
 
-// MakeDir makes a directory of the guest, and its parents. The error has CodeExists if it is there.
+// MakeDir makes a directory of the guest, with its parents. If it exists, the error has CodeExists.
 func (c *Client) MakeDir(ctx context.Context, path, user string) (Entry, error) {
 	e, err := call[filesystem.MakeDirRequest, filesystem.MakeDirResponse](ctx, c,
 		filesystemconnect.FilesystemMakeDirProcedure,
@@ -83,7 +83,7 @@ func (c *Client) MakeDir(ctx context.Context, path, user string) (Entry, error) 
 	return entryOf(e.GetEntry()), nil
 }
 
-// Move gives a file or directory of the guest another path, making its parents.
+// Move moves a file or directory of the guest to another path, whose parents it makes.
 func (c *Client) Move(ctx context.Context, from, to, user string) (Entry, error) {
 	e, err := call[filesystem.MoveRequest, filesystem.MoveResponse](ctx, c, filesystemconnect.FilesystemMoveProcedure,
 		small, asUser(user, &filesystem.MoveRequest{Source: from, Destination: to}))
@@ -93,8 +93,7 @@ func (c *Client) Move(ctx context.Context, from, to, user string) (Entry, error)
 	return entryOf(e.GetEntry()), nil
 }
 
-// Remove removes a path of the guest with everything below it; one that is not there is removed
-// already.
+// Remove removes a path of the guest with everything below it. A missing path is not an error.
 func (c *Client) Remove(ctx context.Context, path, user string) error {
 	_, err := call[filesystem.RemoveRequest, filesystem.RemoveResponse](ctx, c,
 		filesystemconnect.FilesystemRemoveProcedure,
@@ -111,9 +110,9 @@ type Change struct {
 	Name string // relative to the directory
 }
 
-// Watch calls f with what changes in a directory of the guest, and below it if recursive, until ctx
-// ends, f returns an error, which it returns, or the guest ends the watch. f is called with a zero
-// Change when the watch has begun.
+// Watch calls f with the changes in a directory of the guest, and below it if recursive. It first
+// calls f with a zero Change. The watch ends when ctx ends, when f returns an error, which Watch
+// returns, or when the guest ends it.
 func (c *Client) Watch(ctx context.Context, path, user string, recursive bool, f func(Change) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -155,5 +154,5 @@ func changeType(t filesystem.EventType) string {
 	case filesystem.EventType_EVENT_TYPE_CHMOD:
 		return "chmod"
 	}
-	return "write" // also what this host does not know: something is other than before
+	return "write" // also for unknown kinds: something has changed
 }

@@ -1,8 +1,8 @@
-// Package bake makes snapshots of parents: it boots an image, waits until its agent is ready, warms
-// it up, and saves it.
+// Package bake makes snapshots of parents: it boots an image, waits until its agent is ready, runs
+// its warm-up, and saves it.
 //
-// It neither builds images nor forks from what it made. Files of snapshots are package store's, VMM
-// processes come in through vmpool.VMMs, and the guest's agent through the Guest interface.
+// It neither builds images nor forks its snapshots. Files of snapshots belong to package store, VMM
+// processes come from vmpool.VMMs, and the guest's agent from the Guest interface.
 package bake
 
 import (
@@ -35,7 +35,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// Result is what a bake made and how long its steps took.
+// Result is the snapshot made by a bake, with the durations of its steps.
 type Result struct {
 	Info     store.Info
 	Ready    agentproto.Ready
@@ -44,7 +44,7 @@ type Result struct {
 	Save     time.Duration // state and memory into RAM
 	Persist  time.Duration // flushed to disk and published
 	MemBytes uint64        // length of the memory layer
-	Output   string        // of the warm-up steps: the last of it, stdout before stderr of each
+	Output   string        // of the warm-up steps: the end of it, stdout before stderr of each
 }
 
 // Guest is the agent in a parent.
@@ -55,33 +55,32 @@ type Guest interface {
 	Eval(ctx context.Context, code string, opts agentclient.EvalOptions) (agentclient.EvalResult, error)
 }
 
-// Config is what a Baker works with. All fields are required unless they say otherwise.
+// Config configures a Baker. All fields are required unless they say otherwise.
 type Config struct {
 	Store    *store.Store
 	VMMs     vmpool.VMMs
 	Net      *netclient.Client            // nil: parents have no network
-	Guest    func(vsockPath string) Guest // agent behind the vsock socket of a VM
-	RunDir   string                       // a directory for each VM goes into it
-	Template string                       // CPU template of parents whose request names none
+	Guest    func(vsockPath string) Guest // returns the agent behind the vsock socket of a VM
+	RunDir   string                       // holds a directory for each VM
+	Template string                       // default CPU template of parents
 	Accel    string                       // "kvm", or "tcg" on an emulated host
 	Cmdline  string                       // kernel command line of parents
 
-	// Initrd makes the initramfs for the kernel in a file, for requests that have none.
+	// Initrd makes the initramfs for a kernel, for requests without one.
 	Initrd func(kernel string) (*os.File, error)
 	Log    *slog.Logger
 }
 
-// Baker bakes one parent at a time: each wants memory and CPUs of its own, which its request
-// bounds.
+// Baker bakes one parent at a time: each needs memory and CPUs, as much as its request says.
 type Baker struct {
 	cfg   Config
-	place *gate.Gate // has one, held by the bake that is under way
+	place *gate.Gate // one place, held by the current bake
 }
 
 // New returns a Baker.
 func New(cfg Config) *Baker { return &Baker{cfg: cfg, place: gate.New(1)} }
 
-// bake is one parent on its way to a snapshot.
+// bake is the making of one parent's snapshot.
 type bake struct {
 	cfg     *Config
 	req     Request
@@ -95,12 +94,12 @@ type bake struct {
 	disk    *snapshot.Disk // without the parent's own layer
 	lower   []*os.File     // files of disk, base image first
 	undo    cleanup.Stack
-	step    string // what is being done, for errors
+	step    string // present step, for errors
 	result  Result
 }
 
 // Bake boots a parent, waits until its agent is ready, warms it up, saves it and publishes the
-// snapshot. Whatever fails, nothing is left behind; once the guest has run the error is a *Error
+// snapshot. After an error nothing is left behind. Once the guest has run, the error is a *Error
 // with the end of its console.
 func (k *Baker) Bake(ctx context.Context, req Request) (Result, error) {
 	b := &bake{cfg: &k.cfg}
@@ -130,7 +129,7 @@ func (k *Baker) Bake(ctx context.Context, req Request) (Result, error) {
 	if err := b.run(ctx); err != nil {
 		failed := &Error{Tag: req.Tag, Step: b.step, Err: err}
 		if b.vmm != nil {
-			console, _ := vmpool.Console(k.cfg.VMMs, b.dir) // without it the error says less
+			console, _ := vmpool.Console(k.cfg.VMMs, b.dir) // optional: without it the error says less
 			failed.Console = excerpt.Console(console.Bytes, 10)
 		}
 		return Result{}, failed
@@ -138,7 +137,7 @@ func (k *Baker) Bake(ctx context.Context, req Request) (Result, error) {
 	return b.result, nil
 }
 
-// begin notes what is being done, for errors and for those who ask for the snapshot meanwhile.
+// begin records the present step, for errors and for clients that look at the snapshot.
 func (b *bake) begin(step string) {
 	b.step = step
 	b.staging.SetStep(step)
@@ -168,7 +167,7 @@ func (b *bake) run(ctx context.Context) error {
 	}
 	b.begin("publish")
 	start := time.Now()
-	if err := b.vmm.Kill(); err != nil { // the disk layer must have no writer any more
+	if err := b.vmm.Kill(); err != nil { // afterwards nothing writes to the disk layer
 		return fmt.Errorf("end the parent's VMM: %w", err)
 	}
 	own, err := os.Open(b.staging.Path(snapshot.DiskLayerFile))
@@ -206,7 +205,7 @@ func (b *bake) toWarm(ctx context.Context) error {
 	start = time.Now()
 	b.begin("set up the guest")
 	err = within(ctx, b.req.Ready, func(ctx context.Context) error {
-		_, err := identity.Give(ctx, b.guest, parentHostname, b.req.Env) // what is found is found again in each fork
+		_, err := identity.Give(ctx, b.guest, parentHostname, b.req.Env) // each fork finds it again
 		return err
 	})
 	if err != nil {
@@ -221,8 +220,8 @@ func (b *bake) toWarm(ctx context.Context) error {
 	return err
 }
 
-// boot loads the kernel and lets it run. The disk top becomes the snapshot's disk layer, so it is
-// made in place.
+// boot loads the kernel and starts it. The disk top is made in place, because it becomes the
+// snapshot's disk layer.
 func (b *bake) boot(ctx context.Context) error {
 	kernel, initrd, err := b.openBoot()
 	if err != nil {
@@ -260,8 +259,8 @@ func (b *bake) boot(ctx context.Context) error {
 }
 
 // join joins the parent to the network and returns the frame socket of its VM, which may be nil.
-// Without a policy in the request it reaches nobody: what a warm-up fetches would be in every
-// child, and nobody has asked for it.
+// Without a policy in the request the parent has no network: fetched data would be in every child,
+// although no client asked for it.
 func (b *bake) join() (*os.File, error) {
 	setting := netclient.Isolated()
 	if b.req.Network != nil {
@@ -277,7 +276,7 @@ func (b *bake) join() (*os.File, error) {
 	return frames, err
 }
 
-// network is what the snapshot gives to its children.
+// network returns the network setting that children inherit from the snapshot.
 func (b *bake) network() *snapshot.Network {
 	switch {
 	case b.req.Network != nil:
@@ -300,9 +299,9 @@ func (b *bake) waitReady(ctx context.Context) (agentproto.Ready, error) {
 		case c, ok := <-b.vmm.Conns():
 			switch {
 			case !ok:
-				<-ctx.Done() // the VM is ending; its end is the cause
+				<-ctx.Done() // the VM is ending; its exit is the cause
 			case c.Port != agentproto.ReadyPort:
-				c.Conn.Close() // nothing else listens on the host
+				c.Conn.Close() // no server listens on the host
 			default:
 				ready, err := readReady(ctx, c.Conn)
 				return ready, vmpool.Cause(ctx, err)
@@ -333,8 +332,8 @@ func readReady(ctx context.Context, conn net.Conn) (agentproto.Ready, error) {
 	return ready, nil
 }
 
-// save stops the parent and branches it: its state and memory are written, and its disk top becomes a
-// layer.
+// save stops the parent and branches it: its state and memory are written, and its disk top becomes
+// a layer.
 func (b *bake) save(ctx context.Context) (*snapshot.Manifest, []vm.Extent, error) {
 	b.begin("save")
 	start := time.Now()
@@ -356,7 +355,8 @@ func (b *bake) save(ctx context.Context) (*snapshot.Manifest, []vm.Extent, error
 		return nil, nil, err
 	}
 	defer frozen.Close()
-	// The parent is never resumed: nothing is written to this top, which goes with its directory.
+	// The parent is never resumed: nothing is written to this top, which is deleted with its
+	// directory.
 	top, err := chain.NewTop(filepath.Join(b.dir, "unused.top"), b.disk.SizeBytes, disklayer.Format)
 	if err != nil {
 		return nil, nil, err
@@ -388,16 +388,16 @@ func (b *bake) save(ctx context.Context) (*snapshot.Manifest, []vm.Extent, error
 	return m, saved.Extents, nil
 }
 
-// maxLayerExtents bounds the extents of a parent: each costs every fork one mmap, each gap that is
-// filled instead some room in its layer. It leaves branches something of maxExtents.
+// maxLayerExtents bounds the extents of a parent's layer. Each extent costs every fork one mmap;
+// each gap filled instead costs space in the layer. The bound leaves branches a part of maxExtents.
 const maxLayerExtents = 128
 
 // Error reports a parent that did not become a snapshot.
 type Error struct {
 	Tag     string
-	Step    string // what was being done
+	Step    string // step that failed
 	Err     error
-	Console string // last lines of the guest's console, its panic message if it had one
+	Console string // last lines of the guest's console; the panic message if there is one
 }
 
 func (e *Error) Error() string {

@@ -13,8 +13,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// acquire leases the snapshot that the parent boots from, and takes from it what the request leaves
-// open.
+// acquire leases the snapshot that the parent boots from, and takes the values that the request
+// leaves unset from it.
 func (b *bake) acquire(req *Request) (err error) {
 	if err := snapshot.CheckTag(req.From); err != nil {
 		return &invalid.Error{Field: "from", Reason: err.Error()}
@@ -43,7 +43,7 @@ func (b *bake) acquire(req *Request) (err error) {
 	return nil
 }
 
-// openBoot opens what the parent boots from: the files of the request, or those of the snapshot.
+// openBoot opens the kernel and initramfs: those of the request, or those of the snapshot.
 func (b *bake) openBoot() (kernel, initrd *os.File, err error) {
 	if b.req.Kernel == "" {
 		return b.cfg.Store.Boot(b.from)
@@ -66,7 +66,7 @@ func (b *bake) openBoot() (kernel, initrd *os.File, err error) {
 	return nil, nil, err
 }
 
-// openDisk opens the files that the parent's own disk layer lies on, base image first.
+// openDisk opens the files below the parent's own disk layer, base image first.
 func (b *bake) openDisk() error {
 	if b.from != nil {
 		return b.inheritDisk()
@@ -84,8 +84,8 @@ func (b *bake) openDisk() error {
 	return b.staging.UseBase(image)
 }
 
-// inheritDisk takes over the disk of the snapshot that the parent boots from. Where that has too
-// many layers they become one.
+// inheritDisk takes over the disk of the snapshot that the parent boots from. If it has too many
+// layers, they are merged into one.
 func (b *bake) inheritDisk() error {
 	from := b.from.Manifest().Disk
 	b.disk = &snapshot.Disk{SizeBytes: from.SizeBytes, Base: from.Base}

@@ -15,24 +15,24 @@ import (
 
 // Request asks for a parent to be booted, warmed up and saved.
 type Request struct {
-	Client    string // who asks: bakes of one client do not all come before those of another
+	Client    string // the client; bakes of different clients take turns
 	Tag       string
-	From      string             // tag of a disk-only snapshot that it boots from in the place of Rootfs; empty: none
-	Kernel    string             // path of a bzImage or ELF kernel; empty with From: that of the snapshot
-	Initrd    string             // path of the initramfs with the agent; empty: the Baker makes one, if there is a Kernel
+	From      string             // tag of a disk-only snapshot to boot from instead of Rootfs; empty: none
+	Kernel    string             // path of a bzImage or ELF kernel; empty with From: the snapshot's
+	Initrd    string             // path of the initramfs with the agent; empty with Kernel: the Baker makes one
 	Rootfs    string             // path of the raw root file system; never written
-	MemoryMiB uint64             // 0: that of From, or 512
-	VCPUs     uint32             // 0: that of From, or 1
-	Template  string             // CPU template; empty: that of From, or the manager's
-	Env       map[string]string  // added to that of From
-	Commands  []string           // warm-up, each for /bin/sh -c, one after another
-	Python    string             // warm-up, then run in the warm interpreter
-	Ready     time.Duration      // how long the guest may take to boot; 0: 300 s
-	Network   *netclient.Setting // of the warm-up, and of children; nil: none, and that of From or the default
-	Limits    vm.Limits          // of children; zero: those of From
-	Strict    bool               // children are, see unique.Strict; also if From is
-	Warmup    time.Duration      // how long each warm-up step may take; 0: 600 s
-	Transient bool               // the snapshot goes with the last sandbox that runs from it
+	MemoryMiB uint64             // 0: From's, or 512
+	VCPUs     uint32             // 0: From's, or 1
+	Template  string             // CPU template; empty: From's, or the manager's
+	Env       map[string]string  // added to From's
+	Commands  []string           // warm-up commands, each for /bin/sh -c, in order
+	Python    string             // warm-up code, then run in the warm interpreter
+	Ready     time.Duration      // time to boot; 0: 300 s
+	Network   *netclient.Setting // nil: none for the warm-up; for children From's, or the default
+	Limits    vm.Limits          // of children; zero: From's
+	Strict    bool               // for children, see unique.Strict; also set if From is strict
+	Warmup    time.Duration      // time limit of each warm-up step; 0: 600 s
+	Transient bool               // the snapshot is deleted with the last sandbox that runs from it
 }
 
 // Defaults and bounds of a Request.
@@ -40,7 +40,7 @@ const (
 	defaultMemoryMiB = 512
 	minMemoryMiB     = 64
 	maxMemoryMiB     = vm.MaxMemoryBytes >> 20
-	defaultReady     = 300 * time.Second // a kernel of Jupyter's starts slowly where the CPU is emulated
+	defaultReady     = 300 * time.Second // Jupyter's kernel starts slowly on an emulated CPU
 	defaultWarmup    = 600 * time.Second
 	parentHostname   = "forkd"
 )
@@ -91,12 +91,12 @@ func (r *Request) check() error {
 	return nil
 }
 
-// HostMemoryMiB returns how much memory this host has. No VM can use more; one that asks for it
-// spends minutes on setting up what it never gets.
+// HostMemoryMiB returns the memory of this host. No VM can use more. A VM with more would spend
+// minutes on setting up memory that it never gets.
 func HostMemoryMiB() uint64 {
 	var info unix.Sysinfo_t
 	if err := unix.Sysinfo(&info); err != nil {
-		return maxMemoryMiB // it fails for a bad address only
+		return maxMemoryMiB // can fail only for a bad address
 	}
 	return info.Totalram * uint64(info.Unit) >> 20
 }

@@ -13,14 +13,13 @@ import (
 	"github.com/forkd/forkd/internal/host/vmpool"
 )
 
-// maxWarmupOutput is how much output of the warm-up is kept, in bytes.
+// maxWarmupOutput bounds the output kept of the warm-up, in bytes.
 const maxWarmupOutput = 64 << 10
 
-// quotedLines is how many lines of the output of a step that failed its error quotes.
+// quotedLines is how many lines of a failed step's output its error quotes.
 const quotedLines = 10
 
-// WarmupError reports a warm-up step that failed in the guest: what it was asked to do is wrong,
-// not the daemon.
+// WarmupError reports a warm-up step that failed in the guest: the step is wrong, not the daemon.
 type WarmupError struct {
 	What   string // the command, or "python"
 	Reason string // how it ended
@@ -35,8 +34,8 @@ func (e *WarmupError) Error() string {
 	return msg
 }
 
-// lateAnswer is how much longer than its own timeout a step may take until the guest has said so. A
-// guest that does not would hold the only place for bakes.
+// lateAnswer is how much longer than its own timeout a step may take until the guest reports its
+// end. A guest that never reports would hold the only place for bakes.
 const lateAnswer = 30 * time.Second
 
 // within calls f, which waits for the guest, with a deadline.
@@ -46,8 +45,8 @@ func within(ctx context.Context, limit time.Duration, f func(context.Context) er
 	return vmpool.Cause(ctx, f(ctx))
 }
 
-// ErrFull ends a bake, and what else nobody would wait for. A guest whose writes find no room
-// stands still until there is some, and would hold the only place for bakes until its time is over.
+// ErrFull ends a bake, and other work for which no client should wait. A guest whose writes find no
+// space stops until there is some, and would hold the only place for bakes until its timeout.
 var ErrFull = fmt.Errorf("the host's disk is full: the guest writes more than there is room for under the daemon's state: %w", syscall.ENOSPC)
 
 // whileRoom returns a context that ends, with ErrFull as its cause, when the VM pauses itself
@@ -126,7 +125,7 @@ func (b *bake) runPython(ctx context.Context) error {
 	return nil
 }
 
-// keep adds to the output that the result reports.
+// keep adds to the output in the result.
 func (b *bake) keep(output string) {
 	all := strings.ToValidUTF8(b.result.Output+output, "?")
 	b.result.Output = all[max(0, len(all)-maxWarmupOutput):]

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// MemoryBound returns how much memory the daemon's cgroup, and those above it, leave to what is in
-// them, in bytes: the least of their memory.max and memory.high. Without any it is MaxUint64.
+// MemoryBound returns the memory available to the daemon's cgroup, in bytes: the least memory.max
+// and memory.high of it and of those above. Without any limit it is MaxUint64.
 func MemoryBound() uint64 {
 	mount, err := mounted("/proc/self/mounts")
 	if err != nil {
@@ -22,16 +22,16 @@ func MemoryBound() uint64 {
 	return boundAt(dir, mount)
 }
 
-// boundAt is MemoryBound of a cgroup of the hierarchy at mount.
+// boundAt is MemoryBound for a cgroup of the hierarchy at mount.
 func boundAt(dir, mount string) uint64 {
 	least := uint64(math.MaxUint64)
 	for ; strings.HasPrefix(dir, mount); dir = filepath.Dir(dir) {
 		for _, file := range []string{"memory.max", "memory.high"} {
 			p, err := os.ReadFile(filepath.Join(dir, file))
 			if err != nil {
-				continue // the root of the hierarchy has none
+				continue // the root of the hierarchy has no limit
 			}
-			if n, err := strconv.ParseUint(strings.TrimSpace(string(p)), 10, 64); err == nil { // else it is "max"
+			if n, err := strconv.ParseUint(strings.TrimSpace(string(p)), 10, 64); err == nil { // otherwise it is "max"
 				least = min(least, n)
 			}
 		}

@@ -7,12 +7,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// copies are files on tmpfs that the process of a leaf has written for the daemon, by their paths,
-// with their inodes: who has the path later is another file.
+// copies are the files on tmpfs that the process of a leaf has written for the daemon: their paths
+// with their inodes, because a path may later name another file.
 type copies map[string]uint64
 
-// add takes up a file, unless it is on a disk: its pages are page cache then, which the kernel
-// takes back.
+// add records a file, unless it is on a disk, where its pages are page cache that the kernel can
+// reclaim.
 func (c *copies) add(f *os.File) (charged bool, err error) {
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(int(f.Fd()), &fs); err != nil {
@@ -32,8 +32,7 @@ func (c *copies) add(f *os.File) (charged bool, err error) {
 	return true, nil
 }
 
-// bytes is how much memory the files take, none of them more than most. Those that are gone are
-// forgotten.
+// bytes returns the memory that the files take, at most most for each. Deleted files are dropped.
 func (c copies) bytes(most uint64) (sum uint64) {
 	const block = 512 // bytes, the unit of st_blocks
 	for path, inode := range c {

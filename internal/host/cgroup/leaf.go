@@ -16,7 +16,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Leaf is the cgroup of one VM process. A nil Leaf is that of a process without limits. Its methods
+// Leaf is the cgroup of one VM process. A nil Leaf stands for a process without limits. Its methods
 // may be called concurrently.
 type Leaf struct {
 	tree *Tree
@@ -25,16 +25,16 @@ type Leaf struct {
 	mu     sync.Mutex
 	limits vm.Limits
 	ram    uint64            // of the guest
-	spare  uint64            // above the limit of memory: copies in RAM that are a snapshot's
-	copies copies            // of these, what was written for this daemon
-	before uint64            // and what an earlier daemon has allowed for
-	hurry  int               // by how many the limits of the disk are lifted
+	spare  uint64            // allowance above the memory limit: copies in RAM that belong to a snapshot
+	copies copies            // of these, the files written for this daemon
+	before uint64            // allowance of an earlier daemon
+	hurry  int               // number of callers that lift the limits of the disk
 	found  bool              // made by an earlier daemon, and not set since
-	have   map[string]string // what is in the files, as far as that is known
+	have   map[string]string // content of the files, as far as known
 }
 
-// New makes a leaf for a VM with so much memory, with the limits of one that nobody has asked
-// limits for. It is nil where there are no limits.
+// New makes a leaf for a VM with ram bytes of memory, with the default limits. It returns nil if
+// limits are not available.
 func (t *Tree) New(name string, ram uint64) (*Leaf, error) {
 	if t == nil || t.dir == "" {
 		return nil, nil
@@ -51,7 +51,7 @@ func (t *Tree) New(name string, ram uint64) (*Leaf, error) {
 	}
 	for _, f := range filesOf(vm.Limits{}, t.disk, 0, 0) {
 		if f.controller != "memory" {
-			l.have[f.name] = f.value // what the kernel puts there: it is not written again
+			l.have[f.name] = f.value // the kernel's initial values, which are not written again
 		}
 	}
 	err = l.Set(vm.Limits{}, ram)
@@ -66,8 +66,8 @@ func (t *Tree) New(name string, ram uint64) (*Leaf, error) {
 	return l, nil
 }
 
-// Find returns the leaf that an earlier daemon made, nil if there is none. Its limits are not known
-// until they are set.
+// Find returns the leaf that an earlier daemon made, or nil. Its limits are unknown until they are
+// set.
 func (t *Tree) Find(name string) *Leaf {
 	if t == nil || t.dir == "" {
 		return nil
@@ -86,7 +86,7 @@ func (t *Tree) leaf(name string) *Leaf {
 
 func (t *Tree) has(controller string) bool { return slices.Contains(t.enabled, controller) }
 
-// Open opens the leaf for a process to be started in it; nil if there is none.
+// Open opens the leaf so that a process can be started in it; nil if there is none.
 func (l *Leaf) Open() (*os.File, error) {
 	if l == nil {
 		return nil, nil
@@ -98,9 +98,8 @@ func (l *Leaf) Open() (*os.File, error) {
 	return os.NewFile(uintptr(fd), l.dir), nil
 }
 
-// Set replaces the limits. Only what differs is written: nothing, for a new leaf whose process
-// nobody asked limits for. A process that uses more memory than it may have from now on is killed:
-// see Usage.OwnBytes.
+// Set replaces the limits. It writes only values that differ; for a new leaf with default limits
+// that is none. A process that uses more memory than its new limit is killed: see Usage.OwnBytes.
 func (l *Leaf) Set(limits vm.Limits, ram uint64) error {
 	if l == nil {
 		if limits != (vm.Limits{}) {
@@ -118,8 +117,8 @@ func (l *Leaf) Set(limits vm.Limits, ram uint64) error {
 	return l.writeLocked()
 }
 
-// sparedLocked is what an earlier daemon allowed above the limit of memory. A copy that it asked
-// for may still be under way.
+// sparedLocked returns the allowance of an earlier daemon above the memory limit. A copy for that
+// daemon may still be in progress.
 func (l *Leaf) sparedLocked() uint64 {
 	most, err := stat(l.dir, "memory.max", "")
 	if least := memoryOf(l.limits, l.ram); err == nil && most > least {
@@ -140,7 +139,7 @@ func (l *Leaf) writeLocked() error {
 		delete(l.have, f.name)
 		if err := write(l.dir, f.name, f.value); err != nil {
 			if f.name == "memory.swap.max" && errors.Is(err, fs.ErrNotExist) {
-				continue // a kernel without swap
+				continue // the kernel has no swap
 			}
 			return err
 		}
@@ -149,9 +148,10 @@ func (l *Leaf) writeLocked() error {
 	return nil
 }
 
-// Spare lets the VM process write a copy of its guest's memory to layer: that of a branch or of a
-// parent, which is charged to the leaf, if it is on tmpfs, although it is the snapshot's. Tighten
-// takes back what the copy did not need. What it did need stays allowed while the file is there.
+// Spare lets the VM process write a copy of its guest's memory to layer, for a branch or a parent.
+// If layer is on tmpfs, the copy is charged to the leaf, although it belongs to the snapshot.
+// Tighten removes the unused part of this allowance. The used part stays allowed while the file
+// exists.
 func (l *Leaf) Spare(layer *os.File) error {
 	if l == nil {
 		return nil
@@ -165,7 +165,7 @@ func (l *Leaf) Spare(layer *os.File) error {
 	return l.spareLocked(l.ram)
 }
 
-// Tighten: see Spare.
+// Tighten removes the unused part of Spare's allowance.
 func (l *Leaf) Tighten() {
 	if l == nil {
 		return
@@ -173,17 +173,17 @@ func (l *Leaf) Tighten() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if charged, err := stat(l.dir, "memory.stat", "shmem"); err == nil {
-		l.before = min(l.before, charged) // a copy of an earlier daemon has what it needs
+		l.before = min(l.before, charged) // a complete copy of an earlier daemon needs no more
 	}
-	_ = l.spareLocked(0) // the process has ended, where it fails
+	_ = l.spareLocked(0) // fails only if the process has ended
 }
 
-// statLag is by how much the kernel's figures of a cgroup may be behind, for each CPU: 64 pages
-// (mm/memcontrol.c, MEMCG_CHARGE_BATCH).
+// statLag is how much the kernel's figures of a cgroup may lag, per CPU: 64 pages (mm/memcontrol.c,
+// MEMCG_CHARGE_BATCH).
 const statLag = 64 * vm.PageSize
 
-// Hurry lifts the limits of the disk until done is called. What a process has written is brought to
-// disk at the rate of its leaf, also when another one waits for it.
+// Hurry lifts the limits of the disk until done is called. Otherwise data that a process has
+// written is flushed at the rate of its leaf, even if another process waits for it.
 func (l *Leaf) Hurry() (done func()) {
 	if l == nil {
 		return func() {}
@@ -196,13 +196,13 @@ func (l *Leaf) hurryBy(n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.hurry += n
-	_ = l.writeLocked() // the process has ended, where it fails
+	_ = l.writeLocked() // fails only if the process has ended
 }
 
 func lag() uint64 { return statLag * uint64(runtime.NumCPU()) }
 
-// spareLocked allows what tmpfs holds of the copies, and more. What else of it is charged to the
-// leaf is the process's own, and counts.
+// spareLocked allows the tmpfs usage of the copies, and more bytes. Other memory charged to the
+// leaf is the process's own and counts.
 func (l *Leaf) spareLocked(more uint64) error {
 	charged, err := stat(l.dir, "memory.stat", "shmem")
 	if err != nil {
@@ -212,7 +212,7 @@ func (l *Leaf) spareLocked(more uint64) error {
 	return l.writeLocked()
 }
 
-// Usage is what the leaf's process uses, and has used. That of a nil Leaf is zero.
+// Usage returns the present and total usage of the leaf's process, zero for a nil Leaf.
 func (l *Leaf) Usage() (Usage, error) {
 	if l == nil {
 		return Usage{}, nil
@@ -220,15 +220,15 @@ func (l *Leaf) Usage() (Usage, error) {
 	return usageOf(l.dir)
 }
 
-// limitMiB is the memory that the process may have.
+// limitMiB returns the memory limit of the process.
 func (l *Leaf) limitMiB() uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return memoryOf(l.limits, l.ram) >> 20
 }
 
-// Killed says why the kernel killed the leaf's process, as far as it was for memory: by its own
-// limit, or because the host (or a cgroup above) had none left. Empty: it was not.
+// Killed says why the kernel killed the leaf's process, if that was for memory: by its own limit,
+// or because the host (or a cgroup above) ran out of it. Otherwise why is empty.
 func (l *Leaf) Killed() (byLimit bool, why string) {
 	if l == nil {
 		return false, ""
@@ -242,13 +242,13 @@ func (l *Leaf) Killed() (byLimit bool, why string) {
 	return false, "killed by the kernel because the host, or a cgroup above, was out of memory"
 }
 
-// How long what a leaf still holds may take to end.
+// How long the remaining processes of a leaf may take to end.
 const (
 	removeTries = 50
 	removePause = 10 * time.Millisecond
 )
 
-// Remove ends what is left in a leaf, and removes it.
+// Remove kills the remaining processes of a leaf, and removes it.
 func (l *Leaf) Remove() error {
 	if l == nil {
 		return nil

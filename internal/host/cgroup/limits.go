@@ -10,25 +10,25 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// What a VMM may need beside the memory of its guest: its own, a few MiB; page tables of the host
-// and of KVM, at most 1/128 of the guest's memory; and what KVM keeps on pages where it shadows
-// page tables. It is generous: it is there for a VMM that its guest has taken over.
+// Memory that a VMM may need in addition to its guest's: a few MiB of its own; page tables of the
+// host and of KVM, at most 1/128 of the guest's memory; and KVM's data about pages if it shadows
+// page tables. The bound is generous, because it is meant for a VMM that its guest has taken over.
 const (
 	overheadBytes = 64 << 20
 	overheadShare = 32
 )
 
-// maxPIDs bounds the threads of a VMM, KVM's included. One has about ten and those of its vCPUs; Go
-// ends a program that cannot start a thread, so this is far above.
+// maxPIDs bounds the threads of a VMM, including KVM's. A VMM has about ten and one per vCPU. The
+// bound is far above, because Go exits if it cannot start a thread.
 const maxPIDs = 512
 
 const (
 	cpuPeriod     = 100_000 // microseconds; the kernel's default
-	defaultWeight = 100     // likewise
+	defaultWeight = 100     // the kernel's default
 )
 
-// Check refuses limits that are out of range or cannot be kept here, with an *invalid.Error that
-// names the field below prefix.
+// Check refuses limits that are out of range or cannot be enforced here. The error is an
+// *invalid.Error that names the field with the given prefix.
 func (t *Tree) Check(prefix string, l vm.Limits) error {
 	var wrong *vm.LimitError
 	if errors.As(l.Check(), &wrong) {
@@ -51,7 +51,7 @@ func (t *Tree) Check(prefix string, l vm.Limits) error {
 	return nil
 }
 
-// memoryOf is the most that the VM process of a guest with ram bytes may have.
+// memoryOf returns the memory limit for the VM process of a guest with ram bytes.
 func memoryOf(l vm.Limits, ram uint64) uint64 {
 	if l.MemoryMiB != 0 {
 		return l.MemoryMiB << 20
@@ -59,14 +59,14 @@ func memoryOf(l vm.Limits, ram uint64) uint64 {
 	return ram + ram/overheadShare + overheadBytes
 }
 
-// file is a file of a leaf and its content.
+// file is a file of a leaf with its content.
 type file struct{ controller, name, value string }
 
-// filesOf are what is written for limits. ram is the guest's memory, spare what memory.max has in
-// addition, disk the major:minor of what io limits are for.
+// filesOf returns the files to write for limits. ram is the guest's memory, spare the allowance to
+// add to memory.max, disk the major:minor of the disk for io limits.
 func filesOf(l vm.Limits, disk string, ram, spare uint64) []file {
-	// Without a limit all of a guest may be swapped out, but no more: one that has taken its VMM
-	// over could fill the host's swap.
+	// By default all of a guest may be swapped out, but no more: a guest that has taken its VMM
+	// over could otherwise fill the host's swap.
 	swap, quota, weight := memoryOf(l, ram), "max", l.CPUWeight
 	if l.MemoryMiB != 0 {
 		swap = l.SwapMiB << 20

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ownName is the cgroup, below one that was delegated to the daemon, in which the daemon itself is:
-// a cgroup whose children have controllers holds no processes (cgroup-v2.rst, "No Internal Process
+// ownName is the name of the daemon's own cgroup below the one that was delegated to it: a cgroup
+// whose children have controllers holds no processes (cgroup-v2.rst, "No Internal Process
 // Constraint").
 const ownName = "daemon"
 
@@ -42,7 +42,7 @@ func findParent() (string, error) {
 		"'systemd-run --user --scope -p Delegate=yes forkd daemon'", own, os.Geteuid())
 }
 
-// mounted returns where cgroup v2 is mounted.
+// mounted returns the mount point of cgroup v2.
 func mounted(mounts string) (string, error) {
 	p, err := os.ReadFile(mounts)
 	if err != nil {
@@ -56,7 +56,7 @@ func mounted(mounts string) (string, error) {
 	return "", errors.New("cgroup v2 is not mounted; where cgroup v1 is, boot with " + unified)
 }
 
-// ownDir is the directory of this process's cgroup.
+// ownDir returns the directory of this process's cgroup.
 func ownDir(mount string) (string, error) {
 	p, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
@@ -70,8 +70,8 @@ func ownDir(mount string) (string, error) {
 	return "", errors.New("the daemon is in no cgroup v2")
 }
 
-// isDelegated reports whether systemd, or who starts the daemon in its place, has left a cgroup to
-// those who are in it (systemd.resource-control(5), Delegate=).
+// isDelegated reports whether systemd, or another program that starts the daemon, has delegated a
+// cgroup to the processes in it (systemd.resource-control(5), Delegate=).
 func isDelegated(dir string) bool {
 	for _, name := range []string{"trusted.delegate", "user.delegate"} {
 		buf := make([]byte, 8)
@@ -83,7 +83,7 @@ func isDelegated(dir string) bool {
 }
 
 // leave moves this process out of parent, if it is in it, so that children of parent can have
-// controllers. Other processes are not touched.
+// controllers. It does not touch other processes.
 func leave(parent string) error {
 	pids, err := fields(parent, "cgroup.procs")
 	if err != nil {
@@ -113,7 +113,7 @@ func leave(parent string) error {
 	return write(dir, "cgroup.procs", "0")
 }
 
-// diskOf returns the major:minor of the whole disk that holds dir, which io.max wants.
+// diskOf returns the major:minor of the whole disk that holds dir, as io.max requires.
 func diskOf(dir string) (string, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(dir, &st); err != nil {

@@ -1,21 +1,21 @@
-// Package cgroup bounds what VM processes take from the host, by cgroup v2: memory, processor time,
-// threads, and the disk of the daemon's state. Each process has a leaf of its own, which is made
-// before it and removed after it, so that it never runs without its limits.
+// Package cgroup limits the memory, processor time, threads and disk I/O of VM processes with
+// cgroup v2. Each process has its own leaf, which is made before it starts and removed after it
+// ends, so that it never runs without its limits.
 //
-// It finds a place in the hierarchy that the daemon may use, and says why where there is none. What
-// a sandbox is allowed, and who may change that, its callers decide. What happens inside of a guest
-// is not seen here: a guest is memory and time of its process.
+// It finds a place in the hierarchy that the daemon may use, or says why there is none. Its callers
+// decide the limits of a sandbox and who may change them. It does not see inside guests: a guest is
+// memory and time of its process.
 //
-// Who is charged for what: a page is charged to the leaf whose process touched it first, until it
-// is freed. Pages of layers that a VMM only reads are its snapshot's, so the daemon or the VMM that
-// made the snapshot has them. What a guest writes is copied, and charged to its own leaf. What its
-// VMM writes to layers in RAM, for branches, is charged to the leaf too, although it is the
-// snapshot's: see Leaf.Spare. Page cache of disks is charged as well, but a leaf that reaches its
-// limit gives that up first.
+// Charging: a page is charged to the leaf whose process touched it first, until it is freed. Pages
+// of layers that a VMM only reads belong to its snapshot, and are charged to the daemon or to the
+// VMM that made the snapshot. A guest's writes are copied and charged to its own leaf. Layers in
+// RAM that its VMM writes for branches are charged to the leaf too, although they belong to the
+// snapshot: see Leaf.Spare. Page cache of disks is charged as well, but a leaf at its limit
+// reclaims that first.
 //
-// Sizes are in bytes unless a name says otherwise. This is done by a dozen small files of the
-// kernel (Documentation/admin-guide/cgroup-v2.rst); containerd/cgroups would bring D-Bus and eBPF
-// for it.
+// Sizes are in bytes unless a name says otherwise. The package uses a dozen small files of the
+// kernel (Documentation/admin-guide/cgroup-v2.rst) directly; containerd/cgroups would bring D-Bus
+// and eBPF.
 package cgroup
 
 import (
@@ -30,32 +30,32 @@ import (
 	"strings"
 )
 
-// Config says where leaves go.
+// Config configures a Tree.
 type Config struct {
-	Parent   string // a cgroup directory that the daemon may use; None: no limits; empty: one is looked for
-	RunDir   string // the daemon's: its leaves are kept apart from those of others
-	StateDir string // whose disk io limits are for
+	Parent   string // a cgroup directory that the daemon may use; None: no limits; empty: search for one
+	RunDir   string // of the daemon; separates its leaves from those of other daemons
+	StateDir string // io limits apply to its disk
 }
 
-// None is the parent of a daemon that does without limits.
+// None is the parent for a daemon without limits.
 const None = "none"
 
 // controllers are those that limits need; a host may lack some.
 var controllers = []string{"memory", "cpu", "pids", "io"}
 
-// unified is the option of the kernel's command line that makes systemd leave cgroup v1 alone.
+// unified is the kernel option that makes systemd not use cgroup v1.
 const unified = "systemd.unified_cgroup_hierarchy=1"
 
-// Tree is the place of all leaves of a daemon. A nil Tree has none.
+// Tree holds all leaves of a daemon. A nil Tree has none.
 type Tree struct {
 	dir     string
-	enabled []string // of the controllers
-	missing error    // why there are no leaves, or no more than these
+	enabled []string // available controllers
+	missing error    // why there are no leaves, or no other controllers
 	disk    string   // major:minor of the disk of the state directory
-	diskErr error    // why there is none
+	diskErr error    // why disk is unknown
 }
 
-// Open finds the place for leaves and prepares it. Where there is none the tree has no leaves, and
+// Open finds the place for leaves and prepares it. If there is none, the tree has no leaves and
 // Missing says why.
 func Open(cfg Config) *Tree {
 	t := &Tree{}
@@ -97,7 +97,7 @@ func (t *Tree) prepare(parent, name string) error {
 		}
 	}
 	if len(t.enabled) == 0 {
-		_ = os.Remove(dir) // it stays where it has leaves
+		_ = os.Remove(dir) // fails if it has leaves
 		return cmp.Or(err, fmt.Errorf("cgroup %s has none of the controllers %s; where cgroup v1 has them, boot with %s",
 			parent, strings.Join(controllers, ", "), unified))
 	}
@@ -105,7 +105,7 @@ func (t *Tree) prepare(parent, name string) error {
 	return nil
 }
 
-// enable lets the children of a cgroup have the controllers that it has itself.
+// enable makes the controllers of a cgroup available to its children.
 func enable(dir string) error {
 	have, err := fields(dir, "cgroup.controllers")
 	if err != nil {
@@ -126,8 +126,8 @@ func enable(dir string) error {
 	return errors.Join(errs...)
 }
 
-// Missing says why there are no limits, or which kinds there are not. It is nil if nothing is
-// missing.
+// Missing says why there are no limits, or which kinds are missing. It returns nil if all are
+// available.
 func (t *Tree) Missing() error {
 	if t == nil {
 		return errors.New("no cgroup was set up")
@@ -148,7 +148,7 @@ func (t *Tree) Missing() error {
 	return t.diskErr
 }
 
-// can says why limits of a controller cannot be set.
+// can returns an error if limits of a controller cannot be set.
 func (t *Tree) can(controller string) error {
 	if t == nil || t.dir == "" {
 		return t.Missing()
@@ -162,7 +162,7 @@ func (t *Tree) can(controller string) error {
 	return nil
 }
 
-// Sweep removes leaves that keep does not want: those of VMs that ended with an earlier daemon.
+// Sweep removes leaves that keep does not want: those of VMs that ended under an earlier daemon.
 func (t *Tree) Sweep(keep func(name string) bool) error {
 	if t == nil || t.dir == "" {
 		return nil
@@ -180,14 +180,14 @@ func (t *Tree) Sweep(keep func(name string) bool) error {
 	return errors.Join(errs...)
 }
 
-// Close removes the place of the leaves, unless there are some, which are for the next daemon.
+// Close removes the directory of the leaves, unless some remain for the next daemon.
 func (t *Tree) Close() {
 	if t != nil && t.dir != "" {
 		_ = os.Remove(t.dir)
 	}
 }
 
-// Usage is what all leaves of the tree use together, and have used.
+// Usage returns the present and total usage of all leaves together.
 func (t *Tree) Usage() (Usage, error) {
 	if t == nil || t.dir == "" {
 		return Usage{}, nil
@@ -196,8 +196,8 @@ func (t *Tree) Usage() (Usage, error) {
 }
 
 func write(dir, file, value string) error {
-	// Without O_CREATE or O_TRUNC: these files are the kernel's, and a missing one is a missing
-	// controller.
+	// Without O_CREATE or O_TRUNC: these files belong to the kernel, and a missing file means a
+	// missing controller.
 	f, err := os.OpenFile(filepath.Join(dir, file), os.O_WRONLY, 0)
 	if err == nil {
 		_, err = f.WriteString(value)
@@ -209,7 +209,7 @@ func write(dir, file, value string) error {
 	return nil
 }
 
-// fields are the words of a file.
+// fields returns the words of a file.
 func fields(dir, file string) ([]string, error) {
 	p, err := os.ReadFile(filepath.Join(dir, file))
 	if err != nil {

@@ -11,15 +11,15 @@ import (
 	"time"
 )
 
-// Usage is what the processes of a cgroup use and have used. What the host has no controller for is
-// zero.
+// Usage is the present and total usage of a cgroup's processes. Figures without a controller on the
+// host are zero.
 type Usage struct {
 	MemoryBytes   uint64 // charged now, page cache included
-	OwnBytes      uint64 // of these, what the kernel cannot take back: without page cache and tmpfs
+	OwnBytes      uint64 // of these, the bytes that the kernel cannot reclaim: without page cache and tmpfs
 	SwapBytes     uint64
 	CPU           time.Duration // in user and kernel mode, and in guests
-	Throttled     time.Duration // held back by cpus
-	ThrottledRuns uint64        // in so many periods
+	Throttled     time.Duration // by the cpus limit
+	ThrottledRuns uint64        // number of throttled periods
 	Threads       uint64
 	ReadBytes     uint64 // from disks
 	WrittenBytes  uint64
@@ -46,9 +46,9 @@ func usageOf(dir string) (u Usage, err error) {
 	return u, err
 }
 
-// stat returns the number behind a key of a flat keyed file, or with the key "" the one number of a
-// file. A file that does not exist belongs to a controller that the host does not have, and a
-// missing key to a later kernel: 0.
+// stat returns the number after a key in a flat keyed file; with the key "", the only number in a
+// file. It returns 0 if the file does not exist, because the host lacks its controller, or if the
+// key is missing, because the kernel is too old.
 func stat(dir, file, key string) (uint64, error) {
 	words, err := fields(dir, file)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -73,7 +73,7 @@ func stat(dir, file, key string) (uint64, error) {
 	return 0, nil
 }
 
-// ioStat adds up io.stat, in which every disk has a line: "8:0 rbytes=1 wbytes=2 …".
+// ioStat sums io.stat, which has a line per disk: "8:0 rbytes=1 wbytes=2 …".
 func ioStat(dir string) (read, written uint64, err error) {
 	p, err := os.ReadFile(filepath.Join(dir, "io.stat"))
 	if errors.Is(err, fs.ErrNotExist) {

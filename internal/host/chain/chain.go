@@ -1,8 +1,8 @@
-// Package chain composes the layers of a new snapshot: what it inherits from the snapshot below it,
-// what a sandbox has written since, and when layers are merged so that chains stay short.
-//
-// It reads and writes layer files that others have made and named. What a layer looks like inside
-// is package memlayer's and disklayer's; which snapshot is published when is decided by who calls.
+// Package chain composes the layers of a new snapshot: those that it inherits from the snapshot
+// below it, and those that a sandbox has written since. It also decides when layers are merged so
+// that chains stay short.
+// It reads and writes existing layer files. Their formats belong to packages memlayer and
+// disklayer; the caller decides which snapshot is published, and when.
 package chain
 
 import (
@@ -17,18 +17,18 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Bounds on what a snapshot makes those pay for that are forked from it.
+// Bounds on a snapshot's cost for its forks.
 const (
-	MaxDepth   = 32  // layers of a snapshot; the next one is made self-contained while its sandbox runs
-	MaxLine    = 16  // memory layers that a sandbox's own branches add: they live as long as it does not leave them
-	MaxTops    = 16  // frozen tops of a sandbox: each is a descriptor and a bitmap in its VMM, and another place to look
-	maxExtents = 256 // of a snapshot's whole memory map: each costs every fork one mmap
+	MaxDepth   = 32  // layers of a snapshot; the next one becomes self-contained while its sandbox runs
+	MaxLine    = 16  // memory layers added by a sandbox's own branches; they live until the sandbox leaves them
+	MaxTops    = 16  // frozen tops of a sandbox: each costs its VMM a descriptor, a bitmap and a lookup
+	maxExtents = 256 // extents in a snapshot's whole memory map: each costs every fork one mmap
 )
 
-// Memory completes the memory layer own of a new snapshot over parent, the one that its pages were
-// written over, and returns the snapshot's map, which is kept bounded, and the layers that it
-// inherits. The extents are those of own, without their numbers, and valid by memlayer.CheckSaved. An
-// error of ctx ends the copying.
+// Memory completes the memory layer own of a new snapshot over parent, the snapshot over which its
+// pages were written. It returns the snapshot's map, whose size it bounds, and the layers that the
+// snapshot inherits. extents are those of own, without layer numbers, and valid by
+// memlayer.CheckSaved. An error of ctx ends the copying.
 func Memory(ctx context.Context, own *os.File, extents []vm.Extent, parent *store.Lease) ([]vm.Extent, []snapshot.File,
 	error) {
 	lower, layers := parent.Extents(), parent.Layers()
@@ -47,13 +47,13 @@ func Memory(ctx context.Context, own *os.File, extents []vm.Extent, parent *stor
 	return memlayer.Overlay(lower, memlayer.Fill(extents, fill)), slices.Clone(parent.Manifest().Memory), nil
 }
 
-// EndLine reports whether the next branch of a sandbox, which has been rebased onto so many of its
-// branches in a row, takes all that it has written since its fork, and lies on the snapshot of
-// that: the last of these branches has so many memory layers.
+// EndLine reports whether the next branch of a sandbox ends its line of rebases: it holds all that
+// was written since the fork, over the snapshot the sandbox was forked from. rebases is the number
+// of consecutive rebases, and layers the number of memory layers of the latest branch.
 func EndLine(rebases, layers int) bool { return rebases >= MaxLine || layers >= MaxDepth }
 
-// fillGaps copies gaps between extents of own, which are ascending, from the layers below. Where no
-// layer has anything it writes zeros: see copyExtent.
+// fillGaps fills gaps between ascending extents of own by copying from the layers below. It writes
+// zeros where no layer has data: see copyExtent.
 func fillGaps(ctx context.Context, own *os.File, extents []vm.Extent, gaps []memlayer.Span, lower []vm.Extent,
 	layers []*os.File) error {
 	zeros, buf := make([]byte, copyBuffer), make([]byte, copyBuffer)
@@ -66,7 +66,7 @@ func fillGaps(ctx context.Context, own *os.File, extents []vm.Extent, gaps []mem
 			continue
 		}
 		gaps = gaps[1:]
-		at, offset := gap.Start, e.Offset-e.GPA // the gap goes on where the extent ends, in the layer too
+		at, offset := gap.Start, e.Offset-e.GPA // the gap begins where the extent ends, in the layer too
 		for _, part := range memlayer.Slice(lower, gap) {
 			if err := writeZeros(ctx, own, at+offset, part.GPA-at, zeros); err != nil {
 				return err
@@ -83,7 +83,7 @@ func fillGaps(ctx context.Context, own *os.File, extents []vm.Extent, gaps []mem
 	return nil
 }
 
-// writeZeros writes length bytes of zeros, of which it is given some.
+// writeZeros writes length bytes of zeros, from the buffer zeros.
 func writeZeros(ctx context.Context, f *os.File, at, length uint64, zeros []byte) error {
 	for end := at + length; at < end; {
 		if err := ctx.Err(); err != nil {
@@ -98,19 +98,19 @@ func writeZeros(ctx context.Context, f *os.File, at, length uint64, zeros []byte
 	return nil
 }
 
-// MergeTops reports whether the tops of a sandbox must become one before its next snapshot, which
-// inherits so many disk layers from the one below it.
+// MergeTops reports whether the tops of a sandbox must be merged before its next snapshot, which
+// inherits the given number of disk layers.
 func MergeTops(inherited, tops int) bool {
 	return tops > MaxTops || tops > 1 && !MergeDisk(inherited) && inherited+tops > MaxDepth
 }
 
-// MergeDisk reports whether a snapshot over one with so many disk layers gets one layer in place of
-// all.
+// MergeDisk reports whether a snapshot that inherits the given number of disk layers gets a single
+// layer instead.
 func MergeDisk(inherited int) bool { return inherited >= MaxDepth }
 
-// DiskLayers names the disk layers that a snapshot inherits: those of the one below it, and the
-// tops of its sandbox but the last, which becomes its own. The owner of a top is the ID of the
-// snapshot that it was frozen for.
+// DiskLayers names the disk layers that a snapshot inherits: those of the snapshot below it, and
+// all tops of its sandbox except the last, which becomes its own. The owner of a top is the ID of
+// the snapshot that it was frozen for.
 func DiskLayers(inherited []snapshot.File, tops []*os.File, owners []string) ([]snapshot.File, error) {
 	layers := slices.Clone(inherited)
 	for i, f := range tops[:len(tops)-1] {
@@ -123,7 +123,7 @@ func DiskLayers(inherited []snapshot.File, tops []*os.File, owners []string) ([]
 	return layers, nil
 }
 
-// NewTop makes an empty private disk top, with format, at path.
+// NewTop makes an empty private disk top at path, with format.
 func NewTop(path string, size uint64, format func(*os.File, uint64) error) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -131,7 +131,7 @@ func NewTop(path string, size uint64, format func(*os.File, uint64) error) (*os.
 	}
 	if err := format(f, size); err != nil {
 		f.Close()
-		os.Remove(path) // its name is needed again
+		os.Remove(path) // the name is needed again
 		return nil, fmt.Errorf("create disk top: %w", err)
 	}
 	return f, nil

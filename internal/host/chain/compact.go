@@ -13,7 +13,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Source is the sandbox that a snapshot comes from: how, and what it passes on to its children.
+// Source is the sandbox that a snapshot comes from: how it was branched, and what its children
+// inherit.
 type Source struct {
 	Branch  snapshot.Branch
 	Network *snapshot.Network
@@ -21,8 +22,8 @@ type Source struct {
 	Strict  bool
 }
 
-// Compact makes to a snapshot with the content of from and no layers of others: one memory layer,
-// one disk layer. of says how it came from a sandbox; nil: it did not.
+// Compact makes the snapshot to with the content of from and no inherited layers: one memory layer
+// and one disk layer. of describes the source sandbox, if any.
 func Compact(ctx context.Context, st *store.Store, from, to string, of *Source) (store.Info, error) {
 	if from == to {
 		return store.Info{}, &invalid.Error{Field: "to", Reason: "the snapshot itself; choose another tag"}

@@ -12,8 +12,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// Restore puts the snapshot of lease into a VM, with top, from NewTop, on its disk and
-// frames, from join, as its network, and lets it run.
+// Restore restores the snapshot of lease into a VM, with top, from NewTop, on its disk and frames,
+// from join, as its network, and starts it.
 func Restore(ctx context.Context, vmm vmpool.VMM, lease *store.Lease, top, frames *os.File) (vmmproto.RestoreResult,
 	error) {
 	files := vmmclient.RestoreFiles{State: lease.State(), Layers: lease.Layers(), Net: frames}
@@ -31,9 +31,9 @@ func Restore(ctx context.Context, vmm vmpool.VMM, lease *store.Lease, top, frame
 	return vmm.Restore(ctx, req, files)
 }
 
-// reopened returns files of its own for those of others. A VMM asks its disk layers where they have
-// holes, by lseek(2). Processes that share an open file take turns at that: one that was taken over could
-// stay in its turn for ever, and each fork of the snapshot would wait for it.
+// reopened reopens files, so that the VMM does not share open file descriptions with others. A VMM
+// asks for the holes in its disk layers with lseek(2), which locks the open file description. A VMM
+// that was taken over could hold that lock for ever, and block every fork of the snapshot.
 func reopened(files []*os.File) (own []*os.File, err error) {
 	for _, f := range files {
 		again, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))

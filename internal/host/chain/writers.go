@@ -8,16 +8,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// How long a file is waited for that is still open for writing. A process that this daemon starts
-// meanwhile has copies of all of its descriptors until it runs its program: some milliseconds on an
-// idle host.
+// How long to wait for a file that is still open for writing. A process that this daemon is
+// starting has copies of all of its descriptors until it executes its program, for some
+// milliseconds on an idle host.
 const (
 	WriterPatience = 5 * time.Second
 	writerPause    = 2 * time.Millisecond
 )
 
-// NoWriters fails where anybody has a file open for writing, or mapped, and keeps it so for as long
-// as patience.
+// NoWriters returns an error if any process has a file open for writing, or mapped, and still has
+// after patience.
 func NoWriters(path string, patience time.Duration) error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -33,13 +33,13 @@ func NoWriters(path string, patience time.Duration) error {
 	return nil
 }
 
-// hasWriter asks Linux for a lease for reading, which it gives only where nobody has the file open
-// for writing (fcntl(2), F_SETLEASE), and gives it back. A file system without leases tells
-// nothing.
+// hasWriter asks Linux for a read lease, which it grants only if no process has the file open for
+// writing (fcntl(2), F_SETLEASE), and returns the lease. On a file system without leases it returns
+// false.
 func hasWriter(f *os.File) bool {
 	_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_RDLCK)
 	if err == nil {
-		_, _ = unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_UNLCK) // it goes with f in any case
+		_, _ = unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_UNLCK) // it also ends when f is closed
 	}
 	return err == unix.EAGAIN
 }

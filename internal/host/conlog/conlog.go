@@ -1,6 +1,6 @@
 // Package conlog follows the serial console of a sandbox through all of its VMs.
 //
-// It reads the rings that VMMs write. Which VM a sandbox has is for its users to say.
+// It reads the rings that VMMs write. Its users say which VM a sandbox has.
 package conlog
 
 import (
@@ -13,46 +13,48 @@ import (
 	"github.com/forkd/forkd/internal/format/console"
 )
 
-// Log follows the console of a sandbox until that ends, through all of its VMs: a suspended sandbox
-// says nothing, and goes on when it is brought back. To follow is not to use: it neither wakes a
+// Log follows the console of a sandbox until the sandbox ends, through all of its VMs: a suspended
+// sandbox is silent, and continues when it is resumed. Following is not use: it neither wakes a
 // sandbox nor keeps it awake. A Log has one caller at a time.
 type Log struct {
 	screen func() Screen
-	vm     any      // whose console is read; nil: none was seen yet
-	ring   *os.File // of vm; nil: it has gone
-	seen   uint64   // bytes of it
+	vm     any      // whose console is read; nil: none so far
+	ring   *os.File // of vm; nil: it is gone
+	seen   uint64   // bytes of ring read so far
 }
 
-// Screen is where the console of a sandbox is now.
+// Screen is the present place of a sandbox's console.
 type Screen struct {
-	VM    any                      // that writes it, by which a VM is told from the one before it; nil: none
+	VM    any                      // identifies the VM that writes it; nil: none
 	Open  func() (*os.File, error) // opens the ring that VM writes
-	Ended bool                     // nothing will be written after this
-	Last  console.Text             // if Ended: what was written last, by a VM that has gone
+	Ended bool                     // no more output will follow
+	Last  console.Text             // if Ended: the last output, of a VM that is gone
 }
 
-// New returns a log of a sandbox, at its beginning, which the caller closes. screen returns where the
-// console is, in one look.
+// New returns a log of a sandbox, at its beginning. The caller closes it. screen returns a
+// consistent view of the console's place.
 func New(screen func() Screen) *Log { return &Log{screen: screen} }
 
-// logInterval is how often a ring is looked at. Who writes to it tells nobody: output costs a guest
-// no more for being followed. A look reads 8 bytes.
+// logInterval is how often a ring is polled. Its writer notifies no one, so that following adds no
+// cost to a guest's output. A poll reads 8 bytes.
 const logInterval = 200 * time.Millisecond
 
-// Close ends the following.
+// Close stops following.
 func (l *Log) Close() {
-	l.ring.Close() // an error, where there is none
+	l.ring.Close() // an error if there is none
 }
 
-// Begin returns what the console holds now. It comes before Next, which goes on behind it.
+// Begin returns the present content of the console. It is called before Next, which continues after
+// it.
 func (l *Log) Begin() (console.Text, error) {
 	text, _, err := l.look()
 	l.seen = text.Written
 	return text, err
 }
 
-// Next waits for output and returns it, and how many bytes before it were overwritten unread. The
-// error is io.EOF when the sandbox has ended and all of its output was returned, or that of ctx.
+// Next waits for output, and returns it with the number of bytes before it that were overwritten
+// unread. The error is io.EOF when the sandbox has ended and all of its output was returned, or the
+// error of ctx.
 func (l *Log) Next(ctx context.Context) (p []byte, lost uint64, err error) {
 	tick := time.NewTicker(logInterval)
 	defer tick.Stop()
@@ -76,22 +78,22 @@ func (l *Log) Next(ctx context.Context) (p []byte, lost uint64, err error) {
 	}
 }
 
-// look returns what the console holds, if something has come since the last look. ended says that
-// nothing will come after it.
+// look returns the content of the console if it changed since the last look. ended says that no
+// more output follows.
 func (l *Log) look() (text console.Text, ended bool, err error) {
-	s := l.screen() // before the look: of one that has ended all is there
+	s := l.screen() // before reading the ring, so that all output of an ended VM is read
 	ended = s.Ended
 	text, err = l.read()
 	if err != nil || text.Written > l.seen || s.VM == nil || s.VM == l.vm {
 		return text, ended, err
 	}
-	l.ring.Close() // of the VM before, which has said all; an error, where there is none
+	l.ring.Close() // of the previous VM, whose output is complete; an error if there is none
 	l.vm, l.seen = s.VM, 0
 	l.ring, err = s.Open()
 	switch {
 	case errors.Is(err, os.ErrNotExist) && ended:
 		return s.Last, ended, nil
-	case errors.Is(err, os.ErrNotExist): // it ends just now
+	case errors.Is(err, os.ErrNotExist): // it is just ending
 		l.vm = nil
 		return text, false, nil
 	case err != nil:
@@ -101,7 +103,7 @@ func (l *Log) look() (text console.Text, ended bool, err error) {
 	return text, ended, err
 }
 
-// read returns what the ring holds, if that is more than was seen.
+// read returns the content of the ring, if that is more than was seen.
 func (l *Log) read() (text console.Text, err error) {
 	if l.ring == nil {
 		return text, nil

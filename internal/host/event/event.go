@@ -1,10 +1,9 @@
-// Package event remembers what has lately happened to the sandboxes and snapshots of this host, for
-// those who follow it.
+// Package event keeps the recent events of this host's sandboxes and snapshots for followers.
 //
-// Emit never waits: whoever follows reads from the ring at a pace of its own, and one that is
-// slower than the ring is long is told how many events it has missed. Nothing is written to disk; a
-// new ring says so to a follower that comes with an id of an older one. What an event is about is
-// decided by those who emit it.
+// Emit never waits: followers read from the ring at their own pace, and a follower that falls
+// behind by more than the ring's length learns how many events it missed. Nothing is written to
+// disk. A follower that presents an id of an earlier ring is told so. The emitters decide what an
+// event is about.
 package event
 
 import (
@@ -16,62 +15,62 @@ import (
 	"time"
 )
 
-// Kind says what happened, as the API spells it.
+// Kind is the kind of an event, as in the API.
 type Kind string
 
-// The kinds. Those of a sandbox, but for the first and last two, are the states that it enters.
+// The kinds. Those of a sandbox, except the first and the last two, are states that it enters.
 const (
 	SandboxCreated   Kind = "sandbox.created" // it is running
-	SandboxAdopted   Kind = "sandbox.adopted" // this daemon took it over from an earlier one
+	SandboxAdopted   Kind = "sandbox.adopted" // taken over from an earlier daemon
 	SandboxRunning   Kind = "sandbox.running"
 	SandboxPaused    Kind = "sandbox.paused"
 	SandboxSuspended Kind = "sandbox.suspended"
-	SandboxRestoring Kind = "sandbox.restoring" // it is being rolled back, or brought back
+	SandboxRestoring Kind = "sandbox.restoring" // it is being rolled back or resumed
 	SandboxExited    Kind = "sandbox.exited"
-	SandboxLabels    Kind = "sandbox.labels" // it has others
+	SandboxLabels    Kind = "sandbox.labels" // its labels changed
 	SandboxDeleted   Kind = "sandbox.deleted"
 
 	SnapshotCreated   Kind = "snapshot.created"   // sandboxes can be forked from it
-	SnapshotPersisted Kind = "snapshot.persisted" // it was in RAM only before
-	SnapshotFailed    Kind = "snapshot.failed"    // nobody waited for it
+	SnapshotPersisted Kind = "snapshot.persisted" // until then it was in RAM only
+	SnapshotFailed    Kind = "snapshot.failed"    // a branch that no client waited for
 	SnapshotDeleted   Kind = "snapshot.deleted"
 )
 
-// Event is one thing that happened. Who gets it does not change it.
+// Event is one event of a sandbox or snapshot. Receivers must not change it.
 type Event struct {
 	Seq  uint64 // 1 is the first of the ring
 	Time time.Time
 	Kind Kind
 
-	Sandbox  string            // that it happened to, or that the snapshot was branched from
-	Snapshot string            // that it happened to, or that the sandbox runs from
-	Labels   map[string]string // of the sandbox; whoever gives it others makes a new map
-	Reason   string            // what was done, or how it exited, in a word
-	Detail   string            // the same in words; a guest may have chosen them
+	Sandbox  string            // the sandbox of the event, or the one that the snapshot was branched from
+	Snapshot string            // the snapshot of the event, or the one that the sandbox runs from
+	Labels   map[string]string // of the sandbox; never changed in place
+	Reason   string            // the operation, or how the sandbox exited, in a word
+	Detail   string            // the same as text; a guest may have chosen it
 }
 
 // Ring holds the latest events. Its methods may be called concurrently, and on a nil Ring, which
 // keeps nothing.
 type Ring struct {
-	epoch string // tells its ids from those of other rings
+	epoch string // distinguishes its ids from those of other rings
 
 	mu     sync.Mutex
-	events []Event       // of event n, at n modulo the length
-	last   uint64        // Seq of the latest
-	first  uint64        // Seq of the oldest that is kept
-	bytes  int           // what those that are kept take
+	events []Event       // event n is at n modulo the length
+	last   uint64        // Seq of the latest event
+	first  uint64        // Seq of the oldest kept event
+	bytes  int           // size of the kept events
 	news   chan struct{} // closed at the next event
 }
 
-// DefaultSize is how many events a daemon remembers. A fork of 1000 sandboxes and their end are
-// 2000, at some 300 bytes each.
+// DefaultSize is the number of events that a daemon keeps. Forking and killing 1000 sandboxes are
+// 2000 events, of some 300 bytes each.
 const DefaultSize = 4096
 
-// maxBytes is the most memory that the events of a ring take together, whatever its length: clients
-// choose their labels, and guests some of their details. The latest is kept in any case.
+// maxBytes bounds the memory of a ring's events, whatever its length: clients choose their labels,
+// and guests some of their details. The latest event is always kept.
 const maxBytes = 4 << 20
 
-// size is about what an event takes in memory, in bytes: labels in a map of their own.
+// size returns the approximate memory of an event, in bytes, with a map of labels of its own.
 func (e *Event) size() int {
 	const event, label = 160, 64
 	n := event + len(e.Sandbox) + len(e.Snapshot) + len(e.Reason) + len(e.Detail)
@@ -87,7 +86,7 @@ func NewRing(size int) *Ring {
 		news: make(chan struct{})}
 }
 
-// Emit adds an event, whose time is now.
+// Emit adds an event with the present time.
 func (r *Ring) Emit(e Event) {
 	if r == nil {
 		return
@@ -110,7 +109,7 @@ func (r *Ring) Emit(e Event) {
 
 func (r *Ring) at(seq uint64) *Event { return &r.events[seq%uint64(len(r.events))] }
 
-// ID names the place behind an event of this ring.
+// ID returns the id of the place after an event of this ring.
 func (r *Ring) ID(seq uint64) string {
 	if r == nil {
 		return "0"
@@ -121,13 +120,13 @@ func (r *Ring) ID(seq uint64) string {
 // Follower reads a ring from some place on.
 type Follower struct {
 	ring   *Ring
-	seen   uint64 // Seq of the last that was read, or passed over
-	missed bool   // it came with a place that the ring does not know
+	seen   uint64 // Seq of the last event that was read or skipped
+	missed bool   // it began at a place that the ring does not know
 }
 
-// Follow returns a follower of what happens after the place that id names, or from now on if id is
-// empty. One that the ring does not know, as that of an earlier daemon, is told so by Next and goes
-// on with the oldest event that there is.
+// Follow returns a follower of the events after the place that id names, or from now on if id is
+// empty. If the ring does not know the place, for example because it belongs to an earlier daemon,
+// Next reports that and continues with the oldest event.
 func (r *Ring) Follow(id string) *Follower {
 	f := &Follower{ring: r}
 	if r == nil {
@@ -149,12 +148,12 @@ func (r *Ring) Follow(id string) *Follower {
 	return f
 }
 
-// Place is the id behind what was read last.
+// Place returns the id of the place after the last event that was read.
 func (f *Follower) Place() string { return f.ring.ID(f.seen) }
 
-// Next waits for the next event. If missed is true, e is none: events were overwritten before they
-// could be read, or never were in this ring, and Next goes on with the oldest there is. The error
-// is that of ctx.
+// Next waits for the next event. If missed is true, there is no e: events were overwritten before
+// they could be read, or are not in this ring, and the following Next returns the oldest event. The
+// error is that of ctx.
 func (f *Follower) Next(ctx context.Context) (e Event, missed bool, err error) {
 	if f.ring == nil {
 		<-ctx.Done()
@@ -173,7 +172,7 @@ func (f *Follower) Next(ctx context.Context) (e Event, missed bool, err error) {
 	}
 }
 
-// take returns the next event, or how to learn of it.
+// take returns the next event, or a channel that closes when there is one.
 func (f *Follower) take() (e Event, missed bool, news <-chan struct{}) {
 	r := f.ring
 	r.mu.Lock()

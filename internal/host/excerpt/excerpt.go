@@ -1,7 +1,7 @@
-// Package excerpt quotes what a guest wrote, its console or the output of a command, in an error
-// message: the lines that help most, without anything that a terminal would obey.
+// Package excerpt quotes a guest's output, its console or that of a command, in an error message:
+// the lines that help most, without control sequences for a terminal.
 //
-// It reads no files and decides nothing from what it quotes.
+// It reads no files and decides nothing from the text.
 package excerpt
 
 import (
@@ -9,11 +9,11 @@ import (
 	"strings"
 )
 
-// maxLine bounds a quoted line, in bytes: the guest decides what it writes.
+// maxLine bounds a quoted line, in bytes, because the guest chooses its length.
 const maxLine = 200
 
-// Console returns what of a console helps most in an error message: the kernel's panic line, if
-// there is one, and the last n lines.
+// Console returns the most helpful lines of a console for an error message: the kernel's panic
+// line, if there is one, and the last n lines.
 func Console(console []byte, n int) string {
 	console = withoutNoise(console)
 	tail := Lines(console, n)
@@ -28,9 +28,9 @@ func Console(console []byte, n int) string {
 	return tail
 }
 
-// pciNoise is what every guest prints while it boots: the machine has no PCI, Linux takes that for
-// an error whatever its parameters say (pci_arch_init, arch/x86/pci/init.c), and a reader takes it
-// for the cause of whatever failed.
+// pciNoise is printed by every guest while it boots. The machine has no PCI, which Linux reports as
+// an error whatever its parameters say (pci_arch_init, arch/x86/pci/init.c). A reader would mistake
+// it for the cause of a failure.
 const pciNoise = "PCI: Fatal: No config space access function found"
 
 func withoutNoise(console []byte) []byte {
@@ -43,7 +43,7 @@ func withoutNoise(console []byte) []byte {
 	return kept
 }
 
-// Lines returns the last n lines of output that are not empty, without control characters.
+// Lines returns the last n non-empty lines of output, without control characters.
 func Lines(output []byte, n int) string {
 	var lines []string
 	for len(output) > 0 && len(lines) < n {

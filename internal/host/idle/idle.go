@@ -1,6 +1,6 @@
-// Package idle knows whether a sandbox is being used, and tells when it has not been for a while.
+// Package idle tracks whether a sandbox is in use, and reports when it has been idle for a while.
 //
-// What counts as use, and what is done with an idle sandbox, is for its users to say.
+// Its users decide what counts as use, and what to do with an idle sandbox.
 package idle
 
 import (
@@ -8,18 +8,18 @@ import (
 	"time"
 )
 
-// Watch knows whether a sandbox is being used, and calls idled when it has not been for its
-// timeout; with the timeout 0 never. It begins to watch with Touch.
+// Watch tracks whether a sandbox is in use, and calls idled when it has been idle for its timeout.
+// With the timeout 0 it never does. Touch starts the watch.
 type Watch struct {
 	timeout time.Duration
 
 	mu    sync.Mutex
-	busy  int       // requests
-	used  time.Time // when the last one ended
+	busy  int       // current requests
+	used  time.Time // when the last request ended
 	timer *time.Timer
 }
 
-// New returns a watch over a sandbox that nothing uses yet.
+// New returns a watch over an unused sandbox.
 func New(timeout time.Duration, idled func()) *Watch {
 	w := &Watch{timeout: timeout}
 	if timeout > 0 {
@@ -29,7 +29,7 @@ func New(timeout time.Duration, idled func()) *Watch {
 	return w
 }
 
-// Begin counts a request and returns how to end it.
+// Begin counts a request and returns a function that ends it.
 func (w *Watch) Begin() (end func()) {
 	if w.timeout == 0 {
 		return func() {}
@@ -46,7 +46,7 @@ func (w *Watch) Begin() (end func()) {
 	}
 }
 
-// Touch lets a sandbox's idleness begin now.
+// Touch restarts the idle time.
 func (w *Watch) Touch() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -60,14 +60,14 @@ func (w *Watch) touchLocked() {
 	}
 }
 
-// Idle reports whether no request is or has been served for the timeout.
+// Idle reports whether there is no request, and was none within the timeout.
 func (w *Watch) Idle() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.busy == 0 && time.Since(w.used) >= w.timeout
 }
 
-// Stop ends the watch until the next Touch.
+// Stop stops the watch until the next Touch.
 func (w *Watch) Stop() {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -1,14 +1,14 @@
-// Package invalid is the error of a request with a wrong field. It is what every package of the
-// daemon's side refuses bad input with, so that its faces need to know one type only.
+// Package invalid has the error for a request with a wrong field. Every package on the daemon's
+// side refuses bad input with it, so that the faces need to know one type only.
 //
-// It checks nothing: what a field may be is decided where it is used.
+// It checks nothing: the users of a field decide which values are valid.
 package invalid
 
 import "fmt"
 
-// Error reports a field of a request that is wrong, and how to put it right.
+// Error reports a wrong field of a request, and how to correct it.
 type Error struct {
-	Field  string // as the API spells it
+	Field  string // the API's name of the field
 	Reason string
 }
 
