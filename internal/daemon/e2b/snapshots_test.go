@@ -102,7 +102,7 @@ func TestNamesOfTemplates(t *testing.T) {
 	}
 	r.call("GET", "/templates/aliases/"+long, "", 200, nil)
 	resp, text := r.send("POST", "/v2/sandboxes", apiKey, `{"templateID":"team/a.b"}`)
-	if resp.StatusCode != 400 || !strings.Contains(text, "leave") {
+	if resp.StatusCode != 400 || !strings.Contains(text, "remove") {
 		t.Errorf("a name with a team: %s %s", resp.Status, text)
 	}
 }

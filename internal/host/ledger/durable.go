@@ -9,8 +9,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// durable returns r as it lies on disk: without secrets. Of a network setting without a mode, which
-// is none, it makes a policy that is refused.
+// durable returns r in its form on disk, without secrets. A network setting without a mode, which
+// is invalid, becomes a policy that is refused.
 func (r *Record) durable() *durable.Sandbox {
 	network := r.Network.ForSnapshot()
 	if r.Network.Policy.Mode == 0 {
@@ -28,7 +28,7 @@ func (r *Record) durable() *durable.Sandbox {
 	}
 }
 
-// fromDurable returns the record that d, from the file path, stands for.
+// fromDurable converts d, read from the file path, to a record.
 func fromDurable(path string, d *durable.Sandbox) (Record, error) {
 	network, err := netclient.FromText(&d.Network)
 	if err != nil {

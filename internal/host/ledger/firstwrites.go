@@ -1,11 +1,12 @@
 package ledger
 
-// usualEnv is how long the environment of a child may be that others learn from, in bytes. With 500
-// KiB of it a guest writes two MiB more.
+// usualEnv is the largest environment, in bytes, of a child whose first writes are representative.
+// With 500 KiB of it a guest writes two MiB more.
 const usualEnv = 1 << 10
 
-// WritesAsOthers reports whether a new child writes what other children of its snapshot write, too:
-// it was given little of its own. Else one user could make the children of all others larger.
+// WritesAsOthers reports whether a new child writes the same pages as other children of its
+// snapshot, because it was given little of its own. Otherwise one user could enlarge the children
+// of all others.
 func (r *Record) WritesAsOthers() bool {
 	size := 0
 	for name, value := range r.Env {

@@ -10,18 +10,17 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
-// Fork is a fork whose children have not been handed out. While its file exists, a daemon
-// that starts ends every child whose record names the fork; to remove the file is to hand out all
-// of them at once.
+// Fork is a fork whose children have not been handed out. While its file exists, a starting daemon
+// kills every child whose record names the fork. Removing the file hands out all of them at once.
 type Fork struct {
-	ID   string // empty: its only child is handed out by writing its record
+	ID   string // empty: writing the record of its only child hands it out
 	path string
 }
 
-// ForkPrefix begins the names of these files in the run directory.
+// ForkPrefix is the prefix of these files in the run directory.
 const ForkPrefix = "fork-"
 
-// BeginFork notes that a fork of n children is under way.
+// BeginFork records that a fork of n children has begun.
 func BeginFork(runDir string, n int) (Fork, error) {
 	if n == 1 {
 		return Fork{}, nil
@@ -45,8 +44,8 @@ func (f Fork) Finish() error {
 	return nil
 }
 
-// IsUnfinished reports whether the children of a fork, as their records name it, were not handed
-// out.
+// IsUnfinished reports whether the children of a fork, given by its name in their records, were not
+// handed out.
 func IsUnfinished(runDir, fork string) (bool, error) {
 	if fork == "" {
 		return false, nil

@@ -11,12 +11,13 @@ type LostError struct{ error }
 
 func (e *LostError) Unwrap() error { return e.error }
 
-// Lost returns a *LostError with a text.
+// Lost returns a *LostError with the given text.
 func Lost(format string, args ...any) error { return &LostError{fmt.Errorf(format, args...)} }
 
-// HandedOut returns the record of a sandbox with an id that a client may use, from the directory dir of
-// its VM, its data directory and the run directory of all. A *LostError says that no client may. A
-// record that is damaged, or that this daemon does not understand, says neither.
+// HandedOut returns the record of the sandbox id, if a client may use it. dir is the directory of
+// its VM, data its data directory, and runDir the run directory of all. A *LostError says that no
+// client may use it. If the record is damaged, or this daemon does not understand it, that is
+// unknown, and the error is another one.
 func HandedOut(runDir, dir, data, id string) (Record, error) {
 	r, err := Read(dir)
 	switch {

@@ -16,7 +16,7 @@ const (
 	maxLabelBytes = 4 << 10 // names and values together
 )
 
-// labelName has the characters that need no quoting in a URL, a shell or a file.
+// labelName allows only characters that need no quoting in a URL, a shell or a file name.
 var labelName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._/-]{0,62}$`)
 
 // CheckLabels checks the labels of a request.

@@ -1,8 +1,7 @@
-// Package ledger keeps what the daemon has to know of its sandboxes when it starts again: the record of
-// each, its suspended state, the secrets of its network, and which forks are not finished.
+// Package ledger keeps what the daemon must know of its sandboxes after a restart: the record of
+// each, its suspended state, the secrets of its network, and the unfinished forks.
 //
-// What these mean for a sandbox is package sandbox's business; what they look like on disk is package
-// format/record's.
+// Package sandbox interprets the records; package format/record defines their form on disk.
 package ledger
 
 import (
@@ -22,60 +21,60 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// File is the file that makes a VM directory a sandbox's; without it a restarted daemon ends
-// the VM.
+// File is the name of a sandbox's record. A restarted daemon kills a VM whose directory lacks it.
 const File = "sandbox.json"
 
-// Record is what the daemon keeps of a sandbox: in sandbox.json while it has a VM, and in
-// suspended.json of its latest suspended state. See durable.Sandbox for what it is on disk.
+// Record is the daemon's record of a sandbox: in sandbox.json while the sandbox has a VM, and in
+// suspended.json for its latest suspended state. Its form on disk is durable.Sandbox.
 type Record struct {
 	ID          string
 	SnapshotTag string
 	SnapshotID  string
-	Origin      string // tag to show instead of that of its own suspended state
+	Origin      string // tag to show instead of the tag of its own suspended state
 	Hostname    string
 	Owner       string // see owner.Owner
 	PID         int
 	Created     time.Time
-	MemoryBytes uint64 // of its guest's RAM
+	MemoryBytes uint64 // of guest RAM
 	Expires     time.Time
-	Fork        string // the fork it is a child of; see Fork
+	Fork        string // the fork that made it; see Fork
 	Protocol    int    // vmmproto.Version of its VMM
 
-	ExpirySuspends bool            // and does not delete it
-	Annotation     json.RawMessage // of the API that made it; nobody here reads it
+	ExpirySuspends bool            // suspend it on expiry instead of deleting it
+	Annotation     json.RawMessage // for the API that made it; not interpreted here
 
-	Env         map[string]string // given to it at its fork
+	Env         map[string]string // environment given at its fork
 	Network     netclient.Setting
 	Limits      vm.Limits
 	Labels      map[string]string // never changed in place
-	IdleTimeout time.Duration     // suspended after so long without a request; 0: never
-	AutoResume  bool              // suspended by that: the next request brings it back
+	IdleTimeout time.Duration     // time without a request until it is suspended; 0: never
+	AutoResume  bool              // suspended for being idle: the next request resumes it
 
-	// Its disk is that of its snapshot, the frozen tops, and the top above them. Its memory is that
-	// of its snapshot, or of the branch that it was rebased onto, and the private pages above it.
-	// Users do not see the latter: for them it runs from its snapshot, and the branch can be deleted.
+	// Its disk consists of its snapshot's, the frozen tops, and the top above them. Its memory
+	// consists of its snapshot's, or that of the branch that it was rebased onto, and the private
+	// pages above it. That branch is invisible to users: for them it runs from its snapshot, and
+	// they can delete the branch.
 	Frozen   []durable.FrozenTop
 	Top      string // file in its data directory
 	Tops     int
 	Branches []string // IDs of the snapshots branched from it
 	Count    int
-	Suspends int // tells a VM from the suspended state that followed it
+	Suspends int // distinguishes a VM from the suspended state that followed it
 
-	At *snapshot.Ref // the snapshot it was last branched to or put back to; nil: the one it was forked from
+	At *snapshot.Ref // the snapshot it was last branched or rolled back to; nil: the one it was forked from
 
-	Rebased  *durable.Rebased       // nil: it is over its snapshot
-	Rebasing *durable.PendingRebase // a rebase is under way
+	Rebased  *durable.Rebased       // nil: its memory is over its snapshot
+	Rebasing *durable.PendingRebase // not nil while a rebase is in progress
 
-	Unique *agentproto.Unique // what its agent found when it last took up an identity
+	Unique *agentproto.Unique // findings of its agent when it last took up an identity
 	Strict bool               // see StrictRefuse
 
-	Paused    bool                // on request; a VM that stands still without it is being suspended
-	Pending   *durable.PendingTop // a branch is under way
-	Restoring bool                // a rollback is under way: it may not have confirmed
+	Paused    bool                // on request; a paused VM without it is being suspended
+	Pending   *durable.PendingTop // not nil while a branch is in progress
+	Restoring bool                // a rollback is in progress: it may not have confirmed
 }
 
-// Tag is the snapshot that users know the sandbox to run from.
+// Tag returns the snapshot that users see the sandbox run from.
 func (r *Record) Tag() string {
 	if r.Origin != "" {
 		return r.Origin
@@ -83,9 +82,9 @@ func (r *Record) Tag() string {
 	return r.SnapshotTag
 }
 
-// Latest returns the snapshot that the sandbox was last branched to or put back to, else the one that it
-// was forked from. Its ID is empty for a sandbox that has been suspended since it was forked: then
-// the record has only the tag of that.
+// Latest returns the snapshot that the sandbox was last branched or rolled back to, else the one
+// that it was forked from. Its ID is empty for a sandbox that has been suspended since its fork,
+// because then the record has only the tag of the latter.
 func (r *Record) Latest() snapshot.Ref {
 	switch {
 	case r.At != nil:
@@ -96,11 +95,11 @@ func (r *Record) Latest() snapshot.Ref {
 	return snapshot.Ref{ID: r.SnapshotID, Tag: r.SnapshotTag}
 }
 
-// Write publishes a sandbox's record in one step. It need not survive a reboot: VMs do not
+// Write publishes a sandbox's record atomically. It need not survive a reboot, because VMs do not
 // either.
 func Write(dir string, r *Record) error {
 	stamped := r.durable()
-	stamped.Protocol = vmmproto.Version // a VMM that speaks another has not been taken over
+	stamped.Protocol = vmmproto.Version // a VMM that speaks another version has not been taken over
 	p, err := durable.EncodeSandbox(stamped)
 	if err != nil {
 		return fmt.Errorf("write sandbox record: %w", err)
@@ -115,8 +114,8 @@ func (e ProtocolError) Error() string {
 	return fmt.Sprintf("its VMM speaks control protocol %d, this daemon %d", int(e), vmmproto.Version)
 }
 
-// Read returns a sandbox's record. The error of one whose VMM speaks another control protocol
-// than this daemon is a ProtocolError, whatever else may be wrong with it.
+// Read returns a sandbox's record. If its VMM speaks another control protocol than this daemon, the
+// error is a ProtocolError, even if there are other defects.
 func Read(dir string) (Record, error) {
 	path := filepath.Join(dir, File)
 	p, err := os.ReadFile(path)
@@ -134,11 +133,11 @@ func Read(dir string) (Record, error) {
 }
 
 // SuspendedFile is the file in a sandbox's data directory that holds its latest suspended state. It
-// is written when the snapshot of that state is on disk, and stays when the sandbox is brought
-// back: should its VM be lost with the host, the sandbox is suspended again, as it was then.
+// is written when the snapshot of that state is on disk, and stays when the sandbox is resumed: if
+// its VM is lost with the host, the sandbox returns to that state.
 const SuspendedFile = "suspended.json"
 
-// WriteSuspended makes a suspended state durable: the record of the sandbox to bring back, whose
+// WriteSuspended makes a suspended state durable: the record of the sandbox to resume, whose
 // snapshot is the suspended state.
 func WriteSuspended(data string, r *Record) error {
 	p, err := durable.EncodeSuspended(r.durable())
@@ -166,7 +165,7 @@ func ReadSuspended(data string) (Record, error) {
 	return r, err
 }
 
-// SuspendAs makes the record of a running sandbox that of a suspended one.
+// SuspendAs converts the record of a running sandbox to that of a suspended one.
 func (r *Record) SuspendAs(tag, snapshotID string, auto bool) {
 	if at := r.Latest(); r.At == nil && at.ID != "" {
 		r.At = &at

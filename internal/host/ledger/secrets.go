@@ -11,9 +11,9 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// SecretsFile is the file in a sandbox's data directory with the secrets of its network. It is the
-// only place for them on disk: the record and what comes of it (a suspended state, a snapshot) have
-// none. It stays while the sandbox is suspended, and goes with it.
+// SecretsFile is the file in a sandbox's data directory with the secrets of its network. They are
+// nowhere else on disk: the record and what is made from it (a suspended state, a snapshot) have
+// none. The file stays while the sandbox is suspended, and is deleted with it.
 const SecretsFile = "secrets.json"
 
 // WriteSecrets replaces the secrets in a data directory.
@@ -63,7 +63,7 @@ func readSecrets(data string) ([]netproto.Secret, error) {
 	return secrets, nil
 }
 
-// AddSecrets adds to a record what the data directory of its sandbox keeps apart from it.
+// AddSecrets adds to a record the secrets in the data directory of its sandbox.
 func (r *Record) AddSecrets(data string) error {
 	secrets, err := readSecrets(data)
 	if err != nil || len(secrets) == 0 {

@@ -7,15 +7,15 @@ import (
 	"slices"
 )
 
-// FirstTop begins the names of private disk tops in a sandbox's data directory; the first has no
-// number.
+// FirstTop is the name of the first private disk top in a sandbox's data directory, and the prefix
+// of later ones.
 const FirstTop = "disk.top"
 
-// NextTop is the name of the top that follows those that the sandbox has had.
+// NextTop returns the name for the sandbox's next top.
 func (r *Record) NextTop() string { return fmt.Sprintf("%s.%d", FirstTop, r.Tops+1) }
 
-// ClearOrphans removes disk tops of a sandbox that a daemon made or replaced and did not live to write
-// down: they take space, and the name of a new one is that of the next.
+// ClearOrphans removes disk tops of a sandbox that a daemon made or replaced but died before it
+// recorded that. They take space, and new tops reuse their names.
 func (r *Record) ClearOrphans(data string) {
 	keep := []string{r.Top, SuspendedFile, SecretsFile}
 	for _, f := range r.Frozen {
@@ -24,7 +24,7 @@ func (r *Record) ClearOrphans(data string) {
 	if p := r.Pending; p != nil {
 		keep = append(keep, p.Name)
 	}
-	entries, _ := os.ReadDir(data) // a sandbox without a disk has none
+	entries, _ := os.ReadDir(data) // a sandbox without a disk has no directory
 	for _, e := range entries {
 		if !slices.Contains(keep, e.Name()) {
 			os.Remove(filepath.Join(data, e.Name()))
@@ -34,7 +34,7 @@ func (r *Record) ClearOrphans(data string) {
 
 // ClearTops removes all disk tops of a sandbox without a VM.
 func ClearTops(data string) {
-	entries, _ := os.ReadDir(data) // what is left goes with the sandbox
+	entries, _ := os.ReadDir(data) // the rest is deleted with the sandbox
 	for _, e := range entries {
 		if e.Name() != SuspendedFile && e.Name() != SecretsFile {
 			os.Remove(filepath.Join(data, e.Name()))

@@ -14,11 +14,11 @@ import (
 	"github.com/forkd/forkd/internal/rootcert"
 )
 
-// authority is by whom guests that have secrets know forkd-net as their server: a certificate of
-// this daemon's own, and its key. Both are in one file, which nobody else can read.
+// authority is this daemon's own certificate and key, by which guests with secrets recognize
+// forkd-net as their server. Both are in one file, which only the daemon's user can read.
 type authority struct {
 	netproto.Trust
-	pem []byte // the certificate
+	pem []byte // certificate
 }
 
 // openAuthority reads the authority at path, or makes one.
@@ -47,7 +47,7 @@ func openAuthority(path string) (*authority, error) {
 	return a, nil
 }
 
-// newAuthority makes a file. There is no other way to replace an authority than to remove it.
+// newAuthority makes the content of an authority's file. To replace an authority, remove the file.
 func newAuthority() ([]byte, error) {
 	serial := rootcert.Serial()
 	c, key, err := rootcert.New(&x509.Certificate{SerialNumber: serial,
@@ -59,10 +59,10 @@ func newAuthority() ([]byte, error) {
 	return append(rootcert.PEM(c.Raw), secret...), err
 }
 
-// rootsEnv is where programs are told of other roots than the host's, as OpenSSL and Go have it.
+// rootsEnv names a file of root certificates to use instead of the host's, as for OpenSSL and Go.
 const rootsEnv = "SSL_CERT_FILE"
 
-// openRoots opens the file of the roots by which this host knows servers.
+// openRoots opens the file of the root certificates against which this host verifies servers.
 func openRoots() (*os.File, error) {
 	if name := os.Getenv(rootsEnv); name != "" {
 		return os.Open(name)
@@ -74,8 +74,8 @@ func openRoots() (*os.File, error) {
 	return f, err
 }
 
-// Authority returns the certificate, in PEM, that the guest of a sandbox with secrets has to trust.
-// It is made at the first call.
+// Authority returns the PEM certificate that the guest of a sandbox with secrets must trust. The
+// first call makes it.
 func (c *Client) Authority() ([]byte, error) {
 	if c == nil {
 		return nil, ErrDown
@@ -87,8 +87,8 @@ func (c *Client) Authority() ([]byte, error) {
 	return a.pem, nil
 }
 
-// trustLocked tells a forkd-net by whom it is known and by whom it knows servers, before the first
-// secret. Without that it lets nobody through to the host of one.
+// trustLocked sends forkd-net the authority and the root certificates before the first secret.
+// Without them it refuses connections to hosts of secrets.
 func (c *Client) trustLocked(n *conn) {
 	if n.trusted {
 		return

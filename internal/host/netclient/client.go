@@ -1,15 +1,15 @@
 // Package netclient is the daemon's side of forkd-net: it starts the process, finds it again after
-// a restart of the daemon, starts another where it has died, and joins sandboxes to it.
+// a restart of the daemon, restarts it when it has died, and joins sandboxes to it.
 //
-// It decides no policy and parses no frame: the first is its callers', the second forkd-net's.
+// It decides no policy and parses no frame: its callers do the former, forkd-net the latter.
 //
-// Nobody who forks waits for forkd-net. A sandbox gets its end of the frame socket at once, and its
-// guest may send: the frames wait in the socket until forkd-net has been told whose they are and
-// what its policy is. So no frame passes that a policy has not seen.
+// No fork waits for forkd-net. A sandbox gets its end of the frame socket at once, and its guest
+// may send. The frames wait in the socket until forkd-net knows their sandbox and its policy, so
+// that no frame bypasses a policy.
 //
-// Where forkd-net is replaced, every sandbox gets a new frame socket, and with it a new network
-// stack: its connections are reset, and nothing else happens to it. The process has a directory
-// with these files:
+// When forkd-net is replaced, every sandbox gets a new frame socket, and with it a new network
+// stack. Its connections are reset; it is not affected otherwise. The process has a directory with
+// these files:
 //
 //	control.sock   its listening control socket
 //	net.pid        process id and start time, to find it again
@@ -33,7 +33,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// Name is what forkd-net is called, as an embedded program and in messages.
+// Name is the name of forkd-net, as an embedded program and in messages.
 const Name = "forkd-net"
 
 // Files in the directory.
@@ -42,26 +42,26 @@ const (
 	recordFile = "net.pid"
 )
 
-// Config is what New needs.
+// Config configures a Client.
 type Config struct {
 	Bin       string           // path of the forkd-net program
-	Authority string           // file of the authority for secrets, made when there is the first one
+	Authority string           // file of the authority for secrets, made for the first secret
 	Dir       string           // made by New; its path must leave room in a unix socket address
-	Resolvers []netip.AddrPort // asked for names; none: those of /etc/resolv.conf, as it is at the time
-	Proxy     Proxy            // that TCP goes out through
-	FlowLog   string           // file that a line for each connection is appended to; empty: none
+	Resolvers []netip.AddrPort // DNS servers; none: those of /etc/resolv.conf, which may change
+	Proxy     Proxy            // for outgoing TCP connections
+	FlowLog   string           // file to which a line per connection is appended; empty: none
 	Jail      *jail.Starter
-	Cgroups   *cgroup.Tree // where its leaf is made; nil: it has no limits
+	Cgroups   *cgroup.Tree // holds its leaf; nil: no limits
 	Log       *slog.Logger
 
-	patience time.Duration // answerTimeout but in tests
+	patience time.Duration // answerTimeout, except in tests
 }
 
-// ErrDown says that there is no forkd-net at the moment. Another one is being started.
+// ErrDown says that forkd-net is not running at the moment. It is being restarted.
 var ErrDown = errors.New("forkd-net is being started again")
 
 // Client joins sandboxes to forkd-net. Its methods may be called concurrently. A nil Client joins
-// nobody: what it returns is a nil Link, which does nothing.
+// none: it returns a nil Link, which does nothing.
 type Client struct {
 	cfg       Config
 	authority func() (*authority, error)
@@ -71,9 +71,9 @@ type Client struct {
 	done      sync.WaitGroup
 
 	mu    sync.Mutex
-	conn  *conn // nil while there is no forkd-net
+	conn  *conn // nil while forkd-net is not running
 	links map[string]*Link
-	host  netproto.Config // what forkd-net was told last
+	host  netproto.Config // what forkd-net was last sent
 	flows *os.File        // nil: no flow log
 }
 
@@ -108,10 +108,10 @@ func New(cfg Config) (*Client, error) {
 const (
 	firstDelay = 100 * time.Millisecond
 	lastDelay  = 30 * time.Second
-	settled    = 10 * time.Second // one that lived so long is started again after firstDelay
+	settled    = 10 * time.Second // after this run time the next restart waits only firstDelay
 )
 
-// run keeps one forkd-net running, beginning with current unless that is nil.
+// run keeps forkd-net running. It begins with the process current, if not nil.
 func (c *Client) run(current *conn) {
 	delay := firstDelay
 	for {
@@ -148,7 +148,7 @@ func (c *Client) run(current *conn) {
 	}
 }
 
-// use makes a forkd-net the one that all sandboxes are joined to.
+// use joins all sandboxes to a forkd-net.
 func (c *Client) use(n *conn) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -159,7 +159,7 @@ func (c *Client) use(n *conn) {
 	}
 }
 
-// drop forgets a forkd-net, which ends if it has not.
+// drop drops a forkd-net, and kills it if it still runs.
 func (c *Client) drop(n *conn) {
 	c.mu.Lock()
 	c.conn = nil
@@ -169,7 +169,7 @@ func (c *Client) drop(n *conn) {
 	}
 }
 
-// Restarts returns how often a forkd-net has been replaced that had ended by itself.
+// Restarts returns how often forkd-net was restarted after it had ended by itself.
 func (c *Client) Restarts() uint64 {
 	if c == nil {
 		return 0
@@ -206,7 +206,7 @@ func (c *Client) stats(ctx context.Context, id string) (s netproto.Stats, err er
 	return s, n.call(ctx, netproto.KindStats, &netproto.ID{ID: id}, &s)
 }
 
-// Forget detaches the sandboxes of an earlier daemon that nobody has adopted.
+// Forget detaches the sandboxes of an earlier daemon that were not adopted.
 func (c *Client) Forget() {
 	if c == nil {
 		return
@@ -224,17 +224,17 @@ func (c *Client) Forget() {
 	c.conn.attached = nil
 }
 
-// complain returns what logs the failure of a request of which nobody waits for the outcome.
+// complain returns a function that logs the failure of a request without a waiting caller.
 func (c *Client) complain(id string) func([]byte, error) {
 	return func(_ []byte, err error) {
-		if err != nil && !errors.Is(err, ErrDown) { // that one is made good when it is started again
+		if err != nil && !errors.Is(err, ErrDown) { // ErrDown is repaired by the restart
 			c.cfg.Log.Error("sandbox has no network", "sandbox", id, "error", err)
 		}
 	}
 }
 
-// Close stops looking after forkd-net. The process stays for the sandboxes that live on; where
-// there is none it ends.
+// Close stops managing forkd-net. The process lives on for the sandboxes that live on; without any
+// it exits.
 func (c *Client) Close() {
 	if c == nil {
 		return
@@ -257,8 +257,8 @@ func (c *Client) Close() {
 	}
 }
 
-// lastWords returns the end of what a forkd-net that has ended wrote to its standard error, such as
-// a panic. Of a call that the jail forbids it returns the name.
+// lastWords returns the end of the standard error of a forkd-net that has ended, such as a panic.
+// For a system call that the jail forbids it returns the name of the call.
 func (n *conn) lastWords() string {
 	select {
 	case <-n.ended:

@@ -19,39 +19,38 @@ import (
 // they were posted, and answered in that order.
 type conn struct {
 	proc     *process.Process
-	leaf     *cgroup.Leaf // nil: it has no limits
+	leaf     *cgroup.Leaf // nil: no limits
 	ctl      *ctlsock.Conn
 	attached map[string]bool // sandboxes of an earlier daemon; guarded by the client's lock
-	trusted  bool            // it was told of the authority; guarded likewise
+	trusted  bool            // it knows the authority; guarded likewise
 
-	killed string // by the kernel, for memory: why; known when it has ended
+	killed string // why the kernel killed it for memory; valid when it has ended
 
 	lost  chan struct{} // closed when it has hung up
 	ended chan struct{} // closed when its process has ended, or is left to the next daemon
 	left  chan struct{} // closed by leave
 
-	wake    chan struct{} // has room for one: there is something to send
-	timeout time.Duration // answerTimeout but in tests
+	wake    chan struct{} // has a buffer of one; signals posted requests
+	timeout time.Duration // answerTimeout, except in tests
 
 	mu     sync.Mutex
 	posted []request // not sent yet
 	sent   []request // not answered yet, oldest first
-	since  time.Time // from when on the oldest of these has forkd-net's attention
-	broken bool      // no request is taken any more
+	since  time.Time // when forkd-net began to handle the oldest of these
+	broken bool      // no more requests are accepted
 }
 
-// request is one message and what becomes of its answer.
+// request is one message and the handler of its answer.
 type request struct {
 	kind   netproto.Kind
 	body   []byte
-	file   *os.File                     // donated, and closed here; nil: none
+	file   *os.File                     // donated, and then closed here; nil: none
 	answer func(body []byte, err error) // called once; body is valid during the call
 }
 
-// answerTimeout is how long forkd-net may leave a request unanswered, from when it has answered those
-// before it. It takes microseconds.
-// One that takes longer, on however overloaded a host, hangs: it is ended, for another to take its
-// place.
+// answerTimeout is how long forkd-net may take for a request after it has answered those before it.
+// That normally takes microseconds. A forkd-net that exceeds it hangs, however overloaded the host:
+// it is killed and replaced.
 const answerTimeout = 30 * time.Second
 
 func newConn(proc *process.Process, leaf *cgroup.Leaf, ctl *ctlsock.Conn, timeout time.Duration) *conn {
@@ -64,7 +63,7 @@ func newConn(proc *process.Process, leaf *cgroup.Leaf, ctl *ctlsock.Conn, timeou
 	return n
 }
 
-// post queues a request and returns at once. file becomes post's to close.
+// post queues a request and returns at once. It takes ownership of file.
 func (n *conn) post(kind netproto.Kind, m codec.Message, file *os.File, answer func([]byte, error)) {
 	var w codec.Writer
 	if m != nil {
@@ -87,7 +86,7 @@ func (n *conn) post(kind netproto.Kind, m codec.Message, file *os.File, answer f
 	}
 }
 
-// fail answers a request that forkd-net never will.
+// fail answers a request that forkd-net will never answer.
 func (r *request) fail() {
 	r.close()
 	r.answer(nil, ErrDown)
@@ -102,7 +101,8 @@ func (r *request) close() {
 
 type parser interface{ Parse(r *codec.Reader) error }
 
-// call posts a request and waits for its answer, which it parses into result if that is not nil.
+// call posts a request and waits for its answer. It parses the answer into result, which may be
+// nil.
 func (n *conn) call(ctx context.Context, kind netproto.Kind, m codec.Message, result parser) error {
 	answered := make(chan error, 1)
 	n.post(kind, m, nil, func(body []byte, err error) {
@@ -119,7 +119,7 @@ func (n *conn) call(ctx context.Context, kind netproto.Kind, m codec.Message, re
 	}
 }
 
-// send sends what is posted until the connection ends.
+// send sends posted requests until the connection ends.
 func (n *conn) send() {
 	for {
 		select {
@@ -147,14 +147,15 @@ func (n *conn) send() {
 			err := n.ctl.Send(r.kind, r.body, fds...)
 			r.close()
 			if err != nil {
-				n.ctl.Shutdown() // receive ends, and with it all
+				n.ctl.Shutdown() // then receive returns, and everything ends
 				return
 			}
 		}
 	}
 }
 
-// receive hands out answers until the connection ends, then fails what has none.
+// receive passes on answers until the connection ends. Then it fails the requests without an
+// answer.
 func (n *conn) receive() {
 	for {
 		kind, body, fds, err := n.ctl.Receive()
@@ -166,11 +167,11 @@ func (n *conn) receive() {
 		var r request
 		if len(n.sent) > 0 {
 			r, n.sent = n.sent[0], n.sent[1:]
-			n.since = time.Now() // the next one has waited for this one
+			n.since = time.Now() // the next request has waited for this one
 		}
 		n.mu.Unlock()
 		if r.answer == nil {
-			break // it answers what nobody asked
+			break // an answer without a request
 		}
 		if kind == netproto.KindError {
 			e := new(netproto.Error)
@@ -192,7 +193,7 @@ func (n *conn) receive() {
 	}
 }
 
-// watch waits for the process, and hangs up on one that does not answer.
+// watch waits for the process to end. It hangs up on one that does not answer.
 func (n *conn) watch() {
 	exited := make(chan error, 1)
 	go func() { exited <- n.proc.Wait() }()
@@ -203,7 +204,7 @@ func (n *conn) watch() {
 		select {
 		case <-exited:
 			_, n.killed = n.leaf.Killed()
-			_ = n.leaf.Remove() // the next one replaces what is left of it
+			_ = n.leaf.Remove() // the next one replaces the remains
 			n.ctl.Shutdown()
 			return
 		case <-n.left:
@@ -223,10 +224,10 @@ func (n *conn) hangs() bool {
 	return len(n.sent) > 0 && time.Since(n.since) > n.timeout
 }
 
-// endTimeout is how long a process may take to end after SIGKILL.
+// endTimeout is how long a process may take to exit after SIGKILL.
 const endTimeout = time.Minute
 
-// end ends the process if it still runs, and returns when it has.
+// end kills the process if it still runs, and waits until it has ended.
 func (n *conn) end() error {
 	n.ctl.Shutdown()
 	if err := n.proc.Kill(); err != nil {
@@ -240,7 +241,7 @@ func (n *conn) end() error {
 	}
 }
 
-// leave hangs up and lets the process live on.
+// leave hangs up, and lets the process live on.
 func (n *conn) leave() {
 	close(n.left)
 	n.ctl.Shutdown()

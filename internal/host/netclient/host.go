@@ -18,15 +18,15 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// resolvConf is where the host says whom to ask for names.
+// resolvConf is the file that names the host's DNS servers.
 const resolvConf = "/etc/resolv.conf"
 
-// followEvery is how often the host is looked at for other resolvers, whatever else is known. It
-// reads one small file and asks the kernel once.
+// followEvery is the interval at which the host's resolvers are checked in any case. A check reads
+// one small file and asks the kernel once.
 const followEvery = 5 * time.Second
 
-// hostConfig describes the host as it is now. Resolvers that cannot be found out are left out; of
-// addresses, those that the host had before stay.
+// hostConfig describes the present state of the host. Resolvers that cannot be determined are
+// omitted; addresses that cannot be determined stay as they were.
 func hostConfig(resolvers []netip.AddrPort, proxy Proxy, before netproto.Config) netproto.Config {
 	config := netproto.Config{Resolvers: resolvers, Proxy: proxy.resolve(before.Proxy)}
 	if text, err := os.ReadFile(resolvConf); err == nil && len(resolvers) == 0 {
@@ -47,11 +47,11 @@ func hostConfig(resolvers []netip.AddrPort, proxy Proxy, before netproto.Config)
 	return config
 }
 
-// maxResolvers is how many resolvers the C library asks (MAXNS, resolv.h).
+// maxResolvers is the number of resolvers that the C library uses (MAXNS, resolv.h).
 const maxResolvers = 3
 
-// parseResolvConf returns the name servers of a resolv.conf (resolv.conf(5)). Lines that make no
-// sense are passed over, as the C library does.
+// parseResolvConf returns the name servers in a resolv.conf (resolv.conf(5)). Like the C library,
+// it ignores invalid lines.
 func parseResolvConf(text []byte) (resolvers []netip.AddrPort) {
 	for lines := bufio.NewScanner(bytes.NewReader(text)); lines.Scan() && len(resolvers) < maxResolvers; {
 		fields := strings.Fields(lines.Text())
@@ -65,8 +65,8 @@ func parseResolvConf(text []byte) (resolvers []netip.AddrPort) {
 	return resolvers
 }
 
-// addressChanges returns a channel that is written to when an address of the host comes or goes,
-// until ctx ends (rtnetlink(7)).
+// addressChanges returns a channel that receives a value when an address of the host is added or
+// removed, until ctx ends (rtnetlink(7)).
 func addressChanges(ctx context.Context) (<-chan struct{}, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
 	if err != nil {
@@ -80,9 +80,9 @@ func addressChanges(ctx context.Context) (<-chan struct{}, error) {
 	context.AfterFunc(ctx, func() { _ = f.Close() })
 	changed := make(chan struct{}, 1)
 	go func() {
-		buf := make([]byte, 16<<10) // what a message says is asked again, all of it
+		buf := make([]byte, 16<<10) // the content is ignored: all addresses are read again
 		for {
-			if _, err := f.Read(buf); err != nil && !errors.Is(err, unix.ENOBUFS) { // the latter: some were lost
+			if _, err := f.Read(buf); err != nil && !errors.Is(err, unix.ENOBUFS) { // ENOBUFS: some messages were lost
 				return
 			}
 			select {
@@ -94,7 +94,7 @@ func addressChanges(ctx context.Context) (<-chan struct{}, error) {
 	return changed, nil
 }
 
-// followHost tells forkd-net what has changed on the host: addresses at once, resolvers soon.
+// followHost sends forkd-net the changes of the host: addresses at once, resolvers soon.
 func (c *Client) followHost() {
 	changed, err := addressChanges(c.quit)
 	if err != nil {
@@ -112,7 +112,7 @@ func (c *Client) followHost() {
 		c.mu.Lock()
 		before := c.host
 		c.mu.Unlock()
-		now := hostConfig(c.cfg.Resolvers, c.cfg.Proxy, before) // it may take its time
+		now := hostConfig(c.cfg.Resolvers, c.cfg.Proxy, before) // this may take time
 		c.mu.Lock()
 		if !reflect.DeepEqual(now, c.host) {
 			c.host = now
@@ -122,7 +122,7 @@ func (c *Client) followHost() {
 	}
 }
 
-// configureLocked tells forkd-net about the host, and where to log.
+// configureLocked sends forkd-net the host's configuration and the flow log.
 func (c *Client) configureLocked() {
 	if c.conn == nil {
 		return
@@ -142,7 +142,7 @@ func (c *Client) configureLocked() {
 	})
 }
 
-// duplicate returns another descriptor of a file.
+// duplicate returns another descriptor for a file.
 func duplicate(f *os.File) (*os.File, error) {
 	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
@@ -151,7 +151,7 @@ func duplicate(f *os.File) (*os.File, error) {
 	return os.NewFile(uintptr(fd), f.Name()), nil
 }
 
-// openFlowLog opens the flow log, if there is to be one.
+// openFlowLog opens the flow log, if one is configured.
 func (c *Client) openFlowLog() error {
 	if c.cfg.FlowLog == "" {
 		return nil
@@ -168,7 +168,7 @@ func (c *Client) openFlowLog() error {
 	return nil
 }
 
-// ReopenLog opens the flow log again, which another program has renamed.
+// ReopenLog reopens the flow log after another program has renamed it.
 func (c *Client) ReopenLog() error {
 	if c == nil {
 		return nil

@@ -10,8 +10,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// Give hands a VM the frame socket that takes the place of its present one. It may take its time,
-// and keeps no descriptor.
+// Give replaces the present frame socket of a VM by vmm. It may take time, and keeps no descriptor.
 type Give func(vmm *os.File) error
 
 // Link joins one VM to forkd-net, from Join or Adopt to Close. A nil Link does nothing.
@@ -24,16 +23,15 @@ type Link struct {
 
 	// Guarded by the client's lock.
 	setting Setting
-	conn    *conn    // that the VM's frame socket was donated to; nil: none that lives
+	conn    *conn    // that has the other end of the VM's frame socket; nil: no running one
 	pending *os.File // forkd-net's end of that socket, until it is donated
 	ready   bool     // Ready was called
 }
 
-// Join joins the VM of a sandbox, and returns the end of the frame socket that is to be donated to
-// it. It waits for nobody, and has nobody do anything that the VM would have to share the host's
-// CPUs with: forkd-net is given its end by Ready, which is to be called when the VM has its own and
-// before anybody is told that it is online. An earlier link of that id ends here, and needs no
-// Close.
+// Join joins the VM of a sandbox, and returns the end of the frame socket to donate to the VM. It
+// does not wait, and causes no work that would compete with the VM for the host's CPUs: forkd-net
+// gets its end in Ready. Call that when the VM has its end, and before the sandbox is announced as
+// online. An earlier link of that id ends here, and needs no Close.
 func (c *Client) Join(id string, setting Setting, give Give) (*Link, *os.File, error) {
 	if c == nil {
 		return nil, nil, nil
@@ -49,8 +47,8 @@ func (c *Client) Join(id string, setting Setting, give Give) (*Link, *os.File, e
 	return l, vmm, nil
 }
 
-// Adopt joins the VM of a sandbox that an earlier daemon had joined. It keeps its connections if
-// forkd-net has lived on.
+// Adopt joins the VM of a sandbox that an earlier daemon had joined. If forkd-net has lived on, the
+// VM keeps its connections.
 func (c *Client) Adopt(id string, setting Setting, give Give) *Link {
 	if c == nil {
 		return nil
@@ -61,8 +59,8 @@ func (c *Client) Adopt(id string, setting Setting, give Give) *Link {
 	c.putLocked(l)
 	if c.conn != nil && c.conn.attached[id] {
 		l.conn = c.conn
-		// The record of the sandbox is what counts, should the earlier daemon have died between
-		// writing it and saying it.
+		// The sandbox's record is authoritative: the earlier daemon may have died after writing it
+		// and before sending it.
 		if len(setting.Secrets) > 0 {
 			c.trustLocked(c.conn)
 		}
@@ -94,15 +92,15 @@ func (l *Link) attachLocked() {
 	l.conn, l.pending = n, nil
 }
 
-// renewLocked joins the VM to the present forkd-net, if it is not. Of a VM that is still being
-// restored with an end of an earlier socket, Ready sees to it.
+// renewLocked joins the VM to the present forkd-net, if it is not. For a VM that is still being
+// restored with an end of an earlier socket, Ready does that.
 func (l *Link) renewLocked() {
 	n := l.c.conn
 	if n == nil || l.conn == n {
 		return
 	}
 	if l.pending != nil {
-		l.attachLocked() // the other end is in the VM, or on its way there
+		l.attachLocked() // the other end is in the VM, or will be
 		return
 	}
 	if !l.ready {
@@ -118,8 +116,8 @@ func (l *Link) renewLocked() {
 	go l.handOver(vmm, n)
 }
 
-// handOver gives the VM its end of the frame socket whose other end n has, unless there is a newer
-// one by then.
+// handOver gives the VM its end of the frame socket whose other end n has, unless a newer socket
+// exists by then.
 func (l *Link) handOver(vmm *os.File, n *conn) {
 	defer vmm.Close()
 	l.giving.Lock()
@@ -135,8 +133,8 @@ func (l *Link) handOver(vmm *os.File, n *conn) {
 	}
 }
 
-// Ready says that the VM has its end: forkd-net is given the other one, and finds what the guest
-// has sent by then.
+// Ready says that the VM has its end. Then forkd-net gets the other end, with the frames that the
+// guest has sent.
 func (l *Link) Ready() {
 	if l == nil {
 		return
@@ -149,8 +147,8 @@ func (l *Link) Ready() {
 	}
 }
 
-// Set replaces policy, limits and secrets. When it returns without an error they are in force;
-// where there is no forkd-net nothing passes, and the next is told of them first.
+// Set replaces policy, limits and secrets. They are in force when it returns nil. While forkd-net
+// is not running no traffic passes, and the next one gets them before any.
 func (l *Link) Set(ctx context.Context, setting Setting) error {
 	if l == nil {
 		return nil
@@ -180,7 +178,7 @@ func (l *Link) setPolicyLocked() *netproto.SetPolicy {
 	return &netproto.SetPolicy{ID: l.id, Policy: l.setting.Policy, Limits: l.setting.Limits, Secrets: l.setting.Secrets}
 }
 
-// Stats returns the counters of the VM. Where there is no forkd-net the error is ErrDown.
+// Stats returns the counters of the VM. While forkd-net is not running the error is ErrDown.
 func (l *Link) Stats(ctx context.Context) (netproto.Stats, error) {
 	if l == nil {
 		return netproto.Stats{}, ErrDown
@@ -188,7 +186,7 @@ func (l *Link) Stats(ctx context.Context) (netproto.Stats, error) {
 	return l.c.stats(ctx, l.id)
 }
 
-// Close takes the VM off the network. Its connections are reset.
+// Close removes the VM from the network. Its connections are reset.
 func (l *Link) Close() {
 	if l == nil {
 		return
@@ -196,7 +194,7 @@ func (l *Link) Close() {
 	l.c.mu.Lock()
 	defer l.c.mu.Unlock()
 	if l.c.links[l.id] != l {
-		return // another link has its place
+		return // another link has replaced it
 	}
 	delete(l.c.links, l.id)
 	l.dropPendingLocked()

@@ -14,7 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// Proxy is what sandboxes' TCP connections go out through. The zero value is none. Use ParseProxy.
+// Proxy is the proxy for outgoing TCP connections of sandboxes. The zero value is none. Use
+// ParseProxy.
 type Proxy struct {
 	host          string
 	port          uint16
@@ -22,7 +23,7 @@ type Proxy struct {
 	except        string
 }
 
-// defaultProxyPort is that of a URL without one.
+// defaultProxyPort is the port for a URL without one.
 const defaultProxyPort = 80
 
 // ParseProxy reads the URL of a proxy, http://[user:password@]host[:port], and a list as in
@@ -36,7 +37,7 @@ func ParseProxy(text, except string) (Proxy, error) {
 	if text := u.Port(); text != "" {
 		port, err := strconv.ParseUint(text, 10, 16)
 		if err != nil || port == 0 {
-			return Proxy{}, errors.New("the port of the proxy is none: want 1 to 65535")
+			return Proxy{}, errors.New("the port of the proxy is invalid: want 1 to 65535")
 		}
 		p.port = uint16(port)
 	}
@@ -48,11 +49,12 @@ func ParseProxy(text, except string) (Proxy, error) {
 	return p, nil
 }
 
-// lookupTimeout is how long the name of a proxy is looked up.
+// lookupTimeout bounds the lookup of a proxy's name.
 const lookupTimeout = 2 * time.Second
 
-// resolve returns the proxy with its address, of several the one that it had before. Where none can
-// be found out it is that, or one that nobody has: connections never go past the proxy.
+// resolve returns the proxy with its address; of several addresses, the previous one if possible.
+// If the lookup fails, it keeps the previous address or uses one that no host has, because
+// connections must never bypass the proxy.
 func (p Proxy) resolve(before netproto.Proxy) netproto.Proxy {
 	if p.host == "" {
 		return netproto.Proxy{}
@@ -70,5 +72,5 @@ func (p Proxy) resolve(before netproto.Proxy) netproto.Proxy {
 	return out
 }
 
-// nobody has this address (TEST-NET-3, RFC 5737).
+// nobody is an address that no host has (TEST-NET-3, RFC 5737).
 var nobody = netip.AddrFrom4([4]byte{203, 0, 113, 1})

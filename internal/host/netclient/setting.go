@@ -7,21 +7,21 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// Setting is where a sandbox may connect to, and how much of the host's network it may take. It is
-// a value: whoever changes one makes a new one.
+// Setting says where a sandbox may connect to, and bounds its use of the host's network. It is a
+// value and never changed in place.
 type Setting struct {
 	Policy  netproto.Policy
 	Limits  netproto.Limits
-	Secrets []netproto.Secret // never in a record or a snapshot: package sandbox keeps them apart
+	Secrets []netproto.Secret // never in a record or a snapshot: package sandbox stores them separately
 }
 
-// Default is the setting of a sandbox of which nobody has said otherwise.
+// Default is the network setting of a sandbox for which none was given.
 func Default() Setting { return Setting{Policy: netproto.Public()} }
 
-// Isolated is the setting of what is to reach nobody.
+// Isolated is the setting for a VM without access to any network.
 func Isolated() Setting { return Setting{Policy: netproto.Policy{Mode: netproto.ModeNone}} }
 
-// FromSnapshot returns the setting that forks of a snapshot are given.
+// FromSnapshot returns the setting for forks of a snapshot.
 func FromSnapshot(n *snapshot.Network) (Setting, error) {
 	if n == nil {
 		return Default(), nil
@@ -33,8 +33,8 @@ func FromSnapshot(n *snapshot.Network) (Setting, error) {
 	return s, nil
 }
 
-// FromText returns the setting of a policy that is kept as text. A policy without a mode is no
-// policy. Errors are *netproto.FieldError.
+// FromText returns the setting for a policy stored as text. A policy without a mode is invalid.
+// Errors are *netproto.FieldError.
 func FromText(n *snapshot.Network) (Setting, error) {
 	if n.Mode == "" {
 		return Setting{}, &netproto.FieldError{Field: "mode", Reason: "empty: use none, public, allow or open"}
@@ -48,7 +48,7 @@ func FromText(n *snapshot.Network) (Setting, error) {
 		PacketsPerSecond: n.PacketsPerSecond, Connections: n.Connections}}, nil
 }
 
-// ForSnapshot returns s as snapshots and records keep it: without secrets, which belong to one
+// ForSnapshot returns the form of s for snapshots and records: without secrets, which belong to one
 // sandbox. A snapshot's files, and its forks, have none.
 func (s Setting) ForSnapshot() *snapshot.Network {
 	return &snapshot.Network{Mode: s.Policy.Mode.String(), Allow: netproto.Texts(s.Policy.Allow),

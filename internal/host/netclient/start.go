@@ -18,30 +18,29 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// netEnv is all of forkd-net's environment, but for its bound of memory. It returns memory to the
-// host when a sandbox has ended.
+// netEnv is forkd-net's whole environment, except for its memory bound. It makes the runtime return
+// memory to the host when a sandbox has ended.
 var netEnv = []string{"GODEBUG=madvdontneed=1"}
 
 // Leaf is the name of forkd-net's cgroup among those of VMMs.
 const Leaf = "net"
 
-// Bounds of forkd-net's memory: a share of the host's, which does without it before anything else
-// does, and the least that it has anywhere. A sandbox that has sent something takes some 100 KiB,
-// and a connection as much as it has on its way.
+// Bounds on forkd-net's memory: a share of the host's memory, and a minimum. A sandbox that has
+// sent something takes some 100 KiB, and a connection as much as its data in transit.
 const (
 	memoryShare = 8
 	minMemory   = 512 << 20
 )
 
-// oomScore is how soon the kernel ends forkd-net when the host is out of memory: after sandboxes,
-// whose scores vmmclient sets, and before the daemon.
+// oomScore orders the OOM killer's choice: forkd-net comes after sandboxes, whose scores vmmclient
+// sets, and before the daemon.
 const oomScore = 250
 
-// cpuWeight is the most that there is: all sandboxes wait for this one process, which would have
-// the share of one of them among those that are busy.
+// cpuWeight is the maximum, because all sandboxes wait for this one process. With the default it
+// would get the share of a single busy sandbox.
 const cpuWeight = 10_000
 
-// memory is the most that forkd-net may have, in MiB.
+// memory returns the memory limit of forkd-net, in MiB.
 func memory() (uint64, error) {
 	var host unix.Sysinfo_t
 	if err := unix.Sysinfo(&host); err != nil {
@@ -50,8 +49,8 @@ func memory() (uint64, error) {
 	return max(uint64(host.Totalram)*uint64(host.Unit)/memoryShare, minMemory) >> 20, nil
 }
 
-// newLeaf makes forkd-net's cgroup; nil where the host has none. Go collects garbage more often
-// before the bound in env is reached.
+// newLeaf makes forkd-net's cgroup, nil if the host has none. env makes Go collect garbage more
+// often before the limit is reached.
 func (c *Client) newLeaf() (leaf *cgroup.Leaf, env []string, err error) {
 	if leaf, err = c.cfg.Cgroups.New(Leaf, 0); leaf == nil {
 		return nil, netEnv, err
@@ -81,8 +80,8 @@ func (c *Client) start() (*conn, error) {
 	}
 	listenerFile := os.NewFile(uintptr(listener), "control listener")
 	defer listenerFile.Close()
-	// Connected before the process starts, as with a VMM: one whose daemon dies now is left with
-	// nobody, and ends.
+	// Connected before the process starts, as with a VMM: if the daemon dies now, the process sees
+	// that it has no peer, and exits.
 	ctl, err := ctlsock.Dial(c.path(socketFile))
 	if err != nil {
 		return nil, err
@@ -93,11 +92,11 @@ func (c *Client) start() (*conn, error) {
 	}
 	proc, err := startIn(leaf, process.Spec{Name: Name, Bin: c.cfg.Bin,
 		Env: env, Record: c.path(recordFile), Listener: listenerFile, Jail: c.cfg.Jail, Online: true})
-	_ = listenerFile.Close() // so that its end is noticed before it has taken the connection
+	_ = listenerFile.Close() // so that its exit is noticed before it has accepted the connection
 	if err != nil {
 		return nil, errors.Join(err, ctl.Close(), leaf.Remove())
 	}
-	_ = proc.SetOOMScore(oomScore) // without it the kernel still decides, by size alone
+	_ = proc.SetOOMScore(oomScore) // optional: without it the kernel decides by size alone
 	n := newConn(proc, leaf, ctl, c.cfg.patience)
 	if err := n.greet(c.quit, c.cfg.patience); err != nil {
 		ended := n.end()
@@ -112,16 +111,16 @@ func startIn(leaf *cgroup.Leaf, spec process.Spec) (*process.Process, error) {
 	if spec.Cgroup, err = leaf.Open(); err != nil {
 		return nil, err
 	}
-	defer spec.Cgroup.Close() // an error, where there is none
+	defer spec.Cgroup.Close() // an error if there is none
 	return process.Start(spec)
 }
 
-// findTimeout is how long the forkd-net of an earlier daemon may take to answer before the daemon
-// goes on without it.
+// findTimeout is how long the forkd-net of an earlier daemon may take to answer. After it the
+// daemon starts another one.
 const findTimeout = 5 * time.Second
 
-// find returns the forkd-net that an earlier daemon has left running. One that is of another build,
-// or does not answer, is ended. The error wraps os.ErrNotExist if there was none.
+// find returns the forkd-net that an earlier daemon has left running. It kills one that is of
+// another build or does not answer. The error wraps os.ErrNotExist if there was none.
 func (c *Client) find() (*conn, error) {
 	proc, err := process.Find(Name, c.path(recordFile))
 	if err != nil {
@@ -138,8 +137,7 @@ func (c *Client) find() (*conn, error) {
 	return n, nil
 }
 
-// takeOver checks that a running forkd-net is the one that would be started, and asks whom it has
-// attached.
+// takeOver checks that a running forkd-net is of this build, and asks for its attached sandboxes.
 func (c *Client) takeOver(n *conn) error {
 	running, err := os.Stat(fmt.Sprintf("/proc/%d/exe", n.proc.PID()))
 	if err != nil {
@@ -168,7 +166,7 @@ func (c *Client) takeOver(n *conn) error {
 	return nil
 }
 
-// greet makes sure that both sides speak the same version.
+// greet checks that both sides speak the same version.
 func (n *conn) greet(ctx context.Context, timeout time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()

@@ -1,6 +1,6 @@
-// Package owner says in whose name something is done on the daemon's side: who an owner is, what part of
-// the host it may have and know of. It asks for nothing and decides nothing about a sandbox; that is for
-// the packages that hold them.
+// Package owner identifies the owner of an operation on the daemon's side, with the part of the
+// host that the owner may use and see. It decides nothing about sandboxes; the packages that hold
+// them do.
 package owner
 
 import (
@@ -11,21 +11,21 @@ import (
 	"github.com/forkd/forkd/internal/gate"
 )
 
-// Owner is in whose name children are forked. It comes with the context, so that no way to a fork can
-// forget it.
+// Owner is the owner of forked children. It is part of the context, so that no code path to a fork
+// can forget it.
 type Owner struct {
 	Name   string
-	Most   int // sandboxes that it may have at once, with all that can be resumed; 0: no limit
+	Most   int // most sandboxes at once, including all that can be resumed; 0: no limit
 	Prefix Prefix
-	Admin  bool // may open private networks and the host to sandboxes
+	Admin  bool // may give sandboxes access to private networks and the host
 }
 
-// Anyone is the name of all clients where none has to prove who it is. They cannot be told apart, so
-// they share what the host has without a bound for each.
+// Anyone is the name of all clients of a daemon that requires no credentials. They cannot be told
+// apart, so they share the host without a bound for each.
 const Anyone = "local"
 
-// Share returns the share of a gate's places for a client or owner of that name: most of them at
-// once. Clients without a name, or that cannot be told apart, are not bounded.
+// Share returns the share of a gate's places for a client or owner: at most most at once. Clients
+// without a name, or that cannot be told apart, are not bounded.
 func Share(name string, most int) gate.Share {
 	if name == "" || name == Anyone {
 		most = 0
@@ -33,7 +33,7 @@ func Share(name string, most int) gate.Share {
 	return gate.Share{Key: name, Most: most}
 }
 
-// FairShare returns the share of a gate with total places for a client or owner of that name.
+// FairShare returns the share of a client or owner in a gate with total places.
 func FairShare(name string, total int) gate.Share { return Share(name, gate.Fair(total)) }
 
 type ownerKey struct{}
@@ -41,14 +41,14 @@ type ownerKey struct{}
 // In returns a context in which o acts.
 func In(ctx context.Context, o Owner) context.Context { return context.WithValue(ctx, ownerKey{}, o) }
 
-// Of returns who acts in a context: an Owner without a name if nobody does.
+// Of returns the owner that acts in a context, or an Owner without a name.
 func Of(ctx context.Context) Owner {
 	o, _ := ctx.Value(ownerKey{}).(Owner)
 	return o
 }
 
-// Label checks the labels that an owner gives to children, and adds one by which the owner reaches
-// them where none does.
+// Label checks the labels that an owner gives to children. If none of them lets the owner reach the
+// children, it adds one.
 func (o Owner) Label(labels map[string]string) (map[string]string, error) {
 	if o.Prefix == "" {
 		return labels, nil
@@ -66,10 +66,10 @@ func (o Owner) Label(labels map[string]string) (map[string]string, error) {
 	return own, nil
 }
 
-// ClosedError refuses somebody a network policy that opens what is closed to sandboxes: private
-// networks, the host, metadata services.
+// ClosedError refuses a network policy that opens what is closed to sandboxes: private networks,
+// the host, metadata services.
 type ClosedError struct {
-	Field  string // as the API spells it
+	Field  string // the API's name of the field
 	Who    string // empty if unknown
 	Reason string // what would be open
 }

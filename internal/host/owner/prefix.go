@@ -9,15 +9,16 @@ import (
 	"github.com/forkd/forkd/internal/host/event"
 )
 
-// Prefix limits somebody to a part of the sandboxes and snapshots, such as "team-a/": to sandboxes
-// with a label whose name begins with it, and to snapshots that hold no sandbox of others. It is
-// empty for who has no limit.
+// Prefix limits an owner to a part of the sandboxes and snapshots, such as "team-a/": to sandboxes
+// with a label whose name has the prefix, and to snapshots without sandboxes of others. Empty means
+// no limit.
 type Prefix string
 
-// prefixForm has neither '.' nor an inner '/', so that no prefix begins another, nor do the tags.
+// prefixForm allows neither '.' nor an inner '/', so that no prefix is the beginning of another,
+// nor are their tags.
 var prefixForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,30}/$`)
 
-// ParsePrefix checks a prefix that is to be a limit.
+// ParsePrefix checks a prefix that will be a limit.
 func ParsePrefix(text string) (Prefix, error) {
 	if !prefixForm.MatchString(text) {
 		return "", fmt.Errorf("%.40q: want up to 31 letters, digits, '_' and '-', and a '/' at the end", text)
@@ -38,13 +39,14 @@ func (p Prefix) HasLabels(labels map[string]string) bool {
 	return false
 }
 
-// Tags begins the tags of snapshots within p, and the names of workspaces: "team-a.".
+// Tags returns the prefix of the tags of snapshots, and of the names of workspaces, within p:
+// "team-a.".
 func (p Prefix) Tags() string { return strings.TrimSuffix(string(p), "/") + "." }
 
 // HasTag reports whether a tag, or the name of a workspace, is within p.
 func (p Prefix) HasTag(tag string) bool { return p == "" || strings.HasPrefix(tag, p.Tags()) }
 
-// HasEvent reports whether an event is of a sandbox, or of a snapshot by its tag, within p.
+// HasEvent reports whether an event is about a sandbox, or a snapshot by its tag, within p.
 func (p Prefix) HasEvent(e *event.Event) bool {
 	if strings.HasPrefix(string(e.Kind), "sandbox.") {
 		return p.HasLabels(e.Labels)
@@ -52,12 +54,12 @@ func (p Prefix) HasEvent(e *event.Event) bool {
 	return p.HasTag(e.Snapshot)
 }
 
-// PrefixError refuses somebody what is beyond their Prefix, where saying so tells nothing of
-// others.
+// PrefixError refuses an operation beyond the owner's Prefix, where the refusal reveals nothing
+// about other owners.
 type PrefixError struct {
 	Who    string
 	Prefix Prefix
-	What   string // that they may not do
+	What   string // the refused operation
 }
 
 func (e *PrefixError) Error() string {
@@ -65,10 +67,10 @@ func (e *PrefixError) Error() string {
 		e.What, e.Who, string(e.Prefix), e.Prefix.Tags())
 }
 
-// PrefixOf returns the limit of who makes a request.
+// PrefixOf returns the prefix of a request's owner.
 func PrefixOf(ctx context.Context) Prefix { return Of(ctx).Prefix }
 
-// Within refuses something to who has a limit, with a *PrefixError.
+// Within returns a *PrefixError if the owner has a prefix and allowed is false.
 func Within(ctx context.Context, allowed bool, format string, args ...any) error {
 	o := Of(ctx)
 	if o.Prefix == "" || allowed {

@@ -9,12 +9,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// logSize is the most that a process can write to its standard error, in bytes. A panic of Go lists
-// all goroutines first and the registers last; ten thousand goroutines are about 4 MiB.
+// logSize bounds a process's output to its standard error, in bytes. A panic of Go lists all
+// goroutines first and the registers last; ten thousand goroutines are about 4 MiB.
 const logSize = 16 << 20
 
-// newLog makes the standard error of a process: memory that takes no room before it is written, and
-// whose size nobody can change.
+// newLog makes a file in memory for the standard error of a process. It takes no memory before it
+// is written, and its size is fixed.
 func newLog(name string) (*os.File, error) {
 	const flags = unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
 	fd, err := unix.MemfdCreate(name, flags|unix.MFD_NOEXEC_SEAL)
@@ -37,8 +37,8 @@ func newLog(name string) (*os.File, error) {
 	return f, nil
 }
 
-// findLog opens the standard error of a process that an earlier daemon started; nil, where that is
-// not allowed, or the process has put something else in its place.
+// findLog opens the standard error of a process that an earlier daemon started. It returns nil if
+// that is not permitted, or if the process has replaced it.
 func findLog(pid int) *os.File {
 	f, err := os.OpenFile(fmt.Sprintf("/proc/%d/fd/2", pid), os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 	if err != nil {
@@ -51,23 +51,23 @@ func findLog(pid int) *os.File {
 	return f
 }
 
-// keptOfLog is how much is kept of each end of a log, in bytes: of a Go program that a signal
-// ended, the signal is at the beginning and the registers are at the end. Sandboxes are listed for
-// as long as anybody likes after their VMM has ended, and its log may have been written by their
-// guest.
+// keptOfLog is how much is kept of each end of a log, in bytes: after a Go program died of a
+// signal, the signal is at the beginning and the registers are at the end. The bound matters
+// because exited sandboxes stay listed for any time, and their guest may have written the log of
+// their VMM.
 const keptOfLog = 16 << 10
 
-// logGap stands in a log for what is not kept.
+// logGap stands for the omitted part of a log.
 const logGap = "\n[...]\n"
 
-// readLog returns what was written to f, up to the first part that was not; of a long log, both
-// ends. It never holds much more than that.
+// readLog returns the text in f up to the first hole; of a long log, both ends. It never holds much
+// more than that in memory.
 func readLog(f *os.File) string {
-	var text []byte // the beginning, and the end of what has been read
+	var text []byte // the beginning, and the end of the text read so far
 	cut := false
 	chunk := make([]byte, keptOfLog)
 	for at := int64(0); at < logSize; at += keptOfLog {
-		n, _ := f.ReadAt(chunk, at) // an error, where there is none
+		n, _ := f.ReadAt(chunk, at) // an error if there is none
 		written := bytes.TrimRight(chunk[:n], "\x00")
 		text = append(text, written...)
 		if more := len(text) - 2*keptOfLog; more > 0 {

@@ -1,9 +1,9 @@
 // Package process starts processes that outlive the daemon, and finds them again: forkd-vmm and
 // forkd-net.
 //
-// Each is known by its id and start time, which are written into a file. What is said to a process,
-// and when it has to end, is the business of those who start it. Standard error of a process is
-// memory of bounded size, which is its own: one that was taken over fills no disk with it.
+// A process is identified by its id and start time, which are written into a file. The callers
+// decide what to send to a process and when it must end. Its standard error is memory of bounded
+// size, charged to the process, so that a process that was taken over cannot fill a disk.
 package process
 
 import (
@@ -20,29 +20,29 @@ import (
 	"github.com/forkd/forkd/internal/jail"
 )
 
-// Spec says what Start runs.
+// Spec describes the program for Start.
 type Spec struct {
-	Name     string        // for messages, and the process's own name of itself
+	Name     string        // for messages, and as the process's own name
 	Bin      string        // path of the program
-	Env      []string      // all of its environment
+	Env      []string      // whole environment
 	Record   string        // file for its id and start time
-	Listener *os.File      // becomes its descriptor 3; nil: none
+	Listener *os.File      // becomes descriptor 3; nil: none
 	Cgroup   *os.File      // cgroup v2 directory that it starts in; nil: the daemon's
 	Jail     *jail.Starter // nil: none
 	Online   bool          // its jail has the host's network
 }
 
-// Process is one of them, our child or not.
+// Process is a process started by this daemon or an earlier one.
 type Process struct {
 	pid   int
-	pidfd *os.File    // closed when the process has ended: the pid may be another's by then
+	pidfd *os.File    // closed when the process has ended, because another process may then have the pid
 	child *os.Process // nil if another daemon started it
 	log   *os.File    // its standard error; nil if it is not known
 	said  string
 }
 
-// adopt takes over pidfd, for Go's poller to wait for: a system call that waits would keep a
-// processor of the scheduler from other goroutines until the runtime notices.
+// adopt takes over pidfd, so that Go's poller waits for it: a blocking system call would occupy a
+// processor of the scheduler until the runtime notices.
 func adopt(pid, pidfd int, child *os.Process) (*Process, error) {
 	if err := unix.SetNonblock(pidfd, true); err != nil {
 		return nil, errors.Join(fmt.Errorf("watch process %d: %w", pid, err), unix.Close(pidfd))
@@ -50,10 +50,10 @@ func adopt(pid, pidfd int, child *os.Process) (*Process, error) {
 	return &Process{pid: pid, pidfd: os.NewFile(uintptr(pidfd), "pidfd"), child: child}, nil
 }
 
-// Start runs a program in the root directory. It leads a process group of its own: signals to the
-// daemon's group, such as a terminal's, do not reach it. It stays in the daemon's session, because
-// Linux shares CPUs among sessions (autogroups, sched(7)): with one for each VMM, the daemon would
-// be one among its guests.
+// Start runs a program in the root directory. It leads its own process group, so that signals to
+// the daemon's group, such as a terminal's, do not reach it. It stays in the daemon's session,
+// because Linux shares CPUs among sessions (autogroups, sched(7)): with a session per VMM, the
+// daemon would get only the share of one of its guests.
 func Start(spec Spec) (*Process, error) {
 	log, err := newLog(spec.Name)
 	if err != nil {
@@ -125,12 +125,12 @@ func Find(name, record string) (*Process, error) {
 	if err != nil {
 		return nil, fmt.Errorf("find %s: process %d: %w", name, pid, err)
 	}
-	// The pidfd is open, so the pid cannot be given to another process from here on.
+	// The pidfd is open, so another process cannot get the pid from here on.
 	now, err := startTime(pid)
 	if err == nil && now != start {
-		err = errors.New("it is another one now")
+		err = errors.New("another process has its id now")
 	}
-	if err != nil { // which may be that no more files can be opened: then the process lives
+	if err != nil { // possibly because no more files can be opened: then the process lives
 		_ = unix.Close(fd)
 		return nil, fmt.Errorf("find %s: process %d: %w", name, pid, err)
 	}
@@ -144,17 +144,17 @@ func Find(name, record string) (*Process, error) {
 // PID returns the id of the process.
 func (p *Process) PID() int { return p.pid }
 
-// SetOOMScore says how soon the kernel kills the process when the host is out of memory: among
-// processes that use as much, the one with the highest score first (proc(5), oom_score_adj).
+// SetOOMScore sets how early the kernel kills the process when the host is out of memory: among
+// processes of equal size, the one with the highest score first (proc(5), oom_score_adj).
 func (p *Process) SetOOMScore(score int) error {
 	return os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", p.pid), []byte(strconv.Itoa(score)), 0)
 }
 
-// Kill ends the process, if it has not ended yet.
+// Kill kills the process, if it has not ended yet.
 func (p *Process) Kill() error {
 	raw, err := p.pidfd.SyscallConn()
 	if err != nil {
-		return nil // it is closed: the process has ended
+		return nil // closed: the process has ended
 	}
 	_ = raw.Control(func(fd uintptr) { err = unix.PidfdSendSignal(int(fd), unix.SIGKILL, nil, 0) }) // likewise
 	if errors.Is(err, unix.ESRCH) {
@@ -163,7 +163,7 @@ func (p *Process) Kill() error {
 	return err
 }
 
-// Wait returns when the process has ended, and releases it. It is called once.
+// Wait waits until the process has ended, and releases it. It is called once.
 func (p *Process) Wait() error {
 	defer p.Release()
 	defer func() { p.said = readLog(p.log) }()
@@ -180,7 +180,7 @@ func (p *Process) Wait() error {
 	return err
 }
 
-// hasEnded reports whether the process of a pidfd has.
+// hasEnded reports whether the process of a pidfd has ended.
 func hasEnded(pidfd uintptr) bool {
 	for {
 		n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, 0)
@@ -190,13 +190,13 @@ func hasEnded(pidfd uintptr) bool {
 	}
 }
 
-// Said returns what the process wrote to its standard error, once it has been waited for: nothing,
-// unless it failed, or of one that was found and could not be asked. Of more than 32 KiB it has the
-// two ends; what was written beyond 16 MiB is lost.
+// Said returns the process's standard error, after Wait. It is empty unless the process failed, and
+// for a process that was found but could not be waited for. Of more than 32 KiB it returns the two
+// ends; output beyond 16 MiB is lost.
 func (p *Process) Said() string { return p.said }
 
-// Release lets go of a process that is not waited for.
+// Release releases a process without waiting for it.
 func (p *Process) Release() {
 	_ = p.pidfd.Close()
-	_ = p.log.Close() // an error, where there is none
+	_ = p.log.Close() // an error if there is none
 }

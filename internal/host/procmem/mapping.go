@@ -10,31 +10,31 @@ import (
 	"strings"
 )
 
-// mmapFloor is below everything that Linux places by itself on x86-64 (mm/util.c, mmap_base: at
-// most 1 TiB of randomisation and the stack's limit below 128 TiB). The Go runtime asks for
-// addresses far below it for its heap and for nothing else.
+// mmapFloor is below all addresses that Linux chooses itself on x86-64 (mm/util.c, mmap_base: at
+// most 1 TiB of randomisation and the stack's limit below 128 TiB). The Go runtime requests
+// addresses far below it for its heap, and only for that.
 const mmapFloor = 0x7e0000000000
 
 // mapping is one entry of smaps.
 type mapping struct {
 	start, end   uint64
 	mode         string
-	name         string // of the file, without its directory; empty for anonymous memory
+	name         string // name of the file, without its directory; empty for anonymous memory
 	pss, private uint64 // KiB
 }
 
 func (v *mapping) binary() bool { return strings.Contains(v.name, "forkd-vmm") }
 
-// mayBeGuest tells writable private memory from what the Go runtime has only reserved, which is
-// longer.
+// mayBeGuest distinguishes writable private memory from ranges that the Go runtime has only
+// reserved, which are longer.
 func (v *mapping) mayBeGuest() bool {
 	return v.mode == "rw-p" && (v.name == "" && v.start >= mmapFloor || strings.Contains(v.name, "layer"))
 }
 
-// maxMappings is more than a VMM of ours ever has: two for each range of a rebase, which machine
-// bounds by 4096, and the extents of its snapshot. The kernel lets a process have four times as many,
-// and describing each costs the reader some microseconds: a VMM that its guest has taken over would
-// make each look at its memory last for seconds.
+// maxMappings is more than an intact VMM ever has: two per range of a rebase, of which there are at
+// most 4096 (see machine), and the extents of its snapshot. The kernel allows four times as many,
+// and describing each takes some microseconds: with that many, a VMM that its guest has taken over
+// would make each measurement last for seconds.
 const maxMappings = 16384
 
 func readMappings(r io.Reader) ([]mapping, error) {

@@ -1,8 +1,8 @@
-// Package procmem tells what a VMM process occupies, from /proc/<pid>/smaps (proc_pid_smaps(5)):
-// guest RAM apart from the program itself.
+// Package procmem measures the memory of a VMM process, from /proc/<pid>/smaps (proc_pid_smaps(5)),
+// with guest RAM separate from the program itself.
 //
-// It knows forkd-vmm processes only, by how they map their memory. It asks no process anything, and
-// what the kernel holds for a VM besides page tables is not in its figures.
+// It supports only forkd-vmm processes, which it knows by their mappings. It does not talk to the
+// process, and its figures do not include kernel memory for the VM other than page tables.
 package procmem
 
 import (
@@ -24,7 +24,7 @@ const (
 	PartBinary             // code and data of forkd-vmm
 	PartHeap               // the Go heap
 	PartRest               // stacks, the Go runtime's own tables, KVM's run areas, the console ring
-	Parts                  // how many there are
+	Parts                  // number of parts
 )
 
 // String names the part.
@@ -32,11 +32,11 @@ func (p Part) String() string {
 	return [...]string{"guest RAM", "binary", "Go heap", "stacks, runtime, KVM areas"}[p]
 }
 
-// Memory is what a VMM process occupies, in KiB.
+// Memory is the memory of a VMM process, in KiB.
 type Memory struct {
-	PSS        [Parts]uint64 // shared pages divided by the number of their users
+	PSS        [Parts]uint64 // shared pages divided by the number of processes that map them
 	Private    [Parts]uint64 // pages that only this process has
-	PageTables uint64        // in the kernel, not part of the above
+	PageTables uint64        // in the kernel, not included above
 }
 
 // TotalPSS is the PSS of all parts, in KiB.
@@ -107,7 +107,7 @@ func parse(r io.Reader, guestBytes uint64) (Memory, error) {
 		switch {
 		case slices.ContainsFunc(guest, func(c chain) bool { return i >= c.first && i < c.end }):
 			part = PartGuest
-		case v.binary(), v.name == "" && i > 0 && maps[i-1].binary() && maps[i-1].end == v.start: // the second is .bss
+		case v.binary(), v.name == "" && i > 0 && maps[i-1].binary() && maps[i-1].end == v.start: // the second case is .bss
 			part = PartBinary
 		case v.name == "" && v.start < mmapFloor:
 			part = PartHeap
@@ -118,19 +118,19 @@ func parse(r io.Reader, guestBytes uint64) (Memory, error) {
 	return m, nil
 }
 
-// chain is a range of addresses without a gap: the mappings from first to before end.
+// chain is a range of addresses without gaps: the mappings from first to before end.
 type chain struct {
 	first, end int
 	bytes      uint64
 }
 
-// guestRegions is how many ranges guest RAM may consist of: one below and one above the 32-bit
-// device hole.
+// guestRegions is the maximum number of guest RAM ranges: one below and one above the 32-bit device
+// hole.
 const guestRegions = 2
 
-// guestRAM returns the ranges that hold guest RAM, nil if there are none. Each region of guest RAM
-// is one range of addresses, cut into mappings of layer files and of anonymous memory; nothing else
-// that a VMM has is as long.
+// guestRAM returns the ranges of guest RAM, nil if there are none. Each region of guest RAM is one
+// range of addresses, divided into mappings of layer files and of anonymous memory; no other range
+// of a VMM is as long.
 func guestRAM(maps []mapping, guestBytes uint64) []chain {
 	var chains []chain
 	for i := 0; i < len(maps); {

@@ -1,7 +1,7 @@
-// Package tally counts what may have changed a sandbox since it was last at a snapshot: requests, and
-// memory and disk that were written, over all of its VMs.
+// Package tally counts what may have changed a sandbox since it was last at a snapshot: requests,
+// and bytes written to memory and disk, over all of its VMs.
 //
-// When a sandbox is at a snapshot, and what its VM has written, is for its users to say.
+// Its users say when a sandbox is at a snapshot, and what its VM has written.
 package tally
 
 import (
@@ -9,14 +9,14 @@ import (
 	"sync/atomic"
 )
 
-// Written is how much of a sandbox has been written since its latest branch or rollback, in bytes.
-// The kernel of an idle guest writes a little too.
+// Written is how much of a sandbox was written since its latest branch or rollback, in bytes. The
+// kernel of an idle guest writes a little too.
 type Written struct {
 	Memory uint64
 	Disk   uint64
 }
 
-// minus returns what w has more than other.
+// minus returns w less other.
 func (w Written) minus(other Written) Written {
 	return Written{w.Memory - min(w.Memory, other.Memory), w.Disk - min(w.Disk, other.Disk)}
 }
@@ -25,20 +25,20 @@ func (w Written) plus(other Written) Written {
 	return Written{w.Memory + other.Memory, w.Disk + other.Disk}
 }
 
-// Tally tells what may have changed a sandbox since it was last at a snapshot: forked from it,
-// branched to it, or put back to it. It costs requests a counter, and survives no restart of the
-// daemon.
+// Tally counts what may have changed a sandbox since it was last at a snapshot: forked from it,
+// branched to it, or rolled back to it. It costs each request one counter, and does not survive a
+// restart of the daemon.
 type Tally struct {
-	calls atomic.Uint64 // requests to the guest that may change it, begun or ended
+	calls atomic.Uint64 // requests to the guest that may change it, counted at begin and end
 
 	mu      sync.Mutex
-	unknown bool     // the rest says nothing: the daemon was not there
-	at      uint64   // calls, then
-	base    *Written // what the present VM had written, then or when it was first measured after; nil: not measured
-	earlier Written  // by VMs before it, or before a branch that went with its children
+	unknown bool     // the other fields are invalid: an earlier daemon was at the snapshot
+	at      uint64   // value of calls at the snapshot
+	base    *Written // written by the present VM then, or at the first later measurement; nil: not measured
+	earlier Written  // written by earlier VMs, or before a branch that reset the count
 }
 
-// CallsSince returns how many requests have begun or ended since; nil: not known.
+// CallsSince returns how many requests have begun or ended since the snapshot; nil: unknown.
 func (c *Tally) CallsSince() *uint64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -49,9 +49,9 @@ func (c *Tally) CallsSince() *uint64 {
 	return &n
 }
 
-// Written returns how much has been written since, of a VM that has written now. The first call
-// after a fork, a rollback or a resume sets what later ones count from: measuring takes longer than
-// these have time for.
+// Written returns how much was written since the snapshot; the VM has written now in total. The
+// first call after a fork, a rollback or a resumption sets the base for later ones, because
+// measuring would delay these operations.
 func (c *Tally) Written(now Written) Written {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -62,32 +62,32 @@ func (c *Tally) Written(now Written) Written {
 	return c.earlier.plus(now.minus(*c.base))
 }
 
-// Mark notes that the sandbox was at a snapshot when it had had so many calls.
+// Mark records that the sandbox was at a snapshot when its count of calls was calls.
 func (c *Tally) Mark(calls uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.unknown, c.at, c.base, c.earlier = false, calls, nil, Written{}
 }
 
-// Begin counts from base, which the VM had written at the mark and did not get rid of.
+// Begin sets the base: the bytes that the VM had written at the mark and still counts.
 func (c *Tally) Begin(base Written) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.base = &base
 }
 
-// Reset notes that the sandbox is at a snapshot now.
+// Reset records that the sandbox is at a snapshot now.
 func (c *Tally) Reset() { c.Mark(c.calls.Load()) }
 
-// Forget notes that the sandbox may have changed in ways that were not counted.
+// Forget records that the sandbox may have changed in uncounted ways.
 func (c *Tally) Forget() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.unknown, c.base, c.earlier = true, nil, Written{}
 }
 
-// Carry adds what was written until now, of which the VM gets rid: base is what is left. It is nil
-// if the VM ends.
+// Carry adds the bytes written until now, before the VM resets its count to base. base is nil if
+// the VM ends.
 func (c *Tally) Carry(now Written, base *Written) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -97,8 +97,8 @@ func (c *Tally) Carry(now Written, base *Written) {
 	c.base = base
 }
 
-// CarryDisk is Carry for a branch of the disk alone: now was written to the disk until now, and base is
-// what is left.
+// CarryDisk is Carry for a disk-only branch: now was written to the disk until now, and base is the
+// disk's new count.
 func (c *Tally) CarryDisk(now, base uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -108,8 +108,8 @@ func (c *Tally) CarryDisk(now, base uint64) {
 	}
 }
 
-// Count counts a request that may change the sandbox, when it begins and when it ends.
+// Count counts a request that may change the sandbox, at its begin and at its end.
 func (c *Tally) Count() { c.calls.Add(1) }
 
-// Calls returns how many were counted, for Mark.
+// Calls returns the present count, for Mark.
 func (c *Tally) Calls() uint64 { return c.calls.Load() }

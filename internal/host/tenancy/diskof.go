@@ -8,9 +8,9 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// DiskOf returns a disk-only snapshot with the disk of tag, held until release is called: tag
-// itself if it is one, else a branch of a child that is forked for it, whose guest writes its page
-// cache back. What was written to a disk before a snapshot with memory may be in the memory only.
+// DiskOf returns a disk-only snapshot with the disk of tag, held until release is called. That is
+// tag itself if it is disk-only, else a branch of a child forked for this, whose guest first writes
+// its page cache back: data written before a snapshot with memory may be in that memory only.
 func (v *View) DiskOf(ctx context.Context, tag string) (_ string, release func(), err error) {
 	if v.isEmpty() {
 		return "", nil, &store.NotFoundError{Tag: tag}
@@ -29,7 +29,7 @@ func (v *View) DiskOf(ctx context.Context, tag string) (_ string, release func()
 			return "", nil, err
 		}
 		id := child.Sandboxes[0].ID
-		defer func() { _ = m.Kill(id) }() // which fails only where it has ended
+		defer func() { _ = m.Kill(id) }() // fails only if it has ended
 		b, err := m.Branch(ctx, id, sandbox.BranchRequest{Mode: vm.BranchDisk, Transient: true})
 		if err != nil {
 			return "", nil, err

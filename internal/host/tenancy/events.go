@@ -6,14 +6,14 @@ import (
 	"github.com/forkd/forkd/internal/host/event"
 )
 
-// Events follows the events that a principal may know of.
+// Events follows the events that a principal may see.
 type Events struct {
 	view   *View
 	ring   *event.Ring
 	follow *event.Follower
 }
 
-// Events begins after the event with this id; see event.Ring.Follow.
+// Events starts after the event with this id; see event.Ring.Follow.
 func (v *View) Events(after string) *Events {
 	ring := v.host.manager.Events()
 	return &Events{v, ring, ring.Follow(after)}
@@ -25,7 +25,7 @@ func (e *Events) Place() string { return e.follow.Place() }
 // ID is event.Ring.ID.
 func (e *Events) ID(of *event.Event) string { return e.ring.ID(of.Seq) }
 
-// Next is event.Follower.Next, and passes over the events of others.
+// Next is event.Follower.Next, but skips the events of others.
 func (e *Events) Next(ctx context.Context) (next event.Event, missed bool, err error) {
 	for {
 		next, missed, err = e.follow.Next(ctx)

@@ -15,7 +15,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Reach returns a *sandbox.NotFoundError for a sandbox that is not known.
+// Reach returns a *sandbox.NotFoundError for a sandbox that the principal may not see.
 func (v *View) Reach(id string) error {
 	if v.only == id && id != "" {
 		return nil
@@ -26,8 +26,8 @@ func (v *View) Reach(id string) error {
 	return v.host.manager.Reach(v.as(context.Background()), id)
 }
 
-// reached calls do with the manager, in a context in which it acts for the principal, if a sandbox is
-// known.
+// reached calls do with the manager, in a context in which it acts for the principal, if the
+// principal may see the sandbox.
 func reached[T any](ctx context.Context, v *View, id string,
 	do func(context.Context, *sandbox.Manager) (T, error)) (t T, err error) {
 	if err := v.Reach(id); err != nil {
@@ -36,7 +36,7 @@ func reached[T any](ctx context.Context, v *View, id string,
 	return do(v.as(ctx), v.host.manager)
 }
 
-// reach is reached for what has no result.
+// reach is reached for a do without a result.
 func (v *View) reach(ctx context.Context, id string, do func(context.Context, *sandbox.Manager) error) error {
 	_, err := reached(ctx, v, id, func(ctx context.Context, m *sandbox.Manager) (struct{}, error) {
 		return struct{}{}, do(ctx, m)

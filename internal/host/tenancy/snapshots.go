@@ -10,8 +10,8 @@ import (
 	"github.com/forkd/forkd/internal/host/store"
 )
 
-// HasSnapshot returns a *store.NotFoundError for a snapshot that is not known. There may be none of that
-// tag.
+// HasSnapshot returns a *store.NotFoundError for a snapshot that the principal may not see. It does
+// not check that the tag exists.
 func (v *View) HasSnapshot(tag string) error { return v.hasTag(tag) }
 
 // Snapshots describes all snapshots.
@@ -22,7 +22,7 @@ func (v *View) Snapshots() []store.Info {
 	return v.host.manager.SnapshotsFor(v.as(context.Background()))
 }
 
-// Snapshot describes a snapshot, without what it says of sandboxes and snapshots of others.
+// Snapshot describes a snapshot, without references to sandboxes and snapshots of others.
 func (v *View) Snapshot(tag string) (d store.Detail, err error) {
 	if err := v.hasTag(tag); err != nil {
 		return d, err
@@ -37,7 +37,7 @@ func (v *View) Snapshot(tag string) (d store.Detail, err error) {
 	return d, nil
 }
 
-// TagOf returns the tag of a snapshot that is still there and known, or "".
+// TagOf returns the tag of a snapshot that still exists and is visible, or "".
 func (v *View) TagOf(s *snapshot.Ref) string {
 	if s == nil || !v.host.manager.Snapshots().Has(s.Tag, s.ID) || v.hasTag(s.Tag) != nil {
 		return ""
@@ -50,7 +50,7 @@ func (v *View) BaseImage(base snapshot.Base) string {
 	return v.host.manager.Snapshots().BaseImage(base)
 }
 
-// UnnamedBytes returns what a deleted snapshot, onto which a sandbox was rebased, still takes.
+// UnnamedBytes returns the disk usage of a deleted snapshot onto which a sandbox was rebased.
 func (v *View) UnnamedBytes(i sandbox.Info) uint64 {
 	if i.RebasedOnto == "" {
 		return 0
@@ -58,9 +58,9 @@ func (v *View) UnnamedBytes(i sandbox.Info) uint64 {
 	return v.host.manager.Snapshots().UnnamedBytes(i.RebasedOnto)
 }
 
-// Machines returns a function that tells of the machine of a sandbox how many vCPUs it has, and how many
-// bytes its root disk: those of the snapshot that it was forked from or, if that has gone, of its state;
-// 0 if neither is there.
+// Machines returns a function that returns the number of vCPUs of a sandbox and the size of its
+// root disk in bytes. They come from the snapshot that the sandbox was forked from or, if that is
+// gone, from its suspended state; 0 if neither exists.
 func (v *View) Machines() func(sandbox.Info) (vcpus uint32, diskBytes uint64) {
 	of := make(map[string]store.Info)
 	for _, i := range v.host.manager.Snapshots().List() {
@@ -91,7 +91,7 @@ func (v *View) VerifySnapshot(ctx context.Context, tag string) error {
 	return v.host.manager.VerifySnapshot(v.as(ctx), tag)
 }
 
-// Compact makes of a snapshot one that needs no other.
+// Compact copies a snapshot into one that builds on no other.
 func (v *View) Compact(ctx context.Context, from, to string) (store.Info, error) {
 	if err := v.hasTag(from); err != nil {
 		return store.Info{}, err

@@ -1,8 +1,8 @@
 // Package tenancy shows each principal its part of a host: the sandboxes, snapshots, workspaces and
-// events that it may know of. Whatever else there is is to it as if it were not there.
+// events that it may see. For the principal, others do not exist.
 //
-// A View does what a sandbox.Manager and a workspace.Set do, and decides nothing else about sandboxes.
-// What a principal may do with what it knows, by its scope, is for the daemon's faces to say.
+// A View offers the methods of a sandbox.Manager and a workspace.Set, and decides nothing else
+// about sandboxes. The daemon's faces decide which operations a principal's scope permits.
 package tenancy
 
 import (
@@ -14,7 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/host/workspace"
 )
 
-// Host makes Views of all that there is.
+// Host makes Views of a host.
 type Host struct {
 	manager    *sandbox.Manager
 	workspaces *workspace.Set
@@ -23,15 +23,14 @@ type Host struct {
 // New returns a Host.
 func New(m *sandbox.Manager, w *workspace.Set) *Host { return &Host{m, w} }
 
-// For returns the View of a principal. Without a name it is empty.
+// For returns the View of a principal. It is empty for a principal without a name.
 func (h *Host) For(p owner.Owner) *View { return &View{host: h, p: p} }
 
-// Permitted returns the View of one sandbox, for a client that has a permission for it and no name, such
-// as a signed URL. Whether the permission holds is for the caller to check.
+// Permitted returns a View of one sandbox, for a client that has a permission for it and no name,
+// such as one with a signed URL. The caller checks the permission.
 func (h *Host) Permitted(id string) *View { return &View{host: h, only: id} }
 
-// IDs returns the ids of all sandboxes, for a caller that has to find out which of them a permission is
-// for.
+// IDs returns the ids of all sandboxes, for a caller that must find the sandbox of a permission.
 func (h *Host) IDs() (ids []string) {
 	for _, i := range h.manager.List() {
 		ids = append(ids, i.ID)
@@ -39,18 +38,19 @@ func (h *Host) IDs() (ids []string) {
 	return ids
 }
 
-// PoolSize returns how many VMM processes wait for a fork, and PoolWanted how many should.
+// PoolSize returns how many VMM processes wait for a fork.
 func (h *Host) PoolSize() int { return h.manager.PoolSize() }
 
 // PoolWanted returns how many VMM processes should wait for a fork.
 func (h *Host) PoolWanted() int { return h.manager.PoolWanted() }
 
-// View is what one principal may know of. Its methods may be called concurrently. Those that a Manager
-// or a Set has too do the same, and return an error as if it were not there for anything else.
+// View is the part of a host that one principal may see. Its methods may be called concurrently.
+// Methods that a Manager or a Set also has do the same, but return a "not found" error for
+// everything outside the View.
 type View struct {
 	host *Host
 	p    owner.Owner
-	only string // the one sandbox that is known; empty: those that p may know of
+	only string // the only visible sandbox; empty: those that p may see
 }
 
 // as returns a context in which the manager acts for the principal.
@@ -61,22 +61,23 @@ func (v *View) as(ctx context.Context) context.Context {
 	return owner.In(ctx, v.p)
 }
 
-// isEmpty reports whether nothing but one sandbox is known.
+// isEmpty reports whether at most one sandbox is visible.
 func (v *View) isEmpty() bool { return v.p.Name == "" }
 
-// Limited returns a *owner.PrefixError for what concerns all sandboxes, if the principal has a limit.
+// Limited returns a *owner.PrefixError if the principal has a prefix, for operations that concern
+// all sandboxes.
 func (v *View) Limited(what string) error {
 	return owner.Within(v.as(context.Background()), false, "%s", what)
 }
 
-// MayName returns a *owner.PrefixError for the name of a snapshot or workspace that the principal may
-// not give, which an error calls what.
+// MayName returns a *owner.PrefixError if the principal may not give a snapshot or workspace this
+// name. what is the error's word for the thing.
 func (v *View) MayName(what, name string) error {
 	return owner.Within(v.as(context.Background()), v.p.Prefix.HasTag(name), "%s: %.70q", what, name)
 }
 
-// LeftAlone returns what is left of sandboxes that no daemon can use. Whose labels those have is not
-// known, so a principal with a limit learns of none.
+// LeftAlone returns the sandboxes that no daemon can use. Their labels are unknown, so a principal
+// with a prefix sees none.
 func (v *View) LeftAlone() []sandbox.LeftAlone {
 	if v.isEmpty() || v.p.Prefix != "" {
 		return nil
@@ -84,7 +85,7 @@ func (v *View) LeftAlone() []sandbox.LeftAlone {
 	return v.host.manager.LeftAlone()
 }
 
-// hasTag returns a *store.NotFoundError for a snapshot that is not known.
+// hasTag returns a *store.NotFoundError for a snapshot that the principal may not see.
 func (v *View) hasTag(tag string) error {
 	if v.isEmpty() {
 		return &store.NotFoundError{Tag: tag}

@@ -8,8 +8,8 @@ import (
 	"github.com/forkd/forkd/internal/host/workspace"
 )
 
-// knows reports whether a workspace is known: by its name, and by the labels of its sandbox as long as
-// that is there.
+// knows reports whether a workspace is visible: by its name, and by the labels of its sandbox while
+// that exists.
 func (v *View) knows(w workspace.Info) bool {
 	if v.isEmpty() || !v.p.Prefix.HasTag(w.Name) {
 		return false
@@ -32,8 +32,8 @@ func (v *View) Workspaces() []workspace.Info {
 	return slices.DeleteFunc(v.host.workspaces.List(), func(w workspace.Info) bool { return !v.knows(w) })
 }
 
-// CreateWorkspace is Set.Create, or returns a *owner.PrefixError for a name that the principal may not
-// give.
+// CreateWorkspace is Set.Create. It returns a *owner.PrefixError for a name that the principal may
+// not give.
 func (v *View) CreateWorkspace(ctx context.Context, name string, req sandbox.ForkRequest) (workspace.Info, error) {
 	if err := v.MayName("name", name); err != nil {
 		return workspace.Info{}, err

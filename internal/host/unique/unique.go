@@ -1,5 +1,5 @@
-// Package unique decides what becomes of a sandbox whose programs repeat the random numbers of its
-// siblings. What they repeat is found by the agent; see docs/uniqueness.md.
+// Package unique decides what happens to a sandbox whose programs repeat the random numbers of its
+// siblings. The agent finds these programs; see docs/uniqueness.md.
 package unique
 
 import (
@@ -10,21 +10,20 @@ import (
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
-// Strict says what becomes of a sandbox in which programs repeat the random numbers of its
-// siblings.
+// Strict says what happens to a sandbox whose programs repeat the random numbers of its siblings.
 type Strict string
 
 // Values of Strict.
 const (
-	AsBefore Strict = ""       // as the sandbox has it, or the snapshot that it is forked from
-	Report   Strict = "report" // it is handed out, and Info.Unique names them
-	Refuse   Strict = "strict" // its fork, rollback or resume fails with an *Error
+	AsBefore Strict = ""       // keep the setting of the sandbox, or of the snapshot that it is forked from
+	Report   Strict = "report" // hand it out, and name them in Info.Unique
+	Refuse   Strict = "strict" // make its fork, rollback or resumption fail with an *Error
 )
 
 // Parse returns the value of the field "unique" of a request.
 func Parse(text string) (Strict, error) { return Strict(text), Strict(text).Check() }
 
-// Check returns what is wrong with a value, as an *invalid.Error.
+// Check returns an *invalid.Error for an invalid value.
 func (s Strict) Check() error {
 	switch s {
 	case AsBefore, Report, Refuse:
@@ -33,7 +32,7 @@ func (s Strict) Check() error {
 	return invalid.Errorf("unique", "%.70q: want report or strict", string(s))
 }
 
-// Or returns whether a sandbox is strict that was so, or was not, before.
+// Or applies s to the previous setting, and returns whether the sandbox is strict.
 func (s Strict) Or(before bool) bool {
 	if s == AsBefore {
 		return before
@@ -41,7 +40,7 @@ func (s Strict) Or(before bool) bool {
 	return s == Refuse
 }
 
-// Of returns the value that Or makes strict of.
+// Of returns the value for which Or returns strict.
 func Of(strict bool) Strict {
 	if strict {
 		return Refuse
@@ -49,8 +48,8 @@ func Of(strict bool) Strict {
 	return Report
 }
 
-// Admit reports whether a sandbox may be handed out in which its agent has found this. An agent that has
-// not looked may have missed something.
+// Admit returns an error if a sandbox may not be handed out with an agent's findings. An agent that
+// did not look may have missed something.
 func Admit(id string, strict bool, found *agentproto.Unique) error {
 	if !strict || found != nil && len(found.Repeats) == 0 && found.More == 0 {
 		return nil
@@ -58,13 +57,13 @@ func Admit(id string, strict bool, found *agentproto.Unique) error {
 	return &Error{ID: id, Found: found}
 }
 
-// Error reports a sandbox that is strict and in which programs repeat random numbers.
+// Error reports a strict sandbox in which programs repeat random numbers.
 type Error struct {
 	ID    string
 	Found *agentproto.Unique // nil: its agent is too old to look
 }
 
-// maxNamed is how many generators an error names.
+// maxNamed bounds the generators named in an error.
 const maxNamed = 8
 
 func (e *Error) Error() string {

@@ -19,12 +19,12 @@ type reply struct {
 
 type parser interface{ Parse(r *codec.Reader) error }
 
-// limits bound how long a VMM may take to answer, the wait for its earlier requests included.
+// limits bounds a VMM's time to answer, including the wait for its earlier requests.
 type limits struct {
 	short  time.Duration // requests that do no long work
 	long   time.Duration // requests that write memory to files
-	hangUp time.Duration // to end after it hung up, which tells why
-	end    time.Duration // to end after SIGKILL
+	hangUp time.Duration // to exit after it hung up; the exit says why
+	end    time.Duration // to exit after SIGKILL
 }
 
 // defaultLimits are far beyond what a healthy VMM needs on an emulated or badly overloaded host.
@@ -37,7 +37,7 @@ func (l *limits) of(kind vmmproto.Kind) time.Duration {
 	return l.short
 }
 
-// call sends a request and waits for its reply, which it parses into result if that is not nil.
+// call sends a request and waits for its reply. It parses the reply into result, which may be nil.
 func (v *VMM) call(ctx context.Context, kind vmmproto.Kind, body vmmproto.Message, fds []int, result parser) error {
 	var w codec.Writer
 	if body != nil {
@@ -53,17 +53,17 @@ func (v *VMM) call(ctx context.Context, kind vmmproto.Kind, body vmmproto.Messag
 	case <-v.lost:
 		return v.gone()
 	case <-ctx.Done():
-		return v.noAnswer(ctx) // it was not even sent
+		return v.noAnswer(ctx) // it was not sent
 	}
 	answer := make(chan reply, 1)
 	v.replyTo(answer)
-	// There is room: a VMM that has answered all earlier requests has received them.
+	// There is room: a VMM that has answered all earlier requests has also received them.
 	if err := v.ctl.SendNow(kind, w.Bytes(), fds...); err != nil {
 		v.withdraw(answer)
 		if errors.Is(err, unix.EAGAIN) {
 			return v.condemn(errors.New("it answered requests that it has not received"))
 		}
-		if IsShortage(err) { // other VMMs of the same user may have all descriptors that can be under way
+		if IsShortage(err) { // other VMMs of the same user may have all the descriptors allowed in transit
 			return err
 		}
 		return errors.Join(ErrGone, err)
@@ -84,15 +84,15 @@ func (v *VMM) call(ctx context.Context, kind vmmproto.Kind, body vmmproto.Messag
 	}
 }
 
-// replyTo sets where the next reply goes.
+// replyTo sets the channel for the next reply.
 func (v *VMM) replyTo(answer chan reply) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.answer = answer
 }
 
-// withdraw takes back a request that could not be sent. A VMM that answered it all the same has had
-// its turn ended by deliver.
+// withdraw removes a request that could not be sent. If the VMM answered it nevertheless, deliver
+// has ended its turn.
 func (v *VMM) withdraw(answer chan reply) {
 	v.mu.Lock()
 	waiting := v.answer == answer
@@ -108,8 +108,8 @@ func (v *VMM) withdraw(answer chan reply) {
 // errUnasked says that a reply has no request.
 var errUnasked = errors.New("an answer without a request")
 
-// deliver hands a reply to its request, which may not wait for it any more, and lets the next
-// request be sent. It returns errUnasked if there was no request.
+// deliver passes a reply to its request, which may no longer wait for it, and lets the next request
+// be sent. It returns errUnasked if there was no request.
 func (v *VMM) deliver(r reply) error {
 	v.mu.Lock()
 	answer := v.answer
@@ -127,7 +127,7 @@ func (v *VMM) noAnswer(ctx context.Context) error {
 	return fmt.Errorf("forkd-vmm %s: %w: %w", v.id, ErrNoAnswer, ctx.Err())
 }
 
-// gone returns the error of what waits for a VMM that has hung up.
+// gone returns the error for requests to a VMM that has hung up.
 func (v *VMM) gone() error {
 	select {
 	case <-v.done:

@@ -7,20 +7,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// KVM is the host's KVM as VMMs share it: its device, opened for the first of them, and what it can
-// show to guests, as the first of them has answered. To ask takes longer than to make a VM. The
-// answer stays true, because a module of the kernel whose device is open is not replaced. The zero
+// KVM holds what VMMs share of the host's KVM: the device, opened for the first VMM, and the CPUID
+// values that it supports, from the first VMM's answer. Asking for them takes longer than making a
+// VM. They stay valid, because a kernel module whose device is open cannot be replaced. The zero
 // value is ready; its methods may be called concurrently.
 type KVM struct {
-	Check func() error // says why no VM can run here; nil: that is not asked
+	Check func() error // returns why no VM can run here; nil: not checked
 
 	mu     sync.Mutex
 	opened bool
-	device int // /dev/kvm, once it is opened
+	device int // /dev/kvm, once opened
 	cpuid  []byte
 }
 
-// NoKVMError says why no VM can be started on this host, to clients that may be elsewhere.
+// NoKVMError says why no VM can be started on this host. Its clients may be on another host.
 type NoKVMError struct{ Err error }
 
 func (e *NoKVMError) Error() string {
@@ -28,7 +28,7 @@ func (e *NoKVMError) Error() string {
 }
 func (e *NoKVMError) Unwrap() error { return e.Err }
 
-// open returns the device, which stays the KVM's, and what is known of it, or a *NoKVMError.
+// open returns the device, which stays the KVM's, and the known CPUID values, or a *NoKVMError.
 func (k *KVM) open() (device int, cpuid []byte, err error) {
 	if k.Check != nil {
 		if err := k.Check(); err != nil {
@@ -46,11 +46,11 @@ func (k *KVM) open() (device int, cpuid []byte, err error) {
 	return k.device, k.cpuid, nil
 }
 
-// learn takes over what a VMM has answered, if it was asked.
+// learn stores the CPUID values in a VMM's answer, if they were requested.
 func (k *KVM) learn(cpuid []byte) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.cpuid == nil && len(cpuid) > 0 { // who was told does not tell
+	if k.cpuid == nil && len(cpuid) > 0 { // a VMM that was given the values does not return them
 		k.cpuid = cpuid
 	}
 }

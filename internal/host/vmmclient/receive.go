@@ -15,14 +15,14 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// maxUnasked is how many messages a VMM may send between two answers. It has at most eight to send:
-// four streams that its guest opened after a boot, that its disks have no room, the ends of two live
-// branches, and its exit.
+// maxUnasked bounds the messages that a VMM may send between two answers. An intact VMM has at most
+// eight: four streams that its guest opened after a boot, that its disks have no room, the ends of
+// two live branches, and its exit.
 const maxUnasked = 16
 
-// receive sorts what the VMM sends until the connection ends. It never waits for a receiver: a VMM
-// that its guest has taken over may send anything, and must still be reaped. A VMM that sends what
-// no VMM of this build sends is killed.
+// receive handles the VMM's messages until the connection ends. It never waits for a receiver: a
+// VMM that its guest has taken over may send anything, and must still be reaped. A VMM that sends
+// an invalid message is killed.
 func (v *VMM) receive() {
 	defer close(v.lost)
 	defer close(v.conns)
@@ -54,20 +54,20 @@ func (v *VMM) receive() {
 	}
 }
 
-// condemn kills a VMM that broke the protocol: it has a defect, or its guest has taken it over. Exit
-// says why, and so does the error that is returned, an ErrHostile.
+// condemn kills a VMM that broke the protocol, because of a defect or because its guest has taken
+// it over. Exit gives the reason, and so does the returned error, an ErrHostile.
 func (v *VMM) condemn(why error) error {
 	v.mu.Lock()
 	if v.broke == nil {
 		v.broke = why
 	}
 	v.mu.Unlock()
-	_ = v.proc.Kill() // it fails only if the process has ended
+	_ = v.proc.Kill() // fails only if the process has ended
 	v.ctl.Shutdown()
 	return fmt.Errorf("forkd-vmm %s: %w: %w", v.id, ErrHostile, why)
 }
 
-// take handles one message. An error means that no VMM of this build would have sent it.
+// take handles one message. An error means that no intact VMM would have sent it.
 func (v *VMM) take(kind vmmproto.Kind, body []byte, fds []int) error {
 	if kind == vmmproto.KindConn {
 		return v.guestConn(body, fds)
@@ -102,7 +102,7 @@ func (v *VMM) take(kind vmmproto.Kind, body []byte, fds []int) error {
 		if err = r.Done(); err == nil {
 			select {
 			case v.stalled <- struct{}{}:
-			default: // the last one has not been looked at yet
+			default: // the previous one has not been handled yet
 			}
 		}
 	default:
@@ -114,7 +114,7 @@ func (v *VMM) take(kind vmmproto.Kind, body []byte, fds []int) error {
 	return nil
 }
 
-// parse decodes a message of a VMM, which must end where its body does.
+// parse decodes a message of a VMM, which must fill its body.
 func parse(m parser, r *codec.Reader) error {
 	if err := m.Parse(r); err != nil {
 		return err
@@ -122,8 +122,8 @@ func parse(m parser, r *codec.Reader) error {
 	return r.Done()
 }
 
-// guestConn hands a stream that the guest opened to Conns. A stream that is not received soon is
-// refused: the guest must not fill the daemon.
+// guestConn passes a stream that the guest opened to Conns. A stream that is not received soon is
+// refused, so that the guest cannot fill the daemon.
 func (v *VMM) guestConn(body []byte, fds []int) error {
 	r := codec.NewReader(body)
 	port := r.U32()
@@ -133,7 +133,7 @@ func (v *VMM) guestConn(body []byte, fds []int) error {
 	}
 	if kind, err := unix.GetsockoptInt(fds[0], unix.SOL_SOCKET, unix.SO_TYPE); err != nil || kind != unix.SOCK_STREAM {
 		ctlsock.CloseAll(fds)
-		return errors.New("a stream of the guest that is no stream socket")
+		return errors.New("a stream of the guest that is not a stream socket")
 	}
 	f := os.NewFile(uintptr(fds[0]), "guest stream")
 	conn, err := net.FileConn(f)

@@ -26,11 +26,11 @@ type RestoreFiles struct {
 	State  *os.File
 	Layers []*os.File
 	Disks  [][]*os.File
-	Net    *os.File // frame socket, nil for none; what the VM has is closed in any case
+	Net    *os.File // frame socket, nil for none; the VM's present one is closed in any case
 }
 
-// Boot loads a kernel into the machine and leaves it paused. Boot.Initrd, Boot.Net and the layer
-// counts of Boot.Disks are set from files.
+// Boot loads a kernel into the machine and leaves it paused. It sets Boot.Initrd, Boot.Net and the
+// layer counts of Boot.Disks from files.
 func (v *VMM) Boot(ctx context.Context, req vmmproto.Boot, files BootFiles) error {
 	req.Initrd = files.Initrd != nil
 	fds := descriptors(files.Kernel)
@@ -44,8 +44,8 @@ func (v *VMM) Boot(ctx context.Context, req vmmproto.Boot, files BootFiles) erro
 	return v.call(ctx, vmmproto.KindBoot, &req, fds, nil)
 }
 
-// Restore makes the machine a copy of a snapshot. Restore.Layers, Restore.Net and the layer counts
-// of Restore.Disks are set from files.
+// Restore makes the machine a copy of a snapshot. It sets Restore.Layers, Restore.Net and the layer
+// counts of Restore.Disks from files.
 func (v *VMM) Restore(ctx context.Context, req vmmproto.Restore, files RestoreFiles) (result vmmproto.RestoreResult,
 	err error) {
 	req.Layers = uint32(len(files.Layers))
@@ -58,7 +58,7 @@ func (v *VMM) Restore(ctx context.Context, req vmmproto.Restore, files RestoreFi
 	return result, err
 }
 
-// Resume lets the guest run; it returns when every vCPU is about to enter the guest.
+// Resume starts the guest; it returns when every vCPU is about to enter it.
 func (v *VMM) Resume(ctx context.Context) error {
 	v.setOOMScore(oomScore)
 	return v.call(ctx, vmmproto.KindResume, nil, nil, nil)
@@ -73,35 +73,35 @@ func (v *VMM) Pause(ctx context.Context) error {
 	return err
 }
 
-// How soon the kernel ends a VMM when the host is out of memory: before the daemon, whose score is
-// that of other services, and one that is paused before one that runs. 1000 would count more than
-// any amount of memory.
+// The order in which the kernel kills VMMs when the host is out of memory: before the daemon, which
+// has the score of other services, and paused ones before running ones. 1000 would outweigh any
+// amount of memory.
 const (
 	oomScore       = 500
 	oomScorePaused = 800
 )
 
-// setOOMScore does what it can: without it the kernel still decides, by size alone.
+// setOOMScore sets the score if it can; without it the kernel decides by size alone.
 func (v *VMM) setOOMScore(score int) { _ = v.proc.SetOOMScore(score) }
 
-// Limit replaces the limits of the VMM, whose guest has ram bytes of memory. Whoever has not asked
-// for limits has those that Spawn sets.
+// Limit replaces the limits of the VMM, whose guest has ram bytes of memory. Spawn sets the
+// defaults.
 func (v *VMM) Limit(limits vm.Limits, ram uint64) error { return v.leaf.Set(limits, ram) }
 
 // Hurry lifts the limits of the disk until done is called.
 func (v *VMM) Hurry() (done func()) { return v.leaf.Hurry() }
 
-// Usage returns what the VMM uses, and has used; zeros, where there are no limits.
+// Usage returns the present and total usage of the VMM; zero without limits.
 func (v *VMM) Usage() (cgroup.Usage, error) { return v.leaf.Usage() }
 
-// Merge makes merged, which has their content, replace the layers that Merge names. Descriptors and
-// bitmaps of these are what a VMM that is branched again and again would run out of.
+// Merge makes merged replace the layers that the request names, whose content it has. Without
+// merging, a VMM that is branched repeatedly would run out of descriptors and memory for bitmaps.
 func (v *VMM) Merge(ctx context.Context, req vmmproto.Merge, merged *os.File) error {
 	return v.call(ctx, vmmproto.KindMerge, &req, descriptors(merged), nil)
 }
 
-// SetNet gives the machine another frame socket, or none if it is nil. The guest is told nothing;
-// its connections are the new peer's to reset. The caller keeps and closes its own descriptor.
+// SetNet gives the machine another frame socket, or none if it is nil. The guest is not notified;
+// the new peer resets its connections. The caller keeps and closes its own descriptor.
 func (v *VMM) SetNet(ctx context.Context, socket *os.File) error {
 	var fds []int
 	if socket != nil {
@@ -116,7 +116,7 @@ func (v *VMM) Stats(ctx context.Context) (result vm.Stats, err error) {
 	return result, err
 }
 
-// Written returns the pages that the machine has written over its layers; none if there are more
+// Written returns the pages that the machine has written over its layers, or none if there are more
 // than vmmproto.MaxWritten. The machine runs on.
 func (v *VMM) Written(ctx context.Context) ([]vm.Range, error) {
 	var result vmmproto.Written
@@ -130,12 +130,12 @@ func (v *VMM) PID() int { return v.proc.PID() }
 // Dir returns the VMM's directory.
 func (v *VMM) Dir() string { return v.dir }
 
-// Conns delivers the streams that the guest opens; it is closed when the VMM ends. Streams that are
+// Conns delivers the streams that the guest opens. It is closed when the VMM ends. Streams that are
 // not received soon are refused.
 func (v *VMM) Conns() <-chan Conn { return v.conns }
 
-// Stalled tells when the VM has paused itself because the host has no room for its disks; Stats
-// says whether it still is.
+// Stalled receives a value when the VM has paused itself because the host has no room for its
+// disks. Stats says whether it is still stalled.
 func (v *VMM) Stalled() <-chan struct{} { return v.stalled }
 
 // Done is closed when the process has ended.
@@ -148,8 +148,8 @@ func (v *VMM) Exit() vm.Exit {
 	return v.exit
 }
 
-// Kill ends the process if it still runs, waits for its end and removes its directory. A process
-// that the kernel does not let go keeps its directory, and Kill may be called again.
+// Kill kills the process if it still runs, waits until it has ended, and removes its directory. If
+// the kernel does not end the process, the directory stays, and Kill may be called again.
 func (v *VMM) Kill() error {
 	if err := v.proc.Kill(); err != nil {
 		return err
@@ -162,8 +162,7 @@ func (v *VMM) Kill() error {
 	}
 }
 
-// OpenConsole opens the console of the guest whose VMM has the directory dir, for package console
-// to read.
+// OpenConsole opens the console ring of the VMM with the directory dir. Package console reads it.
 func OpenConsole(dir string) (*os.File, error) {
 	f, err := os.Open(filepath.Join(dir, consoleFile))
 	if err != nil {
@@ -180,7 +179,7 @@ func descriptors(files ...*os.File) []int {
 	return fds
 }
 
-// diskDescriptors lists the files of all disks and sets their counts in specs.
+// diskDescriptors returns the descriptors of all disks' files, and sets the counts in specs.
 func diskDescriptors(specs []vmmproto.Disk, disks [][]*os.File) []int {
 	var fds []int
 	for i, files := range disks {

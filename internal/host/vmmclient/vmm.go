@@ -26,25 +26,27 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// Config is what Spawn needs.
+// Config configures Spawn.
 type Config struct {
 	Bin     string // path of the forkd-vmm binary
-	Dir     string // directory of this VMM, made by Spawn; its path must leave room in a unix socket address
+	Dir     string // directory of this VMM, made by Spawn; its path must fit into a unix socket address with a file name
 	ID      string // for messages
 	Shape   vm.Shape
-	Cgroups *cgroup.Tree // where its leaf is made, with the name of Dir; nil: it has no limits
+	Cgroups *cgroup.Tree // holds its leaf, named as Dir; nil: no limits
 	Jail    *jail.Starter
-	KVM     *KVM // nil: it shares none with others
+	KVM     *KVM // nil: not shared with other VMMs
 }
 
-// vmmEnv bounds the Go runtime of the VMM: its heap never holds more than a few hundred KiB, so
-// collecting it would only dirty pages, as would a second thread while it starts; package vmm
-// raises GOMAXPROCS when it has vCPUs. Where the host gives transparent huge pages to everybody,
-// that heap would take two of them, 4 MiB. The VMM cannot refuse them for itself: its runtime has
-// touched the heap by then. What the runtime has beside the heap is too small for one. Nor need it
-// follow the limit of CPU of its cgroup, for which it would hold files open, or have room for
-// profiles in every thread. Nobody reads its profile of memory, but without being told here the
-// runtime takes one sample in every program, for which it makes room for a whole profile.
+// vmmEnv bounds the memory of the VMM's Go runtime.
+//
+// Its heap never holds more than a few hundred KiB, so collecting garbage would only dirty pages.
+// So would a second thread while it starts; package vmm raises GOMAXPROCS when it has vCPUs. If the
+// host gives transparent huge pages to all processes, the heap would take two of them, 4 MiB. The
+// VMM cannot disable them itself, because its runtime has touched the heap by then; the runtime's
+// other memory is too small for one. The VMM need not follow its cgroup's CPU limit, for which it
+// would keep files open, nor reserve memory for profiles in every thread. Its memory profile is
+// never read, but by default the runtime takes one sample in every program, and allocates a whole
+// profile for it.
 var vmmEnv = []string{"GOMAXPROCS=1", "GOGC=400",
 	"GODEBUG=madvdontneed=1,disablethp=1,containermaxprocs=0,updatemaxprocs=0,profstackdepth=1,memprofilerate=0"}
 
@@ -57,35 +59,35 @@ type Conn struct {
 // VMM is one forkd-vmm process. Its methods may be called concurrently; requests are carried out
 // one after another.
 //
-// A request ends with its context, and after a time that depends on its work; its error is then an
-// ErrNoAnswer and what the VMM makes of it is not known. Its reply is dropped when it comes. Until
-// then the VMM takes no other request.
+// A request ends with its context, and after a time that depends on its work. Its error is then an
+// ErrNoAnswer, and its outcome is unknown. A late reply is dropped. Until then the VMM accepts no
+// other request.
 type VMM struct {
 	id      string
 	dir     string
 	proc    *process.Process
-	leaf    *cgroup.Leaf // nil: it has no limits
+	leaf    *cgroup.Leaf // nil: no limits
 	ctl     *ctlsock.Conn
 	conns   chan Conn
-	stalled chan struct{} // has room for one
-	lost    chan struct{} // closed when nothing more comes from the VMM: it hung up, or broke the protocol
+	stalled chan struct{} // has a buffer of one
+	lost    chan struct{} // closed when nothing more will be received from the VMM: it hung up, or broke the protocol
 	done    chan struct{} // closed when the process has ended too
 
 	limits limits
-	turn   chan struct{} // has room for one: held from a request to its reply, whether or not somebody waits for that
+	turn   chan struct{} // has a buffer of one: held from a request to its reply, even if no caller waits for that
 
-	first uint64        // before the serials of this client: a random number
-	asked atomic.Uint64 // branches that this client asked for; first+asked is the serial of the latest
+	first uint64        // base of this client's serials: a random number
+	asked atomic.Uint64 // number of branches requested by this client; first+asked is the latest serial
 
 	mu     sync.Mutex
 	exit   vm.Exit
-	broke  error                             // how the VMM broke the protocol, see condemn; nil: it has not
-	answer chan reply                        // of the request under way, nil if there is none; has room for one
-	copies map[uint64]chan vmmproto.Branched // ends of live branches under way, by serial; each has room for one
+	broke  error                             // how the VMM broke the protocol, see condemn; nil: it did not
+	answer chan reply                        // for the current request, nil if there is none; has a buffer of one
+	copies map[uint64]chan vmmproto.Branched // ends of current live branches, by serial; each has a buffer of one
 }
 
-// Errors of requests. The outcome of one that got no answer is not known; asking for Stats again
-// tells.
+// Errors of requests. The outcome of a request without an answer is unknown; Stats reveals it
+// later.
 var (
 	ErrGone     = errors.New("the VMM has ended")
 	ErrNoAnswer = errors.New("the VMM does not answer; delete the sandbox if that lasts")
@@ -118,8 +120,8 @@ func Spawn(ctx context.Context, cfg Config) (_ *VMM, err error) {
 	}
 	listenerFile := os.NewFile(uintptr(listener), "control listener")
 	defer listenerFile.Close()
-	// Connected before the process starts, for it ends when its daemon hangs up: a daemon that dies
-	// before it has written down the process leaves none behind.
+	// Connected before the process starts, because the process exits when its daemon hangs up: a
+	// daemon that dies before it has recorded the process leaves none behind.
 	ctl, err := ctlsock.Dial(filepath.Join(cfg.Dir, ControlSocket))
 	if err != nil {
 		return nil, err
@@ -128,7 +130,7 @@ func Spawn(ctx context.Context, cfg Config) (_ *VMM, err error) {
 		Name: "forkd-vmm", Bin: cfg.Bin, Env: vmmEnv, Listener: listenerFile, Cgroup: place, Jail: cfg.Jail,
 		Record: filepath.Join(cfg.Dir, pidFile),
 	})
-	_ = listenerFile.Close() // so that its end is noticed before it has taken the connection
+	_ = listenerFile.Close() // so that its exit is noticed before it has accepted the connection
 	if err != nil {
 		return nil, errors.Join(err, ctl.Close())
 	}
@@ -143,9 +145,9 @@ func Spawn(ctx context.Context, cfg Config) (_ *VMM, err error) {
 }
 
 // Attach finds the VMM that another daemon started in dir and left running, and its leaf in
-// cgroups. A VMM of ours listens for as long as it lives. If nothing listens, the VMM has closed its
-// socket, no daemon could reach it any more, and it is killed. After an error that IsShortage reports
-// nothing has been touched.
+// cgroups. An intact VMM listens as long as it lives. If nothing listens, the VMM has closed its
+// socket, so that no daemon can reach it any more, and Attach kills it. If IsShortage reports true
+// for the error, nothing has been touched.
 func Attach(cgroups *cgroup.Tree, id, dir string) (*VMM, error) {
 	proc, err := process.Find("forkd-vmm", filepath.Join(dir, pidFile))
 	if err != nil {
@@ -165,11 +167,12 @@ func Attach(cgroups *cgroup.Tree, id, dir string) (*VMM, error) {
 	return nil, fmt.Errorf("%w: process %d: %w", errUndecided, pid, err)
 }
 
-// errUndecided marks errors of connecting that do not say whether a VMM listens, such as EAGAIN: a VMM
-// that lives has not taken the connections of earlier daemons yet.
+// errUndecided marks errors of connecting that leave open whether a VMM listens, such as EAGAIN: a
+// living VMM has not accepted the connections of earlier daemons yet.
 var errUndecided = errors.New("it is not known whether the VMM can be reached")
 
-// IsShortage reports whether an error says nothing about a VMM, but of what the daemon ran out of.
+// IsShortage reports whether an error means that the daemon lacks a resource, and says nothing
+// about the VMM.
 func IsShortage(err error) bool {
 	for _, short := range []error{errUndecided, unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.ENOBUFS, unix.ETOOMANYREFS} {
 		if errors.Is(err, short) {
@@ -179,7 +182,7 @@ func IsShortage(err error) bool {
 	return false
 }
 
-// kill ends a process that has no client, and waits for its end.
+// kill kills a process that has no client, and waits until it has ended.
 func kill(proc *process.Process) error {
 	if err := proc.Kill(); err != nil {
 		proc.Release()
@@ -207,11 +210,11 @@ func newVMM(id, dir string, proc *process.Process, leaf *cgroup.Leaf, ctl *ctlso
 	return v
 }
 
-// reap waits for the end of the process and of its connection, then announces it.
+// reap waits for the end of the process and of its connection, and then announces it.
 func (v *VMM) reap() {
 	_ = v.proc.Wait()
-	// What the VMM has sent is still received, such as its exit event. Its end of the connection may
-	// live on, where it has passed a descriptor of it on.
+	// Messages that the VMM has sent are still received, such as its exit event. Its end of the
+	// connection may live on, if it has passed a descriptor on.
 	v.ctl.Shutdown()
 	<-v.lost
 	v.mu.Lock()
@@ -223,12 +226,12 @@ func (v *VMM) reap() {
 		v.exit = v.killed()
 	}
 	v.mu.Unlock()
-	_ = v.leaf.Remove() // what is left of it, the next daemon sweeps
+	_ = v.leaf.Remove() // the next daemon sweeps the rest
 	_ = v.ctl.Close()
 	close(v.done)
 }
 
-// killed says why a VMM ended that said nothing.
+// killed returns the exit of a VMM that ended without a message.
 func (v *VMM) killed() vm.Exit {
 	switch byLimit, why := v.leaf.Killed(); {
 	case byLimit:
@@ -239,8 +242,8 @@ func (v *VMM) killed() vm.Exit {
 	return vm.Exit{Reason: vm.ExitInternal, Detail: "forkd-vmm was killed" + v.lastWords()}
 }
 
-// lastWords returns the beginning of what the VMM wrote to its standard error: of a panic, what it
-// was. Of a call that the jail forbids it returns the name.
+// lastWords returns the beginning of the VMM's standard error, such as the message of a panic. For
+// a system call that the jail forbids it returns the name of the call.
 func (v *VMM) lastWords() string {
 	said := v.proc.Said()
 	if call := violation.Call(said); call != "" {
@@ -281,11 +284,11 @@ func (v *VMM) create(ctx context.Context, cfg *Config) error {
 	if err := v.call(ctx, vmmproto.KindCreate, req, []int{device, vsock, int(ring.Fd())}, &created); err != nil {
 		return err
 	}
-	kvm.learn(created.CPUID) // no guest has had a say in it: there is none yet
+	kvm.learn(created.CPUID) // trusted, because there is no guest yet
 	return nil
 }
 
-// vsockBacklog is the number of host connections that may wait for the VMM.
+// vsockBacklog is the number of host connections that may wait for the VMM to accept them.
 const vsockBacklog = 64
 
 func listenVsock(path string) (int, error) {

@@ -1,8 +1,7 @@
-// Package workspace gives sandboxes names under which they are suspended and brought back, also
-// across reboots.
+// Package workspace gives sandboxes names under which they are suspended and resumed, even across
+// reboots.
 //
-// It keeps the names and which sandbox each stands for. Forking, suspending and ending that sandbox
-// is done by package sandbox.
+// It maps names to sandboxes. Package sandbox forks, suspends and kills the sandboxes.
 package workspace
 
 import (
@@ -24,29 +23,29 @@ import (
 	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
-// Workspace is a name for one sandbox that is suspended and brought back, also across reboots of
-// the host.
+// Workspace is a name for one sandbox that is suspended and resumed, even across reboots of the
+// host.
 type Workspace struct {
 	ID         string
 	Name       string
 	SourceTag  string
 	SandboxID  string
 	Created    time.Time
-	LastActive time.Time // created, suspended or brought back
+	LastActive time.Time // when it was last created, suspended or resumed
 }
 
-// Info is a workspace and how its sandbox is.
+// Info is a workspace with the state of its sandbox.
 type Info struct {
 	Workspace
 	State    sandbox.State // Running (or paused), Suspended, or Exited: its sandbox is lost
 	StateTag string        // the snapshot of its suspended state
 }
 
-// Error reports a workspace that is not there, or is there already.
+// Error reports a workspace that does not exist, or exists already.
 type Error struct {
 	Name   string
 	Exists bool
-	Unread bool // it exists, and its record cannot be read
+	Unread bool // it exists, but its record cannot be read
 }
 
 func (e *Error) Error() string {
@@ -60,7 +59,7 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("workspace %.100q: not found", e.Name)
 }
 
-// Sandboxes is what a Set does with sandboxes; *sandbox.Manager has it.
+// Sandboxes is what a Set needs of a manager; *sandbox.Manager implements it.
 type Sandboxes interface {
 	Fork(context.Context, sandbox.ForkRequest) (sandbox.ForkResult, error)
 	Suspend(ctx context.Context, id string) (sandbox.Info, error)
@@ -78,12 +77,12 @@ type Set struct {
 	log       *slog.Logger
 
 	mu     sync.Mutex
-	byName map[string]*Workspace // without a sandbox while they are being created
-	unread map[string]bool       // names of others, whose records cannot be read and must not be replaced
+	byName map[string]*Workspace // a new one has no sandbox until that is created
+	unread map[string]bool       // names of workspaces whose records cannot be read and must not be replaced
 }
 
-// Open returns the workspaces that an earlier daemon has left in dir, which need not exist. Their
-// sandboxes have been recovered before.
+// Open returns the workspaces that an earlier daemon left in dir, which need not exist. Their
+// sandboxes must have been recovered before.
 func Open(dir string, sandboxes Sandboxes, log *slog.Logger) (*Set, error) {
 	s := &Set{sandboxes: sandboxes, dir: dir, log: log, byName: make(map[string]*Workspace),
 		unread: make(map[string]bool)}
@@ -150,7 +149,8 @@ func (s *Set) saveLocked(w *Workspace) error {
 	return atomicfile.WriteDurable(filepath.Join(s.dir, w.Name+".json"), p, 0o600)
 }
 
-// Create forks a sandbox and gives it a name, by the rules of tags. The request's N is ignored.
+// Create forks a sandbox and gives it a name, which follows the rules of tags. It ignores the
+// request's N.
 func (s *Set) Create(ctx context.Context, name string, req sandbox.ForkRequest) (Info, error) {
 	if err := snapshot.CheckTag(name); err != nil {
 		return Info{}, &invalid.Error{Field: "name", Reason: err.Error()}
@@ -179,7 +179,7 @@ func (s *Set) Create(ctx context.Context, name string, req sandbox.ForkRequest) 
 	s.mu.Unlock()
 	if err != nil {
 		if w.SandboxID != "" {
-			_ = s.end(w.SandboxID) // the first error says what matters
+			_ = s.end(w.SandboxID) // the first error is the one that matters
 		}
 		return Info{}, err
 	}
@@ -228,7 +228,7 @@ func (s *Set) Suspend(ctx context.Context, name string) (Info, error) {
 	return s.on(name, func(id string) error { _, err := s.sandboxes.Suspend(ctx, id); return err })
 }
 
-// Resume brings the sandbox of a workspace back.
+// Resume resumes the sandbox of a workspace.
 func (s *Set) Resume(ctx context.Context, name string) (Info, error) {
 	return s.on(name, func(id string) error { _, err := s.sandboxes.Resume(ctx, id); return err })
 }
@@ -253,7 +253,7 @@ func (s *Set) on(name string, do func(id string) error) (Info, error) {
 	return s.Get(name)
 }
 
-// Delete ends the sandbox of a workspace, whatever its state, and removes both.
+// Delete kills the sandbox of a workspace, whatever its state, and removes both.
 func (s *Set) Delete(name string) error {
 	info, err := s.Get(name)
 	if err != nil {
@@ -265,17 +265,17 @@ func (s *Set) Delete(name string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if w := s.byName[name]; w == nil || w.ID != info.ID {
-		return nil // somebody else has deleted it meanwhile, and the name may stand for another
+		return nil // another call has deleted it, and the name may belong to another one
 	}
 	delete(s.byName, name)
 	if err := os.Remove(filepath.Join(s.dir, name+".json")); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	_ = os.Remove(s.dir) // if it was the last one
+	_ = os.Remove(s.dir) // fails unless it was the last one
 	return nil
 }
 
-// end ends the sandbox of a workspace, if it is still there.
+// end kills the sandbox of a workspace, if it still exists.
 func (s *Set) end(id string) error {
 	err := s.sandboxes.Release(id)
 	if err == nil {
