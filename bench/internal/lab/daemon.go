@@ -106,8 +106,9 @@ func tempDir(parent string, undo *cleanup.Stack) (string, error) {
 // Manager is a sandbox manager of a Daemon.
 type Manager struct {
 	*sandbox.Manager
-	baker  *bake.Baker
-	runDir string
+	baker   *bake.Baker
+	runDir  string
+	dataDir string
 }
 
 // VsockSocket is where a sandbox's guest is reached.
@@ -138,10 +139,10 @@ func (d *Daemon) WithManager(o Options, f func(*Manager) error) error {
 	if o.Guest == nil {
 		o.Guest = func(vsock string) sandbox.Guest { return agentclient.New(agentclient.DialUnix(vsock)) }
 	}
-	m := &Manager{runDir: filepath.Join(d.RunDir, name)}
+	m := &Manager{runDir: filepath.Join(d.RunDir, name), dataDir: filepath.Join(d.disk, name)}
 	m.Manager, err = sandbox.New(sandbox.Config{
 		Store: d.Store, VMMs: o.VMMs, Net: online, Guest: o.Guest, NewTop: disklayer.Format,
-		RunDir: m.runDir, DataDir: filepath.Join(d.disk, name),
+		RunDir: m.runDir, DataDir: m.dataDir,
 		PoolSize: o.Pool,
 		Observer: metrics.New("bench"), Log: slog.New(slog.DiscardHandler),
 	})
