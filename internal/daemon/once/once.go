@@ -86,9 +86,16 @@ type Book struct {
 	dir string
 	now func() time.Time
 
-	mu    sync.Mutex
-	under map[Key]chan struct{} // current requests; closed when they end
-	index []kept                // of the files, oldest first
+	mu    sync.Mutex        // never held while a file is read or written: a slow disk stops one request, not all
+	under map[Key]*underWay // the current user of each key's file: there is one at a time
+	index []kept            // of the files, oldest first
+}
+
+// underWay is the use of a key: by a request, or by prune.
+type underWay struct {
+	done    chan struct{} // closed at its end
+	begun   bool          // it is written down and being carried out
+	request Request       // valid if begun
 }
 
 // Open returns the book in dir, which is created if missing. Records that a power failure truncated
@@ -98,7 +105,7 @@ func Open(dir string) (*Book, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("open the book of answers: %w", err)
 	}
-	b := &Book{dir: dir, now: time.Now, under: make(map[Key]chan struct{})}
+	b := &Book{dir: dir, now: time.Now, under: make(map[Key]*underWay)}
 	files, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, fmt.Errorf("open the book of answers: %w", err)
@@ -126,7 +133,7 @@ func Open(dir string) (*Book, error) {
 		}
 	}
 	slices.SortFunc(b.index, func(x, y kept) int { return x.at.Compare(y.at) })
-	b.pruneLocked()
+	b.prune()
 	return b, nil
 }
 
@@ -168,39 +175,70 @@ func (b *Book) Do(ctx context.Context, key Key, request Request, do func() (Answ
 // begin returns the earlier answer, or a channel that closes when the current request ends. If it
 // returns neither, the caller must carry out the request.
 func (b *Book) begin(key Key, request Request) (*Answer, <-chan struct{}, error) {
+	mine, wait, err := b.take(key, request)
+	if mine == nil {
+		return nil, wait, err
+	}
+	a, err := b.look(key, request)
+	if a == nil && err == nil {
+		err = b.write(key, request, nil)
+	}
+	if a != nil || err != nil {
+		b.leave(key)
+		return a, nil, err
+	}
 	b.mu.Lock()
-	defer b.mu.Unlock()
-	r, err := b.read(key)
-	switch {
-	case err == nil && b.now().Sub(r.At) < Keep:
-		if r.Request != hex.EncodeToString(request[:]) {
-			return nil, nil, ErrOther
-		}
-	case err == nil, errors.Is(err, os.ErrNotExist), b.oldLocked(key):
-		r = nil
-	default:
-		return nil, nil, &unreadError{err}
-	}
-	if done := b.under[key]; done != nil {
-		return nil, done, nil
-	}
-	switch {
-	case r != nil && r.Answer != nil:
-		a := Answer(*r.Answer)
-		return &a, nil, nil
-	case r != nil:
-		return nil, nil, ErrUnknown
-	}
-	b.under[key] = make(chan struct{})
-	if err := b.writeLocked(key, request, nil); err != nil {
-		delete(b.under, key)
-		return nil, nil, err
-	}
+	mine.begun, mine.request = true, request
+	b.mu.Unlock()
 	return nil, nil, nil
 }
 
-// oldLocked reports whether the record of a request has been kept long enough.
-func (b *Book) oldLocked(key Key) bool {
+// take takes a key. If it is taken, take returns a channel that closes when it is free.
+func (b *Book) take(key Key, request Request) (mine *underWay, wait <-chan struct{}, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch other := b.under[key]; {
+	case other == nil:
+		mine = &underWay{done: make(chan struct{})}
+		b.under[key] = mine
+		return mine, nil, nil
+	case other.begun && other.request != request:
+		return nil, nil, ErrOther
+	default:
+		return nil, other.done, nil
+	}
+}
+
+// leave gives a key back.
+func (b *Book) leave(key Key) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	close(b.under[key].done)
+	delete(b.under, key)
+}
+
+// look returns the recorded answer to the request of a key. It is nil if there was no such request,
+// or if the record has been kept long enough. The caller has taken the key.
+func (b *Book) look(key Key, request Request) (*Answer, error) {
+	r, err := b.read(key)
+	switch {
+	case errors.Is(err, os.ErrNotExist), err == nil && b.now().Sub(r.At) >= Keep, err != nil && b.isOld(key):
+		return nil, nil
+	case err != nil:
+		return nil, &unreadError{err}
+	case r.Request != hex.EncodeToString(request[:]):
+		return nil, ErrOther
+	case r.Answer == nil:
+		return nil, ErrUnknown
+	}
+	a := Answer(*r.Answer)
+	return &a, nil
+}
+
+// isOld reports whether the record of a request has been kept for long enough.
+func (b *Book) isOld(key Key) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	return slices.ContainsFunc(b.index, func(k kept) bool { return k.key == key && b.now().Sub(k.at) >= Keep })
 }
 
@@ -208,22 +246,20 @@ func (b *Book) oldLocked(key Key) bool {
 func (b *Book) carryOut(key Key, request Request, do func() (Answer, error)) (a Answer, err error) {
 	err = errors.New("panic")
 	defer func() {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		done := b.under[key]
-		delete(b.under, key) // counts a large answer in its client's share; otherwise others' answers would be dropped for it
 		if err != nil {
-			b.dropLocked(key)
+			b.drop(key)
 		} else {
-			_ = b.writeLocked(key, request, &a) // it was carried out; after a failure, repeated requests get ErrUnknown
+			_ = b.write(key, request, &a) // it was carried out; who asks again is told ErrUnknown
 		}
-		close(done)
+		b.leave(key)
+		b.prune()
 	}()
 	a, err = do()
 	return a, err
 }
 
-func (b *Book) writeLocked(key Key, request Request, a *Answer) error {
+// write writes a record, whose key the caller has taken.
+func (b *Book) write(key Key, request Request, a *Answer) error {
 	r := record.Once{At: b.now().UTC(), Request: hex.EncodeToString(request[:]), Answer: (*record.Answer)(a)}
 	text, err := record.EncodeOnce(&r)
 	if err == nil {
@@ -232,35 +268,56 @@ func (b *Book) writeLocked(key Key, request Request, a *Answer) error {
 	if err != nil {
 		return fmt.Errorf("remember an answer: %w", err)
 	}
-	b.index = slices.DeleteFunc(b.index, func(k kept) bool { return k.key == key })
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.forgetLocked(key)
 	b.index = append(b.index, kept{key, r.At, int64(len(text))})
-	b.pruneLocked()
 	return nil
 }
 
-func (b *Book) dropLocked(key Key) {
-	b.index = slices.DeleteFunc(b.index, func(k kept) bool { return k.key == key })
+// drop removes a record, whose key the caller has taken.
+func (b *Book) drop(key Key) {
 	os.Remove(b.path(key))
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.forgetLocked(key)
 }
 
-// pruneLocked removes records that are too old or too many. Current requests stay.
-func (b *Book) pruneLocked() {
-	for _, k := range slices.Clone(b.index) {
-		if b.now().Sub(k.at) >= Keep && b.under[k.key] == nil {
-			b.dropLocked(k.key)
-		}
-	}
+func (b *Book) forgetLocked(key Key) {
+	b.index = slices.DeleteFunc(b.index, func(k kept) bool { return k.key == key })
+}
+
+// prune removes what is too old or too much. Requests under way stay.
+func (b *Book) prune() {
 	for {
-		oldest, tooMuch := b.surplusLocked()
-		if !tooMuch {
+		key, ok := b.takeSurplus()
+		if !ok {
 			return
 		}
-		b.dropLocked(oldest)
+		b.drop(key)
+		b.leave(key)
 	}
 }
 
-// surplusLocked returns the record to remove if a bound is exceeded: the oldest answer of the
-// client with the greatest share, and among equals the oldest.
+// takeSurplus takes the key of a record that is to go.
+func (b *Book) takeSurplus() (key Key, ok bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	old := slices.IndexFunc(b.index, func(k kept) bool { return b.now().Sub(k.at) >= Keep && b.under[k.key] == nil })
+	if old >= 0 {
+		key, ok = b.index[old].key, true
+	} else {
+		key, ok = b.surplusLocked()
+	}
+	if ok {
+		b.under[key] = &underWay{done: make(chan struct{})}
+		b.forgetLocked(key) // or another call would count it again
+	}
+	return key, ok
+}
+
+// surplusLocked returns what is to go if there is too much: the oldest answer of the client that
+// has the greatest share of a bound, and among equals the oldest.
 func (b *Book) surplusLocked() (oldest Key, tooMuch bool) {
 	shares := make(map[client]float64)
 	var first []Key // of each client, oldest first

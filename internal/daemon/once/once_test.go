@@ -215,3 +215,21 @@ func TestOneAnswerDoesNotPushOthersOut(t *testing.T) {
 	check(t, b, KeyOf("loud", "1"), Request{}, made(huge), huge, false)
 	check(t, b, KeyOf("quiet", "1"), Request{}, made("2"), "1", true)
 }
+
+// While the disk is slow with the record of one request, others are answered.
+func TestASlowRecordStopsItsRequestOnly(t *testing.T) {
+	b := open(t, filepath.Join(t.TempDir(), "once"))
+	slow, _, err := b.take(Key{1}, Request{1}) // as a write that does not end
+	if slow == nil || err != nil {
+		t.Fatal(err)
+	}
+	check(t, b, Key{2}, Request{1}, made("2"), "2", false)
+	check(t, b, Key{2}, Request{1}, made("3"), "2", true)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if _, _, err := b.Do(ctx, Key{1}, Request{1}, made("1")); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("it did not wait for its record: %v", err)
+	}
+	b.leave(Key{1})
+	check(t, b, Key{1}, Request{1}, made("1"), "1", false)
+}

@@ -76,15 +76,21 @@ type Set struct {
 	dir       string
 	log       *slog.Logger
 
-	mu     sync.Mutex
-	byName map[string]*Workspace // a new one has no sandbox until that is created
-	unread map[string]bool       // names of workspaces whose records cannot be read and must not be replaced
+	mu     sync.Mutex        // never held while a file is written: a slow disk stops one workspace, not all
+	byName map[string]*entry // a new one has no sandbox until that is created
+	unread map[string]bool   // names of workspaces whose records cannot be read and must not be replaced
+}
+
+// entry is a workspace of a Set, whose mutex guards the Workspace.
+type entry struct {
+	Workspace            // as its record has it
+	file      sync.Mutex // taken before the set's; held while the record is written or removed
 }
 
 // Open returns the workspaces that an earlier daemon left in dir, which need not exist. Their
 // sandboxes must have been recovered before.
 func Open(dir string, sandboxes Sandboxes, log *slog.Logger) (*Set, error) {
-	s := &Set{sandboxes: sandboxes, dir: dir, log: log, byName: make(map[string]*Workspace),
+	s := &Set{sandboxes: sandboxes, dir: dir, log: log, byName: make(map[string]*entry),
 		unread: make(map[string]bool)}
 	return s, s.load()
 }
@@ -111,7 +117,7 @@ func (s *Set) load() error {
 			s.unread[name] = true
 			continue
 		}
-		s.byName[name] = w
+		s.byName[name] = &entry{Workspace: *w}
 		if err := s.sandboxes.Hold(w.SandboxID, name); err != nil {
 			s.log.Error("the sandbox of a workspace is lost", "name", name, "error", err)
 		}
@@ -136,18 +142,55 @@ func read(path, name string) (*Workspace, error) {
 	return &w, nil
 }
 
-// saveLocked makes a workspace durable.
-func (s *Set) saveLocked(w *Workspace) error {
-	if err := os.MkdirAll(s.dir, 0o700); err != nil {
-		return err
+// save changes a workspace, durably. It does nothing if the workspace was deleted meanwhile.
+func (s *Set) save(w *entry, change func(*Workspace)) error {
+	w.file.Lock()
+	defer w.file.Unlock()
+	s.mu.Lock()
+	changed, there := w.Workspace, s.byName[w.Name] == w
+	s.mu.Unlock()
+	if !there {
+		return nil
 	}
-	r := record.Workspace(*w)
+	change(&changed)
+	r := record.Workspace(changed)
 	p, err := record.EncodeWorkspace(&r)
 	if err != nil {
 		return err
 	}
-	return atomicfile.WriteDurable(filepath.Join(s.dir, w.Name+".json"), p, 0o600)
+	if err := os.MkdirAll(s.dir, 0o700); err != nil {
+		return err
+	}
+	if err := atomicfile.WriteDurable(s.path(r.Name), p, 0o600); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	w.Workspace = changed
+	s.mu.Unlock()
+	return nil
 }
+
+// remove removes a workspace and its record, unless another call has: the name may belong to
+// another workspace by then.
+func (s *Set) remove(w *entry) error {
+	w.file.Lock()
+	defer w.file.Unlock()
+	s.mu.Lock()
+	there := s.byName[w.Name] == w
+	s.mu.Unlock()
+	if !there {
+		return nil
+	}
+	if err := os.Remove(s.path(w.Name)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	s.mu.Lock()
+	delete(s.byName, w.Name)
+	s.mu.Unlock()
+	return nil
+}
+
+func (s *Set) path(name string) string { return filepath.Join(s.dir, name+".json") }
 
 // Create forks a sandbox and gives it a name, which follows the rules of tags. It ignores the
 // request's N.
@@ -156,31 +199,28 @@ func (s *Set) Create(ctx context.Context, name string, req sandbox.ForkRequest) 
 		return Info{}, &invalid.Error{Field: "name", Reason: err.Error()}
 	}
 	now := time.Now().UTC()
-	w := &Workspace{ID: "ws-" + snapshot.NewID(), Name: name, SourceTag: req.Tag, Created: now, LastActive: now}
+	w := &entry{Workspace: Workspace{ID: "ws-" + snapshot.NewID(), Name: name, SourceTag: req.Tag, Created: now,
+		LastActive: now}}
 	s.mu.Lock()
 	if s.byName[name] != nil || s.unread[name] {
-		s.mu.Unlock()
+		defer s.mu.Unlock()
 		return Info{}, &Error{Name: name, Exists: true, Unread: s.unread[name]}
 	}
 	s.byName[name] = w // reserved
 	s.mu.Unlock()
 	req.N, req.AllowPartial = 1, false
 	forked, err := s.sandboxes.Fork(ctx, req)
-	s.mu.Lock()
-	if err == nil {
-		w.SandboxID = forked.Sandboxes[0].ID
-		if err = s.sandboxes.Hold(w.SandboxID, name); err == nil {
-			err = s.saveLocked(w)
-		}
-	}
 	if err != nil {
-		delete(s.byName, name)
+		_ = s.remove(w) // it has no record
+		return Info{}, err
 	}
-	s.mu.Unlock()
-	if err != nil {
-		if w.SandboxID != "" {
-			_ = s.end(w.SandboxID) // the first error is the one that matters
-		}
+	id := forked.Sandboxes[0].ID
+	if err = s.sandboxes.Hold(id, name); err == nil {
+		err = s.save(w, func(w *Workspace) { w.SandboxID = id })
+	}
+	if err != nil { // the first error is the one that matters
+		_ = s.remove(w)
+		_ = s.end(id)
 		return Info{}, err
 	}
 	return s.Get(name)
@@ -188,21 +228,26 @@ func (s *Set) Create(ctx context.Context, name string, req sandbox.ForkRequest) 
 
 // Get describes one workspace.
 func (s *Set) Get(name string) (Info, error) {
+	_, info, err := s.get(name)
+	return info, err
+}
+
+func (s *Set) get(name string) (*entry, Info, error) {
 	s.mu.Lock()
 	w := s.byName[name]
 	if w == nil || w.SandboxID == "" {
 		s.mu.Unlock()
-		return Info{}, &Error{Name: name}
+		return nil, Info{}, &Error{Name: name}
 	}
-	info := Info{Workspace: *w, State: sandbox.Exited}
+	info := Info{Workspace: w.Workspace, State: sandbox.Exited}
 	s.mu.Unlock()
-	if box, err := s.sandboxes.Get(w.SandboxID); err == nil {
+	if box, err := s.sandboxes.Get(info.SandboxID); err == nil {
 		now := box.Info()
 		if info.State = now.State; info.State == sandbox.Suspended {
 			info.StateTag = now.StateTag
 		}
 	}
-	return info, nil
+	return w, info, nil
 }
 
 // List describes all workspaces, sorted by name.
@@ -234,20 +279,14 @@ func (s *Set) Resume(ctx context.Context, name string) (Info, error) {
 }
 
 func (s *Set) on(name string, do func(id string) error) (Info, error) {
-	info, err := s.Get(name)
+	w, info, err := s.get(name)
 	if err != nil {
 		return info, err
 	}
 	if err := do(info.SandboxID); err != nil {
 		return info, err
 	}
-	s.mu.Lock()
-	if w := s.byName[name]; w != nil {
-		w.LastActive = time.Now().UTC()
-		err = s.saveLocked(w)
-	}
-	s.mu.Unlock()
-	if err != nil {
+	if err := s.save(w, func(w *Workspace) { w.LastActive = time.Now().UTC() }); err != nil {
 		return info, err
 	}
 	return s.Get(name)
@@ -255,24 +294,14 @@ func (s *Set) on(name string, do func(id string) error) (Info, error) {
 
 // Delete kills the sandbox of a workspace, whatever its state, and removes both.
 func (s *Set) Delete(name string) error {
-	info, err := s.Get(name)
+	w, info, err := s.get(name)
 	if err != nil {
 		return err
 	}
 	if err := s.end(info.SandboxID); err != nil {
 		return err
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if w := s.byName[name]; w == nil || w.ID != info.ID {
-		return nil // another call has deleted it, and the name may belong to another one
-	}
-	delete(s.byName, name)
-	if err := os.Remove(filepath.Join(s.dir, name+".json")); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
-	_ = os.Remove(s.dir) // fails unless it was the last one
-	return nil
+	return s.remove(w)
 }
 
 // end kills the sandbox of a workspace, if it still exists.

@@ -257,3 +257,45 @@ func TestRecords(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// While the disk is slow with the record of one workspace, others are listed, made and deleted.
+func TestASlowRecordStopsItsWorkspaceOnly(t *testing.T) {
+	w := newWorld(t)
+	defer w.stop()
+	for _, name := range []string{"slow", "other"} {
+		if _, err := w.Create(t.Context(), name, sandbox.ForkRequest{Tag: "p"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	e := w.byName["slow"]
+	e.file.Lock() // as a write that does not end
+	suspended := make(chan error)
+	go func() {
+		_, err := w.Suspend(t.Context(), "slow")
+		suspended <- err
+	}()
+	for info, err := w.Get("slow"); info.State != sandbox.Suspended; info, err = w.Get("slow") {
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Millisecond)
+	}
+	if list := w.List(); len(list) != 2 {
+		t.Errorf("%+v", list)
+	}
+	if _, err := w.Create(t.Context(), "third", sandbox.ForkRequest{Tag: "p"}); err != nil {
+		t.Error(err)
+	}
+	if err := w.Delete("other"); err != nil {
+		t.Error(err)
+	}
+	select {
+	case err := <-suspended:
+		t.Errorf("it did not wait for its record: %v", err)
+	default:
+	}
+	e.file.Unlock()
+	if err := <-suspended; err != nil {
+		t.Error(err)
+	}
+}
