@@ -63,7 +63,7 @@ var rooms = []room{
 	{
 		folder: "internal/host",
 		packages: []string{"invalid", "excerpt", "event", "owner", "unique", "procmem", "agentclient", "cgroup",
-			"process", "netclient", "vmmclient", "store", "vmpool", "vmfake",
+			"process", "netclient", "vmmclient", "store", "vmpool", "vmpool/suite", "vmfake",
 			"identity", "chain", "bake", "admit", "ledger", "conlog",
 			"tally", "idle", "sandbox", "workspace", "tenancy"},
 		imports: []string{"internal/proto/...", "internal/format/...", "internal/jail/..."},

@@ -17,9 +17,8 @@ import (
 // hungVMM is a VM whose process hangs while hung is set, and then does what it was asked.
 type hungVMM struct {
 	*vmfake.VMM
-	hung   bool
-	slow   bool // it hangs from the next branch on
-	paused bool
+	hung bool
+	slow bool // it hangs from the next branch on
 }
 
 func (v *hungVMM) answer() error {
@@ -29,13 +28,27 @@ func (v *hungVMM) answer() error {
 	return nil
 }
 
-func (v *hungVMM) Pause(context.Context) error  { v.paused = true; return v.answer() }
-func (v *hungVMM) Resume(context.Context) error { v.paused = false; return v.answer() }
-func (v *hungVMM) Stats(ctx context.Context) (vm.Stats, error) {
-	stats, _ := v.VMM.Stats(ctx)
-	stats.Paused = v.paused
-	return stats, v.answer()
+func (v *hungVMM) Pause(ctx context.Context) error {
+	return errors.Join(v.VMM.Pause(ctx), v.answer())
 }
+func (v *hungVMM) Resume(ctx context.Context) error {
+	return errors.Join(v.VMM.Resume(ctx), v.answer())
+}
+func (v *hungVMM) Stats(ctx context.Context) (vm.Stats, error) {
+	stats, err := v.VMM.Stats(ctx)
+	return stats, errors.Join(err, v.answer())
+}
+
+// paused reports whether the VM stands still, which it does not say while it hangs.
+func (v *hungVMM) paused(t *testing.T) bool {
+	t.Helper()
+	stats, err := v.VMM.Stats(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return stats.Paused
+}
+
 func (v *hungVMM) Branch(ctx context.Context, req vmmproto.Branch, f vmmclient.BranchFiles) (vmmproto.BranchResult,
 	error) {
 	v.hung = v.hung || v.slow
@@ -79,8 +92,8 @@ func TestVMMThatHangs(t *testing.T) {
 	if err := w.Use(t.Context(), id, "use", nothing); err != nil {
 		t.Errorf("Eval after its VMM answers again = %v", err)
 	}
-	if info := s.Info(); v.paused || info.Silent || info.State != Running {
-		t.Errorf("a pause that was reported as failed is in force: %+v, VM paused %v", info, v.paused)
+	if info := s.Info(); v.paused(t) || info.Silent || info.State != Running {
+		t.Errorf("a pause that was reported as failed is in force: %+v, VM paused %v", info, v.paused(t))
 	}
 	if _, err := w.Pause(t.Context(), id); err != nil {
 		t.Fatal(err)
@@ -90,8 +103,8 @@ func TestVMMThatHangs(t *testing.T) {
 		t.Errorf("Resume = %v", err)
 	}
 	v.hung = false
-	if info, err := w.Resume(t.Context(), id); err != nil || info.State != Running || v.paused {
-		t.Errorf("Resume = %+v, %v; VM paused %v", info, err, v.paused)
+	if info, err := w.Resume(t.Context(), id); err != nil || info.State != Running || v.paused(t) {
+		t.Errorf("Resume = %+v, %v; VM paused %v", info, err, v.paused(t))
 	}
 	w.KillAll()
 	w.checkClean(t)

@@ -35,10 +35,8 @@ func (v *VMM) Print(text string) {
 	}
 }
 
-// keep takes a copy of a frame socket, in place of the one before.
-func (v *VMM) keep(frames *os.File) {
-	v.all.Mu.Lock()
-	defer v.all.Mu.Unlock()
+// keepLocked takes a copy of a frame socket, in place of the one before.
+func (v *VMM) keepLocked(frames *os.File) {
 	if v.frames != nil {
 		v.frames.Close()
 	}
@@ -48,10 +46,20 @@ func (v *VMM) keep(frames *os.File) {
 	}
 }
 
-// swapTop lets the VM write to another top, of which it takes a copy, and to no other.
-//
-// Preconditions: v.all.Mu is held.
-func (v *VMM) swapTop(top *os.File) error {
+// holdLocked keeps a copy of a file open for writing, if VMs are to do that.
+func (v *VMM) holdLocked(f *os.File) error {
+	if !v.all.KeepTops {
+		return nil
+	}
+	own, err := duplicate(f)
+	if err == nil {
+		v.kept = append(v.kept, own)
+	}
+	return err
+}
+
+// swapTopLocked lets the VM write to another top, of which it takes a copy, and to no other.
+func (v *VMM) swapTopLocked(top *os.File) error {
 	if v.all.KeepTops {
 		v.kept = append(v.kept, v.top)
 	} else {
@@ -62,12 +70,12 @@ func (v *VMM) swapTop(top *os.File) error {
 	return err
 }
 
-// takeTops lets the VM write to the tops of its disks.
-func (v *VMM) takeTops(disks [][]*os.File) error {
-	v.all.Mu.Lock()
-	defer v.all.Mu.Unlock()
+// takeDisksLocked lets the VM write to the tops of its disks.
+func (v *VMM) takeDisksLocked(disks [][]*os.File) error {
+	v.disks = nil
 	for _, disk := range disks {
-		if err := v.swapTop(disk[len(disk)-1]); err != nil {
+		v.disks = append(v.disks, layers{len(disk) - 1, len(disk) - 1})
+		if err := v.swapTopLocked(disk[len(disk)-1]); err != nil {
 			return err
 		}
 	}

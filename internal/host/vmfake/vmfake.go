@@ -60,7 +60,10 @@ type VMMs struct {
 }
 
 // Spawn implements vmpool.VMMs.
-func (f *VMMs) Spawn(_ context.Context, c vmpool.ShellConfig) (vmpool.VMM, error) {
+func (f *VMMs) Spawn(ctx context.Context, c vmpool.ShellConfig) (vmpool.VMM, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
 	f.Mu.Lock()
 	defer f.Mu.Unlock()
 	if f.SpawnErr != nil {
@@ -73,8 +76,8 @@ func (f *VMMs) Spawn(_ context.Context, c vmpool.ShellConfig) (vmpool.VMM, error
 	if err != nil {
 		return nil, err
 	}
-	v := &VMM{all: f, dir: c.Dir, conns: make(chan vmmclient.Conn, 1), done: make(chan struct{}),
-		stalled: make(chan struct{}, 1), console: ring}
+	v := &VMM{all: f, dir: c.Dir, shape: c.Shape, conns: make(chan vmmclient.Conn, 1), done: make(chan struct{}),
+		stalled: make(chan struct{}, 1), console: ring, copies: make(map[uint64]bool)}
 	ring.WriteString("hello\nKernel panic - not syncing: x\nbye\n")
 	if f.Live == nil {
 		f.Live = make(map[string]*VMM)

@@ -1,16 +1,15 @@
 package vmfake
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -23,32 +22,49 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// VMM is one of them.
+// VMM is a fake VM. Package suite tests that its requests behave like those of a real one.
 type VMM struct {
 	all     *VMMs
 	dir     string
+	shape   vm.Shape
 	conns   chan vmmclient.Conn
 	done    chan struct{}
 	stalled chan struct{}
+	once    sync.Once
+
+	Hurried, Calmed atomic.Int64
+
+	// all.Mu guards what follows.
+
+	exit    vm.Exit
 	frames  *os.File // frame socket; nil: none
 	top     *os.File // of the disk, open for writing; nil: none
 	kept    []*os.File
 	console *console.Ring
-	full    atomic.Bool
-	once    sync.Once
-	exit    vm.Exit
+	limits  vm.Limits
 	Swaps   uint64
 	Rebases uint64
 	Asked   []vmmproto.Branch // branches
-	limits  vm.Limits
 
-	Hurried, Calmed atomic.Int64
-	above           int // layers above those of the snapshot, the top included
+	used    bool     // it has been booted or restored
+	atEntry bool     // its guest has not run since it was booted
+	ends    *vm.Exit // how its guest ends when it first runs; nil: it announces itself
+	running bool
+	full    bool            // it has paused itself because the disk is full
+	disks   []layers        // of each disk
+	asked   uint64          // branches; the serial of the last one
+	copies  map[uint64]bool // serials of live branches that have not been waited for
+	last    uint64          // serial of the branch that Rebase may follow; 0: none
 }
+
+// layers counts the layers of a disk above its base image, the top included.
+type layers struct{ first, now int }
 
 // Stall lets the VM pause itself because the disk is full, until it is resumed.
 func (v *VMM) Stall() {
-	v.full.Store(true)
+	v.all.Mu.Lock()
+	v.full, v.running = true, false
+	v.all.Mu.Unlock()
 	v.stalled <- struct{}{}
 }
 
@@ -72,30 +88,111 @@ func (v *VMM) TellOfFullDisk(most int) (heard func() int) {
 // End lets the VM end by itself.
 func (v *VMM) End(x vm.Exit) {
 	v.once.Do(func() {
-		v.exit = x
 		v.all.Mu.Lock()
+		defer v.all.Mu.Unlock()
+		v.exit = x
 		delete(v.all.Live, v.dir)
 		for _, f := range append(v.kept, v.frames, v.top) {
 			f.Close() // an error, where there is none
 		}
 		_ = v.console.Close() // what was mapped once can be unmapped
 		v.frames, v.top, v.console = nil, nil, nil
-		v.all.Mu.Unlock()
 		close(v.done)
 		close(v.conns)
 	})
 }
 
+// request locks all.Mu for a request, unless its caller has left or the VM has ended.
+func (v *VMM) request(ctx context.Context) (unlock func(), err error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	v.all.Mu.Lock()
+	select {
+	case <-v.done:
+		v.all.Mu.Unlock()
+		return nil, v.gone()
+	default:
+		return v.all.Mu.Unlock, nil
+	}
+}
+
+// gone is the error of requests after the end. It is called after that.
+func (v *VMM) gone() error { return fmt.Errorf("%w: %s", vmmclient.ErrGone, v.exit.Detail) }
+
+// PID is that of the test.
 func (v *VMM) PID() int { return os.Getpid() }
-func (v *VMM) Boot(_ context.Context, _ vmmproto.Boot, files vmmclient.BootFiles) error {
-	v.keep(files.Net)
-	if err := v.takeTops(files.Disks); err != nil {
+
+// Boot implements vmpool.VMM. A guest without an initramfs panics.
+func (v *VMM) Boot(ctx context.Context, _ vmmproto.Boot, files vmmclient.BootFiles) error {
+	unlock, err := v.request(ctx)
+	if err != nil {
 		return err
 	}
-	if v.all.BootExit != nil {
-		v.End(*v.all.BootExit)
-		return nil
+	defer unlock()
+	if v.used {
+		return errors.New("boot: the machine has a guest already")
 	}
+	v.used, v.atEntry, v.ends = true, true, v.all.BootExit
+	if files.Initrd == nil {
+		v.ends = &vm.Exit{Reason: vm.ExitPanic, Detail: "Kernel panic - not syncing: no initramfs"}
+	}
+	v.keepLocked(files.Net)
+	return v.takeDisksLocked(files.Disks)
+}
+
+// Restore implements vmpool.VMM.
+func (v *VMM) Restore(ctx context.Context, req vmmproto.Restore, files vmmclient.RestoreFiles) (vmmproto.RestoreResult,
+	error) {
+	unlock, err := v.request(ctx)
+	if err != nil {
+		return vmmproto.RestoreResult{}, err
+	}
+	defer unlock()
+	v.used, v.atEntry, v.running, v.full, v.last = true, false, false, false, 0
+	v.keepLocked(files.Net)
+	v.all.Restores++
+	v.all.Expected = append(v.all.Expected, req.FirstWrites)
+	for _, disk := range files.Disks {
+		for _, layer := range disk[:len(disk)-1] {
+			_, _ = layer.Seek(1, io.SeekStart) // as VMs do to find holes
+		}
+	}
+	if err := v.takeDisksLocked(files.Disks); err != nil {
+		return vmmproto.RestoreResult{}, err
+	}
+	if v.all.RestoreErr != nil {
+		if err := v.all.RestoreErr(v.all.Restores); err != nil {
+			return vmmproto.RestoreResult{}, err
+		}
+	}
+	if st, err := files.State.Stat(); err != nil || st.Size() == 0 {
+		return vmmproto.RestoreResult{}, vm.WithCode(vm.ErrBadState, fmt.Errorf("machine state is empty (%v)", err))
+	}
+	v.running = req.Resume
+	return vmmproto.RestoreResult{}, nil
+}
+
+// Resume implements vmpool.VMM. The guest of a kernel announces itself.
+func (v *VMM) Resume(ctx context.Context) error {
+	unlock, err := v.request(ctx)
+	if err != nil {
+		return err
+	}
+	first := v.atEntry
+	v.running, v.full, v.atEntry = true, false, false
+	if first && v.ends == nil {
+		v.announceLocked()
+	}
+	unlock()
+	if first && v.ends != nil {
+		v.End(*v.ends)
+	}
+	return nil
+}
+
+// announceLocked is called once.
+func (v *VMM) announceLocked() {
 	ours, theirs := net.Pipe()
 	go func() {
 		json.NewEncoder(theirs).Encode(agentproto.Ready{Version: agentproto.Version, Kernel: "6.12",
@@ -103,32 +200,29 @@ func (v *VMM) Boot(_ context.Context, _ vmmproto.Boot, files vmmclient.BootFiles
 		theirs.Close()
 	}()
 	v.conns <- vmmclient.Conn{Port: agentproto.ReadyPort, Conn: ours}
+}
+
+// Pause implements vmpool.VMM.
+func (v *VMM) Pause(ctx context.Context) error {
+	unlock, err := v.request(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	v.running = false
 	return nil
 }
 
-func (v *VMM) Restore(_ context.Context, req vmmproto.Restore, files vmmclient.RestoreFiles) (vmmproto.RestoreResult,
-	error) {
-	v.keep(files.Net)
-	v.all.Mu.Lock()
-	defer v.all.Mu.Unlock()
-	v.all.Restores++
-	v.all.Expected = append(v.all.Expected, req.FirstWrites)
-	for _, disk := range files.Disks {
-		for _, layer := range disk[:len(disk)-1] {
-			_, _ = layer.Seek(1, io.SeekStart) // as VMs do to find holes
-		}
-		if err := v.swapTop(disk[len(disk)-1]); err != nil {
-			return vmmproto.RestoreResult{}, err
-		}
-	}
-	if v.all.RestoreErr != nil {
-		return vmmproto.RestoreResult{}, v.all.RestoreErr(v.all.Restores)
-	}
-	return vmmproto.RestoreResult{}, nil
-}
-
 // SetNet replaces the frame socket.
-func (v *VMM) SetNet(_ context.Context, frames *os.File) error { v.keep(frames); return nil }
+func (v *VMM) SetNet(ctx context.Context, frames *os.File) error {
+	unlock, err := v.request(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	v.keepLocked(frames)
+	return nil
+}
 
 // Say sends a frame from the guest.
 func (v *VMM) Say(message []byte) error {
@@ -153,73 +247,24 @@ func (v *VMM) Hear() ([]byte, error) {
 	return buf[:max(n, 0)], err
 }
 
-func (v *VMM) Resume(context.Context) error { v.full.Store(false); return nil }
-func (v *VMM) Pause(context.Context) error  { return nil }
-func (v *VMM) Branch(_ context.Context, req vmmproto.Branch, f vmmclient.BranchFiles) (r vmmproto.BranchResult,
-	err error) {
-	if v.all.BranchErr != nil {
-		if v.all.KeepTops {
-			own, err := duplicate(cmp.Or(f.State, f.Tops[0]))
-			if err != nil {
-				return r, err
-			}
-			v.kept = append(v.kept, own)
-		}
-		return r, v.all.BranchErr
+// Stats implements vmpool.VMM.
+func (v *VMM) Stats(ctx context.Context) (vm.Stats, error) {
+	unlock, err := v.request(ctx)
+	if err != nil {
+		return vm.Stats{}, err
 	}
-	if req.Mode != vm.BranchDisk {
-		f.State.WriteString("state")
-		f.Layer.Write(make([]byte, vm.PageSize))
-		r.Save.DirtyBytes, r.Save.Extents = vm.PageSize, []vm.Extent{{Length: vm.PageSize}}
-	}
-	v.all.Mu.Lock()
-	defer v.all.Mu.Unlock()
-	for i, top := range f.Tops {
-		if !sameFile(v.top, f.Frozen[i]) {
-			return r, errors.New("the file to read the former top through is another one")
-		}
-		if err := v.swapTop(top); err != nil {
-			return r, err
-		}
-	}
-	v.Swaps += uint64(len(f.Tops))
-	v.Asked = append(v.Asked, req)
-	v.above += len(f.Tops)
-	v.all.Most = max(v.all.Most, v.above)
-	r.Kept = req.Keep
-	r.Mode, r.Pause = req.Mode, 3*time.Millisecond
-	return r, v.all.LateErr
-}
-func (v *VMM) WaitCopied(context.Context, uint64) (b vmmproto.Branched, err error) {
-	if v.all.Copying != nil {
-		<-v.all.Copying
-	}
-	return b, v.all.CopyErr
-}
-
-// Rebase counts.
-func (v *VMM) Rebase(context.Context, uint64, *os.File) (vmmproto.RebaseResult, error) {
-	v.all.Mu.Lock()
-	defer v.all.Mu.Unlock()
-	if v.all.RebaseErr != nil {
-		return vmmproto.RebaseResult{}, v.all.RebaseErr
-	}
-	v.Rebases++
-	return vmmproto.RebaseResult{Bytes: vm.PageSize, Mappings: 3}, v.all.LateRebase
-}
-func (v *VMM) Merge(context.Context, vmmproto.Merge, *os.File) error {
-	v.above = 2
-	return nil
-}
-func (v *VMM) Stats(context.Context) (vm.Stats, error) {
-	return vm.Stats{TopSwaps: v.Swaps, Rebases: v.Rebases, GuestDirtyBytes: v.all.GuestDirty, DiskFull: v.full.Load()},
-		v.all.StatsErr
+	defer unlock()
+	return vm.Stats{TopSwaps: v.Swaps, Rebases: v.Rebases, GuestDirtyBytes: v.all.GuestDirty, DiskFull: v.full,
+		Paused: !v.running}, v.all.StatsErr
 }
 
 // Written implements vmpool.VMM.
-func (v *VMM) Written(context.Context) ([]vm.Range, error) {
-	v.all.Mu.Lock()
-	defer v.all.Mu.Unlock()
+func (v *VMM) Written(ctx context.Context) ([]vm.Range, error) {
+	unlock, err := v.request(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
 	v.all.WritesRead++
 	return v.all.Writes, v.all.WritesErr
 }
@@ -253,7 +298,13 @@ func (v *VMM) Usage() (cgroup.Usage, error) {
 func (v *VMM) Conns() <-chan vmmclient.Conn { return v.conns }
 func (v *VMM) Stalled() <-chan struct{}     { return v.stalled }
 func (v *VMM) Done() <-chan struct{}        { return v.done }
-func (v *VMM) Exit() vm.Exit                { return v.exit }
+func (v *VMM) Exit() vm.Exit {
+	v.all.Mu.Lock()
+	defer v.all.Mu.Unlock()
+	return v.exit
+}
+
+// Kill implements vmpool.VMM.
 func (v *VMM) Kill() error {
 	if v.all.Killing != nil {
 		v.all.Killing()

@@ -1,0 +1,369 @@
+package suite
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"github.com/forkd/forkd/internal/format/disklayer"
+	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/host/vmpool"
+	"github.com/forkd/forkd/internal/proto/frame"
+	"github.com/forkd/forkd/internal/proto/vm"
+	"github.com/forkd/forkd/internal/proto/vmmproto"
+)
+
+// A VM has a process, a console, and a directory that no other VM can have. Kill ends all of them
+// and may be called again.
+func spawnAndKill(t *testing.T, h *Host) {
+	g := h.spawn(t)
+	if st, err := os.Stat(g.dir); err != nil || st.Mode().Perm() != 0o700 {
+		t.Errorf("its directory: %v, %v", st, err)
+	}
+	if g.PID() <= 0 {
+		t.Errorf("its process is %d", g.PID())
+	}
+	if _, err := vmpool.Console(h.VMMs, g.dir); err != nil {
+		t.Error(err)
+	}
+	config := vmpool.ShellConfig{ID: "other", Dir: g.dir, Shape: h.Shape}
+	if other, err := h.VMMs.Spawn(t.Context(), config); !errors.Is(err, os.ErrExist) || other != nil {
+		t.Errorf("a second VM in its directory: %v, %v", other, err)
+	}
+	canceled, cancel := context.WithCancel(t.Context())
+	cancel()
+	config.Dir = filepath.Join(h.Dir, "other")
+	if other, err := h.VMMs.Spawn(canceled, config); !errors.Is(err, context.Canceled) || other != nil {
+		t.Errorf("a VM whose caller has left: %v, %v", other, err)
+	}
+	if _, err := os.Stat(config.Dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("its directory: %v", err)
+	}
+	g.checkStats(t, true, 0, 0)
+	for range 2 {
+		if err := g.Kill(); err != nil {
+			t.Error(err)
+		}
+	}
+	g.checkEnded(t, vm.ExitInternal)
+	if _, err := os.Stat(g.dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("its directory is left: %v", err)
+	}
+	if _, err := vmpool.Console(h.VMMs, g.dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("its console is left: %v", err)
+	}
+}
+
+// A VM is found by its directory as long as it lives.
+func attach(t *testing.T, h *Host) {
+	g := h.spawn(t)
+	found, err := h.VMMs.Attach("found", g.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if found.PID() != g.PID() {
+		t.Errorf("process %d was found, want %d", found.PID(), g.PID())
+	}
+	if err := found.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	g.checkEnded(t, vm.ExitInternal)
+	for _, dir := range []string{g.dir, filepath.Join(h.Dir, "never")} {
+		if found, err := h.VMMs.Attach("found", dir); err == nil || found != nil || vmpool.IsShortage(err) {
+			t.Errorf("where no VM lives: %v, %v", found, err)
+		}
+	}
+}
+
+// checkEnded waits for the end of g, and checks its reason and what ends with it.
+func (g *guest) checkEnded(t *testing.T, reason vm.ExitReason) {
+	t.Helper()
+	ctx, stop := vmpool.WhileAlive(t.Context(), g)
+	defer stop()
+	<-ctx.Done()
+	if !vmpool.IsEnd(context.Cause(ctx)) {
+		t.Errorf("the cause of its context is %v", context.Cause(ctx))
+	}
+	if x := g.Exit(); x.Reason != reason || x.Detail == "" {
+		t.Errorf("exit %+v, want %v with a detail", x, reason)
+	}
+	for c := range g.Conns() { // it is closed
+		c.Conn.Close()
+	}
+}
+
+// CheckLimits refuses a limit below the minimum and names its field. A VM takes the default limits, and
+// tells its usage.
+func limits(t *testing.T, h *Host) {
+	if err := h.VMMs.CheckLimits("limits.", vm.Limits{}); err != nil {
+		t.Error(err)
+	}
+	var wrong *invalid.Error
+	err := h.VMMs.CheckLimits("limits.", vm.Limits{IOBytesPerSecond: 1})
+	if !errors.As(err, &wrong) || wrong.Field != "limits.io_bytes_per_second" {
+		t.Errorf("one byte per second: %v", err)
+	}
+	g := h.spawn(t)
+	if err := g.Limit(vm.Limits{}, h.Shape.MemoryBytes); err != nil {
+		t.Error(err)
+	}
+	g.Hurry()()
+	if _, err := g.Usage(); err != nil {
+		t.Error(err)
+	}
+}
+
+// A guest does not run before Resume. Pausing a paused VM, or resuming a running one, changes nothing.
+// A second kernel is refused. Requests may be made at the same time.
+func bootPauseResume(t *testing.T, h *Host) {
+	g := h.spawn(t)
+	if err := g.load(t, t.Context(), h.Initrd); err != nil {
+		t.Fatal(err)
+	}
+	g.checkStats(t, true, 0, 0)
+	if err := g.load(t, t.Context(), h.Initrd); err == nil {
+		t.Error("a second kernel was loaded")
+	}
+	if err := g.Resume(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	g.checkStats(t, false, 0, 0)
+	g.waitReady(t)
+	for _, paused := range []bool{false, true, true, false} {
+		request := map[bool]func(context.Context) error{true: g.Pause, false: g.Resume}[paused]
+		if err := request(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		g.checkStats(t, paused, 0, 0)
+	}
+	var group sync.WaitGroup
+	for range 4 {
+		group.Go(func() {
+			_, err := g.Stats(t.Context())
+			if err := errors.Join(err, g.Pause(t.Context()), g.Resume(t.Context())); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	group.Wait()
+	ours, theirs, err := frame.Pair()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ours.Close()
+	defer theirs.Close()
+	for _, peer := range []*os.File{ours, nil} {
+		if err := g.SetNet(t.Context(), peer); err != nil {
+			t.Errorf("a network: %v", err)
+		}
+	}
+	select {
+	case <-g.Done():
+		t.Errorf("it has ended: %+v", g.Exit())
+	case <-g.Stalled():
+		t.Error("it has found no room on the disk")
+	default:
+	}
+}
+
+// everyRequest makes all requests of a VM and returns their errors.
+func (g *guest) everyRequest(t *testing.T, ctx context.Context) map[string]error {
+	t.Helper()
+	file := create(t, t.TempDir())
+	s := &saved{state: file, layer: file, disk: []*os.File{open(t, g.host.Base)}}
+	_, branched := g.branch(t, ctx, vmmproto.Branch{Mode: vm.BranchDiff})
+	_, disk := g.branch(t, ctx, vmmproto.Branch{Mode: vm.BranchDisk})
+	_, stats := g.Stats(ctx)
+	_, written := g.Written(ctx)
+	_, rebased := g.Rebase(ctx, 1, file)
+	return map[string]error{
+		"boot": g.load(t, ctx, g.host.Initrd), "restore": g.restore(t, ctx, s, true), "resume": g.Resume(ctx),
+		"pause": g.Pause(ctx), "branch": branched, "branch of the disk": disk, "rebase": rebased,
+		"merge": g.Merge(ctx, vmmproto.Merge{}, file), "net": g.SetNet(ctx, nil), "stats": stats, "written": written,
+	}
+}
+
+// A VM whose guest has ended says why, and carries out no request. Its console can be read until it
+// is killed.
+func guestThatEnds(t *testing.T, h *Host) {
+	g := h.spawn(t)
+	if err := errors.Join(g.load(t, t.Context(), ""), g.Resume(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	g.checkEnded(t, vm.ExitPanic)
+	for request, err := range g.everyRequest(t, t.Context()) {
+		if !vmpool.IsEnd(err) {
+			t.Errorf("%s: %v", request, err)
+		}
+	}
+	if _, err := g.WaitCopied(t.Context(), 1); err == nil {
+		t.Error("a branch that was never made was waited for")
+	}
+	if text, err := vmpool.Console(h.VMMs, g.dir); err != nil || len(text.Bytes) == 0 {
+		t.Errorf("console: %q, %v", text.Bytes, err)
+	}
+}
+
+// A request whose caller has left is not carried out.
+func canceledRequests(t *testing.T, h *Host) {
+	g := h.boot(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for request, err := range g.everyRequest(t, ctx) {
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("%s: %v", request, err)
+		}
+	}
+	g.checkStats(t, false, 0, 0)
+}
+
+// A branch puts a new top on the disk, and leaves the VM running or paused as it was. Only a live branch
+// can be waited for, once.
+func branch(t *testing.T, h *Host) {
+	g := h.boot(t)
+	serials := make(map[uint64]bool)
+	for i, c := range []struct {
+		mode   vm.BranchMode
+		paused bool
+	}{{vm.BranchDiff, false}, {vm.BranchLive, false}, {vm.BranchDisk, false}, {vm.BranchFull, false},
+		{vm.BranchDisk, true}, {vm.BranchDiff, true}} {
+		if c.paused {
+			if err := g.Pause(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s := g.mustBranch(t, vmmproto.Branch{Mode: c.mode, Keep: c.mode == vm.BranchFull})
+		serials[s.Serial] = true
+		if c.mode == vm.BranchLive {
+			if b, err := g.WaitCopied(t.Context(), s.Serial); err != nil || b.Failed != nil || b.Serial != s.Serial {
+				t.Errorf("the copy of branch %d: %+v, %v", s.Serial, b, err)
+			}
+		}
+		if _, err := g.WaitCopied(t.Context(), s.Serial); err == nil {
+			t.Errorf("a %v branch that is complete was waited for", c.mode)
+		}
+		g.checkStats(t, c.paused, uint64(i+1), 0)
+		if len(serials) != i+1 {
+			t.Errorf("%d branches have the serials %v", i+1, serials)
+		}
+	}
+}
+
+// A branch that is refused changes nothing, and the next one can be made.
+func refusedBranch(t *testing.T, h *Host) {
+	g := h.boot(t)
+	disk := g.disk
+	for _, mode := range []vm.BranchMode{vm.BranchDiff, vm.BranchFull, vm.BranchDisk} {
+		g.disk = append(disk[:1:1], h.newTop(t)) // another file than the top of the VM
+		if _, err := g.branch(t, t.Context(), vmmproto.Branch{Mode: mode}); err == nil || vmpool.IsEnd(err) {
+			t.Errorf("a %v branch with another file for the former top: %v", mode, err)
+		}
+		g.checkStats(t, false, 0, 0)
+	}
+	g.disk = disk
+	g.mustBranch(t, vmmproto.Branch{Mode: vm.BranchDiff})
+	g.checkStats(t, false, 1, 0)
+}
+
+// A VM can be rebased onto its last branch that saved memory, once, and only if the branch was asked
+// for with Keep. A refused rebase changes nothing.
+func rebase(t *testing.T, h *Host) {
+	g := h.boot(t)
+	rebases := uint64(0)
+	onto := func(s *saved, want error) {
+		t.Helper()
+		if _, err := g.Rebase(t.Context(), s.Serial, open(t, s.layer.Name())); !errors.Is(err, want) {
+			t.Errorf("rebase: %v, want %v", err, want)
+		} else if err == nil {
+			rebases++
+		}
+		if s, err := g.Stats(t.Context()); err != nil || s.Rebases != rebases {
+			t.Errorf("stats %+v, %v, want %d rebases", s, err, rebases)
+		}
+	}
+	plain := g.mustBranch(t, vmmproto.Branch{Mode: vm.BranchDiff})
+	onto(plain, vm.ErrNotKept)
+	kept := g.mustBranch(t, vmmproto.Branch{Mode: vm.BranchDiff, Keep: true})
+	g.mustBranch(t, vmmproto.Branch{Mode: vm.BranchDisk})
+	onto(&saved{BranchResult: kept.BranchResult, layer: create(t, h.RAM)}, vm.ErrNotKept) // an empty layer
+	onto(plain, vm.ErrNotKept)
+	onto(kept, nil)
+	onto(kept, vm.ErrNotKept)
+	live := g.mustBranch(t, vmmproto.Branch{Mode: vm.BranchLive, Keep: true})
+	if _, err := g.WaitCopied(t.Context(), live.Serial); err != nil {
+		t.Fatal(err)
+	}
+	onto(live, nil)
+	old := g.mustBranch(t, vmmproto.Branch{Mode: vm.BranchDiff, Keep: true})
+	g.mustBranch(t, vmmproto.Branch{Mode: vm.BranchDiff})
+	onto(old, vm.ErrNotKept)
+}
+
+// Layers between the base image and the top can be merged into one. A branch may follow.
+func merge(t *testing.T, h *Host) {
+	g := h.boot(t)
+	for range 2 {
+		g.mustBranch(t, vmmproto.Branch{Mode: vm.BranchDisk})
+	}
+	merged := create(t, t.TempDir())
+	if err := disklayer.Merge(merged, g.disk[1:len(g.disk)-1]); err != nil {
+		t.Fatal(err)
+	}
+	for _, wrong := range []vmmproto.Merge{{Disk: 1}, {First: 2}} { // the top is layer 2
+		if err := g.Merge(t.Context(), wrong, merged); err == nil || vmpool.IsEnd(err) {
+			t.Errorf("%+v: %v", wrong, err)
+		}
+	}
+	if err := g.Merge(t.Context(), vmmproto.Merge{First: 0}, merged); err != nil {
+		t.Fatal(err)
+	}
+	if err := g.Merge(t.Context(), vmmproto.Merge{First: 1}, merged); err == nil {
+		t.Error("layers that have been merged were merged")
+	}
+	g.mustBranch(t, vmmproto.Branch{Mode: vm.BranchDiff})
+	g.checkStats(t, false, 3, 0)
+}
+
+// A snapshot can be restored into a new VM, and, as a rollback does, into one that runs. No kernel
+// can be loaded afterwards.
+func restore(t *testing.T, h *Host) {
+	g := h.boot(t)
+	s := g.mustBranch(t, vmmproto.Branch{Mode: vm.BranchFull})
+	child := h.spawn(t)
+	if err := child.restore(t, t.Context(), s, false); err != nil {
+		t.Fatal(err)
+	}
+	child.checkStats(t, true, 0, 0)
+	if err := child.load(t, t.Context(), h.Initrd); err == nil {
+		t.Error("a kernel was loaded into a child")
+	}
+	if _, err := child.Written(t.Context()); err != nil {
+		t.Error(err)
+	}
+	kept := g.mustBranch(t, vmmproto.Branch{Mode: vm.BranchDiff, Keep: true})
+	for _, v := range []*guest{child, g} {
+		for _, resume := range []bool{true, false} {
+			if err := v.restore(t, t.Context(), s, resume); err != nil {
+				t.Fatal(err)
+			}
+			if stats, err := v.Stats(t.Context()); err != nil || stats.Paused == resume {
+				t.Errorf("after a rollback, resume %v: %+v, %v", resume, stats, err)
+			}
+		}
+		if err := v.Resume(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := g.Rebase(t.Context(), kept.Serial, open(t, kept.layer.Name())); !errors.Is(err, vm.ErrNotKept) {
+		t.Errorf("rebase onto a branch from before a rollback: %v", err)
+	}
+	g.mustBranch(t, vmmproto.Branch{Mode: vm.BranchDiff})
+	damaged := *s
+	damaged.state = create(t, t.TempDir())
+	if err := h.spawn(t).restore(t, t.Context(), &damaged, true); !errors.Is(err, vm.ErrBadState) {
+		t.Errorf("an empty state: %v", err)
+	}
+}
