@@ -54,13 +54,19 @@ type Host struct {
 	available func() (uint64, error) // available memory of the host, in bytes
 	room      func(dir string) (free uint64, _ error)
 
-	mu       sync.Mutex
-	vms      int
-	vcpus    int
-	starting int       // of vms
-	free     uint64    // last result of available
-	asked    time.Time // when it was read
-	since    int       // VMs that entered since then
+	mu sync.Mutex
+	// +checklocks:mu
+	vms int
+	// +checklocks:mu
+	vcpus int
+	// +checklocks:mu
+	starting int // of vms
+	// +checklocks:mu
+	free uint64 // last result of available
+	// +checklocks:mu
+	asked time.Time // when it was read
+	// +checklocks:mu
+	since int // VMs that entered since then
 }
 
 // askEvery is the maximum age of the host's figure of available memory. The kernel takes tens of
@@ -100,10 +106,8 @@ func (h *Host) Check(n int, vcpus uint32) error {
 	return h.checkLocked(n, vcpus)
 }
 
+// +checklocks:h.mu
 func (h *Host) checkLocked(n int, vcpus uint32) error {
-	refuse := func(code, format string, args ...any) error {
-		return &Error{Code: code, Reason: fmt.Sprintf(format, args...)}
-	}
 	r := &h.rules
 	if r.MaxSandboxes > 0 && h.vms+n > r.MaxSandboxes {
 		return refuse(CodeMaxSandboxes,
@@ -139,7 +143,13 @@ func (h *Host) checkLocked(n int, vcpus uint32) error {
 	return nil
 }
 
+func refuse(code, format string, args ...any) error {
+	return &Error{Code: code, Reason: fmt.Sprintf(format, args...)}
+}
+
 // askLocked reads the host's available memory, unless that was done just now.
+//
+// +checklocks:h.mu
 func (h *Host) askLocked() error {
 	if time.Since(h.asked) < askEvery {
 		return nil

@@ -46,11 +46,16 @@ func TestRulesLookAtTheHost(t *testing.T) {
 	if err := a.Enter(1, 1); err != nil {
 		t.Fatal(err)
 	}
-	a.asked = time.Now().Add(time.Hour)           // nobody looks again before the test says so
+	askedAt := func(at time.Time) {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.asked = at
+	}
+	askedAt(time.Now().Add(time.Hour))            // nobody looks again before the test says so
 	wantRefused(t, CodeHostMemory, a.Enter(1, 1)) // the first is still on its way
 	a.Started(1)
 	wantRefused(t, CodeHostMemory, a.Enter(1, 1)) // the host's figures do not have it yet
-	a.asked = time.Time{}
+	askedAt(time.Time{})
 	if err := a.Enter(1, 1); err != nil {
 		t.Errorf("the first has started, and the host's figures have it: %v", err)
 	}

@@ -8,7 +8,8 @@ import (
 // Owners counts the sandboxes that are being made, by owner, so that two requests cannot both take
 // the last place. The zero Owners is ready to use.
 type Owners struct {
-	mu     sync.Mutex
+	mu sync.Mutex
+	// +checklocks:mu
 	coming map[string]int
 }
 

@@ -22,15 +22,23 @@ type Leaf struct {
 	tree *Tree
 	dir  string
 
-	mu     sync.Mutex
+	mu sync.Mutex
+	// +checklocks:mu
 	limits vm.Limits
-	ram    uint64            // of the guest
-	spare  uint64            // allowance above the memory limit: copies in RAM that belong to a snapshot
-	copies copies            // of these, the files written for this daemon
-	before uint64            // allowance of an earlier daemon
-	hurry  int               // number of callers that lift the limits of the disk
-	found  bool              // made by an earlier daemon, and not set since
-	have   map[string]string // content of the files, as far as known
+	// +checklocks:mu
+	ram uint64 // of the guest
+	// +checklocks:mu
+	spare uint64 // allowance above the memory limit: copies in RAM that belong to a snapshot
+	// +checklocks:mu
+	copies copies // of these, the files written for this daemon
+	// +checklocks:mu
+	before uint64 // allowance of an earlier daemon
+	// +checklocks:mu
+	hurry int // number of callers that lift the limits of the disk
+	// +checklocks:mu
+	found bool // made by an earlier daemon, and not set since
+	// +checklocks:mu
+	have map[string]string // content of the files, as far as known
 }
 
 // New makes a leaf for a VM with ram bytes of memory, with the default limits. It returns nil if
@@ -49,11 +57,13 @@ func (t *Tree) New(name string, ram uint64) (*Leaf, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make a cgroup: %w", err)
 	}
+	l.mu.Lock()
 	for _, f := range filesOf(vm.Limits{}, t.disk, 0, 0) {
 		if f.controller != "memory" {
 			l.have[f.name] = f.value // the kernel's initial values, which are not written again
 		}
 	}
+	l.mu.Unlock()
 	err = l.Set(vm.Limits{}, ram)
 	for _, f := range []file{{"memory", "memory.oom.group", "1"}, {"pids", "pids.max", fmt.Sprint(maxPIDs)}} {
 		if err == nil && t.has(f.controller) {
@@ -76,6 +86,8 @@ func (t *Tree) Find(name string) *Leaf {
 	if _, err := os.Stat(l.dir); err != nil {
 		return nil
 	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	l.found = true
 	return l
 }
@@ -119,6 +131,8 @@ func (l *Leaf) Set(limits vm.Limits, ram uint64) error {
 
 // sparedLocked returns the allowance of an earlier daemon above the memory limit. A copy for that
 // daemon may still be in progress.
+//
+// +checklocks:l.mu
 func (l *Leaf) sparedLocked() uint64 {
 	most, err := stat(l.dir, "memory.max", "")
 	if least := memoryOf(l.limits, l.ram); err == nil && most > least {
@@ -127,6 +141,7 @@ func (l *Leaf) sparedLocked() uint64 {
 	return 0
 }
 
+// +checklocks:l.mu
 func (l *Leaf) writeLocked() error {
 	limits := l.limits
 	if l.hurry > 0 {
@@ -203,6 +218,8 @@ func lag() uint64 { return statLag * uint64(runtime.NumCPU()) }
 
 // spareLocked allows the tmpfs usage of the copies, and more bytes. Other memory charged to the
 // leaf is the process's own and counts.
+//
+// +checklocks:l.mu
 func (l *Leaf) spareLocked(more uint64) error {
 	charged, err := stat(l.dir, "memory.stat", "shmem")
 	if err != nil {

@@ -54,12 +54,17 @@ type Event struct {
 type Ring struct {
 	epoch string // distinguishes its ids from those of other rings
 
-	mu     sync.Mutex
-	events []Event       // event n is at n modulo the length
-	last   uint64        // Seq of the latest event
-	first  uint64        // Seq of the oldest kept event
-	bytes  int           // size of the kept events
-	news   chan struct{} // closed at the next event
+	mu sync.Mutex
+	// +checklocks:mu
+	events []Event // event n is at n modulo the length
+	// +checklocks:mu
+	last uint64 // Seq of the latest event
+	// +checklocks:mu
+	first uint64 // Seq of the oldest kept event
+	// +checklocks:mu
+	bytes int // size of the kept events
+	// +checklocks:mu
+	news chan struct{} // closed at the next event
 }
 
 // DefaultSize is the number of events that a daemon keeps. Forking and killing 1000 sandboxes are
@@ -97,17 +102,18 @@ func (r *Ring) Emit(e Event) {
 	e.Seq, e.Time = r.last, time.Now().UTC()
 	r.bytes += e.size()
 	for r.first < e.Seq && (r.bytes > maxBytes || e.Seq-r.first == uint64(len(r.events))) {
-		oldest := r.at(r.first)
+		oldest := r.atLocked(r.first)
 		r.bytes -= oldest.size()
 		*oldest = Event{}
 		r.first++
 	}
-	*r.at(e.Seq) = e
+	*r.atLocked(e.Seq) = e
 	close(r.news)
 	r.news = make(chan struct{})
 }
 
-func (r *Ring) at(seq uint64) *Event { return &r.events[seq%uint64(len(r.events))] }
+// +checklocks:r.mu
+func (r *Ring) atLocked(seq uint64) *Event { return &r.events[seq%uint64(len(r.events))] }
 
 // ID returns the id of the place after an event of this ring.
 func (r *Ring) ID(seq uint64) string {
@@ -185,5 +191,5 @@ func (f *Follower) take() (e Event, missed bool, news <-chan struct{}) {
 		return e, false, r.news
 	}
 	f.seen++
-	return *r.at(f.seen), false, nil
+	return *r.atLocked(f.seen), false, nil
 }

@@ -89,11 +89,13 @@ func TestRingIsBoundedInBytes(t *testing.T) {
 		t.Errorf("%d events of 10 KiB are kept", kept)
 	}
 	held := 0
+	r.mu.Lock()
 	for i := range r.events {
 		if r.events[i].Seq != 0 {
 			held++
 		}
 	}
+	r.mu.Unlock()
 	if held != kept {
 		t.Errorf("%d events are in memory, %d of them can be read", held, kept)
 	}
@@ -103,6 +105,8 @@ func TestRingIsBoundedInBytes(t *testing.T) {
 	if e, missed := next(t, r.Follow(r.ID(many+1))); missed || e.Sandbox != "last" {
 		t.Errorf("after one that is too large: %+v, %v", e.Sandbox, missed)
 	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	if r.bytes > maxBytes {
 		t.Errorf("%d bytes are kept", r.bytes)
 	}

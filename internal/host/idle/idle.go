@@ -13,8 +13,10 @@ import (
 type Watch struct {
 	timeout time.Duration
 
-	mu    sync.Mutex
-	busy  int       // current requests
+	mu sync.Mutex
+	// +checklocks:mu
+	busy int // current requests
+	// +checklocks:mu
 	used  time.Time // when the last request ended
 	timer *time.Timer
 }
@@ -53,6 +55,7 @@ func (w *Watch) Touch() {
 	w.touchLocked()
 }
 
+// +checklocks:w.mu
 func (w *Watch) touchLocked() {
 	w.used = time.Now()
 	if w.timeout > 0 && w.busy == 0 {

@@ -73,8 +73,10 @@ type Client struct {
 	mu    sync.Mutex
 	conn  *conn // nil while forkd-net is not running
 	links map[string]*Link
-	host  netproto.Config // what forkd-net was last sent
-	flows *os.File        // nil: no flow log
+	// +checklocks:mu
+	host netproto.Config // what forkd-net was last sent
+	// +checklocks:mu
+	flows *os.File // nil: no flow log
 }
 
 // New finds the forkd-net of an earlier daemon, or starts one in the background.
@@ -85,12 +87,12 @@ func New(cfg Config) (*Client, error) {
 	if cfg.patience == 0 {
 		cfg.patience = answerTimeout
 	}
-	c := &Client{cfg: cfg, links: make(map[string]*Link)}
+	c := &Client{cfg: cfg, links: make(map[string]*Link),
+		host: hostConfig(cfg.Resolvers, cfg.Proxy, netproto.Config{})}
 	c.authority = sync.OnceValues(func() (*authority, error) { return openAuthority(cfg.Authority) })
 	if err := c.openFlowLog(); err != nil {
 		return nil, err
 	}
-	c.host = hostConfig(cfg.Resolvers, cfg.Proxy, netproto.Config{})
 	c.quit, c.stop = context.WithCancel(context.Background())
 	found, err := c.find()
 	if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, syscall.ESRCH) { // there is none
@@ -242,8 +244,8 @@ func (c *Client) Close() {
 	c.stop()
 	c.done.Wait()
 	c.mu.Lock()
-	n, needed := c.conn, len(c.links) > 0
-	c.conn = nil
+	n, needed, flows := c.conn, len(c.links) > 0, c.flows
+	c.conn, c.flows = nil, nil
 	c.mu.Unlock()
 	if n != nil && needed {
 		n.leave()
@@ -252,8 +254,8 @@ func (c *Client) Close() {
 			c.cfg.Log.Error("end forkd-net", "error", err)
 		}
 	}
-	if c.flows != nil {
-		_ = c.flows.Close()
+	if flows != nil {
+		_ = flows.Close()
 	}
 }
 

@@ -33,11 +33,15 @@ type conn struct {
 	wake    chan struct{} // has a buffer of one; signals posted requests
 	timeout time.Duration // answerTimeout, except in tests
 
-	mu     sync.Mutex
+	mu sync.Mutex
+	// +checklocks:mu
 	posted []request // not sent yet
-	sent   []request // not answered yet, oldest first
-	since  time.Time // when forkd-net began to handle the oldest of these
-	broken bool      // no more requests are accepted
+	// +checklocks:mu
+	sent []request // not answered yet, oldest first
+	// +checklocks:mu
+	since time.Time // when forkd-net began to handle the oldest of these
+	// +checklocks:mu
+	broken bool // no more requests are accepted
 }
 
 // request is one message and the handler of its answer.

@@ -123,6 +123,8 @@ func (c *Client) followHost() {
 }
 
 // configureLocked sends forkd-net the host's configuration and the flow log.
+//
+// +checklocks:c.mu
 func (c *Client) configureLocked() {
 	if c.conn == nil {
 		return
@@ -153,6 +155,13 @@ func duplicate(f *os.File) (*os.File, error) {
 
 // openFlowLog opens the flow log, if one is configured.
 func (c *Client) openFlowLog() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.openFlowLogLocked()
+}
+
+// +checklocks:c.mu
+func (c *Client) openFlowLogLocked() error {
 	if c.cfg.FlowLog == "" {
 		return nil
 	}
@@ -175,7 +184,7 @@ func (c *Client) ReopenLog() error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if err := c.openFlowLog(); err != nil {
+	if err := c.openFlowLogLocked(); err != nil {
 		return err
 	}
 	c.configureLocked()

@@ -31,11 +31,15 @@ func (w Written) plus(other Written) Written {
 type Tally struct {
 	calls atomic.Uint64 // requests to the guest that may change it, counted at begin and end
 
-	mu      sync.Mutex
-	unknown bool     // the other fields are invalid: an earlier daemon was at the snapshot
-	at      uint64   // value of calls at the snapshot
-	base    *Written // written by the present VM then, or at the first later measurement; nil: not measured
-	earlier Written  // written by earlier VMs, or before a branch that reset the count
+	mu sync.Mutex
+	// +checklocks:mu
+	unknown bool // the other fields are invalid: an earlier daemon was at the snapshot
+	// +checklocks:mu
+	at uint64 // value of calls at the snapshot
+	// +checklocks:mu
+	base *Written // written by the present VM then, or at the first later measurement; nil: not measured
+	// +checklocks:mu
+	earlier Written // written by earlier VMs, or before a branch that reset the count
 }
 
 // CallsSince returns how many requests have begun or ended since the snapshot; nil: unknown.

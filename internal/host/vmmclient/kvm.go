@@ -14,10 +14,13 @@ import (
 type KVM struct {
 	Check func() error // returns why no VM can run here; nil: not checked
 
-	mu     sync.Mutex
+	mu sync.Mutex
+	// +checklocks:mu
 	opened bool
+	// +checklocks:mu
 	device int // /dev/kvm, once opened
-	cpuid  []byte
+	// +checklocks:mu
+	cpuid []byte
 }
 
 // NoKVMError says why no VM can be started on this host. Its clients may be on another host.

@@ -79,10 +79,14 @@ type VMM struct {
 	first uint64        // base of this client's serials: a random number
 	asked atomic.Uint64 // number of branches requested by this client; first+asked is the latest serial
 
-	mu     sync.Mutex
-	exit   vm.Exit
-	broke  error                             // how the VMM broke the protocol, see condemn; nil: it did not
-	answer chan reply                        // for the current request, nil if there is none; has a buffer of one
+	mu sync.Mutex
+	// +checklocks:mu
+	exit vm.Exit
+	// +checklocks:mu
+	broke error // how the VMM broke the protocol, see condemn; nil: it did not
+	// +checklocks:mu
+	answer chan reply // for the current request, nil if there is none; has a buffer of one
+	// +checklocks:mu
 	copies map[uint64]chan vmmproto.Branched // ends of current live branches, by serial; each has a buffer of one
 }
 

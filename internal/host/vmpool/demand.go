@@ -19,6 +19,8 @@ type demand struct {
 }
 
 // takenLocked counts a shell that a fork takes, whether or not it was ready.
+//
+// +checklocks:p.mu
 func (p *Pool) takenLocked(shape vm.Shape) {
 	if p.cfg.Size == 0 {
 		return
@@ -35,6 +37,8 @@ func (p *Pool) takenLocked(shape vm.Shape) {
 }
 
 // fullLocked ends the burst of a shape.
+//
+// +checklocks:p.mu
 func (p *Pool) fullLocked(shape vm.Shape) {
 	if d := p.demand[shape]; d != nil {
 		d.burst = 0
@@ -42,6 +46,8 @@ func (p *Pool) fullLocked(shape vm.Shape) {
 }
 
 // targetLocked is how many shells of a shape are to be ready.
+//
+// +checklocks:p.mu
 func (p *Pool) targetLocked(shape vm.Shape) int {
 	d := p.demand[shape]
 	if d == nil || !time.Now().Before(d.until) {

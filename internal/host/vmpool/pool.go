@@ -33,10 +33,14 @@ type Pool struct {
 	done   chan struct{}
 	wake   chan struct{} // has room for one
 
-	mu     sync.Mutex
-	busy   int // forks that are running
-	ready  map[vm.Shape][]*Shell
-	want   map[string]vm.Shape // by ID of the hot snapshot
+	mu sync.Mutex
+	// +checklocks:mu
+	busy int // forks that are running
+	// +checklocks:mu
+	ready map[vm.Shape][]*Shell
+	// +checklocks:mu
+	want map[string]vm.Shape // by ID of the hot snapshot
+	// +checklocks:mu
 	demand map[vm.Shape]*demand
 }
 
@@ -107,6 +111,7 @@ func (p *Pool) Drop(snapshotID string) {
 	p.kill(victims)
 }
 
+// +checklocks:p.mu
 func (p *Pool) wantedLocked(shape vm.Shape) bool {
 	for _, s := range p.want {
 		if s == shape {

@@ -76,9 +76,11 @@ type Set struct {
 	dir       string
 	log       *slog.Logger
 
-	mu     sync.Mutex        // never held while a file is written: a slow disk stops one workspace, not all
+	mu sync.Mutex // never held while a file is written: a slow disk stops one workspace, not all
+	// +checklocks:mu
 	byName map[string]*entry // a new one has no sandbox until that is created
-	unread map[string]bool   // names of workspaces whose records cannot be read and must not be replaced
+	// +checklocks:mu
+	unread map[string]bool // names of workspaces whose records cannot be read and must not be replaced
 }
 
 // entry is a workspace of a Set, whose mutex guards the Workspace.
