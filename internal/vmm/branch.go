@@ -88,7 +88,7 @@ func (s *server) rebase(r *codec.Reader, files *donated, w *codec.Writer) error 
 	return err
 }
 
-// branched reports the end of a live branch. Without a daemon nobody waits for it.
+// branched reports the end of a live branch. Without a daemon the report is dropped.
 func (s *server) branched(b vmmproto.Branched) {
 	var w codec.Writer
 	b.Append(&w)

@@ -15,9 +15,9 @@ import (
 // its disks, and those of one request.
 const maxFiles = 4096
 
-// calls are all system calls of the process, setUpCalls those that it makes no more once it has a
-// machine. The filters in zfilter_linux_amd64.go are made of them: one that lets calls through, and
-// a second one that takes setUpCalls away.
+// calls are all system calls of the process. setUpCalls are those that it no longer makes once it
+// has a machine. The filters in zfilter_linux_amd64.go are generated from them: the first permits
+// calls, the second then forbids setUpCalls.
 func calls() []jail.Call {
 	return slices.Concat(jail.RuntimeCalls(), machine.Calls(), setUpCalls(),
 		jail.Calls(unix.SYS_ACCEPT4, unix.SYS_RECVFROM, unix.SYS_RECVMSG, unix.SYS_SENDMSG, unix.SYS_SHUTDOWN, // ctlsock's

@@ -11,11 +11,11 @@ import (
 )
 
 // maxDials is how many streams a guest may open to the host after a boot. The agent opens one, to
-// say that it is ready.
+// announce that it is ready.
 const maxDials = 4
 
-// dials hands streams that the guest opened to the daemon: a few after a boot, which is a bake,
-// and none after a restore. Every one costs the daemon a descriptor, and nothing in a running
+// dials passes streams that the guest opened to the daemon: a few after a boot, which is part of a
+// bake, and none after a restore. Each costs the daemon a descriptor, and nothing in a running
 // sandbox dials the host.
 type dials struct {
 	forward func(kind vmmproto.Kind, body []byte, fds ...int) error
@@ -33,9 +33,9 @@ func (d *dials) allow(n int) {
 	d.left = n
 }
 
-// take takes over fd, unless the guest has no more streams left. It does not block: the device
-// calls it with the lock held that a pause waits for. A daemon that reads nothing holds up a
-// goroutine here and nothing else.
+// take takes ownership of fd, unless the guest may open no more streams. It does not block, because
+// the device calls it with a lock held that a pause waits for. A daemon that reads nothing blocks
+// only a goroutine here.
 func (d *dials) take(port uint32, fd int) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

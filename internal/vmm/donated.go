@@ -12,13 +12,13 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/net"
 )
 
-// donated are the descriptors of one request, taken in order; those that are not taken are closed
-// with the request.
+// donated holds the descriptors of one request, taken in order. Those not taken are closed with the
+// request.
 type donated struct{ fds []int }
 
 func donate(fds []int) *donated { return &donated{fds} }
 
-// take returns the next descriptor, which becomes the caller's, or nil if there are no more.
+// take returns the next descriptor, which then belongs to the caller, or nil if there are no more.
 func (d *donated) take() *os.File {
 	if len(d.fds) == 0 {
 		return nil
@@ -26,7 +26,7 @@ func (d *donated) take() *os.File {
 	return os.NewFile(uintptr(d.takeFD()), "donated")
 }
 
-// takeFD is take for a descriptor that stays a number. There must be one.
+// takeFD is take for a bare descriptor. There must be one.
 func (d *donated) takeFD() int {
 	fd := d.fds[0]
 	d.fds = d.fds[1:]
@@ -52,7 +52,7 @@ func (d *donated) takeN(n int) ([]*os.File, error) {
 	return files, err
 }
 
-// closeAll closes what takeFDs returned.
+// closeAll closes the descriptors that takeFDs returned.
 func closeAll(fds []int) {
 	for _, fd := range fds {
 		_ = rawcall.Close(fd)

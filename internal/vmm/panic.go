@@ -13,9 +13,9 @@ const (
 	panicLine   = 256                          // bytes of it that are reported
 )
 
-// namePanic tells a panic from the reset that our guests' kernels ask for after it (panic=-1), by
-// what the guest has written to its console last. A guest that prints such a line and resets
-// looks the same: both are its own doing.
+// namePanic distinguishes a panic from the reset that our guests' kernels request after it
+// (panic=-1), by the last text on the guest's console. A guest that prints such a line and resets
+// looks the same, which harms only itself.
 func namePanic(e vm.Exit, console []byte) vm.Exit {
 	if e.Reason != vm.ExitReset {
 		return e

@@ -1,9 +1,9 @@
 // Package vmm is the forkd-vmm process: it serves the control socket and drives one machine.
 //
-// It works on descriptors that the daemon donates. By itself it opens nothing but its own page map
-// in /proc, before it enters its jail (package jail), in which it can open nothing at all. A VMM
-// without a running VM ends when the daemon hangs up; one with a VM keeps running it and waits for
-// the daemon to come back. When the guest stops, the process reports it and ends.
+// It works on descriptors that the daemon donates. It opens only its own page map in /proc, before
+// it enters its jail (package jail), in which it can open nothing. A VMM without a running VM exits
+// when the daemon hangs up; one with a VM keeps running it and waits for a daemon. When the guest
+// stops, the process reports that and exits.
 package vmm
 
 import (
@@ -42,7 +42,7 @@ const (
 func Main() int {
 	growStack()
 	var tracker *guestmem.Tracker
-	// A page map that was opened with CAP_SYS_ADMIN tells where pages lie in the host's memory.
+	// A page map opened with CAP_SYS_ADMIN reveals where pages are in the host's memory.
 	err := jail.Unprivileged(func() (err error) {
 		tracker, err = guestmem.NewTracker(jail.Proc)
 		return err
@@ -58,9 +58,9 @@ func Main() int {
 	return Serve(tracker, jail.LimitFiles, narrow, MaxProcs)
 }
 
-// growStack gives this goroutine at once the stack of 16 KiB that it grows to anyway. Step by step
-// it would also have one of 8 KiB, of which the runtime makes four when it is asked for the first,
-// and be copied once more; nothing else in a VMM uses the other three.
+// growStack grows this goroutine's stack to 16 KiB at once, which it needs anyway. In steps it
+// would also have a stack of 8 KiB, of which the runtime allocates four at a time, and be copied
+// once more; nothing else in a VMM uses the other three.
 //
 //go:noinline
 func growStack() byte {
@@ -68,10 +68,10 @@ func growStack() byte {
 	return room[os.Getpagesize()]
 }
 
-// Serve is what Main does in the jail. limitFiles bounds the files that the process writes, once it
-// is known how long they may be. narrow takes away, once there is a machine, what only its making
-// needs. maxProcs bounds the threads that may run Go code. Only Main calls it, and the benchmarks
-// that tell what the jail costs, and what such a thread is good for.
+// Serve is the part of Main in the jail. limitFiles bounds the files that the process writes, once
+// their maximum length is known. narrow drops, once there is a machine, the rights that only its
+// creation needs. maxProcs bounds the threads that run Go code. It is exported for benchmarks that
+// measure the cost of the jail and of such a thread.
 func Serve(tracker *guestmem.Tracker, limitFiles func(most uint64) error, narrow func() error, maxProcs int) int {
 	s := &server{listener: ListenerFD, tracker: tracker, limitFiles: limitFiles, narrow: narrow, maxProcs: maxProcs}
 	s.dials.forward = s.event
@@ -88,32 +88,31 @@ func Serve(tracker *guestmem.Tracker, limitFiles func(most uint64) error, narrow
 		if !s.started {
 			return exitClean
 		}
-		if !hungUp(err) { // what is written here is told as the reason of the VM's end
+		if !hungUp(err) { // standard error gives the reason of the VM's end
 			fmt.Fprintf(os.Stderr, "forkd-vmm: control connection: %v\n", err)
 		}
 	}
 }
 
-// hungUp reports whether a connection ended as those of daemons do that are started again or
-// killed.
+// hungUp reports whether a connection ended because its daemon was restarted or killed.
 func hungUp(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET)
 }
 
 type server struct {
 	listener int
-	tracker  *guestmem.Tracker // the machine's, once there is one
+	tracker  *guestmem.Tracker // of the machine, once there is one
 	machine  *machine.Machine
 	ring     *console.Ring
 	memory   uint64 // of the machine, in bytes
-	started  bool   // the VM was booted or restored: it is worth keeping without a daemon
+	started  bool   // the VM was booted or restored, so it lives on without a daemon
 
 	dials      dials // of the guest to the host
 	limitFiles func(most uint64) error
 	narrow     func() error
-	maxProcs   int // MaxProcs, but in a benchmark
+	maxProcs   int // MaxProcs, except in a benchmark
 
-	answer *kvm.Notice // to the request under way, by a vCPU's thread; nil: this one is to answer it
+	answer *kvm.Notice // answers the current request from a vCPU's thread; nil: handle answers it
 
 	mu   sync.Mutex
 	conn *ctlsock.Conn // nil while no daemon is connected
@@ -125,7 +124,7 @@ func (s *server) attach(c *ctlsock.Conn) {
 	s.conn = c
 }
 
-// event sends an event if a daemon is there to hear it.
+// event sends an event if a daemon is connected.
 func (s *server) event(kind vmmproto.Kind, body []byte, fds ...int) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -135,8 +134,8 @@ func (s *server) event(kind vmmproto.Kind, body []byte, fds ...int) error {
 	return s.conn.Send(kind, body, fds...)
 }
 
-// exited reports the end of the machine and ends the process: KVM and the kernel clean up faster
-// than we could.
+// exited reports the end of the machine and exits: KVM and the kernel clean up faster than this
+// process could.
 func (s *server) exited(e vm.Exit) {
 	e = namePanic(e, s.ring.Tail())
 	s.ring.WriteString(fmt.Sprintf("\nforkd-vmm: machine stopped: %s %s\n", e.Reason, e.Detail))
@@ -146,8 +145,8 @@ func (s *server) exited(e vm.Exit) {
 	os.Exit(exitClean)
 }
 
-// stalled tells the daemon that the machine stands still until somebody has made room. A daemon
-// that comes later finds it in the statistics.
+// stalled tells the daemon that the machine is paused until there is room on the disk. A daemon
+// that connects later reads that from the statistics.
 func (s *server) stalled() { _ = s.event(vmmproto.KindStalled, nil) }
 
 func (s *server) serve(conn *ctlsock.Conn) error {
@@ -161,7 +160,7 @@ func (s *server) serve(conn *ctlsock.Conn) error {
 		s.answer = nil
 		err = s.handle(kind, codec.NewReader(body), files, &w)
 		files.closeRest()
-		if s.answer.Sent() { // nothing has failed after it
+		if s.answer.Sent() { // nothing can fail after it
 			continue
 		}
 		if err != nil {
@@ -262,16 +261,16 @@ func (s *server) create(r *codec.Reader, files *donated, w *codec.Writer) error 
 	if err := jail.OnTime(); err != nil {
 		return err
 	}
-	// Before anything of a guest is read, and while a shell of the pool has time.
+	// Before anything of a guest is read, and while a shell in the pool has time.
 	return s.narrow()
 }
 
-// MaxProcs is how many threads may run Go code at once: devices, the exits of vCPUs, the page
-// faults of a live branch, requests of the daemon. What each of them does is short, and a vCPU that
-// stays in its guest is not one of them (see kvm.VCPU.Run), so that one would do for such guests.
-// One that leaves its guest again and again keeps its processor of the Go scheduler for up to a
-// millisecond, and with one processor devices wait for that (bench/results.md). A second costs 90
-// KiB of allocator caches, and makes the Go scheduler wake threads up to look for work.
+// MaxProcs is how many threads may run Go code at once: for devices, the exits of vCPUs, the page
+// faults of a live branch, and requests of the daemon. All of these are short, and a vCPU inside
+// its guest does not count (see kvm.VCPU.Run), so one would suffice for most guests. But a vCPU
+// that leaves its guest repeatedly keeps its processor of the Go scheduler for up to a millisecond,
+// and with one processor devices wait for that (bench/results.md). A second costs 90 KiB of
+// allocator caches, and makes the scheduler wake threads to look for work.
 const MaxProcs = 2
 
 func (s *server) boot(r *codec.Reader, files *donated) error {
@@ -332,7 +331,7 @@ func (s *server) restore(r *codec.Reader, files *donated, w *codec.Writer) error
 	return err
 }
 
-// entering has a vCPU's thread answer a restore (see kvm.Notice).
+// entering lets a vCPU's thread answer a restore (see kvm.Notice).
 func (s *server) entering(t vmmproto.RestoreResult) *kvm.Notice {
 	var w codec.Writer
 	t.Append(&w)
@@ -342,8 +341,8 @@ func (s *server) entering(t vmmproto.RestoreResult) *kvm.Notice {
 	return s.answer
 }
 
-// disks takes the layers of all disks. Before there is a guest it bounds what this process may
-// write: no file is longer than a layer of the largest disk, or one of the memory.
+// disks takes the layers of all disks. Before there is a guest it bounds the files that this
+// process may write: none is longer than a layer of the largest disk, or of the memory.
 func (s *server) disks(files *donated, specs []vmmproto.Disk) ([]machine.Disk, error) {
 	most := s.memory
 	for _, d := range specs {

@@ -42,9 +42,9 @@ const (
 	fadtSleepCtrl   = 244
 	fadtSleepStatus = 256
 
-	// What a PC may have and this machine has not (IAPC_BOOT_ARCH, §5.2.9.3): Linux then does not
-	// look for it. The bits for legacy devices and a keyboard controller say "present" when set,
-	// and stay clear.
+	// Hardware that a PC may have and this machine lacks (IAPC_BOOT_ARCH, §5.2.9.3), so that Linux
+	// does not look for it. The bits for legacy devices and a keyboard controller say "present"
+	// when set, and stay clear.
 	bootNoVGA  = 1 << 2
 	bootNoMSI  = 1 << 3
 	bootNoASPM = 1 << 4
@@ -84,8 +84,7 @@ const (
 	vmGenIDChanged = 0x80
 	// gedHID is the Generic Event Device, §5.6.9.
 	gedHID = "ACPI0013"
-	// virtioMMIOHID is the name that Linux, and after it every VMM, gives to a virtio-mmio
-	// transport in ACPI.
+	// virtioMMIOHID is the ACPI name of a virtio-mmio transport in Linux and in all VMMs.
 	virtioMMIOHID = "LNRO0005"
 )
 
@@ -180,7 +179,7 @@ func ioRegister(port uint16) []byte {
 	return binary.LittleEndian.AppendUint64([]byte{gasSystemIO, 8, 0, gasByteAccess}, uint64(port))
 }
 
-// fadt says what the platform does without, and where it sleeps and resets.
+// fadt describes the hardware that is missing, and the registers for sleep and reset.
 func fadt(dsdtAt uint64) []byte {
 	le := binary.LittleEndian
 	b := make([]byte, fadtSize)
@@ -215,8 +214,7 @@ func madt(vcpus int) []byte {
 // dsdt names the devices and the one sleep state, "off".
 func dsdt(devices []MMIODevice) []byte {
 	terms := [][]byte{
-		// Without a node of its own the port would have no interrupt: there is no legacy controller
-		// to imply one.
+		// The port needs a node of its own to have an interrupt: no legacy controller implies one.
 		device("COM1",
 			named("_HID", eisaID("PNP", 0x0501)),
 			named("_UID", integer(0)),

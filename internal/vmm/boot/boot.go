@@ -1,6 +1,6 @@
-// Package boot puts a Linux kernel into guest memory and says in which state the first vCPU must
-// enter it: kernel and initrd, boot parameters, page tables, a descriptor table and ACPI tables
-// that describe the machine.
+// Package boot loads a Linux kernel into guest memory and returns the state in which the first vCPU
+// must enter it. It loads kernel and initrd, boot parameters, page tables, a descriptor table and
+// ACPI tables that describe the machine.
 //
 // It knows the guest physical map (layout.go) and nothing of KVM: the machine registers the memory,
 // sets the returned State and answers at the ports and windows named here. It boots x86-64 Linux at
@@ -19,14 +19,14 @@ import (
 	"github.com/forkd/forkd/internal/vmm/guestmem"
 )
 
-// MMIODevice is one virtio-mmio device as the guest finds it in the ACPI tables.
+// MMIODevice is one virtio-mmio device in the ACPI tables.
 type MMIODevice struct {
 	Addr guestmem.GPA // first byte of its register window
 	Size uint32       // bytes of the window
 	GSI  uint32       // its interrupt, edge triggered, active high
 }
 
-// Params is what to boot. The files are read from offset 0 with pread; Load neither moves their
+// Params describes a boot. The files are read from offset 0 with pread; Load neither moves their
 // offsets nor closes them.
 type Params struct {
 	Kernel  *os.File // bzImage (boot protocol 2.12 or later) or ELF vmlinux
@@ -154,7 +154,7 @@ func loadInitrd(mem *guestmem.Memory, zp *zeroPage, f file, kern kernel) error {
 	return nil
 }
 
-// checkCmdline verifies that the kernel reads s as it is. max is the kernel's own limit in bytes.
+// checkCmdline checks that the kernel can read s unchanged. max is the kernel's own limit in bytes.
 func checkCmdline(s string, max uint32) error {
 	if limit := min(int64(max), CmdlineMax); int64(len(s)) > limit {
 		return fmt.Errorf("kernel command line has %d bytes, this kernel takes %d: shorten it", len(s), limit)

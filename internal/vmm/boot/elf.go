@@ -19,7 +19,7 @@ const (
 	elfHeaderSize = 64
 	elfProgSize   = 56
 
-	// maxProgHeaders bounds what is read; Linux has about 5.
+	// maxProgHeaders bounds the headers that are read; Linux has about 5.
 	maxProgHeaders = 64
 	// maxInitrdELF lets an initrd be anywhere below 4 GiB: the 64-bit entry has no limit of its
 	// own.

@@ -10,7 +10,7 @@ import (
 // kernel is a kernel in guest memory.
 type kernel struct {
 	entry      guestmem.GPA // of the 64-bit boot protocol
-	end        guestmem.GPA // first address it leaves alone while it starts
+	end        guestmem.GPA // end of the memory that it uses while it starts
 	initrdEnd  guestmem.GPA // first address an initrd may not reach
 	cmdlineMax uint32       // longest command line in bytes, without the final zero
 	header     []byte       // setup header from offSetupSects on; nil for a vmlinux
@@ -28,10 +28,10 @@ const (
 	entry64 = 0x200
 )
 
-// setupHeaderBytes is how much of the file's start holds everything that a loader reads.
+// setupHeaderBytes is the length of the file's start that contains all that a loader reads.
 const setupHeaderBytes = offHeaderEnd
 
-// loadKernel finds out what kind of kernel the file holds and loads it.
+// loadKernel determines the kind of kernel in the file and loads it.
 func loadKernel(mem *guestmem.Memory, f file) (kernel, error) {
 	head := make([]byte, setupHeaderBytes)
 	if f.size < int64(len(head)) {
@@ -73,7 +73,7 @@ func loadBzImage(mem *guestmem.Memory, f file, head []byte) (kernel, error) {
 	if off+max(code, entry64+1) > f.size {
 		return kernel{}, fmt.Errorf("bzImage: the file has %d bytes, its header names %d: it is truncated", f.size, off+code)
 	}
-	// The rest of the file goes along, as with other boot loaders: what follows the code may be its
+	// The rest of the file is loaded too, as by other boot loaders: the code may be followed by its
 	// checksum.
 	size := uint64(f.size - off)
 	addr := guestmem.GPA(le.Uint64(head[offPrefAddress:]))

@@ -54,8 +54,8 @@ const (
 	ACPIStart guestmem.GPA = 0xe0000
 	// ACPIEnd ends the area of the ACPI tables.
 	ACPIEnd = ResetVectorAddr
-	// ResetVectorAddr is where a PC's BIOS begins (F000:FFF0). Kernels that were told to reset
-	// through the BIOS jump there in real mode; what they find is a write to ResetPort.
+	// ResetVectorAddr is where a PC's BIOS begins (F000:FFF0). Kernels that are told to reset
+	// through the BIOS jump there in real mode. The code there writes to ResetPort.
 	ResetVectorAddr guestmem.GPA = 0xffff0
 
 	// HighRAMStart is the 1 MiB boundary, where RAM continues.
@@ -118,9 +118,9 @@ const (
 	ResetPort  = 0x602
 	ResetValue = 0x01
 
-	// I8042Port with I8042Reset, and PCIResetPort with bits 1 and 2 set, are how kernels reset a PC
-	// that has no ACPI reset register; Linux tries them when ours did not work. The machine treats
-	// them as a reset too.
+	// I8042Port with I8042Reset, and PCIResetPort with bits 1 and 2 set, reset a PC without an ACPI
+	// reset register. Linux tries them if ours did not work. The machine treats them as a reset
+	// too.
 	I8042Port     = 0x64
 	I8042Reset    = 0xfe
 	PCIResetPort  = 0xcf9

@@ -101,9 +101,9 @@ func newState(mem *guestmem.Memory, entry guestmem.GPA) (State, error) {
 		MSRs: []MSR{
 			// "rep movs" in whole cache lines, as every firmware leaves it.
 			{msrMiscEnable, miscFastStrings},
-			// All memory write-back unless the page tables say otherwise. With MTRRs off Linux maps
-			// what is not RAM to it, such as the ACPI tables and the generation identifier,
-			// uncached.
+			// All memory is write-back unless the page tables say otherwise. With MTRRs off, Linux
+			// maps memory that is not RAM for it uncached, such as the ACPI tables and the
+			// generation identifier.
 			{msrMTRRDefType, mtrrEnable | mtrrWriteBack},
 		},
 	}
@@ -126,7 +126,7 @@ func resetVector() []byte {
 		0xb0, ResetValue, // mov al, ResetValue
 		0xee,       // out dx, al
 		0xf4,       // hlt
-		0xeb, 0xfd, // jmp to the hlt, should an interrupt end it
+		0xeb, 0xfd, // jump to the hlt if an interrupt ends it
 	}
 }
 

@@ -50,8 +50,9 @@ const (
 // zeroPage is the page of boot parameters.
 type zeroPage struct{ bytes [guestmem.PageSize]byte }
 
-// newZeroPage starts from the setup header of the kernel file (its bytes from offSetupSects on), or
-// without one from the fields that a vmlinux reads, and adds what every boot loader must say.
+// newZeroPage starts with the setup header of the kernel file (its bytes from offSetupSects on) or,
+// without one, with the fields that a vmlinux reads. It adds the fields that every boot loader must
+// set.
 func newZeroPage(header []byte) *zeroPage {
 	zp := &zeroPage{}
 	if header != nil {
@@ -78,8 +79,8 @@ type e820Entry struct {
 	kind uint32
 }
 
-// e820 is the memory map of a machine with this RAM. The device hole is left out: what the map does
-// not name is free for devices.
+// e820 returns the memory map of a machine with this RAM. It omits the device hole, because devices
+// use the addresses that are not in the map.
 func e820(mem *guestmem.Memory) []e820Entry {
 	low := lowRAMEnd(mem)
 	m := []e820Entry{

@@ -8,10 +8,10 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// IncompatibleError reports that a host lacks what the guest of a snapshot has seen.
+// IncompatibleError reports that a host lacks a feature that a snapshot's guest has seen.
 type IncompatibleError struct {
-	Feature string // as /proc/cpuinfo spells it where it does
-	Have    string // of the host, where that says more than "not there"
+	Feature string // /proc/cpuinfo's name, if it has one
+	Have    string // the host's value, if that says more than "missing"
 }
 
 // Error names the feature and the way out.
@@ -57,7 +57,7 @@ func sameVendor(saved, host []Entry) error {
 	return nil
 }
 
-// vendor returns the vendor string of leaf 0, without what is not printable.
+// vendor returns the printable characters of the vendor string in leaf 0.
 func vendor(entries []Entry) string {
 	e := find(entries, leafVendor, 0)
 	if e == nil {
@@ -78,11 +78,11 @@ func physBits(entries []Entry) uint32 {
 	if e := find(entries, leafAddress, 0); e != nil {
 		return e.EAX & 0xff
 	}
-	return 36 // what a CPU without the leaf has, Intel SDM vol. 3 §4.1.4
+	return 36 // width of a CPU without the leaf, Intel SDM vol. 3 §4.1.4
 }
 
-// sameXSAVE compares size and offset of the extended state components that the guest may use: its
-// saved XSAVE area, and what its own kernel and programs have laid out, must mean the same here.
+// sameXSAVE compares size and offset of the extended state components that the guest may use. The
+// guest's saved XSAVE area, and layouts in its kernel and programs, must mean the same here.
 func sameXSAVE(saved, host []Entry) error {
 	x := find(saved, leafXSAVE, 0)
 	if x == nil {
@@ -128,7 +128,7 @@ type featureWord struct {
 	function, index uint32
 	reg             register
 	emulated        uint32 // bits that do not depend on the host
-	names           string // from bit 0 on, separated by blanks; "-" for one without a name
+	names           string // from bit 0 on, separated by blanks; "-" for a bit without a name
 }
 
 // word returns the bits of w, zero if the leaf is not there.
@@ -157,7 +157,7 @@ func (w featureWord) name(mask uint32) string {
 	return strings.Join(list, ", ")
 }
 
-// featureWords lists what Compatible compares.
+// featureWords lists the features that Compatible compares.
 func featureWords() []featureWord {
 	const (
 		emulated1ECX = bitX2APIC | bitTSCDeadline | 1<<27 | bitHypervisor // 1<<27 is OSXSAVE, which follows the guest's CR4

@@ -1,6 +1,6 @@
-// Package cpuid decides which processor a guest sees: it turns the CPUID entries that KVM supports
-// on this host into the entries of one vCPU, checks whether a host can run a guest that was shown
-// other entries, and lists the model-specific registers that belong to a vCPU's saved state.
+// Package cpuid decides which processor a guest sees. It converts the CPUID entries that KVM
+// supports on this host to the entries of one vCPU, checks whether a host can run a guest that has
+// seen other entries, and lists the model-specific registers in a vCPU's saved state.
 //
 // It works on plain numbers and calls neither CPUID nor KVM; the machine does. Bit positions are
 // those of the Intel SDM vol. 2A (CPUID) and the AMD APM vol. 3 appendix E; paravirtual leaves are
@@ -102,10 +102,9 @@ func drop(entries []Entry, leaves ...uint32) []Entry {
 	return slices.DeleteFunc(entries, func(e Entry) bool { return slices.Contains(leaves, e.Function) })
 }
 
-// addEmulated sets the features that KVM provides with its in-kernel APIC whatever the host has,
-// and of which it reports some only as capabilities (KVM_CAP_TSC_DEADLINE_TIMER). Linux needs the
-// deadline timer: without it, it would calibrate the APIC timer against a PIT, which this machine
-// has not.
+// addEmulated sets the features that KVM provides with its in-kernel APIC on every host. KVM
+// reports some of them only as capabilities (KVM_CAP_TSC_DEADLINE_TIMER). Linux needs the deadline
+// timer: without it, it would calibrate the APIC timer against a PIT, which this machine lacks.
 func addEmulated(entries []Entry) {
 	f := find(entries, leafFeatures, 0)
 	f.ECX |= bitX2APIC | bitTSCDeadline | bitHypervisor
@@ -133,7 +132,7 @@ const (
 	bitHTT  = 1 << 28
 )
 
-// setTopology rewrites everything that tells a processor where it is: KVM passes on the host's
+// setTopology rewrites all leaves about the position of a processor: KVM passes on the host's
 // numbers of the CPU that asked.
 func setTopology(e []Entry, id, vcpus uint32) []Entry {
 	shift := uint32(bits.Len32(vcpus - 1)) // APIC identifier bits that number the cores
@@ -172,8 +171,8 @@ func setTopology(e []Entry, id, vcpus uint32) []Entry {
 		Entry{leafTopology, 2, FlagIndexed, 0, 0, 2, id})
 }
 
-// shareCache says how many processors share a cache (bits 14 to 25, less one): all of them the
-// third level, one the others. Both vendors use the same format.
+// shareCache sets how many processors share a cache (bits 14 to 25, less one): all of them the
+// third level, one each the others. Both vendors use the same format.
 func shareCache(c *Entry, slots uint32) {
 	sharing := uint32(0)
 	if level := c.EAX >> 5 & 7; level >= 3 {

@@ -1,10 +1,10 @@
 package cpuid
 
-// What the host template shows, of what the host has. It lists what is known to need no state, or
-// state that a snapshot carries: a new processor brings features with registers of their own, and
-// a guest that used one would lose it in every fork. Left out for that reason, among what KVM may
-// offer today: FRED, APX, AVX10, key locker, protection keys for supervisor pages, ENQCMD, bus
-// lock detection (DEBUGCTL), user-level interrupts and MSR accesses.
+// Features that the host template passes on from the host. The lists contain features known to need
+// no state, or only state that a snapshot carries: a new processor has features with registers of
+// their own, which a guest would lose in every fork. Excluded for that reason, among the features
+// that KVM may offer today: FRED, APX, AVX10, key locker, protection keys for supervisor pages,
+// ENQCMD, bus lock detection (DEBUGCTL), user-level interrupts and MSR accesses.
 const (
 	// hostXCR0 is x87, SSE, AVX, the three AVX-512 components and PKRU, all of which the 4 KiB
 	// form of KVM_GET_XSAVE has.
@@ -29,7 +29,7 @@ const (
 	hostExtECX = 1<<0 | 1<<1 | 1<<4 | 1<<5 | 1<<6 | 1<<7 | 1<<8 |
 		1<<11 | 1<<16 | 1<<21 | 1<<22 // xop fma4 tbm topoext
 	host8EBX = 1<<0 | 1<<2 | 1<<9 | 1<<12 | 1<<14 | 1<<15 | // clzero xsaveerptr wbnoinvd ibpb ibrs stibp
-		1<<16 | 1<<17 | 1<<18 | 1<<19 | // how ibrs and stibp are to be used
+		1<<16 | 1<<17 | 1<<18 | 1<<19 | // usage hints for ibrs and stibp
 		1<<24 | 1<<25 | 1<<26 | 1<<28 | 1<<29 | 1<<30 // ssbd virt_ssbd ssb_no psfd btc_no ibpb_ret
 	host21EAX = 1<<0 | 1<<2 | 1<<6 | 1<<8 | // no_nested_data_bp lfence_rdtsc null_sel_clr_base autoibrs (in EFER)
 		1<<27 | 1<<28 | 1<<29 | 1<<30 // sbpb ibpb_brtype srso_no srso_user_kernel_no
@@ -109,7 +109,7 @@ func hostXSAVELeaf(c *Entry) bool {
 	return true
 }
 
-// sizeXSAVE sets the size of the XSAVE area to what the components that are left need.
+// sizeXSAVE sets the size of the XSAVE area to that of the remaining components.
 func sizeXSAVE(entries []Entry) {
 	x := find(entries, leafXSAVE, 0)
 	if x == nil {
@@ -121,5 +121,5 @@ func sizeXSAVE(entries []Entry) {
 			size = max(size, off+n)
 		}
 	}
-	x.EBX, x.ECX = size, size // EBX follows the guest's XCR0, which KVM sees to
+	x.EBX, x.ECX = size, size // EBX depends on the guest's XCR0; KVM keeps it up to date
 }

@@ -1,7 +1,7 @@
 package cpuid
 
-// maskUnsaved hides, in every template, what works only with state that our snapshots do not carry
-// or that the machine does not provide:
+// maskUnsaved hides, in every template, features that need state which our snapshots do not carry,
+// or which the machine does not provide:
 //
 //   - nested virtualization (VMX, SVM, SMX): the inner guests' state;
 //   - performance counters, debug store, branch records, processor trace, IBS: their registers;
@@ -65,12 +65,12 @@ func maskXSAVE(c *Entry) {
 	}
 }
 
-// What the portable template shows: x86-64-v3 and what every server processor of the same vendor
-// has had since Intel Skylake-SP and AMD Zen (both 2017), with current microcode. A bit that only
-// one vendor has is in the list if all of that vendor's processors since then have it; one that
-// came later is not (ERMS, PCID and SHA are such: old on one side, new on the other). AVX-512, AMX,
-// TSX, XSAVES and the TSC's frequency leaves are left out, and IA32_ARCH_CAPABILITIES, so that the
-// guest assumes the vulnerabilities of any host it may come to.
+// Features that the portable template shows: x86-64-v3, and those of every server processor of the
+// same vendor since Intel Skylake-SP and AMD Zen (both 2017), with current microcode. A bit of only
+// one vendor is listed if all of that vendor's processors since then have it. Excluded are bits
+// that one vendor introduced later (ERMS, PCID and SHA are old with one vendor and new with the
+// other), and AVX-512, AMX, TSX, XSAVES and the TSC's frequency leaves. IA32_ARCH_CAPABILITIES is
+// excluded so that the guest assumes the vulnerabilities of any host.
 const (
 	portable1ECX = 1<<0 | 1<<1 | 1<<9 | 1<<12 | 1<<13 | // sse3 pclmulqdq ssse3 fma cx16
 		1<<19 | 1<<20 | 1<<21 | 1<<22 | 1<<23 | 1<<24 | 1<<25 | // sse4_1 sse4_2 x2apic movbe popcnt tsc_deadline aes

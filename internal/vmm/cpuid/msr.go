@@ -2,16 +2,16 @@ package cpuid
 
 import "slices"
 
-// MSRs with a meaning for the order of a restore.
+// MSRs that matter for the order of a restore.
 const (
 	MSRTSC         = 0x10  // IA32_TIME_STAMP_COUNTER
-	MSRTSCAdjust   = 0x3b  // IA32_TSC_ADJUST: what the guest has added to it
+	MSRTSCAdjust   = 0x3b  // IA32_TSC_ADJUST: the guest's addition to the TSC
 	MSRTSCDeadline = 0x6e0 // IA32_TSC_DEADLINE
 )
 
-// SavedMSRs returns the model-specific registers of a vCPU's saved state, in the order in which a
-// restore must set them. supported is what KVM_GET_MSR_INDEX_LIST returned. ShownMSRs then reduces
-// the list to what a vCPU can have used.
+// SavedMSRs returns the model-specific registers in a vCPU's saved state, in the order in which a
+// restore must set them. supported is the result of KVM_GET_MSR_INDEX_LIST. ShownMSRs then reduces
+// the list to registers that a vCPU can have used.
 //
 // Order of a whole vCPU: CPUID entries, then KVM_SET_SREGS (which has EFER, FS and GS base and the
 // APIC base), XCRS and XSAVE, then KVM_SET_LAPIC, then these. A deadline is ignored while the local
@@ -42,9 +42,9 @@ func SavedMSRs(supported []uint32) []uint32 {
 	return list
 }
 
-// ShownMSRs returns those of msrs that a vCPU with these entries can have used, in the same order.
-// Without it a snapshot would carry registers of features that its template hides, and a host
-// without them would refuse it.
+// ShownMSRs returns the registers in msrs that a vCPU with these entries can have used, in the same
+// order. Without it a snapshot would carry registers of features that its template hides, and a
+// host without them would refuse it.
 func ShownMSRs(msrs []uint32, entries []Entry) []uint32 {
 	list := make([]uint32, 0, len(msrs))
 	for _, m := range msrs {
@@ -103,8 +103,8 @@ func savedMSRs() []uint32 {
 // timeMSRs are set last, in this order.
 func timeMSRs() []uint32 {
 	return []uint32{
-		MSRTSCAdjust,   // what the guest has added, for it to read; the next one includes it
-		MSRTSC,         // restored as it was: KVM keeps the TSCs of vCPUs that are set to the same value in step
+		MSRTSCAdjust,   // the guest's addition, which it can read; the next one includes it
+		MSRTSC,         // restored unchanged: KVM keeps TSCs of vCPUs that are set to the same value in step
 		msrKVMClock,    // computed from the TSC
 		MSRTSCDeadline, // the next timer interrupt
 	}
@@ -134,7 +134,7 @@ func (f feature) in(entries []Entry) bool {
 	return word(entries, featureWord{function: f.function, index: f.index, reg: f.reg})>>f.bit&1 == 1
 }
 
-// msrFeatures returns the features of which any gives a guest the register; nil if every guest has
+// msrFeatures returns the features each of which gives a guest the register; nil if every guest has
 // it.
 func msrFeatures(m uint32) []feature {
 	switch m {

@@ -5,9 +5,9 @@ import (
 	"slices"
 )
 
-// CheckSaved reports what in the entries of a saved vCPU this build would not have put there: a
-// leaf that every template removes, or a bit that it hides. The state behind it is in no
-// snapshot, so a guest that was shown it, or a snapshot that was made to show it, is refused.
+// CheckSaved returns an error for entries of a saved vCPU that this build would not have made: a
+// leaf that every template removes, or a bit that it hides. No snapshot has the state of such a
+// feature, so a guest that has seen it, or a forged snapshot that shows it, is refused.
 func CheckSaved(template string, saved []Entry, vcpu, vcpus int) error {
 	want, err := Apply(template, saved, vcpu, vcpus)
 	if err != nil {
@@ -27,8 +27,8 @@ func CheckSaved(template string, saved []Entry, vcpu, vcpus int) error {
 		"bake the snapshot again", len(saved), template, len(want))
 }
 
-// CheckSavedMSRs reports a register that this build would not have saved for a vCPU with these
-// entries, or one that is there twice.
+// CheckSavedMSRs returns an error for a register that this build would not have saved for a vCPU
+// with these entries, or that occurs twice.
 func CheckSavedMSRs(saved []uint32, entries []Entry) error {
 	known := ShownMSRs(slices.Concat(savedMSRs(), mtrrs(), timeMSRs()), entries)
 	for i, m := range saved {

@@ -6,8 +6,8 @@ import (
 	"unsafe"
 )
 
-// LoadUint16 reads the aligned little-endian 16-bit word at gpa with acquire semantics: what the
-// guest wrote before it stored this word is visible to later reads.
+// LoadUint16 reads the aligned little-endian 16-bit word at gpa with acquire semantics: the guest's
+// writes before its store of this word are visible to later reads.
 func (m *Memory) LoadUint16(gpa GPA) (uint16, error) {
 	w, shift, err := m.word(gpa)
 	if err != nil {
@@ -28,8 +28,7 @@ func (m *Memory) StoreUint16(gpa GPA, v uint16) error {
 		return err
 	}
 	for {
-		// The neighbouring half belongs to somebody who may write it concurrently: keep it as it
-		// is.
+		// Another writer may write the neighbouring half concurrently: keep it unchanged.
 		old := atomic.LoadUint32(w)
 		if atomic.CompareAndSwapUint32(w, old, old&^(0xffff<<shift)|uint32(v)<<shift) {
 			return nil

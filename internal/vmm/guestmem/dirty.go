@@ -22,10 +22,10 @@ type Range struct {
 type Tracker struct {
 	pagemap *os.File
 	noScan  bool            // the kernel lacks PAGEMAP_SCAN (before Linux 6.7)
-	vec     [128]pageRegion // filled in by the kernel: on the heap, for a stack may move while only a number points to it
+	vec     [128]pageRegion // for the kernel; on the heap: a stack may move, and only a number points here
 }
 
-// NewTracker opens the page map of this process, in the procfs that is at proc.
+// NewTracker opens the page map of this process, in the procfs mounted at proc.
 func NewTracker(proc string) (*Tracker, error) {
 	fd, err := unix.Open(proc+"/self/pagemap", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -11,11 +11,11 @@ import (
 	"github.com/forkd/forkd/internal/rawcall"
 )
 
-// Map puts length bytes of fd from offset behind the guest memory at gpa, copy-on-write: the guest
-// sees the file and its writes stay private. What was there before is dropped. All three numbers
-// are multiples of PageSize and the range lies in one region.
+// Map maps length bytes of fd from offset at gpa, copy-on-write: the guest sees the file, and its
+// writes stay private. The previous content is dropped. All three numbers are multiples of
+// PageSize, and the range lies in one region.
 //
-// Preconditions: the vCPUs are stopped and the devices quiesced, or nobody can write the range and
+// Preconditions: the vCPUs are stopped and the devices quiesced, or the range cannot be written and
 // the file has the same bytes.
 func (m *Memory) Map(gpa GPA, length uint64, fd int, offset uint64) error {
 	flags := unix.MAP_PRIVATE | unix.MAP_FIXED | unix.MAP_NORESERVE
@@ -27,7 +27,7 @@ func (m *Memory) Map(gpa GPA, length uint64, fd int, offset uint64) error {
 }
 
 // MapLayers is Map for a whole memory map, whose extents have been checked; files are the
-// descriptors of its layers. Go's runtime is not told of the calls.
+// descriptors of its layers. It makes the system calls without informing Go's scheduler.
 func (m *Memory) MapLayers(extents []vm.Extent, files []int) error {
 	for _, e := range extents {
 		v, err := m.pages(GPA(e.GPA), e.Length, e.Offset)
@@ -49,7 +49,7 @@ func (m *Memory) MapLayers(extents []vm.Extent, files []int) error {
 	return nil
 }
 
-// Clear makes the length bytes at gpa zero and drops what was behind them.
+// Clear zeroes the length bytes at gpa and drops the previous content.
 //
 // Preconditions: the vCPUs are stopped and the devices quiesced.
 func (m *Memory) Clear(gpa GPA, length uint64) error {
@@ -61,8 +61,8 @@ func (m *Memory) Clear(gpa GPA, length uint64) error {
 	return smallPages(v)
 }
 
-// Own gives the VM private copies of the pages at gpa that are still those of a file, with the same
-// bytes. The guest and the devices may run; nothing there may be write-protected.
+// Own gives the VM private copies of the pages at gpa that are still a file's, with the same bytes.
+// The guest and the devices may run; no page there may be write-protected.
 func (m *Memory) Own(gpa GPA, length uint64) error {
 	v, err := m.view(gpa, int(length))
 	if err != nil {
@@ -79,8 +79,8 @@ func (m *Memory) Own(gpa GPA, length uint64) error {
 	}
 }
 
-// OwnNow is Own where it takes next to no time: for few pages that are in memory. The Go runtime is
-// not told of the call, and none of its threads wakes.
+// OwnNow is Own for few pages that are in memory, which takes next to no time. It makes the system
+// call without informing Go's scheduler, so that no other thread wakes.
 func (m *Memory) OwnNow(gpa GPA, length uint64) error {
 	v, err := m.view(gpa, int(length))
 	if err != nil || len(v) == 0 {
@@ -97,12 +97,13 @@ func (m *Memory) OwnNow(gpa GPA, length uint64) error {
 	}
 }
 
-// detachBytes is how much of the guest's memory is there twice while it is taken off a file: the
-// limit of the process leaves room for no second copy of all of it.
+// detachBytes is how much of the guest's memory exists twice during a detach, in bytes: the memory
+// limit of the process leaves no room for a second copy of all of it.
 const detachBytes = 1 << 20
 
-// Detach takes the pages at gpa, all of them private, off the file that they were copied from,
-// which the mapping keeps alive. After an error a part of them may be off it; all have their bytes.
+// Detach makes the pages at gpa, all of them private, independent of the file that they were copied
+// from, which the mapping keeps alive. After an error only a part of them may be independent; all
+// have their bytes.
 //
 // Preconditions: the vCPUs are stopped and the devices quiesced.
 func (m *Memory) Detach(gpa GPA, length uint64) error {
@@ -122,7 +123,7 @@ func (m *Memory) Detach(gpa GPA, length uint64) error {
 	return nil
 }
 
-// remap returns the range that it has mapped.
+// remap maps the range and returns it.
 func (m *Memory) remap(gpa GPA, length uint64, fd int, offset uint64, flags int) ([]byte, error) {
 	v, err := m.pages(gpa, length, offset)
 	if err != nil {
@@ -136,7 +137,7 @@ func (m *Memory) remap(gpa GPA, length uint64, fd int, offset uint64, flags int)
 	return v, nil
 }
 
-// pages returns a range that can be mapped from offset.
+// pages returns the range, after checking that it can be mapped from offset.
 func (m *Memory) pages(gpa GPA, length, offset uint64) ([]byte, error) {
 	if (uint64(gpa)|length|offset)%PageSize != 0 || length == 0 || length > m.Size() {
 		return nil, fmt.Errorf("map guest memory %#x+%#x from offset %#x: not whole pages of it", uint64(gpa), length, offset)
@@ -153,8 +154,8 @@ func smallPages(v []byte) error {
 	return nil
 }
 
-// Linear returns the position of gpa in the memory counted without the device hole, which is also
-// its offset in a memory layer file. It is meaningful for addresses inside a region only.
+// Linear returns the position of gpa in the memory without the device hole, which is also its
+// offset in a memory layer file. It is valid only for addresses inside a region.
 func Linear(gpa GPA) uint64 {
 	if gpa >= HoleEnd {
 		return uint64(gpa - (HoleEnd - HoleStart))

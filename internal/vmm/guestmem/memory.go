@@ -30,10 +30,10 @@ const (
 	HoleEnd   GPA = vm.HoleEnd   // first address above it
 )
 
-// ErrBounds reports an access that is not wholly inside one region.
+// ErrBounds reports an access that is not completely inside one region.
 var ErrBounds = errors.New("guest address out of bounds")
 
-// Region is a contiguous range of guest RAM and the host memory behind it.
+// Region is a contiguous range of guest RAM with its host memory.
 type Region struct {
 	GPA  GPA
 	Size uint64
@@ -43,17 +43,17 @@ type Region struct {
 // HVA returns the host virtual address of the region's first byte.
 func (r *Region) HVA() uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(r.host))) }
 
-// Memory is the RAM of one VM. Its regions never move; what is mapped behind them may be replaced
-// by Map while the vCPUs are stopped and the devices quiesced. Access methods may be called by
-// several goroutines at once; like real RAM they do not order them.
+// Memory is the RAM of one VM. Its regions never move; Map may replace their content while the
+// vCPUs are stopped and the devices quiesced. Several goroutines may call the access methods at
+// once; like real RAM, they do not order accesses.
 type Memory struct {
 	regions     []Region
 	beforeWrite atomic.Pointer[func(gpa GPA, n int)] // nil until SetFreezer
 }
 
-// SetFreezer makes every later WriteView, WriteAt and StoreUint16 call f first, so that it can save
-// what they are about to change. Devices may be running: nothing is frozen before they have been
-// quiesced and have no views.
+// SetFreezer makes every later WriteView, WriteAt and StoreUint16 call f first, so that f can save
+// the bytes that are about to change. Devices may be running, because nothing is frozen before they
+// have been quiesced and hold no views.
 func (m *Memory) SetFreezer(f func(gpa GPA, n int)) { m.beforeWrite.Store(&f) }
 
 // HVA returns the host virtual address of gpa.
@@ -136,12 +136,12 @@ func (m *Memory) view(gpa GPA, n int) ([]byte, error) {
 }
 
 // ReadView returns the n bytes at gpa in place, for reading only. The guest may change them at any
-// moment: copy what must not change between a check and its use.
+// moment: copy bytes that must not change between a check and their use.
 func (m *Memory) ReadView(gpa GPA, n int) ([]byte, error) { return m.view(gpa, n) }
 
-// WriteView returns the n bytes at gpa in place, to be written by a device (directly or by a system
-// call). The view must not be kept past the end of the request: a branch may freeze the memory when
-// the device is quiescent.
+// WriteView returns the n bytes at gpa in place, for a device to write (directly or by a system
+// call). The view must not be kept beyond the end of the request, because a branch may freeze the
+// memory when the device is quiescent.
 func (m *Memory) WriteView(gpa GPA, n int) ([]byte, error) {
 	v, err := m.view(gpa, n)
 	if f := m.beforeWrite.Load(); err == nil && f != nil && n > 0 {

@@ -6,8 +6,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Vector is the parts of one message, for a system call that takes several. It keeps its storage:
-// the heap of a VMM is hardly ever collected, so what is allocated for each message would stay.
+// Vector holds the parts of one message, for a system call that takes several. It keeps its
+// storage: the heap of a VMM is hardly ever collected, so memory allocated per message would never
+// be freed.
 type Vector struct{ parts []unix.Iovec }
 
 // Reset makes v empty.
@@ -16,8 +17,7 @@ func (v *Vector) Reset() { v.parts = v.parts[:0] }
 // Len returns the number of parts.
 func (v *Vector) Len() int { return len(v.parts) }
 
-// Add appends a view or other memory, which must stay what it is until the call. Empty ones are
-// left out.
+// Add appends a view or other memory, which must stay valid until the call. Empty ones are skipped.
 func (v *Vector) Add(p []byte) {
 	if len(p) > 0 {
 		v.parts = append(v.parts, unix.Iovec{Base: &p[0], Len: uint64(len(p))})
@@ -30,8 +30,8 @@ func (v *Vector) Send(fd, flags int) error {
 	return err
 }
 
-// Receive fills the parts with one message of a socket and returns its length in bytes, or with
-// MSG_TRUNC what it would be if there were room for all of it.
+// Receive fills the parts with one message of a socket. It returns the message's length in bytes;
+// with MSG_TRUNC, the full length even if there was not enough room.
 func (v *Vector) Receive(fd, flags int) (n int, err error) {
 	return v.call(unix.SYS_RECVMSG, fd, flags)
 }

@@ -9,14 +9,14 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/net"
 )
 
-// BootConfig is what to boot.
+// BootConfig describes a boot.
 type BootConfig struct {
 	Kernel  *os.File
 	Initrd  *os.File // nil for none
 	Cmdline string
 	Disks   []Disk
 	VMGenID [16]byte
-	Net     *net.Peer // taken over; nil for none
+	Net     *net.Peer // ownership passes to Boot; nil for none
 }
 
 // Boot loads a kernel into an empty machine and leaves it paused at the first instruction.

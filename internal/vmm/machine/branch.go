@@ -13,22 +13,22 @@ import (
 	"github.com/forkd/forkd/internal/vmm/uffd"
 )
 
-// BranchConfig is where a branch goes.
+// BranchConfig holds the files and options of a branch.
 type BranchConfig struct {
 	Mode        vm.BranchMode
 	MaxExtents  int
 	Serial      uint64 // of the request, for the result and Copied
-	StormFaults uint64 // as in vmmproto.Branch
+	StormFaults uint64 // see vmmproto.Branch
 	State       *os.File
-	Layer       *os.File   // empty; taken over
-	Tops        []*os.File // a new top for every disk; taken over
-	Frozen      []*os.File // the present top of every disk, opened for reading; taken over
+	Layer       *os.File   // empty; ownership passes to Branch
+	Tops        []*os.File // a new top for every disk; ownership passes to Branch
+	Frozen      []*os.File // the present top of every disk, opened for reading; ownership passes to Branch
 	Device      int        // open /dev/userfaultfd, -1 if the host has none
 
-	Keep, SinceRestore bool // as in vmmproto.Branch
+	Keep, SinceRestore bool // see vmmproto.Branch
 
-	// Copied is called once after a live branch has succeeded, when its layer is complete or will
-	// never be.
+	// Copied is called once after a live branch has succeeded, when its layer is complete or has
+	// failed.
 	Copied func(vmmproto.Branched)
 }
 
@@ -43,14 +43,14 @@ type BranchConfig struct {
 //  7. if asked to: keep those frozen that nobody writes, for Rebase.
 //
 // State, memory and disks are thus of one instant. If a step before the fifth fails, the machine
-// runs on as if nothing had happened: its dirty pages stay dirty, because what makes a page dirty
-// is that it is private, and its disks keep their tops.
+// runs on unchanged: its dirty pages stay dirty, because a page is dirty while it is private, and
+// its disks keep their tops.
 func (m *Machine) Branch(cfg BranchConfig) (result vmmproto.BranchResult, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var capture *uffd.Capture
 	defer func() {
-		for _, f := range slices.Concat(cfg.Tops, cfg.Frozen) { // those that no disk took
+		for _, f := range slices.Concat(cfg.Tops, cfg.Frozen) { // those that no disk took over
 			_ = f.Close()
 		}
 		if capture != nil && result.Mode == vm.BranchLive {
@@ -93,7 +93,7 @@ func (m *Machine) Branch(cfg BranchConfig) (result vmmproto.BranchResult, err er
 	if !wasPaused {
 		m.pause()
 	}
-	if wasPaused && len(m.lower.mapped) == 0 { // a parent that is to be a snapshot, see verifyMSRs
+	if wasPaused && len(m.lower.mapped) == 0 { // a parent whose snapshot is being made, see verifyMSRs
 		if err := m.verifyMSRs(); err != nil {
 			return result, fmt.Errorf("branch: save machine state: %w", err)
 		}
@@ -109,8 +109,8 @@ func (m *Machine) Branch(cfg BranchConfig) (result vmmproto.BranchResult, err er
 	return result, nil
 }
 
-// branchPaused does what needs the machine to stand still. A capture that it returns must be
-// copied, also after an error, for its pages are write-protected.
+// branchPaused is the part of a branch for which the machine is stopped. A capture that it returns
+// must be copied, even after an error, because its pages are write-protected.
 func (m *Machine) branchPaused(cfg *BranchConfig, result *vmmproto.BranchResult) (*uffd.Capture, error) {
 	state, err := m.saveState()
 	if err != nil {
@@ -141,8 +141,8 @@ func (m *Machine) branchPaused(cfg *BranchConfig, result *vmmproto.BranchResult)
 	return capture, m.swapTops(cfg)
 }
 
-// prepareFreezer makes write protection ready. That may be impossible after a rollback: it depends
-// on the file system that the layers are on.
+// prepareFreezer prepares write protection. That may be impossible after a rollback, because it
+// depends on the file system of the layers.
 func (m *Machine) prepareFreezer(device int) (err error) {
 	if m.freezer == nil {
 		if device < 0 {
@@ -155,15 +155,15 @@ func (m *Machine) prepareFreezer(device int) (err error) {
 	return m.freezer.Register() // mappings may be new
 }
 
-// saveDirty writes the dirty pages while the machine stands still. Where they are to be kept in
-// mind they are frozen first, and the capture returned is complete.
+// saveDirty writes the dirty pages while the machine is stopped. To keep them for Rebase, it
+// freezes them first and returns a complete capture.
 func (m *Machine) saveDirty(cfg *BranchConfig, result *vmmproto.SaveResult) (*uffd.Capture, error) {
 	if !cfg.Keep {
 		return nil, m.saveMemory(cfg.Layer, cfg.MaxExtents, result)
 	}
 	before := *result
 	capture, err := m.freeze(cfg.Layer, cfg.MaxExtents, result)
-	if err != nil { // it can do without
+	if err != nil { // the branch can do without it
 		*result = before
 		return nil, m.saveMemory(cfg.Layer, cfg.MaxExtents, result)
 	}
@@ -173,8 +173,8 @@ func (m *Machine) saveDirty(cfg *BranchConfig, result *vmmproto.SaveResult) (*uf
 	return capture, nil
 }
 
-// freeze write-protects the dirty pages. What fills the gaps between them is not dirty and cannot
-// be protected on every kernel, so it is copied now.
+// freeze write-protects the dirty pages. The pages that fill gaps between them are not dirty and
+// cannot be protected on every kernel, so they are copied now.
 func (m *Machine) freeze(layer *os.File, maxExtents int, result *vmmproto.SaveResult) (*uffd.Capture, error) {
 	dirty, err := m.tracker.Dirty(m.mem)
 	if err != nil {
@@ -189,8 +189,8 @@ func (m *Machine) freeze(layer *os.File, maxExtents int, result *vmmproto.SaveRe
 	return m.freezer.Freeze(dirty, int(layer.Fd()))
 }
 
-// gaps returns the parts of outer, ascending and apart, that are in none of inner, which lie inside
-// them.
+// gaps returns the parts of outer that are not in inner. Both are ascending without overlap, and
+// inner lies inside outer.
 func gaps(outer, inner []guestmem.Range) []guestmem.Range {
 	var out []guestmem.Range
 	for _, o := range outer {
@@ -209,7 +209,8 @@ func gaps(outer, inner []guestmem.Range) []guestmem.Range {
 	return out
 }
 
-// swapTops freezes the disks' tops below new ones and takes the files it has used off the lists.
+// swapTops freezes the disks' tops below new ones, and removes the files it has used from the
+// lists.
 func (m *Machine) swapTops(cfg *BranchConfig) error {
 	if len(cfg.Tops) != len(m.disks) || len(cfg.Frozen) != len(m.disks) {
 		return fmt.Errorf("%d new and %d frozen disk tops for %d disks", len(cfg.Tops), len(cfg.Frozen), len(m.disks))
@@ -224,13 +225,13 @@ func (m *Machine) swapTops(cfg *BranchConfig) error {
 	return nil
 }
 
-// BranchDisks puts new tops on the disks, which are at rest meanwhile, and saves nothing else. What
-// the machine knows of its dirty pages stays as it is. After an error the disks keep their tops.
+// BranchDisks puts new tops on the disks while they are at rest, and saves nothing else. The
+// machine's knowledge of its dirty pages stays the same. After an error the disks keep their tops.
 func (m *Machine) BranchDisks(cfg BranchConfig) (result vmmproto.BranchResult, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	defer func() {
-		for _, f := range slices.Concat(cfg.Tops, cfg.Frozen) { // those that no disk took
+		for _, f := range slices.Concat(cfg.Tops, cfg.Frozen) { // those that no disk took over
 			_ = f.Close()
 		}
 	}()
@@ -251,9 +252,9 @@ func (m *Machine) BranchDisks(cfg BranchConfig) (result vmmproto.BranchResult, e
 	return result, nil
 }
 
-// MergeLayers puts merged, which becomes the machine's, in the place of a disk's layers from
-// number first, counted above the base image, to the last one below the top. The guest stands
-// still for as long as it takes to open a file.
+// MergeLayers replaces a disk's layers from number first, counted above the base image, to the last
+// one below the top by merged, which then belongs to the machine. The guest is stopped for as long
+// as opening a file takes.
 func (m *Machine) MergeLayers(disk, first int, merged *os.File) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -275,7 +276,7 @@ func (m *Machine) MergeLayers(disk, first int, merged *os.File) error {
 }
 
 // copyBranch copies the frozen pages of a live branch. A guest that writes them faster than they
-// are copied is stopped until the rest is copied: it would hardly get on anyway, and so the
+// are copied is stopped until the rest is copied. It would make little progress anyway, and so the
 // copying ends in bounded time.
 func (m *Machine) copyBranch(capture *uffd.Capture, cfg BranchConfig, failed error) {
 	start := time.Now()
@@ -305,7 +306,7 @@ func (m *Machine) copyBranch(capture *uffd.Capture, cfg BranchConfig, failed err
 	done.Copy = time.Since(start)
 	_ = cfg.Layer.Close()
 	m.mu.Lock()
-	if err == nil { // else nothing is frozen any more
+	if err == nil { // otherwise nothing is frozen any more
 		m.keepIf(cfg.Keep && failed == nil, capture, cfg.Serial)
 	}
 	close(m.copying)
@@ -316,10 +317,10 @@ func (m *Machine) copyBranch(capture *uffd.Capture, cfg BranchConfig, failed err
 	}
 }
 
-// stormFaults is the number of faults above which their share of all captured pages is telling.
+// stormFaults is the number of faults above which their share of all captured pages is significant.
 const stormFaults = 2048
 
-// storm reports whether the guest writes faster than can be copied: it has met as many faults as
+// storm reports whether the guest writes faster than the copying: it has caused as many faults as
 // the caller allows or, with bound 0, faults have captured most of the pages.
 func storm(bound, captured, faults uint64) bool {
 	if bound > 0 {

@@ -13,8 +13,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/vsock"
 )
 
-// Calls are those of a machine as long as it lives, beside the runtime's. The devices that have none
-// of their own use those of guestmem.
+// Calls returns the system calls of a machine during its life, in addition to the runtime's.
+// Devices without a list of their own use those of guestmem.
 func Calls() []jail.Call {
 	return slices.Concat(kvm.Calls(), guestmem.Calls(), uffd.Calls(), blk.Calls(), vsock.Calls(), []jail.Call{
 		jail.With(unix.SYS_GETPRIORITY, jail.Is(0, unix.PRIO_PROCESS)),
@@ -22,5 +22,5 @@ func Calls() []jail.Call {
 	})
 }
 
-// SetUpCalls are those that only New makes.
+// SetUpCalls returns the system calls that only New makes.
 func SetUpCalls() []jail.Call { return kvm.SetUpCalls() }

@@ -14,10 +14,10 @@ import (
 //
 //	magic "FKDSTATE" | format version u32 | sections | CRC-32 (IEEE) u32 of all before it
 //
-// and a section is its name (string) and its contents (blob), each component's own. The first one
-// lists the devices, from which the names and order of the others follow; components version
-// their contents themselves. Go makes the tables of CRC-32C from megabytes of sums, which
-// would take every VMM 0.15 ms.
+// and a section is its name (string) and its contents (blob), which its component defines. The
+// first section lists the devices, which determine the names and the order of the others;
+// components version their contents themselves. The checksum is not CRC-32C, because Go computes
+// megabytes of tables for that, which would cost every VMM 0.15 ms.
 const (
 	stateMagic   = "FKDSTATE"
 	stateVersion = 4
@@ -45,7 +45,7 @@ func (s *stateWriter) finish() []byte {
 	return s.w.Bytes()
 }
 
-// stateReader takes sections off in the order in which they were written.
+// stateReader reads sections in the order in which they were written.
 type stateReader struct{ r *codec.Reader }
 
 func newStateReader(p []byte) (*stateReader, error) {
@@ -56,7 +56,7 @@ func newStateReader(p []byte) (*stateReader, error) {
 	return &stateReader{r}, nil
 }
 
-// checkState checks everything around the sections, which the reader it returns has next.
+// checkState checks everything around the sections, and returns a reader at the first section.
 func checkState(p []byte) (*codec.Reader, error) {
 	if len(p) < len(stateMagic)+8 || string(p[:len(stateMagic)]) != stateMagic {
 		return nil, errors.New("not a forkd machine state")
@@ -73,8 +73,8 @@ func checkState(p []byte) (*codec.Reader, error) {
 	return r, nil
 }
 
-// section gives the next section to restore. Whatever is wrong with it is wrong with the state,
-// unless restore says more.
+// section restores the next section with restore. Errors are of kind "bad state", unless restore
+// says otherwise.
 func (s *stateReader) section(name string, restore func(r *codec.Reader) error) error {
 	return vm.WithCode(vm.ErrBadState, s.take(name, restore))
 }

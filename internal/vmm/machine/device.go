@@ -33,7 +33,7 @@ type slot struct {
 	transport *mmio.Transport
 }
 
-// Kinds of devices, as a saved state names them.
+// Kinds of devices, by their names in a saved state.
 const (
 	kindVsock = "vsock"
 	kindRNG   = "rng"
@@ -41,16 +41,16 @@ const (
 	kindDisk  = "disk"
 )
 
-// section names the state of the device in slot i.
+// section returns the section name of the device in slot i.
 func (s *slot) section(i int) string { return deviceInSlot{uint8(i), s.kind}.String() }
 
-// wires connect devices with the guest. KVM has them.
+// wires connect devices with the guest, through KVM.
 type wires interface {
-	Line(gsi uint32) virtio.Interrupt // raises edges
+	Line(gsi uint32) virtio.Interrupt // returns a line that raises edges
 	AddIOEventFD(eventfd int, gpa uint64, anyLength bool) error
 }
 
-// kvmWires are those of a VM.
+// kvmWires implements wires for a VM.
 type kvmWires struct{ *kvm.VM }
 
 // Line implements wires.
@@ -101,7 +101,7 @@ func (m *Machine) unquiesce() error {
 	return nil
 }
 
-// addFixedDevices makes what every machine has, whatever it boots.
+// addFixedDevices adds the devices that every machine has, whatever it boots.
 func (m *Machine) addFixedDevices() error {
 	m.genIntr = m.wires.Line(boot.VMGenIDGSI)
 	m.serial = newSerial(m.cfg.Console, m.wires.Line(boot.SerialGSI))
@@ -118,16 +118,16 @@ func (m *Machine) addFixedDevices() error {
 	return errors.Join(m.addDevice(slotRNG, kindRNG, rng.New()), m.addDevice(slotNet, kindNet, m.net))
 }
 
-// SetNet gives the machine another peer for its network, nil for none, and closes the one it had.
-// The guest may be running.
+// SetNet gives the machine another network peer, nil for none, and closes the previous one. The
+// guest may be running.
 func (m *Machine) SetNet(peer *net.Peer) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.slots[slotNet].transport.Exclusive(func() { m.net.SetPeer(peer) })
 }
 
-// setDisks makes the disks, or replaces those of a machine that is restored again. Their files
-// become the machine's.
+// setDisks makes the disks, or replaces those of a machine that is restored again. Ownership of
+// their files passes to the machine.
 func (m *Machine) setDisks(disks []Disk) error {
 	again := len(m.disks) > 0
 	if len(disks) > maxDisks || again && len(disks) != len(m.disks) {

@@ -19,11 +19,11 @@ func stop(reason vm.ExitReason, format string, args ...any) error {
 	return &exitError{vm.Exit{Reason: reason, Detail: fmt.Sprintf(format, args...)}}
 }
 
-// harmPause is how long a vCPU is held up that has locked the memory bus or has kept its CPU from
-// seeing events. It can thus do either a thousand times a second at most.
+// harmPause is how long a vCPU is delayed that has locked the memory bus or kept its CPU from
+// seeing events. So it can do either at most a thousand times a second.
 const harmPause = time.Millisecond
 
-// handleExit carries out what made a vCPU leave the guest. It runs on the vCPU's thread.
+// handleExit handles an exit of a vCPU from the guest. It runs on the vCPU's thread.
 func (m *Machine) handleExit(c *kvm.VCPU) error {
 	if c.BusLocked() || c.ExitReason() == kvm.ExitNotify {
 		time.Sleep(harmPause)
@@ -44,7 +44,7 @@ func (m *Machine) handleExit(c *kvm.VCPU) error {
 	case kvm.ExitSystemEvent:
 		return stop(vm.ExitReset, "system event %d", c.Suberror())
 	case kvm.ExitBusLock:
-		return nil // slowed down above
+		return nil // delayed above
 	case kvm.ExitNotify:
 		if c.Suberror()&kvm.NotifyContextInvalid != 0 {
 			return stop(vm.ExitFault, "the guest kept the CPU from seeing events, and its state is lost")

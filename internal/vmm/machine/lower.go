@@ -8,21 +8,21 @@ import (
 	"github.com/forkd/forkd/internal/vmm/guestmem"
 )
 
-// lower is what lies below the private pages of a machine: mappings of layers. The layers it was
-// restored from have the first numbers, and each rebase gives its layer the next one.
+// lower describes the mappings of layers below the private pages of a machine. The layers of the
+// restore have the first numbers, and each rebase gives its layer the next one.
 type lower struct {
 	mapped   []vm.Extent // none after Boot
 	restored uint32      // layers of the restore
 	layers   uint32      // layers so far
-	owned    uint32      // all pages over layers below this number, but those of the restore, are private
-	stale    uint32      // likewise, and what could be replaced of them has been
+	owned    uint32      // all pages over layers below this number, except those of the restore, are private
+	stale    uint32      // likewise, and all of them that could be replaced have been
 }
 
 func newLower(extents []vm.Extent, layers int) lower {
 	return lower{mapped: slices.Clone(extents), restored: uint32(layers), layers: uint32(layers)}
 }
 
-// covered returns the parts of memory that lie in any layer.
+// covered returns the parts of memory that are in any layer.
 func (l *lower) covered() []vm.Extent {
 	covered := make([]vm.Extent, len(l.mapped))
 	for i, e := range l.mapped {
@@ -31,8 +31,8 @@ func (l *lower) covered() []vm.Extent {
 	return memlayer.Overlay(nil, covered)
 }
 
-// mappings returns how many mappings the memory of a machine consists of: extents, and what lies
-// between them. lasting are those without what detach takes away.
+// mappings returns how many mappings the memory of a machine consists of: extents and the gaps
+// between them. lasting is their number without those that detach removes.
 func (l *lower) mappings() (lasting, all int) {
 	count := func(counts func(e vm.Extent) bool) int {
 		n, end := 1, uint64(0)
@@ -52,14 +52,14 @@ func (l *lower) mappings() (lasting, all int) {
 	return lasting, count(func(vm.Extent) bool { return true })
 }
 
-// room returns how many ranges a rebase may replace, each of which makes two mappings more: of
-// those that last there are at most maxMappings then, and of all at most twice as many.
+// room returns how many ranges a rebase may replace. Each adds two mappings. Afterwards there are
+// at most maxMappings lasting ones, and at most twice as many in total.
 func (l *lower) room() int {
 	lasting, all := l.mappings()
 	return min(maxMappings-lasting, 2*maxMappings-all) / 2
 }
 
-// rebased notes that ranges, ascending, lie on one more layer now.
+// rebased records that ascending ranges are now over one more layer.
 func (l *lower) rebased(ranges []guestmem.Range) {
 	upper := make([]vm.Extent, len(ranges))
 	for i, r := range ranges {
@@ -70,7 +70,7 @@ func (l *lower) rebased(ranges []guestmem.Range) {
 	l.stale = l.owned
 }
 
-// own makes all pages private that lie on layers of rebases.
+// own makes all pages over layers of rebases private.
 func (l *lower) own(mem *guestmem.Memory) error {
 	for _, e := range l.mapped {
 		if e.Layer >= l.restored {
@@ -83,10 +83,11 @@ func (l *lower) own(mem *guestmem.Memory) error {
 	return nil
 }
 
-// detach takes private pages off stale layers, which would live as long as the mapping: at most so
-// many bytes of them, whole pages. It reports whether there were any.
+// detach makes private pages over stale layers independent of them, so that the mapping does not
+// keep the layers alive. It handles at most most bytes, in whole pages, and reports whether there
+// were any.
 //
-// Preconditions: the machine stands still and nothing is frozen.
+// Preconditions: the machine is stopped and nothing is frozen.
 func (l *lower) detach(mem *guestmem.Memory, most uint64) (any bool, err error) {
 	for i := range l.mapped {
 		e := &l.mapped[i]

@@ -1,8 +1,8 @@
-// Package machine is the virtual machine inside a VMM: it joins KVM, guest memory, boot and virtio
-// devices, runs the vCPUs, and saves and restores all of it.
+// Package machine is the virtual machine inside a VMM: it combines KVM, guest memory, boot and
+// virtio devices, runs the vCPUs, and saves and restores all of it.
 //
-// It opens no files and talks to no daemon: everything comes as descriptors and callbacks in
-// Config. Methods of Machine may be called concurrently, but not from the callbacks.
+// It opens no files and does not talk to the daemon: Config supplies all descriptors and callbacks.
+// Methods of Machine may be called concurrently, but not from the callbacks.
 package machine
 
 import (
@@ -26,61 +26,63 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/net"
 )
 
-// Config is what a machine is made of.
+// Config configures a machine.
 type Config struct {
 	KVM           *kvm.System
-	Supported     []kvm.CPUIDEntry  // as the function of this name has returned it on this host; nil: New calls it
+	Supported     []kvm.CPUIDEntry  // earlier result of the function Supported on this host; nil: New calls it
 	Tracker       *guestmem.Tracker // of this process
 	Shape         vm.Shape
-	Console       io.ByteWriter                   // gets the serial output
-	VsockListener *os.File                        // listening unix socket, taken over
-	GuestConn     func(port uint32, fd int) error // gets a stream that the guest opened; owns fd if it returns nil
+	Console       io.ByteWriter                   // receives the serial output
+	VsockListener *os.File                        // listening unix socket; ownership passes to New
+	GuestConn     func(port uint32, fd int) error // receives a stream that the guest opened; owns fd if it returns nil
 	Exited        func(vm.Exit)                   // called once, when the guest has stopped by itself
 	// called when the machine has been paused because the host has no room for its disks
 	Stalled func()
 }
 
-// Disk is one virtio-blk disk; its files are taken over. See package disklayer for their format.
+// Disk is one virtio-blk disk. Ownership of its files passes to the machine. See package disklayer
+// for their format.
 type Disk struct {
 	SizeBytes uint64
 	Layers    []*os.File // base first, private top last
 }
 
-// Machine is one VM. It begins empty and paused; Boot or Restore gives it a guest.
+// Machine is one VM. It starts empty and paused; Boot or Restore gives it a guest.
 type Machine struct {
 	cfg     Config
 	vm      *kvm.VM
 	mem     *guestmem.Memory
 	tracker *guestmem.Tracker
 	cpuid   [][]kvm.CPUIDEntry // per vCPU, as set
-	msrs    []uint32           // those that a save reads; nil until one has asked for them
+	msrs    []uint32           // registers that a save reads; nil until first needed
 	cpus    *vcpus
 
-	wires     wires // of m.vm, but in tests without KVM
+	wires     wires // those of m.vm, except in tests without KVM
 	anyLength bool  // KVM need not decode a kick
 
 	serial    *serial
 	genIntr   virtio.Interrupt // raises the event that announces a new generation id
-	slots     []*slot          // by slot number; nil where no device is
-	registers []kvm.Register   // of the slots: those that a driver accesses for every interrupt
+	slots     []*slot          // by slot number; nil if empty
+	registers []kvm.Register   // of the slots: registers that a driver accesses for every interrupt
 	net       *net.Device
 	disks     []*blk.Device
 	ended     sync.Once
 
-	stalling atomic.Bool // a disk has found no room on the host, and the machine is about to be paused for it
+	stalling atomic.Bool // a disk found no room on the host, and the machine is about to be paused for it
 
 	mu       sync.Mutex    // one request at a time, and the end of a live branch
 	used     bool          // Boot or Restore has been called
-	lower    lower         // what lies below the private pages
+	lower    lower         // layers below the private pages
 	freezer  *uffd.Freezer // nil before the first branch that needs one
-	kept     *kept         // nil where Rebase has nothing to go by
+	kept     *kept         // nil if there is no branch for Rebase
 	rebases  uint64        // see vm.Stats
 	topSwaps uint64        // see vm.Stats
 	stalled  bool          // paused because a disk has found no room on the host
-	copying  chan struct{} // closed when the live branch under way is copied; nil if there is none
+	copying  chan struct{} // closed when the current live branch is copied; nil if there is none
 }
 
-// Supported makes sure that KVM has what a machine needs, and returns what it can show to guests.
+// Supported checks that KVM has all features that a machine needs, and returns the CPUID entries
+// that it supports for guests.
 func Supported(k *kvm.System) ([]kvm.CPUIDEntry, error) {
 	if err := k.CheckCapabilities(); err != nil {
 		return nil, err
@@ -88,8 +90,8 @@ func Supported(k *kvm.System) ([]kvm.CPUIDEntry, error) {
 	return k.SupportedCPUID()
 }
 
-// New makes a machine of the given shape: memory slots first, because one set after the interrupt
-// controllers exist waits for an SRCU grace period.
+// New makes a machine of the given shape. It sets memory slots first, because setting one after the
+// interrupt controllers exist waits for an SRCU grace period.
 func New(cfg Config) (_ *Machine, err error) {
 	m := &Machine{cfg: cfg, tracker: cfg.Tracker, slots: make([]*slot, boot.MaxVirtioDevices),
 		registers: make([]kvm.Register, 0, 2*boot.MaxVirtioDevices)}
@@ -133,7 +135,7 @@ func New(cfg Config) (_ *Machine, err error) {
 	if err := m.addFixedDevices(); err != nil {
 		return nil, err
 	}
-	_ = crc32.ChecksumIEEE(nil) // its tables are made once: a restore need not wait for them then
+	_ = crc32.ChecksumIEEE(nil) // computes its tables now, so that a restore need not wait for them
 	undo.Release()
 	return m, nil
 }
@@ -161,7 +163,7 @@ func (m *Machine) addVCPUs(undo *cleanup.Stack) (err error) {
 	return nil
 }
 
-// stopped is called on a vCPU's thread when it can run no further.
+// stopped is called on a vCPU's thread when the vCPU cannot run on.
 func (m *Machine) stopped(err error) {
 	var exit *exitError
 	if !errors.As(err, &exit) {
@@ -170,15 +172,15 @@ func (m *Machine) stopped(err error) {
 	m.ended.Do(func() { go m.cfg.Exited(exit.Exit) })
 }
 
-// Resume lets the guest run. It returns when every vCPU is about to enter the guest.
+// Resume starts the guest. It returns when every vCPU is about to enter the guest.
 func (m *Machine) Resume() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.resume(nil)
 }
 
-// resume lets a paused machine run. Where entering is not nil, what it returns is sent when every
-// vCPU is about to enter the guest; after it is called nothing can fail.
+// resume resumes a paused machine. The notice that entering returns is sent when every vCPU is
+// about to enter the guest; entering may be nil. After entering was called nothing can fail.
 func (m *Machine) resume(entering func() *kvm.Notice) error {
 	if paused, _ := m.cpus.stats(); !paused {
 		return nil
@@ -199,8 +201,8 @@ func (m *Machine) resume(entering func() *kvm.Notice) error {
 	return nil
 }
 
-// Pause stops the vCPUs and quiesces the devices: afterwards nothing changes guest memory or device
-// state.
+// Pause stops the vCPUs and quiesces the devices. Afterwards guest memory and device state do not
+// change.
 func (m *Machine) Pause() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -217,7 +219,7 @@ func (m *Machine) pause() {
 }
 
 // Written returns the pages that the machine has written over its layers, unless there are more
-// than most. It may run meanwhile.
+// than most. The machine may be running.
 func (m *Machine) Written(most int) ([]vm.Range, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -236,7 +238,7 @@ func (m *Machine) Written(most int) ([]vm.Range, error) {
 	return out, nil
 }
 
-// Stats returns figures that only the VMM has.
+// Stats returns figures that only the VMM knows.
 func (m *Machine) Stats() (vm.Stats, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

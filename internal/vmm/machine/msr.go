@@ -8,8 +8,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/kvm"
 )
 
-// savedMSRs lists the MSRs that a save reads: those that KVM has and some vCPU can have used. A
-// fork that is never saved does not ask.
+// savedMSRs lists the MSRs that a save reads: those that KVM has and that some vCPU can have used.
+// It asks KVM at the first save, so that a fork that is never saved does not.
 func (m *Machine) savedMSRs() ([]uint32, error) {
 	if m.msrs != nil {
 		return m.msrs, nil
@@ -26,7 +26,7 @@ func (m *Machine) savedMSRs() ([]uint32, error) {
 	return list, nil
 }
 
-// readMSRs reads those of the MSRs that this host has.
+// readMSRs reads the MSRs in indices that this host has.
 func readMSRs(c *kvm.VCPU, indices []uint32) ([]kvm.MSREntry, error) {
 	entries := make([]kvm.MSREntry, len(indices))
 	for i, index := range indices {
@@ -39,7 +39,7 @@ func readMSRs(c *kvm.VCPU, indices []uint32) ([]kvm.MSREntry, error) {
 			return nil, err
 		}
 		have = append(have, entries[:n]...)
-		entries = entries[min(n+1, len(entries)):] // entries[n] is the one KVM does not know
+		entries = entries[min(n+1, len(entries)):] // entries[n] is the MSR that KVM does not know
 	}
 	return have, nil
 }
@@ -70,9 +70,9 @@ func findMSR(entries []kvm.MSREntry, index uint32) *kvm.MSREntry {
 	return &entries[i]
 }
 
-// verifyMSRs writes back what a branch would read, so that an MSR that this host does not take
-// shows where the snapshot is made, by its index, and not in every restore. The TSC is left
-// alone, for setting it moves it.
+// verifyMSRs writes back the MSRs that a branch would read. So an MSR that this host does not
+// accept is reported by its index when the snapshot is made, and not in every restore. It omits the
+// TSC, because setting it changes it.
 //
 // Preconditions: the machine is paused.
 func (m *Machine) verifyMSRs() error {
@@ -93,8 +93,8 @@ func (m *Machine) verifyMSRs() error {
 	return nil
 }
 
-// checkArchCaps refuses a guest that has chosen its mitigations for another host and would lack
-// one here. KVM itself lets a guest see any value of the register.
+// checkArchCaps refuses a guest that has chosen its mitigations for another host and would lack one
+// here. KVM itself accepts any value of the register.
 func (m *Machine) checkArchCaps(saved []kvm.MSREntry) error {
 	shown := findMSR(saved, cpuid.MSRArchCapabilities)
 	if shown == nil {

@@ -14,35 +14,35 @@ import (
 	"github.com/forkd/forkd/internal/vmm/uffd"
 )
 
-// maxMappings bounds the mappings that the memory of a machine consists of after a rebase, without
-// those that its next pauses take away, which are at most as many. Each
-// costs the kernel about 200 bytes and frees a page or more, so that it is never the memory that
-// speaks against one. What does: a process has at most 65530 (vm.max_map_count), and every search
-// for dirty pages, which the guest stands still for, walks all of them, 0.1 µs each. A restore maps
-// what its snapshot says, which is bounded apart from this and more tightly.
+// maxMappings bounds the number of mappings of a machine's memory after a rebase, without those
+// that its next pauses remove, which are at most as many. Memory is not the reason: a mapping costs
+// the kernel about 200 bytes and frees a page or more. The reasons are that a process may have at
+// most 65530 (vm.max_map_count), and that every search for dirty pages walks all of them, at 0.1 µs
+// each, while the guest is stopped. A restore maps the extents of its snapshot, which have a
+// separate, tighter bound.
 const maxMappings = 4096
 
-// maxDetach is how many bytes are taken off old layers in one pause, which they make longer: 4 to
-// 16 ms at 1 to 4 GiB/s. The rest waits for the next one.
+// maxDetach bounds the bytes that are detached from old layers in one pause, which they lengthen by
+// 4 to 16 ms at 1 to 4 GiB/s. The rest waits for the next pause.
 const maxDetach = 16 << 20
 
-// keepFor is how long a machine keeps in mind which of its pages equal a branch, while nobody
-// rebases it. The first write to each of them costs a fault.
+// keepFor is how long a machine keeps track of the pages that equal a branch while it waits for a
+// rebase. The first write to each of them costs a fault.
 const keepFor = 30 * time.Second
 
-// kept is a branch whose layer is complete, and whose pages are protected as long as they equal it.
+// kept is a branch with a complete layer. Its pages are protected as long as they equal the layer.
 type kept struct {
 	capture *uffd.Capture
 	serial  uint64
 	timer   *time.Timer // drops it
 }
 
-// keepIf keeps a complete capture in mind, or releases it. It reports which.
+// keepIf keeps a complete capture if wanted, else releases it. It reports which.
 //
 // Preconditions: m.mu is held, and nothing is kept.
 func (m *Machine) keepIf(wanted bool, capture *uffd.Capture, serial uint64) bool {
 	if !wanted {
-		_ = capture.Release() // an error is the fault handler's, and the next freeze says it
+		_ = capture.Release() // an error is the fault handler's, which the next freeze returns
 		return false
 	}
 	k := &kept{capture: capture, serial: serial}
@@ -57,8 +57,8 @@ func (m *Machine) keepIf(wanted bool, capture *uffd.Capture, serial uint64) bool
 	return true
 }
 
-// dropKept drops the protection of a branch that the machine was not rebased onto: its next branch
-// has these pages once more.
+// dropKept drops the protection of a branch that the machine was not rebased onto. Its next branch
+// has these pages again.
 //
 // Preconditions: m.mu is held.
 func (m *Machine) dropKept() error {
@@ -71,9 +71,10 @@ func (m *Machine) dropKept() error {
 	return k.capture.Release()
 }
 
-// Rebase makes the snapshot of a branch the one below the machine's private pages; see
-// vmmproto.Rebase. layer is taken over. After an error other than vm.ErrNotKept it is that all the
-// same: what was not replaced is private, or equal below.
+// Rebase makes the layer of a branch the one below the machine's private pages; see
+// vmmproto.Rebase. It takes ownership of layer. After a vm.ErrNotKept nothing has changed. On any
+// other error the layer is below the machine nevertheless: pages that were not replaced are
+// private, or identical to the layer.
 func (m *Machine) Rebase(serial uint64, layer *os.File) (result vmmproto.RebaseResult, err error) {
 	defer layer.Close()
 	m.mu.Lock()
@@ -87,7 +88,7 @@ func (m *Machine) Rebase(serial uint64, layer *os.File) (result vmmproto.RebaseR
 			serial, m.mem.Size(), err))
 	}
 	start := time.Now()
-	m.rebases++ // before anything is replaced: what has been is no longer private
+	m.rebases++ // before any page is replaced, because replaced pages are no longer private
 	replaced, err := replaceUnchanged(k.capture, int(layer.Fd()), m.lower.room())
 	err = errors.Join(err, m.dropKept())
 	m.lower.rebased(replaced)
@@ -102,8 +103,8 @@ func (m *Machine) Rebase(serial uint64, layer *os.File) (result vmmproto.RebaseR
 	return result, nil
 }
 
-// replaceUnchanged puts layer in the place of at most so many ranges that equal it, the longest
-// first, and returns them ascending. A range in the middle of a mapping makes two more of it.
+// replaceUnchanged maps layer over at most most ranges that equal it, the longest first, and
+// returns them ascending. A range in the middle of a mapping adds two mappings.
 func replaceUnchanged(capture *uffd.Capture, layer, most int) (replaced []guestmem.Range, err error) {
 	ranges := capture.Unchanged()
 	slices.SortFunc(ranges, func(a, b guestmem.Range) int { return cmp.Compare(b.Length, a.Length) })
@@ -119,12 +120,12 @@ func replaceUnchanged(capture *uffd.Capture, layer, most int) (replaced []guestm
 	return replaced, err
 }
 
-// detach gives up layers that the machine has only private pages over since a branch of all that it
-// had written, so that their files can go. As a rule there are few such pages: those that were
-// written between the branch and the rebase onto it. Where a rebase had no mappings left there are
+// detach releases layers over which the machine has only private pages, after a branch of all that
+// it had written, so that their files can be deleted. Usually there are few such pages: those
+// written between the branch and the rebase onto it. If a rebase ran out of mappings there are
 // many, and several pauses share the work.
 //
-// Preconditions: the machine stands still and nothing is frozen.
+// Preconditions: the machine is stopped and nothing is frozen.
 func (m *Machine) detach() error {
 	detached, err := m.lower.detach(m.mem, maxDetach)
 	if detached && m.freezer != nil {

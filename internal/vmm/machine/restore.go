@@ -18,31 +18,31 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/net"
 )
 
-// RestoreConfig is a snapshot and what differs in this copy of it.
+// RestoreConfig is a snapshot with the differences of this copy.
 type RestoreConfig struct {
 	State   int   // a file
 	Layers  []int // files with layers of the memory, base first
 	Extents []vm.Extent
 	Disks   []Disk
 	VMGenID [16]byte
-	Resume  bool      // let the vCPUs run
-	Net     *net.Peer // taken over; nil for none
+	Resume  bool      // start the vCPUs
+	Net     *net.Peer // ownership passes to Restore; nil for none
 
 	FirstWrites []vm.Range // copied before the vCPUs run; see vmmproto.Restore
 
-	// Entering is called, with Resume, when nothing can fail any more. What it returns is sent when
-	// every vCPU is about to enter the guest. It may be nil, and return nil.
+	// Entering is called, with Resume, when nothing can fail any more. The notice that it returns
+	// is sent when every vCPU is about to enter the guest. It may be nil, and may return nil.
 	Entering func(vmmproto.RestoreResult) *kvm.Notice
 }
 
-// Restore makes the machine a copy of a snapshot, with a new generation id of which the guest is
-// told. A machine that has a guest already is rolled back: its private pages are dropped and its
-// disks and the peer of its network replaced. After an error the machine is unusable.
+// Restore makes the machine a copy of a snapshot, and announces a new generation id to the guest. A
+// machine that already has a guest is rolled back: its private pages are dropped, and its disks and
+// network peer replaced. After an error the machine is unusable.
 func (m *Machine) Restore(cfg RestoreConfig) (t vmmproto.RestoreResult, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	peer := cfg.Net
-	defer func() { peer.Close() }() // unless the device has it
+	defer func() { peer.Close() }() // unless the device has taken it over
 	start := time.Now()
 	lap := func() time.Duration {
 		now := time.Now()
@@ -90,8 +90,8 @@ func (m *Machine) Restore(cfg RestoreConfig) (t vmmproto.RestoreResult, err erro
 	return t, err
 }
 
-// own copies pages ahead of the guest's writes. What cannot be copied, such as on a kernel before
-// Linux 5.14, is left to them: they copy it, or meet what is wrong.
+// own copies pages before the guest writes them. If a page cannot be copied, for example on a
+// kernel before Linux 5.14, the guest's own write copies it, or meets the error.
 func (m *Machine) own(pages []vm.Range) {
 	for _, r := range pages {
 		if err := m.mem.OwnNow(guestmem.GPA(r.GPA), r.Length); err != nil {
@@ -102,12 +102,12 @@ func (m *Machine) own(pages []vm.Range) {
 
 // forget stops the guest and drops its memory.
 func (m *Machine) forget() error {
-	m.waitCopied() // a page that is write-protected must not be replaced
+	m.waitCopied() // because a write-protected page must not be replaced
 	m.pause()
 	if err := m.dropKept(); err != nil {
 		return err
 	}
-	m.stalling.Store(false) // the write that found no room is of the past
+	m.stalling.Store(false) // the write without room belonged to the previous guest
 	regions := m.mem.Regions()
 	for i := range regions {
 		if err := m.mem.Clear(regions[i].GPA, regions[i].Size); err != nil {
@@ -117,8 +117,8 @@ func (m *Machine) forget() error {
 	return nil
 }
 
-// readState returns the contents of a state file as a mapping: on the heap, which is never
-// collected, their room would stay taken. What is restored from them holds none of it.
+// readState returns the contents of a state file as a mapping, which can be freed. On the heap,
+// which is never collected, they would stay allocated. The restored state keeps no reference to it.
 func readState(file int) ([]byte, error) {
 	size, err := rawcall.Size(file)
 	if err != nil {
@@ -147,7 +147,7 @@ func readState(file int) ([]byte, error) {
 	return p, nil
 }
 
-// mapMemory puts the layers behind the guest's memory.
+// mapMemory maps the layers into the guest's memory.
 func (m *Machine) mapMemory(layers []int, extents []vm.Extent) error {
 	sizes := make([]uint64, len(layers))
 	for i, file := range layers {
@@ -179,9 +179,9 @@ func (m *Machine) restoreState(p []byte) error {
 	if err := r.section("vm", whole.Restore); err != nil {
 		return err
 	}
-	// The clock goes on from where it was: time stood still for the guest's timers, and the agent
-	// corrects the time of day. It comes before the vCPUs, whose kvm-clock pages are computed from
-	// it.
+	// The clock continues at its saved value: time stood still for the guest's timers, and the
+	// agent corrects the time of day. It is set before the vCPUs, whose kvm-clock pages are
+	// computed from it.
 	if err := m.vm.SetClock(whole.clock); err != nil {
 		return err
 	}
@@ -252,7 +252,7 @@ func (m *Machine) restoreCPU(i int, c *kvm.VCPU, s *vcpuState, tscKHz uint32) er
 }
 
 // announceFork gives the guest a new generation id and raises the event that makes its kernel
-// reseed.
+// reseed its random numbers.
 func (m *Machine) announceFork(id [16]byte) error {
 	if err := m.mem.WriteAt(id[:], boot.VMGenIDAddr); err != nil {
 		return fmt.Errorf("write VM generation id: %w", err)

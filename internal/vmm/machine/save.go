@@ -50,10 +50,9 @@ func (m *Machine) saveMemory(layer *os.File, maxExtents int, result *vmmproto.Sa
 	return m.writeRanges(layer, m.describe(dirty, maxExtents, result))
 }
 
-// saveAllMemory writes everything that is not zero, whichever layer it comes from. It reads what
-// the layers cover and what was written over them: elsewhere there are zeros, and reading them
-// would give every page an entry in the page tables, which each later search for dirty pages would
-// have to look at.
+// saveAllMemory writes all pages that are not zero, from whichever layer. It reads only memory that
+// is in a layer or was written: the rest is zero, and reading it would add a page table entry for
+// every page, which each later search for dirty pages would have to visit.
 func (m *Machine) saveAllMemory(layer *os.File, maxExtents int, result *vmmproto.SaveResult) error {
 	dirty, err := m.tracker.Dirty(m.mem)
 	if err != nil {
@@ -81,13 +80,14 @@ func (m *Machine) saveAllMemory(layer *os.File, maxExtents int, result *vmmproto
 	return m.writeRanges(layer, m.describe(filled, maxExtents, result))
 }
 
-// anyLayer describes a range of guest memory so that neighbours are joined whatever is behind them.
+// anyLayer describes a range of guest memory so that neighbours can be joined regardless of their
+// layers.
 func anyLayer(gpa, length uint64) vm.Extent {
 	return vm.Extent{GPA: gpa, Length: length, Offset: gpa}
 }
 
-// describe turns ranges of pages to be saved into at most maxExtents extents and returns the ranges
-// that these cover.
+// describe converts ranges of pages to at most maxExtents extents, and returns the ranges that
+// these cover.
 func (m *Machine) describe(ranges []guestmem.Range, maxExtents int, result *vmmproto.SaveResult) []guestmem.Range {
 	for _, r := range ranges {
 		result.DirtyBytes += r.Length
@@ -109,9 +109,9 @@ func (m *Machine) writeRanges(layer *os.File, ranges []guestmem.Range) error {
 	return nil
 }
 
-// writeRange writes guest memory to its place in a layer, pages of zeros too: a layer has no holes
-// inside its extents. On tmpfs the first access to a hole through a mapping, even a load, allocates
-// a page, and where there is no room for it the VM of a child dies.
+// writeRange writes guest memory to its place in a layer, including pages of zeros: a layer has no
+// holes inside its extents. On tmpfs the first access to a hole through a mapping, even a load,
+// allocates a page; if there is no room for it, the VM of a child dies.
 func (m *Machine) writeRange(layer *os.File, r guestmem.Range) error {
 	view, err := m.mem.ReadView(r.GPA, int(r.Length))
 	if err != nil {
@@ -121,7 +121,7 @@ func (m *Machine) writeRange(layer *os.File, r guestmem.Range) error {
 	return err
 }
 
-// bound joins neighbouring ranges of one region until there are at most limit, or one per region.
+// bound joins neighbouring ranges of one region until at most limit remain, or one per region.
 func bound(mem *guestmem.Memory, ranges []guestmem.Range, limit int) []guestmem.Range {
 	var out []guestmem.Range
 	regions := mem.Regions()

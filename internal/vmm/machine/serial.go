@@ -32,7 +32,7 @@ const (
 	msrReady = 0xb0 // carrier, data set ready, clear to send
 )
 
-// serial is a transmit-only 16550A: its output goes to out, its receiver never has data.
+// serial is a transmit-only 16550A: its output goes to out, and its receiver never has data.
 // Transmission takes no time, so the transmitter is always empty.
 type serial struct {
 	mu   sync.Mutex
@@ -130,7 +130,7 @@ func (s *serial) write(reg uint16, v uint8) error {
 	return nil
 }
 
-// empty says that the transmitter has become empty.
+// empty records that the transmitter has become empty.
 func (s *serial) empty() error {
 	s.regs.thre = true
 	if s.regs.ier&ierTHRE != 0 {

@@ -13,14 +13,14 @@ import (
 
 const shapeVersion = 1
 
-// machineShape is the first section of a saved state: what a machine must be like for the rest to
-// fit.
+// machineShape is the first section of a saved state: the properties that a machine must have for
+// the rest to fit.
 type machineShape struct {
 	vm.Shape
 	devices []deviceInSlot // by ascending slot
 }
 
-// deviceInSlot is a virtio device and its place, by which the guest has found it.
+// deviceInSlot is a virtio device and its slot, which the guest relies on.
 type deviceInSlot struct {
 	slot uint8
 	kind string
@@ -29,7 +29,7 @@ type deviceInSlot struct {
 // String names the device in messages, and the section of its state.
 func (d deviceInSlot) String() string { return d.kind + " in slot " + strconv.Itoa(int(d.slot)) }
 
-// shape describes the machine as it is.
+// shape describes the present machine.
 func (m *Machine) shape() *machineShape {
 	s := &machineShape{Shape: m.cfg.Shape}
 	for i, slot := range m.slots {
@@ -53,7 +53,7 @@ func (s *machineShape) Save(w *codec.Writer) {
 	}
 }
 
-// Restore takes what Save wrote.
+// Restore reads the shape that Save wrote.
 func (s *machineShape) Restore(r *codec.Reader) error {
 	if v := r.U32(); v != shapeVersion {
 		return errors.Join(fmt.Errorf("machine shape version %d, want %d", v, shapeVersion), r.Err())
@@ -71,7 +71,7 @@ func (s *machineShape) Restore(r *codec.Reader) error {
 	return r.Err()
 }
 
-// check reads the shape of the machine that was saved and reports how it differs from s.
+// check reads the shape of the saved machine and returns an error if it differs from s.
 func (s *machineShape) check(r *codec.Reader) error {
 	var saved machineShape
 	if err := saved.Restore(r); err != nil {
@@ -83,7 +83,7 @@ func (s *machineShape) check(r *codec.Reader) error {
 			saved.MemoryBytes, saved.VCPUs, saved.Template, s.MemoryBytes, s.VCPUs, s.Template))
 	}
 	if slices.Equal(saved.devices, s.devices) {
-		return nil // what follows takes long for something that every fork waits for
+		return nil // the following comparison takes long for every fork to wait
 	}
 	for i := range max(len(saved.devices), len(s.devices)) {
 		was, is := deviceAt(saved.devices, i), deviceAt(s.devices, i)
@@ -95,7 +95,7 @@ func (s *machineShape) check(r *codec.Reader) error {
 	return nil
 }
 
-// deviceAt describes the device at an index of a list, which may be behind its end.
+// deviceAt describes the device at an index of a list, which may be past its end.
 func deviceAt(list []deviceInSlot, i int) string {
 	if i < len(list) {
 		return fmt.Sprintf("%q", list[i])

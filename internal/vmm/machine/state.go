@@ -9,7 +9,7 @@ import (
 	"github.com/forkd/forkd/internal/vmm/kvm"
 )
 
-// vcpuState is all of a vCPU that KVM can tell.
+// vcpuState is the complete state of a vCPU in KVM.
 type vcpuState struct {
 	cpuid  []kvm.CPUIDEntry
 	mp     kvm.MPState
@@ -84,7 +84,7 @@ func (s *vcpuState) Save(w *codec.Writer) {
 	w.Raw(kvm.Raw(&s.events))
 }
 
-// Restore takes what Save wrote.
+// Restore reads what Save wrote.
 func (s *vcpuState) Restore(r *codec.Reader) error {
 	if v := r.U32(); v != vcpuVersion {
 		return errors.Join(fmt.Errorf("vCPU state version %d, want %d", v, vcpuVersion), r.Err())
@@ -117,7 +117,7 @@ var irqchips = [...]uint32{kvm.IRQChipPICMaster, kvm.IRQChipPICSlave, kvm.IRQChi
 
 const vmVersion = 1
 
-// vmState is what belongs to the VM as a whole.
+// vmState is the state of the VM as a whole.
 type vmState struct {
 	clock  uint64 // kvm-clock, ns
 	tscKHz uint32
@@ -164,7 +164,7 @@ func (s *vmState) Save(w *codec.Writer) {
 	}
 }
 
-// Restore takes what Save wrote.
+// Restore reads what Save wrote.
 func (s *vmState) Restore(r *codec.Reader) error {
 	if v := r.U32(); v != vmVersion {
 		return errors.Join(fmt.Errorf("VM state version %d, want %d", v, vmVersion), r.Err())
@@ -179,7 +179,7 @@ func (s *vmState) Restore(r *codec.Reader) error {
 	return r.Err()
 }
 
-// toTemplate and fromTemplate translate CPUID leaves between KVM's records and the templates'.
+// toTemplate and fromTemplate convert CPUID leaves between KVM's type and package cpuid's.
 func toTemplate(entries []kvm.CPUIDEntry) []cpuid.Entry {
 	out := make([]cpuid.Entry, len(entries))
 	for i, e := range entries {

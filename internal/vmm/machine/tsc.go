@@ -8,8 +8,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/kvm"
 )
 
-// tscTolerance is the part of the rate, in millionths, by which KVM takes a TSC for as fast as
-// the host's own (module parameter tsc_tolerance_ppm).
+// tscTolerance is the difference, in millionths of the rate, up to which KVM treats a TSC as equal
+// to the host's own (module parameter tsc_tolerance_ppm).
 const tscTolerance = 250
 
 // setTSCRate gives a vCPU the TSC rate of a snapshot.
@@ -29,8 +29,8 @@ func (m *Machine) setTSCRate(c *kvm.VCPU, saved uint32) error {
 }
 
 // checkTSCRate refuses a host whose CPU cannot give the guest the rate that it has measured. KVM
-// would refuse a faster host only, and on a slower one correct the guest's TSC at every exit, by
-// jumps.
+// itself would only refuse a faster host; on a slower one it would correct the guest's TSC at every
+// exit, by jumps.
 func checkTSCRate(saved, host uint32, scaling bool) error {
 	slack := uint64(host) * tscTolerance / 1e6
 	if scaling || uint64(saved)+slack >= uint64(host) && uint64(saved) <= uint64(host)+slack {
@@ -43,9 +43,8 @@ func checkTSCRate(saved, host uint32, scaling bool) error {
 }
 
 // alignTSC gives a vCPU the TSC of vCPU 0, both from a snapshot. KVM keeps TSCs in step that are
-// set to values within a second of each other, and reading the state of many vCPUs one after the
-// other may take longer. A guest that has made its TSCs differ keeps them: then TSC_ADJUST
-// differs.
+// set to values within a second of each other, but saving many vCPUs one after the other may take
+// longer. If a guest has made its TSCs differ, they stay different; then TSC_ADJUST differs too.
 func alignTSC(first, msrs []kvm.MSREntry) {
 	from, to := findMSR(first, cpuid.MSRTSC), findMSR(msrs, cpuid.MSRTSC)
 	if from == nil || to == nil {

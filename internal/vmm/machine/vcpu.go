@@ -22,7 +22,7 @@ type vcpus struct {
 	exit func(c *kvm.VCPU) error // handles one exit; an error ends the machine
 	fail func(error)             // called once per vCPU thread that ends with an error
 
-	gate kvm.Gate // shut while the machine is paused
+	gate kvm.Gate // closed while the machine is paused
 
 	mu      sync.Mutex
 	cond    sync.Cond
@@ -31,7 +31,7 @@ type vcpus struct {
 	closed  bool
 	parked  int // threads that wait at the gate
 	threads sync.WaitGroup
-	lower   sync.Once // priority, some time after the first resume
+	lower   sync.Once // lowers the priority, some time after the first resume
 }
 
 type vcpu struct {
@@ -57,25 +57,25 @@ func newVCPUs(cpus []*kvm.VCPU, exit func(*kvm.VCPU) error, fail func(error)) *v
 	return v
 }
 
-// vcpuNice is how many steps of nice a vCPU stands below the other threads of its process, and so
-// below the daemon that started it. When guests take all there is, the daemon and the devices still
-// get nine times the CPU of each vCPU (sched_prio_to_weight, kernel/sched/core.c). Where CPU is
-// idle, a nice thread is as fast as any other.
+// vcpuNice is the nice value of a vCPU relative to the other threads of its process, and so to the
+// daemon that started it. When guests use all CPU time, the daemon and the devices still get nine
+// times the CPU of each vCPU (sched_prio_to_weight, kernel/sched/core.c). On an idle CPU, a nice
+// thread is as fast as any other.
 const vcpuNice = 10
 
-// headStart is how long a machine runs before its vCPUs come after the host: a fork that somebody
-// waits for does not stand behind guests that are busy already.
+// headStart is how long a machine runs before its vCPUs get a lower priority than the host, so that
+// a client's fork is not delayed by guests that are already busy.
 const headStart = time.Second
 
-// comeAfterHost lowers the priority of the vCPUs. Linux grants that to everybody and keeps it
-// within bounds; where it does not, for example in a jail, guests run as before.
+// comeAfterHost lowers the priority of the vCPUs. Linux permits that to all processes, within
+// limits; if it fails, for example in a jail, guests run with the normal priority.
 func (v *vcpus) comeAfterHost() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	const zero = 20 // nice 0: the system call returns 20 - nice (getpriority(2))
 	for _, u := range v.all {
 		if u.dead {
-			continue // its thread may have gone, and the number be another's
+			continue // its thread may be gone, and another thread have its number
 		}
 		if raw, err := unix.Getpriority(unix.PRIO_PROCESS, u.tid); err == nil {
 			_ = unix.Setpriority(unix.PRIO_PROCESS, u.tid, zero-raw+vcpuNice)
@@ -100,7 +100,7 @@ func (v *vcpus) thread(u *vcpu) {
 
 func (v *vcpus) loop(u *vcpu) error {
 	if u.first {
-		if err := u.kvm.Prepare(); err != nil { // a restore need not wait for it then
+		if err := u.kvm.Prepare(); err != nil { // so that a restore need not wait for it
 			return err
 		}
 	}
@@ -128,7 +128,7 @@ func (v *vcpus) loop(u *vcpu) error {
 	}
 }
 
-// park reports whether the vCPU must wait at the gate, because the machine is paused.
+// park reports whether the vCPU must wait at the gate because the machine is paused.
 func (v *vcpus) park() bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -203,7 +203,7 @@ func (v *vcpus) resume(notice *kvm.Notice) {
 	v.lower.Do(func() { time.AfterFunc(headStart, v.comeAfterHost) })
 }
 
-// markPaused tells the guest that time has passed without it.
+// markPaused tells the guest that it was stopped for some time.
 //
 // Preconditions: the vCPUs are paused.
 func (v *vcpus) markPaused() error {
@@ -215,7 +215,7 @@ func (v *vcpus) markPaused() error {
 	return nil
 }
 
-// setRegisters says which registers the vCPUs' threads serve by themselves.
+// setRegisters sets the registers that the vCPUs' threads serve themselves.
 //
 // Preconditions: the vCPUs are paused.
 func (v *vcpus) setRegisters(all []kvm.Register) {
@@ -226,7 +226,7 @@ func (v *vcpus) setRegisters(all []kvm.Register) {
 	}
 }
 
-// stats reports whether the vCPUs are paused, and their exits to user space so far.
+// stats reports whether the vCPUs are paused, and the number of their exits to user space.
 func (v *vcpus) stats() (paused bool, exits uint64) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -241,7 +241,7 @@ func (v *vcpus) close() error {
 	v.mu.Lock()
 	v.closed = true
 	v.kickLocked()
-	v.gate.Open(v.parked, nil) // to threads that will not enter their guests: they have been kicked
+	v.gate.Open(v.parked, nil) // for threads that will not enter their guests: they have been kicked
 	v.mu.Unlock()
 	v.threads.Wait()
 	var errs []error

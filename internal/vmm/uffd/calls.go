@@ -2,7 +2,7 @@ package uffd
 
 import "github.com/forkd/forkd/internal/jail"
 
-// Calls are those of this package beside the runtime's.
+// Calls returns the system calls of this package, in addition to the runtime's.
 func Calls() []jail.Call {
 	return jail.Ioctls(ioNew, ioAPI, ioRegister, ioWake, ioWriteProtect)
 }

@@ -12,11 +12,11 @@ import (
 )
 
 // copyPages is how many pages the copier claims at a time: few enough that a writer of the last of
-// them does not wait long, enough that one system call moves a worthwhile amount.
+// them does not wait long, many enough that one system call moves a useful amount.
 const copyPages = 64
 
-// Capture is one freeze: the pages of an instant, which are copied to a layer, and of which it is
-// known whether they still equal it. Freezer has the states of a page.
+// Capture is one freeze: the pages at one instant, which are copied to a layer. It knows which
+// pages still equal the layer. Freezer has the states of a page.
 type Capture struct {
 	f      *Freezer
 	ranges []guestmem.Range
@@ -29,8 +29,8 @@ type Capture struct {
 	released    bitmap
 	open        bitmap
 
-	faults        atomic.Uint64 // pages that were captured because a vCPU wrote them
-	refaults      atomic.Uint64 // writes of vCPUs to pages that had been captured
+	faults        atomic.Uint64 // pages captured because a vCPU wrote them
+	refaults      atomic.Uint64 // vCPU writes to pages that were already captured
 	capturedCount atomic.Uint64
 	openCount     atomic.Uint64
 	failed        atomic.Pointer[error]
@@ -52,21 +52,21 @@ func pageOf(gpa guestmem.GPA) uint64 { return guestmem.Linear(gpa) / guestmem.Pa
 
 func (c *Capture) frozen(i uint64) bool { return c.frozenPages.get(i) }
 
-// claim reports whether page i is frozen and now the caller's to capture.
+// claim reports whether page i is frozen and the caller must capture it.
 func (c *Capture) claim(i uint64) bool { return c.frozen(i) && c.claimed.set(i) }
 
-// release reports whether page i is captured, still protected, and now the caller's to open.
+// release reports whether page i is captured and still protected, and the caller must open it.
 func (c *Capture) release(i uint64) bool { return c.captured.get(i) && c.released.set(i) }
 
-// fail notes the first error. The layer is of no use after it.
+// fail records the first error. After it the layer is useless.
 func (c *Capture) fail(err error) {
 	if err != nil {
 		c.failed.CompareAndSwap(nil, &err)
 	}
 }
 
-// capture writes claimed pages to the layer. They stay protected. After an error they count as
-// captured all the same, so that nobody waits for them.
+// capture writes claimed pages to the layer. They stay protected. After an error they are marked as
+// captured nevertheless, so that no writer waits for them.
 func (c *Capture) capture(gpa guestmem.GPA, pages int) {
 	c.fail(c.write(gpa, pages))
 	c.captured.setRange(pageOf(gpa), uint64(pages))
@@ -104,27 +104,26 @@ func (c *Capture) unprotect(gpa guestmem.GPA, pages uint64) {
 	c.opened(gpa, pages)
 }
 
-// opened marks pages that can be written from now on.
+// opened marks pages that are writable from now on.
 func (c *Capture) opened(gpa guestmem.GPA, pages uint64) {
 	c.open.setRange(pageOf(gpa), pages)
 	c.openCount.Add(pages)
 }
 
-// letWrite makes the frozen page at gpa writable, and up to around-1 captured ones behind it. A
-// page that is not in the layer yet is captured first. wait is called again and again while
-// somebody else has the page. It reports whether the page was captured here, and whether it was
-// opened here.
+// letWrite makes the frozen page at gpa writable, and up to around-1 captured pages after it. It
+// first captures the page if it is not in the layer yet. While another thread has the page, it
+// calls wait repeatedly. It reports whether it captured and whether it opened the page itself.
 func (c *Capture) letWrite(gpa guestmem.GPA, around uint64, wait func()) (captured, opened bool) {
 	i := pageOf(gpa)
 	if captured = c.claim(i); captured {
 		c.capture(gpa, 1)
 	}
 	for !c.captured.get(i) {
-		wait() // another thread is inside pwrite with it
+		wait() // another thread is writing it with pwrite
 	}
 	if !c.release(i) {
 		for !c.open.get(i) {
-			wait() // another thread is about to open or to replace it
+			wait() // another thread is about to open or replace it
 		}
 		return captured, false
 	}
@@ -136,15 +135,15 @@ func (c *Capture) letWrite(gpa guestmem.GPA, around uint64, wait func()) (captur
 	return captured, true
 }
 
-// openRun makes the frozen page at gpa writable for a device, and pages behind it, at most most in
-// all, which lie in one region. It returns how many they are. Those that are not in the layer yet are
-// written to it in one piece, which costs far less than page by page.
+// openRun makes the frozen page at gpa writable for a device, with the pages after it, at most most
+// in total. They lie in one region. It returns their number. It writes pages that are not in the
+// layer yet in one piece, which costs far less than page by page.
 func (c *Capture) openRun(gpa guestmem.GPA, most uint64) uint64 {
 	first, pages := pageOf(gpa), uint64(0)
 	for pages < most && c.claim(first+pages) {
 		pages++
 	}
-	if pages == 0 { // somebody else has claimed it
+	if pages == 0 { // another thread has claimed it
 		c.letWrite(gpa, most, runtime.Gosched)
 		return 1
 	}
@@ -158,10 +157,11 @@ func (c *Capture) openRun(gpa guestmem.GPA, most uint64) uint64 {
 	return pages
 }
 
-// Copy captures what nobody else has captured, until all of the freeze is in the layer. stop is
-// asked now and then; when it reports true the rest is captured by the caller's next call of Copy
-// (a machine that dirties pages faster than they are copied is paused first). It returns whether
-// all is captured. What nobody has written stays protected until Release, but after an error.
+// Copy captures all pages that no other thread has captured, until the whole freeze is in the
+// layer. It calls stop now and then; if stop returns true, Copy returns, and the caller's next Copy
+// captures the rest (a machine that dirties pages faster than they are copied is paused first). It
+// returns whether all pages are captured. Unwritten pages stay protected until Release, except
+// after an error.
 func (c *Capture) Copy(stop func() bool) (complete bool, err error) {
 	for _, r := range c.ranges {
 		for at := r.GPA; at < r.GPA+guestmem.GPA(r.Length); {
@@ -172,7 +172,7 @@ func (c *Capture) Copy(stop func() bool) (complete bool, err error) {
 		}
 	}
 	for c.capturedCount.Load() < c.total {
-		_ = unix.Nanosleep(&unix.Timespec{Nsec: 50_000}, nil) // others are inside pwrite with the last pages
+		_ = unix.Nanosleep(&unix.Timespec{Nsec: 50_000}, nil) // other threads are writing the last pages with pwrite
 	}
 	if err := c.failed.Load(); err != nil {
 		_ = c.Release() // returns that error
@@ -181,7 +181,7 @@ func (c *Capture) Copy(stop func() bool) (complete bool, err error) {
 	return true, nil
 }
 
-// copySome captures the next run of unclaimed pages and returns where to go on.
+// copySome captures the next run of unclaimed pages and returns where to continue.
 func (c *Capture) copySome(at, end guestmem.GPA) guestmem.GPA {
 	for at < end && !c.claim(pageOf(at)) {
 		at += guestmem.PageSize
@@ -200,8 +200,8 @@ func (c *Capture) copySome(at, end guestmem.GPA) guestmem.GPA {
 	return at + guestmem.GPA(pages)*guestmem.PageSize
 }
 
-// Progress returns how many pages were frozen, are captured, and were captured because a vCPU wrote
-// them.
+// Progress returns the numbers of frozen pages, of captured pages, and of pages captured because a
+// vCPU wrote them.
 func (c *Capture) Progress() (total, captured, faults uint64) {
 	return c.total, c.capturedCount.Load(), c.faults.Load()
 }

@@ -12,28 +12,28 @@ import (
 	"github.com/forkd/forkd/internal/vmm/guestmem"
 )
 
-// Freezer can freeze the pages of one guest memory, again and again.
+// Freezer freezes the pages of one guest memory, repeatedly.
 //
 // A frozen page goes through these states, each page once per freeze:
 //
 //	pending ──claim──▶ claimed ──bytes written to the layer──▶ captured ──release──▶ released ──▶ open
 //
-// Whoever claims a page captures it: the copier (many at a time), the fault handler, or a device
-// about to write. A captured page stays protected, and equals the layer, until somebody writes it.
-// Whoever releases a page opens it: a writer drops its protection, Replace puts a mapping of the
-// layer in its place, Release opens all that is left. Nobody touches a page that another has
-// claimed or released; a writer of one waits until it is open.
+// The thread that claims a page captures it: the copier (many at a time), the fault handler, or a
+// device about to write. A captured page stays protected, and equals the layer, until it is
+// written. The thread that releases a page opens it: a writer drops its protection, Replace maps
+// the layer in its place, and Release opens all remaining pages. No thread touches a page that
+// another has claimed or released; its writers wait until it is open.
 type Freezer struct {
 	uffd fd
 	mem  *guestmem.Memory
 
-	mu      sync.Mutex              // held to set current, and while nothing may begin to be frozen
-	current atomic.Pointer[Capture] // its Release clears it
-	failed  atomic.Pointer[error]   // of the fault handler; nothing can be frozen any more
+	mu      sync.Mutex              // held to set current, and to prevent a freeze from starting
+	current atomic.Pointer[Capture] // cleared by its Release
+	failed  atomic.Pointer[error]   // error of the fault handler; after it nothing can be frozen
 }
 
 // NewFreezer prepares mem for freezing. device is an open /dev/userfaultfd; it stays the caller's.
-// Register is to be called before each Freeze.
+// Call Register before each Freeze.
 func NewFreezer(device int, mem *guestmem.Memory) (*Freezer, error) {
 	u, err := open(device)
 	if err != nil {
@@ -45,8 +45,8 @@ func NewFreezer(device int, mem *guestmem.Memory) (*Freezer, error) {
 	return f, nil
 }
 
-// Register covers the whole memory: mappings that Memory.Map, Memory.Clear and Capture.Replace have
-// made are new to the kernel. Over files of most file systems it fails.
+// Register registers the whole memory, because mappings made by Memory.Map, Memory.Clear and
+// Capture.Replace are new to the kernel. It fails for files of most file systems.
 func (f *Freezer) Register() error {
 	regions := f.mem.Regions()
 	for i := range regions {
@@ -57,9 +57,9 @@ func (f *Freezer) Register() error {
 	return nil
 }
 
-// serveFaults captures the pages that vCPUs want to write. It has a thread of its own, and no Go
-// code can wait for it while holding the scheduler: vCPUs fault inside KVM_RUN, which is a system
-// call, and devices ask beforeWrite first.
+// serveFaults captures the pages that vCPUs want to write. It has its own thread, and no Go code
+// can wait for it while holding the scheduler: vCPUs fault inside KVM_RUN, which is a system call,
+// and devices call beforeWrite first.
 func (f *Freezer) serveFaults() {
 	runtime.LockOSThread()
 	for {
@@ -71,7 +71,7 @@ func (f *Freezer) serveFaults() {
 		page := addr &^ (guestmem.PageSize - 1)
 		gpa, ok := f.gpa(page)
 		if !ok {
-			continue // the kernel reports what is registered only
+			continue // the kernel reports only registered pages
 		}
 		if err := f.serveFault(page, gpa); err != nil {
 			f.failed.Store(&err)
@@ -79,15 +79,15 @@ func (f *Freezer) serveFaults() {
 	}
 }
 
-// A guest that writes much of what has been captured meets a fault for each page. After manyFaults
-// of them it gets aroundPages at a time: fewer pages can be replaced then, and it is hardly slower.
+// A guest that writes many captured pages causes a fault for each. After manyFaults of them it gets
+// aroundPages at a time: then fewer pages can be replaced, and it is hardly slowed down.
 const (
 	manyFaults  = 512
 	aroundPages = 64
 )
 
-// serveFault makes a page writable whose writer waits. The fault may be of an earlier freeze, which
-// has ended since it was read.
+// serveFault makes a page with a waiting writer writable. The fault may belong to an earlier
+// freeze, which has ended since it was read.
 func (f *Freezer) serveFault(page uintptr, gpa guestmem.GPA) error {
 	c := f.current.Load()
 	if c == nil {
@@ -109,13 +109,13 @@ func (f *Freezer) serveFault(page uintptr, gpa guestmem.GPA) error {
 	if opened {
 		return nil
 	}
-	// Somebody else had the page, maybe before this writer began to wait: the wake-up that came
-	// with opening it may have been too early for it.
+	// Another thread had the page, maybe before this writer began to wait, so that the wake-up when
+	// it was opened may have come too early.
 	return f.uffd.wake(page, guestmem.PageSize)
 }
 
-// thaw drops the protection of a page that no freeze needs. mu keeps a freeze from beginning
-// meanwhile, which would lose the page.
+// thaw drops the protection of a page that no freeze needs. mu prevents a freeze from starting,
+// which would lose the page.
 func (f *Freezer) thaw(page uintptr) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -125,10 +125,10 @@ func (f *Freezer) thaw(page uintptr) error {
 			return err
 		}
 	}
-	return f.uffd.wake(page, guestmem.PageSize) // the writer faults again, if the page is frozen now
+	return f.uffd.wake(page, guestmem.PageSize) // the writer faults again if the page is frozen now
 }
 
-// gpa translates a host address.
+// gpa converts a host address to a guest address.
 func (f *Freezer) gpa(page uintptr) (guestmem.GPA, bool) {
 	regions := f.mem.Regions()
 	for i := range regions {
@@ -139,7 +139,7 @@ func (f *Freezer) gpa(page uintptr) (guestmem.GPA, bool) {
 	return 0, false
 }
 
-// rest returns how many pages there are from gpa, a page, to the end of its region.
+// rest returns the number of pages from gpa to the end of its region.
 func (f *Freezer) rest(gpa guestmem.GPA) uint64 {
 	regions := f.mem.Regions()
 	for i := range regions {
@@ -150,12 +150,11 @@ func (f *Freezer) rest(gpa guestmem.GPA) uint64 {
 	return 0
 }
 
-// beforeWrite makes what is frozen of the n bytes at gpa writable, because a device is about to
-// write them. Devices must not fault: a Go thread that does holds its scheduler slot while the
+// beforeWrite makes the frozen pages of the n bytes at gpa writable, because a device is about to
+// write them. Devices must not fault: a Go thread that faults holds its scheduler slot while the
 // handler may need one.
 //
-// A capture that fails is the branch's misfortune and not the device's: the page is writable all
-// the same.
+// A failed capture makes the branch fail, not the device: the page is writable nevertheless.
 func (f *Freezer) beforeWrite(gpa guestmem.GPA, n int) {
 	c := f.current.Load()
 	if c == nil {
@@ -192,7 +191,7 @@ func (f *Freezer) Freeze(ranges []guestmem.Range, layer int) (*Capture, error) {
 			err = f.uffd.writeProtect(hva, r.Length, true)
 		}
 		if err != nil {
-			return nil, errors.Join(err, f.unfreeze(ranges[:i+1])) // the last one may be protected in part
+			return nil, errors.Join(err, f.unfreeze(ranges[:i+1])) // the last range may be protected in part
 		}
 	}
 	f.current.Store(c)

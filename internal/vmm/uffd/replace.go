@@ -8,13 +8,13 @@ import (
 	"github.com/forkd/forkd/internal/vmm/guestmem"
 )
 
-// replacePages is how many pages are replaced at a time. While the kernel frees the old ones
-// nobody can fault in this memory, and a device waits that wants to write one of them: 4 MiB take
-// it well under a millisecond.
+// replacePages is how many pages are replaced at a time. While the kernel frees the old ones,
+// faults in this memory wait, and so does a device that wants to write one of them. 4 MiB take the
+// kernel well under a millisecond.
 const replacePages = 1024
 
-// Unchanged returns the frozen ranges that nobody has written since, ascending, when all is
-// captured. They may become less at any moment.
+// Unchanged returns the frozen ranges that are unwritten since, ascending, when all pages are
+// captured. They may shrink at any moment.
 func (c *Capture) Unchanged() []guestmem.Range {
 	var out []guestmem.Range
 	for _, r := range c.ranges {
@@ -34,11 +34,11 @@ func (c *Capture) Unchanged() []guestmem.Range {
 	return out
 }
 
-// Replace puts private mappings of layer, which has the captured pages at their linear offsets, in
-// the place of what is still unchanged in r, one of the ranges of Unchanged. It returns the ranges
-// that it has replaced, ascending and apart, at most most. Nobody needs to stand still: until its
-// mapping is replaced a page is protected, and equal to the layer; whoever waits to write it is
-// woken and writes a copy of the new one.
+// Replace maps layer, which has the captured pages at their linear offsets, privately over the
+// pages of r that are still unchanged. r is one of the ranges of Unchanged. It returns at most most
+// replaced ranges, ascending and without overlap. The machine may run: until a page's mapping is
+// replaced, the page is protected and equal to the layer. Then its waiting writers wake and write a
+// copy of the new page.
 func (c *Capture) Replace(r guestmem.Range, layer, most int) (done []guestmem.Range, err error) {
 	end := r.GPA + guestmem.GPA(r.Length)
 	for at := r.GPA; at < end; {
@@ -69,10 +69,10 @@ func (c *Capture) Replace(r guestmem.Range, layer, most int) (done []guestmem.Ra
 	return done, err
 }
 
-// replace does it for released pages.
+// replace replaces released pages.
 func (c *Capture) replace(r guestmem.Range, layer int) error {
 	if err := c.f.mem.Map(r.GPA, r.Length, layer, guestmem.Linear(r.GPA)); err != nil {
-		c.unprotect(r.GPA, r.Length/guestmem.PageSize) // they are as they were
+		c.unprotect(r.GPA, r.Length/guestmem.PageSize) // they are unchanged
 		return err
 	}
 	hva, err := c.f.mem.HVA(r.GPA)
@@ -83,14 +83,14 @@ func (c *Capture) replace(r guestmem.Range, layer int) error {
 	return err
 }
 
-// Release drops what protection is left and ends the freeze. What was frozen is then known to
-// differ from nothing any more. All must be captured; further calls do nothing.
+// Release drops the remaining protection and ends the freeze. Afterwards it is no longer known
+// which pages are unchanged. All pages must be captured; further calls do nothing.
 func (c *Capture) Release() error {
 	for _, r := range c.Unchanged() {
 		c.openRange(r)
 	}
 	for c.openCount.Load() < c.total {
-		_ = unix.Nanosleep(&unix.Timespec{Nsec: 50_000}, nil) // others are opening the last pages
+		_ = unix.Nanosleep(&unix.Timespec{Nsec: 50_000}, nil) // other threads are opening the last pages
 	}
 	c.f.current.CompareAndSwap(c, nil)
 	if err := c.failed.Load(); err != nil {
@@ -99,7 +99,7 @@ func (c *Capture) Release() error {
 	return nil
 }
 
-// openRange releases and unprotects what is not released of r.
+// openRange releases and unprotects the pages of r that are not released.
 func (c *Capture) openRange(r guestmem.Range) {
 	end := r.GPA + guestmem.GPA(r.Length)
 	for at := r.GPA; at < end; {
@@ -116,7 +116,7 @@ func (c *Capture) openRange(r guestmem.Range) {
 	}
 }
 
-// unfreeze drops the protection of ranges of a freeze that did not begin.
+// unfreeze drops the protection of ranges after a freeze that failed to start.
 func (f *Freezer) unfreeze(ranges []guestmem.Range) error {
 	var errs []error
 	for _, r := range ranges {

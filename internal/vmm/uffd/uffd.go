@@ -1,10 +1,10 @@
-// Package uffd freezes guest memory without stopping the guest for long: it write-protects the
-// dirty pages with userfaultfd and copies them to a layer file in the background; a page that
-// somebody wants to write is copied first. What nobody has written by the time the layer is
-// somebody's can be replaced by a mapping of it.
+// Package uffd freezes guest memory without stopping the guest for long. It write-protects the
+// dirty pages with userfaultfd and copies them to a layer file in the background; a page about to
+// be written is copied first. Once the layer is part of a snapshot, pages that are still unwritten
+// can be replaced by a mapping of it.
 //
-// It does not decide what to freeze or when: the machine stops the vCPUs and quiesces the devices
-// around Freeze. Linux's interface is Documentation/admin-guide/mm/userfaultfd.rst.
+// The machine decides what to freeze and when: it stops the vCPUs and quiesces the devices around
+// Freeze. Linux's interface is described in Documentation/admin-guide/mm/userfaultfd.rst.
 package uffd
 
 import (
@@ -36,8 +36,8 @@ const (
 // fd is a userfaultfd of this process.
 type fd int
 
-// open makes a userfaultfd for this process from an open /dev/userfaultfd: one that sees faults in
-// kernel mode too, because KVM writes guest memory from there.
+// open makes a userfaultfd for this process from an open /dev/userfaultfd. It also sees faults in
+// kernel mode, because KVM writes guest memory there.
 func open(device int) (fd, error) {
 	n, err := ioctl(device, ioNew, unix.O_CLOEXEC)
 	if err != nil {
@@ -64,7 +64,7 @@ func (u fd) register(start uintptr, length uint64) error {
 	return nil
 }
 
-// writeProtect sets or drops the protection of whole pages; dropping it wakes who waits for them.
+// writeProtect sets or drops the protection of whole pages; dropping it wakes the waiting writers.
 func (u fd) writeProtect(start uintptr, length uint64, on bool) error {
 	r := struct{ start, length, mode uint64 }{uint64(start), length, 0}
 	if on {
@@ -76,7 +76,7 @@ func (u fd) writeProtect(start uintptr, length uint64, on bool) error {
 	return nil
 }
 
-// wake lets those who wait for whole pages try again.
+// wake makes threads that wait for whole pages try again.
 func (u fd) wake(start uintptr, length uint64) error {
 	r := struct{ start, length uint64 }{uint64(start), length}
 	if err := u.call(ioWake, unsafe.Pointer(&r)); err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/forkd/forkd/internal/rawcall"
 )
 
-// EventFD is a Linux eventfd counter, which KVM signals (ioeventfd), or we do.
+// EventFD is a Linux eventfd counter, which KVM (ioeventfd) or this process signals.
 type EventFD struct {
 	fd int
 

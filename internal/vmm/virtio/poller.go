@@ -10,10 +10,10 @@ import (
 	"github.com/forkd/forkd/internal/rawcall"
 )
 
-// Poller waits for many descriptors in one goroutine: an epoll descriptor that is itself in the
-// runtime's poller, so that waiting occupies no thread. Add, Change and Remove may be called while
-// Wait waits. A descriptor that is in the runtime's poller by itself wakes the process for every
-// event, wanted or not.
+// Poller waits for many descriptors in one goroutine. Its epoll descriptor is itself in the
+// runtime's poller, so that waiting occupies no thread. Add, Change and Remove may be called during
+// Wait. (A descriptor directly in the runtime's poller would wake the process for every event,
+// wanted or not.)
 type Poller struct {
 	file *os.File
 	raw  syscall.RawConn
@@ -31,7 +31,7 @@ func NewPoller() (*Poller, error) {
 	if err != nil {
 		return nil, fmt.Errorf("create epoll: %w", err)
 	}
-	// Non-blocking makes os.NewFile put it into the runtime's poller; epoll itself does not care.
+	// Non-blocking makes os.NewFile add it to the runtime's poller; epoll itself ignores the flag.
 	if err := unix.SetNonblock(fd, true); err != nil {
 		_ = unix.Close(fd)
 		return nil, fmt.Errorf("epoll: %w", err)
@@ -45,8 +45,7 @@ func NewPoller() (*Poller, error) {
 	return p, nil
 }
 
-// poll collects events and reports whether there are any; if not, the runtime calls it again when
-// there are.
+// poll collects events and reports whether there are any; if not, the runtime calls it again later.
 func (p *Poller) poll(fd uintptr) bool {
 	p.n, p.err = rawcall.EpollWait(int(fd), p.events[:])
 	return p.n != 0 || p.err != nil
@@ -63,7 +62,7 @@ func (p *Poller) Wait() ([]unix.EpollEvent, error) {
 	return p.events[:p.n], nil
 }
 
-// Add makes Wait wait for events, such as EPOLLIN, of fd.
+// Add makes Wait also wait for events, such as EPOLLIN, of fd.
 func (p *Poller) Add(fd int, events uint32) error {
 	ev := unix.EpollEvent{Events: events, Fd: int32(fd)}
 	if err := rawcall.EpollCtl(p.fd, unix.EPOLL_CTL_ADD, fd, &ev); err != nil {
@@ -72,13 +71,13 @@ func (p *Poller) Add(fd int, events uint32) error {
 	return nil
 }
 
-// Change replaces the events of a descriptor that was added, which cannot fail.
+// Change replaces the events of an added descriptor, which cannot fail.
 func (p *Poller) Change(fd int, events uint32) {
 	ev := unix.EpollEvent{Events: events, Fd: int32(fd)}
 	_ = rawcall.EpollCtl(p.fd, unix.EPOLL_CTL_MOD, fd, &ev)
 }
 
-// Remove takes back Add.
+// Remove reverses Add.
 func (p *Poller) Remove(fd int) { _ = rawcall.EpollCtl(p.fd, unix.EPOLL_CTL_DEL, fd, nil) }
 
 // Close ends Wait.

@@ -3,8 +3,8 @@
 // §2, §3).
 //
 // It has no device, no register layout and no ring code; those are the packages below it. Nothing
-// in this tree talks to KVM: interrupts are an injected Interrupt, and kicks arrive through an
-// EventFD that the machine registers.
+// in this tree talks to KVM: the machine supplies the Interrupt, and registers an EventFD for
+// kicks.
 //
 // Life of a device:
 //
@@ -16,8 +16,8 @@
 //
 // A device is single-threaded: its transport calls Activate, Notify, Reset, Save and Restore one at
 // a time, holding the device's run lock. A device with goroutines of its own takes the same lock
-// with Transport.Enter before it touches its state, its queues or guest memory. Quiesce is nothing
-// but holding that lock: while it is held no device code runs, and none touches guest memory.
+// with Transport.Enter before it touches its state, its queues or guest memory. Quiescing means
+// holding that lock: while it is held no device code runs, and none touches guest memory.
 package virtio
 
 import (
@@ -47,7 +47,7 @@ type Interrupt interface {
 	Raise() error
 }
 
-// Info is what a device is. It never changes during the life of the device.
+// Info describes a device. It never changes during the life of the device.
 type Info struct {
 	ID         uint32   // device type, such as IDBlock
 	Features   uint64   // device-specific feature bits offered
@@ -75,25 +75,24 @@ type Device interface {
 	// error means that the driver broke the rules.
 	Notify() (more bool, err error)
 
-	// Reset forgets everything that came from the driver. Reset of an inactive device does nothing.
+	// Reset drops everything that came from the driver. Reset of an inactive device does nothing.
 	Reset()
 
 	Stater
 }
 
-// Stater is the part of a device that survives in a snapshot. Rings and registers are the
-// transport's to save.
+// Stater is the state of a device in a snapshot. The transport saves rings and registers.
 type Stater interface {
 	// Save appends the device's own state, beginning with a version.
 	Save(w *codec.Writer)
 
-	// Restore takes what Save wrote into a device that has just been created or reset. It refuses
-	// state of another version or of a device configured otherwise. Activate follows if the saved
-	// driver had been running.
+	// Restore reads what Save wrote, in a device that has just been created or reset. It refuses
+	// state of another version or of a device with another configuration. Activate follows if the
+	// saved driver had been running.
 	Restore(r *codec.Reader) error
 }
 
-// Transport is what an activated device sees of its transport.
+// Transport is an activated device's view of its transport.
 type Transport interface {
 	// Enter takes the device's run lock for one of its own goroutines, waiting while the device is
 	// quiesced. If it returns false the device is not running (never activated, reset or failed)
@@ -103,17 +102,17 @@ type Transport interface {
 	// Leave releases the lock that Enter took.
 	Leave()
 
-	// Wanted reports whether somebody waits for the run lock to pause the machine or to reset the
-	// device. Device code that is about to begin another request while it holds the lock stops
-	// instead: how long a pause takes must not depend on how much the guest has queued.
+	// Wanted reports whether another goroutine waits for the run lock to pause the machine or to
+	// reset the device. Device code that holds the lock then stops before its next request: the
+	// duration of a pause must not depend on how much the guest has queued.
 	Wanted() bool
 
-	// Interrupt tells the driver that the queue has used buffers, unless the driver asked not to be
-	// told. The run lock must be held.
+	// Interrupt tells the driver that the queue has used buffers, unless the driver has disabled
+	// that. The run lock must be held.
 	Interrupt(q *virtq.Queue) error
 
 	// Fail resets the device and sets DEVICE_NEEDS_RESET because the driver broke the rules, for
-	// failures found outside Notify. The run lock must be held; after it the device must only
-	// Leave.
+	// failures found outside Notify. The run lock must be held; afterwards the device must only
+	// call Leave.
 	Fail(err error)
 }

@@ -39,17 +39,17 @@ const (
 	// maxRequest bounds the data of one request in bytes. Linux drivers stay below 4 MiB.
 	maxRequest = 8 << 20
 
-	// maxPiece bounds the work between two looks at Transport.Wanted, in bytes of the disk. A piece
-	// of a discard may free an extent of the host's file system for each cluster in it. A multiple of
-	// cluster.
+	// maxPiece bounds the work between two checks of Transport.Wanted, in bytes of the disk. A
+	// piece of a discard may free an extent of the host's file system for each cluster in it. It is
+	// a multiple of cluster.
 	maxPiece = 1 << 20
 
-	// maxHold is after how many bytes the device lets others take the run lock, such as a driver
-	// that resets it.
+	// maxHold is the number of bytes after which the device lets others take the run lock, such as
+	// a driver that resets it.
 	maxHold = 8 << 20
 
-	// pieceCost is what a piece counts towards maxHold in addition to its data: a request that moves
-	// no data takes time too.
+	// pieceCost is added to each piece's data when counting towards maxHold, because a request
+	// without data takes time too.
 	pieceCost = 64 << 10
 
 	// Announced limits of a discard or write-zeroes request: one segment of 64 MiB, in sectors.
@@ -72,7 +72,7 @@ type Device struct {
 	transport virtio.Transport
 	queue     *virtq.Queue
 
-	done  uint64   // bytes that are done of the request at the head of the queue
+	done  uint64   // completed bytes of the request at the head of the queue
 	views [][]byte // scratch: guest memory of one piece
 }
 
@@ -80,13 +80,13 @@ type Device struct {
 // §5.2.6).
 const serialSize = 20
 
-// New returns a device that shows disk, which it owns, under that serial number, of which the
-// guest sees the first 20 bytes (as /dev/disk/by-id/virtio-SERIAL).
+// New returns a device for disk, which it owns, with that serial number, of which the guest sees
+// the first 20 bytes (as /dev/disk/by-id/virtio-SERIAL).
 //
-// A write for which the host's file system has no room is not answered with an error, which most
-// guests turn into lost data: it stays in the queue and full is called. The device stops serving
-// until the driver's next kick, or Unquiesce, and then tries again. full is called with the run
-// lock held, perhaps more than once, and must not block.
+// A write for which the host's file system has no room gets no error, which most guests turn into
+// lost data: it stays in the queue, and full is called. The device stops serving until the driver's
+// next kick, or Unquiesce, and then tries again. full is called with the run lock held, perhaps
+// more than once, and must not block.
 func New(disk *Overlay, serial string, full func()) *Device {
 	d := &Device{disk: disk, full: full}
 	copy(d.serial[:], serial)
@@ -169,8 +169,7 @@ func (d *Device) Notify() (more bool, err error) {
 		if err := d.queue.Push(c.Head, written); err != nil {
 			return false, err
 		}
-		// One interrupt per request, where the driver wants it: the next request may wait for a
-		// disk.
+		// One interrupt per request, if the driver wants one: the next request may wait for a disk.
 		if err := d.transport.Interrupt(d.queue); err != nil {
 			return false, err
 		}
@@ -193,7 +192,7 @@ func (d *Device) SetDisk(disk *Overlay) error {
 	}
 	old := d.disk
 	d.disk = disk
-	_ = old.Close() // nothing there is needed any more
+	_ = old.Close() // nothing in it is needed any more
 	return nil
 }
 

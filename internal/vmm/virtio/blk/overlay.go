@@ -17,9 +17,9 @@ const cluster = disklayer.ClusterSize
 // and a private top that takes all writes. Reads find each cluster in the topmost file that has
 // it; the base has all clusters, and those beyond its end are zero.
 //
-// Data is always written before the bit that makes it visible, so a process that dies at any
-// point leaves a valid layer. Nothing is synced: a top does not outlive the host's uptime until a
-// branch makes it a layer, and who keeps layers syncs them.
+// Data is always written before the bit that makes it visible, so that a process that dies at any
+// point leaves a valid layer. Nothing is synced: a top need not survive a reboot until a branch
+// makes it a layer, and the keeper of layers syncs them.
 //
 // It is the disk of one device and is not safe for concurrent use.
 type Overlay struct {
@@ -29,14 +29,14 @@ type Overlay struct {
 	layers []*disklayer.Layer // lowest first, the top last
 	top    *disklayer.Layer
 
-	rest    [][]byte // of a request: what is still to be transferred
+	rest    [][]byte // remaining part of a request
 	part    [][]byte // of rest: one run of clusters
 	scratch []byte   // one cluster, for copying on partial writes
 }
 
-// NewOverlay opens a disk over donated files: the base, then layers, of which the last is the
+// NewOverlay opens a disk over donated files: the base, then layers, the last of which is the
 // writable top. size is a multiple of 512, and every layer must be of a disk of that size. The
-// Overlay owns the files from here on, also after an error.
+// Overlay owns the files from here on, even after an error.
 func NewOverlay(files []*os.File, size uint64) (*Overlay, error) {
 	o := &Overlay{size: size}
 	if len(files) > 0 {
@@ -73,7 +73,7 @@ func (o *Overlay) open(files []*os.File) error {
 	return nil
 }
 
-// push opens f as the uppermost layer.
+// push opens f as the new topmost layer.
 func (o *Overlay) push(f *os.File) error {
 	l, err := o.openLayer(f)
 	if err == nil {
@@ -95,11 +95,11 @@ func (o *Overlay) openLayer(f *os.File) (*disklayer.Layer, error) {
 	return l, nil
 }
 
-// SwapTop makes the top an immutable layer and newTop, an empty layer of the same size, the top
-// above it. From then on the former top is read through frozen, the same file opened for reading,
-// and what it was written through is closed: nothing here can change it any more. It copies
-// nothing. After an error the disk is as it was and both files are the caller's; otherwise the
-// Overlay owns them.
+// SwapTop makes the top an immutable layer, and newTop, an empty layer of the same size, the top
+// above it. From then on the former top is read through frozen, the same file opened for reading.
+// The descriptor it was written through is closed, so that nothing here can change it any more.
+// SwapTop copies nothing. After an error the disk is unchanged and both files are the caller's;
+// otherwise the Overlay owns them.
 func (o *Overlay) SwapTop(newTop, frozen *os.File) error {
 	old := o.top
 	if err := sameFile(old.File(), frozen); err != nil {
@@ -119,7 +119,7 @@ func (o *Overlay) SwapTop(newTop, frozen *os.File) error {
 	return nil
 }
 
-// sameFile fails unless both are descriptors of one file.
+// sameFile returns an error unless both are descriptors of one file.
 func sameFile(a, b *os.File) error {
 	first, err := a.Stat()
 	if err != nil {
@@ -130,14 +130,14 @@ func sameFile(a, b *os.File) error {
 		return err
 	}
 	if !os.SameFile(first, second) {
-		return errors.New("the file to read the former top through is another one")
+		return errors.New("the file to read the former top through is a different file")
 	}
 	return nil
 }
 
-// Merge puts merged, a layer with the content of all layers from first to the last one below the
-// top, in their place and closes them. After an error the disk is as it was and merged is the
-// caller's; otherwise the Overlay owns it.
+// Merge replaces all layers from first to the last one below the top by merged, a layer with their
+// content, and closes them. After an error the disk is unchanged and merged is the caller's;
+// otherwise the Overlay owns it.
 func (o *Overlay) Merge(first int, merged *os.File) error {
 	last := len(o.layers) - 1 // the top
 	if first < 0 || first >= last {
@@ -149,7 +149,7 @@ func (o *Overlay) Merge(first int, merged *os.File) error {
 	old := slices.Clone(o.layers[first:last])
 	o.layers = append(o.layers[:first], o.layers[last+1], o.top)
 	for _, l := range old {
-		_ = l.Close() // nothing there is needed any more
+		_ = l.Close() // nothing in it is needed any more
 		_ = l.File().Close()
 	}
 	return nil
@@ -186,7 +186,7 @@ func (o *Overlay) ReadV(views [][]byte, off uint64) error {
 }
 
 // locate returns the file that has the byte at off, nil for zeros, and how many of the next left
-// bytes it has.
+// bytes that file has.
 func (o *Overlay) locate(off, left uint64) (*os.File, uint64) {
 	first := off / cluster
 	count := (off+left+cluster-1)/cluster - first
@@ -233,8 +233,8 @@ func (o *Overlay) take(n uint64) [][]byte {
 	return o.part
 }
 
-// transfer calls rw until all bytes of views are through. A file that ends early is an error: it
-// has been truncated under us.
+// transfer calls rw until all bytes of views are done. A file that ends early is an error: it has
+// been truncated in the meantime.
 func transfer(views [][]byte, off uint64, rw func([][]byte, int64) (int, error)) error {
 	for len(views) > 0 {
 		n, err := rw(views, int64(off))

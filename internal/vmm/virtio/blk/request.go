@@ -29,7 +29,7 @@ const (
 const (
 	headerSize  = 16 // struct virtio_blk_req: type, reserved, sector
 	segmentSize = 16 // struct virtio_blk_discard_write_zeroes: sector, num_sectors, flags
-	flagUnmap   = 1  // in a write-zeroes segment: the space may be given back; else it is merely a hint to keep it
+	flagUnmap   = 1  // in a write-zeroes segment: the space may be freed; otherwise a mere hint to keep it
 )
 
 var (
@@ -41,10 +41,10 @@ var (
 var errMore = errors.New("block request is not complete")
 
 // serve carries out the next piece of the request in c, the one after d.done. With the last piece
-// it returns how many bytes the device wrote to c, else errMore. What goes wrong with the disk or
-// its addresses is told to the driver in the request's status. Another error means that there was
-// no room to tell it, or, if noRoom says so, that the piece is to be served again when the host has
-// room.
+// it returns the number of bytes that the device wrote to c, else errMore. Errors of the disk or
+// its addresses are reported to the driver in the request's status. Another error means that the
+// status could not be written or, if noRoom returns true for it, that the piece must be served
+// again when the host has room.
 func (d *Device) serve(c *virtq.Chain) (written uint32, err error) {
 	status := c.CutLast()
 	if status == nil {
@@ -114,8 +114,8 @@ func (d *Device) write(c *virtq.Chain, sector uint64) error {
 }
 
 // piece returns the next piece of a request that moves size bytes: n bytes at off of the disk. left
-// is all that is still to be done. A hostile driver may have changed the request since the last
-// piece, so everything is checked again.
+// is the total that remains. A hostile driver may have changed the request since the last piece, so
+// everything is checked again.
 func (d *Device) piece(size uint32, sector uint64) (off, n, left uint64, err error) {
 	if size > maxRequest || !d.onDisk(sector, uint64(size)) {
 		return 0, 0, 0, errRange
@@ -125,11 +125,11 @@ func (d *Device) piece(size uint32, sector uint64) (off, n, left uint64, err err
 	return off, pieceOf(off, left), left, nil
 }
 
-// pieceOf returns how many of left bytes at off are done in one piece. It ends between two
-// clusters, which are thus completed or discarded as they would be by the whole request.
+// pieceOf returns how many of left bytes at off are done in one piece. A piece ends between two
+// clusters, so that clusters are completed or discarded as by the whole request.
 func pieceOf(off, left uint64) uint64 { return min(left, maxPiece-off%maxPiece) }
 
-// progress notes that n of left bytes have been done.
+// progress records that n of left bytes have been done.
 func (d *Device) progress(n, left uint64) error {
 	d.done += n
 	if n < left {
@@ -138,8 +138,8 @@ func (d *Device) progress(n, left uint64) error {
 	return nil
 }
 
-// zero carries out the next piece of a discard or write-zeroes request, which has a list of
-// segments as its data.
+// zero carries out the next piece of a discard or write-zeroes request, whose data is a list of
+// segments.
 func (d *Device) zero(c *virtq.Chain, kind uint32) error {
 	if c.ReadLen == 0 || c.ReadLen%segmentSize != 0 || c.ReadLen > acceptedSegments*segmentSize {
 		return errRange
@@ -179,8 +179,8 @@ func (d *Device) zero(c *virtq.Chain, kind uint32) error {
 	return nil
 }
 
-// result turns an error into a status, which tells the driver nothing about the host. It returns
-// errMore and what noRoom reports as they are: the driver gets no answer yet.
+// result converts an error to a status, which tells the driver nothing about the host. It returns
+// errMore and errors of noRoom unchanged, because the driver gets no answer yet.
 func result(err error) (status byte, pending error) {
 	switch {
 	case err == nil:

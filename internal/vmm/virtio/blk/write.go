@@ -27,9 +27,9 @@ func (o *Overlay) WriteV(views [][]byte, off uint64) error {
 	return nil
 }
 
-// writeRun returns how many of the next left bytes can be written in one way: straight to the top
-// (whole), because they are whole clusters or the top has the cluster already, or by first
-// completing one cluster from below.
+// writeRun returns how many of the next left bytes can be written in the same way. With whole they
+// are written straight to the top, because they are whole clusters or the top has the cluster
+// already. Otherwise one cluster must first be completed from below.
 func (o *Overlay) writeRun(off, left uint64) (n uint64, whole bool) {
 	end := off + left
 	if !o.fills(off/cluster, off, end) {
@@ -95,8 +95,8 @@ func (o *Overlay) writePartial(part [][]byte, off, n uint64) error {
 	return o.writeWhole(one[:], begins, uint64(len(whole)))
 }
 
-// Zero makes n bytes from off read as zero and gives their space in the top back. The caller has
-// checked the range and that the disk is writable.
+// Zero makes n bytes from off read as zero and frees their space in the top. The caller has checked
+// the range and that the disk is writable.
 func (o *Overlay) Zero(off, n uint64) error {
 	end := off + n
 	first, last := (off+cluster-1)/cluster*cluster, end/cluster*cluster
@@ -124,8 +124,7 @@ func (o *Overlay) Zero(off, n uint64) error {
 	return o.writeZeros(last, end-last)
 }
 
-// Discard gives back the space of the whole clusters within n bytes from off, which then read as
-// zero.
+// Discard frees the space of the whole clusters within n bytes from off, which then read as zero.
 func (o *Overlay) Discard(off, n uint64) error {
 	first, last := (off+cluster-1)/cluster*cluster, (off+n)/cluster*cluster
 	if first >= last {

@@ -11,8 +11,8 @@ func (t *Transport) offered() uint64 {
 	return t.info.Features | virtio.FVersion1 | virtio.FEventIdx | virtio.FIndirectDesc
 }
 
-// Read answers a vCPU's load of len(p) bytes at offset off of the window. A load that is no
-// register reads as zero.
+// Read answers a vCPU's load of len(p) bytes at offset off of the window. A load outside a register
+// reads as zero.
 func (t *Transport) Read(off uint64, p []byte) {
 	clear(p)
 	if off >= regConfig {
@@ -60,7 +60,7 @@ func (t *Transport) readRegister(off uint64) uint32 {
 	return 0
 }
 
-// half returns 32 of the bits of v: the low ones for selector 0, the high ones for 1.
+// half returns 32 bits of v: the low ones for selector 0, the high ones for 1.
 func half(v uint64, sel uint32) uint32 {
 	if sel > 1 {
 		return 0
@@ -83,20 +83,19 @@ func (t *Transport) selected() *queueConfig {
 	return &t.queueConfigs[t.queueSel]
 }
 
-// Write carries out a vCPU's store of p at offset off of the window. Stores to what is no writable
-// register are ignored.
+// Write carries out a vCPU's store of p at offset off of the window. Stores outside writable
+// registers are ignored.
 func (t *Transport) Write(off uint64, p []byte) {
 	if len(p) != 4 || off >= regConfig {
 		return
 	}
 	v := binary.LittleEndian.Uint32(p)
-	switch off { // without mu, see readRegister
+	switch off { // without mu, like readRegister
 	case RegInterruptACK:
 		t.interrupt.And(^v)
 		return
 	case RegQueueNotify:
-		// A failed write to an eventfd of our own means that it is closed: the machine is going
-		// away.
+		// Writing to the eventfd fails only if it is closed: then the machine is ending.
 		_ = t.kick.Signal()
 		return
 	}
@@ -158,8 +157,8 @@ func (t *Transport) writeQueue(off uint64, v uint32) {
 //
 //	0 ─▶ ACKNOWLEDGE ─▶ DRIVER ─▶ FEATURES_OK ─▶ DRIVER_OK      0 from anywhere resets
 //
-// The driver may only add bits, in this order; other stores change nothing, which the driver sees
-// when it reads the register back as it must after FEATURES_OK.
+// The driver may only add bits, in this order. Other stores change nothing; the driver sees that
+// when it reads the register back, as it must after FEATURES_OK.
 func (t *Transport) writeStatus(v uint32) {
 	old := t.status.Load()
 	if v == 0 {
@@ -170,7 +169,7 @@ func (t *Transport) writeStatus(v uint32) {
 		return
 	}
 	const known = statusAcknowledge | statusDriver | statusDriverOK | statusFeaturesOK | statusFailed
-	// NEEDS_RESET is the device's to set; only a reset clears it.
+	// Only the device sets NEEDS_RESET; only a reset clears it.
 	if v &^= statusNeedsReset; v&^known != 0 || old&known&^v != 0 || old&statusNeedsReset != 0 {
 		return
 	}
@@ -196,8 +195,8 @@ func (t *Transport) writeStatus(v uint32) {
 	}
 }
 
-// acceptable reports whether the driver chose a legal set of features: nothing that was not
-// offered, and no legacy driver.
+// acceptable reports whether the driver chose a legal set of features: only offered ones, and not
+// those of a legacy driver.
 func (t *Transport) acceptable() bool {
 	return t.driverFeatures&^t.offered() == 0 && t.driverFeatures&virtio.FVersion1 != 0
 }

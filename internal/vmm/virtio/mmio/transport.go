@@ -3,11 +3,10 @@
 // that serves its kicks.
 //
 // It does not decode bus addresses (callers pass offsets into one window), and it neither creates
-// nor registers KVM objects: the machine puts NotifyFD behind an ioeventfd, and an input of the
-// interrupt controllers behind the injected Interrupt. One eventfd serves all queues of a device:
-// looking at a queue without news costs one load, while a descriptor per queue would cost memory in
-// every VM. Whatever a driver writes ends in a register value, an ignored write or
-// DEVICE_NEEDS_RESET.
+// nor registers KVM objects. The machine registers NotifyFD as an ioeventfd, and connects Interrupt
+// to an input of the interrupt controllers. One eventfd serves all queues of a device: checking an
+// unchanged queue costs one load, while a descriptor per queue would cost memory in every VM. A
+// driver's writes can only change a register, be ignored, or cause DEVICE_NEEDS_RESET.
 package mmio
 
 import (
@@ -23,7 +22,7 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/virtq"
 )
 
-// queueConfig is what the driver wrote about one queue.
+// queueConfig is the driver's configuration of one queue.
 type queueConfig struct {
 	size                 uint16
 	ready                bool
@@ -53,7 +52,7 @@ type Transport struct {
 	queueSel          uint32
 	queueConfigs      []queueConfig
 
-	wanted   atomic.Int32 // how many wait for run to stop the device, see lockRun
+	wanted   atomic.Int32 // number of callers that wait for run to stop the device, see lockRun
 	run      sync.Mutex   // held while device code runs, and from Quiesce to Unquiesce
 	queues   []*virtq.Queue
 	running  bool // activated and not failed
@@ -62,8 +61,8 @@ type Transport struct {
 	failure  error
 }
 
-// New returns a transport for dev whose interrupts go to irq, and starts its goroutine. Close ends
-// it.
+// New returns a transport for dev with interrupts to irq, and starts its goroutine. Close ends the
+// goroutine.
 func New(mem *guestmem.Memory, dev virtio.Device, irq virtio.Interrupt) (*Transport, error) {
 	kick, err := virtio.NewEventFD()
 	if err != nil {
@@ -76,12 +75,12 @@ func New(mem *guestmem.Memory, dev virtio.Device, irq virtio.Interrupt) (*Transp
 }
 
 // NotifyFD returns the eventfd for KVM's ioeventfd at RegQueueNotify. It matches every value:
-// register it without datamatch, with length 0 where KVM_CAP_IOEVENTFD_ANY_LENGTH is there (KVM
-// then need not decode the instruction), else with length 4. The transport keeps owning it.
+// register it without datamatch. Use length 0 if KVM has KVM_CAP_IOEVENTFD_ANY_LENGTH, so that it
+// need not decode the instruction, else length 4. The transport keeps owning it.
 func (t *Transport) NotifyFD() int { return t.kick.FD() }
 
-// InterruptStatus returns the word behind RegInterruptStatus and RegInterruptACK. Whoever runs
-// vCPUs may serve these two by it: a driver accesses both for every interrupt.
+// InterruptStatus returns the word of RegInterruptStatus and RegInterruptACK. The runner of vCPUs
+// may use it to serve these two registers, which a driver accesses for every interrupt.
 func (t *Transport) InterruptStatus() *atomic.Uint32 { return &t.interrupt }
 
 // Close stops the device, ends the goroutine and closes NotifyFD. It does not close the device. The
@@ -105,8 +104,8 @@ func (t *Transport) Err() error {
 	return t.failure
 }
 
-// Quiesce returns when no device code runs, and keeps it from running until Unquiesce: no register,
-// queue or guest memory is touched in between. The vCPUs must be stopped, for their register
+// Quiesce waits until no device code runs, and keeps it from running until Unquiesce: no register,
+// queue or guest memory is touched in between. The vCPUs must be stopped, because their register
 // accesses would block. Only the goroutine that pauses the machine calls Quiesce, Unquiesce, Save
 // and Restore.
 func (t *Transport) Quiesce() {
@@ -114,17 +113,17 @@ func (t *Transport) Quiesce() {
 	t.quiesced = true
 }
 
-// lockRun takes run from a device that may be busy: it gives run up after the piece of work that it is
-// at. A vCPU that resets a device waits here as well, and so does whoever pauses that vCPU.
+// lockRun takes run from a device that may be busy: the device releases run after its present piece
+// of work. A vCPU that resets a device waits here as well, and so does a pause of that vCPU.
 func (t *Transport) lockRun() {
 	t.wanted.Add(1)
 	t.run.Lock()
 	t.wanted.Add(-1)
 }
 
-// Unquiesce lets the device run again. Every queue is served as if kicked, for a kick may have been
-// lost with the eventfd it lay in, and an interrupt that the driver has not acknowledged is raised
-// again; so the interrupt controllers must have their state before.
+// Unquiesce lets the device run again. It serves every queue as if kicked, because a kick may have
+// been lost with its eventfd, and raises unacknowledged interrupts again. So the state of the
+// interrupt controllers must be restored before.
 func (t *Transport) Unquiesce() error {
 	idle := t.idle()
 	t.quiesced = false
@@ -146,8 +145,8 @@ func (t *Transport) idle() bool {
 	return !t.running || !slices.ContainsFunc(t.queues, busy)
 }
 
-// Exclusive calls f while no device code runs, and lets the device serve its queues thereafter. The
-// transport may be quiesced. It is for the goroutine that may call Quiesce.
+// Exclusive calls f while no device code runs, and then lets the device serve its queues. The
+// transport may be quiesced. Only the goroutine that may call Quiesce may call it.
 func (t *Transport) Exclusive(f func()) error {
 	if t.quiesced {
 		f()
@@ -184,9 +183,9 @@ func (t *Transport) Interrupt(q *virtq.Queue) error {
 	return t.raise(interruptUsed)
 }
 
-// raise records the reason first: the driver reads it in its handler. It raises even if the driver
-// has not yet acknowledged an earlier one, because an edge that came while the line was masked is
-// gone.
+// raise records the reason first, because the driver reads it in its handler. It raises the line
+// even if the driver has not yet acknowledged an earlier interrupt, because an edge is lost while
+// the line is masked.
 func (t *Transport) raise(reason uint32) error {
 	t.interrupt.Or(reason)
 	return t.irq.Raise()
@@ -194,7 +193,7 @@ func (t *Transport) raise(reason uint32) error {
 
 // Fail implements virtio.Transport.
 func (t *Transport) Fail(err error) {
-	t.dev.Reset() // it lets go of its descriptors: nothing would serve them
+	t.dev.Reset() // releases its descriptors, which would not be served
 	t.running, t.failure = false, err
 	if t.status.Or(statusNeedsReset)&statusDriverOK == 0 {
 		return // virtio 1.2 §2.1.2: a driver that is not up gets no notification
@@ -214,7 +213,7 @@ func (t *Transport) serve() {
 	}
 }
 
-// serveOnce lets the device serve its queues and reports whether it wants to go on.
+// serveOnce lets the device serve its queues and reports whether there is more to do.
 func (t *Transport) serveOnce() bool {
 	if !t.Enter() {
 		return false
@@ -255,7 +254,7 @@ func (t *Transport) activate() error {
 	return nil
 }
 
-// stop takes the device away from the driver. Preconditions: run is held.
+// stop disconnects the device from the driver. Preconditions: run is held.
 func (t *Transport) stop() {
 	t.dev.Reset()
 	t.running, t.queues, t.failure = false, nil, nil

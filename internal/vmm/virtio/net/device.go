@@ -1,20 +1,20 @@
 // Package net is the virtio network device (virtio 1.2 §5.1): it moves Ethernet frames between a
 // driver and a frame socket (package frame), whose other end is its peer.
 //
-// It parses no frame, knows no address but what its configuration shows, and has neither a control
-// queue nor a link status: a driver without a peer is told nothing, and what it sends goes nowhere.
+// It parses no frame, knows no address except that in its configuration, and has neither a control
+// queue nor a link status: a driver is not told that it has no peer, and its frames are dropped.
 //
-//   - Checksums and TCP segmentation are left to whoever receives a frame. The device checks that
-//     a header can stand before its frame and passes it on; a frame with another one ends here, and
-//     its buffer goes back.
-//   - A peer that takes no more leaves frames in the driver's queue. A driver without receive
-//     buffers leaves them in the socket. A peer that has gone is forgotten.
-//   - Payload moves between the socket and guest memory without a copy of our own.
+//   - Checksums and TCP segmentation are left to the receiver of a frame. The device checks that a
+//     header is valid for its frame and passes it on; otherwise it drops the frame and returns its
+//     buffer.
+//   - If the peer accepts no more, frames stay in the driver's queue. If the driver has no receive
+//     buffers, they stay in the socket. A peer that is gone is dropped.
+//   - Payload moves between the socket and guest memory without a copy in this process.
 //
-// One goroutine waits, through an epoll descriptor, for the socket; the transport's goroutine
-// serves the queues. Both hold the run lock while they work and neither ever blocks. The former and
-// its descriptor come into being with the first frame that the driver sends to a peer. Until then
-// nothing is received: who never used the network pays nothing for it.
+// One goroutine waits for the socket, through an epoll descriptor; the transport's goroutine serves
+// the queues. Both hold the run lock while they work, and neither ever blocks. The former goroutine
+// and its descriptor are created when the driver sends its first frame to a peer. Until then
+// nothing is received, so that a guest that never uses the network costs nothing.
 package net
 
 import (
@@ -45,11 +45,11 @@ const (
 	queueRX = 0 // device to driver
 	queueTX = 1 // driver to device
 
-	// queueSize is that of other VMMs. Linux fills the receive queue with buffers of a page or
-	// less.
+	// queueSize is the same as in other VMMs. Linux fills the receive queue with buffers of a page
+	// or less.
 	queueSize = 256
 
-	// burst is how many frames move in one direction before others have their turn.
+	// burst is how many frames move in one direction before others get a turn.
 	burst = 64
 
 	// maxParts bounds the parts of one message (Linux's UIO_MAXIOV).
@@ -63,7 +63,7 @@ type Device struct {
 	done chan struct{}  // closed when the poll goroutine has ended; nil before the first frame
 
 	peer   *Peer  // nil if there is none
-	polled uint32 // events for which the peer's socket is in the poller; 0: it is not
+	polled uint32 // events for which the peer's socket is in the poller; 0: it is not in it
 
 	transport virtio.Transport
 	rx, tx    *virtq.Queue
@@ -72,23 +72,23 @@ type Device struct {
 	blocked   bool // the socket was full: frames wait in tx
 	stalled   bool // receive buffers ran out: frames wait in the socket
 
-	raw   [frame.HeaderBytes]byte // scratch: the header of the frame under way
-	parts guestmem.Vector         // scratch: where it is
+	raw   [frame.HeaderBytes]byte // scratch: the header of the current frame
+	parts guestmem.Vector         // scratch: its parts in memory
 	used  []virtq.Used            // scratch: its receive buffers
-	first [][]byte                // scratch: the views of the first of them
+	first [][]byte                // scratch: the views of the first receive buffer
 }
 
 // New returns a device without a peer.
 func New() *Device { return &Device{} }
 
-// SetPeer gives the device another peer, nil for none, and closes the one it had. Preconditions:
-// the run lock is held, or the transport quiesced. Notify follows if the device is running.
+// SetPeer gives the device another peer, nil for none, and closes the previous one. Preconditions:
+// the run lock is held, or the transport quiesced. Call Notify afterwards if the device is running.
 func (d *Device) SetPeer(p *Peer) {
 	d.dropPeer()
 	d.peer = p
 }
 
-// dropPeer forgets the peer and what waited for it.
+// dropPeer drops the peer and the frames that waited for it.
 func (d *Device) dropPeer() {
 	d.unwatch()
 	d.peer.Close()
@@ -101,7 +101,8 @@ func (d *Device) Info() virtio.Info {
 	return virtio.Info{ID: virtio.IDNet, Features: features, QueueSizes: []uint16{queueSize, queueSize}}
 }
 
-// ReadConfig implements virtio.Device: address and MTU are all there is (virtio 1.2 §5.1.4).
+// ReadConfig implements virtio.Device. The configuration consists of address and MTU (virtio 1.2
+// §5.1.4).
 func (d *Device) ReadConfig(off uint64, p []byte) {
 	var c [12]byte
 	copy(c[0:], frame.GuestMAC[:])
@@ -124,7 +125,7 @@ func (d *Device) Activate(t virtio.Transport, queues []*virtq.Queue, features ui
 	return nil
 }
 
-// Reset implements virtio.Device. The peer stays: it is not the driver's.
+// Reset implements virtio.Device. The peer stays, because it does not belong to the driver.
 func (d *Device) Reset() {
 	d.unwatch()
 	d.transport, d.rx, d.tx, d.features = nil, nil, nil, 0
@@ -143,8 +144,8 @@ func (d *Device) Close() error {
 	return err
 }
 
-// Notify implements virtio.Device. Unless there are frames it does not write guest memory, of which
-// a fork would have to copy a page.
+// Notify implements virtio.Device. Without frames it does not write guest memory, because a fork
+// would have to copy the page.
 func (d *Device) Notify() (more bool, err error) {
 	d.stalled = false // there may be new buffers
 	return d.serve()
@@ -162,7 +163,7 @@ func (d *Device) serve() (more bool, err error) {
 		return false, err
 	}
 	d.watch()
-	freed := blocked && !d.blocked // the peer is gone, and no kick will come for what waited
+	freed := blocked && !d.blocked // the peer is gone, and no kick will come for the waiting frames
 	for _, q := range [...]*virtq.Queue{d.rx, d.tx} {
 		if err := d.transport.Interrupt(q); err != nil {
 			return false, err
@@ -188,7 +189,7 @@ func (d *Device) servePeer(t virtio.Transport) {
 // more to do.
 func (d *Device) serveOnce(t virtio.Transport) bool {
 	if !t.Enter() {
-		return false // a reset has emptied the poller since
+		return false // a reset has emptied the poller in the meantime
 	}
 	defer t.Leave()
 	d.blocked = false
@@ -200,7 +201,7 @@ func (d *Device) serveOnce(t virtio.Transport) bool {
 	return more
 }
 
-// wake begins to receive, with the first frame that the driver sends.
+// wake starts receiving, when the driver sends its first frame.
 func (d *Device) wake() error {
 	if d.poll == nil {
 		p, err := virtio.NewPoller()
@@ -214,8 +215,8 @@ func (d *Device) wake() error {
 	return nil
 }
 
-// watch makes the poller wait for what the device can use now. A socket of which it can use nothing
-// is taken out: its hang-up is reported whether asked for or not, and would be again and again.
+// watch makes the poller wait for the events that the device can use now. If it can use none, it
+// removes the socket: a hang-up would be reported regardless, repeatedly.
 func (d *Device) watch() {
 	if d.peer == nil || !d.awake {
 		return
@@ -236,14 +237,14 @@ func (d *Device) watch() {
 		d.polled = events
 	default:
 		if d.poll.Add(d.peer.fd, events) != nil {
-			d.dropPeer() // the host is out of memory; without it nobody waits
+			d.dropPeer() // the host is out of memory, and the socket cannot be waited for
 			return
 		}
 		d.polled = events
 	}
 }
 
-// unwatch takes the socket out of the poller.
+// unwatch removes the socket from the poller.
 func (d *Device) unwatch() {
 	if d.polled != 0 {
 		d.poll.Remove(d.peer.fd)

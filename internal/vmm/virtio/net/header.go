@@ -12,17 +12,16 @@ const (
 	flagDataValid = 2 // VIRTIO_NET_HDR_F_DATA_VALID, to the driver only
 )
 
-// Segmentation that a header asks for. Others are not offered.
+// Segmentation that a header requests. Other kinds are not offered.
 const (
 	gsoNone  = 0 // VIRTIO_NET_HDR_GSO_NONE
 	gsoTCPv4 = 1 // VIRTIO_NET_HDR_GSO_TCPV4
 )
 
-// ethernetBytes is the length of an Ethernet header, and so of the shortest frame that says where
-// it goes.
+// ethernetBytes is the length of an Ethernet header, and so of the shortest valid frame.
 const ethernetBytes = 14
 
-// header is struct virtio_net_hdr_v1 but for num_buffers, which belongs to one queue and not to the
+// header is struct virtio_net_hdr_v1 without num_buffers, which belongs to the queue and not to the
 // frame.
 type header struct {
 	flags, gsoType        uint8
@@ -53,8 +52,8 @@ func (h *header) encode(buffers uint16) (b [frame.HeaderBytes]byte) {
 	return b
 }
 
-// fits reports whether h can stand before a frame of n bytes, where the receiver completes
-// checksums (csum) and segments (tso) or not.
+// fits reports whether h is valid for a frame of n bytes, given whether the receiver completes
+// checksums (csum) and segments (tso).
 func (h *header) fits(n int, csum, tso bool) bool {
 	if n < ethernetBytes || n > frame.MaxFrame {
 		return false

@@ -43,9 +43,9 @@ func (d *Device) receive() (more bool, err error) {
 	return true, nil
 }
 
-// deliver moves the next message, of n bytes, to the driver, whose header it has in d.raw. It drops
-// one that the driver cannot take, and leaves it where it is, stalled, if there are too few buffers
-// now.
+// deliver moves the next message, of n bytes, to the driver; its header is in d.raw. It drops a
+// message that the driver cannot accept. If there are too few buffers now, it leaves the message in
+// the socket and sets d.stalled.
 func (d *Device) deliver(n int) error {
 	h := decodeHeader(&d.raw)
 	csum := d.features&FGuestCsum != 0
@@ -63,7 +63,7 @@ func (d *Device) deliver(n int) error {
 		d.parts.Reset()
 	}
 	if err := d.peer.read(&d.parts); err != nil {
-		// Guest memory that cannot be written, or a host without memory. The message may be gone;
+		// Guest memory cannot be written, or the host is out of memory. The message may be lost;
 		// the buffers are not.
 		d.putBack()
 		return nil
@@ -76,9 +76,9 @@ func (d *Device) deliver(n int) error {
 	return d.rx.PushAll(d.used)
 }
 
-// collect takes receive buffers for a message of n bytes off the queue, into d.parts and d.used. It
-// reports false, and leaves the buffers where they were, if the message can never fit or, with
-// d.stalled set, does not now.
+// collect takes receive buffers for a message of n bytes off the queue, into d.parts and d.used. If
+// the message does not fit, it returns false and leaves the buffers in the queue; d.stalled then
+// says that it will fit later.
 func (d *Device) collect(n int) (bool, error) {
 	d.parts.Reset()
 	d.used = d.used[:0]
@@ -88,7 +88,7 @@ func (d *Device) collect(n int) (bool, error) {
 			return false, err
 		}
 		if c == nil {
-			d.stalled = len(d.used) < d.rx.Size() // more than what fills the queue will never come
+			d.stalled = len(d.used) < d.rx.Size() // more buffers than the queue has entries never come
 			d.putBack()
 			return false, nil
 		}
@@ -115,7 +115,7 @@ func (d *Device) collect(n int) (bool, error) {
 	return true, nil
 }
 
-// popBuffer takes a receive buffer; when it returns none, the driver kicks for the next.
+// popBuffer takes a receive buffer; if it returns none, the driver kicks for the next.
 func (d *Device) popBuffer() (*virtq.Chain, error) {
 	for {
 		c, err := d.rx.Pop()
@@ -128,7 +128,7 @@ func (d *Device) popBuffer() (*virtq.Chain, error) {
 	}
 }
 
-// putBack leaves the buffers that collect took in the queue.
+// putBack returns the buffers that collect took to the queue.
 func (d *Device) putBack() {
 	for range d.used {
 		d.rx.Unpop()

@@ -9,7 +9,7 @@ import (
 // stateVersion changes whenever the layout of Save does.
 const stateVersion = 1
 
-// Save implements virtio.Stater. Of the peer nothing is saved: a copy of the machine gets its own.
+// Save implements virtio.Stater. The peer is not saved: a copy of the machine gets its own.
 func (d *Device) Save(w *codec.Writer) { w.U32(stateVersion) }
 
 // Restore implements virtio.Stater.

@@ -9,7 +9,7 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/virtq"
 )
 
-// transmit sends the driver's frames. Whenever it returns, either the driver kicks for its next
+// transmit sends the driver's frames. When it returns, either the driver will kick for its next
 // frame, or the socket is full and frames wait: a restored device relies on that.
 func (d *Device) transmit() (more bool, err error) {
 	if d.blocked {
@@ -47,7 +47,7 @@ func (d *Device) send(c *virtq.Chain) error {
 		return nil
 	}
 	h := decodeHeader(&d.raw)
-	h.flags &= flagNeedsCsum // unknown ones are to be ignored (virtio 1.2 §5.1.6.2.2)
+	h.flags &= flagNeedsCsum // unknown flags must be ignored (virtio 1.2 §5.1.6.2.2)
 	if c.ReadLen > frame.MaxFrame || !h.fits(int(c.ReadLen), d.features&FCsum != 0, d.features&FHostTSO4 != 0) {
 		return nil
 	}

@@ -2,7 +2,7 @@
 // getrandom(2).
 //
 // It keeps no pool and has no state, so two forks of a guest never get the same bytes from it.
-// Linux keeps bytes that it has fetched ahead: the guest's agent drops them in a fork.
+// Linux keeps bytes that it has fetched in advance; the guest's agent drops them in a fork.
 package rng
 
 import (
@@ -16,9 +16,9 @@ import (
 )
 
 const (
-	queueSize = 8 // Linux has one request out at a time
+	queueSize = 8 // Linux has at most one request in flight
 
-	// maxFill bounds what one request gets, in bytes: a device may give less than asked for.
+	// maxFill bounds the answer to one request, in bytes: a device may give less than requested.
 	maxFill = 4096
 
 	// stateVersion changes whenever the layout of Save does.

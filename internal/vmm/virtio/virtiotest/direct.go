@@ -13,9 +13,9 @@ import (
 // Direct is a transport without registers: the test calls the device. It raises no interrupts.
 type Direct struct {
 	sync.Mutex
-	Failed error  // what the device reported with Fail
-	Paused bool   // what Wanted returns
-	Looked func() // if set, Wanted calls it first
+	Failed error  // the error passed to Fail
+	Paused bool   // result of Wanted
+	Looked func() // called first by Wanted, if set
 }
 
 // Enter implements virtio.Transport.
@@ -54,8 +54,8 @@ const FuzzMemory = 1 << 16
 
 // Fuzz activates dev on queues of 8 entries, 512 bytes apart from address 0, in a memory that
 // begins with content, and lets it serve them. In each 512 bytes the descriptors are at 0, the
-// available ring at 128, the used ring at 256. Whatever happens is right unless it panics or does
-// not end.
+// available ring at 128, the used ring at 256. Any outcome is right except a panic or an endless
+// loop.
 func Fuzz(tb testing.TB, mem *guestmem.Memory, dev virtio.Device, content []byte, features uint64) {
 	tb.Helper()
 	view, err := mem.WriteView(0, FuzzMemory)

@@ -46,7 +46,7 @@ type Ring struct {
 	kick                        func()
 }
 
-// NewRing lays a ring of size entries out at base, which is page-aligned. kick tells the device.
+// NewRing places a ring of size entries at base, which is page-aligned. kick notifies the device.
 func NewRing(tb testing.TB, mem *guestmem.Memory, base guestmem.GPA, size uint16, kick func()) *Ring {
 	n := guestmem.GPA(size)
 	avail := base + 16*n
@@ -133,7 +133,7 @@ func (r *Ring) Wait() (head uint16, written uint32) {
 // SetKick changes how the ring tells its device.
 func (r *Ring) SetKick(kick func()) { r.kick = kick }
 
-// AvailEvent returns at which available index the device wants the next kick.
+// AvailEvent returns the available index at which the device wants the next kick.
 func (r *Ring) AvailEvent() uint16 {
 	v, err := r.mem.LoadUint16(r.Used + 4 + 8*guestmem.GPA(r.Size))
 	r.must(err)
@@ -181,8 +181,8 @@ func Load(t *mmio.Transport, off uint64) uint32 {
 	return binary.LittleEndian.Uint32(p[:])
 }
 
-// Start initializes the device behind t (virtio 1.2 §3.1.1) with queues of those sizes, from base
-// on, one per 16 KiB.
+// Start initializes the device behind t (virtio 1.2 §3.1.1) with queues of the given sizes, one per
+// 16 KiB from base on.
 func Start(tb testing.TB, mem *guestmem.Memory, t *mmio.Transport, features uint64, base guestmem.GPA,
 	sizes ...uint16) []*Ring {
 	tb.Helper()

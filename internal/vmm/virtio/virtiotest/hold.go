@@ -10,13 +10,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Hold measures the work that a device does between two looks at Transport.Wanted: how long a pause
-// may have to wait for it. The device runs in the calling goroutine, which is locked to its thread.
+// Hold measures the work that a device does between two checks of Transport.Wanted: how long a
+// pause may have to wait for it. The device runs in the calling goroutine, which is locked to its
+// thread.
 type Hold struct {
 	Bytes uint64        // most bytes that one piece of work moved
 	Calls uint64        // most system calls that read or write, in one piece of work
 	Time  time.Duration // of the longest piece of work
-	CPU   time.Duration // most processor time of one piece of work: on a busy host it says more than Time
+	CPU   time.Duration // most processor time of one piece of work, which on a busy host is more reliable than Time
 
 	tb    testing.TB
 	extra func() uint64
@@ -24,14 +25,14 @@ type Hold struct {
 	at    work
 }
 
-// work is what a thread has done so far.
+// work is the work that a thread has done so far.
 type work struct {
 	bytes, calls, extra uint64
 	cpu                 time.Duration
 }
 
-// NewHold returns a Hold, which sees what its thread reads and writes by the kernel's accounting. In
-// addition it counts the change of extra, if that is set: bytes that the device moves otherwise.
+// NewHold returns a Hold. It reads the kernel's accounting of its thread's reads and writes. It
+// also counts the change of extra, if not nil: bytes that the device moves in other ways.
 func NewHold(tb testing.TB, extra func() uint64) *Hold {
 	tb.Helper()
 	if _, err := os.Stat("/proc/thread-self/io"); err != nil {

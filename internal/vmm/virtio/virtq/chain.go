@@ -12,9 +12,9 @@ import (
 // this, and preadv takes no more.
 const MaxChain = 1024
 
-// MaxBytes bounds the bytes of one chain: the longest request of any device is one of a disk, 8 MiB
-// and its header. While a live branch is copied, taking a chain off its queue saves the pages that
-// the chain lets the device write, MaxPages at most, and a pause waits for that.
+// MaxBytes bounds the bytes of one chain: the longest request of any device is a disk's, 8 MiB and
+// its header. During a live branch, taking a chain off its queue saves the pages that the device
+// may write, at most MaxPages, and a pause waits for that.
 const MaxBytes = 9 << 20
 
 // MaxPages bounds the pages that one chain touches: each descriptor may begin and end inside a page.
@@ -29,8 +29,8 @@ const (
 
 const descSize = 16
 
-// Chain is the buffers of one request: Readable ones from the driver, then Writable ones for the
-// device, as views of guest memory. The guest may change what it sees at any time: read a field
+// Chain holds the buffers of one request, as views of guest memory: Readable ones from the driver,
+// then Writable ones for the device. The guest may change their content at any time: read a field
 // once, into a copy.
 type Chain struct {
 	Head     uint16 // for Queue.Push
@@ -67,7 +67,7 @@ func (c *Chain) CopyOut(p []byte) int {
 	return n
 }
 
-// CutLast takes the last writable byte off the chain, where block devices report a request's
+// CutLast removes the last writable byte of the chain, where block devices report a request's
 // status. It returns nil if there is none.
 func (c *Chain) CutLast() []byte {
 	if len(c.Writable) == 0 {

@@ -2,10 +2,9 @@
 // event indices and indirect descriptors.
 //
 // Everything in a ring is hostile: each address is checked, chains are bounded in descriptors and
-// bytes (so a loop ends), and what the guest writes is read once. A violated rule is an error,
-// which the transport turns into DEVICE_NEEDS_RESET; it never is a panic. The package does not
-// notify anybody, has no locks (the device's run lock covers it) and knows neither devices nor
-// registers.
+// bytes (so a loop ends), and the guest's values are read once. A violated rule is an error, which
+// the transport turns into DEVICE_NEEDS_RESET; it is never a panic. The package notifies no one,
+// has no locks (the device's run lock covers it) and knows neither devices nor registers.
 package virtq
 
 import (
@@ -26,7 +25,8 @@ const (
 	usedNoNotify     = 1 // VIRTQ_USED_F_NO_NOTIFY
 )
 
-// Config is where a driver put a queue and what it negotiated for its rings.
+// Config is a driver's configuration of a queue: its place and the negotiated features of its
+// rings.
 type Config struct {
 	Size     uint16       // entries, a power of two
 	Desc     guestmem.GPA // descriptor table
@@ -43,9 +43,9 @@ type Queue struct {
 
 	lastAvail uint16 // next entry of the available ring to take
 	usedIdx   uint16 // next entry of the used ring to fill
-	signalled uint16 // usedIdx when the driver was last told
+	signalled uint16 // usedIdx at the driver's last notification
 
-	chain Chain // what Pop returned last, with storage that is reused
+	chain Chain // last result of Pop, with storage that is reused
 }
 
 // New checks that the three parts of the ring are aligned and lie in guest memory. It does not read
@@ -83,7 +83,7 @@ func (q *Queue) availIdx() guestmem.GPA   { return q.cfg.Driver + 2 }
 func (q *Queue) usedEvent() guestmem.GPA  { return q.cfg.Driver + 4 + 2*guestmem.GPA(q.cfg.Size) }
 func (q *Queue) availEvent() guestmem.GPA { return q.cfg.Device + 4 + 8*guestmem.GPA(q.cfg.Size) }
 
-// Pending returns how many chains the driver has made available and Pop has not taken.
+// Pending returns the number of chains that the driver has made available and Pop has not taken.
 func (q *Queue) Pending() (int, error) {
 	idx, err := q.mem.LoadUint16(q.availIdx())
 	if err != nil {
@@ -96,8 +96,8 @@ func (q *Queue) Pending() (int, error) {
 	return int(n), nil
 }
 
-// AvailIdx returns the driver's free-running count of chains made available, modulo 1<<16. A change
-// of it tells that the driver added buffers.
+// AvailIdx returns the driver's free-running count of chains made available, modulo 1<<16. It
+// changes when the driver adds buffers.
 func (q *Queue) AvailIdx() (uint16, error) { return q.mem.LoadUint16(q.availIdx()) }
 
 // Pop takes the next available chain, or returns nil if there is none. The chain and its views are
@@ -119,18 +119,19 @@ func (q *Queue) Pop() (*Chain, error) {
 	return &q.chain, nil
 }
 
-// Unpop puts the chain that the last Pop returned back, and called again the one before it. It must
-// follow as many Pops that returned one, with no Push between.
+// Unpop puts back the chain that the last Pop returned; called again, the one before it. It must
+// follow as many successful Pops, with no Push in between.
 func (q *Queue) Unpop() { q.lastAvail-- }
 
-// Used is a chain that goes back to the driver, and how many bytes the device has written to it.
+// Used is a chain that is returned to the driver, with the number of bytes that the device has
+// written to it.
 type Used struct {
 	Head    uint16
 	Written uint32
 }
 
-// Push returns the chain with that head to the driver; the device has written that many bytes to
-// it.
+// Push returns the chain with the given head to the driver. The device has written the given number
+// of bytes to it.
 func (q *Queue) Push(head uint16, written uint32) error {
 	if err := q.putUsed(q.usedIdx, Used{head, written}); err != nil {
 		return err
@@ -148,7 +149,7 @@ func (q *Queue) PushAll(used []Used) error {
 	return q.publish(uint16(len(used)))
 }
 
-// putUsed writes an entry of the used ring, which the driver does not look at yet.
+// putUsed writes an entry of the used ring that the driver does not read yet.
 func (q *Queue) putUsed(idx uint16, u Used) error {
 	var elem [8]byte
 	binary.LittleEndian.PutUint32(elem[0:], uint32(u.Head))
@@ -160,7 +161,7 @@ func (q *Queue) putUsed(idx uint16, u Used) error {
 	return nil
 }
 
-// publish shows the driver the next n entries of the used ring.
+// publish makes the next n entries of the used ring visible to the driver.
 func (q *Queue) publish(n uint16) error {
 	q.usedIdx += n
 	if err := q.mem.StoreUint16(q.cfg.Device+2, q.usedIdx); err != nil {
@@ -169,8 +170,8 @@ func (q *Queue) publish(n uint16) error {
 	return nil
 }
 
-// NeedsInterrupt reports whether the driver wants to be told of what was pushed since it last was
-// told, and counts it as told (virtio 1.2 §2.7.7.2). The caller raises the interrupt.
+// NeedsInterrupt reports whether the driver wants a notification of the chains pushed since the
+// last one, and counts it as sent (virtio 1.2 §2.7.7.2). The caller raises the interrupt.
 func (q *Queue) NeedsInterrupt() (bool, error) {
 	old := q.signalled
 	if q.signalled = q.usedIdx; old == q.usedIdx {
@@ -184,11 +185,10 @@ func (q *Queue) NeedsInterrupt() (bool, error) {
 	return q.usedIdx-event-1 < q.usedIdx-old, err
 }
 
-// EnableNotify asks the driver to kick for the next chain that Pop has not seen, and reports
-// whether such a chain is already there: then no kick will come for it, and the caller must Pop
-// again.
+// EnableNotify asks the driver to kick for the next chain that Pop has not seen. It reports whether
+// such a chain is already there: then no kick will come for it, and the caller must Pop again.
 func (q *Queue) EnableNotify() (pending bool, err error) {
-	if at, v := q.kickWord(); !q.says(at, v) { // or a child would copy the page of every queue that is idle
+	if at, v := q.kickWord(); !q.says(at, v) { // an unneeded write would make a child copy the page of every idle queue
 		if err := q.mem.StoreUint16(at, v); err != nil {
 			return false, fmt.Errorf("enable kicks: %w", err)
 		}
@@ -197,14 +197,14 @@ func (q *Queue) EnableNotify() (pending bool, err error) {
 	return n != 0, err
 }
 
-// Idle reports whether Pop has seen every chain, and the driver will kick for the next one.
+// Idle reports whether Pop has seen every chain and the driver will kick for the next one.
 func (q *Queue) Idle() bool {
 	n, err := q.Pending()
 	return err == nil && n == 0 && q.says(q.kickWord())
 }
 
-// kickWord returns where the driver is asked to kick for the next chain that Pop has not seen, and
-// by what.
+// kickWord returns the address and the value by which the driver is asked to kick for the next
+// chain that Pop has not seen.
 func (q *Queue) kickWord() (guestmem.GPA, uint16) {
 	if q.cfg.EventIdx {
 		return q.availEvent(), q.lastAvail
@@ -226,8 +226,8 @@ func (q *Queue) NotifyAfter(idx uint16) error {
 	return q.mem.StoreUint16(q.cfg.Device, 0)
 }
 
-// DisableNotify asks the driver not to kick. With event indices the last EnableNotify is spent by
-// its first kick and there is nothing to do.
+// DisableNotify asks the driver not to kick. With event indices there is nothing to do, because the
+// first kick ends the last EnableNotify.
 func (q *Queue) DisableNotify() error {
 	if q.cfg.EventIdx {
 		return nil
@@ -238,15 +238,14 @@ func (q *Queue) DisableNotify() error {
 // StateSize is the length in bytes of what Save appends.
 const StateSize = 4
 
-// Save appends the ring indices; where the ring lies is the transport's to save.
+// Save appends the ring indices; the transport saves the place of the ring.
 func (q *Queue) Save(w *codec.Writer) {
 	w.U16(q.lastAvail)
 	w.U16(q.usedIdx)
 }
 
-// Restore takes what Save wrote into a queue that was made with the same Config. The driver has
-// been told of everything that was pushed before: devices ask NeedsInterrupt before they give up
-// the run lock.
+// Restore reads what Save wrote, in a queue with the same Config. The driver has been notified of
+// everything pushed before, because devices call NeedsInterrupt before they release the run lock.
 func (q *Queue) Restore(r *codec.Reader) error {
 	q.lastAvail, q.usedIdx = r.U16(), r.U16()
 	q.signalled = q.usedIdx
