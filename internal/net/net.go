@@ -1,11 +1,11 @@
-// Package net is the forkd-net process: it serves the control socket (package netproto) and gives
-// every sandbox its way to the network, decided by the sandbox's policy.
+// Package net is the forkd-net process: it serves the control socket (package netproto) and
+// connects every sandbox to the network as the sandbox's policy permits.
 //
-// The process opens nothing but sockets and reads no file: resolvers, the host's addresses, the
-// flow log and the frame sockets come from the daemon. It has one network stack for each sandbox
-// whose guest has sent a packet, and for the others a descriptor and a small record. It lives on
-// without a daemon while there are sandboxes. It does not restart anything: when it dies, the
-// daemon starts another.
+// The process opens nothing but sockets and reads no file: the daemon sends resolvers, the host's
+// addresses, the flow log and the frame sockets. It has one network stack for each sandbox whose
+// guest has sent a packet, and for each other sandbox a descriptor and a small record. It lives on
+// without a daemon while there are sandboxes. It restarts nothing: when it dies, the daemon starts
+// another.
 package net
 
 import (
@@ -26,11 +26,11 @@ import (
 )
 
 const (
-	loneliness = 10 * time.Second // with neither daemon nor sandbox, before the process ends
-	sweepTime  = 5 * time.Second  // between looks for idle flows
+	loneliness = 10 * time.Second // with neither daemon nor sandbox, before the process exits
+	sweepTime  = 5 * time.Second  // interval of checks for idle flows
 )
 
-// patience is how many frames of a sandbox are read without a stack for it.
+// patience is how many frames of a sandbox are read before it gets a stack.
 const patience = 100
 
 // Exit codes of the process.
@@ -39,10 +39,9 @@ const (
 	exitProtocol = 2 // the control socket is unusable
 )
 
-// Main serves the control socket until nobody needs the process any more, and returns its exit
-// code.
+// Main serves the control socket until the process is no longer needed, and returns its exit code.
 func Main() int {
-	log.SetTarget(&log.GoogleEmitter{Writer: &log.Writer{Next: io.Discard}}) // gVisor's: a guest could fill it
+	log.SetTarget(&log.GoogleEmitter{Writer: &log.Writer{Next: io.Discard}}) // gVisor's log, which a guest could fill
 	if err := jail.Enter(jail.Config{Filter: allowed[:], Online: true}); err != nil {
 		fmt.Fprintf(os.Stderr, "forkd-net: cannot enter the jail: %v\n", err)
 		return jail.ExitCode
@@ -75,17 +74,17 @@ func Main() int {
 	}
 }
 
-// memoryLimit is how many bytes this process may have: what the daemon gives it in GOMEMLIMIT, or what it
-// has on the smallest of hosts.
+// memoryLimit returns the memory limit of this process in bytes: the daemon's value in GOMEMLIMIT,
+// or the value for the smallest hosts.
 func memoryLimit() int64 {
-	if limit := debug.SetMemoryLimit(-1); limit < math.MaxInt64 { // which changes nothing
+	if limit := debug.SetMemoryLimit(-1); limit < math.MaxInt64 { // a negative value only queries
 		return limit
 	}
 	return stack.LeastMemory
 }
 
-// maxFiles is how many of the process's descriptors may be flows of guests. The rest are for frame
-// sockets and DNS.
+// maxFiles returns how many of the process's descriptors may be used for flows of guests. The rest
+// is for frame sockets and DNS.
 func maxFiles() int {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// poller waits for all sockets of sandboxes that have no stack, in one goroutine.
+// poller waits for the sockets of all sandboxes without a stack, in one goroutine.
 type poller struct{ epoll int }
 
 func newPoller() (*poller, error) {
@@ -23,11 +23,10 @@ func (p *poller) add(fd int) error {
 	return unix.EpollCtl(p.epoll, unix.EPOLL_CTL_ADD, fd, &event)
 }
 
-// remove makes the poller forget a descriptor that it was given. An event of it may still be on its
-// way.
+// remove removes a descriptor from the poller. An event of it may still be pending.
 func (p *poller) remove(fd int) { _ = unix.EpollCtl(p.epoll, unix.EPOLL_CTL_DEL, fd, nil) }
 
-// run calls ready for every descriptor that has something to read, or whose peer is gone, until it
+// run calls ready for every descriptor that is readable or whose peer is gone, until the descriptor
 // is removed.
 func (p *poller) run(ready func(fd int)) {
 	events := make([]unix.EpollEvent, 64)

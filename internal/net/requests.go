@@ -18,7 +18,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// donated are the descriptors of one request; those that are not taken are closed with it.
+// donated holds the descriptors of one request; those not taken are closed with it.
 type donated struct{ fds []int }
 
 func (d *donated) take() (int, bool) {
@@ -102,10 +102,10 @@ func (s *server) config(r *codec.Reader, files *donated) error {
 	return nil
 }
 
-// maxRoots bounds the roots of servers in bytes. Those of a distribution are 220 KiB.
+// maxRoots bounds the root certificates for servers, in bytes. A distribution's are 220 KiB.
 const maxRoots = 16 << 20
 
-// trust takes the authority for secrets and the roots of servers.
+// trust handles the authority for secrets and the root certificates for servers.
 func (s *server) trust(r *codec.Reader, files *donated) error {
 	var m netproto.Trust
 	if err := parse(r, &m); err != nil {
@@ -197,7 +197,7 @@ func (s *server) stats(r *codec.Reader, w *codec.Writer) error {
 	return nil
 }
 
-// sumLocked adds up what all sandboxes have counted.
+// sumLocked returns the sum of all sandboxes' counters.
 func (s *server) sumLocked() netproto.Stats {
 	var sum stack.Counters
 	sum.Add(&s.past)

@@ -17,25 +17,25 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// server has the sandboxes of all daemons that there were.
+// server holds the sandboxes of all daemons so far.
 type server struct {
 	host       *stack.Host
-	idle       *poller // of the sandboxes whose guests have not sent anything
+	idle       *poller // for sandboxes whose guests have not sent anything
 	loneliness time.Duration
-	lonely     chan struct{}  // has something in it when there has been neither daemon nor sandbox for loneliness
-	past       stack.Counters // of sandboxes that are gone
+	lonely     chan struct{}  // receives a value after loneliness without daemon and sandbox
+	past       stack.Counters // of removed sandboxes
 
 	mu        sync.Mutex
 	sandboxes map[string]*sandbox
 	daemons   int
-	freed     bool        // a stack was, since the last look
+	freed     bool        // a stack was freed since the last check
 	alone     *time.Timer // runs while there is neither daemon nor sandbox
 }
 
-// sandbox is what is known of one. It is guarded by the server's mu.
+// sandbox is the state of one sandbox. It is guarded by the server's mu.
 type sandbox struct {
 	netproto.Attach
-	fd       int // the frame socket, until there is a stack
+	fd       int // frame socket, until there is a stack
 	counters *stack.Counters
 	stack    *stack.Stack // nil until the guest's first frame that needs one
 }
@@ -58,7 +58,8 @@ func newServer(host *stack.Host, loneliness time.Duration) (*server, error) {
 	return s, nil
 }
 
-// companyLocked stops the clock that ends the process, or starts it again where nobody is left.
+// companyLocked stops the timer that ends the process, or restarts it if neither a daemon nor a
+// sandbox remains.
 func (s *server) companyLocked() {
 	if s.daemons > 0 || len(s.sandboxes) > 0 {
 		s.alone.Stop()
@@ -103,7 +104,7 @@ func (s *server) count(daemons int) {
 	s.companyLocked()
 }
 
-// detachLocked forgets a sandbox, if it is not nil, and ends its stack.
+// detachLocked removes a sandbox, if it is not nil, and closes its stack.
 func (s *server) detachLocked(b *sandbox) {
 	if b == nil || s.sandboxes[b.ID] != b {
 		return
@@ -115,7 +116,8 @@ func (s *server) detachLocked(b *sandbox) {
 		_ = unix.Close(b.fd)
 		return
 	}
-	// In the background: it waits for the tasks of the stack, and others shall not wait for them.
+	// In the background, because it waits for the tasks of the stack, for which others must not
+	// wait.
 	go func() {
 		b.stack.Close()
 		s.past.Add(b.counters)
@@ -125,8 +127,8 @@ func (s *server) detachLocked(b *sandbox) {
 	}()
 }
 
-// wake is called where the frame socket of a sandbox without a stack has something to read: frames,
-// or the end.
+// wake is called when the frame socket of a sandbox without a stack is readable: frames, or the
+// end.
 func (s *server) wake(fd int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -139,8 +141,8 @@ func (s *server) wake(fd int) {
 	}
 }
 
-// wakeLocked reads what needs no stack. There is only so much of it: a guest that goes on gets a
-// stack, which has a limit for what it takes, for this goroutine is that of all sandboxes.
+// wakeLocked reads frames that need no stack, up to a limit. A guest that sends more gets a stack,
+// which has a rate limit, because this goroutine serves all sandboxes.
 func (s *server) wakeLocked(b *sandbox) {
 	var head [inspect.WakeBytes]byte
 	for {
@@ -155,12 +157,12 @@ func (s *server) wakeLocked(b *sandbox) {
 			s.startLocked(b)
 			return
 		}
-		_, _, _ = unix.Recvfrom(b.fd, head[:], unix.MSG_DONTWAIT) // it was there a moment ago
+		_, _, _ = unix.Recvfrom(b.fd, head[:], unix.MSG_DONTWAIT) // it was readable before
 		b.counters.Dropped.Add(1)
 	}
 }
 
-// startLocked gives a sandbox its stack.
+// startLocked creates a sandbox's stack.
 func (s *server) startLocked(b *sandbox) {
 	s.idle.remove(b.fd)
 	started, err := stack.New(s.host, os.NewFile(uintptr(b.fd), "frame socket"), &b.Attach, b.counters)
@@ -179,8 +181,8 @@ func (s *server) startLocked(b *sandbox) {
 	}()
 }
 
-// sweep ends idle flows from time to time, and gives memory of stacks that are gone back to the
-// host: a process that has little to do collects its garbage seldom.
+// sweep periodically ends idle flows, and returns the memory of removed stacks to the host, because
+// a mostly idle process rarely collects its garbage.
 func (s *server) sweep() {
 	for now := range time.Tick(sweepTime) {
 		s.mu.Lock()

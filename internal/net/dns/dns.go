@@ -1,12 +1,12 @@
-// Package dns answers the DNS queries of a sandbox: it asks the host's resolvers, remembers which
-// addresses it gave for which names, and limits how much can be said by way of questions and
-// answers.
+// Package dns answers the DNS queries of a sandbox. It asks the host's resolvers, remembers the
+// names of the addresses that it returned, and limits the data that questions and answers can
+// carry.
 //
-// A name that the policy does not let through is refused and not asked for. Only the question of a
-// query gets out, in a message of our own. There is no IPv6 outside, so questions for it are
-// answered with nothing, as are those for service bindings (RFC 9460), whose keys would hide from
-// us which server a connection asks for. It listens on no socket: who has one calls Answer. It
-// caches nothing: the host's resolver does.
+// A name that the policy denies is refused and not looked up. Only the question of a query leaves
+// the host, in a new message. There is no IPv6 outside, so questions for it get empty answers. So
+// do those for service bindings (RFC 9460), whose keys would encrypt the name of a connection's
+// server. The package listens on no socket: the owner of a socket calls Answer. It caches nothing,
+// because the host's resolver does.
 package dns
 
 import (
@@ -23,19 +23,19 @@ import (
 )
 
 // Limits of one sandbox. Names have about 30 bytes, and most programs ask for a few. A tunnel
-// through DNS puts its bytes into names and into answers that are no addresses; what is left for
-// one is some hundred bytes a second.
+// through DNS sends its bytes in names and in answers other than addresses; these limits leave it
+// some hundred bytes a second.
 const (
 	queriesPerSecond = 50
 	queryBurst       = 500
-	nameBytesPerSec  = 1 << 10 // of the names in questions
+	nameBytesPerSec  = 1 << 10 // for the names in questions
 	nameBurst        = 32 << 10
-	otherBytesPerSec = 1 << 10 // of answers that are no addresses
+	otherBytesPerSec = 1 << 10 // for answers other than addresses
 	otherBurst       = 64 << 10
 )
 
-// plainAnswer is how long an answer with addresses may be, in bytes, without counting as anything
-// else: the longest of plain DNS over UDP (RFC 1035 §4.2.1).
+// plainAnswer is the largest answer with addresses, in bytes, that counts towards no other limit:
+// the maximum of plain DNS over UDP (RFC 1035 §4.2.1).
 const plainAnswer = 512
 
 // Reason says why a query was refused by this package.
@@ -46,10 +46,10 @@ const (
 	Malformed Reason = "dns-malformed"
 	Kind      Reason = "dns-type"   // a type of question that is not answered
 	Rate      Reason = "dns-rate"   // too many queries
-	Volume    Reason = "dns-volume" // too many bytes in names, or in answers that are no addresses
+	Volume    Reason = "dns-volume" // too many bytes in names, or in answers other than addresses
 )
 
-// Guest is what is remembered for one sandbox. Use New.
+// Guest is the state of one sandbox. Use New.
 type Guest struct {
 	resolver *Resolver
 	allowed  func(name string) (bool, Reason)
@@ -57,12 +57,12 @@ type Guest struct {
 	memory   memory
 	queries  *rate.Limiter
 	asked    *rate.Limiter // bytes of names
-	other    *rate.Limiter // bytes of answers that are no addresses
+	other    *rate.Limiter // bytes of answers other than addresses
 }
 
-// New returns a Guest that has been given no address yet. allowed says whether the policy lets a
-// name through, spelled as package policy spells names, and refused is told of queries that were
-// not answered.
+// New returns a Guest that has received no addresses yet. allowed says whether the policy permits a
+// name, given in the normalized form of package policy. refused is called for queries that were not
+// answered.
 func New(r *Resolver, allowed func(string) (bool, Reason), refused func(string, Reason)) *Guest {
 	return &Guest{resolver: r, allowed: allowed, refused: refused,
 		queries: rate.NewLimiter(queriesPerSecond, queryBurst),
@@ -71,19 +71,19 @@ func New(r *Resolver, allowed func(string) (bool, Reason), refused func(string, 
 	}
 }
 
-// Names returns the names that the guest was given an address for.
+// Names returns the names for which the guest received an address.
 func (g *Guest) Names(addr netip.Addr) []string { return g.memory.names(addr, time.Now()) }
 
-// query is what a guest asks.
+// query is a guest's query.
 type query struct {
 	header   dnsmessage.Header
 	question dnsmessage.Question
-	name     string // of the question, as package policy spells names
+	name     string // of the question, in the normalized form of package policy
 	edns     bool
-	room     int // bytes that the answer may have
+	room     int // maximum size of the answer, in bytes
 }
 
-// Answer returns the answer to a query that came by TCP or UDP, or nil if it deserves none.
+// Answer returns the answer to a query that arrived by TCP or UDP, or nil if it gets none.
 func (g *Guest) Answer(ctx context.Context, message []byte, tcp bool) []byte {
 	q, ok := parse(message, tcp)
 	if !ok {
@@ -125,10 +125,10 @@ const (
 	typeIXFR  dnsmessage.Type = 251
 )
 
-// admit says why a query is not let through, if it is not.
+// admit returns the reason why a query is refused, or "".
 func (g *Guest) admit(q *query) Reason {
 	now := time.Now()
-	if !g.queries.AllowN(now, 1) { // first: to compare a name with the policy, and to note a refusal, costs as well
+	if !g.queries.AllowN(now, 1) { // first, because comparing a name with the policy and logging a refusal cost time too
 		return Rate
 	}
 	if ok, reason := g.allowed(q.name); !ok {
@@ -151,8 +151,8 @@ func parse(message []byte, tcp bool) (*query, bool) {
 	if err != nil || h.Response || h.OpCode != 0 {
 		return nil, false
 	}
-	// A message of 64 KiB has room for ten thousand questions, and each unpacks into an array of 255
-	// bytes: only the first is unpacked.
+	// A message of 64 KiB can hold ten thousand questions, each of which unpacks into an array of
+	// 255 bytes: only the first is unpacked.
 	question, err := p.Question()
 	if err != nil || question.Class != dnsmessage.ClassINET || !errors.Is(p.SkipQuestion(), dnsmessage.ErrSectionDone) {
 		return nil, false
@@ -160,7 +160,7 @@ func parse(message []byte, tcp bool) (*query, bool) {
 	q := &query{header: h, question: question, room: 512} // RFC 1035 §4.2.1
 	q.name = strings.TrimSuffix(q.question.Name.String(), ".")
 	if strings.ContainsFunc(q.name, func(r rune) bool { return r > unicode.MaxASCII }) {
-		return nil, false // lowered, some letters would become those of another name
+		return nil, false // in lower case, some letters would become those of another name
 	}
 	q.name = strings.ToLower(q.name)
 	if p.SkipAllAnswers() == nil && p.SkipAllAuthorities() == nil {
@@ -184,7 +184,7 @@ func parse(message []byte, tcp bool) (*query, bool) {
 	return q, true
 }
 
-// remember keeps the addresses of an answer, whatever aliases lead to them.
+// remember stores the addresses in an answer, whichever aliases lead to them.
 func (g *Guest) remember(q *query, answer []byte) {
 	var p dnsmessage.Parser
 	h, err := p.Start(answer)
@@ -212,7 +212,7 @@ func (g *Guest) remember(q *query, answer []byte) {
 	}
 }
 
-// reply returns an answer that holds nothing but a code.
+// reply returns an answer that holds only a code.
 func (q *query) reply(code dnsmessage.RCode) []byte { return q.build(code, false) }
 
 // truncated returns the answer that makes a guest ask again by TCP.

@@ -8,25 +8,25 @@ import (
 )
 
 const (
-	// maxMemory bounds the pairs of name and address that are remembered for one sandbox. The
-	// oldest go first.
+	// maxMemory bounds the pairs of name and address that are kept for one sandbox. The oldest are
+	// dropped first.
 	maxMemory = 2048
 
 	// maxNames bounds the names of one address. A decision about a connection compares each of them
 	// with each rule of the policy, and a new policy decides about all connections at once.
 	maxNames = 128
 
-	// A pair is remembered for its TTL, but at least for minKeep: programs look a name up once and
-	// connect to the address for as long as they run. And at most for maxKeep, whatever the TTL
-	// says.
+	// A pair is kept for its TTL, but at least for minKeep, because programs look a name up once
+	// and then connect to the address as long as they run. It is kept for at most maxKeep, whatever
+	// its TTL.
 	minKeep = 10 * time.Minute
 	maxKeep = 24 * time.Hour
 )
 
-// memory has the names that a sandbox was given addresses for.
+// memory holds the names and addresses that a sandbox received.
 type memory struct {
 	mu    sync.Mutex
-	addrs map[netip.Addr][]given // the name given last at the end
+	addrs map[netip.Addr][]given // the most recent name is last
 	order []pair                 // oldest first
 }
 
@@ -64,7 +64,7 @@ func (m *memory) put(name string, addr netip.Addr, ttl time.Duration, now time.T
 
 func (m *memory) forgetLocked(p pair) {
 	if i := slices.Index(m.order, p); i == 0 {
-		m.order = m.order[1:] // without a move of the other two thousand
+		m.order = m.order[1:] // without moving the other two thousand
 	} else {
 		m.order = slices.Delete(m.order, i, i+1)
 	}

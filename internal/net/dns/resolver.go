@@ -17,11 +17,11 @@ import (
 )
 
 const (
-	tries      = 2               // rounds over all resolvers, as resolv.conf(5) has it
+	tries      = 2               // rounds over all resolvers, as in resolv.conf(5)
 	tryTimeout = 2 * time.Second // for one resolver to answer
 
-	// udpBytes is the largest answer that is asked for by UDP, in bytes: it passes every path
-	// unfragmented (DNS flag day 2020).
+	// udpBytes is the largest answer requested by UDP, in bytes: it passes every path unfragmented
+	// (DNS flag day 2020).
 	udpBytes = 1232
 	maxBytes = 65535 // of an answer by TCP (RFC 1035 §4.2.2)
 )
@@ -31,11 +31,11 @@ type Resolver struct {
 	servers atomic.Pointer[[]netip.AddrPort]
 }
 
-// Set replaces the resolvers that are asked, in their order.
+// Set replaces the resolvers, in the order in which they are asked.
 func (r *Resolver) Set(servers []netip.AddrPort) { r.servers.Store(&servers) }
 
-// ask returns the answer to a question: the whole message, whose id is not the guest's. By UDP it
-// may be truncated.
+// ask returns the answer to a question: the whole message, with an id that is not the guest's. By
+// UDP it may be truncated.
 func (r *Resolver) ask(ctx context.Context, q dnsmessage.Question, tcp, edns bool) ([]byte, error) {
 	servers := r.servers.Load()
 	if servers == nil || len(*servers) == 0 {
@@ -56,11 +56,11 @@ func (r *Resolver) ask(ctx context.Context, q dnsmessage.Question, tcp, edns boo
 	return nil, errors.Join(errs...)
 }
 
-// try asks one resolver, from a port and with an id that nobody can guess.
+// try asks one resolver, from a port and with an id that cannot be guessed.
 func (r *Resolver) try(ctx context.Context, server netip.AddrPort, q dnsmessage.Question, tcp, edns bool) ([]byte,
 	error) {
 	var id [2]byte
-	_, _ = rand.Read(id[:]) // it never fails (crypto/rand)
+	_, _ = rand.Read(id[:]) // never fails (crypto/rand)
 	query, err := buildQuery(binary.BigEndian.Uint16(id[:]), q, edns)
 	if err != nil {
 		return nil, err
@@ -88,7 +88,7 @@ func (r *Resolver) try(ctx context.Context, server netip.AddrPort, q dnsmessage.
 	return answer, nil
 }
 
-// overUDP waits for the right answer: others may be forged.
+// overUDP waits for the right answer, because other messages may be forged.
 func overUDP(conn net.Conn, query []byte, right func([]byte) bool) ([]byte, error) {
 	if _, err := conn.Write(query); err != nil {
 		return nil, err
@@ -123,7 +123,7 @@ func overTCP(conn net.Conn, query []byte, right func([]byte) bool) ([]byte, erro
 	return buf, nil
 }
 
-// buildQuery makes a query of our own, so that nothing but the question of a guest's gets out.
+// buildQuery makes a new query, so that only the question of a guest's query leaves the host.
 func buildQuery(id uint16, q dnsmessage.Question, edns bool) ([]byte, error) {
 	b := dnsmessage.NewBuilder(nil, dnsmessage.Header{ID: id, RecursionDesired: true})
 	err := errors.Join(b.StartQuestions(), b.Question(q))

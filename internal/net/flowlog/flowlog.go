@@ -1,9 +1,8 @@
-// Package flowlog writes the flow log: one JSON line for each flow that ended and for those that
-// were refused.
+// Package flowlog writes the flow log: one JSON line for each flow that has ended or was refused.
 //
-// Whoever reports a flow never waits for the disk. What comes faster than it can be written is left
-// out, and the next line says how much. The package opens no file: the daemon donates one, opened
-// for appending.
+// The reporter of a flow never waits for the disk. Records that arrive faster than they can be
+// written are dropped, and the next line gives their number. The package opens no file: the daemon
+// donates one, opened for appending.
 package flowlog
 
 import (
@@ -20,26 +19,26 @@ type Record struct {
 	Sandbox    string    `json:"sandbox"`
 	Verdict    string    `json:"verdict"` // pass or refuse
 	Reason     string    `json:"reason"`
-	Name       string    `json:"name,omitempty"` // what the connection calls its server, or else what DNS was asked
+	Name       string    `json:"name,omitempty"` // server named by the connection, or else the name that DNS was asked for
 	Address    string    `json:"address,omitempty"`
 	Protocol   string    `json:"protocol"` // tcp, udp, icmp or dns
 	UpBytes    uint64    `json:"up_bytes"` // payload from the guest
 	DownBytes  uint64    `json:"down_bytes"`
 	DurationMS int64     `json:"duration_ms"`
-	Error      string    `json:"error,omitempty"` // why a flow that may pass did not come about, or how it ended early
-	Lost       uint64    `json:"lost,omitempty"`  // records that were left out before this one
+	Error      string    `json:"error,omitempty"` // why a permitted flow failed to start, or how it ended early
+	Lost       uint64    `json:"lost,omitempty"`  // number of dropped records before this one
 }
 
 // queued is how many records may wait for the disk.
 const queued = 1024
 
-// Log takes records. Use New.
+// Log writes records. Use New.
 type Log struct {
 	records chan Record
 	lost    atomic.Uint64
 
 	mu sync.Mutex     // not held while a line is written: the disk may be slow
-	to io.WriteCloser // nil: nobody wants them
+	to io.WriteCloser // nil: records are discarded
 }
 
 // New returns a log without a file. Its goroutine lives as long as the process.
@@ -49,7 +48,7 @@ func New() *Log {
 	return l
 }
 
-// Set replaces the file, which becomes the log's; nil ends the log.
+// Set replaces the file, whose ownership passes to the log; nil ends the log.
 func (l *Log) Set(to io.WriteCloser) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -68,10 +67,10 @@ func (l *Log) Put(r Record) {
 	}
 }
 
-// Lost counts a record that its reporter left out.
+// Lost counts a record that its reporter dropped.
 func (l *Log) Lost() { l.lost.Add(1) }
 
-// Missing returns how many records no line has told of yet that they are missing.
+// Missing returns the number of dropped records that no line has reported yet.
 func (l *Log) Missing() uint64 { return l.lost.Load() }
 
 func (l *Log) write() {

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// ECHConfigs returns a list of one key for encrypted ClientHellos (RFC 9849 §4), as a guest brings
-// it along: a ClientHello that it encrypts shows the name outer.
+// ECHConfigs returns a list with one key for encrypted ClientHellos (RFC 9849 §4), which the guest
+// supplies. A ClientHello encrypted with it shows the name outer.
 func ECHConfigs(t testing.TB, outer string) []byte {
 	t.Helper()
 	key, err := ecdh.X25519().GenerateKey(rand.Reader)

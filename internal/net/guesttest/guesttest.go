@@ -1,8 +1,8 @@
 // Package guesttest plays the guest at the other end of a frame socket, for tests: a gVisor stack
-// with the addresses of a VM, checksums and segmentation left to the device as a Linux guest leaves
-// them, ARP included.
+// with the addresses of a VM. Like a Linux guest, it leaves checksums and segmentation to the
+// device, and uses ARP.
 //
-// What no honest guest sends is written by Send. The package starts no VM, and knows nothing of
+// Send writes messages that no honest guest sends. The package starts no VM, and does not depend on
 // forkd-net.
 package guesttest
 
@@ -64,8 +64,8 @@ func Pair(t testing.TB) (mine, theirs *os.File) {
 	return polled(t, mine), polled(t, theirs)
 }
 
-// polled returns a file that waits in Go's poller, as the process that an end is donated to makes
-// it of its descriptor. It takes over f.
+// polled returns a file for f's descriptor that waits in Go's poller, as in the process that
+// receives a donated end. It takes ownership of f.
 func polled(t testing.TB, f *os.File) *os.File {
 	t.Helper()
 	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
@@ -79,7 +79,7 @@ func polled(t testing.TB, f *os.File) *os.File {
 	return os.NewFile(uintptr(fd), f.Name())
 }
 
-// On returns a guest whose device has the given end of a frame socket, which it takes over.
+// On returns a guest whose device has the given end of a frame socket, of which it takes ownership.
 func On(t testing.TB, file *os.File) *Guest {
 	t.Helper()
 	g := &Guest{t: t, file: file}
@@ -125,7 +125,7 @@ func (g *Guest) DialUDP(to netip.AddrPort) (*gonet.UDPConn, error) {
 	return gonet.DialUDP(g.stack, nil, &remote, ipv4.ProtocolNumber)
 }
 
-// Ping sends an echo request and returns the first ICMP message that comes back: its type and code.
+// Ping sends an echo request and returns the type and code of the first ICMP message that arrives.
 func (g *Guest) Ping(ctx context.Context, to netip.Addr) (kind, code byte, err error) {
 	answers := make(chan [2]byte, 1)
 	g.Watch(func(m []byte) {
@@ -149,14 +149,14 @@ func (g *Guest) Ping(ctx context.Context, to netip.Addr) (kind, code byte, err e
 	}
 }
 
-// Watch calls f with every message that comes in, before the guest sees it.
+// Watch calls f with every arriving message, before the guest sees it.
 func (g *Guest) Watch(f func(message []byte)) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.watchers = append(g.watchers, f)
 }
 
-// Die ends the guest as the death of its VMM does.
+// Die ends the guest as if its VMM had died.
 func (g *Guest) Die() { _ = g.file.Close() }
 
 // Stop ends the guest and frees its stack. It may be called more than once.
@@ -166,7 +166,7 @@ func (g *Guest) Stop() {
 	g.stack.Destroy()
 }
 
-// Send writes one message, virtio header included. It waits while there is no room.
+// Send writes one message, including the virtio header. It waits while there is no room.
 func (g *Guest) Send(message []byte) {
 	if _, err := g.file.Write(message); err != nil {
 		g.t.Logf("guest: %v", err)
@@ -236,7 +236,7 @@ func (g *Guest) read() {
 	}
 }
 
-// check holds a message against the contract of package frame.
+// check checks a message against the rules of package frame.
 func (g *Guest) check(m []byte) error {
 	if len(m) < frame.HeaderBytes+header.EthernetMinimumSize || len(m) > frame.MaxMessage {
 		return fmt.Errorf("a message of %d bytes", len(m))
@@ -271,7 +271,7 @@ func (g *Guest) WritePackets(pkts stack.PacketBufferList) (int, tcpip.Error) {
 		for _, p := range pkt.AsSlices() {
 			m = append(m, p...)
 		}
-		_, _ = g.file.Write(m) // an error is the end of the test
+		_, _ = g.file.Write(m) // an error ends the test
 	}
 	return pkts.Len(), nil
 }

@@ -6,31 +6,31 @@ import (
 	"sync/atomic"
 )
 
-// maxLines bounds the lines of the headers of one message: parsed, a short one takes fifty times its
+// maxLines bounds the header lines of one message: parsed, a short line takes fifty times its
 // bytes.
 const maxLines = 512
 
 var errLines = errors.New("too many headers")
 
-// headed is a connection whose reader refuses headers of too many lines. It counts from expect until
-// an empty line, or until parsed.
+// headed is a connection whose reader refuses headers with too many lines. It counts from expect
+// until an empty line, or until parsed.
 type headed struct {
 	net.Conn
 	counting atomic.Bool
 	lines    int
-	first    bool // the line that has begun is the first of a head
-	length   int  // of it, without its end
-	interim  bool // the head is of an interim answer (RFC 9110 §15.2), which another follows
-	refused  bool // and stays so: net/textproto passes over an error between two lines
+	first    bool // the present line is the first of a header
+	length   int  // of the present line, without its end
+	interim  bool // the header belongs to an interim answer (RFC 9110 §15.2); another one follows
+	refused  bool // stays set, because net/textproto ignores an error between two lines
 }
 
-// expect says that headers come next. Nobody reads meanwhile.
+// expect says that headers follow. It must not be called during a read.
 func (h *headed) expect() {
 	h.lines, h.first, h.length, h.interim = 0, true, 0, false
 	h.counting.Store(true)
 }
 
-// parsed says that what comes is no header.
+// parsed says that the following bytes are not headers.
 func (h *headed) parsed() { h.counting.Store(false) }
 
 func (h *headed) Read(p []byte) (int, error) {
@@ -45,7 +45,7 @@ func (h *headed) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// count reports whether the headers that go on with p may have so many lines.
+// count reports whether the number of header lines stays within the bound with p.
 func (h *headed) count(p []byte) bool {
 	const status = len("HTTP/1.1 ") // the place of the first digit
 	for _, c := range p {
@@ -60,7 +60,7 @@ func (h *headed) count(p []byte) bool {
 			h.counting.Store(false)
 			return true
 		default:
-			h.first = h.length == 0 // behind an interim answer
+			h.first = h.length == 0 // after an interim answer
 			h.length = 0
 			if h.lines++; h.lines > maxLines {
 				return false

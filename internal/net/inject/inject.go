@@ -1,12 +1,11 @@
-// Package inject is the server of one HTTPS connection in its place: it ends the guest's TLS under
-// a certificate of its own, sets headers that the guest does not know in each request, and forwards
-// the request to the real server, whose certificate it checks.
+// Package inject serves one HTTPS connection in place of its server. It terminates the guest's TLS
+// with a certificate of its own, sets headers that the guest does not know in each request, and
+// forwards the request to the real server, whose certificate it checks.
 //
-// It speaks HTTP/1.1 on both sides, by net/http: a request is read whole and written anew, so
-// nothing is smuggled past the headers. It forwards to one host only, over connections that its
-// caller makes; whether the guest may connect there, and which address the host has, is the
-// caller's to decide. No error of it holds anything that a guest or a server has said in a request
-// or an answer, since a server could say the secret.
+// It speaks HTTP/1.1 on both sides, with net/http: a request is read completely and written anew,
+// so nothing can be smuggled past the headers. It forwards to one host only, over connections that
+// its caller makes; the caller decides whether the guest may connect there, and to which address.
+// Its errors contain nothing from a request or an answer, since a server could echo the secret.
 package inject
 
 import (
@@ -38,15 +37,15 @@ const (
 // Proxy serves connections of a guest to Host, port 443.
 type Proxy struct {
 	Trust  *Trust
-	Host   string // in lower case and without a dot at its end
+	Host   string // in lower case, without a trailing dot
 	Secret []netproto.Secret
 	Dial   func(context.Context) (net.Conn, error) // connects to the server
-	Failed func(error)                             // is told why a server could not be reached
+	Failed func(error)                             // called with the reason why a server could not be reached
 
 	server atomic.Pointer[headed] // the latest connection to the server
 }
 
-// Serve takes a connection, whose first bytes are those of TLS, and returns when it has ended. The
+// Serve serves a connection, whose first bytes are those of TLS, and returns when it has ended. The
 // requests on it end with ctx.
 func (p *Proxy) Serve(ctx context.Context, conn net.Conn) error {
 	defer conn.Close()
@@ -73,19 +72,19 @@ func (p *Proxy) Serve(ctx context.Context, conn net.Conn) error {
 			forward.ServeHTTP(w, r)
 		}),
 		ConnState: func(_ net.Conn, state http.ConnState) {
-			if state == http.StateIdle { // another request may come
+			if state == http.StateIdle { // another request may follow
 				guest.expect()
 			}
 		},
 		ErrorLog: silent, MaxHeaderBytes: maxHeaders, ReadHeaderTimeout: headerTime,
 		IdleTimeout: -1, BaseContext: func(net.Listener) context.Context { return ctx },
-		DisableGeneralOptionsHandler: true, // "OPTIONS *" is the server's to answer
+		DisableGeneralOptionsHandler: true, // "OPTIONS *" is for the server
 	}
-	_ = server.Serve(only) // it ends with the connection
+	_ = server.Serve(only) // returns when the connection has ended
 	return nil
 }
 
-// silent is for logs of net/http, which a guest could fill, and which could quote it.
+// silent discards logs of net/http, which a guest could fill, and which could quote the guest.
 var silent = log.New(io.Discard, "", 0)
 
 // transport carries requests to the server, over one connection at a time.
@@ -106,10 +105,11 @@ func http1() *http.Protocols {
 	return p
 }
 
-// unreachable is why no request could be sent at all. Its text comes from before the first one.
+// unreachable is the error if no request could be sent. Its text is from before the first request,
+// so it holds no secret.
 type unreachable struct{ error }
 
-// dial connects to the server and makes sure that it is the one it is meant to be.
+// dial connects to the server and verifies its identity.
 func (p *Proxy) dial(ctx context.Context) (net.Conn, error) {
 	conn, err := p.Dial(ctx)
 	if err != nil {
@@ -128,7 +128,7 @@ func (p *Proxy) dial(ctx context.Context) (net.Conn, error) {
 	return h, nil
 }
 
-// answers has the headers of each answer counted.
+// answers counts the headers of each answer.
 type answers struct {
 	http.RoundTripper
 	server *atomic.Pointer[headed] // the connection; there is one at a time
@@ -146,7 +146,7 @@ func (a *answers) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// handler answers what is not for the server, and forwards the rest.
+// handler answers requests that are not for the server, and forwards the rest.
 func (p *Proxy) handler(transport http.RoundTripper) http.Handler {
 	forward := &httputil.ReverseProxy{
 		Rewrite:        p.rewrite,
@@ -154,7 +154,7 @@ func (p *Proxy) handler(transport http.RoundTripper) http.Handler {
 		FlushInterval:  -1,
 		ErrorLog:       silent,
 		ErrorHandler:   p.answerError,
-		ModifyResponse: func(r *http.Response) error { r.Header.Del("Alt-Svc"); return nil }, // HTTP/3 would pass us by
+		ModifyResponse: func(r *http.Response) error { r.Header.Del("Alt-Svc"); return nil }, // no HTTP/3
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if text, status := p.check(r); status != 0 {
@@ -166,12 +166,12 @@ func (p *Proxy) handler(transport http.RoundTripper) http.Handler {
 	})
 }
 
-// check refuses requests that are not plainly for Host. A server may believe the URL or the Host of
-// a request where they differ, and TRACE is answered by the request as it came.
+// check refuses requests that are not clearly for Host. If the URL and the Host of a request
+// differ, a server may use either. TRACE would return the request with the secret.
 func (p *Proxy) check(r *http.Request) (text string, status int) {
 	switch {
 	case r.Method == http.MethodConnect || r.Method == http.MethodTrace || r.Method == "TRACK":
-		return "this method does not pass where a secret is added", http.StatusMethodNotAllowed
+		return "this method is not permitted where a secret is added", http.StatusMethodNotAllowed
 	case r.URL.Host != "" || r.URL.Scheme != "" || r.URL.Opaque != "":
 		return "write the path of the request only", http.StatusBadRequest
 	case strings.TrimSuffix(strings.ToLower(r.Host), ":443") != p.Host:
@@ -180,18 +180,18 @@ func (p *Proxy) check(r *http.Request) (text string, status int) {
 	return "", 0
 }
 
-// rewrite makes the request that the server gets. What the guest's Connection names is gone from it
-// by now, so no guest can have our headers removed.
+// rewrite makes the request for the server. Headers named in the guest's Connection are already
+// removed, so a guest cannot have the secret headers removed.
 func (p *Proxy) rewrite(r *httputil.ProxyRequest) {
 	r.Out.URL.Scheme, r.Out.URL.Host, r.Out.Host = "https", p.Host, p.Host
-	r.Out.URL.RawQuery = r.In.URL.RawQuery // as it came, also where it does not parse
+	r.Out.URL.RawQuery = r.In.URL.RawQuery // unchanged, even if it does not parse
 	r.Out.Trailer = nil
 	for _, s := range p.Secret {
 		r.Out.Header.Set(s.Header, string(s.Value))
 	}
 }
 
-// answerError answers a request that got no answer.
+// answerError answers a request for which the server gave no answer.
 func (p *Proxy) answerError(w http.ResponseWriter, _ *http.Request, err error) {
 	text := "the server gave no answer"
 	if u, ok := errors.AsType[unreachable](err); ok {
@@ -201,7 +201,7 @@ func (p *Proxy) answerError(w http.ResponseWriter, _ *http.Request, err error) {
 	http.Error(w, "forkd: "+text, http.StatusBadGateway)
 }
 
-// listener gives out one connection, and ends with it.
+// listener returns one connection, and ends with it.
 type listener struct {
 	net.Conn
 	first chan net.Conn
@@ -215,7 +215,7 @@ func newListener(c net.Conn) *listener {
 	return l
 }
 
-// Close is that of the connection and of the listener.
+// Close closes the connection and the listener.
 func (l *listener) Close() error {
 	defer l.end.Do(func() { close(l.done) })
 	return l.Conn.Close()

@@ -14,16 +14,17 @@ import (
 	"time"
 )
 
-// Trust is by whom guests know us, and by whom we know servers. It does not change.
+// Trust holds the CA that signs our certificates for guests, and the roots that we verify servers
+// against. It does not change.
 type Trust struct {
 	authority *x509.Certificate
 	key       crypto.Signer
-	own       *ecdsa.PrivateKey // of all certificates that the authority signs
+	own       *ecdsa.PrivateKey // for all certificates that the authority signs
 	roots     *x509.CertPool
 }
 
-// NewTrust makes one of an authority (DER, the key in PKCS #8) and the roots of servers, which are
-// PEM. Without a root no server is known.
+// NewTrust makes a Trust of an authority (certificate in DER, key in PKCS #8) and the PEM roots for
+// servers. Without roots no server is trusted.
 func NewTrust(certificate, key, roots []byte) (*Trust, error) {
 	authority, err := x509.ParseCertificate(certificate)
 	if err != nil {
@@ -41,19 +42,19 @@ func NewTrust(certificate, key, roots []byte) (*Trust, error) {
 	if err != nil {
 		return nil, err
 	}
-	pool := x509.NewCertPool() // an empty one knows nobody, where none at all means the files of this host
+	pool := x509.NewCertPool() // an empty pool trusts no server; nil would mean this host's files
 	pool.AppendCertsFromPEM(roots)
 	return &Trust{authority, signer, own, pool}, nil
 }
 
-// How long a certificate is valid. A connection gets one of its own; the clock of a guest may be
-// somewhat off.
+// How long a certificate is valid. A connection gets a certificate of its own; a guest's clock may
+// be somewhat wrong.
 const (
 	validBefore = 24 * time.Hour
 	validAfter  = 7 * 24 * time.Hour
 )
 
-// certificate makes the one by which we are host to the guest.
+// certificate makes a certificate that identifies us as host to the guest.
 func (t *Trust) certificate(host string) (*tls.Certificate, error) {
 	now := time.Now()
 	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
@@ -72,7 +73,7 @@ func (t *Trust) certificate(host string) (*tls.Certificate, error) {
 	return &tls.Certificate{Certificate: [][]byte{der, t.authority.Raw}, PrivateKey: t.own}, nil
 }
 
-// guestConfig is how we speak to a guest as host.
+// guestConfig returns the TLS configuration towards a guest, as host.
 func (t *Trust) guestConfig(host string) (*tls.Config, error) {
 	c, err := t.certificate(host)
 	if err != nil {
@@ -80,11 +81,11 @@ func (t *Trust) guestConfig(host string) (*tls.Config, error) {
 	}
 	return &tls.Config{
 		MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}, Certificates: []tls.Certificate{*c},
-		SessionTicketsDisabled: true, // there is nobody who could take one up
+		SessionTicketsDisabled: true, // no later connection could resume a session
 	}, nil
 }
 
-// serverConfig is how we speak to host.
+// serverConfig returns the TLS configuration towards host.
 func (t *Trust) serverConfig(host string) *tls.Config {
 	return &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}, ServerName: host, RootCAs: t.roots}
 }

@@ -1,9 +1,9 @@
-// Package inspect checks what comes out of a frame socket before a network stack sees it. A guest
+// Package inspect checks messages from a frame socket before a network stack sees them. A guest
 // writes these bytes, so they are hostile: only IPv4 packets from the guest's own address reach the
-// stack, and of ARP only questions for the gateway's address are answered.
+// stack, and of ARP only requests for the gateway's address are answered.
 //
-// It looks at one message at a time and remembers nothing. It does not decide where a guest may
-// connect to, which is package policy, and it does not reassemble fragments, which is the stack's.
+// It checks each message alone and keeps no state. Package policy decides where a guest may connect
+// to, and the stack reassembles fragments.
 package inspect
 
 import (
@@ -15,7 +15,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/frame"
 )
 
-// Class says what a message is.
+// Class is the class of a message.
 type Class uint8
 
 // Classes of messages.
@@ -23,31 +23,30 @@ const (
 	Dropped Class = iota
 	ARP           // a request for the gateway's address; answer it with ARPReply
 	IP            // a packet for the stack
-	Echo          // an ICMP echo request to anywhere but the gateway
+	Echo          // an ICMP echo request to a host other than the gateway
 )
 
 // Reason says why a message is dropped.
 type Reason string
 
-// Reasons. Malformed messages are those that no driver sends.
+// Reasons. No driver sends malformed messages.
 const (
 	Malformed Reason = "malformed"
 	Spoofed   Reason = "spoofed-source" // not from the guest's own hardware and IP address
 	Ethertype Reason = "ethertype"      // neither IPv4 nor ARP; a Linux guest sends a little IPv6 by itself
 	NotToUs   Reason = "not-to-gateway" // a frame for another station, or an ARP request for another address
-	Options   Reason = "ip-options"     // source routes and the like, which nobody needs
+	Options   Reason = "ip-options"     // source routes and other unneeded options
 	Checksum  Reason = "bad-checksum"
 	Fragment  Reason = "fragment" // of TCP or ICMP: their segments fit into the MTU
 	Protocol  Reason = "protocol" // not TCP, UDP or an ICMP echo request
 )
 
-// Packet is what is in a message. IP aliases the message.
+// Packet is the content of a message. IP aliases the message.
 type Packet struct {
 	Class Class
-	IP    []byte     // from its header to its end; of ARP everything behind the Ethernet header
-	To    netip.Addr // where an IP packet goes to
-	// Partial: the sender left the checksum of TCP or UDP to the device, so there is none to
-	// verify.
+	IP    []byte     // the whole packet; for ARP the bytes after the Ethernet header
+	To    netip.Addr // destination of an IP packet
+	// Partial: the sender left the checksum of TCP or UDP to the device, so it cannot be verified.
 	Partial bool
 	Opens   bool // the first segment of a TCP connection
 }
@@ -85,7 +84,7 @@ var (
 	gateway = netip.MustParseAddr(frame.Gateway)
 )
 
-// Message looks at one message of a frame socket. The reason is set where the class is Dropped.
+// Message checks one message of a frame socket. The reason is set if the class is Dropped.
 func Message(p []byte) (Packet, Reason) {
 	if len(p) < frame.HeaderBytes+etherBytes || len(p) > frame.MaxMessage {
 		return Packet{}, Malformed
@@ -106,8 +105,8 @@ func Message(p []byte) (Packet, Reason) {
 	return Packet{}, Ethertype
 }
 
-// Wakes reports whether a message is one for which a stack is needed, by its first WakeBytes bytes.
-// A Linux guest that does not use its network sends a little IPv6 now and then.
+// Wakes reports whether a message needs a stack, judging by its first WakeBytes bytes. A Linux
+// guest that does not use its network occasionally sends a little IPv6.
 func Wakes(p []byte) bool {
 	if len(p) < WakeBytes {
 		return false
@@ -116,7 +115,7 @@ func Wakes(p []byte) bool {
 	return ethertype == typeIPv4 || ethertype == typeARP
 }
 
-// WakeBytes is the length of what stands before the packet in a message.
+// WakeBytes is the length of the headers before the packet in a message.
 const WakeBytes = frame.HeaderBytes + etherBytes
 
 func arp(ether []byte) (Packet, Reason) {
@@ -135,7 +134,7 @@ func arp(ether []byte) (Packet, Reason) {
 	return Packet{Class: ARP, IP: p[:arpBytes]}, ""
 }
 
-// ARPReply answers a request that Message has found good. It returns a whole message.
+// ARPReply answers a request that Message has accepted. It returns a whole message.
 func ARPReply(request []byte) []byte {
 	m := Prepend(nil, arpBytes, typeARP)
 	m = append(m, 0, 1, 8, 0, 6, 4, 0, 2)
@@ -149,7 +148,7 @@ func IPMessage(packet []byte) []byte {
 	return append(Prepend(nil, len(packet), typeIPv4), packet...)
 }
 
-// Prepend appends to m the two headers of a message with a payload of n bytes, without any offload.
+// Prepend appends to m the two headers of a message with a payload of n bytes, without offloading.
 func Prepend(m []byte, n int, ethertype uint16) []byte {
 	if m == nil {
 		m = make([]byte, 0, frame.HeaderBytes+etherBytes+n)
@@ -216,8 +215,8 @@ func (k *Packet) tcp(fragment bool) Reason {
 	return ""
 }
 
-// icmp sorts out echo requests. The stack answers those to the gateway; it would answer all others,
-// too.
+// icmp selects echo requests. The stack answers those to the gateway; it would also answer all
+// others.
 func (k *Packet) icmp(fragment bool) Reason {
 	const echo = 8
 	switch {
@@ -236,8 +235,8 @@ func (k *Packet) icmp(fragment bool) Reason {
 	return ""
 }
 
-// offload checks that the virtio header asks for what a driver may ask for, about the packet that
-// follows.
+// offload checks that the virtio header requests only what a driver may request for the following
+// packet.
 func (k *Packet) offload(h []byte, fragment bool) Reason {
 	flags, gso := h[0], h[1]&^gsoECN
 	start, offset := binary.LittleEndian.Uint16(h[6:8]), binary.LittleEndian.Uint16(h[8:10])

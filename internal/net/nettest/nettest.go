@@ -1,9 +1,9 @@
 // Package nettest builds a small internet for tests: a network namespace in which servers of the
-// test have public, private and metadata addresses, joined by a pair of virtual devices to the
-// namespace in which the test itself runs.
+// test have public, private and metadata addresses. A pair of virtual devices connects it to the
+// namespace of the test.
 //
-// Nothing in it is connected to the network of the computer. It needs root, or a kernel that gives
-// its users namespaces of their own, and the program ip; without them tests are skipped.
+// It is not connected to the computer's network. It needs root, or a kernel that permits user
+// namespaces, and the program ip; without them tests are skipped.
 package nettest
 
 import (
@@ -23,15 +23,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// insideEnv says that the test binary runs in a namespace of its own; its value is why it does not,
-// if so.
+// insideEnv is set if the test binary runs in the child process; its value is the reason why that
+// has no namespace, if so.
 const insideEnv = "FORKD_NETTEST"
 
 // Own is the address of the test's side, "the host".
 const Own = "10.77.0.1"
 
-// Run runs the tests of a package in a network namespace of their own. TestMain calls it, and exits
-// with what it returns.
+// Run runs the tests of a package in a network namespace. TestMain calls it, and exits with its
+// result.
 func Run(m *testing.M) int {
 	if _, inside := os.LookupEnv(insideEnv); inside {
 		return m.Run()
@@ -46,7 +46,7 @@ func Run(m *testing.M) int {
 		attr.UidMappings = []syscall.SysProcIDMap{{HostID: os.Geteuid(), Size: 1}}
 		attr.GidMappings = []syscall.SysProcIDMap{{HostID: os.Getegid(), Size: 1}}
 	}
-	runtime.LockOSThread() // the signal comes when the thread ends that started the child
+	runtime.LockOSThread() // the child gets the signal when the thread that started it ends
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.Env = append(os.Environ(), insideEnv+"=")
@@ -70,8 +70,8 @@ type World struct {
 	calls chan func()
 }
 
-// New makes a world in which servers may have the given addresses, and makes every address but the
-// test's own lie in it.
+// New makes a world in which servers may have the given addresses, and routes all addresses except
+// the test's own into it.
 func New(t testing.TB, addrs ...string) *World {
 	t.Helper()
 	if why := os.Getenv(insideEnv); why != "" {
@@ -113,8 +113,8 @@ func New(t testing.TB, addrs ...string) *World {
 	return w
 }
 
-// ipProgram returns the path of ip, or "". Users other than root may not have its directory in
-// their PATH.
+// ipProgram returns the path of ip, or "". For users other than root, its directory may be missing
+// in PATH.
 func ipProgram() string {
 	for _, name := range []string{"ip", "/usr/sbin/ip", "/sbin/ip"} {
 		if path, err := exec.LookPath(name); err == nil {
@@ -124,8 +124,8 @@ func ipProgram() string {
 	return ""
 }
 
-// IP runs the program ip with arguments in the test's namespace. What it adds goes with the world's
-// devices, or with the process.
+// IP runs the program ip with arguments in the test's namespace. Devices that it adds are removed
+// with the world or with the process.
 func IP(t testing.TB, args string) {
 	t.Helper()
 	if out, err := exec.Command(ipProgram(), strings.Fields(args)...).CombinedOutput(); err != nil {
@@ -169,7 +169,7 @@ func (w *World) ListenUDP(t testing.TB, addr string) *net.UDPConn {
 	return c
 }
 
-// Serve takes connections and serves each in a goroutine of its own.
+// Serve accepts connections and serves each in its own goroutine.
 func Serve(l net.Listener, serve func(net.Conn)) {
 	go func() {
 		for {

@@ -1,11 +1,10 @@
-// Package peek finds out which server a TCP connection asks for from the first bytes that its
-// client sends: the server name of a TLS ClientHello (RFC 6066 §3), or the Host of an HTTP/1
-// request (RFC 9112 §3.2).
+// Package peek determines the server that a TCP connection is for from the client's first bytes:
+// the server name of a TLS ClientHello (RFC 6066 §3), or the Host of an HTTP/1 request (RFC 9112
+// §3.2).
 //
-// It reads at most MaxBytes, keeps them for whoever forwards the connection, and answers nothing. A
-// request is parsed when all of its headers are there, so that one that never ends costs its bytes.
-// How long it may take is for the reader's deadline to say. What comes after, such as the Host
-// inside of TLS, it cannot see.
+// It reads at most MaxBytes, keeps them for forwarding, and sends nothing. A request is parsed only
+// when all of its headers have arrived, so that an endless one costs only its bytes. The reader's
+// deadline bounds the time. Later data, such as the Host inside TLS, is invisible to it.
 package peek
 
 import (
@@ -22,23 +21,23 @@ import (
 	"time"
 )
 
-// MaxBytes bounds what is read for a name: a ClientHello with keys for post-quantum exchanges has 2
-// KiB, and servers take 8 KiB of HTTP headers.
+// MaxBytes bounds the bytes read to find a name: a ClientHello with keys for post-quantum exchanges
+// has 2 KiB, and servers accept 8 KiB of HTTP headers.
 const MaxBytes = 16 << 10
 
 // recordHandshake is the first byte of a TLS connection (RFC 8446 §5.1).
 const recordHandshake = 22
 
-// Seen is what a connection says first.
+// Seen describes the first bytes of a connection.
 type Seen struct {
-	Name    string // of the server, as package policy spells names; "" if there is none
-	Unclear bool   // it is a request that servers could read differently: Name is empty
-	ECH     bool   // Name is only the outer one: another may be encrypted (RFC 9849)
-	Sent    []byte // all that was read
+	Name    string // in the normalized form of package policy; "" if there is none
+	Unclear bool   // servers could interpret the request differently: Name is empty
+	ECH     bool   // Name is the outer one: another may be encrypted (RFC 9849)
+	Sent    []byte // all bytes that were read
 }
 
 // Server reads from r until it knows the server that the client names. An error other than the end
-// of r means that r failed; what is neither TLS nor HTTP has no name and is no error.
+// of r means that r failed. Data that is neither TLS nor HTTP has no name, which is not an error.
 func Server(r io.Reader) (Seen, error) {
 	t := &tee{from: r}
 	in := bufio.NewReaderSize(t, 4096)
@@ -59,15 +58,15 @@ func Server(r io.Reader) (Seen, error) {
 	return seen, t.failure()
 }
 
-// maxLines bounds the lines of a request, most of which are headers: parsed, a short one takes twenty
-// times its bytes. Browsers send thirty.
+// maxLines bounds the lines of a request, most of which are headers: parsed, a short line takes
+// twenty times its bytes. Browsers send thirty.
 const maxLines = 256
 
-// readHead reads to the end of the headers of a request, and reports whether it is there. It reads no
-// further than to where it is clear that there is no request: a client of another protocol may wait
-// for an answer.
+// readHead reads to the end of a request's headers, and reports whether they are complete. It stops
+// as soon as the data cannot be a request, because a client of another protocol may wait for an
+// answer.
 func (t *tee) readHead() (whole bool) {
-	from, lines := 0, 0 // of what was sent: the line that is looked at, and those before it
+	from, lines := 0, 0 // start of the present line in sent, and number of lines before it
 	part := make([]byte, 1024)
 	for lines <= maxLines {
 		line, _, ended := bytes.Cut(t.sent.Bytes()[from:], []byte("\n"))
@@ -94,19 +93,19 @@ func (t *tee) readHead() (whole bool) {
 	return false
 }
 
-// parse reads a request that is all there.
+// parse reads a complete request.
 func parse(head []byte) (*http.Request, error) {
 	return http.ReadRequest(bufio.NewReaderSize(bytes.NewReader(head), 4096))
 }
 
-// isHTTP reports whether the first line is, or could be taken for, that of a request. Servers skip
-// empty lines before it (RFC 9112 §2.2).
+// isHTTP reports whether the first line is a request line or could be mistaken for one. Servers
+// skip empty lines before it (RFC 9112 §2.2).
 func isHTTP(p []byte) bool {
 	line, _, _ := bytes.Cut(bytes.TrimLeft(p, "\r\n"), []byte("\n"))
 	return bytes.Contains(bytes.ToUpper(line), []byte("HTTP/"))
 }
 
-// tee reads up to MaxBytes and remembers them.
+// tee reads up to MaxBytes and keeps them.
 type tee struct {
 	from io.Reader
 	sent bytes.Buffer
@@ -137,36 +136,35 @@ var errSeen = errors.New("seen")
 // extensionECH is encrypted_client_hello (RFC 9849 §5).
 const extensionECH = 0xfe0d
 
-// tlsName returns the server name of a ClientHello, and whether it has an encrypted one or the
-// random bytes that browsers send in its place: the two cannot be told apart (RFC 9849 §6.2). A
-// ClientHello that Go's parser refuses, or that is longer than MaxBytes, is unclear: servers may
-// accept it.
+// tlsName returns the server name of a ClientHello. ech reports whether it contains an encrypted
+// one, or the random bytes that browsers send instead: they cannot be told apart (RFC 9849 §6.2). A
+// ClientHello that Go's parser refuses, or that is longer than MaxBytes, is unclear, because
+// servers may accept it.
 func tlsName(in io.Reader) (name string, ech, unclear bool) {
 	unclear = true
 	server := tls.Server(readOnly{in}, &tls.Config{
-		MinVersion: tls.VersionTLS10, // it is not us who speaks it
+		MinVersion: tls.VersionTLS10, // irrelevant, because the handshake is never completed
 		GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
 			name, ech, unclear = hello.ServerName, slices.Contains(hello.Extensions, extensionECH), false
 			return nil, errSeen
 		},
 	})
-	_ = server.Handshake() // it ends with errSeen, or has seen no name
+	_ = server.Handshake() // returns errSeen, or has seen no name
 	return canonical(name), ech, unclear
 }
 
 func httpName(sent []byte) (name string, unclear bool) {
 	req, err := parse(sent)
 	if err != nil {
-		return "", true // such as for two Hosts
+		return "", true // for example because of two Hosts
 	}
-	// The host of an absolute URL goes before the header, which ReadRequest then leaves out.
-	// Servers differ in which of them they believe, so a proxy's form of a request is none that
-	// names a server here.
+	// An absolute URL's host takes precedence over the header, which ReadRequest then omits.
+	// Servers differ in which of them they use, so a request in proxy form names no server here.
 	if req.URL.Host != "" || req.Method == http.MethodConnect || req.ProtoMajor != 1 {
 		return "", true
 	}
 	for key := range req.Header {
-		if strings.EqualFold(strings.TrimSpace(key), "Host") { // Go keeps "Host :" apart from Host
+		if strings.EqualFold(strings.TrimSpace(key), "Host") { // Go distinguishes "Host :" from Host
 			return "", true
 		}
 	}
@@ -181,14 +179,14 @@ func httpName(sent []byte) (name string, unclear bool) {
 	return name, name == ""
 }
 
-// canonical returns a name in lower case and without the dot at its end, or "" for what is no name:
-// the characters of host names (RFC 1123 §2.1), and underscores.
+// canonical returns a name in lower case without a trailing dot. It returns "" unless all
+// characters are those of host names (RFC 1123 §2.1) or underscores.
 func canonical(name string) string {
 	name = strings.TrimSuffix(name, ".")
 	if len(name) > 253 {
 		return ""
 	}
-	for _, c := range []byte(name) { // before it is lowered, which makes ASCII of some other letters
+	for _, c := range []byte(name) { // before conversion to lower case, which converts some other letters to ASCII
 		switch {
 		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '-', c == '_', c == '.':
 		default:
@@ -202,7 +200,7 @@ func canonical(name string) string {
 	return name
 }
 
-// readOnly is a connection that is only read from.
+// readOnly is a connection for reading only.
 type readOnly struct{ io.Reader }
 
 func (readOnly) Write(p []byte) (int, error)      { return len(p), nil }

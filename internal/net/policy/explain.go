@@ -8,7 +8,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// whys are the reasons of refusals in words.
+// whys describes the reasons of refusals in words.
 var whys = map[Reason]string{
 	ModeNone: "the mode none", NoRule: "no rule allows it", ForeignDNS: "DNS goes through the gateway",
 	NoName: "the connection names no server", OtherName: "the connection names a server that is not allowed",
@@ -20,8 +20,8 @@ var whys = map[Reason]string{
 	Broadcast: "broadcast", Reserved: "reserved range",
 }
 
-// Explain says in words why a flow was refused, and by which flags of forkd net set it would be let
-// through; fix is empty where no flag does.
+// Explain describes why a flow was refused, and which flags of forkd net set would permit it; fix
+// is empty if none would.
 func Explain(p *netproto.Policy, f *Flow, reason Reason) (why, fix string) {
 	why = whys[reason]
 	rule := ""
@@ -40,7 +40,7 @@ func Explain(p *netproto.Policy, f *Flow, reason Reason) (why, fix string) {
 	case Host, Loopback, LinkLocal, Metadata, ForeignDNS, NoName:
 		rule = address(f, true)
 	case Private, CarrierNAT, Multicast, Broadcast, Reserved:
-		rule = address(f, isDNS(f)) // DNS is opened only by a rule that names its port
+		rule = address(f, isDNS(f)) // only a rule that names the port permits DNS
 	case OtherName:
 		if slices.Contains(f.Names, f.Server) {
 			rule = f.Server
@@ -74,7 +74,7 @@ func ExplainName(p *netproto.Policy, name string, reason Reason) (why, fix strin
 	return Explain(p, &Flow{}, reason)
 }
 
-// withMode puts the mode before a flag: --allow alone would mean the mode allow.
+// withMode puts the mode before a flag, because --allow alone would select the mode allow.
 func withMode(p *netproto.Policy, flag string) string {
 	if p.Mode == netproto.ModeAllow {
 		return flag
@@ -90,8 +90,8 @@ func address(f *Flow, withPort bool) string {
 	return netip.AddrPortFrom(addr, f.To.Port()).String()
 }
 
-// narrowest returns a rule for a flow that none is for: by the latest of its names, if a rule by
-// name can let it through.
+// narrowest returns a rule for a flow without a matching rule: for the latest of its names, if a
+// rule by name can permit it.
 func narrowest(f *Flow) string {
 	if len(f.Names) == 0 || f.Protocol == ICMP || isQUIC(f) {
 		return address(f, true)

@@ -1,9 +1,8 @@
-// Package policy decides whether a sandbox may open a connection: Decide is one pure function over
-// the sandbox's policy and what is known of the connection, and says why.
+// Package policy decides whether a sandbox may open a connection: Decide is one pure function of
+// the sandbox's policy and the known facts about the connection, and gives the reason.
 //
-// It opens nothing, remembers nothing and asks nobody: which names an address was given for, and
-// what a connection calls its server, is for the caller to find out (packages dns and peek). Which
-// ranges are closed says package netproto.
+// It has no state and does no I/O: the caller finds out the names of an address and the
+// connection's server (packages dns and peek). Package netproto defines the closed ranges.
 package policy
 
 import (
@@ -13,7 +12,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// Protocol is what a flow is made of.
+// Protocol is the protocol of a flow.
 type Protocol uint8
 
 // Protocols of flows.
@@ -23,51 +22,51 @@ const (
 	ICMP // echo requests
 )
 
-// String returns the protocol as flow logs spell it.
+// String returns the protocol's name in flow logs.
 func (p Protocol) String() string { return [...]string{"tcp", "udp", "icmp"}[p] }
 
-// Flow is what is known of a connection.
+// Flow holds the known facts about a connection.
 type Flow struct {
 	Protocol Protocol
 	To       netip.AddrPort // the port is 0 for ICMP
-	Own      bool           // it is an address of the host itself
-	Names    []string       // for which our DNS gave this sandbox the address; lower case, no dot at the end
-	Peeked   bool           // Server says what the connection sent first
-	Server   string         // its TLS server name or HTTP host, "" if it named none; spelled as Names
-	Unclear  bool           // servers could differ about which one it names
-	ECH      bool           // it may name another server, encrypted
+	Own      bool           // the address is the host's own
+	Names    []string       // for which our DNS gave this sandbox the address; lower case, no trailing dot
+	Peeked   bool           // Server is known from the connection's first bytes
+	Server   string         // TLS server name or HTTP host, "" if the connection named none; in the form of Names
+	Unclear  bool           // servers could disagree about the name
+	ECH      bool           // an encrypted name may differ
 }
 
-// Verdict is what to do with a flow.
+// Verdict is the decision about a flow.
 type Verdict uint8
 
-// Verdicts. Peek is given only while Flow.Peeked is not set.
+// Verdicts. Peek is returned only while Flow.Peeked is not set.
 const (
 	Refuse Verdict = iota
 	Pass
-	Peek // read what the connection sends first, and decide again
+	Peek // read the connection's first bytes, and decide again
 )
 
-// String returns the verdict as flow logs spell it.
+// String returns the verdict's name in flow logs.
 func (v Verdict) String() string { return [...]string{"refuse", "pass", "peek"}[v] }
 
-// Reason says why, in a word that flow logs and counters use.
+// Reason is the reason of a verdict, as one word for flow logs and counters.
 type Reason string
 
 // Reasons of refusals. The second group are the ranges that ModePublic closes.
 const (
-	ModeNone    Reason = "mode-none"    // the policy lets nothing through
+	ModeNone    Reason = "mode-none"    // the policy permits nothing
 	Denied      Reason = "deny-rule"    // a rule of Deny
 	NoRule      Reason = "no-rule"      // mode allow, and no rule of Allow
-	ForeignDNS  Reason = "foreign-dns"  // port 53 or 853 anywhere but at the gateway
+	ForeignDNS  Reason = "foreign-dns"  // port 53 or 853 at any address except the gateway
 	NoName      Reason = "no-name"      // an allowed name's address, but the connection names no server
-	OtherName   Reason = "other-name"   // the server that the connection names is not allowed
+	OtherName   Reason = "other-name"   // the connection names a server that is not allowed
 	NameAddress Reason = "name-address" // DNS did not give the address for the server that the connection names
 	IPv6        Reason = "ipv6"         // there is no IPv6 outside
 	PrivateName Reason = "private-name" // mode public, and a name of the host's network
-	Unclear     Reason = "unclear-name" // a name is denied, and the connection may mean it
-	ECH         Reason = "ech"          // a name decides, and the connection may encrypt another
-	QUIC        Reason = "quic"         // a name decides, and UDP 443 does not show one
+	Unclear     Reason = "unclear-name" // a name is denied, and the connection may be for it
+	ECH         Reason = "ech"          // a name decides, and the connection may contain an encrypted one
+	QUIC        Reason = "quic"         // a name decides, and UDP 443 does not reveal one
 
 	Host       Reason = netproto.Host
 	SandboxNet Reason = netproto.SandboxNet
@@ -85,22 +84,22 @@ const (
 const (
 	ByRule Reason = "allow-rule" // a rule of Allow
 	ByName Reason = "allow-name" // a rule of Allow for a name
-	ByMode Reason = "mode"       // what the mode lets through
+	ByMode Reason = "mode"       // permitted by the mode
 )
 
-// Decide says what happens to a flow. Its order:
+// Decide decides about a flow, in this order:
 //
-//  1. What cannot be reached at all is refused: IPv6, and the network inside of the VM.
+//  1. Unreachable destinations are refused: IPv6, and the network inside the VM.
 //  2. Mode none refuses. Rules of Deny refuse, by address or by name.
-//  3. A rule of Allow by address lets through, but a range that is closed is opened only by a rule
-//     that lies within it: 0.0.0.0/0 means the internet, not this host.
-//  4. What is still closed is refused, as is DNS past the gateway.
-//  5. Mode public and open let the rest through. Mode allow wants a rule by name for it.
+//  3. A rule of Allow by address permits. But a closed range is opened only by a rule that lies
+//     within it: 0.0.0.0/0 means the internet, not this host.
+//  4. Remaining closed ranges are refused, and so is DNS that bypasses the gateway.
+//  5. Modes public and open permit the rest. Mode allow requires a rule by name.
 //
-// Where a name decides about TCP at port 80 or 443, the verdict is Peek until the connection has
-// named its server, and one that may have encrypted another name is refused but for AllowECH. Where
-// a name would decide about UDP at port 443, which is QUIC, the flow is refused: clients then take
-// TCP.
+// If a name decides about TCP at port 80 or 443, the verdict is Peek until the connection has named
+// its server. A connection that may contain another, encrypted name is refused, except with
+// AllowECH. If a name would decide about UDP at port 443, which is QUIC, the flow is refused:
+// clients then use TCP.
 func Decide(p *netproto.Policy, f *Flow) (Verdict, Reason) {
 	addr := f.To.Addr().Unmap()
 	if !addr.Is4() {
@@ -133,7 +132,7 @@ func Decide(p *netproto.Policy, f *Flow) (Verdict, Reason) {
 	return verdict, reason
 }
 
-// allow is what remains to be decided of a flow that is not denied.
+// allow decides about a flow that is not denied.
 func allow(p *netproto.Policy, f *Flow, addr netip.Addr, ranged netproto.Closed) (Verdict, Reason) {
 	dns := isDNS(f)
 	for i := range p.Allow {
@@ -156,9 +155,9 @@ func allow(p *netproto.Policy, f *Flow, addr netip.Addr, ranged netproto.Closed)
 	return allowName(p, f)
 }
 
-// allowName decides by the rules for names, which need that DNS gave the address for an allowed
-// name, and where the connection says its server's name, that DNS gave the address for that one and
-// it is allowed as well.
+// allowName decides by the rules for names. DNS must have given the address for an allowed name. If
+// the connection names its server, DNS must have given the address for that name, and the name must
+// be allowed too.
 func allowName(p *netproto.Policy, f *Flow) (Verdict, Reason) {
 	given := slices.ContainsFunc(f.Names, func(name string) bool { return matchName(p.Allow, f, name) })
 	switch {
@@ -182,8 +181,8 @@ func allowName(p *netproto.Policy, f *Flow) (Verdict, Reason) {
 	return Pass, ByName
 }
 
-// denyRule returns the first rule of Deny that matches the address, a name it was given for, or the
-// name that was peeked; nil if none does.
+// denyRule returns the first rule of Deny that matches the address, one of its names, or the peeked
+// name; nil if none does.
 func denyRule(p *netproto.Policy, f *Flow, addr netip.Addr) *netproto.Rule {
 	for i := range p.Deny {
 		r := &p.Deny[i]
@@ -201,7 +200,7 @@ func denyRule(p *netproto.Policy, f *Flow, addr netip.Addr) *netproto.Rule {
 	return nil
 }
 
-// Names reports whether DNS may answer for a name under the policy, and if not, why.
+// Names reports whether DNS may answer for a name under the policy, and the reason if not.
 func Names(p *netproto.Policy, name string) (bool, Reason) {
 	if p.Mode == netproto.ModeNone {
 		return false, ModeNone
@@ -225,7 +224,7 @@ func Names(p *netproto.Policy, name string) (bool, Reason) {
 	return true, ByMode
 }
 
-// Match reports whether a name rule is about name, whatever the port.
+// Match reports whether a name rule matches name, whatever the port.
 func Match(r *netproto.Rule, name string) bool {
 	if r.Below {
 		dot := len(name) - len(r.Name) - 1
@@ -247,8 +246,9 @@ func hasNameRule(rules []netproto.Rule, f *Flow) bool {
 	return slices.ContainsFunc(rules, func(r netproto.Rule) bool { return r.IsName() && matchDenyPort(&r, f) })
 }
 
-// matchPort reports whether protocol and port are what an allow rule is about. A rule for a name
-// is about TCP unless it says udp/, and without a port about those at which a server is named.
+// matchPort reports whether an allow rule matches protocol and port. A rule for a name applies to
+// TCP unless it says udp/. Without a port it applies to the ports at which connections name their
+// server.
 func matchPort(r *netproto.Rule, f *Flow) bool {
 	switch {
 	case r.IsName() && !r.HasPorts():
@@ -259,8 +259,8 @@ func matchPort(r *netproto.Rule, f *Flow) bool {
 	return matchDenyPort(r, f)
 }
 
-// matchDenyPort is matchPort for a deny rule, which without a port means all ports and without a
-// protocol all protocols, also for a name: a denied server's SSH and QUIC are closed too.
+// matchDenyPort is matchPort for a deny rule. Without a port it applies to all ports, and without a
+// protocol to all protocols, also for a name: a denied server's SSH and QUIC are closed too.
 func matchDenyPort(r *netproto.Rule, f *Flow) bool {
 	switch {
 	case r.Protocol == netproto.TCP && f.Protocol != TCP, r.Protocol == netproto.UDP && f.Protocol != UDP:
@@ -271,18 +271,19 @@ func matchDenyPort(r *netproto.Rule, f *Flow) bool {
 	return f.Protocol != ICMP && r.First <= f.To.Port() && f.To.Port() <= r.Last
 }
 
-// peekable reports whether clients of the flow's port say first which server they want.
+// peekable reports whether clients at the flow's port first say which server they want.
 func peekable(f *Flow) bool {
 	return f.Protocol == TCP && (f.To.Port() == 80 || f.To.Port() == 443)
 }
 
-// isQUIC reports whether a flow goes to the port of HTTP/3 (RFC 9114 §3.1). Its first packet names
-// the server under a key that the packet gives away (RFC 9001 §5.2), but one name may be spread
-// over several packets in any order, so no flow is read: it is refused where a name decides.
+// isQUIC reports whether a flow goes to the port of HTTP/3 (RFC 9114 §3.1). Its first packet
+// encrypts the server's name under a key derived from the packet itself (RFC 9001 §5.2). But the
+// name may be spread over several packets in any order, so QUIC is not peeked: it is refused if a
+// name decides.
 func isQUIC(f *Flow) bool { return f.Protocol == UDP && f.To.Port() == 443 }
 
-// isDNS reports whether a flow would ask another resolver than ours: DNS (RFC 1035), and DNS over
-// TLS and QUIC (RFC 7858, RFC 9250).
+// isDNS reports whether a flow would bypass our resolver: DNS (RFC 1035), and DNS over TLS and QUIC
+// (RFC 7858, RFC 9250).
 func isDNS(f *Flow) bool {
 	return f.Protocol != ICMP && (f.To.Port() == 53 || f.To.Port() == 853)
 }

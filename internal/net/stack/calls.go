@@ -6,9 +6,10 @@ import (
 	"github.com/forkd/forkd/internal/jail"
 )
 
-// Calls are those of this package, and of package net of Go for it, beside the runtime's: it
-// connects, and makes pairs of nothing. Sockets are of the internet's families, TCP, UDP and ping;
-// and one of rtnetlink, of which a process without capabilities can only ask.
+// Calls returns the system calls of this package, including those of Go's package net, in addition
+// to the runtime's. It makes outgoing connections, and no socket pairs. Its sockets are TCP, UDP
+// and ping sockets of the internet families, and one of rtnetlink, with which a process without
+// capabilities can only query.
 func Calls() []jail.Call {
 	calls := jail.Calls(unix.SYS_CONNECT, unix.SYS_BIND, unix.SYS_GETSOCKNAME, unix.SYS_GETPEERNAME, unix.SYS_GETSOCKOPT,
 		unix.SYS_SETSOCKOPT,

@@ -9,7 +9,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// Counters count what a sandbox did. They outlive its stack. The zero value is ready to use.
+// Counters count a sandbox's traffic. They outlive its stack. The zero value is ready to use.
 type Counters struct {
 	Active     atomic.Bool
 	Open       atomic.Int32
@@ -20,11 +20,10 @@ type Counters struct {
 
 	mu      sync.Mutex
 	reasons map[string]uint64
-	recent  []netproto.Refusal // the latest first
+	recent  []netproto.Refusal // latest first
 }
 
-// note remembers a refused destination, in place of the one that was refused longest ago if there
-// are too many.
+// note adds a refused destination. If there are too many, it replaces the oldest.
 func (c *Counters) note(r netproto.Refusal) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -42,7 +41,7 @@ func (c *Counters) note(r netproto.Refusal) {
 	c.recent = slices.Insert(c.recent, 0, r)
 }
 
-// refuse counts a refusal. Reasons are words of this program's: no guest can make new ones.
+// refuse counts a refusal. Reasons are fixed words of this program: a guest cannot add any.
 func (c *Counters) refuse(reason string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -52,7 +51,7 @@ func (c *Counters) refuse(reason string) {
 	c.reasons[reason]++
 }
 
-// Stats returns the counters as the daemon is told them.
+// Stats returns the counters in the form for the daemon.
 func (c *Counters) Stats() netproto.Stats {
 	m := netproto.Stats{Active: c.Active.Load(), Open: uint32(c.Open.Load()), Connections: c.Passed.Load(),
 		UpBytes: c.Up.Load(), DownBytes: c.Down.Load(), DNSQueries: c.DNSQueries.Load(), Dropped: c.Dropped.Load()}
@@ -66,7 +65,7 @@ func (c *Counters) Stats() netproto.Stats {
 	return m
 }
 
-// Add adds what o has counted, but for what is a state and no count.
+// Add adds the counters of o, except values that are states.
 func (c *Counters) Add(o *Counters) {
 	c.Passed.Add(o.Passed.Load())
 	c.Up.Add(o.Up.Load())

@@ -15,8 +15,8 @@ import (
 	"github.com/forkd/forkd/internal/net/policy"
 )
 
-// takeEcho forwards an echo request (ping), and answers that its destination is unreachable where
-// the policy refuses it or the host does not let us send one.
+// takeEcho forwards an echo request (ping). If the policy refuses it or the host does not permit
+// sending it, it answers that the destination is unreachable.
 func (s *Stack) takeEcho(packet inspect.Packet) {
 	to := netip.AddrPortFrom(packet.To, 0)
 	select {
@@ -47,8 +47,8 @@ func (s *Stack) takeEcho(packet inspect.Packet) {
 }
 
 // echo sends a request through a ping socket (IPPROTO_ICMP of type SOCK_DGRAM, see icmp(7)) and
-// hands the answer to the guest. Hosts allow such sockets by net.ipv4.ping_group_range. Silence is
-// no error: it is the answer.
+// passes the answer to the guest. net.ipv4.ping_group_range permits such sockets. A missing answer
+// is not an error.
 func (s *Stack) echo(f *flow, request []byte) error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_ICMP)
 	if err != nil {
@@ -72,21 +72,21 @@ func (s *Stack) echo(f *flow, request []byte) error {
 		return nil
 	}
 	f.down.Add(uint64(n))
-	copy(answer[4:6], message[4:6]) // the socket has put its own identifier in
+	copy(answer[4:6], message[4:6]) // the socket has replaced the identifier
 	s.link.writeMessage(icmpMessage(f.To.Addr(), answer[:n]))
 	return nil
 }
 
-// unreachable answers a packet that its destination is unreachable (RFC 792, RFC 1812 §5.2.7.1), on
-// behalf of the gateway.
+// unreachable returns an answer to a packet that its destination is unreachable (RFC 792, RFC 1812
+// §5.2.7.1), from the gateway.
 func unreachable(packet []byte, code header.ICMPv4Code) []byte {
 	quoted := packet[:min(len(packet), header.IPv4MinimumSize+header.ICMPv4MinimumSize)]
 	message := append([]byte{byte(header.ICMPv4DstUnreachable), byte(code), 0, 0, 0, 0, 0, 0}, quoted...)
 	return icmpMessage(gatewayDNS.Addr(), message)
 }
 
-// icmpMessage returns the message for the frame socket that has an ICMP message for the guest. It
-// sets its checksum.
+// icmpMessage returns the frame socket's message for an ICMP message to the guest, and sets its
+// checksum.
 func icmpMessage(from netip.Addr, message []byte) []byte {
 	packet := make([]byte, header.IPv4MinimumSize, header.IPv4MinimumSize+len(message))
 	h := header.IPv4(packet)

@@ -15,13 +15,13 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// Reasons why a flow that the policy would let through is refused.
+// Reasons of refusals for flows that the policy permits.
 const (
 	tooMany     = "connection-limit" // of the sandbox
 	tooManyHost = "host-limit"       // sockets of this process
 )
 
-// limitReasons are the reasons that are no policy's, in words.
+// limitReasons describes the reasons that do not come from the policy.
 var limitReasons = map[string]struct{ why, fix string }{
 	tooMany:     {"too many connections at a time", "raise --net-connections"},
 	tooManyHost: {"too many connections of all sandboxes", "raise the daemon's limit of open files, or have a host with more memory"},
@@ -33,24 +33,24 @@ type flow struct {
 	policy.Flow // Own, Peeked, Server, Unclear and ECH change under the stack's mu
 
 	stack   *Stack
-	ctx     context.Context // ends when the flow is to be reset
+	ctx     context.Context // ends to reset the flow
 	cancel  context.CancelFunc
 	started time.Time
-	last    atomic.Int64 // when something passed, in nanoseconds since 1970
+	last    atomic.Int64 // time of the latest data, in nanoseconds since 1970
 	half    atomic.Bool  // one side has ended
 	up      atomic.Uint64
 	down    atomic.Uint64
-	place   int // how many flows the stack had with it
+	place   int // number of flows of the stack, including this one
 
 	// The rest is guarded by the stack's mu.
-	decided bool   // the policy was asked: it is asked again when it changes
+	decided bool   // the policy has decided, and decides again when it changes
 	verdict string // for the log
 	reason  string
 	err     error
 }
 
-// enter counts a task of the stack's that another than the stack has started. It returns false if
-// the stack is closed.
+// enter counts a task of the stack that was not started by it. It returns false if the stack is
+// closed.
 func (s *Stack) enter() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -60,7 +60,7 @@ func (s *Stack) enter() bool {
 	return !s.closed
 }
 
-// begin registers a flow, if there is room for one. Every flow that was begun is ended.
+// begin registers a flow, if there is room for one. Every registered flow must be ended.
 func (s *Stack) begin(protocol policy.Protocol, to netip.AddrPort) (*flow, string) {
 	f := &flow{stack: s, started: time.Now(), Flow: policy.Flow{Protocol: protocol, To: to}}
 	f.Names = s.dns.Names(to.Addr())
@@ -80,10 +80,10 @@ func (s *Stack) begin(protocol policy.Protocol, to netip.AddrPort) (*flow, strin
 	return f, ""
 }
 
-// decide asks the policy about a flow, now that it is known what the connection said first. It is
-// nil as long as nobody has looked.
+// decide asks the policy about a flow, with the first bytes of the connection if they are known;
+// seen is nil before they were read.
 func (s *Stack) decide(f *flow, seen *peek.Seen) policy.Verdict {
-	own := s.host.isOwn(f.To.Addr()) // each time: it may have become so while the guest was peeked at
+	own := s.host.isOwn(f.To.Addr()) // each time, because it may have changed while the guest was peeked at
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f.Own = own
@@ -96,14 +96,14 @@ func (s *Stack) decide(f *flow, seen *peek.Seen) policy.Verdict {
 	return verdict
 }
 
-// refuse notes why a flow that the policy would let through is refused.
+// refuse records why a flow that the policy permits is refused.
 func (s *Stack) refuse(f *flow, reason string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f.verdict, f.reason = policy.Refuse.String(), reason
 }
 
-// end takes a flow off the list and logs it.
+// end removes a flow from the list and logs it.
 func (s *Stack) end(f *flow) {
 	f.cancel()
 	s.host.giveSocket(f.Protocol)
@@ -133,14 +133,14 @@ func (s *Stack) end(f *flow) {
 	s.log(r, verdict, reason, err)
 }
 
-// fail notes why a flow that may pass did not come about or ended early.
+// fail records why a permitted flow failed to start or ended early.
 func (f *flow) fail(err error) {
 	f.stack.mu.Lock()
 	defer f.stack.mu.Unlock()
 	f.err = cmp.Or(f.err, err)
 }
 
-// killLocked resets a flow and notes why.
+// killLocked resets a flow and records why.
 func (f *flow) killLocked(why error) {
 	f.err = cmp.Or(f.err, why)
 	f.cancel()
@@ -170,7 +170,7 @@ func (f *flow) idleLimit() time.Duration {
 	return idleTCP
 }
 
-// record is what is logged of a flow.
+// record is a flow's entry in the log.
 type record struct {
 	protocol, name string
 	address        netip.AddrPort
@@ -179,7 +179,7 @@ type record struct {
 	why, fix       string // of a refusal by the policy, see policy.Explain
 }
 
-// addressText is empty for an unknown address, and has no port for one of ICMP.
+// addressText returns "" for an unknown address, and no port for ICMP.
 func (r *record) addressText() string {
 	switch {
 	case !r.address.IsValid():

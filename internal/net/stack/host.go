@@ -14,45 +14,46 @@ import (
 	"github.com/forkd/forkd/internal/net/policy"
 )
 
-// Host is what all stacks share: the way out, the resolvers, the flow log. Use NewHost.
+// Host is what all stacks share: the network outside, the resolvers, the flow log. Use NewHost.
 type Host struct {
 	Resolver *dns.Resolver
 	Log      *flowlog.Log
 
 	chunks  chunks
-	held    room                         // bytes of chunks of relays
+	held    room                         // bytes in chunks of relays
 	peeks   room                         // bytes of connections whose server is not known yet
-	injects room                         // bytes of connections that have secrets added
+	injects room                         // bytes of connections to which secrets are added
 	trust   atomic.Pointer[inject.Trust] // nil until there is a secret
 	proxy   atomic.Pointer[upstream]     // nil: none
 	own     atomic.Pointer[[]netip.Addr]
 	sockets atomic.Int64 // of flows, to the outside
 	most    int64
-	udp     atomic.Int64 // of these, those of UDP
+	udp     atomic.Int64 // of these, UDP sockets
 }
 
-// maxHostUDP bounds the UDP flows of all sandboxes: each takes a port that nobody else on the host
-// can have meanwhile. It is a quarter of those that Linux gives out (ip_local_port_range).
+// maxHostUDP bounds the UDP flows of all sandboxes: each takes a port that the rest of the host
+// cannot use. It is a quarter of Linux's ephemeral ports (ip_local_port_range).
 const maxHostUDP = 7000
 
-// NewHost returns a Host whose sandboxes together have at most so many sockets to the outside.
+// NewHost returns a Host whose sandboxes together have at most the given number of sockets to the
+// outside.
 func NewHost(sockets int) *Host {
 	h := &Host{Resolver: &dns.Resolver{}, Log: flowlog.New(), most: int64(sockets)}
 	h.SetMemory(LeastMemory)
 	return h
 }
 
-// SetMemory says how many bytes the process may have. It comes before any stack.
+// SetMemory sets the memory limit of the process, in bytes. It is called before any stack is made.
 func (h *Host) SetMemory(bytes int64) {
 	h.held.most, h.peeks.most, h.injects.most = bytes/chunkShare, bytes/peekShare, bytes/injectShare
 }
 
-// Sockets returns for how many sockets to the outside a process has files and bytes of memory.
+// Sockets returns how many sockets to the outside a process supports with the given files and bytes
+// of memory.
 func Sockets(files int, memory int64) int { return int(min(int64(files), memory/flowShare/flowBytes)) }
 
-// SetOwn says which addresses the host has. Flows that are open are decided again by
-// Stack.Redecide; new ones ask the kernel as well, which knows of an address before the daemon
-// does.
+// SetOwn sets the host's addresses. Stack.Redecide decides open flows again. New flows also ask the
+// kernel, which knows a new address before the daemon does.
 func (h *Host) SetOwn(addrs []netip.Addr) { h.own.Store(&addrs) }
 
 // isOwn reports whether packets to an address would stay on the host.
@@ -64,7 +65,7 @@ func (h *Host) listed(addr netip.Addr) bool {
 	return own != nil && slices.Contains(*own, addr)
 }
 
-// takeSocket counts a socket, if there may be one more.
+// takeSocket counts a socket, if another one is permitted.
 func (h *Host) takeSocket(protocol policy.Protocol) bool {
 	if h.sockets.Add(1) > h.most {
 		h.sockets.Add(-1)

@@ -11,28 +11,28 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// Reasons why a connection to the host of a secret is refused that the policy would let through.
+// Reasons of refusals for connections to the host of a secret that the policy permits.
 const (
-	noTrust = "secret-trust" // the daemon has not said yet by whom servers are known
-	// tooManySecret is of connections whose TLS ends here: each holds up to injectBytes.
+	noTrust = "secret-trust" // the daemon has not sent the root certificates yet
+	// tooManySecret is for connections whose TLS is terminated here: each holds up to injectBytes.
 	tooManySecret = "secret-limit"
 )
 
-// httpsPort is the only one at which secrets are added.
+// httpsPort is the only port at which secrets are added.
 const httpsPort = 443
 
-// SetTrust says by whom guests know us and by whom we know servers, where secrets are added.
+// SetTrust sets the certificates with which secrets are added.
 func (h *Host) SetTrust(t *inject.Trust) { h.trust.Store(t) }
 
-// mayInject reports whether a flow has to say which server it is for, since there are secrets.
+// mayInject reports whether a flow must first name its server, because there are secrets.
 func (s *Stack) mayInject(f *flow) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.secrets) > 0 && f.To.Port() == httpsPort
 }
 
-// secretsFor returns what is added to a flow that may pass. Where something would have to be, and
-// may not, the flow is refused.
+// secretsFor returns the secrets to add to a permitted flow. If one would have to be added and may
+// not, the flow is refused.
 func (s *Stack) secretsFor(f *flow) (secrets []netproto.Secret, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -49,7 +49,7 @@ func (s *Stack) secretsFor(f *flow) (secrets []netproto.Secret, ok bool) {
 	}
 	reason := ""
 	switch {
-	case !f.given(f.Server): // an address that only the guest says is that server's
+	case !f.given(f.Server): // only the guest claims that the address is that server's
 		reason = string(policy.NameAddress)
 	case s.host.trust.Load() == nil:
 		reason = noTrust
@@ -66,7 +66,7 @@ func (s *Stack) secretsFor(f *flow) (secrets []netproto.Secret, ok bool) {
 	return secrets, true
 }
 
-// inject serves a connection in the place of its server, as secretsFor said.
+// inject serves a connection in place of its server, with the result of secretsFor.
 func (s *Stack) inject(f *flow, c *conn, sent []byte, secrets []netproto.Secret) {
 	defer func() {
 		s.mu.Lock()
@@ -85,12 +85,11 @@ func (s *Stack) inject(f *flow, c *conn, sent []byte, secrets []netproto.Secret)
 	}
 }
 
-// counted is a guest's connection that is read and written here, at the rate that the sandbox may
-// have.
+// counted is a guest's connection that is read and written here, at the sandbox's rate.
 type counted struct {
 	net.Conn
 	flow *flow
-	sent []byte // was read already
+	sent []byte // bytes that were already read
 }
 
 func (c *counted) Read(p []byte) (n int, err error) {

@@ -18,33 +18,33 @@ import (
 )
 
 const (
-	// queueBytes bounds the memory of packets that wait for room in the frame socket, their
-	// records included: a small packet has more of these than of bytes. Packets beyond it are
-	// dropped, as a switch does; TCP then slows down.
+	// queueBytes bounds the memory of packets that wait for room in the frame socket, including
+	// their records, which exceed the bytes of a small packet. Packets beyond it are dropped, as by
+	// a switch; TCP then slows down.
 	queueBytes = 1 << 20
 
 	linkHeaderBytes = frame.HeaderBytes + header.EthernetMinimumSize
 
-	// gsoBytes bounds a segment whose segmentation is left to the guest: an IPv4 packet of the
-	// largest length.
+	// gsoBytes bounds a segment whose segmentation is left to the guest: an IPv4 packet of maximum
+	// length.
 	gsoBytes = 65535 - header.IPv4MinimumSize - header.TCPHeaderMaximumSize
 )
 
-// link is the gVisor link endpoint on a frame socket. Nothing waits in it: packets that the socket
-// has no room for are queued, and a goroutine that lives only while there are some writes them.
+// link is the gVisor link endpoint on a frame socket. Its callers never wait: packets for which the
+// socket has no room are queued, and a goroutine that lives only while there are some writes them.
 type link struct {
 	file *os.File
 	raw  syscall.RawConn
 
-	// validated is what Capabilities says of the checksums of received packets. The stack asks for
-	// each packet that it is given, in the goroutine that gives it.
+	// validated is the answer of Capabilities about the checksums of received packets. The stack
+	// asks for each packet that it receives, in the goroutine that delivers it.
 	validated  atomic.Bool
 	dropped    *atomic.Uint64
 	dispatcher gvisor.NetworkDispatcher
 
 	mu      sync.Mutex
 	queue   []*gvisor.PacketBuffer
-	queued  int  // bytes that queue holds
+	queued  int  // bytes in queue
 	writing bool // the goroutine lives; only it writes
 	closed  bool
 	writers sync.WaitGroup
@@ -64,7 +64,7 @@ func (l *link) close() {
 	l.mu.Lock()
 	l.closed = true
 	l.mu.Unlock()
-	_ = l.file.Close() // it holds nothing that could be lost
+	_ = l.file.Close() // no buffered data could be lost
 	l.writers.Wait()
 }
 
@@ -105,14 +105,14 @@ func (l *link) writeLocked(pkt *gvisor.PacketBuffer) {
 	}
 }
 
-// write sends what is queued, and ends when nothing is.
+// write sends the queued packets, and returns when the queue is empty.
 func (l *link) write() {
 	for {
 		pkt := l.next()
 		if pkt == nil {
 			return
 		}
-		// An error means that the socket is closed or the VM gone: whoever reads from it notices.
+		// An error means that the socket is closed or the VM gone, which the reader notices.
 		_ = l.raw.Write(func(fd uintptr) bool { return !errors.Is(send(int(fd), pkt), unix.EAGAIN) })
 		pkt.DecRef()
 	}
@@ -180,7 +180,7 @@ func sendBuffers(fd int, buffers [][]byte) error {
 	}
 }
 
-// The rest of gvisor.LinkEndpoint. The link has no addresses to resolve: what leaves it goes to the
+// The rest of gvisor.LinkEndpoint. The link has no addresses to resolve: all packets go to the
 // guest.
 
 func (l *link) MTU() uint32                             { return frame.MTU }

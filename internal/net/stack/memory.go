@@ -5,11 +5,11 @@ import (
 	"sync/atomic"
 )
 
-// room bounds bytes that flows hold while they wait for somebody else: those of one sandbox, which
-// are also in the room of all.
+// room bounds the bytes that waiting flows hold: those of one sandbox, which also count in the room
+// of all sandboxes.
 type room struct {
 	most int64
-	of   *room // of all sandboxes; nil: this is that
+	of   *room // room of all sandboxes; nil: this is that room
 	used atomic.Int64
 }
 
@@ -36,16 +36,16 @@ func (r *room) give(n int64) {
 // chunk is a buffer that bytes pass through.
 type chunk struct {
 	bytes []byte
-	room  *room // in which it is counted; nil: in none
+	room  *room // room that counts it; nil: none
 }
 
-// chunks are at most one chunk for each direction of each flow in which bytes move, and one for each
-// frame socket that is being read. A direction keeps its chunk while its receiver takes nothing, so
-// those of relays are counted. Where they have no room for another, small chunks do as well.
+// chunks bounds chunks to one for each direction of a flow in which bytes move, and one for each
+// frame socket being read. A direction keeps its chunk while its receiver accepts nothing, so those
+// of relays are counted. If their room is full, small chunks are used instead.
 type chunks struct{ large, small sync.Pool }
 
-// take returns a chunk of chunkBytes, or one of smallChunk if in has no room for that. nil has room
-// for all: it is for chunks that nobody keeps while he waits.
+// take returns a chunk of chunkBytes, or one of smallChunk if in has no room for that. A nil room
+// has no bound, for chunks that are not kept during a wait.
 func (c *chunks) take(in *room) *chunk {
 	pool, size := &c.large, chunkBytes
 	if in != nil && !in.take(chunkBytes) {

@@ -19,13 +19,13 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// upstream is the proxy of the host's network, through which TCP goes out.
+// upstream is the proxy of the host's network for outgoing TCP.
 type upstream struct {
 	netproto.Proxy
 	through func(*url.URL) (*url.URL, error) // nil: directly
 }
 
-// SetProxy makes TCP go out through a proxy, or directly if it has no address.
+// SetProxy makes outgoing TCP use a proxy, or none if it has no address.
 func (h *Host) SetProxy(p netproto.Proxy) {
 	if !p.Addr.IsValid() {
 		h.proxy.Store(nil)
@@ -35,7 +35,7 @@ func (h *Host) SetProxy(p netproto.Proxy) {
 	h.proxy.Store(&upstream{p, config.ProxyFunc()})
 }
 
-// uses reports whether connections to an address, which DNS gave for names, go through the proxy.
+// uses reports whether connections to an address, which DNS gave for names, use the proxy.
 func (u *upstream) uses(to netip.AddrPort, names []string) bool {
 	hosts := append(slices.Clone(names), to.Addr().String())
 	return !slices.ContainsFunc(hosts, func(host string) bool {
@@ -44,8 +44,8 @@ func (u *upstream) uses(to netip.AddrPort, names []string) bool {
 	})
 }
 
-// dial connects a flow to where it may go. A proxy is asked for the address that was decided about
-// and not for a name, which it could take for another.
+// dial connects a permitted flow. It asks a proxy for the address that was decided about and not
+// for a name, which the proxy could resolve differently.
 func (h *Host) dial(ctx context.Context, f *flow) (*net.TCPConn, error) {
 	u := h.proxy.Load()
 	if u == nil || !u.uses(f.To, f.Names) {
@@ -69,7 +69,7 @@ func (h *Host) dial(ctx context.Context, f *flow) (*net.TCPConn, error) {
 	return conn, nil
 }
 
-// connect asks for a tunnel (RFC 9110 §9.3.6).
+// connect requests a tunnel (RFC 9110 §9.3.6).
 func (u *upstream) connect(conn io.ReadWriter, to string) error {
 	req := &http.Request{Method: http.MethodConnect, URL: &url.URL{Opaque: to}, Host: to,
 		Header: http.Header{"User-Agent": {"forkd"}}}
@@ -87,17 +87,17 @@ func (u *upstream) connect(conn io.ReadWriter, to string) error {
 	if err != nil {
 		return errors.New("it does not answer in HTTP")
 	}
-	_ = resp.Body.Close() // of what was read already
+	_ = resp.Body.Close() // its data has been read
 	if resp.StatusCode/100 != 2 {
 		return fmt.Errorf("it answers %d to CONNECT", resp.StatusCode)
 	}
 	return nil
 }
 
-// maxHead bounds what a proxy may say before the tunnel, in bytes.
+// maxHead bounds a proxy's answer before the tunnel, in bytes.
 const maxHead = 16 << 10
 
-// readHead reads to the end of the headers and not a byte further: the rest is the server's.
+// readHead reads exactly to the end of the headers, because the rest belongs to the server.
 func readHead(r io.Reader) ([]byte, error) {
 	head := make([]byte, 0, 512)
 	for !bytes.HasSuffix(head, []byte("\r\n\r\n")) {

@@ -10,12 +10,12 @@ import (
 	"github.com/forkd/forkd/internal/net/inspect"
 )
 
-// read takes messages off the frame socket until its peer is gone. A guest that sends more packets
-// than it may waits, as nobody takes its frames; nothing is lost by that.
+// read reads messages from the frame socket until its peer is gone. A guest that exceeds its packet
+// rate waits, because its frames are not read; no frame is lost.
 func (s *Stack) read() {
 	defer close(s.ended)
 	for {
-		// A socket that nobody writes to holds no chunk.
+		// An idle socket holds no chunk.
 		chunk, n, err := receive(s.link.raw, &s.host.chunks, nil)
 		if err != nil {
 			return
@@ -28,7 +28,7 @@ func (s *Stack) read() {
 	}
 }
 
-// pause waits until the guest may send its next packet. It returns false when the stack is closed.
+// pause waits until the guest may send its next packet. It returns false if the stack is closed.
 func (s *Stack) pause() bool {
 	now := time.Now()
 	wait := s.packets.ReserveN(now, 1).DelayFrom(now)
@@ -51,7 +51,7 @@ func (s *Stack) take(message []byte) {
 	switch {
 	case reason != "":
 		s.counters.Dropped.Add(1)
-		if reason != inspect.Ethertype && reason != inspect.NotToUs { // which guests send by themselves
+		if reason != inspect.Ethertype && reason != inspect.NotToUs { // guests send those without a program's request
 			s.counters.refuse(string(reason))
 		}
 	case packet.Class == inspect.ARP:
@@ -66,11 +66,10 @@ func (s *Stack) take(message []byte) {
 	}
 }
 
-// openRate is why a SYN was dropped that is one of too many.
+// openRate is the reason for dropping a SYN above the rate limit.
 const openRate = "open-rate"
 
-// deliver gives a packet to the stack, which takes checksums for good that the sender left to the
-// device.
+// deliver passes a packet to the stack, which accepts checksums that the sender left to the device.
 func (s *Stack) deliver(packet inspect.Packet) {
 	pkt := gvisor.NewPacketBuffer(gvisor.PacketBufferOptions{Payload: buffer.MakeWithData(packet.IP)})
 	defer pkt.DecRef()

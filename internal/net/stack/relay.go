@@ -13,18 +13,18 @@ import (
 	"gvisor.dev/gvisor/pkg/waiter"
 )
 
-// relay joins a guest's connection with one to the outside until both have ended. A side that ends
-// its half is passed on, and so is a reset. No direction holds a buffer while it waits for bytes; one
-// whose receiver takes nothing holds a chunk.
+// relay joins a guest's connection with one to the outside until both have ended. It passes on the
+// end of one direction, and resets. A direction holds no buffer while it waits for bytes; one whose
+// receiver accepts nothing holds a chunk.
 type relay struct {
 	*flow
 	*conn
 	out   *net.TCPConn
-	begun func() // is called when what was read of the guest before is forwarded; nil: nothing was
+	begun func() // called when the bytes read from the guest earlier have been forwarded; nil: there were none
 }
 
-// run forwards what was read of the guest already, and then everything. It returns when the flow
-// has ended.
+// run forwards the bytes that were already read from the guest, and then everything. It returns
+// when the flow has ended.
 func (r *relay) run(sent []byte) {
 	stop := context.AfterFunc(r.ctx, r.reset)
 	var done sync.WaitGroup
@@ -39,7 +39,7 @@ func (r *relay) run(sent []byte) {
 	r.reset()
 }
 
-// broke resets the flow if one of its directions has failed, and notes why if that was the first.
+// broke resets the flow after an error of one of its directions, and records the first error.
 func (r *relay) broke(err error) {
 	if err == nil {
 		return
@@ -50,7 +50,7 @@ func (r *relay) broke(err error) {
 	r.cancel()
 }
 
-// reset ends both sides as if a connection broke. It may be called more than once.
+// reset ends both sides as if the connection had broken. It may be called more than once.
 func (r *relay) reset() {
 	breakOff(r.out)
 	r.ep.Abort()
@@ -62,7 +62,7 @@ func breakOff(c *net.TCPConn) {
 	_ = c.Close()
 }
 
-// ended notes that one side has ended.
+// ended records that one side has ended.
 func (r *relay) ended() {
 	r.half.Store(true)
 	r.touch()
@@ -93,7 +93,7 @@ func (r *relay) upward(sent []byte) error {
 		case *tcpip.ErrClosedForReceive:
 			pool.give(chunk)
 			if r.ctx.Err() != nil {
-				return r.ctx.Err() // not the guest has ended it, we have
+				return r.ctx.Err() // the guest did not end it, this process did
 			}
 			r.ended()
 			return r.out.CloseWrite()
@@ -115,7 +115,7 @@ func (r *relay) upward(sent []byte) error {
 	}
 }
 
-// send writes bytes of the guest's to the outside, no faster than the sandbox may.
+// send writes bytes from the guest to the outside, at the sandbox's rate.
 func (r *relay) send(p []byte) error {
 	if len(p) == 0 {
 		return nil
@@ -163,8 +163,8 @@ func (r *relay) downward() error {
 	}
 }
 
-// receive waits until a socket has bytes, and only then takes a chunk for them, which is counted in
-// a room unless that is nil. The chunk is the caller's.
+// receive waits until a socket has bytes, and only then takes a chunk for them, which counts in a
+// room unless that is nil. The chunk belongs to the caller.
 func receive(raw interface {
 	Read(func(uintptr) bool) error
 }, pool *chunks, in *room) (k *chunk, n int, err error) {

@@ -1,12 +1,12 @@
 // Package stack gives one sandbox its network: a user-space TCP/IP stack (gVisor's) on the
-// sandbox's frame socket, which ends the guest's connections and opens others in their place, from
-// this process to the outside.
+// sandbox's frame socket. It terminates the guest's connections and opens others in their place,
+// from this process to the outside.
 //
-// Every flow is decided by package policy before anything is opened, and again when the policy
-// changes. Where a name decides, the guest's first bytes are read before the outside is dialled.
-// Outside is IPv4 only. What a guest can make the process hold is bounded: connections, connections
-// that are not open yet, bytes that wait, packets in a second; a flow over which nothing passes
-// ends. The package knows neither the daemon nor other sandboxes.
+// Package policy decides about every flow before anything is opened, and again when the policy
+// changes. If a name decides, the guest's first bytes are read before the outside is dialled.
+// Outside is IPv4 only. The resources of a guest are bounded: connections, connections being
+// opened, waiting bytes, packets per second; an idle flow ends. The package knows neither the
+// daemon nor other sandboxes.
 package stack
 
 import (
@@ -38,7 +38,7 @@ const nic = 1
 var (
 	guest = netip.MustParseAddr(frame.Guest)
 
-	// gatewayDNS is where a guest's resolver finds us.
+	// gatewayDNS is the address at which a guest's resolver reaches package dns.
 	gatewayDNS = netip.AddrPortFrom(netip.MustParseAddr(frame.Gateway), 53)
 )
 
@@ -53,29 +53,29 @@ type Stack struct {
 
 	ctx    context.Context // ends with the stack
 	cancel context.CancelFunc
-	ended  chan struct{} // the frame socket has no peer any more, or the stack was closed
+	ended  chan struct{} // closed when the frame socket's peer is gone or the stack is closed
 	tasks  sync.WaitGroup
 
 	packets, opens *rate.Limiter
-	logged, passes *rate.Limiter // lines of the flow log: of refusals, and of flows that passed
+	logged, passes *rate.Limiter // rates of flow log lines: of refusals, and of flows that passed
 	up, down       *rate.Limiter
-	echoes         chan struct{} // one for each echo request whose answer is awaited
+	echoes         chan struct{} // one value for each echo request that waits for an answer
 	queries        chan struct{} // likewise for each DNS query over UDP
 	chunks         room          // of relays
-	peeks          chan struct{} // one for each connection whose server is not known yet
+	peeks          chan struct{} // one value for each connection whose server is not known yet
 
 	mu       sync.Mutex
 	closed   bool
 	policy   netproto.Policy
 	limits   netproto.Limits
 	secrets  []netproto.Secret
-	injected int // flows whose TLS ends here
+	injected int // flows whose TLS is terminated here
 	flows    map[*flow]struct{}
-	udp      map[ports]*udpFlow // of flows, those of UDP
+	udp      map[ports]*udpFlow // the UDP flows of flows
 }
 
-// New makes a stack on file, a frame socket that does not block, and begins to read from it. It
-// takes over file, and ends with Close; Ended says when the peer is gone.
+// New makes a stack on file, a non-blocking frame socket, and starts reading from it. It takes
+// ownership of file. Close ends it; Ended is closed when the peer is gone.
 func New(host *Host, file *os.File, as *netproto.Attach, c *Counters) (*Stack, error) {
 	id := as.ID
 	link, err := newLink(file, &c.Dropped)
@@ -102,7 +102,7 @@ func New(host *Host, file *os.File, as *netproto.Attach, c *Counters) (*Stack, e
 func (s *Stack) makeIPStack() error {
 	s.ipstack = gvisor.New(gvisor.Options{
 		NetworkProtocols: []gvisor.NetworkProtocolFactory{
-			// Packets to loopback reach the policy, which refuses them by name.
+			// Packets to loopback reach the policy, which refuses them with a reason.
 			ipv4.NewProtocolWithOptions(ipv4.Options{AllowExternalLoopbackTraffic: true}),
 		},
 		TransportProtocols: []gvisor.TransportProtocolFactory{tcp.NewProtocol, udp.NewProtocol, icmp.NewProtocol4},
@@ -117,7 +117,7 @@ func (s *Stack) makeIPStack() error {
 	return nil
 }
 
-// configure makes the NIC take packets to any address, and answer from any.
+// configure makes the NIC accept packets to any address, and answer from any.
 func (s *Stack) configure() tcpip.Error {
 	if err := s.ipstack.CreateNIC(nic, s.link); err != nil {
 		return err
@@ -157,8 +157,8 @@ func (s *Stack) configureTCP() tcpip.Error {
 // Ended is closed when the peer of the frame socket is gone.
 func (s *Stack) Ended() <-chan struct{} { return s.ended }
 
-// Close resets all connections and frees the stack and its socket. It waits until nothing of it
-// runs any more.
+// Close resets all connections and frees the stack and its socket. It waits until all its tasks
+// have ended.
 func (s *Stack) Close() {
 	s.mu.Lock()
 	s.closed = true
@@ -174,9 +174,9 @@ func (s *Stack) Close() {
 	s.counters.Active.Store(false)
 }
 
-// SetPolicy replaces policy, limits and secrets. Flows that the policy does not let through are
-// reset, and so are those about which it would have to know the name of a server that nobody has
-// looked at. Other secrets reset all flows that they could concern.
+// SetPolicy replaces policy, limits and secrets. Flows that the policy denies are reset, and so are
+// flows about which it would have to know the name of a server that was not peeked. Changed secrets
+// reset all flows that they could concern.
 func (s *Stack) SetPolicy(to *netproto.SetPolicy) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -193,7 +193,7 @@ func (s *Stack) SetPolicy(to *netproto.SetPolicy) {
 	}
 }
 
-// Redecide resets flows to addresses that the host has been given since they began.
+// Redecide resets flows to addresses that the host has acquired since the flows began.
 func (s *Stack) Redecide() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -206,13 +206,13 @@ func (s *Stack) Redecide() {
 	}
 }
 
-// maxComparisons bounds the comparisons of names with rules that one request of the daemon costs: some
-// tenths of a second. Requests for all other sandboxes wait meanwhile. A thousand connections to
-// addresses of three names each, under the most rules that there can be, take a tenth of them.
+// maxComparisons bounds the comparisons of names with rules for one request of the daemon: some
+// tenths of a second, during which requests for all other sandboxes wait. A thousand connections to
+// addresses with three names each, under the maximum number of rules, take a tenth of them.
 const maxComparisons = 16 << 20
 
-// decideAgainLocked resets a flow that may not pass any more, and, where what is left of the
-// comparisons is not enough to find that out, any.
+// decideAgainLocked resets a flow that is no longer permitted, or any flow if too few comparisons
+// are left to decide that.
 func (s *Stack) decideAgainLocked(f *flow, why string, left *int) {
 	if !f.decided || f.ctx.Err() != nil {
 		return
@@ -227,7 +227,7 @@ func (s *Stack) decideAgainLocked(f *flow, why string, left *int) {
 	}
 }
 
-// Sweep ends flows over which nothing has passed for too long.
+// Sweep ends flows that have been idle for too long.
 func (s *Stack) Sweep(now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

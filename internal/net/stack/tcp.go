@@ -20,7 +20,7 @@ import (
 	"github.com/forkd/forkd/internal/net/policy"
 )
 
-// conn is a guest's end of a connection.
+// conn is the guest's end of a connection.
 type conn struct {
 	ep tcpip.Endpoint
 	wq *waiter.Queue
@@ -43,7 +43,7 @@ func (s *Stack) accept(r *tcp.ForwarderRequest, place int) (*conn, error) {
 	return c, nil
 }
 
-// takeTCP serves a connection from its SYN to its end. It has a goroutine of its own.
+// takeTCP serves a connection from its SYN to its end, in its own goroutine.
 func (s *Stack) takeTCP(r *tcp.ForwarderRequest) {
 	if !s.enter() {
 		r.Complete(false)
@@ -82,7 +82,7 @@ func (s *Stack) dialFirst(f *flow, r *tcp.ForwarderRequest) {
 	out, err := s.host.dial(f.ctx, f)
 	if err != nil {
 		f.fail(err)
-		// Silence is answered by silence: the guest sends its SYN again, and we dial again.
+		// After a timeout the guest gets no answer: it sends its SYN again, and we dial again.
 		r.Complete(!isTimeout(err))
 		return
 	}
@@ -95,7 +95,8 @@ func (s *Stack) dialFirst(f *flow, r *tcp.ForwarderRequest) {
 	(&relay{flow: f, conn: c, out: out}).run(nil)
 }
 
-// peekFirst takes the guest's connection before there is another, to see which server it asks for.
+// peekFirst accepts the guest's connection before there is an outside one, to learn the server's
+// name.
 func (s *Stack) peekFirst(f *flow, r *tcp.ForwarderRequest) {
 	done, ok := s.mayPeek(f)
 	if !ok {
@@ -110,7 +111,7 @@ func (s *Stack) peekFirst(f *flow, r *tcp.ForwarderRequest) {
 	}
 	stop := context.AfterFunc(f.ctx, c.ep.Abort)
 	in := gonet.NewTCPConn(c.wq, c.ep)
-	_ = in.SetReadDeadline(time.Now().Add(peekTime)) // it has no error
+	_ = in.SetReadDeadline(time.Now().Add(peekTime)) // never fails
 	seen, err := peek.Server(in)
 	if !stop() || err != nil && !isTimeout(err) || s.decide(f, &seen) != policy.Pass {
 		c.ep.Abort()
@@ -136,9 +137,9 @@ func (s *Stack) peekFirst(f *flow, r *tcp.ForwarderRequest) {
 	(&relay{flow: f, conn: c, out: out, begun: done}).run(seen.Sent)
 }
 
-// mayPeek waits until the sandbox may have another connection of which nobody knows yet which server
-// it is for. Until done is called, which may be more than once, it counts as one, with what it has
-// sent. Where all sandboxes have too many, the flow is refused.
+// mayPeek waits until the sandbox may have another connection whose server is not known yet. The
+// connection and the bytes it has sent count until done is called, which may be more than once. If
+// all sandboxes together have too many, the flow is refused.
 func (s *Stack) mayPeek(f *flow) (done func(), ok bool) {
 	select {
 	case s.peeks <- struct{}{}:
@@ -192,7 +193,7 @@ func (s *Stack) takeDNS(f *flow, r *tcp.ForwarderRequest) {
 	}
 }
 
-// endDNS ends a connection that is no flow to the outside.
+// endDNS ends a connection that is not a flow to the outside.
 func (s *Stack) endDNS(f *flow) {
 	f.cancel()
 	s.host.giveSocket(f.Protocol)

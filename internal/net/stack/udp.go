@@ -19,11 +19,11 @@ import (
 	"github.com/forkd/forkd/internal/net/policy"
 )
 
-// ports names a UDP flow: the guest is the remote side of it.
+// ports identifies a UDP flow, with the guest as the remote side.
 type ports = gvisor.TransportEndpointID
 
-// udpFlow forwards the packets between one pair of ports. No packet waits in it: what the host's
-// socket has no room for is dropped, as a router drops it.
+// udpFlow forwards the packets between one pair of ports. It queues nothing: packets for which the
+// host's socket has no room are dropped, as by a router.
 type udpFlow struct {
 	*flow
 	id  ports
@@ -31,8 +31,8 @@ type udpFlow struct {
 	raw syscall.RawConn // of out
 }
 
-// takeUDP handles each UDP packet of the guest. For a packet that it returns false for, the stack
-// answers that the port is unreachable.
+// takeUDP handles each UDP packet of the guest. If it returns false, the stack answers that the
+// port is unreachable.
 func (s *Stack) takeUDP(id ports, pkt *gvisor.PacketBuffer) bool {
 	payload, ok := udpPayload(pkt)
 	if !ok {
@@ -57,7 +57,7 @@ func (s *Stack) takeUDP(id ports, pkt *gvisor.PacketBuffer) bool {
 	return true
 }
 
-// udpPayload returns the payload of a packet whose length and checksum are right.
+// udpPayload returns the payload of a packet with a valid length and checksum.
 func udpPayload(pkt *gvisor.PacketBuffer) ([]byte, bool) {
 	h, ip := header.UDP(pkt.TransportHeader().Slice()), pkt.Network()
 	lengthOK, checksumOK := header.UDPValid(h, func() uint16 { return pkt.Data().Checksum() }, uint16(pkt.Data().Size()),
@@ -68,7 +68,7 @@ func udpPayload(pkt *gvisor.PacketBuffer) ([]byte, bool) {
 	return pkt.Data().AsRange().ToSlice()[:h.Length()-header.UDPMinimumSize], true
 }
 
-// sendBuffer bounds the packets of a flow that wait in the kernel for a slow uplink, in bytes: the
+// sendBuffer bounds the packets of a flow that wait in the kernel for a slow uplink, in bytes. The
 // longest packet fits. The kernel doubles it for its own records.
 const sendBuffer = 64 << 10
 
@@ -110,7 +110,7 @@ func (s *Stack) openUDP(id ports) *udpFlow {
 	return u
 }
 
-// makeRoomUDP ends the UDP flow that was unused for longest if there are too many.
+// makeRoomUDP ends the least recently used UDP flow if there are too many.
 func (s *Stack) makeRoomUDP() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -129,10 +129,11 @@ func (s *Stack) makeRoomUDP() {
 }
 
 // sendNow sends a packet if the socket has room for it, and reports whether it did. It does not
-// wait: the caller reads the guest's packets, and a queue in its place would grow by the flow.
+// wait, because the caller reads the guest's packets, and an additional queue would grow with the
+// flow.
 func sendNow(raw syscall.RawConn, payload []byte) (sent bool) {
-	// The callback does not ask to be called again, so this does not wait. An error can be that of
-	// an earlier packet, which the reader of the socket handles.
+	// The callback does not ask to be called again, so this does not wait. An error can belong to
+	// an earlier packet, and is handled by the socket's reader.
 	_ = raw.Write(func(fd uintptr) bool {
 		n, err := unix.Write(int(fd), payload)
 		sent = err == nil && n == len(payload)
@@ -141,8 +142,8 @@ func sendNow(raw syscall.RawConn, payload []byte) (sent bool) {
 	return sent
 }
 
-// relayUDP forwards packets to the guest until the flow is idle for too long or the outside answers
-// that the port is unreachable.
+// relayUDP forwards packets to the guest until the flow has been idle for too long or the outside
+// answers that the port is unreachable.
 func (s *Stack) relayUDP(f *udpFlow) {
 	defer s.end(f.flow)
 	stop := context.AfterFunc(f.ctx, func() { _ = f.out.Close() })
@@ -156,13 +157,13 @@ func (s *Stack) relayUDP(f *udpFlow) {
 	delete(s.udp, f.id) // the guest's next packet begins another flow
 }
 
-// downwardUDP forwards packets to the guest until one cannot be received. The error says why.
+// downwardUDP forwards packets to the guest until one cannot be received, and returns the reason.
 func (s *Stack) downwardUDP(f *udpFlow) error {
 	pool := &s.host.chunks
 	for {
 		chunk, n, err := receive(f.raw, pool, nil)
 		if errors.Is(err, io.EOF) {
-			continue // an empty packet, which no program misses
+			continue // an empty packet, which no program needs
 		}
 		if err != nil {
 			return err
@@ -205,10 +206,10 @@ func (s *Stack) sendUDP(id ports, payload []byte) {
 // maxQuery is the longest DNS query in bytes: one name of 255, and options.
 const maxQuery = 2048
 
-// maxQueries is how many DNS queries of one sandbox may wait for an answer.
+// maxQueries bounds the DNS queries of one sandbox that wait for an answer.
 const maxQueries = 64
 
-// answerDNS answers a query, in a task of its own, for the resolver may be slow. A query beyond
+// answerDNS answers a query in a task of its own, because the resolver may be slow. A query beyond
 // maxQueries is dropped: clients ask again.
 func (s *Stack) answerDNS(id ports, query []byte) {
 	if len(query) > maxQuery {

@@ -9,20 +9,20 @@ import (
 	"github.com/forkd/forkd/internal/vmm/guestmem"
 )
 
-// Target is a virtio device that is attacked.
+// Target is a virtio device under attack.
 type Target struct {
 	Slot     int
 	Name     string
-	Features uint64 // that a driver takes
+	Features uint64 // features that a driver accepts
 	Queues   int
 	Size     uint32   // of each queue
-	Out      []byte   // a request that is right: what the device reads,
-	In       uint32   // and how many bytes it writes
+	Out      []byte   // a valid request: the bytes that the device reads,
+	In       uint32   // and the number of bytes that it writes
 	Sends    int      // the queue for it
 	More     [][]byte // other requests
 }
 
-// The registers of virtio-mmio and its status bits (virtio 1.2 §4.2.2, §2.1) that attacks use.
+// The registers of virtio-mmio and its status bits (virtio 1.2 §4.2.2, §2.1) used in attacks.
 const (
 	regDriverFeatures    = 0x020
 	regDriverFeaturesSel = 0x024
@@ -46,7 +46,7 @@ const (
 	featVersion1 = 1 << 32
 )
 
-// Targets are the devices that every machine has, and its first disk.
+// Targets returns the devices that every machine has, and its first disk.
 func Targets() []Target {
 	const common = featVersion1 | featIndirect
 	return []Target{
@@ -61,8 +61,8 @@ func Targets() []Target {
 	}
 }
 
-// disk is a request to a disk, with n bytes of data that name 64 sectors from sector 3 on to those
-// that zero some (virtio 1.2 §5.2.6).
+// disk returns a disk request with n bytes of data. For requests that zero sectors, the data names
+// 64 sectors from sector 3 on (virtio 1.2 §5.2.6).
 func disk(kind byte, n int) []byte {
 	p := make([]byte, 16+n)
 	p[0] = kind
@@ -72,7 +72,7 @@ func disk(kind byte, n int) []byte {
 	return p
 }
 
-// Packet is the header of a stream packet to the host (virtio 1.2 §5.10.6).
+// Packet returns the header of a stream packet to the host (virtio 1.2 §5.10.6).
 func Packet(op uint16, port, length uint32) []byte {
 	var h [44]byte
 	le := binary.LittleEndian
@@ -95,7 +95,7 @@ const (
 	descNext, descWrite, descIndirect = 1, 2, 4
 )
 
-// UsedIndex is where the device counts the chains that it has used of the queue in a page.
+// UsedIndex returns the address of the used index of the queue in a page.
 func UsedIndex(page uint32) uint32 { return page + ringUsed + 2 }
 
 // desc is one descriptor.
@@ -105,22 +105,22 @@ type desc struct {
 	flags, next uint16
 }
 
-// writer writes a Program that attacks one device, with pages of the guest's memory at physical
-// addresses that the attacker knows: one for each queue's rings, then pagesData for buffers.
+// writer writes a Program that attacks one device. It uses pages of the guest's memory at known
+// physical addresses: one for each queue's rings, then pagesData for buffers.
 type writer struct {
 	Target
 	Pages []uint32
 	Program
 }
 
-// PagesNeeded is how many pages Attacks wants.
+// PagesNeeded is the number of pages that Attacks needs.
 const PagesNeeded = 3 + pagesData
 
 const pagesData = 2
 
 func (w *writer) add(k Kind, addr uint32, v uint64) { w.Program = append(w.Program, Op{k, addr, v}) }
 
-// window is the address of a register.
+// window returns the address of a register.
 func (w *writer) window(off uint32) uint32 {
 	return uint32(boot.VirtioDevice(w.Slot).Addr) + off
 }
@@ -155,19 +155,19 @@ func (w *writer) begin(features uint64) {
 	w.set(regStatus, acknowledge|driver|featuresOK)
 }
 
-// queue tells the device where a queue is.
+// queue sets the address of a queue in the device.
 func (w *writer) queue(q int, size uint32, table, avail, used uint64) {
 	w.set(regQueueSel, uint32(q))
 	w.set(regQueueSize, size)
 	for i, at := range []uint64{table, avail, used} {
-		reg := uint32(regQueueDesc + i*(regQueueDriver-regQueueDesc)) // driver and device follow
+		reg := uint32(regQueueDesc + i*(regQueueDriver-regQueueDesc)) // driver and device registers have the same distance
 		w.set(reg, uint32(at))
 		w.set(reg+4, uint32(at>>32))
 	}
 	w.set(regQueueReady, 1)
 }
 
-// start brings the device up as a driver does, with empty rings.
+// start initializes the device as a driver does, with empty rings.
 func (w *writer) start() {
 	w.begin(w.Features)
 	for q := range w.Queues {
@@ -181,7 +181,7 @@ func (w *writer) start() {
 
 func (w *writer) run() { w.set(regStatus, acknowledge|driver|featuresOK|driverOK) }
 
-// publish makes heads available and kicks; idx is the number of all heads so far.
+// publish makes heads available and kicks; idx is the total number of heads so far.
 func (w *writer) publish(q int, idx uint16, heads ...uint16) {
 	avail := w.Pages[q] + ringAvail
 	for i, h := range heads {
@@ -191,7 +191,7 @@ func (w *writer) publish(q int, idx uint16, heads ...uint16) {
 	w.set(regQueueNotify, uint32(q))
 }
 
-// request writes descriptors for a request that is right, from descriptor 0 of the table on.
+// request writes descriptors for a valid request, from descriptor 0 of the table on.
 func (w *writer) request(table uint32) {
 	out, in := w.data(0), w.data(1)
 	w.bytes(out, w.Out)
@@ -209,8 +209,8 @@ func (w *writer) request(table uint32) {
 	}
 }
 
-// Seeds returns short programs: requests that are right, a look at every register, and after a
-// request each of the wrong chains.
+// Seeds returns short programs: valid requests, accesses to every register, and after a valid
+// request each of the invalid chains.
 func Seeds(t Target, pages []uint32) []Program {
 	w := &writer{Target: t, Pages: pages}
 	w.right()
@@ -239,7 +239,7 @@ func Seeds(t Target, pages []uint32) []Program {
 	return list
 }
 
-// right brings the device up and makes a request that is right.
+// right initializes the device and makes a valid request.
 func (w *writer) right() {
 	w.start()
 	w.request(w.Pages[w.Sends])
@@ -247,7 +247,7 @@ func (w *writer) right() {
 	w.add(Spin, 0, 1000)
 }
 
-// wrong has the device find a chain after a request that is right.
+// wrong makes an invalid chain available after a valid request.
 func (w *writer) wrong(chain []desc) {
 	w.right()
 	for i, d := range chain {
@@ -261,7 +261,7 @@ func (w *writer) wrong(chain []desc) {
 	w.set(regInterruptACK, 3)
 }
 
-// chains are lists of descriptors that no driver makes.
+// chains returns lists of descriptors that no driver makes.
 func (w *writer) chains() map[string][]desc {
 	const (
 		hole   = uint64(guestmem.HoleStart)
@@ -300,7 +300,7 @@ func (w *writer) chains() map[string][]desc {
 	}
 }
 
-// long returns a chain of n descriptors that lead to the next, and the last to itself.
+// long returns a chain of n descriptors, the last of which points to itself.
 func long(addr uint64, n int) []desc {
 	list := make([]desc, n)
 	for i := range list {

@@ -14,7 +14,7 @@ type Attack struct {
 	Program
 }
 
-// Attacks returns what is tried on a device. Those that draw numbers draw them from seed.
+// Attacks returns the attacks on a device. Random ones use seed.
 func Attacks(t Target, pages []uint32, seed uint64) []Attack {
 	var list []Attack
 	try := func(name string, f func(w *writer)) {
@@ -37,8 +37,8 @@ func Attacks(t Target, pages []uint32, seed uint64) []Attack {
 	return list
 }
 
-// badChains offers each chain to the device, after a request that is right, and brings the device
-// up again for the next.
+// badChains makes each chain available after a valid request, and reinitializes the device for the
+// next.
 func (w *writer) badChains() {
 	chains := w.chains()
 	for _, name := range slices.Sorted(maps.Keys(chains)) {
@@ -46,14 +46,14 @@ func (w *writer) badChains() {
 	}
 }
 
-// badRings puts rings where none can be, over each other and over what is used otherwise.
+// badRings places rings at invalid addresses, over each other and over memory with another use.
 func (w *writer) badRings() {
 	page := uint64(w.Pages[w.Sends])
 	for _, r := range []struct {
 		size               uint32
 		table, avail, used uint64
 	}{
-		{8, page, page + ringAvail, page + ringAvail}, // one over the other
+		{8, page, page + ringAvail, page + ringAvail}, // one over another
 		{8, page, page, page},
 		{8, page, page + ringUsed, page + ringUsed - 2},
 		{8, 1 << 63, 1 << 63, 1 << 63},
@@ -80,7 +80,7 @@ func (w *writer) badRings() {
 	}
 }
 
-// badIndices lets the available index jump.
+// badIndices makes the available index jump.
 func (w *writer) badIndices() {
 	for _, jump := range []uint16{9, 256, 1 << 15, 1<<16 - 1, 8} {
 		for q := range w.Queues {
@@ -96,7 +96,7 @@ func (w *writer) badIndices() {
 	}
 }
 
-// changes writes registers of queues that are in use.
+// changes writes registers of queues in use.
 func (w *writer) changes() {
 	w.start()
 	w.request(w.Pages[w.Sends])
@@ -118,7 +118,7 @@ func (w *writer) changes() {
 	}
 }
 
-// resets takes the device away while it works.
+// resets resets the device while it works.
 func (w *writer) resets() {
 	for i := range uint64(16) {
 		w.start()
@@ -130,7 +130,7 @@ func (w *writer) resets() {
 	}
 }
 
-// storm kicks, has interrupts raised and acknowledges them, without a break.
+// storm kicks, and provokes and acknowledges interrupts, without a pause.
 func (w *writer) storm() {
 	w.start()
 	w.request(w.Pages[w.Sends])
@@ -141,7 +141,7 @@ func (w *writer) storm() {
 	}
 }
 
-// race changes a request, its ring and its data while the device has it.
+// race changes a request, its ring and its data while the device processes it.
 func (w *writer) race() {
 	w.start()
 	table := w.Pages[w.Sends]
@@ -160,7 +160,7 @@ func (w *writer) race() {
 	}
 }
 
-// registers reads and writes the whole window and what is beside it in all widths, aligned or not.
+// registers reads and writes the whole window and its surroundings in all widths, aligned or not.
 func (w *writer) registers(seed uint64) {
 	r := rand.New(rand.NewPCG(seed, uint64(w.Slot)))
 	w.start()
@@ -175,8 +175,7 @@ func (w *writer) registers(seed uint64) {
 	}
 }
 
-// random brings the device up with rings that hold what a driver might have put there, changed
-// here and there.
+// random initializes the device with rings like a driver's, with some values changed.
 func (w *writer) random(seed uint64) {
 	r := rand.New(rand.NewPCG(seed, 100+uint64(w.Slot)))
 	addresses := append([]uint64{0, 1<<64 - 1, uint64(boot.VirtioBase), 1 << 40}, wide(w.Pages)...)
@@ -203,7 +202,7 @@ func wide(list []uint32) (out []uint64) {
 	return out
 }
 
-// packets floods the host with connections, and lies about those there are.
+// packets floods the host with connections, and sends false packets about existing ones.
 func (w *writer) packets() {
 	w.start()
 	tx, rx := w.Pages[1], w.Pages[0]
@@ -220,17 +219,17 @@ func (w *writer) packets() {
 		sent++
 		w.publish(0, 8*sent, 0, 1, 2, 3, 4, 5, 6, 7)
 	}
-	for port := range uint32(300) { // more than there may be; nobody answers their responses
+	for port := range uint32(300) { // more than allowed; responses to them are never answered
 		send(Packet(1, port, 0))
 	}
 	for op := range uint16(10) {
 		for _, length := range []uint32{0, 1, 1 << 16, 1<<32 - 1} {
 			p := Packet(op, 5, length)
-			copy(p[36:], []byte{0xff, 0xff, 0xff, 0xff, byte(length), 0xff, 0xff, 0xff}) // room, and what was taken
+			copy(p[36:], []byte{0xff, 0xff, 0xff, 0xff, byte(length), 0xff, 0xff, 0xff}) // buffer size and forwarded count
 			send(p)
 			p[28] = 2 // not a stream
 			send(p)
-			p[0], p[8] = 1, 1 // of somebody else
+			p[0], p[8] = 1, 1 // of another connection
 			send(p)
 		}
 	}

@@ -7,8 +7,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/boot"
 )
 
-// Where the guest's parts lie, from loadAddr on. It runs at CPL 0 on the page tables that the
-// loader made: addresses below 4 GiB are what they are.
+// Addresses of the guest's parts, relative to loadAddr. It runs at CPL 0 on the loader's page
+// tables, which map addresses below 4 GiB to themselves.
 const (
 	loadAddr = uint32(boot.MinKernelAddr)
 
@@ -23,7 +23,7 @@ const (
 	vectors     = 32
 )
 
-// Done is what a guest of Kernel writes to the serial port last.
+// Done is the last output of a guest of Kernel on the serial port.
 const Done = "\nbare guest: done\n"
 
 // Kernel returns an ELF file that the machine boots like a kernel. It carries out p, writes Done to
@@ -78,7 +78,7 @@ func dispatch() []byte {
 	return append(c, 0xff, 0xe0)                  // jmp *%rax
 }
 
-// handlerCode returns the code of each Kind, which a jump back to the dispatcher follows.
+// handlerCode returns the code of each Kind, to be followed by a jump back to the dispatcher.
 func handlerCode() [Kinds][]byte {
 	rewind := abs32([]byte{0xbe}, loadAddr+program) // mov $program,%esi
 	return [Kinds][]byte{
@@ -112,8 +112,8 @@ func handlerCode() [Kinds][]byte {
 	}
 }
 
-// putIDT sends every exception to the handler of those with an error code, which is right for the
-// one that can be survived: a general protection fault of RDMSR and WRMSR.
+// putIDT sends every exception to the handler for exceptions with an error code, which is right for
+// the only survivable one: a general protection fault of RDMSR and WRMSR.
 func putIDT(m []byte) {
 	le := binary.LittleEndian
 	const kernelCode = 0x10 // selector of the boot protocol (Linux, Documentation/arch/x86/boot.rst)

@@ -1,15 +1,15 @@
-// Package bareguest is guests without an operating system, for tests of the machine: what such a
-// guest does is a list of accesses, which a few instructions carry out in a real VM (Kernel), and
-// which the tests can carry out themselves where there is no KVM, or in the memory of a Linux
-// guest. Attacks makes lists that no driver would.
+// Package bareguest has guests without an operating system, for tests of the machine. Such a guest
+// carries out a list of accesses, by a few instructions in a real VM (Kernel). Tests can also carry
+// out the list themselves without KVM, or in the memory of a Linux guest. Attacks makes lists that
+// no driver would.
 //
-// It knows the machine's addresses and the registers of virtio, and nothing of how devices are
-// made. It is for tests only; what an attack must not do to the host is for them to check.
+// It knows the machine's addresses and the registers of virtio, but not the implementation of
+// devices. It is for tests only; they check that an attack does not harm the host.
 package bareguest
 
 import "encoding/binary"
 
-// Kind is what an Op does. The widths of accesses are in the name, in bits.
+// Kind is the kind of an Op. Names of accesses end with their width in bits.
 type Kind uint8
 
 // Kinds.
@@ -19,7 +19,7 @@ const (
 	Store16              //
 	Store32              //
 	Store64              //
-	Load8                // from Addr; what comes is not looked at
+	Load8                // from Addr; the value is ignored
 	Load16               //
 	Load32               //
 	Load64               //
@@ -29,29 +29,29 @@ const (
 	In8                  // from port Addr
 	In16                 //
 	In32                 //
-	Outs                 // Value bytes, from the beginning of the list, to port Addr by one instruction
+	Outs                 // Value bytes, from the beginning of the list, to port Addr, with one instruction
 	Spin                 // turns of an empty loop
 	CPUID                // leaf Value, subleaf Addr
-	ReadMSR              // number Addr; a general protection fault is survived
+	ReadMSR              // number Addr; the guest survives a general protection fault
 	WriteMSR             //
 	Fault                // three times, so that the processor shuts down
 	Jump                 // to Addr
-	Again                // from the first Op on, until Value times
+	Again                // back to the first Op, until Value times
 
 	Kinds = iota
 )
 
-// Op is one thing that a guest does.
+// Op is one operation of a guest.
 type Op struct {
 	Kind  Kind
 	Addr  uint32
 	Value uint64
 }
 
-// opSize is the length of an encoded Op: kind, three bytes of nothing, Addr, Value.
+// opSize is the length of an encoded Op: kind, three unused bytes, Addr, Value.
 const opSize = 16
 
-// Program is what a guest does, one after another.
+// Program is a guest's operations in order.
 type Program []Op
 
 // Encode returns the form that the guest's code reads.
@@ -65,7 +65,7 @@ func (p Program) Encode() []byte {
 	return b
 }
 
-// Decode reads what Encode wrote. In other bytes there may be Kinds that no guest knows.
+// Decode reads what Encode wrote. Other bytes may yield unknown Kinds.
 func Decode(b []byte) Program {
 	var p Program
 	for ; len(b) >= opSize; b = b[opSize:] {
@@ -74,7 +74,7 @@ func Decode(b []byte) Program {
 	return p
 }
 
-// Width returns how many bytes an access of that kind moves, 0 for what is none.
+// Width returns the number of bytes of an access of that kind, 0 if it is not an access.
 func (k Kind) Width() int {
 	switch k {
 	case Store8, Load8, Out8, In8:

@@ -7,7 +7,7 @@ import (
 	"github.com/forkd/forkd/internal/vmm/guestmem"
 )
 
-// Probes returns what is tried on the rest of the machine by guests that go on afterwards.
+// Probes returns attacks on the rest of the machine, by guests that continue afterwards.
 func Probes(seed uint64) []Attack {
 	return []Attack{
 		{"ports", ports(seed)},
@@ -19,7 +19,7 @@ func Probes(seed uint64) []Attack {
 	}
 }
 
-// Ends returns what ends a machine.
+// Ends returns programs that end a machine.
 func Ends() []Attack {
 	return []Attack{
 		{"triple fault", Program{{Kind: Fault}}},
@@ -32,7 +32,7 @@ func Ends() []Attack {
 	}
 }
 
-// ports reads all ports and writes all that do not end the machine.
+// ports reads all ports and writes all ports that do not end the machine.
 func ports(seed uint64) (p Program) {
 	r := rand.New(rand.NewPCG(seed, 1))
 	known := []uint32{boot.SerialPort, boot.SleepControlPort, boot.I8042Port, boot.PCIResetPort, 0x20, 0xa0, 0x40, 0x4d0,
@@ -52,7 +52,7 @@ func ports(seed uint64) (p Program) {
 	return append(p, Op{In8, 0xffff, 0}, Op{In32, 0xfffe, 0}, Op{Out32, 0xfffe, 0})
 }
 
-// holes reads and writes where there is no RAM.
+// holes reads and writes addresses without RAM.
 func holes(seed uint64) (p Program) {
 	r := rand.New(rand.NewPCG(seed, 2))
 	places := []guestmem.GPA{guestmem.HoleStart, boot.VirtioBase - 4, boot.VirtioDevice(boot.MaxVirtioDevices - 1).Addr,
@@ -83,8 +83,8 @@ func leaves() (p Program) {
 	return p
 }
 
-// msrs reads registers of all kinds and writes most of them. Those whose loss the guest does not
-// survive are left out: its mode (EFER), and its local APIC's place.
+// msrs reads registers of all kinds and writes most of them. It omits those that the guest needs to
+// survive: its mode (EFER), and the address of its local APIC.
 func msrs(seed uint64) (p Program) {
 	const efer, apicBase, icr = 0xc0000080, 0x1b, 0x830
 	r := rand.New(rand.NewPCG(seed, 3))
@@ -105,8 +105,8 @@ func msrs(seed uint64) (p Program) {
 	return p
 }
 
-// interrupts gives every pin of the I/O APIC strange vectors and modes, and has devices raise
-// them. The guest has interrupts off.
+// interrupts sets strange vectors and modes on every pin of the I/O APIC, and makes devices raise
+// them. The guest has interrupts disabled.
 func interrupts() (p Program) {
 	const (
 		selector, window = uint32(boot.IOAPICAddr), uint32(boot.IOAPICAddr) + 0x10
@@ -122,8 +122,7 @@ func interrupts() (p Program) {
 			if pin != boot.FirstVirtioGSI+1 && round%8 != 0 {
 				continue
 			}
-			// Fixed, lowest priority, reserved and ExtINT; SMI, NMI and INIT would be the end of
-			// the guest.
+			// Fixed, lowest priority, reserved and ExtINT; SMI, NMI and INIT would end the guest.
 			mode := []uint64{0, 1, 3, 7}[round%4]
 			p = append(p, Op{Store32, selector, uint64(0x10 + 2*pin)}, Op{Store32, window, round | mode<<8 | round&0xe0<<8},
 				Op{Store32, selector, uint64(0x11 + 2*pin)}, Op{Store32, window, round << 24})
@@ -136,7 +135,7 @@ func interrupts() (p Program) {
 	return p
 }
 
-// FreePages are pages that a guest of Kernel has for the attacks: behind its image.
+// FreePages returns the pages after a Kernel guest's image, for use in attacks.
 func FreePages() []uint32 {
 	const first = 8 << 20
 	pages := make([]uint32, PagesNeeded)

@@ -6,13 +6,13 @@ import (
 	"unsafe"
 )
 
-// capability is one that KVM_CHECK_EXTENSION knows, under the name in <linux/kvm.h> less KVM_CAP_.
+// capability is a capability for KVM_CHECK_EXTENSION, with its name in <linux/kvm.h> less KVM_CAP_.
 type capability struct {
 	id   uintptr
 	name string
 }
 
-// required are the capabilities without which a VM cannot be run, saved and restored here.
+// required are the capabilities that running, saving and restoring a VM needs.
 func required() []capability {
 	return []capability{
 		{CapIRQChip, "IRQCHIP"}, // a kernel may be built without the in-kernel IOAPIC
@@ -35,8 +35,7 @@ func required() []capability {
 	}
 }
 
-// CheckCapabilities returns an *UnfitError that names every capability that a VM needs and KVM
-// has not.
+// CheckCapabilities returns an *UnfitError that names every required capability that KVM lacks.
 func (s *System) CheckCapabilities() error { return checkCapabilities(s.Extension) }
 
 func checkCapabilities(extension func(uintptr) (int, error)) error {
@@ -56,14 +55,14 @@ func checkCapabilities(extension func(uintptr) (int, error)) error {
 	return nil
 }
 
-// SetPolicy asks for what protects the host from its guests, where KVM has it: an exit for every
-// bus lock that a guest takes, which slows the whole host down; one for a guest that keeps a CPU
-// from seeing events; and no polling in halted vCPUs, which costs a host of many idle VMs more
-// than it saves. vCPUs must be made afterwards.
+// SetPolicy enables what protects the host from its guests, where KVM supports it: an exit for
+// every bus lock that a guest takes, which slows the whole host down; an exit for a guest that
+// keeps a CPU from seeing events; and no polling in halted vCPUs, which costs a host with many idle
+// VMs more than it saves. vCPUs must be made afterwards.
 func (v *VM) SetPolicy(s *System) error {
 	for _, c := range []struct {
 		id   uintptr
-		need int // of what KVM_CHECK_EXTENSION returns
+		need int // required result of KVM_CHECK_EXTENSION
 		arg  uint64
 	}{
 		{CapBusLockExit, BusLockExit, BusLockExit},

@@ -7,27 +7,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Gate lets vCPUs into their guests together. A thread that waits at one holds no processor of the
-// Go scheduler, and goes on into the guest without one: a child's first entry waits for nobody but
+// Gate lets vCPUs enter their guests together. A thread that waits at a gate holds no processor of
+// the Go scheduler, and enters the guest without one, so that a child's first entry waits only for
 // the kernel. A new gate is shut.
 //
 // The order is: threads wait, WaitArrived, Open, WaitPassed, Shut, and again from the start.
 type Gate struct {
 	open    uint32 // 1 or 0
-	arrived uint32 // threads that have come since it was last opened
+	arrived uint32 // threads that have arrived since it was last opened
 	passed  uint32 // threads that have passed since then
-	asked   uint32 // 1 while somebody may wait for one of these two to grow
+	asked   uint32 // 1 while a thread may be waiting for one of these two to grow
 
 	notice *Notice // nil: none
 }
 
-// WaitArrived returns when n threads wait, and none of them holds a processor of the Go scheduler.
+// WaitArrived waits until n threads wait at the gate, none of which holds a processor of the Go
+// scheduler.
 func (g *Gate) WaitArrived(n int) {
 	g.waitFor(&g.arrived, uint32(n), waitInGo)
 }
 
-// Open lets all pass who wait or come, and wakes them. The notice, if it is not nil, is sent by the
-// last of the n threads that wait.
+// Open opens the gate and wakes the waiting threads. The last of the n waiting threads sends the
+// notice, if it is not nil.
 func (g *Gate) Open(n int, notice *Notice) {
 	if notice != nil {
 		notice.left = uint32(n)
@@ -39,8 +40,8 @@ func (g *Gate) Open(n int, notice *Notice) {
 	futex(&g.open, futexWake, futexAll)
 }
 
-// WaitPassed returns when n threads have passed. They are awake and need nothing of this process
-// for it, so that the Go runtime is not told of the waiting.
+// WaitPassed waits until n threads have passed. They are awake and need nothing of this process for
+// that, so the wait does not inform the Go runtime.
 func (g *Gate) WaitPassed(n int) {
 	wait := waitRaw
 	if serveNone {
@@ -49,10 +50,10 @@ func (g *Gate) WaitPassed(n int) {
 	g.waitFor(&g.passed, uint32(n), wait)
 }
 
-// Shut holds back who comes from now on.
+// Shut makes threads wait from now on.
 func (g *Gate) Shut() { atomic.StoreUint32(&g.open, 0) }
 
-// waitFor returns when a count has grown to n.
+// waitFor waits until a count has grown to n.
 func (g *Gate) waitFor(count *uint32, n uint32, wait func(word *uint32, value uint32)) {
 	atomic.StoreUint32(&g.asked, 1)
 	for {
@@ -65,7 +66,7 @@ func (g *Gate) waitFor(count *uint32, n uint32, wait func(word *uint32, value ui
 	atomic.StoreUint32(&g.asked, 0)
 }
 
-// pass waits until the gate is open. See VCPU.enter for what it must not do.
+// pass waits until the gate is open. It has the same restrictions as VCPU.enter.
 //
 //go:nosplit
 //go:norace
@@ -88,7 +89,7 @@ func (g *Gate) passInGo() {
 	g.add(&g.passed)
 }
 
-// add counts a thread.
+// add adds a thread to count.
 //
 //go:nosplit
 //go:norace
@@ -99,14 +100,14 @@ func (g *Gate) add(count *uint32) {
 	}
 }
 
-// Operations of futex(2) on words that other processes do not have (include/uapi/linux/futex.h).
+// Operations of futex(2) on words that are private to this process (include/uapi/linux/futex.h).
 const (
 	futexWait = 0 | 128 // FUTEX_WAIT_PRIVATE
 	futexWake = 1 | 128 // FUTEX_WAKE_PRIVATE
 	futexAll  = 1<<31 - 1
 )
 
-// futex returns nothing: who has waited looks at the word again, whatever woke it.
+// futex returns nothing: the waiter checks the word again, whatever woke it.
 //
 //go:nosplit
 //go:norace
@@ -114,10 +115,10 @@ func futex(word *uint32, op uintptr, value uint32) {
 	_, _, _ = unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), op, uintptr(value), 0, 0, 0)
 }
 
-// waitRaw waits while the word has the value, or for less.
+// waitRaw waits while the word has the value; it may return earlier.
 func waitRaw(word *uint32, value uint32) { futex(word, futexWait, value) }
 
-// waitInGo is waitRaw in a call of which the Go runtime is told.
+// waitInGo is waitRaw in a call that informs the Go runtime.
 func waitInGo(word *uint32, value uint32) {
 	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWait, uintptr(value), 0, 0, 0)
 }

@@ -1,10 +1,10 @@
 // Package kvm wraps the ioctls of Linux KVM (Documentation/virt/kvm/api.rst) that forkd uses, one
 // small method each.
 //
-// It has no policy: which memory, CPUID or state a VM gets is decided by package machine. Methods
-// retry EINTR, which KVM_CREATE_VM and others return when the Go runtime preempts a thread with
-// SIGURG; Run alone reports it, because there it means "kicked". Calls on one VM or VCPU value must
-// not race with its Close.
+// It has no policy: package machine decides a VM's memory, CPUID and state. Methods retry EINTR,
+// which KVM_CREATE_VM and others return when the Go runtime preempts a thread with SIGURG; only Run
+// returns it, because there it means "kicked". Calls on one VM or VCPU value must not race with its
+// Close.
 package kvm
 
 import (
@@ -18,7 +18,7 @@ import (
 // System is an open /dev/kvm.
 type System struct{ fd int }
 
-// NewSystem takes over fd, an open /dev/kvm, and checks its API version.
+// NewSystem takes ownership of fd, an open /dev/kvm, and checks its API version.
 func NewSystem(fd int) (*System, error) {
 	s := &System{fd: fd}
 	v, err := ioctl(fd, ioGetAPIVersion, 0)
@@ -47,7 +47,7 @@ func Open() (*System, error) {
 // Close closes the descriptor.
 func (s *System) Close() error { return unix.Close(s.fd) }
 
-// Extension returns what KVM_CHECK_EXTENSION says of a capability: 0 if it is missing.
+// Extension returns the result of KVM_CHECK_EXTENSION for a capability: 0 if it is missing.
 func (s *System) Extension(capability uintptr) (int, error) {
 	v, err := ioctl(s.fd, ioCheckExtension, capability)
 	if err != nil {
@@ -59,7 +59,7 @@ func (s *System) Extension(capability uintptr) (int, error) {
 // maxCPUIDEntries bounds the CPUID table; Linux's own limit is KVM_MAX_CPUID_ENTRIES, 256.
 const maxCPUIDEntries = 256
 
-// SupportedCPUID returns the CPUID leaves that the host and KVM can give to a guest.
+// SupportedCPUID returns the CPUID leaves that the host and KVM support for guests.
 func (s *System) SupportedCPUID() ([]CPUIDEntry, error) {
 	var t struct {
 		head    cpuidHead
@@ -86,8 +86,8 @@ func (s *System) MSRIndices() ([]uint32, error) {
 	return append([]uint32(nil), t.indices[:t.n]...), nil
 }
 
-// FeatureMSR returns the value that the host and KVM can give to a guest of an MSR that tells of
-// features, such as IA32_ARCH_CAPABILITIES; false if they have none.
+// FeatureMSR returns the value that the host and KVM support for an MSR of feature bits, such as
+// IA32_ARCH_CAPABILITIES; false if they lack it.
 func (s *System) FeatureMSR(index uint32) (value uint64, ok bool, err error) {
 	var t msrTable
 	t.head.Nmsrs = 1
@@ -129,15 +129,15 @@ func ioctlPtr(fd int, req uintptr, arg unsafe.Pointer) (uintptr, error) {
 	})
 }
 
-// ioctlNow is ioctlPtr without telling the Go runtime: of calls that read or set state, for which
-// KVM waits for nothing but its own short locks, and perhaps for a page of the guest.
+// ioctlNow is ioctlPtr without informing the Go runtime, for calls that read or set state: in them
+// KVM waits only for its own short locks, and perhaps for a page of the guest.
 func ioctlNow(fd int, req uintptr, arg unsafe.Pointer) (uintptr, error) {
 	return uninterrupted(func() (uintptr, uintptr, unix.Errno) {
 		return unix.RawSyscall(unix.SYS_IOCTL, uintptr(fd), req, uintptr(arg))
 	})
 }
 
-// uninterrupted makes a call until no signal interrupts it.
+// uninterrupted repeats a call while a signal interrupts it.
 func uninterrupted(call func() (uintptr, uintptr, unix.Errno)) (uintptr, error) {
 	for {
 		switch r, _, errno := call(); errno {

@@ -10,19 +10,19 @@ import (
 
 // Line is an input of a VM's interrupt controllers.
 //
-// An eventfd that KVM makes an interrupt (irqfd) would do, too; but KVM has a thread of the kernel
-// deliver that, unless the interrupt is a message, and a restore waits for KVM to learn of one.
+// An eventfd as the source of the interrupt (irqfd) would also work. But KVM has a kernel thread
+// deliver that, unless the interrupt is a message, and a restore waits until KVM has registered an
+// irqfd.
 type Line struct {
 	vm  int
 	gsi uint32
-	mu  sync.Mutex // an edge that comes while the line is up is none
+	mu  sync.Mutex // because an edge is lost while the line is up
 }
 
 // Line returns the input number gsi.
 func (v *VM) Line(gsi uint32) *Line { return &Line{vm: v.fd, gsi: gsi} }
 
-// Raise raises an edge. It does not wait, and is no call of which the Go runtime is told (see
-// package rawcall).
+// Raise raises an edge. It does not wait, and does not inform the Go runtime (see package rawcall).
 func (l *Line) Raise() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -7,10 +7,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Notice is a packet that tells that all vCPUs are about to enter their guests. The last of their
-// threads to pass a gate sends it. Whoever opened the gate could do so only when the kernel lets it
-// run again, which may be after the guest's first exit: a thread that is woken often takes the
-// processor of the one that has woken it.
+// Notice is a packet that announces that all vCPUs are about to enter their guests. The last of
+// their threads to pass a gate sends it. The thread that opened the gate could send it only when
+// the kernel schedules it again, perhaps after the guest's first exit: a woken thread often takes
+// the processor of the thread that woke it.
 type Notice struct {
 	fd   int
 	msg  unix.Msghdr
@@ -19,7 +19,7 @@ type Notice struct {
 	sent bool
 }
 
-// NewNotice returns a notice that is sent through a socket in non-blocking mode, which must stay
+// NewNotice returns a notice that is sent on a socket in non-blocking mode. The socket must stay
 // open until all threads have passed.
 func NewNotice(fd int, packet []byte) *Notice {
 	n := &Notice{fd: fd, iov: unix.Iovec{Base: unsafe.SliceData(packet), Len: uint64(len(packet))}}
@@ -27,11 +27,11 @@ func NewNotice(fd int, packet []byte) *Notice {
 	return n
 }
 
-// Sent reports whether the packet has been sent; of no notice it has not. It is valid after
+// Sent reports whether the packet has been sent; false for a nil notice. It is valid after
 // Gate.WaitPassed.
 func (n *Notice) Sent() bool { return n != nil && n.sent }
 
-// passed is called by each thread that passes. See VCPU.enter for what it must not do.
+// passed is called by each thread that passes. It has the same restrictions as VCPU.enter.
 //
 //go:nosplit
 //go:norace

@@ -15,16 +15,16 @@ import (
 // UnfitError says why a /dev/kvm that exists cannot run a stock guest kernel.
 type UnfitError struct {
 	Reason string
-	Slow   bool // it did not end in time, which on a host that is very busy proves nothing
+	Slow   bool // it did not end in time, which on a busy host proves nothing
 }
 
 func (e *UnfitError) Error() string { return "KVM is unfit for a stock guest kernel: " + e.Reason }
 
-// Probe opens /dev/kvm and runs a few guest instructions whose results are known: an exception
-// through the guest's IDT, popcnt, xsave, and privileged register accesses. A KVM without hardware
-// behind it, such as kvm-pvm, accepts the ioctls and fails here. It returns nil if KVM is fit,
-// *UnfitError if it runs guests wrongly, and another error if KVM cannot be used at all (no device,
-// no permission).
+// Probe opens /dev/kvm and runs a few guest instructions with known results: an exception through
+// the guest's IDT, popcnt, xsave, and privileged register accesses. A KVM without hardware support,
+// such as kvm-pvm, accepts the ioctls and fails here. It returns nil if KVM is fit, an *UnfitError
+// if it runs guests wrongly, and another error if KVM cannot be used at all (no device, no
+// permission).
 func Probe() error {
 	sys, err := Open()
 	if err != nil {
@@ -54,7 +54,7 @@ const (
 	probeHandler = 0x100 // of probeCode
 )
 
-// probeProgram runs at probeCode in 64-bit mode, CPL 0. It notes each step before it tries it.
+// probeProgram runs at probeCode in 64-bit mode, CPL 0. It records each step before it tries it.
 var probeProgram = []byte{
 	0xc7, 0x04, 0x25, 0x18, 0x90, 0, 0, 1, 0, 0, 0, // movl $1,0x9018
 	0xb8, 0x67, 0x45, 0x23, 0x01, // mov $0x1234567,%eax
@@ -201,8 +201,8 @@ func runProbe(vcpu *VCPU, mem []byte) error {
 	return nil
 }
 
-// runUntil runs a guest again whenever a signal ends that before it is late: Go's scheduler sends
-// some of its own.
+// runUntil runs a guest again whenever a signal interrupts it, until it is late: Go's scheduler
+// sends some signals itself.
 func runUntil(late *atomic.Bool, run func() error) error {
 	for {
 		if err := run(); !errors.Is(err, ErrKicked) || late.Load() {

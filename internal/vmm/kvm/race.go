@@ -2,5 +2,6 @@
 
 package kvm
 
-// serveNone: atomic operations call the race detector, which wants a processor of the Go scheduler.
+// serveNone is true because atomic operations call the race detector, which needs a processor of
+// the Go scheduler.
 const serveNone = true

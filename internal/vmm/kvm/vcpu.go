@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// VCPU is one virtual CPU. Run must always be called from the same OS thread; the state methods
+// VCPU is one virtual CPU. Run must always be called from the same OS thread, and the state methods
 // only while it is not in Run.
 type VCPU struct {
 	id   uint32
@@ -18,14 +18,14 @@ type VCPU struct {
 	run  []byte
 	head *runHead
 
-	// waiting is set while the vCPU may wait for its start-up IPI: as long as it does, and for
-	// the one Run that ends because the IPI has come.
+	// waiting is set while the vCPU may wait for its start-up IPI, including the one Run that ends
+	// because the IPI has arrived.
 	waiting bool
 
-	gaveAway time.Time // when Run last gave the processor of the Go scheduler away
+	gaveAway time.Time // when Run last gave up the processor of the Go scheduler
 
 	registers []Register
-	served    uint64 // exits that accessed them; atomic
+	served    uint64 // number of exits that accessed them; atomic
 }
 
 // ErrKicked is returned by Run when a signal or SetImmediateExit ended it.
@@ -34,20 +34,20 @@ var ErrKicked = errors.New("vCPU kicked")
 // Close unmaps and closes the vCPU.
 func (c *VCPU) Close() error { return errors.Join(unix.Munmap(c.run), unix.Close(c.fd)) }
 
-// giveAwayEvery is how long a vCPU may keep a processor of the Go scheduler at least, other than
-// for the time outside its guest. To give it away takes 20 us where it is the only one, which a
-// guest that writes to its console byte by byte would notice.
+// giveAwayEvery is the shortest time after which a vCPU gives up its processor of the Go scheduler
+// again. Giving up the only one takes 20 us, which a guest that writes to its console byte by byte
+// would notice.
 const giveAwayEvery = time.Millisecond
 
-// SetRegisters names the registers whose accesses Run does not return for. It must not be called
-// while Run is.
+// SetRegisters sets the registers whose accesses Run handles itself. It must not be called during
+// Run.
 func (c *VCPU) SetRegisters(all []Register) { c.registers = all }
 
-// Served returns how many exits Run has not returned for.
+// Served returns the number of exits that Run has handled itself.
 func (c *VCPU) Served() uint64 { return atomic.LoadUint64(&c.served) }
 
-// Run enters the guest and returns at its next exit; Exit tells why. It first completes the I/O of
-// the exit before.
+// Run enters the guest and returns at its next exit, which Exit describes. It first completes the
+// I/O of the previous exit.
 func (c *VCPU) Run() error {
 	now := time.Now()
 	block := now.Sub(c.gaveAway) >= giveAwayEvery
@@ -57,7 +57,7 @@ func (c *VCPU) Run() error {
 	return c.entered(c.enter(block, nil))
 }
 
-// RunAt is Run of a vCPU that waits at a gate before it enters.
+// RunAt is Run that first waits at a gate.
 func (c *VCPU) RunAt(g *Gate) error {
 	if serveNone {
 		g.passInGo()
@@ -74,8 +74,9 @@ func (c *VCPU) entered(errno unix.Errno) error {
 	return c.runError(errno, c.MPState)
 }
 
-// Prepare has KVM do what it leaves for the first Run of a VM, of which a guest sees nothing: with
-// Linux 6.14 or later, to make a thread. It is called like Run, of a vCPU that waits for nothing.
+// Prepare makes KVM do the work that it defers to the first Run of a VM and that a guest cannot
+// see: with Linux 6.14 or later, starting a thread. It is called like Run, for a vCPU that is not
+// waiting.
 func (c *VCPU) Prepare() error {
 	c.SetImmediateExit(true)
 	defer c.SetImmediateExit(false)
@@ -85,10 +86,10 @@ func (c *VCPU) Prepare() error {
 	return nil
 }
 
-// runError says what the error of a Run means. EAGAIN has two meanings. A vCPU that waits for its
-// start-up IPI returns it when it is woken, and is to be run again. Any other vCPU returns it
-// when Linux 6.14 or later could not make the thread that it gives every VM with its first Run
-// (kvm-nx-lpage-recovery), and would do so for ever.
+// runError interprets the error of a Run. EAGAIN has two meanings. A vCPU that waits for its
+// start-up IPI returns it when it is woken, and must be run again. Any other vCPU returns it when
+// Linux 6.14 or later could not start the thread that it gives every VM at its first Run
+// (kvm-nx-lpage-recovery), and would return it for ever.
 func (c *VCPU) runError(errno unix.Errno, mpState func() (MPState, error)) error {
 	switch {
 	case errno == unix.EINTR:
@@ -110,9 +111,9 @@ func (c *VCPU) runError(errno unix.Errno, mpState func() (MPState, error)) error
 // SetImmediateExit makes the next and, together with a signal to its thread, the current Run return
 // ErrKicked, after pending I/O is completed. It may be called from any thread.
 func (c *VCPU) SetImmediateExit(on bool) {
-	// immediate_exit is byte 1 of the run area; the bytes beside it in the same word are written by
-	// nobody while the vCPU exists (request_interrupt_window is unused with an in-kernel irqchip,
-	// the rest is padding).
+	// immediate_exit is byte 1 of the run area. The other bytes of the same word are never written
+	// while the vCPU exists (request_interrupt_window is unused with an in-kernel irqchip, the rest
+	// is padding).
 	word := (*uint32)(unsafe.Pointer(c.head))
 	var v uint32
 	if on {
@@ -141,8 +142,8 @@ func (c *VCPU) IO() (port uint16, size int, data []byte, out bool) {
 	return e.Port, int(e.Size), c.run[e.Offset : e.Offset+n], e.Direction == ioDirectionOut
 }
 
-// BusLocked reports whether the guest has taken a bus lock before the last exit, whose reason may
-// be another one.
+// BusLocked reports whether the guest took a bus lock before the last exit, whose reason may be a
+// different one.
 func (c *VCPU) BusLocked() bool { return c.head.Flags&runBusLock != 0 }
 
 // Suberror returns the first word of an exit's payload: the suberror of ExitInternalError, the
@@ -166,8 +167,8 @@ func (c *VCPU) SetCPUID(entries []CPUIDEntry) error {
 	return c.call(ioSetCPUID2, unsafe.Pointer(unsafe.SliceData(t)), "set CPUID")
 }
 
-// table returns the bytes of a head and the entries behind it, as KVM takes arrays. It is as long
-// as they are: room for the most that there can be would make the stack of every VMM grow.
+// table returns the bytes of a head and the entries after it, as KVM takes arrays. It has exactly
+// their length: room for the maximum would make the stack of every VMM grow.
 func table[H cpuidHead | msrsHead, E CPUIDEntry | MSREntry](head H, entries []E) []byte {
 	p := unsafe.Slice((*byte)(unsafe.Pointer(&head)), unsafe.Sizeof(head))
 	return append(p[:len(p):len(p)], RawSlice(entries)...)
@@ -302,8 +303,8 @@ func (c *VCPU) SetTSCKHz(khz uint32) error {
 }
 
 // MarkPaused tells the guest, through its kvm-clock page, that it was stopped, so that its stall
-// detectors do not take the pause for a lockup. A guest that has not set up kvm-clock cannot be
-// told, which is no error.
+// detectors do not mistake the pause for a lockup. If a guest has not set up kvm-clock, nothing
+// happens.
 func (c *VCPU) MarkPaused() error {
 	_, err := ioctlNow(c.fd, ioKVMClockCtrl, nil)
 	if err != nil && !errors.Is(err, unix.EINVAL) {

@@ -15,7 +15,7 @@ type VM struct {
 	runSize int
 }
 
-// Close drops the descriptor. The VM goes when its last vCPU is closed too.
+// Close closes the descriptor. The VM exists until its last vCPU is closed too.
 func (v *VM) Close() error { return unix.Close(v.fd) }
 
 // SetMemslot maps size bytes of host memory at hva to the guest at gpa as slot number slot.

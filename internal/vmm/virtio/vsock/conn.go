@@ -17,8 +17,8 @@ type connKey struct{ host, guest uint32 }
 //
 //	handshake ──CONNECT──▶ connecting ──RESPONSE──▶ open ──host gone──▶ closing ──RST──▶ (removed)
 //
-// A guest's connection begins open. Every state ends at once with an RST from the guest or a broken
-// rule.
+// A guest's connection begins open. In every state an RST from the guest or a broken rule ends the
+// connection at once.
 type connState uint8
 
 const (
@@ -28,7 +28,7 @@ const (
 	stateClosing // the host end is closed; the guest has been told and owes an RST
 )
 
-// Control packets that a connection may owe the guest, in the order in which they are sent.
+// Control packets that are due to the guest, in the order in which they are sent.
 const (
 	oweRequest uint8 = 1 << iota
 	oweResponse
@@ -45,25 +45,25 @@ type conn struct {
 	line  []byte // of the client's CONNECT, in stateHandshake
 
 	armed  bool   // fd is in the poller
-	events uint32 // for which events
+	events uint32 // events for which it is there
 
-	// Guest to host. pending is at most bufAlloc bytes that the host end has not taken.
+	// Guest to host. pending holds at most bufAlloc bytes that the host end has not accepted.
 	pending    []byte
-	forwarded  uint32 // bytes the host end took, modulo 1<<32 (fwd_cnt)
-	advertised uint32 // forwarded, as the guest was last told
-	guestShut  uint32 // what the guest will not do any more: shutdown flags
+	forwarded  uint32 // bytes that the host end accepted, modulo 1<<32 (fwd_cnt)
+	advertised uint32 // last value of forwarded sent to the guest
+	guestShut  uint32 // shutdown flags of the guest
 
 	// Host to guest.
 	peerAlloc   uint32 // the guest's buffer
-	peerFwd     uint32 // what it took out of it
+	peerFwd     uint32 // bytes that the guest took out of it
 	sent        uint32 // bytes sent to it, modulo 1<<32
-	hostEOF     bool   // the host end will send no more
-	askedCredit bool   // a credit request is out
+	hostEOF     bool   // the host end has sent all its data
+	askedCredit bool   // a credit request is pending
 	stalled     bool   // in Device.stalled
 
 	owed   uint8 // control packets due
 	listed bool  // in Device.owing
-	gone   bool  // removed; other lists may still name it
+	gone   bool  // removed; other lists may still contain it
 }
 
 // credit returns how many bytes the guest has room for.
@@ -75,18 +75,18 @@ func (c *conn) credit() uint32 {
 	return c.peerAlloc - used
 }
 
-// readable reports whether data from the host may go to the guest as far as the connection itself
-// is concerned.
+// readable reports whether the state of the connection permits sending data from the host to the
+// guest.
 func (c *conn) readable() bool {
 	return c.state == stateOpen && !c.gone && c.owed == 0 && !c.hostEOF && c.guestShut&shutdownReceive == 0
 }
 
-// burst is how many packets of one connection are sent before others have their turn.
+// burst is how many packets of one connection are sent before others get a turn.
 const burst = 16
 
-// pump moves data from the host end to the guest until there is none, or no room, or others are
-// due, or the machine is to be paused, and then sets what the poller waits for: data that is still
-// in the socket is reported again.
+// pump moves data from the host end to the guest. It stops when there is no data, no room or no
+// credit, when other connections get a turn, or when the machine will be paused. Then it sets the
+// events that the poller waits for; data left in the socket is reported again.
 func (d *Device) pump(c *conn) error {
 	for range burst {
 		if !c.readable() || c.stalled {
@@ -116,7 +116,7 @@ func (d *Device) pump(c *conn) error {
 	return nil
 }
 
-// pumpOne reads from the host end into one receive buffer of the guest. It reports whether there
+// pumpOne reads from the host end into one receive buffer of the guest, and reports whether there
 // may be more.
 func (d *Device) pumpOne(c *conn) (again bool, err error) {
 	chain, err := pop(d.rx)
@@ -151,14 +151,14 @@ func (d *Device) pumpOne(c *conn) (again bool, err error) {
 	return true, d.rx.Push(chain.Head, headerSize+uint32(n))
 }
 
-// header returns the header of a packet on c, which carries credit as every packet does.
+// header returns the header of a packet on c, with credit as in every packet.
 func (d *Device) header(c *conn, op uint16) header {
 	c.advertised = c.forwarded
 	return header{srcCID: hostCID, dstCID: uint64(d.cfg.GuestCID), srcPort: c.key.host, dstPort: c.key.guest,
 		kind: typeStream, op: op, bufAlloc: bufAlloc, fwdCount: c.forwarded}
 }
 
-// endOfHost handles the end of the host's data. A client that only closed its sending half may
+// endOfHost handles the end of the host's data. A client that only closed its sending direction may
 // still read.
 func (d *Device) endOfHost(c *conn) error {
 	c.hostEOF = true
@@ -175,11 +175,11 @@ func (d *Device) hostGone(c *conn) error {
 	return d.owe(c, oweShutdown)
 }
 
-// owe notes a control packet for c and sends what can be sent.
+// owe records a due control packet for c, and sends what can be sent.
 func (d *Device) owe(c *conn, what uint8) error {
 	c.owed |= what
 	if !c.listed {
-		if len(d.owing) >= maxConns { // a guest that takes no packets has it grow
+		if len(d.owing) >= maxConns { // otherwise a guest that takes no packets makes it grow
 			d.owing = slices.DeleteFunc(d.owing, func(c *conn) bool { return c.gone })
 		}
 		c.listed = true
@@ -209,7 +209,7 @@ func (d *Device) flush() error {
 	return nil
 }
 
-// pay sends the control packets that c owes. It reports false if the receive buffers ran out.
+// pay sends the control packets due to c's guest. It returns false if the receive buffers ran out.
 func (d *Device) pay(c *conn) (bool, error) {
 	for c.owed != 0 && !c.gone {
 		bit := c.owed & -c.owed
@@ -265,7 +265,7 @@ func (d *Device) drop(c *conn) error {
 	return d.reject(h)
 }
 
-// remove forgets a connection and closes its host end.
+// remove removes a connection and closes its host end.
 func (d *Device) remove(c *conn) {
 	d.closeFD(c)
 	c.gone, c.pending = true, nil
@@ -287,14 +287,14 @@ func (d *Device) closeFD(c *conn) {
 	c.fd = -1
 }
 
-// arm makes the poller wait for what c can use now. A connection that can use nothing is taken
-// out: its hang-up is reported whether asked for or not, and would be again and again.
+// arm makes the poller wait for the events that c can use now. If c can use none, it is removed
+// from the poller: a hang-up would be reported regardless, repeatedly.
 func (d *Device) arm(c *conn) {
 	if c.fd < 0 {
 		return
 	}
 	var events uint32
-	watch := c.hostEOF || c.state == stateConnecting // for the hang-up
+	watch := c.hostEOF || c.state == stateConnecting // to notice the hang-up
 	if c.state == stateHandshake || c.readable() && !c.stalled && c.credit() > 0 {
 		events |= unix.EPOLLIN
 	}
@@ -307,7 +307,7 @@ func (d *Device) arm(c *conn) {
 		d.poll.Remove(c.fd)
 	case watch && !c.armed:
 		if d.poll.Add(c.fd, events) != nil {
-			d.remove(c) // out of kernel memory; the guest finds out when it next sends
+			d.remove(c) // out of kernel memory; the guest notices when it next sends
 			return
 		}
 	case watch && events != c.events:

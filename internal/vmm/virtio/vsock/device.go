@@ -1,21 +1,21 @@
 // Package vsock is the virtio socket device (virtio 1.2 §5.10): stream connections between guest
 // ports and unix sockets of the host.
 //
-// Host to guest: the device accepts on a donated listening socket; a client sends "CONNECT <guest
-// port>\n" and gets "OK <host port>\n" once the guest has accepted, then the stream is raw. If the
-// guest refuses, the client sees the end of the stream. Guest to host: for a connection to CID 2
-// the device hands one end of a socket pair to a callback.
+// Host to guest: the device accepts connections on a donated listening socket. A client sends
+// "CONNECT <guest port>\n" and gets "OK <host port>\n" once the guest has accepted; then the stream
+// is raw. If the guest refuses, the client sees the end of the stream. Guest to host: for a
+// connection to CID 2 the device passes one end of a socket pair to a callback.
 //
 // Connections do not survive a fork. If there were any, a restored device sends
-// VIRTIO_VSOCK_EVENT_TRANSPORT_RESET and then leaves host clients in the listener's backlog, and
-// the guest's packets in their queue, until the driver has given the event's buffer back: it does
-// so after it has dropped its old connections, and would drop a newer one with them.
+// VIRTIO_VSOCK_EVENT_TRANSPORT_RESET. The driver returns the event's buffer after it has dropped
+// its old connections. Until then host clients stay in the listener's backlog and the guest's
+// packets in their queue, because the driver would drop new connections as well.
 //
-// One goroutine waits, through an epoll descriptor, for all host sockets; the transport's goroutine
-// serves the queues. Both hold the run lock while they work and neither ever blocks: a host reader
-// that is slow fills its own connection's buffer (bufAlloc bytes, kept by the credit the guest was
-// given) and no other's. The package dials nothing, opens no path, and reads payload straight
-// between sockets and guest memory.
+// One goroutine waits for all host sockets, through an epoll descriptor; the transport's goroutine
+// serves the queues. Both hold the run lock while they work, and neither ever blocks: a slow host
+// reader fills only its own connection's buffer (bufAlloc bytes, enforced by the guest's credit).
+// The package dials nothing, opens no path, and moves payload directly between sockets and guest
+// memory.
 package vsock
 
 import (
@@ -39,7 +39,7 @@ const (
 	queueTX   = 1 // driver to device
 	queueEvnt = 2
 
-	// bufAlloc is how many bytes from the guest a connection may hold for a slow host reader.
+	// bufAlloc bounds the bytes from the guest that a connection holds for a slow host reader.
 	bufAlloc = 64 << 10
 
 	// maxData bounds the data of one packet to the guest, which its buffers bound further.
@@ -48,15 +48,15 @@ const (
 	// maxConns bounds the connections of a VM, those still in their handshake included.
 	maxConns = 256
 
-	// maxOrphans bounds the RST packets due for packets of no connection. Beyond it such packets
-	// get no answer.
+	// maxOrphans bounds the RST packets due for packets without a connection. Beyond it such
+	// packets get no answer.
 	maxOrphans = 128
 )
 
 // eventTransportReset is VIRTIO_VSOCK_EVENT_TRANSPORT_RESET (virtio 1.2 §5.10.6.7).
 const eventTransportReset = 0
 
-// Config is what a device is made of.
+// Config configures a device.
 type Config struct {
 	GuestCID uint32
 
@@ -72,7 +72,7 @@ type Config struct {
 // run lock.
 type Device struct {
 	cfg  Config
-	lfd  int // of cfg.Listener
+	lfd  int // descriptor of cfg.Listener
 	poll *virtio.Poller
 	done chan struct{} // closed when the poll goroutine has ended; nil before the first Activate
 
@@ -80,16 +80,16 @@ type Device struct {
 	rx, tx, event *virtq.Queue
 	listening     bool // the listener is in the poller
 
-	resetDue  bool   // a transport reset event is to be sent
-	holding   bool   // it was sent, and the driver has not given its buffer back
+	resetDue  bool   // a transport reset event must be sent
+	holding   bool   // it was sent, and the driver has not returned its buffer
 	holdUntil uint16 // available index of the event queue at which it has
 
 	conns    map[connKey]*conn
 	byFD     map[int32]*conn // connections with a host socket
-	nextPort uint32          // begins anywhere, see New
+	nextPort uint32          // starts at a random value, see New
 	owing    []*conn         // connections with control packets due, in order
-	orphans  []header        // RSTs due that belong to no connection
-	stalled  []*conn         // connections with host data that found no receive buffer
+	orphans  []header        // due RSTs without a connection
+	stalled  []*conn         // connections with host data but no receive buffer
 	views    [][]byte        // scratch
 }
 
@@ -107,8 +107,8 @@ func New(cfg Config) (*Device, error) {
 		return nil, err
 	}
 	d := &Device{cfg: cfg, lfd: lfd, poll: p}
-	// A restored guest may still hold sockets of connections that an earlier device gave the first
-	// ports: Linux keeps one for seconds after its end, and refuses another connection between the
+	// A restored guest may still hold sockets of connections on an earlier device's first ports:
+	// Linux keeps a socket for seconds after its end, and refuses another connection between the
 	// same ports.
 	d.nextPort = firstHostPort + rand.Uint32N(lastHostPort-firstHostPort+1)
 	d.forget()
@@ -120,7 +120,7 @@ func (d *Device) Info() virtio.Info {
 	return virtio.Info{ID: virtio.IDVsock, QueueSizes: []uint16{queueSize, queueSize, queueSize}}
 }
 
-// ReadConfig implements virtio.Device: the guest's CID is all there is (virtio 1.2 §5.10.4).
+// ReadConfig implements virtio.Device. The configuration is the guest's CID (virtio 1.2 §5.10.4).
 func (d *Device) ReadConfig(off uint64, p []byte) {
 	var c [8]byte
 	binary.LittleEndian.PutUint64(c[:], uint64(d.cfg.GuestCID))
@@ -189,8 +189,8 @@ func (d *Device) Notify() (more bool, err error) {
 	return more, d.signal()
 }
 
-// mayConnect reports whether the device may carry connections: not before the driver has dealt
-// with a transport reset.
+// mayConnect reports whether the device may carry connections: not before the driver has handled a
+// transport reset.
 func (d *Device) mayConnect() (bool, error) {
 	if d.resetDue {
 		sent, err := d.sendReset()
@@ -214,8 +214,8 @@ func (d *Device) mayConnect() (bool, error) {
 	return true, nil
 }
 
-// sendReset puts the transport reset event into the event queue and arranges for a kick when the
-// driver has handled it. It reports false if the driver has left no buffer there yet.
+// sendReset puts the transport reset event into the event queue and requests a kick when the driver
+// has handled it. It returns false if the driver has provided no buffer yet.
 func (d *Device) sendReset() (bool, error) {
 	c, err := pop(d.event)
 	if err != nil || c == nil {
@@ -230,20 +230,20 @@ func (d *Device) sendReset() (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	// A snapshot taken while an older reset was on its way carries that too: the driver gives back
-	// both buffers.
+	// A snapshot taken while an earlier reset was pending contains that reset too: the driver
+	// returns both buffers.
 	if d.holding && int16(idx-d.holdUntil) < 0 {
 		idx = d.holdUntil
 	}
 	d.resetDue, d.holding, d.holdUntil = false, true, idx+1
-	// The request for a kick comes before the event, so that no answer to it can be missed.
+	// Requests the kick before the event, so that the driver's answer cannot be missed.
 	if err := d.event.NotifyAfter(idx); err != nil {
 		return false, err
 	}
 	return true, d.event.Push(c.Head, uint32(len(event)))
 }
 
-// pop takes a chain from q; when it returns none, the driver kicks for the next.
+// pop takes a chain from q. If it returns none, the driver kicks for the next.
 func pop(q *virtq.Queue) (*virtq.Chain, error) {
 	for {
 		c, err := q.Pop()
@@ -256,7 +256,7 @@ func pop(q *virtq.Queue) (*virtq.Chain, error) {
 	}
 }
 
-// signal interrupts the driver for what was pushed since the last time.
+// signal interrupts the driver for chains pushed since the last interrupt.
 func (d *Device) signal() error {
 	for _, q := range [...]*virtq.Queue{d.rx, d.tx, d.event} {
 		if err := d.transport.Interrupt(q); err != nil {

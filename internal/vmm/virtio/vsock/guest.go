@@ -44,7 +44,7 @@ func (d *Device) serveGuest() (more bool, err error) {
 	return true, nil
 }
 
-// useBuffers sends what waited for receive buffers: control packets, then data.
+// useBuffers uses new receive buffers: for control packets first, then for data.
 func (d *Device) useBuffers() error {
 	if err := d.flush(); err != nil {
 		return err
@@ -108,7 +108,7 @@ func (d *Device) receive(chain *virtq.Chain) error {
 	return d.pump(c)
 }
 
-// refuse answers a packet that belongs to no connection.
+// refuse answers a packet without a connection.
 func (d *Device) refuse(h *header) error {
 	if h.op == opRST {
 		return nil
@@ -117,7 +117,7 @@ func (d *Device) refuse(h *header) error {
 		kind: h.kind, op: opRST})
 }
 
-// reject sends an RST that belongs to no connection any more, now or when there is a buffer.
+// reject sends an RST without a connection, now or when there is a buffer.
 func (d *Device) reject(h header) error {
 	if len(d.orphans) < maxOrphans {
 		d.orphans = append(d.orphans, h)
@@ -152,7 +152,7 @@ func (d *Device) dial(h *header) error {
 	return d.pump(c)
 }
 
-// accepted handles the guest's consent to a host client's connection.
+// accepted handles the guest's acceptance of a host client's connection.
 func (d *Device) accepted(c *conn) error {
 	if c.state != stateConnecting {
 		return d.drop(c)
@@ -172,15 +172,15 @@ func (d *Device) guestShutdown(c *conn, flags uint32) error {
 	}
 	c.guestShut |= flags & shutdownBoth
 	if c.guestShut&shutdownReceive != 0 {
-		_ = unix.Shutdown(c.fd, unix.SHUT_RD) // fails only if the host end is gone, which reads and writes tell
+		_ = unix.Shutdown(c.fd, unix.SHUT_RD) // fails only if the host end is gone, which reads and writes report
 	}
 	return d.drained(c)
 }
 
-// toHost delivers n bytes of data to the host end, keeping what it does not take now.
+// toHost delivers n bytes of data to the host end, and keeps what it does not accept now.
 func (d *Device) toHost(c *conn, views [][]byte, n uint32) error {
 	if c.state == stateClosing {
-		return nil // sent before the guest knew
+		return nil // sent before the guest knew that
 	}
 	if c.state != stateOpen || c.guestShut&shutdownSend != 0 || n > bufAlloc-uint32(len(c.pending)) {
 		return d.drop(c)
@@ -203,7 +203,7 @@ func (d *Device) toHost(c *conn, views [][]byte, n uint32) error {
 	return d.afterDelivery(c)
 }
 
-// drain writes what toHost had kept.
+// drain writes the data that toHost kept.
 func (d *Device) drain(c *conn) error {
 	n, err := writev(c.fd, [][]byte{c.pending})
 	if errors.Is(err, unix.EAGAIN) {
@@ -220,7 +220,7 @@ func (d *Device) drain(c *conn) error {
 	return d.afterDelivery(c)
 }
 
-// drained goes on with a close by the guest that had to wait for its data.
+// drained continues a close by the guest that waited for its data.
 func (d *Device) drained(c *conn) error {
 	if len(c.pending) == 0 && c.guestShut == shutdownBoth {
 		return d.drop(c) // the RST tells the guest that the close is complete
@@ -231,7 +231,7 @@ func (d *Device) drained(c *conn) error {
 	return d.afterDelivery(c)
 }
 
-// afterDelivery returns credit once half the buffer has been used, and goes on with the other
+// afterDelivery sends credit once half the buffer has been used, and continues with the other
 // direction.
 func (d *Device) afterDelivery(c *conn) error {
 	if c.forwarded-c.advertised >= bufAlloc/2 {

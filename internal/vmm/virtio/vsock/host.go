@@ -12,15 +12,14 @@ import (
 )
 
 const (
-	// firstHostPort is the first of the ports that stand for host clients; ports below it may name
-	// host services.
+	// firstHostPort is the first port used for host clients; lower ports may name host services.
 	firstHostPort = 1 << 30
 	lastHostPort  = 1<<31 - 1
 
-	// maxLine bounds a client's first line in bytes: "CONNECT 4294967295\n" and some.
+	// maxLine bounds a client's first line, in bytes: "CONNECT 4294967295\n" with some slack.
 	maxLine = 32
 
-	// maxAccepts bounds the clients taken in one turn.
+	// maxAccepts bounds the clients accepted in one turn.
 	maxAccepts = 16
 )
 
@@ -33,7 +32,7 @@ func (d *Device) serveHost(t virtio.Transport) {
 			return // the poller is closed
 		}
 		if !t.Enter() {
-			continue // a reset has emptied the poller since
+			continue // a reset has emptied the poller in the meantime
 		}
 		if err := d.handle(events); err != nil {
 			t.Fail(err)
@@ -42,8 +41,8 @@ func (d *Device) serveHost(t virtio.Transport) {
 	}
 }
 
-// handle serves host sockets that have something to say, until the machine is to be paused: the
-// poller reports the others again.
+// handle serves host sockets with events, until the machine will be paused; the poller reports the
+// rest again.
 func (d *Device) handle(events []unix.EpollEvent) error {
 	for i := range events {
 		if d.transport.Wanted() {
@@ -56,8 +55,8 @@ func (d *Device) handle(events []unix.EpollEvent) error {
 			}
 			continue
 		}
-		// A descriptor closed and used again within this batch gets a stale event; all calls are
-		// non-blocking.
+		// A descriptor that was closed and reused within this batch gets a stale event, which is
+		// harmless because all calls are non-blocking.
 		if c := d.byFD[ev.Fd]; c != nil {
 			if err := d.hostEvent(c, ev.Events); err != nil {
 				return err
@@ -88,10 +87,10 @@ func (d *Device) hostEvent(c *conn, events uint32) error {
 	return d.pump(c)
 }
 
-// accept takes new clients.
+// accept accepts new clients.
 func (d *Device) accept() error {
 	if !d.listening {
-		return nil // a stale event: the device has been restored since
+		return nil // a stale event: the device has been restored in the meantime
 	}
 	for range maxAccepts {
 		fd, err := rawcall.Accept(d.lfd, unix.SOCK_NONBLOCK)
@@ -107,7 +106,7 @@ func (d *Device) accept() error {
 		}
 		c := &conn{fd: fd}
 		d.byFD[int32(fd)] = c
-		// The line is mostly there already; if not, this arms the poller.
+		// The line has usually arrived; if not, this arms the poller.
 		if err := d.handshake(c); err != nil {
 			return err
 		}
@@ -115,8 +114,8 @@ func (d *Device) accept() error {
 	return nil
 }
 
-// roomForConn reports whether another connection may be opened. When all places are taken, one
-// whose host end is closed and whose guest end lingers is given up.
+// roomForConn reports whether another connection may be opened. If all places are taken, it drops a
+// connection whose host end is closed and whose guest end lingers.
 func (d *Device) roomForConn() bool {
 	if len(d.conns)+len(d.byFD) < maxConns {
 		return true // counts most connections twice; exact below
@@ -137,7 +136,7 @@ func (d *Device) roomForConn() bool {
 }
 
 // handshake reads the client's first line and sends the connection request. Bytes after the line
-// are the stream's and stay in the socket.
+// belong to the stream and stay in the socket.
 func (d *Device) handshake(c *conn) error {
 	var b [maxLine]byte
 	n, err := rawcall.Peek(c.fd, b[:maxLine-len(c.line)])
@@ -178,11 +177,11 @@ func (d *Device) handshake(c *conn) error {
 	if err := d.owe(c, oweRequest); err != nil {
 		return err
 	}
-	d.arm(c) // the client may give up before the guest has been asked
+	d.arm(c) // so that it is noticed if the client leaves before the guest answers
 	return nil
 }
 
-// freePort returns a host port that is in no connection with that guest port.
+// freePort returns a host port that no connection with that guest port uses.
 func (d *Device) freePort(guest uint32) uint32 {
 	for {
 		port := d.nextPort
@@ -224,7 +223,7 @@ func readv(fd int, views [][]byte) (n int, err error) {
 	}
 }
 
-// writev writes as much of views as the socket takes.
+// writev writes as much of views as the socket accepts.
 func writev(fd int, views [][]byte) (n int, err error) {
 	for {
 		switch len(views) {
