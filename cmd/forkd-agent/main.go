@@ -1,5 +1,5 @@
-// Command forkd-agent is the init of a forkd guest. Nobody runs it by hand on a host but for tests
-// (-listen-dir); what it does is in package agent.
+// Command forkd-agent is the init of a forkd guest. It runs on a host only in tests (-listen-dir).
+// Package agent has the code.
 package main
 
 import (

@@ -1,5 +1,5 @@
-// Command forkd-machined is PID 1 of the emulated host that `forkd machine` starts. Nobody runs it
-// by hand; what it does is in package machined.
+// Command forkd-machined is PID 1 of the emulated host that `forkd machine` starts. It is not for
+// use by hand. Package machined has the code.
 package main
 
 import (

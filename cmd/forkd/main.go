@@ -1,5 +1,5 @@
 // Command forkd is the command line of the forkd sandbox runtime and, as `forkd daemon`, its
-// daemon. What it does is in package cli, one file per verb.
+// daemon. Package cli has the code, one file per verb.
 package main
 
 import (

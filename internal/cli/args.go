@@ -10,7 +10,7 @@ import (
 // anyNumber of arguments.
 const anyNumber = -1
 
-// arguments checks that there are so many, and else says what the command wants.
+// arguments checks the number of arguments. Its error shows the command's usage.
 func arguments(least, most int) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		few := len(args) < least
@@ -26,12 +26,12 @@ func arguments(least, most int) cobra.PositionalArgs {
 	}
 }
 
-// usageArgs makes wrong arguments a usage error.
+// usageArgs turns an error about arguments into a usage error.
 func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		err := check(cmd, args)
 		if err == nil {
-			err = cmd.ValidateRequiredFlags() // cobra's own call comes later and its error is no usageError
+			err = cmd.ValidateRequiredFlags() // cobra checks them later, and its error is not a usageError
 		}
 		if err != nil {
 			return usageError{err}

@@ -13,8 +13,8 @@ import (
 	"github.com/forkd/forkd/internal/build/dockerfile"
 )
 
-// readIgnore reads what is left out of a build context: the .dockerignore beside a Dockerfile, which has
-// the Dockerfile's name before its own, or that of the context.
+// readIgnore reads the exclusions of a build context: from DOCKERFILE.dockerignore beside the
+// Dockerfile, or from the context's .dockerignore.
 func readIgnore(context, file string) (ignore dockerfile.Ignore, err error) {
 	for _, name := range []string{file + ".dockerignore", filepath.Join(context, ".dockerignore")} {
 		text, err := os.ReadFile(name)
@@ -32,7 +32,7 @@ func readIgnore(context, file string) (ignore dockerfile.Ignore, err error) {
 	return ignore, nil
 }
 
-// packContext writes a directory as a build context. Pipes, sockets and devices are left out.
+// packContext writes a directory as a build context. It omits pipes, sockets and devices.
 func packContext(out *tar.Writer, dir string, ignore dockerfile.Ignore) error {
 	return filepath.WalkDir(dir, func(name string, e fs.DirEntry, err error) error {
 		if err != nil {

@@ -10,14 +10,14 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// progress shows how far a build is, as docker build does: lines that stay, or on a terminal also a
-// block at the bottom with what is being done, which is written again and again.
+// progress shows the progress of a build, as docker build does: permanent lines and, on a terminal,
+// a block at the bottom with the current steps, which is redrawn.
 type progress struct {
 	w     io.Writer
 	live  bool
 	names []string
 	begun map[int]time.Time
-	last  map[int][]string // lines of output of the steps that are under way, the last few
+	last  map[int][]string // last lines of output of the current steps
 
 	mu    sync.Mutex
 	lines int // of the block on the screen
@@ -25,7 +25,7 @@ type progress struct {
 	done  chan struct{}
 }
 
-// What the block has: lines of output of each step, and columns.
+// Size of the block: lines of output per step, and columns.
 const (
 	shownLines   = 4
 	shownColumns = 100
@@ -38,7 +38,7 @@ func newProgress(w io.Writer, live bool) *progress {
 	return p
 }
 
-// run writes the block again while time passes.
+// run redraws the block as time passes.
 func (p *progress) run() {
 	defer close(p.done)
 	if !p.live {
@@ -58,7 +58,7 @@ func (p *progress) run() {
 	}
 }
 
-// end takes the block away.
+// end removes the block.
 func (p *progress) end() {
 	close(p.stop)
 	<-p.done
@@ -105,7 +105,7 @@ func (p *progress) name(n int) string {
 	return printed(p.names[n])
 }
 
-// printed is text of others without what moves a terminal's cursor.
+// printed removes control sequences for the cursor from other programs' text.
 func printed(text string) string {
 	return strings.Map(func(r rune) rune {
 		if r < ' ' && r != '\t' || r == 0x7f || r >= 0x80 && r < 0xa0 {
@@ -156,7 +156,7 @@ func (p *progress) stepLocked(s *client.BuildStep) {
 	delete(p.last, n)
 }
 
-// redrawLocked writes text that stays, and the block below it.
+// redrawLocked writes permanent text and, below it, the block.
 func (p *progress) redrawLocked(text string) {
 	if !p.live {
 		io.WriteString(p.w, text)

@@ -13,7 +13,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// Stdio is where a command reads and writes.
+// Stdio holds the input and outputs of a command.
 type Stdio struct {
 	In  io.Reader
 	Out io.Writer
@@ -29,8 +29,8 @@ const (
 	exitInterrupted = 130 // by Ctrl-C or SIGTERM
 )
 
-// exitCode is returned by a command that has reported everything itself and only sets the process's
-// exit code.
+// exitCode is returned by a command that has reported everything itself, and only sets the
+// process's exit code.
 type exitCode int
 
 func (e exitCode) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
@@ -59,7 +59,7 @@ func Main(args []string, stdio Stdio) int {
 	return exitError
 }
 
-// printable is the text of an error without what a terminal would act upon: a guest may have
+// printable returns the text of an error without terminal control sequences: a guest may have
 // written a part of it.
 func printable(err error) string { return printableText(err.Error()) }
 
@@ -72,7 +72,7 @@ func printableText(text string) string {
 	}, text)
 }
 
-// Command returns the whole command line, to be described: package manual makes man pages of it.
+// Command returns the whole command line, from which package manual makes man pages.
 func Command(stdio Stdio) *cobra.Command { return newRoot(stdio) }
 
 func newRoot(stdio Stdio) *cobra.Command {

@@ -20,7 +20,7 @@ func newBranchCmd() *cobra.Command {
 		Use:     "branch ID [TAG]",
 		Aliases: []string{"commit"},
 		Short:   "Make a snapshot of a running sandbox",
-		Long: "Memory, disk and processes of the sandbox ID become a snapshot, of one instant; the sandbox goes on running.\n" +
+		Long: "Saves memory, disk and processes of the sandbox ID at one instant as a snapshot. The sandbox runs on.\n" +
 			"Sandboxes can be forked from the snapshot at once. It is written to disk in the background.\n\n" +
 			"With --disk-only neither memory nor processes are saved: the guest's file system is brought to rest, and what\n" +
 			"was deleted takes no space. A fork of such a snapshot boots; 'forkd build --from' boots a parent from it, with\n" +
@@ -51,14 +51,14 @@ func newBranchCmd() *cobra.Command {
 	f := cmd.Flags()
 	f.StringVar(&req.Tag, "tag", "", "the snapshot's tag (default: branch-<id>-<time>-<random>)")
 	f.StringVar(&req.Mode, "mode", "live",
-		"live, diff (copy what it has written while it stands still) or full (copy all)")
+		"live, diff (pause it and copy the pages that it has written) or full (pause it and copy all)")
 	f.StringVar(&req.ParentTag, "parent-tag", "", "refuse if the sandbox does not run from this snapshot")
 	f.BoolVar(&req.NoWait, "no-wait", false,
 		"return when the sandbox runs again, before the snapshot is complete; live only")
 	f.StringArrayVarP(&labels, "label", "l", nil, "NAME=VALUE that the snapshot has (repeatable)")
 	f.BoolVar(&req.DiskOnly, "disk-only", false,
-		"save the disk and no memory; what is forked from the snapshot boots")
-	f.BoolVarP(&figures, "verbose", "v", false, "say how much was saved, and how long each part took")
+		"save the disk without memory; forks of the snapshot boot")
+	f.BoolVarP(&figures, "verbose", "v", false, "print how much was saved, and the duration of each part")
 	c.completeSandboxes(cmd)
 	c.completeFlag(cmd, "parent-tag", tags)
 	completeWords(cmd, "mode", "live", "diff", "full")
@@ -115,7 +115,7 @@ func describeBranch(w io.Writer, s client.Snapshot) {
 	fmt.Fprintln(w)
 }
 
-// value is what p points to, or zero.
+// value returns the value that p points to, or zero.
 func value[T any](p *T) (v T) {
 	if p != nil {
 		v = *p
@@ -129,7 +129,7 @@ func newRollbackCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rollback ID",
 		Short: "Put a sandbox back to a snapshot of its line",
-		Long: "Memory, disk and processes of the sandbox ID are again what they were at the snapshot; the id stays. It can go\n" +
+		Long: "Restores memory, disk and processes of the sandbox ID from the snapshot; the id stays. It can go\n" +
 			"back to the snapshot it runs from, to the ancestors of that, and to branches made of the sandbox.",
 		Args: usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -144,7 +144,7 @@ func newRollbackCmd() *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&to, "to", "",
-		"tag of the snapshot (default: the one it runs from, which after a rollback is the one rolled back to)")
+		"tag of the snapshot (default: the one it runs from; after a rollback, the one it was rolled back to)")
 	uniqueFlag(cmd, &unique)
 	c.completeSandboxes(cmd)
 	c.completeFlag(cmd, "to", tags)

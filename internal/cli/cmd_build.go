@@ -29,17 +29,17 @@ type buildOptions struct {
 	limits  limitFlags
 }
 
-// networkOf returns the policy of a parent's warm-up and of its children: that of the command line,
-// or of the recipe.
+// networkOf returns the network policy for a parent's warm-up and for its children, from the
+// command line or the recipe.
 func (o *buildOptions) networkOf(r *image.Recipe) *client.Network {
-	if n, _ := o.network.given(); n != nil || r.Network == nil { // without secrets it does not fail
+	if n, _ := o.network.given(); n != nil || r.Network == nil { // cannot fail without secrets
 		return n
 	}
 	return &client.Network{Mode: r.Network.Mode, Allow: r.Network.Allow, Deny: r.Network.Deny,
 		AllowECH: r.Network.AllowECH}
 }
 
-// limitsOf returns the limits of a parent's children: those of the command line, or of the recipe.
+// limitsOf returns the limits for a parent's children, from the command line or the recipe.
 func (o *buildOptions) limitsOf(r *image.Recipe) *client.Limits {
 	if l := o.limits.given(); l != nil {
 		return l
@@ -51,9 +51,9 @@ func (o *buildOptions) limitsOf(r *image.Recipe) *client.Limits {
 // built is the output of `forkd build`. Times are in milliseconds.
 type built struct {
 	client.Baked
-	Reused  bool    `json:"reused"` // the snapshot was there
+	Reused  bool    `json:"reused"` // the snapshot existed already
 	Image   string  `json:"image,omitempty"`
-	ImageMS float64 `json:"image_ms"` // root file system, kernel and initramfs; next to nothing from the cache
+	ImageMS float64 `json:"image_ms"` // for root file system, kernel and initramfs; near zero from the cache
 	BakeMS  float64 `json:"bake_ms"`
 }
 
@@ -129,8 +129,8 @@ func newBuildCmd() *cobra.Command {
 	o.network.register(f)
 	o.limits.register(f)
 	o.registerFrom(f)
-	f.BoolVar(&o.reuse, "reuse", false, "do nothing if a usable snapshot has the tag")
-	f.BoolVar(&verbose, "verbose", false, "print the last 64 KiB of what the warm-up wrote")
+	f.BoolVar(&o.reuse, "reuse", false, "do nothing if the tag names a usable snapshot")
+	f.BoolVar(&verbose, "verbose", false, "print the last 64 KiB of the warm-up's output")
 	f.Float64Var(&o.ready, "ready-timeout-secs", 0, "how long the guest may take to boot (default 300)")
 	c.complete(cmd, recipeNames)
 	c.completeFlag(cmd, "from", tags)
@@ -139,8 +139,8 @@ func newBuildCmd() *cobra.Command {
 	return cmd
 }
 
-// loadRecipe reads a recipe by path, or by the name of a built-in one, or makes one of a container
-// image.
+// loadRecipe reads a recipe from a path, or a built-in recipe by its name, or makes one for a
+// container image.
 func loadRecipe(name string) (*image.Recipe, error) {
 	if _, err := os.Stat(name); err == nil {
 		return image.LoadRecipe(name)
@@ -172,7 +172,7 @@ func build(ctx context.Context, cl *client.Client, recipe *image.Recipe, o build
 		return built{Baked: client.Baked{Snapshot: s.Snapshot}, Reused: true}, nil
 	case s.Status == "writing":
 		return built{}, fmt.Errorf("snapshot %q: is being made by another call", o.tag)
-	default: // the daemon would say so, but only after minutes of building
+	default: // checked here because the daemon would report it only after minutes of building
 		return built{}, fmt.Errorf(
 			"snapshot %q: exists; remove it ('forkd rmi %s'), choose another --tag, or keep it with --reuse",
 			o.tag,
@@ -183,7 +183,7 @@ func build(ctx context.Context, cl *client.Client, recipe *image.Recipe, o build
 	if err != nil {
 		return built{}, err
 	}
-	// What the daemon would say too, but only after minutes of building.
+	// The daemon would report this too, but only after minutes of building.
 	if v.NoKVM != "" {
 		return built{}, fmt.Errorf(
 			"the daemon's host cannot run VMs: %s (run 'forkd doctor' there; 'forkd machine start' emulates a host "+
@@ -205,10 +205,10 @@ func build(ctx context.Context, cl *client.Client, recipe *image.Recipe, o build
 	return b, err
 }
 
-// stepInterval is how often a build asks what the daemon is doing.
+// stepInterval is the interval for polling the daemon's current step.
 const stepInterval = 500 * time.Millisecond
 
-// bakeInSteps has the daemon bake, and shows its steps meanwhile.
+// bakeInSteps has the daemon bake, and shows its steps.
 func bakeInSteps(ctx context.Context, cl *client.Client, req client.BakeRequest, st *status) (client.Baked, error) {
 	st.step("boot and warm up the parent", "")
 	following, done := context.WithCancel(ctx)
@@ -221,7 +221,7 @@ func bakeInSteps(ctx context.Context, cl *client.Client, req client.BakeRequest,
 			case <-tick:
 			}
 			if s, err := cl.Snapshot(following, req.Tag); err == nil &&
-				s.Step != "" { // what fails here, the bake tells
+				s.Step != "" { // the bake reports failures
 				st.step("parent: "+s.Step, "")
 			}
 		}
@@ -248,7 +248,7 @@ func (b *built) bake(ctx context.Context, cl *client.Client, o buildOptions, r *
 	return err
 }
 
-// buildFiles makes what a parent boots from, or takes it from the cache.
+// buildFiles makes the files that a parent boots from, or takes them from the cache.
 func buildFiles(ctx context.Context, recipe *image.Recipe, userKernel string, st *status) (*image.Image,
 	*image.KernelFiles, error) {
 	cache, err := cachedir.Dir()

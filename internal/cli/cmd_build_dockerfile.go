@@ -31,7 +31,7 @@ type dockerfileOptions struct {
 	disk     int
 }
 
-// onlyOfDockerfiles and onlyOfRecipes are flags that mean nothing for the other.
+// onlyOfDockerfiles and onlyOfRecipes are the flags for only one kind of build.
 var (
 	onlyOfDockerfiles = []string{"build-arg", "target", "no-cache", "check", "progress", "disk-mib"}
 	onlyOfRecipes     = []string{"kernel", "reuse", "ready-timeout-secs", "verbose", "net", "allow", "deny", "allow-ech",
@@ -48,13 +48,13 @@ func (o *dockerfileOptions) register(f *pflag.FlagSet) {
 	)
 	f.StringVar(&o.target, "target", "", "of a Dockerfile: stage to build (default the last)")
 	f.BoolVar(&o.noCache, "no-cache", false, "of a Dockerfile: carry out all steps")
-	f.BoolVar(&o.check, "check", false, "of a Dockerfile: say what is doubtful in it, and build nothing")
+	f.BoolVar(&o.check, "check", false, "of a Dockerfile: print the linter's warnings, and build nothing")
 	f.StringVar(&o.progress, "progress", "auto", "of a Dockerfile: auto, plain or tty")
 	f.IntVar(&o.disk, "disk-mib", 0, "of a Dockerfile: MiB of disk of a VM made from an image (default 8192)")
 }
 
-// isDockerfile reports whether an argument of `forkd build` is the context of a Dockerfile, and refuses
-// flags that are for the other kind.
+// isDockerfile reports whether an argument of `forkd build` is the context of a Dockerfile. It
+// refuses flags for the other kind of build.
 func (o *dockerfileOptions) isDockerfile(cmd *cobra.Command, arg string) (bool, error) {
 	is := o.file != ""
 	if !is {
@@ -69,7 +69,7 @@ func (o *dockerfileOptions) isDockerfile(cmd *cobra.Command, arg string) (bool, 
 	return is, refuseFlags(cmd, wrong, kind)
 }
 
-// refuseFlags refuses flags that are for another kind of build.
+// refuseFlags refuses flags for another kind of build.
 func refuseFlags(cmd *cobra.Command, names []string, kind string) error {
 	for _, name := range names {
 		if f := cmd.Flags().Lookup(name); f != nil && f.Changed {
@@ -79,7 +79,7 @@ func refuseFlags(cmd *cobra.Command, names []string, kind string) error {
 	return nil
 }
 
-// read reads the Dockerfile, and returns its name.
+// read reads the Dockerfile, and returns its name and text.
 func (o *dockerfileOptions) read(context string, in io.Reader) (name string, text []byte, err error) {
 	if o.file == "-" {
 		text, err = io.ReadAll(io.LimitReader(in, dockerfile.MaxText+1))
@@ -93,7 +93,7 @@ func (o *dockerfileOptions) read(context string, in io.Reader) (name string, tex
 	return name, text, err
 }
 
-// buildArgs returns the values of ARG instructions.
+// buildArgs returns the values for ARG instructions.
 func (o *dockerfileOptions) buildArgs() (map[string]string, error) {
 	values := make(map[string]string)
 	for _, arg := range o.args {
@@ -111,7 +111,7 @@ func (o *dockerfileOptions) buildArgs() (map[string]string, error) {
 	return values, nil
 }
 
-// checkContext refuses a context that is no directory.
+// checkContext refuses a context that is not a directory.
 func checkContext(context string) error {
 	if context == "-" || strings.Contains(context, "://") || strings.HasPrefix(context, "git@") {
 		return usageError{fmt.Errorf("context %q: want a directory: archives and URLs are not fetched", context)}
@@ -128,7 +128,7 @@ func checkContext(context string) error {
 	return nil
 }
 
-// runCheck prints what the linter says. It needs no daemon.
+// runCheck prints the linter's warnings. It needs no daemon.
 func (o *dockerfileOptions) runCheck(cmd *cobra.Command, context string) error {
 	name, text, err := o.read(context, cmd.InOrStdin())
 	if err != nil {

@@ -30,7 +30,7 @@ func newCacheCmd() *cobra.Command {
 // cached is an item of the cache in the output of `forkd cache`.
 type cached struct {
 	image.Cached
-	InUse bool `json:"in_use"` // the disk of a snapshot is based on it
+	InUse bool `json:"in_use"` // a snapshot's disk is based on it
 }
 
 func newCacheLsCmd() *cobra.Command {
@@ -62,7 +62,7 @@ func newCachePruneCmd() *cobra.Command {
 	var dryRun bool
 	cmd := &cobra.Command{
 		Use:   "prune",
-		Short: "Remove from the cache what no build has used for a while",
+		Short: "Remove items of the cache that no build has used for a while",
 		Long: "An image that a snapshot of the daemon is based on stays, as does the newest guest kernel. If other daemons use\n" +
 			"the same cache, remove nothing that their snapshots need: this command asks one daemon only.",
 		Args: usageArgs(arguments(0, 0)),
@@ -93,17 +93,17 @@ func newCachePruneCmd() *cobra.Command {
 		},
 	}
 	cmd.Flags().Var(&unused, "unused-for",
-		"how long no build must have used it; a number of seconds, or a time such as 24h")
-	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only say what would be removed")
+		"minimum time since the last use by a build: a number of seconds, or a time such as 24h")
+	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only print what would be removed")
 	c.register(cmd)
 	return cmd
 }
 
-// cacheList is what is in the cache, and which images of it snapshots are based on.
+// cacheList is the content of the cache, with the images that snapshots are based on.
 type cacheList struct {
 	all     []cached
 	inUse   []string
-	unclear []string // snapshots that may need any image: they are being made, or damaged
+	unclear []string // snapshots that may need any image, because they are being made or damaged
 }
 
 func listCache(ctx context.Context, cl *client.Client) (cacheList, error) {
@@ -135,7 +135,7 @@ func listCache(ctx context.Context, cl *client.Client) (cacheList, error) {
 	return list, nil
 }
 
-// removable returns what no build has used since then and no snapshot needs.
+// removable returns the items that no build has used since then and no snapshot needs.
 func (l cacheList) removable(since time.Time) []image.Cached {
 	var all []image.Cached
 	for _, c := range l.all {
@@ -144,7 +144,7 @@ func (l cacheList) removable(since time.Time) []image.Cached {
 	return image.Removable(all, l.inUse, since)
 }
 
-// prune removes what no build has used since then, and returns it.
+// prune removes the items that no build has used since then, and returns them.
 func (l cacheList) prune(since time.Time, dryRun bool) ([]cached, error) {
 	if len(l.unclear) > 0 {
 		return []cached{}, fmt.Errorf("it is not known which images these snapshots need: %s; wait until they are ready, or remove "+

@@ -39,16 +39,16 @@ func newCleanupCmd() *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.Var(&older, "older-than", "leave what has changed since; a number of seconds, or a time such as 2h")
-	f.Var(&unused, "unused-for", "leave images and kernels that a build has used since")
+	f.Var(&older, "older-than", "keep items that changed within this time: a number of seconds, or a time such as 2h")
+	f.Var(&unused, "unused-for", "keep images and kernels that a build has used within this time")
 	f.BoolVarP(&yes, "yes", "y", false, "remove it")
-	f.BoolVar(&dry, "dry-run", false, "only say what would be removed, whatever else is given")
+	f.BoolVar(&dry, "dry-run", false, "only print what would be removed, regardless of other flags")
 	c.register(cmd)
 	return cmd
 }
 
-// unusedCache returns what builds left in the cache: always what is half-made, and if a daemon says
-// which images its snapshots need, what no build has used since then.
+// unusedCache returns remains of builds in the cache: always incomplete items and, if a daemon says
+// which images its snapshots need, items that no build has used since then.
 func (c *common) unusedCache(cmd *cobra.Command, since time.Time) (list []leftover, err error) {
 	half, err := halfMade()
 	if err != nil {
@@ -64,7 +64,7 @@ func (c *common) unusedCache(cmd *cobra.Command, since time.Time) (list []leftov
 			return fmt.Errorf("it is not known which images some snapshots need, such as %s", all.unclear[0])
 		}
 		for _, item := range all.removable(since) {
-			if item.Kind != image.CachedLeftover { // those are half made
+			if item.Kind != image.CachedLeftover { // others are incomplete
 				cached = append(cached, item)
 			}
 		}
@@ -82,7 +82,7 @@ func (c *common) unusedCache(cmd *cobra.Command, since time.Time) (list []leftov
 	return list, nil
 }
 
-// sweep removes leftovers, or only says which ones, and what became of them.
+// sweep removes leftovers, or only lists them, and prints the results.
 func (c *common) sweep(cmd *cobra.Command, list []leftover, remove bool) error {
 	gone, bytes := []leftover{}, int64(0)
 	var errs []error

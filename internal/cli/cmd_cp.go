@@ -16,12 +16,12 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// sandboxName matches what can be before the colon of ID:PATH: an id, the beginning of one, or the
+// sandboxName matches the part before the colon of ID:PATH: an id, the beginning of one, or the
 // name of a workspace.
 var sandboxName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
 
-// remotePath splits "ID:/path". What begins with an id may have a path that is not absolute, which
-// the daemon refuses with a reason; with other names local files with colons stay usable.
+// remotePath splits "ID:/path". After an id, the path may be relative: the daemon then refuses it
+// with a reason. After other names it may not, so that local files with colons stay usable.
 func remotePath(arg string) (id, path string, ok bool) {
 	id, path, ok = strings.Cut(arg, ":")
 	switch {
@@ -98,16 +98,16 @@ func newCpCmd() *cobra.Command {
 	return cmd
 }
 
-// inTarget is the path in the sandbox at which the copy of a local file or directory is made.
+// inTarget returns the path in the sandbox for the copy of a local file or directory.
 func (t transfer) inTarget() (string, error) {
 	if !strings.HasSuffix(t.remote, "/") {
 		return t.remote, nil
 	}
-	abs, err := filepath.Abs(t.local) // . and .. have names too
+	abs, err := filepath.Abs(t.local) // so that . and .. get names too
 	return path.Join(t.remote, filepath.Base(abs)), err
 }
 
-// outTarget is the local path at which the copy of a file or directory of the sandbox is made.
+// outTarget returns the local path for the copy of a file or directory of the sandbox.
 func (t transfer) outTarget() string {
 	if s, err := os.Stat(t.local); strings.HasSuffix(t.local, "/") || err == nil && s.IsDir() {
 		return filepath.Join(t.local, path.Base(path.Clean(t.remote)))

@@ -64,12 +64,12 @@ func newDaemonCmd() *cobra.Command {
 	f.StringVar(&cfg.Bind, "bind", "",
 		"TCP address such as 127.0.0.1:8889; beyond loopback it needs --token-file or --tls-client-ca")
 	f.StringVar(&cfg.TokenFile, "token-file", "",
-		"file of which clients must send a token: see 'forkd token'; or a file with one token. A change of it holds at once")
+		"file with tokens, of which clients must send one: see 'forkd token'; or a file with a single token. Changes apply at once")
 	f.StringArrayVar(&peers, "allow-peer", nil,
-		"let a user of this host, or a group, use the socket: user:NAME or group:NAME, and perhaps\n"+
-			"=read, =run or =admin; run without it (repeatable)")
+		"let a user of this host, or a group, use the socket: user:NAME or group:NAME, with an optional\n"+
+			"=read, =run or =admin; default run (repeatable)")
 	f.StringVar(&cfg.TLS.Cert, "tls-cert", "",
-		"certificate of --bind, in PEM with those between it and its authority; a change holds at once")
+		"certificate of --bind, in PEM with its intermediate certificates; changes apply at once")
 	f.StringVar(&cfg.TLS.Key, "tls-key", "", "its key, in PEM")
 	f.StringVar(&cfg.TLS.ClientCA, "tls-client-ca", "", "authority, in PEM, of the certificates that clients must have")
 	f.StringArrayVar(&cfg.Hosts, "allow-host", nil,
@@ -91,7 +91,7 @@ func newDaemonCmd() *cobra.Command {
 		"cgroup v2 directory below which sandboxes get their limits; none: no limits (default: what systemd\n"+
 			"delegated to the daemon, or for root the root of the hierarchy)")
 	f.IntVar(&cfg.Admit.MaxSandboxes, "max-sandboxes", 0,
-		"most sandboxes that run or are paused; forks beyond are refused (429). 0: no limit")
+		"most running or paused sandboxes; further forks are refused (429). 0: no limit")
 	f.Float64Var(&cfg.Admit.VCPUsPerCPU, "vcpu-overcommit", 0,
 		"most vCPUs of all sandboxes per CPU of this host (429). 0: no limit")
 	f.Var(&memoryReserve, "memory-reserve-mib",
@@ -99,14 +99,14 @@ func newDaemonCmd() *cobra.Command {
 	f.Var(&diskReserve, "disk-reserve-mib",
 		"forks are refused (503) while less is free on the state directory's disk; 0: never")
 	f.StringVar(&proxy, "upstream-proxy", "",
-		"HTTP proxy that TCP connections of sandboxes go out through: http://HOST:PORT, or env for\n"+
-			"HTTPS_PROXY of the daemon; NO_PROXY says what goes directly")
+		"HTTP proxy for outgoing TCP connections of sandboxes: http://HOST:PORT, or env for\n"+
+			"HTTPS_PROXY of the daemon; NO_PROXY lists direct destinations")
 	f.IntVar(&cfg.Branches, "branch-concurrency", 4, "branches made at once; more are refused")
 	openPrivateFlag(f, &cfg.OpenPrivate)
 	f.IntVar(&cfg.PoolSize, "pool", cfg.PoolSize,
-		"VMM processes to keep ready for each shape of machine that is forked; 0: none")
+		"VMM processes to keep ready for each machine shape that is forked; 0: none")
 	f.IntVar(&cfg.PoolMost, "pool-most", cfg.PoolMost,
-		"where forks took more than --pool, keep as many ready for 5 minutes, up to this; 0: never")
+		"after forks that used more than --pool, keep that many ready for 5 minutes, up to this; 0: never")
 	f.StringArrayVar(&cfg.CmdlineArgs, "cmdline-extra", nil,
 		"add a parameter to the kernel command line of parents (repeatable)")
 	f.StringVar(&cfg.CPUTemplate, "cpu-template", cfg.CPUTemplate, "CPU template of parents: host, portable or x86-64-v2")
@@ -115,7 +115,7 @@ func newDaemonCmd() *cobra.Command {
 	f.StringVar(&cfg.Accel, "accel", cfg.Accel, "what runs the VMs, for reports: kvm, or tcg on an emulated host")
 	f.BoolVar(&cfg.Jail.NoNamespaces, "no-namespaces", false,
 		"weaken the jail of VMMs and of forkd-net, on hosts that allow no namespaces (see forkd doctor)")
-	f.BoolVar(&cfg.KillOnExit, "kill-on-exit", false, "end all sandboxes when the daemon stops")
+	f.BoolVar(&cfg.KillOnExit, "kill-on-exit", false, "kill all sandboxes when the daemon stops")
 	return cmd
 }
 
@@ -125,15 +125,15 @@ func openPrivateFlag(f *pflag.FlagSet, open *bool) {
 			"as only those of the scope admin may otherwise")
 }
 
-// onHangup receives SIGHUP until stop is called. The daemon does so where there is no log to open
-// again, too: a reload must not end it.
+// onHangup receives SIGHUP until stop is called. The daemon does so even without a log to reopen,
+// because a reload must not end it.
 func onHangup() (hangups chan os.Signal, stop func()) {
 	hangups = make(chan os.Signal, 1)
 	signal.Notify(hangups, syscall.SIGHUP)
 	return hangups, func() { signal.Stop(hangups) }
 }
 
-// parsePeers returns the rules of --allow-peer.
+// parsePeers parses the rules of --allow-peer.
 func parsePeers(texts []string) (rules []auth.PeerRule, err error) {
 	for _, text := range texts {
 		rule, err := auth.ParsePeer(text)
@@ -145,8 +145,8 @@ func parsePeers(texts []string) (rules []auth.PeerRule, err error) {
 	return rules, nil
 }
 
-// probeKVM says why no VM can run on this host. What only took too long proves nothing: the VMs of
-// an earlier daemon may be busy.
+// probeKVM returns why no VM can run on this host. A timeout proves nothing, because the VMs of an
+// earlier daemon may be busy.
 func probeKVM() (sure bool, reason error) {
 	err := kvm.Probe()
 	if unfit := (*kvm.UnfitError)(nil); errors.As(err, &unfit) && unfit.Slow {
@@ -155,14 +155,14 @@ func probeKVM() (sure bool, reason error) {
 	return true, err
 }
 
-// daemonEnv names the options that the controller of forkd 0.5 took from variables too. Who sets
-// one there, such as that of the token file, relies on it.
+// daemonEnv names the options that forkd 0.5's controller also took from variables. Users who set
+// such a variable, for example for the token file, rely on it.
 var daemonEnv = map[string]string{
 	"bind": "FORKD_BIND", "token-file": "FORKD_TOKEN_FILE", "audit-log": "FORKD_AUDIT_LOG",
 	"tls-cert": "FORKD_TLS_CERT", "tls-key": "FORKD_TLS_KEY", "branch-concurrency": "FORKD_BRANCH_CONCURRENCY",
 }
 
-// fromEnv sets options that were not given from their variables.
+// fromEnv sets missing options from their variables.
 func fromEnv(f *pflag.FlagSet, lookup func(string) (string, bool)) error {
 	for option, name := range daemonEnv {
 		if value, ok := lookup(name); ok && value != "" && !f.Changed(option) {

@@ -50,20 +50,20 @@ func newDoctorCmd() *cobra.Command {
 	f := cmd.Flags()
 	f.BoolVarP(&all, "all", "a", false, "print all checks")
 	f.BoolVarP(&all, "verbose", "v", false, "the same")
-	f.BoolVar(&fixing, "fix", false, "mend what can be mended from here")
+	f.BoolVar(&fixing, "fix", false, "fix what this command can fix")
 	f.BoolVarP(&yes, "yes", "y", false, "with --fix: do not ask before this host is changed")
-	f.BoolVar(&dry, "dry-run", false, "with --fix: only say what would be done")
+	f.BoolVar(&dry, "dry-run", false, "with --fix: only print what would be done")
 	f.StringVar(&url, "daemon-url", "", "daemon to look for; default as in the other commands")
-	f.StringVar(&tokens.file, "token-file", "", "token file to look at (default that of 'forkd token')")
+	f.StringVar(&tokens.file, "token-file", "", "token file to check (default that of 'forkd token')")
 	f.StringVarP(&output, "output", "o", "text", "text or json")
 	return cmd
 }
 
-// doctorHost is this host and the daemon that commands would use.
+// doctorHost describes this host and the daemon that commands would use.
 func doctorHost(address string, tokens *tokenFlags) doctor.Host {
 	return doctor.Host{
 		Version:   version,
-		Named:     address != "" || os.Getenv(urlEnv) != "", // as connect chooses
+		Named:     address != "" || os.Getenv(urlEnv) != "", // as in connect
 		TokenFile: tokens.path,
 		Machine:   runningMachine,
 		Connect: func(ctx context.Context) (*client.Client, string, error) {
@@ -72,7 +72,7 @@ func doctorHost(address string, tokens *tokenFlags) doctor.Host {
 	}
 }
 
-// report prints findings, and is the error of the command if a check has failed.
+// report prints findings, and returns the command's error if a check has failed.
 func report(cmd *cobra.Command, findings []doctor.Finding, json, all bool) error {
 	count := map[doctor.Verdict]int{}
 	for _, f := range findings {
@@ -109,7 +109,8 @@ func report(cmd *cobra.Command, findings []doctor.Finding, json, all bool) error
 	return err
 }
 
-// printFindings is for people: details in lines of the terminal's width, and the fix below.
+// printFindings prints findings as text: details in lines of the terminal's width, and the fix
+// below.
 func printFindings(out io.Writer, width int, findings []doctor.Finding) error {
 	checks := 0
 	for _, f := range findings {
@@ -125,7 +126,7 @@ func printFindings(out io.Writer, width int, findings []doctor.Finding) error {
 		}
 		fmt.Fprintf(&text, "%s  %-*s  %s\n", v, checks, f.Check,
 			strings.Join(wrapped(oneLine(f.Detail), width-len(indent)), "\n"+indent))
-		if f.Fix != nil { // whole, for whoever copies it
+		if f.Fix != nil { // on one line, to be copied
 			fmt.Fprintf(&text, "%s→ %s\n", indent, f.Fix)
 		}
 	}
@@ -133,7 +134,7 @@ func printFindings(out io.Writer, width int, findings []doctor.Finding) error {
 	return err
 }
 
-// wrapped is text in lines of at most width, as far as its words allow.
+// wrapped breaks text into lines of at most width, if its words permit that.
 func wrapped(text string, width int) (lines []string) {
 	line := ""
 	for word := range strings.FieldsSeq(text) {

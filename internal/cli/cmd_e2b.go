@@ -56,7 +56,7 @@ func newE2BEnvCmd() *cobra.Command {
 				domain = made
 			}
 			if domain == "" || domain != made {
-				dir = "" // the certificate is somebody else's
+				dir = "" // the certificate is not from setup
 			}
 			env, err := e2bEnv(address, token, domain, dir)
 			if err != nil {
@@ -74,16 +74,16 @@ func newE2BEnvCmd() *cobra.Command {
 	return cmd
 }
 
-// e2bKey matches what SDKs of 2025 take for an API key.
+// e2bKey matches the API keys that SDKs of 2025 accept.
 var e2bKey = regexp.MustCompile(`^e2b_[0-9a-f]+$`)
 
-// e2bVars are all variables that may be set, in the order in which they are printed. Those that one
-// form does not set would spoil it: they are unset.
+// e2bVars are all variables that may be set, in the order in which they are printed. Variables that
+// one form does not set would interfere with it, so they are unset.
 var e2bVars = []string{"E2B_DOMAIN", "E2B_API_URL", "E2B_SANDBOX_URL", "E2B_API_KEY", "E2B_VALIDATE_API_KEY",
 	"SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"}
 
-// e2bEnv returns the variables for a daemon: with a domain, by host names; with the directory of
-// setup, by its certificates.
+// e2bEnv returns the variables for a daemon. With a domain, sandboxes are reached by host names;
+// with dir, setup's directory, by its certificates.
 func e2bEnv(address, token, domain, dir string) (map[string]string, error) {
 	env := map[string]string{}
 	address = strings.TrimSuffix(address, "/")
@@ -103,7 +103,7 @@ func e2bEnv(address, token, domain, dir string) (map[string]string, error) {
 	key := token
 	switch {
 	case token == "":
-		key = "e2b_00" // the SDKs want one; the daemon does not
+		key = "e2b_00" // the SDKs require one, the daemon does not
 	case e2bKey.MatchString("e2b_" + token):
 		key = "e2b_" + token
 	}
@@ -129,13 +129,13 @@ func printE2BEnv(w io.Writer, env map[string]string, asJSON bool) error {
 	return err
 }
 
-// quoted is a text as a word of a shell.
+// quoted returns text as a word of a shell.
 func quoted(text string) string { return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'" }
 
-// plainWord matches what means the same to a shell without quotes.
+// plainWord matches words that need no quotes in a shell.
 var plainWord = regexp.MustCompile(`^[A-Za-z0-9_./:@-]+$`)
 
-// quotedIfNeeded is quoted, for people to read.
+// quotedIfNeeded is quoted, but without unneeded quotes.
 func quotedIfNeeded(text string) string {
 	if plainWord.MatchString(text) {
 		return text

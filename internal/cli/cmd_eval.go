@@ -51,10 +51,10 @@ func newEvalCmd() *cobra.Command {
 			})
 		},
 	}
-	timeoutFlag(cmd.Flags(), &req.TimeoutSecs, "interrupt the code after so many seconds")
+	timeoutFlag(cmd.Flags(), &req.TimeoutSecs, "interrupt the code after this many seconds")
 	cmd.Flags().StringVar(&req.Language, "language", "",
 		"language: python, javascript, typescript or bash (default python)")
-	cmd.Flags().BoolVar(&interrupt, "interrupt", false, "interrupt the code that another call runs; it may go on")
+	cmd.Flags().BoolVar(&interrupt, "interrupt", false, "interrupt the code that another call runs; the code may continue")
 	cmd.Flags().BoolVar(&restart, "restart", false, "replace the interpreter: its code ends and its variables are lost")
 	c.completeSandboxes(cmd)
 	c.register(cmd)

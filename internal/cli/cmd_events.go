@@ -40,7 +40,7 @@ func newEventsCmd() *cobra.Command {
 				out := json.NewEncoder(cmd.OutOrStdout())
 				err = cl.Events(ctx, client.EventsRequest{After: after, Sandboxes: ids, Labels: labels},
 					func(e client.Event) error {
-						if after == oldest && e.Type == apiv1.EventMissed { // those before are not asked for by anybody
+						if after == oldest && e.Type == apiv1.EventMissed { // earlier events were not requested
 							return nil
 						}
 						after = e.ID
@@ -59,7 +59,7 @@ func newEventsCmd() *cobra.Command {
 			})
 		},
 	}
-	cmd.Flags().StringVar(&after, "after", "", "id of an event: begin with those after it")
+	cmd.Flags().StringVar(&after, "after", "", "id of an event: begin after it")
 	cmd.Flags().StringVar(&since, "since", "",
 		"begin with events since a time, such as 10m ago or 2026-01-02T15:04:05Z, as far as the daemon remembers them")
 	selectorFlag(cmd.Flags(), &labels)
@@ -68,10 +68,10 @@ func newEventsCmd() *cobra.Command {
 	return cmd
 }
 
-// oldest is no event's id: the daemon begins with the oldest event that it remembers.
+// oldest is not the id of an event: the daemon then begins with the oldest event that it has.
 const oldest = "oldest"
 
-// parseSince reads a time, or how long ago one was.
+// parseSince reads a time, or a duration before now.
 func parseSince(text string, now time.Time) (time.Time, error) {
 	var ago secondsValue
 	switch {

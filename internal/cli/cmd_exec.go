@@ -10,7 +10,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// exitCodes is how commands that run something in a sandbox exit.
+// exitCodes documents the exit codes of commands that run something in a sandbox.
 const exitCodes = "The exit code is the command's, or 124 it timed out, 126 it cannot be executed, 127 there is no such command,\n" +
 	"128+n signal n ended it."
 
@@ -39,7 +39,7 @@ func newExecCmd() *cobra.Command {
 			})
 		},
 	}
-	run.register(cmd.Flags(), "kill the command after so many seconds (no limit with -i, -t and -d)")
+	run.register(cmd.Flags(), "kill the command after this many seconds (no limit with -i, -t and -d)")
 	noEffect(cmd.Flags(), "privileged", "", "of docker; no effect: root may do anything in a sandbox")
 	c.completeSandboxes(cmd)
 	c.register(cmd)
@@ -65,7 +65,8 @@ func (c *common) runCommand(ctx context.Context, cmd *cobra.Command, cl *client.
 	return exitWith(r.ExitCode, err)
 }
 
-// exitWith makes the code of what ran in a sandbox that of this program, if there was no error.
+// exitWith returns the code of a command in a sandbox as this program's exit code, if there was no
+// error.
 func exitWith(code int, err error) error {
 	if err != nil || code == 0 {
 		return err
@@ -73,7 +74,7 @@ func exitWith(code int, err error) error {
 	return exitCode(code)
 }
 
-// shellArgs start the best shell that a sandbox has.
+// shellArgs returns the command that starts the best available shell of a sandbox.
 func shellArgs() []string {
 	return []string{"/bin/sh", "-c", `command -v bash >/dev/null && exec bash -l; exec sh -l`}
 }
@@ -84,8 +85,8 @@ func newShellCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "shell ID",
 		Short: "Work in a sandbox with a shell",
-		Long: "Starts bash, or sh if there is none, as a login shell: with a terminal if forkd has one, and otherwise for what\n" +
-			"comes on standard input. Ctrl-P Ctrl-Q leaves it to itself (forkd attach -it). The exit code is the shell's.",
+		Long: "Starts bash, or sh if there is none, as a login shell: with a terminal if forkd has one, and otherwise for commands\n" +
+			"from standard input. Ctrl-P Ctrl-Q detaches from it (forkd attach -it). The exit code is the shell's.",
 		Args: usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if c.json() {
@@ -106,7 +107,7 @@ func newShellCmd() *cobra.Command {
 	return cmd
 }
 
-// interactive makes it a shell for whoever uses this program.
+// interactive makes c a shell for the user of this program.
 func (c *command) interactive(cmd *cobra.Command) {
 	c.req.Args, c.stdin = shellArgs(), true
 	c.tty = isTerminal(cmd.OutOrStdout()) && isTerminalInput(cmd.InOrStdin())
@@ -118,8 +119,8 @@ func newAttachCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "attach ID [PID]",
 		Short: "Follow a process that exec has started in a sandbox",
-		Long: "Passes on the output of a process (forkd ls ID lists them; without PID the only one) from now on, and exits with its\n" +
-			"code. Ctrl-C leaves it, and it goes on. With -it this terminal is that of the process, and Ctrl-P Ctrl-Q leaves it.",
+		Long: "Passes on the output of a process (forkd ls ID lists them; without PID the only one) from now on, and exits\n" +
+			"with its code. Ctrl-C detaches from the process, which runs on. With -it this terminal is that of the process, and Ctrl-P Ctrl-Q leaves it.",
 		Args: usageArgs(arguments(1, 2)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if c.json() {
@@ -153,7 +154,8 @@ func newAttachCmd() *cobra.Command {
 	return cmd
 }
 
-// onlyProcess returns the process of a sandbox that exec has started, if there is one only.
+// onlyProcess returns the only process that exec started in a sandbox. It is an error if there are
+// none or several.
 func onlyProcess(ctx context.Context, cl *client.Client, id string) (pid uint32, err error) {
 	list, err := cl.Processes(ctx, id)
 	switch {

@@ -64,7 +64,7 @@ func newForkCmd() *cobra.Command {
 			}
 			req.Limits = limits.given()
 			switch {
-			case old.tag != "" && cmd.Name() == spawn: // its sandboxes stay
+			case old.tag != "" && cmd.Name() == spawn: // its sandboxes are kept
 				req.SnapshotTag = old.tag
 			case old.tag != "":
 				return old.run(cmd, &c, req)
@@ -95,20 +95,20 @@ func newForkCmd() *cobra.Command {
 	f.StringVar(&req.SourceID, "from-sandbox", "", "a running sandbox, which is branched")
 	f.StringVar(&req.Mode, "mode", "", "with --from-sandbox: live (default), diff or full")
 	f.Var((*secondsValue)(&req.IdleTimeoutSecs), "idle-timeout-secs",
-		"suspend a sandbox after so many seconds without a request, until the next one; 0: never")
+		"suspend a sandbox after this many seconds without a request, until the next one; 0: never")
 	f.StringArrayVarP(&env, "env", "e", nil, "NAME=VALUE for the sandboxes' environment (repeatable)")
 	f.StringArrayVar(&envFiles, "env-file", nil, "file with a NAME=VALUE on each line (repeatable)")
 	labelFlag(f, &labels)
 	f.StringVar(&req.HostnamePrefix, "hostname-prefix", "", "host names are <prefix>-<part of the id> (default sb)")
 	uniqueFlag(cmd, &req.Unique)
-	f.BoolVar(&req.AllowPartial, "allow-partial", false, "keep the sandboxes that started although others failed")
-	f.Var((*secondsValue)(&req.TTLSecs), "ttl-secs", "delete the sandboxes after so many seconds; 0: never")
+	f.BoolVar(&req.AllowPartial, "allow-partial", false, "keep the sandboxes that started if others failed")
+	f.Var((*secondsValue)(&req.TTLSecs), "ttl-secs", "delete the sandboxes after this many seconds; 0: never")
 	network.register(f)
 	limits.register(f)
 	network.registerSecrets(f)
 	f.BoolVar(&req.PerChildNetns, "per-child-netns", false,
 		"of forkd 0.5; no effect: every child has a network of its own already")
-	_ = f.MarkHidden("per-child-netns") // it fails only for a flag that does not exist
+	_ = f.MarkHidden("per-child-netns") // fails only for a flag that does not exist
 	old.register(f)
 	c.completeTags(cmd)
 	c.completeFlag(cmd, "from-sandbox", sandboxNames)

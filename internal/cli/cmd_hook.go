@@ -44,19 +44,19 @@ func newHookCmd() *cobra.Command {
 	f.BoolVar(&o.install, "install", false, "add the hook to the settings file")
 	f.BoolVar(&o.uninstall, "uninstall", false, "take the hook out of the settings file")
 	f.BoolVar(&o.tools, "tools", false, "save after each tool call that changed something too; Claude Code only")
-	f.BoolVar(&o.noPrompt, "no-prompt", false, "keep nothing of what the agent was asked")
+	f.BoolVar(&o.noPrompt, "no-prompt", false, "do not save the prompt")
 	f.IntVar(&o.keep, "keep", defaultKeep, "how many turns of the workspace to keep; 0: all")
 	cmd.MarkFlagsMutuallyExclusive("install", "uninstall")
 	o.register(cmd)
 	return cmd
 }
 
-// settings is a settings file of an agent, and how the hook gets into it.
+// settings is a settings file of an agent, with functions that add and remove the hook.
 type settings struct {
 	path   string
-	add    func(text []byte) ([]byte, error) // text is empty if there is no file
+	add    func(text []byte) ([]byte, error) // text is empty if the file does not exist
 	remove func(text []byte) ([]byte, error)
-	sample string // what to add by hand
+	sample string // lines to add by hand
 }
 
 func (o *hookOptions) run(cmd *cobra.Command, args []string) error {
@@ -116,7 +116,8 @@ func (o *hookOptions) check(agent string) error {
 	return checkOutput(o.output)
 }
 
-// command returns what a hook calls. The program is named by its path unless a shell finds it.
+// command returns the command line of a hook. It names the program by its path unless a shell finds
+// it.
 func (o *hookOptions) command(agent string) []string {
 	argv := []string{programName(), "turn", "--hook", agent, "--workspace", cmp.Or(o.workspace, os.Getenv(workspaceEnv))}
 	if o.keep != defaultKeep {
@@ -134,7 +135,7 @@ func (o *hookOptions) command(agent string) []string {
 	return argv
 }
 
-// programName returns how a shell calls this program.
+// programName returns the name by which a shell can call this program.
 func programName() string {
 	self, err := os.Executable()
 	if err != nil {
@@ -152,7 +153,7 @@ func programName() string {
 	return self
 }
 
-// print shows what to add to a file, or what to call if there is none.
+// print prints the lines to add to a file, or the command to call if there is no such file.
 func (o *hookOptions) print(cmd *cobra.Command, path, sample string) error {
 	if o.json() {
 		return writeJSON(cmd.OutOrStdout(), map[string]string{"file": path, "add": sample})
@@ -166,7 +167,7 @@ func (o *hookOptions) print(cmd *cobra.Command, path, sample string) error {
 	return nil
 }
 
-// settings returns the file of an agent.
+// settings returns the settings file of an agent.
 func (o *hookOptions) settings(agent string, argv []string) (settings, error) {
 	dir, err := o.settingsDir(agent)
 	if err != nil {
@@ -185,7 +186,7 @@ func (o *hookOptions) settings(agent string, argv []string) (settings, error) {
 		remove: removeClaudeHooks}, err
 }
 
-// settingsDir returns where an agent keeps its settings.
+// settingsDir returns the directory of an agent's settings.
 func (o *hookOptions) settingsDir(agent string) (string, error) {
 	variable, name := "CLAUDE_CONFIG_DIR", ".claude"
 	if agent == codex {

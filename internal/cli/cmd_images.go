@@ -18,7 +18,7 @@ func newImagesCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "images [TAG]",
 		Short: "List snapshots",
-		Long:  "Those that forkd made for itself, such as the state of a suspended sandbox, are left out: they go with its sandboxes.",
+		Long:  "Those that forkd made for itself, such as the state of a suspended sandbox, are omitted: they are deleted with its sandboxes.",
 		Args:  usageArgs(arguments(0, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return show(cmd, &c, func(ctx context.Context, cl *client.Client) (list []client.Snapshot, err error) {
@@ -53,15 +53,15 @@ func newImagesCmd() *cobra.Command {
 			})
 		},
 	}
-	cmd.Flags().BoolVarP(&all, "all", "a", false, "those that forkd made for itself too")
+	cmd.Flags().BoolVarP(&all, "all", "a", false, "include those that forkd made for itself")
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print tags only")
 	c.completeTags(cmd)
 	c.register(cmd)
 	return cmd
 }
 
-// listed returns the snapshots that users know of, or all. One of forkd's own that something is
-// wrong with is shown.
+// listed returns the snapshots that users see, or all. A damaged snapshot of forkd's own is
+// included.
 func listed(list []client.Snapshot, all bool) []client.Snapshot {
 	return slices.DeleteFunc(list, func(s client.Snapshot) bool { return s.Transient && s.Warning == "" && !all })
 }
@@ -92,9 +92,9 @@ func newRmiCmd() *cobra.Command {
 			})
 		},
 	}
-	cmd.Flags().BoolVar(&opts.Cascade, "cascade", false, "remove the snapshots that build on it too")
+	cmd.Flags().BoolVar(&opts.Cascade, "cascade", false, "also remove the snapshots that build on it")
 	cmd.Flags().BoolVarP(&opts.Force, "force", "f", false,
-		"leave the snapshots that build on it behind: they have links of their own to its files")
+		"keep the snapshots that build on it: they have their own links to its files")
 	c.completeTags(cmd)
 	c.register(cmd)
 	return cmd
@@ -134,7 +134,7 @@ func newSnapshotInfoCmd() *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVar(&old, "json", false, "of forkd 0.5: -o json")
-	_ = cmd.Flags().MarkHidden("json") // it fails only for a flag that does not exist
+	_ = cmd.Flags().MarkHidden("json") // fails only for a flag that does not exist
 	c.completeTags(cmd)
 	c.register(cmd)
 	return cmd

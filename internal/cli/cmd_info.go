@@ -15,11 +15,11 @@ import (
 	"github.com/forkd/forkd/internal/doctor"
 )
 
-// overview is what `forkd info` says.
+// overview is the output of `forkd info`.
 type overview struct {
-	Program    string         `json:"program"` // version of this one
+	Program    string         `json:"program"` // version of this program
 	Where      string         `json:"daemon_url"`
-	TokenFile  string         `json:"token_file,omitempty"` // with the token of an emulated host's daemon
+	TokenFile  string         `json:"token_file,omitempty"` // with the token of the daemon in an emulated host
 	Daemon     client.Version `json:"daemon"`
 	Sandboxes  map[string]int `json:"sandboxes"` // by state
 	Snapshots  map[string]int `json:"snapshots"` // by status
@@ -30,13 +30,13 @@ func newInfoCmd() *cobra.Command {
 	var c common
 	cmd := &cobra.Command{
 		Use:   "info",
-		Short: "Say which daemon answers, what it has and what it takes",
-		Long:  "'forkd doctor' says what this host lacks, and 'forkd df' what snapshots take on disk.",
+		Short: "Show which daemon answers, what it has and what it uses",
+		Long:  "'forkd doctor' reports what this host lacks, and 'forkd df' the disk usage of snapshots.",
 		Args:  usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return show(cmd, &c, func(ctx context.Context, cl *client.Client) (overview, error) {
 				o, err := look(ctx, cl, c.where)
-				if c.url == "" && os.Getenv(urlEnv) == "" { // as connect chooses
+				if c.url == "" && os.Getenv(urlEnv) == "" { // as in connect
 					if m, ready, _ := runningMachine(); ready {
 						o.TokenFile = tokenFile(m)
 					}
@@ -91,7 +91,7 @@ func printOverview(cmd *cobra.Command, o *overview) error {
 	})
 }
 
-// counts says how many there are, and how many of each kind.
+// counts returns the total number, and the number of each kind, as text.
 func counts(of map[string]int) string {
 	total := 0
 	var kinds []string
@@ -105,7 +105,7 @@ func counts(of map[string]int) string {
 	return fmt.Sprintf("%d (%s)", total, strings.Join(kinds, ", "))
 }
 
-// endInterval is the time between two looks at sandboxes whose end is waited for.
+// endInterval is the polling interval while waiting for the end of sandboxes.
 const endInterval = 500 * time.Millisecond
 
 func newWaitCmd() *cobra.Command {
@@ -126,11 +126,12 @@ func newWaitCmd() *cobra.Command {
 // end is how a sandbox ended.
 type end struct {
 	ID     string `json:"id"`
-	Reason string `json:"reason"` // that of its exit, or "deleted"
+	Reason string `json:"reason"` // reason of its exit, or "deleted"
 	Detail string `json:"detail,omitempty"`
 }
 
-// waitForEnd waits until a sandbox has exited or is deleted. One that never was is an error.
+// waitForEnd waits until a sandbox has exited or is deleted. A sandbox that never existed is an
+// error.
 func waitForEnd(ctx context.Context, cl *client.Client, id string) (end, error) {
 	for seen := false; ; seen = true {
 		s, err := cl.Sandbox(ctx, id)

@@ -59,14 +59,14 @@ func newInspectCmd() *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVarP(&format, "format", "f", "",
-		"template of Go with the names of the JSON; json prints a value as such")
+		"Go template with the names of the JSON; json prints a value as JSON")
 	c.complete(cmd, either(sandboxNames, tags))
 	c.register(cmd)
 	return cmd
 }
 
-// lineTemplate parses what --format says of a thing. A name that the thing lacks is an error, also
-// where JSON leaves it out because it is empty.
+// lineTemplate parses the template of --format. A name that the printed object lacks is an error,
+// unless JSON omits it because it is empty.
 func lineTemplate(text string) (*template.Template, error) {
 	return template.New("--format").Option("missingkey=error").Funcs(template.FuncMap{"json": func(v any) (string, error) {
 		p, err := json.Marshal(v)
@@ -74,7 +74,7 @@ func lineTemplate(text string) (*template.Template, error) {
 	}}).Parse(text)
 }
 
-// writeLine prints a thing by its template, with the names that its JSON has.
+// writeLine prints an object by its template, with the names in its JSON.
 func writeLine(out io.Writer, t *template.Template, thing any) error {
 	p, err := json.Marshal(thing)
 	if err != nil {
@@ -82,7 +82,7 @@ func writeLine(out io.Writer, t *template.Template, thing any) error {
 	}
 	var fields map[string]any
 	numbers := json.NewDecoder(bytes.NewReader(p))
-	numbers.UseNumber() // as they stand there
+	numbers.UseNumber() // unchanged
 	if err := numbers.Decode(&fields); err != nil {
 		return err
 	}
@@ -94,14 +94,14 @@ func writeLine(out io.Writer, t *template.Template, thing any) error {
 	return err
 }
 
-// What package text/template says about a name that a thing lacks.
+// Errors of package text/template about a missing name.
 var (
 	noEntry = regexp.MustCompile(`at <(\.[^>]*)>: map has no entry for key "([^"]*)"`)
 	noField = regexp.MustCompile(`at <(\.[^>]*)>: can't evaluate field (\S+) in type`)
 )
 
-// formatError says which name of a template a thing lacks, and which one was meant: docker's have
-// capital letters, and stand in groups.
+// formatError names the missing name of a template, and the name that was probably meant: docker's
+// have capital letters and are in groups.
 func formatError(err error, fields map[string]any) error {
 	found := noEntry.FindStringSubmatch(err.Error())
 	if found == nil {
@@ -120,8 +120,8 @@ func formatError(err error, fields map[string]any) error {
 	return fmt.Errorf("--format: %s: no %s in what is printed: %s", found[1], found[2], hint)
 }
 
-// nearest returns the name that a misspelled one means, if there is just one: in other letters'
-// case, or with or without underscores.
+// nearest returns the name that a misspelled one probably means, if there is just one: it differs
+// in case or underscores only.
 func nearest(names []string, wrong string) string {
 	plain := func(s string) string { return strings.ToLower(strings.ReplaceAll(s, "_", "")) }
 	found := ""
@@ -136,7 +136,7 @@ func nearest(names []string, wrong string) string {
 	return found
 }
 
-// inspect returns the sandbox of list, or the snapshot, that a name means.
+// inspect returns the sandbox in list, or the snapshot, with the given name.
 func inspect(ctx context.Context, cl *client.Client, list []client.Sandbox, name string) (any, error) {
 	id, err := findID(list, name)
 	if err != nil {
@@ -179,8 +179,8 @@ func newHistoryCmd() *cobra.Command {
 	return cmd
 }
 
-// history describes a snapshot and its ancestors. One that has been removed since is left out: what
-// others need of it is theirs too.
+// history describes a snapshot and its ancestors. Deleted ancestors are omitted: their descendants
+// have the files that they need.
 func history(ctx context.Context, cl *client.Client, tag string) ([]client.SnapshotDetail, error) {
 	d, err := cl.Snapshot(ctx, tag)
 	if err != nil {

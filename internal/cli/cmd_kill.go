@@ -11,7 +11,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// parallelKills is how many sandboxes are ended at once.
+// parallelKills is how many sandboxes are killed at once.
 const parallelKills = 16
 
 func newKillCmd() *cobra.Command {
@@ -22,8 +22,8 @@ func newKillCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "kill ID… | --all | --tag TAG | --label NAME=VALUE",
 		Aliases: []string{"rm"},
-		Short:   "End sandboxes and remove everything of them",
-		Long:    "Prints the ids of those that are gone.",
+		Short:   "Kill sandboxes and remove all of their files",
+		Long:    "Prints the ids of the sandboxes that it killed.",
 		Args: func(_ *cobra.Command, args []string) error {
 			if ways := btoi(len(args) > 0) + btoi(all) + btoi(tag != "" || len(labels) > 0); ways != 1 {
 				return usageError{errors.New("name sandboxes, or give --all, or --tag TAG, --label NAME=VALUE or both: one of the three")}
@@ -77,7 +77,7 @@ func btoi(b bool) int {
 	return 0
 }
 
-// killAll ends sandboxes and returns the ids that went. One failure does not keep the others.
+// killAll kills sandboxes and returns the ids of those killed. It continues after an error.
 func killAll(ctx context.Context, cl *client.Client, ids []string) ([]string, error) {
 	errs := make([]error, len(ids))
 	slots := make(chan struct{}, parallelKills)

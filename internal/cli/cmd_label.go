@@ -14,12 +14,12 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// labelFlag registers --label of a command that makes sandboxes.
+// labelFlag registers --label for a command that makes sandboxes.
 func labelFlag(f *pflag.FlagSet, to *[]string) {
 	f.StringArrayVarP(to, "label", "l", nil, "NAME=VALUE to find the sandboxes by (repeatable)")
 }
 
-// selectorFlag registers --label of a command that looks for sandboxes.
+// selectorFlag registers --label for a command that selects sandboxes.
 func selectorFlag(f *pflag.FlagSet, to *[]string) {
 	f.StringArrayVarP(to, "label", "l", nil,
 		"NAME=VALUE, or NAME: only sandboxes with that label (repeatable: with all of them)")
@@ -38,7 +38,7 @@ func parseLabels(pairs []string) (map[string]string, error) {
 	return labels, nil
 }
 
-// labelText is a sandbox's labels in one column.
+// labelText returns a sandbox's labels for one column.
 func labelText(labels map[string]string) string {
 	if len(labels) == 0 {
 		return "-"
@@ -50,7 +50,7 @@ func labelText(labels map[string]string) string {
 	return strings.Join(list, ",")
 }
 
-// labeled is what `forkd label` says.
+// labeled is the output of `forkd label`.
 type labeled struct {
 	ID     string            `json:"id"`
 	Labels map[string]string `json:"labels"`

@@ -36,7 +36,7 @@ func (m *mibValue) Set(text string) error {
 	return nil
 }
 
-// limitFlags are those that bound what a sandbox takes from its host.
+// limitFlags are the flags for limits of a sandbox.
 type limitFlags struct{ client.Limits }
 
 func (l *limitFlags) register(f *pflag.FlagSet) {
@@ -49,7 +49,7 @@ func (l *limitFlags) register(f *pflag.FlagSet) {
 	f.Uint64Var(&l.IOOpsPerSecond, "io-ops-per-second", 0, "likewise, of operations")
 }
 
-// given returns the limits that were asked for, or nil.
+// given returns the limits in the flags, or nil.
 func (l *limitFlags) given() *client.Limits {
 	if l.Limits == (client.Limits{}) {
 		return nil
@@ -61,7 +61,7 @@ func newLimitCmd() *cobra.Command {
 	var c common
 	cmd := &cobra.Command{
 		Use:   "limit ID",
-		Short: "Say what a sandbox may take from its host, and what it takes",
+		Short: "Show the limits of a sandbox, and what it uses",
 		Args:  usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return showOf(cmd, &c, args[0], func(ctx context.Context, cl *client.Client,
@@ -82,7 +82,7 @@ func newLimitSetCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "set ID",
 		Short: "Replace the limits of a sandbox",
-		Long: "The limits are replaced whole: what is not given here has none, whatever it had before. Less memory than the\n" +
+		Long: "Replaces all limits: a limit that is not given here is removed. Less memory than the\n" +
 			"sandbox uses is refused.",
 		Args: usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -149,10 +149,10 @@ func newConsoleCmd() *cobra.Command {
 			})
 		},
 	}
-	cmd.Flags().BoolVarP(&req.Follow, "follow", "f", false, "go on with what comes")
-	cmd.Flags().StringVarP(&req.Tail, "tail", "n", "all", "only so many of the last lines")
+	cmd.Flags().BoolVarP(&req.Follow, "follow", "f", false, "print new output as it arrives")
+	cmd.Flags().StringVarP(&req.Tail, "tail", "n", "all", "number of last lines to print")
 	cmd.Flags().StringVar(&req.Since, "since", "",
-		"only what came since a time (2006-01-02T15:04:05Z), or for so long (10m)")
+		"only output since a time (2006-01-02T15:04:05Z), or of the last minutes or hours (10m)")
 	c.completeSandboxes(cmd)
 	c.register(cmd)
 	return cmd

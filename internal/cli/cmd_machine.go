@@ -15,7 +15,7 @@ import (
 	"github.com/forkd/forkd/internal/emu/tcghost"
 )
 
-// machineEnv names the emulated host where --name is not given.
+// machineEnv names the emulated host if --name is not given.
 const machineEnv = "FORKD_MACHINE"
 
 // superviseVerb is the hidden command that `machine start` runs in the background.
@@ -29,7 +29,7 @@ func newMachineCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "machine",
 		Short: "Run an emulated Linux host with KVM, where this one has none",
-		Long: "An emulated Linux host (QEMU, one CPU with nested SVM) in which /dev/kvm is real. Slower than hardware,\n" +
+		Long: "An emulated Linux host (QEMU, one CPU with nested SVM) in which /dev/kvm works. Slower than hardware,\n" +
 			"otherwise the same. It sees forkd's cache directory under the same path as this host.",
 		Args: usageArgs(knownCommand),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
@@ -129,7 +129,7 @@ func newMachineStatus(open openMachine) *cobra.Command {
 	var output string
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Say whether the emulated host runs, where it listens, and what went wrong last",
+		Short: "Show whether the emulated host runs, where it listens, and its last error",
 		Args:  usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkOutput(output); err != nil {
@@ -179,7 +179,7 @@ func newMachineSupervise(open openMachine) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			// The client's terminal may go away, the emulated host stays.
+			// The client's terminal may go away; the emulated host stays.
 			signal.Ignore(syscall.SIGHUP, syscall.SIGINT)
 			ctx, cancel := signal.NotifyContext(cmd.Context(), syscall.SIGTERM)
 			defer cancel()

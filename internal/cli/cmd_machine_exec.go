@@ -15,8 +15,8 @@ import (
 	"github.com/forkd/forkd/internal/emu/tcghost"
 )
 
-// Exit codes of `machine exec` besides the program's own, as other tools that run commands
-// elsewhere have them.
+// Exit codes of `machine exec` in addition to the program's own, as in other tools that run
+// commands remotely.
 const (
 	exitTimedOut   = 124
 	exitMachine    = 125 // no emulated host, or it went away
@@ -99,13 +99,13 @@ func machineExec(cmd *cobra.Command, m tcghost.Machine, f execFlags, args []stri
 	return execResult(cmd, f, exit)
 }
 
-// machineFailed reports a failure that is not the program's.
+// machineFailed reports a failure that does not come from the program.
 func machineFailed(cmd *cobra.Command, err error) error {
 	fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %v\n", err)
 	return exitCode(exitMachine)
 }
 
-// execResult translates the program's end to an exit code, with a word where the code alone is
+// execResult converts the program's end to an exit code, with a message if the code alone is
 // ambiguous.
 func execResult(cmd *cobra.Command, f execFlags, exit machineapi.ExecExit) error {
 	say := func(err error) { fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %v\n", err) }

@@ -47,7 +47,7 @@ func newMCPCmd() *cobra.Command {
 	return cmd
 }
 
-// unclosed is a writer whose Close does nothing: the stream is not the server's.
+// unclosed is a writer whose Close does nothing, because the stream does not belong to the server.
 type unclosed struct{ io.Writer }
 
 // Close implements io.Closer.

@@ -16,7 +16,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// networkFlags are those that make a network policy.
+// networkFlags are the flags for a network policy.
 type networkFlags struct {
 	client.Network
 	secrets []string
@@ -26,26 +26,26 @@ func (n *networkFlags) register(f *pflag.FlagSet) {
 	f.StringVar(&n.Mode, "net", "",
 		"network policy: none, public (the internet, no private networks), allow (what --allow lists) or open")
 	f.StringArrayVar(&n.Allow, "allow", nil,
-		"what may be connected to: a name, *.name, an address or a network, with :port if not all (repeatable); without --net it implies allow")
-	f.StringArrayVar(&n.Deny, "deny", nil, "what may not, in every mode (repeatable)")
+		"permitted destination: a name, *.name, an address or a network, with :port if not all ports (repeatable); without --net it implies allow")
+	f.StringArrayVar(&n.Deny, "deny", nil, "denied destination, in every mode (repeatable)")
 	f.BoolVar(&n.AllowECH, "allow-ech", false,
-		"let TLS with an encrypted server name (ECH) through where a rule by name decides; browsers need it")
-	f.Uint64Var(&n.Limits.BytesPerSecond, "net-bytes-per-second", 0, "limit in each direction (0: the daemon's)")
-	f.Uint32Var(&n.Limits.Connections, "net-connections", 0, "limit of connections at a time (0: the daemon's)")
+		"permit TLS with an encrypted server name (ECH) where a rule by name decides; browsers need it")
+	f.Uint64Var(&n.Limits.BytesPerSecond, "net-bytes-per-second", 0, "limit in each direction (0: the daemon's default)")
+	f.Uint32Var(&n.Limits.Connections, "net-connections", 0, "limit of concurrent connections (0: the daemon's default)")
 }
 
 func (n *networkFlags) complete(cmd *cobra.Command) {
 	completeWords(cmd, "net", "none", "public", "allow", "open")
 }
 
-// registerSecrets is for commands that make or change a sandbox: a snapshot has no secrets.
+// registerSecrets is for commands that make or change a sandbox, because a snapshot has no secrets.
 func (n *networkFlags) registerSecrets(f *pflag.FlagSet) {
 	f.StringArrayVar(&n.secrets, "secret", nil,
-		"HOST:HEADER=env:NAME or =file:PATH: a header that is added to HTTPS requests outside of the\n"+
-			"sandbox, with the value of a variable or a file (repeatable; without = the value stays)")
+		"HOST:HEADER=env:NAME or =file:PATH: a header that is added to HTTPS requests outside the\n"+
+			"sandbox, with the value from a variable or a file (repeatable; without = the value stays)")
 }
 
-// given returns the policy that was asked for, or nil.
+// given returns the policy in the flags, or nil.
 func (n *networkFlags) given() (*client.Network, error) {
 	if n.Mode == "" && len(n.Allow) == 0 && len(n.Deny) == 0 && !n.AllowECH && n.Limits == (client.NetworkLimits{}) &&
 		len(n.secrets) == 0 {
@@ -62,11 +62,11 @@ func (n *networkFlags) given() (*client.Network, error) {
 	return &n.Network, nil
 }
 
-// maxSecret bounds a file with a secret in bytes. The daemon refuses shorter ones already.
+// maxSecret bounds a file with a secret, in bytes. The daemon's own bound is lower.
 const maxSecret = 64 << 10
 
-// parseSecret reads HOST:HEADER=SOURCE. The value is never part of it: every user of this host can
-// read command lines.
+// parseSecret reads HOST:HEADER=SOURCE. The value itself is never an argument, because every user
+// of this host can read command lines.
 func parseSecret(text string) (s client.NetworkSecret, err error) {
 	about, source, hasSource := strings.Cut(text, "=")
 	var ok bool
@@ -91,8 +91,8 @@ func parseSecret(text string) (s client.NetworkSecret, err error) {
 			return s, err
 		}
 		s.Value = strings.TrimRight(string(p), "\r\n")
-	default: // it may be the value, which is not to be repeated
-		return s, fmt.Errorf("%s: behind = stands where the value is: env:NAME or file:PATH", about)
+	default: // it may be the value, which must not be printed
+		return s, fmt.Errorf("%s: after = give the source of the value: env:NAME or file:PATH", about)
 	}
 	if s.Value == "" {
 		return s, fmt.Errorf("%s: %s is empty", about, source)
@@ -104,7 +104,7 @@ func newNetCmd() *cobra.Command {
 	var c common
 	cmd := &cobra.Command{
 		Use:   "net ID",
-		Short: "Say where a sandbox may connect to, and what it did",
+		Short: "Show where a sandbox may connect to, and its traffic",
 		Args:  usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return showOf(cmd, &c, args[0], func(ctx context.Context, cl *client.Client,
@@ -125,8 +125,8 @@ func newNetSetCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "set ID",
 		Short: "Replace the network policy of a sandbox",
-		Long: "The policy is replaced whole: what is not given here has its default, and not what it was before. Connections that\n" +
-			"the new policy does not let through are reset.",
+		Long: "Replaces the whole policy: an omitted setting takes its default, not its previous value. Connections that\n" +
+			"the new policy denies are reset.",
 		Args: usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if n.Mode == "" && len(n.Allow) == 0 {
@@ -191,7 +191,7 @@ func printNetwork(cmd *cobra.Command, n client.SandboxNetwork) error {
 	})
 }
 
-// refusalText is a refused destination in a line. The guest chose its name.
+// refusalText returns a refused destination as one line. The guest chose its name.
 func refusalText(r client.NetworkRefusal) string {
 	text := r.Address
 	switch {

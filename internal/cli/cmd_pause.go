@@ -9,7 +9,7 @@ import (
 )
 
 func newPauseCmd() *cobra.Command {
-	return newStateCmd("pause", "Stop sandboxes where they are",
+	return newStateCmd("pause", "Stop the vCPUs of sandboxes",
 		"They keep their memory; 'forkd resume' lets them run on.",
 		func(ctx context.Context, cl *client.Client, id string) (client.Sandbox, error) {
 			return cl.Pause(ctx, id)
@@ -19,7 +19,7 @@ func newPauseCmd() *cobra.Command {
 func newResumeCmd() *cobra.Command {
 	var cmd *cobra.Command
 	var unique string
-	cmd = newStateCmd("resume", "Let paused sandboxes run on, or bring suspended ones back", "They keep their ids.",
+	cmd = newStateCmd("resume", "Continue paused sandboxes, or restore suspended ones", "They keep their ids.",
 		func(ctx context.Context, cl *client.Client, id string) (client.Sandbox, error) {
 			s, err := cl.ResumeWith(ctx, id, client.ResumeRequest{Unique: unique})
 			if err == nil {
@@ -34,7 +34,7 @@ func newResumeCmd() *cobra.Command {
 
 func newSuspendCmd() *cobra.Command {
 	cmd := newStateCmd("suspend", "Save sandboxes to disk and free their memory",
-		"'forkd resume' brings them back under the same ids, also after a restart of the host.",
+		"'forkd resume' restores them under the same ids, even after a restart of the host.",
 		func(ctx context.Context, cl *client.Client, id string) (client.Sandbox, error) {
 			return cl.Suspend(ctx, id)
 		})

@@ -40,7 +40,7 @@ func newPortForwardCmd() *cobra.Command {
 	return cmd
 }
 
-// forward is one port of this host that stands for one of a sandbox.
+// forward is one port of this host that is forwarded to a sandbox.
 type forward struct {
 	Local  int `json:"local"`
 	Remote int `json:"remote"`
@@ -89,8 +89,8 @@ type forwarder struct {
 	errOut io.Writer
 }
 
-// run listens, lets ready know, and carries connections until ctx ends. A stream that fails is no
-// reason to end.
+// run listens, calls ready, and carries connections until ctx ends. The failure of a connection
+// does not end it.
 func (f *forwarder) run(ctx context.Context, ports []forward, ready func([]forward) error) error {
 	if _, err := f.cl.Sandbox(ctx, f.id); err != nil {
 		return err
@@ -127,7 +127,7 @@ func (f *forwarder) run(ctx context.Context, ports []forward, ready func([]forwa
 	}
 }
 
-// serve carries the connections of one listener until that is closed.
+// serve carries the connections of one listener until the listener is closed.
 func (f *forwarder) serve(ctx context.Context, l net.Listener, remote int, streams *sync.WaitGroup) error {
 	for {
 		conn, err := l.Accept()
@@ -145,8 +145,8 @@ func (f *forwarder) serve(ctx context.Context, l net.Listener, remote int, strea
 	}
 }
 
-// carry carries one connection until both of its directions have ended. Where that of the sandbox
-// fails, the one here is reset, so that its client does not take what came for the whole.
+// carry carries one connection until both of its directions have ended. If the sandbox's side
+// fails, it resets the local side, so that the client does not mistake a part for the whole.
 func (f *forwarder) carry(ctx context.Context, conn *net.TCPConn, remote int) error {
 	port, err := f.cl.DialPort(ctx, f.id, remote)
 	if err != nil {

@@ -11,12 +11,12 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// snapshotBytes is what a snapshot takes on disk by itself.
+// snapshotBytes returns the disk usage of a snapshot's own files.
 func snapshotBytes(d *client.SnapshotDetail) uint64 {
 	return d.MemoryPhysical + d.DiskPhysical + d.VMStateBytes
 }
 
-// details describes all snapshots, those that forkd made for itself too.
+// details describes all snapshots, including those that forkd made for itself.
 func details(ctx context.Context, cl *client.Client) ([]client.SnapshotDetail, error) {
 	list, err := cl.Snapshots(ctx)
 	if err != nil {
@@ -26,7 +26,7 @@ func details(ctx context.Context, cl *client.Client) ([]client.SnapshotDetail, e
 	for _, s := range list {
 		d, err := cl.Snapshot(ctx, s.Tag)
 		if client.IsNotFound(err) {
-			continue // removed meanwhile
+			continue // it was removed in the meantime
 		}
 		if err != nil {
 			return nil, err
@@ -36,8 +36,8 @@ func details(ctx context.Context, cl *client.Client) ([]client.SnapshotDetail, e
 	return all, nil
 }
 
-// removable chooses the snapshots that want says and that nothing uses but others that are chosen
-// too, dependents first.
+// removable returns the snapshots that want selects and that nothing uses except other selected
+// ones, dependents first.
 func removable(all []client.SnapshotDetail, want func(*client.SnapshotDetail) bool) (chosen []client.SnapshotDetail) {
 	isChosen := map[string]bool{}
 	for again := true; again; {
@@ -70,8 +70,8 @@ func (u *usage) add(bytes uint64, inUse bool) {
 	u.Bytes += bytes
 }
 
-// usageOf says what snapshots and builds take. What a sandbox needs of a deleted snapshot only the
-// sandbox knows.
+// usageOf returns the disk usage of snapshots and builds. Only the sandboxes know what they need of
+// deleted snapshots.
 func usageOf(all []client.SnapshotDetail, sandboxes []client.Sandbox, builds cacheList) []usage {
 	parents, branches := usage{Kind: "parents"}, usage{Kind: "branches"}
 	states, deleted := usage{Kind: "states of sandboxes"}, usage{Kind: "removed branches"}
@@ -110,7 +110,7 @@ func newDfCmd() *cobra.Command {
 	var c common
 	cmd := &cobra.Command{
 		Use:   "df",
-		Short: "Say what snapshots and builds take on disk, and how much of it nothing uses",
+		Short: "Show the disk usage of snapshots and builds, and how much of it is unused",
 		Long: "'forkd prune' removes snapshots that nothing uses, 'forkd cache prune' what builds have left in the cache of this host.\n" +
 			"The states of suspended sandboxes and of those copied by 'forkd fork --from-sandbox' go with their sandboxes. So do\n" +
 			"branches that were removed although the memory of their sandbox lies on them, unless its next branch, rollback or\n" +
@@ -127,7 +127,7 @@ func newDfCmd() *cobra.Command {
 					return lines, err
 				}
 				builds, err := listCache(ctx, cl)
-				if err != nil { // the daemon is perhaps another host's
+				if err != nil { // the daemon may be on another host
 					fmt.Fprintf(cmd.ErrOrStderr(), "forkd: the cache of builds: %s\n", printable(err))
 				}
 				return usageOf(all, sandboxes, builds), nil
@@ -195,13 +195,13 @@ func newPruneCmd() *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.Var(&older, "older-than", "only those made so long ago; a number of seconds, or a time such as 24h or 7d")
-	f.Uint64Var(&larger, "larger-than-mib", 0, "only those that take at least so much disk")
+	f.Var(&older, "older-than", "only those older than this: a number of seconds, or a time such as 24h or 7d")
+	f.Uint64Var(&larger, "larger-than-mib", 0, "only those that use at least this much disk")
 	f.BoolVarP(&all, "all", "a", false, "parents too")
 	f.BoolVarP(&yes, "yes", "y", false, "remove them")
 	f.BoolVarP(&yes, "force", "f", false, "--yes, as docker calls it")
-	_ = f.MarkHidden("force") // it fails only for a flag that does not exist
-	f.BoolVar(&dry, "dry-run", false, "only say what would be removed, whatever else is given")
+	_ = f.MarkHidden("force") // fails only for a flag that does not exist
+	f.BoolVar(&dry, "dry-run", false, "only print what would be removed, regardless of other flags")
 	c.register(cmd)
 	return cmd
 }

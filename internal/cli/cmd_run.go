@@ -12,7 +12,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// Bounds on what goes on although forkd was told to end.
+// Time limits for work that continues after forkd was interrupted.
 const (
 	forkTimeout   = 2 * time.Minute
 	removeTimeout = time.Minute
@@ -62,7 +62,7 @@ func newRunCmd() *cobra.Command {
 				if req.SnapshotTag, err = snapshotFor(ctx, cmd, cl, args[0]); err != nil {
 					return err
 				}
-				// Ctrl-C does not cut off what would leave a sandbox behind.
+				// Ctrl-C does not interrupt a step that would leave a sandbox behind.
 				whole, cancel := context.WithTimeout(context.WithoutCancel(ctx), forkTimeout)
 				defer cancel()
 				f, err := cl.Fork(whole, req)
@@ -83,10 +83,10 @@ func newRunCmd() *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	run.register(f, "kill the command after so many seconds (no limit unless it is given)")
-	f.Lookup("detach").Usage = "print the id of the sandbox, and leave it and the command to themselves"
-	f.Lookup("timeout").DefValue = "0" // it says no default
-	f.BoolVar(&keep, "keep", false, "do not remove the sandbox, and say what it is called")
+	run.register(f, "kill the command after this many seconds (default no limit)")
+	f.Lookup("detach").Usage = "print the id of the sandbox, and leave it and the command running"
+	f.Lookup("timeout").DefValue = "0" // shows no default
+	f.BoolVar(&keep, "keep", false, "do not remove the sandbox, and print its id")
 	labelFlag(f, &labels)
 	noEffect(f, "rm", "", "of docker; no effect: without --keep the sandbox is removed")
 	noEffect(f, "init", "", "of docker; no effect: every sandbox has an init")
@@ -100,8 +100,8 @@ func newRunCmd() *cobra.Command {
 	return cmd
 }
 
-// leave starts a command in a sandbox and leaves both to themselves. A command that does not start
-// takes its sandbox with it.
+// leave starts a command in a sandbox and leaves both running. If the command does not start, the
+// sandbox is removed.
 func (c *common) leave(ctx context.Context, cmd *cobra.Command, cl *client.Client, run *command, id string) error {
 	pid, err := cl.ExecDetached(ctx, id, run.req)
 	if err != nil {
@@ -124,15 +124,15 @@ func removeSandbox(ctx context.Context, cl *client.Client, id string) error {
 	return nil
 }
 
-// snapshotFor returns the tag of the snapshot that name means, which it makes if there is none and
-// name is that of a recipe.
+// snapshotFor returns the tag of the snapshot called name. If there is none and name is a recipe's,
+// it builds the snapshot.
 func snapshotFor(ctx context.Context, cmd *cobra.Command, cl *client.Client, name string) (tag string, err error) {
 	_, missing := cl.Snapshot(ctx, name)
 	if missing == nil {
 		return name, nil
 	}
 	recipe, err := loadRecipe(name)
-	// ubuntu:22.04 is no tag
+	// ubuntu:22.04 is not a tag
 	if err != nil && (client.IsNotFound(missing) || client.IsStatus(missing, http.StatusBadRequest)) {
 		return "", fmt.Errorf("%q is neither a snapshot ('forkd images') nor a recipe: %w", name, err)
 	}

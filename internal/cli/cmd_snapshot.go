@@ -14,8 +14,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// newSnapshotCmd is the name that forkd 0.5 has for a branch, and for a parent of a kernel and an
-// image of its own.
+// newSnapshotCmd makes forkd 0.5's command for a branch, and for a parent with a given kernel and
+// image.
 func newSnapshotCmd() *cobra.Command {
 	var c common
 	var req client.BranchRequest
@@ -67,10 +67,10 @@ func newSnapshotCmd() *cobra.Command {
 	return cmd
 }
 
-// bootFlags are those of a parent that is booted from files.
+// bootFlags are the flags for a parent that is booted from files.
 type bootFlags struct{ client.BakeRequest }
 
-// Variables that name what a parent is made of.
+// Variables that name the files of a parent.
 const (
 	kernelEnv = "FORKD_KERNEL"
 	rootfsEnv = "FORKD_ROOTFS"
@@ -84,7 +84,7 @@ func (b *bootFlags) register(f *pflag.FlagSet) {
 	f.Uint64Var(&b.MemSizeMiB, "mem-size-mib", b.MemSizeMiB, "its memory")
 	f.Float64Var(&b.BootWaitSecs, "boot-wait-secs", b.BootWaitSecs,
 		"of forkd 0.5; no effect: the guest says when it is ready")
-	_ = f.MarkHidden("boot-wait-secs") // it fails only for a flag that does not exist
+	_ = f.MarkHidden("boot-wait-secs") // fails only for a flag that does not exist
 	noEffect(f, "rw", "", "of forkd 0.5; no effect: its disk can be written, in a layer of its own")
 	noEffect(f, "keep-workdir", "", "of forkd 0.5; no effect")
 }

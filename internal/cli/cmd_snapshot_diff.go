@@ -16,8 +16,8 @@ func newSnapshotDiffCmd() *cobra.Command {
 	var limit float64
 	cmd := &cobra.Command{
 		Use:   "snapshot-diff --from TAG --tag NEW --exec COMMAND",
-		Short: "Make a snapshot of what a command does to another one",
-		Long:  "Forks one sandbox from TAG, runs COMMAND in it by /bin/sh -c, branches it to NEW and ends it.",
+		Short: "Run a command on a snapshot and save the result as another one",
+		Long:  "Forks one sandbox from TAG, runs COMMAND in it by /bin/sh -c, branches it to NEW and kills it.",
 		Args:  usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
@@ -36,7 +36,7 @@ func newSnapshotDiffCmd() *cobra.Command {
 	limit = 600
 	f.Var((*secondsValue)(&limit), "exec-timeout-secs", "how long it may take")
 	for _, name := range []string{"from", "tag", "exec"} {
-		_ = cmd.MarkFlagRequired(name) // it fails only for a flag that does not exist
+		_ = cmd.MarkFlagRequired(name) // fails only for a flag that does not exist
 	}
 	c.completeFlag(cmd, "from", tags)
 	c.register(cmd)
@@ -66,7 +66,7 @@ func newSnapshotCompactCmd() *cobra.Command {
 	var from, to string
 	cmd := &cobra.Command{
 		Use:   "snapshot-compact --from TAG --to NEW",
-		Short: "Make a snapshot without layers of others",
+		Short: "Copy a snapshot into one that builds on no other",
 		Args:  usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return show(cmd, &c, func(ctx context.Context, cl *client.Client) (client.Snapshot, error) {
@@ -80,7 +80,7 @@ func newSnapshotCompactCmd() *cobra.Command {
 	cmd.Flags().StringVar(&from, "from", "", "the snapshot to compact")
 	cmd.Flags().StringVar(&to, "to", "", "the new snapshot")
 	for _, name := range []string{"from", "to"} {
-		_ = cmd.MarkFlagRequired(name) // it fails only for a flag that does not exist
+		_ = cmd.MarkFlagRequired(name) // fails only for a flag that does not exist
 	}
 	c.completeFlag(cmd, "from", tags)
 	c.register(cmd)

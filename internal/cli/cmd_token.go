@@ -15,8 +15,8 @@ import (
 	"github.com/forkd/forkd/internal/daemon/auth"
 )
 
-// tokenFlags are those of the commands that work on a token file. They need no daemon: one that has
-// the file sees the change by itself.
+// tokenFlags are the flags of the commands for a token file. They need no daemon: a daemon notices
+// changes of its file.
 type tokenFlags struct{ file string }
 
 func (f *tokenFlags) register(cmd *cobra.Command) {
@@ -36,7 +36,8 @@ func (f *tokenFlags) path() (string, error) {
 	return path, nil
 }
 
-// configPath is where root, or another user, has a file or directory of forkd's configuration.
+// configPath returns the path of a configuration file or directory of forkd, for root or another
+// user.
 func configPath(name string) (string, error) {
 	if os.Getuid() == 0 {
 		return filepath.Join("/etc/forkd", name), nil
@@ -48,8 +49,8 @@ func configPath(name string) (string, error) {
 	return filepath.Join(dir, "forkd", name), nil
 }
 
-// change replaces the token file by what edit makes of it, while nobody else does. A missing file
-// is empty.
+// change applies edit to the token file while it holds the file's lock. A missing file counts as
+// empty.
 func (f *tokenFlags) change(edit func([]byte) ([]byte, error)) (path string, err error) {
 	if path, err = f.path(); err != nil {
 		return "", err
@@ -79,7 +80,7 @@ func (f *tokenFlags) change(edit func([]byte) ([]byte, error)) (path string, err
 func newTokenCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "token",
-		Short: "Make, list and remove the tokens that clients of the daemon have",
+		Short: "Make, list and remove tokens for clients of the daemon",
 		Args:  usageArgs(knownCommand),
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
@@ -128,12 +129,12 @@ func newTokenNewCmd() *cobra.Command {
 		},
 	}
 	f.register(cmd)
-	cmd.Flags().StringVar(&scope, "scope", scope, "what it lets do: read, run or admin")
+	cmd.Flags().StringVar(&scope, "scope", scope, "rights of the holder: read, run or admin")
 	cmd.Flags().StringVar(&prefix, "label-prefix", "",
 		"limit it to sandboxes with a label whose name begins with this, such as team-a/,\n"+
 			"and to snapshots of its own and parents; see docs/security.md")
-	cmd.Flags().IntVar(&t.MaxSandboxes, "max-sandboxes", 0, "most sandboxes that it may have at once; 0: no limit")
-	cmd.Flags().BoolVar(&e2b, "e2b", false, "make it an API key of the form that E2B's clients want")
+	cmd.Flags().IntVar(&t.MaxSandboxes, "max-sandboxes", 0, "most sandboxes of the holder at once; 0: no limit")
+	cmd.Flags().BoolVar(&e2b, "e2b", false, "give it the form of an API key that E2B's clients require")
 	return cmd
 }
 
@@ -142,7 +143,7 @@ func newTokenLsCmd() *cobra.Command {
 	var output string
 	cmd := &cobra.Command{
 		Use:   "ls",
-		Short: "List the tokens of the file, without what they are",
+		Short: "List the names and rights of the tokens in the file",
 		Args:  usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkOutput(output); err != nil {
@@ -198,7 +199,7 @@ func newTokenRmCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "rm NAME",
 		Aliases: []string{"remove", "revoke"},
-		Short:   "Remove a token: a daemon refuses it from then on",
+		Short:   "Remove a token: a daemon then refuses it",
 		Args:    usageArgs(arguments(1, 1)),
 		RunE: func(_ *cobra.Command, args []string) error {
 			_, err := f.change(func(old []byte) ([]byte, error) { return auth.Remove(old, args[0]) })

@@ -17,7 +17,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// parallelStats is how many sandboxes are asked at once.
+// parallelStats is how many sandboxes are measured at once.
 const parallelStats = 8
 
 func newTopCmd() *cobra.Command {
@@ -43,7 +43,7 @@ func newStatsCmd() *cobra.Command {
 	t := newTop()
 	cmd := &cobra.Command{
 		Use:   "stats [ID…]",
-		Short: "Say what running sandboxes cost",
+		Short: "Show what running sandboxes use",
 		Long:  "Without an ID it is 'forkd top'.",
 		RunE: func(cmd *cobra.Command, refs []string) error {
 			if len(refs) == 0 {
@@ -58,12 +58,12 @@ func newStatsCmd() *cobra.Command {
 	t.register(cmd)
 	noEffect(cmd.Flags(), "all", "a", "of docker; no effect: those that do not run cost nothing")
 	cmd.Flags().BoolVar(&t.once, "no-stream", false, "--once, as docker calls it")
-	_ = cmd.Flags().MarkHidden("no-stream") // it fails only for a flag that does not exist
+	_ = cmd.Flags().MarkHidden("no-stream") // fails only for a flag that does not exist
 	t.c.completeSandboxes(cmd)
 	return cmd
 }
 
-// stats prints what each of the named sandboxes costs. One that has none does not keep the others.
+// stats prints the usage of each named sandbox. It continues after an error.
 func (c *common) stats(ctx context.Context, cmd *cobra.Command, cl *client.Client, refs []string) error {
 	type line struct {
 		ID string `json:"id"`
@@ -108,7 +108,7 @@ func (c *common) stats(ctx context.Context, cmd *cobra.Command, cl *client.Clien
 	return errors.Join(errs...)
 }
 
-// kib is an amount of memory, given in KiB.
+// kib formats an amount of memory in KiB.
 func kib(n uint64) string {
 	if n < 1024 {
 		return fmt.Sprintf("%d KiB", n)
@@ -116,18 +116,18 @@ func kib(n uint64) string {
 	return mib(n << 10)
 }
 
-// topRow is what one sandbox uses.
+// topRow is the usage of one sandbox.
 type topRow struct {
 	ID         string  `json:"id"`
 	Snapshot   string  `json:"snapshot_tag"`
-	CPUPercent float64 `json:"cpu_percent"` // of one CPU, since the measurement before
+	CPUPercent float64 `json:"cpu_percent"` // of one CPU, since the previous measurement
 	CPUSeconds float64 `json:"cpu_seconds"`
 	PSSKiB     uint64  `json:"pss_kib"`
 	PrivateKiB uint64  `json:"private_kib"`
 	CreatedAt  int64   `json:"created_at"`
 }
 
-// top measures again and again.
+// top measures repeatedly.
 type top struct {
 	c        common
 	once     bool
@@ -179,8 +179,8 @@ func (t *top) run(cmd *cobra.Command) error {
 	})
 }
 
-// measure returns the sandboxes that run, the busiest first. One that has gone meanwhile is left
-// out.
+// measure returns the running sandboxes, the busiest first. A sandbox that has ended in the
+// meantime is omitted.
 func (t *top) measure(ctx context.Context) ([]topRow, error) {
 	list, err := t.cl.Sandboxes(ctx)
 	if err != nil {
@@ -240,7 +240,7 @@ func printTop(out io.Writer, width int, rows []topRow) error {
 	})
 }
 
-// clearScreen puts the cursor into the upper left corner and empties the screen.
+// clearScreen moves the cursor to the upper left corner and clears the screen.
 const clearScreen = "\x1b[H\x1b[2J"
 
 // redraw shows as many rows as the terminal has lines for.

@@ -39,15 +39,15 @@ func newTreeCmd() *cobra.Command {
 	return cmd
 }
 
-// relative is a snapshot or a sandbox, and what comes from it.
+// relative is a snapshot or a sandbox, with its descendants.
 type relative struct {
 	Tag      string      `json:"tag,omitempty"`
 	ID       string      `json:"id,omitempty"`
-	State    string      `json:"state"` // of a sandbox, or the status of a snapshot
+	State    string      `json:"state"` // of a sandbox, or status of a snapshot
 	Children []*relative `json:"children,omitempty"`
 }
 
-// family arranges snapshots and sandboxes. Whatever a daemon says, each is in it once.
+// family arranges snapshots and sandboxes in trees. Each occurs once, whatever the daemon says.
 func family(snapshots []client.Snapshot, sandboxes []client.Sandbox) (roots []*relative) {
 	byTag, byID := map[string]*relative{}, map[string]*relative{}
 	for _, s := range snapshots {

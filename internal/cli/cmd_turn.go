@@ -20,14 +20,14 @@ const defaultKeep = 20
 // workspaceEnv names the workspace of commands on turns.
 const workspaceEnv = "FORKD_WORKSPACE"
 
-// workspaceFlag registers --workspace of a command on turns.
+// workspaceFlag registers --workspace for a command on turns.
 func workspaceFlag(c *common, cmd *cobra.Command, to *string) {
 	cmd.Flags().StringVarP(to, "workspace", "w", "",
 		"the workspace, or the id of a sandbox; default $"+workspaceEnv+", or the only workspace")
 	c.completeFlag(cmd, "workspace", sandboxNames)
 }
 
-// chooseWorkspace returns the workspace that a flag names, or that goes without saying.
+// chooseWorkspace returns the workspace that a flag names, or the only one.
 func chooseWorkspace(ctx context.Context, cl *client.Client, named string) (string, error) {
 	if named = cmp.Or(named, os.Getenv(workspaceEnv)); named != "" {
 		return named, nil
@@ -70,30 +70,30 @@ func newTurnCmd() *cobra.Command {
 	f := cmd.Flags()
 	workspaceFlag(&o.common, cmd, &o.workspace)
 	f.StringVar(&o.hook, "hook", "",
-		"the agent whose hook this is: claude-code (the event is on standard input), codex (in the argument) or generic")
-	f.StringVar(&o.event.text, "prompt", "", "what the agent was asked; its first words are kept")
+		"the agent that calls this hook: claude-code (the event is on standard input), codex (in the argument) or generic")
+	f.StringVar(&o.event.text, "prompt", "", "the agent's prompt; its first words are saved")
 	f.StringVar(&o.event.session, "session", "", "the agent's session")
 	f.StringVar(&o.event.id, "turn", "",
 		"the agent's name for the turn; a second call with it and the same --session saves nothing")
 	f.IntVar(&o.keep, "keep", defaultKeep, "how many turns of the workspace to keep; 0: all")
-	f.Var((*secondsValue)(&o.timeout), "timeout", "give up after so many seconds; also a time such as 1m")
+	f.Var((*secondsValue)(&o.timeout), "timeout", "give up after this many seconds; also a time such as 1m")
 	f.BoolVar(&o.strict, "strict", false, "exit with an error if the turn could not be saved, also with --hook")
-	f.BoolVar(&o.noPrompt, "no-prompt", false, "keep nothing of what the agent was asked")
+	f.BoolVar(&o.noPrompt, "no-prompt", false, "do not save the prompt")
 	completeWords(cmd, "hook", claudeCode, codex, generic)
 	o.register(cmd)
 	return cmd
 }
 
-// forgiven turns the error of a hook into a message on standard error, unless --strict is given: an
-// agent takes some exit codes for orders. It is also for wrong command lines, and so outside of the
-// command.
+// forgiven turns the error of a hook into a message on standard error, unless --strict is given,
+// because an agent interprets some exit codes as orders. It also handles wrong command lines, and
+// so is called outside the command.
 func forgiven(cmd *cobra.Command, err error, stderr io.Writer) error {
 	if err == nil || cmd.CommandPath() != "forkd turn" || !cmd.Flags().Changed("hook") {
 		return err
 	}
 	fmt.Fprintf(stderr, "forkd: the turn was not saved: %s\n", printable(err))
 	if strict, _ := cmd.Flags().GetBool("strict"); strict {
-		return exitCode(exitError) // 2 would be an order to Claude Code to go on
+		return exitCode(exitError) // 2 would tell Claude Code to continue
 	}
 	return nil
 }
@@ -127,7 +127,7 @@ func (o *turnOptions) save(ctx context.Context, cmd *cobra.Command, args []strin
 	if e.text = cmp.Or(e.text, o.event.text); o.noPrompt {
 		e.text = ""
 	}
-	cl, _, err := connectWith(ctx, o.url, o.ca, nil) // no daemon is started for a hook: that takes longer than a turn may
+	cl, _, err := connectWith(ctx, o.url, o.ca, nil) // without starting a daemon, which takes longer than a turn may
 	if err != nil {
 		return err
 	}
@@ -139,7 +139,7 @@ func (o *turnOptions) save(ctx context.Context, cmd *cobra.Command, args []strin
 	store := &turnStore{cl: cl, name: name, keep: o.keep}
 	note := e
 	if e.by == byPrompt {
-		e.text = "" // the change to be saved was made before this prompt
+		e.text = "" // the change to be saved precedes this prompt
 	}
 	saved, made, err := store.save(ctx, e)
 	if err == nil && note.by == byPrompt {
@@ -154,7 +154,7 @@ func (o *turnOptions) save(ctx context.Context, cmd *cobra.Command, args []strin
 	return errors.Join(err, o.report(cmd, saved, made))
 }
 
-// report prints the tag of a turn. A hook prints nothing: the agent would read it.
+// report prints the tag of a turn. A hook prints nothing, because the agent would read it.
 func (o *turnOptions) report(cmd *cobra.Command, saved client.Snapshot, made bool) error {
 	switch {
 	case o.hook != "" && o.hook != generic:

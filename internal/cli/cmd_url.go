@@ -16,9 +16,9 @@ func newURLCmd() *cobra.Command {
 	var req client.PortURLRequest
 	cmd := &cobra.Command{
 		Use:   "url ID PORT",
-		Short: "Make a URL by which anybody reaches a server in a sandbox",
-		Long: "Prints the URL of an HTTP server that listens on PORT in the sandbox. Whoever has the URL needs no token until it\n" +
-			"expires, and it cannot be withdrawn alone. The daemon has to be started with --proxy-domain.",
+		Short: "Make a URL that gives anyone access to a server in a sandbox",
+		Long: "Prints the URL of an HTTP server that listens on PORT in the sandbox. Anyone who holds the URL needs no token until it\n" +
+			"expires. A single URL cannot be revoked. The daemon has to be started with --proxy-domain.",
 		Args: usageArgs(arguments(2, 2)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			port, err := strconv.Atoi(args[1])
@@ -34,7 +34,7 @@ func newURLCmd() *cobra.Command {
 			})
 		},
 	}
-	cmd.Flags().Var((*secondsValue)(&req.TTLSecs), "ttl-secs", "how long the URL is good, up to 30 days; 0: an hour")
+	cmd.Flags().Var((*secondsValue)(&req.TTLSecs), "ttl-secs", "lifetime of the URL in seconds, up to 30 days; 0: an hour")
 	c.completeSandboxes(cmd)
 	c.register(cmd)
 	return cmd

@@ -13,7 +13,7 @@ import (
 func newWorkspaceCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "workspace",
-		Short: "Named sandboxes that are suspended and brought back",
+		Short: "Named sandboxes that are suspended and resumed",
 		Args:  usageArgs(knownCommand),
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
@@ -21,7 +21,7 @@ func newWorkspaceCmd() *cobra.Command {
 		(*client.Client).SuspendWorkspace)
 	noEffect(suspend.Flags(), "diff", "", "of forkd 0.5; no effect: only what was written is saved")
 	cmd.AddCommand(newWorkspaceCreateCmd(), newWorkspaceListCmd(), newWorkspaceDeleteCmd(), suspend,
-		newWorkspaceOpCmd("resume", "Bring a workspace back", (*client.Client).ResumeWorkspace))
+		newWorkspaceOpCmd("resume", "Resume a workspace", (*client.Client).ResumeWorkspace))
 	return cmd
 }
 
@@ -46,7 +46,7 @@ func newWorkspaceCreateCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "create NAME",
 		Short: "Start a sandbox under a name",
-		Long:  "Prints the name. Commands take it where they take the id of a sandbox, and it stays the same when that changes.",
+		Long:  "Prints the name. Commands accept it in place of a sandbox's id, and it stays the same if the id changes.",
 		Args:  usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			req.Name = args[0]
@@ -74,7 +74,7 @@ func newWorkspaceCreateCmd() *cobra.Command {
 	f.StringVar(&req.SnapshotTag, "snapshot", "", "the snapshot to start from")
 	noEffect(f, "per-child-netns", "", "of forkd 0.5; no effect: every sandbox has a network of its own")
 	f.Var((*secondsValue)(&req.IdleTimeoutSecs), "idle-timeout-secs",
-		"suspend after so many seconds without a request; 0: never")
+		"suspend after this many seconds without a request; 0: never")
 	labelFlag(f, &labels)
 	network.register(f)
 	limits.register(f)

@@ -15,7 +15,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// command is something to run in a sandbox, and how it is joined to this program.
+// command is a command to run in a sandbox, with its connection to this program.
 type command struct {
 	req      client.ExecRequest
 	env      []string
@@ -23,24 +23,24 @@ type command struct {
 	stdin    bool
 	tty      bool
 	detach   bool
-	bound    bool // it cannot outlive this program, and so is not left by keys
+	bound    bool // it ends with this program, so that keys do not detach from it
 
 	flags *pflag.FlagSet
 }
 
-// errNoJSON refuses -o json where what a sandbox says is passed on as it comes.
-var errNoJSON = usageError{errors.New("-o json: it goes without this: output is passed on as it comes")}
+// errNoJSON refuses -o json for commands that pass the sandbox's output on as it arrives.
+var errNoJSON = usageError{errors.New("-o json: not possible here: output is passed on as it arrives")}
 
 func (c *command) register(f *pflag.FlagSet, timeoutUsage string) {
 	f.SetInterspersed(false)
 	timeoutFlag(f, &c.req.TimeoutSecs, timeoutUsage)
 	c.registerEnv(f)
-	f.BoolVarP(&c.stdin, "stdin", "i", false, "pass standard input to the command as it comes")
+	f.BoolVarP(&c.stdin, "stdin", "i", false, "pass standard input to the command as it arrives")
 	f.BoolVarP(&c.tty, "tty", "t", false, "give the command a terminal")
-	f.BoolVarP(&c.detach, "detach", "d", false, "print the number of the process and leave it to itself")
+	f.BoolVarP(&c.detach, "detach", "d", false, "print the id of the process and leave it running")
 }
 
-// registerEnv registers the flags for what the command finds in the sandbox.
+// registerEnv registers the flags for the command's environment in the sandbox.
 func (c *command) registerEnv(f *pflag.FlagSet) {
 	c.flags = f
 	f.StringArrayVarP(&c.env, "env", "e", nil, "NAME=VALUE for the command's environment (repeatable)")
@@ -49,8 +49,8 @@ func (c *command) registerEnv(f *pflag.FlagSet) {
 	f.StringVarP(&c.req.User, "user", "u", "", "user in the sandbox")
 }
 
-// parse reads the flags between the first argument and COMMAND, and returns whether that is all:
-// help was asked for, and given.
+// parse reads the flags between the first argument and COMMAND. It returns done if help was
+// requested and printed.
 func (c *command) parse(cmd *cobra.Command, args []string) (done bool, err error) {
 	if err := c.flags.Parse(args); err != nil {
 		return false, flagError(cmd, err)
@@ -62,7 +62,7 @@ func (c *command) parse(cmd *cobra.Command, args []string) (done bool, err error
 	return false, emptyFlag(c.flags)
 }
 
-// prepare makes the request of what the flags say. With json the output is wanted as a whole.
+// prepare makes the request from the flags. With json the output is collected.
 func (c *command) prepare(cmd *cobra.Command, json bool) (err error) {
 	if json && (c.stdin || c.tty) {
 		return usageError{errors.New("-o json shows the whole output at the end: it goes without --stdin and --tty")}
@@ -90,7 +90,7 @@ func (c *command) prepare(cmd *cobra.Command, json bool) (err error) {
 	return nil
 }
 
-// readEnv reads files of NAME=VALUE lines; pairs come after them.
+// readEnv reads files of NAME=VALUE lines; pairs are added after them.
 func readEnv(files, pairs []string) (map[string]string, error) {
 	var all []string
 	for _, name := range files {
@@ -117,7 +117,8 @@ func readEnv(files, pairs []string) (map[string]string, error) {
 	return parseEnv(append(all, pairs...))
 }
 
-// runIn runs the command in a sandbox, joined to this program, and returns its code as an exitCode.
+// runIn runs the command in a sandbox, connected to this program, and returns its code as an
+// exitCode.
 func (c *command) runIn(ctx context.Context, cmd *cobra.Command, cl *client.Client, id string) error {
 	if c.detach {
 		pid, err := cl.ExecDetached(ctx, id, c.req)
@@ -142,13 +143,13 @@ func (c *command) runIn(ctx context.Context, cmd *cobra.Command, cl *client.Clie
 	return c.follow(cmd, id, p)
 }
 
-// follow joins a process of a sandbox to this program until it ends, and returns its code as an
-// exitCode.
+// follow connects a process of a sandbox to this program until the process exits, and returns its
+// code as an exitCode.
 func (c *command) follow(cmd *cobra.Command, id string, p *client.Process) error {
 	input, giveBack := cmd.InOrStdin(), func() {}
 	if c.tty {
 		var keys io.Reader
-		if c.stdin { // without, nobody reads them, and Ctrl-C is forkd's as always
+		if c.stdin { // otherwise keys are not read, and Ctrl-C goes to forkd as usual
 			keys = input
 		}
 		terminal, err := openTerminal(keys, cmd.OutOrStdout(), func(size client.TTYSize) { _ = p.Resize(size) })
@@ -175,11 +176,11 @@ func (c *command) follow(cmd *cobra.Command, id string, p *client.Process) error
 	return exitWith(end.ExitCode, err)
 }
 
-// inputChunk is how many bytes of standard input are read at once.
+// inputChunk is the size of one read of standard input, in bytes.
 const inputChunk = 128 << 10
 
-// feedStdin passes standard input on to its end, or until the process takes no more. It may outlive
-// the process, in a read.
+// feedStdin passes standard input on until its end, or until the process accepts no more. It may
+// outlive the process, while it reads.
 func feedStdin(p *client.Process, from io.Reader) {
 	for buf := make([]byte, inputChunk); ; {
 		n, err := from.Read(buf)
@@ -190,7 +191,7 @@ func feedStdin(p *client.Process, from io.Reader) {
 		}
 		if err != nil {
 			if !errors.Is(err, client.ErrDetached) {
-				_ = p.CloseStdin() // the process has ended if this fails
+				_ = p.CloseStdin() // fails only if the process has exited
 			}
 			return
 		}

@@ -22,8 +22,8 @@ func sayTo(cmd *cobra.Command) func(string) {
 }
 
 // oldFork is `forkd fork --tag TAG --settle-secs N` of forkd 0.5: the sandboxes live as long as the
-// command does, at most that time, and a single one is reached at $FORKD_TARGET. The class Sandbox
-// of the Python package runs it.
+// command does, at most N seconds, and $FORKD_TARGET is the address of a single one. The class
+// Sandbox of the Python package runs it.
 type oldFork struct {
 	tag    string
 	settle float64
@@ -33,7 +33,7 @@ func (o *oldFork) register(f *pflag.FlagSet) {
 	f.StringVar(&o.tag, "tag", "", "of forkd 0.5: the snapshot, whose sandboxes end with this command")
 	f.Float64Var(&o.settle, "settle-secs", 2, "of forkd 0.5, with --tag: when they end at the latest")
 	for _, name := range []string{"tag", "settle-secs"} {
-		_ = f.MarkHidden(name) // it fails only for a flag that does not exist
+		_ = f.MarkHidden(name) // fails only for a flag that does not exist
 	}
 	for _, name := range []string{"live-fork", "hugepages", "keep-workdir", "prewarm"} {
 		noEffect(f, name, "", "of forkd 0.5; no effect")
@@ -45,7 +45,7 @@ func (o *oldFork) run(cmd *cobra.Command, c *common, req client.ForkRequest) (er
 		return usageError{fmt.Errorf("--settle-secs %g: want 0 to %d", o.settle, compat05.MaxSettle)}
 	}
 	req.SnapshotTag = o.tag
-	c.streams = true // it goes on for long, and says why
+	c.streams = true // it runs for long, and prints why
 	hold := compat05.Hold{Settle: o.settle, Say: sayTo(cmd)}
 	if req.N == 1 && !req.PerChildNetns {
 		if hold.Listener, err = compat05.ListenTarget(os.Getenv(compat05.TargetEnv)); err != nil {
@@ -56,7 +56,7 @@ func (o *oldFork) run(cmd *cobra.Command, c *common, req client.ForkRequest) (er
 	return c.run(cmd, func(ctx context.Context, cl *client.Client) error { return hold.Run(ctx, cl, req) })
 }
 
-// spawn is the name that forkd 0.5 has for a fork by its daemon.
+// spawn is forkd 0.5's name for a fork by its daemon.
 const spawn = "spawn"
 
 func newSpawnCmd() *cobra.Command {

@@ -13,7 +13,7 @@ import (
 	"github.com/forkd/forkd/recipes"
 )
 
-// namesOf asks a daemon for what a word of a command line may be.
+// namesOf asks a daemon for the possible words of a command line.
 type namesOf func(context.Context, *client.Client) ([]string, error)
 
 func (c *common) completeSandboxes(cmd *cobra.Command) { c.complete(cmd, sandboxNames) }
@@ -55,7 +55,7 @@ func recipeNames(context.Context, *client.Client) (names []string, err error) {
 	return names, err
 }
 
-// complete has the shell complete the first argument of cmd, or all of them if it takes several.
+// complete makes the shell complete the first argument of cmd, or all of them if it takes several.
 func (c *common) complete(cmd *cobra.Command, names namesOf) {
 	several := strings.Contains(cmd.Use, "ID…") || strings.Contains(cmd.Use, "TAG…")
 	cmd.ValidArgsFunction = func(cmd *cobra.Command, args []string, begin string) ([]string, cobra.ShellCompDirective) {
@@ -66,21 +66,21 @@ func (c *common) complete(cmd *cobra.Command, names namesOf) {
 	}
 }
 
-// completeFlag has it complete the value of a flag.
+// completeFlag makes the shell complete the value of a flag.
 func (c *common) completeFlag(cmd *cobra.Command, flag string, names namesOf) {
 	_ = cmd.RegisterFlagCompletionFunc(flag, func(cmd *cobra.Command, _ []string, begin string) ([]string,
 		cobra.ShellCompDirective) {
 		return c.candidates(cmd, names, nil, begin)
-	}) // it fails only for a flag that does not exist
+	}) // fails only for a flag that does not exist
 }
 
-// completeWords has it complete the value of a flag that is one of a few words.
+// completeWords makes the shell complete the value of a flag that accepts a few words.
 func completeWords(cmd *cobra.Command, flag string, words ...string) {
 	_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp)) // as above
 }
 
-// completePath has it complete the sandbox of an argument ID:PATH. Others are files, which the
-// shell knows.
+// completePath makes the shell complete the sandbox of an argument ID:PATH. The shell itself
+// completes files.
 func (c *common) completePath(cmd *cobra.Command) {
 	cmd.ValidArgsFunction = func(cmd *cobra.Command, _ []string, begin string) ([]string, cobra.ShellCompDirective) {
 		found, directive := c.candidates(cmd, sandboxNames, nil, begin)
@@ -94,7 +94,7 @@ func (c *common) completePath(cmd *cobra.Command) {
 	}
 }
 
-// completeProcess has it complete a sandbox, and then a process in that.
+// completeProcess makes the shell complete a sandbox, and then a process in it.
 func (c *common) completeProcess(cmd *cobra.Command) {
 	cmd.ValidArgsFunction = func(cmd *cobra.Command, args []string, begin string) ([]string, cobra.ShellCompDirective) {
 		switch len(args) {
@@ -121,7 +121,7 @@ func processesOf(ref string) namesOf {
 	}
 }
 
-// either is for what may be one or the other.
+// either returns the names of both kinds.
 func either(a, b namesOf) namesOf {
 	return func(ctx context.Context, cl *client.Client) ([]string, error) {
 		names, err := a(ctx, cl)
@@ -133,8 +133,8 @@ func either(a, b namesOf) namesOf {
 	}
 }
 
-// candidates are the names that begin like this and are not among the arguments yet. No daemon is
-// started for them.
+// candidates returns the names with the given beginning that are not among the arguments yet. It
+// does not start a daemon.
 func (c *common) candidates(cmd *cobra.Command, names namesOf, args []string, begin string) ([]string,
 	cobra.ShellCompDirective) {
 	cl, _, err := connectWith(cmd.Context(), c.url, c.ca, nil)

@@ -31,23 +31,23 @@ import (
 	"github.com/forkd/forkd/internal/emu/tcghost"
 )
 
-// Environment variables that say where the daemon is. The token is never a flag: command lines are
-// public.
+// Environment variables that locate the daemon. The token is never a flag, because command lines
+// are public.
 const (
 	urlEnv   = "FORKD_URL"
 	tokenEnv = "FORKD_TOKEN"
 )
 
-// common are the flags that all commands with a daemon have.
+// common holds the flags of all commands that use a daemon.
 type common struct {
 	url    string
 	ca     string
 	output string
-	where  string // the daemon is, once connected
+	where  string // the daemon's address, once connected
 
-	streams bool // prints as it goes, so that nothing may be shown meanwhile of its waiting
+	streams bool // prints as it runs, so that no waiting line may be shown
 
-	hasWide bool // the command has more columns to show
+	hasWide bool // the command has additional columns
 }
 
 func (c *common) register(cmd *cobra.Command) {
@@ -65,10 +65,10 @@ func (c *common) register(cmd *cobra.Command) {
 
 func (c *common) json() bool { return c.output == "json" }
 
-// wide reports whether more columns are wanted.
+// wide reports whether additional columns are requested.
 func (c *common) wide() bool { return c.hasWide && c.output == "wide" }
 
-// run connects to the daemon and calls f, whose context ends with an interrupt.
+// run connects to the daemon and calls f. An interrupt ends f's context.
 func (c *common) run(cmd *cobra.Command, f func(context.Context, *client.Client) error) error {
 	if err := checkOutput(c.output); err != nil && !c.wide() {
 		return err
@@ -104,7 +104,7 @@ func (c *common) run(cmd *cobra.Command, f func(context.Context, *client.Client)
 	return err
 }
 
-// reason returns err without what package net/http says about the request, which nobody asked for.
+// reason returns err without package net/http's details about the request.
 func reason(err error) error {
 	if asked, ok := errors.AsType[*url.Error](err); ok {
 		return asked.Err
@@ -112,7 +112,7 @@ func reason(err error) error {
 	return err
 }
 
-// whatHelps says what to do where no daemon answers.
+// whatHelps returns what to do if no daemon answers.
 func whatHelps(where string, err error) string {
 	const start = "start one with 'forkd daemon', or 'forkd machine start' where KVM is missing: 'forkd doctor' says which"
 	if errors.Is(err, fs.ErrPermission) {
@@ -129,14 +129,14 @@ func whatHelps(where string, err error) string {
 	return "root seems to have one: use sudo, or " + urlEnv + " if it serves others too: docs/security.md"
 }
 
-// connect finds the daemon: the one that was named, else the one in a running emulated host, else
-// the local socket. The one in the emulated host is started if it does not run, and progress told
-// so, unless progress is nil.
+// connect finds the daemon: the named one, else the one in a running emulated host, else the one at
+// the local socket. It starts the one in the emulated host if that is not running, and writes that
+// to progress, which may be nil.
 func connect(ctx context.Context, address string, progress io.Writer) (*client.Client, string, error) {
 	return connectWith(ctx, address, "", progress)
 }
 
-// connectWith is connect with a file that has the authority of the daemon's certificate.
+// connectWith is connect with a file of the authority for the daemon's certificate.
 func connectWith(ctx context.Context, address, ca string, progress io.Writer) (*client.Client, string, error) {
 	address, token, err := locate(ctx, address, progress)
 	if err != nil {
@@ -150,7 +150,7 @@ func connectWith(ctx context.Context, address, ca string, progress io.Writer) (*
 	return c, address, err
 }
 
-// locate returns where the daemon is that connect finds, and the token for it.
+// locate returns the address of connect's daemon, and its token.
 func locate(ctx context.Context, named string, progress io.Writer) (address, token string, err error) {
 	address, token = cmp.Or(named, os.Getenv(urlEnv)), os.Getenv(tokenEnv)
 	if address != "" {
@@ -220,10 +220,10 @@ func machineDaemon(ctx context.Context, m tcghost.Machine, progress io.Writer) (
 	return address, token, waitDaemon(ctx, m, address)
 }
 
-// tokenFile has the token of the daemon in an emulated host.
+// tokenFile returns the file with the token of the daemon in an emulated host.
 func tokenFile(m tcghost.Machine) string { return filepath.Join(m.DaemonDir(), "token") }
 
-// startMachineDaemon runs this very program as the daemon of an emulated host.
+// startMachineDaemon runs this program as the daemon of an emulated host.
 func startMachineDaemon(ctx context.Context, m tcghost.Machine, dir string) error {
 	self, err := os.Executable()
 	if err != nil {
@@ -235,7 +235,7 @@ func startMachineDaemon(ctx context.Context, m tcghost.Machine, dir string) erro
 	}
 	argv := append([]string{program, "daemon", "--token-file", tokenFile(m),
 		"--guest-port", strconv.Itoa(agent05.Port)}, tcghost.DaemonArgs()...)
-	// Kernels and images are there, built by this host; the daemon can read them.
+	// Kernels and images were built by this host in the cache; the daemon can read them.
 	_, err = m.StartDaemon(ctx, machineapi.DaemonStart{Argv: argv, Env: []string{"FORKD_CACHE=" + m.CacheDir()}})
 	if err != nil {
 		return fmt.Errorf("start the daemon in the emulated host: %w", err)
@@ -243,7 +243,7 @@ func startMachineDaemon(ctx context.Context, m tcghost.Machine, dir string) erro
 	return nil
 }
 
-// installProgram copies this program for the emulated host, unless the same bytes are there.
+// installProgram copies this program for the emulated host, unless an identical copy exists.
 func installProgram(to, from string) error {
 	p, err := os.ReadFile(from)
 	if err != nil {
@@ -258,7 +258,7 @@ func installProgram(to, from string) error {
 // daemonStart bounds the start of a daemon on an emulated CPU.
 const daemonStart = 60 * time.Second
 
-// waitDaemon waits until a daemon answers or has ended.
+// waitDaemon waits until a daemon answers or has exited.
 func waitDaemon(ctx context.Context, m tcghost.Machine, address string) error {
 	ctx, cancel := context.WithTimeout(ctx, daemonStart)
 	defer cancel()
@@ -283,7 +283,8 @@ func waitDaemon(ctx context.Context, m tcghost.Machine, address string) error {
 	}
 }
 
-// daemonToken returns the token in a file, which is made with a random one if it is not there.
+// daemonToken returns the token in a file. If the file is missing, it is created with a random
+// token.
 func daemonToken(path string) (string, error) {
 	p, err := os.ReadFile(path)
 	if err == nil {

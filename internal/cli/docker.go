@@ -7,8 +7,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// groups are words of docker's, and of E2B's command line, that may stand before a command, with
-// what the commands behind them are called here where that is something else.
+// groups are words of docker's and E2B's command lines that may precede a command, with our names
+// of the commands after them where they differ.
 var groups = map[string]map[string]string{
 	"container": {"list": "ls", "prune": "kill"},
 	"image":     {"ls": "images", "list": "images", "rm": "rmi"},
@@ -24,7 +24,7 @@ var (
 	ofTemplates = map[string]string{"list": "images", "ls": "images", "delete": "rmi", "rm": "rmi"}
 )
 
-// ungrouped is a command line without such a word.
+// ungrouped returns a command line without such a word.
 func ungrouped(args []string) []string {
 	if len(args) < 2 || strings.HasPrefix(args[1], "-") {
 		return args
@@ -40,7 +40,7 @@ func ungrouped(args []string) []string {
 	return slices.Concat([]string{name}, args[2:])
 }
 
-// sameFlags are flags that docker, forkd 0.5 or a guess calls otherwise.
+// sameFlags maps flag names of docker, forkd 0.5 or a guess to ours.
 var sameFlags = map[string]string{
 	"idle-timeout":     "idle-timeout-secs",
 	"interactive":      "stdin",
@@ -58,16 +58,16 @@ func normalFlag(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 	return pflag.NormalizedName(name)
 }
 
-// noEffect registers a flag of another program whose wish is fulfilled anyhow. It is not shown.
+// noEffect registers a hidden flag of another program whose effect is the default here.
 func noEffect(f *pflag.FlagSet, name, short, usage string) {
 	f.BoolP(name, short, false, usage)
-	_ = f.MarkHidden(name) // it fails only for a flag that does not exist
+	_ = f.MarkHidden(name) // fails only for a flag that does not exist
 }
 
 // noEffectTime is noEffect for a flag with a time.
 func noEffectTime(f *pflag.FlagSet, name, short, usage string) {
 	f.VarP(new(secondsValue), name, short, usage)
-	_ = f.MarkHidden(name) // it fails only for a flag that does not exist
+	_ = f.MarkHidden(name) // fails only for a flag that does not exist
 }
 
 // Hints for several flags.
@@ -80,8 +80,8 @@ const (
 	whichHost = "give --daemon-url behind the command, or set FORKD_URL"
 )
 
-// unknownFlags says, for flags that docker or forkd 0.5 has, how the same is done here. Where a
-// flag means something else for one command, that stands before it.
+// unknownFlags explains, for flags of docker or forkd 0.5, how to do the same here. If a flag means
+// something else for one command, the command precedes it.
 var unknownFlags = map[string]string{
 	"add-host":      inGuest,
 	"build q":       useJQ,
@@ -159,7 +159,7 @@ var unknownFlags = map[string]string{
 	"wait timeout":  "'timeout 60 forkd wait ID' leaves it after a minute",
 }
 
-// flagHint says how that is done here for which a command of another program has a flag.
+// flagHint returns the explanation for a flag of another program.
 func flagHint(command, flag string) string {
 	if hint, ok := unknownFlags[command+" "+flag]; ok {
 		return hint

@@ -20,18 +20,18 @@ import (
 	"github.com/forkd/forkd/internal/rootcert"
 )
 
-// certificateDays is how long a certificate is valid that setup makes. Apple's limit is 398 days.
+// certificateDays is how long setup's certificates are valid. Apple's limit is 398 days.
 const certificateDays = 397
 
-// authority signs certificates for one domain and loopback, and may sign no others: whoever trusts
-// it trusts nobody for the rest of the internet.
+// authority signs certificates for one domain and loopback only, so that trusting it does not
+// affect the rest of the internet.
 type authority struct {
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey
 }
 
-// loopback is what the daemon's certificate is good for besides its domain: the command line comes
-// there.
+// loopback are the addresses in the daemon's certificate in addition to its domain, for the command
+// line.
 var loopback = []net.IPNet{
 	{IP: net.IPv4(127, 0, 0, 0).To4(), Mask: net.CIDRMask(8, 32)},
 	{IP: net.IPv6loopback, Mask: net.CIDRMask(128, 128)},
@@ -47,7 +47,7 @@ func newAuthority(domain string, now time.Time) (*authority, error) {
 	return &authority{cert, key}, err
 }
 
-// sign makes a certificate, and its key, for the domain and what is directly below it.
+// sign makes a certificate with its key for the domain and the names directly below it.
 func (a *authority) sign(domain string, now time.Time) (cert, key []byte, ends time.Time, err error) {
 	k, err := rootcert.NewKey()
 	if err != nil {
@@ -79,8 +79,8 @@ const (
 	domainFile = "domain"
 )
 
-// openAuthority returns the authority in dir if it is one for the domain that holds for as long as
-// a new certificate, else a new one, which it writes there.
+// openAuthority returns the authority in dir if it is for the domain and valid as long as a new
+// certificate. Otherwise it makes a new one and writes it there.
 func openAuthority(dir, domain string, now time.Time) (a *authority, made bool, err error) {
 	a, err = readAuthority(dir)
 	switch {
@@ -97,7 +97,7 @@ func openAuthority(dir, domain string, now time.Time) (a *authority, made bool, 
 	if err != nil {
 		return nil, false, err
 	}
-	// The key first: a certificate without its key is an error, one with an older key too.
+	// The key first: a certificate without its key is an error, and so is one with an older key.
 	if err := atomicfile.Write(filepath.Join(dir, caKeyFile), key, 0o600); err != nil {
 		return nil, false, err
 	}
@@ -111,7 +111,7 @@ func readAuthority(dir string) (*authority, error) {
 	}
 	secret, err := os.ReadFile(filepath.Join(dir, caKeyFile))
 	if err != nil {
-		return nil, fmt.Errorf("read the authority's key: %v", err) // not as ErrNotExist: only half of it is there
+		return nil, fmt.Errorf("read the authority's key: %v", err) // not as ErrNotExist, because half of it exists
 	}
 	damaged := fmt.Errorf("%s and %s are damaged", caFile, caKeyFile)
 	block, _ := pem.Decode(text)
@@ -131,7 +131,7 @@ func readAuthority(dir string) (*authority, error) {
 	return &authority{cert, key}, nil
 }
 
-// hostRoots returns the authorities of this host; nothing where it has none.
+// hostRoots returns this host's root certificates, or none if it has none.
 func hostRoots() ([]byte, error) {
 	f, err := rootcert.OpenRoots()
 	if errors.Is(err, fs.ErrNotExist) {

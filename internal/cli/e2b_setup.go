@@ -72,10 +72,10 @@ func newE2BSetupCmd() *cobra.Command {
 	return cmd
 }
 
-// e2bDomain is a domain whose names are those of ports, as clients reach it.
+// e2bDomain is a domain below which ports have host names, as clients reach it.
 type e2bDomain struct{ name, port string }
 
-// host is the domain with its port, as programs are told.
+// host returns the domain and port that clients are configured with.
 func (d e2bDomain) host() string {
 	if d.port == "443" {
 		return d.name
@@ -86,7 +86,7 @@ func (d e2bDomain) host() string {
 // dnsName matches a name in lower case of two labels or more. The daemon checks its length.
 var dnsName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)+$`)
 
-// parseE2BDomain reads a domain with or without a port. What TLS clients refuse, it refuses.
+// parseE2BDomain reads a domain with an optional port. It refuses names that TLS clients refuse.
 func parseE2BDomain(text string) (e2bDomain, error) {
 	name, port, ok := strings.Cut(text, ":")
 	if !ok {
@@ -99,7 +99,7 @@ func parseE2BDomain(text string) (e2bDomain, error) {
 	return e2bDomain{name, port}, nil
 }
 
-// setupE2B writes the files, and returns when the certificate ends.
+// setupE2B writes the files, and returns when the certificate expires.
 func setupE2B(dir string, d e2bDomain, now time.Time) (ends time.Time, err error) {
 	f, err := private.Dir(dir, "--dir")
 	if err != nil {
@@ -133,7 +133,7 @@ func setupE2B(dir string, d e2bDomain, now time.Time) (ends time.Time, err error
 	return ends, nil
 }
 
-// explainE2B says what to do with the files.
+// explainE2B prints how to use the files.
 func explainE2B(ctx context.Context, w io.Writer, dir string, d e2bDomain, ends time.Time) {
 	fmt.Fprintf(w, "%s: an authority, and a certificate for %s and *.%s until %s\n\n", dir, d.name, d.name,
 		ends.Format(time.DateOnly))
@@ -171,7 +171,7 @@ func resolvesToLoopback(ctx context.Context, name string) error {
 	return nil
 }
 
-// readE2BSetup returns the domain that setup was run for, or "" if it was not.
+// readE2BSetup returns setup's domain, or "" if setup was not run.
 func readE2BSetup(dir string) (domain string, err error) {
 	p, err := os.ReadFile(filepath.Join(dir, domainFile))
 	if errors.Is(err, fs.ErrNotExist) {

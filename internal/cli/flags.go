@@ -44,16 +44,16 @@ func (s *secondsValue) Set(text string) error {
 	return nil
 }
 
-// timeoutFlag registers --timeout, whose value is 30 seconds if it is not given.
+// timeoutFlag registers --timeout with the default of 30 seconds.
 func timeoutFlag(f *pflag.FlagSet, to *float64, usage string) {
 	*to = 30
 	f.Var((*secondsValue)(to), "timeout", usage+"; also a time such as 2m")
 }
 
-// notANumber finds what package strconv says about a value that it was not asked about by the user.
+// notANumber matches errors of package strconv, which mean nothing to the user.
 var notANumber = regexp.MustCompile(`strconv\.\w+: parsing "[^"]*": (invalid syntax|value out of range)`)
 
-// plainFlagError says what is wrong with a flag in the words of the command line.
+// plainFlagError describes an error in a flag in the words of the command line.
 func plainFlagError(err error) error {
 	text := notANumber.ReplaceAllStringFunc(err.Error(), func(found string) string {
 		if notANumber.FindStringSubmatch(found)[1] == "invalid syntax" {

@@ -9,11 +9,11 @@ import (
 	"strings"
 )
 
-// hookTimeout is how many seconds Claude Code waits for a hook: longer than `forkd turn` takes by
-// itself, which says what went wrong.
+// hookTimeout is how long Claude Code waits for a hook, in seconds: longer than `forkd turn`
+// itself, which reports errors.
 const hookTimeout = 15
 
-// claudeHook is an event of Claude Code, and what its settings have for it.
+// claudeHook is an event of Claude Code with its entry in the settings.
 type claudeHook struct {
 	event   string
 	Matcher string          `json:"matcher,omitempty"`
@@ -26,7 +26,7 @@ type claudeCommand struct {
 	Timeout int    `json:"timeout"` // seconds
 }
 
-// claudeEvents returns what settings need so that command is called.
+// claudeEvents returns the settings that make Claude Code call command.
 func claudeEvents(command string, tools bool) []claudeHook {
 	hooks := []claudeCommand{{"command", command, hookTimeout}}
 	list := []claudeHook{{event: "UserPromptSubmit", Hooks: hooks}, {event: "Stop", Hooks: hooks}}
@@ -39,8 +39,7 @@ func claudeEvents(command string, tools bool) []claudeHook {
 // ownClaudeCommand matches the commands that claudeEvents writes.
 var ownClaudeCommand = regexp.MustCompile(`^('[^']*'|\S+) turn --hook claude-code( |$)`)
 
-// addClaudeHooks adds hooks to the settings of Claude Code, in the place of those that an earlier
-// call added.
+// addClaudeHooks adds hooks to the settings of Claude Code. It replaces those of an earlier call.
 func addClaudeHooks(text []byte, list []claudeHook) ([]byte, error) {
 	if len(bytes.TrimSpace(text)) == 0 {
 		text = []byte("{}\n")
@@ -89,37 +88,37 @@ func addClaudeHook(text []byte, h claudeHook) ([]byte, error) {
 func jsonLines(v any) (string, error) {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
-	enc.SetEscapeHTML(false) // it is no page
+	enc.SetEscapeHTML(false) // not embedded in HTML
 	enc.SetIndent("", "  ")
 	err := enc.Encode(v)
 	return strings.TrimSpace(b.String()), err
 }
 
-// claudeSettings parses settings, and returns them and their hooks, nil if they have none.
+// claudeSettings parses settings, and returns them with their hooks, nil if they have none.
 func claudeSettings(text []byte) (root, hooks *jsonNode, err error) {
 	if root, err = parseJSON(text); err != nil {
 		return nil, nil, err
 	}
 	if root.kind != '{' {
-		return nil, nil, errors.New("it is no JSON object")
+		return nil, nil, errors.New("it is not a JSON object")
 	}
 	hooks, err = root.member("hooks")
 	if err != nil || hooks == nil {
 		return root, nil, err
 	}
 	if hooks.kind != '{' {
-		return nil, nil, errors.New("hooks is no JSON object")
+		return nil, nil, errors.New("hooks is not a JSON object")
 	}
 	for _, event := range hooks.members {
 		if event.value.kind != '[' {
-			return nil, nil, fmt.Errorf("hooks.%s is no JSON array", event.key)
+			return nil, nil, fmt.Errorf("hooks.%s is not a JSON array", event.key)
 		}
 	}
 	return root, hooks, nil
 }
 
-// isOwnHook reports whether an item of an event was added by addClaudeHook: it has one command,
-// which is this program's. One that a user has added a command to is the user's.
+// isOwnHook reports whether an item of an event was added by addClaudeHook: its only command is
+// this program's. If a user has added a command, the item is the user's.
 func isOwnHook(item *jsonNode) bool {
 	hooks, err := item.member("hooks")
 	if err != nil || hooks == nil || len(hooks.members) != 1 {
@@ -129,7 +128,7 @@ func isOwnHook(item *jsonNode) bool {
 	return err == nil && command != nil && ownClaudeCommand.MatchString(command.text)
 }
 
-// ownHooks returns the hooks that an earlier call added.
+// ownHooks returns the hooks added by an earlier call.
 func ownHooks(text []byte) (list []claudeHook, err error) {
 	_, hooks, err := claudeSettings(text)
 	if err != nil || hooks == nil {
@@ -141,14 +140,14 @@ func ownHooks(text []byte) (list []claudeHook, err error) {
 				continue
 			}
 			h := claudeHook{event: event.key}
-			_ = json.Unmarshal(text[item.value.start:item.value.end], &h) // one that was edited is another one
+			_ = json.Unmarshal(text[item.value.start:item.value.end], &h) // an edited one differs
 			list = append(list, h)
 		}
 	}
 	return list, nil
 }
 
-// sameHooks compares hooks in any order.
+// sameHooks compares hooks regardless of their order.
 func sameHooks(a, b []claudeHook) bool {
 	if len(a) != len(b) {
 		return false
@@ -168,7 +167,8 @@ func sameHooks(a, b []claudeHook) bool {
 	return true
 }
 
-// removeClaudeHooks takes the hooks of this program out of settings, and what is empty without them.
+// removeClaudeHooks removes the hooks of this program from settings, and parts that are empty
+// without them.
 func removeClaudeHooks(text []byte) ([]byte, error) {
 	if len(bytes.TrimSpace(text)) == 0 {
 		return text, nil
@@ -196,7 +196,7 @@ func removeClaudeHooks(text []byte) ([]byte, error) {
 	}
 }
 
-// findOwnHook returns the first hook of this program by its event and its place there, or -1.
+// findOwnHook returns the event and the index of the first hook of this program, or -1.
 func findOwnHook(hooks *jsonNode) (event, item int) {
 	for event, e := range hooks.members {
 		for item, m := range e.value.members {

@@ -12,20 +12,20 @@ import (
 	"github.com/BurntSushi/toml"
 )
 
-// notifyComment stands above the line that addNotify adds.
+// notifyComment precedes the line that addNotify adds.
 const notifyComment = "# By 'forkd hook codex --install'; --uninstall takes it out.\n"
 
-// codexNotify returns the line of Codex's settings that calls a program at the end of each turn.
+// codexNotify returns the line for Codex's settings that calls a program at the end of each turn.
 func codexNotify(argv []string) string {
 	words := make([]string, len(argv))
 	for i, w := range argv {
-		p, _ := json.Marshal(w) // a basic string of TOML has the escapes of JSON; it fails for no string
+		p, _ := json.Marshal(w) // TOML's basic strings have the escapes of JSON; encoding a string never fails
 		words[i] = string(p)
 	}
 	return notifyComment + "notify = [" + strings.Join(words, ", ") + "]\n"
 }
 
-// readTOML returns what a settings file means, and the words of its notify program.
+// readTOML parses a settings file, and returns the words of its notify program.
 func readTOML(text []byte) (all map[string]any, notify []string, err error) {
 	all = map[string]any{}
 	if err := toml.Unmarshal(text, &all); err != nil {
@@ -41,18 +41,18 @@ func readTOML(text []byte) (all map[string]any, notify []string, err error) {
 		notify = append(notify, text)
 	}
 	if len(notify) == 0 {
-		return nil, nil, errors.New("notify is no list of words")
+		return nil, nil, errors.New("notify is not a list of words")
 	}
 	return all, notify, nil
 }
 
-// ownNotify reports whether a notify program is this one.
+// ownNotify reports whether a notify program is this program.
 func ownNotify(words []string) bool {
 	return len(words) > 3 && slices.Equal(words[1:4], []string{"turn", "--hook", codex})
 }
 
-// addNotify adds a line by codexNotify, in the place of one that was added before. It refuses where
-// another program is notified: Codex knows one only.
+// addNotify adds codexNotify's line, and replaces an earlier one. It is an error if another program
+// is notified, because Codex supports only one.
 func addNotify(text []byte, line string) ([]byte, error) {
 	all, words, err := readTOML(text)
 	if err != nil {
@@ -71,11 +71,11 @@ func addNotify(text []byte, line string) ([]byte, error) {
 	if len(text) > 0 {
 		line += "\n"
 	}
-	added := append([]byte(line), text...) // before the first table, where it would be that table's
+	added := append([]byte(line), text...) // before the first table, to which it would belong otherwise
 	return added, sameButNotify(all, added)
 }
 
-// removeNotify takes the line out that addNotify added.
+// removeNotify removes the line that addNotify added.
 func removeNotify(text []byte) ([]byte, error) {
 	all, words, err := readTOML(text)
 	if err != nil || !ownNotify(words) {
@@ -100,7 +100,7 @@ func removeNotify(text []byte) ([]byte, error) {
 	return rest, sameButNotify(all, rest)
 }
 
-// sameButNotify returns an error unless text means all, except for notify.
+// sameButNotify returns an error unless text has the same settings as all, except notify.
 func sameButNotify(all map[string]any, text []byte) error {
 	now, _, err := readTOML(text)
 	if err != nil {

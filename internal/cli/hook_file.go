@@ -11,11 +11,11 @@ import (
 	"github.com/forkd/forkd/internal/atomicfile"
 )
 
-// editSettings replaces a settings file by what edit makes of it, and reports whether that is
-// something else. A file that edit refuses is left as it is, and so is one that another program
-// keeps changing. edit is given nothing where there is no file.
+// editSettings applies edit to a settings file, and reports whether that changed it. If edit fails,
+// or another program keeps changing the file, the file is left unchanged. For a missing file edit
+// gets no text.
 func editSettings(path string, edit func([]byte) ([]byte, error)) (changed bool, err error) {
-	if real, err := filepath.EvalSymlinks(path); err == nil { // the file stays where the link points
+	if real, err := filepath.EvalSymlinks(path); err == nil { // keeps a symbolic link in place
 		path = real
 	}
 	for range 3 {
@@ -41,8 +41,8 @@ func editSettings(path string, edit func([]byte) ([]byte, error)) (changed bool,
 	return false, fmt.Errorf("%s: left as it is: another program keeps changing it", path)
 }
 
-// readSettings returns the content and the permissions of a file, or nothing and those of a new one
-// where there is none.
+// readSettings returns the content and the permissions of a file. For a missing file it returns no
+// content and the permissions for a new one.
 func readSettings(path string) ([]byte, fs.FileMode, error) {
 	info, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -58,5 +58,5 @@ func readSettings(path string) ([]byte, fs.FileMode, error) {
 	return text, info.Mode().Perm(), err
 }
 
-// maxSettings bounds a settings file, in bytes. A project may have a link to a device in its place.
+// maxSettings bounds a settings file, in bytes. In a project it may be a link to a device.
 const maxSettings = 4 << 20

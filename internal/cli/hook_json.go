@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// jsonNode is a value of a JSON text, and where it stands there. Settings are edited in place, so
-// that their order, numbers and white space stay.
+// jsonNode is a value of a JSON text with its position. Settings are edited in place, so that their
+// order, numbers and white space stay.
 type jsonNode struct {
 	start, end int
 	kind       json.Delim // '{' or '['; 0: another value
@@ -21,7 +21,7 @@ type jsonNode struct {
 // jsonMember is a member of an object, or an item of an array, which has no key.
 type jsonMember struct {
 	key   string
-	start int // of the key, or of the value where there is none
+	start int // of the key, or of the value without a key
 	value *jsonNode
 }
 
@@ -44,7 +44,7 @@ type jsonParser struct {
 	dec  *json.Decoder
 }
 
-// maxJSONDepth bounds how deep settings may be nested.
+// maxJSONDepth bounds the nesting of settings.
 const maxJSONDepth = 100
 
 // begin returns where the next token begins.
@@ -75,7 +75,7 @@ func (p *jsonParser) value(depth int) (*jsonNode, error) {
 				if err != nil {
 					return nil, err
 				}
-				m.key, _ = key.(string) // the decoder accepts nothing else
+				m.key, _ = key.(string) // the decoder ensures that it is a string
 			}
 			if m.value, err = p.value(depth + 1); err != nil {
 				return nil, err
@@ -92,8 +92,8 @@ func (p *jsonParser) value(depth int) (*jsonNode, error) {
 	return n, nil
 }
 
-// member returns the value of a key, nil if there is none. A key that is there twice is refused: what
-// programs take it for differs.
+// member returns the value of a key, nil if there is none. A duplicate key is an error, because
+// programs disagree about its value.
 func (n *jsonNode) member(key string) (found *jsonNode, err error) {
 	for _, m := range n.members {
 		if m.key == key {
@@ -127,7 +127,7 @@ func insertJSON(text []byte, n *jsonNode, member string) []byte {
 	return append(out, text[last.value.end:]...)
 }
 
-// removeJSON takes member i out of n, with the comma and the white space that insertJSON put there.
+// removeJSON removes member i of n, with the comma and the white space that insertJSON added.
 func removeJSON(text []byte, n *jsonNode, i int) []byte {
 	from, to := n.members[i].start, n.members[i].value.end
 	switch {
@@ -141,13 +141,13 @@ func removeJSON(text []byte, n *jsonNode, i int) []byte {
 	return append(append([]byte(nil), text[:from]...), text[to:]...)
 }
 
-// indentAt returns the white space with which the line of an offset begins.
+// indentAt returns the indentation of the line at an offset.
 func indentAt(text []byte, at int) string {
 	line := text[bytes.LastIndexByte(text[:at], '\n')+1 : at]
 	return string(line[:len(line)-len(bytes.TrimLeft(line, " \t"))])
 }
 
-// jsonIndent returns the white space of one level: that of the first line that has some.
+// jsonIndent returns the white space of one indentation level: that of the first indented line.
 func jsonIndent(text []byte) string {
 	for line := range bytes.Lines(text) {
 		if body := bytes.TrimLeft(line, " \t"); len(body) < len(line) && len(bytes.TrimSpace(body)) > 0 {

@@ -212,7 +212,7 @@ func TestRefusedSettings(t *testing.T) {
 		{"claude-code", "// mine\n{}", "not valid JSON"},
 		{"claude-code", "{} {}", "follows the first value"},
 		{"claude-code", "[]", "no JSON object"},
-		{"claude-code", `{"hooks": []}`, "hooks is no JSON object"},
+		{"claude-code", `{"hooks": []}`, "hooks is not a JSON object"},
 		{"claude-code", `{"hooks": {"Stop": {}}}`, "hooks.Stop is no JSON array"},
 		{"claude-code", `{"hooks": {}, "hooks": {}}`, "twice"},
 		{"claude-code", strings.Repeat("[", 200) + strings.Repeat("]", 200), "deep"},

@@ -13,15 +13,15 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// idPrefix begins the id of every sandbox, and the beginning of one that stands for it.
+// idPrefix is the prefix of every sandbox id, and of abbreviated ids.
 const idPrefix = "sb-"
 
-// wholeID matches what needs no look at the list of sandboxes.
+// wholeID matches a complete id, for which the list of sandboxes is not needed.
 var wholeID = regexp.MustCompile(`^sb-[a-z2-7]{26}$`)
 
 // sandboxID returns the id of the sandbox that ref means: an id, the beginning of one that no other
-// sandbox shares, or the name of a workspace. What means nothing is returned as it is: the daemon
-// says that there is no such sandbox.
+// sandbox shares, or the name of a workspace. Other text is returned unchanged: the daemon then
+// reports that there is no such sandbox.
 func sandboxID(ctx context.Context, cl *client.Client, ref string) (string, error) {
 	if wholeID.MatchString(ref) {
 		return ref, nil
@@ -33,7 +33,7 @@ func sandboxID(ctx context.Context, cl *client.Client, ref string) (string, erro
 	return findID(list, ref)
 }
 
-// runOn is run for a command on one sandbox, which ref names as for sandboxID.
+// runOn is run for a command on one sandbox, given by ref as in sandboxID.
 func (c *common) runOn(cmd *cobra.Command, ref string, f func(ctx context.Context, cl *client.Client,
 	id string) error) error {
 	return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
@@ -46,7 +46,7 @@ func (c *common) runOn(cmd *cobra.Command, ref string, f func(ctx context.Contex
 }
 
 func findID(list []client.Sandbox, ref string) (string, error) {
-	ref = strings.TrimSuffix(ref, ellipsis) // copied from a table that was cut
+	ref = strings.TrimSuffix(ref, ellipsis) // copied from a truncated table
 	var begin []string
 	for _, s := range list {
 		if s.ID == ref || s.Workspace == ref && ref != "" {
@@ -67,7 +67,7 @@ func findID(list []client.Sandbox, ref string) (string, error) {
 		len(begin), begin[0], begin[1])
 }
 
-// sandboxIDs does the same for several. Those that it cannot tell are left out, and named by the
+// sandboxIDs is sandboxID for several. It omits those that it cannot resolve, and names them in the
 // error.
 func sandboxIDs(ctx context.Context, cl *client.Client, refs []string) ([]string, error) {
 	var ids []string

@@ -17,24 +17,24 @@ import (
 	"github.com/forkd/forkd/internal/cachedir"
 )
 
-// leftover is something that a program has left behind.
+// leftover is a file or directory that a program has left behind.
 type leftover struct {
 	Kind    string    `json:"kind"`
 	Path    string    `json:"path"`
-	Bytes   int64     `json:"bytes"` // that it takes on the disk
+	Bytes   int64     `json:"bytes"` // disk usage
 	Changed time.Time `json:"changed"`
 
 	remove func() error
 }
 
-// place is where leftovers may be: files and directories in dir whose names match a pattern.
+// place is a possible place of leftovers: entries of dir whose names match a pattern.
 type place struct {
 	kind, dir string
 	patterns  []string
 }
 
-// places are all of them. Our run directory of users without XDG_RUNTIME_DIR, forkd-run-UID, is not
-// among the names.
+// places returns all of them. The names do not match forkd-run-UID, our run directory for users
+// without XDG_RUNTIME_DIR.
 func places() []place {
 	list := []place{
 		{"doctor", os.TempDir(), []string{"forkd-doctor*"}},
@@ -53,8 +53,8 @@ func places() []place {
 	return list
 }
 
-// findLeftovers returns what is in places, belongs to the calling user, has not changed since then,
-// and is open in no process.
+// findLeftovers returns the entries of places that belong to the calling user, have not changed
+// since then, and are open in no process.
 func findLeftovers(in []place, since time.Time) ([]leftover, error) {
 	var list []leftover
 	for _, p := range in {
@@ -89,8 +89,8 @@ func findLeftovers(in []place, since time.Time) ([]leftover, error) {
 	}), nil
 }
 
-// isOwn reports whether a file or a directory is the calling user's: others, too, can make names
-// such as ours in /tmp.
+// isOwn reports whether a file or a directory belongs to the calling user, because other users can
+// also create such names in /tmp.
 func isOwn(path string) bool {
 	var st unix.Stat_t
 	if err := unix.Lstat(path, &st); err != nil {
@@ -100,7 +100,7 @@ func isOwn(path string) bool {
 	return int(st.Uid) == os.Getuid() && (kind == unix.S_IFDIR || kind == unix.S_IFREG)
 }
 
-// measure returns how much a tree takes on the disk, and when something in it has last changed.
+// measure returns the disk usage of a tree, and the time of its latest change.
 func measure(root string) (bytes int64, changed time.Time, err error) {
 	err = filepath.WalkDir(root, func(path string, _ fs.DirEntry, err error) error {
 		var st unix.Stat_t
@@ -108,7 +108,7 @@ func measure(root string) (bytes int64, changed time.Time, err error) {
 			err = unix.Lstat(path, &st)
 		}
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil // removed meanwhile
+			return nil // it was removed in the meantime
 		}
 		if err != nil {
 			return fmt.Errorf("look at %s: %w", path, err)
@@ -122,7 +122,7 @@ func measure(root string) (bytes int64, changed time.Time, err error) {
 	return bytes, changed, err
 }
 
-// removeIn removes a name of dir with all below it, and follows no links.
+// removeIn removes an entry of dir with everything below it, without following links.
 func removeIn(dir, name string) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -133,11 +133,11 @@ func removeIn(dir, name string) error {
 }
 
 // openPaths returns the paths of all files and unix sockets that processes have open or mapped, as
-// far as the calling user may see them. A process that is not seen is another user's, and has no
-// business with files of this one.
+// far as the calling user may see them. Invisible processes belong to other users, and do not use
+// files of this one.
 func openPaths() []string {
 	var paths []string
-	links, _ := filepath.Glob("/proc/[0-9]*/fd/*") // it fails for bad patterns only
+	links, _ := filepath.Glob("/proc/[0-9]*/fd/*") // fails only for bad patterns
 	more, _ := filepath.Glob("/proc/[0-9]*/cwd")
 	for _, link := range append(links, more...) {
 		if path, err := os.Readlink(link); err == nil {
@@ -152,11 +152,11 @@ func openPaths() []string {
 	return slices.Compact(paths)
 }
 
-// lastPaths returns the paths at the ends of the lines of a file of /proc.
+// lastPaths returns the paths at the ends of the lines of a file in /proc.
 func lastPaths(name string) (paths []string) {
 	f, err := os.Open(name)
 	if err != nil {
-		return nil // the process has ended, or is another user's
+		return nil // the process has exited, or belongs to another user
 	}
 	defer f.Close()
 	for lines := bufio.NewScanner(f); lines.Scan(); {
@@ -167,7 +167,7 @@ func lastPaths(name string) (paths []string) {
 	return paths
 }
 
-// halfMade returns what builds that were killed have left in the cache.
+// halfMade returns incomplete items that killed builds left in the cache.
 func halfMade() ([]image.Cached, error) {
 	dir, err := cachedir.Dir()
 	if err != nil {

@@ -26,7 +26,7 @@ func writeJSON(w io.Writer, v any) error {
 	return nil
 }
 
-// count is n of something, in words.
+// count returns n with its noun.
 func count(n int, one, many string) string {
 	if n == 1 {
 		return "1 " + one
@@ -34,7 +34,7 @@ func count(n int, one, many string) string {
 	return fmt.Sprintf("%d %s", n, many)
 }
 
-// age is the time since a Unix time, in its largest unit.
+// age returns the time since a Unix time, in its largest unit.
 func age(unix int64) string {
 	d := time.Since(time.Unix(unix, 0))
 	switch {
@@ -48,7 +48,7 @@ func age(unix int64) string {
 	return fmt.Sprintf("%dd", int(d.Hours()/24))
 }
 
-// isTerminal reports whether w is one.
+// isTerminal reports whether w is a terminal.
 func isTerminal(w io.Writer) bool {
 	f, ok := fileOf(w)
 	return ok && term.IsTerminal(int(f.Fd()))
@@ -63,7 +63,7 @@ func fileOf(w io.Writer) (*os.File, bool) {
 	return f, ok
 }
 
-// canRedraw reports whether w is a terminal on which a line can be written again.
+// canRedraw reports whether w is a terminal on which a line can be overwritten.
 func canRedraw(w io.Writer) bool { return isTerminal(w) && os.Getenv("TERM") != "dumb" }
 
 func isTerminalInput(r io.Reader) bool {

@@ -14,23 +14,23 @@ import (
 // Layout of tables, in columns of a terminal.
 const (
 	tableGap   = 2  // between two columns
-	leastWidth = 12 // to which a column is cut, however narrow the terminal is; no number is longer
+	leastWidth = 12 // minimum width of a truncated column, however narrow the terminal is; all numbers fit
 )
 
-// noTruncFlag is the flag, of all commands, that leaves tables as wide as they are.
+// noTruncFlag is the flag, of all commands, that disables the truncation of tables.
 const noTruncFlag = "no-trunc"
 
-// table prints rows in columns under a heading. Where that is a terminal, it makes them fit.
+// table prints rows in columns under a heading. On a terminal, it truncates them to its width.
 func table(cmd *cobra.Command, heading string, rows func(row func(cells ...any))) error {
 	return writeTable(cmd.OutOrStdout(), tableWidth(cmd), heading, rows)
 }
 
-// values prints names and values, which are read one by one, and never cut.
+// values prints names and values, which are never truncated.
 func values(cmd *cobra.Command, heading string, rows func(row func(cells ...any))) error {
 	return writeTable(cmd.OutOrStdout(), 0, heading, rows)
 }
 
-// tableWidth returns how wide a table may be, 0 for any width.
+// tableWidth returns the maximum width of a table, 0: unlimited.
 func tableWidth(cmd *cobra.Command) int {
 	if whole, err := cmd.Flags().GetBool(noTruncFlag); err == nil && whole {
 		return 0
@@ -39,8 +39,8 @@ func tableWidth(cmd *cobra.Command) int {
 	return int(size.Cols)
 }
 
-// writeTable prints a table. One that is wider than width, unless that is 0, has its widest columns
-// cut.
+// writeTable prints a table. If it is wider than width, and width is not 0, its widest columns are
+// truncated.
 func writeTable(w io.Writer, width int, heading string, rows func(row func(cells ...any))) error {
 	lines := [][]string{strings.Split(heading, "\t")}
 	rows(func(cells ...any) {
@@ -68,8 +68,7 @@ func writeTable(w io.Writer, width int, heading string, rows func(row func(cells
 	return nil
 }
 
-// columnWidths returns how wide each column is so that lines fit a width, as far as that is
-// possible.
+// columnWidths returns the width of each column so that lines fit into width, if possible.
 func columnWidths(lines [][]string, width int) []int {
 	var widths []int
 	total := -tableGap
@@ -99,7 +98,7 @@ func columnWidths(lines [][]string, width int) []int {
 	return widths
 }
 
-// ellipsis stands for what was cut off. Ids may be given with it: see sandboxID.
+// ellipsis marks truncated text. Truncated ids are accepted: see sandboxID.
 const ellipsis = "…"
 
 func cut(text string, width int) string {
@@ -109,7 +108,7 @@ func cut(text string, width int) string {
 	return string([]rune(text)[:width-1]) + ellipsis
 }
 
-// oneLine is text without what would break a table or act upon a terminal.
+// oneLine removes from text what would break a table or control a terminal.
 func oneLine(text string) string {
 	return strings.Map(func(r rune) rune {
 		switch {
@@ -129,8 +128,8 @@ const (
 	yellow = "33"
 )
 
-// coloured returns text in a colour if w is a terminal that has them, and the user wants them
-// (https://no-color.org).
+// coloured returns text in a colour if w is a terminal with colours and the user has not disabled
+// them (https://no-color.org).
 func coloured(w io.Writer, colour, text string) string {
 	if !isTerminal(w) || os.Getenv("NO_COLOR") != "" || os.Getenv("TERM") == "dumb" {
 		return text

@@ -11,16 +11,15 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// terminal is the one that this program runs in, lent to a process in a sandbox: what is typed goes
-// there as it is, Ctrl-C too, and the process knows its size.
+// terminal connects the local terminal to a process in a sandbox: keys go to the process unchanged,
+// including Ctrl-C, and the process knows the terminal's size.
 type terminal struct {
 	restore func()
 	resized chan os.Signal
-	told    chan struct{} // closed when resize is called no more; nil if it never was
+	told    chan struct{} // closed after the last call of resize; nil if it is never called
 }
 
-// openTerminal lends the terminal that input and output are, as far as they are one, until close. A
-// nil input stays as it is.
+// openTerminal uses input and output, if they are terminals, until close. A nil input is not used.
 func openTerminal(input io.Reader, output io.Writer, resize func(client.TTYSize)) (*terminal, error) {
 	t := &terminal{restore: func() {}, resized: make(chan os.Signal, 1)}
 	if f, ok := input.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
@@ -43,7 +42,7 @@ func openTerminal(input io.Reader, output io.Writer, resize func(client.TTYSize)
 			}
 		}
 	}()
-	t.resized <- syscall.SIGWINCH // it may have changed since the process was started
+	t.resized <- syscall.SIGWINCH // the size may have changed since the process was started
 	return t, nil
 }
 
@@ -51,7 +50,7 @@ func (t *terminal) close() {
 	signal.Stop(t.resized)
 	close(t.resized)
 	if t.told != nil {
-		<-t.told // the caller may close the terminal's files now
+		<-t.told // the caller may then close the terminal's files
 	}
 	t.restore()
 }
@@ -68,14 +67,14 @@ func terminalSize(w io.Writer) (client.TTYSize, bool) {
 	return client.TTYSize{Cols: uint(cols), Rows: uint(rows)}, true
 }
 
-// The keys that leave a process to itself, as docker has them: Ctrl-P, Ctrl-Q.
+// The keys that detach from a process, as in docker: Ctrl-P, Ctrl-Q.
 const (
 	firstDetachKey  = 'P' - '@'
 	secondDetachKey = 'Q' - '@'
 )
 
-// detachKeys passes on what is typed, but for the two keys that detach. The first is held back
-// until what follows is known.
+// detachKeys passes on keys, except for the two keys that detach. It withholds the first until the
+// next key is known.
 type detachKeys struct {
 	from   io.Reader
 	detach func()
@@ -83,7 +82,7 @@ type detachKeys struct {
 }
 
 func (d *detachKeys) Read(p []byte) (int, error) {
-	if len(p) < 2 { // room for one that was held back
+	if len(p) < 2 { // room for a withheld key
 		return 0, io.ErrShortBuffer
 	}
 	for {
@@ -105,7 +104,7 @@ func (d *detachKeys) Read(p []byte) (int, error) {
 			}
 			out = append(out, b)
 		}
-		if err != nil && d.held { // nothing follows
+		if err != nil && d.held { // no key follows
 			d.held = false
 			out = append(out, firstDetachKey)
 		}

@@ -15,8 +15,8 @@ const (
 	keyEnv  = "FORKD_KEY"
 )
 
-// tlsOptions returns how the daemon's certificate is checked, and that of the user. ca, a file,
-// comes before $FORKD_CA; without both the authorities of the host are trusted.
+// tlsOptions returns the options for checking the daemon's certificate and for the user's own. ca,
+// a file, takes precedence over $FORKD_CA; without both the host's authorities are trusted.
 func tlsOptions(ca string) (options []client.Option, err error) {
 	if ca = cmp.Or(ca, os.Getenv(caEnv)); ca != "" {
 		p, err := os.ReadFile(ca)

@@ -10,27 +10,27 @@ import (
 	"strings"
 )
 
-// The agents whose hooks are understood. docs/undo.md says which versions of their formats.
+// The agents whose hooks are supported. docs/undo.md names the versions of their formats.
 const (
 	claudeCode = "claude-code"
 	codex      = "codex"
 	generic    = "generic"
 )
 
-// maxEvent bounds what a hook is told: the answer of a tool may be in it.
+// maxEvent bounds the input of a hook, which may contain the answer of a tool.
 const maxEvent = 64 << 20 // bytes
 
-// turnEvent is what a hook reports.
+// turnEvent is the report of a hook.
 type turnEvent struct {
 	by      savedBy // empty: nothing to do for this event
 	agent   string
 	session string
-	id      string // of the turn or the tool call; empty: none that is told once only
+	id      string // of the turn or the tool call; empty if reports of it are never repeated
 	text    string
 }
 
-// readEvent reads what agent tells its hook: Claude Code on standard input, Codex in the last
-// argument.
+// readEvent reads an agent's report to its hook: Claude Code's from standard input, Codex's from
+// the last argument.
 func readEvent(ctx context.Context, agent string, in io.Reader, args []string) (e turnEvent, err error) {
 	switch agent {
 	case claudeCode:
@@ -58,7 +58,8 @@ func readEvent(ctx context.Context, agent string, in io.Reader, args []string) (
 	return e, err
 }
 
-// readAll reads to the end of in, or until ctx ends: an agent may leave its end of the pipe open.
+// readAll reads to the end of in, or until ctx ends, because an agent may leave its end of the pipe
+// open.
 func readAll(ctx context.Context, in io.Reader) ([]byte, error) {
 	type result struct {
 		text []byte
@@ -80,7 +81,7 @@ func readAll(ctx context.Context, in io.Reader) ([]byte, error) {
 	}
 }
 
-// claudeEvent understands the input of a hook of Claude Code.
+// claudeEvent parses the input of a hook of Claude Code.
 func claudeEvent(text []byte) (turnEvent, error) {
 	var in struct {
 		Session string          `json:"session_id"`
@@ -107,13 +108,13 @@ func claudeEvent(text []byte) (turnEvent, error) {
 			Command string `json:"command"`
 			Path    string `json:"file_path"`
 		}
-		_ = json.Unmarshal(in.Input, &input) // each tool has its own input: these are Claude Code's own
+		_ = json.Unmarshal(in.Input, &input) // each tool has its own input: these are tools of Claude Code itself
 		e.text = strings.TrimSpace(in.Tool + " " + cmp.Or(input.Command, input.Path))
 	}
 	return e, nil
 }
 
-// codexEvent understands the argument of a notify program of Codex.
+// codexEvent parses the argument of a notify program of Codex.
 func codexEvent(text []byte) (turnEvent, error) {
 	var in struct {
 		Type   string   `json:"type"`

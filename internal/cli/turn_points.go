@@ -9,24 +9,24 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// Labels of the snapshots that are turns. They are the whole record: every machine that reaches the
+// Labels of the snapshots that are turns. There is no other record: every machine that reaches the
 // daemon sees the same turns.
 const (
 	turnLabel    = "turn"          // its number
-	turnBy       = "turn.by"       // what it was saved for, see savedBy
+	turnBy       = "turn.by"       // why it was saved, see savedBy
 	turnText     = "turn.text"     // first words of the prompt, or the tool's command
 	turnAgent    = "turn.agent"    // the agent that reported it
 	turnSession  = "turn.session"  // of the agent
-	turnID       = "turn.id"       // of the agent; a second report with it saves nothing
-	turnPast     = "turn.past"     // numbers of the turns before it, the latest first: some may be gone
-	turnDiskKiB  = "turn.disk-kib" // of its disk, that the sandbox had written since the turn before
+	turnID       = "turn.id"       // of the agent; a repeated report with it saves nothing
+	turnPast     = "turn.past"     // numbers of the turns before it, the latest first; some may be deleted
+	turnDiskKiB  = "turn.disk-kib" // KiB that the sandbox had written to its disk since the previous turn
 	turnPrompt   = "turn.prompt"   // of the sandbox: session and text of the prompt that it works on
 	turnInfix    = "-turn-"        // between the workspace and the number, in tags
-	maxTurnLabel = 120             // bytes of text that a turn keeps
+	maxTurnLabel = 120             // bytes of text saved with a turn
 	maxPast      = 240             // bytes of turnPast
 )
 
-// savedBy says what a turn was saved for.
+// savedBy says why a turn was saved.
 type savedBy string
 
 const (
@@ -41,12 +41,12 @@ const (
 // turns are the saved turns of one sandbox.
 type turns struct {
 	id    string // of the sandbox
-	name  string // of its workspace, or its id: tags begin with it
+	name  string // of its workspace, or its id: prefix of the tags
 	all   map[string]client.Snapshot
 	saved []turn // by number
 }
 
-// turn is a state of a sandbox that was saved.
+// turn is a saved state of a sandbox.
 type turn struct {
 	N        int
 	Snapshot client.Snapshot
@@ -67,17 +67,17 @@ func turnsOf(list []client.Snapshot, id, name string) *turns {
 	return t
 }
 
-// number returns the number of the turn that s is, if it is a usable turn of this sandbox.
+// number returns the number of the turn s, if s is a usable turn of this sandbox.
 func (t *turns) number(s client.Snapshot) (int, bool) {
 	n, err := strconv.Atoi(s.Labels[turnLabel])
 	return n, err == nil && n >= 0 && s.SandboxID == t.id && s.Status == "ready"
 }
 
-// maxTurn is the largest number of a turn. A tag with a larger one is none of a turn's.
+// maxTurn is the largest number of a turn. A tag with a larger one is not a turn's.
 const maxTurn = 1 << 30
 
-// next returns the number of the next turn. Tags count that are not this sandbox's too: an earlier
-// workspace of the same name may have left some.
+// next returns the number of the next turn. It also counts tags of other sandboxes, which an
+// earlier workspace of the same name may have left.
 func (t *turns) next() int {
 	n := 0
 	for tag := range t.all {
@@ -88,7 +88,7 @@ func (t *turns) next() int {
 	return max(n, 1)
 }
 
-// tagged returns the number of the turn that a tag is for, if it is for one.
+// tagged returns the number of the turn in a tag, if there is one.
 func (t *turns) tagged(tag string) (int, bool) {
 	rest, ok := strings.CutPrefix(tag, t.name+turnInfix)
 	n, err := strconv.Atoi(rest)
@@ -108,7 +108,7 @@ func (t *turns) beingSaved() bool {
 	return false
 }
 
-// find returns the turn that ref names: by its number, or its tag.
+// find returns the turn that ref names, by its number or its tag.
 func (t *turns) find(ref string) (turn, bool) {
 	i := slices.IndexFunc(t.saved, func(p turn) bool { return p.Snapshot.Tag == ref || strconv.Itoa(p.N) == ref })
 	if i < 0 {
@@ -117,10 +117,10 @@ func (t *turns) find(ref string) (turn, bool) {
 	return t.saved[i], true
 }
 
-// nearest returns the tag of the turn that a snapshot is, or that came last before it; empty if
-// there is none, or what lies between has been deleted.
+// nearest returns the tag of the turn that a snapshot is, or of the latest turn before it. It is
+// empty if there is none, or if snapshots in between have been deleted.
 func (t *turns) nearest(tag string) string {
-	for range t.all { // no line is longer, and a damaged one may be a ring
+	for range t.all { // bounded, because damaged snapshots may form a ring
 		s, ok := t.all[tag]
 		if !ok {
 			return ""
@@ -136,7 +136,7 @@ func (t *turns) nearest(tag string) string {
 	return ""
 }
 
-// before returns the tag of the turn before another; empty if that is the first.
+// before returns the tag of the previous turn; empty for the first.
 func (t *turns) before(tag string) string {
 	s := t.all[tag]
 	if before := t.nearest(s.After); before != "" {
@@ -150,8 +150,8 @@ func (t *turns) before(tag string) string {
 	return ""
 }
 
-// start returns the tag of the snapshot that the first turn of a line began with. It is empty if
-// earlier turns have been pruned, or that snapshot was removed or is none that users see.
+// start returns the tag of the snapshot from which the first turn of a line started. It is empty if
+// earlier turns have been pruned, or if that snapshot was removed or is invisible to users.
 func (t *turns) start(first string) string {
 	s := t.all[first]
 	if s.Labels[turnPast] != "" {
@@ -164,8 +164,8 @@ func (t *turns) start(first string) string {
 	return start.Tag
 }
 
-// line returns where an undo can go from the turn or snapshot tag: the tag itself, the turns before
-// it, and the snapshot with which the first of these began.
+// line returns the tags to which an undo can go from the turn or snapshot tag: the tag itself, the
+// turns before it, and the snapshot from which the first of these started.
 func (t *turns) line(tag string) []string {
 	line := []string{tag}
 	if _, ok := t.number(t.all[tag]); !ok {
@@ -185,7 +185,7 @@ func (t *turns) line(tag string) []string {
 }
 
 // forward returns the turns that were undone after the turn or snapshot at, the next one first:
-// those up to the newest turn whose line leads there.
+// those up to the newest turn whose line contains at.
 func (t *turns) forward(at string) []string {
 	for _, p := range slices.Backward(t.saved) {
 		line := t.line(p.Snapshot.Tag)
@@ -198,7 +198,7 @@ func (t *turns) forward(at string) []string {
 	return nil
 }
 
-// current returns the turn that a sandbox was last at, or the snapshot that it began with. If the
+// current returns the turn that a sandbox was last at, or the snapshot that it started from. If the
 // snapshot that it was last at has been deleted, that is the newest turn.
 func (t *turns) current(s client.Sandbox) string {
 	if tag := t.nearest(s.LatestTag); tag != "" {

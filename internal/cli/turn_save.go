@@ -13,14 +13,14 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// What a sandbox may write without a request before that counts as a change. The kernel of an idle
-// guest writes a little.
+// Bytes that a sandbox may write without a request before that counts as a change. The kernel of an
+// idle guest writes a little.
 const (
 	quietMemoryKiB = 4 << 10
 	quietDiskKiB   = 256
 )
 
-// turnPoll is how long a turn waits for another that is being saved before it looks again.
+// turnPoll is the polling interval while another turn is being saved.
 const turnPoll = 20 * time.Millisecond
 
 // turnStore saves and finds the turns of one sandbox.
@@ -30,9 +30,9 @@ type turnStore struct {
 	keep int    // turns; 0: all
 }
 
-// change is what may have happened in a sandbox since its latest turn.
+// change describes what may have happened in a sandbox since its latest turn.
 type change struct {
-	used      bool // a request may have changed it, or the daemon does not know
+	used      bool // a request may have changed it, or that is unknown
 	wrote     bool // it has written more than an idle guest does
 	memoryKiB uint64
 	diskKiB   uint64
@@ -40,14 +40,14 @@ type change struct {
 
 func (c change) any() bool { return c.used || c.wrote }
 
-// look returns the sandbox and its turns as they are now.
+// look returns the present state of the sandbox and its turns.
 func (t *turnStore) look(ctx context.Context) (client.Sandbox, *turns, error) {
 	id, err := sandboxID(ctx, t.cl, t.name)
 	if err != nil {
 		return client.Sandbox{}, nil, err
 	}
-	// The list comes first: a turn that is saved after it is not in there, and has the tag that this
-	// one would get. One that is in there is known to the sandbox.
+	// The list is fetched first: a turn that is saved afterwards is not in it, and has the tag that
+	// this one would get. A turn in the list is known to the sandbox.
 	list, err := t.cl.Snapshots(ctx)
 	if err != nil {
 		return client.Sandbox{}, nil, err
@@ -63,8 +63,8 @@ func (t *turnStore) look(ctx context.Context) (client.Sandbox, *turns, error) {
 	return s, turnsOf(list, s.ID, cmp.Or(s.Workspace, s.ID)), nil
 }
 
-// changed reports what may have changed a sandbox since its latest turn, or since it began. It does
-// not bring back a suspended one: that has written little since its last request ended.
+// changed returns what may have changed a sandbox since its latest turn, or since its start. It
+// does not resume a suspended sandbox, which has written little since its last request ended.
 func (t *turnStore) changed(ctx context.Context, s client.Sandbox, has *turns) (c change, err error) {
 	c.used = s.LatestTag == "" || s.LatestTag != has.current(s) || s.Calls == nil || *s.Calls > 0
 	if s.State != "running" {
@@ -72,16 +72,16 @@ func (t *turnStore) changed(ctx context.Context, s client.Sandbox, has *turns) (
 	}
 	st, err := t.cl.Stats(ctx, s.ID)
 	if err != nil && (c.used || client.IsStatus(err, http.StatusConflict)) {
-		return c, nil // without the figures; or it is being suspended
+		return c, nil // without the figures, or because it is being suspended
 	}
 	c.memoryKiB, c.diskKiB = st.MemorySince, st.DiskSince
 	c.wrote = c.memoryKiB >= quietMemoryKiB || c.diskKiB >= quietDiskKiB
 	return c, err
 }
 
-// save makes the state of the sandbox a turn, unless nothing has changed since the last one or the
-// event was reported before: then made is false. Of several hooks that report at once, one saves
-// and the others find nothing changed: tags are unique, so two cannot save under one number.
+// save saves the state of the sandbox as a turn, unless nothing has changed since the last turn or
+// the event was reported before; then made is false. If several hooks report at once, one saves and
+// the others find nothing changed: tags are unique, so two cannot save under one number.
 func (t *turnStore) save(ctx context.Context, e turnEvent) (saved client.Snapshot, made bool, err error) {
 	for {
 		s, has, err := t.look(ctx)
@@ -122,7 +122,7 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// reported reports whether there is a turn for an event that is told once.
+// reported reports whether a turn exists for an event that may be reported repeatedly.
 func (t *turns) reported(e turnEvent) bool {
 	for _, p := range t.saved {
 		l := p.Snapshot.Labels
@@ -136,7 +136,7 @@ func (t *turns) reported(e turnEvent) bool {
 // labels returns the labels of the next turn.
 func (t *turns) labels(s client.Sandbox, e turnEvent, c change) map[string]string {
 	text := e.text
-	if text == "" && e.by == byStop { // Claude Code has told the prompt when it came
+	if text == "" && e.by == byStop { // Claude Code reported the prompt at its start
 		if session, prompt, _ := strings.Cut(s.Labels[turnPrompt], " "); session == words(e.session) {
 			text = prompt
 		}
@@ -154,7 +154,7 @@ func (t *turns) labels(s client.Sandbox, e turnEvent, c change) map[string]strin
 	return labels
 }
 
-// past returns the numbers of the turn now and of those before it, as many as a label has room for.
+// past returns the numbers of the turn now and of those before it, as many as fit into a label.
 func (t *turns) past(now string) string {
 	var past string
 	for _, tag := range t.line(now) {
@@ -176,7 +176,7 @@ func (t *turns) isTurn(tag string) bool {
 	return ok
 }
 
-// notePrompt keeps the prompt that a session works on for the end of its turn.
+// notePrompt saves the prompt that a session works on for the end of its turn.
 func (t *turnStore) notePrompt(ctx context.Context, e turnEvent) error {
 	session, text := words(e.session), words(e.text)
 	if session == "" || text == "" || strings.Contains(session, " ") {
@@ -191,14 +191,14 @@ func (t *turnStore) notePrompt(ctx context.Context, e turnEvent) error {
 		return nil
 	}
 	_, err = t.cl.ChangeLabels(ctx, s.ID, map[string]*string{turnPrompt: &value})
-	if client.IsStatus(err, http.StatusForbidden) { // the token is limited to labels of its own: the turn has no text
+	if client.IsStatus(err, http.StatusForbidden) { // the token is limited to its own labels: the turn has no text
 		return nil
 	}
 	return err
 }
 
-// prune removes the oldest turns beyond those that are kept, and returns their tags. It leaves the
-// one that the sandbox is at, and those that sandboxes run from.
+// prune removes the oldest turns in excess of keep, and returns their tags. It keeps the turn that
+// the sandbox is at, and those that sandboxes run from.
 func (t *turnStore) prune(ctx context.Context) (removed []string, err error) {
 	if t.keep == 0 {
 		return nil, nil
@@ -217,7 +217,7 @@ func (t *turnStore) prune(ctx context.Context) (removed []string, err error) {
 		switch {
 		case err == nil:
 			removed = append(removed, tag)
-		case client.IsNotFound(err), client.IsStatus(err, http.StatusConflict): // another hook was faster, or it is used now
+		case client.IsNotFound(err), client.IsStatus(err, http.StatusConflict): // another hook was faster, or it is in use
 		default:
 			return removed, err
 		}

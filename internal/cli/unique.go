@@ -17,11 +17,11 @@ func uniqueFlag(cmd *cobra.Command, unique *string) {
 	completeWords(cmd, "unique", "report", "strict")
 }
 
-// maxRepeats is how many programs a line names.
+// maxRepeats bounds the programs named in a line.
 const maxRepeats = 5
 
-// printRepeats names the programs of sandboxes that repeat random numbers, in one line. Those of one
-// fork have the same.
+// printRepeats names the programs of sandboxes that repeat random numbers, in one line. They are
+// the same for all sandboxes of one fork.
 func printRepeats(cmd *cobra.Command, siblings ...client.Sandbox) {
 	if len(siblings) == 0 {
 		return

@@ -15,14 +15,14 @@ const (
 	oneHost    = "a daemon has the sandboxes of one host: FORKD_URL says of which"
 	aTerminal  = "'forkd shell ID' starts bash or sh in a sandbox, with this terminal"
 	aCopy      = "'forkd fork --from-sandbox ID' starts a copy of a sandbox as it runs"
-	noLogin    = "there is nobody to log in to: FORKD_URL and FORKD_TOKEN say which daemon, and 'forkd token new NAME' makes a token"
+	noLogin    = "there is no login: FORKD_URL and FORKD_TOKEN select the daemon, and 'forkd token new NAME' makes a token"
 	demoThere  = "the demo comes with the source: 'make demo' builds a snapshot, forks it and says what it cost"
 	theLists   = "'forkd ls' lists sandboxes, 'forkd images' snapshots"
 	noPlan     = "there is nothing like it: 'forkd fork TAG -n N' starts sandboxes, 'forkd label' groups them"
 )
 
-// elsewhere says, for what docker, kubectl, E2B's command line and forkd 0.5 call a command, how
-// the same is done here. Names of commands that are here, and their aliases, are not among them.
+// elsewhere explains, for command names of docker, kubectl, E2B's command line and forkd 0.5, how
+// to do the same here. It does not contain names of our commands and their aliases.
 var elsewhere = map[string]string{
 	"container":  standAlone,
 	"image":      standAlone,
@@ -54,7 +54,7 @@ var elsewhere = map[string]string{
 	"import":     "'forkd build docker-archive:FILE' makes a snapshot of a container image that 'docker save' has written",
 	"load":       "'forkd build docker-archive:FILE' makes a snapshot of a container image that 'docker save' has written",
 	"login":      noLogin,
-	"logout":     "there is nobody to log out from: a token is in the variable FORKD_TOKEN",
+	"logout":     "there is no login: the token is in the variable FORKD_TOKEN",
 	"pack":       "snapshots stay on their host; 'forkd build' makes the same one on another",
 	"parent":     "'forkd build RECIPE' makes a parent: image, boot, warm-up, snapshot",
 	"port":       "'forkd port-forward ID PORT' makes a port of a sandbox one of this host; 'forkd url ID PORT' makes a URL",
@@ -103,7 +103,7 @@ var elsewhere = map[string]string{
 	"upload":     "'forkd cp FILE ID:PATH' copies into a sandbox",
 }
 
-// knownCommand checks the arguments of a command that only has others below it.
+// knownCommand checks the arguments of a command that only has subcommands.
 func knownCommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
@@ -113,7 +113,7 @@ func knownCommand(cmd *cobra.Command, args []string) error {
 	if hint, ok := elsewhere[args[0]]; ok && !cmd.HasParent() {
 		return errors.New(unknown + ": " + hint)
 	}
-	cmd.SuggestionsMinimumDistance = 2 // wrong letters
+	cmd.SuggestionsMinimumDistance = 2 // for typing errors
 	var near []string
 	for _, name := range cmd.SuggestionsFor(args[0]) {
 		near = append(near, fmt.Sprintf("'%s %s'", cmd.CommandPath(), name))
@@ -124,7 +124,7 @@ func knownCommand(cmd *cobra.Command, args []string) error {
 	return errors.New(unknown)
 }
 
-// flagError says what is wrong with a flag in the words of the command line.
+// flagError describes an error in a flag in the words of the command line.
 func flagError(cmd *cobra.Command, err error) error {
 	if before := cmd.Flags().Args(); !cmd.HasParent() && len(before) > 0 { // the command is unknown too
 		return usageError{knownCommand(cmd, before)}

@@ -10,7 +10,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// show is a command with a daemon: it fetches a value and prints it, with -o json as it is and else
+// show is a command that fetches a value from a daemon and prints it, as JSON with -o json and else
 // by text.
 func show[T any](cmd *cobra.Command, c *common, fetch func(context.Context, *client.Client) (T, error),
 	text func(T) error) error {
@@ -23,7 +23,7 @@ func show[T any](cmd *cobra.Command, c *common, fetch func(context.Context, *cli
 	})
 }
 
-// showOf is show for a value of one sandbox, which ref names as for sandboxID.
+// showOf is show for a value of one sandbox, given by ref as in sandboxID.
 func showOf[T any](cmd *cobra.Command, c *common, ref string,
 	fetch func(ctx context.Context, cl *client.Client, id string) (T, error), text func(T) error) error {
 	return show(cmd, c, func(ctx context.Context, cl *client.Client) (v T, err error) {
@@ -35,7 +35,7 @@ func showOf[T any](cmd *cobra.Command, c *common, ref string,
 	}, text)
 }
 
-// print prints a value, with -o json as it is and else by text.
+// print prints a value, as JSON with -o json and else by text.
 func (c *common) print(cmd *cobra.Command, v any, text func() error) error {
 	if c.json() {
 		return writeJSON(cmd.OutOrStdout(), v)
@@ -43,8 +43,8 @@ func (c *common) print(cmd *cobra.Command, v any, text func() error) error {
 	return text()
 }
 
-// each calls op for every name and goes on after errors. What op returns is printed at once, as the
-// line that it becomes by text, or at the end with -o json, as what all of them become by list.
+// each calls op for every name and continues after errors. It prints each result at once, as a line
+// from text, or with -o json all results at the end, converted by list.
 func each[T any](cmd *cobra.Command, c *common, names []string, op func(name string) (T, error), text func(T) string,
 	list func([]T) any) error {
 	done := []T{}
@@ -66,7 +66,7 @@ func each[T any](cmd *cobra.Command, c *common, names []string, op func(name str
 	return errors.Join(errs...)
 }
 
-// eachSandbox is each for the sandboxes that refs name as for sandboxID; its JSON is an array.
+// eachSandbox is each for sandboxes given by refs as in sandboxID; its JSON is an array.
 func eachSandbox[T any](cmd *cobra.Command, c *common, refs []string,
 	op func(ctx context.Context, cl *client.Client, id string) (T, error), text func(T) string) error {
 	return c.run(cmd, func(ctx context.Context, cl *client.Client) error {

@@ -8,13 +8,13 @@ import (
 )
 
 // waiting is a line on a terminal that says what a command waits for and for how long. It appears
-// when nothing has been printed for an interval, and makes way for what is printed.
+// when nothing has been printed for an interval, and is removed before other output.
 type waiting struct {
 	start time.Time
 	stop  chan struct{}
 	done  chan struct{}
 
-	mu sync.Mutex // held by whoever prints
+	mu sync.Mutex // held to print
 	// +checklocks:mu
 	what string // empty: nothing yet
 	// +checklocks:mu
@@ -23,7 +23,7 @@ type waiting struct {
 	shown bool
 }
 
-// startWaiting begins it on the terminal out. The caller ends it.
+// startWaiting starts the line on the terminal out. The caller ends it.
 func startWaiting(out io.Writer, what string, interval time.Duration) *waiting {
 	w := &waiting{out: out, what: what, start: time.Now(), stop: make(chan struct{}), done: make(chan struct{})}
 	go w.run(interval)
@@ -50,7 +50,7 @@ func (w *waiting) run(interval time.Duration) {
 	}
 }
 
-// clearLine puts the cursor to the beginning of its line and empties that.
+// clearLine moves the cursor to the beginning of its line and clears the line.
 const clearLine = "\r\x1b[K"
 
 // clearLocked removes the line.
@@ -63,7 +63,7 @@ func (w *waiting) clearLocked() {
 	}
 }
 
-// end removes the line for good.
+// end removes the line permanently.
 func (w *waiting) end() {
 	close(w.stop)
 	<-w.done
@@ -72,7 +72,7 @@ func (w *waiting) end() {
 	w.mu.Unlock()
 }
 
-// before returns a writer to another output of the command, which may be the same terminal.
+// before returns a writer for another output of the command, which may be the same terminal.
 func (w *waiting) before(to io.Writer) io.Writer { return printer{w, to} }
 
 type printer struct {
@@ -87,18 +87,18 @@ func (p printer) Write(text []byte) (int, error) {
 	return p.to.Write(text)
 }
 
-// status shows the stages of a long command: in one line on a terminal, as waiting does, or else a
+// status shows the stages of a long command: in one line on a terminal, as waiting does, else as a
 // line per stage.
 type status struct {
 	w    io.Writer
-	line *waiting // nil: w is no terminal
+	line *waiting // nil: w is not a terminal
 
 	mu sync.Mutex
 	// +checklocks:mu
 	stage string
 }
 
-// statusInterval is the time between two writes of the line.
+// statusInterval is the time between two updates of the line.
 const statusInterval = 200 * time.Millisecond
 
 func newStatus(w io.Writer) *status {
@@ -109,7 +109,7 @@ func newStatus(w io.Writer) *status {
 	return s
 }
 
-// step names the present stage and what it does at the moment.
+// step sets the present stage and its details.
 func (s *status) step(stage, detail string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
