@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// patient is a listener that goes on after an error that may pass: an agent whose service ends
+// patient is a listener that continues after a temporary error, because an agent whose service ends
 // takes the guest with it.
 type patient struct{ net.Listener }
 
@@ -25,10 +25,10 @@ func (l patient) Accept() (net.Conn, error) {
 	}
 }
 
-// acceptPause is the time after which what was lacking may be there.
+// acceptPause is the time until accept is tried again after such an error.
 const acceptPause = 10 * time.Millisecond
 
-// passes reports whether an error of accept is of one connection, or of a lack of memory or
+// passes reports whether an error of accept concerns one connection only, or a lack of memory or
 // descriptors (accept(2)).
 func passes(err error) bool {
 	var errno syscall.Errno

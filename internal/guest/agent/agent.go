@@ -2,8 +2,8 @@
 // interpreters, serves the E2B envd and code interpreter protocols and forkd's control protocol on
 // vsock, and gives each fork of the guest an identity of its own.
 //
-// It trusts whoever connects: only the host can reach a guest's vsock. It has no network listener,
-// takes no update, and does not supervise what users start.
+// It trusts every client: only the host can reach a guest's vsock. It has no network listener,
+// takes no update, and does not supervise processes that users start.
 package agent
 
 import (
@@ -39,14 +39,14 @@ import (
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
-// memoryLimit is when the agent's garbage collector starts working, in bytes. Below it there is no
-// collection at all, also none by time: a cycle that begins in a fresh child would write to, and so
-// copy, much of the agent's memory.
+// memoryLimit is the heap size at which the agent's garbage collector starts, in bytes. Below it
+// there is no collection at all, not even a periodic one: a cycle that begins in a fresh child
+// would write to, and so copy, much of the agent's memory.
 const memoryLimit = 64 << 20
 
-// maxProcs is how many threads may run the agent's Go code; each has caches of its own, which
-// children would copy. It is two on one CPU too: when a thread waits in the kernel, as that of
-// forks does, the runtime wakes another to look for work unless it has a processor to spare.
+// maxProcs is how many threads may run the agent's Go code. Each has its own caches, which children
+// would copy. It is two even on one CPU: when a thread waits in the kernel, as the one for forks
+// does, the runtime wakes another thread to look for work unless it has a spare processor.
 const maxProcs = 2
 
 // Main runs the agent with the given arguments and returns the exit code. As PID 1 it powers the
@@ -83,7 +83,7 @@ type sockets struct {
 	forks  func(port uint32) (*forkPort, error)
 }
 
-// unixSockets are files in dir, named by port.
+// unixSockets returns listeners on files in dir, named by port.
 func unixSockets(dir string) sockets {
 	path := func(port uint32) string { return filepath.Join(dir, strconv.Itoa(int(port))) }
 	return sockets{
@@ -94,8 +94,8 @@ func unixSockets(dir string) sockets {
 	}
 }
 
-// vsockSockets listen on any CID: a listener must outlive a fork, whatever address the host gives
-// the copy.
+// vsockSockets returns listeners on any CID, because a listener must survive a fork with whatever
+// address the host gives the copy.
 func vsockSockets() sockets {
 	return sockets{
 		listen: func(port uint32) (net.Listener, error) {
@@ -121,8 +121,8 @@ func serveDir(dir string, stderr io.Writer) error {
 // serveGuest boots the guest, starts the services, announces them and serves until one fails.
 func serveGuest(log *kmsg.Log) error {
 	// The kernel shields init only from signals without a handler, and Go has handlers that exit.
-	// These go unread; ignoring them instead would pass the ignorance on to every process of the
-	// guest.
+	// These signals are received and never read. Ignoring them instead would be inherited by every
+	// process of the guest.
 	signal.Notify(make(chan os.Signal, 1), unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM)
 	if err := pid1.Boot(log); err != nil {
 		return err
@@ -132,7 +132,7 @@ func serveGuest(log *kmsg.Log) error {
 		return err
 	}
 	if err := errors.Join(nic.Up(), nic.Resolver()); err != nil {
-		log.Warnf("%v", err) // such as in a guest whose kernel has no driver for the interface
+		log.Warnf("%v", err) // for example if the kernel has no driver for the interface
 	}
 	reaper := reap.NewInit()
 	a := newAgent(log, reaper, id)
@@ -140,7 +140,7 @@ func serveGuest(log *kmsg.Log) error {
 	a.control.disk = disk.New("/")
 	a.forks.flush, a.forks.quiet = unix.Sync, true
 	a.forks.network = nic.OpenConnections(log)
-	a.control.reset = func() error { // with sockets of its own: those of a fork are only a fork's
+	a.control.reset = func() error { // with its own sockets, because those of a fork are used only by a fork
 		c := nic.OpenConnections(log)
 		if c == nil {
 			return errors.New("reset connections: this kernel cannot")
@@ -185,8 +185,8 @@ func newAgent(log *kmsg.Log, reaper *reap.Reaper, id identity) *agent {
 	}
 }
 
-// trust makes programs that start from here on trust an authority, those of warm interpreters
-// included. Variables that were given to the guest stay.
+// trust makes programs that start from here on trust an authority, including those of warm
+// interpreters. Variables that were given to the guest stay.
 func (a *agent) trust(certificate string) error {
 	env, err := trust.Install(certificate)
 	if err != nil {
@@ -199,7 +199,7 @@ func (a *agent) trust(certificate string) error {
 	return a.eval.SetEnv(env)
 }
 
-// rootEnviron is what fork hooks run with.
+// rootEnviron returns the environment of fork hooks.
 func (a *agent) rootEnviron() []string {
 	return a.env.Environ(&userenv.User{Name: "root", Home: "/root"}, nil)
 }
@@ -232,7 +232,7 @@ func (a *agent) start(open sockets) (<-chan error, error) {
 		return nil, fmt.Errorf("listen on port %d: %w", agentproto.ForkPort, err)
 	}
 	go func() { failed <- fmt.Errorf("service on port %d: %w", agentproto.ForkPort, a.forks.serve(p)) }()
-	// What start-up left behind is collected here, once, and not in every child.
+	// The garbage of start-up is collected here, once, and not in every child.
 	debug.FreeOSMemory()
 	return failed, nil
 }
@@ -247,7 +247,7 @@ func httpService(h http.Handler) func(net.Listener) error {
 	}
 }
 
-// announce tells the host that the guest serves.
+// announce tells the host that the guest is ready.
 func announce(ready agentproto.Ready) error {
 	conn, err := vsock.Dial(agentproto.HostCID, agentproto.ReadyPort, nil)
 	if err != nil {

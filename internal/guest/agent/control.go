@@ -14,10 +14,10 @@ import (
 // maxControlLine bounds one control request in bytes.
 const maxControlLine = 1 << 20
 
-// control serves agentproto's requests, one goroutine a connection.
+// control serves agentproto's requests, with one goroutine per connection.
 type control struct {
 	ready agentproto.Ready
-	reset func() error                   // ends the guest's connections; nil if the agent is not its machine's init
+	reset func() error                   // closes the guest's connections; nil if the agent is not its machine's init
 	trust func(certificate string) error // likewise
 	disk  resting                        // likewise
 }
@@ -28,8 +28,8 @@ type resting interface {
 	Wake() error
 }
 
-// noDisk stands for the disk of an agent that is an ordinary process: its files are on another's, and
-// no branch is made of that.
+// noDisk stands for the disk of an agent that is an ordinary process, whose files are on another
+// machine's disk.
 type noDisk struct{}
 
 func (noDisk) Rest() error { return nil }
@@ -76,7 +76,7 @@ func readRequest(r *bufio.Reader) ([]byte, error) {
 	for {
 		part, err := r.ReadSlice('\n')
 		if line = append(line, part...); len(line) > maxControlLine {
-			return nil, io.EOF // a peer that does not keep to the protocol gets no answer
+			return nil, io.EOF // a peer that violates the protocol gets no answer
 		}
 		if err == nil {
 			return line, nil

@@ -15,20 +15,20 @@ import (
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
-// ports serves agentproto.DialPort: it carries streams of the host to TCP ports of the guest's
-// loopback, and to no other address. Its memory is in every guest, so there is none before the
-// first stream, an idle stream holds no buffer, and buffers are used again: below memoryLimit
-// nothing is collected.
+// ports serves agentproto.DialPort: it carries streams of the host to TCP ports on the guest's
+// loopback, and to no other address. Its memory is in every guest. So it allocates none before the
+// first stream, an idle stream holds no buffer, and buffers are reused, because nothing is
+// collected below memoryLimit.
 type ports struct {
 	mu   sync.Mutex
 	open int
-	free [][]byte // buffers that are not in use
+	free [][]byte // unused buffers
 }
 
-// Bounds of a stream that begins.
+// Bounds of a stream's start.
 const (
 	requestTimeout = 10 * time.Second // for the host to name the port
-	bufferSize     = 32 << 10         // bytes that move at once
+	bufferSize     = 32 << 10         // bytes moved at once
 )
 
 // serve accepts streams until the listener is closed.
@@ -63,7 +63,7 @@ func (p *ports) serveConn(conn net.Conn) {
 	defer conn.Close()
 	host, ok := conn.(halfConn)
 	if !ok {
-		return // all that the agent listens on are sockets
+		return // the agent listens only on sockets
 	}
 	if !p.enter() {
 		_, _ = conn.Write([]byte{byte(agentproto.DialBusy)}) // the host has gone if this fails
@@ -86,7 +86,8 @@ func (p *ports) serveConn(conn net.Conn) {
 	p.join(host, guest)
 }
 
-// dialLoopback connects to a port of this machine, wherever on loopback its server listens.
+// dialLoopback connects to a port of this machine, at whichever loopback address its server
+// listens.
 func dialLoopback(port uint16) (halfConn, agentproto.DialAnswer) {
 	if port == 0 {
 		return nil, agentproto.DialRefused
@@ -94,21 +95,21 @@ func dialLoopback(port uint16) (halfConn, agentproto.DialAnswer) {
 	answer := agentproto.DialRefused
 	for _, host := range [...]string{"127.0.0.1", "::1"} {
 		ctx, cancel := context.WithTimeout(context.Background(), agentproto.DialTimeout)
-		d := net.Dialer{KeepAlive: -1} // its timers would wake an idle guest; nobody vanishes on loopback
+		d := net.Dialer{KeepAlive: -1} // its timers would wake an idle guest; connections on loopback do not get lost
 		conn, err := d.DialContext(ctx, "tcp", net.JoinHostPort(host, strconv.Itoa(int(port))))
 		cancel()
 		if err == nil {
 			return conn.(*net.TCPConn), agentproto.DialOK
 		}
 		if a := answerTo(err); a != agentproto.DialRefused && answer == agentproto.DialRefused {
-			answer = a // what is worth knowing, where the other address refuses
+			answer = a // more informative than a refusal by the other address
 		}
 	}
 	return nil, answer
 }
 
-// answerTo returns what the host is told of an error. A guest without IPv6 refuses ::1 in words of
-// its own.
+// answerTo returns the answer to the host for an error. Without IPv6 a guest refuses ::1 with a
+// different error.
 func answerTo(err error) agentproto.DialAnswer {
 	var timeout net.Error
 	switch {
@@ -121,20 +122,21 @@ func answerTo(err error) agentproto.DialAnswer {
 	return agentproto.DialFailed
 }
 
-// halfConn is a stream socket whose directions end one by one.
+// halfConn is a stream socket whose directions can be closed separately.
 type halfConn interface {
 	net.Conn
 	syscall.Conn
 	CloseWrite() error
 }
 
-// goneInterval is how often a stream is asked whether the host is still there. No event tells the
-// host's close from the end of its data, and a server may wait for ever after that, or not read
-// what the host has sent. It is also how often a server is asked that has sent all: the guest's
-// kernel answers for it until it has closed its socket, and for a minute after that.
+// goneInterval is how often a stream checks whether the host's end still exists. No event
+// distinguishes the host's close from the end of its data, after which a server may wait for ever,
+// or not read the host's data. It is also the interval for checking a server that has sent
+// everything: the guest's kernel keeps answering for it until it has closed its socket, and for a
+// minute after that.
 const goneInterval = 10 * time.Second
 
-// join carries bytes both ways until both directions have ended, or one has failed.
+// join carries bytes in both directions until both have ended or one has failed.
 func (p *ports) join(host, guest halfConn) {
 	toGuest, toHost, closed := make(chan error, 1), make(chan error, 1), make(chan error, 1)
 	go func() { toGuest <- p.pass(guest, host) }()
@@ -154,19 +156,19 @@ func (p *ports) join(host, guest halfConn) {
 			left--
 		case err = <-closed:
 		case <-watch.C:
-			if answering && gone(host) { // a direction that has ended is refused for that alone
+			if answering && gone(host) { // a direction that has ended refuses messages anyway
 				err = unix.EPIPE
 			}
 		}
 		if err != nil {
 			abort(guest)
-			_ = host.Close() // what is left ends at once
+			_ = host.Close() // ends the remaining direction at once
 		}
 	}
 }
 
-// awaitClose waits until a server that has sent all has closed its socket, too, or the connection
-// is closed here. It returns an error: nobody will read what the host still sends.
+// awaitClose waits until a server that has sent everything has also closed its socket, or the
+// connection is closed here. It returns an error, because the host's further data will not be read.
 func awaitClose(guest halfConn) error {
 	if tcp, ok := guest.(*net.TCPConn); ok {
 		_ = tcp.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: goneInterval, Interval: goneInterval})
@@ -183,8 +185,7 @@ func awaitClose(guest halfConn) error {
 	return errors.Join(unix.EPIPE, err)
 }
 
-// abort ends a connection of which the other side will hear no more: its server sees a reset and
-// not an orderly end.
+// abort closes a connection so that the server sees a reset and not an orderly end.
 func abort(guest halfConn) {
 	if tcp, ok := guest.(*net.TCPConn); ok {
 		_ = tcp.SetLinger(0)
@@ -192,7 +193,7 @@ func abort(guest halfConn) {
 	_ = guest.Close()
 }
 
-// pass carries one direction to its end, and passes that on.
+// pass carries one direction until it ends, and then closes it on the other side.
 func (p *ports) pass(to, from halfConn) error {
 	raw, err := from.SyscallConn()
 	if err != nil {
@@ -213,8 +214,8 @@ func (p *ports) pass(to, from halfConn) error {
 	}
 }
 
-// read waits without a buffer until there is something to read, and returns it in one that the
-// caller gives back. At the end of the stream there is nothing in it.
+// read waits without a buffer until there is something to read, and returns it in a buffer that the
+// caller gives back. At the end of the stream n is 0.
 func (p *ports) read(raw syscall.RawConn) (buf []byte, n int, err error) {
 	var failed error
 	err = raw.Read(func(fd uintptr) bool {

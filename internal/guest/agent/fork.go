@@ -28,7 +28,7 @@ type network interface {
 	Rehearse() error
 }
 
-// hooks are what the image wants done in a fork.
+// hooks runs the image's fork hooks.
 type hooks interface {
 	Any() bool
 	Run() error
@@ -40,10 +40,10 @@ type finder interface {
 	Renew() (agentproto.Unique, error)
 }
 
-// forks serves agentproto.ForkPort. All it touches is copied in every child, so it allocates
-// nothing for a message of the usual size, and waits for connections in the runtime's poller: the
-// one thread that sleeps there wakes, and by calls of package rawcall wakes no other. Connections
-// have their turn one after another; a client must not dawdle.
+// forks serves agentproto.ForkPort. Every page that it touches is copied in every child. So it
+// allocates nothing for a message of the usual size, and waits for connections in the runtime's
+// poller: the one thread that sleeps there wakes and, by calls of package rawcall, wakes no other.
+// Connections are served one after another; a client must not be slow.
 type forks struct {
 	identity identity // nil if the agent is not its machine's init, as in tests
 	env      interface{ Merge(map[string]string) }
@@ -52,19 +52,19 @@ type forks struct {
 	hooks    hooks              // nil if the agent is not its machine's init
 	gens     finder             // nil if the agent is not its machine's init
 	flush    func()             // writes the guest's page cache to its disk; nil if the agent is not its machine's init
-	unique   agentproto.Unique  // what gens found for the message in hand
-	buf      [usualMessage]byte // for the message in hand
+	unique   agentproto.Unique  // findings of gens for the present message
+	buf      [usualMessage]byte // for the present message
 	quiet    bool               // see keepQuiet
 }
 
-// usualMessage is room for a fork message without variables, in bytes.
+// usualMessage is the size of a buffer for a fork message without variables, in bytes.
 const usualMessage = 512
 
-// usualAnswer is room for an answer that names no generator, in bytes.
+// usualAnswer is the size of a buffer for an answer that names no generator, in bytes.
 const usualAnswer = 32
 
-// serveConn answers one message and reports whether the guest is now to be saved. What is not a
-// message gets no answer.
+// serveConn answers one message and reports whether the guest will now be saved. An invalid message
+// gets no answer.
 func (f *forks) serveConn(conn int) (prepared bool) {
 	message, err := readMessage(conn, f.buf[:])
 	if err != nil {
@@ -117,10 +117,10 @@ func (f *forks) handle(message []byte) (prepared bool, err error) {
 }
 
 // forked makes this guest differ from its siblings. The order matters: the interpreters seed their
-// generators from the kernel's, so the kernel comes first, and hooks may start processes that are
-// to be searched. After an error the rest is left out: the guest is killed then.
+// generators from the kernel's, so the kernel comes first, and hooks may start processes that must
+// be searched. After an error the rest is skipped, because the guest is killed then.
 //
-// Code that was running when the snapshot was taken runs on while this happens; only what starts
+// Code that was running when the snapshot was taken runs on during this; only code that starts
 // after the answer is certain to see the new identity.
 func (f *forks) forked(m *agentproto.Received) error {
 	if f.identity != nil {
@@ -157,7 +157,7 @@ func (f *forks) forked(m *agentproto.Received) error {
 	return f.interps.Forked(m.Env)
 }
 
-// nameShared adds what else of the machine is its siblings'.
+// nameShared adds files of the machine that are the same in its siblings.
 func (f *forks) nameShared() {
 	if f.identity == nil {
 		return
@@ -169,8 +169,8 @@ func (f *forks) nameShared() {
 }
 
 // prepare makes the guest cheap and safe to snapshot: garbage is collected here rather than in
-// every child, and the disk holds what was written. What the rehearsal leaves behind, such as a
-// larger stack, comes after the collection, which would take it away again.
+// every child, and written data is on the disk. The rehearsal comes after the collection, which
+// would undo some of its effects, such as a larger stack.
 func (f *forks) prepare() error {
 	if err := f.interps.Prepare(); err != nil {
 		return err
@@ -186,8 +186,8 @@ func (f *forks) prepare() error {
 }
 
 // rehearse does once what every child would otherwise do for the first time, and pay for with
-// memory of its own: to grow the stack, to fault code in, to make the kernel remember that a file
-// is missing.
+// memory of its own: growing the stack, faulting code in, and making the kernel remember that a
+// file is missing.
 func (f *forks) rehearse() error {
 	if f.hooks != nil {
 		f.hooks.Any()

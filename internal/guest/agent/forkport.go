@@ -19,13 +19,14 @@ type forkPort struct {
 	file *os.File
 	raw  syscall.RawConn
 
-	// Of the accept in hand; tryAccept is made once, so that an accept allocates nothing.
+	// State of the present accept; tryAccept is made once, so that an accept allocates nothing.
 	tryAccept func(fd uintptr) bool
 	conn      int
 	err       error
 }
 
-// backlog is how many connections may wait. There is one at a time but for clients that gave up.
+// backlog is how many connections may wait. There is only one at a time, except for clients that
+// gave up.
 const backlog = 16
 
 // listenForks opens the socket.
@@ -83,16 +84,16 @@ func (f *forks) serve(p *forkPort) error {
 	}
 }
 
-// Parts of agentproto.QuietTime; the rest of it is for what comes after them.
+// Parts of agentproto.QuietTime; the rest of it is for the work after them.
 const (
 	quietIdle = agentproto.QuietTime * 4 / 5
 	quietBusy = agentproto.QuietTime / 60
 )
 
 // keepQuiet leaves the kernel and the other threads idle for most of agentproto.QuietTime and then
-// keeps the CPU busy for a few ticks: timers that may wait while a CPU sleeps, as those of the
-// kernel's statistics, would otherwise expire in every child as soon as it wakes. It ends when a
-// connection comes, which may be a child's first.
+// keeps the CPU busy for a few ticks. Otherwise deferrable timers, such as those of the kernel's
+// statistics, would expire in every child as soon as it wakes. It returns when a connection
+// arrives, which may be a child's first.
 func (p *forkPort) keepQuiet() {
 	if !p.undisturbed(quietIdle) {
 		return
@@ -101,8 +102,8 @@ func (p *forkPort) keepQuiet() {
 	}
 }
 
-// undisturbed waits for d, or until a connection comes, and reports whether none did. It does
-// without time.Sleep and its like, whose timers would keep another thread awake.
+// undisturbed waits for d, or until a connection arrives, and reports whether none did. It does not
+// use time.Sleep and the like, whose timers would keep another thread awake.
 func (p *forkPort) undisturbed(d time.Duration) bool {
 	none := false
 	err := p.raw.Control(func(fd uintptr) {
@@ -118,8 +119,8 @@ func (p *forkPort) undisturbed(d time.Duration) bool {
 	return none && err == nil
 }
 
-// promptRead is how long the rest of a message may take to come without the Go runtime being told
-// that it is waited for.
+// promptRead is how long the rest of a message may take to arrive while the Go runtime is not
+// informed of the wait.
 const promptRead = time.Second
 
 // readAtLeast reads from a connection until at least least bytes of p are filled, and returns how
@@ -134,7 +135,7 @@ func readAtLeast(conn int, p []byte, least int) (n int, err error) {
 		switch {
 		case errors.Is(err, unix.EINTR): // of unix.Read
 		case errors.Is(err, unix.EAGAIN):
-			read = unix.Read // the client dawdles: this is no fork that should be cheap
+			read = unix.Read // the client is slow: this fork need not be cheap
 		case err != nil:
 			return n, err
 		case k == 0:
@@ -146,8 +147,8 @@ func readAtLeast(conn int, p []byte, least int) (n int, err error) {
 	return n, nil
 }
 
-// writeAll writes what fits into the socket's buffer at once, but for errors of a guest that is
-// ended then.
+// writeAll writes what fits into the socket's buffer at once. Errors matter only for a guest that
+// will be killed.
 func writeAll(conn int, p []byte) {
 	for len(p) > 0 {
 		n, err := rawcall.Write(conn, p)

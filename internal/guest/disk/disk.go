@@ -1,7 +1,7 @@
-// Package disk brings the guest's root file system to rest, for branches of the disk alone, and
-// gives the space of deleted files back to the host.
+// Package disk brings the guest's root file system to rest, for disk-only branches, and returns the
+// space of deleted files to the host.
 //
-// It does not decide when: the host asks for it over the agent's control protocol.
+// The host decides when, and requests it over the agent's control protocol.
 package disk
 
 import (
@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Limit is how long the file system rests if the host does not end the rest: whatever becomes of the
-// host's request, the guest's programs go on.
+// Limit is how long the file system rests if the host does not end the rest, so that the guest's
+// programs continue whatever happens to the host's request.
 const Limit = 30 * time.Second
 
 // Requests of ioctl(2) on file systems, from linux/fs.h.
@@ -33,23 +33,24 @@ type Disk struct {
 	limit time.Duration
 
 	mu      sync.Mutex
-	resting *time.Timer // ends the rest; nil if the file system does not rest
+	resting *time.Timer // ends the rest; nil while the file system is not at rest
 }
 
-// New returns the file system at path. It opens nothing yet.
+// New returns the file system at path. It does not open anything.
 func New(path string) *Disk {
 	return &Disk{call: func(request uint, arg *[3]uint64) error { return ioctl(path, request, arg) }, limit: Limit}
 }
 
-// Rest discards what is free, writes everything to the disk, and stops all writing to the file
-// system until Wake, or until Limit has passed. Meanwhile its disk is one that was unmounted.
+// Rest discards free blocks, writes everything to the disk, and stops all writing to the file
+// system until Wake, or until Limit has passed. During that time its disk is in the state of an
+// unmounted one.
 func (d *Disk) Rest() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.resting != nil {
 		return errors.New("freeze the file system: it is frozen already")
 	}
-	// A file system that cannot discard only takes more space.
+	// A file system that cannot discard merely takes more space.
 	if err := d.call(fiTrim, &[3]uint64{0, math.MaxUint64, 0}); err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
 		return fmt.Errorf("discard what is free: %w", err)
 	}
@@ -60,8 +61,8 @@ func (d *Disk) Rest() error {
 	return nil
 }
 
-// Wake ends the rest. An error says that it had ended before: then the disk may have been written
-// in the meantime.
+// Wake ends the rest. An error says that the rest had already ended, so that the disk may have been
+// written in the meantime.
 func (d *Disk) Wake() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -76,8 +77,8 @@ func (d *Disk) Wake() error {
 	return nil
 }
 
-// ioctl makes a request on the file system at path. The kernel reads and writes arg, if there is
-// one.
+// ioctl makes a request on the file system at path. The kernel reads and writes arg, if it is not
+// nil.
 func ioctl(path string, request uint, arg *[3]uint64) error {
 	f, err := os.Open(path)
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 	"github.com/forkd/forkd/internal/treetar"
 )
 
-// archiveTarget returns the path and the user that a request for an archive names. Its routes are
-// forkd's own; E2B's protocol has none.
+// archiveTarget returns the path and the user in a request for an archive. These routes are forkd's
+// own, not E2B's.
 func (s *Server) archiveTarget(r *http.Request) (string, *userenv.User, error) {
 	u, err := s.cfg.Env.User(r.URL.Query().Get("username"))
 	if err != nil {
@@ -22,8 +22,7 @@ func (s *Server) archiveTarget(r *http.Request) (string, *userenv.User, error) {
 	return userenv.Path(u, r.URL.Query().Get("path")), u, nil
 }
 
-// handlePack answers with what is below a directory. What fails after the beginning breaks the
-// answer off.
+// handlePack answers with a directory as an archive. A late error breaks the answer off.
 func (s *Server) handlePack(w http.ResponseWriter, r *http.Request) {
 	path, _, err := s.archiveTarget(r)
 	if err == nil {
@@ -40,8 +39,8 @@ func (s *Server) handlePack(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// handleUnpack makes what an archive holds in a directory, which is made if there is none. All that
-// it makes belongs to the user. What was made before an error stays.
+// handleUnpack unpacks an archive in a directory, which it creates if missing. Everything that it
+// makes belongs to the user. After an error the entries unpacked so far stay.
 func (s *Server) handleUnpack(w http.ResponseWriter, r *http.Request) {
 	path, u, err := s.archiveTarget(r)
 	if err == nil {
@@ -57,7 +56,7 @@ func (s *Server) handleUnpack(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// maxLeft bounds the entries that an error names.
+// maxLeft bounds the entries named in an error.
 const maxLeft = 5
 
 func unpack(r *http.Request, path string, u *userenv.User) error {

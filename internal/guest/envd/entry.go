@@ -16,7 +16,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/envdproto/filesystem"
 )
 
-// describer describes directory entries. It remembers account names, which are read from files.
+// describer describes directory entries. It caches account names, which are read from files.
 type describer struct {
 	users  map[uint32]string
 	groups map[uint32]string
@@ -26,8 +26,8 @@ func newDescriber() *describer {
 	return &describer{users: map[uint32]string{}, groups: map[uint32]string{}}
 }
 
-// entry describes path. A link has the type and mode of what it leads to, and the permission string
-// of a link. Names are text: what is no UTF-8 in them is replaced, for a message cannot carry it.
+// entry describes path. A link has the type and mode of its target, and the permission string of a
+// link. Invalid UTF-8 in names is replaced, because a message cannot carry it.
 func (d *describer) entry(path string) (*filesystem.EntryInfo, error) {
 	info, err := os.Lstat(path)
 	if err != nil {
@@ -102,7 +102,7 @@ func fileType(m fs.FileMode) filesystem.FileType {
 	return filesystem.FileType_FILE_TYPE_UNSPECIFIED
 }
 
-// metadataPrefix is where E2B keeps a file's metadata: extended attributes.
+// metadataPrefix is the prefix of the extended attributes that hold E2B's metadata of a file.
 const metadataPrefix = "user.e2b."
 
 // Bounds on metadata, in bytes: a key without the prefix (the kernel allows 255 with it), and all
@@ -119,7 +119,7 @@ func metadata(path string) map[string]string {
 		value := make([]byte, maxMetadataTotal)
 		n, err := unix.Lgetxattr(path, name, value)
 		if err != nil {
-			continue // removed meanwhile
+			continue // it was removed in the meantime
 		}
 		if out == nil {
 			out = map[string]string{}

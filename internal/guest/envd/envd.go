@@ -2,9 +2,9 @@
 // the JSON codec, file contents over plain HTTP.
 //
 // Requests act as a user of the guest: processes really run as that user, file operations run as
-// the agent and give what they create to the user. The user is a convenience, not a boundary: who
-// can reach this service has root. The package compresses no reply, keeps no output for clients
-// that come later, and never kills a process because its client left.
+// the agent and give new files to the user. The user is a convenience, not a boundary: every client
+// of this service has root. The package compresses no answer, keeps no output for later clients,
+// and never kills a process because its client left.
 package envd
 
 import (
@@ -33,15 +33,15 @@ const (
 	maxInit    = 1 << 20 // the body of /init
 )
 
-// defaultKeepalive is the interval of keepalive events for clients that do not ask for another.
+// defaultKeepalive is the default interval of keepalive events.
 const defaultKeepalive = 90 * time.Second
 
-// Config is what a Server works with.
+// Config configures a Server.
 type Config struct {
 	Reaper *reap.Reaper
 	Env    *userenv.Env
 	Log    *kmsg.Log
-	OnEnv  func(map[string]string) error // told of variables that /init adds
+	OnEnv  func(map[string]string) error // called with variables that /init adds
 }
 
 // Server is the envd of one guest.
@@ -80,7 +80,7 @@ func (s *Server) Handler() http.Handler {
 }
 
 // authenticate refuses requests without the access token, if there is one. /health is open, and
-// /files checks for itself because signed URLs carry no header.
+// /files does its own checks because signed URLs carry no header.
 func (s *Server) authenticate(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		token := s.accessToken()
@@ -101,7 +101,7 @@ func (s *Server) accessToken() string {
 
 func equal(a, b string) bool { return subtle.ConstantTimeCompare([]byte(a), []byte(b)) == 1 }
 
-// handleInit sets what a sandbox is created with. Fields of the protocol that concern E2B's own
+// handleInit sets the values given at a sandbox's creation. Fields of the protocol for E2B's own
 // hosts are ignored.
 func (s *Server) handleInit(w http.ResponseWriter, r *http.Request) {
 	var req struct {
@@ -140,7 +140,7 @@ func (s *Server) handleInit(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// rpcUser returns the user that a request's basic authentication names.
+// rpcUser returns the user in a request's basic authentication.
 func (s *Server) rpcUser(h http.Header) (*userenv.User, error) {
 	name := ""
 	if auth := h.Get("Authorization"); auth != "" {
@@ -158,7 +158,7 @@ func (s *Server) rpcUser(h http.Header) (*userenv.User, error) {
 	return u, nil
 }
 
-// keepalive returns the interval that a client asks for in seconds.
+// keepalive returns the interval that a client requests in seconds.
 func keepalive(h http.Header) time.Duration {
 	if d, err := time.ParseDuration(h.Get("Keepalive-Ping-Interval") + "s"); err == nil && d >= time.Second {
 		return d
@@ -166,8 +166,8 @@ func keepalive(h http.Header) time.Duration {
 	return defaultKeepalive
 }
 
-// streamEvents sends events to a client until the channel is closed, and a keepalive whenever it
-// was silent for interval. It returns early when the client has gone or its deadline has passed.
+// streamEvents sends events to a client until the channel is closed, and a keepalive after every
+// silent interval. It returns early when the client has left or its deadline has passed.
 func streamEvents[E any](ctx context.Context, events <-chan E, interval time.Duration, send func(E) error,
 	alive func() error) error {
 	timer := time.NewTimer(interval)

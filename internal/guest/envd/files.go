@@ -50,8 +50,8 @@ func fail(w http.ResponseWriter, err error) {
 	writeError(w, status, err.Error())
 }
 
-// filesUser checks a /files request's right to operation ("read" or "write") and returns the user
-// it names.
+// filesUser checks whether a /files request may perform operation ("read" or "write"), and returns
+// the user that it names.
 func (s *Server) filesUser(r *http.Request, operation string) (*userenv.User, error) {
 	if err := s.checkSignature(r, operation); err != nil {
 		return nil, err
@@ -64,7 +64,8 @@ func (s *Server) filesUser(r *http.Request, operation string) (*userenv.User, er
 }
 
 // checkSignature accepts the access token or a signed URL: "v1_" and the unpadded base64 of the
-// SHA-256 of path, operation, user, token and, if it expires, the second it does, joined by colons.
+// SHA-256 of path, operation, user, token and, if it expires, the expiry in seconds, joined by
+// colons.
 func (s *Server) checkSignature(r *http.Request, operation string) error {
 	token := s.accessToken()
 	if token == "" {
@@ -105,7 +106,7 @@ func (s *Server) handleRead(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	path := userenv.Path(u, r.URL.Query().Get("path"))
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // opening a FIFO must not wait for its writer
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // opening a FIFO must not wait for a writer
 	if err != nil {
 		fail(w, err)
 		return
@@ -121,7 +122,7 @@ func (s *Server) handleRead(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if strings.HasPrefix(path, "/proc/") || strings.HasPrefix(path, "/sys/") {
-		// The kernel's files have no true size.
+		// Files of the kernel have no true size.
 		w.Header().Set("Content-Type", "application/octet-stream")
 		_, _ = io.Copy(w, f)
 		return
@@ -130,7 +131,7 @@ func (s *Server) handleRead(w http.ResponseWriter, r *http.Request) {
 	http.ServeContent(w, r, info.Name(), info.ModTime(), f)
 }
 
-// written is the reply for one uploaded file; clients compare it exactly.
+// written is the answer for one uploaded file; clients compare it exactly.
 type written struct {
 	Path     string            `json:"path"`
 	Name     string            `json:"name"`

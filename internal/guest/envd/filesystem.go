@@ -22,7 +22,7 @@ type filesystemService struct {
 	watchers *watchers
 }
 
-// maxEntries bounds one listing, so that its reply stays within what clients read.
+// maxEntries bounds one listing, so that its answer stays within the clients' bounds.
 const maxEntries = 20000
 
 // target resolves a request's path for its user.
@@ -34,7 +34,7 @@ func (fsv *filesystemService) target(req connect.AnyRequest, path string) (strin
 	return userenv.Path(u, path), u, nil
 }
 
-// fsError gives a file system error its code.
+// fsError maps a file system error to its code.
 func fsError(err error) error {
 	code := connect.CodeInternal
 	switch {
@@ -52,13 +52,13 @@ func fsError(err error) error {
 	return connect.NewError(code, err)
 }
 
-// isDenied reports whether the kernel refuses what is asked of a path that is right in itself, such
-// as a new file in /sys, or another name for the root of a mount, for root too.
+// isDenied reports whether the kernel refuses an operation on a valid path even for root, such as a
+// new file in /sys, or renaming a mount point.
 func isDenied(err error) bool {
 	return errors.Is(err, fs.ErrPermission) || isOneOf(err, unix.EROFS, unix.ETXTBSY, unix.EBUSY)
 }
 
-// isWrongPath reports whether a path does not suit what is asked.
+// isWrongPath reports whether a path is unsuitable for the operation.
 func isWrongPath(err error) bool {
 	return isOneOf(err, unix.ENOTDIR, unix.EISDIR, unix.ENOTEMPTY, unix.ELOOP, unix.ENAMETOOLONG, unix.EINVAL)
 }
@@ -82,8 +82,8 @@ func (fsv *filesystemService) Stat(_ context.Context,
 	return connect.NewResponse(&filesystem.StatResponse{Entry: e}), nil
 }
 
-// ListDir lists a directory to a depth, depth first, in the order of names. It follows a link that
-// is the directory asked for, and none below it.
+// ListDir lists a directory to a depth, depth first, in the order of names. It follows a link if
+// that is the requested directory, but none below it.
 func (fsv *filesystemService) ListDir(_ context.Context,
 	req *connect.Request[filesystem.ListDirRequest]) (*connect.Response[filesystem.ListDirResponse], error) {
 	path, _, err := fsv.target(req, req.Msg.GetPath())
@@ -113,7 +113,7 @@ func list(d *describer, dir string, depth uint32, out *filesystem.ListDirRespons
 		path := filepath.Join(dir, entry.Name())
 		e, err := d.entry(path)
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // removed meanwhile
+			continue // it was removed in the meantime
 		}
 		if err != nil {
 			return fsError(err)
@@ -176,7 +176,7 @@ func makeDirs(path string, u *userenv.User) error {
 	return give(path, u)
 }
 
-// give makes u the owner of what a request has created.
+// give makes u the owner of something that a request has created.
 func give(path string, u *userenv.User) error {
 	if u.Credential() == nil {
 		return nil // the agent's own user
@@ -184,7 +184,7 @@ func give(path string, u *userenv.User) error {
 	return os.Lchown(path, int(u.UID), int(u.GID))
 }
 
-// Move renames an entry, making the parents of its new place.
+// Move renames an entry, and makes the parents of its new path.
 func (fsv *filesystemService) Move(_ context.Context,
 	req *connect.Request[filesystem.MoveRequest]) (*connect.Response[filesystem.MoveResponse], error) {
 	source, u, err := fsv.target(req, req.Msg.GetSource())
@@ -208,7 +208,7 @@ func (fsv *filesystemService) Move(_ context.Context,
 	return connect.NewResponse(&filesystem.MoveResponse{Entry: e}), nil
 }
 
-// Remove removes an entry with everything below it; one that does not exist is removed already.
+// Remove removes an entry with everything below it; a missing entry is not an error.
 func (fsv *filesystemService) Remove(_ context.Context,
 	req *connect.Request[filesystem.RemoveRequest]) (*connect.Response[filesystem.RemoveResponse], error) {
 	path, _, err := fsv.target(req, req.Msg.GetPath())

@@ -8,8 +8,8 @@ import (
 	"syscall"
 )
 
-// lookPath finds a command as a shell does: in the process's own PATH, or relative to its directory
-// if it has a slash.
+// lookPath finds a command as a shell does: in the process's own PATH or, if it has a slash,
+// relative to the process's directory.
 func lookPath(cmd, dir string, env []string) (string, error) {
 	if strings.Contains(cmd, "/") {
 		if !filepath.IsAbs(cmd) {

@@ -15,19 +15,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// metrics is the reply of GET /metrics; sizes are in bytes.
+// metrics is the answer to GET /metrics; sizes are in bytes.
 type metrics struct {
 	Timestamp  int64   `json:"ts"` // s since 1970
 	CPUCount   int     `json:"cpu_count"`
-	CPUUsedPct float64 `json:"cpu_used_pct"` // of all CPUs, since the last call; since boot for the first
+	CPUUsedPct float64 `json:"cpu_used_pct"` // of all CPUs, since the previous call; since boot for the first
 	MemTotal   uint64  `json:"mem_total"`
-	MemUsed    uint64  `json:"mem_used"` // not available without swapping; without the page cache
+	MemUsed    uint64  `json:"mem_used"` // not available without swapping; excludes the page cache
 	MemCache   uint64  `json:"mem_cache"`
 	DiskUsed   uint64  `json:"disk_used"` // of the root file system
 	DiskTotal  uint64  `json:"disk_total"`
 }
 
-// cpuMeter keeps the CPU times of the last call.
+// cpuMeter keeps the CPU times of the previous call.
 type cpuMeter struct {
 	mu          sync.Mutex
 	busy, total uint64 // clock ticks since boot
@@ -69,8 +69,8 @@ func (s *Server) metrics() (metrics, error) {
 	return m, nil
 }
 
-// percent returns the busy share since the last call. Times that went back, as after a rollback,
-// give 0.
+// percent returns the busy share since the previous call. If times decreased, as after a rollback,
+// it is 0.
 func (c *cpuMeter) percent(busy, total uint64) float64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()

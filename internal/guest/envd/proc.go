@@ -22,8 +22,8 @@ const (
 	ptyChunk  = 16 << 10
 )
 
-// lingerTimeout bounds how long the output of processes that a process left behind is waited for
-// after its end. What the process itself wrote is always delivered.
+// lingerTimeout bounds how long to wait, after a process's end, for output of processes that it
+// left behind. Its own output is always delivered.
 const lingerTimeout = time.Second
 
 var (
@@ -32,8 +32,8 @@ var (
 	errHasPTY  = errors.New("the process has a terminal; send pty input")
 )
 
-// proc is one process, running or just ended. Its output goes to every subscriber at the pace of
-// the slowest, so that none is lost and none is kept.
+// proc is one process, running or recently ended. Its output goes to every subscriber at the pace
+// of the slowest, so that none is lost and none is kept.
 type proc struct {
 	config *process.ProcessConfig
 	tag    *string
@@ -55,14 +55,13 @@ type proc struct {
 	subs map[*subscription]struct{}
 }
 
-// subscription receives a process's events; gone is closed by the subscriber when it stops
-// receiving.
+// subscription receives a process's events. The subscriber closes gone when it stops receiving.
 type subscription struct {
 	events chan *process.ProcessEvent
 	gone   chan struct{}
 }
 
-// subscribe returns a subscription to what follows; the channel is closed after the end event.
+// subscribe returns a subscription to later events; the channel is closed after the end event.
 func (p *proc) subscribe() *subscription {
 	s := &subscription{events: make(chan *process.ProcessEvent), gone: make(chan struct{})}
 	p.mu.Lock()
@@ -205,7 +204,7 @@ func (p *proc) openPipes(cmd *exec.Cmd, wantStdin bool, given *[]*os.File) ([]*o
 	return outs, nil
 }
 
-// read publishes what comes from f until its end, or until wait makes it stop.
+// read publishes the data of f until its end, or until wait makes it stop.
 func (p *proc) read(f *os.File, kind outputKind, chunk int) {
 	defer p.outputs.Done()
 	for buf := make([]byte, chunk); ; {
@@ -217,21 +216,21 @@ func (p *proc) read(f *os.File, kind outputKind, chunk int) {
 			p.rest(f, kind, buf)
 			return
 		}
-		if err != nil { // EOF, or EIO from a terminal that nobody has open any more
+		if err != nil { // EOF, or EIO from a terminal that no process has open
 			return
 		}
 	}
 }
 
-// rest publishes what is in the pipe now. It bypasses the deadline that made read stop, which also
-// keeps os.File from reading what is there.
+// rest publishes the data now in the pipe. It bypasses the deadline that made read stop, which also
+// keeps os.File from reading that data.
 func (p *proc) rest(f *os.File, kind outputKind, buf []byte) {
 	raw, err := f.SyscallConn()
 	if err != nil {
 		return
 	}
-	// Bounded, because the processes left behind may go on writing: a pipe holds no more than this
-	// by default.
+	// Bounded, because processes left behind may go on writing: by default a pipe holds no more
+	// than this.
 	for left := 1 << 20; left > 0; {
 		n := 0
 		raw.Control(func(fd uintptr) { n, _ = syscall.Read(int(fd), buf) })
@@ -243,7 +242,7 @@ func (p *proc) rest(f *os.File, kind outputKind, buf []byte) {
 	}
 }
 
-// wait ends the process's life here: all output first, then the end event, once.
+// wait handles the process's end: all output first, then the end event, once.
 func (p *proc) wait(outs []*os.File) {
 	status := p.child.Status()
 	for _, f := range outs {
@@ -266,17 +265,17 @@ func (p *proc) wait(outs []*os.File) {
 	}
 }
 
-// oomKills returns how many processes of the guest its kernel has killed for want of memory, as
-// /proc/vmstat has it.
+// oomKills returns how many processes the guest's kernel has killed for lack of memory, according
+// to /proc/vmstat.
 func oomKills() string {
-	stat, _ := os.ReadFile("/proc/vmstat") // without it nothing is said of memory
+	stat, _ := os.ReadFile("/proc/vmstat") // optional: without it lack of memory is not reported
 	_, rest, _ := strings.Cut(string(stat), "\noom_kill ")
 	count, _, _ := strings.Cut(rest, "\n")
 	return count
 }
 
-// endEvent describes an end. Kills are not told apart by whom they hit: outOfMemory says that there
-// was one meanwhile.
+// endEvent describes an end. It cannot tell whether an out-of-memory kill hit this process:
+// outOfMemory says that there was one in the meantime.
 func endEvent(status syscall.WaitStatus, outOfMemory bool) *process.ProcessEvent_EndEvent {
 	if status.Signaled() {
 		text := "signal: " + status.Signal().String()
@@ -297,8 +296,8 @@ func endEvent(status syscall.WaitStatus, outOfMemory bool) *process.ProcessEvent
 	return end
 }
 
-// input writes to the process's stdin or terminal, waiting while it does not read. terminal lets
-// what is for stdin go to the terminal, if there is one.
+// input writes to the process's stdin or terminal, and waits while the process does not read. With
+// terminal, input for stdin goes to the terminal, if there is one.
 func (p *proc) input(in *process.ProcessInput, terminal bool) error {
 	p.inMu.Lock()
 	defer p.inMu.Unlock()
@@ -326,8 +325,7 @@ func (p *proc) input(in *process.ProcessInput, terminal bool) error {
 	return err
 }
 
-// endOfInput is what a terminal takes for the end of its input, unless it was set up otherwise:
-// Ctrl-D.
+// endOfInput is the byte that ends a terminal's input, unless it was configured otherwise: Ctrl-D.
 const endOfInput = 4
 
 func (p *proc) closeStdin(terminal bool) error {
@@ -341,8 +339,8 @@ func (p *proc) closeStdin(terminal bool) error {
 	return nil
 }
 
-// closeInput closes stdin. A write that waits for the process to read fails, rather than keep it
-// open.
+// closeInput closes stdin. A write that waits for the process to read fails rather than keeping
+// stdin open.
 func (p *proc) closeInput() {
 	if p.stdin == nil {
 		return

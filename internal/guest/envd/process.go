@@ -21,8 +21,8 @@ import (
 // processService implements process.Process.
 type processService struct{ s *Server }
 
-// Start runs a process and streams it. At the deadline of the call the process group is killed;
-// when the client leaves earlier, the process stays and the deadline with it.
+// Start runs a process and streams its events. At the deadline of the call the process group is
+// killed. If the client leaves earlier, the process runs on, and the deadline still applies.
 func (ps *processService) Start(ctx context.Context, req *connect.Request[process.StartRequest],
 	out *connect.ServerStream[process.StartResponse]) error {
 	p, sub, err := ps.spawn(req)
@@ -31,7 +31,7 @@ func (ps *processService) Start(ctx context.Context, req *connect.Request[proces
 	}
 	defer p.unsubscribe(sub)
 	ps.s.procs.add(p)
-	var late atomic.Bool // the process is killed for it: how it ends is no answer
+	var late atomic.Bool // set when the process is killed at its deadline, so that its end is not the answer
 	if deadline, ok := ctx.Deadline(); ok {
 		timer := time.AfterFunc(time.Until(deadline), func() {
 			late.Store(true)
@@ -51,7 +51,7 @@ func (ps *processService) Start(ctx context.Context, req *connect.Request[proces
 	return streamProcess(ctx, p, sub, keepalive(req.Header()), send)
 }
 
-// streamProcess sends the start event, then what the subscription brings.
+// streamProcess sends the start event, then the events of the subscription.
 func streamProcess(ctx context.Context, p *proc, sub *subscription, interval time.Duration,
 	send func(*process.ProcessEvent) error) error {
 	first := &process.ProcessEvent_StartEvent{Pid: uint32(p.child.Pid)}
@@ -107,7 +107,7 @@ func (ps *processService) spawn(req *connect.Request[process.StartRequest]) (*pr
 	return p, sub, nil
 }
 
-// startError keeps "no such command" and "not executable" apart from other failures; clients rely
+// startError distinguishes "no such command" and "not executable" from other failures; clients rely
 // on the codes.
 func startError(cmd string, err error) error {
 	code := connect.CodeInternal
@@ -122,7 +122,7 @@ func startError(cmd string, err error) error {
 	return connect.NewError(code, fmt.Errorf("start %q: %w", cmd, err))
 }
 
-// winsize converts a terminal size; one that does not fit the kernel's fields, or none, is 80x24.
+// winsize converts a terminal size. An invalid or missing size becomes 80x24.
 func winsize(p *process.PTY) *pty.Winsize {
 	const most = 1<<16 - 1
 	cols, rows := p.GetSize().GetCols(), p.GetSize().GetRows()
@@ -143,7 +143,7 @@ func (ps *processService) find(sel *process.ProcessSelector) (*proc, error) {
 		sel.GetPid()))
 }
 
-// findLive is find without the processes that have ended.
+// findLive is find for processes that have not ended.
 func (ps *processService) findLive(sel *process.ProcessSelector) (*proc, error) {
 	p, err := ps.find(sel)
 	if err == nil && p.hasEnded() {
@@ -152,7 +152,7 @@ func (ps *processService) findLive(sel *process.ProcessSelector) (*proc, error) 
 	return p, err
 }
 
-// Connect streams a process from now on.
+// Connect streams a process's events from now on.
 func (ps *processService) Connect(ctx context.Context, req *connect.Request[process.ConnectRequest],
 	out *connect.ServerStream[process.ConnectResponse]) error {
 	p, err := ps.find(req.Msg.GetProcess())
@@ -165,7 +165,7 @@ func (ps *processService) Connect(ctx context.Context, req *connect.Request[proc
 	return streamProcess(ctx, p, sub, keepalive(req.Header()), send)
 }
 
-// List returns the running processes with the configurations they were started with.
+// List returns the running processes with their start configurations.
 func (ps *processService) List(context.Context,
 	*connect.Request[process.ListRequest]) (*connect.Response[process.ListResponse], error) {
 	out := &process.ListResponse{}
@@ -188,7 +188,7 @@ func (ps *processService) SendInput(_ context.Context,
 	return connect.NewResponse(&process.SendInputResponse{}), nil
 }
 
-// StreamInput writes to a process's stdin or terminal what arrives, in order.
+// StreamInput writes arriving data to a process's stdin or terminal, in order.
 func (ps *processService) StreamInput(_ context.Context,
 	in *connect.ClientStream[process.StreamInputRequest]) (*connect.Response[process.StreamInputResponse], error) {
 	var p *proc
@@ -217,17 +217,18 @@ func (ps *processService) StreamInput(_ context.Context,
 	return connect.NewResponse(&process.StreamInputResponse{}), nil
 }
 
-// maxSignal is the last signal of Linux, SIGRTMAX.
+// maxSignal is the highest signal of Linux, SIGRTMAX.
 const maxSignal = 64
 
-// SendSignal signals the one process, or its group if the request has agentproto.GroupHeader.
+// SendSignal sends a signal to one process, or to its group if the request has
+// agentproto.GroupHeader.
 func (ps *processService) SendSignal(_ context.Context,
 	req *connect.Request[process.SendSignalRequest]) (*connect.Response[process.SendSignalResponse], error) {
 	p, err := ps.findLive(req.Msg.GetProcess())
 	if err != nil {
 		return nil, err
 	}
-	sig := req.Msg.GetSignal() // any of Linux, though the protocol has names for two only
+	sig := req.Msg.GetSignal() // any signal of Linux, though the protocol names only two
 	if sig < 1 || sig > maxSignal {
 		return nil, invalid(fmt.Errorf("signal %d: want 1 to %d", sig, maxSignal))
 	}

@@ -16,15 +16,15 @@ import (
 	"github.com/forkd/forkd/internal/guest/userenv"
 )
 
-// uploadPrefix begins the names of files that are being uploaded. Watches say nothing of them.
+// uploadPrefix is the prefix of files being uploaded. Watches do not report them.
 const uploadPrefix = ".forkd-upload-"
 
-// maxLinks is how many symbolic links the kernel follows in one path.
+// maxLinks is the number of symbolic links that the kernel follows in one path.
 const maxLinks = 40
 
-// replaceFile gives path the content and the metadata, whole or not at all: the file that was there
-// stays until all of the new one is on the disk. A file keeps its owner and mode, a new one is u's.
-// Links lead to the file that is replaced; hard links go on to name the old content.
+// replaceFile replaces the content and the metadata of path completely or not at all: the old file
+// stays until the new one is completely on the disk. An existing file keeps its owner and mode, a
+// new one belongs to u. Symbolic links are followed; other hard links keep the old content.
 func replaceFile(path string, content io.Reader, meta map[string]string, u *userenv.User) error {
 	path, err := followLinks(path)
 	if err != nil {
@@ -46,7 +46,7 @@ func replaceFile(path string, content io.Reader, meta map[string]string, u *user
 	f, err := os.CreateTemp(filepath.Dir(path), uploadPrefix+"*")
 	var refused *fs.PathError
 	if errors.As(err, &refused) {
-		refused.Path = path // and not the name of the upload
+		refused.Path = path // instead of the name of the upload
 	}
 	if err != nil {
 		return err
@@ -65,19 +65,18 @@ func replaceFile(path string, content io.Reader, meta map[string]string, u *user
 	return err
 }
 
-// isKernels reports whether path is a file of the kernel, which takes what is written to it at
-// once.
+// isKernels reports whether path is a file of the kernel, where a write takes effect at once.
 func isKernels(path string) bool {
 	return strings.HasPrefix(path, "/proc/") || strings.HasPrefix(path, "/sys/")
 }
 
-// followLinks returns the path that opening path for writing would use: links at its end are
-// followed, whether or not they lead to a file.
+// followLinks returns the path that opening path for writing would use: it follows links at the end
+// of path, whether or not their target exists.
 func followLinks(path string) (string, error) {
 	for range maxLinks {
 		to, err := os.Readlink(path)
 		if errors.Is(err, unix.EINVAL) || errors.Is(err, fs.ErrNotExist) {
-			return path, nil // no link
+			return path, nil // not a link
 		}
 		if err != nil {
 			return "", err
@@ -103,7 +102,7 @@ func fill(f *os.File, content io.Reader, old fs.FileInfo, u *userenv.User) error
 			uid, gid = int(st.Uid), int(st.Gid)
 		}
 	}
-	if os.Geteuid() == 0 { // else there is no other owner to give it to
+	if os.Geteuid() == 0 { // otherwise there is no other owner
 		if err := f.Chown(uid, gid); err != nil {
 			return err
 		}
@@ -118,7 +117,8 @@ func fill(f *os.File, content io.Reader, old fs.FileInfo, u *userenv.User) error
 func putInPlace(f *os.File, path string) error {
 	err := os.Rename(f.Name(), path)
 	if errors.Is(err, unix.EBUSY) {
-		// A mount point, as /etc/hosts is. Its file is written, from content that is there whole.
+		// It is a mount point, such as /etc/hosts. Its file is overwritten, from the complete
+		// content.
 		if _, err := f.Seek(0, io.SeekStart); err != nil {
 			return err
 		}
@@ -130,8 +130,7 @@ func putInPlace(f *os.File, path string) error {
 	if err != nil {
 		return err
 	}
-	// Who watches the file is told of a write, not only that a file has come: this changes nothing
-	// else.
+	// Watchers of the file must see a write, not only a rename: this changes nothing else.
 	size, err := f.Seek(0, io.SeekEnd)
 	if err == nil {
 		err = f.Truncate(size)

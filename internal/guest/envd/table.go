@@ -8,12 +8,11 @@ import (
 	"github.com/forkd/forkd/internal/proto/envdproto/process"
 )
 
-// connectableFor is how long after its end a process can still be connected to, to learn how it
+// connectableFor is how long after its end clients can still connect to a process, to learn how it
 // ended.
 const connectableFor = 30 * time.Second
 
-// table knows the processes that were started by clients: those running, and those that ended a
-// moment ago.
+// table holds the processes that clients started: running ones, and recently ended ones.
 type table struct {
 	mu    sync.Mutex
 	procs []*proc // in the order they were started
@@ -28,7 +27,7 @@ func (t *table) add(p *proc) {
 	t.procs = append(t.procs, p)
 }
 
-// pruneLocked forgets processes that ended long ago. It runs on use and not by a timer, which every
+// pruneLocked removes processes that ended long ago. It runs on use and not by a timer, which every
 // child of a snapshot would have to serve.
 func (t *table) pruneLocked(now time.Time) {
 	t.procs = slices.DeleteFunc(t.procs, func(p *proc) bool {
@@ -45,7 +44,7 @@ func (p *proc) hasEnded() bool {
 	}
 }
 
-// find returns the process that a selector means, the youngest if several match, or nil.
+// find returns the process that a selector matches, the youngest of several, or nil.
 func (t *table) find(sel *process.ProcessSelector) *proc {
 	t.mu.Lock()
 	defer t.mu.Unlock()

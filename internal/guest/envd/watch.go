@@ -17,7 +17,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/envdproto/filesystem"
 )
 
-// watch turns the kernel's notices about one directory into events.
+// watch converts the kernel's notifications about one directory to events.
 type watch struct {
 	root      string
 	recursive bool
@@ -28,7 +28,7 @@ type watch struct {
 	stop      chan struct{}
 }
 
-// watchRequest is what WatchDirRequest and CreateWatcherRequest have in common.
+// watchRequest is the common part of WatchDirRequest and CreateWatcherRequest.
 type watchRequest interface {
 	GetPath() string
 	GetRecursive() bool
@@ -36,7 +36,7 @@ type watchRequest interface {
 	GetAllowNetworkMounts() bool
 }
 
-// networkMounts are file systems whose changes by other hosts are not noticed (statfs(2)).
+// networkMounts are file systems on which changes by other hosts are not noticed (statfs(2)).
 var networkMounts = map[int64]string{
 	unix.NFS_SUPER_MAGIC: "nfs", unix.SMB_SUPER_MAGIC: "smb", unix.SMB2_SUPER_MAGIC: "smb", unix.CIFS_SUPER_MAGIC: "cifs",
 	unix.V9FS_MAGIC: "9p", unix.FUSE_SUPER_MAGIC: "fuse", unix.CEPH_SUPER_MAGIC: "ceph",
@@ -74,7 +74,7 @@ func newWatch(u *userenv.User, req watchRequest) (*watch, error) {
 	return w, nil
 }
 
-// add watches dir, and what is below it if the watch is recursive.
+// add watches dir, and everything below it if the watch is recursive.
 func (w *watch) add(dir string) error {
 	if !w.recursive {
 		return w.notices.Add(dir)
@@ -84,7 +84,7 @@ func (w *watch) add(dir string) error {
 			err = w.notices.Add(path)
 		}
 		if errors.Is(err, fs.ErrNotExist) && path != w.root {
-			return nil // removed meanwhile
+			return nil // it was removed in the meantime
 		}
 		return err
 	})
@@ -119,7 +119,7 @@ func (w *watch) run() {
 	}
 }
 
-// translate sends the events of one notice and reports whether the watch goes on.
+// translate sends the events of one notification and reports whether the watch continues.
 func (w *watch) translate(n fsnotify.Event) bool {
 	name, err := filepath.Rel(w.root, n.Name)
 	if err != nil || name == "." {
@@ -152,7 +152,7 @@ func (w *watch) translate(n fsnotify.Event) bool {
 		}
 		ev := &filesystem.FilesystemEvent{Name: text(name), Type: k.event}
 		if k.entry && w.entries {
-			ev.Entry, _ = newDescriber().entry(n.Name) // nil if it is gone already
+			ev.Entry, _ = newDescriber().entry(n.Name) // nil if it is gone
 		}
 		select {
 		case w.events <- ev:

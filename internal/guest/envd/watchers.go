@@ -18,7 +18,7 @@ const (
 	maxPending  = 10000 // events of one watcher that its client has not fetched
 )
 
-// watchers are the watches of clients that poll.
+// watchers holds the watches of clients that poll.
 type watchers struct {
 	mu   sync.Mutex
 	byID map[string]*watcher
@@ -34,8 +34,8 @@ type watcher struct {
 
 func newWatchers() *watchers { return &watchers{byID: map[string]*watcher{}} }
 
-// collect keeps a watch's events until they are fetched. Those beyond maxPending are dropped, and
-// the client is told.
+// collect keeps a watch's events until they are fetched. It drops events beyond maxPending, which
+// take then reports.
 func (w *watcher) collect() {
 	for ev := range w.watch.events {
 		w.mu.Lock()
@@ -53,7 +53,7 @@ func (w *watcher) collect() {
 	}
 }
 
-// take returns what has happened since the last call, or why the watch has lost events.
+// take returns the events since the previous call, or an error if the watch has lost events.
 func (w *watcher) take() ([]*filesystem.FilesystemEvent, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -65,7 +65,7 @@ func (w *watcher) take() ([]*filesystem.FilesystemEvent, error) {
 	return nil, w.err
 }
 
-// CreateWatcher starts a watch whose events are fetched.
+// CreateWatcher starts a watch whose events the client polls.
 func (fsv *filesystemService) CreateWatcher(_ context.Context,
 	req *connect.Request[filesystem.CreateWatcherRequest]) (*connect.Response[filesystem.CreateWatcherResponse], error) {
 	u, err := fsv.s.rpcUser(req.Header())
@@ -95,7 +95,7 @@ func unknownWatcher(id string) error {
 	return connect.NewError(connect.CodeNotFound, fmt.Errorf("watcher %q does not exist", id))
 }
 
-// GetWatcherEvents returns what has happened since the last call.
+// GetWatcherEvents returns the events since the previous call.
 func (fsv *filesystemService) GetWatcherEvents(_ context.Context,
 	req *connect.Request[filesystem.GetWatcherEventsRequest]) (*connect.Response[filesystem.GetWatcherEventsResponse],
 	error) {

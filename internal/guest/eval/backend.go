@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// Languages, as clients name them. The first two are also the ids of their default contexts.
+// Languages, by their names for clients. The first two are also the ids of their default contexts.
 const (
 	python     = "python"
 	javascript = "javascript"
@@ -47,23 +47,23 @@ var nodeDriver string
 //go:embed drivers/bash.sh
 var bashDriver string
 
-// A backend is a way to run code: the driver of a program of the guest. All drivers keep to what
-// drivers/wire.py says of the descriptors 3 and 4, and TestBackends holds all of them to the same.
+// A backend is a way to run code: a driver in one of the guest's programs. All drivers follow the
+// protocol for descriptors 3 and 4 in drivers/wire.py, and TestBackends checks that all of them do.
 type backend struct {
 	language string
 	program  string // looked for in PATH
 	args     []string
 	driver   string // on descriptor 5
 
-	// encode makes the bytes by which a driver is told of a call.
+	// encode encodes a call for the driver.
 	encode func(runRequest) ([]byte, error)
 
-	// listens tells that the driver reads its control socket while code runs. One that does not is
-	// told of a fork with its next call: runRequest.Late.
+	// listens says that the driver reads its control socket while code runs. Others learn of a fork
+	// with their next call: runRequest.Late.
 	listens bool
 }
 
-// The bootstraps make the driver the program without a file in the guest: fd 5 holds its text.
+// The bootstraps load the driver without a file in the guest: descriptor 5 holds its text.
 const (
 	pythonBootstrap = `f=open(5,"rb");s=f.read();f.close();del f;exec(compile(s,"<forkd-driver>","exec"),{"__name__":"forkd_driver"})`
 	nodeBootstrap   = `const fs=require("fs");const s=fs.readFileSync(5,"utf8");fs.closeSync(5);` +
@@ -71,7 +71,7 @@ const (
 		`driver.runInThisContext()(require,(name)=>import(name))`
 )
 
-// backendOf returns what runs a language.
+// backendOf returns the backend of a language.
 func backendOf(language string) (*backend, error) {
 	switch language {
 	case python:
@@ -91,7 +91,7 @@ func backendOf(language string) (*backend, error) {
 		typescript, bash)}
 }
 
-// languageOf returns the language that a client means.
+// languageOf returns the language for a client's name of it.
 func languageOf(name string) string {
 	switch name = strings.ToLower(strings.TrimSpace(name)); name {
 	case "":
@@ -109,7 +109,7 @@ type unsupportedError struct{ language, reason string }
 
 func (e *unsupportedError) Error() string { return fmt.Sprintf("language %q %s", e.language, e.reason) }
 
-// find looks for a backend's program in the PATH of the environment it will run with.
+// find looks for a backend's program in the PATH of its environment.
 func (b *backend) find(environ []string) (string, error) {
 	for _, kv := range environ {
 		path, ok := strings.CutPrefix(kv, "PATH=")
@@ -131,7 +131,7 @@ func encodeJSON(req runRequest) ([]byte, error) {
 	return append(line, '\n'), err
 }
 
-// encodeShell writes a request as assignments for bash, which reads no JSON, up to a NUL byte.
+// encodeShell encodes a request as assignments for bash, which reads no JSON, up to a NUL byte.
 func encodeShell(req runRequest) ([]byte, error) {
 	if strings.ContainsRune(req.Code, 0) {
 		return nil, &unsupportedError{bash, "takes no code with a NUL byte in it"}
@@ -149,7 +149,7 @@ func encodeShell(req runRequest) ([]byte, error) {
 		fmt.Fprintf(&out, " %s=(", v.name)
 		for name, value := range v.vars {
 			if !shellName.MatchString(name) {
-				continue // bash can hold no such variable; a program that it starts would not see it either
+				continue // bash cannot hold such a variable, so a program that it starts would not see it either
 			}
 			out.WriteString(" " + name + " " + quote(value))
 		}
@@ -158,7 +158,7 @@ func encodeShell(req runRequest) ([]byte, error) {
 	return append([]byte(out.String()), 0), nil
 }
 
-// shellName is the form of a variable that bash can hold.
+// shellName matches the names of variables that bash can hold.
 var shellName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
 func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }

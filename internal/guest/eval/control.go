@@ -27,14 +27,14 @@ type controlRequest struct {
 // controlReply is its answer.
 type controlReply struct {
 	Error string `json:"error"`
-	Idle  bool   `json:"idle"` // no code of the user's can run before the next call; only "prepare" finds out
+	Idle  bool   `json:"idle"` // the user's code cannot run before the next call; only "prepare" determines that
 }
 
 // putOff keeps a request for the next call if the interpreter can sleep until then, and reports
 // whether it did.
 func (i *interpreter) putOff(req controlRequest) bool {
 	if !i.backend.listens && req.Op == opPrepare {
-		return true // there is nothing that it could prepare
+		return true // there is nothing to prepare
 	}
 	if !i.idle || req.Op == opPrepare {
 		return false
@@ -53,7 +53,7 @@ func (i *interpreter) putOff(req controlRequest) bool {
 	return true
 }
 
-// catchUp carries out what was put off, except where the next call itself will say it.
+// catchUp carries out a request that was put off, unless the next call itself contains it.
 func (i *interpreter) catchUp() error {
 	if i.late.Op == "" || !i.backend.listens {
 		return nil
@@ -66,7 +66,7 @@ func (i *interpreter) catchUp() error {
 	return i.awaitControl()
 }
 
-// sendControl writes a request; the caller reads its answer with awaitControl. The two are apart so
+// sendControl writes a request; the caller reads its answer with awaitControl. They are separate so
 // that several interpreters work at the same time.
 func (i *interpreter) sendControl(req controlRequest) error {
 	line, err := json.Marshal(req)
@@ -105,15 +105,15 @@ func (i *interpreter) awaitControl() error {
 
 func (i *interpreter) controlError(err error) error {
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		// The answer would be taken for the next one's.
+		// Otherwise a late answer would be mistaken for that of the next request.
 		i.stop()
 		return errors.New("interpreter: no answer in time; is it in a long call that holds the interpreter lock?")
 	}
 	return fmt.Errorf("interpreter: control: %w", err)
 }
 
-// endedInstead reports whether a control request failed because the interpreter has ended, as one
-// does whose code is killed just then: there is nothing left that could repeat a sibling's numbers.
+// endedInstead reports whether a control request failed because the interpreter has ended, for
+// example because its code is being killed: then nothing can repeat a sibling's numbers.
 func (i *interpreter) endedInstead(err error) bool {
 	if !errors.Is(err, io.EOF) && !errors.Is(err, syscall.EPIPE) && !errors.Is(err, syscall.ECONNRESET) {
 		return false
@@ -121,7 +121,7 @@ func (i *interpreter) endedInstead(err error) bool {
 	select {
 	case <-i.child.Done():
 		return true
-	case <-time.After(lastReplies): // its socket is closed, and yet it lives
+	case <-time.After(lastReplies): // its socket is closed, but it lives
 		return false
 	}
 }

@@ -1,13 +1,14 @@
 // Package eval runs code in warm interpreters: it serves the E2B code interpreter protocol
-// (/execute, /contexts), keeps one process per context, and passes a fork on to each of them.
+// (/execute, /contexts), keeps one process per context, and informs each of them of a fork.
 //
-// What runs in the process is a backend: Jupyter's kernel, forkd's own Python interpreter, Node or
-// bash, each with a driver of ours that speaks one protocol with the agent (see backend.go).
+// The process runs a backend: Jupyter's kernel, forkd's own Python interpreter, Node or bash, each
+// with a driver of ours that speaks one protocol with the agent (see backend.go).
 //
-// A context is a process: one that dies or hangs harms no other, and is started again by the next
-// call. The package does not limit the memory of the code, nor its time unless the call asks for
-// that; it interrupts code whose client goes away. Processes that user code forks from an
-// interpreter are not told of a fork of the machine; package generators reseeds what it can of theirs.
+// A context is a process: if it dies or hangs, others are unaffected, and the next call restarts
+// it. The package does not limit the memory of the code, nor its time unless the call requests
+// that. It interrupts code whose client disconnects. Processes that user code forks from an
+// interpreter are not informed of a fork of the machine; package generators reseeds those of their
+// generators that it can.
 package eval
 
 import (
@@ -24,7 +25,7 @@ import (
 	"github.com/forkd/forkd/internal/guest/userenv"
 )
 
-// maxContexts bounds the processes that clients may ask for.
+// maxContexts bounds the contexts that clients may create.
 const maxContexts = 64
 
 // Config is what a Server works with.
@@ -38,7 +39,7 @@ type Config struct {
 type Server struct {
 	cfg Config
 
-	// The function and the constants of the same names, but in tests.
+	// The function and the constants of the same names, except in tests.
 	backendOf      func(language string) (*backend, error)
 	grace          time.Duration // interruptGrace
 	abandonedGrace time.Duration
@@ -48,8 +49,8 @@ type Server struct {
 	order    []string // ids, oldest first
 }
 
-// session is a context of the protocol: one namespace of code. Its process is started by the first
-// call and again after it has died.
+// session is a context of the protocol: a namespace for code. The first call starts its process,
+// and a later one restarts it after it has died.
 type session struct {
 	ID       string `json:"id"`
 	Language string `json:"language"`
@@ -61,8 +62,8 @@ type session struct {
 	mu      sync.Mutex
 	interp  *interpreter // nil before the first start
 	running *running     // nil while no code runs
-	note    string       // what the client of the next call must know
-	closed  bool         // deleted; must not start again
+	note    string       // message for the client of the next call
+	closed  bool         // deleted; must not be restarted
 }
 
 // New returns a server whose default context has no process yet.
@@ -81,19 +82,19 @@ func (s *Server) Warm() ([]string, error) {
 	if _, err := c.live(s.cfg); err != nil {
 		return nil, fmt.Errorf("warm %s: %w", python, err)
 	}
-	// Node starts with the first call: nobody could reseed all of its generators in a fork. Clients
-	// expect its context in the list all the same, where there is one.
+	// Node starts with the first call, because not all of its generators could be reseeded in a
+	// fork. If Node is available, clients still expect its context in the list.
 	_, _ = s.defaultContext(javascript)
 	return []string{python}, nil
 }
 
-// Forked makes every live interpreter take up the identity of a new copy, adding env to its
-// environment. It returns after all have confirmed, and fails if one cannot: because it is broken,
-// because a callback of user code failed, or because it is in a call that keeps the interpreter
+// Forked makes every live interpreter take up the identity of a new copy, and adds env to its
+// environment. It returns after all have confirmed. It fails if one cannot: because it is broken,
+// because a callback of user code failed, or because it is in a call that holds the interpreter
 // lock for longer than forkTimeout.
 //
 // An interpreter in which no code can run before the next call is left asleep: that call does it
-// first. Waking it would copy half a megabyte of its memory in every child, also in those that
+// first. Waking it would copy half a megabyte of its memory in every child, even in those that
 // never use it.
 func (s *Server) Forked(env map[string]string) error {
 	return s.control(controlRequest{Op: opForked, Env: env})
@@ -107,9 +108,9 @@ func (s *Server) SetEnv(env map[string]string) error {
 // Prepare makes live interpreters cheap to fork: see "prepare" in drivers/wire.py.
 func (s *Server) Prepare() error { return s.control(controlRequest{Op: opPrepare}) }
 
-// Processes returns the live interpreters. Those of renewed reseed all their generators when Forked
-// has told them. Those of partly, which cannot listen while code runs, reseed with their next call,
-// and then not what their libraries keep.
+// Processes returns the live interpreters. Those in renewed reseed all their generators after
+// Forked. Those in partly cannot listen while code runs: they reseed with their next call, and then
+// not the generators of their libraries.
 func (s *Server) Processes() (renewed, partly []int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -128,7 +129,7 @@ func (s *Server) Processes() (renewed, partly []int) {
 	return renewed, partly
 }
 
-// control sends a request to every live interpreter that must not sleep on, then collects the
+// control sends a request to every live interpreter that must not sleep on, and then collects the
 // answers.
 func (s *Server) control(req controlRequest) error {
 	s.mu.Lock()
@@ -137,7 +138,7 @@ func (s *Server) control(req controlRequest) error {
 	var asked []*session
 	for _, id := range s.order {
 		c := s.contexts[id]
-		c.mu.Lock() // until its answer: nobody may stop the process or ask it something else
+		c.mu.Lock() // until its answer, so that no other caller stops the process or sends it a request
 		if c.interp == nil || c.interp.dead() || c.interp.putOff(req) {
 			c.mu.Unlock()
 			continue
@@ -159,15 +160,14 @@ func (s *Server) control(req controlRequest) error {
 		if err := c.interp.awaitControl(); err != nil && !c.interp.endedInstead(err) {
 			errs = append(errs, fmt.Errorf("context %s: %w", c.ID, err))
 		}
-		// A line of code may be on its way that the driver has not seen; whoever sends one takes
-		// the turn first.
+		// Code may be on its way that the driver has not seen; its sender takes the turn first.
 		c.interp.idle = c.interp.idle && len(c.turn) == 1
 		c.mu.Unlock()
 	}
 	return errors.Join(errs...)
 }
 
-// defaultContext returns the context of calls that name none.
+// defaultContext returns the context for calls that name none.
 func (s *Server) defaultContext(language string) (*session, error) {
 	s.mu.Lock()
 	c := s.contexts[language]
@@ -178,10 +178,10 @@ func (s *Server) defaultContext(language string) (*session, error) {
 	return s.create(language, language, "")
 }
 
-// errTooMany refuses a further context.
+// errTooMany refuses another context.
 var errTooMany = fmt.Errorf("there are %d contexts; delete one", maxContexts)
 
-// create adds a context; the empty id asks for a random one.
+// create adds a context; for an empty id it generates one.
 func (s *Server) create(id, language, cwd string) (*session, error) {
 	b, err := s.backendOf(language)
 	if err != nil {
@@ -204,7 +204,7 @@ func (s *Server) create(id, language, cwd string) (*session, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if c := s.contexts[id]; c != nil {
-		return c, nil // the default context, made by another call meanwhile
+		return c, nil // the default context, made by another call in the meantime
 	}
 	if len(s.contexts) >= maxContexts {
 		return nil, errTooMany
@@ -238,7 +238,7 @@ func (s *Server) list() []*session {
 	return out
 }
 
-// remove deletes a context and ends its process; it reports whether there was one.
+// remove deletes a context and kills its process; it reports whether there was one.
 func (s *Server) remove(id string) bool {
 	s.mu.Lock()
 	c := s.contexts[id]
@@ -278,7 +278,7 @@ func (c *session) live(cfg Config) (*interpreter, error) {
 	return c.interp, err
 }
 
-// awake is live for a caller that is about to run code: the interpreter has caught up with what was
+// awake is live for a caller that will run code: the interpreter has carried out requests that were
 // put off.
 func (c *session) awake(cfg Config) (*interpreter, error) {
 	interp, err := c.live(cfg)
@@ -289,14 +289,14 @@ func (c *session) awake(cfg Config) (*interpreter, error) {
 	defer c.mu.Unlock()
 	interp.idle = !interp.backend.listens
 	if err := interp.catchUp(); err != nil {
-		// It may still have the random numbers of its siblings; the next call starts another.
+		// It may still have its siblings' random numbers; the next call starts another.
 		interp.stop()
 		return nil, fmt.Errorf("context %s: %w", c.ID, err)
 	}
 	return interp, nil
 }
 
-// kill ends the context's process. The next call starts a new one unless last is set.
+// kill kills the context's process. The next call starts a new one unless last is set.
 func (c *session) kill(last bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -58,7 +58,7 @@ func (s *Server) handleExecute(w http.ResponseWriter, r *http.Request) {
 			started = true
 			w.Header().Set("Content-Type", "application/x-ndjson")
 		}
-		// A client that has gone is noticed by the request's context.
+		// The request's context ends when the client leaves.
 		_, _ = w.Write(append(line[:len(line):len(line)], '\n'))
 		_ = flush.Flush()
 	})
@@ -68,14 +68,14 @@ func (s *Server) handleExecute(w http.ResponseWriter, r *http.Request) {
 	case errors.As(err, &busy):
 		http.Error(w, err.Error(), http.StatusConflict)
 	case errors.As(err, new(*unsupportedError)):
-		s.remove(c.ID) // it has no interpreter and will get none
+		s.remove(c.ID) // it has no interpreter and will not get one
 		http.Error(w, err.Error(), http.StatusBadRequest)
 	default:
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 	}
 }
 
-// find returns the context that a request means, or an error and its HTTP status.
+// find returns the context for a request, or an error and its HTTP status.
 func (s *Server) find(req agentproto.ExecuteRequest) (*session, int, error) {
 	if req.ContextID != "" && req.Language != "" {
 		return nil, http.StatusBadRequest, errors.New("context_id and language exclude each other; send one")
@@ -132,8 +132,8 @@ func (s *Server) handleRestart(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// handleInterrupt interrupts the code that runs, once: code may go on, and restart ends it for
-// certain.
+// handleInterrupt interrupts the running code, once: the code may continue; restart certainly ends
+// it.
 func (s *Server) handleInterrupt(w http.ResponseWriter, r *http.Request) {
 	c := s.get(r.PathValue("id"))
 	if c == nil {

@@ -22,13 +22,12 @@ import (
 // Bounds of the driver's answers.
 const (
 	maxMessage = 64 << 20 // bytes of one message, such as an image
-	// startTimeout is how long an interpreter may take until its driver is ready. A kernel of
-	// Jupyter's imports a thousand modules, for which a busy computer that emulates the CPU takes
-	// minutes.
+	// startTimeout is how long an interpreter may take until its driver is ready. Jupyter's kernel
+	// imports a thousand modules, which takes minutes on a busy computer with an emulated CPU.
 	startTimeout = 15 * time.Minute
 	// forkTimeout bounds the wait for the control thread. It is late only while user code holds the
-	// interpreter lock in one long C call, and where a hundred guests share an emulated CPU. A fork
-	// fails then: its random numbers cannot be made its own.
+	// interpreter lock in one long C call, or when a hundred guests share an emulated CPU. Then the
+	// fork fails, because its random numbers cannot be replaced.
 	forkTimeout = 30 * time.Second
 	// prepareTimeout bounds a full garbage collection.
 	prepareTimeout = 2 * time.Minute
@@ -47,14 +46,14 @@ type interpreter struct {
 	output  *output
 
 	// Guarded by the session's lock.
-	idle bool           // no code runs or can run before the next call, as of the last "prepare"
-	late controlRequest // what the next call must do first; without Op if nothing
+	idle bool           // no code runs or can run before the next call, according to the last "prepare"
+	late controlRequest // what the next call must do first; Op is empty if nothing
 
-	// Of the one call whose turn it is.
+	// For the call whose turn it is.
 	executions int
-	told       bool // a client was there to read that the process has died
+	told       bool // a client has received the message that the process has died
 
-	killed atomic.Bool // because its code did not end when it was interrupted
+	killed atomic.Bool // killed because its code did not end after an interrupt
 }
 
 // start starts an interpreter as u in dir and waits until its driver is ready.
@@ -210,9 +209,9 @@ func readLine(r *bufio.Reader, limit int) ([]byte, error) {
 	}
 }
 
-// stop kills the interpreter and everything it started, and waits for its end.
+// stop kills the interpreter and everything it started, and waits until it has ended.
 func (i *interpreter) stop() {
-	_ = i.child.SignalGroup(syscall.SIGKILL) // gone already is as good
+	_ = i.child.SignalGroup(syscall.SIGKILL) // an error means that it is gone
 	<-i.child.Done()
 	i.close()
 }

@@ -14,16 +14,16 @@ import (
 const outputChunk = 16 << 10
 
 // output reads what an interpreter and the processes it starts write to descriptors 1 and 2, and
-// hands it to the sink of the code that is running. What is written while no code runs is dropped.
+// passes it to the sink of the running code. Output while no code runs is dropped.
 //
-// Reading and handing over are one step under mu, so that drain, after the driver's word that the
-// code has ended, hands over all that was written before.
+// Reading and passing on are one step under mu. So drain, called after the driver reported the
+// code's end, passes on all output written before.
 type output struct {
 	stdout, stderr *os.File
 
 	mu    sync.Mutex
 	sink  func(stream, text string)
-	carry map[*os.File][]byte // the beginning of a UTF-8 sequence whose rest has not been read
+	carry map[*os.File][]byte // beginning of a UTF-8 sequence whose rest has not been read
 	buf   []byte
 }
 
@@ -54,7 +54,7 @@ func (o *output) pump(f *os.File, stream string) {
 	}
 }
 
-// take reads once and hands over what it got.
+// take reads once and passes on the data.
 func (o *output) take(fd uintptr, f *os.File, stream string) (int, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -71,7 +71,7 @@ func (o *output) take(fd uintptr, f *os.File, stream string) (int, error) {
 	}
 }
 
-// handLocked passes p to the sink in whole characters; at the end the rest goes too.
+// handLocked passes p to the sink in whole characters; with last also an incomplete rest.
 func (o *output) handLocked(f *os.File, stream string, p []byte, last bool) {
 	text := append(o.carry[f], p...)
 	keep := 0
@@ -84,7 +84,7 @@ func (o *output) handLocked(f *os.File, stream string, p []byte, last bool) {
 	}
 }
 
-// incomplete returns how many bytes at the end of p begin a UTF-8 sequence without finishing it.
+// incomplete returns the length of an unfinished UTF-8 sequence at the end of p.
 func incomplete(p []byte) int {
 	for n := 1; n < utf8.UTFMax && n <= len(p); n++ {
 		if tail := p[len(p)-n:]; utf8.RuneStart(tail[0]) {
@@ -97,16 +97,15 @@ func incomplete(p []byte) int {
 	return 0
 }
 
-// attach directs output to sink from now on; nil drops it. When attach returns, the former sink is
-// not running.
+// attach directs output to sink from now on; nil drops it. When attach returns, the previous sink
+// is not running.
 func (o *output) attach(sink func(stream, text string)) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.sink = sink
 }
 
-// drain hands over everything that is in the pipes now, and character beginnings whose rest will
-// not come.
+// drain passes on all data in the pipes, and incomplete characters whose rest will not arrive.
 func (o *output) drain() {
 	for stream, f := range map[string]*os.File{"stdout": o.stdout, "stderr": o.stderr} {
 		raw, err := f.SyscallConn()

@@ -13,38 +13,38 @@ import (
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
-// keepaliveInterval is how long a stream may be silent, as the protocol's clients expect it.
+// keepaliveInterval is the longest silence of a stream that the protocol's clients expect.
 const keepaliveInterval = 5 * time.Second
 
-// interruptInterval is how soon code that goes on is interrupted again. One signal may be lost:
-// os.system ignores it before its command is there to receive it, and code may catch it.
+// interruptInterval is the interval of interrupts for code that does not end. One signal may be
+// lost: os.system ignores it before its command can receive it, and code may catch it.
 const interruptInterval = time.Second
 
 // interruptGrace is how long interrupted code may take to end. Then its interpreter is killed,
-// because it would keep every later call waiting: code can catch the interrupt, and a loop within
-// one C function never sees it.
+// because it would block every later call: code can catch the interrupt, and a loop within one C
+// function never sees it.
 const interruptGrace = agentproto.EvalGrace
 
-// abandonedGrace is the same for code whose client has gone. Nobody waits for its answer, so it may
-// take longer: every fork begins like this where code was running, and a child has much to do in
-// its first seconds.
+// abandonedGrace is the same for code whose client has left. It is longer, because no client waits
+// for the answer: every fork of a source with running code begins like this, and a child has much
+// to do in its first seconds.
 const abandonedGrace = 30 * time.Second
 
-// busyWait is how long a call with a timeout waits for its turn. The others wait as long as their
+// busyWait is how long a call with a timeout waits for its turn. Other calls wait as long as their
 // clients do, as in a notebook.
 const busyWait = 10 * time.Second
 
 // runRequest is one line to the driver's code channel.
 type runRequest struct {
-	ID   int               `json:"id"` // that of the replies
+	ID   int               `json:"id"` // of the answers
 	Code string            `json:"code"`
 	Env  map[string]string `json:"env,omitempty"`
 	Repr bool              `json:"repr"`
-	Late controlRequest    `json:"late,omitzero"` // what a driver that does not listen has missed
+	Late controlRequest    `json:"late,omitzero"` // request that a driver without a control thread has missed
 }
 
-// message is a line of the /execute stream that the agent itself makes; the others come from the
-// driver as they are.
+// message is a line of the /execute stream that the agent itself makes; other lines come unchanged
+// from the driver.
 type message struct {
 	Type      string `json:"type"`
 	Count     int    `json:"execution_count,omitempty"`
@@ -63,7 +63,7 @@ type stream struct {
 	activity bool              // a line was written since the last keepalive tick
 }
 
-// line passes a line on and reports whether there is still a client.
+// line passes a line on and reports whether the client is still attached.
 func (s *stream) line(line []byte) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -101,7 +101,7 @@ func (s *stream) detach() {
 	s.write = nil
 }
 
-// busyError refuses a call whose context runs the code of another.
+// busyError refuses a call whose context is running the code of another call.
 type busyError struct {
 	context string
 	running time.Duration
@@ -136,11 +136,11 @@ func (c *session) takeTurn(ctx context.Context, timeout time.Duration) error {
 	}
 }
 
-// execute runs code in a context and passes what it says to write, line by line without newlines.
-// It waits for its turn first. When timeout (0: none) has passed, the code is interrupted, and
-// killed with its interpreter if that does not end it; the client is told how it went. When ctx
-// ends, the same happens and execute returns at once. The context is free again when the code has
-// really ended. An error means that nothing was written.
+// execute runs code in a context and passes its output to write, line by line without newlines. It
+// first waits for its turn. When timeout (0: none) has passed, it interrupts the code, and kills
+// the interpreter if that does not end it; the client is told the outcome. When ctx ends, the same
+// happens and execute returns at once. The context becomes free when the code has really ended. An
+// error means that nothing was written.
 func (s *Server) execute(ctx context.Context, c *session, req runRequest, timeout time.Duration,
 	write func(line []byte)) error {
 	if err := c.takeTurn(ctx, timeout); err != nil {
@@ -153,7 +153,7 @@ func (s *Server) execute(ctx context.Context, c *session, req runRequest, timeou
 	}
 	req.ID = interp.executions + 1
 	c.mu.Lock()
-	req.Late = interp.late // empty where the driver listens
+	req.Late = interp.late // empty if the driver listens
 	line, err := interp.backend.encode(req)
 	if err != nil {
 		c.mu.Unlock()
@@ -172,7 +172,7 @@ func (s *Server) execute(ctx context.Context, c *session, req runRequest, timeou
 	said := make(chan struct{})
 	go func() {
 		interp.runCode(line, out, note, code)
-		// The last line comes last: who has read it finds the context free.
+		// The last line is sent last, so that a client that has read it finds the context free.
 		code.end(c)
 		out.send(message{Type: "end_of_execution"})
 		close(said)
@@ -204,14 +204,14 @@ func (s *Server) execute(ctx context.Context, c *session, req runRequest, timeou
 	}
 }
 
-// running is code that has not given back its turn.
+// running is code that holds its turn.
 type running struct {
 	interp  *interpreter
 	started time.Time
 	late    atomic.Bool // its timeout has passed
 
 	mu    sync.Mutex
-	ended chan struct{} // closed under mu together with giving back the turn: no interrupt can hit the next call
+	ended chan struct{} // closed under mu together with releasing the turn, so that no interrupt can hit the next call
 }
 
 func (r *running) end(c *session) {
@@ -225,8 +225,8 @@ func (r *running) end(c *session) {
 }
 
 // signal signals the interpreter's group, as a terminal does, and reports whether the code has not
-// ended. While os.system waits for a command, only the command ends it. Code that ends just now is
-// no matter, for the driver ignores interrupts between calls.
+// ended. While os.system waits for a command, only the command's end ends it. Code that is just
+// ending does not matter, because the driver ignores interrupts between calls.
 func (r *running) signal(sig syscall.Signal) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -242,7 +242,7 @@ func (r *running) signal(sig syscall.Signal) bool {
 	}
 }
 
-// stop interrupts the code until it ends, and kills its interpreter when its grace is over.
+// stop interrupts the code until it ends, and kills its interpreter after the grace time.
 func (r *running) stop(grace time.Duration) {
 	again := time.NewTicker(interruptInterval)
 	defer again.Stop()
@@ -261,9 +261,9 @@ func (r *running) stop(grace time.Duration) {
 }
 
 // runCode sends one request and relays its messages until the code has ended or the interpreter has
-// died. The client reads note first, as if the code had written it.
+// died. It first sends note as if the code had written it.
 func (i *interpreter) runCode(line []byte, out *stream, note string, code *running) {
-	// Not the driver's message: the code's output, which comes another way, could overtake it.
+	// Not the driver's message, which the code's output could overtake on its separate channel.
 	out.send(message{Type: "number_of_executions", Count: i.executions})
 	if note != "" {
 		out.output("stderr", note)
@@ -289,12 +289,12 @@ func (i *interpreter) runCode(line []byte, out *stream, note string, code *runni
 		if string(reply) == end {
 			return
 		}
-		// What a thread of an earlier call displays is nobody's.
+		// Output displayed by a thread of an earlier call is dropped.
 		if text, ok := bytes.CutPrefix(reply, []byte(prefix)); ok {
 			out.line(text)
 		}
 	}
-	// A broken channel is of no use even if the process still lives.
+	// A broken channel is useless even if the process still lives.
 	_ = i.child.SignalGroup(syscall.SIGKILL)
 	i.child.Status()
 	i.output.drain()
@@ -302,11 +302,11 @@ func (i *interpreter) runCode(line []byte, out *stream, note string, code *runni
 	i.told = out.send(message{Type: "error", Name: "UnexpectedEndOfExecution", Value: value, Traceback: value})
 }
 
-// lastReplies is how long replies are read after the process's end; it has written them all by
-// then.
+// lastReplies is how long answers are read after the process's end; all of them have been written
+// by then.
 const lastReplies = time.Second
 
-// endReplies makes receive fail soon after the process has ended, though copies of it may hold its
+// endReplies makes receive fail soon after the process has ended, even if copies of it hold its
 // socket open.
 func (i *interpreter) endReplies(finished <-chan struct{}) {
 	select {
@@ -316,7 +316,7 @@ func (i *interpreter) endReplies(finished <-chan struct{}) {
 	}
 }
 
-// death says how the process ended.
+// death returns an error that says how the process ended.
 func (i *interpreter) death() error {
 	if i.killed.Load() {
 		return fmt.Errorf("%w: it was killed because its code did not end when it was interrupted", errDied)

@@ -1,9 +1,9 @@
-// Package forkhook does what an image wants done in every fork before the fork confirms: it runs
-// the programs of /etc/forkd/fork.d, and gives a guest that has SSH host keys one of its own. A
-// guest with neither pays for two system calls, one that has an SSH client and no host keys too.
+// Package forkhook runs an image's hooks in every fork before the fork confirms: it runs the
+// programs of /etc/forkd/fork.d, and gives a guest that has SSH host keys a new one. A guest with
+// neither pays for two system calls, even if it has an SSH client.
 //
-// It restarts no service: a program that read the old keys, or that has to know of the fork, is a
-// hook's business.
+// It restarts no service: hooks handle programs that read the old keys, or that must know of the
+// fork.
 package forkhook
 
 import (
@@ -24,13 +24,14 @@ import (
 	"github.com/forkd/forkd/internal/rawcall"
 )
 
-// limit bounds the hooks of one fork together. A fork that is not confirmed holds up its caller.
+// limit bounds the total time of one fork's hooks, because the fork's caller waits for the
+// confirmation.
 const limit = 15 * time.Second
 
-// maxOutput is how much of a failed hook's output the error shows, in bytes: its end says why.
+// maxOutput bounds the output of a failed hook in the error, in bytes: the end of it.
 const maxOutput = 2 << 10
 
-// Hooks are those of one guest. Its paths are fields so that tests have their own.
+// Hooks are the hooks of one guest. Its paths are fields so that tests can use other ones.
 type Hooks struct {
 	reaper  *reap.Reaper
 	environ func() []string // of root
@@ -45,8 +46,8 @@ func New(reaper *reap.Reaper, environ func() []string) *Hooks {
 	return &Hooks{reaper: reaper, environ: environ, dir: "/etc/forkd/fork.d", sshDir: "/etc/ssh", limit: limit}
 }
 
-// Run replaces the SSH host keys and runs the programs, as root, until one fails or time is up. The
-// machine has its new random numbers, clock and names by then; interpreters have not.
+// Run replaces the SSH host keys and runs the programs, as root, until one fails or the time is up.
+// By then the machine has its new random numbers, clock and names, but the interpreters do not.
 func (h *Hooks) Run() error {
 	if !h.Any() {
 		return nil
@@ -90,8 +91,8 @@ func (h *Hooks) programs() ([]string, error) {
 	return paths, err
 }
 
-// run runs a program to its end; at the deadline it and the processes it started are killed. Its
-// output is kept in memory, not in a pipe, so that what it leaves running holds nobody up.
+// run runs a program until it exits; at the deadline it and the processes it started are killed.
+// Its output goes to memory, not to a pipe, so that processes that it leaves running delay nothing.
 func (h *Hooks) run(deadline time.Time, path string, args ...string) error {
 	fd, err := unix.MemfdCreate("fork-hook", unix.MFD_CLOEXEC)
 	if err != nil {
@@ -111,7 +112,7 @@ func (h *Hooks) run(deadline time.Time, path string, args ...string) error {
 	select {
 	case <-child.Done():
 	case <-timer.C:
-		_ = child.SignalGroup(syscall.SIGKILL) // gone already is as good
+		_ = child.SignalGroup(syscall.SIGKILL) // an error means that it is gone
 		child.Status()
 		return fmt.Errorf("%s: not done after %v%s", path, h.limit, tail(output))
 	}

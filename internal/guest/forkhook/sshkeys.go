@@ -16,17 +16,17 @@ import (
 const sshKeygen = "ssh-keygen"
 
 // keyless is a directory that had no host keys when it was last searched. It spares children of an
-// image with an SSH client the search, which would copy 350 KiB of memory in each of them.
+// image with an SSH client the search, which would copy 350 KiB of memory in each.
 type keyless struct {
 	inode  uint64
-	change unix.Timespec // ctime: it moves whenever a file comes or goes
+	change unix.Timespec // ctime: it changes when a file is added or removed
 }
 
-// settled is how old a change must be to be remembered: the kernel gives two changes within one of
-// its ticks the same time.
+// settled is the age of a change from which ctime is reliable: the kernel gives two changes within
+// one of its ticks the same time.
 const settled = time.Second
 
-// remember is called after a search that found none.
+// remember is called after a search that found no keys.
 func (k *keyless) remember(dir string) {
 	var info unix.Stat_t
 	*k = keyless{}
@@ -35,15 +35,15 @@ func (k *keyless) remember(dir string) {
 	}
 }
 
-// changed reports whether there is a directory that has changed since it was remembered.
+// changed reports whether the directory exists and has changed since it was remembered.
 func (k *keyless) changed(dir string) bool {
 	var info unix.Stat_t
 	return rawcall.Stat(dir, &info) == nil && (keyless{info.Ino, info.Ctim}) != *k
 }
 
 // replaceSSHKeys gives the guest one Ed25519 host key in place of those it shares with its
-// siblings, if it has any. Making one takes milliseconds, an RSA key takes up to seconds: those go
-// without a successor.
+// siblings, if it has any. Making one takes milliseconds. RSA keys, which take up to seconds, are
+// removed without replacement.
 func (h *Hooks) replaceSSHKeys(deadline time.Time) error {
 	old, err := filepath.Glob(filepath.Join(h.sshDir, "ssh_host_*_key"))
 	if err != nil {

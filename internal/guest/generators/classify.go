@@ -9,8 +9,8 @@ import (
 )
 
 // libraries are shared libraries with a generator in memory that cannot be reseeded from outside.
-// OpenSSL is not among them: drbg.go finds its generators whatever file they came from. Libraries
-// that ask the kernel each time, such as libsodium, are not either.
+// OpenSSL is not included: drbg.go finds its generators whatever file they came from. Libraries
+// that ask the kernel each time, such as libsodium, are not included either.
 var libraries = []struct {
 	pattern *regexp.Regexp // of the file's name
 	name    string
@@ -34,11 +34,11 @@ var libraries = []struct {
 	{regexp.MustCompile(`^(php[\d.]*|php-fpm.*|php-cgi.*|libphp.*)$`), "php: mt_rand"},
 }
 
-// traits is what the files of a process say about its generators.
+// traits are the conclusions from the files of a process about its generators.
 type traits struct {
 	repeats []string // names of libraries
-	// ownHeap says that the program's memory is managed by a runtime and has no library of C in it
-	// that draws random numbers. It may be large, and is not searched.
+	// ownHeap says that a runtime manages the program's memory, and that no C library in it draws
+	// random numbers. It may be large, and is not searched.
 	ownHeap bool
 }
 
@@ -73,8 +73,8 @@ func (p *process) classify(exe string) traits {
 	return t
 }
 
-// Marks of the tools that a program was built by: the ELF note with a Go build id, whose type and
-// owner these are, and the source paths of Rust's crates in the messages of their panics.
+// Marks of the tools that built a program: the ELF note with a Go build id (its type and owner),
+// and the source paths of Rust crates in panic messages.
 var (
 	goNote    = []byte("\x04\x00\x00\x00Go\x00\x00")
 	rustCrate = regexp.MustCompile(`/rand(_core|_chacha)?-0\.\d+\.\d+/src/`)
@@ -83,9 +83,9 @@ var (
 // maxRead bounds how much of a program's file is searched for marks.
 const maxRead = 16 << 20
 
-// builtBy reports whether the program of a process is built by Go, or is one of Rust's with the
-// crate rand. Of Rust a program is known only until it is stripped of its messages.
-// It is not searched for if the program is known already.
+// builtBy reports whether a process's program was built by Go, or by Rust with the crate rand. A
+// Rust program is recognized only if it still has its panic messages. If the program is known
+// already, it does not search.
 func (p *process) builtBy(known bool) (goProgram, rust bool) {
 	f, err := os.Open(p.path(p.pid, "exe"))
 	if err != nil {

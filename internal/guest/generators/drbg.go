@@ -37,9 +37,9 @@ const (
 	offSeconds   = drbgHead + 32
 	offReseeds   = drbgHead + 40
 	maxRequest   = 1 << 16
-	maxSeed      = 4096    // bytes; a larger minimum is no generator's
+	maxSeed      = 4096    // a larger minimum means that it is not a generator
 	maxReseeding = 1 << 24 // that may be set as reseed_interval, and as seconds
-	reseedsStep  = 0x10000 // what reseed_counter is moved by: no generator reseeds so often meanwhile
+	reseedsStep  = 0x10000 // added to reseed_counter: no generator reseeds that often in between
 )
 
 // needle is max_perslen and max_adinlen.
@@ -50,7 +50,7 @@ var (
 	errMemory = fmt.Errorf("more than %d MiB of memory for one search", maxMemory>>20)
 )
 
-// reseedDRBGs has every generator of OpenSSL in the memory of a process reseed with its next use.
+// reseedDRBGs makes every generator of OpenSSL in the memory of a process reseed at its next use.
 // It writes two aligned words, so that a thread that uses the generator sees them before or after.
 func (p *process) reseedDRBGs() error {
 	return p.searchMemory(needle, func(addr uint64) error {
@@ -59,7 +59,7 @@ func (p *process) reseedDRBGs() error {
 		}
 		var text [drbgSize]byte
 		if _, err := p.mem.ReadAt(text[:], int64(addr-drbgHead)); err != nil {
-			return nil // it lies at the edge of the memory, where no struct fits
+			return nil // at the edge of the memory, where no struct fits
 		}
 		library, ok := p.drbg(&text)
 		if !ok {
@@ -83,8 +83,8 @@ func (p *process) reseedDRBGs() error {
 	})
 }
 
-// drbg reports whether text is a generator, and the file whose code made it. In 3.0 and later, the
-// struct has pointers to functions of it.
+// drbg reports whether text is a generator, and returns the file of its code. From 3.0 on, the
+// struct has pointers to functions in it.
 func (p *process) drbg(text *[drbgSize]byte) (library string, ok bool) {
 	u64 := func(off int) uint64 { return binary.LittleEndian.Uint64(text[off:]) }
 	u32 := func(off int) uint32 { return binary.LittleEndian.Uint32(text[off:]) }
@@ -98,10 +98,10 @@ func (p *process) drbg(text *[drbgSize]byte) (library string, ok bool) {
 			return base(path), true
 		}
 	}
-	return "OpenSSL 1.1.1", true // which has none before these words
+	return "OpenSSL 1.1.1", true // which has no pointers before these words
 }
 
-// chunkSize is how much memory is read at once.
+// chunkSize is the size of one read of memory.
 const chunkSize = 256 << 10
 
 func (s *search) buffer() []byte {
@@ -111,8 +111,8 @@ func (s *search) buffer() []byte {
 	return s.chunk
 }
 
-// searchMemory calls found with the address of each occurrence of text in the writable memory of a
-// process that is of no file. Pages that were never written are passed over.
+// searchMemory calls found with the address of each occurrence of text in the writable anonymous
+// memory of a process. It skips pages that were never written.
 func (p *process) searchMemory(text []byte, found func(addr uint64) error) error {
 	pagemap, err := os.Open(p.path(p.pid, "pagemap"))
 	if err != nil {
@@ -146,7 +146,7 @@ const (
 	pageSwapped = 1 << 62
 )
 
-// present returns the first run of pages from at on that have been written; none if from is end.
+// present returns the first run of written pages from at on; from is end if there is none.
 func (p *process) present(pagemap *os.File, at, end uint64) (from, to uint64, err error) {
 	if p.entries == nil {
 		p.entries = make([]byte, 8*512)
@@ -181,7 +181,7 @@ func (p *process) searchRun(text []byte, from, to uint64, found func(addr uint64
 			return errMemory
 		}
 		if _, err := p.mem.ReadAt(buf[:n], int64(from)); err != nil {
-			return nil // unmapped meanwhile
+			return nil // unmapped in the meantime
 		}
 		if err := eachIndex(buf[:n], text, func(i int) error { return found(from + uint64(i)) }); err != nil {
 			return err

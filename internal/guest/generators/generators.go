@@ -1,13 +1,13 @@
 // Package generators finds random number generators that processes of the guest keep in their own
-// memory, and which a copy of the machine therefore has in the same state as its siblings. It
-// reseeds those that can be reseeded from outside and names the others.
+// memory, so that a copy of the machine has them in the same state as its siblings. It reseeds
+// those that can be reseeded from outside and names the others.
 //
 // It runs no code in a process and stops none. For OpenSSL it changes two words of a generator's
 // state, which mark a reseed as due (drbg.go). For libraries that keep a page with MADV_WIPEONFORK
 // it wipes that page, as fork(2) would (wipe.go). Both reseed at their next use from the kernel's
 // generator, so the caller must reseed the kernel first.
 //
-// The agent's own interpreters reseed themselves (package eval) and are none of its business.
+// The agent's own interpreters reseed themselves (package eval) and are not handled here.
 package generators
 
 import (
@@ -25,8 +25,8 @@ import (
 	"github.com/forkd/forkd/internal/rawcall"
 )
 
-// Bounds of one search of memory. A fork that is not confirmed holds up its caller; a process whose
-// memory is not reached is named. An emulated CPU needs seconds for what others do in milliseconds.
+// Bounds of one search of memory, because a fork's caller waits for the confirmation. A process
+// whose memory is not reached is named. An emulated CPU needs seconds instead of milliseconds.
 const (
 	maxTime   = 15 * time.Second
 	maxMemory = 1 << 30 // bytes of memory read, of all processes
@@ -39,34 +39,34 @@ type Finder struct {
 	maxTime   time.Duration
 	maxMemory int
 
-	// quiet is the last process id that the kernel had allocated when Rehearse found no process; 0 if
-	// it found one. loadavg is /proc/loadavg, which has that id; it stays open, so that a fork opens
-	// nothing.
+	// quiet is the last process id that the kernel had allocated when Rehearse found no process; 0
+	// if it found one. loadavg is /proc/loadavg, which contains that id; it stays open, so that a
+	// fork opens nothing.
 	loadavg int
 	quiet   int
 	own     string // directory of this process's threads
 }
 
-// maxNew is how many new process ids are looked at one by one. Beyond it all processes are.
+// maxNew is how many new process ids are checked one by one. Beyond it all processes are checked.
 const maxNew = 64
 
-// Managed returns the interpreters of the agent's own. Those of renewed reseed all that they have,
-// and are not looked at. Those of partly renew what of theirs would be named as repeating, and are
-// reseeded here but not named.
+// Managed returns the agent's own interpreters. Those in renewed reseed all of their generators,
+// and are not searched. Those in partly renew the generators that would be named as repeating; the
+// rest is reseeded here without being named.
 type Managed func() (renewed, partly []int)
 
-// New returns a finder of this system.
+// New returns a finder for this system.
 func New(managed Managed) *Finder {
 	return in("/proc", managed)
 }
 
-// in returns a finder of the system whose procfs is at proc.
+// in returns a finder for the system whose procfs is at proc.
 func in(proc string, managed Managed) *Finder {
 	f := &Finder{proc: proc, managed: managed, maxTime: maxTime, maxMemory: maxMemory,
 		own: proc + "/" + strconv.Itoa(os.Getpid()) + "/task/"}
 	var err error
 	if f.loadavg, err = unix.Open(proc+"/loadavg", unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
-		f.loadavg = -1 // every search walks through all processes then
+		f.loadavg = -1 // every search then checks all processes
 	}
 	return f
 }
@@ -82,24 +82,24 @@ type search struct {
 	entries  []byte // of pagemap
 }
 
-// Rehearse is called just before a snapshot. If the guest runs no process that would be searched, it
-// remembers so for Renew, and the children of the snapshot are spared the walk through /proc, which
-// would copy 900 KiB of memory in each.
+// Rehearse is called just before a snapshot. If the guest runs no process to search, it records
+// that for Renew, and the children of the snapshot are spared the walk through /proc, which would
+// copy 900 KiB of memory in each.
 func (f *Finder) Rehearse() error {
 	before := f.lastPID()
 	renewed, _ := f.managed()
 	pids, err := f.processes(renewed)
 	f.quiet = 0
 	f.news(before-1, before) // so that children find its code in memory
-	// The search itself may make the runtime start a thread, which is no news for children.
+	// The search itself may make the runtime start a thread, which children must not count as new.
 	if last := f.lastPID(); before > 0 && !f.news(before, last) && err == nil && len(pids) == 0 {
 		f.quiet = last
 	}
 	return err
 }
 
-// Renew searches all processes, reseeds what it can and returns both lists. The error is one of
-// procfs itself; a process that cannot be searched is in the report.
+// Renew searches all processes, reseeds the generators that it can and returns both lists. The
+// error is one of procfs itself; a process that cannot be searched is in the report.
 func (f *Finder) Renew() (agentproto.Unique, error) {
 	if f.quiet > 0 && !f.news(f.quiet, f.lastPID()) {
 		return agentproto.Unique{}, nil
@@ -136,10 +136,10 @@ func (f *Finder) lastPID() (pid int) {
 	return pid
 }
 
-// news reports whether a process id after one and up to another may be that of a new process. The
-// kernel's threads and those of this process are none. It allocates nothing.
+// news reports whether a process id after one and up to another may belong to a new process, other
+// than a kernel thread or a thread of this process. It allocates nothing.
 func (f *Finder) news(after, last int) bool {
-	if last < after || last-after > maxNew { // ids have begun again, or cannot be read
+	if last < after || last-after > maxNew { // ids have wrapped around, or cannot be read
 		return true
 	}
 	for pid := after + 1; pid <= last; pid++ {
@@ -157,7 +157,7 @@ func (f *Finder) news(after, last int) bool {
 	return false
 }
 
-// processes returns the processes of the system but for this one, those of renewed, and the kernel's
+// processes returns the processes of the system except this one, those in renewed, and kernel
 // threads.
 func (f *Finder) processes(renewed []int) ([]int, error) {
 	dir, err := os.Open(f.proc)
@@ -179,7 +179,7 @@ func (f *Finder) processes(renewed []int) ([]int, error) {
 		if err != nil || omit[pid] {
 			continue
 		}
-		var exe [1]byte // the kernel's threads and the dead have none
+		var exe [1]byte // kernel threads and dead processes have none
 		if _, err := unix.Readlink(f.path(pid, "exe"), exe[:]); err == nil {
 			pids = append(pids, pid)
 		}
@@ -191,7 +191,7 @@ func (f *Finder) path(pid int, name string) string {
 	return f.proc + "/" + strconv.Itoa(pid) + "/" + name
 }
 
-// process searches one process. A process that ends meanwhile has nothing to repeat.
+// process searches one process. A process that has ended in the meantime has nothing to repeat.
 func (s *search) process(pid int) {
 	exe, err := os.Readlink(s.path(pid, "exe"))
 	if err != nil {
@@ -204,7 +204,7 @@ func (s *search) process(pid int) {
 	}
 }
 
-// gone reports whether err is that of a process which has ended.
+// gone reports whether err means that the process has ended.
 func gone(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH)
 }
@@ -257,7 +257,7 @@ func (p *process) entry(library string) agentproto.Generator {
 	return agentproto.Generator{PID: uint32(p.pid), Program: p.program, Library: library}
 }
 
-// add appends an entry that the list does not have.
+// add appends an entry that is not in the list.
 func add(list []agentproto.Generator, g agentproto.Generator) []agentproto.Generator {
 	for i := len(list) - 1; i >= 0 && list[i].PID == g.PID; i-- {
 		if list[i] == g {

@@ -12,7 +12,7 @@ import (
 type region struct {
 	start, end uint64
 	exec       bool
-	anonymous  bool // writable, private and of no file
+	anonymous  bool // writable, private and without a file
 	path       string
 }
 
@@ -54,8 +54,8 @@ func (p *process) codeAt(addr uint64) string {
 // maxName bounds a name in the report, in bytes.
 const maxName = 64
 
-// base returns the last element of a path with what is not printable ASCII replaced. The guest's
-// programs choose it.
+// base returns the last element of a path, with characters other than printable ASCII replaced,
+// because the guest's programs choose it.
 func base(path string) string {
 	path = strings.TrimSuffix(path, " (deleted)")
 	name := []byte(path[strings.LastIndexByte(path, '/')+1:])

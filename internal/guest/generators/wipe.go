@@ -7,13 +7,13 @@ import (
 	"strings"
 )
 
-// wipeOnFork is the name in the report of what reseeds when it finds its page wiped.
+// wipeOnFork is the report's name for generators that reseed when they find their page wiped.
 const wipeOnFork = "MADV_WIPEONFORK (BoringSSL, AWS-LC)"
 
-// wipe does to the pages of a process that are kept for the purpose what fork(2) does in a child:
-// libraries such as BoringSSL and AWS-LC set a flag in a page of its own with MADV_WIPEONFORK, and
-// reseed when they find it cleared. Only a page is touched that holds nothing but a flag: such a
-// write cannot harm a thread that reads it.
+// wipe wipes the MADV_WIPEONFORK pages of a process, as fork(2) does in a child: libraries such as
+// BoringSSL and AWS-LC set a flag in such a page, and reseed when they find it cleared. Only pages
+// that hold nothing but a flag are wiped, because such a write cannot harm a thread that reads the
+// page.
 func (p *process) wipe() error {
 	var smaps []byte
 	for i := range p.regions {
@@ -38,7 +38,7 @@ func (p *process) wipe() error {
 	return nil
 }
 
-// isFlag reports whether a page holds one byte that is not zero, the first.
+// isFlag reports whether only the first byte of a page is not zero.
 func (p *process) isFlag(r *region) bool {
 	page := p.buffer()[:pageSize]
 	if n, err := p.mem.ReadAt(page, int64(r.start)); err != nil || n != pageSize {

@@ -1,5 +1,5 @@
 // Package kmsg writes the agent's log: in a guest to /dev/kmsg, where the kernel shows it on the
-// console and keeps it in order with its own messages, else to a plain file.
+// console in order with its own messages, else to a plain file.
 //
 // It has no fields, sampling or rotation: the kernel limits and keeps the log.
 package kmsg
@@ -26,10 +26,10 @@ func New(w io.Writer) *Log { return &Log{w: w} }
 // NewPlain returns a log that writes words instead of the kernel's level numbers.
 func NewPlain(w io.Writer) *Log { return &Log{w: w, plain: true} }
 
-// Errorf logs what broke. It is level 3 of syslog(2), which reaches the console even with "quiet".
+// Errorf logs a failure. It is level 3 of syslog(2), which reaches the console even with "quiet".
 func (l *Log) Errorf(format string, args ...any) { l.write("<3>", "error: ", format, args) }
 
-// Warnf logs what is missing but can be done without.
+// Warnf logs the lack of something that is not essential.
 func (l *Log) Warnf(format string, args ...any) { l.write("<4>", "warning: ", format, args) }
 
 // Infof logs progress.
@@ -43,6 +43,6 @@ func (l *Log) write(level, word, format string, args []any) {
 	if l.plain {
 		level = word
 	}
-	// A log that cannot be written has nobody to report to.
+	// An error of the log itself cannot be reported.
 	_, _ = io.WriteString(l.w, level+"forkd-agent: "+text+"\n")
 }

@@ -18,48 +18,47 @@ import (
 // sentPath counts the packets that have left the guest.
 const sentPath = "/sys/class/net/" + name + "/statistics/tx_packets"
 
-// Layout of what sock_diag(7) speaks, in bytes.
+// Layout of messages of sock_diag(7), in bytes.
 const (
 	idBytes      = 48 // struct inet_diag_sockid
 	requestBytes = unix.SizeofNlMsghdr + 8 + idBytes
-	answerBytes  = 4 + idBytes // of struct inet_diag_msg, as far as we read it
+	answerBytes  = 4 + idBytes // the part of struct inet_diag_msg that is read here
 )
 
-// wantedStates are those of connections of which somebody may wait for something: from SYN_SENT to
-// LAST_ACK, and those that are not accepted yet. The numbers are Linux's
-// (include/net/tcp_states.h).
+// wantedStates are the states of connections for which a program may wait: from SYN_SENT to
+// LAST_ACK, and not yet accepted ones. The numbers are Linux's (include/net/tcp_states.h).
 const wantedStates = 1<<1 | 1<<2 | 1<<3 | 1<<4 | 1<<5 | 1<<8 | 1<<9 | 1<<11 | 1<<12
 
-// Connections ends the guest's TCP connections in a fork: their other ends are connected to the
+// Connections closes the guest's TCP connections in a fork: their other ends are connected to the
 // source, and a child that reads from one would wait for ever. Readers and writers get ECONNABORTED
 // at once.
 //
-// All connections from the interface's address to another are ended. What stays inside the guest
-// goes on: both of its ends were copied. So do UDP sockets, which have no other end, and
+// It closes all connections from the interface's address to another. Connections inside the guest
+// continue, because both of their ends were copied. So do UDP sockets, which have no other end, and
 // connections in network namespaces that the guest has made.
 //
-// A guest that has sent nothing since it was last seen without connections has none, and is not
-// searched: that would touch the kernel's whole table in every child.
+// A guest that has sent nothing since it was last found without connections has none, and is not
+// searched: a search would touch the kernel's whole table in every child.
 type Connections struct {
 	diag  *netlink
 	guest [4]byte
 	sent  int // descriptor of sentPath
 
-	count, clean       [24]byte // of packets sent: now, and when there were no connections
+	count, clean       [24]byte // number of packets sent: now, and when there were no connections
 	countLen, cleanLen int
 	request            [requestBytes]byte
 	found              []connection
 	add                func(message []byte) // take, made once: a search allocates nothing
 }
 
-// connection names one socket to the kernel.
+// connection identifies one socket to the kernel.
 type connection struct {
 	family uint8
 	id     [idBytes]byte
 }
 
-// OpenConnections opens what Reset needs, so that a fork opens nothing. It returns nil, and says so
-// in the log, where the kernel cannot end connections: those of a fork then end by silence.
+// OpenConnections opens the descriptors for Reset, so that a fork opens nothing. If the kernel
+// cannot close connections, it logs that and returns nil: those of a fork then end by timeout.
 func OpenConnections(log *kmsg.Log) *Connections {
 	c, err := openConnections()
 	if err != nil {
@@ -87,13 +86,13 @@ func openConnections() (*Connections, error) {
 	return c, nil
 }
 
-// probe asks the kernel for its connections, and to end one that does not exist. Without tcp_diag
-// the answer to both is ENOENT, which for the latter is right.
+// probe asks the kernel for its connections, and to close a nonexistent one. Without tcp_diag both
+// answers are ENOENT, which is the right answer to the latter.
 func (c *Connections) probe() error {
 	if err := c.search(); err != nil {
 		return err
 	}
-	c.cleanLen = 0 // Reset looks for itself
+	c.cleanLen = 0 // Reset searches itself
 	if err := c.destroy(&connection{family: unix.AF_INET}); err != nil && !errors.Is(err, unix.ENOENT) {
 		return err
 	}
@@ -106,13 +105,13 @@ func (c *Connections) Close() {
 	_ = unix.Close(c.sent)
 }
 
-// Reset ends the guest's connections. A nil Connections ends none.
+// Reset closes the guest's connections. A nil Connections closes none.
 func (c *Connections) Reset() error {
 	if c == nil {
 		return nil
 	}
-	// Twice at most, for a connection that closes during the first search may hide another. One
-	// that is new is the child's own, and found again and again in a busy one.
+	// At most twice, because a connection that closes during the first search may hide another. New
+	// connections belong to the child, and a busy one would always have some.
 	for range 2 {
 		if err := c.search(); err != nil || len(c.found) == 0 {
 			return err
@@ -126,7 +125,7 @@ func (c *Connections) Reset() error {
 	return nil
 }
 
-// Rehearse does what Reset does, but ends nothing.
+// Rehearse does what Reset does, but closes nothing.
 func (c *Connections) Rehearse() error {
 	if c == nil {
 		return nil
@@ -145,19 +144,19 @@ func (c *Connections) search() error {
 	if c.countLen = n; bytes.Equal(c.count[:n], c.clean[:c.cleanLen]) {
 		return nil
 	}
-	for _, family := range [...]uint8{unix.AF_INET, unix.AF_INET6} { // the latter for ::ffff:a.b.c.d
+	for _, family := range [...]uint8{unix.AF_INET, unix.AF_INET6} { // AF_INET6 for ::ffff:a.b.c.d
 		c.ask(family)
 		if err := c.diag.call(c.request[:], unix.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP, c.add); err != nil {
 			return fmt.Errorf("list connections: %w", err)
 		}
 	}
-	if len(c.found) == 0 { // as of a time after count was read: what was opened since has changed it
+	if len(c.found) == 0 { // valid for the time when count was read: later connections have changed it
 		c.clean, c.cleanLen = c.count, c.countLen
 	}
 	return nil
 }
 
-// take keeps a struct inet_diag_msg of the dump, if it is of a connection that leaves the guest.
+// take keeps a struct inet_diag_msg of the dump if its connection leaves the guest.
 func (c *Connections) take(message []byte) {
 	if len(message) < answerBytes {
 		return
@@ -189,7 +188,7 @@ func (c *Connections) destroy(which *connection) error {
 	return c.diag.call(c.request[:], unix.SOCK_DESTROY, unix.NLM_F_ACK, func([]byte) {})
 }
 
-// ask fills in struct inet_diag_req_v2 but for the id.
+// ask fills in struct inet_diag_req_v2 except the id.
 func (c *Connections) ask(family uint8) {
 	p := c.request[unix.SizeofNlMsghdr:]
 	clear(p)

@@ -8,12 +8,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// bufferBytes is room for what the kernel sends at a time: it never makes a piece of a dump larger
-// than a page, or than what it was last asked for.
+// bufferBytes is the size of a buffer for one datagram of the kernel, which never exceeds a page or
+// the size of the previous read.
 const bufferBytes = 4096
 
-// netlink is a socket on which one request is made at a time. It waits in the kernel and allocates
-// nothing.
+// netlink is a socket for one request at a time. It waits in the kernel and allocates nothing.
 type netlink struct {
 	fd  int
 	seq uint32
@@ -30,7 +29,7 @@ func openNetlink(protocol int) (*netlink, error) {
 
 func (n *netlink) close() { _ = unix.Close(n.fd) }
 
-// header puts struct nlmsghdr in front of a request that lies behind it in p.
+// header writes struct nlmsghdr before a request that follows it in p.
 func (n *netlink) header(p []byte, kind, flags uint16) {
 	n.seq++
 	ne := binary.NativeEndian
@@ -38,11 +37,11 @@ func (n *netlink) header(p []byte, kind, flags uint16) {
 	ne.PutUint16(p[4:], kind)
 	ne.PutUint16(p[6:], unix.NLM_F_REQUEST|flags)
 	ne.PutUint32(p[8:], n.seq)
-	ne.PutUint32(p[12:], 0) // the kernel fills in who asks
+	ne.PutUint32(p[12:], 0) // the kernel fills in the sender
 }
 
-// call sends a request that begins with room for its header, and gives each message of the answer
-// to got. The kernel's error ends it.
+// call sends a request that begins with room for its header, and passes each message of the answer
+// to got. An error of the kernel ends it.
 func (n *netlink) call(p []byte, kind, flags uint16, got func(message []byte)) error {
 	n.header(p, kind, flags)
 	if _, err := unix.Write(n.fd, p); err != nil {
@@ -64,7 +63,7 @@ func (n *netlink) call(p []byte, kind, flags uint16, got func(message []byte)) e
 
 var errShort = errors.New("netlink answer: truncated")
 
-// messages takes a datagram apart and reports whether it ends the answer.
+// messages splits a datagram and reports whether it ends the answer.
 func (n *netlink) messages(p []byte, got func(message []byte)) (done bool, err error) {
 	ne := binary.NativeEndian
 	for len(p) > 0 {
@@ -78,7 +77,7 @@ func (n *netlink) messages(p []byte, got func(message []byte)) (done bool, err e
 		body, kind, seq := p[unix.SizeofNlMsghdr:size], ne.Uint16(p[4:]), ne.Uint32(p[8:])
 		p = p[min(len(p), (size+unix.NLMSG_ALIGNTO-1)&^(unix.NLMSG_ALIGNTO-1)):]
 		switch {
-		case seq != n.seq: // of an earlier request that was given up
+		case seq != n.seq: // of an earlier request that was cancelled
 		case kind == unix.NLMSG_DONE:
 			return true, nil
 		case kind == unix.NLMSG_ERROR:

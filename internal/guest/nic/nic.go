@@ -1,8 +1,8 @@
-// Package nic is the guest's network interface: it sets it up at boot, with the addresses that are
-// the same in every VM (package frame), and ends the connections of a fork.
+// Package nic is the guest's network interface. It configures the interface at boot, with addresses
+// that are the same in every VM (package frame), and closes the connections of a fork.
 //
-// It knows no policy: what the guest may reach is decided outside of it. There is no IPv6, so that
-// an idle guest does not send router solicitations.
+// It knows no policy: forkd-net decides what the guest may reach. There is no IPv6, so that an idle
+// guest does not send router solicitations.
 package nic
 
 import (
@@ -19,10 +19,10 @@ import (
 	"github.com/forkd/forkd/internal/proto/frame"
 )
 
-// name is what Linux calls the first Ethernet interface where nobody renames it.
+// name is Linux's name of the first Ethernet interface, unless it is renamed.
 const name = "eth0"
 
-// Up gives the interface its address, sets it up and routes everything that is not loopback to the
+// Up gives the interface its address, sets it up and routes everything except loopback to the
 // gateway.
 func Up() error {
 	no6 := "/proc/sys/net/ipv6/conf/" + name + "/disable_ipv6"

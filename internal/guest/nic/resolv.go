@@ -14,7 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/frame"
 )
 
-// Where programs look for name servers, and where ours is if the disk cannot be written.
+// Path of the file that names DNS servers, and of ours if the disk cannot be written.
 const (
 	resolvPath    = "/etc/resolv.conf"
 	resolvRunPath = "/run/forkd/resolv.conf"
@@ -22,8 +22,8 @@ const (
 
 const resolvConf = "# by forkd: the image names no server that a guest could ask\nnameserver " + frame.Gateway + "\n"
 
-// Resolver sees to it that /etc/resolv.conf names the gateway, unless the image's own names a
-// server outside of the guest.
+// Resolver ensures that /etc/resolv.conf names the gateway, unless the image's own names a server
+// outside the guest.
 func Resolver() error {
 	if err := setResolver(resolvPath, resolvRunPath); err != nil {
 		return fmt.Errorf("name server: %w", err)
@@ -31,7 +31,7 @@ func Resolver() error {
 	return nil
 }
 
-// setResolver puts our file in the place of path, or over it from run.
+// setResolver replaces path by our file, or mounts ours from run over it.
 func setResolver(path, run string) error {
 	text, err := os.ReadFile(path) // through a symbolic link, which may dangle
 	if err == nil && namesServer(string(text)) {
@@ -54,7 +54,7 @@ func setResolver(path, run string) error {
 	return nil
 }
 
-// replace makes path a file of its own, whatever it was.
+// replace makes path a regular file, whatever it was.
 func replace(path string) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
@@ -66,9 +66,8 @@ func replace(path string) error {
 	return os.Rename(temporary, path)
 }
 
-// namesServer reports whether a resolv.conf(5) names a server outside of the guest, and one that
-// speaks IPv4. A server of the guest's own would have to be started, which is the user's business,
-// as is its resolv.conf then.
+// namesServer reports whether a resolv.conf(5) names an IPv4 server outside the guest. A server
+// inside the guest would have to be started by the user, who then also provides the resolv.conf.
 func namesServer(text string) bool {
 	for line := range strings.Lines(text) {
 		words := strings.Fields(line)

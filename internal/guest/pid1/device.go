@@ -14,9 +14,9 @@ import (
 	"github.com/forkd/forkd/internal/guest/kmsg"
 )
 
-// loadModules loads the modules that the file dir/order lists, in its order. A module that finds no
-// device is not an error; one that is missing or refused is. An initramfs without modules is for
-// kernels with everything built in.
+// loadModules loads the modules listed in the file dir/order, in that order. A module that finds no
+// device is not an error; a missing or refused one is. An initramfs without modules is for kernels
+// with all drivers built in.
 func loadModules(dir string, log *kmsg.Log) error {
 	order, err := os.ReadFile(filepath.Join(dir, "order"))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -28,7 +28,7 @@ func loadModules(dir string, log *kmsg.Log) error {
 	for name := range strings.FieldsSeq(string(order)) {
 		err := loadModule(filepath.Join(dir, filepath.Base(name)))
 		switch {
-		case errors.Is(err, unix.EEXIST): // loaded already, or built in
+		case errors.Is(err, unix.EEXIST): // already loaded, or built in
 		case errors.Is(err, unix.ENODEV):
 			log.Infof("module %s: no such device", name)
 		case err != nil:
@@ -71,8 +71,8 @@ func openUevents() (uevents, error) {
 
 func (u uevents) close() { unix.Close(u.fd) }
 
-// waitForDevice returns when path exists. The events' contents do not matter: each one is a reason
-// to look again.
+// waitForDevice waits until path exists. The events' contents do not matter: each one triggers
+// another check.
 func (u uevents) waitForDevice(path string) error {
 	deadline := time.Now().Add(deviceTimeout)
 	for buf := make([]byte, 4096); ; {
@@ -89,8 +89,8 @@ func (u uevents) waitForDevice(path string) error {
 			return fmt.Errorf("wait for %s: %w", path, err)
 		}
 		if n > 0 {
-			// An overrun of the socket's buffer loses events, which the look at the path makes up
-			// for.
+			// An overrun of the socket's buffer loses events, but the check of the path makes up
+			// for that.
 			if _, _, err := unix.Recvfrom(u.fd, buf, unix.MSG_DONTWAIT); err != nil &&
 				err != unix.ENOBUFS && err != unix.EAGAIN && err != unix.EINTR {
 				return fmt.Errorf("wait for %s: %w", path, err)

@@ -12,8 +12,9 @@ import (
 	"github.com/forkd/forkd/internal/rawcall"
 )
 
-// clockTolerance is how far the guest's wall clock may be from the host's before a fork sets it:
-// setting it wakes every timer on it, and messages take some of this long to arrive.
+// clockTolerance is the difference between the guest's wall clock and the host's up to which a fork
+// does not set it: setting it wakes every timer on it, and messages take part of that time to
+// arrive.
 const clockTolerance = 2 * time.Millisecond
 
 // ioctls of random(4).
@@ -23,7 +24,7 @@ const (
 )
 
 // Identity changes what a guest shares with its siblings after a fork: the kernel's random numbers,
-// the clock, the names and the ids. Its files are opened ahead of the fork, so that a fork opens
+// the clock, the names and the ids. Its files are opened before the fork, so that a fork opens
 // nothing.
 type Identity struct {
 	random int // /dev/urandom
@@ -31,8 +32,8 @@ type Identity struct {
 	files  idFiles
 }
 
-// OpenIdentity opens what Identity needs, and puts the files that a fork rewrites where programs
-// look for them.
+// OpenIdentity opens the files of Identity, and mounts the files that a fork rewrites where
+// programs look for them.
 func OpenIdentity(log *kmsg.Log) (*Identity, error) {
 	fd, err := unix.Open("/dev/urandom", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -52,12 +53,12 @@ func OpenIdentity(log *kmsg.Log) (*Identity, error) {
 	return &Identity{fd, hwrng, mountIDFiles(fd, []byte(name), log)}, nil
 }
 
-// Shared returns the files that could not be made the guest's own: programs find in them what
-// siblings have.
+// Shared returns the files that could not be made the guest's own, so that programs find the same
+// content as in its siblings.
 func (id *Identity) Shared() []string { return id.files.shared }
 
-// Rehearse does what SetHostname does, short of changing anything, so that what is needed for it is
-// in memory.
+// Rehearse does what SetHostname does without changing anything, so that all that it needs is in
+// memory.
 func (id *Identity) Rehearse() error { return id.files.rehearse() }
 
 // Reseed mixes entropy into the kernel's pool, credits it and reseeds the generator from the pool
@@ -82,12 +83,12 @@ func (id *Identity) Reseed(entropy []byte) error {
 	return dropFetched(id.hwrng)
 }
 
-// maxFetched is what Linux fetches ahead of /dev/hwrng's readers, at most: 64 bytes in the driver
-// and 64 in the core of all such drivers.
+// maxFetched bounds the bytes that Linux fetches in advance for readers of /dev/hwrng: 64 in the
+// driver and 64 in the core of all such drivers.
 const maxFetched = 2 * 64
 
-// dropFetched reads from the non-blocking /dev/hwrng what is there already. It waits for nothing:
-// what the device has not delivered by now is the child's own.
+// dropFetched reads the available bytes of the non-blocking /dev/hwrng. It does not wait: bytes
+// that the device delivers later are the child's own.
 func dropFetched(hwrng int) error {
 	if hwrng < 0 {
 		return nil
@@ -106,8 +107,8 @@ func dropFetched(hwrng int) error {
 	return nil
 }
 
-// SetClock sets the wall clock to ns nanoseconds since 1970 unless it is right within a few
-// milliseconds.
+// SetClock sets the wall clock to ns nanoseconds since 1970, unless it is already within
+// clockTolerance.
 func (id *Identity) SetClock(ns int64) error {
 	if ns <= 0 {
 		return errors.New("set clock: realtime_nanos is not positive")
@@ -121,9 +122,9 @@ func (id *Identity) SetClock(ns int64) error {
 	return nil
 }
 
-// SetHostname sets the kernel's host name and writes what follows from it: the ids of the machine
-// and of its boot, and the line of /etc/hosts by which the name resolves. /etc/hostname keeps the
-// snapshot's.
+// SetHostname sets the kernel's host name and writes the files that depend on it: the ids of the
+// machine and of its boot, and the line of /etc/hosts that resolves the name. /etc/hostname keeps
+// the snapshot's.
 func (id *Identity) SetHostname(name []byte) error {
 	if len(name) == 0 {
 		return nil

@@ -15,28 +15,28 @@ import (
 	"github.com/forkd/forkd/internal/rawcall"
 )
 
-// idDir holds the files that a fork rewrites. They are on tmpfs and mounted over those that
-// programs read: a write to the disk would cost each child blocks of its own, and wake it again
-// when the journal is committed.
+// idDir holds the files that a fork rewrites. They are on tmpfs and mounted over the files that
+// programs read: a write to the disk would cost each child its own blocks, and wake it again when
+// the journal is committed.
 const idDir = "/run/forkd"
 
 // Paths of what a fork rewrites.
 const (
 	machineIDPath = "/etc/machine-id"
-	dbusIDPath    = "/var/lib/dbus/machine-id"        // machineIDPath, in images where it is no link
+	dbusIDPath    = "/var/lib/dbus/machine-id"        // machineIDPath, in images where it is not a link
 	bootIDPath    = "/proc/sys/kernel/random/boot_id" // the kernel makes it once; its own is under the mount
 	hostsPath     = "/etc/hosts"
 )
 
-// hostsDefault is /etc/hosts of an image that has none.
+// hostsDefault is the content of /etc/hosts for an image that has none.
 const hostsDefault = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n"
 
 // maxHostname is HOST_NAME_MAX of Linux.
 const maxHostname = 64
 
-// hostsPrefix begins the first line of /etc/hosts, by which the host name resolves. Debian uses
-// this address for it. The line is padded with spaces, so that one write replaces it whatever
-// stands below.
+// hostsPrefix begins the first line of /etc/hosts, which resolves the host name. Debian uses this
+// address for it. The line is padded with spaces, so that one write replaces it without touching
+// the rest.
 const hostsPrefix = "127.0.1.1 "
 
 type hostsLine [len(hostsPrefix) + maxHostname + 1]byte
@@ -51,21 +51,21 @@ func newHostsLine(name []byte) (l hostsLine) {
 	return l
 }
 
-// newMachineID derives the machine id from the host name: it stays what it is when a sandbox is
-// rolled back or resumed, and siblings have different ones because their names are. Like the name,
-// it is no secret. It is computed on the stack.
+// newMachineID derives the machine id from the host name. So it stays the same when a sandbox is
+// rolled back or resumed, and differs between siblings because their names do. Like the name, it is
+// not secret. It is computed on the stack.
 func newMachineID(name []byte) (id [33]byte) {
 	const prefix = "forkd machine-id "
 	sum := sha256.Sum256(append(append(make([]byte, 0, len(prefix)+maxHostname), prefix...), name...))
-	sum[6], sum[8] = sum[6]&0x0f|0x40, sum[8]&0x3f|0x80 // UUID version 4, as systemd wants it
+	sum[6], sum[8] = sum[6]&0x0f|0x40, sum[8]&0x3f|0x80 // UUID version 4, as systemd requires
 	hex.Encode(id[:], sum[:16])
 	id[32] = '\n'
 	return id
 }
 
-// newBootID returns a random UUID: a fork, a rollback and a resume are boots of their own to who
-// compares ids. The bytes come from a descriptor of /dev/urandom, since getrandom of the vDSO keeps
-// a state in memory for each thread.
+// newBootID returns a random UUID: for programs that compare boot ids, a fork, a rollback and a
+// resumption are boots of their own. The bytes come from a descriptor of /dev/urandom, since
+// getrandom of the vDSO keeps a state in memory for each thread.
 func newBootID(random int) (id [37]byte, err error) {
 	var r [16]byte
 	if n, err := rawcall.Read(random, r[:]); err != nil || n != len(r) {
@@ -86,13 +86,13 @@ func newBootID(random int) (id [37]byte, err error) {
 // of /dev/urandom.
 type idFiles struct {
 	random, machineID, bootID, hosts int
-	shared                           []string // what could not be mounted: the image's, as in every sibling
+	shared                           []string // files that could not be mounted: the image's, as in every sibling
 }
 
-// write gives the guest the ids that go with a host name.
+// write writes the ids for a host name.
 func (f idFiles) write(name []byte) error { return f.put(name, false) }
 
-// rehearse does what write does for the present name, but leaves the files as they are.
+// rehearse does what write does for the present name, but leaves the files unchanged.
 func (f idFiles) rehearse() error {
 	var u unix.Utsname
 	if err := unix.Uname(&u); err != nil {
@@ -126,7 +126,7 @@ func (f idFiles) put(name []byte, rehearsal bool) error {
 	return nil
 }
 
-// writeHosts replaces the first line, unless the user has put another in its place.
+// writeHosts replaces the first line, unless the user has replaced it.
 func writeHosts(fd int, name []byte, rehearsal bool) error {
 	var was hostsLine
 	n, err := rawcall.Pread(fd, was[:], 0)
@@ -140,7 +140,7 @@ func writeHosts(fd int, name []byte, rehearsal bool) error {
 	return writeAt(fd, line[:], rehearsal)
 }
 
-// writeAt replaces the beginning of a file. In a rehearsal it makes the same system call for no
+// writeAt replaces the beginning of a file. In a rehearsal it makes the same system call with no
 // bytes.
 func writeAt(fd int, p []byte, rehearsal bool) error {
 	if rehearsal {
@@ -152,9 +152,9 @@ func writeAt(fd int, p []byte, rehearsal bool) error {
 	return nil
 }
 
-// mountIDFiles makes the files and mounts them. One that cannot be, such as on a read-only disk
-// that lacks the file, is left out with a warning: programs find then what the image has, and every
-// fork reports it.
+// mountIDFiles makes the files and mounts them. If one cannot be mounted, such as on a read-only
+// disk that lacks the file, it logs a warning: programs then see the image's file, and every fork
+// reports it.
 func mountIDFiles(random int, name []byte, log *kmsg.Log) idFiles {
 	files := idFiles{random: random, machineID: -1, bootID: -1, hosts: -1}
 	if err := os.MkdirAll(idDir, dirMode); err != nil {
@@ -205,8 +205,8 @@ func newIDFile(path string, mode fs.FileMode, content []byte) (int, error) {
 	return fd, nil
 }
 
-// mountOver mounts a file over the targets. The first is created if it is missing; of the others,
-// those that are files of their own are covered.
+// mountOver mounts a file over the targets. It creates the first if missing; of the others, it
+// covers those that are regular files.
 func mountOver(path string, targets []string) error {
 	for i, target := range targets {
 		info, err := os.Lstat(target)

@@ -18,7 +18,7 @@ type mountPoint struct {
 const hardened = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
 
 // kernelMounts are needed before and after the move to the root disk. devtmpfs may be mounted
-// already: by EarlyLog or the kernel itself.
+// already, by EarlyLog or the kernel itself.
 func kernelMounts(root string) []mountPoint {
 	return []mountPoint{
 		{"devtmpfs", root + "/dev", "devtmpfs", unix.MS_NOSUID, "mode=0755"},
@@ -27,7 +27,7 @@ func kernelMounts(root string) []mountPoint {
 	}
 }
 
-// systemMounts are what programs expect of a running system besides kernelMounts.
+// systemMounts are what programs expect of a running system in addition to kernelMounts.
 func systemMounts(root string) []mountPoint {
 	return []mountPoint{
 		{"devpts", root + "/dev/pts", "devpts", unix.MS_NOSUID | unix.MS_NOEXEC, "mode=0620,gid=5,ptmxmode=0666"},
@@ -48,7 +48,7 @@ func mount(m mountPoint) error {
 	return nil
 }
 
-// mountRoot mounts the root disk and everything inside it.
+// mountRoot mounts the root disk and the file systems inside it.
 func mountRoot(opts Options) error {
 	if err := os.MkdirAll(newRoot, dirMode); err != nil {
 		return fmt.Errorf("mount root: %w", err)
@@ -57,7 +57,7 @@ func mountRoot(opts Options) error {
 	if opts.ReadOnly {
 		flags |= unix.MS_RDONLY
 	}
-	// Files that are deleted leave the layers of the disk, and so its branches.
+	// Space of deleted files is freed in the layers of the disk, and so in its branches.
 	if err := unix.Mount(rootDevice, newRoot, "ext4", flags, "discard"); err != nil {
 		return fmt.Errorf("mount %s as ext4: %w; is the root disk an ext4 image?", rootDevice, err)
 	}
@@ -84,8 +84,8 @@ func mountRoot(opts Options) error {
 	return nil
 }
 
-// switchRoot makes the root disk the root of this process and all its threads and later children.
-// An initramfs cannot be left by pivot_root(2), hence the move.
+// switchRoot makes the root disk the root of this process, with all its threads and later children.
+// pivot_root(2) cannot leave an initramfs, hence the move.
 func switchRoot() error {
 	if err := os.Chdir(newRoot); err != nil {
 		return fmt.Errorf("switch root: %w", err)

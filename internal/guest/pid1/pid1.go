@@ -1,6 +1,6 @@
 // Package pid1 turns a freshly booted kernel with forkd's initramfs into a running system on the
-// root disk: it mounts the kernel's file systems, loads the modules, waits for the disk, moves the
-// process's root there, and quiets what the kernel does by itself.
+// root disk: it mounts the kernel's file systems, loads the modules, waits for the disk, changes
+// the root to it, and disables periodic work of the kernel.
 //
 // It starts no service, configures no network beyond loopback, which is package nic's, and does not
 // fork: the process that calls Boot stays PID 1. It reads these options of the kernel command line:
@@ -28,7 +28,7 @@ const (
 	newRoot    = "/newroot"
 )
 
-// defaultHostname is used until a fork names the guest.
+// defaultHostname is the host name until a fork sets another.
 const defaultHostname = "forkd"
 
 // Options are the "forkd." options of the kernel command line.
@@ -61,14 +61,14 @@ func ParseCmdline(cmdline string) (Options, error) {
 	return o, nil
 }
 
-// EarlyLog mounts /dev and opens the kernel's log. Without it nothing can be reported but the
-// reason it failed.
+// EarlyLog mounts /dev and opens the kernel's log. Without it only the reason of its own failure
+// can be reported.
 func EarlyLog() (*kmsg.Log, error) {
 	if err := mount(mountPoint{"devtmpfs", "/dev", "devtmpfs", unix.MS_NOSUID, "mode=0755"}); err != nil {
 		return kmsg.NewPlain(os.Stderr), err
 	}
-	// Not os.OpenFile, which lets the runtime poll the file: each message of the kernel would wake
-	// the agent, and the kernel has one in every fork.
+	// Not os.OpenFile, which would add the file to the runtime's poller: each message of the kernel
+	// would wake the agent, and the kernel writes one in every fork.
 	fd, err := unix.Open("/dev/kmsg", unix.O_WRONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return kmsg.NewPlain(os.Stderr), &os.PathError{Op: "open", Path: "/dev/kmsg", Err: err}
@@ -106,7 +106,7 @@ func Boot(log *kmsg.Log) error {
 	if err := mountRoot(opts); err != nil {
 		return err
 	}
-	// What is left of the initramfs is memory; of the modules nothing is needed any more.
+	// The remaining initramfs is memory, and the modules are no longer needed.
 	if err := os.RemoveAll(modulesDir); err != nil {
 		log.Warnf("free the initramfs: %v", err)
 	}
@@ -117,8 +117,8 @@ func Boot(log *kmsg.Log) error {
 	return identify(opts)
 }
 
-// identify gives the system its name, its loopback interface and the environment that libraries
-// look for.
+// identify sets the system's name, its loopback interface and the environment that libraries look
+// for.
 func identify(opts Options) error {
 	if err := unix.Sethostname([]byte(opts.Hostname)); err != nil {
 		return fmt.Errorf("set hostname %q: %w", opts.Hostname, err)
@@ -148,8 +148,8 @@ func loopbackUp() error {
 	return nil
 }
 
-// PowerOff reports why the guest cannot go on and ends it: the host sees a power-off, or the panic
-// that follows where the machine cannot power off. It returns only if the kernel refuses.
+// PowerOff reports why the guest cannot continue and ends it: the host sees a power-off or, if the
+// machine cannot power off, the following panic. It returns only if the kernel refuses.
 func PowerOff(log *kmsg.Log, reason error) {
 	log.Errorf("fatal: %v; powering off", reason)
 	unix.Sync()

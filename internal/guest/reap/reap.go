@@ -1,5 +1,5 @@
-// Package reap starts child processes and collects their exit statuses, so that PID 1 can also
-// collect the orphans it inherits without taking the status of a child that someone waits for.
+// Package reap starts child processes and collects their exit statuses. PID 1 can use it to also
+// collect the orphans it inherits, without taking the status of a child that a caller waits for.
 //
 // It does not restart, limit or kill processes by itself.
 package reap
@@ -18,7 +18,7 @@ import (
 // ErrExited reports that a process has already been collected and cannot be signalled.
 var ErrExited = errors.New("process has exited")
 
-// Reaper starts processes and knows which of them have not been collected.
+// Reaper starts processes and tracks those that have not been collected.
 type Reaper struct {
 	all bool
 
@@ -52,11 +52,11 @@ func NewInit() *Reaper {
 	return r
 }
 
-// Start starts cmd, of which neither Wait nor Process may be used afterwards. Its Stdin, Stdout and
-// Stderr must be files or nil.
+// Start starts cmd. Do not use cmd.Wait or cmd.Process afterwards. Its Stdin, Stdout and Stderr
+// must be files or nil.
 func (r *Reaper) Start(cmd *exec.Cmd) (*Child, error) {
-	// The lock is held over the start: a child that exits at once is not collected before it is in
-	// the table.
+	// The lock is held during the start, so that a child that exits at once is not collected before
+	// it is in the table.
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if err := cmd.Start(); err != nil {
@@ -73,7 +73,7 @@ func (r *Reaper) Start(cmd *exec.Cmd) (*Child, error) {
 }
 
 // collect takes the status of every child that has exited. SIGCHLD coalesces, so one signal may
-// stand for many.
+// stand for several.
 func (r *Reaper) collect() {
 	for {
 		r.mu.Lock()
@@ -94,8 +94,8 @@ func (r *Reaper) collect() {
 	}
 }
 
-// wait is used where the reaper collects only its own children. It peeks first, so that the process
-// is collected under the lock that Signal holds.
+// wait is used if the reaper collects only its own children. It peeks first, so that the process is
+// collected under the lock that Signal holds.
 func (c *Child) wait() {
 	for {
 		err := unix.Waitid(unix.P_PID, c.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
@@ -124,18 +124,18 @@ func (c *Child) finishLocked(status syscall.WaitStatus) {
 // Done is closed when the process has been collected.
 func (c *Child) Done() <-chan struct{} { return c.done }
 
-// Status waits for the process to end and returns how it did.
+// Status waits for the process to end and returns its status.
 func (c *Child) Status() syscall.WaitStatus {
 	<-c.done
 	return c.status
 }
 
-// Signal sends sig to the process, or ErrExited if it has been collected; it never hits a process
-// that reuses the number.
+// Signal sends sig to the process, or returns ErrExited if it has been collected; it never hits a
+// process that reuses the id.
 func (c *Child) Signal(sig syscall.Signal) error { return c.signal(c.Pid, sig) }
 
-// SignalGroup sends sig to the process group that the process leads, or ErrExited if it has been
-// collected.
+// SignalGroup sends sig to the process group that the process leads, or returns ErrExited if it has
+// been collected.
 func (c *Child) SignalGroup(sig syscall.Signal) error { return c.signal(-c.Pid, sig) }
 
 func (c *Child) signal(pid int, sig syscall.Signal) error {

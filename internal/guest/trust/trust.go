@@ -1,10 +1,10 @@
-// Package trust makes the programs of a guest trust one more authority for TLS certificates.
+// Package trust makes the programs of a guest trust an additional authority for TLS certificates.
 //
-// It adds the certificate to the bundle of the guest's distribution, where curl, git, wget and apt
-// look, and names that bundle in the variables by which libraries find it that bring roots of their
-// own (Go and OpenSSL, Python's requests and pip, Node.js). Stores with a format of their own, such
-// as Java's and a browser's, are left alone, and so are programs that run already. It checks no
-// certificate beyond its form, and removes none.
+// It adds the certificate to the bundle of the guest's distribution, which curl, git, wget and apt
+// use. Libraries with their own root certificates (Go and OpenSSL, Python's requests and pip,
+// Node.js) find the bundle through variables. Stores in other formats, such as Java's and a
+// browser's, are not changed, and running programs are not affected. It checks only the form of the
+// certificate, and removes none.
 package trust
 
 import (
@@ -18,8 +18,8 @@ import (
 	"path/filepath"
 )
 
-// bundles are where distributions keep the authorities that their programs trust. The first is made
-// where there is none.
+// bundles are the distributions' files of trusted authorities. If none exists, the first is
+// created.
 var bundles = []string{
 	"/etc/ssl/certs/ca-certificates.crt", // Debian, Alpine, Arch
 	"/etc/pki/tls/certs/ca-bundle.crt",   // Fedora
@@ -27,11 +27,11 @@ var bundles = []string{
 	"/etc/ssl/cert.pem",
 }
 
-// source is where Debian's and Alpine's update-ca-certificates finds the certificate again when it
-// makes the bundle anew.
+// source is the file that Debian's and Alpine's update-ca-certificates includes when it regenerates
+// the bundle.
 const source = "/usr/local/share/ca-certificates/forkd.crt"
 
-// Install adds a certificate, PEM, and returns the variables that programs need. To add it again
+// Install adds a PEM certificate, and returns the variables that programs need. Adding it again
 // changes nothing.
 func Install(certificate string) (env map[string]string, err error) {
 	return install("/", certificate)
@@ -59,11 +59,11 @@ func install(root, certificate string) (map[string]string, error) {
 	}
 	return map[string]string{
 		"SSL_CERT_FILE": bundle, "REQUESTS_CA_BUNDLE": bundle, // instead of their own roots
-		"NODE_EXTRA_CA_CERTS": source, // besides its own
+		"NODE_EXTRA_CA_CERTS": source, // in addition to its own
 	}, nil
 }
 
-// add appends a certificate to a bundle that does not have it.
+// add appends a certificate to a bundle that lacks it.
 func add(bundle string, certificate []byte) error {
 	have, err := os.ReadFile(bundle)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -78,7 +78,7 @@ func add(bundle string, certificate []byte) error {
 	return write(bundle, append(have, certificate...))
 }
 
-// write replaces a file whole: programs may be reading it.
+// write replaces a file atomically, because programs may be reading it.
 func write(path string, text []byte) error {
 	if target, err := filepath.EvalSymlinks(path); err == nil {
 		path = target

@@ -1,7 +1,7 @@
-// Package userenv answers what a new process of the guest gets: which user it runs as, its
-// environment, and what its paths are relative to.
+// Package userenv determines the properties of a new process in the guest: its user, its
+// environment, and the base of its relative paths.
 //
-// It reads /etc/passwd and /etc/group as they are at the call and writes nothing.
+// It reads the present /etc/passwd and /etc/group and writes nothing.
 package userenv
 
 import (
@@ -19,10 +19,11 @@ import (
 	"syscall"
 )
 
-// DefaultPath is the PATH of processes: Debian's for root, which finds everything for every user.
+// DefaultPath is the PATH of processes: Debian's for root, which includes the programs of all
+// users.
 const DefaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// Env is the state that all later processes share. It may be used concurrently.
+// Env is the state shared by all later processes. It may be used concurrently.
 type Env struct {
 	mu          sync.Mutex
 	vars        map[string]string
@@ -47,8 +48,8 @@ func (e *Env) Vars() map[string]string {
 	return maps.Clone(e.vars)
 }
 
-// SetDefaults changes the user and the working directory of requests that name none. An empty
-// string leaves the value.
+// SetDefaults changes the user and the working directory for requests that name none. An empty
+// string leaves the value unchanged.
 func (e *Env) SetDefaults(user, dir string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -72,8 +73,8 @@ type User struct {
 // User looks up an account; the empty name is the default user.
 func (e *Env) User(name string) (*User, error) { return e.UserOr(name, "") }
 
-// UserOr is User for clients that have a default user of their own: it is that, if the guest has
-// such an account and nobody has set another. Without all of these it is root.
+// UserOr is User for clients with a default user of their own. For an empty name it is preferred,
+// if the guest has such an account and no other default is set, and otherwise root.
 func (e *Env) UserOr(name, preferred string) (*User, error) {
 	if name == "" {
 		e.mu.Lock()
@@ -94,7 +95,7 @@ func lookup(name string) (*User, error) { return account(name, user.Lookup) }
 func account(name string, find func(string) (*user.User, error)) (*User, error) {
 	u, err := find(name)
 	if err != nil && name == "root" {
-		return &User{Name: "root", Home: rootHome()}, nil // an image without /etc/passwd has the kernel's one account
+		return &User{Name: "root", Home: rootHome()}, nil // an image without /etc/passwd has only the kernel's account
 	}
 	if err != nil {
 		return nil, fmt.Errorf("user %q does not exist in the guest", name)
@@ -139,8 +140,7 @@ func CheckVars(vars map[string]string) error {
 	return nil
 }
 
-// Credential returns what a process must be started with to run as u, nil if the agent itself runs
-// as u.
+// Credential returns the credential for starting a process as u, nil if the agent itself runs as u.
 func (u *User) Credential() *syscall.Credential {
 	if os.Getuid() == int(u.UID) && os.Getgid() == int(u.GID) {
 		return nil
@@ -149,7 +149,7 @@ func (u *User) Credential() *syscall.Credential {
 }
 
 // Environ builds the environment of a process of u: the account's basics, then the shared
-// variables, then those of the call, the later ones winning.
+// variables, then those of the call. Later ones override earlier ones.
 func (e *Env) Environ(u *User, call map[string]string) []string {
 	vars := map[string]string{"PATH": DefaultPath, "HOME": u.Home, "USER": u.Name, "LOGNAME": u.Name}
 	e.mu.Lock()
@@ -163,8 +163,8 @@ func (e *Env) Environ(u *User, call map[string]string) []string {
 	return out
 }
 
-// Dir resolves the working directory of a process of u: empty is the default directory, else the
-// user's home, or / for an account whose home is missing.
+// Dir resolves the working directory of a process of u. For an empty dir it is the default
+// directory, else the user's home, or / if the home is missing.
 func (e *Env) Dir(u *User, dir string) (string, error) {
 	if dir == "" {
 		e.mu.Lock()
@@ -187,7 +187,7 @@ func (e *Env) Dir(u *User, dir string) (string, error) {
 	return dir, nil
 }
 
-// Path makes a path absolute: "~" and relative paths are in u's home, and so is the empty path.
+// Path makes a path absolute: "~", relative paths and the empty path are in u's home.
 func Path(u *User, path string) string {
 	if path == "~" || strings.HasPrefix(path, "~/") {
 		path = path[1:]
