@@ -211,13 +211,13 @@ func TestRefusedSettings(t *testing.T) {
 		{"claude-code", `{"a": 1,}`, "not valid JSON"},
 		{"claude-code", "// mine\n{}", "not valid JSON"},
 		{"claude-code", "{} {}", "follows the first value"},
-		{"claude-code", "[]", "no JSON object"},
+		{"claude-code", "[]", "not a JSON object"},
 		{"claude-code", `{"hooks": []}`, "hooks is not a JSON object"},
-		{"claude-code", `{"hooks": {"Stop": {}}}`, "hooks.Stop is no JSON array"},
+		{"claude-code", `{"hooks": {"Stop": {}}}`, "hooks.Stop is not a JSON array"},
 		{"claude-code", `{"hooks": {}, "hooks": {}}`, "twice"},
 		{"claude-code", strings.Repeat("[", 200) + strings.Repeat("]", 200), "deep"},
 		{"codex", "model = ", "not valid TOML"},
-		{"codex", "notify = \"say\"\n", "no list of words"},
+		{"codex", "notify = \"say\"\n", "not a list of words"},
 		{"codex", "notify = [\"say\", \"done\"]\n", "say done"},
 	} {
 		home := hookHome(t)

@@ -21,7 +21,7 @@ func TestRecipeNetwork(t *testing.T) {
 		t.Errorf("%+v, %v", r, err)
 	}
 	for text, want := range map[string]string{
-		"network: everything":        "network: mode: \"everything\" is no mode",
+		"network: everything":        "network: mode: \"everything\" is not a mode",
 		"network: {allow: ['*']}":    "network: allow[0]",
 		"network: {modes: [public]}": "unknown field \"modes\"",
 		"network: {deny: [a.b]}":     "network: mode: missing",

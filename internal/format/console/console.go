@@ -1,9 +1,8 @@
 // Package console keeps the last bytes of a guest's serial output in a file that outlives the VMM.
 //
-// The file is a ring in shared memory: the VMM stores bytes, anybody may read the tail at any time,
-// and a guest that floods its console overwrites its own oldest output. With each block of bytes
-// stands when its last byte came, so that a reader can leave out what is older. Nothing is
-// interpreted.
+// The file is a ring in shared memory: the VMM stores bytes, any process may read the tail at any
+// time, and a guest that floods its console overwrites its own oldest output. Each block of bytes
+// has the time of its last byte, so that a reader can omit older ones. Nothing is interpreted.
 package console
 
 import (
@@ -21,21 +20,21 @@ import (
 // Size is the number of bytes that a ring keeps.
 const Size = 64 << 10
 
-// header is what stands before the ring itself: the bytes written since the ring was made, then for
-// each block of the ring the time of its last byte in milliseconds of Unix time; 0 if nobody knows.
-// All are little-endian, and read without a lock: a reader may miss the byte that is being written.
-// It has a page of its own so that the data is page-aligned.
+// header is the length of the header before the ring: the number of bytes written since the ring
+// was made, then for each block of the ring the time of its last byte in milliseconds of Unix time;
+// 0 if unknown. All are little-endian, and read without a lock: a reader may miss the byte that is
+// being written. The header has a page of its own so that the data is page-aligned.
 const header = 4096
 
-// A block has so many bytes: a few lines, and so many that the times of all fit into the header.
+// Size of a block, in bytes: a few lines, and large enough that all times fit into the header.
 const (
 	block  = 256
 	blocks = Size / block
-	times  = 8 // where the times begin in the header
+	times  = 8 // offset of the times in the header
 )
 
-// Format makes f, a new file, an empty ring. The file has all its blocks: a store to a mapped hole of
-// a full file system would be a SIGBUS for the writer.
+// Format makes f, a new file, an empty ring. It allocates all blocks: a store to a mapped hole on a
+// full file system would send the writer a SIGBUS.
 func Format(f *os.File) error {
 	err := unix.Fallocate(int(f.Fd()), 0, 0, header+Size)
 	if errors.Is(err, unix.EOPNOTSUPP) {
@@ -50,7 +49,7 @@ func Format(f *os.File) error {
 // Ring writes to a ring. It has one writer at a time.
 type Ring struct {
 	mem     []byte
-	written uint64 // what the header says, kept here: reading a mapped file maps many of its pages at once
+	written uint64 // copy of the header's value: reading a mapped file maps many of its pages at once
 }
 
 // Open maps the ring in f, which may be closed afterwards.
@@ -92,16 +91,16 @@ func (r *Ring) WriteString(s string) {
 	}
 }
 
-// Tail returns what the ring holds, oldest byte first.
+// Tail returns the content of the ring, oldest byte first.
 func (r *Ring) Tail() []byte { return tail(r.written, r.mem[header:]) }
 
-// slot is the number of the block that has a byte, by how many were written before it.
+// slot returns the number of the block of a byte, given the number of bytes before it.
 func slot(at uint64) uint64 { return at / block % blocks }
 
-// Text is what a ring held when it was read.
+// Text is the content of a ring when it was read.
 type Text struct {
 	Bytes   []byte // oldest first
-	Written uint64 // bytes in all, up to the last of Bytes
+	Written uint64 // total number of bytes, up to the last of Bytes
 
 	times [blocks]uint64
 }
@@ -120,7 +119,7 @@ func Tail(f io.ReaderAt) (t Text, err error) {
 	return t, nil
 }
 
-// Written reads how many bytes have been written to the ring in f in all.
+// Written returns the total number of bytes written to the ring in f.
 func Written(f io.ReaderAt) (uint64, error) {
 	var head [8]byte
 	if _, err := f.ReadAt(head[:], 0); err != nil {
@@ -129,7 +128,7 @@ func Written(f io.ReaderAt) (uint64, error) {
 	return binary.LittleEndian.Uint64(head[:]), nil
 }
 
-// Behind returns what came after so many bytes, and how many of these are no longer there.
+// Behind returns the bytes after the first seen ones, and how many of them are lost.
 func (t *Text) Behind(seen uint64) (p []byte, lost uint64) {
 	first := t.Written - uint64(len(t.Bytes))
 	switch {
@@ -141,11 +140,11 @@ func (t *Text) Behind(seen uint64) (p []byte, lost uint64) {
 	return t.Bytes[seen-first:], 0
 }
 
-// Since returns the lines that were written at a time or later, and perhaps some of just before: a
-// block is left out whole or not at all. What nobody knows the time of counts as later.
+// Since returns the lines that were written at a time or later, and perhaps some from just before,
+// because blocks are omitted completely or not at all. Lines of unknown time count as later.
 func (t *Text) Since(at time.Time) []byte {
 	first := t.Written - uint64(len(t.Bytes))
-	// What is left of the oldest block shares its place with the latest, and that has its time.
+	// The remains of the oldest block share their place, and so the time, with the latest block.
 	for i := (block - first%block) % block; i < uint64(len(t.Bytes)); i += block {
 		if when := t.times[slot(first+i)]; when == 0 || int64(when) >= at.UnixMilli() {
 			return t.Bytes[bytes.LastIndexByte(t.Bytes[:i], '\n')+1:]
@@ -154,7 +153,7 @@ func (t *Text) Since(at time.Time) []byte {
 	return nil
 }
 
-// tail puts the bytes of a ring in order to which total bytes have been written.
+// tail returns the bytes of a ring in order, given the total number of bytes written to it.
 func tail(total uint64, data []byte) []byte {
 	if total <= Size {
 		return append([]byte(nil), data[:total]...)

@@ -9,7 +9,7 @@ func (l *Layer) Has(cluster uint64) bool {
 	return cluster < l.clusters && l.present[cluster/clustersPerPage] && l.bits[cluster/8]&(1<<(cluster%8)) != 0
 }
 
-// Run returns whether the cluster is in the layer, and for how many clusters from there, at most
+// Run reports whether the cluster is in the layer, and for how many clusters from there, at most
 // limit, the answer is the same. limit is positive.
 func (l *Layer) Run(cluster, limit uint64) (has bool, n uint64) {
 	has = l.Has(cluster)
@@ -39,8 +39,8 @@ func (l *Layer) Run(cluster, limit uint64) (has bool, n uint64) {
 }
 
 // Set marks n clusters from the first as being in the layer. Their data must have been written
-// before. After an error none, some or all of them are marked; as the data is there, each of these
-// is consistent.
+// before. After an error none, some or all of them are marked; each marked one is consistent,
+// because its data is there.
 func (l *Layer) Set(first, n uint64) error {
 	if first+n < first || first+n > l.clusters {
 		return fmt.Errorf("mark clusters %d+%d: the disk has %d", first, n, l.clusters)
@@ -60,8 +60,7 @@ func (l *Layer) Set(first, n uint64) error {
 		for c := first; c < first+count; c++ {
 			b[c/8-base] |= 1 << (c % 8)
 		}
-		// Through the file, not the mapping: a full file system is an error here and would be
-		// SIGBUS there.
+		// Through the file, not the mapping: on a full file system this is an error, not a SIGBUS.
 		if _, err := l.file.WriteAt(b, int64(l.offset+base)); err != nil {
 			return fmt.Errorf("mark clusters %d+%d: %w", first, count, err)
 		}

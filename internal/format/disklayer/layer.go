@@ -1,5 +1,5 @@
 // Package disklayer is the file format of one disk layer: the clusters of a disk that were written
-// above an immutable base, and a bitmap that tells which ones those are.
+// above an immutable base, and a bitmap that identifies them.
 //
 // A file is, from its beginning:
 //
@@ -7,12 +7,12 @@
 //	[B, B+L)       allocation bitmap; B is size and L the bitmap's length, rounded up to ClusterSize
 //	[B+L, +4096)   footer: magic, version, cluster size, disk size, CRC-32 of those; zeros
 //
-// In the bitmap, bit n%8 of byte n/8 is set when cluster n is in the layer; other clusters are
-// found below it. A file of another length than its footer asks for is refused, so a truncated
-// layer is never read as one with holes.
+// In the bitmap, bit n%8 of byte n/8 is set if cluster n is in the layer; other clusters are in
+// lower layers. A file whose length differs from its footer is refused, so that a truncated layer
+// is never read as one with holes.
 //
-// The package knows one layer. Which layer a cluster is read from, and copying on write, is
-// internal/vmm/virtio/blk's.
+// The package handles one layer. Package internal/vmm/virtio/blk chooses the layer for a cluster,
+// and copies on write.
 package disklayer
 
 import (
@@ -37,11 +37,11 @@ const (
 	pageSize     = 4096 // of the bitmap, the unit in which its holes are known
 )
 
-// ErrFormat is what an error wraps when a file is not a whole layer of this version.
+// ErrFormat is wrapped by errors about files that are not complete layers of this version.
 var ErrFormat = errors.New("not a valid disk layer")
 
-// Layout returns where the bitmap of a disk of size bytes begins, how long it is and how long the
-// whole file is.
+// Layout returns the offset and the length of the bitmap for a disk of size bytes, and the length
+// of the whole file.
 func Layout(size uint64) (bitmapOffset, bitmapLength, fileSize uint64) {
 	bitmapOffset = roundUp(size)
 	bitmapLength = roundUp((bitmapOffset/ClusterSize + 7) / 8)
@@ -57,8 +57,8 @@ func checkSize(size uint64) error {
 	return nil
 }
 
-// Format makes f, whose former content is lost, an empty layer of a disk of size bytes, a positive
-// multiple of 512.
+// Format makes f, whose previous content is lost, an empty layer of a disk of size bytes, a
+// positive multiple of 512.
 func Format(f *os.File, size uint64) error {
 	if err := checkSize(size); err != nil {
 		return fmt.Errorf("format disk layer %s: %w", f.Name(), err)
@@ -87,7 +87,7 @@ func encodeFooter(size uint64) (b [footerLength]byte) {
 	return b
 }
 
-// checkFooter returns the disk size that the footer of f says, when everything about it is right.
+// checkFooter returns the disk size in the footer of f, after checking the footer.
 func checkFooter(f *os.File) (size uint64, err error) {
 	info, err := f.Stat()
 	if err != nil {
@@ -123,7 +123,7 @@ func checkFooter(f *os.File) (size uint64, err error) {
 	return size, nil
 }
 
-// Layer is an open layer. Its methods are not safe for concurrent use when one of them writes.
+// Layer is an open layer. Its methods are not safe for concurrent use if one of them writes.
 type Layer struct {
 	file     *os.File
 	size     uint64

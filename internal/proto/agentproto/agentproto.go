@@ -1,11 +1,11 @@
-// Package agentproto is the part of the host-guest interface that is forkd's own: the vsock ports
-// the agent listens on, the control protocol, and the fork messages by which a guest is prepared
-// for forks and a forked one is told of its new identity and confirms it.
+// Package agentproto is forkd's own part of the host-guest interface: the agent's vsock ports, the
+// control protocol, and the fork messages. A fork message prepares a guest for forks, or tells a
+// forked guest its new identity, which it confirms.
 //
-// Everything else in the guest speaks the E2B protocols (see Envd and CodeInterpreter ports). The
-// control protocol is newline-delimited JSON on one vsock stream, one reply per request, without
-// HTTP. Fork messages have a port and a binary form of their own (see Forked.Append): every page
-// that their handling touches is copied in every child.
+// The rest of the guest speaks the E2B protocols (see Envd and CodeInterpreter ports). The control
+// protocol is newline-delimited JSON on one vsock stream, one answer per request, without HTTP.
+// Fork messages have their own port and binary form (see Forked.Append), because every page that
+// their handling touches is copied in every child.
 package agentproto
 
 import "time"
@@ -34,26 +34,25 @@ const Version = 6
 // interrupted. Then its interpreter is killed.
 const EvalGrace = 5 * time.Second
 
-// GroupHeader on envd's SendSignal asks for the signal to go to the process group, whatever its
-// value. It is forkd's own.
+// GroupHeader on envd's SendSignal requests that the signal goes to the process group, whatever the
+// header's value. It is forkd's own.
 const GroupHeader = "Forkd-Group"
 
-// TerminalHeader on envd's SendInput and CloseStdin lets input for stdin go to the terminal of a
-// process that has one, where its end is Ctrl-D. Whoever attaches to a process cannot know which it
-// has. It is forkd's own.
+// TerminalHeader on envd's SendInput and CloseStdin permits input for stdin to go to the terminal
+// of a process that has one, where its end is Ctrl-D. A client that attaches to a process cannot
+// know which it has. It is forkd's own.
 const TerminalHeader = "Forkd-Terminal"
 
-// DefaultUserHeader on requests to envd names the account that they are for if they name none,
-// where the guest has such an account. It is forkd's own: each of its interfaces has a default
-// user.
+// DefaultUserHeader on requests to envd names the account for requests that name none, if the guest
+// has it. It is forkd's own, because each of its interfaces has a different default user.
 const DefaultUserHeader = "Forkd-Default-User"
 
-// Ready is what the agent announces when every service listens and the warm interpreters are up.
+// Ready is the agent's announcement that every service listens and the warm interpreters are up.
 type Ready struct {
 	Version int      `json:"version"`
 	Kernel  string   `json:"kernel"`           // uname -r of the guest
 	Warm    []string `json:"warm,omitempty"`   // languages with a warm interpreter, such as "python"
-	Errors  []string `json:"errors,omitempty"` // what could not be set up, such as a missing python3
+	Errors  []string `json:"errors,omitempty"` // parts that could not be set up, such as a missing python3
 }
 
 // Op selects a control request.
@@ -61,13 +60,13 @@ type Op string
 
 // Control requests.
 const (
-	OpPing  Op = "ping"  // answered with the agent's Ready
-	OpTrust Op = "trust" // has the guest's programs trust Certificate as an authority
-	OpReset Op = "reset" // ends the guest's TCP connections to the outside, as a fork does: who has them there has gone
+	OpPing  Op = "ping"  // the answer is the agent's Ready
+	OpTrust Op = "trust" // makes the guest's programs trust Certificate as an authority
+	OpReset Op = "reset" // closes the guest's TCP connections to the outside, as a fork does
 
-	// OpFreeze brings the root file system to rest for a branch of the disk alone: free space is
-	// discarded, everything is on the disk, and programs that write wait. OpThaw ends the rest, which
-	// ends by itself after 30 seconds; it fails if that has happened.
+	// OpFreeze brings the root file system to rest for a disk-only branch: free space is discarded,
+	// everything is on the disk, and programs that write wait. OpThaw ends the rest. The rest ends
+	// by itself after 30 seconds; then OpThaw fails.
 	OpFreeze Op = "freeze"
 	OpThaw   Op = "thaw"
 )
@@ -75,10 +74,11 @@ const (
 // Request is one line to the agent.
 type Request struct {
 	Op          Op     `json:"op"`
-	Certificate string `json:"certificate,omitempty"` // of OpTrust; PEM
+	Certificate string `json:"certificate,omitempty"` // for OpTrust; PEM
 }
 
-// Reply is the agent's answer. Error is empty if and only if the request was carried out whole.
+// Reply is the agent's answer. Error is empty if and only if the request was carried out
+// completely.
 type Reply struct {
 	Error string `json:"error,omitempty"`
 	Ready *Ready `json:"ready,omitempty"`

@@ -7,28 +7,27 @@ import (
 
 // A stream to DialPort begins with a TCP port of the guest's loopback: two bytes, little-endian.
 // The agent answers with one byte, a DialAnswer. After DialOK the stream is the connection, byte
-// for byte, and the end of one direction is passed on as such; after any other answer the agent
-// closes it.
+// for byte, and the end of each direction is passed on. After any other answer the agent closes it.
 
-// DialSize is how long the request is, in bytes. The answer is one byte.
+// DialSize is the length of the request, in bytes. The answer is one byte.
 const DialSize = 2
 
-// DialTimeout is how long the agent tries each of the two loopback addresses. Nothing there takes
-// long but a server whose queue of connections is full.
+// DialTimeout is how long the agent tries each of the two loopback addresses. Only a server with a
+// full queue of connections takes long.
 const DialTimeout = 5 * time.Second
 
-// MaxDialed is how many connections to ports an agent carries at once. The guest's vsock device has
-// 256 streams for everything.
+// MaxDialed bounds the connections to ports that an agent carries at once. The guest's vsock device
+// has 256 streams in total.
 const MaxDialed = 112
 
-// DialAnswer says what became of a request to DialPort.
+// DialAnswer is the result of a request to DialPort.
 type DialAnswer byte
 
 // The answers. Others are errors that this version does not know.
 const (
 	DialOK      DialAnswer = iota + 1
-	DialRefused            // nobody listens there
-	DialTimeOut            // somebody listens, and does not accept
+	DialRefused            // no server listens there
+	DialTimeOut            // a server listens, but does not accept
 	DialBusy               // MaxDialed connections are open
 	DialFailed             // anything else, such as a lack of memory
 )

@@ -11,12 +11,12 @@ import (
 
 // Sizes of fork messages in bytes.
 const (
-	LengthSize = 4       // of the length that every message begins with, little-endian; it does not count itself
-	MaxForked  = 1 << 20 // what may follow it to the guest
+	LengthSize = 4       // of the length at the beginning of every message, little-endian; it does not count itself
+	MaxForked  = 1 << 20 // bound on the rest of a message to the guest
 	MaxAnswer  = 64 << 10
 )
 
-// kind is the first byte behind the length.
+// kind is the first byte after the length.
 type kind uint8
 
 const (
@@ -54,8 +54,8 @@ func (f *Forked) Append(b []byte) ([]byte, error) {
 }
 
 // QuietTime is how long a guest must be left alone after it has answered AppendPrepare, before it
-// is saved. What a busy guest has left to do later, such as freeing memory, ending timers of its
-// disk and putting threads to sleep, it does then, once, and not in every child.
+// is saved. A busy guest then does its deferred work, such as freeing memory, stopping timers of
+// its disk and putting threads to sleep, once, and not in every child.
 const QuietTime = 3 * time.Second
 
 // AppendPrepare appends the message that makes a guest ready to be saved and forked, see QuietTime.
@@ -64,7 +64,7 @@ func AppendPrepare(b []byte) []byte { return appendMessage(b, []byte{uint8(kindP
 // Received is a message in the guest. Its byte slices alias the message, so that a fork without
 // variables costs no memory.
 type Received struct {
-	Prepare bool // of AppendPrepare; the rest is empty
+	Prepare bool // from AppendPrepare; the rest is empty
 
 	Entropy       []byte
 	RealtimeNanos int64
@@ -72,7 +72,7 @@ type Received struct {
 	Env           map[string]string // nil without variables
 }
 
-// Parse takes what Append or AppendPrepare wrote behind the length.
+// Parse parses the part of Append's or AppendPrepare's message after the length.
 func Parse(body []byte) (m Received, err error) {
 	r := codec.NewReader(body)
 	switch k := kind(r.U8()); k {
@@ -104,7 +104,7 @@ func parseEnv(r *codec.Reader) map[string]string {
 	return env
 }
 
-// Length returns the length at the beginning of a message, which must not exceed max.
+// Length returns the length at the beginning of a message; it is an error if it exceeds max.
 func Length(head []byte, max int) (int, error) {
 	if len(head) < LengthSize {
 		return 0, errors.New("fork message: no length")

@@ -8,12 +8,12 @@ import (
 	"github.com/forkd/forkd/internal/proto/codec"
 )
 
-// Unique says which random number generators in the memory of the guest's processes a fork has
-// found. A nil *Unique says that the agent, which is an older one, has not looked.
+// Unique lists the random number generators that a fork has found in the memory of the guest's
+// processes. A nil *Unique says that the agent is too old to look.
 type Unique struct {
-	Reseeded []Generator // draw numbers of their own from now on
-	Repeats  []Generator // draw what their siblings draw, if they were used before the snapshot
-	More     uint32      // generators of both lists that found no room in them
+	Reseeded []Generator // their numbers differ from the siblings' from now on
+	Repeats  []Generator // their numbers repeat those of the siblings, if they were used before the snapshot
+	More     uint32      // number of generators for which the lists had no room
 }
 
 // Generator is one generator of one process. The guest's programs choose its names.
@@ -23,13 +23,13 @@ type Generator struct {
 	Library string
 }
 
-// Bounds of a Unique; what the guest sends beyond them is cut.
+// Bounds of a Unique; the rest of a guest's report is cut off.
 const (
 	MaxGenerators    = 64  // of both lists together
 	MaxGeneratorName = 256 // bytes, printable ASCII
 )
 
-// cut returns u within its bounds. Generators that repeat go first.
+// cut returns u within its bounds. It keeps generators that repeat first.
 func (u Unique) cut() Unique {
 	repeats := u.Repeats[:min(len(u.Repeats), MaxGenerators)]
 	reseeded := u.Reseeded[:min(len(u.Reseeded), MaxGenerators-len(repeats))]
@@ -38,12 +38,12 @@ func (u Unique) cut() Unique {
 	return u
 }
 
-// reported is the first byte of an answer that carries a Unique. No text of an error begins with it.
+// reported is the first byte of an answer with a Unique. No error text begins with it.
 const reported = 0
 
-// AppendUnique appends the answer of an agent that carried a message out whole and looked for
-// generators: the number that found no room, then the two lists, each as a number of elements, and
-// the process id and the two names of each.
+// AppendUnique appends the answer of an agent that carried out a message completely and looked for
+// generators: the number without room, then the two lists, each as a number of elements, and the
+// process id and the two names of each.
 func AppendUnique(b []byte, u Unique) []byte {
 	u = u.cut()
 	head := len(b)
@@ -68,8 +68,8 @@ func appendGenerators(b []byte, list []Generator) []byte {
 	return b
 }
 
-// ParseAnswer takes what AppendAnswer or AppendUnique wrote behind the length. The error of the
-// agent is text; err is that of an answer which cannot be read.
+// ParseAnswer parses the part of AppendAnswer's or AppendUnique's answer after the length. text is
+// the agent's error; err is the error of an unreadable answer.
 func ParseAnswer(body []byte) (u *Unique, text string, err error) {
 	if len(body) == 0 || body[0] != reported {
 		return nil, string(body), nil

@@ -15,8 +15,7 @@ import (
 // ErrShort reports input that ended before the value that was read.
 var ErrShort = errors.New("truncated record")
 
-// Kind is the first byte of a message on a control socket. Every protocol gives its numbers
-// meanings of its own.
+// Kind is the first byte of a message on a control socket. Every protocol defines its own kinds.
 type Kind uint8
 
 // Message is a value that can be encoded.
@@ -64,7 +63,7 @@ func (w *Writer) String(s string) {
 	w.buf = append(w.buf, s...)
 }
 
-// Reader takes values off a byte slice. After the first failure every method returns a zero value
+// Reader reads values from a byte slice. After the first failure every method returns a zero value
 // and Err reports the failure, so callers check once, at the end.
 type Reader struct {
 	buf []byte
@@ -142,8 +141,8 @@ func (r *Reader) Blob() []byte { return r.Raw(r.count(1)) }
 // String takes a length and that many bytes.
 func (r *Reader) String() string { return string(r.Blob()) }
 
-// Count takes an element count and checks that so many elements of at least size bytes can still
-// follow, so that a caller may allocate for them.
+// Count reads an element count and checks that so many elements of at least size bytes can follow,
+// so that a caller may allocate memory for them.
 func (r *Reader) Count(size int) int { return r.count(size) }
 
 func (r *Reader) count(size int) int {

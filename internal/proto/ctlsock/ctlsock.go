@@ -1,7 +1,7 @@
 // Package ctlsock sends and receives the messages of vmmproto and netproto with file descriptors on
 // SOCK_SEQPACKET unix sockets.
 //
-// It knows the framing (one kind byte, then the body, one packet a message) and nothing of the
+// It knows the framing (one kind byte, then the body, one packet per message) and nothing about the
 // messages.
 package ctlsock
 
@@ -19,14 +19,14 @@ import (
 	"github.com/forkd/forkd/internal/rawcall"
 )
 
-// MaxMessage bounds one message in bytes: a Restore with the most extents a snapshot may have.
+// MaxMessage bounds one message, in bytes: a Restore with the maximum number of extents.
 const MaxMessage = 1 << 20
 
-// MaxFDs is the most descriptors one message carries (Linux's SCM_MAX_FD).
+// MaxFDs bounds the descriptors in one message (Linux's SCM_MAX_FD).
 const MaxFDs = 253
 
-// Conn is one end of a control connection. One goroutine may receive while others send. Nothing
-// reaches the descriptor after Close, whose number may be another file's by then.
+// Conn is one end of a control connection. One goroutine may receive while others send. After Close
+// no method uses the descriptor, whose number may belong to another file by then.
 type Conn struct {
 	file *os.File
 	raw  syscall.RawConn
@@ -34,7 +34,7 @@ type Conn struct {
 	oob  []byte
 }
 
-// newConn takes over fd, a connected SOCK_SEQPACKET socket.
+// newConn takes ownership of fd, a connected SOCK_SEQPACKET socket.
 func newConn(fd int) (*Conn, error) {
 	// Room for the largest message; the kernel doubles the figure for its own bookkeeping. Without
 	// CAP_NET_ADMIN it caps it at net.core.wmem_max, commonly 208 KiB: then only messages of up to
@@ -50,8 +50,9 @@ func newConn(fd int) (*Conn, error) {
 	return &Conn{file: file, raw: raw}, nil
 }
 
-// Backlog is how many connections wait for a listener that takes none: one of each daemon that wants to
-// take over a VMM that hangs. With fewer, some restarts of the daemon would put the VMM out of reach.
+// Backlog is how many connections wait for a listener that does not accept them: one per daemon
+// that tries to take over a hanging VMM. With fewer, some restarts of the daemon would make the VMM
+// unreachable.
 const Backlog = 512
 
 // Listen makes a listening socket at path.
@@ -66,10 +67,9 @@ func Listen(path string) (fd int, err error) {
 	return fd, nil
 }
 
-// Dial connects to the socket at path. It does not wait: a listener that has taken none of many
-// connections is an error. The connection is one that Go's poller waits for: receiving in a system
-// call would keep a processor of its scheduler from other goroutines until the runtime notices,
-// which takes up to 20 ms.
+// Dial connects to the socket at path. It does not wait: a full backlog of the listener is an
+// error. Go's poller waits for the connection: a blocking receive would occupy a processor of the
+// scheduler until the runtime notices, which takes up to 20 ms.
 func Dial(path string) (*Conn, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
@@ -98,7 +98,7 @@ func Accept(listener int) (*Conn, error) {
 
 // Shutdown ends Receive calls on both ends.
 func (c *Conn) Shutdown() {
-	_ = c.raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RDWR) }) // an error means it is closed
+	_ = c.raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RDWR) }) // an error means that it is closed
 }
 
 // Close ends the connection. Further calls do nothing.
@@ -109,13 +109,13 @@ func (c *Conn) Close() error {
 	return nil
 }
 
-// Send sends one message and copies of fds. It waits while the socket has no room, because the other
-// end has left too many messages unread.
+// Send sends one message and copies of fds. It waits while the socket has no room, because the
+// other end has left too many messages unread.
 func (c *Conn) Send(kind codec.Kind, body []byte, fds ...int) error {
 	return c.send(true, kind, body, fds)
 }
 
-// SendNow is Send that does not wait: without room in the socket it fails with unix.EAGAIN.
+// SendNow is Send without waiting: if the socket has no room it fails with unix.EAGAIN.
 func (c *Conn) SendNow(kind codec.Kind, body []byte, fds ...int) error {
 	return c.send(false, kind, body, fds)
 }
@@ -140,20 +140,20 @@ func (c *Conn) send(wait bool, kind codec.Kind, body []byte, fds []int) error {
 	return nil
 }
 
-// Packet returns what Send would send without descriptors, and through which descriptor, for a
-// thread that cannot call it. The connection must not be closed meanwhile.
+// Packet returns the packet that Send would send without descriptors, and the descriptor of the
+// socket, for a thread that cannot call Send. The connection must not be closed in the meantime.
 func (c *Conn) Packet(kind codec.Kind, body []byte) (fd int, packet []byte, err error) {
 	err = c.raw.Control(func(n uintptr) { fd = int(n) })
 	return fd, append([]byte{byte(kind)}, body...), err
 }
 
-// ErrFDsLost says that a message came without its descriptors, because this process has no room for
-// more of them.
+// ErrFDsLost says that a message arrived without its descriptors, because this process cannot open
+// more.
 var ErrFDsLost = errors.New("the descriptors of a message were lost: this process has too many open files")
 
-// Receive waits for one message. The descriptors become the caller's; the body is valid until the
-// next call. At the end of the connection it returns io.EOF. With ErrFDsLost it returns the message
-// too, and the connection goes on.
+// Receive waits for one message. The descriptors then belong to the caller; the body is valid until
+// the next call. At the end of the connection it returns io.EOF. With ErrFDsLost it also returns
+// the message, and the connection stays usable.
 func (c *Conn) Receive() (kind codec.Kind, body []byte, fds []int, err error) {
 	lost := c.raw.Read(func(fd uintptr) bool {
 		body, fds, err = c.receive(int(fd))
@@ -168,9 +168,10 @@ func (c *Conn) Receive() (kind codec.Kind, body []byte, fds []int, err error) {
 	return codec.Kind(body[0]), body[1:], fds, err
 }
 
-// receive takes one packet of at least a byte.
+// receive receives one packet of at least a byte.
 func (c *Conn) receive(fd int) (packet []byte, fds []int, err error) {
-	// The length first: so the buffer grows only for a process that really gets large messages.
+	// The length first, so that the buffer grows only in a process that really receives large
+	// messages.
 	n, err := rawcall.PacketLength(fd)
 	switch {
 	case err != nil:
@@ -197,7 +198,7 @@ func (c *Conn) receive(fd int) (packet []byte, fds []int, err error) {
 	if err == nil && n == 0 {
 		err = io.EOF
 	}
-	if err == nil && flags&unix.MSG_CTRUNC != 0 { // there is room in oob for all that a message can carry
+	if err == nil && flags&unix.MSG_CTRUNC != 0 { // oob has room for the maximum of a message
 		CloseAll(fds)
 		return c.buf[:n], nil, ErrFDsLost
 	}
@@ -227,7 +228,7 @@ func parseFDs(oob []byte) ([]int, error) {
 	return all, nil
 }
 
-// CloseAll closes descriptors that nobody took.
+// CloseAll closes descriptors that were not taken.
 func CloseAll(fds []int) {
 	for _, fd := range fds {
 		_ = unix.Close(fd)

@@ -3,7 +3,7 @@
 // and filesystem, the generated Connect clients and handlers in processconnect and
 // filesystemconnect below those.
 //
-// The package itself has no code: behaviour is in internal/guest/envd (guest) and
+// The package itself has no code; the behaviour is implemented in internal/guest/envd (guest) and
 // internal/host/agentclient (host).
 package envdproto
 

@@ -12,15 +12,15 @@ import (
 // within it, or by ModeOpen unless Always is set.
 type Closed struct {
 	Prefix netip.Prefix
-	Name   string // one of the names below; empty: the zero Closed, of an address that is not closed
-	Always bool   // ModeOpen closes it as well
+	Name   string // one of the names below; empty in the zero Closed, for an address that is not closed
+	Always bool   // closed even in ModeOpen
 }
 
-// Names of closed ranges, which are reasons of refusals as well.
+// Names of closed ranges, which are also reasons of refusals.
 const (
 	Host       = "host"        // an address of the host itself
-	SandboxNet = "sandbox-net" // the network that every VM has for itself: no rule opens it
-	Loopback   = "loopback"    // 127.0.0.0/8 and 0.0.0.0/8, which Linux takes for it
+	SandboxNet = "sandbox-net" // the network inside every VM: no rule opens it
+	Loopback   = "loopback"    // 127.0.0.0/8, and 0.0.0.0/8, which Linux treats as loopback
 	LinkLocal  = "link-local"  // 169.254.0.0/16 without the metadata address
 	Metadata   = "metadata"    // addresses at which clouds hand out credentials
 	Private    = "private"     // RFC 1918
@@ -30,9 +30,9 @@ const (
 	Reserved   = "reserved" // not on the internet
 )
 
-// closedRanges is searched from its beginning: the narrower ranges stand first. They come from the
-// IANA registry of special-purpose IPv4 addresses (RFC 6890); the metadata addresses are those of
-// the large clouds that lie outside of 169.254.0.0/16.
+// closedRanges is searched in order, so narrower ranges come first. They come from the IANA
+// registry of special-purpose IPv4 addresses (RFC 6890); the metadata addresses are those of large
+// clouds outside 169.254.0.0/16.
 var closedRanges = []Closed{
 	{netip.MustParsePrefix(frame.Prefix), SandboxNet, true},
 	{netip.MustParsePrefix("127.0.0.0/8"), Loopback, true},
@@ -50,15 +50,15 @@ var closedRanges = []Closed{
 	{netip.MustParsePrefix("224.0.0.0/4"), Multicast, false},
 	{netip.MustParsePrefix("255.255.255.255/32"), Broadcast, false},
 	{netip.MustParsePrefix("192.0.0.0/24"), Reserved, false},
-	{netip.MustParsePrefix("192.88.99.0/24"), Reserved, false},  // once 6to4
+	{netip.MustParsePrefix("192.88.99.0/24"), Reserved, false},  // formerly 6to4
 	{netip.MustParsePrefix("198.18.0.0/15"), Reserved, false},   // benchmarks
 	{netip.MustParsePrefix("198.51.100.0/24"), Reserved, false}, // TEST-NET-2
 	{netip.MustParsePrefix("203.0.113.0/24"), Reserved, false},  // TEST-NET-3
 	{netip.MustParsePrefix("240.0.0.0/4"), Reserved, false},
 }
 
-// ClosedRange returns the closed range of an IPv4 address. The host's own addresses are ranges of
-// one address each, wherever they lie, but loopback stays loopback.
+// ClosedRange returns the closed range of an IPv4 address. Each of the host's own addresses is a
+// range of its own, except that loopback stays loopback.
 func ClosedRange(addr netip.Addr, own bool) Closed {
 	i := slices.IndexFunc(closedRanges, func(c Closed) bool { return c.Prefix.Contains(addr) })
 	switch {
@@ -70,18 +70,18 @@ func ClosedRange(addr netip.Addr, own bool) Closed {
 	return Closed{}
 }
 
-// Within reports whether all of inner lies in outer.
+// Within reports whether inner is completely inside outer.
 func Within(inner, outer netip.Prefix) bool {
 	return inner.Bits() >= outer.Bits() && outer.Contains(inner.Addr())
 }
 
-// privateZones are those that only the network of the host answers for: names of local networks
-// (RFC 6762, RFC 8375, and ICANN's internal), of the host (RFC 6761), and of addresses, which tell
-// who has them.
+// privateZones are the DNS zones that only the host's network answers: names of local networks (RFC
+// 6762, RFC 8375, and ICANN's internal), of the host (RFC 6761), and reverse lookups of addresses,
+// which reveal their holders.
 var privateZones = []string{"local", "internal", "home.arpa", "localhost", "in-addr.arpa", "ip6.arpa"}
 
-// PrivateName reports whether a name is one of the host's network rather than of the internet. One
-// without a dot is looked up in the host's own domain, or in its /etc/hosts.
+// PrivateName reports whether a name belongs to the host's network rather than to the internet. A
+// name without a dot is looked up in the host's own domain, or in its /etc/hosts.
 func PrivateName(name string) bool {
 	return !strings.Contains(name, ".") ||
 		slices.ContainsFunc(privateZones, func(zone string) bool { return name == zone || strings.HasSuffix(name, "."+zone) })

@@ -1,11 +1,10 @@
 // Package netproto is the control protocol between the daemon and forkd-net, the process through
-// which all sandboxes of a host reach the network: a SOCK_SEQPACKET unix socket on which the daemon
-// sends requests, with the descriptors they donate, and forkd-net answers each with one reply. The
-// daemon may send further requests before the first is answered; they are carried out and answered
-// in their order.
+// which all sandboxes of a host reach the network. On a SOCK_SEQPACKET unix socket the daemon sends
+// requests, with the descriptors they donate, and forkd-net answers each. The daemon may send
+// further requests before the first is answered; they are carried out and answered in order.
 //
-// The package has the messages and their encoding, and what a policy is (Policy, Rule). It does not
-// decide what a policy lets through, which is package policy of forkd-net, and it opens no socket.
+// The package has the messages and their encoding, and the form of a policy (Policy, Rule). Package
+// policy of forkd-net decides what a policy permits. This package opens no socket.
 package netproto
 
 import (
@@ -26,22 +25,22 @@ const ListenerFD = 3
 // Kind is the first byte of every message.
 type Kind = codec.Kind
 
-// Requests and replies. The comment names the body and the donated descriptors, and what the answer
-// carries.
+// Requests and replies. The comments name the body, the donated descriptors, and the content of the
+// answer.
 const (
 	KindHello     Kind = iota + 1 // Hello; the first request. Answer: Welcome
-	KindConfig                    // Config; the flow log, if there is one. It replaces all of an earlier Config
-	KindAttach                    // Attach; the frame socket. A sandbox of the same id is detached first
-	KindDetach                    // ID. Its connections are reset; an unknown id is no error
-	KindSetPolicy                 // SetPolicy. Connections that the new policy does not let through are reset
-	KindStats                     // ID; "" for the sum over all sandboxes there ever were. Answer: Stats
+	KindConfig                    // Config; the flow log, if there is one. Replaces an earlier Config completely
+	KindAttach                    // Attach; the frame socket. An attached sandbox with the same id is detached first
+	KindDetach                    // ID. Its connections are reset; an unknown id is not an error
+	KindSetPolicy                 // SetPolicy. Connections that the new policy denies are reset
+	KindStats                     // ID; "" for the sum over all sandboxes so far. Answer: Stats
 	KindList                      // no body. Answer: List
-	KindTrust                     // Trust; a file of PEM certificates, the roots of servers. It comes before any Secret
+	KindTrust                     // Trust; a file of PEM certificates, the roots for servers. Must precede any Secret
 	KindOK                        // reply; body as the request says
 	KindError                     // reply; Error
 )
 
-// Hello says which protocol the daemon speaks.
+// Hello states the daemon's protocol version.
 type Hello struct{ Version uint32 }
 
 // Welcome is the answer to Hello.
@@ -50,32 +49,33 @@ type Welcome struct {
 	PID     uint32
 }
 
-// Config is what forkd-net cannot find out by itself, for it reads no file.
+// Config is what forkd-net cannot find out itself, because it reads no file.
 type Config struct {
 	Resolvers []netip.AddrPort // asked in this order
 	Own       []netip.Addr     // the host's own addresses
 	Proxy     Proxy
 }
 
-// Proxy is what TCP goes out through, by CONNECT. Without an address there is none.
+// Proxy is the proxy for outgoing TCP, by CONNECT. Without an address there is none.
 type Proxy struct {
 	Addr          netip.AddrPort
-	Authorization Hidden // of Proxy-Authorization; empty: none
-	Except        string // names, addresses and networks that are connected to directly, as in NO_PROXY
+	Authorization Hidden // value of Proxy-Authorization; empty: none
+	Except        string // names, addresses and networks with direct connections, as in NO_PROXY
 }
 
-// Limits bound what one sandbox takes from the others. Zero values mean forkd-net's defaults.
+// Limits bound one sandbox's use of the shared network. Zero values mean forkd-net's defaults.
 type Limits struct {
 	BytesPerSecond   uint64 // of payload, in each direction
 	PacketsPerSecond uint32
-	Connections      uint32 // at a time
+	Connections      uint32 // concurrent
 }
 
 // MaxConnections bounds the connections of one sandbox, whatever its limits say. All sandboxes
-// together have no more than forkd-net has memory for, and one has three quarters of those.
+// together have at most as many as forkd-net has memory for, and a single one three quarters of
+// those.
 const MaxConnections = 4096
 
-// Check reports what is wrong with limits. Errors are *FieldError.
+// Check reports invalid limits. Errors are *FieldError.
 func (l *Limits) Check() error {
 	if l.Connections > MaxConnections {
 		return &FieldError{"limits.connections", fmt.Sprintf("%d: want at most %d", l.Connections, MaxConnections)}
@@ -83,7 +83,7 @@ func (l *Limits) Check() error {
 	return nil
 }
 
-// Attach makes a sandbox known. Frames that its guest sent before wait in the socket.
+// Attach registers a sandbox. Frames that its guest sent earlier wait in the socket.
 type Attach struct {
 	ID      string // at most MaxID bytes
 	Policy  Policy
@@ -91,7 +91,7 @@ type Attach struct {
 	Secrets []Secret
 }
 
-// MaxID bounds the id of a sandbox in bytes.
+// MaxID bounds the id of a sandbox, in bytes.
 const MaxID = 64
 
 // SetPolicy replaces policy, limits and secrets of a sandbox.
@@ -100,55 +100,55 @@ type SetPolicy Attach
 // ID names a sandbox.
 type ID struct{ ID string }
 
-// List has the ids of all attached sandboxes, in no order.
+// List has the ids of all attached sandboxes, unordered.
 type List struct{ IDs []string }
 
-// Refusals counts what was refused for one reason.
+// Refusals counts the refusals for one reason.
 type Refusals struct {
 	Reason string // one of package policy's: they are few, and no guest can add to them
 	Count  uint64
 }
 
-// Refusal is a destination that was refused.
+// Refusal is a refused destination.
 type Refusal struct {
 	Protocol string // tcp, udp, icmp or dns
 	Address  string // with its port, if it has one; empty for dns
-	Name     string // of the server, or that DNS was asked for; empty if unknown. The guest chose it
+	Name     string // of the server, or of the DNS query; empty if unknown; chosen by the guest
 	Reason   string // as in Refusals
-	Why      string // the reason in words
-	Fix      string // by which flags it would be let through; empty if by none
+	Why      string // the reason as text
+	Fix      string // flags that would permit it; empty if none would
 	Count    uint64
-	Unix     int64 // the last time
+	Unix     int64 // time of the latest refusal
 }
 
-// MaxRecent bounds the latest destinations of Stats.
+// MaxRecent bounds the recent destinations in Stats.
 const MaxRecent = 8
 
-// Stats are counters since Attach, or for the sum since forkd-net started.
+// Stats are counters since Attach; for the sum, since forkd-net started.
 type Stats struct {
 	Active      bool   // there is a network stack: the guest has sent a frame
-	Open        uint32 // connections now, UDP flows included
-	Connections uint64 // that were let through and have ended
+	Open        uint32 // present connections, including UDP flows
+	Connections uint64 // permitted connections that have ended
 	UpBytes     uint64 // payload of these from the guest
 	DownBytes   uint64 // payload of these to the guest
 	DNSQueries  uint64
-	Dropped     uint64     // frames that the guest had no room for, or that were malformed
-	Refused     []Refusals // reasons with a count of zero are left out
-	Recent      []Refusal  // what was refused last, at most MaxRecent, the latest first; none in a sum
+	Dropped     uint64     // frames for which the guest had no room, or that were malformed
+	Refused     []Refusals // without reasons that have a count of zero
+	Recent      []Refusal  // latest refused destinations, at most MaxRecent, the latest first; none in a sum
 }
 
-// Code says what went wrong, for those who branch on it.
+// Code is the kind of an error, for callers that depend on it.
 type Code uint8
 
 // Codes of Error.
 const (
 	CodeInternal Code = iota + 1
 	CodeVersion       // the daemon speaks another version
-	CodeUnknown       // no sandbox of that id is attached
+	CodeUnknown       // no sandbox with that id is attached
 	CodeInvalid       // the request is malformed
 )
 
-// Error is the body of KindError. It is an error by itself.
+// Error is the body of KindError. It is itself an error.
 type Error struct {
 	Code Code
 	Text string
@@ -326,10 +326,10 @@ func parseID(r *codec.Reader, id *string) error {
 	return r.Err()
 }
 
-// An address travels as its 4 or 16 bytes with their number before them.
+// An address is encoded as its 4 or 16 bytes, preceded by their number.
 func appendAddr(w *codec.Writer, a netip.Addr) { w.Blob(a.AsSlice()) }
 
-// parseAddr returns no address for bytes that are none.
+// parseAddr returns the zero address for invalid bytes.
 func parseAddr(r *codec.Reader) netip.Addr {
 	a, _ := netip.AddrFromSlice(r.Blob())
 	return a

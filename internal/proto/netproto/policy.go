@@ -7,20 +7,20 @@ import (
 	"github.com/forkd/forkd/internal/proto/codec"
 )
 
-// Mode is what a policy lets through where none of its rules says otherwise.
+// Mode says what a policy permits if no rule applies.
 type Mode uint8
 
 // Modes of a policy.
 const (
 	ModeNone   Mode = iota + 1 // nothing, and no name is resolved
 	ModePublic                 // the internet, without private networks and the host's own addresses
-	ModeAllow                  // what Allow lists
-	ModeOpen                   // everything but loopback, link-local and the host's own addresses
+	ModeAllow                  // the destinations that Allow lists
+	ModeOpen                   // everything except loopback, link-local and the host's own addresses
 )
 
 var modeNames = [...]string{ModeNone: "none", ModePublic: "public", ModeAllow: "allow", ModeOpen: "open"}
 
-// String returns the mode as the API spells it.
+// String returns the API's name of the mode.
 func (m Mode) String() string {
 	if int(m) < len(modeNames) && m != 0 {
 		return modeNames[m]
@@ -28,35 +28,35 @@ func (m Mode) String() string {
 	return fmt.Sprintf("mode %d", uint8(m))
 }
 
-// ParseMode returns the mode that String spells so.
+// ParseMode returns the mode with the given name.
 func ParseMode(s string) (Mode, error) {
 	for m := ModeNone; m <= ModeOpen; m++ {
 		if modeNames[m] == s {
 			return m, nil
 		}
 	}
-	return 0, fmt.Errorf("%q is no mode: use none, public, allow or open", s)
+	return 0, fmt.Errorf("%q is not a mode: use none, public, allow or open", s)
 }
 
 // MaxRules bounds each list of a policy.
 const MaxRules = 256
 
-// Policy says where a sandbox may connect to. It is a value: whoever changes one makes a new one,
-// lists included.
+// Policy says where a sandbox may connect to. It is a value, and never changed in place, including
+// its lists.
 type Policy struct {
 	Mode  Mode
 	Allow []Rule // with ModePublic and ModeOpen: exceptions to what these close
-	Deny  []Rule // wins over everything, in every mode
+	Deny  []Rule // takes precedence over everything, in every mode
 
-	// AllowECH lets TLS through that encrypts the server's name (RFC 9849) where a rule by name
-	// decides: only the name outside is checked then.
+	// AllowECH permits TLS that encrypts the server's name (RFC 9849) where a rule by name decides:
+	// then only the outer name is checked.
 	AllowECH bool
 }
 
-// Public is the policy of who asked for none.
+// Public returns the default policy.
 func Public() Policy { return Policy{Mode: ModePublic} }
 
-// FieldError reports what is wrong with one field of a policy, and how to put it right.
+// FieldError reports an invalid field of a policy, and how to correct it.
 type FieldError struct {
 	Field  string // "mode", "allow[3]"
 	Reason string
@@ -64,8 +64,8 @@ type FieldError struct {
 
 func (e *FieldError) Error() string { return e.Field + ": " + e.Reason }
 
-// ParsePolicy returns the policy that the API spells so. Without a mode, a list of what is allowed
-// means ModeAllow, and none means ModePublic. Errors are *FieldError.
+// ParsePolicy parses the API's form of a policy. Without a mode, a list of allowed destinations
+// means ModeAllow, and no list means ModePublic. Errors are *FieldError.
 func ParsePolicy(mode string, allow, deny []string) (p Policy, err error) {
 	switch {
 	case mode != "":
@@ -78,7 +78,7 @@ func ParsePolicy(mode string, allow, deny []string) (p Policy, err error) {
 		p.Mode = ModePublic
 	}
 	if p.Mode == ModeNone && len(allow) > 0 {
-		return Policy{}, &FieldError{"allow", "mode none lets nothing through: leave the list out, or use mode allow"}
+		return Policy{}, &FieldError{"allow", "mode none permits nothing: omit the list, or use mode allow"}
 	}
 	if p.Allow, err = parseRules("allow", allow); err != nil {
 		return Policy{}, err
@@ -105,7 +105,7 @@ func parseRules(field string, texts []string) ([]Rule, error) {
 	return rules, nil
 }
 
-// Texts returns rules as the API spells them.
+// Texts returns the API's form of rules.
 func Texts(rules []Rule) []string {
 	texts := make([]string, len(rules))
 	for i := range rules {
@@ -125,7 +125,7 @@ func (p *Policy) append(w *codec.Writer) {
 	}
 }
 
-// parse reads rules from their text, so that what holds for a rule is checked in one place.
+// parse parses rules from their text, so that all checks of rules are in one place.
 func (p *Policy) parse(r *codec.Reader) error {
 	*p = Policy{Mode: Mode(r.U8()), AllowECH: r.Bool()}
 	if p.Mode < ModeNone || p.Mode > ModeOpen {

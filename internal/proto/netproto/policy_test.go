@@ -50,7 +50,7 @@ func TestParseRuleSaysWhatToWrite(t *testing.T) {
 		"[::1]:80":                "no IPv6",
 		"fd00::/8":                "no IPv6",
 		"10.1.2.3/8":              "write 10.0.0.0/8 or 10.1.2.3",
-		"10.0.0.0/33":             "is no network",
+		"10.0.0.0/33":             "is not a network",
 		"256.1.1.1":               "no IPv4 address",
 		"1.2.3":                   "no IPv4 address",
 		"2130706433":              "no IPv4 address",

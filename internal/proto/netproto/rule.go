@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Protocol is what a rule is about.
+// Protocol is the protocol that a rule applies to.
 type Protocol uint8
 
 // Protocols of rules.
@@ -18,24 +18,24 @@ const (
 	UDP
 )
 
-// Rule matches connections by where they go. It either has a Name or a Prefix. Its text is
+// Rule matches connections by their destination. It has either a Name or a Prefix. Its text is
 //
 //	[tcp/|udp/] name | *.name | address | network/bits  [:port | :first-last]
 //
 // such as pypi.org, *.pythonhosted.org, 10.0.0.0/8, tcp/1.2.3.4:443, 1.2.3.0/24:80-90.
 type Rule struct {
 	Protocol Protocol
-	Name     string       // in lower case and without a dot at its end
-	Below    bool         // the names below Name, at any depth, and not Name itself
+	Name     string       // in lower case, without a trailing dot
+	Below    bool         // applies to the names below Name, at any depth, and not to Name itself
 	Prefix   netip.Prefix // IPv4, masked
 	First    uint16       // ports from First to Last; both are 0 in a rule without a port, which
 	Last     uint16       // means every port of a Prefix, and TCP 80 and 443 of a Name
 }
 
-// IsName reports whether the rule names its destination. Others have a Prefix.
+// IsName reports whether the rule has a Name. Others have a Prefix.
 func (r *Rule) IsName() bool { return r.Name != "" }
 
-// HasPorts reports whether the rule says which ports it is about.
+// HasPorts reports whether the rule applies only to certain ports.
 func (r *Rule) HasPorts() bool { return r.Last != 0 }
 
 // String returns the text of the rule.
@@ -66,10 +66,10 @@ func (r *Rule) String() string {
 	return b.String()
 }
 
-// maxRuleText is longer than any rule in bytes: a name has at most 253.
+// maxRuleText bounds the text of a rule, in bytes: a name has at most 253.
 const maxRuleText = 300
 
-// ParseRule returns the rule of a text. Its errors quote the text and say what to write instead.
+// ParseRule parses the text of a rule. Its errors quote the text and say what to write instead.
 func ParseRule(text string) (Rule, error) {
 	if len(text) > maxRuleText {
 		return Rule{}, fmt.Errorf("a rule of %d bytes: a name has at most 253", len(text))
@@ -123,7 +123,7 @@ func parsePorts(text string) (first, last uint16, err error) {
 		b, errB = strconv.ParseUint(to, 10, 16)
 	}
 	if errA != nil || errB != nil || a == 0 || b < a {
-		return 0, 0, fmt.Errorf("%q are no ports: write one from 1 to 65535, or two joined by a hyphen, the lower first",
+		return 0, 0, fmt.Errorf("%q is not a port: write one from 1 to 65535, or two joined by a hyphen, the lower first",
 			text)
 	}
 	return uint16(a), uint16(b), nil
@@ -133,21 +133,21 @@ func parsePrefix(text string) (netip.Prefix, error) {
 	if !strings.Contains(text, "/") {
 		a, err := netip.ParseAddr(text)
 		if err != nil {
-			return netip.Prefix{}, errors.New("is no IPv4 address: write one such as 10.1.2.3, or a name")
+			return netip.Prefix{}, errors.New("is not an IPv4 address: write one such as 10.1.2.3, or a name")
 		}
 		return netip.PrefixFrom(a, 32), nil
 	}
 	p, err := netip.ParsePrefix(text)
 	if err != nil {
-		return netip.Prefix{}, errors.New("is no network: write one such as 10.0.0.0/8, without a path behind a name")
+		return netip.Prefix{}, errors.New("is not a network: write one such as 10.0.0.0/8, without a path behind a name")
 	}
 	if p != p.Masked() {
-		return netip.Prefix{}, fmt.Errorf("is an address inside of a network: write %s or %s", p.Masked(), p.Addr())
+		return netip.Prefix{}, fmt.Errorf("is an address inside a network: write %s or %s", p.Masked(), p.Addr())
 	}
 	return p, nil
 }
 
-// parseName follows RFC 1123 §2.1, with underscores, which names of services have.
+// parseName follows RFC 1123 §2.1, plus underscores, which occur in names of services.
 func parseName(text string) (name string, below bool, err error) {
 	name = strings.ToLower(text)
 	name, below = strings.CutPrefix(name, "*.")

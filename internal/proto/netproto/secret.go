@@ -22,23 +22,23 @@ const (
 // Secret is a header that forkd-net sets in requests of a sandbox to one HTTPS server. The guest
 // does not know its value.
 type Secret struct {
-	Host   string // as rules spell names
+	Host   string // in the form of names in rules
 	Header string
 	Value  Hidden
 }
 
-// Hidden is a text that no log, no error and no JSON shows. Its bytes are reached by conversion
-// only.
+// Hidden is a text that is not printed in logs, errors or JSON. Its bytes are accessible only by
+// conversion.
 type Hidden string
 
 // Format implements fmt.Formatter, for every verb.
 func (Hidden) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, "[hidden]") }
 
-// MarshalText fails: whoever means to write the value down says so by a type of its own.
+// MarshalText fails. Code that intends to store the value uses a type of its own.
 func (Hidden) MarshalText() ([]byte, error) { return nil, errors.New("a secret is not to be encoded") }
 
-// ParseSecret returns the secret that the API spells so. The value may be empty: where there is one
-// already it stays. Errors are *FieldError and do not quote the value.
+// ParseSecret parses the API's form of a secret. The value may be empty, which keeps an existing
+// one. Errors are *FieldError and do not quote the value.
 func ParseSecret(host, header, value string) (Secret, error) {
 	rule, err := ParseRule(host)
 	switch {
@@ -61,21 +61,21 @@ func ParseSecret(host, header, value string) (Secret, error) {
 	return Secret{rule.Name, header, Hidden(value)}, nil
 }
 
-// framing are the headers that are a proxy's own to write (RFC 9110 §7.6.1, RFC 9112).
+// framing are the headers that a proxy must write itself (RFC 9110 §7.6.1, RFC 9112).
 var framing = []string{"host", "content-length", "transfer-encoding", "connection", "upgrade", "te", "trailer",
 	"keep-alive", "expect", "proxy-connection", "proxy-authorization", "proxy-authenticate"}
 
-// Is reports whether s and o are about the same header of the same server.
+// Is reports whether s and o are the same header for the same server.
 func (s *Secret) Is(o *Secret) bool { return s.Host == o.Host && strings.EqualFold(s.Header, o.Header) }
 
-// CheckSecrets reports what is wrong with a list of them. Errors are *FieldError.
+// CheckSecrets reports errors in a list of secrets. Errors are *FieldError.
 func CheckSecrets(secrets []Secret) error {
 	if len(secrets) > MaxSecrets {
 		return &FieldError{"secrets", fmt.Sprintf("has %d of them, at most %d", len(secrets), MaxSecrets)}
 	}
 	for i := range secrets {
 		if slices.ContainsFunc(secrets[:i], func(s Secret) bool { return s.Is(&secrets[i]) }) {
-			return &FieldError{fmt.Sprintf("secrets[%d]", i), "the same header of the same host stands there twice"}
+			return &FieldError{fmt.Sprintf("secrets[%d]", i), "the same header of the same host occurs twice"}
 		}
 	}
 	return nil
@@ -109,8 +109,8 @@ func parseSecrets(r *codec.Reader) ([]Secret, error) {
 	return secrets, cmp.Or(r.Err(), CheckSecrets(secrets))
 }
 
-// Trust is what forkd-net needs for secrets: the authority by which it is the server to the guest.
-// The roots that it trusts servers by travel beside it, as a descriptor.
+// Trust is what forkd-net needs for secrets: the authority with which it acts as the server for
+// guests. The root certificates for servers are sent with it, as a descriptor.
 type Trust struct {
 	Certificate []byte // DER
 	Key         Hidden // DER, PKCS #8

@@ -7,11 +7,11 @@ import (
 	"strings"
 )
 
-// Widens reports what p opens of what is closed and present does not: a closed range, or names of
-// the host's network. It returns nil if p keeps to present there, or narrows it. own says which
-// addresses are the host's.
+// Widens reports what p opens in addition to present: a closed range, or names of the host's
+// network. It returns nil if p opens no more than present. own reports whether an address is the
+// host's.
 func (p *Policy) Widens(present *Policy, own func(netip.Addr) bool) *FieldError {
-	var kept []netip.Prefix // closed, and open as they are at present
+	var kept []netip.Prefix // closed ranges that stay as open as at present
 	if p.Mode == ModeOpen {
 		if present.Mode != ModeOpen {
 			return &FieldError{"mode", "open reaches private networks"}
@@ -78,7 +78,7 @@ func closedAround(prefix netip.Prefix, own func(netip.Addr) bool) (closed []Clos
 	return closed
 }
 
-// opens reports whether p opens all that a rule for an address opens, which lies in closed.
+// opens reports whether p opens everything that a rule for an address in closed opens.
 func (p *Policy) opens(r *Rule, closed []Closed) bool {
 	dns := r.HasPorts() && (r.hasPort(53) || r.hasPort(853)) // only a rule with ports opens these
 	if p.Mode == ModeOpen && !dns && !slices.ContainsFunc(closed, func(c Closed) bool { return c.Always }) {
@@ -90,13 +90,13 @@ func (p *Policy) opens(r *Rule, closed []Closed) bool {
 	})
 }
 
-// answers reports whether DNS answers under p for all names of a rule in Allow.
+// answers reports whether DNS under p answers for all names of a rule in Allow.
 func (p *Policy) answers(r *Rule) bool {
 	return p.Mode == ModeOpen ||
 		slices.ContainsFunc(p.Allow, func(have Rule) bool { return have.IsName() && have.coversName(r) })
 }
 
-// namesPrivate reports whether a rule is for names of the host's network, perhaps among others.
+// namesPrivate reports whether a rule matches names of the host's network, perhaps among others.
 func (r *Rule) namesPrivate() bool {
 	if !r.Below {
 		return PrivateName(r.Name)
@@ -106,7 +106,7 @@ func (r *Rule) namesPrivate() bool {
 	})
 }
 
-// covers reports whether r matches all that other does.
+// covers reports whether r matches everything that other matches.
 func (r *Rule) covers(other *Rule) bool {
 	switch {
 	case r.IsName() != other.IsName(), r.Protocol != AnyProtocol && r.Protocol != other.Protocol:

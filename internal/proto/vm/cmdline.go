@@ -5,10 +5,10 @@ import "strings"
 // Cmdline returns the kernel command line for a guest of forkd-vmm, followed by extra parameters
 // (the kernel takes the last one of a kind). The VMM checks the result before it boots.
 //
-// Left out on purpose: no_timer_check, i8042.* and noapic, because the ACPI tables already say that
+// Omitted on purpose: no_timer_check, i8042.* and noapic, because the ACPI tables already say that
 // there is no timer to check, no keyboard controller and no legacy interrupt controller; and
-// mitigations=, nokaslr and the like, because what a guest protects against inside itself is the
-// image's decision.
+// mitigations=, nokaslr and the like, because the image decides what a guest protects itself
+// against.
 func Cmdline(extra ...string) string {
 	params := []string{
 		// The serial port is the only console; the VMM keeps the last of it for the sandbox's log.

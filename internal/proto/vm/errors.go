@@ -6,19 +6,19 @@ import (
 	"syscall"
 )
 
-// ErrorCode is the kind of an error that a VMM reports. What a daemon does about an error depends
-// on its kind; the text is for people. A code is itself an error, for errors.Is.
+// ErrorCode is the kind of an error of a VMM. The daemon's reaction depends on the kind; the text
+// is for people. A code is itself an error, for errors.Is.
 type ErrorCode uint8
 
 // The error codes.
 const (
 	ErrOther     ErrorCode = iota + 1 // none of the others
 	ErrVersion                        // daemon and VMM are of different builds
-	ErrNotPaused                      // the machine must be paused for this
-	ErrCopying                        // the live branch before is still being copied: ask again
+	ErrNotPaused                      // the machine must be paused for this request
+	ErrCopying                        // the previous live branch is still being copied: ask again
 	ErrNoSpace                        // a file system is full
-	ErrBadState                       // the saved state is damaged, or not one that this build writes
-	ErrShape                          // the saved state is of another machine: memory, vCPUs, template, devices
+	ErrBadState                       // the saved state is damaged, or of a form that this build does not write
+	ErrShape                          // the saved state is of a different machine: memory, vCPUs, template, devices
 	ErrCPU                            // the host's CPU does not fit the saved state
 	ErrNotKept                        // the machine no longer knows which of its pages equal a branch
 )
@@ -46,7 +46,7 @@ func (c ErrorCode) Error() string {
 	return fmt.Sprintf("error code %d", uint8(c))
 }
 
-// Error is an error with its code, which is all that crosses the control socket beside the text.
+// Error is an error with its code; only the code and the text cross the control socket.
 type Error struct {
 	Code ErrorCode
 	Err  error
@@ -56,7 +56,7 @@ func (e *Error) Error() string { return e.Err.Error() }
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// Is reports whether target is the error's code, or what the code means here.
+// Is reports whether target is the error's code, or the equivalent error of this host.
 func (e *Error) Is(target error) bool {
 	code, ok := target.(ErrorCode)
 	return ok && code == e.Code || e.Code == ErrNoSpace && target == syscall.ENOSPC

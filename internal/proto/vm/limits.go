@@ -2,15 +2,15 @@ package vm
 
 import "fmt"
 
-// Limits bound what the process of one VM takes from its host. A zero field is no limit beyond what
-// the VM can need.
+// Limits bound what the process of one VM uses of its host. A zero field means no limit beyond the
+// maximum that the VM can need.
 type Limits struct {
-	// of its own memory, the VMM's included; beyond it is killed
+	// MiB of its own memory, including the VMM's; above it is killed
 	MemoryMiB uint64 `json:"memory_mib,omitempty" yaml:"memory_mib"`
-	// besides, on swap; with MemoryMiB only, and none without it
+	// MiB of swap in addition; only with MemoryMiB, and none without it
 	SwapMiB   uint64  `json:"swap_mib,omitempty" yaml:"swap_mib"`
 	CPUs      float64 `json:"cpus,omitempty" yaml:"cpus"`             // processors' worth of time, in every 100 ms
-	CPUWeight uint32  `json:"cpu_weight,omitempty" yaml:"cpu_weight"` // its share where VMs compete; 0: 100
+	CPUWeight uint32  `json:"cpu_weight,omitempty" yaml:"cpu_weight"` // share of processor time in competition with other VMs; 0: 100
 	// in each direction, on the disk of the daemon's state
 	IOBytesPerSecond uint64 `json:"io_bytes_per_second,omitempty" yaml:"io_bytes_per_second"`
 	IOOpsPerSecond   uint64 `json:"io_ops_per_second,omitempty" yaml:"io_ops_per_second"` // likewise
@@ -19,19 +19,19 @@ type Limits struct {
 // MinMemoryMiB is the least memory limit: with less a VMM might not reach its guest.
 const MinMemoryMiB = 32
 
-// Bounds of the other fields: those of the kernel (cgroup-v2.rst), and what keeps sums from
-// overflowing.
+// Bounds of the other fields: the kernel's (cgroup-v2.rst), and those that prevent overflow of
+// sums.
 const (
-	minCPUs      = 0.01 // the kernel wants 1 ms of time in a period
+	minCPUs      = 0.01 // the kernel requires 1 ms per period
 	maxCPUs      = 4096
 	maxWeight    = 10_000
 	maxMiB       = 1 << 30
 	maxPerSecond = 1 << 40
 )
 
-// The least rates of a disk. What a guest has written is brought to disk at its rate whoever waits
-// for that: the daemon, when it makes a branch durable, and the journal of the host's file system,
-// with all that other processes write to it.
+// The least rates of a disk. A guest's written data is flushed at its rate even if others wait for
+// that: the daemon, when it makes a branch durable, and the journal of the host's file system, with
+// the writes of all other processes.
 const (
 	minBytesPerSecond = 1 << 20
 	minOpsPerSecond   = 64
@@ -39,13 +39,13 @@ const (
 
 // LimitError reports a limit that is out of range.
 type LimitError struct {
-	Field  string // as JSON spells it
+	Field  string // JSON name
 	Reason string
 }
 
 func (e *LimitError) Error() string { return e.Field + ": " + e.Reason }
 
-// Check reports a field that is out of range as a *LimitError.
+// Check returns a *LimitError for a field that is out of range.
 func (l Limits) Check() error {
 	wrong := func(field, format string, args ...any) error {
 		return &LimitError{Field: field, Reason: fmt.Sprintf(format, args...)}

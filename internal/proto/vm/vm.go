@@ -1,24 +1,24 @@
-// Package vm has the words that the programs of forkd use about one virtual machine: its shape, how
-// it is branched, why it stopped and what it counts. The control protocol encodes them, snapshots
-// record them, and the API spells them.
+// Package vm has the values that the programs of forkd use to describe one virtual machine: its
+// shape, the modes of a branch, the reasons of its exit and its counters. The control protocol
+// encodes them, snapshots record them, and the API names them.
 //
-// It holds values and nothing that acts: running a machine is the VMM's (internal/vmm), asking for
-// one the daemon's (internal/host).
+// It has values only: the VMM runs machines (internal/vmm), and the daemon requests them
+// (internal/host).
 package vm
 
 import "fmt"
 
-// Shape is what is fixed when a VM is created. A snapshot can only be restored into a VM of its own
-// shape.
+// Shape holds the properties that are fixed when a VM is created. A snapshot can only be restored
+// into a VM of its own shape.
 type Shape struct {
 	MemoryBytes uint64
 	VCPUs       uint32
 	Template    string // CPU template, one of the Template constants
 }
 
-// CPU templates: the rule by which a guest's CPUID is made from the host's.
+// CPU templates: rules for making a guest's CPUID from the host's.
 const (
-	// TemplateHost shows what the host has, of what is known to be carried by a snapshot.
+	// TemplateHost shows the host's features, as far as snapshots are known to carry their state.
 	TemplateHost = "host"
 	// TemplatePortable shows the common ground of server processors of one vendor since 2017, so
 	// that snapshots move between hosts.
@@ -27,7 +27,7 @@ const (
 	TemplateV2 = "x86-64-v2"
 )
 
-// CheckTemplate refuses what is no CPU template.
+// CheckTemplate returns an error unless name is a CPU template.
 func CheckTemplate(name string) error {
 	switch name {
 	case TemplateHost, TemplatePortable, TemplateV2:
@@ -36,25 +36,24 @@ func CheckTemplate(name string) error {
 	return fmt.Errorf("unknown cpu template %q: use %q, %q or %q", name, TemplateHost, TemplatePortable, TemplateV2)
 }
 
-// MaxVCPUs is how many processors have an 8-bit APIC identifier; 255 is the broadcast. More would
-// need interrupt remapping, or KVM's extended destination identifiers, for the I/O APIC to reach
-// them.
+// MaxVCPUs is the number of 8-bit APIC identifiers without the broadcast, 255. For more, the I/O
+// APIC would need interrupt remapping, or KVM's extended destination identifiers.
 const MaxVCPUs = 255
 
-// MaxMemoryBytes bounds the memory of a VM: a snapshot that asks for more is refused before
-// anything is mapped for it.
+// MaxMemoryBytes bounds the memory of a VM: a snapshot with more is refused before anything is
+// mapped for it.
 const MaxMemoryBytes = 1 << 40
 
 // MaxStateBytes bounds the file with the state of vCPUs and devices: MaxVCPUs vCPUs take about 6 MiB.
 const MaxStateBytes = 16 << 20
 
-// The device hole: guest physical addresses that are never RAM. RAM goes on above it.
+// The device hole: guest physical addresses that are never RAM. RAM continues above it.
 const (
 	HoleStart = 3 << 30
 	HoleEnd   = 4 << 30
 )
 
-// RAMEnd is the guest physical address behind size bytes of RAM.
+// RAMEnd returns the guest physical address after size bytes of RAM.
 func RAMEnd(size uint64) uint64 {
 	if size > HoleStart {
 		return size + HoleEnd - HoleStart
@@ -62,17 +61,17 @@ func RAMEnd(size uint64) uint64 {
 	return size
 }
 
-// Stats is what only the VMM knows about its VM.
+// Stats holds figures that only the VMM knows about its VM.
 type Stats struct {
-	GuestDirtyBytes uint64 // private pages: all that differ from its layers are among them
+	GuestDirtyBytes uint64 // private pages, including all that differ from its layers
 	Paused          bool
 	Exits           uint64 // KVM exits to user space
-	TopSwaps        uint64 // branches that have put new tops on the disks, since the process started
-	Rebases         uint64 // of its memory onto branches, since the process started; one that was begun counts
-	DiskFull        bool   // paused by itself: the host had no room for a write to a disk, which waits
+	TopSwaps        uint64 // branches that put new tops on the disks, since the process started
+	Rebases         uint64 // rebases of its memory onto branches that have begun, since the process started
+	DiskFull        bool   // paused by itself, because the host had no room for a write to a disk; the write waits
 }
 
-// BranchMode is how a branch takes the memory of a running machine, if at all.
+// BranchMode says how a branch saves the memory of a running machine, if at all.
 type BranchMode uint8
 
 // The branch modes.
@@ -83,7 +82,7 @@ const (
 	BranchDisk                       // no page is copied: only the disks are branched
 )
 
-// String returns the mode as the API spells it.
+// String returns the API's name of the mode.
 func (m BranchMode) String() string {
 	switch m {
 	case BranchLive:
@@ -98,21 +97,21 @@ func (m BranchMode) String() string {
 	return fmt.Sprintf("mode %d", uint8(m))
 }
 
-// ExitReason says why a VM stopped by itself.
+// ExitReason is the reason why a VM stopped by itself.
 type ExitReason uint8
 
 // The exit reasons.
 const (
 	ExitPowerOff    ExitReason = iota + 1 // the guest powered off
-	ExitReset                             // the guest asked for a reset
+	ExitReset                             // the guest requested a reset
 	ExitFault                             // triple fault or a state that KVM cannot run
 	ExitInternal                          // the VMM failed
-	ExitPanic                             // the guest's kernel wrote of a panic to the console and asked for a reset
-	ExitMemoryLimit                       // the VMM was killed by the limit of its memory
+	ExitPanic                             // the guest's kernel reported a panic on the console and requested a reset
+	ExitMemoryLimit                       // the VMM was killed by its memory limit
 	ExitHostMemory                        // the VMM was killed because the host was out of memory
 )
 
-// String returns the reason as the API spells it.
+// String returns the API's name of the reason.
 func (r ExitReason) String() string {
 	switch r {
 	case ExitPowerOff:

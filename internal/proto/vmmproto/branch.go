@@ -11,38 +11,38 @@ import (
 
 // Branch saves a machine while it runs: its state, the memory it has written over its layers, and
 // its disks, whose tops become layers below the donated new ones. From then on the VMM reads these
-// layers through descriptors that it is given for it, and can write them no more. All of them are
-// of one instant. A paused machine stays paused. In mode vm.BranchDisk neither state nor memory is
-// saved, and no files for them are donated.
+// layers through descriptors that it is given for reading, and can no longer write them. State,
+// memory and disks are of one instant. A paused machine stays paused. In mode vm.BranchDisk neither
+// state nor memory is saved, and no files for them are donated.
 type Branch struct {
 	Mode       vm.BranchMode
-	MaxExtents uint32 // small gaps between written pages are filled until the map has no more extents than this
-	Disks      uint32 // with two donated files each: a new top, and the present one for reading
-	Serial     uint64 // returned in Branched, which may come from a branch that an earlier daemon began
+	MaxExtents uint32 // small gaps between written pages are filled until the map has at most this many extents
+	Disks      uint32 // each with two donated files: a new top, and the present one for reading
+	Serial     uint64 // returned in Branched, which may belong to a branch that an earlier daemon began
 
-	Keep         bool // live and diff: keep in mind which pages still equal the layer, for Rebase
-	SinceRestore bool // live and diff: take what it has written since it was restored, not since its last Rebase
+	Keep         bool // live and diff: keep track of pages that still equal the layer, for Rebase
+	SinceRestore bool // live and diff: save the pages written since the restore, not since the last Rebase
 
 	// StormFaults is how many write faults a live branch serves before it stops the guest until the
-	// rest is copied; 0: as long as most pages are captured without one. The daemon leaves it 0. It
-	// is here for the torture tests, which reach the stop with any guest by it: the VMM they test
-	// must be the one that is shipped, without a switch of its own.
+	// rest is copied; 0: as long as most pages are captured without a fault. The daemon leaves it
+	// 0. The torture tests use it to reach the stop with any guest, because the VMM that they test
+	// must be the shipped one, without a special switch.
 	StormFaults uint64
 }
 
 // BranchResult describes a branch when the guest runs again. The layer of a live branch is complete
-// only when Branched says so.
+// only after Branched.
 type BranchResult struct {
 	Save     SaveResult
 	Serial   uint64        // of the Branch
-	Mode     vm.BranchMode // how it was done: a live branch falls back to diff where the host cannot do it
-	Fallback string        // why, if so
-	Kept     bool          // Rebase may follow, when the layer is complete; not where the host has no userfaultfd
+	Mode     vm.BranchMode // actual mode: a live branch falls back to diff if the host does not support it
+	Fallback string        // reason of the fallback
+	Kept     bool          // Rebase may follow when the layer is complete; false if the host has no userfaultfd
 	Pause    time.Duration // from the request to stop the vCPUs until they entered again
-	Arm      time.Duration // of these, write-protecting (live) or copying
+	Arm      time.Duration // part of Pause for write-protecting (live) or copying
 }
 
-// Branched says that the layer of a live branch is complete, or never will be.
+// Branched says that the layer of a live branch is complete, or has failed.
 type Branched struct {
 	Serial uint64        // of the Branch
 	Failed *Error        // nil: the layer is complete
@@ -51,20 +51,20 @@ type Branched struct {
 	Stop   time.Duration // time for which the guest was stopped again because it wrote faster than could be copied
 }
 
-// Rebase puts private mappings of the memory layer of a branch, which is donated, in the place of
-// the pages that the machine has not written since. It runs on meanwhile. From the moment it
-// begins, which Stats.Rebases counts, private pages are what differs from the snapshot of that
-// branch, and no longer from the one before: the next branch has only them. The snapshot must be
-// there to stay for as long as the machine. A machine that no longer knows which pages these are
-// answers vm.ErrNotKept and has changed nothing: after 30 seconds, another branch, or a Restore.
+// Rebase replaces the pages that the machine has not written since a branch by private mappings of
+// the branch's memory layer, which is donated. The machine runs during that. From the moment it
+// begins, which Stats.Rebases counts, private pages are those that differ from the snapshot of that
+// branch, and no longer from the previous one: the next branch has only them. The snapshot must
+// exist as long as the machine. If the machine no longer knows which pages these are, it answers
+// vm.ErrNotKept and has changed nothing: after 30 seconds, another branch, or a Restore.
 type Rebase struct {
 	Serial uint64 // of the Branch
 }
 
 // RebaseResult describes a rebase.
 type RebaseResult struct {
-	Bytes    uint64        // that were replaced; the others that the branch had stay private
-	Mappings uint64        // that the memory consists of now
+	Bytes    uint64        // bytes replaced; the branch's other pages stay private
+	Mappings uint64        // mappings that the memory now consists of
 	Took     time.Duration // while the guest ran
 }
 
@@ -90,9 +90,9 @@ func (m *RebaseResult) Parse(r *codec.Reader) error {
 	return r.Err()
 }
 
-// Merge puts one donated layer in the place of those that a disk has from First, counted above the
-// base image, up to its top. It has their content: branches add a layer each, and nobody needs them
-// one by one.
+// Merge replaces the layers of a disk from First, counted above the base image, up to its top by
+// one donated layer with their content. Branches add a layer each, and the single layers are no
+// longer needed.
 type Merge struct {
 	Disk  uint32
 	First uint32

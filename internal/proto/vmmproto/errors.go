@@ -7,7 +7,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Error is the body of KindError: the code of an error, by which the daemon decides, and its text.
+// Error is the body of KindError: the code of an error, on which the daemon's reaction depends, and
+// its text.
 type Error struct {
 	Code vm.ErrorCode
 	Text string
@@ -16,7 +17,7 @@ type Error struct {
 // ErrorOf describes err.
 func ErrorOf(err error) *Error { return &Error{Code: vm.CodeOf(err), Text: err.Error()} }
 
-// Err returns the error as the other side knew it, as far as that goes.
+// Err returns the other side's error, with its code and text.
 func (m *Error) Err() error { return &vm.Error{Code: m.Code, Err: errors.New(m.Text)} }
 
 // Append encodes m.

@@ -8,13 +8,13 @@ import (
 	"github.com/forkd/forkd/internal/proto/codec"
 )
 
-// MaxText is the most that is kept of a text from a VMM, in bytes. The daemon keeps such texts for
-// as long as a sandbox is listed, writes them to its log, and puts them into manifests.
+// MaxText bounds a stored text of a VMM, in bytes. The daemon keeps such texts as long as a sandbox
+// is listed, and writes them to its log and into manifests.
 const MaxText = 4 << 10
 
-// Text returns a text from a VMM without anything that a terminal would obey, and at most MaxText
-// bytes of it: the VMM's guest may have taken it over. Lines and tabs stay; other characters that
-// cannot be printed become U+FFFD.
+// Text returns at most MaxText bytes of a text of a VMM, without terminal control sequences,
+// because the VMM's guest may have taken it over. Line feeds and tabs stay; other unprintable
+// characters become U+FFFD.
 func Text(text string) string {
 	cut := len(text) > MaxText
 	var out strings.Builder
@@ -34,8 +34,8 @@ func Text(text string) string {
 	return out.String()
 }
 
-// textCut ends a text that was cut.
+// textCut marks the end of a text that was cut.
 const textCut = " [...]"
 
-// parseText takes a text that a VMM sent.
+// parseText parses a text that a VMM sent.
 func parseText(r *codec.Reader) string { return Text(string(r.Blob())) }

@@ -1,15 +1,13 @@
-// Package vmmproto is the control protocol between the daemon and one forkd-vmm process: a
-// SOCK_SEQPACKET unix socket on which the daemon sends requests, one at a time, with the file
-// descriptors they donate, and the VMM answers each with one reply. Between replies the VMM may
-// send events.
+// Package vmmproto is the control protocol between the daemon and one forkd-vmm process. On a
+// SOCK_SEQPACKET unix socket the daemon sends requests, one at a time, with the file descriptors
+// they donate, and the VMM answers each. Between answers the VMM may send events.
 //
 // The package has the messages and their encoding, not the socket. Both sides check the version in
 // Create.
 //
-// A guest may have taken its VMM over, so nothing that a VMM says is trusted. Parse bounds its texts,
-// its durations and the pages of Written. What takes more than the message to judge, package
-// vmmclient checks where it arrives: the extents of a saved layer, and whether a message was asked
-// for.
+// A guest may have taken its VMM over, so no message of a VMM is trusted. Parse bounds its texts,
+// its durations and the pages of Written. Package vmmclient checks what depends on more than the
+// message: the extents of a saved layer, and whether a message was requested.
 package vmmproto
 
 import (
@@ -21,16 +19,15 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Version changes whenever a message does, or the version of the state that a VMM saves: one that
-// outlives its daemon would save what no VMM of the next can restore. A VMM refuses a daemon that
-// speaks another one.
+// Version changes whenever a message does, or the version of the state that a VMM saves: a VMM that
+// outlives its daemon would otherwise save a state that no VMM of the next daemon can restore. A
+// VMM refuses a daemon that speaks another version.
 const Version = 16
 
 // Kind is the first byte of every message.
 type Kind = codec.Kind
 
-// Requests, replies and events. The comment names the body and the donated descriptors in their
-// order.
+// Requests, replies and events. The comments name the body and the donated descriptors in order.
 const (
 	KindCreate  Kind = iota + 1 // Create; /dev/kvm, vsock listener, console ring
 	KindBoot                    // Boot; kernel, initrd (if any), disk layers of every disk, frame socket (if any)
@@ -49,7 +46,7 @@ const (
 	KindConn     // event; port uint32; one end of a stream the guest opened
 	KindBranched // event; Branched, once after every successful live Branch
 	KindStalled  // event; no body; the VM has paused itself, because the host has no room for its disks
-	KindNet      // no body; a frame socket in the place of the one there is, or none
+	KindNet      // no body; a frame socket to replace the present one, or none
 	KindRebase   // Rebase; the memory layer of the branch, for reading
 	KindWritten  // no body
 )
@@ -59,16 +56,16 @@ const (
 type Create struct {
 	Version uint32
 	Shape   vm.Shape
-	CPUID   []byte // what another VMM of this host has Created; empty: this one asks KVM
+	CPUID   []byte // Created.CPUID of another VMM on this host; empty: this VMM asks KVM
 }
 
 // Created is the answer to Create.
 type Created struct {
-	CPUID []byte // what KVM can show to guests here, in a form of the VMMs' own; empty if Create had it
+	CPUID []byte // the CPUID values that KVM supports here, in a private form of the VMMs; empty if Create had it
 }
 
 // Disk is one virtio-blk disk: Layers donated files, the raw base image first, then layers with
-// their allocation bitmaps behind the data, the private top (empty, writable) last.
+// their allocation bitmaps after the data, the private top (empty, writable) last.
 type Disk struct {
 	SizeBytes uint64
 	Layers    uint32
@@ -83,8 +80,9 @@ type Boot struct {
 	Net     bool // a frame socket is among the donated files
 }
 
-// Restore puts a saved machine into a created VM, or back into the VM it was saved from, and leaves
-// it paused. A frame socket that the VM has is closed, so that nothing of one past reaches another.
+// Restore restores a saved machine into a created VM, or back into the VM it was saved from, and
+// leaves it paused. It closes the VM's present frame socket, so that no frames pass from one state
+// to the other.
 type Restore struct {
 	Layers  uint32 // donated memory layers, base first
 	Extents []vm.Extent
@@ -94,22 +92,23 @@ type Restore struct {
 	Net     bool     // a frame socket is among the donated files
 
 	// FirstWrites are pages that the guest will probably write at once. They are copied before it
-	// runs: a page that it reads before it writes it would cost two page faults and two exits.
+	// runs: a page that it reads before writing it would otherwise cost two page faults and two
+	// exits.
 	FirstWrites []vm.Range
 }
 
-// RestoreResult is the time the VMM spent.
+// RestoreResult holds the times that the VMM spent.
 type RestoreResult struct {
 	Map   time.Duration // memory mapped
 	State time.Duration // vCPU and device state set
-	Run   time.Duration // vCPUs about to be let into the guest (0 if not asked to resume)
+	Run   time.Duration // vCPUs about to enter the guest (0 without Resume)
 }
 
-// MaxWritten is how many pages Written names at most.
+// MaxWritten bounds the pages in Written.
 const MaxWritten = 1024
 
 // Written is the answer to KindWritten: the pages that the VM has written over its layers, in
-// ascending order, as they were at some time in between if it runs; nothing, if there are more than
+// ascending order, as of some moment during the request if it runs; empty if there are more than
 // MaxWritten.
 type Written struct{ Ranges []vm.Range }
 
@@ -184,10 +183,10 @@ func parseExtents(r *codec.Reader) []vm.Extent {
 	return extents
 }
 
-// Durations travel as nanoseconds.
+// Durations are encoded as nanoseconds.
 func appendDuration(w *codec.Writer, d time.Duration) { w.U64(uint64(d)) }
 
-// parseDuration returns no negative one, whatever a VMM has sent.
+// parseDuration never returns a negative duration, whatever a VMM has sent.
 func parseDuration(r *codec.Reader) time.Duration { return time.Duration(min(r.U64(), math.MaxInt64)) }
 
 func parseVMGenID(r *codec.Reader) (id [16]byte) {
@@ -255,7 +254,7 @@ func parseRanges(r *codec.Reader) []vm.Range {
 func (m *Written) Append(w *codec.Writer) { appendRanges(w, m.Ranges) }
 
 // Parse decodes m. The daemon passes the pages on to the VMMs of other sandboxes, each of which
-// copies them, so there are at most MaxWritten, in ascending order.
+// copies them, so there may be at most MaxWritten, in ascending order.
 func (m *Written) Parse(r *codec.Reader) error {
 	m.Ranges = parseRanges(r)
 	pages, end := uint64(0), uint64(0)
@@ -322,7 +321,7 @@ func (m *Stats) Parse(r *codec.Reader) error {
 	return r.Err()
 }
 
-// Exit is the last event of a VMM: its VM is gone and the process ends.
+// Exit is the last event of a VMM: its VM is gone and the process exits.
 type Exit vm.Exit
 
 // Append encodes m.
