@@ -15,7 +15,7 @@ import (
 )
 
 // Forward answers on this host, as the agent of forkd 0.5 did, at the addresses that a daemon with
-// --guest-port gives sandboxes, until ctx ends. say prints what goes wrong.
+// --guest-port gives sandboxes, until ctx ends. say prints errors.
 func Forward(ctx context.Context, cl *client.Client, port int, say func(text string)) error {
 	l, err := listenLoopback(ctx, port)
 	if err != nil {
@@ -26,7 +26,7 @@ func Forward(ctx context.Context, cl *client.Client, port int, say func(text str
 	return agent05.Serve(ctx, l, func(conn net.Conn) *agent05.Server { return g.of(ctx, conn) })
 }
 
-// listenLoopback listens at all addresses of the loopback interface, and at no other's.
+// listenLoopback listens at all addresses of the loopback interface, and at no others.
 func listenLoopback(ctx context.Context, port int) (net.Listener, error) {
 	onLoopback := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
 		var err error
@@ -42,7 +42,7 @@ func listenLoopback(ctx context.Context, port int) (net.Listener, error) {
 	return l, nil
 }
 
-// guests are all sandboxes, by the addresses that the daemon tells.
+// guests are all sandboxes, by their addresses according to the daemon.
 type guests struct {
 	cl  *client.Client
 	say func(text string)

@@ -1,6 +1,6 @@
-// Package compat05 does what the command line of forkd 0.5 did for its Python package: it holds
-// sandboxes that end with a command, and lets programs reach sandboxes as the agent of forkd 0.5 let
-// them (package agent05).
+// Package compat05 does what forkd 0.5's command line did for its Python package: it holds
+// sandboxes that end with a command, and makes sandboxes reachable like forkd 0.5's agent (package
+// agent05).
 //
 // It parses no command line: the flags and commands of forkd 0.5 are in internal/cli/compat05.go.
 package compat05
@@ -16,11 +16,11 @@ import (
 	"github.com/forkd/forkd/internal/compat05/agent05"
 )
 
-// TargetEnv names the variable that says where clients of forkd 0.5 connect to a guest.
+// TargetEnv names the variable with the address at which clients of forkd 0.5 reach a guest.
 const TargetEnv = "FORKD_TARGET"
 
-// holdMargin is how many seconds longer than they are held sandboxes live if this process does not
-// end them.
+// holdMargin is how much longer held sandboxes live, in seconds, if this process does not kill
+// them.
 const holdMargin = 60
 
 // MaxSettle bounds how long sandboxes are held, in seconds: a day.
@@ -28,12 +28,12 @@ const MaxSettle = 86400
 
 // Hold keeps sandboxes for as long as a call lasts.
 type Hold struct {
-	Settle   float64      // seconds after which it ends
-	Listener net.Listener // clients of forkd 0.5 reach the one sandbox here; nil: they reach none
+	Settle   float64      // seconds until it ends
+	Listener net.Listener // clients of forkd 0.5 reach the single sandbox here; may be nil
 	Say      func(text string)
 }
 
-// Run forks sandboxes and ends them when ctx or the time is over.
+// Run forks sandboxes and kills them when ctx ends or the time is over.
 func (h *Hold) Run(ctx context.Context, cl *client.Client, req client.ForkRequest) error {
 	req.TTLSecs = h.Settle + holdMargin
 	f, err := cl.Fork(ctx, req)
@@ -63,12 +63,12 @@ func (h *Hold) Run(ctx context.Context, cl *client.Client, req client.ForkReques
 		return guest
 	})
 	if ctx.Err() != nil {
-		return nil // that is how it ends
+		return nil // the normal end
 	}
 	return err
 }
 
-// end removes the sandboxes, also after an interrupt.
+// end removes the sandboxes, even after an interrupt.
 func (h *Hold) end(ctx context.Context, cl *client.Client, sandboxes []client.Sandbox) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), holdMargin*time.Second)
 	defer cancel()
@@ -80,7 +80,7 @@ func (h *Hold) end(ctx context.Context, cl *client.Client, sandboxes []client.Sa
 }
 
 // ListenTarget listens at target or, by default, where clients of forkd 0.5 look for a guest. It
-// listens to this host only: the protocol knows no token.
+// listens to this host only, because the protocol knows no token.
 func ListenTarget(target string) (net.Listener, error) {
 	target = cmp.Or(target, agent05.DefaultAddr)
 	addr, err := net.ResolveTCPAddr("tcp", target)
@@ -98,7 +98,7 @@ func ListenTarget(target string) (net.Listener, error) {
 	return l, nil
 }
 
-// isLocal reports whether only this host reaches an address.
+// isLocal reports whether an address can be reached only from this host.
 func isLocal(ip net.IP) bool {
 	if ip.IsLoopback() {
 		return true
@@ -119,7 +119,7 @@ func isLocal(ip net.IP) bool {
 	return false
 }
 
-// guestOf is a sandbox for clients of forkd 0.5.
+// guestOf implements agent05.Guest for a sandbox.
 type guestOf struct {
 	cl *client.Client
 	id string

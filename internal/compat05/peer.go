@@ -12,9 +12,9 @@ import (
 	"strings"
 )
 
-// isOurs reports whether a connection within this host is from a program of the user that this one
-// runs as. The protocol of forkd 0.5's agent knows no token: without this, every user of the host
-// could run commands in sandboxes.
+// isOurs returns an error unless a connection within this host comes from a program of the user
+// that runs this one. The protocol of forkd 0.5's agent knows no token: without this check, every
+// user of the host could run commands in sandboxes.
 func isOurs(conn net.Conn) error {
 	from, to := addrOf(conn.RemoteAddr()), addrOf(conn.LocalAddr())
 	if !to.Addr().IsValid() || from.Addr() != to.Addr() && !from.Addr().IsLoopback() {
@@ -55,8 +55,8 @@ const (
 	inodeColumn = 9
 )
 
-// ownerOf returns the user of the socket that has these two ends, by /proc/net/tcp or tcp6. A
-// socket that nobody holds any more, whose inode is 0, is shown as root's and has no owner.
+// ownerOf returns the user of the socket with these two ends, from /proc/net/tcp or tcp6. A closed
+// socket, whose inode is 0, is shown as root's and has no owner.
 func ownerOf(table string, local, peer netip.AddrPort) (uid int, ok bool) {
 	for line := range strings.Lines(table) {
 		f := strings.Fields(line)
@@ -75,7 +75,7 @@ func ownerOf(table string, local, peer netip.AddrPort) (uid int, ok bool) {
 	return 0, false
 }
 
-// parseProcAddr reads an address as /proc/net/tcp has it: words of 32 bits of the address in the
+// parseProcAddr reads an address in the form of /proc/net/tcp: 32-bit words of the address in the
 // host's order, and the port, in hexadecimal.
 func parseProcAddr(text string) (netip.AddrPort, error) {
 	address, port, _ := strings.Cut(text, ":")

@@ -10,7 +10,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// answer is what the daemon says.
+// answer holds the daemon's answers.
 type answer struct {
 	reached      Finding // whether it answers
 	version      *client.Version
@@ -18,7 +18,7 @@ type answer struct {
 	snapshotsErr error
 }
 
-// daemonLimit bounds all questions to the daemon.
+// daemonLimit bounds all requests to the daemon.
 const daemonLimit = 5 * time.Second
 
 // askDaemon asks the daemon for its state, its snapshots and the limits that it can enforce.
@@ -48,13 +48,13 @@ func (h *Host) askDaemon() answer {
 
 func (h *Host) answers() Finding { return h.daemon.reached }
 
-// hasUnit reports whether the unit of a packaged daemon is there.
+// hasUnit reports whether the unit of a packaged daemon exists.
 func hasUnit() bool {
 	_, err := os.Stat("/usr/lib/systemd/system/forkd.service")
 	return err == nil
 }
 
-// howToStart is the command that starts a daemon on this host.
+// howToStart returns the command that starts a daemon on this host.
 func howToStart() string {
 	if hasUnit() {
 		return "systemctl enable --now forkd"
@@ -62,7 +62,7 @@ func howToStart() string {
 	return "forkd daemon &"
 }
 
-// of returns a probe for what a daemon says, which does not apply where none answers.
+// of returns a probe of the daemon's answers. It does not apply if no daemon answers.
 func of(judge func(*Host, client.Version) Finding) func(*Host) Finding {
 	return func(h *Host) Finding {
 		if h.daemon.version == nil {
@@ -84,7 +84,7 @@ func (h *Host) daemonVersion(v client.Version) Finding {
 	return bad
 }
 
-// snapshots looks for snapshots that are damaged or that cannot be forked from.
+// snapshots reports snapshots that are damaged or cannot be forked.
 func (h *Host) snapshots(client.Version) Finding {
 	if err := h.daemon.snapshotsErr; err != nil {
 		return warn(err.Error())
@@ -114,7 +114,7 @@ func (h *Host) snapshots(client.Version) Finding {
 	}
 }
 
-// limits names what a daemon lacks for limits of sandboxes.
+// limits reports limits of sandboxes that a daemon cannot enforce.
 func (h *Host) limits(v client.Version) Finding {
 	if v.LimitsMissing != "" {
 		return warn(DescribeLimits(v))
@@ -122,7 +122,7 @@ func (h *Host) limits(v client.Version) Finding {
 	return pass(DescribeLimits(v))
 }
 
-// DescribeLimits says which limits of sandboxes a daemon enforces.
+// DescribeLimits describes the limits of sandboxes that a daemon enforces.
 func DescribeLimits(v client.Version) string {
 	if v.LimitsMissing != "" {
 		return v.LimitsMissing + ": forks that ask for such limits are refused, others run without"
@@ -130,7 +130,7 @@ func DescribeLimits(v client.Version) string {
 	return "memory, processors, threads and disk"
 }
 
-// leftAlone names the sandboxes of an earlier daemon that this one has not taken over.
+// leftAlone reports the sandboxes of an earlier daemon that this one has not taken over.
 func (h *Host) leftAlone(v client.Version) Finding {
 	var reasons, pids []string
 	for _, l := range v.LeftAlone {
@@ -154,7 +154,7 @@ func (h *Host) leftAlone(v client.Version) Finding {
 	return bad.by(byHand(restart + " # when what the detail says has been put right"))
 }
 
-// DescribeAdmission says how many sandboxes a daemon takes.
+// DescribeAdmission describes how many sandboxes a daemon accepts.
 func DescribeAdmission(a client.Admission) string {
 	or := func(n float64) string {
 		if n == 0 {

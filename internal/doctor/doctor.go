@@ -1,4 +1,4 @@
-// Package doctor finds out whether this host can run forkd, and what to do if it cannot.
+// Package doctor determines whether this host can run forkd, and what to do if it cannot.
 //
 // A check is a row of a table in Host.checks: its name, a probe, and the fix that belongs to it.
 // The package prints nothing and knows no command line; internal/cli shows what it returns.
@@ -18,7 +18,7 @@ import (
 // Verdict is the result of one check.
 type Verdict string
 
-// A warning costs time, room or safety, and forkd runs without.
+// A warning costs time, room or safety, but forkd runs.
 const (
 	Pass Verdict = "pass"
 	Warn Verdict = "warn"
@@ -26,7 +26,7 @@ const (
 	Skip Verdict = "skip"
 )
 
-// Finding is what one check has found.
+// Finding is the result of one check.
 type Finding struct {
 	Check   string  `json:"check"`
 	Verdict Verdict `json:"verdict"` // empty in the package: the check does not apply here
@@ -46,13 +46,13 @@ func found(v Verdict, detail string, args []any) Finding {
 	return Finding{Verdict: v, Detail: detail}
 }
 
-// by adds a fix that is not the one of the check's row.
+// by returns f with a fix other than that of the check's row.
 func (f Finding) by(fix Fix) Finding {
 	f.Fix = &fix
 	return f
 }
 
-// Host is what the checks look at. All functions must be set.
+// Host provides what the checks examine. All functions must be set.
 type Host struct {
 	Version   string // of this program
 	Named     bool   // the user has named a daemon, so that an emulated host does not matter
@@ -75,11 +75,11 @@ type Host struct {
 type check struct {
 	name  string
 	probe func(*Host) Finding
-	fix   *Fix // of warnings and failures for which the probe names no other
+	fix   *Fix // for warnings and failures for which the probe names no other
 }
 
 // checks returns the table in three parts. The second is about this host's kernel, which does not
-// matter where VMs run in an emulated host.
+// matter if VMs run in an emulated host.
 func checks() (first, kernel, last []check) {
 	row := func(name string, probe func(*Host) Finding) check { return check{name: name, probe: probe} }
 	mend := func(name string, probe func(*Host) Finding, fix Fix) check { return check{name, probe, &fix} }
@@ -153,7 +153,7 @@ func (h Host) Diagnose(ctx context.Context) []Finding {
 	return slices.Concat(h.do(first), here, h.do(last))
 }
 
-// do does the checks that apply.
+// do runs the checks that apply.
 func (h *Host) do(rows []check) (findings []Finding) {
 	for _, c := range rows {
 		f := c.probe(h)
@@ -169,8 +169,8 @@ func (h *Host) do(rows []check) (findings []Finding) {
 	return findings
 }
 
-// needless returns findings about this host's kernel for a host whose VMs run in an emulated one:
-// the emulated host has its own kernel, so nothing is to be fixed here.
+// needless marks findings about this host's kernel as irrelevant, for a host whose VMs run in an
+// emulated one: the emulated host has its own kernel.
 func needless(findings []Finding) []Finding {
 	for i, f := range findings {
 		if f.Verdict == Warn || f.Verdict == Fail {
@@ -181,7 +181,7 @@ func needless(findings []Finding) []Finding {
 	return findings
 }
 
-// vmsRun sums up the checks of KVM and of the emulated host: either is enough.
+// vmsRun summarizes the checks of KVM and of the emulated host: either is enough.
 func vmsRun(findings []Finding) Finding {
 	summary := fail("neither here nor in an emulated host").by(byHand(emulateHost))
 	for _, f := range findings {
@@ -218,7 +218,7 @@ func Foremost(findings []Finding) []Finding {
 	return list
 }
 
-// Merge returns the findings of a second look, with the fixes that were tried after the first.
+// Merge returns the findings of a second run, with the fixes that were tried after the first.
 func Merge(before, after []Finding) []Finding {
 	for i := range after {
 		for _, b := range before {

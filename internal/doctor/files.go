@@ -20,9 +20,9 @@ import (
 	"github.com/forkd/forkd/internal/private"
 )
 
-// These checks are of forkd's own files, and of the room for them.
+// Checks of forkd's own files, and of the disk space for them.
 
-// A need is how much room a daemon wants in one place, in bytes.
+// A need is how much space a daemon needs in one place, in bytes.
 type need struct{ good, enough uint64 }
 
 var (
@@ -30,7 +30,7 @@ var (
 	diskNeed = need{5 << 30, 1 << 30}
 )
 
-// judge turns free bytes into a finding. where names the place for the user.
+// judge converts free bytes to a finding. where names the place for the user.
 func (n need) judge(where string, free uint64) Finding {
 	switch {
 	case free >= n.good:
@@ -41,7 +41,7 @@ func (n need) judge(where string, free uint64) Finding {
 	return fail("%s: %d MiB free: %d MiB are needed", where, free>>20, n.enough>>20)
 }
 
-// at looks at the file system of dir, or of the nearest directory above that exists.
+// at checks the file system of dir, or of the nearest existing directory above.
 func (n need) at(dir string) Finding {
 	at := dir
 	for at != "/" {
@@ -57,7 +57,7 @@ func (n need) at(dir string) Finding {
 	return n.judge(dir, st.Bavail*uint64(st.Bsize))
 }
 
-// config returns where a daemon on this host would keep its files; nowhere if that is not known.
+// config returns the configuration of a daemon on this host; zero if no directory is known.
 func config() (cfg daemon.Config) {
 	if err := cfg.Defaults(os.Getuid(), os.Getenv); err != nil {
 		return daemon.Config{}
@@ -65,7 +65,7 @@ func config() (cfg daemon.Config) {
 	return cfg
 }
 
-// hotSpace and diskSpace look at the file systems of the daemon, here or in the emulated host.
+// hotSpace and diskSpace check the daemon's file systems, here or in the emulated host.
 func (h *Host) hotSpace() Finding {
 	_, ram := tcghost.DaemonDirs()
 	return h.space(hotNeed, config().RAMDir, ram, asRoot("mount -o remount,size=75% /dev/shm"))
@@ -90,8 +90,8 @@ func (h *Host) space(n need, here, inMachine string, fix Fix) Finding {
 	return f.by(fix)
 }
 
-// machineFile looks at the file system of this host on which an emulated host's disk is a file that
-// grows.
+// machineFile checks the file system of this host that holds an emulated host's disk, a growing
+// file.
 func (h *Host) machineFile() Finding {
 	cache, err := cachedir.Dir()
 	if !h.inMachine || err != nil {
@@ -103,7 +103,7 @@ func (h *Host) machineFile() Finding {
 // spaceLimit bounds the question to an emulated host.
 const spaceLimit = 10 * time.Second
 
-// askMachine asks the emulated host of the daemon, if there is one, for the room in it.
+// askMachine asks the daemon's emulated host, if there is one, for its free space.
 func (h *Host) askMachine() map[string]Finding {
 	if !h.inMachine {
 		return nil
@@ -115,7 +115,7 @@ func (h *Host) askMachine() map[string]Finding {
 	return judgeMachine(h.machine.Name, free, err)
 }
 
-// judgeMachine judges an emulated host's answer, by directory.
+// judgeMachine converts an emulated host's answer to findings, by directory.
 func judgeMachine(name string, free machineapi.Space, err error) map[string]Finding {
 	state, ram := tcghost.DaemonDirs()
 	room := map[string]Finding{}
@@ -129,7 +129,7 @@ func judgeMachine(name string, free machineapi.Space, err error) map[string]Find
 	return room
 }
 
-// directories looks at what a daemon of this user keeps, as far as it is there.
+// directories checks the existing directories of this user's daemon.
 func (h *Host) directories() Finding {
 	cfg := config()
 	if h.inMachine || cfg.StateDir == "" {
@@ -151,7 +151,7 @@ func (h *Host) directories() Finding {
 		}
 		bad := fail("the daemon does not start: " + err.Error())
 		if info != nil && info.IsDir() && info.Mode().Perm()&0o077 != 0 {
-			bad.Fix = &Fix{Kind: askFix, Command: "chmod 700 " + quoted(d.path)} // others may have changed what is in it
+			bad.Fix = &Fix{Kind: askFix, Command: "chmod 700 " + quoted(d.path)} // others may have changed its content
 		}
 		return bad
 	}
@@ -161,7 +161,7 @@ func (h *Host) directories() Finding {
 	return pass("nobody else can read or replace them")
 }
 
-// tokenFile looks at the file of the daemon's tokens.
+// tokenFile checks the file of the daemon's tokens.
 func (h *Host) tokenFile() Finding {
 	path, err := h.TokenFile()
 	if err != nil {
@@ -181,8 +181,8 @@ func (h *Host) tokenFile() Finding {
 	return judgeTokenFile(path, info.Mode(), auth.IsSole(p))
 }
 
-// judgeTokenFile judges by the mode of the file. Another mode mends it only if others have learned
-// and changed nothing until then.
+// judgeTokenFile judges the mode of the file. Changing the mode is a sufficient fix only if others
+// cannot have read or changed anything.
 func judgeTokenFile(path string, mode fs.FileMode, sole bool) Finding {
 	if mode.Perm()&0o077 == 0 {
 		return pass(path)

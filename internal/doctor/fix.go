@@ -12,8 +12,8 @@ import (
 
 // How a fix may be made.
 const (
-	safeFix   = "safe"   // --fix does it: it changes a file of forkd's only
-	askFix    = "ask"    // --fix asks before: it changes the host, mostly until it is booted again
+	safeFix   = "safe"   // --fix does it: it changes only a file of forkd's
+	askFix    = "ask"    // --fix asks first: it changes the host, usually until the next boot
 	manualFix = "manual" // never: it needs a decision, a reboot or another computer
 )
 
@@ -21,13 +21,13 @@ const (
 type Fix struct {
 	Kind    string `json:"kind"`
 	Command string `json:"command"`          // a line for a shell
-	Result  string `json:"result,omitempty"` // of a Fixer: "done", "would run", or why not
+	Result  string `json:"result,omitempty"` // from a Fixer: "done", "would run", or why not
 }
 
 func safely(command string) Fix { return Fix{Kind: safeFix, Command: command} }
 func byHand(command string) Fix { return Fix{Kind: manualFix, Command: command} }
 
-// asRoot is for commands that only root may give.
+// asRoot is for commands that only root can run.
 func asRoot(command string) Fix {
 	if os.Getuid() != 0 {
 		command = "sudo sh -c " + quoted(command)
@@ -35,7 +35,7 @@ func asRoot(command string) Fix {
 	return Fix{Kind: askFix, Command: command}
 }
 
-// bootWith adds a parameter to the kernel's command line.
+// bootWith returns the fix that adds a parameter to the kernel's command line.
 func bootWith(parameter string) Fix {
 	return byHand(`sed -i 's/^GRUB_CMDLINE_LINUX="/&` + parameter + ` /' /etc/default/grub && update-grub # then reboot`)
 }
@@ -63,8 +63,8 @@ func runShell(ctx context.Context, command string, out io.Writer) error {
 	return cmd.Run()
 }
 
-// FixAll runs the fixes that it may run, and notes the result in each. It reports whether anything
-// has changed.
+// FixAll runs the permitted fixes, and records the result in each. It reports whether anything has
+// changed.
 func (x *Fixer) FixAll(ctx context.Context, findings []Finding) (changed bool) {
 	for _, f := range findings {
 		if f.Fix == nil || f.Fix.Kind == manualFix {
@@ -77,7 +77,7 @@ func (x *Fixer) FixAll(ctx context.Context, findings []Finding) (changed bool) {
 	return changed
 }
 
-// fix runs the fix of f if it may, and returns the result.
+// fix runs the fix of f if it is permitted, and returns the result.
 func (x *Fixer) fix(ctx context.Context, f Finding) string {
 	switch {
 	case x.Dry:

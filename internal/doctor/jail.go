@@ -14,11 +14,11 @@ import (
 	"github.com/forkd/forkd/internal/jail"
 )
 
-// These checks are of what keeps a guest in that has found a flaw in its VMM.
+// Checks of the confinement of a guest that has found a flaw in its VMM.
 
 func (h *Host) jail() Finding { return h.judgeJail(tryJail()) }
 
-// tryJail lets a VMM enter its jail.
+// tryJail tests whether a VMM can enter its jail.
 func tryJail() error {
 	program, err := embedded.Open(embedded.VMM)
 	if err != nil {
@@ -63,7 +63,7 @@ func (h *Host) judgeJail(err error) Finding {
 	return pass("complete; every VMM has a user of its own")
 }
 
-// namespaceSettings are the settings with which distributions keep users from namespaces.
+// namespaceSettings are the settings by which distributions forbid namespaces to users.
 func namespaceSettings() []struct{ name, forbids, allows string } {
 	return []struct{ name, forbids, allows string }{
 		{"kernel.unprivileged_userns_clone", "0", "1"},             // Debian
@@ -72,7 +72,7 @@ func namespaceSettings() []struct{ name, forbids, allows string } {
 	}
 }
 
-// seccomp looks for the action that kills a VMM when it makes a forbidden call.
+// seccomp checks for the seccomp action that kills a VMM when it makes a forbidden call.
 func (h *Host) seccomp() Finding {
 	if !slices.Contains(strings.Fields(h.read("/proc/sys/kernel/seccomp/actions_avail")), "kill_process") {
 		return fail("this kernel has no filters for system calls (CONFIG_SECCOMP_FILTER): no VMM starts")
@@ -93,10 +93,10 @@ func judgeLandlock(there bool) Finding {
 	return pass("there")
 }
 
-// cores asks for the cookie of this process, which changes nothing.
+// cores asks for this process's cookie, which changes nothing.
 func (h *Host) cores() Finding {
 	err := unix.Prctl(unix.PR_SCHED_CORE, unix.PR_SCHED_CORE_GET, 0, unix.PR_SCHED_CORE_SCOPE_THREAD, 0)
-	// No cookie for want of a place to put it is EFAULT, or ENODEV without SMT.
+	// Without room for the cookie the error is EFAULT, or ENODEV without SMT.
 	return judgeCores(h.read("/sys/devices/system/cpu/smt/active"), err != unix.EINVAL)
 }
 
@@ -129,19 +129,19 @@ func (h *Host) cpuFlaws() Finding {
 }
 
 // crossing are the flaws by which one guest, or a guest and the host, could read each other's
-// memory. A process inside one guest is that guest's own business.
+// memory. Processes inside one guest are not considered.
 var crossing = []string{"gather_data_sampling", "indirect_target_selection", "itlb_multihit", "l1tf", "mds", "meltdown",
 	"mmio_stale_data", "old_microcode", "reg_file_data_sampling", "retbleed", "spec_rstack_overflow", "spectre_v2",
 	"srbds", "tsa", "tsx_async_abort", "vmscape"}
 
 var microcodeOf = regexp.MustCompile(`(?m)^microcode\s*:\s*(\S+)`)
 
-// weakened matches a kernel command line that asks for less than all mitigations: mitigations=off,
-// or some left out, such as mitigations=auto,no_guest_host. mitigations=auto,nosmt asks for more.
+// weakened matches a kernel command line that disables some mitigations: mitigations=off, or a
+// partial form such as mitigations=auto,no_guest_host. mitigations=auto,nosmt enables more.
 var weakened = regexp.MustCompile(`\bmitigations=(off\b|\S*no_)`)
 
-// judgeCPUFlaws looks for flaws of the CPU that the kernel does not mitigate. flaws is what the
-// kernel says of each, by name.
+// judgeCPUFlaws reports flaws of the CPU that the kernel does not mitigate. flaws holds the
+// kernel's text about each, by name.
 func judgeCPUFlaws(flaws map[string]string, cpuinfo, cmdline string) Finding {
 	if len(flaws) == 0 {
 		return skip("this kernel says nothing about them")

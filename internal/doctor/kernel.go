@@ -11,10 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// These checks look at how the host's kernel treats many VMs. None of them keeps forkd from
-// running: each costs time or room, and says how to get it back.
+// Checks of how well the host's kernel handles many VMs. Failures do not prevent forkd from
+// running: each costs time or space, and names a fix.
 
-// kernel knows what older kernels lack.
+// kernel reports features that older kernels lack.
 func (h *Host) kernel() Finding {
 	release := h.read("/proc/sys/kernel/osrelease")
 	var major, minor int
@@ -33,7 +33,7 @@ func (h *Host) kernel() Finding {
 	return pass(release)
 }
 
-// nxHugePages looks at KVM's mitigation of iTLB multihit, a weakness of older Intel processors.
+// nxHugePages checks KVM's mitigation of iTLB multihit, a weakness of older Intel processors.
 func (h *Host) nxHugePages() Finding {
 	switch setting := h.read("/sys/module/kvm/parameters/nx_huge_pages"); setting {
 	case "":
@@ -46,7 +46,7 @@ func (h *Host) nxHugePages() Finding {
 	}
 }
 
-// cgroup looks for the controllers that limits of sandboxes need.
+// cgroup checks for the controllers that limits of sandboxes need.
 func (h *Host) cgroup() Finding {
 	const root, unified = "/sys/fs/cgroup", "systemd.unified_cgroup_hierarchy=1"
 	var st unix.Statfs_t
@@ -60,12 +60,12 @@ func (h *Host) cgroup() Finding {
 	return h.controllers(root, bootWith(unified))
 }
 
-// delegateToUsers has systemd give users all controllers that limits need.
+// delegateToUsers makes systemd give users all controllers that limits need.
 const delegateToUsers = "mkdir -p /etc/systemd/system/user@.service.d && printf '[Service]\\nDelegate=cpu cpuset io memory pids\\n' > " +
 	"/etc/systemd/system/user@.service.d/forkd.conf && systemctl daemon-reload"
 
-// controllers looks below dir, where cgroup v2 is mounted. Root's daemon has the controllers of the
-// whole hierarchy, a user's those that systemd has delegated.
+// controllers checks the controllers below dir, the mount point of cgroup v2. Root's daemon has
+// those of the whole hierarchy, a user's those that systemd has delegated.
 func (h *Host) controllers(dir string, rootsFix Fix) Finding {
 	if !h.root {
 		dir = path.Join(dir, h.ownCgroup())
@@ -91,7 +91,7 @@ func (h *Host) ownCgroup() string {
 	return at
 }
 
-// cgroupMount looks for the mount option that makes moving processes between cgroups fast.
+// cgroupMount checks for the mount option that makes moving processes between cgroups fast.
 func (h *Host) cgroupMount() Finding {
 	for line := range strings.Lines(h.read("/proc/self/mounts")) {
 		f := strings.Fields(line)
@@ -108,11 +108,11 @@ func (h *Host) cgroupMount() Finding {
 }
 
 const (
-	threadsPerVM = 10  // about, KVM's own included
-	enoughVMs    = 500 // VMs that there shall be room for
+	threadsPerVM = 10  // approximately, including KVM's
+	enoughVMs    = 500 // number of VMs for which there should be room
 )
 
-// pidsLeft returns how many more threads the cgroups of this process allow.
+// pidsLeft returns how many more threads the cgroups of this process permit.
 func (h *Host) pidsLeft() uint64 {
 	left := uint64(math.MaxUint64)
 	at := h.ownCgroup()
@@ -121,7 +121,7 @@ func (h *Host) pidsLeft() uint64 {
 	}
 	for dir := path.Clean(at); ; dir = path.Dir(dir) {
 		limit, err := strconv.ParseUint(h.read("/sys/fs/cgroup"+dir+"/pids.max"), 10, 64)
-		if err == nil { // else there is none, or it is "max"
+		if err == nil { // otherwise there is none, or it is "max"
 			used, _ := strconv.ParseUint(h.read("/sys/fs/cgroup"+dir+"/pids.current"), 10, 64)
 			left = min(left, limit-min(limit, used))
 		}
@@ -133,13 +133,13 @@ func (h *Host) pidsLeft() uint64 {
 
 func (h *Host) threads() Finding {
 	var nproc unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NPROC, &nproc); err != nil || h.root { // it does not bind root
+	if err := unix.Getrlimit(unix.RLIMIT_NPROC, &nproc); err != nil || h.root { // does not apply to root
 		nproc.Cur = unix.RLIM_INFINITY
 	}
 	return judgeThreads(h.pidsLeft(), nproc.Cur)
 }
 
-// judgeThreads compares the limits on threads with what many VMs need.
+// judgeThreads compares the limits on threads with the needs of many VMs.
 func judgeThreads(pids, nproc uint64) Finding {
 	var low, raise []string
 	for _, l := range []struct {
@@ -161,7 +161,7 @@ func judgeThreads(pids, nproc uint64) Finding {
 	return pass("room for %d sandboxes and more", enoughVMs)
 }
 
-// overcommit looks at the mode in which the kernel counts all memory that is mapped.
+// overcommit checks the kernel's mode of accounting mapped memory.
 func (h *Host) overcommit() Finding {
 	switch mode := h.read("/proc/sys/vm/overcommit_memory"); mode {
 	case "2":
@@ -174,7 +174,7 @@ func (h *Host) overcommit() Finding {
 	}
 }
 
-// mostMaps is how many mappings a VMM may have: at most 32768 extents of a snapshot's memory
+// mostMaps bounds the mappings of a VMM: at most 32768 extents of a snapshot's memory
 // (internal/format/snapshot), each a mapping, and some hundred of its own.
 const mostMaps = 32768 + 1000
 
@@ -190,7 +190,7 @@ func (h *Host) maps() Finding {
 	return pass(limit)
 }
 
-// meminfo reads /proc/meminfo, in KiB, and numbers of pages without a unit.
+// meminfo reads /proc/meminfo, in KiB, or numbers of pages for lines without a unit.
 func (h *Host) meminfo() map[string]uint64 {
 	fields := map[string]uint64{}
 	for line := range strings.Lines(h.read("/proc/meminfo")) {
@@ -205,7 +205,7 @@ func (h *Host) meminfo() map[string]uint64 {
 	return fields
 }
 
-// enoughMemory, in MiB, is what a few sandboxes of 512 MiB want that write half of theirs.
+// enoughMemory, in MiB, is what a few sandboxes of 512 MiB need if they write half of it.
 const enoughMemory = 1024
 
 func (h *Host) memory() Finding {
@@ -221,7 +221,7 @@ func (h *Host) memory() Finding {
 	return pass(detail)
 }
 
-// swap says what becomes of memory that sandboxes do not use. Neither answer is wrong.
+// swap says what happens to unused memory of sandboxes. Neither answer is wrong.
 func (h *Host) swap() Finding {
 	kib := h.meminfo()
 	total, ok := kib["SwapTotal"]
@@ -235,12 +235,12 @@ func (h *Host) swap() Finding {
 		total>>10)
 }
 
-// muchReserved, in MiB, is more than one keeps by mistake and does not miss.
+// muchReserved, in MiB, is more than would be reserved by mistake without being missed.
 const muchReserved = 256
 
-// hugePages looks for memory that is kept for huge pages, which forkd does not use: a child that
-// writes one byte would copy 2 MiB. For the same reason it switches transparent ones off for
-// guests, whatever the host has.
+// hugePages reports memory reserved for huge pages, which forkd does not use: a child that writes
+// one byte would copy 2 MiB. For the same reason it disables transparent ones for guests, whatever
+// the host's setting.
 func (h *Host) hugePages() Finding {
 	kib := h.meminfo()
 	free := kib["HugePages_Free"] * kib["Hugepagesize"] >> 10

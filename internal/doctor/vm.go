@@ -15,7 +15,7 @@ import (
 	"github.com/forkd/forkd/internal/vmm/kvm"
 )
 
-// These checks are of what VMs cannot do without.
+// Checks of what VMs cannot do without.
 
 const emulateHost = "forkd machine start"
 
@@ -27,7 +27,7 @@ func (h *Host) platform() Finding {
 	return pass(detail)
 }
 
-// kvmModule returns the module of KVM for a CPU by its flags in /proc/cpuinfo, empty if it has no
+// kvmModule returns the KVM module for a CPU by its flags in /proc/cpuinfo, empty if it has no
 // virtualization.
 func kvmModule(cpuinfo string) string {
 	switch {
@@ -39,7 +39,7 @@ func kvmModule(cpuinfo string) string {
 	return ""
 }
 
-// isVM reports whether a hypervisor says in /proc/cpuinfo that it is one.
+// isVM reports whether /proc/cpuinfo names a hypervisor.
 func isVM(cpuinfo string) bool { return strings.Contains(cpuinfo, " hypervisor") }
 
 func (h *Host) virtualization() Finding {
@@ -61,7 +61,7 @@ func (h *Host) virtualization() Finding {
 	return pass(module)
 }
 
-// probeKVM runs a few instructions in a VM. module is the one of the CPU.
+// probeKVM runs a few instructions in a VM. module is the CPU's KVM module.
 func probeKVM(module string, machineRuns bool) Finding {
 	err := kvm.Probe()
 	var unfit *kvm.UnfitError
@@ -81,7 +81,7 @@ func probeKVM(module string, machineRuns bool) Finding {
 	return fail(err.Error())
 }
 
-// userName is that of the calling user, for a shell.
+// userName returns the name of the calling user, for a shell.
 func userName() string {
 	if u, err := user.Current(); err == nil {
 		return quoted(u.Username)
@@ -110,7 +110,7 @@ func (h *Host) memfd() Finding {
 	return pass("")
 }
 
-// uffd asks for a userfaultfd that takes faults of the kernel, which live branches need.
+// uffd asks for a userfaultfd that handles faults of the kernel, which live branches need.
 func (h *Host) uffd() Finding {
 	const device = "/dev/userfaultfd"
 	f, openErr := os.OpenFile(device, os.O_RDWR, 0)
@@ -139,11 +139,11 @@ func (h *Host) program() Finding {
 	return pass("forkd " + h.Version + ", complete")
 }
 
-// enoughDescriptors is what a hundred sandboxes with forty connections each need.
+// enoughDescriptors is the need of a hundred sandboxes with forty connections each.
 const enoughDescriptors = 4096
 
-// network looks at what sandboxes need of the host to reach the outside: sockets of an ordinary
-// user, and nothing else.
+// network checks what sandboxes need of the host to reach the outside: sockets of an ordinary user,
+// and nothing else.
 func (h *Host) network() Finding {
 	var files unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
@@ -154,7 +154,7 @@ func (h *Host) network() Finding {
 
 // canConnect makes a socket towards the internet and sends nothing.
 func canConnect() error {
-	conn, err := net.Dial("udp4", "192.88.99.1:9") // an address that is out of use (RFC 7526)
+	conn, err := net.Dial("udp4", "192.88.99.1:9") // an unused address (RFC 7526)
 	if err != nil {
 		return err
 	}

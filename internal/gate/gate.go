@@ -1,8 +1,8 @@
-// Package gate bounds how much of something is under way at once: in all, and for each of those who
-// ask for it, so that one of them cannot keep the others out.
+// Package gate bounds concurrent work: in total, and for each client, so that no client can lock
+// the others out.
 //
-// It counts places, of which a caller may take many, and queues callers. What is counted, who asks, and
-// what a refused caller is told is for its users to say.
+// It counts places, of which a caller may take many, and queues callers. Its users decide what is
+// counted, who the clients are, and the error for a refused caller.
 package gate
 
 import (
@@ -12,20 +12,20 @@ import (
 	"sync"
 )
 
-// Share is the part of a gate's places that one key may have.
+// Share is the part of a gate's places for one key.
 type Share struct {
 	Key  string
-	Most int // places at once; 0: as many as the gate has
+	Most int // most places at once; 0: as many as the gate has
 }
 
 // Fair returns how many of a gate's places one client may have so that others find some: three
-// quarters of them, or all but one. The only place is anyone's.
+// quarters of them, or all but one. A single place is for everyone.
 func Fair(total int) int { return max(1, total-max(1, total/4)) }
 
-// FullError says that a gate, or the share of a key in it, has no place.
+// FullError says that a gate, or the share of a key in it, has no free place.
 type FullError struct {
 	Limit   int
-	Key     string // whose share has none; empty: the gate
+	Key     string // whose share is used up; empty: the gate is full
 	Waiting bool   // the queue is full, not the gate
 }
 
@@ -45,40 +45,40 @@ type Queue struct {
 	All int // 0: no bound
 }
 
-// Gate has places for what is under way. Its methods may be called concurrently.
+// Gate has places for concurrent work. Its methods may be called concurrently.
 type Gate struct {
 	total int
 	bound Queue
 
 	mu    sync.Mutex
 	taken int
-	by    map[string]int // of these, by key
-	queue []*waiter      // in the order in which they came
+	by    map[string]int // taken places, by key
+	queue []*waiter      // in order of arrival
 }
 
 // waiter waits for a place.
 type waiter struct {
 	share Share
-	rank  int           // how many of its key had a place or waited when it came
+	rank  int           // number of places and waiters of its key when it arrived
 	in    chan struct{} // closed when it has its place
 }
 
-// New returns a gate with so many places. Any number of callers may wait.
+// New returns a gate with total places. Any number of callers may wait.
 func New(total int) *Gate { return NewQueued(total, Queue{}) }
 
-// NewQueued returns a gate with so many places, and a bound for its queue.
+// NewQueued returns a gate with total places, and a bound for its queue.
 func NewQueued(total int, bound Queue) *Gate {
 	return &Gate{total: total, bound: bound, by: make(map[string]int)}
 }
 
-// Count returns how many places are taken, and how many there are.
+// Count returns the number of taken places, and the total.
 func (g *Gate) Count() (taken, total int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.taken, g.total
 }
 
-// Waiting returns how many callers wait.
+// Waiting returns the number of waiting callers.
 func (g *Gate) Waiting() int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -95,7 +95,7 @@ func (g *Gate) Enter(shares ...Share) (leave func(), err error) {
 	return h.Leave, nil
 }
 
-// Hold is what one caller has of a gate. Its places count in all of its shares. It is for one
+// Hold is the set of places that one caller has. They count in all of its shares. It is for one
 // goroutine at a time.
 type Hold struct {
 	of     *Gate
@@ -124,22 +124,22 @@ func (h *Hold) Add(n int) error {
 	return nil
 }
 
-// Leave gives all places back.
+// Leave frees all places.
 func (h *Hold) Leave() {
 	h.of.leave(h.n, h.shares...)
 	h.n = 0
 }
 
-// Wait takes a place, for which it waits as long as ctx lasts; its error is that of ctx, or a
-// *FullError where too many wait. Those whose key has the fewest before them come first: a caller that
-// asks for one thing does not wait behind all that another has asked for. The caller calls leave once.
+// Wait takes a place, and waits for it until ctx ends. Its error is that of ctx, or a *FullError if
+// too many callers wait. Callers whose key has the fewest places and waiters come first, so that a
+// caller with one request does not wait behind many of another client. The caller calls leave once.
 func (g *Gate) Wait(ctx context.Context, s Share) (leave func(), err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
 	g.mu.Lock()
 	w := &waiter{share: s, rank: g.by[s.Key], in: make(chan struct{})}
-	waiting := 0 // of the key
+	waiting := 0 // waiters of the key
 	for _, other := range g.queue {
 		if other.share.Key == s.Key {
 			waiting++
@@ -170,14 +170,14 @@ func (g *Gate) Wait(ctx context.Context, s Share) (leave func(), err error) {
 		g.queue = slices.Delete(g.queue, at, at+1)
 	}
 	g.mu.Unlock()
-	if at < 0 { // it got its place just now
+	if at < 0 { // it has just got its place
 		leave()
 	}
 	return nil, ctx.Err()
 }
 
-// overfullLocked removes the last waiter from the queue and returns a *FullError if it is one too many,
-// in the queue or of its key, of which so many others wait.
+// overfullLocked removes the last waiter from the queue and returns a *FullError if there are too
+// many waiters, in the queue or of w's key, which has others more.
 func (g *Gate) overfullLocked(w *waiter, others int) error {
 	last := len(g.queue) - 1
 	if last < 0 || g.queue[last] != w || others == 0 {
@@ -215,7 +215,7 @@ func (g *Gate) leave(n int, shares ...Share) {
 	g.admitLocked()
 }
 
-// admitLocked gives free places to those who wait.
+// admitLocked gives free places to waiters.
 func (g *Gate) admitLocked() {
 	for g.taken < g.total {
 		next := -1

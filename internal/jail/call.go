@@ -6,29 +6,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Call is a system call that a process may make, by its number (unix.SYS_*). Of several entries
-// with the same number one has to fit.
+// Call is a system call that a process may make, by its number (unix.SYS_*). If there are several
+// entries with the same number, one of them must match.
 type Call struct {
 	Number uintptr
-	Where  []Condition // all have to hold; none: whatever the arguments are
-	Deny   unix.Errno  // instead of making it, it fails with this; 0: it is made
+	Where  []Condition // conditions that must all hold; none: any arguments
+	Deny   unix.Errno  // error that is returned instead of making the call; 0: the call is made
 }
 
-// Condition is one of an argument's value.
+// Condition is a condition on the value of one argument.
 type Condition struct {
 	Argument int
 	Mask     uint64 // the bits that are compared
-	Value    uint64 // what they are
-	Not      bool   // the whole argument is not Value; Mask is not used
+	Value    uint64 // their required value
+	Not      bool   // the whole argument must differ from Value; Mask is not used
 }
 
-// Is is the condition that an argument has a value.
+// Is returns the condition that an argument has a value.
 func Is(argument int, value uint64) Condition {
 	return Condition{Argument: argument, Mask: ^uint64(0), Value: value}
 }
 
-// IsNot are the conditions that an argument has another value, also for a call of which Linux takes
-// only the lower half of it.
+// IsNot returns the conditions that an argument differs from a value, even for a call of which
+// Linux uses only the lower half of the argument.
 func IsNot(argument int, value uint32) []Condition {
 	return []Condition{
 		{Argument: argument, Value: uint64(value), Not: true},
@@ -36,11 +36,10 @@ func IsNot(argument int, value uint32) []Condition {
 	}
 }
 
-// Lacks is the condition that an argument has none of some bits.
+// Lacks returns the condition that an argument has none of the given bits.
 func Lacks(argument int, bits uint64) Condition { return Condition{Argument: argument, Mask: bits} }
 
-// Calls are calls whose arguments do not matter: they act on descriptors and memory that the
-// process has.
+// Calls returns calls with any arguments. They act on descriptors and memory that the process has.
 func Calls(numbers ...uintptr) []Call {
 	calls := make([]Call, len(numbers))
 	for i, n := range numbers {
@@ -49,7 +48,7 @@ func Calls(numbers ...uintptr) []Call {
 	return calls
 }
 
-// Ioctls are requests of a device.
+// Ioctls returns ioctl requests of a device.
 func Ioctls(requests ...uint64) []Call {
 	calls := make([]Call, len(requests))
 	for i, r := range requests {
@@ -58,18 +57,18 @@ func Ioctls(requests ...uint64) []Call {
 	return calls
 }
 
-// With is a call whose arguments matter.
+// With returns a call with conditions on its arguments.
 func With(number uintptr, where ...Condition) Call { return Call{Number: number, Where: where} }
 
-// newThread is how Go's runtime makes a thread, and so the only flags that clone may have:
-// runtime/os_linux.go, cloneFlags, and sys_linux_amd64.s, which adds CLONE_SETTLS. It does not use
-// clone3, whose flags a filter could not see.
+// newThread are the flags with which Go's runtime makes a thread, and so the only flags that clone
+// may have: runtime/os_linux.go, cloneFlags, and sys_linux_amd64.s, which adds CLONE_SETTLS. It
+// does not use clone3, whose flags a filter could not see.
 const newThread = unix.CLONE_VM | unix.CLONE_FS | unix.CLONE_FILES | unix.CLONE_SIGHAND | unix.CLONE_SYSVSEM |
 	unix.CLONE_THREAD | unix.CLONE_SETTLS
 
-// RuntimeCalls are those of Go's runtime and of package os on open files. Memory can be had, but
-// none of it can become code. The handler of SIGSYS, which ends a process that makes another call,
-// cannot be replaced.
+// RuntimeCalls returns the calls of Go's runtime and of package os on open files. They can allocate
+// memory, but not make it executable. The handler of SIGSYS, which ends a process that makes
+// another call, cannot be replaced.
 func RuntimeCalls() []Call {
 	return append(Calls(unix.SYS_READ, unix.SYS_WRITE, unix.SYS_CLOSE, unix.SYS_FSTAT, unix.SYS_LSEEK,
 		unix.SYS_PREAD64, unix.SYS_PWRITE64, unix.SYS_FUTEX, unix.SYS_NANOSLEEP,
@@ -77,14 +76,14 @@ func RuntimeCalls() []Call {
 		unix.SYS_RT_SIGPROCMASK, unix.SYS_RT_SIGRETURN, unix.SYS_SIGALTSTACK, unix.SYS_GETTID, unix.SYS_GETPID,
 		unix.SYS_TGKILL, unix.SYS_EXIT, unix.SYS_EXIT_GROUP, unix.SYS_MUNMAP, unix.SYS_MADVISE, unix.SYS_GETRANDOM,
 		unix.SYS_EPOLL_CREATE1, unix.SYS_EPOLL_CTL, unix.SYS_EPOLL_PWAIT, unix.SYS_EPOLL_WAIT, unix.SYS_EVENTFD2),
-		// Huge pages that the host has set aside are counted by no limit of memory.
+		// No memory limit counts huge pages that the host has set aside.
 		With(unix.SYS_MMAP, Lacks(2, unix.PROT_EXEC), Lacks(3, unix.MAP_HUGETLB)),
 		With(unix.SYS_CLONE, Is(0, newThread)),
 		With(unix.SYS_RT_SIGACTION, IsNot(0, uint32(unix.SIGSYS))...),
-		With(unix.SYS_PRCTL, Is(0, unix.PR_SET_VMA)), // it names memory
+		With(unix.SYS_PRCTL, Is(0, unix.PR_SET_VMA)), // names memory
 		With(unix.SYS_FCNTL, Is(1, unix.F_GETFL)),
-		// These would be set for all who were given the same open file. With O_APPEND, what the daemon
-		// writes at an offset of it would go to its end.
+		// These flags would apply to all processes with the same open file description. With
+		// O_APPEND, the daemon's writes at an offset would go to the end of the file.
 		With(unix.SYS_FCNTL, Is(1, unix.F_SETFL), Lacks(2, unix.O_DIRECT|unix.O_ASYNC|unix.O_NOATIME|unix.O_APPEND)),
 		With(unix.SYS_FCNTL, Is(1, unix.F_GETFD)),
 		With(unix.SYS_FCNTL, Is(1, unix.F_DUPFD_CLOEXEC)))

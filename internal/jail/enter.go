@@ -15,23 +15,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Config is what differs between the jails of two programs.
+// Config holds the differences between the jails of two programs.
 type Config struct {
 	Filter []unix.SockFilter // made by package filter
-	Files  uint64            // descriptors that it may have open; 0: as many as it was started with
+	Files  uint64            // most open descriptors; 0: as many as at its start
 	Online bool              // it makes connections
 }
 
-// ExitCode is that of a program that could not enter its jail.
+// ExitCode is the exit code of a program that could not enter its jail.
 const ExitCode = 3
 
-// threads bounds the threads of one process. The most that it needs are those of the vCPUs, of KVM
-// for them, and of the Go runtime for calls that wait.
+// threads bounds the threads of one process. It needs threads for the vCPUs, for KVM on their
+// behalf, and for waiting calls of the Go runtime.
 const threads = 1024
 
-// Enter locks this process up, all of its threads. It is called before anything is read that comes
-// from elsewhere; after an error the process has to end. The order is fixed: each step needs what
-// the next one takes away.
+// Enter puts this process, with all of its threads, into its jail. It is called before the process
+// reads any foreign data; after an error the process must exit. The order is fixed: each step needs
+// a right that a later step drops.
 func Enter(c Config) error {
 	how := os.Getenv(environment)
 	if how == "" || how != noNamespaces && os.Getpid() != 1 {
@@ -53,7 +53,7 @@ func Enter(c Config) error {
 		{"become another user", func() error { return becomeUser(how) }, !strings.HasPrefix(how, ownUser)},
 		{"drop capabilities", dropCapabilities, false},
 		{"limit resources", func() error { return limit(c.Files, how != noNamespaces) }, false},
-		// A daemon that is not root could neither look at it then, nor say how soon it is to end.
+		// A daemon that is not root could then neither inspect the process nor set its OOM score.
 		{"hide memory from other processes", func() error { return unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0) },
 			how == noNamespaces},
 		{"share no core with others", shareNoCore, false},
@@ -70,9 +70,9 @@ func Enter(c Config) error {
 	return nil
 }
 
-// Unprivileged does something before Enter with no capability in force. What it opens is no more
-// use than what the process could open once it is in its jail: of some files Linux asks what their
-// opener was allowed, not their reader.
+// Unprivileged calls do before Enter without any effective capability. So descriptors that it opens
+// are no more useful than those that the process could open in its jail: for some files Linux
+// checks the rights of the opener, not of the reader.
 func Unprivileged(do func() error) (err error) {
 	header, had, err := capabilities()
 	if err != nil {
@@ -81,7 +81,7 @@ func Unprivileged(do func() error) (err error) {
 	if had == (capabilitySets{}) {
 		return do()
 	}
-	runtime.LockOSThread() // capabilities are a thread's
+	runtime.LockOSThread() // capabilities belong to a thread
 	defer runtime.UnlockOSThread()
 	idle := had
 	for i := range idle {
@@ -94,10 +94,10 @@ func Unprivileged(do func() error) (err error) {
 	return do()
 }
 
-// capabilitySets are the effective, permitted and inheritable ones of a thread.
+// capabilitySets are the effective, permitted and inheritable capabilities of a thread.
 type capabilitySets [2]unix.CapUserData
 
-// capabilities returns those of this thread, which are those of all, and what capset(2) wants.
+// capabilities returns those of this thread, which all threads share, and the header for capset(2).
 func capabilities() (h unix.CapUserHeader, c capabilitySets, err error) {
 	h.Version = unix.LINUX_CAPABILITY_VERSION_3
 	if err := unix.Capget(&h, &c[0]); err != nil {
@@ -106,7 +106,7 @@ func capabilities() (h unix.CapUserHeader, c capabilitySets, err error) {
 	return h, c, nil
 }
 
-// becomeUser becomes the one that is named, and a member of no group but its own.
+// becomeUser changes to the user that how names, without any group except its own.
 func becomeUser(how string) error {
 	id, err := strconv.Atoi(strings.TrimPrefix(how, ownUser))
 	if err != nil {
@@ -123,13 +123,14 @@ func becomeUser(how string) error {
 	return syscall.Setresuid(id, id, id)
 }
 
-// emptyPlace is where the empty directory is: a place that every host has and no program needs.
+// emptyPlace is the mount point of the empty directory: a path that every host has and no program
+// needs.
 const emptyPlace = "/proc/driver"
 
-// mountEmpty mounts an empty, read-only file system, in a mount namespace of its own.
+// mountEmpty mounts an empty, read-only file system, in its own mount namespace.
 func mountEmpty() error {
-	// Without this the host would see what is mounted here. It can still take away what it mounted
-	// itself.
+	// Without this the host would see the mounts made here. The host can still remove its own
+	// mounts.
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
 		return err
 	}
@@ -138,7 +139,7 @@ func mountEmpty() error {
 		"size=4k,nr_inodes=1,mode=0555")
 }
 
-// emptyRoot makes the empty file system the root and leaves all others.
+// emptyRoot makes the empty file system the root and detaches all others.
 func emptyRoot() error {
 	if err := unix.Chdir(emptyPlace); err != nil {
 		return err
@@ -150,12 +151,12 @@ func emptyRoot() error {
 func swapRoot() error {
 	switch err := unix.PivotRoot(".", "."); err {
 	case nil:
-		return unix.Unmount(".", unix.MNT_DETACH) // the old root, which now lies over the new one
+		return unix.Unmount(".", unix.MNT_DETACH) // the old root, which is now mounted over the new one
 	case unix.EINVAL, unix.EPERM:
-		// The host runs from its initramfs, which nothing can replace; or this is a container,
-		// where the seccomp profile of containerd and Docker forbids the call, whatever
-		// capabilities it has, and not the next ones. The root is covered: who has no capability
-		// does not get below it.
+		// The host runs from its initramfs, which cannot be replaced; or this is a container, where
+		// the seccomp profile of containerd and Docker forbids pivot_root, whatever capabilities it
+		// has, but not the following calls. The old root is covered, and without capabilities a
+		// process cannot get below the cover.
 		if err := unix.Mount(".", "/", "", unix.MS_MOVE, ""); err != nil {
 			return err
 		}
@@ -168,8 +169,8 @@ func swapRoot() error {
 	}
 }
 
-// limit sets what is not counted by cgroups. A process that is not alone as its user, or in its
-// user namespace, gets no bound on threads: the kernel would count those of all the others.
+// limit sets limits that cgroups do not cover. A process that shares its user or its user namespace
+// gets no limit on threads, because the kernel would count those of all the others.
 func limit(files uint64, alone bool) error {
 	limits := map[int]uint64{unix.RLIMIT_CORE: 0, unix.RLIMIT_MEMLOCK: 0, unix.RLIMIT_MSGQUEUE: 0}
 	if alone {
@@ -186,7 +187,7 @@ func limit(files uint64, alone bool) error {
 	return nil
 }
 
-// lower sets a limit of this process for good, unless it is lower already.
+// lower lowers a limit of this process permanently, unless it is already lower.
 func lower(resource int, most uint64) error {
 	var had unix.Rlimit
 	if err := unix.Prlimit(0, resource, nil, &had); err != nil {
@@ -196,9 +197,9 @@ func lower(resource int, most uint64) error {
 	return unix.Prlimit(0, resource, &unix.Rlimit{Cur: most, Max: most}, nil)
 }
 
-// LimitFiles bounds the size of all files that this process writes, in bytes, once it is known what
-// they may be: a write beyond fails. It can be called again and then only lowers the bound. It
-// works in the jail of a program whose filter has LimitFilesCall.
+// LimitFiles bounds the size of all files that this process writes, in bytes, once their maximum is
+// known: a write beyond it fails. A further call can only lower the bound. It works in the jail of
+// a program whose filter has LimitFilesCall.
 func LimitFiles(most uint64) error {
 	if err := lower(unix.RLIMIT_FSIZE, most); err != nil {
 		return fmt.Errorf("bound the size of files: %w", err)
@@ -209,8 +210,8 @@ func LimitFiles(most uint64) error {
 // LimitFilesCall is the system call of LimitFiles.
 func LimitFilesCall() Call { return With(unix.SYS_PRLIMIT64, Is(0, 0), Is(1, unix.RLIMIT_FSIZE)) }
 
-// shareNoCore keeps processes of other cookies from the siblings of a core that this one runs on,
-// where Linux can and there are siblings (core-scheduling.rst).
+// shareNoCore keeps processes with other cookies off the siblings of the core that this process
+// runs on, if Linux supports that and there are siblings (core-scheduling.rst).
 func shareNoCore() error {
 	err := unix.Prctl(unix.PR_SCHED_CORE, unix.PR_SCHED_CORE_CREATE, 0, unix.PR_SCHED_CORE_SCOPE_THREAD_GROUP, 0)
 	if err == unix.EINVAL || err == unix.ENODEV {
@@ -219,13 +220,13 @@ func shareNoCore() error {
 	return err
 }
 
-// shrinkBoundingSet leaves nothing in the sets of all threads. A process that a Starter's thread
-// has started has nothing there.
+// shrinkBoundingSet empties the bounding sets of all threads. In a process started by a Starter's
+// thread they are empty already.
 func shrinkBoundingSet() error {
 	for c := uintptr(0); ; c++ {
 		has, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, c, 0, 0, 0)
 		if err == unix.EINVAL && c > 0 {
-			return nil // behind the last that the kernel knows
+			return nil // after the last that the kernel knows
 		}
 		if err != nil {
 			return err
@@ -254,8 +255,9 @@ func dropCapabilities() error {
 	return nil
 }
 
-// renouncePaths sets no_new_privs, and with Landlock denies all files and, unless it is online, all
-// TCP. A kernel without Landlock denies nothing here: the empty root and the filter do without it.
+// renouncePaths sets no_new_privs, and with Landlock denies access to all files and, unless the
+// process is online, all TCP. On a kernel without Landlock the empty root and the filter must
+// suffice.
 func renouncePaths(online bool) error {
 	if err := noNewPrivileges(); err != nil {
 		return err
@@ -265,12 +267,12 @@ func renouncePaths(online bool) error {
 	}
 	version, err := ll.LandlockGetABIVersion()
 	if err != nil || version < 1 {
-		return nil // the kernel has none, or the container that this is in forbids to ask
+		return nil // the kernel lacks Landlock, or the surrounding container forbids the call
 	}
 	// V6 keeps signals from other threads on some kernels.
 	known := []landlock.Config{landlock.V1, landlock.V2, landlock.V3, landlock.V4, landlock.V5}
 	most := known[min(version, len(known))-1]
-	// Not most.Restrict, which would stop all threads once more, to set no_new_privs.
+	// Not most.Restrict, which would stop all threads again to set no_new_privs.
 	rules, err := ll.LandlockCreateRuleset(&ll.RulesetAttr{
 		HandledAccessFS: uint64(most.HandledAccessFS), HandledAccessNet: uint64(most.HandledAccessNet)}, 0)
 	if err != nil {
@@ -280,7 +282,7 @@ func renouncePaths(online bool) error {
 	return ll.AllThreadsLandlockRestrictSelf(rules, 0)
 }
 
-// noNewPrivileges is for all threads. It does nothing where a Starter has done it.
+// noNewPrivileges sets no_new_privs for all threads. It does nothing if a Starter has set it.
 func noNewPrivileges() error {
 	if set, err := unix.PrctlRetInt(unix.PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0); err != nil || set == 1 {
 		return err
@@ -292,9 +294,9 @@ func noNewPrivileges() error {
 	return nil
 }
 
-// Narrow takes calls away from this process, all of its threads, for good: those that denied traps,
-// which package filter has made. It is for calls that are needed only at first. Enter's filter stays
-// in force, and has to have NarrowCall.
+// Narrow permanently forbids further calls in all threads of this process: those that the program
+// denied, made by package filter, traps. It is for calls that are needed only at first. Enter's
+// filter stays in force, and must permit NarrowCall.
 func Narrow(denied []unix.SockFilter) error {
 	if err := filter(denied); err != nil {
 		return fmt.Errorf("narrow the filter: %w", err)
@@ -302,12 +304,12 @@ func Narrow(denied []unix.SockFilter) error {
 	return nil
 }
 
-// NarrowCall is the system call of Narrow. No filter makes another one looser.
+// NarrowCall is the system call of Narrow. A further filter cannot loosen another one.
 func NarrowCall() Call {
 	return With(unix.SYS_SECCOMP, Is(0, unix.SECCOMP_SET_MODE_FILTER), Is(1, unix.SECCOMP_FILTER_FLAG_TSYNC))
 }
 
-// filter is seccomp(2), for all threads at once.
+// filter applies seccomp(2) to all threads at once.
 func filter(program []unix.SockFilter) error {
 	if len(program) == 0 {
 		return errors.New("there is no filter")

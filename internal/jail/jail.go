@@ -1,18 +1,17 @@
-// Package jail starts and locks up the processes that handle what guests write: forkd-vmm and
+// Package jail starts and confines the processes that handle data written by guests: forkd-vmm and
 // forkd-net.
 //
-// The daemon starts such a process with a Starter: in namespaces of its own, and as a user of its
-// own where the daemon is root. The process calls Enter before it reads anything that a guest
-// or the daemon sent. From then on it has an empty, read-only root, no capability, and the system
-// calls of its Filter and no others. What is not allowed by the filter is never carried out; a
-// process that tries is ended by its own runtime (SIGSYS), which prints the call, for package
-// violation to find.
+// The daemon starts such a process with a Starter: in its own namespaces and, if the daemon is
+// root, as its own user. The process calls Enter before it reads anything from a guest or the
+// daemon. From then on it has an empty, read-only root, no capability, and only the system calls of
+// its Filter. The kernel never carries out other calls; a process that tries one is ended by its
+// own runtime (SIGSYS), which prints the call, for package violation to find.
 //
-// Which calls those are is said by the packages that make them, in terms of Call. Package filter
-// makes the filter of them, when the code is generated: assembling it in each process would cost
-// more memory than all the rest of the jail.
+// The packages that make the calls declare them, as Call. Package filter makes the filter from them
+// at code generation: assembling it in each process would cost more memory than the rest of the
+// jail.
 //
-// The package sets no limits of CPU and memory: those are of cgroups.
+// The package sets no limits of CPU and memory; cgroups do that.
 package jail
 
 import (
@@ -31,65 +30,64 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Options are what a host that cannot give everything is spared. The zero value is the whole jail.
+// Options weaken the jail for hosts that do not support everything. The zero value is the complete
+// jail.
 type Options struct {
 	// NoNamespaces starts processes in the daemon's namespaces, as the daemon's user and with its
-	// root directory: Landlock and the filter are then what keeps them from files.
+	// root directory: then only Landlock and the filter deny access to files.
 	NoNamespaces bool
 }
 
-// How a process was started, as it finds it in its environment. Without a word there, it refuses to
-// enter a jail: the root directory that it would leave is the host's.
+// How a process was started, from a variable of its environment. Without that variable it refuses
+// to enter a jail, because the root directory that it would leave is the host's.
 const (
 	environment  = "FORKD_JAIL"
-	noNamespaces = "no-namespaces" // in those of the daemon
+	noNamespaces = "no-namespaces" // in the daemon's namespaces
 	ownMapped    = "mapped"        // in a user namespace, whose only user is the daemon's
-	ownUser      = "user="         // it becomes this user
-	placed       = "placed"        // a user of its own, without capabilities, in an empty root directory
+	ownUser      = "user="         // it changes to this user
+	placed       = "placed"        // its own user, without capabilities, in an empty root directory
 )
 
-// Proc is procfs as a process that a Starter has started sees it: it is the working directory until
-// Enter, which leaves it.
+// Proc is the path of procfs for a process started by a Starter: its working directory until Enter.
 const Proc = "."
 
-// Users that processes run as, when the daemon is root: 2^27 numbers that no distribution gives to
-// users, subordinate users or containers (systemd's UIDS-GIDS.md lists who takes which). Each VMM
-// gets one by chance: of a thousand at once, two have the same with a probability of 1 in 270, and
-// gain nothing from it.
+// Users of the processes, if the daemon is root: 2^27 numbers that no distribution assigns to
+// users, subordinate users or containers (systemd's UIDS-GIDS.md lists the assignments). Each VMM
+// gets a random one: among a thousand at once, two have the same with a probability of 1 in 270,
+// and gain nothing from it.
 const (
 	firstUser = 0x7000_0000
 	users     = 1 << 27
 )
 
-// namespaces are those that every process gets, for about 0.1 ms.
+// namespaces are those of every process, which cost about 0.1 ms.
 const namespaces = unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWUTS | unix.CLONE_NEWCGROUP
 
 // Starter starts processes that will enter their jails.
 //
-// Where the daemon is root, a process gets no user namespace, but a user of its own. It is as
-// powerless as in one, for it keeps no capability and can get none; but Go starts a process in a
-// new user namespace by a full fork, which takes 3 ms longer for a daemon of 40 MiB. Nor does it
-// get a network namespace of its own: all VMMs share one, which is empty, and in which they can
-// make no socket. One each would cost 0.7 ms, and as much again when it ends. In the same way it
-// gets the IPC namespace of the thread that starts it, in which there is nothing: its filter passes
-// no call that could put anything there, and one each would cost 0.1 ms.
+// If the daemon is root, a process gets its own user instead of a user namespace. It is as
+// powerless as in one, because it has no capability and can get none; but Go starts a process in a
+// new user namespace by a full fork, which takes 3 ms longer for a daemon of 40 MiB. It also gets
+// no network namespace of its own: all VMMs share an empty one, in which they can make no socket.
+// One each would cost 0.7 ms, and as much again at its end. Likewise it gets the IPC namespace of
+// the starting thread, which is empty: its filter permits no call that could add to it, and one
+// each would cost 0.1 ms.
 //
-// All that a process inherits is done once, by the threads that start processes: they are in an
-// empty root directory, an empty network and an empty IPC namespace, have no groups, and pass on no
-// capability. In a Go program that runs already, each of these steps would stop all threads in
-// turn. One thing comes with it: Linux holds a process that has started one as another user in its
-// own memory, as Go does, for not dumpable from then on. For a daemon that is root this changes
-// nothing else.
+// The threads that start processes set up once what a process inherits: they are in an empty root
+// directory, an empty network and an empty IPC namespace, have no groups, and pass on no
+// capability. In a running Go program, each of these steps would stop all threads in turn. There is
+// one side effect: Linux marks a process as not dumpable once it has started another one, sharing
+// its memory as Go does, as a different user. For a root daemon this has no other consequence.
 type Starter struct {
 	options Options
-	null    *os.File    // what processes get as a descriptor that they are given nothing for
-	offline chan func() // to the threads that are in the empty network; nil if the daemon is not root
+	null    *os.File    // used for descriptors that are not given
+	offline chan func() // to the threads in the empty network; nil if the daemon is not root
 }
 
-// New returns a Starter for as long as the process lives.
+// New returns a Starter that lives as long as the process.
 func New(o Options) (*Starter, error) {
-	// What this process was started with and did not ask for goes to none that it starts. What it
-	// opens itself goes to nobody anyway.
+	// Descriptors that this process inherited must not be inherited further. Those that it opens
+	// itself are close-on-exec anyway.
 	if err := unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return nil, fmt.Errorf("keep descriptors from processes: %w", err)
 	}
@@ -118,22 +116,22 @@ func New(o Options) (*Starter, error) {
 	return s, nil
 }
 
-// starters bounds the threads that start processes. One start keeps its thread for most of a
+// starters bounds the threads that start processes. One start occupies its thread for most of a
 // millisecond, and a fork of many children waits for as many.
 const starters = 4
 
-// started tells of a thread that is ready to start processes.
+// started reports a thread that is ready to start processes.
 type started struct {
 	network int // the empty network
 	err     error
 }
 
-// serve makes its thread one that starts processes without a network, in the given empty one or,
-// if that is -1, a new one.
+// serve makes its thread start processes without a network, in the given empty one or, if that is
+// -1, a new one.
 func (s *Starter) serve(network int, ready chan<- started) {
 	runtime.LockOSThread()
 	if unix.Gettid() == unix.Getpid() {
-		// The first thread stands for the process in /proc/self: it waits for another one to do it.
+		// The first thread represents the process in /proc/self, so another one must do it.
 		other := make(chan started)
 		go s.serve(network, other)
 		ready <- <-other
@@ -143,7 +141,7 @@ func (s *Starter) serve(network int, ready chan<- started) {
 	network, err := prepareThread(network)
 	ready <- started{network, err}
 	if err != nil {
-		return // the thread ends, for it is still locked
+		return // the thread ends, because it is still locked
 	}
 	for start := range s.offline {
 		start()
@@ -151,8 +149,8 @@ func (s *Starter) serve(network int, ready chan<- started) {
 }
 
 // Start starts a process as os.StartProcess does, but in the directory Proc. Unless it is online it
-// has no way to any network. Where the daemon is root, the program and the directory that it is in
-// must be open to other users; what is above them need not be.
+// has no access to any network. If the daemon is root, other users must be able to read and execute
+// the program and to search its directory, but not the directories above.
 func (s *Starter) Start(name string, argv []string, attr os.ProcAttr, online bool) (p *os.Process, err error) {
 	sys := syscall.SysProcAttr{}
 	if attr.Sys != nil {
@@ -162,7 +160,7 @@ func (s *Starter) Start(name string, argv []string, attr os.ProcAttr, online boo
 	attr.Files = slices.Clone(attr.Files)
 	for i, f := range attr.Files {
 		if f == nil {
-			attr.Files[i] = s.null // Go's runtime opens it where there is nothing, and there may be no /dev
+			attr.Files[i] = s.null // Go's runtime opens /dev/null for missing ones, and there may be no /dev
 		}
 	}
 	how, user := noNamespaces, uint32(firstUser+rand.IntN(users))
@@ -193,7 +191,7 @@ func (s *Starter) Start(name string, argv []string, attr os.ProcAttr, online boo
 		return nil, err
 	}
 	defer unix.Close(dir)
-	attr.Dir = "" // that of the thread, which is procfs
+	attr.Dir = "" // the thread's own directory, which is procfs
 	done := make(chan struct{})
 	s.offline <- func() {
 		p, err = os.StartProcess(fmt.Sprintf("self/fd/%d/%s", dir, filepath.Base(name)), argv, &attr)
@@ -209,10 +207,9 @@ func (s *Starter) Start(name string, argv []string, attr os.ProcAttr, online boo
 	return p, nil
 }
 
-// openBehind opens a directory for the way to what is in it. The descriptor is so far behind those
-// of files that it is still there when a new process has put these in their places: on its way
-// there it may use as many numbers behind the highest of them, and one for itself
-// (syscall.forkExec).
+// openBehind opens a directory as the base for paths. Its descriptor's number is so high that it is
+// still open when a new process has moved its files into place: for that it may use as many numbers
+// above the highest of them, and one for itself (syscall.forkExec).
 func openBehind(files []*os.File, name string) (int, error) {
 	fd, err := unix.Open(name, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -225,7 +222,7 @@ func openBehind(files []*os.File, name string) (int, error) {
 	}
 	behind += len(files) + 3
 	dir, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, behind)
-	if err == unix.EINVAL { // behind is beyond RLIMIT_NOFILE
+	if err == unix.EINVAL { // the number is beyond RLIMIT_NOFILE
 		err = unix.EMFILE
 	}
 	if err != nil {
@@ -234,8 +231,8 @@ func openBehind(files []*os.File, name string) (int, error) {
 	return dir, nil
 }
 
-// Try starts a program that enters its jail, to see whether this host allows that. The program
-// finds no socket, and ends.
+// Try starts a program that enters its jail, to test whether this host permits that. The program
+// finds no socket, and exits.
 func (s *Starter) Try(program string) error {
 	said, says, err := os.Pipe()
 	if err != nil {
@@ -260,9 +257,9 @@ func (s *Starter) Try(program string) error {
 }
 
 // prepareThread moves this thread into an empty network, which it returns, an empty IPC namespace
-// and an empty root directory, with procfs as its working directory. What it starts has no groups,
-// can gain no privileges and, as soon as it is another user, has no capabilities. Its timers are
-// late until it calls OnTime.
+// and an empty root directory, with procfs as its working directory. Processes that it starts have
+// no groups, can gain no privileges and, once they have changed their user, have no capabilities.
+// Their timers are late until they call OnTime.
 func prepareThread(network int) (int, error) {
 	proc, err := unix.Open("/proc", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -297,7 +294,7 @@ func prepareThread(network int) (int, error) {
 	return network, nil
 }
 
-// leaveGroups is for this thread only: unix.Setgroups is for all.
+// leaveGroups leaves all groups in this thread only; unix.Setgroups would affect all threads.
 func leaveGroups() error {
 	if _, _, errno := unix.RawSyscall(unix.SYS_SETGROUPS, 0, 0, 0); errno != 0 {
 		return errno
@@ -313,8 +310,8 @@ func newNetwork() (int, error) {
 	return unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 }
 
-// passOnNoCapabilities leaves nothing in the sets from which what this thread starts could have
-// any.
+// passOnNoCapabilities empties the sets from which processes started by this thread could inherit
+// capabilities.
 func passOnNoCapabilities() error {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3} // of this thread
 	var caps [2]unix.CapUserData
@@ -329,7 +326,7 @@ func passOnNoCapabilities() error {
 	}
 	for c := uintptr(0); ; c++ {
 		switch err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); {
-		case err == unix.EINVAL && c > 0: // behind the last that the kernel knows
+		case err == unix.EINVAL && c > 0: // after the last that the kernel knows
 			return nil
 		case err != nil:
 			return fmt.Errorf("capability %d: %w", c, err)
@@ -337,7 +334,7 @@ func passOnNoCapabilities() error {
 	}
 }
 
-// ownUsers reports whether this process can start others as users of their own: it is root, and not
+// ownUsers reports whether this process can start others as users of their own: it is root, but not
 // root of a container that has too few users.
 func ownUsers() bool {
 	if os.Geteuid() != 0 {
@@ -352,7 +349,7 @@ func ownUsers() bool {
 	return true
 }
 
-// covers reports whether a map of /proc/PID/uid_map has all of our users.
+// covers reports whether a map of /proc/PID/uid_map contains all of our users.
 func covers(text string) bool {
 	for line := range strings.Lines(text) {
 		var inside, outside, length uint64

@@ -36,7 +36,7 @@ func attemptTools() []tool {
 const (
 	maxAttempts = 64
 	attemptHead = 1 << 10 // bytes of each output of each attempt, from its beginning
-	attemptTail = 3 << 10 // and from its end
+	attemptTail = 3 << 10 // and of its end
 )
 
 type attemptArgs struct {
@@ -130,7 +130,7 @@ func forkAndRun(ctx context.Context, c *call, in attemptArgs) (r attempts, err e
 	return r, nil
 }
 
-// copies forks a sandbox.
+// copies forks copies of a sandbox.
 func (c *call) copies(ctx context.Context, id string, n int) (client.Forked, error) {
 	f, err := c.Fork(ctx, client.ForkRequest{SourceID: id, N: n, Labels: map[string]string{"fork_and_run": id}})
 	if isScope(err) { // a token with a label prefix may not set this label
@@ -139,8 +139,8 @@ func (c *call) copies(ctx context.Context, id string, n int) (client.Forked, err
 	return f, err
 }
 
-// race runs all attempts at once and returns them in the order of their numbers. With keep "first",
-// the first success stops the others.
+// race runs all attempts concurrently and returns them in order. With keep "first", the first
+// success stops the others.
 func (c *call) race(ctx context.Context, in *attemptArgs, commands []string, boxes []client.Sandbox) []attempt {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -204,7 +204,7 @@ func (a *attempt) run(ctx context.Context, cl *client.Client, in *attemptArgs) {
 	}
 	r, err = runCommand(ctx, cl, a.box, shell(in.Score), 0, attemptTail)
 	switch score, ok := lastNumber(r.Stdout); {
-	case errors.Is(context.Cause(ctx), errBeaten): // it succeeded all the same
+	case errors.Is(context.Cause(ctx), errBeaten): // it succeeded nevertheless
 	case err != nil:
 		a.Error = "score: " + err.Error()
 	case !ok:
@@ -214,7 +214,7 @@ func (a *attempt) run(ctx context.Context, cl *client.Client, in *attemptArgs) {
 	}
 }
 
-// lastNumber returns the number in the last line of a text that is not empty.
+// lastNumber returns the number in the last non-empty line of a text.
 func lastNumber(text string) (float64, bool) {
 	text = strings.TrimSpace(text)
 	line := strings.TrimSpace(text[strings.LastIndexByte(text, '\n')+1:])
@@ -222,7 +222,7 @@ func lastNumber(text string) (float64, bool) {
 	return n, err == nil && !math.IsNaN(n) && !math.IsInf(n, 0)
 }
 
-// winner chooses among attempts, and says why.
+// winner chooses the best attempt, and says why.
 func winner(all []attempt, keep string) (n int, why string) {
 	if keep == "none" || keep == "all" {
 		return 0, "no winner was asked for (keep=" + keep + ")"
@@ -256,13 +256,13 @@ func scoreOf(a attempt) float64 {
 	return *a.Score
 }
 
-// isScope reports whether the token may not do something.
+// isScope reports whether an error says that the token may not do something.
 func isScope(err error) bool {
 	p, ok := problemOf(err)
 	return ok && p.Code == "scope"
 }
 
-// result is how an attempt ended, in a few words.
+// result describes the end of an attempt in a few words.
 func (a *attempt) result() string {
 	switch {
 	case a.ExitCode != nil && a.Score != nil:
@@ -273,7 +273,7 @@ func (a *attempt) result() string {
 	return a.Outcome
 }
 
-// table is what a model reads: a line for each attempt, then their outputs.
+// table returns the text for the model: a line per attempt, then their outputs.
 func (r *attempts) table() string {
 	var b strings.Builder
 	b.WriteString("| attempt | result | ms | command |\n|---|---|---|---|\n")

@@ -9,7 +9,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// branchTools are about where sandboxes come from and in which state they are.
+// branchTools are the tools for the origin and the state of sandboxes.
 func branchTools() []tool {
 	return []tool{
 		define(
@@ -58,7 +58,7 @@ func branchTools() []tool {
 	}
 }
 
-// box is what a model needs to know of a sandbox.
+// box is a sandbox's description for a model.
 type box struct {
 	ID          string            `json:"sandbox_id"`
 	SnapshotTag string            `json:"snapshot_tag" jsonschema:"that it runs from"`

@@ -29,9 +29,9 @@ func codeTools() []tool {
 	}
 }
 
-// Bounds on what code shows.
+// Bounds on the output of code.
 const (
-	maxPrinted = 8 << 20 // bytes after which it is interrupted
+	maxPrinted = 8 << 20 // bytes after which the code is interrupted
 	maxValues  = 4 << 20 // bytes of values that are kept for the answer
 	maxShown   = 8       // images of one call
 )
@@ -90,7 +90,7 @@ func runCode(ctx context.Context, c *call, in codeArgs) (r codeResult, err error
 		req.ContextID, r.ContextID = made.ID, made.ID
 	}
 	if req.ContextID != "" {
-		req.Language = "" // the context has one
+		req.Language = "" // the context has its own
 	}
 	stdout, stderr := newExcerpt(headOutput, tailOutput), newExcerpt(headOutput, tailOutput)
 	print := func(to *excerptWriter) func(string) error {
@@ -107,7 +107,7 @@ func runCode(ctx context.Context, c *call, in codeArgs) (r codeResult, err error
 		for name, data := range v.Data {
 			values += len(name) + len(data)
 		}
-		if values += 64; values > maxPrinted { // also of results without anything in them
+		if values += 64; values > maxPrinted { // also for empty results
 			return errPrinted
 		}
 		return nil
@@ -140,7 +140,7 @@ func runCode(ctx context.Context, c *call, in codeArgs) (r codeResult, err error
 
 var errPrinted = fmt.Errorf("the code printed or showed more than %d MiB", maxPrinted>>20)
 
-// textForms are the forms of a value that a model can read, the best first.
+// textForms are the text forms of a value that a model can read, the best first.
 var textForms = []string{"text/markdown", "text/plain", "text/latex", "text/html", "image/svg+xml"}
 
 func valueText(v client.CodeResult) string {
@@ -160,7 +160,7 @@ func shortened(text string) string {
 	return text
 }
 
-// show adds the images among values to the answer.
+// show adds the images in values to the answer.
 func (c *call) show(values []client.CodeResult) {
 	shown, bytes := 0, 0
 	for _, v := range values {
@@ -184,7 +184,7 @@ func (c *call) show(values []client.CodeResult) {
 	}
 }
 
-// words are a result for a model.
+// words returns a result as text for a model.
 func (r *codeResult) words() string {
 	var b strings.Builder
 	part := func(name, text string) {

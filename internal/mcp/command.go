@@ -9,9 +9,9 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// commandTools are for what runs longer than a client likes to wait for one answer. What they need
-// to know of a command is in the sandbox, so it is there for copies of the sandbox too, and for
-// another server.
+// commandTools are the tools for commands that run longer than a client waits for one answer. Their
+// state is in the sandbox, so that copies of the sandbox have it too, and another server can use
+// it.
 func commandTools() []tool {
 	return []tool{
 		define(
@@ -58,8 +58,8 @@ type started struct {
 	StderrPath string `json:"stderr_path"`
 }
 
-// starter runs "$1" with its outputs and its exit code in a directory that is named after the
-// number of this shell. An earlier process of that number has left what is there.
+// starter runs "$1" with its outputs and its exit code in a directory named after the process id of
+// this shell. It removes what an earlier process with that id left there.
 const starter = `d=/tmp/forkd-command-$$
 umask 077
 rm -rf "$d" && mkdir "$d" || exit 125
@@ -104,7 +104,7 @@ type waited struct {
 	StderrOmitted int64  `json:"stderr_omitted_bytes,omitempty"`
 }
 
-// waiter waits up to $2 turns of 0.2 s for the command with the number $1, and prints its state,
+// waiter waits up to $2 turns of 0.2 s for the command with process id $1, and prints its state,
 // its exit code or "-", and the sizes of its outputs.
 const waiter = `d=/tmp/forkd-command-$1 n=$2
 while [ ! -e "$d/exit_code" ] && [ -d "/proc/$1" ] && [ "$n" -gt 0 ]; do sleep 0.2; n=$((n - 1)); done
@@ -114,9 +114,9 @@ code=-
 [ -e "$d/exit_code" ] && { code=$(cat "$d/exit_code"); state=ended; }
 echo "$state $code $(($(wc -c <"$d/stdout" || echo 0))) $(($(wc -c <"$d/stderr" || echo 0)))"`
 
-// Of a command that is waited for.
+// For waiting for a command.
 const (
-	slice      = 5        // seconds that one look at it takes at most
+	slice      = 5        // longest wait of one call, in seconds
 	waitedTail = 16 << 10 // bytes of the end of each output
 )
 
@@ -147,8 +147,8 @@ func waitCommand(ctx context.Context, c *call, in waitArgs) (w waited, err error
 	}
 }
 
-// look waits for a command for so many seconds, and returns its state: running, ended, or gone,
-// which is killed.
+// look waits for a command for the given time, and returns its state: running, ended, or gone,
+// which means killed.
 func (c *call) look(ctx context.Context, in waitArgs, secs float64, w *waited) (state string, err error) {
 	turns := strconv.Itoa(int(secs * 5))
 	got, err := c.Exec(ctx, in.SandboxID, client.ExecRequest{TimeoutSecs: secs + 30,
@@ -171,7 +171,7 @@ func (c *call) look(ctx context.Context, in waitArgs, secs float64, w *waited) (
 	return state, nil
 }
 
-// readTails reads the ends of the outputs of a command.
+// readTails reads the ends of a command's outputs.
 func (c *call) readTails(ctx context.Context, in waitArgs, w *waited) error {
 	for _, part := range []struct {
 		name           string

@@ -30,25 +30,25 @@ type hints int
 
 const (
 	readOnly    hints = 1 << iota // it changes nothing
-	destructive                   // it takes something away that cannot be had back
-	idempotent                    // a second call with the same arguments changes nothing more
+	destructive                   // it removes something irrecoverably
+	idempotent                    // a repeated call with the same arguments has no further effect
 	openWorld                     // it may reach beyond the daemon: to the internet, or into a guest
 )
 
-// limit changes the schema of one argument, which reflection knows by its Go type only.
+// limit changes the schema of one argument, of which reflection knows only the Go type.
 type limit struct {
 	argument string
 	change   func(*jsonschema.Schema)
 }
 
-// between bounds a number, which has a default.
+// between bounds a number with a default.
 func between(argument string, least, most, def float64) limit {
 	return limit{argument, func(s *jsonschema.Schema) {
 		s.Minimum, s.Maximum, s.Default = &least, &most, mustJSON(def)
 	}}
 }
 
-// within bounds a number that has no default.
+// within bounds a number without a default.
 func within(argument string, least, most float64) limit {
 	return limit{argument, func(s *jsonschema.Schema) { s.Minimum, s.Maximum = &least, &most }}
 }
@@ -72,7 +72,7 @@ func among(argument string, values ...string) limit {
 	}}
 }
 
-// byDefault is the value of an argument that is not given.
+// byDefault sets the default of an argument.
 func byDefault(argument string, v any) limit {
 	return limit{argument, func(s *jsonschema.Schema) { s.Default = mustJSON(v) }}
 }
@@ -95,10 +95,10 @@ type call struct {
 	made    made
 }
 
-// say replaces the JSON that a model reads by text; clients still have the structured output.
+// say replaces the JSON for the model by text; clients still get the structured output.
 func (c *call) say(text string) { c.content = append(c.content, &sdk.TextContent{Text: text}) }
 
-// progress tells the client how far a call has come, if it asked for that. total is 0 if unknown.
+// progress reports the progress of a call, if the client requested that. total is 0 if unknown.
 func (c *call) progress(ctx context.Context, done, total float64, message string) {
 	token := c.req.Params.GetProgressToken()
 	if token == nil {
@@ -109,11 +109,11 @@ func (c *call) progress(ctx context.Context, done, total float64, message string
 	})
 }
 
-// tick is how often a long call says that it goes on.
+// tick is the interval of progress reports in a long call.
 const tick = 5 * time.Second
 
-// during calls f, and meanwhile tells the client every few seconds what message returns. Progress
-// is counted in seconds.
+// during calls f, and every few seconds reports message's result to the client. Progress is counted
+// in seconds.
 func (c *call) during(ctx context.Context, message func() string, f func() error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	begun, ended := time.Now(), make(chan struct{})
@@ -130,12 +130,12 @@ func (c *call) during(ctx context.Context, message func() string, f func() error
 	}()
 	err := f()
 	cancel()
-	<-ended // nothing follows the answer
+	<-ended // so that nothing follows the answer
 	return err
 }
 
-// define makes a tool of a function. Arguments are described by the fields of In, results by those
-// of Out.
+// define makes a tool of a function. The fields of In describe its arguments, those of Out its
+// result.
 func define[In, Out any](
 	name, description string,
 	scope Scope,
@@ -166,7 +166,8 @@ func define[In, Out any](
 	}}
 }
 
-// schemaOf describes a Go type. The types are this program's own, so that an error is one of it.
+// schemaOf returns the schema of a Go type. An error is a defect of this program, whose types they
+// are.
 func schemaOf[T any]() *jsonschema.Schema {
 	s, err := jsonschema.For[T](nil)
 	if err != nil {
@@ -183,7 +184,7 @@ func mustJSON(v any) json.RawMessage {
 	return p
 }
 
-// Problem is an error of the API, as it stands in the metadata of a tool's answer under ProblemKey.
+// Problem is an error of the API, in the metadata of a tool's answer under ProblemKey.
 type Problem struct {
 	Status         int     `json:"status"`
 	Code           string  `json:"code"`
@@ -197,13 +198,13 @@ type Problem struct {
 // protocol error.
 const ProblemKey = "forkd/error"
 
-// wrong is the error of an argument of a tool.
+// wrong returns the error for an invalid argument of a tool.
 func wrong(argument, format string, args ...any) error {
 	return &client.ArgumentError{Field: argument, Reason: fmt.Sprintf(format, args...)}
 }
 
-// problemOf returns what the API says of an error, or would say: wrong arguments are found before a
-// request is sent.
+// problemOf returns the API's description of an error. Invalid arguments, which are found before a
+// request is sent, get an equivalent one.
 func problemOf(err error) (Problem, bool) {
 	var argument *client.ArgumentError
 	if errors.As(err, &argument) {
@@ -217,7 +218,7 @@ func problemOf(err error) (Problem, bool) {
 	return Problem{e.Status, e.Code, err.Error(), e.Field, e.Fix, e.RetryAfter.Seconds()}, true
 }
 
-// text is a problem in words, for a model.
+// text returns a problem as text for a model.
 func (p Problem) text() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%d %s: %s", p.Status, p.Code, p.Detail)
@@ -236,7 +237,7 @@ func (p Problem) text() string {
 	return b.String()
 }
 
-// helpful says which tools help against an error, by its code. The API's fix names routes and
+// helpful names the tools that help against an error, by its code. The API's fix names routes and
 // commands, which a model may not have.
 var helpful = map[string]string{
 	"sandbox_not_found":    "list_sandboxes shows what there is; spawn_sandboxes makes one",
@@ -253,8 +254,8 @@ var helpful = map[string]string{
 	"host_memory":          "kill_sandbox, or set_state with suspended",
 }
 
-// explained puts into answers with errors what the API said about them. Structured output is for
-// results alone: its schema does not describe errors.
+// explained adds the API's descriptions of errors to answers. Structured output is for results
+// alone: its schema does not describe errors.
 func explained(next sdk.MethodHandler) sdk.MethodHandler {
 	return func(ctx context.Context, method string, req sdk.Request) (sdk.Result, error) {
 		result, err := next(ctx, method, req)
@@ -270,13 +271,14 @@ func explained(next sdk.MethodHandler) sdk.MethodHandler {
 	}
 }
 
-// errNoMethod is the protocol's error for a method that a server does not have.
+// errNoMethod is the protocol's error for a method that a server lacks.
 var errNoMethod = &jsonrpc.Error{Code: jsonrpc.CodeMethodNotFound, Message: "method not found"}
 
-// undeclared are methods that the SDK answers although the server does not declare their capabilities.
+// undeclared are methods that the SDK answers although the server does not declare their
+// capabilities.
 var undeclared = []string{"prompts/", "completion/", "logging/"}
 
-// refused answers undeclared methods as the protocol wants it: they are not there.
+// refused answers undeclared methods as the protocol requires: they do not exist.
 func refused(next sdk.MethodHandler) sdk.MethodHandler {
 	return func(ctx context.Context, method string, req sdk.Request) (sdk.Result, error) {
 		if slices.ContainsFunc(undeclared, func(prefix string) bool { return strings.HasPrefix(method, prefix) }) {
@@ -286,7 +288,8 @@ func refused(next sdk.MethodHandler) sdk.MethodHandler {
 	}
 }
 
-// withoutSession refuses subscriptions that have no stream to be told on, and does not declare them.
+// withoutSession refuses subscriptions without a stream for notifications, and does not declare
+// them.
 func withoutSession(next sdk.MethodHandler) sdk.MethodHandler {
 	return func(ctx context.Context, method string, req sdk.Request) (sdk.Result, error) {
 		if method == "resources/subscribe" || method == "resources/unsubscribe" {
@@ -294,7 +297,7 @@ func withoutSession(next sdk.MethodHandler) sdk.MethodHandler {
 		}
 		result, err := next(ctx, method, req)
 		if r, ok := result.(*sdk.InitializeResult); ok && r != nil && r.Capabilities.Resources != nil {
-			capabilities, resources := *r.Capabilities, *r.Capabilities.Resources // the server's own
+			capabilities, resources := *r.Capabilities, *r.Capabilities.Resources // copies of the server's own
 			resources.Subscribe, capabilities.Resources = false, &resources
 			r.Capabilities = &capabilities
 		}

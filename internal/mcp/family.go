@@ -2,19 +2,19 @@ package mcp
 
 import "github.com/forkd/forkd/client"
 
-// family is which snapshots and sandboxes come from which.
+// family holds the ancestry of snapshots and sandboxes.
 type family struct {
 	nodes map[string]*treeNode // by the keys that snapshotKey and sandboxKey return
-	order []string             // as the API lists them: snapshots by tag, then sandboxes by age
+	order []string             // in the API's order: snapshots by tag, then sandboxes by age
 }
 
-// A tag may look like an id.
+// Prefixes tell tags from ids, because a tag may look like an id.
 func snapshotKey(tag string) string { return "snapshot " + tag }
 func sandboxKey(id string) string   { return "sandbox " + id }
 
-// familyOf arranges snapshots and sandboxes: a sandbox below the snapshot that it runs from, a
-// branch below the sandbox that it was made of or, where that is gone, below that sandbox's
-// snapshot. Whatever a daemon says, each is in it once and none is its own ancestor.
+// familyOf arranges snapshots and sandboxes: a sandbox below the snapshot that it runs from; a
+// branch below the sandbox that it was made of or, if that is gone, below that sandbox's snapshot.
+// Whatever the daemon says, each occurs once and none is its own ancestor.
 func familyOf(snapshots []client.Snapshot, sandboxes []client.Sandbox) *family {
 	f := &family{nodes: map[string]*treeNode{}}
 	for _, s := range snapshots {
@@ -39,8 +39,8 @@ func (f *family) add(key string, n *treeNode) {
 	}
 }
 
-// join makes a node a child of another one, and reports whether that is possible: the sandbox may
-// be gone, or may run from its own branch.
+// join makes a node a child of another one, and reports whether that is possible: the parent may be
+// gone, or may run from its own branch.
 func (f *family) join(child, parent string) bool {
 	if f.nodes[parent] == nil {
 		return false

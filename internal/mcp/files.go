@@ -39,7 +39,7 @@ func fileTools() []tool {
 	}
 }
 
-// Bounds of files, in bytes.
+// Bounds on files, in bytes.
 const (
 	maxRead   = 512 << 10
 	maxImage  = 1 << 20
@@ -61,7 +61,7 @@ type fileContent struct {
 	NextOffset int64  `json:"next_offset,omitempty" jsonschema:"where to go on; absent: this was the end"`
 }
 
-// images are the kinds of files that models see, as http.DetectContentType names them.
+// images are the image types that models accept, as http.DetectContentType names them.
 var images = []string{"image/png", "image/jpeg", "image/gif", "image/webp"}
 
 func readFile(ctx context.Context, c *call, in readArgs) (f fileContent, err error) {

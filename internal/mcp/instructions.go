@@ -1,7 +1,7 @@
 package mcp
 
-// instructions tell a model what sandboxes are good for. Clients put them into its prompt, so they
-// are short.
+// instructions tell a model how to use sandboxes. Clients put them into its prompt, so they are
+// short.
 const instructions = `forkd runs microVM sandboxes. A sandbox is a whole Linux machine: memory, processes, files. You are root in it.
 Unlike a container, a running sandbox can be copied in milliseconds, with everything that is in its memory, and put back to an earlier state.
 

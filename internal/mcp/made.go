@@ -8,21 +8,21 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// Bounds of what goes on after the caller has left.
+// Time limits for work that continues after the caller has left.
 const (
 	makeTime    = 5 * time.Minute
 	cleanupTime = time.Minute
 )
 
-// made is what a call has made and its caller learns of by the answer alone. A call that is
-// cancelled has no answer, and takes it back.
+// made holds what a call has made and its caller learns of only by the answer. A cancelled call has
+// no answer, and removes it again.
 type made struct {
 	sandboxes []string
-	snapshot  string // tag that the daemon has chosen
+	snapshot  string // tag chosen by the daemon
 }
 
-// Fork makes sandboxes. It goes on when the caller has left: a request that is cut off may be carried
-// out, and then the ids would be lost.
+// Fork makes sandboxes. It continues when the caller has left: an interrupted request may still be
+// carried out, and then the ids would be lost.
 func (c *call) Fork(ctx context.Context, req client.ForkRequest) (client.Forked, error) {
 	if err := left(ctx); err != nil {
 		return client.Forked{}, err
@@ -39,8 +39,8 @@ func (c *call) Fork(ctx context.Context, req client.ForkRequest) (client.Forked,
 	return f, err
 }
 
-// Branch makes a snapshot. One without a tag is made to its end, as Fork does it. A caller that has
-// named a tag can look for it.
+// Branch makes a snapshot. Without a tag it continues like Fork; a caller that has named a tag can
+// look for it.
 func (c *call) Branch(ctx context.Context, id string, req client.BranchRequest) (client.Snapshot, error) {
 	if req.Tag != "" {
 		return c.Client.Branch(ctx, id, req)
@@ -55,7 +55,7 @@ func (c *call) Branch(ctx context.Context, id string, req client.BranchRequest) 
 	return s, err
 }
 
-// left returns an error if the caller has left. What cancels the call's context may be about to.
+// left returns an error if the caller has left. The call's context may be cancelled slightly later.
 func left(ctx context.Context) error {
 	return cmp.Or(ctx.Err(), ctx.Value(messageKey{}).(*message).ctx.Err())
 }
@@ -69,10 +69,10 @@ func (c *call) takeBack(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
 	defer cancel()
-	_ = c.DeleteSnapshot(ctx, c.made.snapshot, client.DeleteOptions{}) // no caller is left to be told
+	_ = c.DeleteSnapshot(ctx, c.made.snapshot, client.DeleteOptions{}) // no caller is left for the error
 }
 
-// removeAll kills sandboxes, also after the caller has gone, and returns those that remain.
+// removeAll kills sandboxes, even after the caller has left, and returns those that remain.
 func removeAll(ctx context.Context, cl *client.Client, ids []string) (rest []string) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
 	defer cancel()

@@ -1,14 +1,14 @@
-// Package mcp offers sandboxes to language models by the Model Context Protocol: tools, resources
-// and the instructions that say when to branch. The official SDK speaks the protocol, in the
+// Package mcp offers sandboxes to language models through the Model Context Protocol: tools,
+// resources, and instructions that say when to branch. The official SDK implements the protocol,
 // versions 2024-11-05 to 2026-07-28.
 //
-// It calls the REST API through package client and nothing else, so it may do what its client may
-// do, and it finds out nothing of sandboxes that the client may not know of. It keeps no state
-// between calls: every tool takes the id of its sandbox, and what runs for long is found again by
-// the number of its process. It uses neither roots, sampling nor logging of the protocol.
+// It uses only the REST API through package client, so it has exactly its client's rights and sees
+// only the sandboxes that the client may see. It keeps no state between calls: every tool takes the
+// id of its sandbox, and long-running commands are found again by their process id. It does not use
+// the protocol's roots, sampling or logging.
 //
-// What a guest can make large is bounded by the constants of each tool, and the answer says what
-// was omitted.
+// The constants of each tool bound what a guest can make large, and the answer says what was
+// omitted.
 package mcp
 
 import (
@@ -21,7 +21,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// Scope says which tools a client sees. Each scope has the tools of those below it.
+// Scope says which tools a client sees. Each scope includes the tools of those below it.
 type Scope int
 
 // The scopes of the daemon's tokens.
@@ -31,8 +31,8 @@ const (
 	Admin
 )
 
-// ParseScope reads the name of a scope, as GET /version has it. Daemons without such a field have
-// every tool refused by the API alone, so an empty name is Admin.
+// ParseScope reads the name of a scope in the form of GET /version. Daemons without that field
+// refuse tools by the API alone, so an empty name is Admin.
 func ParseScope(name string) (Scope, error) {
 	switch name {
 	case "read":
@@ -48,11 +48,11 @@ func ParseScope(name string) (Scope, error) {
 // MaxMessage bounds one message of a client, in bytes.
 const MaxMessage = 4 << 20
 
-// toolsTTL is how long a client may keep the list of tools, in milliseconds: the list depends on
-// the program and on the client's scope.
+// toolsTTL is how long a client may cache the list of tools, in milliseconds: the list depends only
+// on the program and on the client's scope.
 const toolsTTL = 10 * 60 * 1000
 
-// Catalog is the set of tools, from which a server for each client is made.
+// Catalog is the set of tools, from which servers for clients are made.
 type Catalog struct {
 	version string
 	tools   []tool
@@ -69,13 +69,13 @@ func New(version string) *Catalog {
 	return c
 }
 
-// Server returns a server whose tools call cl, with the tools of a scope. Subscriptions of its
-// clients are followed until ctx ends, and its calls end with ctx.
+// Server returns a server whose tools call cl, with the tools of a scope. Its subscriptions and
+// calls end with ctx.
 func (c *Catalog) Server(ctx context.Context, cl *client.Client, scope Scope) *sdk.Server {
 	f := newFollower(ctx, cl)
 	s := c.server(scope, f.subscribe, f.unsubscribe)
 	f.updated = func(uri string) {
-		_ = s.ResourceUpdated(ctx, &sdk.ResourceUpdatedNotificationParams{URI: uri}) // it returns no error
+		_ = s.ResourceUpdated(ctx, &sdk.ResourceUpdatedNotificationParams{URI: uri}) // never returns an error
 	}
 	s.AddReceivingMiddleware(func(next sdk.MethodHandler) sdk.MethodHandler {
 		return func(inner context.Context, method string, req sdk.Request) (sdk.Result, error) {
@@ -86,8 +86,8 @@ func (c *Catalog) Server(ctx context.Context, cl *client.Client, scope Scope) *s
 }
 
 // Shared returns a server for the messages of many clients of a scope, over a transport without
-// sessions. The context of each message says who sent it: see With. Its clients cannot subscribe,
-// but are told that they can: a message that does so needs a Server.
+// sessions. The context of each message identifies its client: see With. Clients cannot subscribe,
+// although the server declares that they can: such a message needs a Server.
 func (c *Catalog) Shared(scope Scope) *sdk.Server {
 	s := c.server(scope, func(context.Context, *sdk.SubscribeRequest) error { return errNoMethod },
 		func(context.Context, *sdk.UnsubscribeRequest) error { return errNoMethod })
@@ -122,7 +122,7 @@ func (c *Catalog) server(scope Scope, subscribe func(context.Context, *sdk.Subsc
 	return s
 }
 
-// message is what calls of tools and reads of resources know of their client.
+// message holds what tool calls and resource reads need of their client.
 type message struct {
 	ctx context.Context // ends when the client has left
 	cl  *client.Client
@@ -130,14 +130,15 @@ type message struct {
 
 type messageKey struct{}
 
-// With returns the context of a message to a Shared server, whose tools call cl. They end with ctx.
+// With returns the context for a message to a Shared server, whose tools call cl. They end with
+// ctx.
 func With(ctx context.Context, cl *client.Client) context.Context {
 	return context.WithValue(ctx, messageKey{}, &message{ctx, cl})
 }
 
-// clientOf returns the client of the message that is answered.
+// clientOf returns the client of the present message.
 func clientOf(ctx context.Context) *client.Client {
-	return ctx.Value(messageKey{}).(*message).cl // a server without one is an error of this program
+	return ctx.Value(messageKey{}).(*message).cl // a context without one is a defect of this program
 }
 
 // ended ends calls with their message, in all versions of the protocol.
@@ -153,8 +154,8 @@ func ended(next sdk.MethodHandler) sdk.MethodHandler {
 	}
 }
 
-// cacheable lets clients keep lists, which are the same for all clients of a scope, and nothing of
-// what sandboxes are.
+// cacheable lets clients cache lists, which are the same for all clients of a scope, but no data of
+// sandboxes.
 func cacheable(_ context.Context, req sdk.Request, c *sdk.Cacheable) {
 	c.CacheScope = "private"
 	if _, ok := req.(*sdk.ReadResourceRequest); ok {
@@ -164,8 +165,8 @@ func cacheable(_ context.Context, req sdk.Request, c *sdk.Cacheable) {
 	c.TTLMs = toolsTTL
 }
 
-// Describe returns the tools of all scopes, each with the scope that it wants: those of forkd 0.5
-// first. (Clients see tools in the order of their names.)
+// Describe returns the tools of all scopes, each with its required scope, those of forkd 0.5 first.
+// (Clients see tools in the order of their names.)
 func (c *Catalog) Describe() (list []Description) {
 	for i := range c.tools {
 		t := &c.tools[i]
@@ -177,7 +178,7 @@ func (c *Catalog) Describe() (list []Description) {
 	return list
 }
 
-// Description is a tool in documents.
+// Description describes a tool for documents.
 type Description struct {
 	Name, Text string
 	Scope      Scope

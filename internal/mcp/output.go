@@ -10,17 +10,17 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// What a model reads of each output of a command, in bytes: the beginning, where errors of
-// compilers are, and the end, where results are.
+// Bytes of each output of a command that a model gets: the beginning, where compilers report
+// errors, and the end, where results are.
 const (
 	headOutput = 16 << 10
 	tailOutput = 32 << 10
 )
 
-// maxStreamed is after how many bytes of output a command is killed.
+// maxStreamed is the number of bytes of output after which a command is killed.
 const maxStreamed = 256 << 20
 
-// excerptWriter keeps the beginning and the end of what is written.
+// excerptWriter keeps the beginning and the end of its input.
 type excerptWriter struct {
 	most, least int // bytes kept of the beginning and of the end
 	head, tail  []byte
@@ -29,7 +29,7 @@ type excerptWriter struct {
 
 func newExcerpt(head, tail int) *excerptWriter { return &excerptWriter{most: head, least: tail} }
 
-// Write implements io.Writer. It fails when there is more than any model can want.
+// Write implements io.Writer. It fails above maxStreamed.
 func (e *excerptWriter) Write(p []byte) (int, error) {
 	n := len(p)
 	if e.total += int64(n); e.total > maxStreamed {
@@ -51,10 +51,10 @@ var errStreamed = fmt.Errorf(
 	maxStreamed>>20,
 )
 
-// omitted is how many bytes the text lacks.
+// omitted returns the number of omitted bytes.
 func (e *excerptWriter) omitted() int64 { return e.total - int64(len(e.head)+len(e.tail)) }
 
-// text is what was kept, with a note where something is missing.
+// text returns the kept text, with a note where bytes are missing.
 func (e *excerptWriter) text() string {
 	if n := e.omitted(); n > 0 {
 		head := bytes.TrimRight(validEnd(e.head), "\n")
@@ -63,7 +63,7 @@ func (e *excerptWriter) text() string {
 	return plain(append(bytes.Clone(e.head), e.tail...))
 }
 
-// binary reports whether bytes of the output are no text, and are replaced in it.
+// binary reports whether the output had bytes that are not text, which are replaced in it.
 func (e *excerptWriter) binary() bool {
 	if e.omitted() > 0 {
 		return !utf8.Valid(validEnd(e.head)) || !utf8.Valid(validStart(e.tail))
@@ -71,10 +71,10 @@ func (e *excerptWriter) binary() bool {
 	return !utf8.Valid(append(bytes.Clone(e.head), e.tail...))
 }
 
-// plain replaces what is not UTF-8.
+// plain replaces invalid UTF-8.
 func plain(p []byte) string { return strings.ToValidUTF8(string(p), "\uFFFD") }
 
-// validEnd drops a character that is cut at the end.
+// validEnd drops an incomplete character at the end.
 func validEnd(p []byte) []byte {
 	for i := 1; i < utf8.UTFMax && i <= len(p); i++ {
 		if b := p[len(p)-i]; utf8.RuneStart(b) {
@@ -87,17 +87,17 @@ func validEnd(p []byte) []byte {
 	return p
 }
 
-// validStart drops the rest of a character that is cut at the beginning.
+// validStart drops the rest of an incomplete character at the beginning.
 func validStart(p []byte) []byte {
 	for i := 0; i < utf8.UTFMax; i++ {
 		if i == len(p) || utf8.RuneStart(p[i]) {
 			return p[i:]
 		}
 	}
-	return p // it is no UTF-8
+	return p // it is not UTF-8
 }
 
-// commandResult is how a command ended.
+// commandResult describes the end of a command.
 type commandResult struct {
 	Stdout         string `json:"stdout"`
 	Stderr         string `json:"stderr"`

@@ -31,7 +31,7 @@ const (
 	oneFile
 )
 
-// address is what the URI of a resource names.
+// address is the parsed URI of a resource.
 type address struct {
 	kind kind
 	name string // tag or id
@@ -73,7 +73,7 @@ func parseURI(uri string) (a address, ok bool) {
 	return a, a.name != "" && !strings.Contains(a.name, "/") && err == nil && err2 == nil
 }
 
-// addResources offers what there is to clients that show resources to their users or follow them.
+// addResources offers resources to clients that show them to their users or subscribe to them.
 func addResources(s *sdk.Server, scope Scope) {
 	read := func(ctx context.Context, req *sdk.ReadResourceRequest) (*sdk.ReadResourceResult, error) {
 		contents, err := readResource(ctx, clientOf(ctx), req.Params.URI)
@@ -121,7 +121,7 @@ func addResources(s *sdk.Server, scope Scope) {
 	}
 }
 
-// errNoResource is the error of a URI that names nothing.
+// errNoResource is the error for a URI that names nothing.
 var errNoResource = errors.New("there is no such resource")
 
 func readResource(ctx context.Context, cl *client.Client, uri string) (*sdk.ResourceContents, error) {
@@ -175,7 +175,7 @@ func readFileResource(ctx context.Context, cl *client.Client, a address) (*sdk.R
 	return contents, nil
 }
 
-// resourceError is an error of the protocol, with what the API says as its data.
+// resourceError returns an error of the protocol, with the API's description as its data.
 func resourceError(uri string, err error) error {
 	p, ok := problemOf(err)
 	switch {

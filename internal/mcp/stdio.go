@@ -14,18 +14,18 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// drainTime is how long requests that were sent before the end of input may take to be answered. A
-// client that has ended needs no answers, and one that pipes its requests needs all of them.
+// drainTime is how long requests sent before the end of input may take to be answered. A client
+// that has exited needs no answers, but one that pipes its requests needs all of them.
 const drainTime = 10 * time.Second
 
-// listenMethod is a request that is answered when the client no longer wants it, and cancelMethod takes
-// back a request, which then may have no answer.
+// listenMethod is a request that is answered only when the client no longer wants it. cancelMethod
+// cancels a request, which then may have no answer.
 const (
 	listenMethod = "subscriptions/listen"
 	cancelMethod = "notifications/cancelled"
 )
 
-// ServeStdio serves one client over in and out, one JSON message a line, until in ends or ctx does.
+// ServeStdio serves one client over in and out, one JSON message per line, until in or ctx ends.
 func (c *Catalog) ServeStdio(
 	ctx context.Context,
 	cl *client.Client,
@@ -52,9 +52,9 @@ type drainingConn struct {
 	sdk.Connection
 
 	mu    sync.Mutex
-	open  map[jsonrpc.ID]bool // requests that are not answered
-	ended bool                // the input has
-	none  chan struct{}       // closed when it has ended and no request is open
+	open  map[jsonrpc.ID]bool // unanswered requests
+	ended bool                // the input has ended
+	none  chan struct{}       // closed when the input has ended and no request is open
 }
 
 // Read implements sdk.Connection.
@@ -76,7 +76,7 @@ func (d *drainingConn) Read(ctx context.Context) (jsonrpc.Message, error) {
 	return m, err
 }
 
-// cancelled returns the id of the request that a notification takes back; the zero ID if it has none.
+// cancelled returns the id of the request that a notification cancels, or the zero ID.
 func cancelled(r *jsonrpc.Request) jsonrpc.ID {
 	var params struct {
 		ID any `json:"requestId"`
@@ -103,7 +103,8 @@ func (d *drainingConn) Write(ctx context.Context, m jsonrpc.Message) error {
 	return err
 }
 
-// closeLocked closes none when it is time. The caller holds the connection's mu.
+// closeLocked closes none if the input has ended and no request is open. The caller holds the
+// connection's mu.
 func (d *drainingConn) closeLocked() {
 	if d.ended && len(d.open) == 0 && d.none != nil {
 		close(d.none)

@@ -15,12 +15,12 @@ import (
 // Bounds of subscriptions.
 const (
 	maxSubscriptions = 256             // of one client
-	consolePause     = time.Second     // between two notices about a console
+	consolePause     = time.Second     // between two notifications about a console
 	eventsPause      = 2 * time.Second // before events are followed again after the stream broke off
 )
 
-// follower tells one client about changes of the resources that it has subscribed to. It follows
-// the daemon's events, and consoles of their own, as long as there is a subscription.
+// follower notifies one client of changes of its subscribed resources. It follows the daemon's
+// events, and consoles separately, as long as there is a subscription.
 type follower struct {
 	ctx     context.Context
 	cl      *client.Client
@@ -37,8 +37,7 @@ func newFollower(ctx context.Context, cl *client.Client) *follower {
 
 var errTooManySubscriptions = errors.New("this client has all the subscriptions that it may have: end some first")
 
-// subscribe begins a subscription, of something that is there. Nothing that happens after it has
-// returned is missed.
+// subscribe begins a subscription to an existing resource. Later changes are not missed.
 func (f *follower) subscribe(ctx context.Context, req *sdk.SubscribeRequest) error {
 	uri := req.Params.URI
 	a, ok := parseURI(uri)
@@ -75,7 +74,7 @@ func (f *follower) subscribe(ctx context.Context, req *sdk.SubscribeRequest) err
 	return nil
 }
 
-// unsubscribe ends a subscription. It is called for what was never subscribed to, too.
+// unsubscribe ends a subscription, if there is one.
 func (f *follower) unsubscribe(_ context.Context, req *sdk.UnsubscribeRequest) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -90,7 +89,7 @@ func (f *follower) unsubscribe(_ context.Context, req *sdk.UnsubscribeRequest) e
 	return nil
 }
 
-// followEventsLocked begins to follow events, and returns when the stream has begun. The caller
+// followEventsLocked starts following events, and returns when the stream has begun. The caller
 // holds the follower's mu.
 func (f *follower) followEventsLocked() error {
 	ctx, stop := context.WithCancel(f.ctx)
@@ -100,7 +99,7 @@ func (f *follower) followEventsLocked() error {
 		for first := true; ctx.Err() == nil; first = false {
 			err := f.cl.Events(ctx, client.EventsRequest{After: after, Begun: func() {
 				once.Do(func() { begun <- nil })
-				if !first && after == "" { // the first stream named no place to go on from
+				if !first && after == "" { // the first stream named no place to resume from
 					f.tell(client.Event{Type: client.EventMissed})
 				}
 			}}, func(e client.Event) error {
@@ -123,7 +122,8 @@ func (f *follower) followEventsLocked() error {
 	return nil
 }
 
-// tell says which resources an event has changed. After events were missed, it is all.
+// tell notifies the client of the resources that an event has changed. After missed events, that is
+// all of them.
 func (f *follower) tell(e client.Event) {
 	if e.Type == client.EventMissed {
 		f.mu.Lock()
@@ -147,8 +147,7 @@ func (f *follower) tell(e client.Event) {
 	}
 }
 
-// followConsoleLocked follows what a sandbox writes to its console. The caller holds the
-// follower's mu.
+// followConsoleLocked follows a sandbox's console output. The caller holds the follower's mu.
 func (f *follower) followConsoleLocked(uri, id string) error {
 	ctx, stop := context.WithCancel(f.ctx)
 	logs, err := f.cl.Logs(ctx, id, client.LogsRequest{Follow: true, Tail: "0"})

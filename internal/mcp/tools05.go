@@ -9,7 +9,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// toolsOf05 are the tools of the package forkd-mcp of forkd 0.5, with the same names, arguments and
+// toolsOf05 returns the tools of forkd 0.5's package forkd-mcp, with the same names, arguments and
 // results.
 func toolsOf05() []tool {
 	return []tool{
@@ -78,7 +78,7 @@ type ofSandbox struct {
 	SandboxID string `json:"sandbox_id" jsonschema:"id of the sandbox, such as sb-…"`
 }
 
-// list is a list as servers of forkd 0.5 returned it: the root of a result is an object.
+// list is a list in the form of servers of forkd 0.5: the root of a result is an object.
 type list[T any] struct {
 	Result  []T `json:"result"`
 	Omitted int `json:"omitted,omitempty" jsonschema:"entries that are missing at the end"`
@@ -179,7 +179,7 @@ type waitTextResult struct {
 	LastExcerpt string `json:"last_excerpt" jsonschema:"the last 256 bytes of the file"`
 }
 
-// Of a file that is waited for: what is searched, and what is shown, in bytes.
+// Bytes of a file that are searched, and shown.
 const (
 	searched = 64 << 10
 	excerpt  = 256
@@ -266,10 +266,10 @@ func evalCode(ctx context.Context, c *call, in evalArgs) (client.EvalResult, err
 	return r, err
 }
 
-// cut shortens a text of a guest to what a model reads of an output.
+// cut shortens a guest's text to the size of an output for a model.
 func cut(text string, already bool) (string, bool) {
 	e := newExcerpt(headOutput, tailOutput)
-	_, _ = e.Write([]byte(text)) // answers are shorter than what it refuses
+	_, _ = e.Write([]byte(text)) // answers are shorter than its bound
 	return e.text(), already || e.omitted() > 0
 }
 

@@ -1,8 +1,8 @@
-// Package private opens what must belong to the calling user alone: the directories that a daemon
-// keeps at well-known places, and files below them whose names or whose makers are not trusted.
+// Package private opens files and directories that must belong to the calling user alone: the
+// directories that a daemon keeps at well-known places, and files below them with untrusted names
+// or makers.
 //
-// It decides by owner, mode and kind of file. What is in a file, and whether it is what somebody
-// says it is, its callers check.
+// It decides by owner, mode and kind of file. Its callers check the content of a file.
 package private
 
 import (
@@ -16,17 +16,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sharedBits are the mode bits that let others than the owner in.
+// sharedBits are the mode bits that give other users access.
 const sharedBits = 0o077
 
-// overflowID is the owner and the group that a user namespace shows for those which it does not
-// map, root of the host among them.
+// overflowID is the owner and the group that a user namespace shows for unmapped ones, including
+// root of the host.
 const overflowID = 65534
 
-// Dir opens the directory path, which it makes with its parents if it is missing. It must be the
-// calling user's and let nobody else in, and nobody else may be able to replace it: whoever makes a
-// directory at a well-known place first, or can write to it, could swap the files of others. option
-// is how the user sets path; errors name it.
+// Dir opens the directory path, which it creates with its parents if missing. The directory must
+// belong to the calling user and give no other user access, and no other user may be able to
+// replace it. Otherwise a user who creates a directory at a well-known place first, or can write to
+// it, could swap the files of others. Errors name option, by which the user sets path.
 func Dir(path, option string) (*os.File, error) {
 	path = filepath.Clean(path)
 	refuse := func(reason string, args ...any) error {
@@ -40,7 +40,7 @@ func Dir(path, option string) (*os.File, error) {
 	}
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	switch {
-	case errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP): // a link is no directory either
+	case errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP): // a link is not a directory
 		return nil, refuse("it is a symbolic link or not a directory; remove it, or give another %s", option)
 	case err != nil:
 		return nil, refuse("%v", err)
@@ -57,7 +57,7 @@ func Dir(path, option string) (*os.File, error) {
 		}
 	}
 	if err == nil {
-		err = checkAbove(path) // those that were made are ours; those that appeared meanwhile may not be
+		err = checkAbove(path) // created ones are ours; others may have appeared in the meantime
 	}
 	if err != nil {
 		return nil, errors.Join(err, dir.Close())
@@ -65,9 +65,8 @@ func Dir(path, option string) (*os.File, error) {
 	return dir, nil
 }
 
-// checkAbove reports who else could put another directory at path: the owner of one above it, or
-// anybody where one is writable for all and keeps no names (sticky). What does not exist yet will
-// be ours.
+// checkAbove reports which other users could replace path: the owner of a directory above it, or
+// everyone if one is writable for all and not sticky. Missing directories will be ours.
 func checkAbove(path string) error {
 	for p := filepath.Dir(path); ; p = filepath.Dir(p) {
 		st, err := os.Lstat(p)
@@ -92,7 +91,7 @@ func checkAbove(path string) error {
 	}
 }
 
-// trusted checks one directory, or a link to one, on the way to a private one.
+// trusted checks one directory, or a link to one, above a private one.
 func trusted(path string, info os.FileInfo) error {
 	var st unix.Stat_t
 	if err := unix.Lstat(path, &st); err != nil {
@@ -107,19 +106,21 @@ func trusted(path string, info os.FileInfo) error {
 	if st.Mode&0o002 != 0 {
 		return fmt.Errorf("%s above it is writable for all users, who could replace it", path)
 	}
-	// Distributions give users a group of their own, and then make what is theirs writable for it.
+	// Distributions give users a group of their own, and then make the users' files writable for
+	// it.
 	if st.Mode&0o020 != 0 && st.Gid != 0 && st.Gid != overflowID && int(st.Gid) != os.Getgid() {
 		return fmt.Errorf("%s above it is writable for group %d, whose members could replace it", path, st.Gid)
 	}
 	return nil
 }
 
-// ErrNotRegular is returned for what is no regular file: a FIFO, a device, a directory.
+// ErrNotRegular is returned for anything but a regular file, such as a FIFO, a device or a
+// directory.
 var ErrNotRegular = errors.New("not a regular file")
 
 // Open opens the regular file name, a path relative to dir, for reading. No part of name may be a
-// symbolic link or lead out of dir. It never waits: a FIFO without a writer is refused like all
-// that is no regular file.
+// symbolic link or lead out of dir. It never waits: it refuses a FIFO like everything that is not a
+// regular file.
 func Open(dir *os.File, name string) (*os.File, error) {
 	how := unix.OpenHow{
 		Flags:   unix.O_RDONLY | unix.O_NONBLOCK | unix.O_CLOEXEC | unix.O_NOCTTY,
@@ -140,8 +141,8 @@ func Open(dir *os.File, name string) (*os.File, error) {
 	return regular(os.NewFile(uintptr(fd), full))
 }
 
-// openat2 tries again where the kernel asks for it: a rename somewhere above may have raced with
-// the look for "..".
+// openat2 tries again if the kernel asks for it, because a rename above may have raced with the
+// check for "..".
 func openat2(at int, name string, how *unix.OpenHow) (fd int, err error) {
 	for range 100 {
 		fd, err = unix.Openat2(at, name, how)
@@ -152,8 +153,8 @@ func openat2(at int, name string, how *unix.OpenHow) (fd int, err error) {
 	return fd, err
 }
 
-// OpenPath opens the regular file at an absolute path that a user has named. Links on the way are
-// the user's business; the file itself must not be one.
+// OpenPath opens the regular file at an absolute path that a user has named. Parts of the path may
+// be links, but not the file itself.
 func OpenPath(path string) (*os.File, error) {
 	if !strings.HasPrefix(path, "/") {
 		return nil, fmt.Errorf("open %s: not an absolute path", path)
@@ -179,8 +180,8 @@ func regular(f *os.File) (*os.File, error) {
 	return f, nil
 }
 
-// setBlocking ends the mode in which f was opened. It means nothing for a regular file, but a
-// program that the descriptor is donated to would try to poll it.
+// setBlocking ends the non-blocking mode in which f was opened. The mode means nothing for a
+// regular file, but a program that receives the descriptor would try to poll it.
 func setBlocking(f *os.File) error {
 	raw, err := f.SyscallConn()
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 
 const readWrite = unix.PROT_READ | unix.PROT_WRITE
 
-// Map returns new memory of zeros, which Unmap gives back.
+// Map returns new zeroed memory, which Unmap frees.
 func Map(size int) ([]byte, error) {
 	at, err := mmap(nil, size, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS, -1, 0)
 	if err != nil {
@@ -17,8 +17,8 @@ func Map(size int) ([]byte, error) {
 	return unsafe.Slice((*byte)(at), size), nil
 }
 
-// MapOver puts a file behind p, copy-on-write and without a reservation of memory. What was there
-// is dropped. p lies outside Go's heap, and it and the offset are whole pages.
+// MapOver maps a file over p, copy-on-write and without reserving memory. The previous content is
+// dropped. p is outside Go's heap, and p and the offset are whole pages.
 func MapOver(p []byte, fd int, offset uint64) error {
 	_, err := mmap(start(p), len(p), unix.MAP_PRIVATE|unix.MAP_FIXED|unix.MAP_NORESERVE, fd, offset)
 	return err
@@ -27,16 +27,16 @@ func MapOver(p []byte, fd int, offset uint64) error {
 func mmap(at unsafe.Pointer, size, flags, fd int, offset uint64) (unsafe.Pointer, error) {
 	r, _, errno := unix.RawSyscall6(unix.SYS_MMAP, uintptr(at), uintptr(size), readWrite, uintptr(flags), uintptr(fd),
 		uintptr(offset))
-	return *(*unsafe.Pointer)(unsafe.Pointer(&r)), orNil(errno) // no address of Go's heap
+	return *(*unsafe.Pointer)(unsafe.Pointer(&r)), orNil(errno) // not an address in Go's heap
 }
 
-// Unmap gives back what Map returned.
+// Unmap frees memory from Map.
 func Unmap(p []byte) error {
 	_, _, errno := unix.RawSyscall(unix.SYS_MUNMAP, uintptr(start(p)), uintptr(len(p)), 0)
 	return orNil(errno)
 }
 
-// Advise is madvise(2). It returns EINTR and EAGAIN, too.
+// Advise is madvise(2). It also returns EINTR and EAGAIN.
 func Advise(p []byte, advice int) error {
 	_, _, errno := unix.RawSyscall(unix.SYS_MADVISE, uintptr(start(p)), uintptr(len(p)), uintptr(advice))
 	return orNil(errno)

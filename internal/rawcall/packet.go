@@ -6,15 +6,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// PacketLength returns how long the next packet of a SOCK_SEQPACKET socket in non-blocking mode is,
-// 0 at the end of the connection.
+// PacketLength returns the length of the next packet of a SOCK_SEQPACKET socket in non-blocking
+// mode, 0 at the end of the connection.
 func PacketLength(fd int) (int, error) {
 	var msg unix.Msghdr
 	return onMessage(unix.SYS_RECVMSG, fd, &msg, unix.MSG_PEEK|unix.MSG_TRUNC)
 }
 
-// ReceivePacket fills p with the next packet, and oob with what it carries. It returns how much
-// that is, and MSG_TRUNC or MSG_CTRUNC among flags where there was no room.
+// ReceivePacket fills p with the next packet, and oob with its control data. It returns their
+// lengths, with MSG_TRUNC or MSG_CTRUNC in flags if there was not enough room.
 func ReceivePacket(fd int, p, oob []byte) (n, oobn, flags int, err error) {
 	iov, msg := message(p, oob)
 	msg.Iov = &iov
@@ -22,7 +22,7 @@ func ReceivePacket(fd int, p, oob []byte) (n, oobn, flags int, err error) {
 	return n, int(msg.Controllen), int(msg.Flags), err
 }
 
-// SendPacket sends p, which carries what oob says.
+// SendPacket sends p with the control data oob.
 func SendPacket(fd int, p, oob []byte) error {
 	iov, msg := message(p, oob)
 	msg.Iov = &iov

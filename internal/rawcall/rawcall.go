@@ -1,19 +1,19 @@
-// Package rawcall makes system calls of which the Go runtime is not told.
+// Package rawcall makes system calls without informing the Go runtime.
 //
-// An ordinary system call wakes the runtime's monitor thread if that sleeps, and it then looks
-// around every 20 us until all threads of Go code are idle. That costs a VMM that is mostly idle
-// most of its context switches, and a guest that has just been forked copies of pages: of stacks,
-// of the kernel's and of the runtime's tables.
+// An ordinary system call wakes the runtime's monitor thread if it sleeps. The monitor then wakes
+// up every 20 us until all threads of Go code are idle. That causes most context switches of a
+// mostly idle VMM, and makes a freshly forked guest copy pages: of stacks, and of the kernel's and
+// the runtime's tables.
 //
-// The monitor is there to run other goroutines while a call waits, and a thread in one of these
-// calls keeps its processor of Go's scheduler. So they are for calls that return at once: on
-// descriptors in non-blocking mode, on files in memory, and writes for which a socket has room. A
-// restore also reads and maps files with them, for all else in a VMM waits for its end. A read
-// whose waiting SetReadTimeout bounds may wait too: a garbage collection that begins interrupts it
-// and has its turn first.
+// The monitor exists to run other goroutines while a call waits, and a thread in one of these calls
+// keeps its processor of Go's scheduler. So they are for calls that return at once: on descriptors
+// in non-blocking mode, on files in memory, and writes for which a socket has room. A restore also
+// reads and maps files with them, because everything else in a VMM waits for its end. A read with a
+// bound set by SetReadTimeout may wait too: a garbage collection that begins interrupts it and runs
+// first.
 //
-// A call that was interrupted is made again; callers never see EINTR. Errors are bare unix.Errno
-// values, and with one nothing was transferred: n is 0.
+// An interrupted call is repeated; callers never see EINTR. Errors are bare unix.Errno values;
+// after an error nothing was transferred, and n is 0.
 package rawcall
 
 import (
@@ -22,9 +22,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// again makes a call until no signal interrupts it. It is not inlined, for then the call is not
-// either, and two tries have a function's beginning between them: there, the scheduler takes a
-// goroutine off that it has interrupted.
+// again repeats a call while a signal interrupts it. It is not inlined, so that the call is not
+// either, and there is a function prologue between two tries, where the scheduler can preempt the
+// goroutine.
 //
 //go:noinline
 func again(call func() (uintptr, uintptr, unix.Errno)) (int, error) {
@@ -39,7 +39,7 @@ func again(call func() (uintptr, uintptr, unix.Errno)) (int, error) {
 	}
 }
 
-// onFD makes a call on a descriptor and a buffer, again where it is interrupted.
+// onFD makes a call on a descriptor and a buffer, and repeats it if interrupted.
 func onFD(trap uintptr, fd int, p unsafe.Pointer, n int, arg uintptr) (int, error) {
 	return again(func() (uintptr, uintptr, unix.Errno) {
 		return unix.RawSyscall6(trap, uintptr(fd), uintptr(p), uintptr(n), arg, 0, 0)
@@ -71,28 +71,28 @@ func Pwrite(fd int, p []byte, offset int64) (int, error) {
 	return onFD(unix.SYS_PWRITE64, fd, start(p), len(p), uintptr(offset))
 }
 
-// Size returns how long a file is, in bytes.
+// Size returns the length of a file, in bytes.
 func Size(fd int) (int64, error) {
 	var st unix.Stat_t
 	_, _, errno := unix.RawSyscall(unix.SYS_FSTAT, uintptr(fd), uintptr(unsafe.Pointer(&st)), 0)
 	return st.Size, orNil(errno)
 }
 
-// Close closes what has nothing to do then, such as a socket. It is never made again: Linux has
-// closed the descriptor whatever it answers.
+// Close closes a descriptor that needs no further work, such as a socket's. It is never repeated,
+// because Linux closes the descriptor whatever it returns.
 func Close(fd int) error {
 	_, _, errno := unix.RawSyscall(unix.SYS_CLOSE, uintptr(fd), 0, 0)
 	return orNil(errno)
 }
 
-// IoctlInt is ioctl(2) with a pointer to a C int, which some requests do not look at.
+// IoctlInt is ioctl(2) with a pointer to a C int, which some requests ignore.
 func IoctlInt(fd int, request uint, value int32) error {
 	_, _, errno := unix.RawSyscall(unix.SYS_IOCTL, uintptr(fd), uintptr(request), uintptr(unsafe.Pointer(&value)))
 	return orNil(errno)
 }
 
-// Random reads from getrandom(2) of a host whose generator has been seeded. It gives less than it
-// is asked for if a signal comes.
+// Random reads from getrandom(2) on a host whose generator has been seeded. It returns fewer bytes
+// if a signal arrives.
 func Random(p []byte) (int, error) {
 	return again(func() (uintptr, uintptr, unix.Errno) {
 		return unix.RawSyscall(unix.SYS_GETRANDOM, uintptr(start(p)), uintptr(len(p)), 0)
@@ -111,19 +111,19 @@ func SetHostname(name []byte) error {
 	return orNil(errno)
 }
 
-// usualPath is room on the stack for a path, in bytes.
+// usualPath is the size of a stack buffer for a path, in bytes.
 const usualPath = 128
 
-// Exists asks in one system call whether there is something at a path, which must not contain a
-// zero byte. It returns at once only where the file systems on the way do: a guest's root who
-// mounts one there that never answers has the whole agent wait.
+// Exists reports, with one system call, whether a path exists. The path must not contain a zero
+// byte. It returns at once only if the file systems on the path do: if a guest's root mounts one
+// there that never answers, the whole agent waits.
 func Exists(path string) bool {
 	p := append(append(make([]byte, 0, usualPath), path...), 0)
 	_, _, errno := unix.RawSyscall(unix.SYS_ACCESS, uintptr(start(p)), unix.F_OK, 0)
 	return errno == 0
 }
 
-// Stat is stat(2) of a path, with the conditions of Exists.
+// Stat is stat(2) of a path, under the conditions of Exists.
 func Stat[Path string | []byte](path Path, into *unix.Stat_t) error {
 	p := append(append(make([]byte, 0, usualPath), path...), 0)
 	_, _, errno := unix.RawSyscall(unix.SYS_STAT, uintptr(start(p)), uintptr(unsafe.Pointer(into)), 0)

@@ -6,26 +6,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Accept takes a connection from a listening socket in non-blocking mode, and asks for no address.
-// The connection's own mode is SOCK_NONBLOCK, or 0: calls on it wait.
+// Accept accepts a connection of a listening socket in non-blocking mode, without its address. mode
+// is that of the connection: SOCK_NONBLOCK, or 0 for blocking calls.
 func Accept(listener, mode int) (fd int, err error) {
 	return onFD(unix.SYS_ACCEPT4, listener, nil, 0, uintptr(mode)|unix.SOCK_CLOEXEC)
 }
 
-// Peek reads from a socket what stays in it. It does not wait, whatever the socket's mode.
+// Peek reads data of a socket without removing it. It does not wait, whatever the socket's mode.
 func Peek(fd int, p []byte) (int, error) {
 	return onFD(unix.SYS_RECVFROM, fd, start(p), len(p), unix.MSG_PEEK|unix.MSG_DONTWAIT)
 }
 
-// SetReadTimeout bounds the waiting of each read from a socket in blocking mode; after it a read
-// fails with EAGAIN. Each time it is interrupted it waits as long again.
+// SetReadTimeout bounds the wait of each read from a socket in blocking mode; then a read fails
+// with EAGAIN. The time restarts when the read is interrupted.
 func SetReadTimeout(fd int, t unix.Timeval) error {
 	_, _, errno := unix.RawSyscall6(unix.SYS_SETSOCKOPT, uintptr(fd), unix.SOL_SOCKET, unix.SO_RCVTIMEO,
 		uintptr(unsafe.Pointer(&t)), unsafe.Sizeof(t), 0)
 	return orNil(errno)
 }
 
-// HungUp reports whether the other end of a socket is closed, or it has an error.
+// HungUp reports whether the other end of a socket is closed, or the socket has an error.
 func HungUp(fd int) bool {
 	poll := unix.PollFd{Fd: int32(fd)}
 	_, err := again(func() (uintptr, uintptr, unix.Errno) {
@@ -35,7 +35,7 @@ func HungUp(fd int) bool {
 	return err != nil || poll.Revents&(unix.POLLHUP|unix.POLLERR) != 0
 }
 
-// EpollWait returns how many events there are now.
+// EpollWait returns the number of present events.
 func EpollWait(epoll int, events []unix.EpollEvent) (int, error) {
 	return onFD(unix.SYS_EPOLL_WAIT, epoll, unsafe.Pointer(unsafe.SliceData(events)), len(events), 0)
 }

@@ -1,13 +1,13 @@
-// Package agent05 speaks, on behalf of a sandbox, the protocol that agents of forkd 0.5 spoke on
-// TCP port 8888 of a guest. Published clients connect there: one line of JSON, one line of an
-// answer, and the connection ends.
+// Package agent05 speaks, on behalf of a sandbox, the protocol of forkd 0.5's agents on TCP port
+// 8888 of a guest. Published clients connect there: one line of JSON, one line as the answer, and
+// the connection ends.
 //
 //	{"action": "ping"}                             {"pong", "warmup_ready", "numpy_version", "agent_lang", "pid"}
 //	{"action": "exec", "args", "timeout": 30}      {"stdout", "stderr", "exit_code"}, or {"error"}
 //	{"action": "eval", "code"}                     {"result", "exit_code"}, or {"error", "traceback", "exit_code"}
 //
-// It knows no tokens, as the old agent did not: whoever serves it says who may connect. What the
-// actions do is the Guest's.
+// It knows no tokens, as the old agent did not: its users decide who may connect. The Guest carries
+// out the actions.
 package agent05
 
 import (
@@ -28,40 +28,41 @@ import (
 	apiv1 "github.com/forkd/forkd/api/v1"
 )
 
-// DefaultAddr is where clients look for the guest unless they are told otherwise.
+// DefaultAddr is where clients look for the guest by default.
 const DefaultAddr = "10.42.0.2:8888"
 
-// Port is that of the old agent.
+// Port is the old agent's port.
 const Port = 8888
 
-// Bounds of what a client can hold.
+// Bounds on what a client can hold.
 const (
 	maxLine  = 2 << 20          // bytes of a request
 	maxConns = 128              // at once; the old agent's backlog
-	lineTime = 30 * time.Second // to send a request, or to take an answer
+	lineTime = 30 * time.Second // to send a request, or to receive an answer
 	maxExec  = time.Hour        // as in the REST API
 )
 
-// Guest is the sandbox that is spoken for.
+// Guest is the sandbox that a Server represents.
 type Guest interface {
 	Ping(context.Context) (apiv1.Pong, error)
 	Exec(context.Context, apiv1.ExecRequest) (apiv1.ExecResult, error)
 	Eval(context.Context, apiv1.EvalRequest) (apiv1.EvalResult, error)
 }
 
-// Addr returns the address by which clients of this host know a sandbox, on the loopback interface,
-// whoever serves it there. Two sandboxes of a thousand have the same one in 3 of 100 cases.
+// Addr returns the address of a sandbox for clients on this host, on the loopback interface. Among
+// a thousand sandboxes two have the same in 3 of 100 cases.
 func Addr(id string, port int) string {
 	h := fnv.New32a()
 	h.Write([]byte(id))
 	n := h.Sum32()
-	// Not 127.0.x.y, where hosts have names and resolvers of their own, nor 0 and 255 at the end.
+	// Not 127.0.x.y, where hosts have names and resolvers of their own, nor a last byte of 0 or
+	// 255.
 	ip := net.IPv4(127, byte(1+n%255), byte(n/255), byte(1+n/255/256%254))
 	return net.JoinHostPort(ip.String(), strconv.Itoa(port))
 }
 
-// Serve answers what comes in on l until ctx ends, closes it, and waits for what is under way. of
-// says for whom a connection is; it is closed if that is nobody.
+// Serve answers connections on l until ctx ends, closes l, and waits for running requests. of
+// returns the server for a connection, which is closed if that is nil.
 func Serve(ctx context.Context, l net.Listener, of func(net.Conn) *Server) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var conns sync.WaitGroup
@@ -93,7 +94,7 @@ func Serve(ctx context.Context, l net.Listener, of func(net.Conn) *Server) error
 	}
 }
 
-// Server speaks for one sandbox.
+// Server represents one sandbox.
 type Server struct {
 	guest Guest
 
@@ -105,7 +106,7 @@ type Server struct {
 // New returns the server of a guest.
 func New(g Guest) *Server { return &Server{guest: g} }
 
-// request is any of the three.
+// request is any of the three requests.
 type request struct {
 	Action  string   `json:"action"`
 	Args    []string `json:"args"`
@@ -119,11 +120,12 @@ type fault struct {
 	ExitCode  int    `json:"exit_code"`
 }
 
-// answer serves one connection. That the client has ended its side says nothing: all of them do.
+// answer serves one connection. It ignores that the client has closed its direction, as all of them
+// do.
 func (s *Server) answer(ctx context.Context, conn net.Conn) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	_ = conn.SetDeadline(time.Now().Add(lineTime)) // a failure shows at the next read
+	_ = conn.SetDeadline(time.Now().Add(lineTime)) // a failure appears at the next read
 	r := bufio.NewReader(io.LimitReader(conn, maxLine))
 	line, err := r.ReadBytes('\n')
 	if err != nil && !(errors.Is(err, io.EOF) && 0 < len(line) && len(line) < maxLine) {
@@ -181,7 +183,7 @@ func (s *Server) ping(ctx context.Context) any {
 	return reply
 }
 
-// numpyVersion asks the interpreter once which numpy it has loaded, and does not have it load one.
+// numpyVersion asks the interpreter once for its loaded numpy, without making it load one.
 func (s *Server) numpyVersion(ctx context.Context) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -191,7 +193,7 @@ func (s *Server) numpyVersion(ctx context.Context) string {
 	r, err := s.guest.Eval(ctx, apiv1.EvalRequest{
 		Code: `print(getattr(__import__("sys").modules.get("numpy"), "__version__", ""), end="")`})
 	if err != nil {
-		return "" // it is asked again with the next ping
+		return "" // asked again with the next ping
 	}
 	s.numpy = &r.Stdout
 	return r.Stdout

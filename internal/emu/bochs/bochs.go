@@ -1,13 +1,13 @@
-// Package bochs runs a job in an emulated Intel host, so that kvm-intel and what stands on it can
-// be tested on any machine: QEMU's TCG emulates AMD's SVM only, Bochs emulates VMX.
+// Package bochs runs a job in an emulated Intel host, so that kvm-intel and code that depends on it
+// can be tested on any machine: QEMU's TCG emulates only AMD's SVM, Bochs emulates VMX.
 //
-// A host is one run: it boots, does its job with a disk that was made for it, and powers off; its
-// results are then read from the disk. There is no network and no way to talk to it meanwhile.
-// Time in it is virtual: it passes by instructions executed, so that limits inside do not depend
-// on how busy the real host is, and durations say nothing about hardware.
+// A host is one run: it boots, does its job with a disk that was made for it, and powers off; then
+// its results are read from the disk. There is no network and no way to communicate with it during
+// the run. Its time is virtual and advances by executed instructions, so that limits inside do not
+// depend on how busy the real host is, and durations say nothing about hardware.
 //
-// It installs nothing, and needs to be root or on a host where users may make user namespaces.
-// Users' sandboxes do not run here: that is package tcghost's, which is ten times faster.
+// It installs nothing, and needs root or a host that permits user namespaces. Users' sandboxes do
+// not run here, but in package tcghost's host, which is ten times faster.
 package bochs
 
 import (
@@ -25,18 +25,17 @@ import (
 )
 
 // suite has Bochs 3.0, whose VMX runs kvm-intel. Debian 12 has 2.7, built without VMX; the 3.1 of
-// later suites divides 64-bit numbers wrongly, and kernels panic on it.
+// later suites divides 64-bit numbers wrongly, which makes kernels panic.
 const suite = "trixie"
 
-// packages are what is fetched, with all that they need: the emulator with its firmware and the
-// smallest of its displays, without one of which it is not complete, and what makes a CD that its
-// firmware can boot from.
+// packages are fetched with their dependencies: the emulator with its firmware and the smallest of
+// its displays, one of which it requires, and the tools for a CD that its firmware can boot from.
 var packages = []string{"bochs", "bochsbios", "vgabios", "bochs-term", "genisoimage", "isolinux", "syslinux-common"}
 
-// kept are the directories of them that are used.
+// kept are the directories that are kept of them.
 var kept = []string{"usr/bin", "usr/lib", "usr/share/bochs", "usr/share/vgabios"}
 
-// layout names what the cache holds; another number makes it be fetched again.
+// layout names the content of the cache; a changed number makes it be fetched again.
 const layout = suite + "-1"
 
 // fetchLimit bounds a download of about 70 MB, of which 15 MB are package lists.
@@ -45,7 +44,7 @@ const fetchLimit = 10 * time.Minute
 // Emulator is an unpacked Bochs.
 type Emulator struct{ root string }
 
-// Get returns the Bochs that dir keeps, which it fetches when there is none yet.
+// Get returns the Bochs in dir, which it fetches if missing.
 func Get(ctx context.Context, dir string, progress func(string)) (Emulator, error) {
 	final := filepath.Join(dir, layout)
 	if _, err := os.Stat(final); err == nil {
@@ -75,7 +74,7 @@ func Get(ctx context.Context, dir string, progress func(string)) (Emulator, erro
 	return Emulator{final}, nil
 }
 
-// libraries is where the fetched programs' libraries are, and their dynamic loader: the host's may
+// libraries holds the fetched programs' libraries and their dynamic loader, because the host's may
 // be too old.
 const libraries = "usr/lib/x86_64-linux-gnu"
 
@@ -93,7 +92,7 @@ func (e Emulator) command(ctx context.Context, program string, args ...string) *
 
 func (e Emulator) share() string { return filepath.Join(e.root, "usr/share/bochs") }
 
-// check runs what was fetched once, so that a cache never keeps programs that do not start.
+// check runs the fetched programs once, so that a cache never keeps programs that do not start.
 func (e Emulator) check(ctx context.Context) error {
 	for program, arg := range map[string]string{"bochs-bin": "--help", "genisoimage": "--version"} {
 		if out, err := e.command(ctx, program, arg).CombinedOutput(); err != nil {

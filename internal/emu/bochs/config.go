@@ -9,8 +9,8 @@ import (
 // CPU is a processor model of Bochs.
 type CPU string
 
-// Models that have VMX. Not every one of Bochs runs a Linux host whose guests have several vCPUs;
-// these do.
+// Models with VMX on which a Linux host can run guests with several vCPUs, which not all models
+// can.
 const (
 	Skylake CPU = "corei7_skylake_x"
 	Haswell CPU = "corei7_haswell_4770"
@@ -22,8 +22,8 @@ type Host struct {
 	KVMIntel []string // options of the module kvm-intel, such as "ept=0"
 }
 
-// instructionsPerSecond is how many instructions make a second in the host. It is what Bochs does
-// in a real second at best, and the TSC counts with it.
+// instructionsPerSecond is how many instructions make a second in the host, and the rate of the
+// TSC. It is about the best real speed of Bochs.
 const instructionsPerSecond = 250_000_000
 
 // Memory in MiB. What Bochs can hold of it itself is bounded; it swaps the rest to a file.
@@ -32,14 +32,15 @@ const (
 	heldMemory  = 2048
 )
 
-// cmdline is the kernel's. The TSC's frequency is given because these models name it in a leaf
-// that Bochs leaves empty. A panic halts: the watcher reads it on the console and ends the run.
+// cmdline is the kernel's command line. It gives the TSC's frequency because these models name it
+// in a leaf that Bochs leaves empty. A panic halts: the watcher reads it on the console and ends
+// the run.
 var cmdline = strings.Join([]string{
 	"console=ttyS0,115200", "quiet", "mitigations=off", "nokaslr", "panic=0", "norandmaps",
 	fmt.Sprintf("tsc_early_khz=%d", instructionsPerSecond/1000),
 }, " ")
 
-// apicvOff is always passed to kvm-intel: Bochs 3.0 loses interrupts of guests with virtual
+// apicvOff is always passed to kvm-intel, because Bochs 3.0 loses interrupts of guests with virtual
 // interrupt delivery.
 const apicvOff = "enable_apicv=0"
 

@@ -131,14 +131,14 @@ type Layer struct {
 	offset   uint64 // of the bitmap
 	bits     []byte // the bitmap, mapped shared and read-only; writes go through the file, which is coherent with it
 
-	// present tells the pages of the bitmap that are not holes of the file. A hole is all zero and
-	// never touched through the mapping: on tmpfs even a load would allocate the page, and kill the
-	// process where no memory is left.
+	// present marks the pages of the bitmap that are not holes of the file. A hole is all zero and
+	// never accessed through the mapping: on tmpfs even a load would allocate the page, and kill
+	// the process if no memory is left.
 	present []bool
 }
 
-// Open checks f and maps its bitmap. The Layer does not own f but needs it open. f may be read-only
-// if Set is not called.
+// Open checks f and maps its bitmap. The Layer does not own f, but needs it open. f may be
+// read-only if Set is not called.
 func Open(f *os.File) (*Layer, error) {
 	size, err := checkFooter(f)
 	if err != nil {
@@ -164,7 +164,7 @@ func (l *Layer) findHoles() error {
 	for at := l.offset; at < end; {
 		data, err := unix.Seek(int(l.file.Fd()), int64(at), unix.SEEK_DATA)
 		if err != nil {
-			return err // the footer behind the bitmap is data, so there always is some
+			return err // cannot happen, because the footer after the bitmap is data
 		}
 		if uint64(data) >= end {
 			return nil

@@ -8,9 +8,9 @@ import (
 	"os"
 )
 
-// Merge makes the empty file dst a layer with the content of layers, base first, which lie over one
-// another. The layers are read and not mapped: who cuts a mapped file off ends the whole process
-// that reads it, which is the daemon's.
+// Merge makes the empty file dst a layer with the content of layers, which are stacked, base first.
+// It reads the layers without mapping them: truncating a mapped file would kill the process that
+// reads it, which is the daemon.
 func Merge(dst *os.File, layers []*os.File) error {
 	if len(layers) == 0 {
 		return fmt.Errorf("merge disk layers into %s: no layers", dst.Name())
@@ -28,7 +28,7 @@ func Merge(dst *os.File, layers []*os.File) error {
 	if err := Format(dst, sources[0].size); err != nil {
 		return err
 	}
-	merged, err := Open(dst) // nobody else has it yet
+	merged, err := Open(dst) // no other process has it open yet
 	if err != nil {
 		return err
 	}
@@ -40,7 +40,7 @@ func Merge(dst *os.File, layers []*os.File) error {
 	return merged.Close()
 }
 
-// source is a layer to be merged.
+// source is a layer to merge.
 type source struct {
 	file *os.File
 	size uint64 // of the disk
@@ -55,7 +55,7 @@ func openSource(f *os.File) (*source, error) {
 	return &source{file: f, size: size}, nil
 }
 
-// Bytes that are read at a time. Both are whole clusters.
+// Bytes per read. Both are whole clusters.
 const (
 	mergeBitmap = 64 << 10
 	mergeData   = 1 << 20
@@ -79,14 +79,15 @@ func (s *source) addTo(dst *Layer) error {
 	return nil
 }
 
-// addClusters copies the clusters that chunk, a part of the bitmap, has from the cluster first on.
+// addClusters copies the clusters marked in chunk, a part of the bitmap that begins with cluster
+// first.
 func (s *source) addClusters(dst *Layer, first uint64, chunk []byte) error {
 	clusters := min(uint64(len(chunk))*8, dst.clusters-min(first, dst.clusters))
 	for c := uint64(0); c < clusters; {
 		n := ones(chunk, c, clusters)
 		if n == 0 {
 			c++
-			if c%8 == 0 { // empty bytes are most of a bitmap
+			if c%8 == 0 { // most bytes of a bitmap are empty
 				for c < clusters && chunk[c/8] == 0 {
 					c += 8
 				}
@@ -101,11 +102,11 @@ func (s *source) addClusters(dst *Layer, first uint64, chunk []byte) error {
 	return nil
 }
 
-// ones returns how many bits from the bit at on are set, of those before end.
+// ones returns the number of consecutive set bits from bit at, before end.
 func ones(bitmap []byte, at, end uint64) uint64 {
 	start := at
 	for at < end {
-		n := uint64(bits.TrailingZeros8(^(bitmap[at/8] >> (at % 8)))) // of this byte; the shift has brought in zeros
+		n := uint64(bits.TrailingZeros8(^(bitmap[at/8] >> (at % 8)))) // in this byte; the shift inserted zeros
 		at += n
 		if n == 0 || at%8 != 0 {
 			break

@@ -7,13 +7,14 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Coalesce bounds the map of a branch: it returns which ranges of guest memory, each between two
+// Coalesce bounds the map of a branch. It returns the ranges of guest memory, each between two
 // extents of the branch's own layer, to copy from lower into that layer, so that Overlay(lower, the
-// result of Fill) has at most limit extents. Ranges that save most extents per byte come first. The
-// bound is missed by what lower has outside of the branch's own extents, at most two more extents
-// than lower.
+// result of Fill) has at most limit extents. Ranges that save most extents per byte come first.
+// Extents of lower outside the branch's own extents may exceed the bound, by at most two more than
+// lower has.
 //
-// Only ranges that are contiguous in the layer too qualify: a layer has no room for what is no RAM.
+// Only ranges that are contiguous in the layer too qualify, because a layer has no space for
+// addresses without RAM.
 func Coalesce(lower, own []vm.Extent, limit int) []Span {
 	whole := Overlay(lower, own)
 	excess := len(whole) - limit
@@ -54,7 +55,7 @@ func Coalesce(lower, own []vm.Extent, limit int) []Span {
 	return fill
 }
 
-// Fill returns own with the ranges of fill, which Coalesce chose, added to its layer.
+// Fill returns own with the ranges in fill, which Coalesce chose, added to its layer.
 func Fill(own []vm.Extent, fill []Span) []vm.Extent {
 	out := make([]vm.Extent, 0, len(own)-len(fill))
 	for _, e := range own {
@@ -68,7 +69,7 @@ func Fill(own []vm.Extent, fill []Span) []vm.Extent {
 	return out
 }
 
-// Slice returns the parts of extents, which are valid by CheckExtents, that lie in s.
+// Slice returns the parts of extents in s. The extents are valid by CheckExtents.
 func Slice(extents []vm.Extent, s Span) []vm.Extent {
 	first, _ := slices.BinarySearchFunc(extents, s.Start, func(e vm.Extent, at uint64) int {
 		if e.GPA+e.Length <= at {

@@ -1,9 +1,9 @@
-// Package memlayer maps guest memory to layer files: extents, how those of a branch lie over those
-// of its parent, and how their number is bounded.
+// Package memlayer maps guest memory to layer files: extents, the combination of a branch's extents
+// with its parent's, and bounds on their number.
 //
-// It computes with offsets only. It opens, maps, copies and encodes nothing, and it knows no
-// manifest: package snapshot has the file formats, vmmproto the messages, and the VMM, which links
-// this package, the mappings.
+// It computes with offsets only. It opens, maps, copies and encodes nothing, and knows no manifest:
+// package snapshot has the file formats, vmmproto the messages, and the VMM, which links this
+// package, makes the mappings.
 package memlayer
 
 import (
@@ -33,9 +33,9 @@ func CheckExtents(extents []vm.Extent, layerSizes []uint64) error {
 	return nil
 }
 
-// CheckSaved reports whether a VMM whose guest has memoryBytes of memory can have described the layer
-// that it saved with extents: at most limit of them, valid over that one layer, and each at the
-// offset of its memory, without the device hole.
+// CheckSaved checks the extents of a layer that a VMM saved, whose guest has memoryBytes of memory:
+// there are at most limit, valid over that one layer, and each is at the offset of its memory,
+// without the device hole.
 func CheckSaved(extents []vm.Extent, memoryBytes uint64, limit int) error {
 	if len(extents) > limit {
 		return fmt.Errorf("%d extents: at most %d were asked for", len(extents), limit)

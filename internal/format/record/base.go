@@ -1,13 +1,13 @@
 package record
 
-// Base is the record of a base image: which file has the content of a digest.
+// Base is the record of a base image: the file with the content of a digest.
 type Base struct {
 	Digest string `json:"digest"`
 	Path   string `json:"path"` // of the image in the latest bake from it
-	File   File   `json:"file"` // what the digest was computed of
+	File   File   `json:"file"` // the file whose digest was computed
 }
 
-// File tells a file from all others, and from itself after a change.
+// File identifies one version of a file: it differs for other files, and after a change.
 type File struct {
 	Dev      uint64 `json:"dev"`
 	Ino      uint64 `json:"ino"`
@@ -21,8 +21,8 @@ type baseFile struct {
 	Base
 }
 
-// EncodeBase returns the bytes of the record of a base image. It refuses a record that ParseBase would
-// refuse.
+// EncodeBase returns the bytes of the record of a base image. It refuses a record that ParseBase
+// would refuse.
 func EncodeBase(b *Base) ([]byte, error) {
 	if f := b.check(); f != nil {
 		return nil, f
@@ -30,8 +30,8 @@ func EncodeBase(b *Base) ([]byte, error) {
 	return encode(baseFile{Version, *b})
 }
 
-// ParseBase decodes and checks the record of a base image. Version 0 had the same fields. Errors are
-// *Error and name path, which is not read.
+// ParseBase decodes and checks the record of a base image. Version 0 had the same fields. Errors
+// are *Error and name path, which is not opened.
 func ParseBase(path string, p []byte) (*Base, error) {
 	var now baseFile
 	var old Base

@@ -9,12 +9,12 @@ import (
 	"strings"
 )
 
-// decode fills the struct that v points to from a JSON object. Other than package json it refuses
-// unknown fields, names in other letters, names that appear twice, null where there must be a
-// value, and objects without a field that has no "omitempty" or "omitzero". Its errors are faults.
+// decode fills the struct that v points to from a JSON object. Unlike package json it refuses
+// unknown fields, names that differ in case, duplicate names, null in place of a required value,
+// and objects that lack a field without "omitempty" or "omitzero". Its errors are faults.
 func decode(p []byte, v any) *fault { return fill(reflect.ValueOf(v).Elem(), p, "") }
 
-// fill sets v, which is the field of that name, from JSON text that is valid.
+// fill sets v, the field with the given name, from valid JSON text.
 func fill(v reflect.Value, text json.RawMessage, field string) *fault {
 	_, own := v.Addr().Interface().(json.Unmarshaler)
 	switch kind := v.Kind(); {
@@ -22,7 +22,7 @@ func fill(v reflect.Value, text json.RawMessage, field string) *fault {
 		v.SetBytes(bytes.Clone(text))
 		return nil
 	case string(text) == "null":
-		if kind == reflect.Slice || kind == reflect.Map { // as package json writes nil ones
+		if kind == reflect.Slice || kind == reflect.Map { // package json writes nil ones as null
 			return nil
 		}
 		return wrong(field, "null: want a value; "+otherForkd)
@@ -49,10 +49,10 @@ func fill(v reflect.Value, text json.RawMessage, field string) *fault {
 	return nil
 }
 
-// want names what a field of a type holds.
+// want describes the valid values for a field of a type.
 func want(t reflect.Type) string {
 	switch {
-	case t.Kind() == reflect.Struct: // the only one with an encoding of its own
+	case t.Kind() == reflect.Struct: // the only struct with an encoding of its own
 		return "a time as in RFC 3339"
 	case t.Kind() == reflect.Bool:
 		return "true or false"

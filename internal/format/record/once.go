@@ -8,11 +8,11 @@ import (
 // Once is the record of a request that is carried out once, however often it is sent.
 type Once struct {
 	At      time.Time `json:"at"`
-	Request string    `json:"request"`          // digest of its body, in hex
-	Answer  *Answer   `json:"answer,omitempty"` // nil: it was begun
+	Request string    `json:"request"`          // digest of its body, in hexadecimal
+	Answer  *Answer   `json:"answer,omitempty"` // nil: it was begun, but not answered
 }
 
-// Answer is the HTTP answer that the request got.
+// Answer is the HTTP answer to the request.
 type Answer struct {
 	Status int             `json:"status"`
 	Body   json.RawMessage `json:"body"`
@@ -34,7 +34,7 @@ func EncodeOnce(o *Once) ([]byte, error) {
 }
 
 // ParseOnce decodes and checks the record of a request. Errors are *Error and name path, which is
-// not read.
+// not opened.
 func ParseOnce(path string, p []byte) (*Once, error) {
 	var now onceFile
 	var old onceV0

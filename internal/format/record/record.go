@@ -1,18 +1,18 @@
-// Package record is the format of the records that the daemon keeps of its own work: a sandbox, the
-// suspended state of one, the secrets of its network, a workspace, the file of a base image, and the
-// answer to a request that is carried out once.
+// Package record is the format of the daemon's records: of a sandbox, of a suspended sandbox, of
+// the secrets of its network, of a workspace, of the file of a base image, and of the answer to a
+// request that is carried out once.
 //
-// A record is one JSON object. Its version is the version of all kinds. A reader accepts the
-// present version, and version 0, which is what forkd wrote before records had a version. It
-// refuses all other versions, every field that it does not know, and every record that lacks a
-// field without which it would mean more than it did: a record without a network policy says
-// nothing about where its sandbox may connect to, and is never read as "everywhere".
+// A record is one JSON object. All kinds have the same version. A reader accepts the present
+// version, and version 0, the form of records before they had a version. It refuses all other
+// versions, unknown fields, and every record that lacks a field whose absence would widen its
+// meaning: a record without a network policy does not say where its sandbox may connect to, and is
+// never read as "everywhere".
 //
-// The structs here are of this package alone: no message of a protocol and no type of an API can
-// change what lies on disk. A changed struct raises Version; the struct of the version before then
-// gets a file of its own, as v0.go is, and a golden file in testdata. The package encodes, decodes
-// and checks. Where records live, when they are flushed and what their values mean is decided by
-// the packages that write them.
+// The structs are used by this package alone, so that no change of a protocol's message or an API's
+// type can change the form on disk. A changed struct raises Version; the previous version's struct
+// then gets a file of its own, like v0.go, and a golden file in testdata. The package encodes,
+// decodes and checks. The packages that write records decide where they are stored, when they are
+// flushed and what their values mean.
 package record
 
 import (
@@ -22,16 +22,16 @@ import (
 	"strconv"
 )
 
-// Version is the version that records are written in.
+// Version is the version of new records.
 const Version = 1
 
-// Error reports what is wrong with a record, and how to put it right.
+// Error reports a defect of a record, and how to correct it.
 type Error struct {
 	Path   string // the file
-	Field  string // such as "network.mode" or "frozen[1].name"; empty if no field is to blame
+	Field  string // such as "network.mode" or "frozen[1].name"; empty if no single field is wrong
 	Reason string
 
-	Torn bool // the file is no JSON: it was truncated, or something else has written it
+	Torn bool // the file is not JSON: it was truncated, or another program has written it
 }
 
 func (e *Error) Error() string {
@@ -41,7 +41,7 @@ func (e *Error) Error() string {
 	return e.Path + ": " + e.Field + ": " + e.Reason
 }
 
-// fault is an Error in a record of which the file is not known.
+// fault is an Error without the path of the file.
 type fault struct{ field, reason string }
 
 func (f *fault) Error() string { return "encode a record: " + f.field + ": " + f.reason }
@@ -52,11 +52,11 @@ func wrong(field, format string, args ...any) *fault {
 	return &fault{field, fmt.Sprintf(format, args...)}
 }
 
-// otherForkd is the fix of everything that this version does not know.
+// otherForkd is the fix for everything that this version does not know.
 const otherForkd = "use the forkd that wrote it"
 
-// parse decodes a record of any version: now receives a record of this one, and old one of version
-// 0, which upgrade then turns into the present form.
+// parse decodes a record of any version: now receives a record of this version, and old one of
+// version 0, which upgrade then converts to the present form.
 func parse(path string, p []byte, now, old any, upgrade func()) error {
 	version, err := versionOf(p)
 	if err != nil {
@@ -81,7 +81,7 @@ func parse(path string, p []byte, now, old any, upgrade func()) error {
 }
 
 // versionOf returns the text of a record's version, which is empty for version 0. Its error says
-// that p is no JSON object.
+// that p is not a JSON object.
 func versionOf(p []byte) (json.RawMessage, error) {
 	var head struct {
 		Version json.RawMessage `json:"version"`

@@ -7,32 +7,32 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
-// Sandbox is the record of one sandbox: what the next daemon must know to take it over.
+// Sandbox is the record of one sandbox: what the next daemon needs to take it over.
 type Sandbox struct {
 	ID          string    `json:"id"`
-	SnapshotTag string    `json:"snapshot_tag"` // the snapshot that it runs from, or is brought back from
+	SnapshotTag string    `json:"snapshot_tag"` // the snapshot that it runs from, or is resumed from
 	SnapshotID  string    `json:"snapshot_id"`
-	Origin      string    `json:"origin,omitempty"` // tag that users know instead of SnapshotTag
+	Origin      string    `json:"origin,omitempty"` // tag shown to users instead of SnapshotTag
 	Hostname    string    `json:"hostname"`
 	Owner       string    `json:"owner,omitempty"`
-	PID         int       `json:"pid,omitempty"`      // of its VMM; 0 while it is suspended
-	Protocol    int       `json:"protocol,omitempty"` // control protocol of its VMM; 0 while it is suspended
+	PID         int       `json:"pid,omitempty"`      // of its VMM; 0 while suspended
+	Protocol    int       `json:"protocol,omitempty"` // control protocol of its VMM; 0 while suspended
 	Created     time.Time `json:"created"`
 	Expires     time.Time `json:"expires,omitzero"` // zero: never
 	MemoryBytes uint64    `json:"memory_bytes"`     // RAM of the guest
-	Fork        string    `json:"fork,omitempty"`   // the fork that it is a child of
+	Fork        string    `json:"fork,omitempty"`   // the fork that made it
 
 	Network Network `json:"network"`
 	Limits  Limits  `json:"limits,omitzero"`
 
 	Env            map[string]string `json:"env,omitempty"`
 	Labels         map[string]string `json:"labels,omitempty"`
-	Annotation     json.RawMessage   `json:"annotation,omitempty"`      // of the API that made it
+	Annotation     json.RawMessage   `json:"annotation,omitempty"`      // for the API that made it
 	IdleTimeoutNS  int64             `json:"idle_timeout_ns,omitempty"` // 0: never suspended for being idle
 	ExpirySuspends bool              `json:"expiry_suspends,omitempty"`
 	AutoResume     bool              `json:"auto_resume,omitempty"`
 	Strict         bool              `json:"unique_strict,omitempty"`
-	Unique         *Unique           `json:"unique,omitempty"` // nil: its agent has not looked
+	Unique         *Unique           `json:"unique,omitempty"` // nil: its agent did not look
 
 	Top      string      `json:"top,omitempty"` // disk top, a file in the sandbox's data directory
 	Tops     int         `json:"tops,omitempty"`
@@ -41,20 +41,21 @@ type Sandbox struct {
 	Count    int         `json:"branch_count,omitempty"`
 	Suspends int         `json:"suspends,omitempty"`
 
-	// At is the snapshot that it was last branched to or put back to; nil: the one it was forked from.
+	// At is the snapshot that it was last branched or rolled back to; nil: the one it was forked
+	// from.
 	At *snapshot.Ref `json:"at,omitempty"`
 
-	Rebased   *Rebased       `json:"rebased,omitempty"`  // nil: its memory lies on its snapshot
-	Rebasing  *PendingRebase `json:"rebasing,omitempty"` // a rebase is under way
-	Pending   *PendingTop    `json:"pending,omitempty"`  // a branch is under way
+	Rebased   *Rebased       `json:"rebased,omitempty"`  // nil: its memory is over its snapshot
+	Rebasing  *PendingRebase `json:"rebasing,omitempty"` // set while a rebase is in progress
+	Pending   *PendingTop    `json:"pending,omitempty"`  // set while a branch is in progress
 	Paused    bool           `json:"paused,omitempty"`
-	Restoring bool           `json:"restoring,omitempty"` // a rollback is under way
+	Restoring bool           `json:"restoring,omitempty"` // a rollback is in progress
 }
 
-// Network is the network policy of a sandbox, as text and as the manifests of snapshots have it.
+// Network is the network policy of a sandbox, as text, in the form of a snapshot's manifest.
 type Network = snapshot.Network
 
-// Limits bound what the VMM of a sandbox takes from its host. A zero field is no limit.
+// Limits bound the host resources of a sandbox's VMM. A zero field is no limit.
 type Limits struct {
 	MemoryMiB        uint64  `json:"memory_mib,omitempty"`
 	SwapMiB          uint64  `json:"swap_mib,omitempty"`
@@ -67,36 +68,34 @@ type Limits struct {
 // FrozenTop is a former disk top, below the present one.
 type FrozenTop struct {
 	Name  string `json:"name"`  // file in the data directory
-	Owner string `json:"owner"` // the ID that the layer has in snapshots
+	Owner string `json:"owner"` // the ID of the layer's owner in snapshots
 }
 
-// PendingTop is a disk top that a VMM may use by now: it does if it has counted more swaps than
-// Swaps.
+// PendingTop is a disk top that a VMM may be using: it is if its count of swaps exceeds Swaps.
 type PendingTop struct {
 	Name  string `json:"name"`
 	Owner string `json:"owner"` // of the layer that the present top becomes
 	Swaps uint64 `json:"swaps"`
 }
 
-// Rebased is the branch that the memory of a sandbox lies on: its private pages are what differs
-// from it.
+// Rebased is the branch below the memory of a sandbox: private pages are those that differ from it.
 type Rebased struct {
 	ID   string `json:"id"`   // of the snapshot
-	Line int    `json:"line"` // how many there have been in a row, each over the one before
+	Line int    `json:"line"` // number of consecutive rebases, each branch over the previous one
 }
 
-// PendingRebase is a branch that a VMM may have been rebased onto by now: it has if it has counted
-// more rebases than Rebases.
+// PendingRebase is a branch that a VMM may have been rebased onto: it has if its count of rebases
+// exceeds Rebases.
 type PendingRebase struct {
 	To      Rebased `json:"to"`
 	Rebases uint64  `json:"rebases"`
 }
 
-// Unique is what the agent of a sandbox found out about random number generators in its memory.
+// Unique holds the findings of a sandbox's agent about random number generators in its memory.
 type Unique struct {
 	Reseeded []Generator `json:"reseeded,omitempty"`
 	Repeats  []Generator `json:"repeats,omitempty"`
-	More     uint32      `json:"more,omitempty"` // generators that had no room in the lists
+	More     uint32      `json:"more,omitempty"` // number of generators for which the lists had no room
 }
 
 // Generator is one generator of one process in the guest.
@@ -122,7 +121,7 @@ func EncodeSandbox(s *Sandbox) ([]byte, error) {
 }
 
 // ParseSandbox decodes and checks the record of a sandbox with a VM. Errors are *Error and name
-// path, which is not read.
+// path, which is not opened.
 func ParseSandbox(path string, p []byte) (*Sandbox, error) {
 	var now sandboxFile
 	var old sandboxV0
@@ -135,9 +134,8 @@ func ParseSandbox(path string, p []byte) (*Sandbox, error) {
 	return &now.Sandbox, nil
 }
 
-// ProtocolOf returns the version of the control protocol that the VMM of a sandbox speaks, by a
-// record of whatever version: the field keeps its name and place in all of them. It is 0 where the
-// record does not say that.
+// ProtocolOf returns the control protocol version of a sandbox's VMM, from a record of any version:
+// the field has the same name and place in all of them. It is 0 if the record lacks it.
 func ProtocolOf(p []byte) int {
 	var head struct {
 		Protocol   int `json:"protocol"`
@@ -160,7 +158,7 @@ func (s *Sandbox) checkLive() *fault {
 	return s.check()
 }
 
-// check reports the first rule that a sandbox breaks, running or suspended.
+// check reports the first rule that a sandbox violates, running or suspended.
 func (s *Sandbox) check() *fault {
 	switch {
 	case s.ID == "":
@@ -198,7 +196,7 @@ func EncodeSuspended(s *Sandbox) ([]byte, error) {
 }
 
 // ParseSuspended decodes and checks the record of a suspended sandbox. Errors are *Error and name
-// path, which is not read.
+// path, which is not opened.
 func ParseSuspended(path string, p []byte) (*Sandbox, error) {
 	var now suspendedFile
 	var old suspendedV0

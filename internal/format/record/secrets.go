@@ -15,7 +15,7 @@ type Secrets struct {
 type Secret struct {
 	Host   string `json:"host"`
 	Header string `json:"header"`
-	Value  string `json:"value"` // all of it, such as "Bearer …"
+	Value  string `json:"value"` // whole header value, such as "Bearer …"
 }
 
 // secretsFile is the content of the record of secrets.
@@ -33,9 +33,8 @@ func EncodeSecrets(s *Secrets) ([]byte, error) {
 	return encode(secretsFile{Version, *s})
 }
 
-// ParseSecrets decodes and checks a record of secrets. Version 0 was a list. Errors are *Error and name
-// path, which is not read; they quote nothing of the record but the names of its fields, and its
-// version.
+// ParseSecrets decodes and checks a record of secrets. Version 0 was a list. Errors are *Error and
+// name path, which is not opened; they quote only field names and the version of the record.
 func ParseSecrets(path string, p []byte) (*Secrets, error) {
 	if text := bytes.TrimSpace(p); len(text) > 0 && text[0] == '[' {
 		p = slices.Concat([]byte(`{"secrets":`), text, []byte("}"))

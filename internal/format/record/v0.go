@@ -5,9 +5,10 @@ import (
 	"time"
 )
 
-// The records of version 0, which had no version: forkd wrote them until records had this package.
-// They do not change any more. All of them named the network policy, also of sandboxes that were
-// given none: their record said "public". So a record without one is damaged, in version 0 too.
+// The records of version 0, which had no version field: forkd wrote them before this package
+// existed. They do not change any more. All of them named the network policy, even of sandboxes
+// that were given none, whose record said "public". So a record without a policy is damaged, also
+// in version 0.
 
 type sandboxV0 struct {
 	ID          string    `json:"id"`
@@ -144,7 +145,8 @@ type suspendedV0 struct {
 	Record sandboxV0 `json:"record"`
 }
 
-// upgrade returns the record in its present form. Version 0 had the figures of a VMM that was gone.
+// upgrade returns the record in its present form. Version 0 still had the figures of the VMM that
+// was gone.
 func (r *suspendedV0) upgrade() Sandbox {
 	s := r.Record.upgrade()
 	s.PID, s.Protocol = 0, 0

@@ -28,7 +28,7 @@ func EncodeWorkspace(w *Workspace) ([]byte, error) {
 }
 
 // ParseWorkspace decodes and checks the record of a workspace. Errors are *Error and name path,
-// which is not read.
+// which is not opened.
 func ParseWorkspace(path string, p []byte) (*Workspace, error) {
 	var now workspaceFile
 	var old workspaceV0

@@ -42,7 +42,7 @@ const (
 	maxLabelBytes = 4 << 10 // names and values together
 )
 
-// check accepts nil, for a snapshot that is no branch.
+// check accepts nil, for a snapshot that is not a branch.
 func (b *Branch) check() error {
 	if b == nil {
 		return nil
@@ -66,7 +66,7 @@ func (b *Branch) check() error {
 	return nil
 }
 
-// check reports the first rule that the manifest breaks.
+// check reports the first rule that the manifest violates.
 func (m *Manifest) check() error {
 	if err := CheckID(m.ID); err != nil {
 		return err
@@ -116,7 +116,7 @@ func (m *Manifest) check() error {
 	return nil
 }
 
-// checkMemory checks the files of the memory, which a disk-only snapshot has none of.
+// checkMemory checks the memory files, which a disk-only snapshot lacks.
 func (m *Manifest) checkMemory() error {
 	if m.DiskOnly() {
 		switch {
@@ -141,7 +141,7 @@ func (m *Manifest) checkMemory() error {
 	return nil
 }
 
-// check reports whether b names a file that has content.
+// check returns an error unless b names a file with content.
 func (b *Base) check() error {
 	if b.Bytes == 0 || b.Digest == "" {
 		return errors.New("a file without length or digest")
@@ -161,8 +161,8 @@ func (m *Machine) check() error {
 	return nil
 }
 
-// CheckEnv reports whether env can be an environment: at most 256 variables of UTF-8 text, names
-// not empty and without '=', nothing with a zero byte.
+// CheckEnv checks that env can be an environment: at most 256 variables of UTF-8 text, names not
+// empty and without '=', no zero bytes.
 func CheckEnv(env map[string]string) error {
 	if len(env) > maxEnv {
 		return fmt.Errorf("env has %d variables: at most %d", len(env), maxEnv)
@@ -194,15 +194,15 @@ func (d *Disk) check(id string, branched bool) error {
 	return nil
 }
 
-// maxDiskLayer bounds a layer of a disk with so many bytes: the data, a bit for each cluster, and the
+// maxDiskLayer bounds a layer of a disk of size bytes: the data, a bit for each cluster, and the
 // footer, all in whole clusters (package disklayer).
 func maxDiskLayer(size uint64) uint64 {
 	const cluster = 4096
 	return size + size/(8*cluster) + 3*cluster
 }
 
-// checkChain checks a list of layers of which the last belongs to snapshot id and the others to its
-// ancestors. None is longer than most: a VMM has written it.
+// checkChain checks a list of layers: the last belongs to snapshot id and the others to its
+// ancestors. None is longer than most, because VMMs wrote them.
 func checkChain(layers []File, id string, branched bool, most uint64) error {
 	if len(layers) == 0 || len(layers) > MaxChain {
 		return fmt.Errorf("%d layers: want 1 to %d", len(layers), MaxChain)
@@ -233,7 +233,7 @@ func (f *File) check() error {
 	return checkDigest(f.Digest)
 }
 
-// checkOwn checks a file that must lie in the directory of snapshot id.
+// checkOwn checks a file that must be in the directory of snapshot id.
 func (f *File) checkOwn(id string) error {
 	if err := f.check(); err != nil {
 		return err

@@ -14,10 +14,11 @@ import (
 // layers.
 const DigestChunk = 4096
 
-// digestPrefix names the algorithm in front of every digest, so that another one can follow.
+// digestPrefix is the name of the algorithm at the beginning of every digest, so that another one
+// can follow.
 const digestPrefix = "sha256-4k:"
 
-// zeroChunk is what is left out of digests.
+// zeroChunk is the chunk that digests omit.
 var zeroChunk [DigestChunk]byte
 
 // Digester computes the digest of a file's content: SHA-256 over
@@ -30,12 +31,12 @@ var zeroChunk [DigestChunk]byte
 // digested as fast as the data in it.
 type Digester struct {
 	all  hash.Hash
-	next uint64 // number of the chunk behind the latest
+	next uint64 // number of the chunk after the latest
 	buf  []byte // number and digest of one chunk
 }
 
-// NewDigester begins the digest of a file of length bytes, none of which are other than zero until
-// Write says so.
+// NewDigester begins the digest of a file of length bytes, which are all zero except those given to
+// Write.
 func NewDigester(length uint64) *Digester {
 	d := &Digester{all: sha256.New(), buf: make([]byte, 8, 8+sha256.Size)}
 	binary.LittleEndian.PutUint64(d.buf, length)
@@ -43,8 +44,8 @@ func NewDigester(length uint64) *Digester {
 	return d
 }
 
-// Write adds the content p at offset. Offsets are multiples of DigestChunk and ascend, and so are
-// lengths but the last.
+// Write adds the content p at offset. Offsets ascend and are multiples of DigestChunk, and so are
+// lengths, except the last.
 func (d *Digester) Write(offset uint64, p []byte) error {
 	n := offset / DigestChunk
 	if offset%DigestChunk != 0 || n < d.next {
@@ -68,7 +69,7 @@ func (d *Digester) Write(offset uint64, p []byte) error {
 // Sum returns the digest.
 func (d *Digester) Sum() string { return digestPrefix + hex.EncodeToString(d.all.Sum(nil)) }
 
-// checkDigest accepts no digest (not computed yet), or one that Sum can have returned.
+// checkDigest accepts no digest (not computed yet), or one that Sum can return.
 func checkDigest(s string) error {
 	if s == "" {
 		return nil

@@ -1,8 +1,8 @@
 // Package snapshot is the format of snapshots: manifests, memory maps, digests, tags, and the rules
 // that tie a snapshot to its parents.
 //
-// It encodes, decodes and checks. It has no I/O policy: where files live, when they are flushed and
-// which of them stay in RAM is the store's business.
+// It encodes, decodes and checks. It has no I/O policy: the store decides where files are, when
+// they are flushed and which of them stay in RAM.
 package snapshot
 
 import (
@@ -34,8 +34,8 @@ const (
 	DiskLayerFile   = "disk.layer"   // the blocks this snapshot adds
 )
 
-// LayerFile returns the name that a layer has in the directory of snapshot id: name if it is the
-// snapshot's own, else one with its owner's id in it.
+// LayerFile returns the file name of a layer in the directory of snapshot id: name if the layer is
+// the snapshot's own, else a name with the owner's id in it.
 func LayerFile(name, id, owner string) string {
 	if owner == id {
 		return name
@@ -43,16 +43,16 @@ func LayerFile(name, id, owner string) string {
 	return name + "." + owner
 }
 
-// Bounds on what a manifest may claim. They keep a hostile manifest from making its reader allocate
-// or loop.
+// Bounds on a manifest. They keep a hostile manifest from making its reader allocate or loop
+// without bound.
 const (
 	MaxManifest = 1 << 20 // bytes of manifest.json
 	MaxChain    = 64      // layers of one snapshot
 	maxEnv      = 256     // environment variables
 )
 
-// Manifest describes a snapshot: which machine it was saved from and which files hold it. There is
-// no path in it: the snapshot's files have fixed names in its directory, and the base image is
+// Manifest describes a snapshot: the machine that was saved, and the files of the snapshot. It
+// contains no path: the files have fixed names in the snapshot's directory, and the base image is
 // named by its digest.
 type Manifest struct {
 	Format  string    `json:"format"`
@@ -65,64 +65,64 @@ type Manifest struct {
 	Machine Machine `json:"machine"`
 	Guest   Guest   `json:"guest"`
 
-	// Absent from a disk-only snapshot, see DiskOnly.
+	// Absent in a disk-only snapshot, see DiskOnly.
 	State  File   `json:"state,omitzero"`
 	Map    File   `json:"memory_map,omitzero"`
 	Memory []File `json:"memory_layers,omitempty"` // base first; the last is this snapshot's own
 
 	Disk *Disk `json:"disk,omitempty"`
-	Boot *Boot `json:"boot,omitempty"` // what booted the parent; nil: unknown
+	Boot *Boot `json:"boot,omitempty"` // what the parent booted from; nil: unknown
 
 	Branch    *Branch `json:"branch,omitempty"`    // how it was branched from a running sandbox
-	Transient bool    `json:"transient,omitempty"` // removed with the last sandbox that needs it
+	Transient bool    `json:"transient,omitempty"` // deleted with the last sandbox that needs it
 
-	// Checksum is the SHA-256 in hex of this manifest's encoding with an empty checksum.
+	// Checksum is the hexadecimal SHA-256 of this manifest's encoding with an empty checksum.
 	Checksum string `json:"checksum"`
 }
 
-// Ref names a snapshot. The ID decides; the tag is for messages.
+// Ref names a snapshot. The ID identifies it; the tag is for messages.
 type Ref struct {
 	ID  string `json:"id"`
 	Tag string `json:"tag"`
 }
 
-// Machine is the shape of the VM and what its state depends on.
+// Machine is the shape of the VM with the properties that its state depends on.
 type Machine struct {
 	MemoryBytes uint64 `json:"memory_bytes"`
 	VCPUs       uint32 `json:"vcpus"`
 	Template    string `json:"cpu_template"`
-	Accel       string `json:"accel"` // what ran the parent: "kvm", or "tcg" for an emulated host
+	Accel       string `json:"accel"` // accelerator of the parent: "kvm", or "tcg" on an emulated host
 }
 
-// Guest is what the guest said about itself and what its forks are given.
+// Guest holds the guest's description of itself and the properties of its forks.
 type Guest struct {
 	Kernel   string            `json:"kernel"` // uname -r
 	Warm     []string          `json:"warm,omitempty"`
 	Hostname string            `json:"hostname"` // of the parent; forks get their own
 	Env      map[string]string `json:"env,omitempty"`
-	Network  *Network          `json:"network,omitempty"` // nil: the default of whoever forks it
-	Limits   vm.Limits         `json:"limits,omitzero"`   // of forks that are given none
-	// forks that repeat random numbers are refused unless they say otherwise
+	Network  *Network          `json:"network,omitempty"` // nil: the default at the time of a fork
+	Limits   vm.Limits         `json:"limits,omitzero"`   // default for forks
+	// by default, refuse forks that repeat random numbers
 	Strict bool `json:"unique_strict,omitempty"`
 }
 
-// Branch is how a snapshot was taken from a running sandbox.
+// Branch describes how a snapshot was taken from a running sandbox.
 type Branch struct {
 	SandboxID  string `json:"sandbox_id"`
 	Mode       string `json:"mode"`
-	Template   bool   `json:"template,omitempty"` // of a sandbox that was there to build a template
-	Fallback   string `json:"fallback,omitempty"` // why another mode than the one asked for
-	Pause      Micros `json:"pause_us"`           // the sandbox stood still
-	Stop       Micros `json:"stop_us,omitempty"`  // and again, because it wrote faster than could be copied
+	Template   bool   `json:"template,omitempty"` // of a sandbox that existed to build a template
+	Fallback   string `json:"fallback,omitempty"` // why the mode differs from the requested one
+	Pause      Micros `json:"pause_us"`           // time for which the sandbox was stopped
+	Stop       Micros `json:"stop_us,omitempty"`  // second stop, because it wrote faster than the copying
 	Ready      Micros `json:"ready_us"`           // from the request until children could start
 	DirtyBytes uint64 `json:"dirty_bytes"`        // pages that the sandbox had written
-	Faults     uint64 `json:"faults,omitempty"`   // of these, copied because it wrote them again
+	Faults     uint64 `json:"faults,omitempty"`   // of these, pages copied because it wrote them again
 
 	After  *Ref              `json:"after,omitempty"`  // the snapshot that the sandbox was at before; nil: the parent
-	Labels map[string]string `json:"labels,omitempty"` // given with the request
+	Labels map[string]string `json:"labels,omitempty"` // from the request
 }
 
-// Micros is a duration that manifests have in whole microseconds.
+// Micros is a duration that manifests store in whole microseconds.
 type Micros time.Duration
 
 // MarshalJSON writes the microseconds.
@@ -154,22 +154,22 @@ type Disk struct {
 	Layers    []File `json:"layers"` // base first; the last is this snapshot's own
 }
 
-// Boot is what a machine with the snapshot's disk boots from. Both are files outside the snapshot,
-// like the base image.
+// Boot names the files that a machine with the snapshot's disk boots from. Both are outside the
+// snapshot, like the base image.
 type Boot struct {
 	Kernel Base `json:"kernel"`
 	Initrd Base `json:"initrd"` // with the agent and the kernel's modules
 }
 
-// DiskOnly reports whether the snapshot has a disk and no memory. Nothing can be restored from it: a
-// machine boots from its disk.
+// DiskOnly reports whether the snapshot has a disk and no memory. It cannot be restored: a machine
+// boots from its disk.
 func (m *Manifest) DiskOnly() bool { return len(m.Memory) == 0 }
 
-// Base is an immutable file outside the snapshot: the raw disk image below all layers, or what a
-// machine boots from. Which file it is on a host is for the store to know.
+// Base is an immutable file outside the snapshot: the raw disk image below all layers, or a boot
+// file. The store knows which file of the host it is.
 type Base struct {
 	Bytes  uint64 `json:"bytes"`
-	Digest string `json:"digest"` // see Digester; always there
+	Digest string `json:"digest"` // see Digester; always present
 }
 
 // Encode returns the bytes of manifest.json and sets m.Checksum. It refuses a manifest that Parse
@@ -196,7 +196,7 @@ func (m *Manifest) marshal() ([]byte, error) {
 	return append(p, '\n'), err
 }
 
-// sum returns what Checksum must be.
+// sum returns the right value of Checksum.
 func (m *Manifest) sum() (string, error) {
 	bare := *m
 	bare.Checksum = ""
@@ -209,7 +209,7 @@ func (m *Manifest) sum() (string, error) {
 }
 
 // ParseManifest decodes and checks the bytes of manifest.json. It accepts exactly what Encode
-// writes: any other byte is damage (or an edit by hand, which is refused for the same reason).
+// writes: any difference is damage, or an edit by hand, which is refused as well.
 func ParseManifest(p []byte) (*Manifest, error) {
 	if len(p) > MaxManifest {
 		return nil, fmt.Errorf("manifest of %d bytes: more than %d", len(p), MaxManifest)

@@ -23,15 +23,15 @@ const (
 	mapCRCSize = 4
 )
 
-// MaxExtents bounds the extents of one snapshot: a restore maps each of them, and a request that
-// carries them must fit into one control message of a VMM.
+// MaxExtents bounds the extents of one snapshot: a restore maps each of them, and a request with
+// all of them must fit into one control message of a VMM.
 const MaxExtents = 32768
 
 // MaxMemoryMap is the largest memory.map, in bytes.
 const MaxMemoryMap = len(mapMagic) + 4 + 4 + MaxExtents*extentSize + mapCRCSize
 
-// EncodeMemoryMap returns the bytes of memory.map. It refuses what ParseMemoryMap would refuse for
-// the same sizes.
+// EncodeMemoryMap returns the bytes of memory.map. It refuses extents that ParseMemoryMap would
+// refuse for the same sizes.
 func EncodeMemoryMap(extents []vm.Extent, layerSizes []uint64, ramEnd uint64) ([]byte, error) {
 	if len(extents) > MaxExtents {
 		return nil, fmt.Errorf("encode memory map: %d extents: more than %d", len(extents), MaxExtents)
@@ -54,8 +54,7 @@ func EncodeMemoryMap(extents []vm.Extent, layerSizes []uint64, ramEnd uint64) ([
 }
 
 // ParseMemoryMap decodes the bytes of memory.map and checks the extents against the sizes of the
-// memory layers and of guest memory, in bytes. ramEnd is the guest physical address behind the last
-// byte of RAM.
+// memory layers, in bytes. ramEnd is the guest physical address after the last byte of RAM.
 func ParseMemoryMap(p []byte, layerSizes []uint64, ramEnd uint64) ([]vm.Extent, error) {
 	if len(p) > MaxMemoryMap {
 		return nil, fmt.Errorf("memory map of %d bytes: more than %d", len(p), MaxMemoryMap)

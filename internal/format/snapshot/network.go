@@ -5,8 +5,7 @@ import (
 	"fmt"
 )
 
-// Network is the network policy that forks are given, as text: what it means is decided where a
-// snapshot is forked.
+// Network is the network policy for forks, as text, which is interpreted when a snapshot is forked.
 type Network struct {
 	Mode  string   `json:"mode"`
 	Allow []string `json:"allow,omitempty"`
@@ -19,13 +18,13 @@ type Network struct {
 	Connections      uint32 `json:"connections,omitempty"`
 }
 
-// Bounds on what a manifest may claim.
+// Bounds on a manifest's policy.
 const (
 	maxRules    = 256
 	maxRuleText = 300
 )
 
-// Check reports the first bound that a policy breaks. It does not know what its texts mean.
+// Check reports the first bound that a policy exceeds. It does not interpret the texts.
 func (n *Network) Check() error {
 	if n.Mode == "" {
 		return errors.New("mode is empty")

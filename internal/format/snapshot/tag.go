@@ -2,13 +2,13 @@ package snapshot
 
 import "fmt"
 
-// MaxTag is the longest tag, in bytes: that of E2B's names of templates. What is put before and
-// behind a tag to make a file name leaves it below the 255 bytes of file systems.
+// MaxTag is the length of the longest tag, in bytes: that of E2B's template names. With the
+// prefixes and suffixes of file names it stays below the 255 bytes of file systems.
 const MaxTag = 128
 
-// CheckTag reports whether tag is a valid snapshot tag: 1 to 128 characters of [A-Za-z0-9._-], of
-// which the first is not a dot or a dash. Every part of forkd that takes a tag uses this one rule;
-// a tag that passes is a safe file name.
+// CheckTag returns an error unless tag is a valid snapshot tag: 1 to 128 characters of
+// [A-Za-z0-9._-], of which the first is not a dot or a dash. All parts of forkd use this rule; a
+// valid tag is a safe file name.
 func CheckTag(tag string) error {
 	position := 0
 	for _, c := range tag {

@@ -1,7 +1,7 @@
-// Package posture reads from /proc how a jailed process stands, for tests that fail when anything
-// of its jail has loosened.
+// Package posture reads the confinement of a jailed process from /proc, for tests that fail if any
+// part of its jail has loosened.
 //
-// It is told what a process has to be, and asks nobody but the kernel.
+// Its caller says what a process must be like, and it asks only the kernel.
 package posture
 
 import (
@@ -15,16 +15,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Want is what differs between the jails of two programs.
+// Want holds the differences between the jails of two programs.
 type Want struct {
 	Online      bool     // it is in the host's network namespace
 	Files       uint64   // its limit of descriptors; 0: any
 	Bytes       uint64   // its limit of the size of a file; 0: any
 	Filters     int      // seccomp filters of each thread; 0: 1
-	Descriptors []string // regular expressions: every descriptor is like one of them
+	Descriptors []string // regular expressions, one of which every descriptor must match
 }
 
-// Check returns what is loose in the jail of a process that this process could have started.
+// Check returns what is loose in the jail of a process started by this process.
 func Check(pid int, want Want) []string {
 	p := process{dir: fmt.Sprintf("/proc/%d", pid)}
 	p.namespaces(want.Online)
@@ -55,7 +55,7 @@ func (p *process) read(name string) string {
 
 func (p *process) namespaces(online bool) {
 	kinds := []string{"mnt", "pid", "ipc", "uts", "cgroup", "net"}
-	if os.Geteuid() != 0 { // root gives users of their own instead: see jail.Starter
+	if os.Geteuid() != 0 { // root gives processes their own users instead: see jail.Starter
 		kinds = append(kinds, "user")
 	}
 	for _, kind := range kinds {
@@ -75,7 +75,7 @@ func (p *process) namespaces(online bool) {
 	}
 }
 
-// user checks that a user namespace has one user; see threads for who that is.
+// user checks that a user namespace has one user; threads checks which.
 func (p *process) user() {
 	if os.Geteuid() == 0 {
 		return
@@ -90,7 +90,7 @@ func (p *process) user() {
 	}
 }
 
-// threads checks what each thread has of its own.
+// threads checks the properties of each thread.
 func (p *process) threads(filters int) {
 	tasks, err := filepath.Glob(filepath.Join(p.dir, "task", "*"))
 	if err != nil || len(tasks) == 0 {

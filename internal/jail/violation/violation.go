@@ -1,7 +1,7 @@
-// Package violation names the system call for which a jailed process was ended.
+// Package violation finds the system call that ended a jailed process.
 //
-// Its table of names is that of a library; the numbers that a filter lets through are in package
-// jail and beside the code that makes the calls.
+// Its table of names comes from a library; the numbers that a filter permits are in package jail
+// and beside the code that makes the calls.
 package violation
 
 import (
@@ -11,9 +11,9 @@ import (
 	"github.com/elastic/go-seccomp-bpf/arch"
 )
 
-// Call returns the call for which a process was ended, by what its Go runtime printed: the signal
-// first, and the registers last, where rax is the number of the call. It returns "" where that is
-// not what ended it.
+// Call returns the name of the call that ended a process, from the output of its Go runtime: the
+// signal is first and the registers are last, where rax is the number of the call. It returns "" if
+// the process ended for another reason.
 func Call(log string) string {
 	_, after, found := strings.Cut(log, "SIGSYS: bad system call")
 	_, registers, dumped := strings.Cut(after, "\nrax ")
