@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/http/httputil"
 	"net/url"
+	"slices"
 	"strings"
 
 	"github.com/forkd/forkd/internal/daemon/auth"
@@ -32,7 +33,10 @@ func (p *Proxy) request(pr *httputil.ProxyRequest, route *Route) {
 	for _, name := range []string{auth.TokenHeader, ErrorHeader, prefixHeader, "X-Real-Ip"} {
 		out.Header.Del(name)
 	}
-	if p.IsToken(in.Header.Get(apiKeyHeader)) { // another key is meant for the guest's own API
+	// A key that is no token of the daemon is for the guest's own API.
+	if keys := slices.DeleteFunc(slices.Clone(in.Header[apiKeyHeader]), p.IsToken); len(keys) > 0 {
+		out.Header[apiKeyHeader] = keys
+	} else {
 		out.Header.Del(apiKeyHeader)
 	}
 	if values := p.authorization(in.Header, route.Signed || route.Open); len(values) > 0 {

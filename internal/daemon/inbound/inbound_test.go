@@ -30,16 +30,20 @@ func TestWhatTheGuestSees(t *testing.T) {
 		route         Route
 		more          string
 		authorization string
+		apiKey        string
 	}{
-		{"path, bearer", Route{Prefix: seen}, "Authorization: Bearer " + token + "\r\n", ""},
-		{"path, another bearer", Route{Prefix: seen}, "authorization: bearer  other\r\n", ""},
+		{"path, bearer", Route{Prefix: seen}, "Authorization: Bearer " + token + "\r\n", "", ""},
+		{"path, another bearer", Route{Prefix: seen}, "authorization: bearer  other\r\n", "", ""},
 		{"path, own header", Route{Prefix: seen}, "Forkd-Token: " + token + "\r\nAuthorization: Bearer other\r\n",
-			"Bearer other"},
+			"Bearer other", ""},
 		{"path, both", Route{Prefix: seen}, "Forkd-Token: " + token + "\r\nAuthorization: Bearer " + token +
-			"\r\nAuthorization: Basic x\r\n", "Basic x"},
-		{"path, basic", Route{Prefix: seen}, "Authorization: Basic x\r\n", "Basic x"},
-		{"host, signed", Route{Signed: true}, "Authorization: Bearer other\r\n", "Bearer other"},
-		{"host, signed, and the token", Route{Signed: true}, "Authorization: Bearer  " + token + " \r\n", ""},
+			"\r\nAuthorization: Basic x\r\n", "Basic x", ""},
+		{"path, basic", Route{Prefix: seen}, "Authorization: Basic x\r\n", "Basic x", ""},
+		{"host, signed", Route{Signed: true}, "Authorization: Bearer other\r\n", "Bearer other", ""},
+		{"host, signed, and the token", Route{Signed: true}, "Authorization: Bearer  " + token + " \r\n", "", ""},
+		{"path, API key", Route{Prefix: seen}, "X-API-Key: " + token + "\r\n", "", ""},
+		{"path, API keys", Route{Prefix: seen}, "X-API-Key: own\r\nX-API-Key: " + token + "\r\nx-api-key: other\r\n", "",
+			"own|other"},
 	} {
 		r := start(t, guest, Config{}, c.route)
 		_, answer := r.raw(t, request+c.more+"\r\n")
@@ -56,7 +60,7 @@ func TestWhatTheGuestSees(t *testing.T) {
 			"X-Forwarded-Proto":  "https",
 			"X-Forwarded-Prefix": prefix, "Forwarded": "", "X-Real-Ip": "", "Keep": "", "Proxy-Authorization": "",
 			"Cookie": cookie, "Forkd-Token": "",
-			"X-Own": "yes", "Authorization": c.authorization} {
+			"X-Own": "yes", "Authorization": c.authorization, "X-Api-Key": c.apiKey} {
 			if v := strings.Join(h[name], "|"); v != want {
 				t.Errorf("%s: the guest sees %s: %q, want %q", c.name, name, v, want)
 			}
