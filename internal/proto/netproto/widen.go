@@ -51,7 +51,8 @@ func (p *Policy) Widens(present *Policy, own func(netip.Addr) bool) *FieldError 
 	return p.deniesLess(present, kept)
 }
 
-// deniesLess reports a rule by which present denies a part of kept, or a name, and p does not.
+// deniesLess reports a rule by which present denies a part of kept, or a name, and p does not. A rule for
+// a name is of no use against encrypted names, so that p denies less if it lets these pass.
 func (p *Policy) deniesLess(present *Policy, kept []netip.Prefix) *FieldError {
 	for i := range present.Deny {
 		d := &present.Deny[i]
@@ -60,6 +61,9 @@ func (p *Policy) deniesLess(present *Policy, kept []netip.Prefix) *FieldError {
 		}
 		if !slices.ContainsFunc(p.Deny, func(r Rule) bool { return r.covers(d) }) {
 			return &FieldError{"deny", fmt.Sprintf("without %s, more of what is closed would be open", d)}
+		}
+		if d.IsName() && p.AllowECH && !present.AllowECH {
+			return &FieldError{"allow_ech", fmt.Sprintf("hides connections to the denied name %s", d)}
 		}
 	}
 	return nil

@@ -10,12 +10,15 @@ func TestPolicyWidens(t *testing.T) {
 	own := func(a netip.Addr) bool {
 		return a == netip.MustParseAddr("10.0.0.7") || a == netip.MustParseAddr("9.9.9.9")
 	}
-	// A policy is a mode, rules that allow, and behind "!" rules that deny.
+	// A policy is a mode, rules that allow, and behind "!" rules that deny. "+ech" sets AllowECH.
 	parse := func(text string) *Policy {
 		words := strings.Fields(text)
 		var allow, deny []string
+		ech := false
 		for _, w := range words[1:] {
-			if rule, ok := strings.CutPrefix(w, "!"); ok {
+			if w == "+ech" {
+				ech = true
+			} else if rule, ok := strings.CutPrefix(w, "!"); ok {
 				deny = append(deny, rule)
 			} else {
 				allow = append(allow, w)
@@ -25,6 +28,7 @@ func TestPolicyWidens(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		p.AllowECH = ech
 		return &p
 	}
 	for _, c := range []struct{ present, asked, field string }{
@@ -82,6 +86,13 @@ func TestPolicyWidens(t *testing.T) {
 		{"allow 10.0.0.0/8 !secret.corp", "allow 10.0.0.0/8", "deny"},
 		{"allow 10.0.0.0/8 !secret.corp", "allow 10.0.0.0/8 !*.corp", ""},
 		{"allow 10.0.0.0/8 !10.0.0.1:22", "allow 10.0.0.0/8 !tcp/10.0.0.1:22", "deny"},
+		// An encrypted name gets past a rule that denies it.
+		{"open !secret.corp", "open !secret.corp +ech", "allow_ech"},
+		{"allow 10.0.0.0/8 !secret.corp", "public 10.1.2.3 !secret.corp +ech", "allow_ech"},
+		{"allow db.internal !secret.corp", "allow db.internal !secret.corp +ech", "allow_ech"},
+		{"open !secret.corp +ech", "open !secret.corp +ech", ""},
+		{"open !10.0.0.0/8", "open !10.0.0.0/8 +ech", ""},
+		{"open !secret.corp", "public !secret.corp +ech", ""}, // nothing closed is open
 	} {
 		err := parse(c.asked).Widens(parse(c.present), own)
 		switch {
