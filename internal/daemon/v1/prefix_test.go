@@ -3,6 +3,7 @@ package v1_test
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"slices"
@@ -213,6 +214,32 @@ func TestPrefixOfEvents(t *testing.T) {
 	kinds = slices.DeleteFunc(kinds, func(k string) bool { return k == "snapshot.persisted" }) // comes when it is done
 	if want := []string{"missed", "sandbox.created", "snapshot.created", "sandbox.deleted"}; !slices.Equal(kinds, want) {
 		t.Errorf("%v, want %v", kinds, want)
+	}
+}
+
+// The labels that a token gives a branch begin with its prefix, except those of turns.
+func TestPrefixOfLabelsOfBranches(t *testing.T) {
+	w := startTenants(t)
+	for i, name := range []string{"team-b/golden", "turn", "turn.by"} {
+		s, err := w.b.Branch(t.Context(), w.sandbox, client.BranchRequest{Tag: fmt.Sprintf("team-b.label-%d", i),
+			Mode: "diff", Labels: map[string]string{name: "1"}})
+		if err != nil || s.Labels[name] != "1" {
+			t.Errorf("%q: %v, %v", name, s.Labels, err)
+		}
+	}
+	for _, name := range []string{"team-a/owner", "golden", "turnover", "team-b"} {
+		_, err := w.b.Branch(t.Context(), w.sandbox, client.BranchRequest{Tag: "team-b.refused", Mode: "diff",
+			Labels: map[string]string{name: "1", "team-b/golden": "1"}})
+		var refused *client.Error
+		if !errors.As(err, &refused) || refused.Status != http.StatusForbidden || refused.Code != "scope" ||
+			!strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), `"team-b/"`) {
+			t.Errorf("%q: %v", name, err)
+		}
+	}
+	_, err := w.Branch(t.Context(), w.sandbox, client.BranchRequest{Tag: "golden", Mode: "diff",
+		Labels: map[string]string{"golden": "1"}})
+	if err != nil {
+		t.Errorf("without a prefix: %v", err)
 	}
 }
 

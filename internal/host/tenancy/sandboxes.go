@@ -2,12 +2,14 @@ package tenancy
 
 import (
 	"context"
+	"strings"
 
 	"github.com/forkd/forkd/internal/format/console"
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/cgroup"
 	"github.com/forkd/forkd/internal/host/conlog"
 	"github.com/forkd/forkd/internal/host/netclient"
+	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/unique"
@@ -81,11 +83,26 @@ func (v *View) ForkSandbox(ctx context.Context, id string, mode sandbox.BranchRe
 	return res, b, err
 }
 
-// Branch is Manager.Branch.
+// Branch is Manager.Branch, for labels that the principal may give.
 func (v *View) Branch(ctx context.Context, id string, req sandbox.BranchRequest) (sandbox.BranchResult, error) {
-	return reached(ctx, v, id, func(ctx context.Context, m *sandbox.Manager) (sandbox.BranchResult, error) {
+	return reached(ctx, v, id, func(ctx context.Context, m *sandbox.Manager) (r sandbox.BranchResult, err error) {
+		for name := range req.Labels {
+			if err := owner.Within(ctx, v.mayLabel(name), "labels: %.70q", name); err != nil {
+				return r, err
+			}
+		}
 		return m.Branch(ctx, id, req)
 	})
+}
+
+// turnLabel is the label by which clients know the saved turns of a sandbox, and begins the names of the
+// others that a turn has.
+const turnLabel = "turn"
+
+// mayLabel reports whether the principal may give a snapshot a label of that name. The labels of turns are
+// the same for all: they count for turns of the sandbox that was branched only.
+func (v *View) mayLabel(name string) bool {
+	return strings.HasPrefix(name, string(v.p.Prefix)) || name == turnLabel || strings.HasPrefix(name, turnLabel+".")
 }
 
 // Rollback is Manager.Rollback.
