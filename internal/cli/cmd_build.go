@@ -110,12 +110,8 @@ func newBuildCmd() *cobra.Command {
 				defer st.end()
 				return build(ctx, cl, recipe, o, st)
 			}, func(b built) error {
-				if verbose && b.WarmupOutput != "" {
-					fmt.Fprintf(
-						cmd.ErrOrStderr(),
-						"forkd: the warm-up wrote:\n%s\n",
-						strings.TrimRight(b.WarmupOutput, "\n"),
-					)
+				if verbose {
+					printWarmup(cmd, b)
 				}
 				printBuilt(cmd, b)
 				return nil
@@ -275,6 +271,12 @@ func buildFiles(ctx context.Context, recipe *image.Recipe, userKernel string, st
 
 func msSince(start time.Time) float64 { return float64(time.Since(start).Microseconds()) / 1000 }
 
+func printWarmup(cmd *cobra.Command, b built) {
+	if text := strings.TrimRight(b.WarmupOutput, "\n"); text != "" {
+		fmt.Fprintf(cmd.ErrOrStderr(), "forkd: the warm-up wrote:\n%s\n", printableText(text))
+	}
+}
+
 func printBuilt(cmd *cobra.Command, b built) {
 	out := cmd.OutOrStdout()
 	if b.Reused {
@@ -293,6 +295,6 @@ func printBuilt(cmd *cobra.Command, b built) {
 		b.MemSizeMiB,
 	)
 	for _, e := range b.GuestErrors {
-		fmt.Fprintf(cmd.ErrOrStderr(), "forkd: in the guest: %s\n", e)
+		fmt.Fprintf(cmd.ErrOrStderr(), "forkd: in the guest: %s\n", oneLine(e))
 	}
 }

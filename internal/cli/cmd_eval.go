@@ -90,6 +90,6 @@ func printEval(out, errOut io.Writer, r client.EvalResult) {
 	case r.Traceback != "":
 		fmt.Fprintln(errOut, strings.TrimRight(r.Traceback, "\n"))
 	case r.Error != "":
-		fmt.Fprintf(errOut, "forkd: %s\n", r.Error)
+		fmt.Fprintf(errOut, "forkd: %s\n", printableText(r.Error))
 	}
 }

@@ -106,7 +106,7 @@ func newPingCmd() *cobra.Command {
 			return showOf(cmd, &c, args[0], func(ctx context.Context, cl *client.Client, id string) (client.Pong, error) {
 				return cl.Ping(ctx, id)
 			}, func(p client.Pong) error {
-				fmt.Fprintf(cmd.OutOrStdout(), "pong: kernel %s, warm interpreters %v\n", p.Kernel, p.Warm)
+				printPong(cmd.OutOrStdout(), p)
 				return nil
 			})
 		},
@@ -114,6 +114,10 @@ func newPingCmd() *cobra.Command {
 	c.completeSandboxes(cmd)
 	c.register(cmd)
 	return cmd
+}
+
+func printPong(w io.Writer, p client.Pong) {
+	fmt.Fprintln(w, oneLine(fmt.Sprintf("pong: kernel %s, warm interpreters %v", p.Kernel, p.Warm)))
 }
 
 func newConsoleCmd() *cobra.Command {

@@ -139,7 +139,7 @@ func (f *forwarder) serve(ctx context.Context, l net.Listener, remote int, strea
 			if err := f.carry(ctx, conn.(*net.TCPConn), remote); err != nil && ctx.Err() == nil {
 				f.mu.Lock()
 				defer f.mu.Unlock()
-				fmt.Fprintf(f.errOut, "forkd: port %d: %v\n", remote, err)
+				fmt.Fprintf(f.errOut, "forkd: port %d: %s\n", remote, printable(err))
 			}
 		})
 	}

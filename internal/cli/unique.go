@@ -41,5 +41,5 @@ func printRepeats(cmd *cobra.Command, siblings ...client.Sandbox) {
 	}
 	fmt.Fprintf(cmd.ErrOrStderr(),
 		"forkd: these programs may repeat random numbers of other copies: %s; 'forkd inspect %s' lists them\n",
-		strings.Join(names, ", "), s.ID)
+		oneLine(strings.Join(names, ", ")), s.ID)
 }
