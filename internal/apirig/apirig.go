@@ -206,7 +206,7 @@ func New(t T, o Options) *Rig {
 		Answers: answers, Limits: o.Limits, Counts: counts, Requests: counts.RequestDone, Log: discard})
 	api := v1.New(v1.Config{Face: shared, Baker: baker, Builds: r.Steps, Metrics: counts.Handler(),
 		Version: "test", Accel: "kvm", GuestPort: o.GuestPort, NoKVM: func() error { return o.NoKVM }, Domain: domain,
-		Links: links, MCP: mcphttp.New("test", o.Limits.Keepalive)})
+		Links: links, MCP: mcphttp.New("test", o.Limits.Keepalive, discard)})
 	if !o.Unchecked {
 		api = apitest.Checked(t, api)
 	}

@@ -153,7 +153,7 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard, kvm *kvmState) (*w
 	api := v1.New(v1.Config{
 		Face: shared, Baker: baker, Builds: w.builds, Metrics: counts.Handler(),
 		Version: cfg.Version, Accel: cfg.Accel, GuestPort: cfg.GuestPort, Domain: domain, Links: links, Traces: w.traces,
-		Missing: missing, Admission: admissionOf(cfg.Admit), NoKVM: kvm.why, MCP: mcphttp.New(cfg.Version, 0),
+		Missing: missing, Admission: admissionOf(cfg.Admit), NoKVM: kvm.why, MCP: mcphttp.New(cfg.Version, 0, cfg.Log),
 	})
 	compatible := e2b.New(e2b.Config{Face: shared, Keys: keys, Builder: w.builder, Domain: domain,
 		Traces: w.traces})

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -91,7 +92,7 @@ func TestACallEndsWithItsConnection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		begun := time.Now()
 		api := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
-		h := mcphttp.New("test", 0)(api)
+		h := mcphttp.New("test", 0, slog.New(slog.DiscardHandler))(api)
 		r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/mcp",
 			strings.NewReader(`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"list_sandboxes","arguments":{}}}`))
 		r.Header.Set("Content-Type", "application/json")

@@ -3,6 +3,7 @@ package mcphttp_test
 import (
 	"context"
 	"encoding/json"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -46,7 +47,7 @@ func FuzzMessage(f *testing.F) {
 		w.WriteHeader(http.StatusNotFound)
 		_, _ = w.Write([]byte(`{"status":404,"code":"sandbox_not_found","detail":"none"}`)) // it is in memory
 	})
-	h := mcphttp.New("test", 0)(api)
+	h := mcphttp.New("test", 0, slog.New(slog.DiscardHandler))(api)
 	f.Fuzz(func(t *testing.T, version, method, body string) {
 		// Subscriptions that begin go on until their client leaves.
 		ctx, cancel := context.WithTimeout(auth.With(context.WithValue(t.Context(), key{}, t),

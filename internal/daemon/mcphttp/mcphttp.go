@@ -10,6 +10,7 @@ package mcphttp
 import (
 	"cmp"
 	"context"
+	"log/slog"
 	"net/http"
 	"sync"
 	"time"
@@ -24,11 +25,12 @@ import (
 // defaultKeepalive is shorter than the idle timeout of proxies, often a minute.
 const defaultKeepalive = 15 * time.Second
 
-// New returns a function for v1.Config.MCP. The function makes the handler of messages, whose tools
-// call api. keepalive is the interval of comments in a silent stream; 0: 15 seconds.
-func New(version string, keepalive time.Duration) func(api http.Handler) http.Handler {
+// New returns a function for v1.Config.MCP: it makes the handler of messages, whose tools call api.
+// keepalive is how often a silent stream says that it lives; 0: every 15 seconds. log has the panics of
+// api.
+func New(version string, keepalive time.Duration, log *slog.Logger) func(api http.Handler) http.Handler {
 	return func(api http.Handler) http.Handler {
-		f := &face{api: api, catalog: mcp.New(version), shared: map[mcp.Scope]func() *sdk.Server{}}
+		f := &messages{api: api, log: log, catalog: mcp.New(version), shared: map[mcp.Scope]func() *sdk.Server{}}
 		for _, scope := range []mcp.Scope{mcp.Read, mcp.Run, mcp.Admin} {
 			f.shared[scope] = sync.OnceValue(func() *sdk.Server { return f.catalog.Shared(scope) })
 		}
@@ -63,8 +65,10 @@ func kept(h http.Handler, keepalive time.Duration) http.Handler {
 	})
 }
 
-type face struct {
+// messages is the handler of messages.
+type messages struct {
 	api      http.Handler
+	log      *slog.Logger
 	catalog  *mcp.Catalog
 	shared   map[mcp.Scope]func() *sdk.Server // made for the first message that needs it
 	protocol http.Handler
@@ -86,8 +90,8 @@ const (
 
 // ServeHTTP answers one message with the tools of the client's scope. They call the API as the
 // client.
-func (f *face) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	cl, scope := client.Over(newTransport(f.api, r)), scopeOf(auth.From(r.Context()).Scope)
+func (f *messages) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	cl, scope := client.Over(newTransport(f.api, r, f.log)), scopeOf(auth.From(r.Context()).Scope)
 	ctx := mcp.With(r.Context(), cl)
 	var s *sdk.Server
 	if r.Header.Get(methodHeader) == listenMethod {

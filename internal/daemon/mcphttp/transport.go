@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"runtime/debug"
 	"sync"
@@ -13,21 +14,23 @@ import (
 
 	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/daemon/face"
 )
 
 // transport passes requests to a handler in this process, as if the client of a message had sent
 // them: over its connection, with its credentials and the message's id.
 type transport struct {
 	handler    http.Handler
-	values     context.Context // of the message: the connection's peer and address
+	log        *slog.Logger
+	values     context.Context // of the message: its connection's peer and address
 	header     http.Header
 	host       string
 	remoteAddr string
 	tls        *tls.ConnectionState
 }
 
-func newTransport(handler http.Handler, message *http.Request) *transport {
-	t := &transport{handler: handler, values: message.Context(), header: http.Header{}, host: message.Host,
+func newTransport(handler http.Handler, message *http.Request, log *slog.Logger) *transport {
+	t := &transport{handler: handler, log: log, values: message.Context(), header: http.Header{}, host: message.Host,
 		remoteAddr: message.RemoteAddr, tls: message.TLS}
 	for _, name := range []string{"Authorization", auth.TokenHeader, "User-Agent"} {
 		if v := message.Header.Values(name); len(v) > 0 {
@@ -55,9 +58,14 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	w := &answer{header: http.Header{}, to: to, begun: make(chan struct{})}
 	go func() {
 		defer cancel()
-		err := serve(t.handler, w, inner)
+		err := t.serve(w, inner)
 		inner.Body.Close()
-		w.WriteHeader(http.StatusOK) // in case the handler wrote nothing
+		if errors.Is(err, errPanic) && w.isFresh() {
+			clear(w.header)
+			face.WriteProblem(w, err)
+			err = nil
+		}
+		w.WriteHeader(http.StatusOK) // of a handler that wrote nothing
 		to.CloseWithError(err)
 	}()
 	select {
@@ -89,9 +97,12 @@ func (j joined) Value(key any) any {
 	return j.values.Value(key)
 }
 
-// serve calls a handler. It recovers from a panic, as the server of a connection would, and returns
-// it as an error.
-func serve(h http.Handler, w http.ResponseWriter, r *http.Request) (err error) {
+// errPanic is what the client of a handler that has panicked is told: the rest is in the daemon's log.
+var errPanic = errors.New("internal error: the daemon's log says more")
+
+// serve calls the handler, and recovers from its panic, as the server of a connection would. It returns
+// an error if the answer is not whole.
+func (t *transport) serve(w http.ResponseWriter, r *http.Request) (err error) {
 	defer func() {
 		p := recover()
 		aborted, _ := p.(error)
@@ -100,10 +111,12 @@ func serve(h http.Handler, w http.ResponseWriter, r *http.Request) (err error) {
 		case errors.Is(aborted, http.ErrAbortHandler):
 			err = io.ErrUnexpectedEOF
 		default:
-			err = fmt.Errorf("%s %s: panic: %v\n%s", r.Method, r.URL.Path, p, debug.Stack())
+			t.log.Error("panic of a call by MCP", "method", r.Method, "path", r.URL.Path, "panic", p,
+				"stack", string(debug.Stack()))
+			err = errPanic
 		}
 	}()
-	h.ServeHTTP(w, r)
+	t.handler.ServeHTTP(w, r)
 	return nil
 }
 
@@ -116,6 +129,16 @@ type answer struct {
 	status int
 	sent   http.Header
 	begun  chan struct{} // closed when status and sent are set
+}
+
+// isFresh reports whether nothing has been written yet.
+func (a *answer) isFresh() bool {
+	select {
+	case <-a.begun:
+		return false
+	default:
+		return true
+	}
 }
 
 // Header implements http.ResponseWriter.

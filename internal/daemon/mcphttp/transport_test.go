@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -15,14 +16,17 @@ import (
 )
 
 // over returns a client of a handler in this process, for a message with a token.
-func over(h http.HandlerFunc) *http.Client {
+func over(h http.HandlerFunc) *http.Client { return overWith(h, slog.New(slog.DiscardHandler)) }
+
+func overWith(h http.HandlerFunc, log *slog.Logger) *http.Client {
 	message := httptest.NewRequest(http.MethodPost, "/mcp", nil)
 	message.Header.Set("Authorization", "Bearer t")
 	message.Header.Set("Forkd-Token", "f")
 	message.Header.Set("Cookie", "c=1")
 	message.RemoteAddr, message.Host = "192.0.2.1:5", "forkd.example.org"
 	return &http.Client{
-		Transport: newTransport(h, message.WithContext(auth.With(message.Context(), auth.Principal{Who: "token:x"}))),
+		Transport: newTransport(h, message.WithContext(auth.With(message.Context(), auth.Principal{Who: "token:x"})),
+			log),
 	}
 }
 
@@ -61,23 +65,46 @@ func TestCallsAreTheClients(t *testing.T) {
 	}
 }
 
+// isTelling reports whether a text has what a panic said, or where.
+func isTelling(text string) bool {
+	return strings.Contains(text, "boom") || strings.Contains(text, ".go:")
+}
+
 // A handler that panics, or aborts, breaks off its answer and nothing else.
 func TestPanics(t *testing.T) {
 	for _, what := range []any{http.ErrAbortHandler, errors.New("boom"), "boom"} {
-		c := over(func(w http.ResponseWriter, _ *http.Request) {
+		var log strings.Builder
+		c := overWith(func(w http.ResponseWriter, _ *http.Request) {
 			io.WriteString(w, "begun")
 			panic(what)
-		})
+		}, slog.New(slog.NewTextHandler(&log, nil)))
 		resp, err := get(t, c, t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		if p, err := io.ReadAll(resp.Body); err == nil || string(p) != "begun" {
+		if p, err := io.ReadAll(resp.Body); err == nil || string(p) != "begun" || isTelling(err.Error()) {
 			t.Errorf("%v: %q, %v", what, p, err)
 		}
 		resp.Body.Close()
+		if logged := isTelling(log.String()); logged != (what != http.ErrAbortHandler) {
+			t.Errorf("%v: the log has %s", what, log.String())
+		}
 	}
-	resp, err := get(t, over(func(http.ResponseWriter, *http.Request) {}), t.Context())
+	// Before the answer has begun, there is room for an error.
+	resp, err := get(t, over(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("X-Answer", "half")
+		panic("boom")
+	}), t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := io.ReadAll(resp.Body)
+	resp.Body.Close()
+	if err != nil || resp.StatusCode != http.StatusInternalServerError || resp.Header.Get("X-Answer") != "" ||
+		!strings.Contains(string(p), `"code":"internal"`) || isTelling(string(p)) {
+		t.Errorf("%d %v %s, %v", resp.StatusCode, resp.Header, p, err)
+	}
+	resp, err = get(t, over(func(http.ResponseWriter, *http.Request) {}), t.Context())
 	if err != nil || resp.StatusCode != http.StatusOK {
 		t.Errorf("a handler that does nothing: %+v, %v", resp, err)
 	}
