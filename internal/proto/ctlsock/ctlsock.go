@@ -12,6 +12,7 @@ import (
 	"io"
 	"os"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -81,8 +82,12 @@ func Dial(path string) (*Conn, error) {
 	return newConn(fd)
 }
 
+// acceptPause is the time after which what was lacking for a connection may be there.
+const acceptPause = 10 * time.Millisecond
+
 // Accept waits for the next connection of a listening socket. See Dial for why it does not wait for
-// messages in a system call.
+// messages in a system call. Where the process or the host has no descriptor or memory for the connection,
+// Accept waits for that too: its caller holds sandboxes, and must not end for a lack that passes.
 func Accept(listener int) (*Conn, error) {
 	for {
 		fd, _, err := unix.Accept4(listener, unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
@@ -90,6 +95,8 @@ func Accept(listener int) (*Conn, error) {
 		case nil:
 			return newConn(fd)
 		case unix.EINTR, unix.ECONNABORTED:
+		case unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM:
+			time.Sleep(acceptPause)
 		default:
 			return nil, fmt.Errorf("accept control connection: %w", err)
 		}

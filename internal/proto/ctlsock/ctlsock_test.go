@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -120,5 +121,50 @@ func TestMessagesWhoseDescriptorsFindNoRoom(t *testing.T) {
 			t.Errorf("message %d behind it: %d descriptors, %v", want, len(fds), err)
 		}
 		CloseAll(fds)
+	}
+}
+
+// A process that has no room for a descriptor takes a connection when there is room again.
+func TestAcceptWaitsForADescriptor(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := Listen(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(l)
+	a, err := Dial(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: limit.Max}); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() {
+		b, err := Accept(l)
+		if err == nil {
+			err = errors.Join(b.Send(vmmproto.KindConn, nil), b.Close())
+		}
+		ended <- err
+	}()
+	select {
+	case err := <-ended:
+		t.Errorf("without a descriptor: %v", err)
+		ended <- err
+	case <-time.After(10 * acceptPause): // it has tried
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+	if kind, _, _, err := a.Receive(); kind != vmmproto.KindConn || err != nil {
+		t.Errorf("%d, %v", kind, err)
 	}
 }
