@@ -2,8 +2,8 @@
 // writes these bytes, so they are hostile: only IPv4 packets from the guest's own address reach the
 // stack, and of ARP only requests for the gateway's address are answered.
 //
-// It checks each message alone and keeps no state. Package policy decides where a guest may connect
-// to, and the stack reassembles fragments.
+// It looks at one message at a time and remembers nothing. It does not decide where a guest may
+// connect to, which is package policy, and it does not reassemble fragments, which is package stack's.
 package inspect
 
 import (
@@ -49,6 +49,7 @@ type Packet struct {
 	// Partial: the sender left the checksum of TCP or UDP to the device, so it cannot be verified.
 	Partial bool
 	Opens   bool // the first segment of a TCP connection
+	Piece   bool // a fragment of a packet
 }
 
 // Lengths and numbers of the headers: IEEE 802.3, RFC 791, RFC 792, RFC 826, RFC 9293 and RFC 768.
@@ -178,9 +179,8 @@ func ip(h, ether []byte) (Packet, Reason) {
 	if netip.AddrFrom4([4]byte(p[12:16])) != guest {
 		return Packet{}, Spoofed
 	}
-	k := Packet{Class: IP, IP: p, To: netip.AddrFrom4([4]byte(p[16:20]))}
-	fragments := binary.BigEndian.Uint16(p[6:8])
-	fragment := fragments&(flagMore|maskOffset) != 0
+	fragment := binary.BigEndian.Uint16(p[6:8])&(flagMore|maskOffset) != 0
+	k := Packet{Class: IP, IP: p, To: netip.AddrFrom4([4]byte(p[16:20])), Piece: fragment}
 	var reason Reason
 	switch p[9] {
 	case protoTCP:

@@ -22,7 +22,8 @@ type Host struct {
 	chunks  chunks
 	held    room                         // bytes in chunks of relays
 	peeks   room                         // bytes of connections whose server is not known yet
-	injects room                         // bytes of connections to which secrets are added
+	injects room                         // bytes of connections that have secrets added
+	pieces  room                         // bytes of packets that are not whole yet
 	trust   atomic.Pointer[inject.Trust] // nil until there is a secret
 	proxy   atomic.Pointer[upstream]     // nil: none
 	own     atomic.Pointer[[]netip.Addr]
@@ -46,6 +47,7 @@ func NewHost(sockets int) *Host {
 // SetMemory sets the memory limit of the process, in bytes. It is called before any stack is made.
 func (h *Host) SetMemory(bytes int64) {
 	h.held.most, h.peeks.most, h.injects.most = bytes/chunkShare, bytes/peekShare, bytes/injectShare
+	h.pieces.most = bytes / pieceShare
 }
 
 // Sockets returns how many sockets to the outside a process supports with the given files and bytes

@@ -54,6 +54,7 @@ const (
 	peekShare   = 16
 	injectShare = 4
 	flowShare   = 2
+	pieceShare  = 32 // for packets in fragments
 )
 
 // Assumed size of each, in bytes.

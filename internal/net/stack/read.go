@@ -61,6 +61,14 @@ func (s *Stack) take(message []byte) {
 	case packet.Opens && !s.opens.Allow():
 		s.counters.Dropped.Add(1)
 		s.counters.refuse(openRate)
+	case packet.Piece:
+		whole, kept := s.fragments.add(packet.IP, time.Now())
+		if !kept {
+			s.counters.Dropped.Add(1)
+		}
+		if whole != nil {
+			s.deliver(inspect.Packet{IP: whole})
+		}
 	default:
 		s.deliver(packet)
 	}

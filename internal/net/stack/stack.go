@@ -2,11 +2,11 @@
 // sandbox's frame socket. It terminates the guest's connections and opens others in their place,
 // from this process to the outside.
 //
-// Package policy decides about every flow before anything is opened, and again when the policy
-// changes. If a name decides, the guest's first bytes are read before the outside is dialled.
-// Outside is IPv4 only. The resources of a guest are bounded: connections, connections being
-// opened, waiting bytes, packets per second; an idle flow ends. The package knows neither the
-// daemon nor other sandboxes.
+// Every flow is decided by package policy before anything is opened, and again when the policy
+// changes. Where a name decides, the guest's first bytes are read before the outside is dialled.
+// Outside is IPv4 only. What a guest can make the process hold is bounded: connections, connections
+// that are not open yet, bytes that wait, fragments, packets in a second; a flow over which nothing
+// passes ends. The package knows neither the daemon nor other sandboxes.
 package stack
 
 import (
@@ -62,7 +62,8 @@ type Stack struct {
 	echoes         chan struct{} // one value for each echo request that waits for an answer
 	queries        chan struct{} // likewise for each DNS query over UDP
 	chunks         room          // of relays
-	peeks          chan struct{} // one value for each connection whose server is not known yet
+	peeks          chan struct{} // one for each connection whose server is not known yet
+	fragments      fragments     // of packets that are not whole yet
 
 	mu       sync.Mutex
 	closed   bool
@@ -87,6 +88,7 @@ func New(host *Host, file *os.File, as *netproto.Attach, c *Counters) (*Stack, e
 		secrets: as.Secrets, flows: map[*flow]struct{}{}, udp: map[ports]*udpFlow{}, echoes: make(chan struct{}, maxEchoes),
 		queries: make(chan struct{}, maxQueries), peeks: make(chan struct{}, maxPeeks)}
 	s.chunks.most, s.chunks.of = maxChunks, &host.held
+	s.fragments.room.most, s.fragments.room.of = maxFragments, &host.pieces
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.dns = dns.New(host.Resolver, s.nameAllowed, s.nameRefused)
 	s.makeLimiters(as.Limits)
@@ -171,6 +173,7 @@ func (s *Stack) Close() {
 	s.link.close()
 	s.tasks.Wait()
 	s.ipstack.Wait()
+	s.fragments.clear()
 	s.counters.Active.Store(false)
 }
 
@@ -227,8 +230,10 @@ func (s *Stack) decideAgainLocked(f *flow, why string, left *int) {
 	}
 }
 
-// Sweep ends flows that have been idle for too long.
+// Sweep ends flows over which nothing has passed for too long, and drops packets that did not become
+// whole.
 func (s *Stack) Sweep(now time.Time) {
+	s.fragments.sweep(now)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for f := range s.flows {

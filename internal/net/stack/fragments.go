@@ -1,0 +1,205 @@
+package stack
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+)
+
+// fragments puts together the packets that a guest sends in fragments (RFC 791 §3.2). The network stack
+// would do that too, but what it keeps of a sandbox, up to 4 MiB, counts in no room.
+//
+// A packet whose fragments contradict each other is dropped. Where there is no room, the packet that was
+// begun first makes some: its fragments are likely lost.
+type fragments struct {
+	room room // of what is kept
+
+	mu      sync.Mutex
+	packets map[packetID]*partial
+}
+
+// packetID is what the fragments of one packet have in common, besides the guest as their source.
+type packetID struct {
+	to       netip.Addr
+	protocol uint8
+	number   uint16
+}
+
+// partial is a packet of which fragments are missing.
+type partial struct {
+	begun  time.Time
+	pieces []piece // by offset, without overlap
+	has    int     // bytes of payload
+	wants  int     // likewise; 0 until the last fragment is there
+	cost   int64   // bytes in the room
+}
+
+// piece is a fragment.
+type piece struct {
+	packet []byte // with its header
+	offset int    // of its payload, in bytes
+}
+
+func (p *piece) payload() []byte { return p.packet[header.IPv4MinimumSize:] }
+func (p *piece) end() int        { return p.offset + len(p.payload()) }
+
+// Bounds on the packets of one sandbox that fragments are missing of. A guest sends all fragments of a
+// packet at once and none is lost on the way, so few packets are begun at a time.
+const (
+	maxPartials  = 64
+	maxFragments = 256 << 10        // bytes: four of the largest packets
+	fragmentTime = 15 * time.Second // for a packet to become whole, as RFC 791 has it
+
+	// What a fragment and a packet take beyond their bytes.
+	pieceBytes   = 96
+	partialBytes = 512
+
+	maxPayload = 65535 - header.IPv4MinimumSize
+)
+
+// add takes a fragment, which it copies, and returns the whole packet if that was the last that was
+// missing. kept is false if the fragment was dropped. The header has no options and is checked.
+func (f *fragments) add(packet []byte, now time.Time) (whole []byte, kept bool) {
+	h := header.IPv4(packet)
+	id := packetID{netip.AddrFrom4(h.DestinationAddress().As4()), h.Protocol(), h.ID()}
+	next := piece{packet, int(h.FragmentOffset())}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	p := f.packets[id]
+	if p != nil && p.isOld(now) {
+		f.dropLocked(id)
+		p = nil
+	}
+	if p == nil {
+		p = &partial{begun: now}
+	}
+	at, fits := p.place(&next, h.More())
+	if !fits {
+		f.dropLocked(id)
+		return nil, false
+	}
+	if at < 0 { // sent twice
+		return nil, true
+	}
+	if !f.reserveLocked(id, p, len(packet)) {
+		return nil, false
+	}
+	next.packet = slices.Clone(packet)
+	p.pieces = slices.Insert(p.pieces, at, next)
+	p.has += len(next.payload())
+	if !h.More() {
+		p.wants = next.end()
+	}
+	if p.has != p.wants {
+		return nil, true
+	}
+	f.dropLocked(id)
+	return p.whole(), true
+}
+
+func (p *partial) isOld(now time.Time) bool { return now.Sub(p.begun) > fragmentTime }
+
+// place returns where a fragment belongs among the pieces, or -1 if it is there already. It does not fit
+// if it contradicts those that are there, or can be none of any packet.
+func (p *partial) place(next *piece, more bool) (at int, fits bool) {
+	size := len(next.payload())
+	switch {
+	case size == 0, next.end() > maxPayload, more && size%8 != 0:
+		return 0, false
+	case p.wants != 0 && next.end() > p.wants:
+		return 0, false
+	case !more && p.wants != 0 && next.end() != p.wants:
+		return 0, false
+	case !more && len(p.pieces) > 0 && p.pieces[len(p.pieces)-1].end() > next.end():
+		return 0, false
+	}
+	at, same := slices.BinarySearchFunc(p.pieces, next.offset, func(have piece, offset int) int {
+		return cmp.Compare(have.offset, offset)
+	})
+	if same {
+		return -1, p.pieces[at].end() == next.end()
+	}
+	fits = (at == 0 || p.pieces[at-1].end() <= next.offset) &&
+		(at == len(p.pieces) || next.end() <= p.pieces[at].offset)
+	return at, fits
+}
+
+// whole returns the packet that the pieces make, with the header of the first.
+func (p *partial) whole() []byte {
+	packet := make([]byte, 0, header.IPv4MinimumSize+p.wants)
+	packet = append(packet, p.pieces[0].packet[:header.IPv4MinimumSize]...)
+	for i := range p.pieces {
+		packet = append(packet, p.pieces[i].payload()...)
+	}
+	h := header.IPv4(packet)
+	h.SetTotalLength(uint16(len(packet)))
+	h.SetFlagsFragmentOffset(0, 0)
+	h.SetChecksum(0)
+	h.SetChecksum(^h.CalculateChecksum())
+	return packet
+}
+
+// reserveLocked makes room for a fragment of p, which is put on the list if it is not there.
+func (f *fragments) reserveLocked(id packetID, p *partial, size int) bool {
+	cost := int64(size + pieceBytes)
+	if f.packets[id] == nil {
+		cost += partialBytes
+		if len(f.packets) >= maxPartials {
+			f.dropOldestLocked()
+		}
+	}
+	for !f.room.take(cost) {
+		if len(f.packets) == 0 || f.dropOldestLocked() == id {
+			return false
+		}
+	}
+	p.cost += cost
+	if f.packets == nil {
+		f.packets = map[packetID]*partial{}
+	}
+	f.packets[id] = p
+	return true
+}
+
+// dropOldestLocked drops the packet that was begun first, and returns which that is. There is one.
+func (f *fragments) dropOldestLocked() (oldest packetID) {
+	var first *partial
+	for id, p := range f.packets {
+		if first == nil || p.begun.Before(first.begun) {
+			oldest, first = id, p
+		}
+	}
+	f.dropLocked(oldest)
+	return oldest
+}
+
+func (f *fragments) dropLocked(id packetID) {
+	if p := f.packets[id]; p != nil {
+		f.room.give(p.cost)
+		delete(f.packets, id)
+	}
+}
+
+// sweep drops the packets that have been waiting for too long.
+func (f *fragments) sweep(now time.Time) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for id, p := range f.packets {
+		if p.isOld(now) {
+			f.dropLocked(id)
+		}
+	}
+}
+
+// clear drops all.
+func (f *fragments) clear() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for id := range f.packets {
+		f.dropLocked(id)
+	}
+}
