@@ -29,17 +29,30 @@ type Host struct {
 	own     atomic.Pointer[[]netip.Addr]
 	sockets atomic.Int64 // of flows, to the outside
 	most    int64
-	udp     atomic.Int64 // of these, UDP sockets
+	udp     atomic.Int64 // of these, those of UDP
+	queries atomic.Int64 // sockets to resolvers, for queries over UDP
+	asks    int64        // at most so many queries
 }
 
 // maxHostUDP bounds the UDP flows of all sandboxes: each takes a port that the rest of the host
 // cannot use. It is a quarter of Linux's ephemeral ports (ip_local_port_range).
 const maxHostUDP = 7000
 
-// NewHost returns a Host whose sandboxes together have at most the given number of sockets to the
-// outside.
+// maxHostQueries bounds the queries over UDP of all sandboxes that wait for an answer: each has a port too.
+// They are none of maxHostUDP, so that flows do not keep names from being resolved, nor the other way
+// round. Where there are few files there are fewer, a part of queryPart of the flows: their files are of
+// those that flows leave. In the second half of all a sandbox has at most fewQueries, so that slow names
+// which some sandboxes ask for leave places for others.
+const (
+	maxHostQueries = 1024
+	queryPart      = 8
+	fewQueries     = 4
+)
+
+// NewHost returns a Host whose sandboxes together have at most so many sockets to the outside.
 func NewHost(sockets int) *Host {
 	h := &Host{Resolver: &dns.Resolver{}, Log: flowlog.New(), most: int64(sockets)}
+	h.asks = min(maxHostQueries, max(maxQueries, h.most/queryPart))
 	h.SetMemory(LeastMemory)
 	return h
 }
@@ -86,6 +99,18 @@ func (h *Host) giveSocket(protocol policy.Protocol) {
 		h.udp.Add(-1)
 	}
 }
+
+// takeQuery counts a query, if there may be one more of a sandbox that has so many, with this one.
+func (h *Host) takeQuery(own int) bool {
+	n := h.queries.Add(1)
+	if n > h.asks || n > h.asks/2 && own > fewQueries {
+		h.queries.Add(-1)
+		return false
+	}
+	return true
+}
+
+func (h *Host) giveQuery() { h.queries.Add(-1) }
 
 // dialTCP connects to an address outside.
 func dialTCP(ctx context.Context, to netip.AddrPort) (*net.TCPConn, error) {

@@ -209,8 +209,8 @@ const maxQuery = 2048
 // maxQueries bounds the DNS queries of one sandbox that wait for an answer.
 const maxQueries = 64
 
-// answerDNS answers a query in a task of its own, because the resolver may be slow. A query beyond
-// maxQueries is dropped: clients ask again.
+// answerDNS answers a query, in a task of its own, for the resolver may be slow. A query beyond
+// maxQueries, or for which the host has no place, is dropped: clients ask again.
 func (s *Stack) answerDNS(id ports, query []byte) {
 	if len(query) > maxQuery {
 		query = query[:maxQuery]
@@ -221,8 +221,14 @@ func (s *Stack) answerDNS(id ports, query []byte) {
 		s.counters.Dropped.Add(1)
 		return
 	}
+	if !s.host.takeQuery(len(s.queries)) {
+		<-s.queries
+		s.counters.Dropped.Add(1)
+		return
+	}
 	s.tasks.Go(func() {
 		defer func() { <-s.queries }()
+		defer s.host.giveQuery()
 		if answer := s.dns.Answer(s.ctx, query, false); answer != nil {
 			s.sendUDP(id, answer)
 		}
