@@ -42,7 +42,16 @@ func (c *Client) ChangeLabels(ctx context.Context, id string, change map[string]
 	return s, err
 }
 
-// Stats returns measurements of a running sandbox.
+// SetTTL has a sandbox deleted so many seconds from now, a year at most, or never with 0.
+func (c *Client) SetTTL(ctx context.Context, id string, ttlSecs float64) (s Sandbox, err error) {
+	if !(ttlSecs >= 0) { // NaN too
+		return s, wrong("ttl_secs", "%g: want 0 or more", ttlSecs)
+	}
+	err = c.call(ctx, http.MethodPut, sandboxPath(id, "/ttl"), TTLRequest{TTLSecs: &ttlSecs}, &s)
+	return s, err
+}
+
+// Stats measures a running sandbox.
 func (c *Client) Stats(ctx context.Context, id string) (s Stats, err error) {
 	err = c.call(ctx, http.MethodGet, sandboxPath(id, "/stats"), nil, &s)
 	return s, err

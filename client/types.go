@@ -8,6 +8,7 @@ type (
 	LeftAlone        = v1.LeftAlone
 	Sandbox          = v1.Sandbox
 	ForkRequest      = v1.ForkRequest
+	TTLRequest       = v1.TTLRequest
 	Forked           = v1.Forked
 	Stats            = v1.Stats
 	RollbackRequest  = v1.RollbackRequest

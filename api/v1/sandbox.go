@@ -57,6 +57,11 @@ type Generator struct {
 	Library string `json:"library"`
 }
 
+// TTLRequest gives a sandbox another end.
+type TTLRequest struct {
+	TTLSecs *float64 `json:"ttl_secs"` // delete it after so many seconds from now; 0: never
+}
+
 // ForkRequest asks for N children of a snapshot.
 type ForkRequest struct {
 	SnapshotTag    string            `json:"snapshot_tag,omitempty"`

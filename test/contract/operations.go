@@ -190,6 +190,15 @@ func sandboxOperations() map[string]operation {
 			s, err := fieldsAnd(r.client.ChangeLabels(r.ctx, id(of), req.Labels))
 			return at(s, "labels"), err
 		}},
+		"sandbox.set_ttl": {"Client.SetTTL", func(r *runner, of *Object, with arguments) (any, error) {
+			var req struct {
+				TTL float64 `json:"ttl_secs"`
+			}
+			if err := with.into(&req); err != nil {
+				return nil, err
+			}
+			return fieldsAnd(r.client.SetTTL(r.ctx, id(of), req.TTL))
+		}},
 		"sandbox.fork": {"Client.Fork, client.Children", fork},
 		"sandbox.branch": {"Client.Branch, Client.Fork", func(r *runner, of *Object, with arguments) (any, error) {
 			snap, err := r.client.Branch(r.ctx, id(of), client.BranchRequest{Tag: with.text("tag"), Mode: with.text("mode"),

@@ -222,6 +222,12 @@ func TestWorkspaces(t *testing.T) {
 	if w, err = cl.ResumeWorkspace(ctx, "w"); err != nil || w.Status != "running" {
 		t.Errorf("%+v, %v", w, err)
 	}
+	if _, err := cl.SetTTL(ctx, w.LiveSandboxID, 60); !client.IsStatus(err, http.StatusConflict) {
+		t.Errorf("an end for its sandbox: %v", err)
+	}
+	if s, err := cl.SetTTL(ctx, w.LiveSandboxID, 0); err != nil || s.ExpiresAt != 0 {
+		t.Errorf("none for its sandbox: %+v, %v", s, err)
+	}
 	if list, err := cl.Workspaces(ctx); err != nil || len(list) != 1 {
 		t.Errorf("%+v, %v", list, err)
 	}

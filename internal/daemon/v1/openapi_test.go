@@ -42,6 +42,7 @@ func TestOpenAPIHasTheFieldsOfTheCode(t *testing.T) {
 		"Signal":      apiv1.SignalRequest{},
 		"Interpreter": apiv1.InterpreterRequest{}, "Interrupted": apiv1.Interrupted{}, "Restarted": apiv1.Restarted{},
 		"Limits":        apiv1.Limits{},
+		"TTL":           apiv1.TTLRequest{},
 		"SandboxLimits": apiv1.SandboxLimits{}, "Usage": apiv1.Usage{}, "Admission": apiv1.Admission{},
 		"Eval":       apiv1.EvalRequest{},
 		"EvalResult": apiv1.EvalResult{}, "Stats": apiv1.Stats{}, "Branch": apiv1.BranchRequest{},

@@ -151,6 +151,35 @@ func (a *api) changeLabels(r *http.Request, change *map[string]*string) (apiv1.S
 	return described(a.sandboxesFor(r))(a.view(r).ChangeLabels(r.Context(), r.PathValue("id"), *change))
 }
 
+// setTTL gives a sandbox another end, at which it is deleted or suspended as was said before. That of a
+// workspace has none.
+func (a *api) setTTL(r *http.Request, req *apiv1.TTLRequest) (s apiv1.Sandbox, err error) {
+	if req.TTLSecs == nil {
+		return s, invalid.Errorf("ttl_secs", "missing: want seconds from now, or 0 for no end")
+	}
+	ttl, err := face.Seconds("ttl_secs", *req.TTLSecs, 0, maxTTL)
+	if err != nil {
+		return s, err
+	}
+	var i sandbox.Info
+	err = a.view(r).With(r.Context(), r.PathValue("id"), func(h *sandbox.Held) error {
+		was := h.Info()
+		e := sandbox.Expiry{Suspends: was.ExpirySuspends}
+		if ttl != 0 {
+			e.At = time.Now().Add(ttl)
+		}
+		if was.Workspace != "" && ttl != 0 {
+			return &sandbox.HeldError{Op: "limit the time of", ID: was.ID, Workspace: was.Workspace}
+		}
+		if err := h.SetExpiry(e); err != nil {
+			return err
+		}
+		i = h.Info()
+		return nil
+	})
+	return described(a.sandboxesFor(r))(i, err)
+}
+
 func (a *api) getSandbox(r *http.Request) (apiv1.Sandbox, error) {
 	return described(a.sandboxesFor(r))(a.view(r).Sandbox(r.PathValue("id")))
 }

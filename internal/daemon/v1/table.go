@@ -64,6 +64,7 @@ func (a *api) routes() []route {
 		{"GET /v1/sandboxes/{id}", auth.Read, nil, reads, get(a.getSandbox)},
 		{"DELETE /v1/sandboxes/{id}", auth.Run, nil, ends, end(a.deleteSandbox)},
 		{"PATCH /v1/sandboxes/{id}/labels", auth.Run, nil, work, call(ok, a.changeLabels)},
+		{"PUT /v1/sandboxes/{id}/ttl", auth.Run, nil, work, call(ok, a.setTTL)},
 		{"GET /v1/sandboxes/{id}/stats", auth.Read, nil, work, get(a.stats)},
 		{"GET /v1/sandboxes/{id}/network", auth.Read, nil, reads, get(a.getNetwork)},
 		{"PUT /v1/sandboxes/{id}/network", auth.Run, nil, work, call(ok, a.setNetwork)},

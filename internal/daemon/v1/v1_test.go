@@ -77,6 +77,15 @@ func TestClientAndDaemonAgree(t *testing.T) {
 	if s.State != "running" || s.ReadyMS == nil || s.PID == 0 || s.ExpiresAt == 0 {
 		t.Errorf("sandbox %+v", s)
 	}
+	if m, err := cl.SetTTL(ctx, s.ID, 7200); err != nil || m.ExpiresAt < s.ExpiresAt+3000 {
+		t.Errorf("more time: %+v, %v", m, err)
+	}
+	if m, err := cl.SetTTL(ctx, s.ID, 0); err != nil || m.ExpiresAt != 0 {
+		t.Errorf("no end: %+v, %v", m, err)
+	}
+	if _, err := cl.SetTTL(ctx, s.ID, 367*24*3600); !client.IsStatus(err, http.StatusBadRequest) {
+		t.Errorf("more than a year: %v", err)
+	}
 	if list, err := cl.Sandboxes(ctx); err != nil || len(list) != 3 {
 		t.Errorf("list: %d, %v", len(list), err)
 	}

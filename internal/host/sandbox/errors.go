@@ -79,12 +79,12 @@ func (e *replacedError) Error() string {
 	return fmt.Sprintf("snapshot %q was replaced by another", e.tag)
 }
 
-// HeldError reports a sandbox that cannot be killed because it belongs to a workspace.
-type HeldError struct{ ID, Workspace string }
+// HeldError reports a sandbox that cannot be killed, now or later, because a workspace stands for it.
+type HeldError struct{ Op, ID, Workspace string }
 
 func (e *HeldError) Error() string {
-	return fmt.Sprintf("kill sandbox %q: it belongs to workspace %q, and so does what it has saved; "+
-		"delete the workspace instead (forkd workspace delete %s)", e.ID, e.Workspace, e.Workspace)
+	return fmt.Sprintf("%s sandbox %q: it belongs to workspace %q, and so does what it has saved; "+
+		"delete the workspace instead (forkd workspace delete %s)", e.Op, e.ID, e.Workspace, e.Workspace)
 }
 
 // ForkError reports children that did not start.

@@ -8,8 +8,8 @@ import (
 // expiryRetry is the time until a failed suspension, as on a full disk, is tried again.
 const expiryRetry = time.Minute
 
-// SetExpiry replaces the expiry of a sandbox in any state. The error is a *NotFoundError if the old
-// expiry passed in the meantime.
+// SetExpiry replaces the expiry of a sandbox in any state. The error is a *NotFoundError where its
+// time has passed meanwhile. The time of a workspace's sandbox does not pass.
 func (h *Held) SetExpiry(e Expiry) error {
 	s := h.s
 	if err := s.updateAll(e.write); err != nil {
@@ -77,7 +77,7 @@ func (s *Sandbox) due() bool {
 }
 
 func (s *Sandbox) dueLocked() bool {
-	return !s.timeless && !s.record.Expires.IsZero() && !time.Now().Before(s.record.Expires)
+	return s.workspace == "" && !s.timeless && !s.record.Expires.IsZero() && !time.Now().Before(s.record.Expires)
 }
 
 // suspendExpired suspends a sandbox when other operations on it have finished. An exited sandbox

@@ -321,3 +321,30 @@ func TestAnnotationIsBounded(t *testing.T) {
 	}
 	w.stop()
 }
+
+// The time of a workspace's sandbox does not pass, whoever limits it.
+func TestNoExpiryOfAWorkspace(t *testing.T) {
+	w := newWorld(t, 0)
+	mustBake(t, w)
+	held, other := forkOne(t, w, ForkRequest{}), forkOne(t, w, ForkRequest{})
+	if err := w.Hold(held, "desk"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.setExpiry(t, held, Expiry{At: time.Now()}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.setExpiry(t, other, Expiry{At: time.Now().Add(soon)}); err != nil {
+		t.Fatal(err)
+	}
+	w.waitFor(t, other, gone)
+	if _, err := w.Get(held); err != nil {
+		t.Errorf("the sandbox of a workspace: %v", err)
+	}
+	w.KillAll()
+	if err := w.Release(held); err != nil {
+		t.Fatal(err)
+	}
+	w.KillAll()
+	w.stop()
+	w.checkClean(t)
+}

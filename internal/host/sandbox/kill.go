@@ -54,7 +54,7 @@ func (m *Manager) Kill(id string) error {
 		return err
 	}
 	if w := s.Info().Workspace; w != "" {
-		return &HeldError{ID: id, Workspace: w}
+		return &HeldError{Op: "kill", ID: id, Workspace: w}
 	}
 	return m.remove(s)
 }

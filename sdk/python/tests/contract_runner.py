@@ -367,6 +367,7 @@ for name in (
     "ping",
     "kill",
     "set_labels",
+    "set_ttl",
     "fork",
     "rollback",
     "pause",

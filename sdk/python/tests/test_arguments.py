@@ -27,6 +27,9 @@ WRONG: list[tuple[str, Callable[[Client, Sandbox], Any]]] = [
     ("unique", lambda c, s: s.resume(unique="yes")),
     ("ttl", lambda c, s: c.fork("base", ttl=-1)),
     ("ttl", lambda c, s: s.url(80, ttl=0)),
+    ("ttl", lambda c, s: s.set_ttl(None)),  # type: ignore[arg-type]
+    ("ttl", lambda c, s: s.set_ttl(366 * 86400)),
+    ("timeout", lambda c, s: s.set_timeout(-1)),
     ("idle_timeout", lambda c, s: c.fork("base", idle_timeout="1h")),  # type: ignore[arg-type]
     ("env", lambda c, s: c.fork("base", env={"A": 1})),  # type: ignore[dict-item]
     ("env", lambda c, s: s.commands.run("true", env=["A=1"])),  # type: ignore[call-overload]

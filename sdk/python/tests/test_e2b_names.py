@@ -58,6 +58,9 @@ def test_the_table_has_what_people_do() -> None:
 def test_e2bs_names(sandbox: forkd.Sandbox) -> None:
     assert sandbox.get_info().id == sandbox.sandbox_id == sandbox.id
     assert sandbox.is_running()
+    sandbox.set_timeout(3600)
+    assert sandbox.info().expires_at_unix is not None
+    assert sandbox.set_ttl(0).expires_at_unix is None
     context = sandbox.create_code_context(language="python")
     assert context.id in [c.id for c in sandbox.list_code_contexts()]
     sandbox.run_code("x = 1", context=context)

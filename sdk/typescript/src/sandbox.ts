@@ -165,6 +165,15 @@ export class Sandbox implements AsyncDisposable {
     return (await this.#changed("PATCH", "/labels", labels, options)).labels ?? {};
   }
 
+  /**
+   * Has it deleted ttl seconds from now, whatever was said before; 0: never. expiresAtUnix of what it
+   * returns has when.
+   */
+  async setTtl(ttl: number, options?: CallOptions): Promise<SandboxInfo> {
+    checkSeconds("ttl", ttl ?? NaN, 365 * 24 * 3600);
+    return this.#changed("PUT", "/ttl", { ttl_secs: ttl }, options);
+  }
+
   /** Forks n children that go on from where it is now, while it runs on. */
   async fork(n = 1, options: ForkOptions & { mode?: BranchMode | undefined } = {}): Promise<Sandboxes> {
     checkOptions(options, "mode", ...forkOptions);

@@ -127,6 +127,7 @@ export const operations: Readonly<Record<string, Operation>> = {
   "sandbox.ping": ["sandbox.ping", "", (box: Sandbox) => box.ping()],
   "sandbox.kill": ["sandbox.kill", "", (box: Sandbox) => box.kill()],
   "sandbox.set_labels": ["sandbox.setLabels", "labels", (box: Sandbox, { labels }) => box.setLabels(labels)],
+  "sandbox.set_ttl": ["sandbox.setTtl", "ttl", (box: Sandbox, { ttl }) => box.setTtl(ttl)],
   "sandbox.fork": ["sandbox.fork", forkArguments, (box: Sandbox, args) => box.fork(args["n"], options(args, "n"))],
   "sandbox.branch": [
     "sandbox.branch",

@@ -48,6 +48,9 @@ test("a sandbox is made, found, listed and killed", async () => {
     [one.id],
   );
   assert.deepEqual(await one.setLabels({ who: null, job: "8" }), { job: "8" });
+  assert.ok((await one.setTtl(3600)).expiresAtUnix! > Date.now() / 1000 + 3000);
+  assert.equal((await one.setTtl(0)).expiresAtUnix, undefined);
+  await assert.rejects(one.setTtl(undefined as unknown as number), { field: "ttl" });
   assert.equal(await one.kill(), true);
   assert.equal(await one.kill(), false);
   await assert.rejects(Sandbox.connect(one.id, { client }), SandboxNotFoundError);

@@ -78,6 +78,14 @@ def seconds(field: str, value: object, zero: bool = False, most: float = 1e9) ->
     return value
 
 
+def life(field: str, value: object) -> float:
+    """How long a sandbox is to live; 0: without end."""
+    got = seconds(field, value, zero=True, most=365 * 24 * 3600.0)
+    if got is None:
+        raise wrong(field, value, "a number of seconds, or 0 for no end")
+    return got
+
+
 def env(value: object) -> dict[str, str] | None:
     """Variables of an environment."""
     variables = strings("env", value)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 SANDBOX = {
     "get_host": "url(port)",
-    "set_timeout": "create(ttl=…) or create(idle_timeout=…)",
     "get_metrics": "stats()",
     "create_snapshot": "branch()",
     "list_snapshots": "client.snapshots.list()",

@@ -609,6 +609,14 @@ class CreateSandboxes(Record):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class TTL(Record):
+    """The message TTL of the API."""
+
+    ttl_secs: float
+    """delete it after so many seconds from now; 0 is never"""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Usage(Record):
     """What a sandbox takes from its host; zeros for one without a VM, and where the host cannot enforce limits."""
 
@@ -1439,6 +1447,7 @@ __all__ = [
     "SnapshotInfoDetail",
     "Stats",
     "SuspendWorkspace",
+    "TTL",
     "TTYSize",
     "Unique",
     "Usage",

@@ -288,6 +288,10 @@ export interface components {
             /** @description of forkd 0.5; no effect */
             hugepages?: boolean;
         } & (unknown | unknown);
+        TTL: {
+            /** @description delete it after so many seconds from now; 0 is never */
+            ttl_secs: number;
+        };
         SandboxInfo: {
             labels?: components["schemas"]["Labels"];
             /** @description sb- and 128 random bits */

@@ -257,6 +257,15 @@ class AsyncSandbox:
         await self._changed("PATCH", "/labels", body)
         return self.labels
 
+    async def set_ttl(self, ttl: float) -> SandboxInfo:
+        """Has it deleted ttl seconds from now, whatever was said before; 0: never. The expires_at_unix of what
+        it returns has when."""
+        return await self._changed("PUT", "/ttl", {"ttl_secs": _args.life("ttl", ttl)})
+
+    async def set_timeout(self, timeout: float) -> None:
+        """E2B's name of set_ttl."""
+        await self._changed("PUT", "/ttl", {"ttl_secs": _args.life("timeout", timeout)})
+
     async def stats(self) -> Stats:
         """What it costs its host."""
         return Stats.from_json((await self._call("GET", "/stats")).json())

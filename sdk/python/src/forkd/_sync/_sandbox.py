@@ -254,6 +254,15 @@ class Sandbox:
         self._changed("PATCH", "/labels", body)
         return self.labels
 
+    def set_ttl(self, ttl: float) -> SandboxInfo:
+        """Has it deleted ttl seconds from now, whatever was said before; 0: never. The expires_at_unix of what
+        it returns has when."""
+        return self._changed("PUT", "/ttl", {"ttl_secs": _args.life("ttl", ttl)})
+
+    def set_timeout(self, timeout: float) -> None:
+        """E2B's name of set_ttl."""
+        self._changed("PUT", "/ttl", {"ttl_secs": _args.life("timeout", timeout)})
+
     def stats(self) -> Stats:
         """What it costs its host."""
         return Stats.from_json((self._call("GET", "/stats")).json())

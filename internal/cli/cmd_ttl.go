@@ -1,0 +1,55 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/forkd/forkd/client"
+)
+
+// ends is what `forkd ttl` says.
+type ends struct {
+	ID        string `json:"id"`
+	ExpiresAt int64  `json:"expires_at_unix,omitempty"` // 0: never
+}
+
+func newTTLCmd() *cobra.Command {
+	var c common
+	cmd := &cobra.Command{
+		Use:   "ttl ID [TIME]",
+		Short: "Say when a sandbox is deleted, or have it deleted so long from now",
+		Long: "TIME is a number of seconds, or such as 90s, 2m or 7d, and counts from now; 0 or never: it has no end. What was\n" +
+			"said before, such as --ttl-secs of its fork, does not count any more.",
+		Example: "  forkd ttl ID 10m",
+		Args:    usageArgs(arguments(1, 2)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			var ttl secondsValue
+			if len(args) == 2 && args[1] != "never" {
+				if err := ttl.Set(args[1]); err != nil {
+					return usageError{fmt.Errorf("%s: %w, or never", args[1], err)}
+				}
+			}
+			return showOf(cmd, &c, args[0], func(ctx context.Context, cl *client.Client, id string) (ends, error) {
+				if len(args) == 1 {
+					s, err := cl.Sandbox(ctx, id)
+					return ends{s.ID, s.ExpiresAt}, err
+				}
+				s, err := cl.SetTTL(ctx, id, float64(ttl))
+				return ends{s.ID, s.ExpiresAt}, err
+			}, func(e ends) error {
+				when := "never"
+				if e.ExpiresAt != 0 {
+					when = time.Unix(e.ExpiresAt, 0).Format(time.RFC3339)
+				}
+				fmt.Fprintln(cmd.OutOrStdout(), when)
+				return nil
+			})
+		},
+	}
+	c.completeSandboxes(cmd)
+	c.register(cmd)
+	return cmd
+}
