@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import forkd
+from forkd._e2b import ATTRIBUTES, PARAMETERS
 
 DOCUMENT = Path(__file__).resolve().parent.parent.parent.parent / "docs/sdk.md"
 PLACES = {
@@ -78,3 +81,73 @@ def test_e2bs_names(sandbox: forkd.Sandbox) -> None:
     assert not sandbox.is_running()
     sandbox.kill()
     assert not sandbox.is_running()
+
+
+def owner_of(place: str, half: str) -> type:
+    file, kind = PLACES[place]
+    return getattr(importlib.import_module(f"forkd._{'async' if half else 'sync'}.{file}"), half + kind)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("half", ["", "Async"])
+def test_attributes_of_e2b_say_the_ones_here(half: str) -> None:
+    places = {kind: (place, kind) for place, (_, kind) in PLACES.items()}
+    for kind, names in ATTRIBUTES.items():
+        owner = owner_of(places[kind][0], half)
+        thing = object.__new__(owner)
+        for name, here in names.items():
+            with pytest.raises(AttributeError, match=f"^{half}{kind} has no {name}; here it is {re.escape(here)}$"):
+                getattr(thing, name)
+            if (path := re.match(r"([\w.]+)\(", here)) is None:
+                continue
+            of, _, method = path[1].rpartition(".")  # it is there
+            of = of if of.startswith("client.") else f"sandbox.{of}" if of else places[kind][0]
+            assert hasattr(owner_of(of, half), method), here
+        with pytest.raises(AttributeError, match=f"^{half}{kind} has no nonsense$"):
+            _ = thing.nonsense
+
+
+PARAMETERS_OF_E2B = [
+    ("create", "template", lambda c, s: forkd.Sandbox.create(template="base", client=c)),
+    ("create", "envs", lambda c, s: forkd.Sandbox.create("base", envs={"A": "b"}, client=c)),
+    ("create", "metadata", lambda c, s: forkd.Sandbox.create("base", metadata={}, client=c)),
+    ("create", "timeout", lambda c, s: forkd.AsyncSandbox.create("base", timeout=60).send(None)),
+    ("create", "allow_internet_access", lambda c, s: forkd.Sandbox.create("base", allow_internet_access=False)),
+    ("create", "api_key", lambda c, s: forkd.Sandbox.create("base", api_key="e2b_…")),
+    ("__init__", "api_key", lambda c, s: forkd.Client(api_key="e2b_…")),
+    ("connect", "sandbox_id", lambda c, s: forkd.Sandbox.connect(sandbox_id=s.id, client=c)),
+    ("list", "query", lambda c, s: forkd.Sandbox.list(query=None, client=c)),
+    ("fork", "count", lambda c, s: s.fork(count=2)),
+    ("fork", "metadata", lambda c, s: c.fork("base", metadata={})),
+    ("run", "background", lambda c, s: s.commands.run("true", background=True)),
+    ("run", "envs", lambda c, s: s.commands.run("true", envs={})),
+    ("run", "request_timeout", lambda c, s: s.commands.run("true", request_timeout=1)),
+    ("run_code", "envs", lambda c, s: s.run_code("1", envs={})),
+    ("run_code", "on_error", lambda c, s: s.run_code("1", on_error=print)),
+    ("create", "size", lambda c, s: s.pty.create(size=None)),
+    ("rename", "old_path", lambda c, s: s.files.rename(old_path="/a", new_path="/b")),
+    ("watch", "on_event", lambda c, s: s.files.watch("/", on_event=print)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "name", "call"), PARAMETERS_OF_E2B, ids=lambda v: v if isinstance(v, str) else "")
+def test_parameters_of_e2b_say_the_ones_here(
+    rig: Any, client: forkd.Client, sandbox: forkd.Sandbox, method: str, name: str, call: Callable[..., Any]
+) -> None:
+    before = rig.state()["total"]
+    with pytest.raises(
+        TypeError, match=rf"\b{method}\(\) has no parameter {name}; here it is {re.escape(PARAMETERS[name])}"
+    ):
+        call(client, sandbox)
+    assert rig.state()["total"] == before
+
+
+def test_methods_are_what_they_were() -> None:
+    """What the check of parameters lies around is seen by nothing."""
+    assert inspect.iscoroutinefunction(forkd.AsyncSandbox.pause) and not inspect.iscoroutinefunction(
+        forkd.Sandbox.pause
+    )
+    assert inspect.iscoroutinefunction(forkd.AsyncSandbox.create)
+    assert list(inspect.signature(forkd.Sandbox.rollback).parameters) == ["self", "to", "unique"]
+    assert forkd.Sandbox.pause.__doc__ == "Stops it where it is."
+    with pytest.raises(TypeError, match="unexpected keyword argument 'nonsense'"):
+        forkd.Sandbox.connect("sb-a", nonsense=1)  # type: ignore[call-arg]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import socket
 import threading
 from typing import Any
@@ -226,21 +225,3 @@ def test_events(client: Client, rig: Any) -> None:
 
 def test_version(client: Client) -> None:
     assert client.version().api == "v1" and client.healthy() and "http" in repr(client)
-
-
-def test_a_name_of_e2b_says_the_one_here(sandbox: Sandbox) -> None:
-    from forkd import _names
-
-    for owner, names in (
-        (sandbox, _names.SANDBOX),
-        (sandbox.commands, _names.COMMANDS),
-        (sandbox.files, _names.FILES),
-    ):
-        for name, here in names.items():
-            with pytest.raises(AttributeError) as caught:
-                getattr(owner, name)
-            assert str(caught.value).endswith(f"has no {name}; here it is {here}")
-            place = owner
-            for part in re.match(r"[\w.]+", here)[0].split("."):  # type: ignore[index]  # it matches
-                place = getattr(place, part)
-    assert not hasattr(sandbox, "anything_else")

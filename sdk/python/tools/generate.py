@@ -8,12 +8,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import errors  # noqa: E402
+import names  # noqa: E402
 import unasync  # noqa: E402
 import wire  # noqa: E402
 
 
 def files() -> dict[Path, str]:
-    return wire.files() | errors.files() | unasync.files()
+    return wire.files() | errors.files() | names.files() | unasync.files()
 
 
 def stale() -> list[Path]:

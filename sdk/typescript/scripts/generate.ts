@@ -1,7 +1,7 @@
 /**
  * Makes src/generated out of the documents of the API: the types of its messages from
- * api/openapi.yaml, a class for every error code from docs/errors.md. test/generated.test.ts
- * compares what is checked in with what this makes.
+ * api/openapi.yaml, a class for every error code from docs/errors.md, what E2B calls otherwise from
+ * sdk/e2b.json. test/generated.test.ts compares what is checked in with what this makes.
  */
 import { readFileSync, writeFileSync } from "node:fs";
 import openapi, { astToString } from "openapi-typescript";
@@ -12,7 +12,7 @@ const repository = new URL("../../../", import.meta.url);
 
 /** What src/generated has to have: texts by file name. */
 export async function generated(): Promise<Record<string, string>> {
-  return { "api.ts": await apiTypes(), "errors.ts": errorClasses() };
+  return { "api.ts": await apiTypes(), "errors.ts": errorClasses(), "e2b.ts": e2bNames() };
 }
 
 async function apiTypes(): Promise<string> {
@@ -55,6 +55,36 @@ function errorClasses(): string {
     ...classes,
     "/** The class of every code. */",
     `export const errorClasses: Readonly<Record<string, typeof ForkdError>> = {\n${rows.join("")}};\n`,
+  ].join("\n");
+}
+
+type Names = Record<string, string | (string | null)[]>;
+
+/** The names of TypeScript in a table of sdk/e2b.json, as lines of an object. */
+function rows(table: Names, indent: string): string {
+  const camel = (text: string): string => text.replace(/(?<=[a-z])_([a-z])/g, (_, c: string) => c.toUpperCase());
+  let text = "";
+  for (const [name, here] of Object.entries(table)) {
+    const there = typeof here === "string" ? camel(here) : here[1];
+    if (typeof there === "string") {
+      text += `${indent}${camel(name)}: ${there.includes('"') ? `'${there}'` : `"${there}"`},\n`;
+    }
+  }
+  return text;
+}
+
+function e2bNames(): string {
+  const { attributes, parameters } = JSON.parse(readFileSync(new URL("sdk/e2b.json", repository), "utf8")) as {
+    attributes: Record<string, Names>;
+    parameters: Names;
+  };
+  const classes = Object.entries(attributes).map(([kind, names]) => `  ${kind}: {\n${rows(names, "    ")}  },\n`);
+  return [
+    "// Made by scripts/generate.ts from sdk/e2b.json; do not edit.\n",
+    "/** Members of classes of E2B's SDK, and what they are here. */",
+    `export const e2bNames: Readonly<Record<string, Readonly<Record<string, string>>>> = {\n${classes.join("")}};\n`,
+    "/** Options that E2B's SDK and others have, and what they are here. */",
+    `export const e2bOptions: Readonly<Record<string, string>> = {\n${rows(parameters, "  ")}};\n`,
   ].join("\n");
 }
 

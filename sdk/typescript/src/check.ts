@@ -1,17 +1,5 @@
 import { InvalidArgumentError } from "./error.ts";
-
-/** Options of a call, and the names that readers of other SDKs try for them. */
-const otherNames: Readonly<Record<string, string>> = {
-  envs: "env",
-  timeoutMs: "timeout, in seconds",
-  requestTimeoutMs: "requestTimeout, in seconds",
-  background: "start() instead of run()",
-  metadata: "labels",
-  apiKey: "token",
-  apiUrl: "url",
-  snapshotTag: "the first argument",
-  onData: "onData of pty.create",
-};
+import { e2bOptions } from "./generated/e2b.ts";
 
 /** Refuses options that there are not: a misspelled one must not mean the default. */
 export function checkOptions(options: object | undefined, ...names: string[]): void {
@@ -20,7 +8,7 @@ export function checkOptions(options: object | undefined, ...names: string[]): v
   }
   for (const name of Object.keys(options ?? {})) {
     if (!names.includes(name)) {
-      const other = otherNames[name];
+      const other = Object.hasOwn(e2bOptions, name) ? e2bOptions[name] : undefined;
       throw new InvalidArgumentError(name, `there is no such option: want ${other ?? [...names].sort().join(", ")}`);
     }
   }

@@ -1,6 +1,7 @@
 import { bodyOf, toBase64, type Data } from "./bytes.ts";
 import { camel, type Camel } from "./case.ts";
 import { checkEnv, checkFunction, checkInteger, checkOptions, checkPath, checkSeconds, checkString } from "./check.ts";
+import { knowsE2B } from "./e2b.ts";
 import { CommandFailed, InvalidArgumentError } from "./error.ts";
 import type { components } from "./generated/api.ts";
 import {
@@ -59,6 +60,10 @@ export const longest = 30 * 24 * 3600;
 
 /** Commands of a sandbox. */
 export class Commands {
+  static {
+    knowsE2B("Commands", this.prototype);
+  }
+
   readonly #place: ProcessPlace;
 
   /** @internal */

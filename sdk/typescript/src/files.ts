@@ -1,6 +1,7 @@
 import { bodyOf, type Data } from "./bytes.ts";
 import { camel, type Camel } from "./case.ts";
 import { checkInteger, checkOptions, checkPath, checkString, checkWord } from "./check.ts";
+import { knowsE2B } from "./e2b.ts";
 import { StreamBrokenError } from "./error.ts";
 import type { components } from "./generated/api.ts";
 import { ConflictError, NotFoundInSandboxError } from "./generated/errors.ts";
@@ -34,6 +35,10 @@ export interface ReadOptions extends FileOptions {
 
 /** Files of a sandbox. Paths are absolute, or from the user's home. */
 export class Files {
+  static {
+    knowsE2B("Files", this.prototype);
+  }
+
   readonly #wire: Wire;
   readonly #path: string; // of the sandbox in the API
 

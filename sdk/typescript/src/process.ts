@@ -1,4 +1,5 @@
 import { bodyOf, fromBase64, type Data } from "./bytes.ts";
+import { knowsE2B } from "./e2b.ts";
 import { CommandFailed, ForkdError, StreamBrokenError } from "./error.ts";
 import { NotFoundInSandboxError } from "./generated/errors.ts";
 import type { components } from "./generated/api.ts";
@@ -146,6 +147,10 @@ export async function feedProcess(
  * callbacks. With `await using`, a process that was started is killed at the end of the block.
  */
 export class CommandHandle<T = string> {
+  static {
+    knowsE2B("CommandHandle", this.prototype);
+  }
+
   readonly pid: number;
   readonly #place: ProcessPlace;
   readonly #answer: Answer;

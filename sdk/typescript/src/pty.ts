@@ -1,5 +1,6 @@
 import { checkFunction, checkInteger, checkOptions } from "./check.ts";
 import { argsOf, checkProcess, execute, longest, started, type Command, type ProcessOptions } from "./commands.ts";
+import { knowsE2B } from "./e2b.ts";
 import { type CommandHandle, type OutputCallback, type ProcessPlace } from "./process.ts";
 import { callOptions } from "./wire.ts";
 
@@ -20,6 +21,10 @@ const loginShell = ["/bin/sh", "-c", "command -v bash >/dev/null && exec bash -l
 
 /** Terminals of a sandbox. */
 export class Pty {
+  static {
+    knowsE2B("Pty", this.prototype);
+  }
+
   readonly #place: ProcessPlace;
 
   /** @internal */

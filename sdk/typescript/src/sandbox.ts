@@ -13,6 +13,7 @@ import {
 import { Contexts, runCode, type CodeContext, type Execution, type RunCodeOptions } from "./code.ts";
 import { Commands } from "./commands.ts";
 import type { ControllerOptions, SpawnOptions05 } from "./controller05.ts";
+import { knowsE2B } from "./e2b.ts";
 import { Files } from "./files.ts";
 import type { components } from "./generated/api.ts";
 import { SandboxNotFoundError } from "./generated/errors.ts";
@@ -72,6 +73,10 @@ export interface LogOptions extends CallOptions {
  * runs. With `await using`, it is killed at the end of the block.
  */
 export class Sandbox implements AsyncDisposable {
+  static {
+    knowsE2B("Sandbox", this.prototype);
+  }
+
   readonly id: string;
   /** What was known of it last; getInfo asks anew. */
   info: SandboxInfo;

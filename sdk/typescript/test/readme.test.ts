@@ -6,6 +6,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { after, before, test } from "node:test";
 import { promisify } from "node:util";
+import { e2bNames } from "../src/generated/e2b.ts";
 import { Client, Sandbox } from "../src/index.ts";
 import { Rig } from "./rig.ts";
 
@@ -73,6 +74,29 @@ test("what docs/sdk.md has for those who come from E2B is there", async () => {
     }
   }
   assert.ok(methods >= 40);
+  const owners: Record<string, [object, string]> = {
+    Sandbox: [sandbox, "sandbox"],
+    Commands: [sandbox.commands, "sandbox.commands"],
+    Pty: [sandbox.pty, "sandbox.pty"],
+    CommandHandle: [handle, "handle"],
+    Files: [sandbox.files, "sandbox.files"],
+  };
+  for (const [kind, names] of Object.entries(e2bNames)) {
+    const [owner, place] = owners[kind]!;
+    for (const [name, here] of Object.entries(names)) {
+      const says = { name: "TypeError", message: `${kind} has no ${name}; here it is ${here}` };
+      assert.throws(() => (owner as Record<string, unknown>)[name], says);
+      const path = /^([\w.]+)\(/.exec(here)?.[1];
+      if (path !== undefined) {
+        const of = here.includes(" of the handle") ? "handle" : place;
+        const root = path.startsWith("client.") ? "" : path.startsWith("commands.") ? "sandbox." : `${of}.`;
+        const there = (root + path).split(".").reduce((of, part) => (of as Record<string, unknown>)[part], places as unknown);
+        assert.equal(typeof there, "function", here);
+      }
+    }
+    assert.equal((owner as Record<string, unknown>)["nonsense"], undefined);
+    assert.deepEqual(Object.keys(owner).filter((name) => name in names), []);
+  }
   assert.equal(sandbox.sandboxId, sandbox.id);
   assert.ok(await sandbox.isRunning());
   const context = await sandbox.createCodeContext({ language: "python" });

@@ -47,6 +47,7 @@ def copied() -> None:
     shutil.rmtree(tree, ignore_errors=True)
     for part in ("sdk/typescript", "test/contract", "api", "docs"):
         shutil.copytree(os.path.join(root, part), os.path.join(tree, part), ignore=shutil.ignore_patterns("node_modules", "dist", "*.tgz"))
+    shutil.copy(os.path.join(root, "sdk/e2b.json"), os.path.join(tree, "sdk"))
     if os.path.exists(kept):
         os.rename(kept, os.path.join(package, "node_modules"))
         return

@@ -1,30 +1,66 @@
-"""E2B's names of what has another one here, for the messages of AttributeErrors. docs/sdk.md has all names."""
+"""Answers E2B's names of attributes and parameters with those here. docs/sdk.md has all names."""
 
 from __future__ import annotations
 
-SANDBOX = {
-    "get_host": "url(port)",
-    "get_metrics": "stats()",
-    "create_snapshot": "branch()",
-    "list_snapshots": "client.snapshots.list()",
-    "delete_snapshot": "client.snapshots.delete(tag)",
-    "beta_pause": "pause(), or suspend() to free its memory",
-    "update_network": "network.set(…)",
-    "download_url": "files.read(path)",
-    "upload_url": "files.write(path, data)",
-    "git": 'commands.run(["git", …])',
-}
-COMMANDS = {
-    "stream_input": "start(cmd, stdin=True), and write(data) of its handle",
-    "close_stdin": 'send_stdin(pid, b"", close=True)',
-}
-FILES = {
-    "watch_dir": "watch(path)",
-    "write_files": "write(path, data) or write_tree(path, source)",
-}
+from collections.abc import Callable, Iterable
+from functools import wraps
+from typing import Any, TypeVar
+
+from ._e2b import ATTRIBUTES, PARAMETERS
+
+Kind = TypeVar("Kind", bound=type)
+
+COROUTINE, KEYWORDS = 0x80, 0x08  # of code.co_flags: it is async; it takes parameters of any name
 
 
-def unknown(owner: object, name: str, known: dict[str, str]) -> AttributeError:
-    """The error for an attribute that is not there."""
-    here = f"; here it is {known[name]}" if name in known else ""
-    return AttributeError(f"{type(owner).__name__} has no {name}{here}", name=name, obj=owner)
+def knows_e2b(kind: Kind) -> Kind:
+    """Makes a class name what is meant by an attribute or a parameter of E2B's that it does not have."""
+    name = kind.__name__
+    attributes = ATTRIBUTES.get(name.removeprefix("Async"), {})
+
+    def __getattr__(self: object, name: str) -> Any:
+        here = f"; here it is {attributes[name]}" if name in attributes else ""
+        raise AttributeError(f"{type(self).__name__} has no {name}{here}", name=name, obj=self)
+
+    kind.__getattr__ = __getattr__  # type: ignore[attr-defined]
+    for attribute, member in list(vars(kind).items()):
+        if attribute.startswith("_") and attribute != "__init__":
+            continue
+        if isinstance(member, classmethod):
+            setattr(kind, attribute, classmethod(checked(f"{name}.{attribute}", member.__func__)))
+        elif hasattr(member, "__code__"):
+            setattr(kind, attribute, checked(f"{name}.{attribute}", member))
+    return kind
+
+
+def checked(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    """call, but parameters of E2B's are refused with their names here."""
+    inner = call
+    while hasattr(inner, "__wrapped__"):
+        inner = inner.__wrapped__
+    code = inner.__code__
+    if code.co_flags & KEYWORDS:
+        return call
+    own = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    others = {parameter: here for parameter, here in PARAMETERS.items() if parameter not in own}
+
+    def refuse(given: Iterable[str]) -> None:
+        for parameter in given:
+            if parameter in others:
+                raise TypeError(f"{name}() has no parameter {parameter}; here it is {others[parameter]}")
+
+    if call is inner and code.co_flags & COROUTINE:
+
+        @wraps(call)
+        async def later(*args: Any, **given: Any) -> Any:
+            refuse(given)
+            return await call(*args, **given)
+
+        return later
+
+    @wraps(call)
+    def now(*args: Any, **given: Any) -> Any:
+        refuse(given)
+        return call(*args, **given)
+
+    return now

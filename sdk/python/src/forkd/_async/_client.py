@@ -15,6 +15,7 @@ from .. import _args
 from .._address import Address, locate
 from .._errors import ConnectionFailedError, ForkdError, StreamBrokenError
 from .._lines import ServerEvents
+from .._names import knows_e2b
 from .._wire import Event, Limits, Version
 from ._sandbox import AsyncSandbox, AsyncSandboxes, NetworkPolicy, fork, fork_body
 from ._snapshot import AsyncSnapshots
@@ -22,6 +23,7 @@ from ._transport import AsyncTransport
 from ._workspace import AsyncWorkspaces
 
 
+@knows_e2b
 class AsyncClient:
     """Calls one daemon. Without url, it is found as the command forkd finds it: by $FORKD_URL, else in a
     running emulated host, else at the local socket.

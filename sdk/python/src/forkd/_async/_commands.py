@@ -13,7 +13,7 @@ from .. import _args
 from .._answers import problem_of
 from .._errors import CommandFailed, ForkdError, InputClosedError, StreamBrokenError
 from .._lines import Lines
-from .._names import COMMANDS, unknown
+from .._names import knows_e2b
 from .._output import BytesResult, Collector, CommandResult, Output, Stream, event_of, output_of
 from .._wire import Process
 from . import _runtime
@@ -59,6 +59,7 @@ def checked(result: Any, cmd: Command, check: bool) -> Any:
     return result
 
 
+@knows_e2b
 class AsyncCommandHandle:
     """A command that runs. Iterate over it for its output as it comes, or wait for its end. A command that
     start or pty.create began is killed when its handle is closed, unless it was detached."""
@@ -211,16 +212,12 @@ async def open_handle(
     return handle
 
 
+@knows_e2b
 class AsyncCommands:
     """Runs commands in a sandbox."""
 
     def __init__(self, sandbox: AsyncSandbox) -> None:
         self._sandbox = sandbox
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name):
-            raise unknown(self, name, COMMANDS)
 
     @overload
     async def run(
@@ -366,6 +363,7 @@ class AsyncCommands:
         )
 
 
+@knows_e2b
 class AsyncPty:
     """Terminals in a sandbox."""
 

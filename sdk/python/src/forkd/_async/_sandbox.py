@@ -15,7 +15,7 @@ from .._codes import SandboxNotFoundError
 from .._errors import PartialForkError
 from .._execution import Execution, Result
 from .._lines import Lines
-from .._names import SANDBOX, unknown
+from .._names import knows_e2b
 from .._wire import CodeContext, Limits, Network, Pong, RolledBack, SandboxInfo, SandboxLimits, SandboxNetwork, Stats
 from . import _runtime
 from ._code import AsyncContexts, run_code
@@ -103,6 +103,7 @@ async def fork(client: AsyncClient, body: dict[str, Any]) -> AsyncSandboxes:
     return made
 
 
+@knows_e2b
 class AsyncSandbox:
     """A sandbox: a virtual machine that can be forked, branched and rolled back while it runs.
 
@@ -214,11 +215,6 @@ class AsyncSandbox:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} of {self.snapshot_tag}>"
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name):
-            raise unknown(self, name, SANDBOX)
 
     # What it is.
 

@@ -16,6 +16,7 @@ from .. import _args
 from .._address import Address, locate
 from .._errors import ConnectionFailedError, ForkdError, StreamBrokenError
 from .._lines import ServerEvents
+from .._names import knows_e2b
 from .._wire import Event, Limits, Version
 from ._sandbox import Sandbox, Sandboxes, NetworkPolicy, fork, fork_body
 from ._snapshot import Snapshots
@@ -23,6 +24,7 @@ from ._transport import Transport
 from ._workspace import Workspaces
 
 
+@knows_e2b
 class Client:
     """Calls one daemon. Without url, it is found as the command forkd finds it: by $FORKD_URL, else in a
     running emulated host, else at the local socket.

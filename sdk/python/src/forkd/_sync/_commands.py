@@ -14,7 +14,7 @@ from .. import _args
 from .._answers import problem_of
 from .._errors import CommandFailed, ForkdError, InputClosedError, StreamBrokenError
 from .._lines import Lines
-from .._names import COMMANDS, unknown
+from .._names import knows_e2b
 from .._output import BytesResult, Collector, CommandResult, Output, Stream, event_of, output_of
 from .._wire import Process
 from . import _runtime
@@ -60,6 +60,7 @@ def checked(result: Any, cmd: Command, check: bool) -> Any:
     return result
 
 
+@knows_e2b
 class CommandHandle:
     """A command that runs. Iterate over it for its output as it comes, or wait for its end. A command that
     start or pty.create began is killed when its handle is closed, unless it was detached."""
@@ -212,16 +213,12 @@ def open_handle(
     return handle
 
 
+@knows_e2b
 class Commands:
     """Runs commands in a sandbox."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name):
-            raise unknown(self, name, COMMANDS)
 
     @overload
     def run(
@@ -367,6 +364,7 @@ class Commands:
         )
 
 
+@knows_e2b
 class Pty:
     """Terminals in a sandbox."""
 

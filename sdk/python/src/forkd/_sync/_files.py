@@ -15,7 +15,7 @@ from .._answers import problem_of
 from .._codes import ConflictError, NotFoundInSandboxError
 from .._errors import StreamBrokenError
 from .._lines import ServerEvents
-from .._names import FILES, unknown
+from .._names import knows_e2b
 from .._wire import File, FileChange
 from . import _runtime
 
@@ -33,17 +33,13 @@ def where(path: Path, user: str | None) -> List[tuple[str, str]]:
     return params if user is None else [*params, ("username", _args.text("user", user))]
 
 
+@knows_e2b
 class Files:
     """Reads and writes files in a sandbox. A path that is not absolute begins at the home of the user, who
     is the sandbox's own unless one is named."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name):
-            raise unknown(self, name, FILES)
 
     @overload
     def read(self, path: Path, *, format: Literal["text"] = "text", user: str | None = None) -> str: ...

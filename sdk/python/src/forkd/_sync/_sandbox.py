@@ -16,7 +16,7 @@ from .._codes import SandboxNotFoundError
 from .._errors import PartialForkError
 from .._execution import Execution, Result
 from .._lines import Lines
-from .._names import SANDBOX, unknown
+from .._names import knows_e2b
 from .._wire import CodeContext, Limits, Network, Pong, RolledBack, SandboxInfo, SandboxLimits, SandboxNetwork, Stats
 from . import _runtime
 from ._code import Contexts, run_code
@@ -103,6 +103,7 @@ def fork(client: Client, body: dict[str, Any]) -> Sandboxes:
     return made
 
 
+@knows_e2b
 class Sandbox:
     """A sandbox: a virtual machine that can be forked, branched and rolled back while it runs.
 
@@ -211,11 +212,6 @@ class Sandbox:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} of {self.snapshot_tag}>"
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name):
-            raise unknown(self, name, SANDBOX)
 
     # What it is.
 
