@@ -10,7 +10,7 @@ import (
 
 // keyVersion is part of every key. A change of what a step means, or of how it is encoded here, raises
 // it, so that no snapshot of an earlier meaning is found.
-const keyVersion = 1
+const keyVersion = 2
 
 // Keys returns the key of every step, in hex. agent and format are versions of what is in every
 // snapshot besides the steps' work: a snapshot with another agent or of another format is another

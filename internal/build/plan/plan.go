@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"path"
+	"slices"
 )
 
 // Plan is a graph of steps. A step stands after the steps that it needs.
@@ -44,6 +45,7 @@ type Base struct {
 	Image    string `json:"image,omitempty"`
 	Snapshot string `json:"snapshot,omitempty"` // a tag
 	Digest   string `json:"digest"`             // of the image's configuration, or the snapshot's id
+	Memory   bool   `json:"memory,omitempty"`   // of a snapshot: its processes and memory go on in the steps
 
 	VCPUs     uint32 `json:"vcpus,omitempty"`      // of an image's VM; 0: the executor's default
 	MemoryMiB uint64 `json:"memory_mib,omitempty"` // likewise
@@ -74,22 +76,25 @@ type Inline struct {
 
 // Kinds of mounts.
 const (
-	MountBind  = "bind"
-	MountCache = "cache"
-	MountTmpfs = "tmpfs"
+	MountBind   = "bind"
+	MountCache  = "cache"
+	MountTmpfs  = "tmpfs"
+	MountSecret = "secret"
 )
 
 // Mount is a directory or file that a command sees and that is not part of its snapshot.
 type Mount struct {
 	Kind     string  `json:"kind"`
-	Target   string  `json:"target"`             // absolute
+	Target   string  `json:"target"`             // absolute; of a secret perhaps empty: it is a variable only
 	Source   *Source `json:"source,omitempty"`   // of a bind: content is copied, and what is written to it is lost
 	ReadOnly bool    `json:"readonly,omitempty"` // of a bind
-	ID       string  `json:"id,omitempty"`       // of a cache
+	ID       string  `json:"id,omitempty"`       // of a cache or secret
 	SizeMiB  int64   `json:"size_mib,omitempty"` // of a tmpfs; 0: the kernel's default
-	Mode     string  `json:"mode,omitempty"`     // of a cache's directory, octal
+	Mode     string  `json:"mode,omitempty"`     // of a cache's directory or a secret's file, octal
 	UID      uint64  `json:"uid,omitempty"`      // likewise
 	GID      uint64  `json:"gid,omitempty"`      // likewise
+	Env      string  `json:"env,omitempty"`      // of a secret: a variable that has it; empty: none
+	Required bool    `json:"required,omitempty"` // of a secret: without it the step fails
 }
 
 // Copy puts files into the file system.
@@ -169,6 +174,33 @@ func (s *Step) Needs() []int {
 	return needs
 }
 
+// Memory reports for every step whether its snapshot has the memory and processes that the step left. The
+// others have a disk only, and what continues them boots.
+//
+//   - A warm step has memory, and so has what continues it. So has the step that saves the settings: what
+//     is forked from a result need not boot.
+//   - The steps on a base have memory if the base says so.
+//   - The snapshot of a command that was given a secret never has memory: the secret would be in it.
+func (p *Plan) Memory() []bool {
+	memory := make([]bool, len(p.Steps))
+	for i := range p.Steps {
+		switch s := &p.Steps[i]; {
+		case s.Base != nil:
+			memory[i] = s.Base.Memory
+		case s.Warm != nil, s.Defaults != nil:
+			memory[i] = true
+		default:
+			memory[i] = memory[s.From] && !s.HasSecret()
+		}
+	}
+	return memory
+}
+
+// HasSecret reports whether the step runs a command that is given a secret.
+func (s *Step) HasSecret() bool {
+	return s.Run != nil && slices.ContainsFunc(s.Run.Mounts, func(m Mount) bool { return m.Kind == MountSecret })
+}
+
 // MaxSteps bounds the steps of a plan: every one is a layer of the snapshots after it.
 const MaxSteps = 500
 
@@ -208,6 +240,8 @@ func (s *Step) check(i int) error {
 		return fmt.Errorf("it continues step %d, which does not stand before it", s.From)
 	case s.Base != nil && (s.Base.Image == "") == (s.Base.Snapshot == ""):
 		return errors.New("want either an image or a snapshot")
+	case s.Base != nil && s.Base.Memory && s.Base.Snapshot == "":
+		return errors.New("an image has no memory to keep")
 	case s.Base != nil && s.Base.Digest == "":
 		return errors.New("the base has no digest")
 	case s.Run != nil && len(s.Run.Args) == 0, s.Warm != nil && len(s.Warm.Args) == 0:

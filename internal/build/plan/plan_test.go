@@ -23,12 +23,12 @@ func example() Plan {
 
 // golden are the keys of the example. They change only together with keyVersion.
 var golden = []string{
-	"a8552883d769283f8e12e70c23d24f90f09edc3e5287c8fe741384df9ca6a6ba",
-	"450b1adfdb3dad1e74b99470f9f19fee18a29990cc353013de730453fb6f0f9c",
-	"22a6ca360290e07fcdd1838e595fc026e7fcd5b96176b707808e936c99094343",
-	"2482b44fb18abccdcc4431340b9b5027d6b5b8bc104dab852e0bf7f0e3dcff1f",
-	"067649619dc402bddd9f1b83a47ea580a64411e5d46ed6f6cf7de9b906437ddb",
-	"6fa793e90d5fd23b407015a62335a7cbdab37702f8369e0577f813b03c9bf45e",
+	"93cbee12a28f836d403395da0a54a62723ec4c2b7306513e8b4a2ffa7177ebff",
+	"b7896b3a6c2d25c31b883d2d6c56fe2ea918efd824ad5ac0796ac5360165e0ee",
+	"3ca8722576042c16a2c8326384d958a2fc0b821b08be94b0d25678a664f06df9",
+	"050a42cd03ff0ed3a896a719a8c8a420b74102be46e7ef2a730fda174ad16a6d",
+	"dbdda446fa8829e180a0848b9721e4cb21bbc0b70e6af0c7339969ff7ff985cf",
+	"fe6811340dd59da4097e9915617a1f01669839f7bf1082eda91b8870242fcea7",
 }
 
 func TestKeysAreThoseOfTheirVersion(t *testing.T) {
@@ -78,6 +78,7 @@ func TestKeysChangeWithWhatStepsDo(t *testing.T) {
 		{"nothing", func(*Plan) {}, ""},
 		{"names and lines", func(p *Plan) { p.Steps[1].Name, p.Steps[1].Line = "other", 9 }, ""},
 		{"name of an image of the same digest", func(p *Plan) { p.Steps[0].Base.Image = "mirror/golang" }, ""},
+		{"memory of a base", func(p *Plan) { p.Steps[2].Base.Memory = true }, "2345"},
 		{"digest of a base", func(p *Plan) { p.Steps[0].Base.Digest = "sha256:bb" }, "01345"},
 		{"command", func(p *Plan) { p.Steps[1].Run.Args[2] = "make all" }, "1345"},
 		{"variable", func(p *Plan) { p.Steps[1].Run.Env = map[string]string{"A": "1", "B": "3"} }, "1345"},
@@ -131,6 +132,7 @@ func TestBadPlansAreRefused(t *testing.T) {
 		{func(p *Plan) { n := 3; p.Steps[3].Copy.Sources[0].Step = &n }, "needs step 3"},
 		{func(p *Plan) { p.Steps[0].Base.Snapshot = "too" }, "either an image or a snapshot"},
 		{func(p *Plan) { p.Steps[0].Base.Digest = "" }, "no digest"},
+		{func(p *Plan) { p.Steps[0].Base.Memory = true }, "no memory to keep"},
 		{func(p *Plan) { p.Steps[1].Run.Args = nil }, "command is empty"},
 		{func(p *Plan) { p.Steps[4].Copy.Target = "a" }, "absolute"},
 	} {
@@ -138,6 +140,41 @@ func TestBadPlansAreRefused(t *testing.T) {
 		c.change(&p)
 		if _, err := p.Keys("", ""); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("want an error with %q, got %v", c.want, err)
+		}
+	}
+}
+
+// Memory is kept from the first warm step on, or from a base that has it, and of no secret.
+func TestWhichStepsKeepMemory(t *testing.T) {
+	secret := Step{Run: &Run{Process: Process{Args: []string{"x"}}, Mounts: []Mount{{Kind: MountSecret, ID: "s"}}}}
+	kinds := map[rune]Step{
+		'i': {Base: &Base{Image: "i", Digest: "d"}}, 'd': {Base: &Base{Snapshot: "d", Digest: "d"}},
+		'm': {Base: &Base{Snapshot: "m", Digest: "d", Memory: true}}, 'r': {Run: &Run{Process: Process{Args: []string{"x"}}}},
+		'w': {Warm: &Warm{Process: Process{Args: []string{"x"}}}}, 's': secret, 'e': {Defaults: &Defaults{}},
+	}
+	for _, c := range [][2]string{
+		{"irre", "0001"}, {"drwre", "00111"}, {"mrre", "1111"}, {"mrsre", "11001"}, {"isrwe", "00011"}, {"ie", "01"},
+	} {
+		var p Plan
+		for i, k := range c[0] {
+			s := kinds[k]
+			s.From = i - 1
+			p.Steps = append(p.Steps, s)
+		}
+		p.Result = len(p.Steps) - 1
+		if err := p.Check(); err != nil {
+			t.Errorf("%s: %v", c[0], err)
+		}
+		got := ""
+		for _, m := range p.Memory() {
+			if m {
+				got += "1"
+			} else {
+				got += "0"
+			}
+		}
+		if got != c[1] {
+			t.Errorf("%s: memory %s, want %s", c[0], got, c[1])
 		}
 	}
 }

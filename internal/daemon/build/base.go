@@ -26,7 +26,7 @@ func (b *Builder) base(ctx context.Context, req Request, name string) (plan.Base
 	d, err := b.cfg.Manager.Snapshots().Detail(name)
 	if err == nil && !d.Transient && !d.Writing && d.Damage == "" {
 		config, err := b.settings(ctx, name, d.ID)
-		return plan.Base{Snapshot: name, Digest: d.ID}, config, err
+		return plan.Base{Snapshot: name, Digest: d.ID, Memory: !d.DiskOnly}, config, err
 	}
 	digest, config, err := b.cfg.Image(ctx, name)
 	if err != nil {

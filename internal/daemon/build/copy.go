@@ -120,11 +120,17 @@ func (s *sent) Read(p []byte) (int, error) {
 
 // fetchFrom puts files of another step's snapshot into a directory of the guest.
 func (g *guest) fetchFrom(ctx context.Context, step int, src *plan.Source, dir string) (single bool, err error) {
-	box, err := g.w.b.fork(ctx, g.w.tag(step))
+	box, err := g.w.reading(ctx, step)
 	if err != nil {
 		return false, err
 	}
-	defer g.w.b.end(box)
+	defer func() {
+		if err != nil {
+			g.w.b.end(box)
+		} else {
+			g.w.leave(step, box)
+		}
+	}()
 	err = g.w.b.cfg.Manager.Use(ctx, box, "copy from", func(ctx context.Context, dial agentclient.DialFunc) error {
 		from := &guest{w: g.w, i: g.i, box: box, c: agentclient.New(dial)}
 		found, err := from.script(ctx, findScript, src.Path)

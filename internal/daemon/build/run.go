@@ -34,8 +34,10 @@ type work struct {
 	o     Observer
 	steps []progress // by number
 
+	memory []bool // by number: the snapshot has the memory that the step left; see plan.Plan.Memory
+
 	mu    sync.Mutex
-	live  map[int]string // sandboxes that are as a step has left them, for the step that continues it
+	idle  []idle // that kept last comes last
 	count Result
 }
 
@@ -58,9 +60,9 @@ func (b *Builder) carryOut(ctx context.Context, req Request, p *plan.Plan, files
 		return Result{}, err
 	}
 	w := &work{b: b, req: req, plan: p, keys: keys, files: files, o: o, steps: make([]progress, len(p.Steps)),
-		live: make(map[int]string)}
+		memory: p.Memory()}
 	defer b.Trim(maxSteps) // when nothing runs from them any more
-	defer w.endLive()
+	defer w.endIdle()
 	if w.isDone() {
 		w.isCached(p.Result)
 		return w.count, nil
@@ -227,18 +229,13 @@ func (w *work) bake(ctx context.Context, i int) error {
 	return err
 }
 
-// step carries a step out in a sandbox and makes its snapshot.
+// step carries a step out in a sandbox and makes its snapshot. A sandbox that was given a secret does
+// nothing else.
 func (w *work) step(ctx context.Context, i int) error {
-	box, err := w.take(ctx, w.plan.Steps[i].From)
+	box, err := w.begin(ctx, i)
 	if err != nil {
 		return err
 	}
-	keep := false
-	defer func() {
-		if !keep {
-			w.b.end(box)
-		}
-	}()
 	room, unwatch := w.b.whileRoom(ctx, box)
 	defer unwatch()
 	g := &guest{w: w, i: i, box: box, step: &w.plan.Steps[i]}
@@ -249,40 +246,15 @@ func (w *work) step(ctx context.Context, i int) error {
 	if err == nil {
 		err = w.save(room, i, box)
 	}
+	if err == nil && !g.step.HasSecret() {
+		w.leave(i, box)
+		return nil
+	}
+	w.b.end(box)
 	if cause := context.Cause(room); err != nil && errors.Is(cause, bake.ErrFull) {
 		return cause
 	}
-	if err != nil {
-		return err
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.live[i] == "" && w.isContinued(i) {
-		w.live[i], keep = box, true
-	}
-	return nil
-}
-
-// isContinued reports whether a step continues another.
-func (w *work) isContinued(i int) bool {
-	for n := range w.plan.Steps {
-		if w.plan.Steps[n].From == i {
-			return true
-		}
-	}
-	return false
-}
-
-// take returns a sandbox that is as a step has left it.
-func (w *work) take(ctx context.Context, i int) (string, error) {
-	w.mu.Lock()
-	box := w.live[i]
-	delete(w.live, i)
-	w.mu.Unlock()
-	if box != "" {
-		return box, nil
-	}
-	return w.b.fork(ctx, w.tag(i))
+	return err
 }
 
 // tag is the tag of the snapshot of a step.
@@ -291,14 +263,6 @@ func (w *work) tag(i int) string {
 		return base.Snapshot
 	}
 	return tagOf(w.keys[i])
-}
-
-func (w *work) endLive() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for _, box := range w.live {
-		w.b.end(box)
-	}
 }
 
 // endsAfter is how long after a build its sandboxes end, where the build has not ended them.
@@ -346,6 +310,9 @@ const saveAgain = time.Second
 // save makes the snapshot of a step.
 func (w *work) save(ctx context.Context, i int, box string) error {
 	req := sandbox.BranchRequest{Tag: tagOf(w.keys[i]), Mode: vm.BranchDiff, Replace: true}
+	if !w.memory[i] {
+		req.Mode = vm.BranchDisk
+	}
 	if i == w.plan.Result {
 		req.Tag, req.Template, req.Replace = w.req.Tag, true, w.req.Replace
 	}

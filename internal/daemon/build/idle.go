@@ -1,0 +1,83 @@
+package build
+
+import (
+	"context"
+	"slices"
+
+	"github.com/forkd/forkd/internal/build/plan"
+)
+
+// maxIdle bounds the sandboxes that a build keeps for steps to come. What is not kept is forked again.
+const maxIdle = 4
+
+// idle is a sandbox that is as a step has left it.
+type idle struct {
+	step int
+	box  string
+}
+
+// begin returns a sandbox to carry a step out in, as the step before has left it.
+func (w *work) begin(ctx context.Context, i int) (string, error) {
+	from := w.plan.Steps[i].From
+	box := w.takeIdle(from)
+	if box != "" && w.memory[i] && !w.memory[from] { // what it has in memory is not that of a fresh boot
+		w.b.end(box)
+		box = ""
+	}
+	if box != "" {
+		return box, nil
+	}
+	return w.b.fork(ctx, w.tag(from))
+}
+
+// reading returns a sandbox to read files from that a step has left.
+func (w *work) reading(ctx context.Context, i int) (string, error) {
+	if box := w.takeIdle(i); box != "" {
+		return box, nil
+	}
+	return w.b.fork(ctx, w.tag(i))
+}
+
+func (w *work) takeIdle(step int) (box string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for n, l := range w.idle {
+		if l.step == step {
+			w.idle = slices.Delete(w.idle, n, n+1)
+			return l.box
+		}
+	}
+	return ""
+}
+
+// leave keeps a sandbox that is as a step has left it, if other steps may want it, and ends it if not.
+func (w *work) leave(step int, box string) {
+	end := box
+	w.mu.Lock()
+	if w.isWanted(step) {
+		w.idle, end = append(w.idle, idle{step, box}), ""
+		if len(w.idle) > maxIdle {
+			w.idle, end = w.idle[1:], w.idle[0].box
+		}
+	}
+	w.mu.Unlock()
+	if end != "" {
+		w.b.end(end)
+	}
+}
+
+// isWanted reports whether a step continues another, or reads its files.
+func (w *work) isWanted(step int) bool {
+	return slices.ContainsFunc(w.plan.Steps, func(s plan.Step) bool {
+		return s.From == step || slices.Contains(s.Needs(), step)
+	})
+}
+
+func (w *work) endIdle() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, l := range w.idle {
+		w.b.end(l.box)
+	}
+	w.idle = nil
+}
