@@ -19,6 +19,7 @@ type BuildRequest struct {
 	VCPUs      uint32            `json:"vcpus,omitempty"`      // of a VM made from an image; 0: 1
 	MemoryMiB  uint64            `json:"memory_mib,omitempty"` // likewise; 0: 1024
 	DiskMiB    int               `json:"disk_mib,omitempty"`   // likewise; 0: 8192
+	Secrets    map[string][]byte `json:"secrets,omitempty"`    // of RUN --mount=type=secret, by id
 }
 
 // BuildEvent is a line of a build's progress; one field is set. The first event has the plan, the last

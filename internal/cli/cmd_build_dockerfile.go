@@ -26,6 +26,7 @@ type dockerfileOptions struct {
 	noCache  bool
 	check    bool
 	progress string
+	secrets  []string
 	vcpus    uint32
 	memory   uint64
 	disk     int
@@ -33,7 +34,7 @@ type dockerfileOptions struct {
 
 // onlyOfDockerfiles and onlyOfRecipes are the flags for only one kind of build.
 var (
-	onlyOfDockerfiles = []string{"build-arg", "target", "no-cache", "check", "progress", "disk-mib"}
+	onlyOfDockerfiles = []string{"build-arg", "target", "no-cache", "check", "progress", "secret", "disk-mib"}
 	onlyOfRecipes     = []string{"kernel", "reuse", "ready-timeout-secs", "verbose", "net", "allow", "deny", "allow-ech",
 		"memory", "swap", "cpus", "cpu-weight", "io-bytes-per-second", "io-ops-per-second"}
 )
@@ -48,7 +49,13 @@ func (o *dockerfileOptions) register(f *pflag.FlagSet) {
 	)
 	f.StringVar(&o.target, "target", "", "of a Dockerfile: stage to build (default the last)")
 	f.BoolVar(&o.noCache, "no-cache", false, "of a Dockerfile: carry out all steps")
-	f.BoolVar(&o.check, "check", false, "of a Dockerfile: print the linter's warnings, and build nothing")
+	f.BoolVar(&o.check, "check", false, "of a Dockerfile: say what is doubtful in it, and build nothing")
+	f.StringArrayVar(
+		&o.secrets,
+		"secret",
+		nil,
+		"of a Dockerfile: id=ID,src=FILE or id=ID,env=VARIABLE for RUN --mount=type=secret",
+	)
 	f.StringVar(&o.progress, "progress", "auto", "of a Dockerfile: auto, plain or tty")
 	f.IntVar(&o.disk, "disk-mib", 0, "of a Dockerfile: MiB of disk of a VM made from an image (default 8192)")
 }
@@ -175,6 +182,10 @@ func (o *dockerfileOptions) run(cmd *cobra.Command, c *common, tag, dir string) 
 	if err != nil {
 		return err
 	}
+	secrets, err := readSecrets(o.secrets)
+	if err != nil {
+		return err
+	}
 	ignore, err := readIgnore(dir, name)
 	if err != nil {
 		return err
@@ -190,6 +201,7 @@ func (o *dockerfileOptions) run(cmd *cobra.Command, c *common, tag, dir string) 
 		VCPUs:      o.vcpus,
 		MemoryMiB:  o.memory,
 		DiskMiB:    o.disk,
+		Secrets:    secrets,
 	}
 	return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
 		w := cmd.ErrOrStderr()

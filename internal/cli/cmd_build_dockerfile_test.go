@@ -135,12 +135,36 @@ func TestBuildFlags(t *testing.T) {
 		{[]string{"-f", "x", dir + "/Dockerfile"}, "not a directory"},
 		{[]string{"--build-arg", "=x", dir}, "--build-arg =x"},
 		{[]string{"--progress", "fancy", dir}, "--progress fancy"},
-		{[]string{"--secret", "id=x", dir}, "secret"},
+		{[]string{"--secret", "src=x", dir}, "want id=ID,src=FILE"},
+		{[]string{"--secret", "id=x,src=a,env=b", dir}, "want id=ID,src=FILE"},
+		{[]string{"--secret", "id=x,src=/nowhere", dir}, "--secret id=x: open /nowhere"},
+		{[]string{"--secret", "id=x,env=FORKD_NO_SUCH", dir}, "variable FORKD_NO_SUCH is not set"},
+		{[]string{"--secret", "id=x,mode=1", dir}, "want id=ID,src=FILE"},
+		{[]string{"--secret", "id=x,type=ssh", dir}, "want file or env"},
+		{[]string{"--secret", "id=x,src=y", "python-numpy"}, "--secret is for a Dockerfile"},
 	} {
 		var out bytes.Buffer
 		code := Main(append([]string{"build"}, c.args...), Stdio{In: strings.NewReader(""), Out: &out, Err: &out})
 		if (code == 0) != (c.want == "") || !strings.Contains(out.String(), c.want) {
 			t.Errorf("%v: exit code %d, %s; want %q", c.args, code, out.String(), c.want)
+		}
+	}
+}
+
+// Secrets are files or variables; without either word the variable counts before the file.
+func TestReadSecrets(t *testing.T) {
+	dir := writeFiles(t, map[string]string{"file": "from a file\n", "BOTH": "from a file"})
+	t.Chdir(dir)
+	t.Setenv("BOTH", "from the environment")
+	t.Setenv("ONE", "one")
+	got, err := readSecrets([]string{"id=a,src=file", "id=b,env=ONE", "id=BOTH", "id=file", "type=file,id=d,source=BOTH"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for id, want := range map[string]string{"a": "from a file\n", "b": "one", "BOTH": "from the environment",
+		"file": "from a file\n", "d": "from a file"} {
+		if string(got[id]) != want {
+			t.Errorf("%s is %q, want %q", id, got[id], want)
 		}
 	}
 }

@@ -48,6 +48,8 @@ func bases(_ context.Context, name string) (plan.Base, Config, error) {
 			"PYTHON_VERSION": "3.12"}, User: "py:py", Dir: "/home/py"}, nil
 	case "base-snapshot":
 		return plan.Base{Snapshot: name, Digest: "id"}, Config{Env: path, User: "user", Dir: "/home/user"}, nil
+	case "base-memory":
+		return plan.Base{Snapshot: name, Digest: "id", Memory: true}, Config{Env: path}, nil
 	case "triggers:1":
 		return plan.Base{Image: name, Digest: "sha256:t"}, Config{OnBuild: []string{"RUN make"}}, nil
 	}
@@ -146,7 +148,10 @@ func TestRefusals(t *testing.T) {
 		{"FROM triggers:1", "ONBUILD triggers"},
 		{"# syntax=example.com/own:1\nFROM debian:12", "Dockerfile:1: syntax=example.com/own:1"},
 		{"FROM debian:12\nONBUILD RUN x", "Dockerfile:2: ONBUILD"},
-		{"FROM debian:12\nRUN --mount=type=secret,id=a x", "Dockerfile:2: RUN: --mount=type=secret"},
+		{"FROM debian:12\n# forkd: warm a\nRUN --mount=type=secret,id=a x", "Dockerfile:3: RUN: --mount=type=secret: it stands"},
+		{"FROM debian:12 AS a\n# forkd: warm a\nFROM a\nRUN --mount=type=secret,id=a x", "Dockerfile:4: RUN: --mount"},
+		{"FROM debian:12\nRUN --mount=type=secret x", "one of source, target required"},
+		{"FROM debian:12\nRUN --mount=type=secret,id=a,target=/ x", "want a file"},
 		{"FROM debian:12\nRUN --mount=type=ssh x", "Dockerfile:2: RUN: --mount=type=ssh"},
 		{"FROM debian:12\nRUN --mount=type=cache,target=/ x", "the root directory"},
 		{"FROM debian:12\nRUN --mount=type=bind,target=/x,source=no x", "no: the build context has no such file"},

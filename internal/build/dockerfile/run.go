@@ -55,6 +55,11 @@ func (r *reader) run(ctx context.Context, st *stage, c *instructions.RunCommand)
 		run.Mounts = append(run.Mounts, mount)
 	}
 	r.next(st, lineOf(c.Location()), oneLine(c.String()), plan.Step{Run: run})
+	if st.memory && r.plan.Steps[st.step].HasSecret() {
+		r.note(lineOf(c.Location()), "--mount=type=secret: from here on the stage has no processes and memory of its base: "+
+			"no memory is kept of a step with a secret")
+		st.memory = false
+	}
 	return nil
 }
 
@@ -99,17 +104,16 @@ func (r *reader) mount(ctx context.Context, st *stage, m *instructions.Mount) (p
 	if m.Target != "" {
 		mount.Target = st.absolute(m.Target)
 	}
+	if m.Type == instructions.MountTypeSecret {
+		return mount, st.secretMount(m, &mount)
+	}
 	if mount.Target == "/" {
 		return mount, errors.New("target=/: the root directory cannot be mounted over")
 	}
 	switch m.Type {
-	case instructions.MountTypeSecret:
-		return mount, errors.New(
-			"a snapshot of a step has the guest's memory, where the secret's bytes would stay: give " +
-				"secrets to the network of sandboxes, or build without",
-		)
 	case instructions.MountTypeSSH:
-		return mount, errors.New("there is no agent to forward: fetch the source on the host and COPY it")
+		return mount, errors.New("the build has no connection to your agent: give a key of this build's own by --mount=type=secret, " +
+			"or fetch the source on the host and COPY it")
 	case instructions.MountTypeTmpfs:
 		mount.SizeMiB = (m.SizeLimit + 1<<20 - 1) >> 20
 	case instructions.MountTypeCache:
@@ -139,6 +143,35 @@ func (r *reader) mount(ctx context.Context, st *stage, m *instructions.Mount) (p
 		return mount, errors.New("target is missing")
 	}
 	return mount, nil
+}
+
+// secretMount reads a mount of a secret. It is a file below /run/secrets where nothing else is said.
+func (st *stage) secretMount(m *instructions.Mount, mount *plan.Mount) error {
+	if st.warmed {
+		return errors.New("it stands below a # forkd: warm line, whose memory would have the secret: put it above")
+	}
+	mount.ID, mount.ReadOnly, mount.Required = cmp.Or(m.Source, m.CacheID), false, m.Required
+	if mount.ID == "" {
+		mount.ID = path.Base(m.Target) // the parser wants one of both
+	}
+	if m.Env != nil {
+		mount.Env = cmp.Or(*m.Env, mount.ID)
+	} else if m.Target == "" {
+		mount.Target = "/run/secrets/" + path.Base(mount.ID)
+	}
+	if m.Mode != nil {
+		mount.Mode = strconv.FormatUint(*m.Mode, 8)
+	}
+	if m.UID != nil {
+		mount.UID = *m.UID
+	}
+	if m.GID != nil {
+		mount.GID = *m.GID
+	}
+	if mount.Target == "/" {
+		return errors.New("target=/: want a file")
+	}
+	return nil
 }
 
 func (r *reader) bindSource(ctx context.Context, st *stage, m *instructions.Mount) (plan.Source, error) {

@@ -24,6 +24,9 @@ type stage struct {
 	dir   string // absolute; empty: /
 	shell []string
 
+	warmed bool // it has had a warm step
+	memory bool // its base has memory, which its steps keep
+
 	args  []kv // ARG instructions of this stage
 	warms []directive
 	n     int // instructions done, of total
@@ -84,6 +87,7 @@ func (r *reader) from(ctx context.Context, i int, src *instructions.Stage, line 
 			return nil, err
 		}
 		st.step, st.user, st.dir, st.shell = below.step, below.user, below.dir, below.shell
+		st.warmed, st.memory = below.warmed, below.memory
 		st.env = maps.Clone(below.env)
 		return st, nil
 	}
@@ -93,7 +97,7 @@ func (r *reader) from(ctx context.Context, i int, src *instructions.Stage, line 
 	}
 	user, _, _ := strings.Cut(config.User, ":")
 	st.step, st.user, st.dir, st.env = step, user, config.Dir, maps.Clone(config.Env)
-	st.shell = config.Shell
+	st.shell, st.memory = config.Shell, r.plan.Steps[step].Base.Memory
 	if len(st.shell) == 0 {
 		st.shell = []string{"/bin/sh", "-c"}
 	}
@@ -165,6 +169,7 @@ func (r *reader) warmBefore(st *stage, line int) error {
 			w.Probe = st.inShell(d.probe)
 		}
 		r.next(st, d.line, d.warmName(), plan.Step{Warm: w})
+		st.warmed = true
 	}
 	return nil
 }

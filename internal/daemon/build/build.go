@@ -65,7 +65,16 @@ type Request struct {
 	VCPUs      uint32             // of a VM made from an image; 0: 1
 	MemoryMiB  uint64             // likewise; 0: 1024
 	DiskMiB    int                // likewise; 0: 8192
+
+	// Secrets of RUN --mount=type=secret, by id. They are in no key, file or message of a build.
+	Secrets map[string][]byte
 }
+
+// Bounds on secrets.
+const (
+	maxSecrets = 64
+	maxSecret  = 500 << 10 // bytes
+)
 
 // Check returns what is wrong with a request, as an *invalid.Error.
 func (r *Request) Check() error {
@@ -83,6 +92,13 @@ func (r *Request) Check() error {
 		return invalid.Errorf("memory_mib", "%d: want at most %d", r.MemoryMiB, vm.MaxMemoryBytes>>20)
 	case r.DiskMiB < 0 || r.DiskMiB > maxDiskMiB:
 		return invalid.Errorf("disk_mib", "%d: want at most %d", r.DiskMiB, maxDiskMiB)
+	case len(r.Secrets) > maxSecrets:
+		return invalid.Errorf("secrets", "there are %d: want at most %d", len(r.Secrets), maxSecrets)
+	}
+	for id, secret := range r.Secrets {
+		if len(secret) > maxSecret {
+			return invalid.Errorf("secrets", "%.100q: %d bytes: want at most %d", id, len(secret), maxSecret)
+		}
 	}
 	return nil
 }

@@ -114,6 +114,8 @@ var (
 	mountScript string
 	//go:embed unmount.sh
 	unmountScript string
+	//go:embed secret.sh
+	secretScript string
 )
 
 func (g *guest) run(ctx context.Context, r *plan.Run) (err error) {
@@ -134,7 +136,7 @@ func (g *guest) run(ctx context.Context, r *plan.Run) (err error) {
 			return err
 		}
 	}
-	unmount, err := g.mount(ctx, r.Mounts)
+	unmount, err := g.mount(ctx, r.Mounts, req.Env)
 	if err != nil {
 		return err
 	}

@@ -1,15 +1,29 @@
 # Mounts the file or directory $2 over $3, or with $1 tmpfs a file system in memory of $2 MiB. $4 is "ro" or empty.
+# Says which files and directories it had to make for that, a line each, innermost first.
 set -e
 kind=$1 source=$2 target=$3 mode=$4
-if [ "$kind" = tmpfs ]; then
-	mkdir -p "$target"
-	exec mount -t tmpfs -o "${source:+size=${source}m,}mode=1777" tmpfs "$target"
-fi
-if [ -d "$source" ]; then
-	mkdir -p "$target"
+made=
+# Makes a directory with its parents.
+makedir() {
+	[ ! -d "$1" ] || return 0
+	makedir "$(dirname "$1")"
+	mkdir "$1"
+	made="$1
+$made"
+}
+if [ "$kind" = tmpfs ] || [ -d "$source" ]; then
+	makedir "$target"
 else
-	mkdir -p "$(dirname "$target")"
-	[ -e "$target" ] || : >"$target"
+	makedir "$(dirname "$target")"
+	if [ ! -e "$target" ]; then
+		: >"$target"
+		made="$target
+$made"
+	fi
+fi
+printf %s "$made"
+if [ "$kind" = tmpfs ]; then
+	exec mount -t tmpfs -o "${source:+size=${source}m,}mode=1777" tmpfs "$target"
 fi
 mount --bind "$source" "$target"
 if [ "$mode" = ro ]; then mount -o remount,bind,ro "$target"; fi

@@ -1,6 +1,7 @@
 package build
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/sha256"
@@ -25,8 +26,17 @@ const (
 	maxCaches = 16 << 30 // of all clients; the longest unused go first
 )
 
-// mount prepares the mounts of a command. unmount takes them away and keeps the content of caches.
-func (g *guest) mount(ctx context.Context, mounts []plan.Mount) (unmount func() error, err error) {
+// mounted is a mount of a command.
+type mounted struct {
+	*plan.Mount
+	dir  string   // with its content, in the guest
+	made []string // files and directories that were made for it, innermost first
+}
+
+// mount prepares the mounts of a command, and adds secrets that are variables to env. unmount takes the
+// mounts away and keeps the content of caches.
+func (g *guest) mount(ctx context.Context, mounts []plan.Mount, env map[string]string) (unmount func() error,
+	err error) {
 	if len(mounts) == 0 {
 		return func() error { return nil }, nil
 	}
@@ -35,28 +45,38 @@ func (g *guest) mount(ctx context.Context, mounts []plan.Mount) (unmount func() 
 		return nil, err
 	}
 	dir = strings.TrimSpace(dir)
+	var list []mounted
 	for n := range mounts {
-		if err := g.mountOne(ctx, &mounts[n], path.Join(dir, strconv.Itoa(n))); err != nil {
-			return nil, fmt.Errorf("mount %s: %w", mounts[n].Target, err)
+		m := mounted{Mount: &mounts[n], dir: path.Join(dir, strconv.Itoa(n))}
+		if m.Kind == plan.MountSecret {
+			secret, err := g.secret(m.Mount)
+			if err != nil {
+				return nil, err
+			}
+			if m.Env != "" && secret != nil {
+				env[m.Env] = string(secret)
+			}
+			if m.Target == "" || secret == nil {
+				continue
+			}
 		}
+		if err := g.mountOne(ctx, &m); err != nil {
+			return nil, fmt.Errorf("mount %s: %w", m.Target, err)
+		}
+		list = append(list, m)
 	}
 	return func() error {
-		for n, m := range slices.Backward(mounts) {
-			if _, err := g.script(ctx, unmountScript, m.Target); err != nil {
-				return fmt.Errorf("unmount %s: %w", m.Target, err)
-			}
-			if m.Kind == plan.MountCache {
-				if err := g.keepCache(ctx, &mounts[n], path.Join(dir, strconv.Itoa(n))); err != nil {
-					return fmt.Errorf("keep the cache %s: %w", m.ID, err)
-				}
+		for _, m := range slices.Backward(list) {
+			if err := g.unmountOne(ctx, &m); err != nil {
+				return err
 			}
 		}
 		return g.c.Remove(ctx, dir, "root")
 	}, nil
 }
 
-func (g *guest) mountOne(ctx context.Context, m *plan.Mount, dir string) error {
-	source, mode := dir, ""
+func (g *guest) mountOne(ctx context.Context, m *mounted) error {
+	source, mode := m.dir, ""
 	switch m.Kind {
 	case plan.MountTmpfs:
 		source = ""
@@ -64,23 +84,28 @@ func (g *guest) mountOne(ctx context.Context, m *plan.Mount, dir string) error {
 			source = strconv.FormatInt(m.SizeMiB, 10)
 		}
 	case plan.MountCache:
-		if err := g.fillCache(ctx, m, dir); err != nil {
+		if err := g.fillCache(ctx, m.Mount, m.dir); err != nil {
+			return err
+		}
+	case plan.MountSecret:
+		source, mode = path.Join(m.dir, "secret"), "ro"
+		if err := g.putSecret(ctx, m.Mount, m.dir, source); err != nil {
 			return err
 		}
 	case plan.MountBind:
-		if _, err := output(ctx, g.c, "root", "mkdir", dir); err != nil {
+		if _, err := output(ctx, g.c, "root", "mkdir", m.dir); err != nil {
 			return err
 		}
-		single, err := g.fetch(ctx, m.Source, dir, false)
+		single, err := g.fetch(ctx, m.Source, m.dir, false)
 		if err != nil {
 			return err
 		}
 		if single {
-			name, err := g.script(ctx, `cd "$1" && ls -A`, dir)
+			name, err := g.script(ctx, `cd "$1" && ls -A`, m.dir)
 			if err != nil {
 				return err
 			}
-			source = path.Join(dir, strings.TrimSuffix(name, "\n"))
+			source = path.Join(m.dir, strings.TrimSuffix(name, "\n"))
 		}
 		if m.ReadOnly {
 			mode = "ro"
@@ -88,7 +113,50 @@ func (g *guest) mountOne(ctx context.Context, m *plan.Mount, dir string) error {
 	default:
 		return fmt.Errorf("kind %q is not known", m.Kind)
 	}
-	_, err := g.script(ctx, mountScript, m.Kind, source, m.Target, mode)
+	made, err := g.script(ctx, mountScript, m.Kind, source, m.Target, mode)
+	m.made = strings.FieldsFunc(made, func(r rune) bool { return r == '\n' })
+	return err
+}
+
+func (g *guest) unmountOne(ctx context.Context, m *mounted) error {
+	if _, err := g.script(ctx, unmountScript, append([]string{m.Target}, m.made...)...); err != nil {
+		return fmt.Errorf("unmount %s: %w", m.Target, err)
+	}
+	switch m.Kind {
+	case plan.MountCache:
+		if err := g.keepCache(ctx, m.Mount, m.dir); err != nil {
+			return fmt.Errorf("keep the cache %s: %w", m.ID, err)
+		}
+	case plan.MountSecret:
+		if _, err := g.script(ctx, unmountScript, m.dir); err != nil {
+			return fmt.Errorf("unmount the secret %s: %w", m.ID, err)
+		}
+	}
+	return nil
+}
+
+// secret returns what the client has sent for a mount; nil: nothing.
+func (g *guest) secret(m *plan.Mount) ([]byte, error) {
+	secret, ok := g.w.req.Secrets[m.ID]
+	if !ok && m.Required {
+		return nil, fmt.Errorf("secret %s: none was given: forkd build --secret id=%s,src=FILE", m.ID, m.ID)
+	}
+	if ok && secret == nil {
+		secret = []byte{}
+	}
+	return secret, nil
+}
+
+// putSecret writes a secret to a file in the guest's memory.
+func (g *guest) putSecret(ctx context.Context, m *plan.Mount, dir, file string) error {
+	if _, err := g.script(ctx, secretScript, dir); err != nil {
+		return err
+	}
+	if err := g.c.WriteFile(ctx, file, "root", bytes.NewReader(g.w.req.Secrets[m.ID])); err != nil {
+		return err
+	}
+	_, err := g.script(ctx, `chown "$2" "$1" && chmod "$3" "$1"`, file, fmt.Sprintf("%d:%d", m.UID, m.GID),
+		cmp.Or(m.Mode, "400"))
 	return err
 }
 

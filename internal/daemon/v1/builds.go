@@ -23,7 +23,7 @@ import (
 // Bounds on a build's archive, in bytes.
 const (
 	maxBuildArchive = 9 << 30
-	maxBuildFile    = 2 << 20
+	maxBuildFile    = 4 << 20
 )
 
 // build builds a snapshot from a Dockerfile and answers with its progress as lines of JSON. If the
@@ -100,6 +100,7 @@ func (a *api) readBuild(in *tar.Reader) (req build.Request, files *build.Context
 		VCPUs:     ask.VCPUs,
 		MemoryMiB: ask.MemoryMiB,
 		DiskMiB:   ask.DiskMiB,
+		Secrets:   ask.Secrets,
 		Dockerfile: dockerfile.Request{Name: short(cmp.Or(ask.Name, "Dockerfile")), Text: []byte(ask.Dockerfile),
 			Target: ask.Target, Args: ask.Args},
 	}

@@ -1,6 +1,11 @@
 package v1_test
 
 import (
+	"bytes"
+	"io/fs"
+	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -78,5 +83,60 @@ RUN cat DIR/out/*
 	req.Dockerfile += "COPY --from=one " + dir + "/in/a " + dir + "/c\n" // all before it is there
 	if res, log, err = built(t, r.Client, req, nil); err != nil || res.Run != 2 {
 		t.Errorf("with one more: %+v, %v\n%s", res, err, log)
+	}
+}
+
+// A secret reaches the commands that ask for it and nothing that the daemon writes.
+func TestSecretsOfBuilds(t *testing.T) {
+	r, dir := builder(t)
+	secret := strings.Repeat("hidden!", 3)
+	req := client.BuildRequest{Tag: "made", Secrets: map[string][]byte{"tok": []byte(secret)},
+		Dockerfile: "FROM " + apirig.Image + `
+RUN --mount=type=secret,id=tok,env=TOK --mount=type=secret,id=none,env=NONE echo "${#TOK} ${NONE-unset}"
+RUN echo "${TOK-gone}" > ` + dir + "/after\n"}
+	res, log, err := built(t, r.Client, req, nil)
+	if err != nil || res.Run != 4 {
+		t.Fatalf("%+v, %v\n%s", res, err, log)
+	}
+	hasLines(t, log, "1: 21 unset")
+	if text, err := os.ReadFile(dir + "/after"); err != nil || string(text) != "gone\n" {
+		t.Errorf("the next step has %q, %v", text, err)
+	}
+	req.Secrets["tok"] = []byte("another secret") // is no other build
+	req.Replace = true
+	if res, log, err := built(t, r.Client, req, nil); err != nil || res.Run != 0 {
+		t.Errorf("with another secret: %+v, %v\n%s", res, err, log)
+	}
+	state := filepath.Dir(r.TokenFile)
+	files := 0
+	err = filepath.WalkDir(state, func(path string, e fs.DirEntry, err error) error {
+		if err != nil || !e.Type().IsRegular() {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		files++
+		if bytes.Contains(text, []byte(secret)) {
+			t.Errorf("%s has the secret", path)
+		}
+		return err
+	})
+	if err != nil || files < 10 {
+		t.Errorf("%d files, %v", files, err)
+	}
+	for _, c := range []struct {
+		req  client.BuildRequest
+		want string
+	}{
+		{client.BuildRequest{Tag: "x", Dockerfile: "FROM a.b\nRUN --mount=type=secret,id=no,required x"},
+			"Dockerfile:2: [stage-0 2/2] RUN --mount=type=secret,id=no,required x: secret no: none was given"},
+		{client.BuildRequest{Tag: "x", Dockerfile: "FROM a.b\n# forkd: warm x\nRUN --mount=type=secret,id=no x"},
+			"below a # forkd: warm line"},
+		{client.BuildRequest{Tag: "x", Dockerfile: "FROM a.b",
+			Secrets: map[string][]byte{"big": make([]byte, 500<<10+1)}}, "at most 512000"},
+	} {
+		if _, _, err := built(t, r.Client, c.req, nil); !client.IsStatus(err, http.StatusBadRequest) ||
+			!strings.Contains(err.Error(), c.want) {
+			t.Errorf("%v, want 400 with %q", err, c.want)
+		}
 	}
 }

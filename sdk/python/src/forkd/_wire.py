@@ -1014,6 +1014,9 @@ class BuildRequest(Record):
     """of a VM made from an image"""
     disk_mib: int | None = None
     """of a VM made from an image"""
+    secrets: dict[str, str] | None = None
+    """what RUN --mount=type=secret gives to commands, by id: up to 64 of 500 KiB. The daemon keeps them for the
+    build only, and in memory only"""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)

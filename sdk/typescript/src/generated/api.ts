@@ -706,6 +706,10 @@ export interface components {
              * @default 8192
              */
             disk_mib?: number;
+            /** @description what RUN --mount=type=secret gives to commands, by id: up to 64 of 500 KiB. The daemon keeps them for the build only, and in memory only */
+            secrets?: {
+                [key: string]: string;
+            };
         };
         /** @description one line of a build's progress, with one field: plan first, result or error last */
         BuildEvent: {

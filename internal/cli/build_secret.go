@@ -1,0 +1,69 @@
+package cli
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+)
+
+// maxSecretFile bounds what is read of a secret's file, in bytes. The daemon has a lower bound.
+const maxSecretFile = 1 << 20
+
+// readSecrets reads what --secret flags name, in the form of `docker build`: id=ID with src=FILE or
+// env=VARIABLE. Without either, the variable ID is taken if it is set, and else the file ID.
+func readSecrets(flags []string) (map[string][]byte, error) {
+	secrets := make(map[string][]byte)
+	for _, flag := range flags {
+		var id, file, variable string
+		for field := range strings.SplitSeq(flag, ",") {
+			name, value, _ := strings.Cut(field, "=")
+			switch name {
+			case "id":
+				id = value
+			case "src", "source":
+				file = value
+			case "env":
+				variable = value
+			case "type":
+				if value != "env" && value != "file" {
+					return nil, usageError{fmt.Errorf("--secret %s: type=%s: want file or env", flag, value)}
+				}
+			default:
+				return nil, usageError{fmt.Errorf("--secret %s: %q: want id=ID,src=FILE or id=ID,env=VARIABLE", flag, name)}
+			}
+		}
+		if id == "" || file != "" && variable != "" {
+			return nil, usageError{fmt.Errorf("--secret %s: want id=ID,src=FILE or id=ID,env=VARIABLE", flag)}
+		}
+		secret, err := readSecret(id, file, variable)
+		if err != nil {
+			return nil, fmt.Errorf("--secret id=%s: %w", id, err)
+		}
+		secrets[id] = secret
+	}
+	return secrets, nil
+}
+
+func readSecret(id, file, variable string) ([]byte, error) {
+	if file == "" {
+		value, ok := os.LookupEnv(cmp.Or(variable, id))
+		if ok {
+			return []byte(value), nil
+		}
+		if variable != "" {
+			return nil, fmt.Errorf("the variable %s is not set", variable)
+		}
+	}
+	f, err := os.Open(cmp.Or(file, id))
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	secret, err := io.ReadAll(io.LimitReader(f, maxSecretFile+1))
+	if err == nil && len(secret) > maxSecretFile {
+		err = fmt.Errorf("%s: more than %d bytes", f.Name(), maxSecretFile)
+	}
+	return secret, err
+}
