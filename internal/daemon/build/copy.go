@@ -141,7 +141,7 @@ func (g *guest) fetchFrom(ctx context.Context, step int, src *plan.Source, dir s
 		if found == "" {
 			return fmt.Errorf("%s: %s has no such file", src.Path, g.w.plan.Steps[step].Name)
 		}
-		single = len(matches) == 1 && matches[0][0] == 'f' && src.Into == ""
+		single = len(matches) == 1 && strings.HasPrefix(matches[0], "f") && src.Into == ""
 		for _, m := range matches {
 			if err := from.send(ctx, g, m, src.Into, dir); err != nil {
 				return err

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"sync"
 	"time"
 
@@ -79,12 +80,22 @@ func (b *Builder) carryOut(ctx context.Context, req Request, p *plan.Plan, files
 // ensure makes the snapshot of a step, unless it is there. It does so once for a build.
 func (w *work) ensure(ctx context.Context, cancel func(), i int) error {
 	w.steps[i].once.Do(func() {
-		if w.steps[i].err = w.provide(ctx, cancel, i); w.steps[i].err != nil {
-			cancel()
-		}
+		defer func() { // steps have goroutines of their own, where a panic would end the daemon
+			if p := recover(); p != nil {
+				w.b.cfg.Log.Error("panic in a step of a build", "error", p, "stack", string(debug.Stack()))
+				w.steps[i].err = errPanic
+			}
+			if w.steps[i].err != nil {
+				cancel()
+			}
+		}()
+		w.steps[i].err = w.provide(ctx, cancel, i)
 	})
 	return w.steps[i].err
 }
+
+// errPanic is the outcome of a step that panicked.
+var errPanic = errors.New("internal error: the daemon's log has the details")
 
 func (w *work) provide(ctx context.Context, cancel func(), i int) error {
 	s := &w.plan.Steps[i]
