@@ -21,16 +21,22 @@ const (
 )
 
 // base resolves what a FROM instruction names: a snapshot with that tag, or else an image of a registry,
-// as Docker takes an image that it has before it asks for one.
+// as Docker takes an image that it has before it asks for one. A branch of a sandbox is not taken for it
+// unless a build made it: clients that may not build make branches too, and could choose an image's name.
 func (b *Builder) base(ctx context.Context, req Request, name string) (plan.Base, dockerfile.Config, error) {
+	why := "it is no snapshot"
 	d, err := b.cfg.Manager.Snapshots().Detail(name)
-	if err == nil && !d.Transient && !d.Writing && d.Damage == "" {
+	switch {
+	case err != nil, d.Transient, d.Writing, d.Damage != "":
+	case d.Branch != nil && !b.isResult(name, d.ID):
+		why = fmt.Sprintf("the snapshot %q is a branch, and FROM takes parents and what builds made", name)
+	default:
 		config, err := b.settings(ctx, name, d.ID)
 		return plan.Base{Snapshot: name, Digest: d.ID, Memory: !d.DiskOnly}, config, err
 	}
 	digest, config, err := b.cfg.Image(ctx, name)
 	if err != nil {
-		return plan.Base{}, config, fmt.Errorf("it is no snapshot, and as an image: %w", err)
+		return plan.Base{}, config, fmt.Errorf("%s; as an image: %w", why, err)
 	}
 	base := plan.Base{Image: name, Digest: digest, VCPUs: req.VCPUs, MemoryMiB: req.MemoryMiB, DiskMiB: req.DiskMiB}
 	if base.VCPUs == 0 {
@@ -58,6 +64,9 @@ func (b *Builder) settings(ctx context.Context, tag, id string) (dockerfile.Conf
 		return config, err
 	}
 	defer b.end(box)
+	if err := b.there(&plan.Base{Snapshot: tag, Digest: id}); err != nil {
+		return config, err
+	}
 	err = b.cfg.Manager.Use(ctx, box, "build from", func(ctx context.Context, dial agentclient.DialFunc) error {
 		var err error
 		config, err = ask(ctx, agentclient.New(dial))

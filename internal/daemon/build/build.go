@@ -20,7 +20,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 	"time"
 
@@ -82,8 +81,8 @@ func (r *Request) Check() error {
 		return &invalid.Error{Field: "tag", Reason: err.Error()}
 	}
 	switch {
-	case strings.HasPrefix(r.Tag, stepPrefix):
-		return invalid.Errorf("tag", "%q: tags of steps begin with %s: choose another", r.Tag, stepPrefix)
+	case snapshot.IsStepTag(r.Tag):
+		return invalid.Errorf("tag", "%q: such tags are for steps of builds: choose another", r.Tag)
 	case len(bytes.TrimSpace(r.Dockerfile.Text)) == 0:
 		return invalid.Errorf("dockerfile", "it is empty")
 	case r.VCPUs > vm.MaxVCPUs:
@@ -145,6 +144,13 @@ func New(cfg Config) (*Builder, error) {
 		if err := os.MkdirAll(filepath.Join(cfg.Dir, name), 0o700); err != nil {
 			return nil, fmt.Errorf("open the store of builds: %w", err)
 		}
+	}
+	parts, err := filepath.Glob(filepath.Join(cfg.Dir, "caches", ".*")) // which an earlier daemon did not end
+	for _, part := range parts {
+		err = errors.Join(err, os.Remove(part))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open the store of builds: %w", err)
 	}
 	return &Builder{cfg: cfg, places: gate.New(maxBuilds), bases: make(map[string]dockerfile.Config),
 		busy: make(map[string]bool)}, nil

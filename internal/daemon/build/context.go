@@ -86,6 +86,9 @@ func (c *Context) add(h *tar.Header, in io.Reader, prefix string, seen map[strin
 	case tar.TypeDir:
 		f.Kind = plan.KindDir
 	case tar.TypeSymlink:
+		if len(h.Linkname) >= unix.PathMax {
+			return invalid.Errorf("archive", "entry %.200q: the target of the link has more than %d bytes", h.Name, unix.PathMax-1)
+		}
 		f.Kind, f.Link, f.Mode = plan.KindLink, h.Linkname, 0o777
 	case tar.TypeReg:
 		f.Kind, f.Size = plan.KindFile, h.Size
@@ -141,6 +144,9 @@ func room(dir string, size int64) error {
 	return nil
 }
 
+// roomEvery is how much is written, in bytes, until it is asked again whether there is room.
+const roomEvery = 16 << 20
+
 // keep stores content and returns its digest.
 func (c *Context) keep(in io.Reader, size int64) (string, error) {
 	f, err := os.CreateTemp(c.dir, ".*")
@@ -150,8 +156,13 @@ func (c *Context) keep(in io.Reader, size int64) (string, error) {
 	defer os.Remove(f.Name()) // does nothing once it is renamed
 	defer f.Close()
 	h := sha256.New()
-	if _, err := io.CopyN(io.MultiWriter(f, h), in, size); err != nil {
-		return "", fmt.Errorf("store a build context: %w", err)
+	for left := size; left > 0; left -= roomEvery {
+		if err := room(c.dir, min(left, roomEvery)); err != nil { // others write at the same time
+			return "", err
+		}
+		if _, err := io.CopyN(io.MultiWriter(f, h), in, min(left, roomEvery)); err != nil {
+			return "", fmt.Errorf("store a build context: %w", err)
+		}
 	}
 	digest := hex.EncodeToString(h.Sum(nil))
 	if err := os.Rename(f.Name(), c.path(digest)); err != nil {

@@ -27,7 +27,7 @@ func (w *work) begin(ctx context.Context, i int) (string, error) {
 	if box != "" {
 		return box, nil
 	}
-	return w.b.fork(ctx, w.tag(from))
+	return w.forkOf(ctx, from)
 }
 
 // reading returns a sandbox to read files from that a step has left.
@@ -35,7 +35,7 @@ func (w *work) reading(ctx context.Context, i int) (string, error) {
 	if box := w.takeIdle(i); box != "" {
 		return box, nil
 	}
-	return w.b.fork(ctx, w.tag(i))
+	return w.forkOf(ctx, i)
 }
 
 func (w *work) takeIdle(step int) (box string) {

@@ -249,7 +249,7 @@ func (b *Builder) trimCaches(but string) error {
 		if total <= maxCaches || name == but || strings.HasPrefix(i.Name(), ".") {
 			continue
 		}
-		if err := os.Remove(name); err != nil {
+		if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) { // another build removed it
 			return err
 		}
 		total -= i.Size()

@@ -49,12 +49,6 @@ type progress struct {
 	cached sync.Once // the observer was told so
 }
 
-// stepPrefix begins the tags of snapshots of steps.
-const stepPrefix = "step-"
-
-// tagOf is the tag of a step's snapshot: 160 bits of its key.
-func tagOf(key string) string { return stepPrefix + key[:40] }
-
 func (b *Builder) carryOut(ctx context.Context, req Request, p *plan.Plan, files *Context, o Observer) (Result, error) {
 	keys, err := p.Keys(fmt.Sprint("agent ", agentproto.Version), fmt.Sprint("snapshot ", snapshot.Version))
 	if err != nil {
@@ -201,11 +195,11 @@ func (w *work) isThere(i int) bool {
 	if i == w.plan.Result || w.req.NoCache && w.plan.Steps[i].Base == nil {
 		return false
 	}
-	d, err := w.b.cfg.Manager.Snapshots().Detail(tagOf(w.keys[i]))
+	d, err := w.b.cfg.Manager.Snapshots().Detail(snapshot.StepTag(w.keys[i]))
 	if err != nil || d.Writing || d.Damage != "" {
 		return false
 	}
-	w.b.used(tagOf(w.keys[i]))
+	w.b.used(snapshot.StepTag(w.keys[i]))
 	return true
 }
 
@@ -234,7 +228,7 @@ func (w *work) bake(ctx context.Context, i int) error {
 	if err != nil {
 		return err
 	}
-	req.Client, req.Tag, req.VCPUs, req.MemoryMiB = w.req.Who, tagOf(w.keys[i]), base.VCPUs, base.MemoryMiB
+	req.Client, req.Tag, req.VCPUs, req.MemoryMiB = w.req.Who, snapshot.StepTag(w.keys[i]), base.VCPUs, base.MemoryMiB
 	w.o.Output(i, "boot")
 	_, err = w.b.cfg.Baker.Bake(ctx, req)
 	return err
@@ -273,7 +267,7 @@ func (w *work) tag(i int) string {
 	if base := w.plan.Steps[i].Base; base != nil && base.Snapshot != "" {
 		return base.Snapshot
 	}
-	return tagOf(w.keys[i])
+	return snapshot.StepTag(w.keys[i])
 }
 
 // endsAfter is how long after a build its sandboxes end, where the build has not ended them.
@@ -290,6 +284,18 @@ func (b *Builder) fork(ctx context.Context, tag string) (string, error) {
 		return "", err
 	}
 	return made.Sandboxes[0].ID, nil
+}
+
+// forkOf forks the snapshot of a step. That of a base is looked at again: the tag may have come to name
+// another one.
+func (w *work) forkOf(ctx context.Context, i int) (string, error) {
+	box, err := w.b.fork(ctx, w.tag(i))
+	if base := w.plan.Steps[i].Base; err == nil && base != nil && base.Snapshot != "" {
+		if err = w.b.there(base); err != nil {
+			w.b.end(box)
+		}
+	}
+	return box, err
 }
 
 func (b *Builder) end(box string) {
@@ -320,12 +326,12 @@ const saveAgain = time.Second
 
 // save makes the snapshot of a step.
 func (w *work) save(ctx context.Context, i int, box string) error {
-	req := sandbox.BranchRequest{Tag: tagOf(w.keys[i]), Mode: vm.BranchDiff, Replace: true}
+	req := sandbox.BranchRequest{Tag: snapshot.StepTag(w.keys[i]), Step: true, Mode: vm.BranchDiff, Replace: true}
 	if !w.memory[i] {
 		req.Mode = vm.BranchDisk
 	}
 	if i == w.plan.Result {
-		req.Tag, req.Template, req.Replace = w.req.Tag, true, w.req.Replace
+		req.Tag, req.Step, req.Template, req.Replace = w.req.Tag, false, true, w.req.Replace
 	}
 	for {
 		_, err := w.b.cfg.Manager.Branch(ctx, box, req)
@@ -348,7 +354,7 @@ type result struct {
 	Key string `json:"key"` // of the step
 }
 
-func (w *work) resultFile() string { return filepath.Join(w.b.cfg.Dir, "results", w.req.Tag) }
+func (b *Builder) resultFile(tag string) string { return filepath.Join(b.cfg.Dir, "results", tag) }
 
 // done remembers the result.
 func (w *work) done() error {
@@ -360,13 +366,24 @@ func (w *work) done() error {
 	if err != nil {
 		return err
 	}
-	return atomicfile.Write(w.resultFile(), text, 0o600)
+	return atomicfile.Write(w.b.resultFile(w.req.Tag), text, 0o600)
 }
 
 // isDone reports whether the snapshot that the build is to make is there.
 func (w *work) isDone() bool {
-	text, err := os.ReadFile(w.resultFile())
-	var r result
-	return err == nil && !w.req.NoCache && json.Unmarshal(text, &r) == nil && r.Key == w.keys[w.plan.Result] &&
-		w.b.cfg.Manager.Snapshots().Has(w.req.Tag, r.ID)
+	r, ok := w.b.resultOf(w.req.Tag)
+	return ok && !w.req.NoCache && r.Key == w.keys[w.plan.Result] && w.b.cfg.Manager.Snapshots().Has(w.req.Tag, r.ID)
+}
+
+// resultOf returns what is remembered of the snapshot that a build made with a tag.
+func (b *Builder) resultOf(tag string) (r result, ok bool) {
+	text, err := os.ReadFile(b.resultFile(tag))
+	ok = err == nil && json.Unmarshal(text, &r) == nil
+	return r, ok
+}
+
+// isResult reports whether a build made a snapshot.
+func (b *Builder) isResult(tag, id string) bool {
+	r, ok := b.resultOf(tag)
+	return ok && r.ID == id
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/store"
 )
 
@@ -37,7 +38,7 @@ func (b *Builder) Trim(most int) {
 	there := make(map[string]bool)
 	for _, i := range b.cfg.Manager.Snapshots().List() {
 		there[i.Tag] = true
-		if !strings.HasPrefix(i.Tag, stepPrefix) || i.Writing {
+		if !snapshot.IsStepTag(i.Tag) || i.Writing {
 			continue
 		}
 		s := step{i.Tag, i.Created}
@@ -63,7 +64,7 @@ func (b *Builder) Trim(most int) {
 			b.cfg.Log.Warn("look for what builds remember", "error", err)
 		}
 		for _, e := range entries {
-			if !there[e.Name()] {
+			if !there[e.Name()] && !strings.HasPrefix(e.Name(), ".") { // else another build is writing it
 				_ = os.Remove(filepath.Join(b.cfg.Dir, dir, e.Name())) // the next build tries again
 			}
 		}

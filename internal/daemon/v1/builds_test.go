@@ -178,7 +178,7 @@ func TestBuildsThatFail(t *testing.T) {
 		want string
 	}{
 		{client.BuildRequest{Tag: "x y", Dockerfile: "FROM a.b"}, "tag"},
-		{client.BuildRequest{Tag: "step-x", Dockerfile: "FROM a.b"}, "choose another"},
+		{client.BuildRequest{Tag: "step-" + strings.Repeat("0a", 20), Dockerfile: "FROM a.b"}, "choose another"},
 		{client.BuildRequest{Tag: "x"}, "dockerfile"},
 		{client.BuildRequest{Tag: "x", Dockerfile: "FROM a.b", VCPUs: 1000}, "vcpus"},
 		{client.BuildRequest{Tag: "x", Dockerfile: "FROM a.b", DiskMiB: -1}, "disk_mib"},

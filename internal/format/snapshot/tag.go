@@ -1,6 +1,9 @@
 package snapshot
 
-import "fmt"
+import (
+	"fmt"
+	"regexp"
+)
 
 // MaxTag is the length of the longest tag, in bytes: that of E2B's template names. With the
 // prefixes and suffixes of file names it stays below the 255 bytes of file systems.
@@ -26,3 +29,13 @@ func CheckTag(tag string) error {
 	}
 	return nil
 }
+
+// StepTag returns the tag of the snapshot of a build's step, from the key of the step, which is at
+// least 40 hexadecimal digits: the tag has 160 bits of it.
+func StepTag(key string) string { return "step-" + key[:40] }
+
+var stepTag = regexp.MustCompile(`^step-[0-9a-f]{40}$`)
+
+// IsStepTag reports whether a tag has the form of StepTag. Builds trust what has such a tag, so only
+// they make it.
+func IsStepTag(tag string) bool { return stepTag.MatchString(tag) }

@@ -27,6 +27,9 @@ func (m *Manager) Branch(ctx context.Context, id string, req BranchRequest) (Bra
 	if _, err := m.Get(id); err != nil {
 		return BranchResult{}, err
 	}
+	if snapshot.IsStepTag(req.Tag) && !req.Step {
+		return BranchResult{}, invalid.Errorf("tag", "%q: such tags are for steps of builds: choose another", req.Tag)
+	}
 	tag, err := branchTag(ctx, req.Tag, id, start)
 	if err != nil {
 		return BranchResult{}, err

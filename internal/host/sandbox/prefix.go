@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 
+	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/host/store"
@@ -47,9 +48,9 @@ func (m *Manager) SnapshotsFor(ctx context.Context) []store.Info {
 // unknown.
 func (m *Manager) isWithin(p owner.Prefix, i store.Info) bool {
 	switch {
-	case p.HasTag(i.Tag):
+	case mayHave(p, i.Tag):
 		return true
-	case i.Writing, i.Damage != "":
+	case i.Writing, i.Damage != "", snapshot.IsStepTag(i.Tag):
 		return false
 	case i.Branch == nil:
 		return !i.Transient // a transient one belongs to an unfinished build
@@ -58,10 +59,16 @@ func (m *Manager) isWithin(p owner.Prefix, i store.Info) bool {
 	return i.Transient && err == nil && p.HasLabels(s.Info().Labels)
 }
 
-// MayUse returns a *store.NotFoundError if the client of a request may not see the snapshot.
+// mayHave reports whether a snapshot is within p by its tag alone. One of a build's step is within
+// none: its image may be one that the daemon's login fetched.
+func mayHave(p owner.Prefix, tag string) bool {
+	return p.HasTag(tag) && (p == "" || !snapshot.IsStepTag(tag))
+}
+
+// MayUse returns a *store.NotFoundError for a snapshot that who makes a request may not know of.
 func (m *Manager) MayUse(ctx context.Context, tag string) error {
 	p := owner.PrefixOf(ctx)
-	if p.HasTag(tag) {
+	if mayHave(p, tag) {
 		return nil
 	}
 	i, err := m.cfg.Store.Info(tag)

@@ -17,9 +17,10 @@ type BranchRequest struct {
 	Mode      vm.BranchMode
 	ParentTag string // empty, or the snapshot from which the caller believes the sandbox runs
 	NoWait    bool   // live: return when the sandbox runs again, before the snapshot is complete
-	Transient bool   // the snapshot is deleted with the last sandbox that runs from it
-	Template  bool   // the sandbox existed to build a template, which this is; recorded in the manifest
-	Replace   bool   // replace a snapshot with the same tag, unless sandboxes run from it
+	Transient bool   // the snapshot goes with the last sandbox that runs from it
+	Template  bool   // the sandbox was there to build a template, which this is: the manifest says so
+	Step      bool   // of a build: the tag may be a snapshot.StepTag
+	Replace   bool   // a snapshot with the tag gives way to this one, unless sandboxes run from it
 
 	Labels map[string]string // of the snapshot; bounded like those of sandboxes
 }

@@ -2,15 +2,19 @@ package tenancy
 
 import (
 	"context"
+	"time"
 
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// DiskOf returns a disk-only snapshot with the disk of tag, held until release is called. That is
-// tag itself if it is disk-only, else a branch of a child forked for this, whose guest first writes
-// its page cache back: data written before a snapshot with memory may be in that memory only.
+// childLimit is how long the child lives that DiskOf forks, should the daemon be killed meanwhile.
+const childLimit = time.Hour
+
+// DiskOf returns a disk-only snapshot with the disk of tag, held until release is called: tag
+// itself if it is one, else a branch of a child that is forked for it, whose guest writes its page
+// cache back. What was written to a disk before a snapshot with memory may be in the memory only.
 func (v *View) DiskOf(ctx context.Context, tag string) (_ string, release func(), err error) {
 	if v.isEmpty() {
 		return "", nil, &store.NotFoundError{Tag: tag}
@@ -24,7 +28,7 @@ func (v *View) DiskOf(ctx context.Context, tag string) (_ string, release func()
 		return "", nil, err
 	}
 	if !d.DiskOnly {
-		child, err := m.Fork(ctx, sandbox.ForkRequest{Tag: tag, N: 1})
+		child, err := m.Fork(ctx, sandbox.ForkRequest{Tag: tag, N: 1, TTL: childLimit})
 		if err != nil {
 			return "", nil, err
 		}

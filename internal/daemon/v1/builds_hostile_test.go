@@ -1,0 +1,151 @@
+package v1_test
+
+import (
+	"cmp"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/apirig"
+	"github.com/forkd/forkd/internal/daemon/auth"
+)
+
+// emptyLineShell answers the question for matching files with one empty line.
+const emptyLineShell = `#!/bin/bash --posix
+case "$2" in
+'# Says which'*) echo; exit 0 ;;
+esac
+exec -a sh /bin/bash --posix "$@"
+`
+
+// hostileShellEnv makes this program the child of TestAnEmptyAnswerFailsTheStep.
+const hostileShellEnv = "FORKD_TEST_HOSTILE_SHELL"
+
+// A hostile shell of an image fails the step that asks it, and not the daemon, which would be this
+// test's child.
+func TestAnEmptyAnswerFailsTheStep(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("mounts over /bin/dash in a namespace: needs root")
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if os.Getenv(hostileShellEnv) == "" {
+		cmd := exec.Command(self, "-test.run", "^"+t.Name()+"$")
+		cmd.Env = append(os.Environ(), hostileShellEnv+"=1")
+		cmd.WaitDelay = time.Second // agents that it leaves hold its output, and are ended with its group
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+		out, err := cmd.CombinedOutput()
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+		if err != nil {
+			t.Fatalf("the daemon's process: %v\n%.2000s", err, out)
+		}
+		return
+	}
+	sh := filepath.Join(t.TempDir(), "sh")
+	if err := os.WriteFile(sh, []byte(emptyLineShell), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	r := apirig.Start(t, apirig.Options{Agent: func(dir string) *exec.Cmd {
+		cmd := exec.Command("unshare", "-m", "--propagation", "private", "/bin/bash", "-c",
+			`mount --bind "$0" /bin/dash && exec "$1"`, sh, self)
+		cmd.Env = append(os.Environ(), agentDirEnv+"="+dir)
+		return cmd
+	}})
+	if _, err := r.Bake(t.Context(), r.Parent); err != nil {
+		t.Fatal(err)
+	}
+	_, log, err := built(t, r.Client, client.BuildRequest{Tag: "x",
+		Dockerfile: "FROM a.b AS hostile\nFROM a.b\nCOPY --from=hostile /etc/hostname /tmp/x\n"}, nil)
+	if err == nil || !strings.Contains(err.Error(), "is no path") {
+		t.Fatalf("%v\n%s", err, log)
+	}
+}
+
+// forkOf has a token of scope run fork the parent.
+func forkOf(t *testing.T, r *apirig.Rig, token string) (*client.Client, string) {
+	t.Helper()
+	if _, err := r.Bake(t.Context(), r.Parent); err != nil {
+		t.Fatal(err)
+	}
+	cl, err := client.New(r.URL, r.Tokens[token])
+	if err != nil {
+		t.Fatal(err)
+	}
+	box, err := cl.Fork(t.Context(), client.ForkRequest{SnapshotTag: "a.b", N: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cl, box.Sandboxes[0].ID
+}
+
+// A build looks for the snapshot of a step under a tag that everybody can compute. Only builds make one.
+func TestTagsOfStepsAreForBuilds(t *testing.T) {
+	r := start(t, apirig.Options{Tokens: []auth.Token{{Name: "mallory", Scope: auth.Run}}})
+	mallory, id := forkOf(t, r, "mallory")
+	tag := "step-" + strings.Repeat("0a", 20)
+	if _, err := mallory.Branch(t.Context(), id, client.BranchRequest{Tag: tag}); err == nil ||
+		!strings.Contains(err.Error(), "tag") {
+		t.Errorf("branched to %s: %v", tag, err)
+	}
+	if _, err := mallory.Branch(t.Context(), id, client.BranchRequest{Tag: "step-1"}); err != nil {
+		t.Errorf("a tag that is not one of a build's step: %v", err)
+	}
+	r.Steps.Trim(0) // what each build does with 256
+	if _, err := r.Snapshot(t.Context(), "step-1"); err != nil {
+		t.Errorf("the snapshot of a user was removed as if it were a step: %v", err)
+	}
+}
+
+// FROM takes no snapshot that a client of the scope run may have made: its name may be that of an image.
+func TestFROMTakesNoBranch(t *testing.T) {
+	r := start(t, apirig.Options{Tokens: []auth.Token{{Name: "mallory", Scope: auth.Run}}})
+	mallory, id := forkOf(t, r, "mallory")
+	if _, err := mallory.Branch(t.Context(), id, client.BranchRequest{Tag: "alpine"}); err != nil {
+		t.Fatal(err)
+	}
+	_, log, err := built(t, r.Client, client.BuildRequest{Tag: "made", Dockerfile: "FROM alpine\nRUN echo hi\n"}, nil)
+	if err == nil || !strings.Contains(err.Error(), `the snapshot "alpine" is a branch`) {
+		t.Errorf("FROM alpine: %v\n%s", err, log)
+	}
+	for _, from := range []string{"a.b", "made-before"} { // a parent, and the result of a build
+		tag := map[string]string{"a.b": "made-before"}[from]
+		if _, log, err = built(t, r.Client, client.BuildRequest{Tag: cmp.Or(tag, "made-after"), Dockerfile: "FROM " + from +
+			"\nRUN echo " + from + "\n"}, nil); err != nil {
+			t.Errorf("FROM %s: %v\n%s", from, err, log)
+		}
+	}
+}
+
+// The registry's login that a build's image needed is the daemon's: a token with a prefix sees neither
+// the image's snapshot nor those of other steps.
+func TestStepsAreWithinNoPrefix(t *testing.T) {
+	r := start(t, apirig.Options{Tokens: []auth.Token{{Name: "a", Scope: auth.Run, Prefix: "team-a/"}}})
+	tenant, err := client.New(r.URL, r.Tokens["a"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, log, err := built(t, r.Client, client.BuildRequest{Tag: "private",
+		Dockerfile: "FROM " + apirig.Image + "\nRUN echo x\n"}, nil); err != nil {
+		t.Fatal(err, "\n", log)
+	}
+	list, err := tenant.Snapshots(t.Context())
+	if err != nil || len(list) != 0 {
+		t.Errorf("a tenant sees %+v, %v", list, err)
+	}
+	all, err := r.Snapshots(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range all {
+		if _, err := tenant.Fork(t.Context(), client.ForkRequest{SnapshotTag: s.Tag, N: 1}); err == nil {
+			t.Errorf("a tenant forks %s", s.Tag)
+		}
+	}
+}
