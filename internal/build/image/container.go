@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -42,13 +43,11 @@ func resolveContainer(ctx context.Context, b base, dir string, login *Login) (*c
 		img, err = openRegistry(ctx, b.arg, login)
 		local = false
 	}
+	if err == nil && b.kind == baseOCI { // of an archive, the library makes the manifest of files that it has read
+		err = checkManifest(img)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("base %s:%s: %w", b.kind, b.arg, err)
-	}
-	if b.kind != baseDockerArchive { // its library makes the manifest of files that it has read
-		if err := checkManifest(img); err != nil {
-			return nil, fmt.Errorf("base %s:%s: %w", b.kind, b.arg, err)
-		}
 	}
 	config, err := img.ConfigFile()
 	if err != nil {
@@ -89,10 +88,12 @@ func envOf(list []string) map[string]string {
 	return env
 }
 
-// Bounds of a manifest. Docker makes at most 127 layers, and configurations of some KiB.
+// Bounds of a manifest. Docker makes at most 127 layers, and configurations of some KiB. Registries need
+// not store manifests above 4 MiB (OCI distribution spec, "Pushing Manifests").
 const (
-	maxConfigBytes = 4 << 20
-	maxLayers      = 1000
+	maxRegistryManifest = 4 << 20
+	maxConfigBytes      = 4 << 20
+	maxLayers           = 1000
 )
 
 // checkManifest refuses an image by what its manifest says of the configuration, which is read
@@ -182,6 +183,8 @@ func verifyLayer(ctx context.Context, layer v1.Layer, want v1.Hash) error {
 	return nil
 }
 
+// openRegistry asks a registry for the manifest of an image for linux/amd64, and checks it: what the
+// image's configuration and layers are read by is within bounds.
 func openRegistry(ctx context.Context, reference string, login *Login) (v1.Image, error) {
 	ref, err := name.ParseReference(reference)
 	if err != nil {
@@ -191,8 +194,39 @@ func openRegistry(ctx context.Context, reference string, login *Login) (v1.Image
 	if login != nil {
 		auth = remote.WithAuth(&authn.Basic{Username: login.User, Password: login.Password})
 	}
-	return remote.Image(ref, remote.WithContext(ctx), auth,
+	img, err := remote.Image(ref, remote.WithContext(ctx), auth, remote.WithTransport(boundedManifests{}),
 		remote.WithPlatform(v1.Platform{OS: "linux", Architecture: "amd64"}))
+	if err != nil {
+		return nil, err
+	}
+	return img, checkManifest(img)
+}
+
+// boundedManifests is the transport to registries. It ends manifests after maxRegistryManifest: the library
+// would read 100 MiB, and makes some GiB of values of them.
+type boundedManifests struct{}
+
+// RoundTrip implements http.RoundTripper.
+func (boundedManifests) RoundTrip(r *http.Request) (*http.Response, error) {
+	resp, err := remote.DefaultTransport.RoundTrip(r)
+	if err == nil && r.Header.Get("Accept") != "" { // set for manifests, of which it names the kinds, and for no blob
+		resp.Body = &boundedBody{resp.Body, maxRegistryManifest}
+	}
+	return resp, err
+}
+
+// boundedBody fails where more than left bytes are read.
+type boundedBody struct {
+	io.ReadCloser
+	left int64 // bytes
+}
+
+func (b *boundedBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if b.left -= int64(n); b.left < 0 {
+		return 0, fmt.Errorf("the registry's manifest has more than %d bytes", maxRegistryManifest)
+	}
+	return n, err
 }
 
 // openLayout opens <directory>[:<tag>]. Without a tag the layout must have one image for

@@ -5,13 +5,15 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 )
 
+const manifestType = "application/vnd.oci.image.manifest.v1+json"
+
 // A registry's manifest says how much is read into memory: what is more than any image has is refused
-// before a byte of it is asked for.
+// before a byte of it is asked for, by a build of a recipe and by one of a Dockerfile.
 func TestManifestOfAHostileRegistry(t *testing.T) {
-	const kind = "application/vnd.oci.image.manifest.v1+json"
 	digest := fmt.Sprintf("sha256:%064d", 0)
 	layer := fmt.Sprintf(`{"mediaType":"application/vnd.oci.image.layer.v1.tar","size":1,"digest":%q}`, digest)
 	for name, c := range map[string]struct {
@@ -26,21 +28,55 @@ func TestManifestOfAHostileRegistry(t *testing.T) {
 		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			switch {
 			case strings.Contains(r.URL.Path, "/manifests/"):
-				w.Header().Set("Content-Type", kind)
+				w.Header().Set("Content-Type", manifestType)
 				layers := strings.TrimSuffix(strings.Repeat(layer+",", c.layers), ",")
 				fmt.Fprintf(w, `{"schemaVersion":2,"mediaType":%q,"config":{"size":%d,"digest":%q},"layers":[%s]}`,
-					kind, c.size, digest, layers)
+					manifestType, c.size, digest, layers)
 			case strings.Contains(r.URL.Path, "/blobs/"):
 				t.Errorf("%s: %s was asked for", name, r.URL.Path)
 			}
 		}))
-		b, err := parseBase("docker://" + strings.TrimPrefix(s.URL, "http://") + "/x:1")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := resolveContainer(t.Context(), b, ".", nil); err == nil || !strings.Contains(err.Error(), c.want) {
+		reference := strings.TrimPrefix(s.URL, "http://") + "/x:1"
+		if _, err := resolveContainer(t.Context(), base{baseRegistry, reference}, ".", nil); err == nil ||
+			!strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %q", name, err, c.want)
 		}
+		if _, err := Inspect(t.Context(), reference, nil); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s, of a Dockerfile: %v, want %q", name, err, c.want)
+		}
 		s.Close()
+	}
+}
+
+// The manifest itself is read into memory too, and of a registry that redirects likewise.
+func TestLongManifest(t *testing.T) {
+	var sent atomic.Int64
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case strings.HasSuffix(r.URL.Path, "/manifests/moved"):
+			http.Redirect(w, r, "/elsewhere", http.StatusTemporaryRedirect)
+		case strings.Contains(r.URL.Path, "/manifests/"), r.URL.Path == "/elsewhere":
+			w.Header().Set("Content-Type", manifestType)
+			fmt.Fprintf(w, `{"schemaVersion":2,"mediaType":%q,"layers":[{}`, manifestType)
+			more := []byte(strings.Repeat(",{}", 1<<18))
+			for range 80 {
+				n, err := w.Write(more)
+				if sent.Add(int64(n)); err != nil {
+					return
+				}
+			}
+			fmt.Fprint(w, "]}")
+		}
+	}))
+	defer s.Close()
+	for _, tag := range []string{"1", "moved"} {
+		sent.Store(0)
+		_, err := Inspect(t.Context(), strings.TrimPrefix(s.URL, "http://")+"/x:"+tag, nil)
+		if err == nil || !strings.Contains(err.Error(), "manifest has more than 4194304 bytes") {
+			t.Errorf("a manifest of 60 MiB: %v", err)
+		}
+		if n := sent.Load(); n > 5*maxRegistryManifest { // with what lies in buffers of sockets
+			t.Errorf("%d MiB of it were taken", n>>20)
+		}
 	}
 }
