@@ -18,6 +18,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 
 	"github.com/forkd/forkd/client"
 	"github.com/forkd/forkd/internal/apitest"
@@ -249,18 +250,25 @@ func (r *Rig) steps(t T, dir string) *build.Builder {
 // Image is the name of the only image of the registry that builds of Dockerfiles ask.
 const Image = "registry.example/image:1"
 
+// imageDigest is the digest of Image.
+const imageDigest = "sha256:1"
+
 // imageOf answers for the registry.
 func imageOf(_ context.Context, name string) (string, dockerfile.Config, error) {
 	if name != Image {
 		return "", dockerfile.Config{}, errors.New("the registry has no such image")
 	}
-	return "sha256:1", dockerfile.Config{Env: map[string]string{"PATH": "/usr/bin:/bin", "OF": "image"}, Dir: "/usr"}, nil
+	return imageDigest, dockerfile.Config{Env: map[string]string{"PATH": "/usr/bin:/bin", "OF": "image"}, Dir: "/usr"}, nil
 }
 
-// builds is what builds templates; every container image is one file.
+// builds is what builds templates; every container image is one file. That of the registry is asked for by
+// the digest that imageOf has answered with.
 func builds(dir, file string, m *sandbox.Manager, b *bake.Baker) template.Config {
 	return template.Config{Manager: m, Baker: b, Dir: filepath.Join(dir, "builds"), Log: slog.New(slog.DiscardHandler),
-		Boot: func(context.Context, template.Image, func(string)) (bake.Request, error) {
+		Boot: func(_ context.Context, i template.Image, _ func(string)) (bake.Request, error) {
+			if strings.HasPrefix(i.Reference, Image) && i.Reference != Image+"@"+imageDigest {
+				return bake.Request{}, fmt.Errorf("%s: want the digest that the build was planned with", i.Reference)
+			}
 			return bake.Request{Kernel: file, Initrd: file, Rootfs: file}, nil
 		}}
 }

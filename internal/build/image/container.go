@@ -113,15 +113,26 @@ func checkManifest(img v1.Image) error {
 	return nil
 }
 
-// writeContainer writes the flattened image. Layers from a registry are checked against their
-// digests as they arrive; local files are not, so they are checked first.
+// writeContainer writes the flattened image. Layers from a registry are checked as they arrive: against
+// their digests in the manifest by the library, and against those in the configuration here. Without the
+// latter, an image could have the configuration of another one, by whose digest images are cached. Local
+// files are not checked as they are read, so they are checked first.
 func writeContainer(ctx context.Context, w io.Writer, img v1.Image, local bool) error {
+	bounded := boundedImage{Image: img, ctx: ctx}
 	if local {
 		if err := verifyContainer(ctx, img); err != nil {
 			return err
 		}
+	} else {
+		layers, err := img.Layers()
+		if err != nil {
+			return err
+		}
+		if bounded.diffs, err = diffIDs(img, len(layers)); err != nil {
+			return err
+		}
 	}
-	flat := mutate.Extract(boundedImage{img, ctx})
+	flat := mutate.Extract(bounded)
 	stop := context.AfterFunc(ctx, func() { _ = flat.Close() })
 	defer stop()
 	_, err := io.Copy(w, flat)
@@ -149,20 +160,28 @@ func verifyContainer(ctx context.Context, img v1.Image) error {
 	if err != nil {
 		return err
 	}
-	parsed, err := img.ConfigFile()
+	diffs, err := diffIDs(img, len(layers))
 	if err != nil {
 		return err
 	}
-	if len(layers) != len(parsed.RootFS.DiffIDs) {
-		return fmt.Errorf("the container image is damaged: %d layers, its configuration names %d", len(layers),
-			len(parsed.RootFS.DiffIDs))
-	}
 	for i, layer := range layers {
-		if err := verifyLayer(ctx, layer, parsed.RootFS.DiffIDs[i]); err != nil {
+		if err := verifyLayer(ctx, layer, diffs[i]); err != nil {
 			return fmt.Errorf("the container image is damaged: layer %d: %w", i+1, err)
 		}
 	}
 	return nil
+}
+
+// diffIDs returns the digests of the layers' content, which are in the configuration.
+func diffIDs(img v1.Image, layers int) ([]v1.Hash, error) {
+	config, err := img.ConfigFile()
+	if err != nil {
+		return nil, err
+	}
+	if n := len(config.RootFS.DiffIDs); n != layers {
+		return nil, fmt.Errorf("the container image is damaged: %d layers, its configuration names %d", layers, n)
+	}
+	return config.RootFS.DiffIDs, nil
 }
 
 func verifyLayer(ctx context.Context, layer v1.Layer, want v1.Hash) error {

@@ -110,14 +110,18 @@ func pushToRegistry(t *testing.T, img v1.Image) string {
 	server := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
 	t.Cleanup(server.Close)
 	reference := strings.TrimPrefix(server.URL, "http://") + "/test/image:v1"
-	ref, err := name.ParseReference(reference)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := remote.Write(ref, img); err != nil {
+	if err := push(reference, img); err != nil {
 		t.Fatal(err)
 	}
 	return reference
+}
+
+func push(reference string, img v1.Image) error {
+	ref, err := name.ParseReference(reference)
+	if err != nil {
+		return err
+	}
+	return remote.Write(ref, img)
 }
 
 // A registry that wants a login gets the one of the recipe, and nothing is had of it without.

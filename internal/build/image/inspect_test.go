@@ -25,7 +25,7 @@ func TestInspect(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want, err := img.ConfigName()
+	want, err := img.Digest()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,8 +4,10 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"hash"
 	"io"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -34,7 +36,8 @@ func (b *nameBudget) keep(n int) error {
 // them. A read fails when ctx has ended.
 type boundedImage struct {
 	v1.Image
-	ctx context.Context
+	ctx   context.Context
+	diffs []v1.Hash // digests that the content of the layers must have; nil: any
 }
 
 // Layers returns the image's layers, which share one budget of names.
@@ -42,22 +45,36 @@ func (i boundedImage) Layers() ([]v1.Layer, error) {
 	layers, err := i.Image.Layers()
 	budget := &nameBudget{}
 	for n, l := range layers {
-		layers[n] = boundedLayer{l, i.ctx, budget}
+		bounded := boundedLayer{Layer: l, ctx: i.ctx, names: budget}
+		if i.diffs != nil {
+			bounded.number, bounded.diff = n+1, &i.diffs[n]
+		}
+		layers[n] = bounded
 	}
 	return layers, err
 }
 
 type boundedLayer struct {
 	v1.Layer
-	ctx   context.Context
-	names *nameBudget
+	ctx    context.Context
+	names  *nameBudget
+	diff   *v1.Hash // digest that the content must have; nil: any
+	number int      // from 1, for errors of diff
 }
 
-// Uncompressed returns the layer's archive as it is, up to the first entry that is refused.
+// Uncompressed returns the layer's archive as it is, up to the first entry that is refused. At its end it
+// fails if the content has another digest than it must have.
 func (l boundedLayer) Uncompressed() (io.ReadCloser, error) {
 	from, err := l.Layer.Uncompressed()
 	if err != nil {
 		return nil, err
+	}
+	if l.diff != nil {
+		sum, err := v1.Hasher(l.diff.Algorithm)
+		if err != nil {
+			return nil, errors.Join(err, from.Close())
+		}
+		from = &diffReader{from, sum, l}
 	}
 	r := &layerReader{Closer: from, from: from, layer: l, chunk: make([]byte, 32<<10)}
 	r.archive = tar.NewReader(io.TeeReader(from, &r.ahead))
@@ -118,4 +135,26 @@ func (r *layerReader) advance() error {
 	}
 	r.content = true
 	return nil
+}
+
+// diffReader passes the content of a layer on, and compares its digest at its end.
+type diffReader struct {
+	io.ReadCloser
+	sum   hash.Hash
+	layer boundedLayer
+}
+
+func (r *diffReader) Read(p []byte) (int, error) {
+	if err := r.layer.ctx.Err(); err != nil { // also where nothing but zeros follows the archive
+		return 0, err
+	}
+	n, err := r.ReadCloser.Read(p)
+	r.sum.Write(p[:n])
+	if errors.Is(err, io.EOF) {
+		if got := hex.EncodeToString(r.sum.Sum(nil)); got != r.layer.diff.Hex {
+			return n, fmt.Errorf("the container image is damaged: layer %d: content has digest %s, its configuration says %s",
+				r.layer.number, got, r.layer.diff.Hex)
+		}
+	}
+	return n, err
 }

@@ -57,7 +57,7 @@ func TestNamesTogether(t *testing.T) {
 func TestLayersEndWithTheirContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	image := boundedImage{containerOf(t, archive(t, reg(".wh.a"), reg(".wh.b"))), ctx}
+	image := boundedImage{Image: containerOf(t, archive(t, reg(".wh.a"), reg(".wh.b"))), ctx: ctx}
 	layers, err := image.Layers()
 	if err != nil || len(layers) != 1 {
 		t.Fatal(layers, err)
@@ -76,7 +76,7 @@ func TestLayersEndWithTheirContext(t *testing.T) {
 func TestLayersAreUnchanged(t *testing.T) {
 	in := append(archive(t, reg("a"), tar.Header{Typeflag: tar.TypeReg, Name: "big", Size: 100_000},
 		tar.Header{Typeflag: tar.TypeDir, Name: "d/"}), "behind the end"...)
-	layers, err := boundedImage{containerOf(t, in), t.Context()}.Layers()
+	layers, err := boundedImage{Image: containerOf(t, in), ctx: t.Context()}.Layers()
 	if err != nil {
 		t.Fatal(err)
 	}

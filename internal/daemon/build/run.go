@@ -14,6 +14,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/forkd/forkd/internal/atomicfile"
+	"github.com/forkd/forkd/internal/build/image"
 	"github.com/forkd/forkd/internal/build/plan"
 	"github.com/forkd/forkd/internal/daemon/template"
 	"github.com/forkd/forkd/internal/format/snapshot"
@@ -223,7 +224,7 @@ func (w *work) isCached(i int) {
 // bake makes the snapshot of an image.
 func (w *work) bake(ctx context.Context, i int) error {
 	base := w.plan.Steps[i].Base
-	from := template.Image{Reference: base.Image, DiskMiB: base.DiskMiB}
+	from := template.Image{Reference: image.Pinned(base.Image, base.Digest), DiskMiB: base.DiskMiB}
 	req, err := w.b.cfg.Boot(ctx, from, func(stage string) { w.o.Output(i, stage) })
 	if err != nil {
 		return err

@@ -1,0 +1,132 @@
+package image
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/google/go-containerregistry/pkg/registry"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+)
+
+// A registry gives an image the configuration of another one, which anyone can read, and layers of its own.
+// The image is not taken for the other one: a build of a Dockerfile knows them by different digests, and
+// its layers are refused.
+func TestConfigurationOfAnotherImage(t *testing.T) {
+	official := containerOf(t, archive(t, dir("etc"), reg("etc/official")))
+	hostile := containerOf(t, archive(t, dir("etc"), reg("etc/hostile")))
+	forged := pushForged(t, hostile, official)
+	a, err := Inspect(t.Context(), pushToRegistry(t, official), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := Inspect(t.Context(), forged, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a.Digest == b.Digest {
+		t.Errorf("both images have digest %s", a.Digest)
+	}
+	c, err := resolveContainer(t.Context(), base{baseRegistry, forged}, ".", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.write(t.Context(), io.Discard); err == nil || !strings.Contains(err.Error(), "layer 1: content has digest") {
+		t.Errorf("its layers are written: %v", err)
+	}
+	forged = pushForged(t, containerOf(t, archive(t, reg("a")), archive(t, reg("b"))), official)
+	if c, err = resolveContainer(t.Context(), base{baseRegistry, forged}, ".", nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.write(t.Context(), io.Discard); err == nil || !strings.Contains(err.Error(), "2 layers, its configuration names 1") {
+		t.Errorf("a layer too many is written: %v", err)
+	}
+}
+
+// What a build was planned with is fetched, where the name of an image has moved since.
+func TestPinned(t *testing.T) {
+	before := containerOf(t, archive(t, reg("before")))
+	reference := pushToRegistry(t, before)
+	i, err := Inspect(t.Context(), reference, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pinned := Pinned(reference, i.Digest)
+	if again := Pinned(pinned, i.Digest); again != pinned {
+		t.Errorf("pinned again, %s is %s", pinned, again)
+	}
+	if err := push(reference, containerOf(t, archive(t, reg("after")))); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{reference: "after", pinned: "before"} {
+		c, err := resolveContainer(t.Context(), base{baseRegistry, name}, ".", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var content bytes.Buffer
+		if err := c.write(t.Context(), &content); err != nil || !strings.Contains(content.String(), want) {
+			t.Errorf("%s does not have the file %s: %v", name, want, err)
+		}
+	}
+}
+
+// pushForged pushes an image with the configuration of another one, and returns its name.
+func pushForged(t *testing.T, img, of v1.Image) string {
+	t.Helper()
+	server := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
+	t.Cleanup(server.Close)
+	put := func(method, path, kind string, body []byte) {
+		req, err := http.NewRequestWithContext(t.Context(), method, server.URL+path, bytes.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Content-Type", kind)
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if resp.StatusCode != http.StatusCreated {
+			t.Fatalf("%s: %s", path, resp.Status)
+		}
+	}
+	m, err := img.Manifest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	m = m.DeepCopy()
+	layers, err := img.Layers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, l := range layers {
+		r, err := l.Compressed()
+		if err != nil {
+			t.Fatal(err)
+		}
+		content, err := io.ReadAll(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		put(http.MethodPost, "/v2/x/blobs/uploads/?digest="+m.Layers[i].Digest.String(), "application/octet-stream", content)
+	}
+	config, err := of.RawConfigFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m.Config.Digest, m.Config.Size, err = v1.SHA256(bytes.NewReader(config)); err != nil {
+		t.Fatal(err)
+	}
+	put(http.MethodPost, "/v2/x/blobs/uploads/?digest="+m.Config.Digest.String(), "application/octet-stream", config)
+	text, err := json.Marshal(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	put(http.MethodPut, "/v2/x/manifests/1", string(m.MediaType), text)
+	return strings.TrimPrefix(server.URL, "http://") + "/x:1"
+}
