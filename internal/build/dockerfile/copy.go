@@ -20,6 +20,15 @@ var (
 	modeForm  = regexp.MustCompile(`^([0-7]{3,4}|[ugoa]*[-+=][rwxXst]*(,[ugoa]*[-+=][rwxXst]*)*)$`)
 )
 
+// Bounds on sources of files.
+const (
+	maxSources   = 1000    // names in one instruction
+	maxExcludes  = 100     // patterns in one instruction
+	maxCompared  = 1 << 25 // names of the build context with patterns, in the Dockerfile
+	spareEntries = 1 << 17 // of the build context that sources can have besides entriesTimes each
+	entriesTimes = 3
+)
+
 // copyFlags are the flags of COPY and ADD that choose files.
 type copyFlags struct {
 	exclude []string
@@ -123,6 +132,9 @@ func (r *reader) stageSources(ctx context.Context, st *stage, c *instructions.Co
 	if err != nil {
 		return nil, err
 	}
+	if err := checkSources(c.SourcePaths); err != nil {
+		return nil, err
+	}
 	var sources []plan.Source
 	for _, p := range c.SourcePaths {
 		src := plan.Source{Step: &step, Path: path.Clean("/" + p)}
@@ -145,6 +157,12 @@ func (r *reader) stageSources(ctx context.Context, st *stage, c *instructions.Co
 // contextSources returns the files of the build context that the sources of an instruction name.
 func (r *reader) contextSources(patterns []string, flags copyFlags) ([]plan.Source, error) {
 	var exclude *patternmatcher.PatternMatcher
+	if err := checkSources(patterns); err != nil {
+		return nil, err
+	}
+	if n := len(flags.exclude); n > maxExcludes {
+		return nil, fmt.Errorf("--exclude is there %d times: want at most %d", n, maxExcludes)
+	}
 	if len(flags.exclude) > 0 {
 		var err error
 		if exclude, err = patternmatcher.New(flags.exclude); err != nil {
@@ -153,6 +171,9 @@ func (r *reader) contextSources(patterns []string, flags copyFlags) ([]plan.Sour
 	}
 	var sources []plan.Source
 	for _, p := range patterns {
+		if err := r.ctx.Err(); err != nil {
+			return nil, err
+		}
 		found, err := r.matches(p, flags.parents)
 		if err != nil {
 			return nil, err
@@ -168,6 +189,23 @@ func (r *reader) contextSources(patterns []string, flags copyFlags) ([]plan.Sour
 		}
 	}
 	return sources, nil
+}
+
+// checkSources refuses more names than an instruction may have.
+func checkSources(names []string) error {
+	if len(names) > maxSources {
+		return fmt.Errorf("it names %d sources: want at most %d", len(names), maxSources)
+	}
+	return nil
+}
+
+// compare counts comparisons of names of the build context with patterns.
+func (r *reader) compare(n int) error {
+	if r.compared += n; r.compared > maxCompared {
+		return fmt.Errorf("the Dockerfile has too many patterns for a build context of %d files: name directories, "+
+			"or leave files out in .dockerignore", len(r.req.Files))
+	}
+	return nil
 }
 
 // root stands for the context itself, which is not in its list of files.
@@ -196,6 +234,9 @@ func (r *reader) matches(pattern string, deep bool) ([]plan.File, error) {
 		}
 	}
 	var found []plan.File
+	if err := r.compare(len(r.req.Files)); err != nil {
+		return nil, err
+	}
 	for _, f := range r.req.Files {
 		ok, err := match(f.Path)
 		if err != nil {
@@ -225,9 +266,16 @@ func (r *reader) sourceOf(f plan.File, pattern string, parents bool,
 	var src plan.Source
 	keep := func(f plan.File, name, to string) error {
 		if exclude != nil {
+			if err := r.compare(len(exclude.Patterns())); err != nil {
+				return err
+			}
 			if out, err := exclude.MatchesOrParentMatches(name); err != nil || out {
 				return err
 			}
+		}
+		if r.entries++; r.entries > spareEntries+entriesTimes*len(r.req.Files) {
+			return fmt.Errorf("the instructions of the Dockerfile copy the %d files of the build context too many times: "+
+				"want at most %d files in all", len(r.req.Files), spareEntries+entriesTimes*len(r.req.Files))
 		}
 		f.To = to
 		src.Files = append(src.Files, f)

@@ -18,7 +18,6 @@ import (
 	"github.com/moby/buildkit/frontend/dockerfile/instructions"
 	"github.com/moby/buildkit/frontend/dockerfile/linter"
 	"github.com/moby/buildkit/frontend/dockerfile/parser"
-	"github.com/moby/buildkit/frontend/dockerfile/shell"
 
 	"github.com/forkd/forkd/internal/build/plan"
 )
@@ -73,7 +72,7 @@ func Read(ctx context.Context, req Request) (*plan.Plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &reader{req: req, source: src, made: make(map[int]*stage), used: make(map[string]bool)}
+	r := newReader(ctx, req, src)
 	if err := r.global(); err != nil {
 		return nil, err
 	}
@@ -91,6 +90,9 @@ func Read(ctx context.Context, req Request) (*plan.Plan, error) {
 		if !r.used[name] && !isProxy(name) {
 			r.note(0, "--build-arg %s: no ARG instruction takes it", name)
 		}
+	}
+	if err := r.bounds(0); err != nil {
+		return nil, err
 	}
 	if err := r.plan.Check(); err != nil {
 		return nil, &Error{Name: req.Name, Err: err}
@@ -173,32 +175,70 @@ func lineOf(at []parser.Range) int {
 
 // reader makes a plan of a source.
 type reader struct {
-	req    Request
-	source *source
-	plan   plan.Plan
-	args   []kv // ARG instructions before the first FROM, with their values
-	made   map[int]*stage
-	doing  []int           // stages that are being read, outermost first
-	used   map[string]bool // names of Request.Args that an ARG instruction has taken
+	ctx      context.Context
+	req      Request
+	source   *source
+	plan     plan.Plan
+	args     map[string]string // ARG instructions before the first FROM, with their values
+	argBytes int               // see put
+	made     map[int]*stage
+	doing    []int               // stages that are being read, outermost first
+	used     map[string]bool     // names of Request.Args that an ARG instruction has taken
+	bases    map[string]resolved // what Request.Base has answered, by name
+
+	full     bool // there are more steps than a plan has
+	expanded int  // bytes; see maxExpanded
+	entries  int  // of the build context in all sources
+	compared int  // names of the build context with patterns
 }
 
-type kv struct{ key, value string }
+// resolved is an answer of a Resolver.
+type resolved struct {
+	base   plan.Base
+	config Config
+}
+
+func newReader(ctx context.Context, req Request, src *source) *reader {
+	return &reader{ctx: ctx, req: req, source: src, args: make(map[string]string), made: make(map[int]*stage),
+		used: make(map[string]bool), bases: make(map[string]resolved)}
+}
+
+// maxNotes bounds the notes of a plan.
+const maxNotes = 1000
 
 func (r *reader) fail(line int, format string, args ...any) error {
 	return &Error{r.req.Name, line, fmt.Errorf(format, args...)}
 }
 
 func (r *reader) note(line int, format string, args ...any) {
-	r.plan.Notes = append(r.plan.Notes, plan.Note{Line: line, Text: fmt.Sprintf(format, args...)})
+	switch n := len(r.plan.Notes); {
+	case n < maxNotes:
+		r.plan.Notes = append(r.plan.Notes, plan.Note{Line: line, Text: fmt.Sprintf(format, args...)})
+	case n == maxNotes:
+		r.plan.Notes = append(r.plan.Notes, plan.Note{Line: line, Text: "further notes are not shown"})
+	}
 }
 
+// add adds a step. Where the plan has too many of them already, it does not, and bounds says so.
 func (r *reader) add(s plan.Step) int {
+	if len(r.plan.Steps) == plan.MaxSteps {
+		r.full = true
+		return plan.MaxSteps - 1
+	}
 	r.plan.Steps = append(r.plan.Steps, s)
 	return len(r.plan.Steps) - 1
 }
 
+// bounds returns an error if the reading, which has come to a line, is to end.
+func (r *reader) bounds(line int) error {
+	if r.full {
+		return r.fail(line, "there are more than %d steps", plan.MaxSteps)
+	}
+	return r.ctx.Err()
+}
+
 // platform are the arguments that every Dockerfile has without declaring them before FROM.
-var platform = [...]kv{
+var platform = [...]struct{ key, value string }{
 	{"BUILDPLATFORM", "linux/amd64"}, {"BUILDOS", "linux"}, {"BUILDARCH", "amd64"}, {"BUILDVARIANT", ""},
 	{"TARGETPLATFORM", "linux/amd64"}, {"TARGETOS", "linux"}, {"TARGETARCH", "amd64"}, {"TARGETVARIANT", ""},
 }
@@ -214,12 +254,14 @@ func isProxy(name string) bool {
 
 // global gives the ARG instructions before the first FROM their values.
 func (r *reader) global() error {
-	r.args = append(r.args, platform[:]...)
+	for _, a := range platform {
+		r.args[a.key] = a.value
+	}
 	for i := range r.source.meta {
 		cmd := &r.source.meta[i]
 		line := lineOf(cmd.Location())
-		if err := cmd.Expand(r.expander(vars{list: r.args})); err != nil {
-			return r.fail(line, "ARG: %v", err)
+		if err := cmd.Expand(r.expander(vars{args: r.args})); err != nil {
+			return r.fail(line, "ARG: %w", err)
 		}
 		for _, a := range cmd.Args {
 			value, ok := r.req.Args[a.Key]
@@ -228,55 +270,12 @@ func (r *reader) global() error {
 			} else {
 				value = a.ValueString()
 			}
-			r.args = append(r.args, kv{a.Key, value})
+			if err := put(r.args, &r.argBytes, a.Key, value); err != nil {
+				return r.fail(line, "ARG: %w", err)
+			}
 		}
 	}
 	return nil
-}
-
-// vars is what words of a Dockerfile are expanded with. Of variables of one name the last counts.
-type vars struct {
-	list []kv
-	env  map[string]string // counts before list
-}
-
-// Get implements shell.EnvGetter.
-func (v vars) Get(name string) (string, bool) {
-	if value, ok := v.env[name]; ok {
-		return value, true
-	}
-	for _, a := range slices.Backward(v.list) {
-		if a.key == name {
-			return a.value, true
-		}
-	}
-	return "", false
-}
-
-// Keys implements shell.EnvGetter.
-func (v vars) Keys() []string {
-	keys := slices.Collect(maps.Keys(v.env))
-	for _, a := range v.list {
-		keys = append(keys, a.key)
-	}
-	return keys
-}
-
-// maxWord bounds an expanded word, in bytes: variables that hold each other twice grow without end.
-const maxWord = 1 << 20
-
-func (r *reader) expander(v vars) instructions.SingleWordExpander {
-	return expanding(shell.NewLex(r.source.escape), v)
-}
-
-func expanding(lex *shell.Lex, v vars) instructions.SingleWordExpander {
-	return func(word string) (string, error) {
-		text, _, err := lex.ProcessWord(word, v)
-		if err == nil && len(text) > maxWord {
-			err = fmt.Errorf("%.40q: it expands to %d bytes: want at most %d", word, len(text), maxWord)
-		}
-		return text, err
-	}
 }
 
 // target returns the index of the stage to build.

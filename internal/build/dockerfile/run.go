@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"path"
 	"strconv"
 	"strings"
@@ -18,6 +17,9 @@ import (
 
 // scriptDir is where the script of a heredoc that has an interpreter of its own is while it runs.
 const scriptDir = "/var/tmp/forkd-heredoc"
+
+// maxMounts bounds the mounts of a command.
+const maxMounts = 100
 
 func (r *reader) run(ctx context.Context, st *stage, c *instructions.RunCommand) error {
 	if s := instructions.GetSecurity(c); s != "" && s != instructions.SecuritySandbox {
@@ -36,7 +38,9 @@ func (r *reader) run(ctx context.Context, st *stage, c *instructions.RunCommand)
 	run := &plan.Run{Process: st.process(args), Script: script}
 	for name, value := range r.req.Args {
 		if isProxy(name) { // visible to commands without an ARG instruction
-			run.Env = maps.Clone(run.Env)
+			if len(value) > maxValue {
+				return fmt.Errorf("--build-arg %s: the value has %d bytes: want at most %d", name, len(value), maxValue)
+			}
 			run.Env[name] = value
 		}
 	}
@@ -47,7 +51,11 @@ func (r *reader) run(ctx context.Context, st *stage, c *instructions.RunCommand)
 	default:
 		return fmt.Errorf("--network=%s: a sandbox has no network of the host: want default or none", n)
 	}
-	for _, m := range instructions.GetMounts(c) {
+	mounts := instructions.GetMounts(c)
+	if len(mounts) > maxMounts {
+		return fmt.Errorf("it has %d mounts: want at most %d", len(mounts), maxMounts)
+	}
+	for _, m := range mounts {
 		mount, err := r.mount(ctx, st, m)
 		if err != nil {
 			return fmt.Errorf("--mount=type=%s: %w", m.Type, err)

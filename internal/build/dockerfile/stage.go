@@ -24,10 +24,10 @@ type stage struct {
 	dir   string // absolute; empty: /
 	shell []string
 
-	warmed bool // it has had a warm step
-	memory bool // its base has memory, which its steps keep
+	args     map[string]string // ARG instructions of this stage
+	argBytes int               // see put
+	envBytes int               // likewise
 
-	args  []kv // ARG instructions of this stage
 	warms []directive
 	n     int // instructions done, of total
 	total int
@@ -56,6 +56,9 @@ func (r *reader) stage(ctx context.Context, i int) (*stage, error) {
 		if err := r.instruction(ctx, st, cmd); err != nil {
 			return nil, err
 		}
+		if err := r.bounds(lineOf(cmd.Location())); err != nil {
+			return nil, err
+		}
 	}
 	if err := r.warmBefore(st, 1<<30); err != nil {
 		return nil, err
@@ -66,15 +69,15 @@ func (r *reader) stage(ctx context.Context, i int) (*stage, error) {
 
 // from begins a stage with what its FROM instruction names.
 func (r *reader) from(ctx context.Context, i int, src *instructions.Stage, line int) (*stage, error) {
-	expand := r.expander(vars{list: r.args})
+	expand := r.expander(vars{args: r.args})
 	base, err := expand(src.BaseName)
 	if err != nil {
-		return nil, r.fail(line, "FROM: %v", err)
+		return nil, r.fail(line, "FROM: %w", err)
 	}
 	if p, err := expand(src.Platform); err != nil || p != "" && p != "linux/amd64" && p != "linux" && p != "amd64" {
 		return nil, r.fail(line, "FROM --platform=%s: forkd builds for linux/amd64", cmp.Or(p, src.Platform))
 	}
-	st := &stage{index: i, warms: r.warmsOf(i), n: 1, total: 1}
+	st := &stage{index: i, args: make(map[string]string), warms: r.warmsOf(i), n: 1, total: 1}
 	for _, cmd := range src.Commands {
 		if makesStep(cmd) {
 			st.total++
@@ -87,24 +90,53 @@ func (r *reader) from(ctx context.Context, i int, src *instructions.Stage, line 
 			return nil, err
 		}
 		st.step, st.user, st.dir, st.shell = below.step, below.user, below.dir, below.shell
-		st.warmed, st.memory = below.warmed, below.memory
-		st.env = maps.Clone(below.env)
+		st.env, st.envBytes = maps.Clone(below.env), below.envBytes
 		return st, nil
 	}
 	step, config, err := r.base(ctx, base, line, r.stepName(st, "FROM "+base))
 	if err != nil {
 		return nil, err
 	}
+	if err := st.takeEnv(config); err != nil {
+		return nil, r.fail(line, "%s: %w", base, err)
+	}
 	user, _, _ := strings.Cut(config.User, ":")
-	st.step, st.user, st.dir, st.env = step, user, config.Dir, maps.Clone(config.Env)
-	st.shell, st.memory = config.Shell, r.plan.Steps[step].Base.Memory
+	st.step, st.user, st.dir = step, user, config.Dir
+	st.shell = config.Shell
 	if len(st.shell) == 0 {
 		st.shell = []string{"/bin/sh", "-c"}
 	}
-	if st.env == nil {
-		st.env = make(map[string]string)
-	}
 	return st, nil
+}
+
+// Bounds on what steps have besides their environment.
+const (
+	maxPath       = 4096 // bytes of a directory (PATH_MAX)
+	maxShellWords = 100
+	maxTitle      = 100 // bytes of a stage's name in names of steps
+)
+
+// takeEnv gives a stage the environment of its base, and refuses what no step could have.
+func (st *stage) takeEnv(c Config) error {
+	st.env = make(map[string]string)
+	for name, value := range c.Env {
+		if err := put(st.env, &st.envBytes, name, value); err != nil {
+			return fmt.Errorf("the environment of the base: %w", err)
+		}
+	}
+	if len(c.Dir) > maxPath || len(c.User) > maxPath {
+		return fmt.Errorf("the directory or the user of the base has more than %d bytes", maxPath)
+	}
+	return checkShell(c.Shell)
+}
+
+// checkShell refuses a shell that is not one: every step has a copy of it.
+func checkShell(shell []string) error {
+	if size := len(strings.Join(shell, " ")); len(shell) > maxShellWords || size > maxPath {
+		return fmt.Errorf("the shell has %d words of %d bytes: want at most %d words of %d bytes", len(shell), size,
+			maxShellWords, maxPath)
+	}
+	return nil
 }
 
 // base adds the step of a base that is no stage.
@@ -118,7 +150,7 @@ func (r *reader) base(ctx context.Context, name string, line int, step string) (
 			"FROM scratch: a sandbox boots a system with a shell: use an image that has one",
 		)
 	}
-	b, config, err := r.req.Base(ctx, name)
+	b, config, err := r.resolve(ctx, name)
 	if err != nil {
 		return 0, Config{}, r.fail(line, "%s: %w", name, err)
 	}
@@ -134,8 +166,23 @@ func (r *reader) base(ctx context.Context, name string, line int, step string) (
 	return r.add(plan.Step{Name: step, Line: line, From: -1, Base: &b}), config, nil
 }
 
+// resolve finds what the name of a base means, once for each name.
+func (r *reader) resolve(ctx context.Context, name string) (plan.Base, Config, error) {
+	if have, ok := r.bases[name]; ok {
+		return have.base, have.config, nil
+	}
+	if len(r.bases) == plan.MaxSteps {
+		return plan.Base{}, Config{}, fmt.Errorf("the Dockerfile names more than %d images", plan.MaxSteps)
+	}
+	b, config, err := r.req.Base(ctx, name)
+	if err == nil {
+		r.bases[name] = resolved{b, config}
+	}
+	return b, config, err
+}
+
 func (r *reader) stepName(st *stage, text string) string {
-	return fmt.Sprintf("[%s %d/%d] %s", r.title(st.index), st.n, st.total, text)
+	return fmt.Sprintf("[%.*s %d/%d] %s", maxTitle, r.title(st.index), st.n, st.total, text)
 }
 
 // next adds a step to a stage.
@@ -169,20 +216,22 @@ func (r *reader) warmBefore(st *stage, line int) error {
 			w.Probe = st.inShell(d.probe)
 		}
 		r.next(st, d.line, d.warmName(), plan.Step{Warm: w})
-		st.warmed = true
+		if err := r.bounds(d.line); err != nil {
+			return err
+		}
 	}
 	return nil
 }
 
 // vars returns what words of a stage's instructions are expanded with.
-func (st *stage) vars() vars { return vars{list: st.args, env: st.env} }
+func (st *stage) vars() vars { return vars{args: st.args, env: st.env} }
 
 // process returns how the stage runs a command at this point.
 func (st *stage) process(args []string) plan.Process {
 	env := maps.Clone(st.env)
-	for _, a := range st.args {
-		if _, ok := st.env[a.key]; !ok {
-			env[a.key] = a.value
+	for name, value := range st.args {
+		if _, ok := st.env[name]; !ok {
+			env[name] = value
 		}
 	}
 	return plan.Process{Args: args, Env: env, User: st.user, Dir: st.dir}
@@ -212,14 +261,14 @@ func (r *reader) instruction(ctx context.Context, st *stage, cmd instructions.Co
 	line, name := lineOf(cmd.Location()), strings.ToUpper(cmd.Name())
 	if ex, ok := cmd.(instructions.SupportsSingleWordExpansion); ok {
 		if err := ex.Expand(r.expander(st.vars())); err != nil {
-			return r.fail(line, "%s: %v", name, err)
+			return r.fail(line, "%s: %w", name, err)
 		}
 	}
 	if ex, ok := cmd.(instructions.SupportsSingleWordExpansionRaw); ok {
 		lex := shell.NewLex('\\')
 		lex.SkipProcessQuotes = true
-		if err := ex.ExpandRaw(expanding(lex, st.vars())); err != nil {
-			return r.fail(line, "%s: %v", name, err)
+		if err := ex.ExpandRaw(r.expanding(lex, st.vars())); err != nil {
+			return r.fail(line, "%s: %w", name, err)
 		}
 	}
 	var err error
@@ -231,18 +280,20 @@ func (r *reader) instruction(ctx context.Context, st *stage, cmd instructions.Co
 	case *instructions.AddCommand:
 		err = r.addFiles(st, c)
 	case *instructions.WorkdirCommand:
-		st.dir = st.absolute(c.Path)
+		if st.dir = st.absolute(c.Path); len(st.dir) > maxPath {
+			return r.fail(line, "WORKDIR: the directory's name has %d bytes: want at most %d", len(st.dir), maxPath)
+		}
 		r.next(st, line, "WORKDIR "+st.dir, plan.Step{Dir: &plan.Dir{Path: st.dir}})
 	case *instructions.EnvCommand:
 		for _, e := range c.Env {
-			st.env[e.Key] = e.Value
+			err = cmp.Or(err, put(st.env, &st.envBytes, e.Key, e.Value))
 		}
 	case *instructions.ArgCommand:
-		r.arg(st, c)
+		err = r.arg(st, c)
 	case *instructions.UserCommand:
 		err = r.user(st, c.User, line)
 	case *instructions.ShellCommand:
-		st.shell = c.Shell
+		st.shell, err = c.Shell, checkShell(c.Shell)
 	case *instructions.OnbuildCommand:
 		err = fmt.Errorf("forkd has no triggers: put the instruction where it is to run")
 	case *instructions.CmdCommand, *instructions.EntrypointCommand:
@@ -263,7 +314,7 @@ func (r *reader) instruction(ctx context.Context, st *stage, cmd instructions.Co
 
 // arg gives the arguments of a stage their values: that of the request, that before the first FROM, or the
 // default.
-func (r *reader) arg(st *stage, c *instructions.ArgCommand) {
+func (r *reader) arg(st *stage, c *instructions.ArgCommand) error {
 	for _, a := range c.Args {
 		value, ok := r.req.Args[a.Key]
 		if ok {
@@ -271,12 +322,16 @@ func (r *reader) arg(st *stage, c *instructions.ArgCommand) {
 		} else if a.Value != nil {
 			value, ok = *a.Value, true
 		} else {
-			value, ok = vars{list: r.args}.Get(a.Key)
+			value, ok = r.args[a.Key]
 		}
-		if ok {
-			st.args = append(st.args, kv{a.Key, value})
+		if !ok {
+			continue
+		}
+		if err := put(st.args, &st.argBytes, a.Key, value); err != nil {
+			return err
 		}
 	}
+	return nil
 }
 
 func (r *reader) user(st *stage, user string, line int) error {

@@ -1,0 +1,166 @@
+package dockerfile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/forkd/forkd/internal/build/plan"
+)
+
+// readHostile reads a Dockerfile, and returns how many bytes that took in all.
+func readHostile(t *testing.T, text string, files []plan.File) (allocated uint64, err error) {
+	t.Helper()
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	_, err = Read(t.Context(), Request{Name: "Dockerfile", Text: []byte(text), Files: files, Base: anyBase})
+	runtime.ReadMemStats(&after)
+	return after.TotalAlloc - before.TotalAlloc, err
+}
+
+func anyBase(_ context.Context, name string) (plan.Base, Config, error) {
+	return plan.Base{Image: name, Digest: "1"}, Config{}, nil
+}
+
+// doubling is a Dockerfile whose variable A has 2^n bytes, before the first FROM.
+func doubling(n int) string { return "ARG A=x\n" + strings.Repeat("ARG A=$A$A\n", n) }
+
+func numbered(format string, n int) string {
+	var b strings.Builder
+	for i := range n {
+		fmt.Fprintf(&b, format, i)
+	}
+	return b.String()
+}
+
+// A Dockerfile is at most a MiB. What its instructions ask for is refused before memory is taken for it.
+func TestSmallDockerfilesTakeLittleMemory(t *testing.T) {
+	files := make([]plan.File, 2000)
+	for i := range files {
+		files[i] = plan.File{Path: fmt.Sprintf("f%06d", i), Kind: plan.KindFile}
+	}
+	long := strings.Repeat("x", 5000)
+	for name, c := range map[string]struct{ text, want string }{
+		"one value":   {doubling(20) + "FROM x\n", "A: the value has 65536 bytes: want at most 32768"},
+		"one word":    {doubling(15) + "ARG B=" + strings.Repeat("$A", 5000) + "\nFROM x\n", "more than 8 MiB in all"},
+		"many words":  {doubling(12) + numbered("ARG B%d=$A\n", 512) + "FROM x\n", "the variables of the stage take"},
+		"many labels": {doubling(15) + "FROM x\nARG A\n" + strings.Repeat("LABEL a=$A\n", 20000), "more than 8 MiB in all"},
+		"a replacement that multiplies": {
+			doubling(14) + "ARG B=${A//x/$A}\nFROM x\n", "want at most 1014 here",
+		},
+		"a long replacement":   {doubling(14) + "ARG B=${A//x/" + strings.Repeat("y", 3000) + "}\nFROM x\n", "too many bytes for a pattern"},
+		"a longer replacement": {"ARG B=${A//x/" + long + "}\nFROM x\n", "its patterns have 5005 bytes"},
+		"replacements within each other": {
+			"ARG A=xxxxxxxx\nARG B=${A//x/${A//x/${A//x/$A}}}\nFROM x\n", "several substitutions with a pattern",
+		},
+		"an unclosed replacement": {"ARG A=x\nARG B=${A//x}z/${A//x/y}}\nFROM x\n", "several substitutions with a pattern"},
+		"a long pattern":          {"ARG B=${A//'" + long + "'/y}\nFROM x\n", "want at most 1024"},
+		"depth":                   {"ARG B=" + strings.Repeat("${A:-", 10000) + "\nFROM x\n", "want at most 64"},
+		"variables of stages":     {"FROM x\n" + numbered("ENV B%d=1\n", 20000), "the variables of the stage take"},
+		"steps":                   {"FROM x\n" + strings.Repeat("RUN x\n", 100000), "Dockerfile:501: there are more than 500 steps"},
+		"warm steps":              {"FROM x\n" + strings.Repeat("# forkd: warm x\n", 50000), "there are more than 500 steps"},
+		"images":                  {"FROM x\n" + "RUN " + numbered("--mount=from=i%d,target=/x ", 1000) + "x\n", "want at most 100"},
+		"sources":                 {"FROM x\nCOPY" + strings.Repeat(" .", 2000) + " /d/\n", "it names 2000 sources"},
+		"sources of a stage":      {"FROM x AS a\nFROM x\nCOPY --from=a" + strings.Repeat(" .", 2000) + " /d/\n", "it names 2000 sources"},
+		"files of sources":        {"FROM x\nCOPY" + strings.Repeat(" .", 900) + " /d/\n", "want at most 137072 files in all"},
+		"patterns": {
+			"FROM x\n" + strings.Repeat("COPY"+strings.Repeat(" f00000[0]", 900)+" /d/\n", 20), "too many patterns",
+		},
+		"a directory": {"FROM x\n" + strings.Repeat("WORKDIR xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx\n", 200), "want at most 4096"},
+		"a shell":     {"FROM x\nSHELL [\"a\"" + strings.Repeat(",\"a\"", 10000) + "]\n", "the shell has 10001 words"},
+	} {
+		n, err := readHostile(t, c.text, files)
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %.300v, want %q", name, err, c.want)
+		} else if len(err.Error()) > 4000 {
+			t.Errorf("%s: the error has %d bytes", name, len(err.Error()))
+		}
+		if n > 256<<20 { // most of it is the parser's
+			t.Errorf("%s: %d bytes of Dockerfile took %d MiB", name, len(c.text), n>>20)
+		}
+	}
+}
+
+// What people write stays far below the bounds.
+func TestOrdinarySubstitutions(t *testing.T) {
+	p, err := Read(t.Context(), Request{Name: "Dockerfile", Base: anyBase, Text: []byte(`ARG V=1.2.3
+ARG A=${V//./_}-${V%.*}-${V##*.}-${V/./-}
+ARG B=${V//"."/_}
+ARG C=${A:+${B:-none}}
+FROM x
+ARG A B C V
+ENV OUT="$A $B $C ${V%.*}"
+`)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = "1_2_3-1.2-3-1-2.3 1_2_3 1_2_3 1.2"
+	if got := p.Steps[p.Result].Defaults.Env["OUT"]; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// What a base says of itself is of others too.
+func TestBasesThatSayTooMuch(t *testing.T) {
+	env := make(map[string]string)
+	for i := range 5000 {
+		env[fmt.Sprint("E", i)] = ""
+	}
+	for name, config := range map[string]Config{
+		"environment": {Env: env}, "value": {Env: map[string]string{"A": strings.Repeat("x", maxValue+1)}},
+		"directory": {Dir: strings.Repeat("/x", maxPath)}, "user": {User: strings.Repeat("x", maxPath+1)},
+		"shell": {Shell: make([]string, maxShellWords+1)},
+	} {
+		_, err := Read(t.Context(), Request{Name: "Dockerfile", Text: []byte("FROM x\n"),
+			Base: func(context.Context, string) (plan.Base, Config, error) {
+				return plan.Base{Image: "x", Digest: "1"}, config, nil
+			}})
+		if err == nil || !strings.Contains(err.Error(), "Dockerfile:1: x: the ") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// A name is resolved once: a Dockerfile cannot have a registry asked again and again.
+func TestBasesAreResolvedOnce(t *testing.T) {
+	asked := 0
+	_, err := Read(t.Context(), Request{Name: "Dockerfile",
+		Text: []byte("FROM x\nRUN " + strings.Repeat("--mount=from=y,target=/x ", 50) + "x\nCOPY --from=y /a /b\n"),
+		Base: func(_ context.Context, name string) (plan.Base, Config, error) {
+			asked++
+			return anyBase(t.Context(), name)
+		}})
+	if err != nil || asked != 2 {
+		t.Errorf("two names are resolved %d times: %v", asked, err)
+	}
+}
+
+// Notes are sent to the client, and shown.
+func TestManyNotes(t *testing.T) {
+	p, err := Read(t.Context(), Request{Name: "Dockerfile", Text: []byte("FROM x\n" + strings.Repeat("CMD x\n", 5000)), Base: anyBase})
+	if err != nil || len(p.Notes) != maxNotes+1 || !strings.Contains(p.Notes[maxNotes].Text, "not shown") {
+		t.Errorf("%d notes, %v", len(p.Notes), err)
+	}
+}
+
+// A client that leaves ends the reading, wherever it is.
+func TestReadEndsWithItsContext(t *testing.T) {
+	for _, text := range []string{"ARG A=1\nFROM x\n", "FROM x\nLABEL a=b\n", "FROM x\nRUN x\n", "FROM x\nCOPY . /\n"} {
+		ctx, cancel := context.WithCancel(t.Context())
+		base := func(_ context.Context, name string) (plan.Base, Config, error) {
+			cancel()
+			return anyBase(ctx, name)
+		}
+		if strings.HasPrefix(text, "ARG") {
+			cancel()
+		}
+		_, err := Read(ctx, Request{Name: "Dockerfile", Text: []byte(text), Base: base})
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("%q: %v", text, err)
+		}
+		cancel()
+	}
+}
