@@ -5,8 +5,10 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
+	"unicode/utf8"
 
 	v1 "github.com/forkd/forkd/api/v1"
 )
@@ -17,6 +19,14 @@ import (
 // the next build resumes there.
 func (c *Client) Build(ctx context.Context, req BuildRequest, files func(*tar.Writer) error,
 	on func(BuildEvent) error) (result BuildResult, err error) {
+	if !utf8.ValidString(req.Dockerfile) {
+		return result, errors.New("build: the Dockerfile is not UTF-8, and JSON would change it: convert it")
+	}
+	for name, value := range req.Args {
+		if !utf8.ValidString(name + value) {
+			return result, fmt.Errorf("build: the value of the argument %q is not UTF-8, and JSON would change it: convert it", name)
+		}
+	}
 	text, err := json.Marshal(req)
 	if err != nil {
 		return result, err

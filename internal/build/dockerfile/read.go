@@ -14,6 +14,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/moby/buildkit/frontend/dockerfile/instructions"
 	"github.com/moby/buildkit/frontend/dockerfile/linter"
@@ -113,6 +114,11 @@ type source struct {
 func parse(name string, text []byte, lint *linter.Linter) (*source, error) {
 	if len(text) > MaxText {
 		return nil, &Error{Name: name, Err: fmt.Errorf("%d bytes: want at most %d", len(text), MaxText)}
+	}
+	for i, line := range bytes.Split(text, []byte("\n")) {
+		if !utf8.Valid(line) || bytes.IndexByte(line, 0) >= 0 {
+			return nil, &Error{name, i + 1, errors.New("a byte is not text in UTF-8: convert the file")}
+		}
 	}
 	if syntax, _, at, ok := parser.DetectSyntax(text); ok && !knownSyntax(syntax) {
 		return nil, &Error{name, lineOf(at), fmt.Errorf("syntax=%s: another frontend is not run; "+

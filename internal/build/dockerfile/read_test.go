@@ -146,6 +146,8 @@ func TestRefusals(t *testing.T) {
 		{"FROM other:1", "Dockerfile:1: other:1: no such image"},
 		{"FROM --platform=linux/arm64 debian:12", "Dockerfile:1: FROM --platform=linux/arm64"},
 		{"FROM triggers:1", "ONBUILD triggers"},
+		{"FROM debian:12\nRUN echo \xe9", "Dockerfile:2: a byte is not text in UTF-8"},
+		{"FROM debian:12\n\nRUN echo \x00", "Dockerfile:3: a byte is not text in UTF-8"},
 		{"# syntax=example.com/own:1\nFROM debian:12", "Dockerfile:1: syntax=example.com/own:1"},
 		{"FROM debian:12\nONBUILD RUN x", "Dockerfile:2: ONBUILD"},
 		{"FROM debian:12\n# forkd: warm a\nRUN --mount=type=secret,id=a x", "Dockerfile:3: RUN: --mount=type=secret: it stands"},

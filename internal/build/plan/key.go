@@ -29,11 +29,15 @@ func (p *Plan) Keys(agent, format string) ([]string, error) {
 		if s.From >= 0 {
 			part(h, keys[s.From])
 		}
-		text, err := s.canonical()
+		c := s.canonical()
+		text, err := json.Marshal(c)
 		if err != nil {
 			return nil, err
 		}
 		part(h, string(text))
+		for _, raw := range undistinguished(c) {
+			part(h, raw)
+		}
 		for _, n := range s.Needs() {
 			part(h, keys[n])
 		}
@@ -45,9 +49,9 @@ func (p *Plan) Keys(agent, format string) ([]string, error) {
 // part adds a text to a hash so that no two lists of texts are the same bytes.
 func part(h hash.Hash, text string) { fmt.Fprintf(h, "%d:%s\n", len(text), text) }
 
-// canonical encodes what a step does. Not in it: its name and line, which say nothing of that, and the
-// indexes of other steps, for which their keys stand. JSON has the keys of maps in order.
-func (s *Step) canonical() ([]byte, error) {
+// canonical returns what a step does. Not in it: its name and line, which say nothing of that, and the
+// indexes of other steps, for which their keys stand.
+func (s *Step) canonical() *Step {
 	c := *s
 	c.Name, c.Line, c.From = "", 0, 0
 	if s.Base != nil { // the digest says what the name meant
@@ -79,7 +83,7 @@ func (s *Step) canonical() ([]byte, error) {
 		}
 		c.Run = &r
 	}
-	return json.Marshal(&c)
+	return &c
 }
 
 // canonical is a source without indexes of steps, and without where the context has a file: content is

@@ -1,0 +1,44 @@
+package plan
+
+import (
+	"reflect"
+	"slices"
+	"strings"
+	"unicode/utf8"
+)
+
+// undistinguished returns the texts of a step that JSON may encode like others, in their order: it writes
+// U+FFFD for every byte that is not UTF-8, and names of files are any bytes.
+func undistinguished(step *Step) []string {
+	var list []string
+	var walk func(v reflect.Value)
+	walk = func(v reflect.Value) {
+		switch v.Kind() {
+		case reflect.String:
+			if strings.ContainsRune(v.String(), utf8.RuneError) { // invalid bytes count as this rune
+				list = append(list, v.String())
+			}
+		case reflect.Pointer:
+			if !v.IsNil() {
+				walk(v.Elem())
+			}
+		case reflect.Struct:
+			for i := range v.NumField() {
+				walk(v.Field(i))
+			}
+		case reflect.Slice:
+			for i := range v.Len() {
+				walk(v.Index(i))
+			}
+		case reflect.Map: // of texts, in the order that JSON has
+			keys := v.MapKeys()
+			slices.SortFunc(keys, func(a, b reflect.Value) int { return strings.Compare(a.String(), b.String()) })
+			for _, k := range keys {
+				walk(k)
+				walk(v.MapIndex(k))
+			}
+		}
+	}
+	walk(reflect.ValueOf(step))
+	return list
+}
