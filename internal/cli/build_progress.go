@@ -80,14 +80,14 @@ func (p *progress) event(e client.BuildEvent) error {
 			if n.Line > 0 {
 				where = fmt.Sprintf("line %d: ", n.Line)
 			}
-			p.redrawLocked(fmt.Sprintf("note: %s%s\n", where, n.Text))
+			p.redrawLocked(fmt.Sprintf("note: %s%s\n", where, oneLine(n.Text)))
 		}
 	case e.Step != nil:
 		p.stepLocked(e.Step)
 	case e.Output != nil:
 		n := e.Output.Number
 		if !p.live {
-			fmt.Fprintf(p.w, "#%d %.3f %s\n", n+1, time.Since(p.begun[n]).Seconds(), printed(e.Output.Line))
+			fmt.Fprintf(p.w, "#%d %.3f %s\n", n+1, time.Since(p.begun[n]).Seconds(), oneLine(e.Output.Line))
 			break
 		}
 		p.last[n] = append(p.last[n], e.Output.Line)
@@ -102,17 +102,7 @@ func (p *progress) name(n int) string {
 	if n < 0 || n >= len(p.names) {
 		return fmt.Sprint("step ", n+1)
 	}
-	return printed(p.names[n])
-}
-
-// printed removes control sequences for the cursor from other programs' text.
-func printed(text string) string {
-	return strings.Map(func(r rune) rune {
-		if r < ' ' && r != '\t' || r == 0x7f || r >= 0x80 && r < 0xa0 {
-			return '?'
-		}
-		return r
-	}, text)
+	return oneLine(p.names[n])
 }
 
 func (p *progress) stepLocked(s *client.BuildStep) {
@@ -147,7 +137,7 @@ func (p *progress) stepLocked(s *client.BuildStep) {
 	case failed:
 		text := fmt.Sprintf(" => ERROR %s %.1fs\n", name, took.Seconds())
 		for _, line := range p.last[n] {
-			text += " => => " + printed(line) + "\n"
+			text += " => => " + oneLine(line) + "\n"
 		}
 		p.redrawLocked(text)
 	default:
@@ -180,7 +170,7 @@ func (p *progress) redrawLocked(text string) {
 		}
 		line(fmt.Sprintf(" => %s %.1fs", p.name(n), time.Since(began).Seconds()))
 		for _, l := range p.last[n] {
-			line(" => => " + printed(l))
+			line(" => => " + oneLine(l))
 		}
 	}
 	io.WriteString(p.w, b.String())

@@ -147,7 +147,7 @@ func (o *dockerfileOptions) runCheck(cmd *cobra.Command, context string) error {
 	}
 	out := cmd.OutOrStdout()
 	for _, w := range list {
-		fmt.Fprintf(out, "%s:%d: %s: %s\n", name, w.Line, w.Rule, printed(w.Text))
+		fmt.Fprintf(out, "%s:%d: %s: %s\n", name, w.Line, w.Rule, oneLine(w.Text))
 	}
 	if len(list) > 0 {
 		return fmt.Errorf("%s: warnings: %d", name, len(list))
@@ -214,7 +214,7 @@ func (o *dockerfileOptions) run(cmd *cobra.Command, c *common, tag, dir string) 
 		if c.json() {
 			return writeJSON(cmd.OutOrStdout(), r)
 		}
-		fmt.Fprintf(cmd.OutOrStdout(), "%s: %d steps done, %d cached, %.1f s\n", r.Tag, r.Run, r.Cached, r.MS/1000)
+		fmt.Fprintf(cmd.OutOrStdout(), "%s: %d steps done, %d cached, %.1f s\n", oneLine(r.Tag), r.Run, r.Cached, r.MS/1000)
 		return nil
 	})
 }

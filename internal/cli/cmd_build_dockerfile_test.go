@@ -94,9 +94,9 @@ func TestBuildProgress(t *testing.T) {
 		want []string
 	}{
 		{false, []string{"note: line 4: CMD has no effect\n", "#1 [a 1/3] FROM x\n#1 CACHED\n", "#2 [a 2/3] RUN make\n#2 0.0",
-			" compiling ?]0;title\n", "#2 DONE 1.2s\n", "#3 [a 3/3] RUN ?[2Jfalse\n", "#3 ERROR after 0.5s\n"}},
+			" compiling \ufffd]0;title\n", "#2 DONE 1.2s\n", "#3 [a 3/3] RUN \ufffd[2Jfalse\n", "#3 ERROR after 0.5s\n"}},
 		{true, []string{"note: line 4: CMD has no effect\n", " => CACHED [a 1/3] FROM x\n", " => [a 2/3] RUN make 1.2s\n",
-			" => ERROR [a 3/3] RUN ?[2Jfalse 0.5s\n => => oh no\n"}},
+			" => ERROR [a 3/3] RUN \ufffd[2Jfalse 0.5s\n => => oh no\n"}},
 	} {
 		var out log
 		p := newProgress(&out, c.live)
