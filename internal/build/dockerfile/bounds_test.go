@@ -60,6 +60,7 @@ func TestSmallDockerfilesTakeLittleMemory(t *testing.T) {
 		"a long pattern":          {"ARG B=${A//'" + long + "'/y}\nFROM x\n", "want at most 1024"},
 		"depth":                   {"ARG B=" + strings.Repeat("${A:-", 10000) + "\nFROM x\n", "want at most 64"},
 		"variables of stages":     {"FROM x\n" + numbered("ENV B%d=1\n", 20000), "the variables of the stage take"},
+		"stages":                  {strings.Repeat("FROM x\n", 100000), "Dockerfile:501: 100000 stages: want at most 500"},
 		"steps":                   {"FROM x\n" + strings.Repeat("RUN x\n", 100000), "Dockerfile:501: there are more than 500 steps"},
 		"warm steps":              {"FROM x\n" + strings.Repeat("# forkd: warm x\n", 50000), "there are more than 500 steps"},
 		"images":                  {"FROM x\n" + "RUN " + numbered("--mount=from=i%d,target=/x ", 1000) + "x\n", "want at most 100"},
@@ -162,5 +163,53 @@ func TestReadEndsWithItsContext(t *testing.T) {
 			t.Errorf("%q: %v", text, err)
 		}
 		cancel()
+	}
+}
+
+// Names without a pattern, and directories, are looked up: they cost no comparison with all files.
+func TestSourcesAreLookedUp(t *testing.T) {
+	var files []plan.File
+	for _, name := range []string{"a", "a-b", "a/b", "a/b/c", "a/d", "a0", "b"} {
+		kind := plan.KindFile
+		if name == "a" || name == "a/b" {
+			kind = plan.KindDir
+		}
+		files = append(files, plan.File{Path: name, Kind: kind})
+	}
+	p, err := Read(t.Context(), Request{Name: "Dockerfile", Text: []byte("FROM x\nCOPY a /d/\n"), Files: files, Base: anyBase})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, f := range p.Steps[1].Copy.Sources[0].Files {
+		names = append(names, f.To)
+	}
+	if got := strings.Join(names, " "); got != "b b/c d" {
+		t.Errorf("directory a has %s", got)
+	}
+	for i := range 2000 {
+		files = append(files, plan.File{Path: fmt.Sprintf("f%06d", i), Kind: plan.KindFile})
+	}
+	text := "FROM x\n" + strings.Repeat("COPY"+strings.Repeat(" f000001", 900)+" /d/\n", 100)
+	if _, err := Read(t.Context(), Request{Name: "Dockerfile", Text: []byte(text), Files: files, Base: anyBase}); err != nil {
+		t.Errorf("90,000 names: %v", err)
+	}
+}
+
+// A comment of forkd's is known by where it stands, among many instructions.
+func TestPlacesOfWarmSteps(t *testing.T) {
+	text := "FROM x\n" + strings.Repeat("# forkd: warm w\nRUN <<E\n# forkd: warm no\nE\nRUN a\\\n b\n", 100)
+	p, err := Read(t.Context(), Request{Name: "Dockerfile", Text: []byte(text), Base: anyBase})
+	if err != nil || len(p.Steps) != 302 {
+		t.Fatalf("%d steps, %v", len(p.Steps), err)
+	}
+	for i := range 100 {
+		if w := p.Steps[1+3*i]; w.Warm == nil || w.Line != 2+6*i {
+			t.Errorf("step %d is %+v", 1+3*i, w)
+		}
+	}
+	_, err = Read(t.Context(), Request{Name: "Dockerfile", Text: []byte(text + "RUN a\\\n# forkd: warm w\n b\n"), Base: anyBase})
+	if err == nil || !strings.Contains(err.Error(), "stands within an instruction") {
+		t.Errorf("within an instruction: %v", err)
 	}
 }

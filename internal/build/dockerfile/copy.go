@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"path"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/moby/buildkit/frontend/dockerfile/instructions"
@@ -219,6 +220,11 @@ func (r *reader) matches(pattern string, deep bool) ([]plan.File, error) {
 	}
 	var match func(name string) (bool, error)
 	switch {
+	case !strings.ContainsAny(clean, `*?[\`): // no pattern
+		if i, ok := r.search(clean); ok {
+			return []plan.File{r.req.Files[i]}, nil
+		}
+		return nil, noSuchFile(pattern)
 	case deep && strings.Contains(clean, "**"):
 		m, err := patternmatcher.New([]string{clean})
 		if err != nil {
@@ -247,9 +253,20 @@ func (r *reader) matches(pattern string, deep bool) ([]plan.File, error) {
 		}
 	}
 	if len(found) == 0 {
-		return nil, fmt.Errorf("%s: the build context has no such file (.dockerignore may leave it out)", pattern)
+		return nil, noSuchFile(pattern)
 	}
 	return found, nil
+}
+
+func noSuchFile(pattern string) error {
+	return fmt.Errorf("%s: the build context has no such file (.dockerignore may leave it out)", pattern)
+}
+
+// search returns the index of the first entry of the build context that is not before a name.
+func (r *reader) search(name string) (i int, found bool) {
+	return slices.BinarySearchFunc(r.req.Files, name, func(f plan.File, name string) int {
+		return strings.Compare(f.Path, name)
+	})
 }
 
 // sourceOf returns an entry of the context as a source, with what is below it if it is a directory.
@@ -298,10 +315,11 @@ func (r *reader) sourceOf(f plan.File, pattern string, parents bool,
 	if f.Path == "." {
 		below = ""
 	}
-	for _, e := range r.req.Files {
+	first, _ := r.search(below)
+	for _, e := range r.req.Files[first:] {
 		rel, ok := strings.CutPrefix(e.Path, below)
 		if !ok {
-			continue
+			break
 		}
 		if err := keep(e, rel, path.Join(prefix, rel)); err != nil {
 			return src, err

@@ -66,6 +66,9 @@ func (e *Error) Unwrap() error { return e.Err }
 // MaxText bounds a Dockerfile, in bytes.
 const MaxText = 1 << 20
 
+// maxStages bounds the stages of a Dockerfile.
+const maxStages = 500
+
 // Read makes a plan of a Dockerfile. Stages that the target does not need are not in it, and their
 // bases are not resolved. The error is an *Error if the Dockerfile is at fault.
 func Read(ctx context.Context, req Request) (*plan.Plan, error) {
@@ -134,6 +137,9 @@ func parse(name string, text []byte, lint *linter.Linter) (*source, error) {
 	}
 	if len(stages) == 0 {
 		return nil, &Error{Name: name, Err: errors.New("no FROM instruction")}
+	}
+	if n := len(stages); n > maxStages {
+		return nil, &Error{name, lineOf(stages[maxStages].Location), fmt.Errorf("%d stages: want at most %d", n, maxStages)}
 	}
 	warms, err := directives(name, text, ast.AST)
 	if err != nil {

@@ -81,11 +81,12 @@ func commandOf(c *instructions.RunCommand) (args []string, script *plan.Inline, 
 		return nil, nil, errors.New("a here-document needs the shell form")
 	}
 	if parser.MustParseHeredoc(args[0]) == nil { // a command line that reads here-documents: the shell's business
-		text := args[0]
+		var b strings.Builder
+		b.WriteString(args[0])
 		for _, file := range c.Files {
-			text += "\n" + file.Data + file.Name
+			b.WriteString("\n" + file.Data + file.Name)
 		}
-		return []string{text}, nil, nil
+		return []string{b.String()}, nil, nil
 	}
 	data := c.Files[0].Data
 	if c.Files[0].Chomp {

@@ -23,14 +23,17 @@ var directiveForm = regexp.MustCompile(`^\s*#\s*forkd:\s*(\S+)\s*(.*?)\s*$`)
 // directives returns the warm steps of a Dockerfile, by line.
 func directives(name string, text []byte, ast *parser.Node) ([]directive, error) {
 	var found []directive
-	line := 0
+	line, nodes := 0, ast.Children
 	for raw := range bytes.SplitSeq(text, []byte("\n")) {
 		line++
 		m := directiveForm.FindSubmatch(bytes.TrimSuffix(raw, []byte("\r")))
 		if m == nil {
 			continue
 		}
-		switch within(ast, line) {
+		for len(nodes) > 0 && nodes[0].EndLine < line { // they are in the order of the file
+			nodes = nodes[1:]
+		}
+		switch within(nodes, line) {
 		case inHeredoc: // its content, and no comment
 			continue
 		case inInstruction:
@@ -64,18 +67,15 @@ const (
 	inHeredoc
 )
 
-// within returns where a line stands.
-func within(ast *parser.Node, line int) place {
-	for _, n := range ast.Children {
-		if line < n.StartLine || line > n.EndLine {
-			continue
-		}
-		if len(n.Heredocs) > 0 {
-			return inHeredoc
-		}
-		return inInstruction
+// within returns where a line stands. The first of the instructions is the first that ends there or below.
+func within(nodes []*parser.Node, line int) place {
+	switch {
+	case len(nodes) == 0 || line < nodes[0].StartLine:
+		return outside
+	case len(nodes[0].Heredocs) > 0:
+		return inHeredoc
 	}
-	return outside
+	return inInstruction
 }
 
 // warmName is what a warm step is called.
