@@ -54,7 +54,7 @@ func (r *ForkRequest) checkChildren() error {
 			r.HostnamePrefix)
 	}
 	if r.Network != nil {
-		if _, err := fillSecrets("network.", r.Network.Secrets, nil); err != nil {
+		if _, err := netclient.FillSecrets("network.", r.Network.Secrets, nil); err != nil {
 			return err
 		}
 	}

@@ -90,7 +90,7 @@ func (m *Manager) setNetwork(ctx context.Context, s *Sandbox, setting netclient.
 	if err := m.mayOpen(ctx, "", &setting, s.Info().Network.Policy); err != nil {
 		return err
 	}
-	if setting.Secrets, err = fillSecrets("", setting.Secrets, s.Info().Network.Secrets); err != nil {
+	if setting.Secrets, err = netclient.FillSecrets("", setting.Secrets, s.Info().Network.Secrets); err != nil {
 		return err
 	}
 	if err := ledger.WriteSecrets(s.data, setting.Secrets); err != nil {
