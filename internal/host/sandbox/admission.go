@@ -60,15 +60,20 @@ func (m *Manager) givePlaces(children []*Sandbox, vcpus uint32) {
 // *BusyError. The caller holds the sandbox's lock, so that requests that only wait for the lock
 // take no place.
 func (m *Manager) enterBranches(ctx context.Context) (leave func(), err error) {
-	_, total := m.branches.Count()
-	leave, err = m.branches.Enter(owner.FairShare(owner.Of(ctx).Name, total))
+	leave, err = m.branches.Enter(m.branchShare(ctx))
 	if full := (*gate.FullError)(nil); errors.As(err, &full) {
 		return nil, &BusyError{What: "branches", Limit: full.Limit, Owner: full.Key}
 	}
 	return leave, err
 }
 
-// branchTag returns the tag of a branch: tag after a check, or a new one if tag is empty.
+// branchShare is the share of the host's places for branches that the owner has whom ctx names.
+func (m *Manager) branchShare(ctx context.Context) gate.Share {
+	_, total := m.branches.Count()
+	return owner.FairShare(owner.Of(ctx).Name, total)
+}
+
+// branchTag returns the tag of a branch: a checked one, or one that is chosen where it is empty.
 func branchTag(ctx context.Context, tag, id string, at time.Time) (string, error) {
 	p := owner.PrefixOf(ctx)
 	switch {

@@ -59,10 +59,20 @@ func (h *Held) branch(ctx context.Context, req BranchRequest, start time.Time) (
 	if err != nil {
 		return BranchResult{}, err
 	}
-	h.free.Add(done)
+	if req.Mode == vm.BranchDisk {
+		done() // what waits for the guest takes no place: it may not answer
+	} else {
+		h.free.Add(done)
+	}
 	b := &branch{m: m, s: s, v: s.live, op: "branch", req: req, start: start,
 		figure: snapshot.Branch{Mode: req.Mode.String()}}
-	if err := b.freeze(ctx); err != nil {
+	err = b.freeze(ctx)
+	if err == nil && req.Mode == vm.BranchDisk {
+		if done, err = m.branches.Wait(ctx, m.branchShare(ctx)); err == nil {
+			h.free.Add(done)
+		}
+	}
+	if err != nil {
 		b.undo.Run()
 		err = s.explain("branch", b.v, err)
 		m.cfg.Observer.BranchDone(BranchResult{Figure: b.figure}, err)

@@ -2,7 +2,6 @@ package sandbox
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -16,13 +15,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// Time limits of the guest for a disk-only branch.
-const (
-	restTimeout = 5 * time.Minute  // to write back its whole page cache
-	wakeTimeout = 30 * time.Second // longer than the rest can last; after it the agent has ended the rest
-)
-
-// checkDisk returns an error if a machine could not boot from a branch of the sandbox's disk.
+// checkDisk reports whether a machine could boot from a branch of the sandbox's disk.
 func (b *branch) checkDisk() error {
 	m := b.lease.Manifest()
 	switch {
@@ -34,34 +27,31 @@ func (b *branch) checkDisk() error {
 	return nil
 }
 
-// askAtRest has the VMM branch the disk while the guest's file system is at rest. Programs that
-// write wait for that time. Even if it returns an error of the guest, the VMM may have taken the
-// new top.
-func (b *branch) askAtRest(ctx context.Context, files vmmclient.BranchFiles) (done vmmproto.BranchResult, err error) {
-	v, _, err := b.s.running(b.op)
+// askAtRest lets the VMM branch the disk while the guest's file system is at rest. Programs that
+// write meanwhile wait. The guest has as long to come to rest as client lasts. After an error of the
+// guest the VMM may have a new top all the same.
+func (b *branch) askAtRest(client, ctx context.Context, files vmmclient.BranchFiles) (done vmmproto.BranchResult,
+	err error) {
+	v, calls, err := b.s.running(b.op)
 	if err != nil {
 		return done, err
 	}
 	ctx, stop := vmpool.WhileAlive(ctx, v.vmm)
 	defer stop()
-	guest := agentclient.New(v.guest.Dial)
-	err = within(ctx, restTimeout, guest.Freeze)
-	if err == nil {
+	client, leave := vmpool.WhileAlive(client, v.vmm)
+	defer leave()
+	client, cancel := context.WithCancelCause(client)
+	defer cancel(nil)
+	defer context.AfterFunc(calls, func() { cancel(context.Cause(calls)) })()
+	err = agentclient.New(v.guest.Dial).AtRest(client, ctx, func() (err error) {
 		done, err = b.ask(ctx, files)
-		err = errors.Join(err, within(ctx, wakeTimeout, guest.Thaw))
-	}
+		return err
+	})
 	return done, vmpool.Cause(ctx, err)
 }
 
-// within calls f, which waits for the guest, with a deadline.
-func within(ctx context.Context, limit time.Duration, f func(context.Context) error) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("the guest did not answer within %v", limit))
-	defer cancel()
-	return vmpool.Cause(ctx, f(ctx))
-}
-
-// publishDisk completes a disk-only branch. The sandbox cannot be rolled back to it, so it becomes
-// neither the snapshot that the sandbox is at nor part of its line.
+// publishDisk completes a branch of the disk alone. The sandbox cannot be put back to it, so it is
+// not at it, nor in its line.
 func (b *branch) publishDisk() (store.Info, error) {
 	if err := b.refuseWriters(); err != nil {
 		return store.Info{}, fmt.Errorf("%s sandbox %q: complete the disk: %w", b.op, b.s.id, err)

@@ -75,11 +75,12 @@ func (b *branch) freeze(ctx context.Context) error {
 		defer top.Close()
 		files.Tops, files.Frozen = []*os.File{top}, b.lower[len(b.lower)-1:]
 	}
+	client := ctx
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), branchTimeout) // its outcome must be known
 	defer cancel()
 	b.calls = b.s.since.Calls()
 	if b.req.Mode == vm.BranchDisk {
-		b.done, err = b.askAtRest(ctx, files)
+		b.done, err = b.askAtRest(client, ctx, files)
 	} else {
 		b.done, err = b.ask(ctx, files)
 	}
