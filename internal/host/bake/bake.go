@@ -27,6 +27,7 @@ import (
 	"github.com/forkd/forkd/internal/host/excerpt"
 	"github.com/forkd/forkd/internal/host/identity"
 	"github.com/forkd/forkd/internal/host/netclient"
+	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/host/vmpool"
@@ -71,14 +72,42 @@ type Config struct {
 	Log    *slog.Logger
 }
 
-// Baker bakes one parent at a time: each needs memory and CPUs, as much as its request says.
+// Baker bakes one parent at a time: each wants memory and CPUs of its own, which its request
+// bounds. Parents that are booted for a fork have places of their own: what they boot from is the disk
+// of a client that may not bake, and its guest may never be ready.
 type Baker struct {
 	cfg   Config
-	place *gate.Gate // one place, held by the current bake
+	place *gate.Gate    // has one, held by the bake that is under way
+	boots *gate.Gate    // for transient parents
+	limit time.Duration // bootTimeout but in tests
 }
 
+// Bounds on parents that are booted for a fork.
+const (
+	maxBoots    = 2               // at once; one client has one of them
+	bootTimeout = 5 * time.Minute // from the start of the VM to the snapshot
+)
+
 // New returns a Baker.
-func New(cfg Config) *Baker { return &Baker{cfg: cfg, place: gate.New(1)} }
+func New(cfg Config) *Baker {
+	return &Baker{cfg: cfg, place: gate.New(1), boots: gate.New(maxBoots), limit: bootTimeout}
+}
+
+// enter waits for a place, and returns the context in which the parent is made, and how to give the place
+// back.
+func (k *Baker) enter(ctx context.Context, req *Request) (context.Context, func(), error) {
+	if !req.Transient {
+		leave, err := k.place.Wait(ctx, gate.Share{Key: req.Client})
+		return ctx, leave, err
+	}
+	leave, err := k.boots.Wait(ctx, owner.Share(req.Client, maxBoots-1))
+	if err != nil {
+		return nil, nil, err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, k.limit, fmt.Errorf("no snapshot within %v: %w", k.limit,
+		context.DeadlineExceeded))
+	return ctx, func() { cancel(); leave() }, nil
+}
 
 // bake is the making of one parent's snapshot.
 type bake struct {
@@ -116,7 +145,7 @@ func (k *Baker) Bake(ctx context.Context, req Request) (Result, error) {
 	if err := k.cfg.VMMs.CheckLimits("limits.", req.Limits); err != nil {
 		return Result{}, err
 	}
-	leave, err := k.place.Wait(ctx, gate.Share{Key: req.Client})
+	ctx, leave, err := k.enter(ctx, &req)
 	if err != nil {
 		return Result{}, err
 	}

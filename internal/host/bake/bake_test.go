@@ -194,6 +194,52 @@ func TestGuestThatHangs(t *testing.T) {
 	w.checkClean(t)
 }
 
+// A parent that is booted for a fork and whose guest never gets ready keeps out neither bakes nor the boots
+// of other clients, and ends by itself.
+func TestBootsForForksHavePlacesOfTheirOwn(t *testing.T) {
+	w := newKitchen(t)
+	w.vmms.SyncHangs = true
+	boot := func(ctx context.Context, client, tag string) chan error {
+		req := w.request
+		req.Client, req.Tag, req.Transient = client, tag, true
+		done := make(chan error, 1)
+		go func() {
+			_, err := w.Bake(ctx, req)
+			done <- err
+		}()
+		return done
+	}
+	w.limit = time.Hour
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	hung := boot(ctx, "token:a", "a0")
+	for n := 0; n == 0; n, _ = w.boots.Count() {
+		time.Sleep(time.Millisecond)
+	}
+	second := boot(t.Context(), "token:a", "a1")
+	for w.boots.Waiting() == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	if n, _ := w.place.Count(); n != 0 {
+		t.Error("it has the place for bakes")
+	}
+	other := w.request
+	other.Client, other.Tag, other.Transient, other.Warmup = "token:b", "b", true, time.Millisecond
+	if _, err := w.Bake(t.Context(), other); err == nil || !strings.Contains(err.Error(), "flush the guest's disk") {
+		t.Errorf("of another client: %v", err) // its guest hangs as well, and it got as far as that
+	}
+	w.limit = time.Millisecond
+	cancel()
+	if err := <-hung; !errors.Is(err, context.Canceled) {
+		t.Errorf("the client left: %v", err)
+	}
+	err := <-second
+	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "no snapshot within 1ms") {
+		t.Errorf("when the time is over: %v", err)
+	}
+	w.checkClean(t)
+}
+
 // A guest that fills the host's disk gives up the place for bakes at once, and the error says why.
 func TestGuestThatFillsTheDisk(t *testing.T) {
 	w := newKitchen(t)

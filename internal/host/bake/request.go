@@ -21,18 +21,18 @@ type Request struct {
 	Kernel    string             // path of a bzImage or ELF kernel; empty with From: the snapshot's
 	Initrd    string             // path of the initramfs with the agent; empty with Kernel: the Baker makes one
 	Rootfs    string             // path of the raw root file system; never written
-	MemoryMiB uint64             // 0: From's, or 512
-	VCPUs     uint32             // 0: From's, or 1
-	Template  string             // CPU template; empty: From's, or the manager's
-	Env       map[string]string  // added to From's
-	Commands  []string           // warm-up commands, each for /bin/sh -c, in order
-	Python    string             // warm-up code, then run in the warm interpreter
-	Ready     time.Duration      // time to boot; 0: 300 s
-	Network   *netclient.Setting // nil: none for the warm-up; for children From's, or the default
-	Limits    vm.Limits          // of children; zero: From's
-	Strict    bool               // for children, see unique.Strict; also set if From is strict
-	Warmup    time.Duration      // time limit of each warm-up step; 0: 600 s
-	Transient bool               // the snapshot is deleted with the last sandbox that runs from it
+	MemoryMiB uint64             // 0: that of From, or 512
+	VCPUs     uint32             // 0: that of From, or 1
+	Template  string             // CPU template; empty: that of From, or the manager's
+	Env       map[string]string  // added to that of From
+	Commands  []string           // warm-up, each for /bin/sh -c, one after another
+	Python    string             // warm-up, then run in the warm interpreter
+	Ready     time.Duration      // how long the guest may take to boot; 0: 300 s
+	Network   *netclient.Setting // of the warm-up, and of children; nil: none, and that of From or the default
+	Limits    vm.Limits          // of children; zero: those of From
+	Strict    bool               // children are, see unique.Strict; also if From is
+	Warmup    time.Duration      // how long each warm-up step may take; 0: 600 s
+	Transient bool               // it is booted for a fork: the snapshot goes with the last sandbox that runs from it
 }
 
 // Defaults and bounds of a Request.
