@@ -62,7 +62,7 @@ var rooms = []room{
 	},
 	{
 		folder: "internal/host",
-		packages: []string{"invalid", "excerpt", "event", "owner", "unique", "procmem", "agentclient", "cgroup",
+		packages: []string{"invalid", "debt", "excerpt", "event", "owner", "unique", "procmem", "agentclient", "cgroup",
 			"process", "netclient", "vmmclient", "store", "vmpool", "vmpool/suite", "vmfake",
 			"identity", "chain", "bake", "admit", "ledger", "conlog",
 			"tally", "idle", "sandbox", "workspace", "tenancy"},

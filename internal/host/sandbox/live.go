@@ -188,6 +188,6 @@ func (m *Manager) unpause(ctx context.Context, s *Sandbox, v *liveVM) error {
 		return err
 	}
 	s.usage.Touch()
-	m.background.Go(v.debts.pay)
+	m.background.Go(v.debts.Pay)
 	return nil
 }

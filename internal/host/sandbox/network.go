@@ -8,6 +8,7 @@ import (
 
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/host/debt"
 	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/proto/netproto"
@@ -41,7 +42,7 @@ func (m *Manager) giveTo(id string, v *liveVM) netclient.Give {
 			return err
 		}
 		if m.reset(id, v) != nil {
-			v.debts.owe(debtReset, func() { _ = m.reset(id, v) })
+			v.debts.Owe(debt.Reset, func() { _ = m.reset(id, v) })
 		}
 		return nil
 	}
@@ -124,7 +125,7 @@ func (m *Manager) tellTrust(ctx context.Context, s *Sandbox, setting netclient.S
 	case Running:
 		return s.explain("set the network of", v, tell(ctx))
 	case Paused:
-		v.debts.owe(debtTrust, func() {
+		v.debts.Owe(debt.Trust, func() {
 			if err := tell(context.Background()); err != nil {
 				m.cfg.Log.Error("a sandbox does not trust the authority of its secrets", "sandbox", s.id, "error", err)
 			}

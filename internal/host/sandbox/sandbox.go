@@ -14,6 +14,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/forkd/forkd/internal/host/debt"
+
 	"github.com/forkd/forkd/internal/format/console"
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/event"
@@ -153,8 +155,8 @@ type liveVM struct {
 	cut   context.CancelCauseFunc // of calls
 	link  *netclient.Link         // to the network
 
-	leave func() // gives up its place on the host; nil if it has no place of its own
-	debts debts
+	leave func() // gives up its place on the host; nil while it has none of its own
+	debts debt.Debts
 
 	kept error // set if the VMM kept a file that it should have closed; guarded by the sandbox's ops
 }

@@ -237,9 +237,7 @@ func TestAPausedGuestIsToldOfANewForkdNet(t *testing.T) {
 		t.Fatal(err)
 	}
 	for owed := 0; owed == 0; time.Sleep(time.Millisecond) {
-		s.live.debts.mu.Lock()
-		owed = len(s.live.debts.owed)
-		s.live.debts.mu.Unlock()
+		owed = s.live.debts.Count()
 	}
 	still.Lock()
 	paused = false
@@ -272,9 +270,7 @@ func TestAPausedGuestIsToldOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.live.debts.mu.Lock()
-	owed := len(s.live.debts.owed)
-	s.live.debts.mu.Unlock()
+	owed := s.live.debts.Count()
 	if owed != 1 {
 		t.Errorf("%d things are kept to be told, want 1", owed)
 	}
