@@ -24,6 +24,9 @@ type stage struct {
 	dir   string // absolute; empty: /
 	shell []string
 
+	warmed bool // it has had a warm step
+	memory bool // its base has memory, which its steps keep
+
 	args     map[string]string // ARG instructions of this stage
 	argBytes int               // see put
 	envBytes int               // likewise
@@ -90,6 +93,7 @@ func (r *reader) from(ctx context.Context, i int, src *instructions.Stage, line 
 			return nil, err
 		}
 		st.step, st.user, st.dir, st.shell = below.step, below.user, below.dir, below.shell
+		st.warmed, st.memory = below.warmed, below.memory
 		st.env, st.envBytes = maps.Clone(below.env), below.envBytes
 		return st, nil
 	}
@@ -102,7 +106,7 @@ func (r *reader) from(ctx context.Context, i int, src *instructions.Stage, line 
 	}
 	user, _, _ := strings.Cut(config.User, ":")
 	st.step, st.user, st.dir = step, user, config.Dir
-	st.shell = config.Shell
+	st.shell, st.memory = config.Shell, r.plan.Steps[step].Base.Memory
 	if len(st.shell) == 0 {
 		st.shell = []string{"/bin/sh", "-c"}
 	}
@@ -216,6 +220,7 @@ func (r *reader) warmBefore(st *stage, line int) error {
 			w.Probe = st.inShell(d.probe)
 		}
 		r.next(st, d.line, d.warmName(), plan.Step{Warm: w})
+		st.warmed = true
 		if err := r.bounds(d.line); err != nil {
 			return err
 		}

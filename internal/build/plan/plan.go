@@ -45,6 +45,7 @@ type Base struct {
 	Image    string `json:"image,omitempty"`
 	Snapshot string `json:"snapshot,omitempty"` // a tag
 	Digest   string `json:"digest"`             // of the image's manifest, or the snapshot's id
+	Memory   bool   `json:"memory,omitempty"`   // of a snapshot: its processes and memory go on in the steps
 
 	VCPUs     uint32 `json:"vcpus,omitempty"`      // of an image's VM; 0: the executor's default
 	MemoryMiB uint64 `json:"memory_mib,omitempty"` // likewise
