@@ -72,7 +72,8 @@ type Rig struct {
 	VMs      *vmfake.VMMs
 	Store    *store.Store
 	Builds   template.Config    // of what builds templates
-	Steps    *build.Builder     // builds Dockerfiles
+	Plans    build.Config       // of what carries them out, and Dockerfiles
+	Steps    *build.Builder     // does so
 	Parent   client.BakeRequest // makes a snapshot
 	Tokens   map[string]string  // those of Options, by name
 
@@ -195,9 +196,7 @@ func New(t T, o Options) *Rig {
 		t.Fatal(err)
 	}
 	r.Store = st
-	r.Builds = builds(dir, part, m, baker)
-	r.Steps = r.steps(t, dir)
-	builder, err := template.New(r.Builds)
+	builder, err := r.builders(dir, build.Config{Manager: m, Baker: baker, Image: imageOf, Boot: bootOf(part)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -219,6 +218,17 @@ func New(t T, o Options) *Rig {
 	return r
 }
 
+// builders returns what builds templates, with what carries builds out.
+func (r *Rig) builders(dir string, c build.Config) (builder *template.Builder, err error) {
+	c.Dir, c.Log = filepath.Join(dir, "build"), slog.New(slog.DiscardHandler)
+	r.Plans = c
+	if r.Steps, err = build.New(c); err != nil {
+		return nil, err
+	}
+	r.Builds = template.Config{Manager: c.Manager, Builds: r.Steps, Dir: filepath.Join(dir, "builds"), Log: c.Log}
+	return template.New(r.Builds)
+}
+
 // guard knows Token, and more of them, of which it makes r.Tokens. They are in r.TokenFile.
 func (r *Rig) guard(more []auth.Token) (g *auth.Guard, err error) {
 	file := fmt.Appendf(nil, "default admin sha256:%x\n", sha256.Sum256([]byte(Token)))
@@ -236,41 +246,40 @@ func (r *Rig) guard(more []auth.Token) (g *auth.Guard, err error) {
 	return g, err
 }
 
-// steps carries out builds of Dockerfiles.
-func (r *Rig) steps(t T, dir string) *build.Builder {
-	t.Helper()
-	b, err := build.New(build.Config{Manager: r.Builds.Manager, Baker: r.Builds.Baker, Boot: r.Builds.Boot,
-		Image: imageOf, Dir: filepath.Join(dir, "build"), Log: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return b
-}
-
-// Image is the name of the only image of the registry that builds of Dockerfiles ask.
-const Image = "registry.example/image:1"
+// Names of the images of the registry that builds ask. The latter is for the user me with the password secret.
+const (
+	Image        = "registry.example/image:1"
+	PrivateImage = "registry.example/private:1"
+)
 
 // imageDigest is the digest of Image.
 const imageDigest = "sha256:1"
 
 // imageOf answers for the registry.
-func imageOf(_ context.Context, name string) (string, dockerfile.Config, error) {
-	if name != Image {
+func imageOf(_ context.Context, name string, login *build.Login) (string, dockerfile.Config, error) {
+	switch {
+	case name == PrivateImage && login != nil && *login == build.Login{User: "me", Password: "secret"}:
+		return "sha256:2", dockerfile.Config{}, nil
+	case name == PrivateImage:
+		return "", dockerfile.Config{}, errors.New("the registry wants another password")
+	case name != Image:
 		return "", dockerfile.Config{}, errors.New("the registry has no such image")
 	}
 	return imageDigest, dockerfile.Config{Env: map[string]string{"PATH": "/usr/bin:/bin", "OF": "image"}, Dir: "/usr"}, nil
 }
 
-// builds is what builds templates; every container image is one file. That of the registry is asked for by
-// the digest that imageOf has answered with.
-func builds(dir, file string, m *sandbox.Manager, b *bake.Baker) template.Config {
-	return template.Config{Manager: m, Baker: b, Dir: filepath.Join(dir, "builds"), Log: slog.New(slog.DiscardHandler),
-		Boot: func(_ context.Context, i template.Image, _ func(string)) (bake.Request, error) {
-			if strings.HasPrefix(i.Reference, Image) && i.Reference != Image+"@"+imageDigest {
-				return bake.Request{}, fmt.Errorf("%s: want the digest that the build was planned with", i.Reference)
-			}
-			return bake.Request{Kernel: file, Initrd: file, Rootfs: file}, nil
-		}}
+// bootOf makes one file of every container image. That of the registry is asked for by the digest that
+// imageOf has answered with.
+func bootOf(file string) build.Boot {
+	return func(_ context.Context, i build.Image, _ func(string)) (bake.Request, error) {
+		switch {
+		case i.Reference == PrivateImage && i.Login == nil:
+			return bake.Request{}, errors.New("the registry wants a password")
+		case strings.HasPrefix(i.Reference, Image) && i.Reference != Image+"@"+imageDigest:
+			return bake.Request{}, fmt.Errorf("%s: want the digest that the build was planned with", i.Reference)
+		}
+		return bake.Request{Kernel: file, Initrd: file, Rootfs: file}, nil
+	}
 }
 
 // boots returns what boots parents from snapshots without memory.

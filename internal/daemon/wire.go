@@ -181,19 +181,19 @@ func (w *wired) startBaker(cfg *Config, vmms vmpool.VMMs, runDir string) (*bake.
 		return err
 	})
 	var err error
-	boot := func(ctx context.Context, i template.Image, report func(string)) (bake.Request, error) {
+	boot := func(ctx context.Context, i build.Image, report func(string)) (bake.Request, error) {
 		if err := w.kvm.Check(); err != nil { // otherwise found only after the image is made
 			return bake.Request{}, &vmmclient.NoKVMError{Err: err}
 		}
-		return template.FromRegistry(ctx, i, report)
-	}
-	w.builder, err = template.New(template.Config{Manager: w.manager, Baker: baker, Boot: boot,
-		Dir: filepath.Join(cfg.StateDir, "builds"), Log: cfg.Log})
-	if err != nil {
-		return nil, err
+		return build.BootImage(ctx, i, report)
 	}
 	w.builds, err = build.New(build.Config{Manager: w.manager, Baker: baker, Boot: boot, Image: build.FromRegistry,
 		Dir: filepath.Join(cfg.StateDir, "build"), Log: cfg.Log})
+	if err != nil {
+		return nil, err
+	}
+	w.builder, err = template.New(template.Config{Manager: w.manager, Builds: w.builds,
+		Dir: filepath.Join(cfg.StateDir, "builds"), Log: cfg.Log})
 	return baker, err
 }
 

@@ -1,6 +1,7 @@
 package dockerfile
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -59,6 +60,14 @@ func put(m map[string]string, size *int, name, value string) error {
 	}
 	m[name] = value
 	return nil
+}
+
+// Expand puts the values of variables into a text as a Dockerfile's instructions have them, and within the
+// same bounds. Quotes and backslashes are kept.
+func Expand(text string, env map[string]string) (string, error) {
+	lex := shell.NewLex('\\')
+	lex.SkipProcessQuotes, lex.RawEscapes = true, true
+	return (&reader{ctx: context.Background()}).expanding(lex, vars{env: env})(text)
 }
 
 func (r *reader) expander(v vars) instructions.SingleWordExpander {

@@ -32,6 +32,8 @@ type Step struct {
 	Line int    `json:"line,omitempty"` // of the source, from 1; not part of the key
 	From int    `json:"from"`           // index of the step that this one continues; -1: none, for a Base
 
+	Force bool `json:"-"` // the step is carried out although its snapshot is there
+
 	Base     *Base     `json:"base,omitempty"`
 	Run      *Run      `json:"run,omitempty"`
 	Copy     *Copy     `json:"copy,omitempty"`
@@ -47,10 +49,14 @@ type Base struct {
 	Digest   string `json:"digest"`             // of the image's manifest, or the snapshot's id
 	Memory   bool   `json:"memory,omitempty"`   // of a snapshot: its processes and memory go on in the steps
 
-	VCPUs     uint32 `json:"vcpus,omitempty"`      // of an image's VM; 0: the executor's default
+	VCPUs     uint32 `json:"vcpus,omitempty"`      // of the VM; 0: the executor's default, or that of the snapshot
 	MemoryMiB uint64 `json:"memory_mib,omitempty"` // likewise
-	DiskMiB   int    `json:"disk_mib,omitempty"`   // likewise
+	DiskMiB   int    `json:"disk_mib,omitempty"`   // of an image's VM; 0: the executor's default
 }
+
+// Boots reports whether a machine is booted for the base: from an image, or from the disk of a snapshot
+// whose own machine has another size.
+func (b *Base) Boots() bool { return b.Image != "" || b.VCPUs != 0 || b.MemoryMiB != 0 }
 
 // Process is how a command of a step is run.
 type Process struct {
@@ -136,7 +142,8 @@ const (
 
 // Dir makes a directory and its parents, if they are missing.
 type Dir struct {
-	Path string `json:"path"`
+	Path  string `json:"path"`
+	Owner string `json:"owner,omitempty"` // of what is made, as in Copy; empty: root
 }
 
 // Warm runs a command whose processes and memory stay in the snapshot. Without a probe the command must
@@ -151,6 +158,8 @@ type Defaults struct {
 	Env  map[string]string `json:"env,omitempty"`
 	User string            `json:"user,omitempty"`
 	Dir  string            `json:"dir,omitempty"`
+
+	KeepUser bool `json:"keep_user,omitempty"` // User is unset, and stays what the base has
 }
 
 // Needs returns the indexes of the steps whose snapshots the step needs, besides From.

@@ -124,7 +124,7 @@ func TestBadPlansAreRefused(t *testing.T) {
 	}{
 		{func(p *Plan) { p.Steps = nil }, "no steps"},
 		{func(p *Plan) { p.Result = 6 }, "result 6"},
-		{func(p *Plan) { p.Steps[1].Dir = &Dir{"/"} }, "2 kinds"},
+		{func(p *Plan) { p.Steps[1].Dir = &Dir{Path: "/"} }, "2 kinds"},
 		{func(p *Plan) { p.Steps[1].Run = nil }, "0 kinds"},
 		{func(p *Plan) { p.Steps[0].From = 0 }, "a base continues no step"},
 		{func(p *Plan) { p.Steps[1].From = 1 }, "does not stand before it"},

@@ -1,6 +1,7 @@
 package build
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,7 +18,7 @@ import (
 const (
 	imageVCPUs     = 1
 	imageMemoryMiB = 1024
-	imageDiskMiB   = 8 << 10
+	ImageDiskMiB   = 8 << 10
 )
 
 // base resolves what a FROM instruction names: a snapshot with that tag, or else an image of a registry,
@@ -31,13 +32,17 @@ func (b *Builder) base(ctx context.Context, req Request, name string) (plan.Base
 	case d.Branch != nil && !b.isResult(name, d.ID):
 		why = fmt.Sprintf("the snapshot %q is a branch, and FROM takes parents and what builds made", name)
 	default:
-		config, err := b.settings(ctx, name, d.ID)
+		config, err := b.settings(ctx, name, d.ID, "")
 		return plan.Base{Snapshot: name, Digest: d.ID, Memory: !d.DiskOnly}, config, err
 	}
-	digest, config, err := b.cfg.Image(ctx, name)
+	digest, config, err := b.cfg.Image(ctx, name, req.Login)
 	if err != nil {
 		return plan.Base{}, config, fmt.Errorf("%s; as an image: %w", why, err)
 	}
+	return imageBase(req, name, digest), config, nil
+}
+
+func imageBase(req Request, name, digest string) plan.Base {
 	base := plan.Base{Image: name, Digest: digest, VCPUs: req.VCPUs, MemoryMiB: req.MemoryMiB, DiskMiB: req.DiskMiB}
 	if base.VCPUs == 0 {
 		base.VCPUs = imageVCPUs
@@ -46,15 +51,64 @@ func (b *Builder) base(ctx context.Context, req Request, name string) (plan.Base
 		base.MemoryMiB = imageMemoryMiB
 	}
 	if base.DiskMiB == 0 {
-		base.DiskMiB = imageDiskMiB
+		base.DiskMiB = ImageDiskMiB
 	}
-	return base, config, nil
+	return base
 }
 
-// settings asks a fork of a snapshot what its processes start with.
-func (b *Builder) settings(ctx context.Context, tag, id string) (dockerfile.Config, error) {
+// Begin finds what a build begins with that is no Dockerfile's: from has the name of an image or of a
+// snapshot. It makes the snapshot of an image, and of a snapshot whose machine is to have another size, and
+// asks a guest for the settings. Their user is userElse, if the guest has that account and no default of
+// its own.
+func (b *Builder) Begin(ctx context.Context, req Request, from plan.Base, userElse string, o Observer) (plan.Base,
+	dockerfile.Config, error) {
+	name := from.Image
+	if name != "" {
+		digest, _, err := b.cfg.Image(ctx, name, req.Login)
+		if err != nil {
+			return from, dockerfile.Config{}, err
+		}
+		from = imageBase(req, name, digest)
+	} else {
+		name = from.Snapshot
+		d, err := b.cfg.Manager.Snapshots().Detail(name)
+		if err == nil && d.Transient {
+			err = &store.NotFoundError{Tag: name}
+		}
+		if err != nil {
+			return from, dockerfile.Config{}, err
+		}
+		from.Digest = d.ID
+		if have := d.Machine; req.VCPUs != 0 && req.VCPUs != have.VCPUs ||
+			req.MemoryMiB != 0 && req.MemoryMiB != have.MemoryBytes>>20 {
+			from.VCPUs, from.MemoryMiB = cmp.Or(req.VCPUs, have.VCPUs), cmp.Or(req.MemoryMiB, have.MemoryBytes>>20)
+		}
+		from.Memory = !d.DiskOnly && !from.Boots()
+	}
+	w, err := b.newWork(ctx, req, &plan.Plan{Steps: []plan.Step{{Name: "FROM " + name, From: -1, Base: &from}}}, nil, o)
+	if err != nil {
+		return from, dockerfile.Config{}, err
+	}
+	w.plan.Result = -1 // it is a step like others
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	if err := w.ensure(ctx, cancel, 0); err != nil {
+		return from, dockerfile.Config{}, err
+	}
+	d, err := b.cfg.Manager.Snapshots().Detail(w.tag(0))
+	if err != nil {
+		return from, dockerfile.Config{}, err
+	}
+	config, err := b.settings(ctx, w.tag(0), d.ID, userElse)
+	return from, config, err
+}
+
+// settings asks a fork of a snapshot what its processes start with, those of userElse if the guest has that
+// account and no default user.
+func (b *Builder) settings(ctx context.Context, tag, id, userElse string) (dockerfile.Config, error) {
+	key := id + " " + userElse
 	b.mu.Lock()
-	config, ok := b.bases[id]
+	config, ok := b.bases[key]
 	b.mu.Unlock()
 	if ok {
 		return config, nil
@@ -69,7 +123,7 @@ func (b *Builder) settings(ctx context.Context, tag, id string) (dockerfile.Conf
 	}
 	err = b.cfg.Manager.Use(ctx, box, "build from", func(ctx context.Context, dial agentclient.DialFunc) error {
 		var err error
-		config, err = ask(ctx, agentclient.New(dial))
+		config, err = ask(ctx, agentclient.New(dial), userElse)
 		return err
 	})
 	if err != nil {
@@ -80,20 +134,23 @@ func (b *Builder) settings(ctx context.Context, tag, id string) (dockerfile.Conf
 	if len(b.bases) >= maxBases {
 		clear(b.bases)
 	}
-	b.bases[id] = config
+	b.bases[key] = config
 	return config, nil
 }
 
-func ask(ctx context.Context, c *agentclient.Client) (config dockerfile.Config, err error) {
-	env, err := output(ctx, c, "", "cat", "/proc/self/environ")
+func ask(ctx context.Context, c *agentclient.Client, userElse string) (config dockerfile.Config, err error) {
+	answer := func(args ...string) (string, error) {
+		return capture(ctx, c, agentclient.ExecRequest{Args: args, UserElse: userElse})
+	}
+	env, err := answer("cat", "/proc/self/environ")
 	if err != nil {
 		return config, err
 	}
 	config.Env = environment(env)
-	if config.User, err = output(ctx, c, "", "id", "-un"); err != nil {
+	if config.User, err = answer("id", "-un"); err != nil {
 		return config, err
 	}
-	if config.Dir, err = output(ctx, c, "", "pwd"); err != nil {
+	if config.Dir, err = answer("pwd"); err != nil {
 		return config, err
 	}
 	config.User, config.Dir = strings.TrimSpace(config.User), strings.TrimSuffix(config.Dir, "\n")
@@ -127,8 +184,12 @@ func (b *Builder) there(base *plan.Base) error {
 		&store.NotFoundError{Tag: base.Snapshot})
 }
 
-// FromRegistry is the Image of the daemon: it asks the image's registry.
-func FromRegistry(ctx context.Context, reference string) (digest string, config dockerfile.Config, err error) {
-	i, err := image.Inspect(ctx, reference, nil)
+// Registry finds the digest of an image, which covers its content, and its settings.
+type Registry func(ctx context.Context, reference string, login *Login) (digest string, c dockerfile.Config, err error)
+
+// FromRegistry is the Registry of the daemon: it asks the image's registry.
+func FromRegistry(ctx context.Context, reference string, login *Login) (digest string, config dockerfile.Config,
+	err error) {
+	i, err := image.Inspect(ctx, reference, login)
 	return i.Digest, dockerfile.Config{Env: i.Env, User: i.User, Dir: i.Dir, Shell: i.Shell, OnBuild: i.OnBuild}, err
 }

@@ -4,8 +4,8 @@
 // ordinary ones whose tags begin with "step-". Stages that do not need each other run at once.
 //
 // A step either has a snapshot or has left nothing: a build whose client leaves, or whose daemon is
-// killed, loses the step it was at, and the next build goes on from there. Sandboxes of builds carry the
-// mark of package template, which ends those of an earlier daemon.
+// killed, loses the step it was at, and the next build goes on from there. Sandboxes of builds carry a
+// mark, by which the next daemon ends them.
 //
 // What a client sends is interpreted in the guest: the host stores the files of the build context by
 // their digests, and takes the compression of archives away. The package does not speak HTTP, and
@@ -25,7 +25,6 @@ import (
 
 	"github.com/forkd/forkd/internal/build/dockerfile"
 	"github.com/forkd/forkd/internal/build/plan"
-	"github.com/forkd/forkd/internal/daemon/template"
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/bake"
@@ -47,20 +46,22 @@ const (
 type Config struct {
 	Manager *sandbox.Manager
 	Baker   *bake.Baker
-	Boot    template.Boot
-	Image   func(ctx context.Context, reference string) (digest string, c dockerfile.Config, err error)
-	Dir     string // of what builds keep; of this Builder alone
+	Boot    Boot     // of container images
+	Image   Registry // of the same
+	Dir     string   // of what builds keep; of this Builder alone
 	Log     *slog.Logger
 }
 
 // Request is a build to be carried out.
 type Request struct {
 	Who     string // asks for it
+	Admin   bool   // may do everything; the steps of others count for them alone, and FROM takes no result of theirs
 	Tag     string
 	Replace bool
 	NoCache bool
+	Login   *Login // to the registries of images; nil: what `docker login` has stored for the daemon's user
 
-	Dockerfile dockerfile.Request // without Files and Base
+	Dockerfile dockerfile.Request // without Files and Base; empty: see BuildFrom
 	VCPUs      uint32             // of a VM made from an image; 0: 1
 	MemoryMiB  uint64             // likewise; 0: 1024
 	DiskMiB    int                // likewise; 0: 8192
@@ -75,16 +76,24 @@ const (
 	maxSecret  = 500 << 10 // bytes
 )
 
-// Check returns what is wrong with a request, as an *invalid.Error.
+// Check returns what is wrong with a request for a Dockerfile, as an *invalid.Error.
 func (r *Request) Check() error {
+	if err := r.check(); err != nil {
+		return err
+	}
+	if len(bytes.TrimSpace(r.Dockerfile.Text)) == 0 {
+		return invalid.Errorf("dockerfile", "it is empty")
+	}
+	return nil
+}
+
+func (r *Request) check() error {
 	if err := snapshot.CheckTag(r.Tag); err != nil {
 		return &invalid.Error{Field: "tag", Reason: err.Error()}
 	}
 	switch {
 	case snapshot.IsStepTag(r.Tag):
 		return invalid.Errorf("tag", "%q: such tags are for steps of builds: choose another", r.Tag)
-	case len(bytes.TrimSpace(r.Dockerfile.Text)) == 0:
-		return invalid.Errorf("dockerfile", "it is empty")
 	case r.VCPUs > vm.MaxVCPUs:
 		return invalid.Errorf("vcpus", "%d: want at most %d", r.VCPUs, vm.MaxVCPUs)
 	case r.MemoryMiB > vm.MaxMemoryBytes>>20:
@@ -135,8 +144,16 @@ type Builder struct {
 	busy  map[string]bool              // keys of steps that builds are at, and tags that they make
 }
 
-// New returns a Builder.
+// New returns a Builder, and ends the sandboxes of an earlier daemon's builds.
 func New(cfg Config) (*Builder, error) {
+	for _, i := range cfg.Manager.List() {
+		if !IsBuild(i) {
+			continue
+		}
+		if err := cfg.Manager.Kill(i.ID); err != nil {
+			cfg.Log.Warn("end the sandbox of a build of an earlier daemon", "sandbox", i.ID, "error", err)
+		}
+	}
 	if err := os.RemoveAll(filepath.Join(cfg.Dir, "contexts")); err != nil { // of builds of an earlier daemon
 		return nil, fmt.Errorf("open the store of builds: %w", err)
 	}
@@ -202,13 +219,37 @@ func (b *Builder) Build(ctx context.Context, req Request, files *Context, o Obse
 		return Result{}, err
 	}
 	defer free()
-	ctx, cancel := context.WithTimeoutCause(ctx, maxBuild, errTooLong)
-	defer cancel()
 	req.Dockerfile.Files = files.files
 	req.Dockerfile.Base = func(ctx context.Context, name string) (plan.Base, dockerfile.Config, error) {
 		return b.base(ctx, req, name)
 	}
-	p, err := dockerfile.Read(ctx, req.Dockerfile)
+	return b.build(ctx, req, files, func(ctx context.Context) (*plan.Plan, error) {
+		return dockerfile.Read(ctx, req.Dockerfile)
+	}, o)
+}
+
+// BuildFrom carries out a plan that is no Dockerfile's, which read makes. It waits for other builds of the
+// tag. The caller closes files, which the plan copies from. The error is a *StepError if a step is at fault.
+func (b *Builder) BuildFrom(ctx context.Context, req Request, files *Context,
+	read func(context.Context) (*plan.Plan, error), o Observer,
+) (Result, error) {
+	if err := req.check(); err != nil {
+		return Result{}, err
+	}
+	free, err := b.await(ctx, "tag "+req.Tag)
+	if err != nil {
+		return Result{}, causeOf(ctx, err)
+	}
+	defer free()
+	return b.build(ctx, req, files, read, o)
+}
+
+func (b *Builder) build(ctx context.Context, req Request, files *Context,
+	read func(context.Context) (*plan.Plan, error), o Observer,
+) (Result, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, maxBuild, errTooLong)
+	defer cancel()
+	p, err := read(ctx)
 	if err != nil {
 		return Result{}, causeOf(ctx, err)
 	}

@@ -2,6 +2,7 @@ package build
 
 import (
 	"archive/tar"
+	"bufio"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -34,6 +35,9 @@ type Context struct {
 	dir   string
 	files []plan.File
 	times map[string]time.Time // of files, by path: no part of what a step is known by
+
+	seen map[string]int // indexes of files, by path
+	left int64          // bytes of content that it may still take
 }
 
 // Close removes the content.
@@ -42,44 +46,91 @@ func (c *Context) Close() error { return os.RemoveAll(c.dir) }
 // Store takes the entries of an archive whose names begin with prefix as a build context. The error is an
 // *invalid.Error if the archive is at fault.
 func (b *Builder) Store(in *tar.Reader, prefix string) (*Context, error) {
+	c, err := b.NewContext()
+	if err == nil {
+		if err = c.unpack(in, prefix, ""); err != nil {
+			err = errors.Join(err, c.Close())
+		}
+	}
+	return c, err
+}
+
+// NewContext returns an empty build context.
+func (b *Builder) NewContext() (*Context, error) {
 	dir, err := os.MkdirTemp(filepath.Join(b.cfg.Dir, "contexts"), "")
 	if err != nil {
 		return nil, fmt.Errorf("store a build context: %w", err)
 	}
-	c := &Context{dir: dir, times: make(map[string]time.Time)}
-	seen, left := make(map[string]int), int64(maxContext)
+	return &Context{dir: dir, times: make(map[string]time.Time), seen: make(map[string]int), left: maxContext}, nil
+}
+
+// Unpack takes the entries of an archive, which may be compressed, into a directory of the context. The
+// error is an *invalid.Error if the archive is at fault.
+func (c *Context) Unpack(archive io.Reader, dir string) error {
+	plain, err := decompress(bufio.NewReaderSize(archive, 64<<10))
+	if err == nil && plain == nil {
+		err = errors.New("it is no tar archive")
+	}
+	if err != nil {
+		return &invalid.Error{Field: "archive", Reason: err.Error()}
+	}
+	return c.unpack(tar.NewReader(&sent{r: plain}), "", dir)
+}
+
+// Below returns the entries in a directory of the context, as sources of a plan.
+func (c *Context) Below(dir string) (files []plan.File) {
+	for _, f := range c.files {
+		if name, ok := strings.CutPrefix(f.Path, dir+"/"); ok {
+			f.To = name
+			files = append(files, f)
+		}
+	}
+	return files
+}
+
+func (c *Context) unpack(in *tar.Reader, prefix, dir string) error {
 	for {
 		h, err := in.Next()
 		if errors.Is(err, io.EOF) {
 			break
 		}
 		if err == nil {
-			err = c.add(h, in, prefix, seen, &left)
+			err = c.add(h, in, prefix, dir)
 		}
 		if err != nil {
-			return nil, errors.Join(err, c.Close())
+			return err
 		}
 	}
-	c.complete(seen)
+	if err := c.complete(); err != nil {
+		return err
+	}
 	slices.SortFunc(c.files, func(a, b plan.File) int { return strings.Compare(a.Path, b.Path) })
-	return c, nil
+	for i := range c.files {
+		c.seen[c.files[i].Path] = i
+	}
+	return nil
+}
+
+// nameIn returns the path of an entry of an archive in the context: "" for the context's own directory.
+func nameIn(name, prefix, dir string) (string, error) {
+	rel, ok := strings.CutPrefix(name, prefix)
+	if !ok {
+		return "", invalid.Errorf("archive", "entry %.200q: want a name that begins with %s", name, prefix)
+	}
+	if err := treetar.CheckName(rel); err != nil {
+		return "", &invalid.Error{Field: "archive", Reason: err.Error()}
+	}
+	if slices.Contains(strings.Split(rel, "/"), "..") {
+		return "", invalid.Errorf("archive", "entry %.200q: the name leads out of the context", name)
+	}
+	return path.Join(dir, path.Clean("/" + rel)[1:]), nil
 }
 
 // add takes one entry. Of two by one name the later counts, as where an archive is unpacked.
-func (c *Context) add(h *tar.Header, in io.Reader, prefix string, seen map[string]int, left *int64) error {
-	rel, ok := strings.CutPrefix(h.Name, prefix)
-	if !ok {
-		return invalid.Errorf("archive", "entry %.200q: want a name that begins with %s", h.Name, prefix)
-	}
-	if err := treetar.CheckName(rel); err != nil {
-		return &invalid.Error{Field: "archive", Reason: err.Error()}
-	}
-	name := path.Clean("/" + rel)[1:]
-	if name == "" {
-		return nil // the context's own directory
-	}
-	if slices.Contains(strings.Split(rel, "/"), "..") {
-		return invalid.Errorf("archive", "entry %.200q: the name leads out of the context", h.Name)
+func (c *Context) add(h *tar.Header, in io.Reader, prefix, dir string) error {
+	name, err := nameIn(h.Name, prefix, dir)
+	if err != nil || name == dir {
+		return err
 	}
 	f := plan.File{Path: name, Mode: uint32(h.Mode) & 0o7777}
 	switch h.Typeflag {
@@ -92,7 +143,7 @@ func (c *Context) add(h *tar.Header, in io.Reader, prefix string, seen map[strin
 		f.Kind, f.Link, f.Mode = plan.KindLink, h.Linkname, 0o777
 	case tar.TypeReg:
 		f.Kind, f.Size = plan.KindFile, h.Size
-		if *left -= h.Size; *left < 0 {
+		if c.left -= h.Size; c.left < 0 {
 			return invalid.Errorf("archive", "the build context has more than %d GiB: leave files out in .dockerignore",
 				maxContext>>30)
 		}
@@ -104,11 +155,23 @@ func (c *Context) add(h *tar.Header, in io.Reader, prefix string, seen map[strin
 			return err
 		}
 		f.Digest = digest
+	case tar.TypeLink: // to an earlier entry, whose content it has too
+		to, err := nameIn(h.Linkname, prefix, dir)
+		if err != nil {
+			return err
+		}
+		at, ok := c.seen[to]
+		if !ok || c.files[at].Kind != plan.KindFile {
+			return invalid.Errorf("archive", "entry %.200q: it is a link to %.200q, which is no file before it", h.Name,
+				h.Linkname)
+		}
+		f = c.files[at]
+		f.Path = name
 	default:
-		return invalid.Errorf("archive", "entry %.200q: want files, directories and symbolic links only", h.Name)
+		return invalid.Errorf("archive", "entry %.200q: want files, directories and links only", h.Name)
 	}
 	c.times[name] = h.ModTime
-	if at, ok := seen[name]; ok {
+	if at, ok := c.seen[name]; ok {
 		c.files[at] = f
 		return nil
 	}
@@ -116,21 +179,24 @@ func (c *Context) add(h *tar.Header, in io.Reader, prefix string, seen map[strin
 		return invalid.Errorf("archive", "the build context has more than %d files: leave some out in .dockerignore",
 			maxEntries)
 	}
-	seen[name] = len(c.files)
+	c.seen[name] = len(c.files)
 	c.files = append(c.files, f)
 	return nil
 }
 
 // complete adds directories that are only in the names of others.
-func (c *Context) complete(seen map[string]int) {
+func (c *Context) complete() error {
 	for i := 0; i < len(c.files); i++ {
 		dir := path.Dir(c.files[i].Path)
-		if _, ok := seen[dir]; ok || dir == "." {
+		if at, ok := c.seen[dir]; ok && c.files[at].Kind != plan.KindDir {
+			return invalid.Errorf("archive", "entry %.200q: it is below another that is no directory", c.files[i].Path)
+		} else if ok || dir == "." {
 			continue
 		}
-		seen[dir] = len(c.files)
+		c.seen[dir] = len(c.files)
 		c.files = append(c.files, plan.File{Path: dir, Kind: plan.KindDir, Mode: 0o755})
 	}
+	return nil
 }
 
 func room(dir string, size int64) error {

@@ -45,8 +45,7 @@ func (g *guest) do(ctx context.Context) error {
 	case s.Copy != nil:
 		return g.copy(ctx, s.Copy)
 	case s.Dir != nil:
-		_, err := output(ctx, g.c, "root", "mkdir", "-p", "--", s.Dir.Path)
-		return err
+		return g.copy(ctx, &plan.Copy{Target: strings.TrimSuffix(s.Dir.Path, "/") + "/", Owner: s.Dir.Owner})
 	case s.Warm != nil:
 		return g.warm(ctx, s.Warm)
 	case s.Defaults != nil:
@@ -57,7 +56,12 @@ func (g *guest) do(ctx context.Context) error {
 
 // output runs a program as a user and returns what it writes. Its errors are part of the error.
 func output(ctx context.Context, c *agentclient.Client, user string, args ...string) (string, error) {
-	r, err := c.Exec(ctx, agentclient.ExecRequest{Args: args, User: user, Timeout: ownTime, MaxOutput: maxAnswer})
+	return capture(ctx, c, agentclient.ExecRequest{Args: args, User: user})
+}
+
+func capture(ctx context.Context, c *agentclient.Client, req agentclient.ExecRequest) (string, error) {
+	req.Timeout, req.MaxOutput = ownTime, maxAnswer
+	r, err := c.Exec(ctx, req)
 	if err != nil {
 		return "", err
 	}
@@ -249,7 +253,10 @@ func (g *guest) warm(ctx context.Context, w *plan.Warm) error {
 // defaults gives the sandboxes that are forked from the result their settings, and writes the disk.
 func (g *guest) defaults(ctx context.Context, d *plan.Defaults) error {
 	set := agentclient.Defaults{User: cmp.Or(d.User, "root"), Dir: d.Dir, Env: d.Env}
-	if strings.Trim(set.User, "0123456789") == "" {
+	if d.KeepUser {
+		set.User = "" // as it is
+	}
+	if set.User != "" && strings.Trim(set.User, "0123456789") == "" {
 		req, err := g.request(ctx, &plan.Process{User: set.User}, 0)
 		if err != nil {
 			return err

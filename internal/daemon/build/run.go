@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"time"
 
@@ -16,12 +17,13 @@ import (
 	"github.com/forkd/forkd/internal/atomicfile"
 	"github.com/forkd/forkd/internal/build/image"
 	"github.com/forkd/forkd/internal/build/plan"
-	"github.com/forkd/forkd/internal/daemon/template"
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/bake"
+	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/host/tenancy"
 	"github.com/forkd/forkd/internal/proto/agentproto"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
@@ -41,6 +43,8 @@ type work struct {
 	mu    sync.Mutex
 	idle  []idle // that kept last comes last
 	count Result
+
+	within string // begins the tags of steps: the limit of who asks; empty: none
 }
 
 // progress is what a build does about one step.
@@ -50,13 +54,32 @@ type progress struct {
 	cached sync.Once // the observer was told so
 }
 
-func (b *Builder) carryOut(ctx context.Context, req Request, p *plan.Plan, files *Context, o Observer) (Result, error) {
-	keys, err := p.Keys(fmt.Sprint("agent ", agentproto.Version), fmt.Sprint("snapshot ", snapshot.Version))
+// tagOf is the tag of a step's snapshot.
+func (w *work) tagOf(i int) string { return snapshot.StepTag(w.within, w.keys[i]) }
+
+// newWork computes the keys of a plan. Who is limited to a part of the tags has steps of its own there.
+func (b *Builder) newWork(ctx context.Context, req Request, p *plan.Plan, files *Context, o Observer) (*work, error) {
+	agent := fmt.Sprint("agent ", agentproto.Version)
+	if !req.Admin { // a client can change what is in the sandboxes of its builds: nobody else has its steps
+		agent += " of " + req.Who
+	}
+	keys, err := p.Keys(agent, fmt.Sprint("snapshot ", snapshot.Version))
 	if err != nil {
-		return Result{}, err
+		return nil, err
 	}
 	w := &work{b: b, req: req, plan: p, keys: keys, files: files, o: o, steps: make([]progress, len(p.Steps)),
 		memory: p.Memory()}
+	if limit := owner.PrefixOf(ctx); limit != "" {
+		w.within = limit.Tags()
+	}
+	return w, nil
+}
+
+func (b *Builder) carryOut(ctx context.Context, req Request, p *plan.Plan, files *Context, o Observer) (Result, error) {
+	w, err := b.newWork(ctx, req, p, files, o)
+	if err != nil {
+		return Result{}, err
+	}
 	defer b.Trim(maxSteps) // when nothing runs from them any more
 	defer w.endIdle()
 	if w.isDone() {
@@ -94,11 +117,11 @@ var errPanic = errors.New("internal error: the daemon's log has the details")
 
 func (w *work) provide(ctx context.Context, cancel func(), i int) error {
 	s := &w.plan.Steps[i]
-	if s.Base != nil && s.Base.Snapshot != "" {
+	if s.Base != nil && !s.Base.Boots() {
 		w.isCached(i)
 		return w.failed(i, w.b.there(s.Base))
 	}
-	free, err := w.b.await(ctx, "step "+w.keys[i])
+	free, err := w.b.await(ctx, "step "+w.tagOf(i))
 	if err != nil {
 		return err
 	}
@@ -111,7 +134,7 @@ func (w *work) provide(ctx context.Context, cancel func(), i int) error {
 	if err := w.ensureNeeds(ctx, cancel, i); err != nil {
 		return err
 	}
-	if free, err = w.b.await(ctx, "step "+w.keys[i]); err != nil {
+	if free, err = w.b.await(ctx, "step "+w.tagOf(i)); err != nil {
 		return err
 	}
 	defer free()
@@ -193,24 +216,21 @@ func wait(ctx context.Context, d time.Duration) error {
 
 // isThere reports whether the snapshot of a step can be used. The result is made anew, under its tag.
 func (w *work) isThere(i int) bool {
-	if i == w.plan.Result || w.req.NoCache && w.plan.Steps[i].Base == nil {
+	s := &w.plan.Steps[i]
+	if i == w.plan.Result || s.Base == nil && (w.req.NoCache || s.Force) {
 		return false
 	}
-	d, err := w.b.cfg.Manager.Snapshots().Detail(snapshot.StepTag(w.keys[i]))
+	d, err := w.b.cfg.Manager.Snapshots().Detail(w.tagOf(i))
 	if err != nil || d.Writing || d.Damage != "" {
 		return false
 	}
-	w.b.used(snapshot.StepTag(w.keys[i]))
+	w.b.used(w.tagOf(i))
 	return true
 }
 
 // isCached tells the observer that a step, and those that it needs, were not carried out.
 func (w *work) isCached(i int) {
 	w.steps[i].cached.Do(func() {
-		w.o.Step(i, Cached, 0)
-		w.mu.Lock()
-		w.count.Cached++
-		w.mu.Unlock()
 		s := &w.plan.Steps[i]
 		for _, n := range s.Needs() {
 			w.isCached(n)
@@ -218,20 +238,42 @@ func (w *work) isCached(i int) {
 		if s.From >= 0 {
 			w.isCached(s.From)
 		}
+		w.o.Step(i, Cached, 0)
+		w.mu.Lock()
+		w.count.Cached++
+		w.mu.Unlock()
 	})
 }
 
-// bake makes the snapshot of an image.
+// bake makes the snapshot of an image, or of another snapshot's disk.
 func (w *work) bake(ctx context.Context, i int) error {
 	base := w.plan.Steps[i].Base
-	from := template.Image{Reference: image.Pinned(base.Image, base.Digest), DiskMiB: base.DiskMiB}
-	req, err := w.b.cfg.Boot(ctx, from, func(stage string) { w.o.Output(i, stage) })
-	if err != nil {
-		return err
+	var req bake.Request
+	if base.Image != "" {
+		from, err := w.b.cfg.Boot(ctx, Image{image.Pinned(base.Image, base.Digest), w.req.Login, base.DiskMiB},
+			func(stage string) { w.o.Output(i, stage) })
+		if err != nil {
+			return err
+		}
+		req = from
+	} else {
+		if err := w.b.there(base); err != nil {
+			return err
+		}
+		fork, err := requestOf(base.Snapshot)
+		if err != nil {
+			return err
+		}
+		from, release, err := tenancy.DiskOf(ctx, w.b.cfg.Manager, fork)
+		if err != nil {
+			return err
+		}
+		defer release()
+		req.From = from
 	}
-	req.Client, req.Tag, req.VCPUs, req.MemoryMiB = w.req.Who, snapshot.StepTag(w.keys[i]), base.VCPUs, base.MemoryMiB
+	req.Client, req.Tag, req.VCPUs, req.MemoryMiB = w.req.Who, w.tagOf(i), base.VCPUs, base.MemoryMiB
 	w.o.Output(i, "boot")
-	_, err = w.b.cfg.Baker.Bake(ctx, req)
+	_, err := w.b.cfg.Baker.Bake(ctx, req)
 	return err
 }
 
@@ -265,22 +307,21 @@ func (w *work) step(ctx context.Context, i int) error {
 
 // tag is the tag of the snapshot of a step.
 func (w *work) tag(i int) string {
-	if base := w.plan.Steps[i].Base; base != nil && base.Snapshot != "" {
+	if base := w.plan.Steps[i].Base; base != nil && !base.Boots() {
 		return base.Snapshot
 	}
-	return snapshot.StepTag(w.keys[i])
+	return w.tagOf(i)
 }
 
 // endsAfter is how long after a build its sandboxes end, where the build has not ended them.
 const endsAfter = 5 * time.Minute
 
 func (b *Builder) fork(ctx context.Context, tag string) (string, error) {
-	note, err := template.Mark(uuid.NewString())
+	req, err := requestOf(tag)
 	if err != nil {
 		return "", err
 	}
-	made, err := b.cfg.Manager.Fork(ctx, sandbox.ForkRequest{Tag: tag, N: 1, HostnamePrefix: "build",
-		TTL: maxBuild + endsAfter, Annotation: note})
+	made, err := b.cfg.Manager.Fork(ctx, req)
 	if err != nil {
 		return "", err
 	}
@@ -297,6 +338,25 @@ func (w *work) forkOf(ctx context.Context, i int) (string, error) {
 		}
 	}
 	return box, err
+}
+
+// requestOf asks for the sandbox of a build.
+func requestOf(tag string) (sandbox.ForkRequest, error) {
+	note, err := json.Marshal(mark{uuid.NewString()})
+	return sandbox.ForkRequest{Tag: tag, N: 1, HostnamePrefix: "build", TTL: maxBuild + endsAfter, Annotation: note}, err
+}
+
+// mark is what is kept with the sandbox of a build.
+type mark struct {
+	Build string `json:"build"`
+}
+
+// IsBuild reports whether a sandbox is that of a build. It believes the annotation: no client can choose
+// one. Besides this package only package e2b writes them, with what clients give in fields below the first
+// level.
+func IsBuild(i sandbox.Info) bool {
+	var m mark
+	return len(i.Annotation) > 0 && json.Unmarshal(i.Annotation, &m) == nil && m.Build != ""
 }
 
 func (b *Builder) end(box string) {
@@ -327,12 +387,12 @@ const saveAgain = time.Second
 
 // save makes the snapshot of a step.
 func (w *work) save(ctx context.Context, i int, box string) error {
-	req := sandbox.BranchRequest{Tag: snapshot.StepTag(w.keys[i]), Step: true, Mode: vm.BranchDiff, Replace: true}
+	req := sandbox.BranchRequest{Tag: w.tagOf(i), Step: true, Mode: vm.BranchDiff, Template: true, Replace: true}
 	if !w.memory[i] {
 		req.Mode = vm.BranchDisk
 	}
 	if i == w.plan.Result {
-		req.Tag, req.Step, req.Template, req.Replace = w.req.Tag, false, true, w.req.Replace
+		req.Tag, req.Step, req.Replace = w.req.Tag, false, w.req.Replace
 	}
 	for {
 		_, err := w.b.cfg.Manager.Branch(ctx, box, req)
@@ -351,8 +411,9 @@ func (w *work) save(ctx context.Context, i int, box string) error {
 
 // result is what is remembered of a snapshot that a build made.
 type result struct {
-	ID  string `json:"id"`  // of the snapshot
-	Key string `json:"key"` // of the step
+	ID    string `json:"id"`              // of the snapshot
+	Key   string `json:"key"`             // of the step
+	Admin bool   `json:"admin,omitempty"` // Request.Admin
 }
 
 func (b *Builder) resultFile(tag string) string { return filepath.Join(b.cfg.Dir, "results", tag) }
@@ -363,7 +424,7 @@ func (w *work) done() error {
 	if err != nil {
 		return err
 	}
-	text, err := json.Marshal(result{d.ID, w.keys[w.plan.Result]})
+	text, err := json.Marshal(result{d.ID, w.keys[w.plan.Result], w.req.Admin})
 	if err != nil {
 		return err
 	}
@@ -373,7 +434,9 @@ func (w *work) done() error {
 // isDone reports whether the snapshot that the build is to make is there.
 func (w *work) isDone() bool {
 	r, ok := w.b.resultOf(w.req.Tag)
-	return ok && !w.req.NoCache && r.Key == w.keys[w.plan.Result] && w.b.cfg.Manager.Snapshots().Has(w.req.Tag, r.ID)
+	forced := slices.ContainsFunc(w.plan.Steps, func(s plan.Step) bool { return s.Force })
+	return ok && !w.req.NoCache && !forced && r.Key == w.keys[w.plan.Result] &&
+		w.b.cfg.Manager.Snapshots().Has(w.req.Tag, r.ID)
 }
 
 // resultOf returns what is remembered of the snapshot that a build made with a tag.
@@ -383,8 +446,8 @@ func (b *Builder) resultOf(tag string) (r result, ok bool) {
 	return r, ok
 }
 
-// isResult reports whether a build made a snapshot.
+// isResult reports whether a build of an admin made a snapshot.
 func (b *Builder) isResult(tag, id string) bool {
 	r, ok := b.resultOf(tag)
-	return ok && r.ID == id
+	return ok && r.Admin && r.ID == id
 }

@@ -154,6 +154,7 @@ type startRequest struct {
 	StartCmd     string          `json:"startCmd"`
 	ReadyCmd     string          `json:"readyCmd"`
 	Steps        []template.Step `json:"steps"`
+	Force        bool            `json:"force"`
 }
 
 // baseImage is the image that the SDKs build on by default. The template is the same with all that
@@ -181,8 +182,7 @@ func (a *Server) startBuild(w http.ResponseWriter, r *http.Request) error {
 	}
 	notAdmin := auth.From(r.Context()).Need(auth.Admin)
 	plan := template.Plan{FromImage: req.FromImage, Login: login, StartCmd: req.StartCmd, ReadyCmd: req.ReadyCmd,
-		Steps:      req.Steps,
-		MayReplace: notAdmin == nil}
+		Steps: req.Steps, Force: req.Force, MayReplace: notAdmin == nil}
 	if req.FromTemplate != "" {
 		i, err := a.snapshotOf(r, req.FromTemplate)
 		if err != nil {

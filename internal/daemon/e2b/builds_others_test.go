@@ -13,6 +13,7 @@ import (
 
 	"github.com/forkd/forkd/internal/apirig"
 	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
 // What others have made meanwhile, a build takes the place of only if its client may remove it. Its
@@ -64,14 +65,23 @@ func TestBuildsBesideOthers(t *testing.T) {
 
 	as(apirig.Token)
 	private := r.request("private")
-	begin(private, `"fromImage":"python:3"`)
+	begin(private, `"fromImage":"`+apirig.Image+`"`)
+	step := ""
+	for _, i := range r.Store.List() {
+		if i.Branch == nil && snapshot.IsStepTag(i.Tag) {
+			step = i.Tag
+		}
+	}
+	if step == "" {
+		t.Fatal("no snapshot of the image")
+	}
 	as(r.Tokens["team"])
 	if resp, text := r.send("GET", "/v1/snapshots", r.key, ""); resp.StatusCode != 200 ||
-		strings.Contains(text, private.ID) {
+		strings.Contains(text, step) {
 		t.Errorf("listed for a team: %s %s", resp.Status, text)
 	}
 	if resp, text := r.send("POST", "/v1/sandboxes", r.key,
-		`{"snapshot_tag":"build-`+private.ID+`"}`); resp.StatusCode != 404 {
+		`{"snapshot_tag":"`+step+`"}`); resp.StatusCode != 404 {
 		t.Errorf("forked by a team: %s %s", resp.Status, text)
 	}
 	for range 40 { // each ends the one before
@@ -174,15 +184,23 @@ func TestBuildLogs(t *testing.T) {
 // where nobody has said anything.
 func TestBuildOfTheUsualMachine(t *testing.T) {
 	r := start(t)
-	for body, want := range map[string]string{
-		`{"name":"mine","cpuCount":2,"memoryMB":1024}`: "ready", `{"name":"mine","cpuCount":4,"memoryMB":1024}`: "error",
+	have, err := r.Store.Detail("a.b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for size, want := range map[string]snapshot.Machine{
+		`"cpuCount":2,"memoryMB":1024`: have.Machine, `"cpuCount":4,"memoryMB":1024`: {VCPUs: 4, MemoryBytes: 1 << 30},
+		`"memoryMB":128`: {VCPUs: have.Machine.VCPUs, MemoryBytes: 128 << 20},
 	} {
 		var b build
-		r.call("POST", "/v3/templates", body, 202, &b)
-		if end := r.built(b, `{"fromTemplate":"a.b"}`); end.Status != want {
-			t.Errorf("%s: %s %+v", body, end.Status, end.Reason)
+		r.call("POST", "/v3/templates", `{"name":"mine",`+size+`}`, 202, &b)
+		end := r.built(b, `{"fromTemplate":"a.b","steps":[{"type":"RUN","args":["true"]}]}`)
+		made, err := r.Store.Detail("mine")
+		if err != nil || made.Machine.VCPUs != want.VCPUs || made.Machine.MemoryBytes != want.MemoryBytes {
+			t.Errorf("%s: %s %+v; %+v, %v", size, end.Status, end.Reason, made.Machine, err)
 		}
 	}
+	r.checkClean("a.b", "mine")
 }
 
 // E2B's command line reads each line of a log as an object, and asks for those after the last.

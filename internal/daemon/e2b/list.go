@@ -10,8 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/forkd/forkd/internal/daemon/build"
 	"github.com/forkd/forkd/internal/daemon/face"
-	"github.com/forkd/forkd/internal/daemon/template"
 	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
@@ -72,7 +72,7 @@ func metadataOf(text string) (map[string]string, error) {
 
 func (f *filter) lets(i sandbox.Info) bool {
 	state := stateOf(i)
-	if state == "" || template.IsBuild(i) || len(f.states) > 0 && !slices.Contains(f.states, state) ||
+	if state == "" || build.IsBuild(i) || len(f.states) > 0 && !slices.Contains(f.states, state) ||
 		f.template != "" && !strings.EqualFold(f.template, i.SnapshotTag) || i.Created.Before(f.after) {
 		return false
 	}

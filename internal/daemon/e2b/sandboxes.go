@@ -5,8 +5,8 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/forkd/forkd/internal/daemon/build"
 	"github.com/forkd/forkd/internal/daemon/face"
-	"github.com/forkd/forkd/internal/daemon/template"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/tenancy"
 )
@@ -86,7 +86,7 @@ func get(view *tenancy.View, id string) (sandbox.Info, error) {
 	if err != nil {
 		return i, err
 	}
-	if stateOf(i) == "" || template.IsBuild(i) {
+	if stateOf(i) == "" || build.IsBuild(i) {
 		return i, &sandbox.NotFoundError{ID: id}
 	}
 	return i, nil

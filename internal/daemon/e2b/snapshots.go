@@ -9,6 +9,7 @@ import (
 
 	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/daemon/face"
+	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/proto/vm"
@@ -192,9 +193,11 @@ func templateOf(i store.Info) templateInfo {
 // noBuild is the reported build of a template: the SDKs require a UUID, and forkd keeps none.
 const noBuild = "00000000-0000-0000-0000-000000000000"
 
-// listTemplates answers with all snapshots except the states of paused sandboxes.
+// listTemplates answers with all snapshots but the states of paused sandboxes and the steps of builds.
 func (a *Server) listTemplates(w http.ResponseWriter, r *http.Request) error {
-	all := slices.DeleteFunc(a.view(r).Snapshots(), func(i store.Info) bool { return i.Transient })
+	all := slices.DeleteFunc(a.view(r).Snapshots(), func(i store.Info) bool {
+		return i.Transient || snapshot.IsStepTag(i.Tag)
+	})
 	return face.WriteArray(w, all, templateOf)
 }
 

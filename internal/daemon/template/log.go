@@ -1,8 +1,6 @@
 package template
 
 import (
-	"bytes"
-	"fmt"
 	"strings"
 	"sync"
 	"time"
@@ -10,7 +8,6 @@ import (
 
 // Levels of entries, in E2B's words.
 const (
-	levelDebug = "debug"
 	levelInfo  = "info"
 	levelWarn  = "warn"
 	levelError = "error"
@@ -75,48 +72,4 @@ func printable(text string) string {
 		text = strings.ToValidUTF8(text[:maxLine], "") + " …"
 	}
 	return text
-}
-
-// lines logs the output of a command, line by line.
-type lines struct {
-	log    *Log
-	level  string
-	step   string
-	prefix string // of each
-	rest   []byte // of a line without an end
-	total  int64
-}
-
-// maxOutput is how much a command may write, in bytes, before it is ended: all of it is read.
-const maxOutput = 256 << 20
-
-// add takes what a command has written.
-func (l *lines) add(p []byte) error {
-	if l.total += int64(len(p)); l.total > maxOutput {
-		return fmt.Errorf("ended after it had written %d MiB", maxOutput>>20)
-	}
-	l.rest = append(l.rest, p...)
-	for {
-		n := bytes.IndexByte(l.rest, '\n')
-		if n < 0 && len(l.rest) < maxLine {
-			return nil
-		}
-		if n < 0 {
-			n = len(l.rest) - 1
-		}
-		l.put(l.rest[:n+1])
-		l.rest = l.rest[n+1:]
-	}
-}
-
-// end logs what the last line is, where nothing has ended it.
-func (l *lines) end() {
-	l.put(l.rest)
-	l.rest = nil
-}
-
-func (l *lines) put(line []byte) {
-	if text := strings.TrimRight(string(line), " \t\r\n"); text != "" {
-		l.log.add(l.level, l.step, l.prefix+text)
-	}
 }

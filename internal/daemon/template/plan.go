@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/forkd/forkd/internal/build/image"
+	"github.com/forkd/forkd/internal/build/plan"
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/invalid"
 )
@@ -16,6 +17,7 @@ type Plan struct {
 	Login        *image.Login // to that
 	FromTemplate string       // a snapshot's tag
 	Steps        []Step
+	Force        bool   // steps are carried out although their snapshots are there
 	MayReplace   bool   // a template of that name that is there at the end, whoever has made it
 	StartCmd     string // is left running in the template; empty: none
 	ReadyCmd     string // succeeds when the template is ready; empty: it is at once, or some time after the start
@@ -26,10 +28,11 @@ type Step struct {
 	Type      string   `json:"type"`
 	Args      []string `json:"args"`
 	FilesHash string   `json:"filesHash"` // of COPY: names the archive
+	Force     bool     `json:"force"`     // it and what follows are carried out although their snapshots are there
 }
 
-// maxSteps bounds the steps of a build.
-const maxSteps = 1000
+// maxSteps bounds the steps of a build: a plan has some more.
+const maxSteps = plan.MaxSteps - 10
 
 func (p *Plan) check(template string) error {
 	switch {

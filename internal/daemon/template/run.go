@@ -1,252 +1,188 @@
 package template
 
 import (
+	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
+	"strings"
+	"sync"
 	"time"
 
-	"github.com/forkd/forkd/internal/host/agentclient"
-	"github.com/forkd/forkd/internal/host/bake"
-	"github.com/forkd/forkd/internal/host/invalid"
-	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/build/plan"
+	"github.com/forkd/forkd/internal/daemon/build"
 	"github.com/forkd/forkd/internal/host/store"
-	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// mark is what is kept with the sandbox of a build.
-type mark struct {
-	Build string `json:"build"`
-}
-
-// IsBuild reports whether a sandbox is that of a build, which nobody has asked for as such. It believes
-// the annotation: no client can choose one. Besides this package only package e2b writes them, with
-// what clients give in fields below the first level.
-func IsBuild(i sandbox.Info) bool {
-	var m mark
-	return len(i.Annotation) > 0 && json.Unmarshal(i.Annotation, &m) == nil && m.Build != ""
-}
-
-// Mark returns the annotation of a build's sandbox, by which IsBuild knows it and New ends it.
-func Mark(build string) (json.RawMessage, error) { return json.Marshal(mark{build}) }
-
-// run carries out a build that was started. An error is a *stepError.
-func (b *Builder) run(ctx context.Context, bd *Build, plan Plan) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, maxBuild, errTooLong)
-	defer cancel()
-	w := &work{b: b, bd: bd, plan: plan, step: Base}
-	if err := w.build(ctx); err != nil {
-		return &stepError{w.step, causeOf(ctx, err)}
-	}
-	return nil
-}
-
-// causeOf prefers what has ended a context to what came of it, which says less.
-func causeOf(ctx context.Context, err error) error {
-	if cause := context.Cause(ctx); err != nil && cause != nil {
-		return cause
-	}
-	return err
-}
-
-// work is a build on its way.
+// work is a build on its way. It is told of the progress.
 type work struct {
 	b     *Builder
 	bd    *Build
 	plan  Plan
-	step  string // what is being done
-	shell string // of the guest
+	files *build.Context
+	req   build.Request
 
-	unpacked int64 // bytes of archives, without their compression
+	mu    sync.Mutex
+	steps []plan.Step // those of the plan; empty until there is one
+	step  string      // what is being done
 }
 
-func (w *work) say(format string, args ...any) {
-	w.bd.Log.add(levelInfo, w.step, fmt.Sprintf(format, args...))
-}
-
-// build makes the template.
-func (w *work) build(ctx context.Context) error {
-	m := w.b.cfg.Manager
-	id, err := w.begin(ctx)
-	if err != nil {
-		return err
+// run carries out a build that was started. An error is a *stepError.
+func (b *Builder) run(ctx context.Context, bd *Build, p Plan) error {
+	w := &work{b: b, bd: bd, plan: p, step: Base, req: build.Request{Who: bd.Who, Admin: p.MayReplace, Tag: bd.Template, Replace: p.MayReplace,
+		NoCache: p.Force, Login: p.Login, VCPUs: bd.CPUs, MemoryMiB: bd.MemoryMiB}}
+	if bd.FreeMiB > 0 {
+		w.req.DiskMiB = build.ImageDiskMiB + bd.FreeMiB
 	}
-	defer func() {
-		if err := m.Kill(id); err != nil {
-			w.b.cfg.Log.Warn("end the sandbox of a build", "sandbox", id, "error", err)
+	var err error
+	if w.files, err = w.unpack(); err == nil {
+		_, err = b.cfg.Builds.BuildFrom(ctx, w.req, w.files, w.planOf, w)
+		if closed := w.files.Close(); closed != nil {
+			b.cfg.Log.Warn("remove the files of a build", "template", bd.Template, "error", closed)
 		}
-	}()
-	ctx, unwatch := w.b.whileRoom(ctx, id)
-	defer unwatch()
-	err = m.Use(ctx, id, "build a template in", func(ctx context.Context, dial agentclient.DialFunc) error {
-		return w.inGuest(ctx, agentclient.New(dial))
-	})
+	}
 	if err == nil {
-		w.say("saving %s", w.bd.Template)
-		err = w.save(ctx, id)
+		w.say(Finalize, "%s is ready", bd.Template)
+		return nil
 	}
-	return causeOf(ctx, err)
+	return w.reasonOf(ctx, err)
 }
 
-// roomInterval is how often a build is looked at for whether it has been paused because the disk is
-// full. It stays so for 2 seconds at least.
-const roomInterval = time.Second
-
-// whileRoom returns a context that ends, with bake.ErrFull as its cause, when a sandbox is paused
-// because the disk is full: its guest would stand still until the build has taken too long.
-func (b *Builder) whileRoom(ctx context.Context, id string) (context.Context, func()) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	go func() {
-		for wait(ctx, roomInterval) == nil {
-			if s, err := b.cfg.Manager.Get(id); err == nil && s.Info().DiskFull {
-				cancel(bake.ErrFull)
-			}
-		}
-	}()
-	return ctx, func() { cancel(nil) }
-}
-
-// saveAgain is how long a build waits for its turn where the host makes as many snapshots as it
-// may.
-const saveAgain = time.Second
-
-// save makes a snapshot of the sandbox under the template's name.
-func (w *work) save(ctx context.Context, id string) error {
-	for {
-		_, err := w.b.cfg.Manager.Branch(ctx, id, sandbox.BranchRequest{Tag: w.bd.Template, Mode: vm.BranchDiff,
-			Template: true, Replace: w.plan.MayReplace})
-		var busy *sandbox.BusyError
-		if !errors.As(err, &busy) {
-			return err
-		}
-		if err := wait(ctx, saveAgain); err != nil {
-			return err
-		}
+// reasonOf returns an error with the step that is at fault.
+func (w *work) reasonOf(ctx context.Context, err error) *stepError {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if cause := context.Cause(ctx); cause != nil {
+		return &stepError{w.step, cause}
 	}
+	var read *stepError
+	if errors.As(err, &read) {
+		return read
+	}
+	var at *build.StepError
+	if !errors.As(err, &at) {
+		return &stepError{w.step, err}
+	}
+	err = fmt.Errorf("%s: %w", at.Name, at.Err)
+	if w.step != Base {
+		err = &ownError{err}
+	}
+	return &stepError{w.step, err}
 }
 
-// begin makes the sandbox of the build, and returns its id.
-func (w *work) begin(ctx context.Context) (string, error) {
-	tag := w.plan.FromTemplate
-	if tag == "" {
-		parent, unpin, err := w.bake(ctx)
+// unpack takes what the archives of the steps have.
+func (w *work) unpack() (*build.Context, error) {
+	files, err := w.b.cfg.Builds.NewContext()
+	if err != nil {
+		return nil, err
+	}
+	have := make(map[string]bool)
+	for n := range w.plan.Steps {
+		s := &w.plan.Steps[n]
+		if !s.isCopy() || have[s.FilesHash] {
+			continue
+		}
+		have[s.FilesHash] = true
+		f, err := os.Open(w.b.uploads.path(w.bd.ID, s.FilesHash))
+		if err == nil {
+			err = files.Unpack(f, s.FilesHash)
+			err = errors.Join(err, f.Close())
+		}
 		if err != nil {
-			return "", err
-		}
-		defer unpin() // the sandbox has a lease of its own then
-		tag = parent
-	} else {
-		w.say("FROM template %s", tag)
-		if err := w.fits(ctx, tag); err != nil {
-			return "", err
+			return nil, errors.Join(&stepError{fmt.Sprint(n + 1), &ownError{fmt.Errorf("the files that were sent: %w", err)}},
+				files.Close())
 		}
 	}
-	note, err := Mark(w.bd.ID)
-	if err != nil {
-		return "", err
-	}
-	made, err := w.b.cfg.Manager.Fork(ctx, sandbox.ForkRequest{Tag: tag, N: 1, HostnamePrefix: "build",
-		TTL:        maxBuild + cleanupTime,
-		Annotation: note})
-	if err != nil {
-		return "", err
-	}
-	return made.Sandboxes[0].ID, nil
+	return files, nil
 }
 
-// What E2B's command line, and its SDKs before those of September 2026, ask for where nobody has
-// said anything.
+// What E2B's command line, and its SDKs before those of September 2026, ask for by default.
 const (
 	usualCPUs = 2
 	usualMiB  = 1024
 )
 
-// fits refuses a machine that a fork of a template cannot have, unless it is the usual one.
-func (w *work) fits(ctx context.Context, tag string) error {
-	m := w.b.cfg.Manager
+// base returns what the build begins with. A template keeps its size, and what it has in memory, where
+// the client has not chosen another.
+func (w *work) base(ctx context.Context) (plan.Base, error) {
+	if w.plan.FromImage != "" {
+		return plan.Base{Image: w.plan.FromImage}, nil
+	}
+	tag, m := w.plan.FromTemplate, w.b.cfg.Manager
 	if err := m.MayUse(ctx, tag); err != nil {
-		return err
+		return plan.Base{}, err
 	}
 	d, err := m.Snapshots().Detail(tag)
 	if err == nil && d.Transient {
 		err = &store.NotFoundError{Tag: tag}
 	}
 	if err != nil {
-		return err
+		return plan.Base{}, err
 	}
 	have := d.Machine
-	if w.bd.CPUs == usualCPUs && w.bd.MemoryMiB == usualMiB {
-		if have.VCPUs != usualCPUs || have.MemoryBytes>>20 != usualMiB {
-			w.say("it has the CPUs and the memory of %s: %d and %d MiB", tag, have.VCPUs, have.MemoryBytes>>20)
-		}
-		return nil
+	cpus, mib := cmp.Or(w.req.VCPUs, have.VCPUs), cmp.Or(w.req.MemoryMiB, have.MemoryBytes>>20)
+	switch {
+	case cpus == have.VCPUs && mib == have.MemoryBytes>>20:
+	case w.req.VCPUs == usualCPUs && w.req.MemoryMiB == usualMiB:
+		w.say(Base, "it has the CPUs and the memory of %s: %d and %d MiB", tag, have.VCPUs, have.MemoryBytes>>20)
+		w.req.VCPUs, w.req.MemoryMiB = 0, 0
+	default:
+		w.say(Base, "boots from the disk of %s with %d CPUs and %d MiB: what runs in it is not taken over", tag, cpus, mib)
 	}
-	if n := w.bd.CPUs; n != 0 && n != have.VCPUs {
-		return invalid.Errorf("cpuCount", "%d: the template %s has %d, and so has what is made of it", n, tag, have.VCPUs)
-	}
-	if n := w.bd.MemoryMiB; n != 0 && n<<20 != have.MemoryBytes {
-		return invalid.Errorf("memoryMB", "%d: the template %s has %d, and so has what is made of it", n, tag,
-			have.MemoryBytes>>20)
-	}
-	return nil
+	return plan.Base{Snapshot: tag}, nil
 }
 
-// Size of the file system of a template that is made of a container image, in MiB: what is not used
-// takes no room.
-const imageDiskMiB = 8 << 10
-
-// bake makes a snapshot of a container image, which goes when nobody uses it, and is kept until
-// unpin is called.
-func (w *work) bake(ctx context.Context) (tag string, unpin func(), err error) {
-	w.say("FROM %s", w.plan.FromImage)
-	from := Image{w.plan.FromImage, w.plan.Login, imageDiskMiB + w.bd.FreeMiB}
-	req, err := w.b.cfg.Boot(ctx, from, func(stage string) { w.say("%s", stage) })
-	if err != nil {
-		return "", nil, err
-	}
-	req.Client, req.Tag, req.Transient = w.bd.Who, "build-"+w.bd.ID, true
-	if w.bd.CPUs != 0 {
-		req.VCPUs = w.bd.CPUs
-	}
-	if w.bd.MemoryMiB != 0 {
-		req.MemoryMiB = w.bd.MemoryMiB
-	}
-	w.say("boot")
-	if _, err := w.b.cfg.Baker.Bake(ctx, req); err != nil {
-		return "", nil, err
-	}
-	unpin, err = w.b.cfg.Manager.Snapshots().Pin(req.Tag)
-	return req.Tag, unpin, err
+// say adds a line to the build's log.
+func (w *work) say(step, format string, args ...any) {
+	w.bd.Log.add(levelInfo, step, fmt.Sprintf(format, args...))
 }
 
-// inGuest carries out what is done in the sandbox.
-func (w *work) inGuest(ctx context.Context, c *agentclient.Client) error {
-	if err := w.settle(ctx, c); err != nil {
-		return err
-	}
-	for n, s := range w.plan.Steps {
-		w.step = fmt.Sprint(n + 1)
-		w.say("[%d/%d] %s", n+1, len(w.plan.Steps), s.text())
-		if err := w.do(ctx, c, s); err != nil {
-			return &ownError{err}
-		}
-	}
-	w.step = Finalize
-	if err := w.start(ctx, c); err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeoutCause(ctx, syncTime, fmt.Errorf("the guest did not write its disk within %v",
-		syncTime))
-	defer cancel()
-	if err := c.Sync(ctx); err != nil {
-		return errors.Join(context.Cause(ctx), err)
-	}
-	return nil
+// Planned implements build.Observer.
+func (w *work) Planned(p *plan.Plan) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.steps = p.Steps
 }
 
-// How long the guest may take for what is no command of the client's.
-const (
-	ownTime  = 5 * time.Minute
-	syncTime = 10 * time.Minute
-)
+// at returns what a step of the plan is called in the log, and the step. Before there is a plan only the
+// base is made.
+func (w *work) at(number int) (label string, s plan.Step) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch {
+	case w.steps == nil:
+		return Base, plan.Step{Name: "FROM " + cmp.Or(w.plan.FromImage, w.plan.FromTemplate)}
+	case number == 0:
+		return Base, plan.Step{}
+	case w.steps[number].Line == 0:
+		return Finalize, w.steps[number]
+	}
+	return fmt.Sprint(w.steps[number].Line), w.steps[number]
+}
+
+// Step implements build.Observer.
+func (w *work) Step(number int, state string, _ time.Duration) {
+	label, s := w.at(number)
+	if s.Name == "" {
+		return // the base, of which the log has said all before
+	}
+	switch state {
+	case build.Started:
+		w.mu.Lock()
+		w.step = label
+		w.mu.Unlock()
+		w.say(label, "%s", s.Name)
+	case build.Cached:
+		w.say(label, "CACHED %s", s.Name)
+	}
+}
+
+// Output implements build.Observer.
+func (w *work) Output(number int, line string) {
+	label, s := w.at(number)
+	if s.Warm != nil {
+		line = "[start] " + line
+	}
+	w.say(label, "%s", strings.TrimRight(line, " \t"))
+}

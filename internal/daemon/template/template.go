@@ -1,16 +1,14 @@
 // Package template builds templates as E2B's SDKs have them built: snapshots that are made of
 // another one, or of a container image, by steps like those of a Dockerfile.
 //
-// A build is a sandbox in which the steps are carried out, and of which a snapshot is made at the
-// end, under the template's name. Nothing of a build outlives it but that: the sandbox is ended,
-// the archives that the client has sent are removed, and a snapshot of a container image goes with
-// the sandbox. Where the daemon was killed, the next one does the same. What a step made is not
-// kept for the next build: all steps are carried out every time.
+// The package reads such a template into a plan, which package daemon/build carries out: steps that have
+// a snapshot are not carried out again, and one that is killed in the middle leaves nothing. The variables,
+// user and directory of the steps are known when the plan is made: those of what the template is made of
+// are asked of a guest first.
 //
-// Archives are unpacked in the guest, as all that a client sends is interpreted there: the host
-// stores them, and takes their compression away. Builds are known by their makers, for a time and
-// while the daemon runs. The package does not speak HTTP, and decides nothing about who may build;
-// that and the JSON are package e2b's. Sizes are in bytes unless a name says otherwise.
+// Builds are known by their makers, for a time and while the daemon runs; the archives that the client has
+// sent are removed when the build has ended. The package does not speak HTTP, and decides nothing about who
+// may build; that and the JSON are package e2b's. Sizes are in bytes unless a name says otherwise.
 package template
 
 import (
@@ -19,11 +17,12 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/google/uuid"
 
-	"github.com/forkd/forkd/internal/build/image"
+	"github.com/forkd/forkd/internal/daemon/build"
 	"github.com/forkd/forkd/internal/host/bake"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/sandbox"
@@ -31,32 +30,18 @@ import (
 
 // Bounds on builds. That on waiting is longer than the hour that the SDKs give each upload.
 const (
-	maxUnended  = 16              // of one client
-	maxAll      = 64              // of all clients that have not ended
-	maxEnded    = 16              // that are remembered, of one client
-	maxWait     = 2 * time.Hour   // for the start that follows the request
-	maxBuild    = 2 * time.Hour   // from the start to the snapshot
-	cleanupTime = 5 * time.Minute // more, after which the sandbox ends although the build has not ended it
+	maxUnended = 16            // of one client
+	maxAll     = 64            // of all clients that have not ended
+	maxEnded   = 16            // that are remembered, of one client
+	maxWait    = 2 * time.Hour // for the start that follows the request
 )
 
 // Config is what a Builder works with.
 type Config struct {
 	Manager *sandbox.Manager
-	Baker   *bake.Baker
-	Boot    Boot   // of container images
+	Builds  *build.Builder
 	Dir     string // of archives that clients send; of this Builder alone
 	Log     *slog.Logger
-}
-
-// Boot makes what a parent boots from out of a container image, and tells report of its stages. The
-// request has no tag yet.
-type Boot func(ctx context.Context, i Image, report func(string)) (bake.Request, error)
-
-// Image is a container image of a registry.
-type Image struct {
-	Reference string
-	Login     *image.Login // nil: what `docker login` has stored for the daemon's user
-	DiskMiB   int          // of the file system that is made of it
 }
 
 // Status is how far a build is, in E2B's words.
@@ -94,7 +79,6 @@ var (
 var (
 	errReplaced = errors.New("another build of the template was begun")
 	errWaited   = fmt.Errorf("it was not started within %v", maxWait)
-	errTooLong  = fmt.Errorf("not done after %v", maxBuild)
 	errStopping = errors.New("the daemon is ending")
 )
 
@@ -132,19 +116,11 @@ type Builder struct {
 	closed bool
 }
 
-// New returns a Builder, and removes what builds of an earlier daemon have left.
+// New returns a Builder, and removes the archives for builds of an earlier daemon.
 func New(cfg Config) (*Builder, error) {
 	u, err := newUploads(cfg.Dir)
 	if err != nil {
 		return nil, err
-	}
-	for _, i := range cfg.Manager.List() {
-		if !IsBuild(i) {
-			continue
-		}
-		if err := cfg.Manager.Kill(i.ID); err != nil {
-			cfg.Log.Warn("end the sandbox of a build of an earlier daemon", "sandbox", i.ID, "error", err)
-		}
 	}
 	return &Builder{cfg: cfg, uploads: u}, nil
 }
@@ -280,6 +256,9 @@ func (b *Builder) endLocked(bd *Build, err error) {
 		logged := at.err
 		if of := (*ownError)(nil); errors.As(logged, &of) {
 			logged = errOwn
+			if errors.Is(of, syscall.ENOSPC) {
+				logged = bake.ErrFull
+			}
 		}
 		b.cfg.Log.Info("build of a template has failed", "template", bd.Template, "who", bd.Who, "step", at.step, "error",
 			logged)

@@ -2,7 +2,6 @@ package template
 
 import (
 	"bytes"
-	"compress/gzip"
 	"errors"
 	"fmt"
 	"io"
@@ -13,31 +12,28 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/forkd/forkd/internal/host/bake"
 	"github.com/forkd/forkd/internal/host/invalid"
 )
 
 // A guest that writes without end, or nothing that is text, fills neither the log nor memory.
 func TestLogIsBounded(t *testing.T) {
 	var l Log
-	out := lines{log: &l, level: levelInfo, step: "1", prefix: "> "}
-	must := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+	for _, text := range []string{"one", "  two", "bad \xff"} {
+		l.add(levelInfo, "1", text)
 	}
-	must(out.add([]byte("one\r\n\n  tw")))
-	must(out.add([]byte("o\nbad \xff\nrest")))
-	out.end()
-	want := []string{"> one", ">   two", "> bad ?", "> rest"}
+	want := []string{"one", "  two", "bad ?"}
 	for n, e := range l.From(0, 100) {
 		if n >= len(want) || e.Message != want[n] || e.Step != "1" || e.Level != levelInfo {
 			t.Errorf("entry %d: %+v", n, e)
 		}
 	}
-	must(out.add([]byte(strings.Repeat("x", 3*maxLine))))
+	l.add(levelInfo, "1", strings.Repeat("x", 3*maxLine))
+	if got := l.From(3, 1)[0].Message; len(got) > maxLine+len(" …") {
+		t.Errorf("a line has %d bytes", len(got))
+	}
 	for range maxEntries + 10 {
-		must(out.add([]byte("y\n")))
+		l.add(levelInfo, "1", "y")
 	}
 	l.add(levelError, "1", "failed")
 	all := l.From(0, 1<<30)
@@ -47,10 +43,6 @@ func TestLogIsBounded(t *testing.T) {
 	}
 	if got := l.From(len(all), 100); len(got) != 0 {
 		t.Errorf("beyond the end: %+v", got)
-	}
-	out.total = maxOutput
-	if out.add([]byte("z")) == nil {
-		t.Error("a command may write without end")
 	}
 }
 
@@ -145,37 +137,6 @@ func TestTextOfSteps(t *testing.T) {
 	}
 }
 
-// What is no image, and a registry that is not there, are errors of a build.
-func TestFromRegistry(t *testing.T) {
-	t.Setenv("FORKD_CACHE", t.TempDir())
-	for reference, want := range map[string]string{"": "", "Not An Image": "", "127.0.0.1:1/x:y": "127.0.0.1:1"} {
-		_, err := FromRegistry(t.Context(), Image{Reference: reference, DiskMiB: imageDiskMiB}, func(string) {})
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%q: %v", reference, err)
-		}
-	}
-}
-
-// A few bytes may become any number, which the daemon does not take without end.
-func TestUnpackedIsBounded(t *testing.T) {
-	var z bytes.Buffer
-	c := gzip.NewWriter(&z)
-	if _, err := c.Write(make([]byte, 1<<20)); err != nil || c.Close() != nil {
-		t.Fatal(err)
-	}
-	w := &work{unpacked: maxUnpacked - 1<<20}
-	for n, want := range []int64{1 << 20, 0} {
-		r, err := w.plain(bytes.NewReader(z.Bytes()))
-		if err != nil {
-			t.Fatal(err)
-		}
-		w.unpacked += int64(n)
-		if got, err := io.Copy(io.Discard, r); got != want || (err != nil) != (n > 0) {
-			t.Errorf("archive %d: %d bytes, %v", n, got, err)
-		}
-	}
-}
-
 // The whole host has so many builds, whoever asks.
 func TestBuildsOfAllAreBounded(t *testing.T) {
 	b := &Builder{cfg: Config{Log: slog.New(slog.DiscardHandler)}, uploads: &uploads{dir: t.TempDir(),
@@ -202,8 +163,8 @@ func TestStepsAreNotInTheDaemonsLog(t *testing.T) {
 		t.Errorf("the client is told %q, the daemon's log has %s", bd.reason.Message, log.String())
 	}
 	log.Reset()
-	b.endLocked(bd, &stepError{"1", syscall.ENOSPC})
-	if !strings.Contains(log.String(), syscall.ENOSPC.Error()) {
+	b.endLocked(bd, &stepError{"1", &ownError{fmt.Errorf("secret: %w", bake.ErrFull)}})
+	if !strings.Contains(log.String(), syscall.ENOSPC.Error()) || strings.Contains(log.String(), "secret") {
 		t.Errorf("the daemon's log does not say what the host is to blame for: %s", log.String())
 	}
 }

@@ -1,9 +1,6 @@
-# Makes the user $1 if there is none, and says the name: $1 may be a number.
-if ! id -u "$1" >/dev/null 2>&1; then
-	if command -v useradd >/dev/null; then
-		useradd --create-home --shell /bin/bash "$1" >&2
-	else
-		adduser -D "$1" >&2
-	fi || exit
+# Makes the account $1 if there is none: it may be a number.
+id -u "$1" >/dev/null 2>&1 && exit
+if command -v useradd >/dev/null; then
+	exec useradd --create-home --shell /bin/bash "$1"
 fi
-id -un "$1"
+exec adduser -D "$1"

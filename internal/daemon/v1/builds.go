@@ -94,6 +94,7 @@ func (a *api) readBuild(in *tar.Reader) (req build.Request, files *build.Context
 		return req, nil, err
 	}
 	req = build.Request{
+		Admin:     true, // the route demands that scope
 		Tag:       ask.Tag,
 		Replace:   ask.Replace,
 		NoCache:   ask.NoCache,

@@ -30,12 +30,15 @@ func CheckTag(tag string) error {
 	return nil
 }
 
-// StepTag returns the tag of the snapshot of a build's step, from the key of the step, which is at
-// least 40 hexadecimal digits: the tag has 160 bits of it.
-func StepTag(key string) string { return "step-" + key[:40] }
+// StepPrefix begins the tags of snapshots of a build's steps, perhaps below the prefix of a token.
+const StepPrefix = "step-"
 
-var stepTag = regexp.MustCompile(`^step-[0-9a-f]{40}$`)
+var stepForm = regexp.MustCompile(`^([A-Za-z0-9][A-Za-z0-9_-]*\.)?` + StepPrefix + `[0-9a-f]{40}$`)
+
+// StepTag returns the tag of the snapshot of a build's step, with 160 bits of the step's key, in hex.
+// prefix ends with a dot or is empty.
+func StepTag(prefix, key string) string { return prefix + StepPrefix + key[:40] }
 
 // IsStepTag reports whether a tag has the form of StepTag. Builds trust what has such a tag, so only
 // they make it.
-func IsStepTag(tag string) bool { return stepTag.MatchString(tag) }
+func IsStepTag(tag string) bool { return stepForm.MatchString(tag) }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"slices"
 
-	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/host/store"
@@ -48,27 +47,21 @@ func (m *Manager) SnapshotsFor(ctx context.Context) []store.Info {
 // unknown.
 func (m *Manager) isWithin(p owner.Prefix, i store.Info) bool {
 	switch {
-	case mayHave(p, i.Tag):
+	case p.HasTag(i.Tag):
 		return true
-	case i.Writing, i.Damage != "", snapshot.IsStepTag(i.Tag):
+	case i.Writing, i.Damage != "":
 		return false
 	case i.Branch == nil:
-		return !i.Transient // a transient one belongs to an unfinished build
+		return i.ForAll()
 	}
 	s, err := m.Get(i.Branch.SandboxID)
 	return i.Transient && err == nil && p.HasLabels(s.Info().Labels)
 }
 
-// mayHave reports whether a snapshot is within p by its tag alone. One of a build's step is within
-// none: its image may be one that the daemon's login fetched.
-func mayHave(p owner.Prefix, tag string) bool {
-	return p.HasTag(tag) && (p == "" || !snapshot.IsStepTag(tag))
-}
-
 // MayUse returns a *store.NotFoundError for a snapshot that who makes a request may not know of.
 func (m *Manager) MayUse(ctx context.Context, tag string) error {
 	p := owner.PrefixOf(ctx)
-	if mayHave(p, tag) {
+	if p.HasTag(tag) {
 		return nil
 	}
 	i, err := m.cfg.Store.Info(tag)

@@ -12,14 +12,19 @@ import (
 // childLimit is how long the child lives that DiskOf forks, should the daemon be killed meanwhile.
 const childLimit = time.Hour
 
-// DiskOf returns a disk-only snapshot with the disk of tag, held until release is called: tag
-// itself if it is one, else a branch of a child that is forked for it, whose guest writes its page
-// cache back. What was written to a disk before a snapshot with memory may be in the memory only.
+// DiskOf is the function DiskOf in the name of the view's principal.
 func (v *View) DiskOf(ctx context.Context, tag string) (_ string, release func(), err error) {
 	if v.isEmpty() {
 		return "", nil, &store.NotFoundError{Tag: tag}
 	}
-	ctx, m := v.as(ctx), v.host.manager
+	return DiskOf(v.as(ctx), v.host.manager, sandbox.ForkRequest{Tag: tag, N: 1, TTL: childLimit})
+}
+
+// DiskOf returns a disk-only snapshot with the disk of a snapshot, held until release is called: that
+// itself if it is one, else a branch of a child that is forked for it, whose guest writes its page
+// cache back. What was written to a disk before a snapshot with memory may be in the memory only.
+func DiskOf(ctx context.Context, m *sandbox.Manager, fork sandbox.ForkRequest) (tag string, release func(), err error) {
+	tag = fork.Tag
 	if err := m.MayUse(ctx, tag); err != nil {
 		return "", nil, err
 	}
@@ -28,7 +33,7 @@ func (v *View) DiskOf(ctx context.Context, tag string) (_ string, release func()
 		return "", nil, err
 	}
 	if !d.DiskOnly {
-		child, err := m.Fork(ctx, sandbox.ForkRequest{Tag: tag, N: 1, TTL: childLimit})
+		child, err := m.Fork(ctx, fork)
 		if err != nil {
 			return "", nil, err
 		}

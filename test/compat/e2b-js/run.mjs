@@ -108,7 +108,7 @@ await test('Sandbox.pause', async () => {
 await test('Template.build Template.exists Template.getTags', async () => {
   const context = fs.mkdtempSync(path.join(os.tmpdir(), 'compat'))
   fs.writeFileSync(`${context}/page`, 'hello\n')
-  const template = Template({ fileContextPath: context }).fromTemplate(TAG).setEnvs({ WORD: 'given' }).setWorkdir('app')
+  const template = Template({ fileContextPath: context }).fromTemplate(TAG).skipCache().setEnvs({ WORD: 'given' }).setWorkdir('app')
     .copy('page', 'in/page', { mode: 0o600 }).runCmd('echo $WORD; pwd; stat -c "%U %a" in/page')
     .setStartCmd('touch up; exec sleep infinity', waitForFile('up'))
   let text = ''

@@ -334,7 +334,7 @@ def built() -> None:
         os.mkdir(f"{context}/site")
         with open(f"{context}/site/page", "w") as f:
             f.write("hello\n")
-        template = (Template(file_context_path=context).from_template(TAG)
+        template = (Template(file_context_path=context).from_template(TAG).skip_cache()
                     .run_cmd("id -un; pwd").set_envs({"WORD": "given"}).set_user("maker").run_cmd("echo $WORD to $(id -un)")
                     .set_workdir("/srv/site").copy("site/*", ".").remove("/srv/site/none", force=True)
                     .run_cmd("id -un; stat -c %U page", user="root")

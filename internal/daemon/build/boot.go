@@ -1,4 +1,4 @@
-package template
+package build
 
 import (
 	"context"
@@ -12,10 +12,24 @@ import (
 	"github.com/forkd/forkd/internal/host/bake"
 )
 
-// FromRegistry is the Boot of the daemon: it makes a root file system out of a container image, and
+// Boot makes what a parent boots from out of a container image, and tells report of its stages. The
+// request has no tag yet.
+type Boot func(ctx context.Context, i Image, report func(string)) (bake.Request, error)
+
+// Image is a container image of a registry.
+type Image struct {
+	Reference string
+	Login     *Login // nil: what `docker login` has stored for the daemon's user
+	DiskMiB   int    // of the file system that is made of it
+}
+
+// Login is who asks a registry, and the password.
+type Login = image.Login
+
+// BootImage is the Boot of the daemon: it makes a root file system out of a container image, and
 // fetches the guest kernel, as `forkd build docker://IMAGE` does, into the cache of the daemon's
 // user.
-func FromRegistry(ctx context.Context, i Image, report func(string)) (bake.Request, error) {
+func BootImage(ctx context.Context, i Image, report func(string)) (bake.Request, error) {
 	r, ok, err := image.FromContainer("docker://" + i.Reference)
 	if err != nil {
 		return bake.Request{}, err

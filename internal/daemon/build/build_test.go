@@ -1,0 +1,54 @@
+package build
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/forkd/forkd/internal/host/invalid"
+)
+
+// What is no image, and a registry that is not there, are errors of a build.
+func TestBootImage(t *testing.T) {
+	t.Setenv("FORKD_CACHE", t.TempDir())
+	for reference, want := range map[string]string{"": "", "Not An Image": "", "127.0.0.1:1/x:y": "127.0.0.1:1"} {
+		_, err := BootImage(t.Context(), Image{Reference: reference, DiskMiB: ImageDiskMiB}, func(string) {})
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v", reference, err)
+		}
+	}
+}
+
+// A few bytes may become any number, of which a context takes so many, whatever it consists of.
+func TestUnpackIsBounded(t *testing.T) {
+	var z bytes.Buffer
+	c := gzip.NewWriter(&z)
+	w := tar.NewWriter(c)
+	for _, name := range []string{"a", "b"} {
+		if err := w.WriteHeader(&tar.Header{Name: name, Typeflag: tar.TypeReg, Size: 1 << 10}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.Write(make([]byte, 1<<10)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.Close()
+	c.Close()
+	for _, left := range []int64{2 << 10, 2<<10 - 1} {
+		ctx := &Context{dir: t.TempDir(), times: map[string]time.Time{}, seen: map[string]int{}, left: left}
+		for n, dir := range []string{"one", "two"} {
+			err := ctx.Unpack(bytes.NewReader(z.Bytes()), dir)
+			var bad *invalid.Error
+			if over := n > 0 || left < 2<<10; errors.As(err, &bad) != over {
+				t.Errorf("%d bytes, archive %d: %v", left, n, err)
+			}
+		}
+	}
+	if _, err := (&sent{total: maxUnpacked, r: strings.NewReader("x")}).Read(make([]byte, 1)); err == nil {
+		t.Error("an archive has no bound")
+	}
+}
