@@ -45,8 +45,10 @@ func (c *Client) Build(ctx context.Context, req BuildRequest, files func(*tar.Wr
 		return result, err
 	}
 	defer resp.Body.Close()
-	for events := json.NewDecoder(resp.Body); ; {
+	body := &eventReader{from: resp.Body}
+	for events := json.NewDecoder(body); ; {
 		var e BuildEvent
+		body.left = maxBuildEvent
 		if err := events.Decode(&e); err != nil {
 			return result, broken(ctx, "build", 0, err)
 		}
@@ -62,6 +64,25 @@ func (c *Client) Build(ctx context.Context, req BuildRequest, files func(*tar.Wr
 			return result, err
 		}
 	}
+}
+
+// maxBuildEvent bounds an event of a build, in bytes. The longest is the plan of a Dockerfile, which is at
+// most a MiB.
+const maxBuildEvent = 16 << 20
+
+// eventReader fails where an event is too long: the decoder keeps it until it has it whole.
+type eventReader struct {
+	from io.Reader
+	left int // bytes that may be read until the event is complete
+}
+
+func (r *eventReader) Read(p []byte) (int, error) {
+	if r.left <= 0 {
+		return 0, fmt.Errorf("the daemon sent an event of more than %d MiB", maxBuildEvent>>20)
+	}
+	n, err := r.from.Read(p[:min(len(p), r.left)])
+	r.left -= n
+	return n, err
 }
 
 // writeBuild writes the archive of a build.

@@ -9,6 +9,8 @@ import (
 	"os"
 	"path/filepath"
 
+	"golang.org/x/sys/unix"
+
 	v1 "github.com/forkd/forkd/api/v1"
 	"github.com/forkd/forkd/internal/build/dockerfile"
 )
@@ -17,7 +19,7 @@ import (
 // Dockerfile, or from the context's .dockerignore.
 func readIgnore(context, file string) (ignore dockerfile.Ignore, err error) {
 	for _, name := range []string{file + ".dockerignore", filepath.Join(context, ".dockerignore")} {
-		text, err := os.ReadFile(name)
+		text, err := readSmall(name, maxIgnore)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
@@ -32,17 +34,35 @@ func readIgnore(context, file string) (ignore dockerfile.Ignore, err error) {
 	return ignore, nil
 }
 
-// packContext writes a directory as a build context. It omits pipes, sockets and devices.
+// maxIgnore bounds a .dockerignore, in bytes.
+const maxIgnore = 1 << 20
+
+// readSmall reads a file of at most so many bytes.
+func readSmall(name string, most int64) ([]byte, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, most+1))
+	if err == nil && int64(len(text)) > most {
+		err = fmt.Errorf("%s has more than %d bytes", name, most)
+	}
+	return text, err
+}
+
+// packContext writes a directory as a build context. Pipes, sockets and devices are left out. What is not
+// below the directory is never read, whatever becomes of its links meanwhile.
 func packContext(out *tar.Writer, dir string, ignore dockerfile.Ignore) error {
-	return filepath.WalkDir(dir, func(name string, e fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		rel, err := filepath.Rel(dir, name)
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	return fs.WalkDir(root.FS(), ".", func(rel string, e fs.DirEntry, err error) error {
 		if err != nil || rel == "." {
 			return err
 		}
-		rel = filepath.ToSlash(rel)
 		left, err := ignore.Out(rel)
 		switch {
 		case err != nil:
@@ -52,12 +72,12 @@ func packContext(out *tar.Writer, dir string, ignore dockerfile.Ignore) error {
 		case left:
 			return nil
 		}
-		return packOne(out, name, rel, e)
+		return packOne(out, root, rel)
 	})
 }
 
-func packOne(out *tar.Writer, name, rel string, e fs.DirEntry) error {
-	info, err := e.Info()
+func packOne(out *tar.Writer, root *os.Root, rel string) error {
+	info, err := root.Lstat(rel)
 	if err != nil {
 		return err
 	}
@@ -68,14 +88,14 @@ func packOne(out *tar.Writer, name, rel string, e fs.DirEntry) error {
 		return out.WriteHeader(h)
 	case mode.Type() == fs.ModeSymlink:
 		h.Typeflag = tar.TypeSymlink
-		if h.Linkname, err = os.Readlink(name); err != nil {
+		if h.Linkname, err = root.Readlink(rel); err != nil {
 			return err
 		}
 		return out.WriteHeader(h)
 	case !mode.IsRegular():
 		return nil
 	}
-	f, err := os.Open(name)
+	f, err := openSame(root, rel, info)
 	if err != nil {
 		return err
 	}
@@ -91,7 +111,24 @@ func packOne(out *tar.Writer, name, rel string, e fs.DirEntry) error {
 		return err
 	}
 	if _, err := io.CopyN(out, f, h.Size); err != nil {
-		return fmt.Errorf("%s: it became shorter while it was read: %w", name, err)
+		return fmt.Errorf("%s: it became shorter while it was read: %w", rel, err)
 	}
 	return nil
+}
+
+// openSame opens the file that info is of. By now its name may be that of a link, or of a pipe, whose opening
+// would wait.
+func openSame(root *os.Root, rel string, info fs.FileInfo) (*os.File, error) {
+	f, err := root.OpenFile(rel, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	now, err := f.Stat()
+	if err == nil && !os.SameFile(info, now) {
+		err = fmt.Errorf("%s: it was replaced while the build context was read", rel)
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
 }

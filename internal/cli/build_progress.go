@@ -3,6 +3,7 @@ package cli
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -29,6 +30,12 @@ type progress struct {
 const (
 	shownLines   = 4
 	shownColumns = 100
+)
+
+// Bounds on what is kept of a daemon's words.
+const (
+	maxShownSteps = 1000
+	maxShownText  = 4096 // runes of a name or a line
 )
 
 func newProgress(w io.Writer, live bool) *progress {
@@ -74,7 +81,13 @@ func (p *progress) event(e client.BuildEvent) error {
 	defer p.mu.Unlock()
 	switch {
 	case e.Plan != nil:
-		p.names = e.Plan.Steps
+		if n := len(e.Plan.Steps); n > maxShownSteps {
+			return fmt.Errorf("the daemon's plan has %d steps: at most %d are shown", n, maxShownSteps)
+		}
+		p.names = nil
+		for _, name := range e.Plan.Steps {
+			p.names = append(p.names, firstRunes(name, maxShownText))
+		}
 		for _, n := range e.Plan.Notes {
 			where := ""
 			if n.Line > 0 {
@@ -90,10 +103,11 @@ func (p *progress) event(e client.BuildEvent) error {
 			fmt.Fprintf(p.w, "#%d %.3f %s\n", n+1, time.Since(p.begun[n]).Seconds(), oneLine(e.Output.Line))
 			break
 		}
-		p.last[n] = append(p.last[n], e.Output.Line)
-		if len(p.last[n]) > shownLines {
-			p.last[n] = p.last[n][1:]
+		if _, ok := p.begun[n]; !ok { // it is shown with its step only
+			break
 		}
+		last := append(slices.Clone(p.last[n]), strings.Clone(firstRunes(e.Output.Line, maxShownText)))
+		p.last[n] = last[max(0, len(last)-shownLines):]
 	}
 	return nil
 }
@@ -110,7 +124,9 @@ func (p *progress) stepLocked(s *client.BuildStep) {
 	began := p.begun[n]
 	switch s.State {
 	case "started":
-		p.begun[n] = time.Now()
+		if n >= 0 && n < maxShownSteps {
+			p.begun[n] = time.Now()
+		}
 		if !p.live {
 			fmt.Fprintf(p.w, "#%d %s\n", n+1, name)
 		}
@@ -146,7 +162,17 @@ func (p *progress) stepLocked(s *client.BuildStep) {
 	delete(p.last, n)
 }
 
-// redrawLocked writes permanent text and, below it, the block.
+// firstRunes returns the beginning of a text.
+func firstRunes(text string, n int) string {
+	for at := range text {
+		if n--; n < 0 {
+			return text[:at]
+		}
+	}
+	return text
+}
+
+// redrawLocked writes text that stays, and the block below it.
 func (p *progress) redrawLocked(text string) {
 	if !p.live {
 		io.WriteString(p.w, text)
@@ -159,8 +185,7 @@ func (p *progress) redrawLocked(text string) {
 	b.WriteString(text)
 	p.lines = 0
 	line := func(text string) {
-		r := []rune(text)
-		b.WriteString(string(r[:min(len(r), shownColumns)]) + "\n")
+		b.WriteString(firstRunes(text, shownColumns) + "\n")
 		p.lines++
 	}
 	for n := range p.names {

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -35,5 +36,36 @@ func TestWordsOfBuildsAreForReading(t *testing.T) {
 		if n := strings.Count(text, "all is well"); n < 4 {
 			t.Errorf("live %v: %d of the texts are printed:\n%q", live, n, text)
 		}
+	}
+}
+
+// A daemon may be of others too: what is kept of its words is bounded.
+func TestProgressKeepsLittle(t *testing.T) {
+	p := newProgress(&log{}, true)
+	defer p.end()
+	event := func(e client.BuildEvent) {
+		t.Helper()
+		if err := p.event(e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	long := strings.Repeat("x", 1<<20)
+	event(client.BuildEvent{Plan: &client.BuildPlan{Steps: []string{long, "b"}}})
+	for n := range 5000 {
+		event(client.BuildEvent{Output: &client.BuildOutput{Number: n - 1000, Line: fmt.Sprint(n)}})
+		event(client.BuildEvent{Step: &client.BuildStep{Number: n - 1000, State: "started"}})
+	}
+	event(client.BuildEvent{Output: &client.BuildOutput{Number: 1, Line: long}})
+	p.mu.Lock()
+	if n := len(p.begun); n != maxShownSteps {
+		t.Errorf("%d steps are begun, want %d", n, maxShownSteps)
+	}
+	if len(p.last) > maxShownSteps || len(p.last[1]) != 1 || len(p.last[1][0]) != maxShownText || len(p.names[0]) != maxShownText {
+		t.Errorf("lines of %d steps, line of %d bytes, name of %d bytes", len(p.last), len(p.last[1][0]), len(p.names[0]))
+	}
+	p.mu.Unlock()
+	err := p.event(client.BuildEvent{Plan: &client.BuildPlan{Steps: make([]string, maxShownSteps+1)}})
+	if err == nil || !strings.Contains(err.Error(), "1001 steps") {
+		t.Errorf("a long plan: %v", err)
 	}
 }

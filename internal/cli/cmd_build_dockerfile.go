@@ -90,13 +90,16 @@ func refuseFlags(cmd *cobra.Command, names []string, kind string) error {
 func (o *dockerfileOptions) read(context string, in io.Reader) (name string, text []byte, err error) {
 	if o.file == "-" {
 		text, err = io.ReadAll(io.LimitReader(in, dockerfile.MaxText+1))
+		if err == nil && len(text) > dockerfile.MaxText {
+			err = fmt.Errorf("the Dockerfile has more than %d bytes", dockerfile.MaxText)
+		}
 		return "Dockerfile", text, err
 	}
 	name = o.file
 	if name == "" {
 		name = filepath.Join(context, "Dockerfile")
 	}
-	text, err = os.ReadFile(name)
+	text, err = readSmall(name, dockerfile.MaxText)
 	return name, text, err
 }
 

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/forkd/forkd/client"
 )
 
@@ -72,6 +74,57 @@ func TestPackContext(t *testing.T) {
 		if got := strings.Join(names, " "); got != c.want {
 			t.Errorf("with %s: %s, want %s", c.file, got, c.want)
 		}
+	}
+}
+
+// A file that is replaced after it was looked at is not read, be it by a link or by a pipe, and files that are
+// read whole have a bound.
+func TestContextsThatChange(t *testing.T) {
+	dir := writeFiles(t, map[string]string{"a": "1", "secret": "2", "Dockerfile": strings.Repeat("#", 1<<20+1),
+		"ctx/.dockerignore": strings.Repeat("#", 1<<20+1)})
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	a := filepath.Join(dir, "a")
+	for name, replace := range map[string]func() error{
+		"link":    func() error { return os.Symlink("secret", a) },
+		"outside": func() error { return os.Symlink("/etc/passwd", a) },
+		"file":    func() error { return os.Rename(filepath.Join(dir, "secret"), a) },
+		"pipe":    func() error { return unix.Mkfifo(a, 0o600) },
+	} {
+		if err := os.WriteFile(a, []byte("1"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, "secret"), []byte("2"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		info, err := root.Lstat("a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if f, err := openSame(root, "a", info); err != nil {
+			t.Errorf("before it is a %s: %v", name, err)
+		} else {
+			f.Close()
+		}
+		if err := errors.Join(os.Rename(a, a+".before"), replace()); err != nil {
+			t.Fatal(err)
+		}
+		if f, err := openSame(root, "a", info); err == nil {
+			t.Errorf("it became a %s, and is read", name)
+			f.Close()
+		}
+		if err := os.Remove(a); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, _, err := (&dockerfileOptions{}).read(dir, nil); err == nil || !strings.Contains(err.Error(), "more than 1048576 bytes") {
+		t.Errorf("a long Dockerfile: %v", err)
+	}
+	if _, err := readIgnore(filepath.Join(dir, "ctx"), "x"); err == nil || !strings.Contains(err.Error(), "more than 1048576 bytes") {
+		t.Errorf("a long .dockerignore: %v", err)
 	}
 }
 
