@@ -60,7 +60,8 @@ func TestProgressKeepsLittle(t *testing.T) {
 	if n := len(p.begun); n != maxShownSteps {
 		t.Errorf("%d steps are begun, want %d", n, maxShownSteps)
 	}
-	if len(p.last) > maxShownSteps || len(p.last[1]) != 1 || len(p.last[1][0]) != maxShownText || len(p.names[0]) != maxShownText {
+	if len(p.last) > maxShownSteps || len(p.last[1]) != 1 || len(p.last[1][0]) != maxShownText ||
+		len(p.names[0]) != maxShownText {
 		t.Errorf("lines of %d steps, line of %d bytes, name of %d bytes", len(p.last), len(p.last[1][0]), len(p.names[0]))
 	}
 	p.mu.Unlock()

@@ -120,10 +120,11 @@ func TestContextsThatChange(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, _, err := (&dockerfileOptions{}).read(dir, nil); err == nil || !strings.Contains(err.Error(), "more than 1048576 bytes") {
+	const long = "more than 1048576 bytes"
+	if _, _, err := (&dockerfileOptions{}).read(dir, nil); err == nil || !strings.Contains(err.Error(), long) {
 		t.Errorf("a long Dockerfile: %v", err)
 	}
-	if _, err := readIgnore(filepath.Join(dir, "ctx"), "x"); err == nil || !strings.Contains(err.Error(), "more than 1048576 bytes") {
+	if _, err := readIgnore(filepath.Join(dir, "ctx"), "x"); err == nil || !strings.Contains(err.Error(), long) {
 		t.Errorf("a long .dockerignore: %v", err)
 	}
 }

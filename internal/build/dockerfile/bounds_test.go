@@ -16,9 +16,14 @@ func readHostile(t *testing.T, text string, files []plan.File) (allocated uint64
 	t.Helper()
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	_, err = Read(t.Context(), Request{Name: "Dockerfile", Text: []byte(text), Files: files, Base: anyBase})
+	_, err = readOf(t, text, files)
 	runtime.ReadMemStats(&after)
 	return after.TotalAlloc - before.TotalAlloc, err
+}
+
+func readOf(t *testing.T, text string, files []plan.File) (*plan.Plan, error) {
+	t.Helper()
+	return Read(t.Context(), Request{Name: "Dockerfile", Text: []byte(text), Files: files, Base: anyBase})
 }
 
 func anyBase(_ context.Context, name string) (plan.Base, Config, error) {
@@ -44,34 +49,82 @@ func TestSmallDockerfilesTakeLittleMemory(t *testing.T) {
 	}
 	long := strings.Repeat("x", 5000)
 	for name, c := range map[string]struct{ text, want string }{
-		"one value":   {doubling(20) + "FROM x\n", "A: the value has 65536 bytes: want at most 32768"},
-		"one word":    {doubling(15) + "ARG B=" + strings.Repeat("$A", 5000) + "\nFROM x\n", "more than 8 MiB in all"},
-		"many words":  {doubling(12) + numbered("ARG B%d=$A\n", 512) + "FROM x\n", "the variables of the stage take"},
-		"many labels": {doubling(15) + "FROM x\nARG A\n" + strings.Repeat("LABEL a=$A\n", 20000), "more than 8 MiB in all"},
+		"one value": {doubling(20) + "FROM x\n", "A: the value has 65536 bytes: want at most 32768"},
+		"one word": {
+			doubling(15) + "ARG B=" + strings.Repeat("$A", 5000) + "\nFROM x\n",
+			"more than 8 MiB in all",
+		},
+		"many words": {
+			doubling(12) + numbered("ARG B%d=$A\n", 512) + "FROM x\n",
+			"the variables of the stage take",
+		},
+		"many labels": {
+			doubling(15) + "FROM x\nARG A\n" + strings.Repeat("LABEL a=$A\n", 20000),
+			"more than 8 MiB in all",
+		},
 		"a replacement that multiplies": {
 			doubling(14) + "ARG B=${A//x/$A}\nFROM x\n", "want at most 1014 here",
 		},
-		"a long replacement":   {doubling(14) + "ARG B=${A//x/" + strings.Repeat("y", 3000) + "}\nFROM x\n", "too many bytes for a pattern"},
+		"a long replacement": {
+			doubling(14) + "ARG B=${A//x/" + strings.Repeat("y", 3000) + "}\nFROM x\n",
+			"too many bytes for a pattern",
+		},
 		"a longer replacement": {"ARG B=${A//x/" + long + "}\nFROM x\n", "its patterns have 5005 bytes"},
 		"replacements within each other": {
 			"ARG A=xxxxxxxx\nARG B=${A//x/${A//x/${A//x/$A}}}\nFROM x\n", "several substitutions with a pattern",
 		},
-		"an unclosed replacement": {"ARG A=x\nARG B=${A//x}z/${A//x/y}}\nFROM x\n", "several substitutions with a pattern"},
-		"a long pattern":          {"ARG B=${A//'" + long + "'/y}\nFROM x\n", "want at most 1024"},
-		"depth":                   {"ARG B=" + strings.Repeat("${A:-", 10000) + "\nFROM x\n", "want at most 64"},
-		"variables of stages":     {"FROM x\n" + numbered("ENV B%d=1\n", 20000), "the variables of the stage take"},
-		"stages":                  {strings.Repeat("FROM x\n", 100000), "Dockerfile:501: 100000 stages: want at most 500"},
-		"steps":                   {"FROM x\n" + strings.Repeat("RUN x\n", 100000), "Dockerfile:501: there are more than 500 steps"},
-		"warm steps":              {"FROM x\n" + strings.Repeat("# forkd: warm x\n", 50000), "there are more than 500 steps"},
-		"images":                  {"FROM x\n" + "RUN " + numbered("--mount=from=i%d,target=/x ", 1000) + "x\n", "want at most 100"},
-		"sources":                 {"FROM x\nCOPY" + strings.Repeat(" .", 2000) + " /d/\n", "it names 2000 sources"},
-		"sources of a stage":      {"FROM x AS a\nFROM x\nCOPY --from=a" + strings.Repeat(" .", 2000) + " /d/\n", "it names 2000 sources"},
-		"files of sources":        {"FROM x\nCOPY" + strings.Repeat(" .", 900) + " /d/\n", "want at most 137072 files in all"},
+		"an unclosed replacement": {
+			"ARG A=x\nARG B=${A//x}z/${A//x/y}}\nFROM x\n",
+			"several substitutions with a pattern",
+		},
+		"a long pattern": {"ARG B=${A//'" + long + "'/y}\nFROM x\n", "want at most 1024"},
+		"depth": {
+			"ARG B=" + strings.Repeat("${A:-", 10000) + "\nFROM x\n",
+			"want at most 64",
+		},
+		"variables of stages": {
+			"FROM x\n" + numbered("ENV B%d=1\n", 20000),
+			"the variables of the stage take",
+		},
+		"stages": {
+			strings.Repeat("FROM x\n", 100000),
+			"Dockerfile:501: 100000 stages: want at most 500",
+		},
+		"steps": {
+			"FROM x\n" + strings.Repeat("RUN x\n", 100000),
+			"Dockerfile:501: there are more than 500 steps",
+		},
+		"warm steps": {
+			"FROM x\n" + strings.Repeat("# forkd: warm x\n", 50000),
+			"there are more than 500 steps",
+		},
+		"images": {
+			"FROM x\n" + "RUN " + numbered("--mount=from=i%d,target=/x ", 1000) + "x\n",
+			"want at most 100",
+		},
+		"sources": {
+			"FROM x\nCOPY" + strings.Repeat(" .", 2000) + " /d/\n",
+			"it names 2000 sources",
+		},
+		"sources of a stage": {
+			"FROM x AS a\nFROM x\nCOPY --from=a" + strings.Repeat(" .", 2000) + " /d/\n",
+			"it names 2000 sources",
+		},
+		"files of sources": {
+			"FROM x\nCOPY" + strings.Repeat(" .", 900) + " /d/\n",
+			"want at most 137072 files in all",
+		},
 		"patterns": {
 			"FROM x\n" + strings.Repeat("COPY"+strings.Repeat(" f00000[0]", 900)+" /d/\n", 20), "too many patterns",
 		},
-		"a directory": {"FROM x\n" + strings.Repeat("WORKDIR xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx\n", 200), "want at most 4096"},
-		"a shell":     {"FROM x\nSHELL [\"a\"" + strings.Repeat(",\"a\"", 10000) + "]\n", "the shell has 10001 words"},
+		"a directory": {
+			"FROM x\n" + strings.Repeat("WORKDIR xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx\n", 200),
+			"want at most 4096",
+		},
+		"a shell": {
+			"FROM x\nSHELL [\"a\"" + strings.Repeat(",\"a\"", 10000) + "]\n",
+			"the shell has 10001 words",
+		},
 	} {
 		n, err := readHostile(t, c.text, files)
 		if err == nil || !strings.Contains(err.Error(), c.want) {
@@ -141,7 +194,7 @@ func TestBasesAreResolvedOnce(t *testing.T) {
 
 // Notes are sent to the client, and shown.
 func TestManyNotes(t *testing.T) {
-	p, err := Read(t.Context(), Request{Name: "Dockerfile", Text: []byte("FROM x\n" + strings.Repeat("CMD x\n", 5000)), Base: anyBase})
+	p, err := readOf(t, "FROM x\n"+strings.Repeat("CMD x\n", 5000), nil)
 	if err != nil || len(p.Notes) != maxNotes+1 || !strings.Contains(p.Notes[maxNotes].Text, "not shown") {
 		t.Errorf("%d notes, %v", len(p.Notes), err)
 	}
@@ -176,7 +229,7 @@ func TestSourcesAreLookedUp(t *testing.T) {
 		}
 		files = append(files, plan.File{Path: name, Kind: kind})
 	}
-	p, err := Read(t.Context(), Request{Name: "Dockerfile", Text: []byte("FROM x\nCOPY a /d/\n"), Files: files, Base: anyBase})
+	p, err := readOf(t, "FROM x\nCOPY a /d/\n", files)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -191,7 +244,7 @@ func TestSourcesAreLookedUp(t *testing.T) {
 		files = append(files, plan.File{Path: fmt.Sprintf("f%06d", i), Kind: plan.KindFile})
 	}
 	text := "FROM x\n" + strings.Repeat("COPY"+strings.Repeat(" f000001", 900)+" /d/\n", 100)
-	if _, err := Read(t.Context(), Request{Name: "Dockerfile", Text: []byte(text), Files: files, Base: anyBase}); err != nil {
+	if _, err := readOf(t, text, files); err != nil {
 		t.Errorf("90,000 names: %v", err)
 	}
 }
@@ -199,7 +252,7 @@ func TestSourcesAreLookedUp(t *testing.T) {
 // A comment of forkd's is known by where it stands, among many instructions.
 func TestPlacesOfWarmSteps(t *testing.T) {
 	text := "FROM x\n" + strings.Repeat("# forkd: warm w\nRUN <<E\n# forkd: warm no\nE\nRUN a\\\n b\n", 100)
-	p, err := Read(t.Context(), Request{Name: "Dockerfile", Text: []byte(text), Base: anyBase})
+	p, err := readOf(t, text, nil)
 	if err != nil || len(p.Steps) != 302 {
 		t.Fatalf("%d steps, %v", len(p.Steps), err)
 	}
@@ -208,7 +261,7 @@ func TestPlacesOfWarmSteps(t *testing.T) {
 			t.Errorf("step %d is %+v", 1+3*i, w)
 		}
 	}
-	_, err = Read(t.Context(), Request{Name: "Dockerfile", Text: []byte(text + "RUN a\\\n# forkd: warm w\n b\n"), Base: anyBase})
+	_, err = readOf(t, text+"RUN a\\\n# forkd: warm w\n b\n", nil)
 	if err == nil || !strings.Contains(err.Error(), "stands within an instruction") {
 		t.Errorf("within an instruction: %v", err)
 	}

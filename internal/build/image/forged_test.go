@@ -36,14 +36,16 @@ func TestConfigurationOfAnotherImage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := c.write(t.Context(), io.Discard); err == nil || !strings.Contains(err.Error(), "layer 1: content has digest") {
+	err = c.write(t.Context(), io.Discard)
+	if err == nil || !strings.Contains(err.Error(), "layer 1: content has digest") {
 		t.Errorf("its layers are written: %v", err)
 	}
 	forged = pushForged(t, containerOf(t, archive(t, reg("a")), archive(t, reg("b"))), official)
 	if c, err = resolveContainer(t.Context(), base{baseRegistry, forged}, ".", nil); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.write(t.Context(), io.Discard); err == nil || !strings.Contains(err.Error(), "2 layers, its configuration names 1") {
+	err = c.write(t.Context(), io.Discard)
+	if err == nil || !strings.Contains(err.Error(), "2 layers, its configuration names 1") {
 		t.Errorf("a layer too many is written: %v", err)
 	}
 }
