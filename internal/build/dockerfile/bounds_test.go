@@ -192,6 +192,18 @@ func TestBasesAreResolvedOnce(t *testing.T) {
 	}
 }
 
+// Every command looks at all arguments of the request.
+func TestManyArguments(t *testing.T) {
+	args := make(map[string]string)
+	for i := range maxArgs + 1 {
+		args[fmt.Sprint("A", i)] = ""
+	}
+	_, err := Read(t.Context(), Request{Name: "Dockerfile", Text: []byte("FROM x\n"), Args: args, Base: anyBase})
+	if err == nil || !strings.Contains(err.Error(), "1001 --build-arg: want at most 1000") {
+		t.Errorf("%d arguments: %v", len(args), err)
+	}
+}
+
 // Notes are sent to the client, and shown.
 func TestManyNotes(t *testing.T) {
 	p, err := readOf(t, "FROM x\n"+strings.Repeat("CMD x\n", 5000), nil)

@@ -66,8 +66,11 @@ func (e *Error) Unwrap() error { return e.Err }
 // MaxText bounds a Dockerfile, in bytes.
 const MaxText = 1 << 20
 
-// maxStages bounds the stages of a Dockerfile.
-const maxStages = 500
+// Bounds on a Dockerfile and its request.
+const (
+	maxStages = 500
+	maxArgs   = 1000 // of Request.Args: every command looks at them
+)
 
 // Read makes a plan of a Dockerfile. Stages that the target does not need are not in it, and their
 // bases are not resolved. The error is an *Error if the Dockerfile is at fault.
@@ -75,6 +78,9 @@ func Read(ctx context.Context, req Request) (*plan.Plan, error) {
 	src, err := parse(req.Name, req.Text, nil)
 	if err != nil {
 		return nil, err
+	}
+	if n := len(req.Args); n > maxArgs {
+		return nil, &Error{Name: req.Name, Err: fmt.Errorf("%d --build-arg: want at most %d", n, maxArgs)}
 	}
 	r := newReader(ctx, req, src)
 	if err := r.global(); err != nil {
