@@ -204,6 +204,25 @@ func TestManyArguments(t *testing.T) {
 	}
 }
 
+// A base that the plan has no room for is not taken for the step that is there instead.
+func TestBaseWithoutRoom(t *testing.T) {
+	for _, last := range []string{"COPY --from=a /b /c\n", "COPY --from=z /b /c\n", "RUN --mount=from=z,target=/z x\n"} {
+		text := "FROM y AS a\nFROM x\n" + strings.Repeat("RUN x\n", plan.MaxSteps-1) + last
+		src, err := parse("Dockerfile", []byte(text), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := newReader(t.Context(), Request{Name: "Dockerfile", Text: []byte(text), Base: anyBase}, src)
+		_, err = r.stage(t.Context(), 1)
+		if err == nil || !strings.Contains(err.Error(), "there are more than 500 steps") {
+			t.Errorf("%s: %v", last, err)
+		}
+		if st := r.made[0]; st != nil {
+			t.Errorf("%s: stage a begins with step %d, which is %+v", last, st.step, r.plan.Steps[st.step])
+		}
+	}
+}
+
 // Notes are sent to the client, and shown.
 func TestManyNotes(t *testing.T) {
 	p, err := readOf(t, "FROM x\n"+strings.Repeat("CMD x\n", 5000), nil)

@@ -167,7 +167,8 @@ func (r *reader) base(ctx context.Context, name string, line int, step string) (
 			return i, config, nil
 		}
 	}
-	return r.add(plan.Step{Name: step, Line: line, From: -1, Base: &b}), config, nil
+	i := r.add(plan.Step{Name: step, Line: line, From: -1, Base: &b})
+	return i, config, r.bounds(line) // the step, if there is one, is a base
 }
 
 // resolve finds what the name of a base means, once for each name.
