@@ -3,8 +3,6 @@ package sandbox
 import (
 	"slices"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/forkd/forkd/internal/host/tally"
 )
 
@@ -34,13 +32,4 @@ func (m *Manager) reachable(branches []string) []string {
 		return slices.Clone(branches)
 	}
 	return m.cfg.Store.Known(branches)
-}
-
-// diskBytes returns the disk usage of a file, 0 if it does not exist.
-func diskBytes(path string) uint64 {
-	var st unix.Stat_t
-	if unix.Stat(path, &st) != nil {
-		return 0
-	}
-	return uint64(st.Blocks) * 512 // st_blocks is in units of 512 bytes, stat(2)
 }

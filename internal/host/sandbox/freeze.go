@@ -14,6 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/host/chain"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/ledger"
+	"github.com/forkd/forkd/internal/host/tally"
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/proto/vm"
 	"github.com/forkd/forkd/internal/proto/vmmproto"
@@ -148,6 +149,6 @@ func (b *branch) prepareTop(ctx context.Context, rec ledger.Record) (*os.File, e
 		top.Close()
 		return nil, errors.Join(err, os.Remove(filepath.Join(s.data, name)))
 	}
-	b.topBytes, b.fresh = diskBytes(filepath.Join(s.data, rec.Top)), diskBytes(top.Name())
+	b.topBytes, b.fresh = tally.DiskBytes(filepath.Join(s.data, rec.Top)), tally.DiskBytes(top.Name())
 	return top, nil
 }

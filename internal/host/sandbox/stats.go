@@ -38,7 +38,8 @@ func (m *Manager) Stats(ctx context.Context, id string) (Stats, error) {
 	ram, top := s.record.MemoryBytes, s.record.Top
 	st.Limits = s.record.Limits
 	s.mu.Unlock()
-	st.Since = s.since.Written(tally.Written{Memory: st.VMM.GuestDirtyBytes, Disk: diskBytes(filepath.Join(s.data, top))})
+	disk := tally.DiskBytes(filepath.Join(s.data, top))
+	st.Since = s.since.Written(tally.Written{Memory: st.VMM.GuestDirtyBytes, Disk: disk})
 	if st.Usage, err = v.vmm.Usage(); err != nil {
 		return Stats{}, s.explain("measure", v, err)
 	}

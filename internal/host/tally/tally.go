@@ -7,6 +7,8 @@ package tally
 import (
 	"sync"
 	"sync/atomic"
+
+	"golang.org/x/sys/unix"
 )
 
 // Written is how much of a sandbox was written since its latest branch or rollback, in bytes. The
@@ -16,7 +18,16 @@ type Written struct {
 	Disk   uint64
 }
 
-// minus returns w less other.
+// DiskBytes returns what a file takes on disk, 0 if there is none.
+func DiskBytes(path string) uint64 {
+	var st unix.Stat_t
+	if unix.Stat(path, &st) != nil {
+		return 0
+	}
+	return uint64(st.Blocks) * 512 // st_blocks is in units of 512 bytes, stat(2)
+}
+
+// minus returns what w has more than other.
 func (w Written) minus(other Written) Written {
 	return Written{w.Memory - min(w.Memory, other.Memory), w.Disk - min(w.Disk, other.Disk)}
 }
