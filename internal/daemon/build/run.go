@@ -396,11 +396,10 @@ func (w *work) save(ctx context.Context, i int, box string) error {
 	}
 	for {
 		_, err := w.b.cfg.Manager.Branch(ctx, box, req)
-		var busy *sandbox.BusyError
 		if err == nil && i == w.plan.Result {
 			return w.done()
 		}
-		if !errors.As(err, &busy) {
+		if !sandbox.IsBusy(err) {
 			return err
 		}
 		if err := wait(ctx, saveAgain); err != nil {

@@ -43,6 +43,7 @@ func codeOf(err error) code {
 		damaged   *store.DamagedError
 		diskOnly  *store.DiskOnlyError
 		busy      *sandbox.BusyError
+		backlog   *store.BacklogError
 		refused   *admit.Error
 		line      *sandbox.LineError
 		unique    *unique.Error
@@ -104,6 +105,8 @@ func codeOf(err error) code {
 		return codeOutcomeUnknown
 	case errors.Is(err, syscall.ENOSPC):
 		return codeNoSpace
+	case errors.As(err, &backlog): // after ENOSPC: the disk may be full
+		return codeBusy
 	case errors.As(err, &tooLarge):
 		return codeTooLarge
 	case errors.As(err, &guest):

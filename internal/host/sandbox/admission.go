@@ -12,6 +12,8 @@ import (
 	"github.com/forkd/forkd/internal/host/admit"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/owner"
+	"github.com/forkd/forkd/internal/host/vmpool"
+	"github.com/forkd/forkd/internal/proto/vm"
 )
 
 // reserve reserves room for n more sandboxes of an owner, and counts refusals.
@@ -71,6 +73,25 @@ func (m *Manager) enterBranches(ctx context.Context) (leave func(), err error) {
 func (m *Manager) branchShare(ctx context.Context) gate.Share {
 	_, total := m.branches.Count()
 	return owner.FairShare(owner.Of(ctx).Name, total)
+}
+
+// reserveRAM takes room in RAM for the memory of a branch of s, and waits for it until what the owner
+// of s has branched before is on disk. That takes no place of the host, and ends when the sandbox is
+// deleted.
+func (m *Manager) reserveRAM(ctx context.Context, s *Sandbox, v *liveVM, mode vm.BranchMode) (func(), error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(v.calls, cancel)()
+	var written func() (uint64, error)
+	if mode != vm.BranchFull {
+		written = func() (uint64, error) {
+			stats, err := v.vmm.Stats(ctx)
+			return stats.GuestDirtyBytes, s.answered(err)
+		}
+	}
+	i := s.Info()
+	release, err := m.cfg.Store.ReserveRAM(ctx, i.Owner, i.MemoryBytes, written)
+	return release, vmpool.Cause(v.calls, err)
 }
 
 // branchTag returns the tag of a branch: a checked one, or one that is chosen where it is empty.

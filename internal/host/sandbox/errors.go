@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/vmpool"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
@@ -140,7 +141,15 @@ func (e *BusyError) Error() string {
 	return fmt.Sprintf("%d %s are running, the most at once; try again", e.Limit, e.What)
 }
 
-// LineError reports a snapshot to which a sandbox cannot be rolled back.
+// IsBusy reports whether a branch was refused that may succeed soon: the host makes as many as it may, or
+// its disk has not caught up with them.
+func IsBusy(err error) bool {
+	var busy *BusyError
+	var backlog *store.BacklogError
+	return errors.As(err, &busy) || errors.As(err, &backlog) && backlog.Flush == nil
+}
+
+// LineError reports a snapshot that a sandbox cannot be rolled back to.
 type LineError struct {
 	ID, Tag string
 	Line    []string // root first; branches made of the sandbox also count

@@ -27,14 +27,19 @@ func (h *Held) Copy(ctx context.Context, tag string) (store.Info, error) {
 	if err != nil {
 		return store.Info{}, err
 	}
+	if i.State != Suspended {
+		return store.Info{}, &StateError{ID: i.ID, Op: "snapshot suspended", State: i.State}
+	}
+	giveBack, err := m.cfg.Store.ReserveRAM(ctx, i.Owner, i.MemoryBytes, nil)
+	if err != nil {
+		return store.Info{}, err
+	}
+	defer giveBack()
 	leave, err := m.enterBranches(ctx)
 	if err != nil {
 		return store.Info{}, err
 	}
 	defer leave()
-	if i.State != Suspended {
-		return store.Info{}, &StateError{ID: i.ID, Op: "snapshot suspended", State: i.State}
-	}
 	return chain.Compact(ctx, m.cfg.Store, i.StateTag, tag, &chain.Source{
 		Branch:  snapshot.Branch{SandboxID: i.ID, Mode: vm.BranchFull.String()},
 		Network: i.Network.ForSnapshot(), Limits: i.Limits, Strict: i.Strict,

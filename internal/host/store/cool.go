@@ -31,28 +31,35 @@ type coldLayer struct {
 	of    []*entry
 }
 
-// coolUnused frees unused layers in RAM, least recently used first, until a part of the file system
-// is free. The next fork of their snapshots reads them back. Branches do not make room for
-// themselves: without coolUnused one client's branches would permanently take the RAM that all
-// clients share.
-func (s *Store) coolUnused() {
-	if s.ramIsWide() || !s.cooling.CompareAndSwap(false, true) {
-		return
+// coolUnused frees layers in RAM that nobody uses, those used longest ago first, until a part of the
+// file system is free. The next fork of their snapshots reads them back. Branches do not make room for
+// themselves: without this one client's would take the RAM of everybody's, and for good.
+func (s *Store) coolUnused() { s.coolUntil(0) }
+
+// coolUntil is coolUnused until so many bytes are free too. It reports whether it has freed a layer.
+func (s *Store) coolUntil(bytes uint64) (freed bool) {
+	if s.ramHas(bytes) || !s.cooling.CompareAndSwap(false, true) {
+		return false
 	}
 	defer s.cooling.Store(false)
 	for _, l := range s.coldLayers() {
 		for _, e := range l.of {
 			s.closeIdle(e) // open files would keep the memory
 		}
-		if s.dropCold(l.owner); s.ramIsWide() {
-			return
+		s.dropCold(l.owner)
+		if freed = true; s.ramHas(bytes) {
+			break
 		}
 	}
+	return freed
 }
 
-func (s *Store) ramIsWide() bool {
+func (s *Store) ramIsWide() bool { return s.ramHas(0) }
+
+// ramHas reports whether so many bytes of the RAM file system are free, and the part for branches to come.
+func (s *Store) ramHas(bytes uint64) bool {
 	free, all, err := s.ramRoom()
-	return err != nil || free >= all/ramPart
+	return err != nil || free >= max(bytes, all/ramPart)
 }
 
 // coldLayers returns the layers that coolUnused may free, in the order in which it frees them.

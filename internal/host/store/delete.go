@@ -161,6 +161,7 @@ func (s *Store) remove(e *entry) error {
 	for _, owner := range cold {
 		os.RemoveAll(s.layerDir(owner))
 	}
+	s.backlog.admit() // there may be room now
 	if err := os.RemoveAll(grave); err != nil {
 		return err
 	}

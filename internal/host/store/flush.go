@@ -86,6 +86,7 @@ func (f *flusher) run(awaited bool) {
 			f.mu.Unlock()
 			f.flush(e)
 			f.store.coolUnused()
+			f.store.backlog.admit()
 			f.mu.Lock()
 		case f.ended:
 			return

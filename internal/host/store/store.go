@@ -27,10 +27,12 @@
 //
 //	entry.flushMu ─▶ entry.hotMu ─▶ moves ─┐
 //	basesMu ───────────────────────────────┴▶ mu ─▶ nothing
+//	backlog.mu ────────────────────────────▶ mu
 //	reserveMu, flusher.mu, sealer.mu ───▶ nothing
 //
-// flushMu and hotMu are held while files are copied, synced and opened, and only for work on that
-// one snapshot. mu is held only for lookups: no file is examined, opened or written under it.
+// flushMu and hotMu are held while files are copied, synced and opened, and only by who works on
+// that one snapshot; backlog.mu while sizes are asked of the RAM file system; mu only for as long as it
+// takes to look something up. No file is looked at, opened or written under mu.
 package store
 
 import (
@@ -71,8 +73,9 @@ type Store struct {
 	events          *event.Ring
 	drops           sync.WaitGroup // removals of transient snapshots
 
-	cooling atomic.Bool                          // coolUnused is running
-	ramRoom func() (free, all uint64, err error) // free bytes and size of the RAM file system
+	backlog backlog
+	cooling atomic.Bool                          // coolUnused is at work
+	ramRoom func() (free, all uint64, err error) // bytes of the RAM file system
 
 	moves     sync.RWMutex // held while a snapshot's directory is renamed, shared while a layer is linked from it
 	basesMu   sync.Mutex   // held while files of bases are added or removed
@@ -137,6 +140,7 @@ func Open(cfg Config) (*Store, error) {
 	s := &Store{root: filepath.Clean(cfg.Root), ram: filepath.Clean(cfg.RAM), events: cfg.Events,
 		byTag: make(map[string]*entry), byID: make(map[string]*entry), reserved: make(map[string]*Staging)}
 	s.ramRoom = s.statRAM
+	s.backlog.store, s.backlog.wait = s, backlogWait
 	var undo cleanup.Stack
 	defer undo.Run()
 	undo.Add(func() { s.closeDirs() })

@@ -1,0 +1,73 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/forkd/forkd/internal/proto/vm"
+)
+
+// A branch that finds no room in RAM waits without a place of the host, until there is some, its client
+// leaves or its sandbox is deleted. Suspensions do not wait, nor what has no memory.
+func TestBranchesWaitForRoomInRAM(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	id := w.source(t)
+	other := w.fork(t, "p")
+	release, err := w.Snapshots().ReserveRAM(t.Context(), "token:a", 1<<60, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.vmms.GuestDirty = 1 << 50 // what the VMM says is not believed beyond the guest's memory
+	for _, mode := range []vm.BranchMode{vm.BranchFull, vm.BranchDiff, vm.BranchLive} {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+		_, err := w.Branch(ctx, id, BranchRequest{Tag: "b", Mode: mode})
+		cancel()
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%v: %v", mode, err)
+		}
+	}
+	w.vmms.GuestDirty = 0
+	begin := func(id, tag string) chan error {
+		done := make(chan error, 1)
+		go func() {
+			_, err := w.Branch(t.Context(), id, BranchRequest{Tag: tag, Mode: vm.BranchFull})
+			done <- err
+		}()
+		for s, _ := w.Get(id); len(s.ops) == 0; time.Sleep(time.Millisecond) {
+		}
+		time.Sleep(20 * time.Millisecond) // it would be done by then
+		select {
+		case err := <-done:
+			t.Fatalf("%s does not wait: %v", tag, err)
+		default:
+		}
+		return done
+	}
+	gone := begin(other, "gone")
+	if n, _ := w.BranchesInFlight(); n != 0 {
+		t.Errorf("%d places are taken", n)
+	}
+	if err := w.Kill(other); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-gone; err == nil {
+		t.Error("a branch of a sandbox that is deleted is made")
+	}
+	w.branch(t, id, "disk", vm.BranchDisk)
+	if _, err := w.Suspend(t.Context(), id); err != nil {
+		t.Errorf("suspend: %v", err)
+	}
+	if _, err := w.Resume(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	waiting := begin(id, "late")
+	release()
+	if err := <-waiting; err != nil {
+		t.Errorf("when there is room: %v", err)
+	}
+	w.KillAll()
+	w.checkClean(t)
+}

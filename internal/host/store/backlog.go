@@ -1,0 +1,245 @@
+package store
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// backlogTimes is how many times the RAM that stays free the layers of one owner may take while they
+// are not on disk. An owner alone gets three quarters of the RAM, two get three sevenths each: however
+// many there are, something is left for the next one, and for sandboxes that are to be suspended.
+const backlogTimes = 3
+
+// backlogWait is how long a branch waits for room in RAM.
+const backlogWait = 30 * time.Second
+
+// backlogPoll is how often a branch that waits looks again by itself: VMMs give room in RAM back too,
+// and do not say so.
+const backlogPoll = time.Second
+
+// backlog bounds the memory layers that are in RAM only. Nothing can drop them before they are on disk,
+// and memory is copied faster than a disk writes. Branches that find no room wait in a queue; those
+// whose owner would have the least go first.
+type backlog struct {
+	store *Store
+	wait  time.Duration // backlogWait but in tests
+
+	mu    sync.Mutex
+	queue []*layerRoom // those whose owner would have the least first, of these the one that came first
+	taken []*layerRoom // for layers that are being made
+}
+
+// layerRoom is room in RAM for one memory layer.
+type layerRoom struct {
+	owner string
+	bytes uint64
+	in    chan struct{} // closed when it is taken
+}
+
+// BacklogError reports that there is no room in RAM for the memory of a branch, because that of others
+// is not on disk yet. Sizes are in bytes.
+type BacklogError struct {
+	Need  uint64
+	Own   uint64 // in RAM only, of the sandbox's owner
+	All   uint64 // in RAM only
+	Flush error  // why it does not get to disk; nil if it is on its way
+}
+
+func (e *BacklogError) Error() string {
+	msg := fmt.Sprintf("no room in RAM for %d MiB of memory: branches have %d MiB there that is not on disk yet, %d MiB of it "+
+		"from sandboxes of this owner", e.Need>>20, e.All>>20, e.Own>>20)
+	if e.Flush != nil {
+		return fmt.Sprintf("%s: delete some of them, or mend this: %v", msg, e.Flush)
+	}
+	return msg + "; try again when the disk has caught up, or delete some of them"
+}
+
+func (e *BacklogError) Unwrap() error { return e.Flush }
+
+// ReserveRAM takes room for a memory layer of at most so many bytes, of a branch that is not to be
+// Awaited. exact, if set, returns a better estimate of them, and is asked where most does not fit at once.
+// It waits until the disk has caught up with the branches of owner, and so long only that a client can
+// wait for it; then, or where they cannot be written, the error is a *BacklogError. A branch that finds
+// no other in RAM only is never refused. release is called when the snapshot is published, or will not
+// be.
+func (s *Store) ReserveRAM(ctx context.Context, owner string, most uint64, exact func() (uint64, error)) (
+	release func(), err error) {
+	b := &s.backlog
+	w := &layerRoom{owner: owner, bytes: most, in: make(chan struct{})}
+	release = func() { b.leave(w) }
+	if b.enter(w) {
+		return release, nil
+	}
+	if exact != nil {
+		bytes, err := exact()
+		if err != nil {
+			return nil, err
+		}
+		w.bytes = min(most, bytes)
+	}
+	s.coolUntil((&backlogUsage{}).wants(w))
+	b.mu.Lock()
+	b.queue = append(b.queue, w)
+	b.mu.Unlock()
+	if err := b.await(ctx, w); err != nil {
+		release()
+		return nil, err
+	}
+	return release, nil
+}
+
+// await returns when w, which is in the queue, has its room, or an error.
+func (b *backlog) await(ctx context.Context, w *layerRoom) error {
+	timeout := time.After(b.wait)
+	for {
+		if missing := b.admit(); missing > 0 && b.store.coolUntil(missing) {
+			b.admit()
+		}
+		select {
+		case <-w.in:
+			return nil
+		default:
+		}
+		if err := b.stuck(w); err != nil {
+			return err
+		}
+		select {
+		case <-w.in:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-timeout:
+			return b.refusal(w, nil)
+		case <-time.After(backlogPoll):
+		}
+	}
+}
+
+// enter gives w room if nothing waits for any and there is enough. It reports whether that is so.
+func (b *backlog) enter(w *layerRoom) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if u := b.usageLocked(); len(b.queue) > 0 || u.wants(w) > u.free {
+		return false
+	}
+	b.taken = append(b.taken, w)
+	return true
+}
+
+// leave takes w out of the queue, or gives its room back to those who wait.
+func (b *backlog) leave(w *layerRoom) {
+	is := func(other *layerRoom) bool { return other == w }
+	b.mu.Lock()
+	b.queue, b.taken = slices.DeleteFunc(b.queue, is), slices.DeleteFunc(b.taken, is)
+	b.mu.Unlock()
+	b.admit()
+}
+
+// admit gives room to those who wait for it. It returns how many bytes would have to be free for the
+// next one, 0 if there is none.
+func (b *backlog) admit() (missing uint64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.queue) == 0 {
+		return 0
+	}
+	u := b.usageLocked()
+	slices.SortStableFunc(b.queue, func(x, y *layerRoom) int {
+		return cmp.Compare(u.own[x.owner]+x.bytes, u.own[y.owner]+y.bytes)
+	})
+	for len(b.queue) > 0 {
+		w := b.queue[0]
+		if want := u.wants(w); u.all > 0 && want > u.free {
+			return want + u.coming
+		}
+		u.own[w.owner] += w.bytes
+		u.all += w.bytes
+		u.free -= min(u.free, w.bytes)
+		b.queue, b.taken = b.queue[1:], append(b.taken, w)
+		close(w.in)
+	}
+	return 0
+}
+
+// backlogUsage is what the RAM has of layers that are not on disk, in bytes.
+type backlogUsage struct {
+	own    map[string]uint64 // by owner, with those that are being made
+	all    uint64            // of all owners
+	coming uint64            // of all, those that are being made
+	free   uint64            // of the RAM file system, without what is coming
+}
+
+// wants returns how many bytes must be free for w: itself, and the part that its owner leaves to others.
+func (u *backlogUsage) wants(w *layerRoom) uint64 {
+	return w.bytes + (u.own[w.owner]+w.bytes)/backlogTimes
+}
+
+func (b *backlog) usageLocked() backlogUsage {
+	u := backlogUsage{own: make(map[string]uint64)}
+	for _, w := range b.taken {
+		u.own[w.owner] += w.bytes
+		u.coming += w.bytes
+	}
+	u.all = u.coming
+	for _, l := range b.store.unflushed() {
+		bytes := b.store.ramBytes(l.id)
+		u.own[l.owner] += bytes
+		u.all += bytes
+	}
+	free, _, err := b.store.ramRoom()
+	if err != nil {
+		free = math.MaxUint64 // the file system itself will refuse
+	}
+	u.free = free - min(free, u.coming)
+	return u
+}
+
+// stuck returns a *BacklogError if waiting is in vain: the disk is full, or refuses snapshots of the
+// same owner.
+func (b *backlog) stuck(w *layerRoom) error {
+	for _, l := range b.store.unflushed() {
+		full := errors.Is(l.err, unix.ENOSPC) || errors.Is(l.err, unix.EDQUOT)
+		if full || l.err != nil && l.owner == w.owner {
+			return b.refusal(w, l.err)
+		}
+	}
+	return nil
+}
+
+func (b *backlog) refusal(w *layerRoom, flush error) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	u := b.usageLocked()
+	return &BacklogError{Need: w.bytes, Own: u.own[w.owner], All: u.all, Flush: flush}
+}
+
+// unflushedLayer is the memory layer of a snapshot that is in RAM only.
+type unflushedLayer struct {
+	id    string
+	owner string
+	err   error // of the latest attempt to write it
+}
+
+// ramBytes returns what a memory layer takes in RAM.
+func (s *Store) ramBytes(id string) uint64 { return blocks(s.ramLayer(id)) }
+
+// unflushed returns the layers that are in RAM only, those of snapshots without a name included.
+func (s *Store) unflushed() []unflushedLayer {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var list []unflushedLayer
+	for _, e := range s.byTag {
+		if e.inRAM() && e.manifest != nil {
+			list = append(list, unflushedLayer{e.manifest.ID, e.owner, e.flushErr})
+		}
+	}
+	return list
+}

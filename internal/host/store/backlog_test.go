@@ -1,0 +1,200 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// slowDisk opens a store whose RAM has room for so many layers of publish, and whose disk takes none until
+// catchUp is called.
+func slowDisk(t *testing.T, layers int) (s *Store, d dirs, catchUp func()) {
+	t.Helper()
+	d = newDirs(t)
+	s = d.open(t)
+	publish(t, s, d, "parent", "")
+	s.Quiesce()
+	at := s.byTag["parent"] // the flusher is at this one
+	at.flushed = make(chan struct{})
+	at.flushMu.Lock()
+	s.flusher.add(at)
+	released := false
+	catchUp = func() {
+		if !released {
+			released = true
+			at.flushMu.Unlock()
+		}
+	}
+	t.Cleanup(catchUp) // before the store is closed
+	s.ramRoom = func() (free, all uint64, err error) {
+		entries, err := os.ReadDir(s.ram)
+		return uint64(max(0, layers-len(entries))) * layerBytes, uint64(layers) * layerBytes, err
+	}
+	s.backlog.wait = time.Millisecond
+	return s, d, catchUp
+}
+
+// reserve takes room for n layers of owner, or returns a *BacklogError.
+func reserve(t *testing.T, s *Store, owner string, n uint64) (release func(), refused *BacklogError) {
+	t.Helper()
+	release, err := s.ReserveRAM(t.Context(), owner, n*layerBytes, nil)
+	if err != nil && !errors.As(err, &refused) {
+		t.Fatal(err)
+	}
+	return release, refused
+}
+
+// fillRAM publishes branches of owner until one is refused, and returns how many.
+func fillRAM(t *testing.T, s *Store, d dirs, owner string) int {
+	t.Helper()
+	for n := range 100 {
+		release, refused := reserve(t, s, owner, 1)
+		if refused != nil {
+			return n
+		}
+		g, err := s.Stage(fmt.Sprintf("%s%d", owner, n))
+		if err != nil {
+			t.Fatal(err)
+		}
+		g.For(owner)
+		if err := complete(t, s, d, g, "parent"); err != nil {
+			t.Fatal(err)
+		}
+		release()
+	}
+	t.Fatalf("%s is never refused", owner)
+	return 0
+}
+
+// What one owner has branched and the disk has not caught up with leaves room in RAM for others. Alone,
+// an owner gets most of it.
+func TestUnflushedBranchesLeaveRoom(t *testing.T) {
+	s, d, catchUp := slowDisk(t, 17) // one for the parent
+	if n := fillRAM(t, s, d, "a"); n != 12 {
+		t.Errorf("a has %d of 16 places, want three quarters", n)
+	}
+	if n := fillRAM(t, s, d, "b"); n != 3 {
+		t.Errorf("b has %d of the 4 places that are left, want three quarters", n)
+	}
+	_, refused := reserve(t, s, "a", 1)
+	if refused == nil || refused.Own != 12*layerBytes || refused.All != 15*layerBytes || refused.Flush != nil {
+		t.Errorf("one more of a: %+v", refused)
+	}
+	s.backlog.wait = time.Hour
+	got := make(chan error, 1)
+	go func() {
+		release, err := s.ReserveRAM(t.Context(), "a", 4*layerBytes, nil)
+		if err == nil {
+			release()
+		}
+		got <- err
+	}()
+	select {
+	case err := <-got:
+		t.Errorf("a does not wait: %v", err)
+	case <-time.After(20 * time.Millisecond):
+	}
+	catchUp()
+	if err := <-got; err != nil {
+		t.Errorf("when the disk has caught up: %v", err)
+	}
+}
+
+// A branch that is larger than its share waits until nothing else is in RAM only, and is made then, while
+// smaller ones of an owner who would have more do not pass it.
+func TestLargeBranchIsPossible(t *testing.T) {
+	s, d, catchUp := slowDisk(t, 17)
+	release, refused := reserve(t, s, "a", 100)
+	if refused != nil {
+		t.Fatalf("alone: %v", refused)
+	}
+	if _, refused := reserve(t, s, "b", 1); refused == nil {
+		t.Error("another one beside it")
+	}
+	release()
+	fillRAM(t, s, d, "a")
+	s.backlog.wait = time.Hour
+	large := make(chan func(), 1)
+	go func() {
+		release, err := s.ReserveRAM(t.Context(), "b", 10*layerBytes, nil)
+		if err != nil {
+			t.Error(err)
+		}
+		large <- release
+	}()
+	for queued := 0; queued == 0; time.Sleep(time.Millisecond) {
+		s.backlog.mu.Lock()
+		queued = len(s.backlog.queue)
+		s.backlog.mu.Unlock()
+	}
+	if release, err := s.ReserveRAM(t.Context(), "c", 1, nil); err != nil {
+		t.Errorf("a small branch waits for a large one: %v", err)
+	} else {
+		release()
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if _, err := s.ReserveRAM(ctx, "a", 1, nil); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a, which has three quarters, passes b: %v", err)
+	}
+	catchUp()
+	if release := <-large; release != nil {
+		release()
+	}
+	if len(s.backlog.queue) != 0 || len(s.backlog.taken) != 0 {
+		t.Errorf("%d wait, %d have room", len(s.backlog.queue), len(s.backlog.taken))
+	}
+}
+
+// Where the disk is full nobody waits for it: the error says so at once. Another error concerns its owner
+// only.
+func TestBacklogOfAFullDisk(t *testing.T) {
+	s, d, _ := slowDisk(t, 17)
+	n := fillRAM(t, s, d, "a")
+	s.backlog.wait = time.Hour
+	fail := func(err error) {
+		s.mu.Lock()
+		s.byTag[fmt.Sprintf("a%d", n-1)].flushErr = err
+		s.mu.Unlock()
+	}
+	fail(fmt.Errorf("flush: %w", unix.EIO))
+	if _, refused := reserve(t, s, "a", 1); !errors.Is(refused, unix.EIO) {
+		t.Errorf("of the owner: %v", refused)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if _, err := s.ReserveRAM(ctx, "b", 4*layerBytes, nil); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("of another owner: %v", err)
+	}
+	fail(fmt.Errorf("flush: %w", unix.ENOSPC))
+	if _, refused := reserve(t, s, "b", 4); !errors.Is(refused, unix.ENOSPC) {
+		t.Errorf("on a full disk: %v", refused)
+	}
+}
+
+// Layers that nobody uses make room for a branch that is larger than what is kept free of them.
+func TestUnusedLayersMakeRoomForALargeBranch(t *testing.T) {
+	d := newDirs(t)
+	s := d.open(t)
+	layers := func() int { entries, _ := os.ReadDir(s.ram); return len(entries) }
+	for i := range 12 {
+		publish(t, s, d, fmt.Sprintf("s%d", i), "")
+	}
+	s.Quiesce()
+	s.ramRoom = func() (free, all uint64, err error) {
+		return uint64(16-layers()) * layerBytes, 16 * layerBytes, nil
+	}
+	release, refused := reserve(t, s, "a", 9)
+	if refused != nil {
+		t.Fatal(refused)
+	}
+	defer release()
+	if n := layers(); n > 4 {
+		t.Errorf("%d unused layers are left of 16 places, of which a branch is to take 9 and leave 3", n)
+	}
+}
