@@ -128,6 +128,7 @@ func New(cfg Config) (*Manager, error) {
 	m.pool = vmpool.New(vmpool.Config{VMMs: cfg.VMMs, RunDir: cfg.RunDir, Size: cfg.PoolSize, Most: cfg.PoolMost,
 		Log:      cfg.Log,
 		Refilled: cfg.Observer.PoolRefilled})
+	cfg.Store.OnGone(m.pool.Drop) // also of snapshots that go by themselves, or that others take the place of
 	return m, nil
 }
 
@@ -191,12 +192,9 @@ func (m *Manager) VerifySnapshot(ctx context.Context, tag string) error {
 	return m.cfg.Store.Verify(ctx, tag)
 }
 
-// DeleteSnapshot is store.Delete. It also kills the shells that waited for the snapshot's forks.
+// DeleteSnapshot removes a snapshot as store.Delete does.
 func (m *Manager) DeleteSnapshot(tag string, mode store.DeleteMode) error {
-	gone, err := m.cfg.Store.Delete(tag, mode)
-	for _, d := range gone {
-		m.pool.Drop(d.ID)
-	}
+	_, err := m.cfg.Store.Delete(tag, mode)
 	return err
 }
 

@@ -73,6 +73,7 @@ type Store struct {
 	events          *event.Ring
 	drops           sync.WaitGroup // removals of transient snapshots
 
+	gone    atomic.Pointer[func(id string)] // see OnGone
 	backlog backlog
 	cooling atomic.Bool                          // coolUnused is at work
 	ramRoom func() (free, all uint64, err error) // bytes of the RAM file system

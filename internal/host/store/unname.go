@@ -60,6 +60,21 @@ func (s *Store) UnnamedBytes(id string) uint64 {
 
 // removeOrUnname deletes a condemned snapshot, or removes its name while a sandbox follows it.
 func (s *Store) removeOrUnname(e *entry) error {
+	if err := s.takeAway(e); err != nil {
+		return err
+	}
+	if gone := s.gone.Load(); gone != nil {
+		(*gone)(e.id())
+	}
+	return nil
+}
+
+// OnGone has f called with the ID of each snapshot that can be forked from no more, by whatever it went;
+// more than once where it has lost its name before.
+func (s *Store) OnGone(f func(id string)) { s.gone.Store(&f) }
+
+// takeAway is removeOrUnname without telling of it.
+func (s *Store) takeAway(e *entry) error {
 	s.mu.Lock()
 	followed := e.refs.follow > 0
 	s.mu.Unlock()
