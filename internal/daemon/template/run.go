@@ -49,39 +49,12 @@ func (b *Builder) run(ctx context.Context, bd *Build, p Plan) error {
 	return w.reasonOf(ctx, err)
 }
 
-// roomInterval is how often a build is looked at for whether it has been paused because the disk is
-// full. It stays so for 2 seconds at least.
-const roomInterval = time.Second
-
-// whileRoom returns a context that ends, with bake.ErrFull as its cause, when a sandbox is paused
-// because the disk is full: its guest would stand still until the build has taken too long.
-func (b *Builder) whileRoom(ctx context.Context, id string) (context.Context, func()) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	go func() {
-		for wait(ctx, roomInterval) == nil {
-			if s, err := b.cfg.Manager.Get(id); err == nil && s.Info().DiskFull {
-				cancel(bake.ErrFull)
-			}
-		}
-	}()
-	return ctx, func() { cancel(nil) }
-}
-
-// saveAgain is how long a build waits for its turn where the host makes as many snapshots as it
-// may.
-const saveAgain = time.Second
-
-// save makes a snapshot of the sandbox under the template's name.
-func (w *work) save(ctx context.Context, id string) error {
-	for {
-		_, err := w.b.cfg.Manager.Branch(ctx, id, sandbox.BranchRequest{Tag: w.bd.Template, Mode: vm.BranchDiff,
-			Template: true, Replace: w.plan.MayReplace})
-		if !sandbox.IsBusy(err) {
-			return err
-		}
-		if err := wait(ctx, saveAgain); err != nil {
-			return err
-		}
+// reasonOf returns an error with the step that is at fault.
+func (w *work) reasonOf(ctx context.Context, err error) *stepError {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if cause := context.Cause(ctx); cause != nil {
+		return &stepError{w.step, cause}
 	}
 	var read *stepError
 	if errors.As(err, &read) {

@@ -18,7 +18,8 @@ const (
 // network of a paused sandbox, no more is kept for it. The zero value is ready to use; methods may be
 // called concurrently.
 type Debts struct {
-	mu   sync.Mutex
+	mu sync.Mutex
+	// +checklocks:mu
 	owed map[Kind]func()
 }
 

@@ -76,6 +76,7 @@ func (s *Sandbox) due() bool {
 	return s.dueLocked()
 }
 
+// +checklocks:s.mu
 func (s *Sandbox) dueLocked() bool {
 	return s.workspace == "" && !s.timeless && !s.record.Expires.IsZero() && !time.Now().Before(s.record.Expires)
 }

@@ -83,8 +83,10 @@ type Manager struct {
 	suspends *gate.Gate
 	wave     int // children of one fork that are started concurrently
 
-	mu         sync.Mutex
-	sandboxes  map[string]*Sandbox
+	mu sync.Mutex
+	// +checklocks:mu
+	sandboxes map[string]*Sandbox
+	// +checklocks:mu
 	unwatched  map[string]chan struct{} // branches started with NoWait, by tag; closed on completion
 	watchers   sync.WaitGroup
 	background sync.WaitGroup                   // branches started with NoWait, and other background work

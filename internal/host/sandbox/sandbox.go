@@ -60,8 +60,9 @@ type Sandbox struct {
 	exit    vm.Exit       // of an exited sandbox
 	console console.Text  // of an exited sandbox
 
-	expiry   *time.Timer
-	expired  bool   // its expiry has passed, and it is about to be deleted
+	expiry  *time.Timer
+	expired bool // its expiry has passed, and it is about to be deleted
+	// +checklocks:mu
 	timeless bool   // its expiry stands still: see stopTime
 	unpin    func() // gives up its latest suspended state; nil if it has none
 	silent   bool   // its VMM has left a request unanswered: see catchUp

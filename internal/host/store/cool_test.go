@@ -91,6 +91,8 @@ func TestOwnersTakeTurns(t *testing.T) {
 		{tag: "b1", owner: "b"}, {tag: "w1", owner: "a", awaited: true}, {tag: "w2", owner: "a", awaited: true},
 		{tag: "w3", owner: "c", awaited: true}, {tag: "b2", owner: "b"},
 	}}
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	var order []string
 	for e := f.nextLocked(false); e != nil; e = f.nextLocked(false) {
 		order = append(order, e.tag)

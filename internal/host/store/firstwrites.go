@@ -18,10 +18,14 @@ const maxAsked = 3 * learners
 
 // firstWrites learns the pages that every child of a snapshot writes as soon as it runs.
 type firstWrites struct {
-	mu     sync.Mutex
-	asked  int        // children that have been asked
-	asking int        // of these, children that may still answer
-	told   int        // of these, children that have answered
+	mu sync.Mutex
+	// +checklocks:mu
+	asked int // children that have been asked
+	// +checklocks:mu
+	asking int // of these, children that may still answer
+	// +checklocks:mu
+	told int // of these, children that have answered
+	// +checklocks:mu
 	common []vm.Range // pages that all of them have written; valid when told is learners
 }
 

@@ -23,13 +23,18 @@ type flusher struct {
 	store *Store
 	runs  sync.WaitGroup
 
-	mu     sync.Mutex
-	queue  []*entry
+	mu sync.Mutex
+	// +checklocks:mu
+	queue []*entry
+	// +checklocks:mu
 	failed []*entry // to be tried again
-	ended  bool
-	turns  map[string]uint64 // counter of each owner's last turn
-	turn   uint64
-	wake   *sync.Cond // of mu: signals that queue or ended has changed
+	// +checklocks:mu
+	ended bool
+	// +checklocks:mu
+	turns map[string]uint64 // counter of each owner's last turn
+	// +checklocks:mu
+	turn uint64
+	wake *sync.Cond // of mu: signals that queue or ended has changed
 }
 
 func newFlusher(s *Store) *flusher {
@@ -98,6 +103,8 @@ func (f *flusher) run(awaited bool) {
 
 // nextLocked removes a snapshot from the queue: the oldest one of the owner whose last turn is
 // longest ago.
+//
+// +checklocks:f.mu
 func (f *flusher) nextLocked(awaited bool) *entry {
 	at := -1
 	for i, e := range f.queue {

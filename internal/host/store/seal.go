@@ -20,11 +20,14 @@ type sealer struct {
 	cancel context.CancelFunc
 	done   chan struct{}
 
-	mu    sync.Mutex
+	mu sync.Mutex
+	// +checklocks:mu
 	queue []string
-	tag   string             // the snapshot being sealed, or empty
-	stop  context.CancelFunc // cancels it
-	wake  chan struct{}      // has a buffer of one
+	// +checklocks:mu
+	tag string // the snapshot being sealed, or empty
+	// +checklocks:mu
+	stop context.CancelFunc // cancels it
+	wake chan struct{}      // has a buffer of one
 }
 
 func newSealer(s *Store) *sealer {

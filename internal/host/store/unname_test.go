@@ -9,6 +9,8 @@ import (
 // A snapshot that is only followed is deleted for everybody else: its tag is free at once. Its
 // files stay for whoever follows it, also across a restart, flushed or not, and go with the last of
 // them.
+//
+// +checklocksignore: it holds a lock in one of two cases
 func TestFollowedSnapshotCanBeDeleted(t *testing.T) {
 	for _, flushed := range []bool{true, false} {
 		d := newDirs(t)
