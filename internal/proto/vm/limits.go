@@ -10,7 +10,7 @@ type Limits struct {
 	// MiB of swap in addition; only with MemoryMiB, and none without it
 	SwapMiB   uint64  `json:"swap_mib,omitempty" yaml:"swap_mib"`
 	CPUs      float64 `json:"cpus,omitempty" yaml:"cpus"`             // processors' worth of time, in every 100 ms
-	CPUWeight uint32  `json:"cpu_weight,omitempty" yaml:"cpu_weight"` // share of processor time in competition with other VMs; 0: 100
+	CPUWeight uint32  `json:"cpu_weight,omitempty" yaml:"cpu_weight"` // share among competing VMs; 0: 100
 	// in each direction, on the disk of the daemon's state
 	IOBytesPerSecond uint64 `json:"io_bytes_per_second,omitempty" yaml:"io_bytes_per_second"`
 	IOOpsPerSecond   uint64 `json:"io_ops_per_second,omitempty" yaml:"io_ops_per_second"` // likewise
