@@ -109,8 +109,8 @@ func (s *Server) SetEnv(env map[string]string) error {
 func (s *Server) Prepare() error { return s.control(controlRequest{Op: opPrepare}) }
 
 // Processes returns the live interpreters. Those in renewed reseed all their generators after
-// Forked. Those in partly cannot listen while code runs: they reseed with their next call, and then
-// not the generators of their libraries.
+// Forked. Those in partly cannot listen while code runs: they reseed at their next call, except for the
+// generators of their libraries.
 func (s *Server) Processes() (renewed, partly []int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

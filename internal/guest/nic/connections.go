@@ -37,8 +37,8 @@ const wantedStates = 1<<1 | 1<<2 | 1<<3 | 1<<4 | 1<<5 | 1<<8 | 1<<9 | 1<<11 | 1<
 // continue, because both of their ends were copied. So do UDP sockets, which have no other end, and
 // connections in network namespaces that the guest has made.
 //
-// A guest that has sent nothing since it was last found without connections has none, and is not
-// searched: a search would touch the kernel's whole table in every child.
+// If a search found no connections and the guest has sent nothing since, it still has none and is
+// not searched again: a search would touch the kernel's whole table in every child.
 type Connections struct {
 	diag  *netlink
 	guest [4]byte

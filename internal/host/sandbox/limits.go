@@ -40,7 +40,7 @@ func (s *Sandbox) setLimits(limits vm.Limits) error {
 			return s.explain("limit", s.live, err)
 		}
 	}
-	// Recorded once in force: a daemon that takes over applies what is recorded.
+	// The record is written after the limits are in force: a daemon that takes over applies it.
 	if err := s.updateAll(func(r *ledger.Record) { r.Limits = limits }); err != nil {
 		if s.live != nil {
 			_ = s.live.limit(&before) // the first error is the one that matters
