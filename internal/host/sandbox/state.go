@@ -8,7 +8,7 @@ import (
 // State is a sandbox's state.
 type State int
 
-// The states, without the last. Paused and running sandboxes have a VM, a suspended sandbox has
+// The states; the drawing omits Stopping. Paused and running sandboxes have a VM, a suspended sandbox has
 // none, and the VM of an exited sandbox has ended by itself.
 //
 //	      starting

@@ -218,8 +218,8 @@ func (m *Machine) pause() {
 	m.quiesce()
 }
 
-// Written returns the pages that the machine has written over its layers, unless there are more
-// than most. The machine may be running.
+// Written returns the pages that the machine has written over its layers, or nil if their number
+// exceeds most. The machine may be running.
 func (m *Machine) Written(most int) ([]vm.Range, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
