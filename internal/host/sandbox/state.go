@@ -8,8 +8,8 @@ import (
 // State is a sandbox's state.
 type State int
 
-// The states; the drawing omits Stopping. Paused and running sandboxes have a VM, a suspended sandbox has
-// none, and the VM of an exited sandbox has ended by itself.
+// The states; the drawing omits Stopping. Paused and running sandboxes have a VM, a suspended
+// sandbox has none, and the VM of an exited sandbox has ended by itself.
 //
 //	      starting
 //	   ┌─────┘└───────────────────┐
