@@ -6,6 +6,7 @@ a long run."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import threading
@@ -22,6 +23,15 @@ MANY = int(os.environ.get("SANDBOXES", "300"))
 
 def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
+
+
+def opened() -> list[str]:
+    """What the descriptors of this process are."""
+    found = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # it was that of the listing
+            found.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return found
 
 
 def test_1155_no_descriptor_left_after_many_sandboxes(rig: Any) -> None:
@@ -43,7 +53,7 @@ def test_1155_no_descriptor_left_after_many_sandboxes(rig: Any) -> None:
 
 def test_1155_no_descriptor_left_of_streams_and_handles(sandbox: Sandbox) -> None:
     sandbox.commands.run("true")
-    before = descriptors()
+    before = opened()
     for _ in range(30):
         sandbox.commands.start("true").wait()
         with sandbox.commands.start(["sleep", "100"]):
@@ -51,7 +61,8 @@ def test_1155_no_descriptor_left_of_streams_and_handles(sandbox: Sandbox) -> Non
         sandbox.commands.run("echo x")
         next(iter(sandbox.logs(tail=1)))
     gc.collect()
-    assert descriptors() <= before + 1
+    left = opened()
+    assert len(left) <= len(before) + 1, f"{sorted(set(left) - set(before))} were opened, {sandbox.commands.list()} run"
 
 
 def test_1155_a_handle_that_is_forgotten_leaves_nothing(rig: Any, sandbox: Sandbox) -> None:
