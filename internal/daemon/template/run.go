@@ -30,8 +30,8 @@ type work struct {
 
 // run carries out a build that was started. An error is a *stepError.
 func (b *Builder) run(ctx context.Context, bd *Build, p Plan) error {
-	w := &work{b: b, bd: bd, plan: p, step: Base, req: build.Request{Who: bd.Who, Admin: p.MayReplace, Tag: bd.Template, Replace: p.MayReplace,
-		NoCache: p.Force, Login: p.Login, VCPUs: bd.CPUs, MemoryMiB: bd.MemoryMiB}}
+	w := &work{b: b, bd: bd, plan: p, step: Base, req: build.Request{Who: bd.Who, Admin: p.MayReplace, Tag: bd.Template,
+		Replace: p.MayReplace, NoCache: p.Force, Login: p.Login, VCPUs: bd.CPUs, MemoryMiB: bd.MemoryMiB}}
 	if bd.FreeMiB > 0 {
 		w.req.DiskMiB = build.ImageDiskMiB + bd.FreeMiB
 	}
