@@ -46,6 +46,8 @@ func debianSource(ctx context.Context, w io.Writer, suite string, packages []str
 		argv = append(argv, "--include="+strings.Join(packages, ","))
 	}
 	argv = append(argv,
+		// Packages with alternatives, such as Java's, link their manual pages there, and fail without it.
+		`--essential-hook=mkdir -p "$1/usr/share/man/man1"`,
 		// The host's proxies, which may hold credentials, are for the build only; so are its name
 		// servers and its name.
 		`--customize-hook=rm "$1/etc/apt/apt.conf.d/99mmdebstrap"`,
