@@ -1,7 +1,7 @@
 # The commands of this project. `make help` lists them.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test test-host test-vm test-intel test-race vulncheck fuzz lint bench torture torture-intel soak compat package clean
+.PHONY: help setup build demo test test-host test-vm test-intel test-race vulncheck fuzz lint bench torture torture-intel soak compat recipes package clean
 
 # What scripts/compat needs beside the rest.
 COMPAT_NEEDS = /usr/share/doc/python3-venv:python3-venv curl:curl
@@ -59,6 +59,10 @@ soak: setup build ## Let clients work while the daemon is killed and disks fail,
 compat: setup build ## Run published clients against a daemon with real VMs; out/compat.json (GROUPS=…, DURATION=10m)
 	@scripts/setup $(COMPAT_NEEDS)
 	@scripts/compat $(GROUPS)
+
+recipes: setup build ## Build the recipes and see in forks what each promises (RECIPES="nodejs …")
+	@scripts/setup $(COMPAT_NEEDS)
+	@RECIPES="$(RECIPES)" scripts/compat test/recipes
 
 package: setup build ## Make a Debian package and a container image in out/package, and try them
 	@scripts/setup lintian:lintian man:man-db newuidmap:uidmap crun:crun curl:curl ssh-keygen:openssh-client \

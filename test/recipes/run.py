@@ -1,0 +1,158 @@
+"""Builds the recipes that come with forkd, and shows in forks of each what it promises.
+
+RECIPES names some of them (default: all that are below). Where $PIP_CERT is set, a proxy stands between
+this host and PyPI: a recipe whose warm-up installs from there is given that file's certificate
+authorities, and a network that reaches private addresses. `make recipes` runs it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+
+from forkd import Sandbox
+from report import Report, want
+
+ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "../.."))
+LIMIT = 900.0  # seconds for one command: an emulated CPU is slow
+report = Report("recipes")
+
+
+def run(sandbox: Sandbox, command: str, **options: str) -> str:
+    """The output of a command that must succeed."""
+    result = sandbox.commands.run(command, timeout=LIMIT, **options)
+    want(result.exit_code == 0, f"{command}: exit code {result.exit_code}\n{result.stdout}{result.stderr}")
+    return result.stdout.strip()
+
+
+def python_numpy(kids: list[Sandbox]) -> None:
+    for kid in kids:
+        want(kid.eval("numpy.zeros(5).tolist()") == "[0.0, 0.0, 0.0, 0.0, 0.0]", "numpy is not imported")
+        want(kid.eval("float(np.arange(4).sum())") == "6.0", "np is not imported")
+
+
+def jupyter_kernel(kids: list[Sandbox]) -> None:
+    want(kids[0].eval("sklearn.datasets.load_iris().data.shape") == "(150, 4)", "sklearn")
+    want(kids[1].eval("sorted(numpy.linalg.eigvals(numpy.diag([2.0, 1.0])).tolist())") == "[1.0, 2.0]", "numpy")
+    want(kids[2].eval("str(sympy.diff(sympy.Symbol('x')**2)) + seaborn.__name__") == "'2*xseaborn'", "sympy, seaborn")
+    for kid in kids:
+        warm = kid.eval("all(m in __import__('sys').modules for m in ('sklearn', 'seaborn', 'sympy', 'pandas'))")
+        want(warm == "True", "something was not imported before the snapshot")
+
+
+def coding_agent(kids: list[Sandbox]) -> None:
+    for tool in ("git --version", "gh --version", "ruff --version", "black --version", "mypy --version",
+                 "pytest --version", "rg --version"):
+        run(kids[0], tool)
+    answers = ["n + n", "n * 3", "'n'"]  # right; wrong; of the wrong type
+    outcomes = []
+    for kid, answer in zip(kids, answers, strict=True):
+        run(kid, f"mkdir -p /work && cd /work && git init -q . && "
+                 f"printf 'def double(n: int) -> int:\\n    return {answer}\\n' >code.py && "
+                 f"printf 'from code import double\\n\\n\\ndef test_it() -> None:\\n    assert double(2) == 4\\n' "
+                 f">test_code.py && ruff check -q . && git add -A && "
+                 f"git -c user.name=a -c user.email=a@localhost commit -qm try")
+        test = kid.commands.run("cd /work && mv code.py mycode.py && sed -i s/code/mycode/ test_code.py && pytest -q",
+                                timeout=LIMIT)
+        types = kid.commands.run("cd /work && mypy --cache-dir /root/.cache/mypy mycode.py", timeout=LIMIT)
+        outcomes.append((test.exit_code, types.exit_code))
+    want(outcomes == [(0, 0), (1, 0), (1, 1)], f"(pytest, mypy) ended with {outcomes}")
+
+
+def nodejs(kids: list[Sandbox]) -> None:
+    want(run(kids[0], "node -p '[1, 2, 3].map(n => n * 2).join()'") == "2,4,6", "node")
+    want(run(kids[0], "echo 'const n: number = 6; console.log(n * 7)' | esbuild --loader=ts | node -") == "42", "esbuild")
+    want(kids[1].run_code("[1, 2, 3].map(n => n + 1)[2]", language="javascript").text == "4", "a context of JavaScript")
+    want(re.fullmatch(r"\d+\.\d+\.\d+", run(kids[2], "npm --version")), "npm")
+    keys = {run(kid, "node -p 'crypto.randomBytes(16).toString(\"hex\")'") for kid in kids}
+    want(len(keys) == len(kids), "children have the same random numbers")
+
+
+def postgres_fixture(kids: list[Sandbox]) -> None:
+    server = {run(kid, "head -n 1 /var/lib/postgresql/15/main/postmaster.pid") for kid in kids}
+    want(len(server) == 1, f"the server was started anew: process {server}")
+    for kid in kids:
+        name = kid.id
+        run(kid, f"psql -qU postgres test -c \"INSERT INTO items (name) VALUES ('{name}')\"")
+    for kid in kids:
+        rows = run(kid, "psql -qAtU postgres test -c 'SELECT count(*), min(name) FROM items'")
+        want(rows == f"1|{kid.id}", f"rows: {rows}")
+
+
+def java_jvm(kids: list[Sandbox]) -> None:
+    answers = [run(kid, "curl -fs http://127.0.0.1:8080/") for kid in kids]
+    want(len(set(answers)) == 1, f"children began from different states: {answers}")
+    pid, request, classes = map(int, re.findall(r"\d+", answers[0]))
+    want(request > 50 and classes > 1000, f"the JVM is not warm: {answers[0]}")
+    want(f" {request + 1}, " in run(kids[0], "curl -fs http://127.0.0.1:8080/"), "the first child does not count on")
+    want("Warm" in run(kids[1], f"cat /proc/{pid}/cmdline | tr '\\0' ' '"), "the answer is not from the JVM")
+
+
+def playwright_browser(kids: list[Sandbox]) -> None:
+    browsers = {run(kid, "curl -fs http://127.0.0.1:9222/json/version | grep webSocketDebuggerUrl") for kid in kids}
+    want(len(browsers) == 1, "the browser was started anew")
+    for i, kid in enumerate(kids):
+        title = run(kid, f"shot 'data:text/html,<title>page {i}</title><h1>{kid.id}</h1>' /tmp/page.png")
+        want(title == f"page {i}", title)
+        want(kid.files.read("/tmp/page.png", format="bytes").startswith(b"\x89PNG\r\n"), "that is no PNG")
+
+
+CASES: dict[str, Callable[[list[Sandbox]], None]] = {
+    "python-numpy": python_numpy, "nodejs": nodejs, "postgres-fixture": postgres_fixture, "coding-agent": coding_agent,
+    "java-jvm": java_jvm, "jupyter-kernel": jupyter_kernel, "playwright-browser": playwright_browser,
+}
+
+
+def build(name: str, tag: str) -> None:
+    folder = os.path.join(ROOT, "recipes", name)
+    with tempfile.TemporaryDirectory() as scratch:
+        roots = os.environ.get("PIP_CERT", "")
+        with open(os.path.join(folder, "recipe.yaml")) as f:
+            recipe = f.read()
+        if roots and "pip install" in recipe:
+            folder = os.path.join(scratch, name)
+            shutil.copytree(os.path.join(ROOT, "recipes", name), folder)
+            shutil.copy(roots, os.path.join(folder, "roots.pem"))
+            recipe = recipe.replace("pip install ", "PIP_CERT=/root/roots.pem pip install ")
+            recipe = recipe.replace("network: public", "network: open")
+            file = "  - {source: roots.pem, target: /root/roots.pem}\n"
+            recipe = recipe.replace("files:\n", "files:\n" + file) if "files:\n" in recipe else recipe + "files:\n" + file
+            with open(os.path.join(folder, "recipe.yaml"), "w") as f:
+                f.write(recipe)
+        subprocess.run(["forkd", "build", folder, "--tag", tag, "--ready-timeout-secs", "1200"], check=True)
+
+
+def prove(name: str, promises: Callable[[list[Sandbox]], None]) -> str:
+    """Builds a recipe, lets three forks show what it promises, and returns what that took."""
+    tag, began = f"recipe-{name}", time.monotonic()
+    build(name, tag)
+    built, idle = time.monotonic(), 0
+    try:
+        with Sandbox.create(tag) as idler:
+            time.sleep(2)
+            idle = idler.stats().pss_kib
+        forked = time.monotonic()
+        kids = [Sandbox.create(tag) for _ in range(3)]
+        try:
+            ready = time.monotonic()
+            promises(kids)
+        finally:
+            for kid in kids:
+                kid.kill()
+    finally:
+        subprocess.run(["forkd", "rmi", "--cascade", tag], check=True, stdout=subprocess.DEVNULL)
+    return (f"{name}: built in {built - began:.0f} s, three forks in {ready - forked:.1f} s, all promises seen in "
+            f"{time.monotonic() - ready:.1f} s; an idle fork has {idle} KiB (Pss)")
+
+
+lines = []
+for chosen in os.environ.get("RECIPES", "").split() or CASES:
+    line = report.case(chosen, lambda: prove(chosen, CASES[chosen]))
+    lines += [line] if line else []
+print("\n".join(lines), flush=True)
+report.finish()
