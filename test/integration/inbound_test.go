@@ -153,7 +153,7 @@ func TestInbound(t *testing.T) {
 			t.Errorf("download: %d, %d bytes", status, len(p))
 		}
 		if status, p := d.ask(t, "GET", "forkd", proxied(box.ID, 8003, "/"), nil); status != http.StatusBadGateway ||
-			!strings.Contains(string(p), "nobody listens") {
+			!strings.Contains(string(p), "no server listens") {
 			t.Errorf("a port that nobody listens on: %d, %s", status, p)
 		}
 	})

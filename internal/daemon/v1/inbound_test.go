@@ -316,7 +316,7 @@ func TestDialPort(t *testing.T) {
 		t.Errorf("answered %x, %v", got, err)
 	}
 	if _, err := r.DialPort(t.Context(), boxes[1].ID, closedPort(t)); !client.IsStatus(err, http.StatusBadGateway) ||
-		!strings.Contains(err.Error(), "nobody listens") {
+		!strings.Contains(err.Error(), "no server listens") {
 		t.Errorf("a port that nobody listens on: %v", err)
 	}
 	if _, err := r.DialPort(t.Context(), boxes[1].ID, 65536); !client.IsStatus(err, http.StatusBadRequest) {
