@@ -97,7 +97,7 @@ func (r *reader) expanding(lex *shell.Lex, v vars) instructions.SingleWordExpand
 			return "", fmt.Errorf("%.40q: the variables have too many bytes for a pattern: "+
 				"want at most %d here; have a RUN command do it", word, limit)
 		case err != nil && len(err.Error()) > maxErrorText:
-			return "", fmt.Errorf("%.40q: it cannot be expanded: %.*s...", word, maxErrorText, err.Error())
+			return "", fmt.Errorf("%.40q: it cannot be expanded: %.*s (cut off)", word, maxErrorText, err.Error())
 		}
 		return text, err
 	}

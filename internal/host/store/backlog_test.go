@@ -13,6 +13,8 @@ import (
 
 // slowDisk opens a store whose RAM has room for so many layers of publish, and whose disk takes none until
 // catchUp is called.
+//
+// +checklocksignore: it returns with the flusher's lock held
 func slowDisk(t *testing.T, layers int) (s *Store, d dirs, catchUp func()) {
 	t.Helper()
 	d = newDirs(t)

@@ -267,7 +267,9 @@ func TestASlowRecordStopsItsWorkspaceOnly(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	w.mu.Lock()
 	e := w.byName["slow"]
+	w.mu.Unlock()
 	e.file.Lock() // as a write that does not end
 	suspended := make(chan error)
 	go func() {
