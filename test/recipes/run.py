@@ -49,7 +49,7 @@ def coding_agent(kids: list[Sandbox]) -> None:
     for tool in ("git --version", "gh --version", "ruff --version", "black --version", "mypy --version",
                  "pytest --version", "rg --version"):
         run(kids[0], tool)
-    answers = ["n + n", "n * 3", "'n'"]  # right; wrong; of the wrong type
+    answers = ["n + n", "n * 3", '"n"']  # right; wrong; of the wrong type
     outcomes = []
     for kid, answer in zip(kids, answers, strict=True):
         run(kid, f"mkdir -p /work && cd /work && git init -q . && "
