@@ -269,7 +269,10 @@ func (w *work) bake(ctx context.Context, i int) error {
 			return err
 		}
 		defer release()
-		req.From = from
+		if err := w.b.there(base); err != nil { // again: the tag may have come to name another one
+			return err
+		}
+		req.From, req.Foreign = from, !w.req.Admin
 	}
 	req.Client, req.Tag, req.VCPUs, req.MemoryMiB = w.req.Who, w.tagOf(i), base.VCPUs, base.MemoryMiB
 	w.o.Output(i, "boot")

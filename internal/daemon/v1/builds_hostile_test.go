@@ -2,6 +2,8 @@ package v1_test
 
 import (
 	"cmp"
+	"fmt"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -94,8 +96,33 @@ func TestTagsOfStepsAreForBuilds(t *testing.T) {
 		!strings.Contains(err.Error(), "tag") {
 		t.Errorf("branched to %s: %v", tag, err)
 	}
+	ask := func(method, path, body string) int {
+		t.Helper()
+		req, err := http.NewRequestWithContext(t.Context(), method, r.URL+path, strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("X-API-Key", r.Tokens["mallory"])
+		req.Header.Set("Content-Type", "application/json")
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		return resp.StatusCode
+	}
 	if _, err := mallory.Branch(t.Context(), id, client.BranchRequest{Tag: "step-1"}); err != nil {
 		t.Errorf("a tag that is not one of a build's step: %v", err)
+	}
+	name := fmt.Sprintf(`{"name":%q}`, tag) // by E2B's API, of a running sandbox and of a suspended one
+	if status := ask("POST", "/sandboxes/"+id+"/snapshots", name); status != http.StatusBadRequest {
+		t.Errorf("E2B's snapshot of a running sandbox: %d", status)
+	}
+	if status := ask("POST", "/sandboxes/"+id+"/pause", "{}"); status != http.StatusNoContent {
+		t.Errorf("pause: %d", status)
+	}
+	if status := ask("POST", "/sandboxes/"+id+"/snapshots", name); status != http.StatusBadRequest {
+		t.Errorf("E2B's snapshot of a suspended sandbox: %d", status)
 	}
 	r.Steps.Trim(0) // what each build does with 256
 	if _, err := r.Snapshot(t.Context(), "step-1"); err != nil {

@@ -78,7 +78,7 @@ type Config struct {
 type Baker struct {
 	cfg   Config
 	place *gate.Gate    // has one, held by the bake that is under way
-	boots *gate.Gate    // for transient parents
+	boots *gate.Gate    // for parents with the disk of a client
 	limit time.Duration // bootTimeout but in tests
 }
 
@@ -96,7 +96,7 @@ func New(cfg Config) *Baker {
 // enter waits for a place, and returns the context in which the parent is made, and how to give the place
 // back.
 func (k *Baker) enter(ctx context.Context, req *Request) (context.Context, func(), error) {
-	if !req.Transient {
+	if !req.ofClient() {
 		leave, err := k.place.Wait(ctx, gate.Share{Key: req.Client})
 		return ctx, leave, err
 	}
@@ -189,6 +189,13 @@ func (b *bake) run(ctx context.Context) error {
 	defer unwatch()
 	if err := b.toWarm(ctx); err != nil {
 		return vmpool.Cause(ctx, err)
+	}
+	if b.req.ofClient() { // whose branches have a share of the RAM, too
+		release, err := b.cfg.Store.ReserveRAM(ctx, b.req.Client, b.req.MemoryMiB<<20, nil)
+		if err != nil {
+			return vmpool.Cause(ctx, err)
+		}
+		b.undo.Add(release)
 	}
 	manifest, extents, err := b.save(ctx)
 	if err != nil {

@@ -94,10 +94,13 @@ func (m *Manager) reserveRAM(ctx context.Context, s *Sandbox, v *liveVM, mode vm
 	return release, vmpool.Cause(v.calls, err)
 }
 
-// branchTag returns the tag of a branch: a checked one, or one that is chosen where it is empty.
-func branchTag(ctx context.Context, tag, id string, at time.Time) (string, error) {
+// branchTag returns the tag of a new snapshot: tag after a check, or a new one if tag is empty. Only
+// for a step of a build it may be a snapshot.StepTag.
+func branchTag(ctx context.Context, tag, id string, at time.Time, step bool) (string, error) {
 	p := owner.PrefixOf(ctx)
 	switch {
+	case snapshot.IsStepTag(tag) && !step:
+		return "", invalid.Errorf("tag", "%q: such tags are for steps of builds: choose another", tag)
 	case tag != "":
 	case p != "":
 		tag = p.Tags() + snapshot.NewID()[:16]

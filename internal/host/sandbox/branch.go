@@ -27,10 +27,7 @@ func (m *Manager) Branch(ctx context.Context, id string, req BranchRequest) (Bra
 	if _, err := m.Get(id); err != nil {
 		return BranchResult{}, err
 	}
-	if snapshot.IsStepTag(req.Tag) && !req.Step {
-		return BranchResult{}, invalid.Errorf("tag", "%q: such tags are for steps of builds: choose another", req.Tag)
-	}
-	tag, err := branchTag(ctx, req.Tag, id, start)
+	tag, err := branchTag(ctx, req.Tag, id, start, req.Step)
 	if err != nil {
 		return BranchResult{}, err
 	}

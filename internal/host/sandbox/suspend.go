@@ -23,7 +23,7 @@ import (
 // empty, a new one is chosen. If the sandbox is not suspended, the error is a *StateError.
 func (h *Held) Copy(ctx context.Context, tag string) (store.Info, error) {
 	m, i := h.m, h.Info()
-	tag, err := branchTag(ctx, tag, i.ID, time.Now())
+	tag, err := branchTag(ctx, tag, i.ID, time.Now(), false)
 	if err != nil {
 		return store.Info{}, err
 	}
