@@ -3,9 +3,14 @@ package integration_test
 import (
 	"archive/tar"
 	"context"
+	"crypto/rand"
+	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	v1 "github.com/forkd/forkd/api/v1"
 	"github.com/forkd/forkd/client"
@@ -57,11 +62,14 @@ func (d *daemon) dropBuilt(t *testing.T, tag string) {
 	}
 }
 
-// TestDockerfile builds stages with mounts, a here-document, arguments and a warm step in VMs: forks of
-// the result have the files, the settings and the running process, and the next build finds every step.
+// TestDockerfile builds stages with mounts, a secret, a here-document, arguments and a warm step in VMs:
+// forks of the result have the files, the settings and the running process, nothing on the host has the
+// secret, and the next build finds every step.
 func TestDockerfile(t *testing.T) {
 	d := load(t).start(t)
-	text := strings.ReplaceAll(`FROM TAG AS build
+	random := strings.ToLower(rand.Text())
+	secret, onDisk, inMemory := "secret"+random, "disk.."+random, "memory"+random
+	text := strings.NewReplacer("TAG", tag, "RANDOM", random).Replace(`FROM TAG AS build
 ARG WHO=nobody
 WORKDIR /src
 COPY . .
@@ -71,61 +79,89 @@ echo $WHO $(ls) > /list
 echo run >> /cache/runs
 grep -c run /cache/runs > /count
 EOF
-RUN sleep 1234 & touch /left
+RUN sleep 1234 & touch /left; printf disk..%s RANDOM > /disk
+RUN --mount=type=secret,id=s,target=/etc/deep/s,required --mount=type=secret,id=s,env=S <<EOF
+set -e
+test "$S" = "$(cat /etc/deep/s)"
+stat -c %a%s /etc/deep/s > /size
+! touch /etc/deep/s
+EOF
 FROM TAG
 COPY --from=build --chown=1234:5678 /list /count /out/
-COPY --from=build /left /left
+COPY --from=build /left /disk /size /
 RUN --mount=type=tmpfs,target=/t --mount=type=bind,from=build,source=/src,target=/b ls /b > /out/bound && echo x > /t/x && ! touch /b/x
 ENV MODE=warm
 WORKDIR /out
-# forkd: warm echo $$ > /run/warm.pid; exec sleep 4321
+# forkd: warm printf memory%s RANDOM > /dev/shm/word; echo $$ > /run/warm.pid; exec sleep 4321
 # forkd: probe test -s /run/warm.pid
-`, "TAG", tag)
+`)
 	files := map[string]string{"a.txt": "a", "b/c.txt": "c"}
 	req := client.BuildRequest{Tag: "app", Dockerfile: text, Replace: true, Args: map[string]string{"WHO": "somebody"}}
-	r, log, err := d.buildFile(d.ctx(t, 2*bakeLimit), req, files)
-	t.Logf("%+v\n%s", r, log)
-	if err != nil {
-		t.Fatal(err)
+	begin := time.Now().Add(-time.Second) // file systems know times less exactly
+	d.buildByProgram(t, text, secret, files)
+	if found := d.search(t, begin, secret, onDisk, inMemory); found[secret] || !found[onDisk] || !found[inMemory] {
+		t.Errorf("of the secret and what a disk and a memory have, the daemon's files have %v", found)
 	}
-	if r.Run != 10 || r.Cached != 1 {
-		t.Errorf("the first build: %+v", r)
-	}
-	const look = `cat /out/list /out/count /out/bound; stat -c %u:%g /out/list /left; pwd; echo $MODE; ls -A /t /b /cache 2>/dev/null
+	const look = `cat /out/list /out/count /out/bound /size; stat -c %u:%g /out/list /left; pwd; echo $MODE
+ls -A /t /b /cache /etc/deep 2>/dev/null; cat /dev/shm/word; echo
 tr '\0' ' ' < /proc/$(cat /run/warm.pid)/cmdline; echo; grep -lxz 123[4] /proc/[0-9]*/cmdline; ls -A /var/tmp; true`
-	see := func(want string) {
+	see := func(runs int) {
 		t.Helper()
-		made, err := d.Fork(d.ctx(t, bakeLimit), client.ForkRequest{SnapshotTag: "app", N: 1})
-		if err != nil {
-			t.Fatal(err)
+		box := d.forkOf(t, "app", 1)[0].ID
+		want := fmt.Sprintf("somebody a.txt b\n%d\na.txt\nb\n400%d\n1234:5678\n0:0\n/out\nwarm\n%s\nsleep 4321 \n",
+			runs, len(secret), inMemory)
+		if got := d.sh(t, box, look); got != want {
+			t.Errorf("a fork has %q, want %q", got, want)
 		}
-		id := made.Sandboxes[0].ID
-		e, err := d.Exec(d.ctx(t, quietLimit), id, client.ExecRequest{Args: []string{"sh", "-c", look}})
-		if err != nil || e.Stdout != want {
-			t.Errorf("a fork has %q, %v, want %q (stderr %s)", e.Stdout, err, want, e.Stderr)
-		}
-		if err := d.Kill(d.ctx(t, quietLimit), id); err != nil {
+		if err := d.Kill(d.ctx(t, quietLimit), box); err != nil {
 			t.Error(err)
 		}
 	}
-	want := "somebody a.txt b\n%d\na.txt\nb\n1234:5678\n0:0\n/out\nwarm\n/b:\n\n/t:\nsleep 4321 \n"
-	see(fmt.Sprintf(want, 1))
-	if r, log, err = d.buildFile(d.ctx(t, 2*bakeLimit), req, files); err != nil || r.Run != 0 || r.Cached != 11 {
+	see(1)
+	r, log, err := d.buildFile(d.ctx(t, 2*bakeLimit), req, files)
+	if err != nil || r.Run != 0 || r.Cached != 12 {
 		t.Errorf("the same again: %+v, %v\n%s", r, err, log)
 	}
-	req.NoCache = true // but with what the cache mount holds
-	if r, log, err = d.buildFile(d.ctx(t, 2*bakeLimit), req, files); err != nil || r.Run != 10 {
+	req.NoCache, req.Secrets = true, map[string][]byte{"s": []byte(secret)} // but with what the cache mount holds
+	if r, log, err = d.buildFile(d.ctx(t, 2*bakeLimit), req, files); err != nil || r.Run != 11 {
 		t.Fatalf("without the cache: %+v, %v\n%s", r, err, log)
 	}
-	see(fmt.Sprintf(want, 2))
+	see(2)
 	d.dropBuilt(t, "app")
 }
 
+// buildByProgram builds the tag app as a user does, with a file that .dockerignore leaves out.
+func (d *daemon) buildByProgram(t *testing.T, text, secret string, files map[string]string) {
+	t.Helper()
+	dir, other := t.TempDir(), t.TempDir()
+	write := func(path, content string) {
+		err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o644))
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, content := range files {
+		write(filepath.Join(dir, name), content)
+	}
+	write(filepath.Join(dir, "out"), "left out")
+	write(filepath.Join(dir, ".dockerignore"), "out\n.dock*\n")
+	write(filepath.Join(other, "Dockerfile"), text)
+	write(filepath.Join(other, "key"), secret)
+	out, log := d.cli(t, 0, "build", "-f", filepath.Join(other, "Dockerfile"), "-t", "app", "--progress", "plain",
+		"--build-arg", "WHO=somebody", "--secret", "id=s,src="+filepath.Join(other, "key"), dir)
+	t.Logf("%s\n%s", out, log)
+	if !strings.HasPrefix(out, "app: 11 steps done, 1 cached, ") {
+		t.Errorf("the first build: %s", out)
+	}
+}
+
 // TestDaemonCrashWhileBuildingADockerfile kills the daemon while a step runs: the next daemon ends the
-// sandbox of the build, has no half-made step, and the build goes on from the step before.
+// sandbox of the build, has no half-made step, and the build goes on from the step before. The stage has
+// no memory, for it has a secret mount: its result boots, and has the files that were never synced.
 func TestDaemonCrashWhileBuildingADockerfile(t *testing.T) {
 	d := load(t).start(t)
-	text := "FROM " + tag + "\nRUN echo one > /one\nRUN touch /begun; sleep %d; cat /one > /two\n"
+	text := "FROM " + tag + "\nRUN --mount=type=secret,id=none echo one | tee /one /dev/shm/mark\n" +
+		"RUN cat /dev/shm/mark > /two; echo 2 >> /two\nRUN touch /begun; sleep %d; cat /one >> /two\n"
 	req := client.BuildRequest{Tag: "crashed", Dockerfile: fmt.Sprintf(text, 1000)}
 	ended := make(chan error, 1)
 	ctx := d.ctx(t, 2*bakeLimit)
@@ -166,8 +202,15 @@ func TestDaemonCrashWhileBuildingADockerfile(t *testing.T) {
 	}
 	req.Dockerfile = fmt.Sprintf(text, 0)
 	r, log, err := d.buildFile(d.ctx(t, 2*bakeLimit), req, nil)
-	if err != nil || r.Cached != 2 || r.Run != 2 {
-		t.Errorf("the next build: %+v, %v\n%s", r, err, log)
+	if err != nil || r.Cached != 3 || r.Run != 2 {
+		t.Fatalf("the next build: %+v, %v\n%s", r, err, log)
+	}
+	box := d.forkOf(t, "crashed", 1)[0].ID
+	if got := d.sh(t, box, "cat /two; [ -e /dev/shm/mark ] || echo booted"); got != "2\none\nbooted\n" {
+		t.Errorf("a fork has %q", got)
+	}
+	if err := d.Kill(d.ctx(t, quietLimit), box); err != nil {
+		t.Error(err)
 	}
 	d.dropBuilt(t, "crashed")
 }

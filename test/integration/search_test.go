@@ -1,0 +1,81 @@
+package integration_test
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// search returns which words are in files that the daemon has written since a time: all words have the
+// same length.
+func (d *daemon) search(t *testing.T, since time.Time, words ...string) map[string]bool {
+	t.Helper()
+	found := make(map[string]bool)
+	for _, dir := range []string{d.state, d.ram, d.run} {
+		err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+			if errors.Is(err, fs.ErrNotExist) {
+				return nil // it went while we looked
+			}
+			if err != nil || !e.Type().IsRegular() {
+				return err
+			}
+			i, err := e.Info()
+			if err != nil || i.ModTime().Before(since) {
+				return nil
+			}
+			return searchFile(path, words, found)
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return found
+}
+
+// searchFile adds the words that a file has. It reads no holes.
+func searchFile(path string, words []string, found map[string]bool) error {
+	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	const step = 1 << 20
+	keep := len(words[0]) - 1 // of the bytes before, for words on the border
+	buf := make([]byte, keep+step)
+	for at := int64(0); ; {
+		data, err := f.Seek(at, unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if data > at { // zeros are before it
+			clear(buf[:keep])
+		}
+		n, err := f.ReadAt(buf[keep:], data)
+		if n == 0 && err != nil {
+			if errors.Is(err, io.EOF) {
+				return nil
+			}
+			return err
+		}
+		for _, w := range words {
+			if bytes.Contains(buf[:keep+n], []byte(w)) {
+				found[w] = true
+			}
+		}
+		copy(buf, buf[n:keep+n])
+		at = data + int64(n)
+	}
+}
