@@ -52,26 +52,34 @@ func (r *reader) copy(ctx context.Context, st *stage, c *instructions.CopyComman
 }
 
 func (r *reader) addFiles(st *stage, c *instructions.AddCommand) error {
+	if err := checkSources(c.SourcePaths); err != nil {
+		return err
+	}
+	var files []string
+	var sources []plan.Source
 	for _, src := range c.SourcePaths {
-		switch {
-		case strings.HasPrefix(src, "git@"), strings.HasSuffix(src, ".git") && strings.Contains(src, "://"),
-			strings.HasPrefix(src, "git://"), strings.HasPrefix(src, "ssh://"):
-			return fmt.Errorf("%s: a git repository is not fetched: RUN git clone does that in the guest", src)
-		case strings.Contains(src, "://"):
-			return fmt.Errorf(
-				"%s: a URL is not fetched: RUN curl does that in the guest, and sha256sum -c checks it",
-				src,
-			)
+		remote, ok, err := remoteSource(src, c)
+		if err != nil {
+			return fmt.Errorf("%s: %w", src, err)
+		}
+		if ok {
+			sources = append(sources, remote)
+		} else {
+			files = append(files, src)
 		}
 	}
-	if c.Checksum != "" || c.KeepGitDir != nil {
-		return errors.New("--checksum and --keep-git-dir are for URLs, which forkd does not fetch")
+	switch {
+	case len(sources) == 0 && (c.Checksum != "" || c.KeepGitDir != nil):
+		return errors.New("--checksum and --keep-git-dir are for URLs and git repositories")
+	case c.Checksum != "" && len(sources)+len(files) > 1:
+		return errors.New("--checksum is for one source")
 	}
-	sources, err := r.contextSources(c.SourcePaths, copyFlags{exclude: c.ExcludePatterns})
+	local, err := r.contextSources(files, copyFlags{exclude: c.ExcludePatterns})
 	if err != nil {
 		return err
 	}
-	cp := &plan.Copy{Owner: c.Chown, Mode: c.Chmod, Sources: sources, Unpack: c.Unpack == nil || *c.Unpack}
+	cp := &plan.Copy{Owner: c.Chown, Mode: c.Chmod, Sources: append(sources, local...),
+		Unpack: c.Unpack == nil || *c.Unpack}
 	return r.copyStep(st, c, c.SourcesAndDest, cp)
 }
 
@@ -126,8 +134,8 @@ func (r *reader) otherStage(ctx context.Context, st *stage, name string, line in
 func (r *reader) stageSources(ctx context.Context, st *stage, c *instructions.CopyCommand,
 	flags copyFlags) ([]plan.Source,
 	error) {
-	if len(flags.exclude) > 0 {
-		return nil, errors.New("--exclude together with --from is not supported: copy, then RUN rm")
+	if _, err := NewIgnore(flags.exclude); err != nil {
+		return nil, fmt.Errorf("--exclude: %w", err)
 	}
 	step, err := r.otherStage(ctx, st, c.From, lineOf(c.Location()))
 	if err != nil {
@@ -138,7 +146,7 @@ func (r *reader) stageSources(ctx context.Context, st *stage, c *instructions.Co
 	}
 	var sources []plan.Source
 	for _, p := range c.SourcePaths {
-		src := plan.Source{Step: &step, Path: path.Clean("/" + p)}
+		src := plan.Source{Step: &step, Path: path.Clean("/" + p), Exclude: flags.exclude}
 		if flags.parents {
 			if strings.ContainsAny(p, "*?[") {
 				return nil, fmt.Errorf("--parents: %s: patterns are not supported together with --from", p)

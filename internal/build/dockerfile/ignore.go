@@ -26,6 +26,18 @@ func ParseIgnore(text []byte) (Ignore, error) {
 	return Ignore{m}, nil
 }
 
+// NewIgnore returns what leaves out what matches patterns of a .dockerignore.
+func NewIgnore(patterns []string) (Ignore, error) {
+	if len(patterns) == 0 {
+		return Ignore{}, nil
+	}
+	m, err := patternmatcher.New(patterns)
+	return Ignore{m}, err
+}
+
+// Any reports whether anything may be left out.
+func (i Ignore) Any() bool { return i.m != nil }
+
 // Out reports whether a path of the context, with slashes, is left out.
 func (i Ignore) Out(name string) (bool, error) {
 	if i.m == nil {

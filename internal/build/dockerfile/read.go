@@ -96,6 +96,9 @@ func Read(ctx context.Context, req Request) (*plan.Plan, error) {
 	}
 	r.plan.Result = r.add(plan.Step{Name: "save the settings of " + r.title(target), From: last.step,
 		Defaults: &plan.Defaults{Env: last.env, User: last.user, Dir: last.dir}})
+	for _, t := range last.triggers {
+		r.note(t.line, "ONBUILD is for stages of this file that continue this one: the snapshot does not have the trigger")
+	}
 	for _, name := range slices.Sorted(maps.Keys(req.Args)) {
 		if !r.used[name] && !isProxy(name) {
 			r.note(0, "--build-arg %s: no ARG instruction takes it", name)

@@ -14,6 +14,9 @@ import (
 	"github.com/forkd/forkd/internal/build/plan"
 )
 
+// digits are those of a checksum.
+var digits = strings.Repeat("a", 64)
+
 var update = flag.Bool("update", false, "write the golden plans")
 
 // files is the build context of the corpus.
@@ -50,6 +53,8 @@ func bases(_ context.Context, name string) (plan.Base, Config, error) {
 		return plan.Base{Snapshot: name, Digest: "id"}, Config{Env: path, User: "user", Dir: "/home/user"}, nil
 	case "base-memory":
 		return plan.Base{Snapshot: name, Digest: "id", Memory: true}, Config{Env: path}, nil
+	case "bad-triggers:1":
+		return plan.Base{Image: name, Digest: "sha256:b"}, Config{OnBuild: []string{"ONBUILD RUN x"}}, nil
 	case "triggers:1":
 		return plan.Base{Image: name, Digest: "sha256:t"}, Config{OnBuild: []string{"RUN make"}}, nil
 	}
@@ -145,11 +150,9 @@ func TestRefusals(t *testing.T) {
 		{"FROM $NOPE", "Dockerfile:1: "},
 		{"FROM other:1", "Dockerfile:1: other:1: no such image"},
 		{"FROM --platform=linux/arm64 debian:12", "Dockerfile:1: FROM --platform=linux/arm64"},
-		{"FROM triggers:1", "ONBUILD triggers"},
 		{"FROM debian:12\nRUN echo \xe9", "Dockerfile:2: a byte is not text in UTF-8"},
 		{"FROM debian:12\n\nRUN echo \x00", "Dockerfile:3: a byte is not text in UTF-8"},
 		{"# syntax=example.com/own:1\nFROM debian:12", "Dockerfile:1: syntax=example.com/own:1"},
-		{"FROM debian:12\nONBUILD RUN x", "Dockerfile:2: ONBUILD"},
 		{"FROM debian:12\n# forkd: warm a\nRUN --mount=type=secret,id=a x", "Dockerfile:3: RUN: --mount=type=secret: it stands"},
 		{"FROM debian:12 AS a\n# forkd: warm a\nFROM a\nRUN --mount=type=secret,id=a x", "Dockerfile:4: RUN: --mount"},
 		{"FROM debian:12\nRUN --mount=type=secret x", "one of source, target required"},
@@ -160,9 +163,6 @@ func TestRefusals(t *testing.T) {
 		{"FROM debian:12\nRUN --network=host x", "--network=host"},
 		{"FROM debian:12\nRUN --security=insecure x", "--security=insecure"},
 		{"FROM debian:12\nRUN --device=a.com/b x", "--device"},
-		{"FROM debian:12\nADD https://example.com/x /x", "a URL is not fetched"},
-		{"FROM debian:12\nADD https://example.com/x.git /x", "a git repository is not fetched"},
-		{"FROM debian:12\nADD git@example.com:x /x", "a git repository is not fetched"},
 		{"FROM debian:12\nADD --checksum=sha256:" + strings.Repeat("0", 64) + " go.mod /x", "--checksum"},
 		{"FROM debian:12\nCOPY missing /x", "Dockerfile:2: COPY: missing: the build context has no such file"},
 		{"FROM debian:12\nCOPY ../../etc/passwd /x", "no such file"},
@@ -171,9 +171,24 @@ func TestRefusals(t *testing.T) {
 		{"# test: target 0\nFROM debian:12\nCOPY --from=later /x /x\nFROM debian:12 AS later", "does not stand before"},
 		{"FROM debian:12 AS a\nCOPY --from=a /x /x", "does not stand before"},
 		{"FROM debian:12\nCOPY --from=nope:1 /x /x", "nope:1: no such image"},
-		{"FROM debian:12\nCOPY --from=golang:1.26 --exclude=x /x /x", "--exclude together with --from"},
 		{"# test: target nope\nFROM debian:12 AS a", `target "nope": no such stage: there are a`},
 		{"FROM debian:12\n# forkd: cool x", "there are only warm and probe"},
+		{"FROM bad-triggers:1", "Dockerfile:1: ONBUILD ONBUILD RUN x: a trigger of a trigger"},
+		{"FROM debian:12\nADD https://example.com/x /x", "Dockerfile:2: ADD: https://example.com/x: without --checksum"},
+		{"FROM debian:12\nADD --checksum=sha256:aa https://example.com/x /x", "want sha256:"},
+		{"FROM debian:12\nADD --checksum=md5:aa https://example.com/x /x", "want sha256:"},
+		{"FROM debian:12\nADD https://example.com/x.git /x", "without a commit"},
+		{"FROM debian:12\nADD https://example.com/x.git#main /x", "without a commit"},
+		{"FROM debian:12\nADD git@example.com:x /x", "no key for ssh"},
+		{"FROM debian:12\nADD ssh://git@example.com/x /x", "no key for ssh"},
+		{"FROM debian:12\nADD https://me:pw@example.com/x.git /x", "password in it"},
+		{"FROM debian:12\nADD ftp://example.com/x /x", "want a URL of http"},
+		{"FROM debian:12\nADD file:///etc/passwd /x", "it is no URL"},
+		{"FROM debian:12\nADD --checksum=sha256:" + digits + " go.mod /x", "--checksum and --keep-git-dir are for"},
+		{"FROM debian:12\nADD --checksum=sha256:" + digits + " https://a/b go.mod /x/", "--checksum is for one source"},
+		{"FROM debian:12\nADD --checksum=sha256:" + digits + " https://a/ /x/", "no name for the file"},
+		{"FROM debian:12\nADD --unpack --checksum=sha256:" + digits + " https://a/b /x/", "--unpack is for files"},
+		{"FROM debian:12\nCOPY --from=golang:1.26 --exclude=[ /x /x", "--exclude"},
 		{"FROM debian:12\n# forkd: warm", "want a command"},
 		{"FROM debian:12\n# forkd: probe x", "directly below"},
 		{"FROM debian:12\nRUN a \\\n# forkd: warm x\n b", "Dockerfile:3: # forkd: stands within an instruction"},

@@ -27,6 +27,9 @@ type stage struct {
 	warmed bool // it has had a warm step
 	memory bool // its base has memory, which its steps keep
 
+	triggers []trigger // ONBUILD instructions, for stages that continue this one
+	onbuild  []instructions.Command
+
 	args     map[string]string // ARG instructions of this stage
 	argBytes int               // see put
 	envBytes int               // likewise
@@ -52,7 +55,7 @@ func (r *reader) stage(ctx context.Context, i int) (*stage, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, cmd := range src.Commands {
+	for _, cmd := range slices.Concat(st.onbuild, src.Commands) {
 		if err := r.warmBefore(st, lineOf(cmd.Location())); err != nil {
 			return nil, err
 		}
@@ -81,12 +84,7 @@ func (r *reader) from(ctx context.Context, i int, src *instructions.Stage, line 
 		return nil, r.fail(line, "FROM --platform=%s: forkd builds for linux/amd64", cmp.Or(p, src.Platform))
 	}
 	st := &stage{index: i, args: make(map[string]string), warms: r.warmsOf(i), n: 1, total: 1}
-	for _, cmd := range src.Commands {
-		if makesStep(cmd) {
-			st.total++
-		}
-	}
-	st.total += len(st.warms)
+	st.total += len(st.warms) + countSteps(src.Commands)
 	if before, ok := instructions.HasStage(r.source.stages[:i], base); ok {
 		below, err := r.stage(ctx, before)
 		if err != nil {
@@ -95,8 +93,9 @@ func (r *reader) from(ctx context.Context, i int, src *instructions.Stage, line 
 		st.step, st.user, st.dir, st.shell = below.step, below.user, below.dir, below.shell
 		st.warmed, st.memory = below.warmed, below.memory
 		st.env, st.envBytes = maps.Clone(below.env), below.envBytes
-		return st, nil
+		return st, r.trigger(st, below.triggers, line)
 	}
+	before := len(r.plan.Steps)
 	step, config, err := r.base(ctx, base, line, r.stepName(st, "FROM "+base))
 	if err != nil {
 		return nil, err
@@ -110,7 +109,15 @@ func (r *reader) from(ctx context.Context, i int, src *instructions.Stage, line 
 	if len(st.shell) == 0 {
 		st.shell = []string{"/bin/sh", "-c"}
 	}
-	return st, nil
+	var triggers []trigger
+	for _, text := range config.OnBuild {
+		triggers = append(triggers, trigger{text: text})
+	}
+	err = r.trigger(st, triggers, line)
+	if step == before { // no other stage has made it, and the triggers count now
+		r.plan.Steps[step].Name = r.stepName(st, "FROM "+base)
+	}
+	return st, err
 }
 
 // Bounds on what steps have besides their environment.
@@ -157,10 +164,6 @@ func (r *reader) base(ctx context.Context, name string, line int, step string) (
 	b, config, err := r.resolve(ctx, name)
 	if err != nil {
 		return 0, Config{}, r.fail(line, "%s: %w", name, err)
-	}
-	if len(config.OnBuild) > 0 {
-		return 0, Config{}, r.fail(line, "%s: the image has ONBUILD triggers, which forkd does not run: %s", name,
-			strings.Join(config.OnBuild, "; "))
 	}
 	for i := range r.plan.Steps { // two stages from one image share its step
 		if have := r.plan.Steps[i].Base; have != nil && *have == b {
@@ -253,6 +256,15 @@ func (st *stage) absolute(p string) string {
 	return path.Clean(p)
 }
 
+func countSteps(cmds []instructions.Command) (n int) {
+	for _, cmd := range cmds {
+		if makesStep(cmd) {
+			n++
+		}
+	}
+	return n
+}
+
 // makesStep reports whether an instruction is a step of its own.
 func makesStep(cmd instructions.Command) bool {
 	switch cmd.(type) {
@@ -301,7 +313,7 @@ func (r *reader) instruction(ctx context.Context, st *stage, cmd instructions.Co
 	case *instructions.ShellCommand:
 		st.shell, err = c.Shell, checkShell(c.Shell)
 	case *instructions.OnbuildCommand:
-		err = fmt.Errorf("forkd has no triggers: put the instruction where it is to run")
+		st.triggers = append(st.triggers, trigger{line, c.Expression})
 	case *instructions.CmdCommand, *instructions.EntrypointCommand:
 		r.note(line, "%s has no effect: a sandbox starts no command; # forkd: warm COMMAND keeps one running", name)
 	case *instructions.HealthCheckCommand:

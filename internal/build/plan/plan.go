@@ -112,14 +112,35 @@ type Copy struct {
 	Unpack  bool     `json:"unpack,omitempty"`
 }
 
-// Source is where files come from: the build context, the snapshot of another step, or the plan itself.
+// Source is where files come from: the build context, the snapshot of another step, the network, or the
+// plan itself.
 type Source struct {
-	Files  []File  `json:"files,omitempty"`  // of the build context
-	Dir    bool    `json:"dir,omitempty"`    // Files are the content of a directory
-	Step   *int    `json:"step,omitempty"`   // index of the step whose snapshot has the files
-	Path   string  `json:"path,omitempty"`   // there, absolute, perhaps a pattern of the shell
-	Into   string  `json:"into,omitempty"`   // below the target, for a path that keeps its parents
-	Inline *Inline `json:"inline,omitempty"` // Path is its name
+	Files   []File   `json:"files,omitempty"`   // of the build context
+	Dir     bool     `json:"dir,omitempty"`     // Files are the content of a directory
+	Step    *int     `json:"step,omitempty"`    // index of the step whose snapshot has the files
+	Path    string   `json:"path,omitempty"`    // there, absolute, perhaps a pattern of the shell
+	Into    string   `json:"into,omitempty"`    // below the target, for a path that keeps its parents
+	Exclude []string `json:"exclude,omitempty"` // patterns of .dockerignore, of what is not taken of the step
+	Inline  *Inline  `json:"inline,omitempty"`  // Path is its name
+	Remote  *Remote  `json:"remote,omitempty"`  // a file
+	Git     *Git     `json:"git,omitempty"`     // the files of a commit
+}
+
+// Remote is a file of a web server.
+type Remote struct {
+	URL  string `json:"url"`
+	Name string `json:"name"` // below the target
+	Hash string `json:"hash"` // "sha256", "sha384" or "sha512"
+	Sum  string `json:"sum"`  // of the content, in hex
+}
+
+// Git is a commit of a repository.
+type Git struct {
+	URL    string `json:"url"`
+	Ref    string `json:"ref"`            // what is asked for: a branch, a tag, or the commit
+	Commit string `json:"commit"`         // what it must be, in hex
+	Dir    string `json:"dir,omitempty"`  // the directory of the repository that is taken; empty: all
+	Keep   bool   `json:"keep,omitempty"` // with the directory .git
 }
 
 // File is an entry of the build context. To is its name below the target.

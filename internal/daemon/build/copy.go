@@ -17,6 +17,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 	"github.com/therootcompany/xz"
 
+	"github.com/forkd/forkd/internal/build/dockerfile"
 	"github.com/forkd/forkd/internal/build/plan"
 	"github.com/forkd/forkd/internal/host/agentclient"
 )
@@ -61,6 +62,10 @@ func (g *guest) fetch(ctx context.Context, src *plan.Source, dir string, unpack 
 		return true, err
 	case src.Step != nil:
 		return g.fetchFrom(ctx, *src.Step, src, dir)
+	case src.Remote != nil:
+		return true, g.fetchRemote(ctx, src.Remote, dir)
+	case src.Git != nil:
+		return false, g.fetchGit(ctx, src.Git, dir)
 	}
 	if unpack && !src.Dir && len(src.Files) == 1 {
 		archive, ok, err := openArchive(g.w.files.path(src.Files[0].Digest))
@@ -120,6 +125,10 @@ func (s *sent) Read(p []byte) (int, error) {
 
 // fetchFrom puts files of another step's snapshot into a directory of the guest.
 func (g *guest) fetchFrom(ctx context.Context, step int, src *plan.Source, dir string) (single bool, err error) {
+	leave, err := dockerfile.NewIgnore(src.Exclude)
+	if err != nil {
+		return false, err
+	}
 	box, err := g.w.reading(ctx, step)
 	if err != nil {
 		return false, err
@@ -143,7 +152,13 @@ func (g *guest) fetchFrom(ctx context.Context, step int, src *plan.Source, dir s
 		}
 		single = len(matches) == 1 && strings.HasPrefix(matches[0], "f") && src.Into == ""
 		for _, m := range matches {
-			if err := from.send(ctx, g, m, src.Into, dir); err != nil {
+			if out, err := leave.Out(path.Base(m)); strings.HasPrefix(m, "f") && (err != nil || out) {
+				if single = false; err != nil {
+					return err
+				}
+				continue
+			}
+			if err := from.send(ctx, g, m, src.Into, dir, leave); err != nil {
 				return err
 			}
 		}
@@ -152,8 +167,9 @@ func (g *guest) fetchFrom(ctx context.Context, step int, src *plan.Source, dir s
 	return single, err
 }
 
-// send sends a file, or what is in a directory, to another guest. match is a line of findScript.
-func (g *guest) send(ctx context.Context, to *guest, match, into, dir string) error {
+// send sends a file, or what is in a directory and not left out, to another guest. match is a line of
+// findScript.
+func (g *guest) send(ctx context.Context, to *guest, match, into, dir string, leave dockerfile.Ignore) error {
 	if len(match) < 2 || match[1] != '/' {
 		return fmt.Errorf("the guest's answer %.100q is no path", match)
 	}
@@ -187,7 +203,12 @@ func (g *guest) send(ctx context.Context, to *guest, match, into, dir string) er
 		w.CloseWithError(err)
 	}()
 	defer r.Close()
-	return to.unpack(ctx, r, dir)
+	if kind != 'd' || !leave.Any() {
+		return to.unpack(ctx, r, dir)
+	}
+	rest := without(r, leave)
+	defer rest.Close() // before r: its reader ends
+	return to.unpack(ctx, rest, dir)
 }
 
 // openArchive opens a file as an archive without its compression, and reports whether it is one.

@@ -1,0 +1,64 @@
+package dockerfile
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/moby/buildkit/frontend/dockerfile/instructions"
+	"github.com/moby/buildkit/frontend/dockerfile/parser"
+)
+
+// trigger is an ONBUILD instruction, which is carried out where a stage begins that continues the one
+// that has it, or an image that was made so.
+type trigger struct {
+	line int // of the ONBUILD; 0: an image has it
+	text string
+}
+
+// Bounds on the triggers of a base.
+const (
+	maxTriggers = 100
+	maxTrigger  = 64 << 10 // bytes
+)
+
+// trigger has a stage begin with the instructions that the triggers of its base are, as if they stood at
+// its FROM, which is at line.
+func (r *reader) trigger(st *stage, list []trigger, line int) error {
+	if len(list) > maxTriggers {
+		return r.fail(line, "the base has %d ONBUILD triggers: want at most %d", len(list), maxTriggers)
+	}
+	for _, t := range list {
+		cmd, err := t.parse(line)
+		if err != nil {
+			return r.fail(line, "ONBUILD %s: %w", oneLine(t.text), err)
+		}
+		st.onbuild = append(st.onbuild, cmd)
+	}
+	st.total += countSteps(st.onbuild)
+	return nil
+}
+
+func (t trigger) parse(line int) (instructions.Command, error) {
+	if len(t.text) > maxTrigger || !utf8.ValidString(t.text) {
+		return nil, fmt.Errorf("want at most %d bytes of UTF-8", maxTrigger)
+	}
+	ast, err := parser.Parse(strings.NewReader(t.text))
+	if err != nil {
+		return nil, err
+	}
+	if len(ast.AST.Children) != 1 {
+		return nil, errors.New("want one instruction")
+	}
+	node := ast.AST.Children[0]
+	node.StartLine, node.EndLine = line, line
+	cmd, err := instructions.ParseCommand(node)
+	if err != nil {
+		return nil, err
+	}
+	if _, ok := cmd.(*instructions.OnbuildCommand); ok {
+		return nil, errors.New("a trigger of a trigger is not allowed")
+	}
+	return cmd, nil
+}
