@@ -1,0 +1,101 @@
+package build
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// shells returns what runs a script as an image with GNU's programs does, and as one with those of busybox:
+// the host's shell, and busybox with nothing else in its path.
+func shells(t *testing.T) map[string]func(script string, args ...string) *exec.Cmd {
+	t.Helper()
+	run := func(shell []string, path string) func(string, ...string) *exec.Cmd {
+		return func(script string, args ...string) *exec.Cmd {
+			cmd := exec.Command(shell[0], append(append(shell[1:len(shell):len(shell)], "-c", script, "sh"), args...)...)
+			cmd.Env = []string{"PATH=" + path}
+			return cmd
+		}
+	}
+	all := map[string]func(string, ...string) *exec.Cmd{"sh": run([]string{"/bin/sh"}, os.Getenv("PATH"))}
+	busybox, err := exec.LookPath("busybox")
+	if err != nil {
+		t.Log("this host has no busybox: its programs are not tried")
+		return all
+	}
+	list, err := exec.Command(busybox, "--list").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	for name := range strings.FieldsSeq(string(list)) {
+		if err := os.Symlink(busybox, filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all["busybox"] = run([]string{busybox, "sh"}, dir)
+	return all
+}
+
+// What a command leaves running is found by its environment, wherever in that the mark stands.
+func TestLeftoversAreKilled(t *testing.T) {
+	for name, shell := range shells(t) {
+		mark := stepVariable + "=test of " + name
+		left, other := exec.Command("sleep", "1000"), exec.Command("sleep", "1000")
+		left.Env, other.Env = []string{"A=1", mark, "B=2"}, []string{"A=1", mark + "x"}
+		for _, cmd := range []*exec.Cmd{left, other} {
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		out, err := shell(leftoversScript, mark).CombinedOutput()
+		if err != nil {
+			t.Errorf("%s: %v\n%s", name, err, out)
+		}
+		if err := other.Process.Kill(); err != nil { // it still runs
+			t.Errorf("%s: a process with another mark: %v", name, err)
+		}
+		_ = other.Wait()                                               // says that it was killed
+		if strings.Contains(statusOf(left.Process.Pid), "State:\tS") { // and not a zombie
+			t.Errorf("%s: the process still runs", name)
+			_ = left.Process.Kill()
+		}
+		_ = left.Wait() // likewise
+	}
+}
+
+func statusOf(pid int) string {
+	text, _ := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "status")) // empty: it has ended
+	return string(text)
+}
+
+// Files are placed as COPY does, also through a link to a directory, and found by patterns.
+func TestFilesArePlaced(t *testing.T) {
+	for name, shell := range shells(t) {
+		dir := t.TempDir()
+		out, err := shell(`cd "$1" && mkdir -p in/sub in/alias dst/real && echo n >in/x && echo h >in/.hidden &&
+echo y >in/sub/y && echo q >in/alias/q && ln -s real dst/alias && ln -s x in/link && echo 1 >one`, dir).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%s: %v\n%s", name, err, out)
+		}
+		if out, err = shell(findScript, dir+"/in/*").CombinedOutput(); err != nil ||
+			strings.ReplaceAll(string(out), dir, "") != "d/in/alias\nf/in/link\nd/in/sub\nf/in/x\n" {
+			t.Errorf("%s: found %q, %v", name, out, err)
+		}
+		if out, err = shell(placeScript, dir+"/in", dir+"/dst", "", "u=rwX,go=rX", "").CombinedOutput(); err != nil {
+			t.Errorf("%s: %v\n%s", name, err, out)
+		}
+		for file, want := range map[string]string{"x": "n", ".hidden": "h", "sub/y": "y", "real/q": "q", "alias/q": "q",
+			"link": "n"} {
+			if text, err := os.ReadFile(filepath.Join(dir, "dst", file)); err != nil || string(text) != want+"\n" {
+				t.Errorf("%s: %s is %q, %v", name, file, text, err)
+			}
+		}
+		if to, err := os.Readlink(filepath.Join(dir, "dst/alias")); err != nil || to != "real" {
+			t.Errorf("%s: the link leads to %q, %v", name, to, err)
+		}
+	}
+}
