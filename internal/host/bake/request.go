@@ -17,7 +17,7 @@ import (
 type Request struct {
 	Client    string // the client; bakes of different clients take turns
 	Tag       string
-	Foreign   bool               // a client that may not bake made From: the parent has a place and a time limit as for forks
+	Foreign   bool               // a client that may not bake made From: place and time limit are those for forks
 	From      string             // tag of a disk-only snapshot to boot from instead of Rootfs; empty: none
 	Kernel    string             // path of a bzImage or ELF kernel; empty with From: the snapshot's
 	Initrd    string             // path of the initramfs with the agent; empty with Kernel: the Baker makes one
