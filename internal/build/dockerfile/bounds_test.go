@@ -56,7 +56,7 @@ func TestSmallDockerfilesTakeLittleMemory(t *testing.T) {
 		},
 		"many words": {
 			doubling(12) + numbered("ARG B%d=$A\n", 512) + "FROM x\n",
-			"the variables of the stage take",
+			"the variables take",
 		},
 		"many labels": {
 			doubling(15) + "FROM x\nARG A\n" + strings.Repeat("LABEL a=$A\n", 20000),
@@ -84,7 +84,7 @@ func TestSmallDockerfilesTakeLittleMemory(t *testing.T) {
 		},
 		"variables of stages": {
 			"FROM x\n" + numbered("ENV B%d=1\n", 20000),
-			"the variables of the stage take",
+			"the variables take",
 		},
 		"stages": {
 			strings.Repeat("FROM x\n", 100000),
@@ -165,7 +165,7 @@ func TestBasesThatSayTooMuch(t *testing.T) {
 	}
 	for name, config := range map[string]Config{
 		"environment": {Env: env}, "value": {Env: map[string]string{"A": strings.Repeat("x", maxValue+1)}},
-		"directory": {Dir: strings.Repeat("/x", maxPath)}, "user": {User: strings.Repeat("x", maxPath+1)},
+		"directory": {Dir: strings.Repeat("/x", MaxPath)}, "user": {User: strings.Repeat("x", MaxPath+1)},
 		"shell": {Shell: make([]string, maxShellWords+1)},
 	} {
 		_, err := Read(t.Context(), Request{Name: "Dockerfile", Text: []byte("FROM x\n"),

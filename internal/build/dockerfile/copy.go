@@ -26,9 +26,13 @@ const (
 	maxSources   = 1000    // names in one instruction
 	maxExcludes  = 100     // patterns in one instruction
 	maxCompared  = 1 << 25 // names of the build context with patterns, in the Dockerfile
-	spareEntries = 1 << 17 // of the build context that sources can have besides entriesTimes each
+	spareEntries = 1 << 17 // see MaxCopied
 	entriesTimes = 3
 )
+
+// MaxCopied returns how many entries all sources of a build may have in all, if its context has that many
+// files.
+func MaxCopied(files int) int { return spareEntries + entriesTimes*files }
 
 // copyFlags are the flags of COPY and ADD that choose files.
 type copyFlags struct {
@@ -298,9 +302,9 @@ func (r *reader) sourceOf(f plan.File, pattern string, parents bool,
 				return err
 			}
 		}
-		if r.entries++; r.entries > spareEntries+entriesTimes*len(r.req.Files) {
+		if r.entries++; r.entries > MaxCopied(len(r.req.Files)) {
 			return fmt.Errorf("the instructions of the Dockerfile copy the %d files of the build context too many times: "+
-				"want at most %d files in all", len(r.req.Files), spareEntries+entriesTimes*len(r.req.Files))
+				"want at most %d files in all", len(r.req.Files), MaxCopied(len(r.req.Files)))
 		}
 		f.To = to
 		src.Files = append(src.Files, f)

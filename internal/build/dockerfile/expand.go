@@ -47,8 +47,8 @@ func (v vars) Keys() []string {
 	return slices.Concat(slices.Collect(maps.Keys(v.env)), slices.Collect(maps.Keys(v.args)))
 }
 
-// put sets a variable of m, whose variables take size bytes.
-func put(m map[string]string, size *int, name, value string) error {
+// Put sets a variable of m, whose variables take size bytes. It refuses one that is beyond the bounds.
+func Put(m map[string]string, size *int, name, value string) error {
 	if len(value) > maxValue {
 		return fmt.Errorf("%.40s: the value has %d bytes: want at most %d", name, len(value), maxValue)
 	}
@@ -56,27 +56,36 @@ func put(m map[string]string, size *int, name, value string) error {
 		*size -= len(name) + len(old) + variableSize
 	}
 	if *size += len(name) + len(value) + variableSize; *size > maxVariables {
-		return fmt.Errorf("%.40s: the variables of the stage take more than %d bytes", name, maxVariables)
+		return fmt.Errorf("%.40s: the variables take more than %d bytes", name, maxVariables)
 	}
 	m[name] = value
 	return nil
 }
 
-// Expand puts the values of variables into a text as a Dockerfile's instructions have them, and within the
-// same bounds. Quotes and backslashes are kept.
-func Expand(text string, env map[string]string) (string, error) {
+// Expander puts the values of variables into the words of one build, within the bounds of a Dockerfile.
+type Expander struct {
+	ctx      context.Context
+	expanded int // bytes; see maxExpanded
+}
+
+// NewExpander returns an Expander for a build, which expands no more words once ctx is done.
+func NewExpander(ctx context.Context) *Expander { return &Expander{ctx: ctx} }
+
+// Expand puts the values of variables into a text as a Dockerfile's instructions have them. Those of env
+// count before those of defaults. Quotes and backslashes are kept.
+func (e *Expander) Expand(text string, env, defaults map[string]string) (string, error) {
 	lex := shell.NewLex('\\')
 	lex.SkipProcessQuotes, lex.RawEscapes = true, true
-	return (&reader{ctx: context.Background()}).expanding(lex, vars{env: env})(text)
+	return e.expanding(lex, vars{env: env, args: defaults})(text)
 }
 
 func (r *reader) expander(v vars) instructions.SingleWordExpander {
-	return r.expanding(shell.NewLex(r.source.escape), v)
+	return r.words.expanding(shell.NewLex(r.source.escape), v)
 }
 
-func (r *reader) expanding(lex *shell.Lex, v vars) instructions.SingleWordExpander {
+func (e *Expander) expanding(lex *shell.Lex, v vars) instructions.SingleWordExpander {
 	return func(word string) (string, error) {
-		if err := r.ctx.Err(); err != nil {
+		if err := e.ctx.Err(); err != nil {
 			return "", err
 		}
 		if !strings.Contains(word, "$") {
@@ -87,12 +96,12 @@ func (r *reader) expanding(lex *shell.Lex, v vars) instructions.SingleWordExpand
 		if err != nil {
 			return "", fmt.Errorf("%.40q: %w", word, err)
 		}
-		used := &bounded{vars: v, left: min(limit, maxExpanded-r.expanded)}
+		used := &bounded{vars: v, left: min(limit, maxExpanded-e.expanded)}
 		text, _, err := lex.ProcessWord(word, used)
-		r.expanded += used.bytes + len(text)
+		e.expanded += used.bytes + len(text)
 		switch {
-		case r.expanded > maxExpanded:
-			return "", fmt.Errorf("%.40q: the words of the Dockerfile become more than %d MiB in all", word, maxExpanded>>20)
+		case e.expanded > maxExpanded:
+			return "", fmt.Errorf("%.40q: the words of the build become more than %d MiB in all", word, maxExpanded>>20)
 		case used.left < 0:
 			return "", fmt.Errorf("%.40q: the variables have too many bytes for a pattern: "+
 				"want at most %d here; have a RUN command do it", word, limit)

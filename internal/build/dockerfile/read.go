@@ -201,14 +201,14 @@ type reader struct {
 	source   *source
 	plan     plan.Plan
 	args     map[string]string // ARG instructions before the first FROM, with their values
-	argBytes int               // see put
+	argBytes int               // see Put
 	made     map[int]*stage
 	doing    []int               // stages that are being read, outermost first
 	used     map[string]bool     // names of Request.Args that an ARG instruction has taken
 	bases    map[string]resolved // what Request.Base has answered, by name
 
+	words    *Expander
 	full     bool // there are more steps than a plan has
-	expanded int  // bytes; see maxExpanded
 	entries  int  // of the build context in all sources
 	compared int  // names of the build context with patterns
 }
@@ -220,8 +220,8 @@ type resolved struct {
 }
 
 func newReader(ctx context.Context, req Request, src *source) *reader {
-	return &reader{ctx: ctx, req: req, source: src, args: make(map[string]string), made: make(map[int]*stage),
-		used: make(map[string]bool), bases: make(map[string]resolved)}
+	return &reader{ctx: ctx, req: req, source: src, words: NewExpander(ctx), made: make(map[int]*stage),
+		args: make(map[string]string), used: make(map[string]bool), bases: make(map[string]resolved)}
 }
 
 // maxNotes bounds the notes of a plan.
@@ -291,7 +291,7 @@ func (r *reader) global() error {
 			} else {
 				value = a.ValueString()
 			}
-			if err := put(r.args, &r.argBytes, a.Key, value); err != nil {
+			if err := Put(r.args, &r.argBytes, a.Key, value); err != nil {
 				return r.fail(line, "ARG: %w", err)
 			}
 		}

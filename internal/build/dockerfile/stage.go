@@ -31,7 +31,7 @@ type stage struct {
 	onbuild  []instructions.Command
 
 	args     map[string]string // ARG instructions of this stage
-	argBytes int               // see put
+	argBytes int               // see Put
 	envBytes int               // likewise
 
 	warms []directive
@@ -122,7 +122,7 @@ func (r *reader) from(ctx context.Context, i int, src *instructions.Stage, line 
 
 // Bounds on what steps have besides their environment.
 const (
-	maxPath       = 4096 // bytes of a directory (PATH_MAX)
+	MaxPath       = 4096 // bytes of a directory or a user (PATH_MAX)
 	maxShellWords = 100
 	maxTitle      = 100 // bytes of a stage's name in names of steps
 )
@@ -131,21 +131,21 @@ const (
 func (st *stage) takeEnv(c Config) error {
 	st.env = make(map[string]string)
 	for name, value := range c.Env {
-		if err := put(st.env, &st.envBytes, name, value); err != nil {
+		if err := Put(st.env, &st.envBytes, name, value); err != nil {
 			return fmt.Errorf("the environment of the base: %w", err)
 		}
 	}
-	if len(c.Dir) > maxPath || len(c.User) > maxPath {
-		return fmt.Errorf("the directory or the user of the base has more than %d bytes", maxPath)
+	if len(c.Dir) > MaxPath || len(c.User) > MaxPath {
+		return fmt.Errorf("the directory or the user of the base has more than %d bytes", MaxPath)
 	}
 	return checkShell(c.Shell)
 }
 
 // checkShell refuses a shell that is not one: every step has a copy of it.
 func checkShell(shell []string) error {
-	if size := len(strings.Join(shell, " ")); len(shell) > maxShellWords || size > maxPath {
+	if size := len(strings.Join(shell, " ")); len(shell) > maxShellWords || size > MaxPath {
 		return fmt.Errorf("the shell has %d words of %d bytes: want at most %d words of %d bytes", len(shell), size,
-			maxShellWords, maxPath)
+			maxShellWords, MaxPath)
 	}
 	return nil
 }
@@ -285,7 +285,7 @@ func (r *reader) instruction(ctx context.Context, st *stage, cmd instructions.Co
 	if ex, ok := cmd.(instructions.SupportsSingleWordExpansionRaw); ok {
 		lex := shell.NewLex('\\')
 		lex.SkipProcessQuotes = true
-		if err := ex.ExpandRaw(r.expanding(lex, st.vars())); err != nil {
+		if err := ex.ExpandRaw(r.words.expanding(lex, st.vars())); err != nil {
 			return r.fail(line, "%s: %w", name, err)
 		}
 	}
@@ -298,13 +298,13 @@ func (r *reader) instruction(ctx context.Context, st *stage, cmd instructions.Co
 	case *instructions.AddCommand:
 		err = r.addFiles(st, c)
 	case *instructions.WorkdirCommand:
-		if st.dir = st.absolute(c.Path); len(st.dir) > maxPath {
-			return r.fail(line, "WORKDIR: the directory's name has %d bytes: want at most %d", len(st.dir), maxPath)
+		if st.dir = st.absolute(c.Path); len(st.dir) > MaxPath {
+			return r.fail(line, "WORKDIR: the directory's name has %d bytes: want at most %d", len(st.dir), MaxPath)
 		}
 		r.next(st, line, "WORKDIR "+st.dir, plan.Step{Dir: &plan.Dir{Path: st.dir}})
 	case *instructions.EnvCommand:
 		for _, e := range c.Env {
-			err = cmp.Or(err, put(st.env, &st.envBytes, e.Key, e.Value))
+			err = cmp.Or(err, Put(st.env, &st.envBytes, e.Key, e.Value))
 		}
 	case *instructions.ArgCommand:
 		err = r.arg(st, c)
@@ -345,7 +345,7 @@ func (r *reader) arg(st *stage, c *instructions.ArgCommand) error {
 		if !ok {
 			continue
 		}
-		if err := put(st.args, &st.argBytes, a.Key, value); err != nil {
+		if err := Put(st.args, &st.argBytes, a.Key, value); err != nil {
 			return err
 		}
 	}

@@ -146,7 +146,9 @@ func ask(ctx context.Context, c *agentclient.Client, userElse string) (config do
 	if err != nil {
 		return config, err
 	}
-	config.Env = environment(env)
+	if config.Env, err = environment(env); err != nil {
+		return config, err
+	}
 	if config.User, err = answer("id", "-un"); err != nil {
 		return config, err
 	}
@@ -154,25 +156,31 @@ func ask(ctx context.Context, c *agentclient.Client, userElse string) (config do
 		return config, err
 	}
 	config.User, config.Dir = strings.TrimSpace(config.User), strings.TrimSuffix(config.Dir, "\n")
+	if len(config.User) > dockerfile.MaxPath || len(config.Dir) > dockerfile.MaxPath {
+		return config, fmt.Errorf("the user or the directory of the base has more than %d bytes", dockerfile.MaxPath)
+	}
 	if config.User == "root" {
 		config.User = ""
 	}
 	return config, nil
 }
 
-// environment returns what /proc/self/environ says, without what an account or a fork brings.
-func environment(text string) map[string]string {
-	env := make(map[string]string)
+// environment returns what /proc/self/environ says, without what an account or a fork brings. It
+// refuses what no step could have: the guest may say anything.
+func environment(text string) (map[string]string, error) {
+	size, env := 0, make(map[string]string)
 	for kv := range strings.SplitSeq(text, "\x00") {
 		k, v, ok := strings.Cut(kv, "=")
 		switch {
 		case !ok, k == "HOME", k == "USER", k == "LOGNAME", k == "HOSTNAME", k == "PWD", k == "SHLVL", k == "_":
 		case strings.HasPrefix(k, "FORKD_"), strings.HasPrefix(k, "E2B_"):
 		default:
-			env[k] = v
+			if err := dockerfile.Put(env, &size, k, v); err != nil {
+				return nil, fmt.Errorf("the environment of the base: %w", err)
+			}
 		}
 	}
-	return env
+	return env, nil
 }
 
 // there reports whether a base that is a snapshot is still the one that the plan was made for.

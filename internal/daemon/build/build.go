@@ -219,7 +219,7 @@ func (b *Builder) Build(ctx context.Context, req Request, files *Context, o Obse
 		return Result{}, err
 	}
 	defer free()
-	req.Dockerfile.Files = files.files
+	req.Dockerfile.Files = files.Files()
 	req.Dockerfile.Base = func(ctx context.Context, name string) (plan.Base, dockerfile.Config, error) {
 		return b.base(ctx, req, name)
 	}

@@ -41,7 +41,7 @@ func TestUnpackIsBounded(t *testing.T) {
 	for _, left := range []int64{2 << 10, 2<<10 - 1} {
 		ctx := &Context{dir: t.TempDir(), times: map[string]time.Time{}, seen: map[string]int{}, left: left}
 		for n, dir := range []string{"one", "two"} {
-			err := ctx.Unpack(bytes.NewReader(z.Bytes()), dir)
+			err := ctx.Unpack(t.Context(), bytes.NewReader(z.Bytes()), dir)
 			var bad *invalid.Error
 			if over := n > 0 || left < 2<<10; errors.As(err, &bad) != over {
 				t.Errorf("%d bytes, archive %d: %v", left, n, err)

@@ -3,6 +3,7 @@ package build
 import (
 	"archive/tar"
 	"bufio"
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -27,7 +28,8 @@ import (
 const (
 	maxContext = 8 << 30 // bytes of content
 	maxEntries = 1 << 20
-	keepFree   = 1 << 30 // bytes on the disk, for others
+	maxNames   = 64 << 20 // bytes of the names of entries and of the targets of links
+	keepFree   = 1 << 30  // bytes on the disk, for others
 )
 
 // Context is a build context that a client has sent: the list of its files, and their content by digest.
@@ -38,17 +40,19 @@ type Context struct {
 
 	seen map[string]int // indexes of files, by path
 	left int64          // bytes of content that it may still take
+
+	names int // bytes; see maxNames
 }
 
 // Close removes the content.
 func (c *Context) Close() error { return os.RemoveAll(c.dir) }
 
-// Store takes the entries of an archive whose names begin with prefix as a build context. The error is an
-// *invalid.Error if the archive is at fault.
-func (b *Builder) Store(in *tar.Reader, prefix string) (*Context, error) {
+// Store takes the entries of an archive whose names begin with prefix as a build context, until ctx is done.
+// The error is an *invalid.Error if the archive is at fault.
+func (b *Builder) Store(ctx context.Context, in *tar.Reader, prefix string) (*Context, error) {
 	c, err := b.NewContext()
 	if err == nil {
-		if err = c.unpack(in, prefix, ""); err != nil {
+		if err = c.unpack(ctx, in, prefix, ""); err != nil {
 			err = errors.Join(err, c.Close())
 		}
 	}
@@ -64,9 +68,9 @@ func (b *Builder) NewContext() (*Context, error) {
 	return &Context{dir: dir, times: make(map[string]time.Time), seen: make(map[string]int), left: maxContext}, nil
 }
 
-// Unpack takes the entries of an archive, which may be compressed, into a directory of the context. The
-// error is an *invalid.Error if the archive is at fault.
-func (c *Context) Unpack(archive io.Reader, dir string) error {
+// Unpack takes the entries of an archive, which may be compressed, into a new directory of the context, until
+// ctx is done. The error is an *invalid.Error if the archive is at fault.
+func (c *Context) Unpack(ctx context.Context, archive io.Reader, dir string) error {
 	plain, err := decompress(bufio.NewReaderSize(archive, 64<<10))
 	if err == nil && plain == nil {
 		err = errors.New("it is no tar archive")
@@ -74,21 +78,34 @@ func (c *Context) Unpack(archive io.Reader, dir string) error {
 	if err != nil {
 		return &invalid.Error{Field: "archive", Reason: err.Error()}
 	}
-	return c.unpack(tar.NewReader(&sent{r: plain}), "", dir)
+	return c.unpack(ctx, tar.NewReader(&sent{r: &readUntil{ctx, plain}}), "", dir)
 }
 
-// Below returns the entries in a directory of the context, as sources of a plan.
-func (c *Context) Below(dir string) (files []plan.File) {
-	for _, f := range c.files {
-		if name, ok := strings.CutPrefix(f.Path, dir+"/"); ok {
-			f.To = name
-			files = append(files, f)
-		}
+// readUntil is a reader that ends with its context.
+type readUntil struct {
+	ctx context.Context
+	r   io.Reader
+}
+
+// Read implements io.Reader.
+func (r *readUntil) Read(p []byte) (int, error) {
+	if err := r.ctx.Err(); err != nil {
+		return 0, err
 	}
-	return files
+	return r.r.Read(p)
 }
 
-func (c *Context) unpack(in *tar.Reader, prefix, dir string) error {
+// Files returns the entries of the context, sorted by their paths. They are for reading only.
+func (c *Context) Files() []plan.File {
+	slices.SortFunc(c.files, func(a, b plan.File) int { return strings.Compare(a.Path, b.Path) })
+	for i := range c.files {
+		c.seen[c.files[i].Path] = i
+	}
+	return c.files
+}
+
+func (c *Context) unpack(ctx context.Context, in *tar.Reader, prefix, dir string) error {
+	before := len(c.files)
 	for {
 		h, err := in.Next()
 		if errors.Is(err, io.EOF) {
@@ -97,18 +114,14 @@ func (c *Context) unpack(in *tar.Reader, prefix, dir string) error {
 		if err == nil {
 			err = c.add(h, in, prefix, dir)
 		}
+		if err == nil {
+			err = ctx.Err()
+		}
 		if err != nil {
 			return err
 		}
 	}
-	if err := c.complete(); err != nil {
-		return err
-	}
-	slices.SortFunc(c.files, func(a, b plan.File) int { return strings.Compare(a.Path, b.Path) })
-	for i := range c.files {
-		c.seen[c.files[i].Path] = i
-	}
-	return nil
+	return c.complete(before)
 }
 
 // nameIn returns the path of an entry of an archive in the context: "" for the context's own directory.
@@ -129,7 +142,16 @@ func nameIn(name, prefix, dir string) (string, error) {
 // add takes one entry. Of two by one name the later counts, as where an archive is unpacked.
 func (c *Context) add(h *tar.Header, in io.Reader, prefix, dir string) error {
 	name, err := nameIn(h.Name, prefix, dir)
-	if err != nil || name == dir {
+	switch {
+	case err != nil:
+		return err
+	case h.Typeflag == tar.TypeDir && h.Size != 0:
+		return invalid.Errorf("archive", "entry %.200q: it is a directory, and has content", h.Name)
+	case name == dir && h.Typeflag != tar.TypeDir:
+		return invalid.Errorf("archive", "entry %.200q: it has the name of the context itself, and is no directory",
+			h.Name)
+	}
+	if err := c.count(len(name) + len(h.Linkname)); err != nil || name == dir {
 		return err
 	}
 	f := plan.File{Path: name, Mode: uint32(h.Mode) & 0o7777}
@@ -175,26 +197,44 @@ func (c *Context) add(h *tar.Header, in io.Reader, prefix, dir string) error {
 		c.files[at] = f
 		return nil
 	}
+	return c.insert(f)
+}
+
+// count counts names and targets of links, those of entries that replace others too.
+func (c *Context) count(bytes int) error {
+	if c.names += bytes; c.names > maxNames {
+		return invalid.Errorf("archive", "the names and links of the build context have more than %d MiB: leave files "+
+			"out in .dockerignore", maxNames>>20)
+	}
+	return nil
+}
+
+// insert adds an entry to the list of files.
+func (c *Context) insert(f plan.File) error {
 	if len(c.files) >= maxEntries {
 		return invalid.Errorf("archive", "the build context has more than %d files: leave some out in .dockerignore",
 			maxEntries)
 	}
-	c.seen[name] = len(c.files)
+	c.seen[f.Path] = len(c.files)
 	c.files = append(c.files, f)
 	return nil
 }
 
-// complete adds directories that are only in the names of others.
-func (c *Context) complete() error {
-	for i := 0; i < len(c.files); i++ {
+// complete adds directories that are only in the names of entries, from the one with an index on.
+func (c *Context) complete(from int) error {
+	for i := from; i < len(c.files); i++ {
 		dir := path.Dir(c.files[i].Path)
 		if at, ok := c.seen[dir]; ok && c.files[at].Kind != plan.KindDir {
 			return invalid.Errorf("archive", "entry %.200q: it is below another that is no directory", c.files[i].Path)
 		} else if ok || dir == "." {
 			continue
 		}
-		c.seen[dir] = len(c.files)
-		c.files = append(c.files, plan.File{Path: dir, Kind: plan.KindDir, Mode: 0o755})
+		if err := c.count(len(dir)); err != nil {
+			return err
+		}
+		if err := c.insert(plan.File{Path: dir, Kind: plan.KindDir, Mode: 0o755}); err != nil {
+			return err
+		}
 	}
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"path"
+	"slices"
 	"strings"
 
 	"github.com/forkd/forkd/internal/build/dockerfile"
@@ -32,10 +33,15 @@ const loginShell = `shell=/bin/sh; [ ! -x /bin/bash ] || shell=/bin/bash; exec "
 // it is 0 before them and after them.
 type reader struct {
 	from  Plan
-	files func(hash string) []plan.File // of an archive that was sent
+	files []plan.File // of the archives that were sent, each below its hash; sorted by their paths
 	plan  plan.Plan
 
-	env     map[string]string
+	words    *dockerfile.Expander
+	env      map[string]string
+	envBytes int               // see dockerfile.Put
+	elses    map[string]string // values of variables that no step has set: those of root
+	entries  int               // of the archives in all sources
+
 	user    string // empty: root
 	dir     string // absolute
 	settled bool   // a step has chosen the user
@@ -45,15 +51,22 @@ type reader struct {
 
 // read makes the plan of a template that begins with a base, whose settings are known. The error is a
 // *stepError.
-func (r *reader) read(tag string, base plan.Base, c dockerfile.Config) (*plan.Plan, error) {
-	r.env, r.user, r.dir = maps.Clone(c.Env), c.User, cmp.Or(c.Dir, "/")
-	if r.env == nil {
-		r.env = make(map[string]string)
+func (r *reader) read(ctx context.Context, tag string, base plan.Base, c dockerfile.Config) (*plan.Plan, error) {
+	r.words, r.user, r.dir = dockerfile.NewExpander(ctx), c.User, cmp.Or(c.Dir, "/")
+	r.env = make(map[string]string)
+	r.elses = map[string]string{"HOME": "/root", "USER": "root", "LOGNAME": "root", "PWD": r.dir}
+	for name, value := range c.Env {
+		if err := dockerfile.Put(r.env, &r.envBytes, name, value); err != nil {
+			return nil, &stepError{Base, fmt.Errorf("the environment of the base: %w", err)}
+		}
 	}
 	r.plan.Steps = []plan.Step{{Name: "FROM " + cmp.Or(base.Image, base.Snapshot), From: -1, Base: &base}}
 	for n := range r.from.Steps {
 		s := &r.from.Steps[n]
 		r.n, r.force = n+1, r.force || s.Force
+		if err := ctx.Err(); err != nil {
+			return nil, &stepError{fmt.Sprint(r.n), err}
+		}
 		if err := r.step(s); err != nil {
 			return nil, &stepError{fmt.Sprint(r.n), &ownError{fmt.Errorf("%s: %w", s.text(), err)}}
 		}
@@ -85,15 +98,25 @@ func (r *reader) process(command, user string) plan.Process {
 		Dir: r.dir}
 }
 
-// expand puts the values of variables into a text, of which root's are those that no step has set.
-func (r *reader) expand(text string) (string, error) {
-	env := map[string]string{"HOME": "/root", "USER": "root", "LOGNAME": "root", "PWD": r.dir}
-	maps.Copy(env, r.env)
-	return dockerfile.Expand(text, env)
+// expand puts the values of variables into a text, and for variables that no step has set those of root.
+func (r *reader) expand(text string) (string, error) { return r.words.Expand(text, r.env, r.elses) }
+
+// expandPath expands a text that is to name a file or a user.
+func (r *reader) expandPath(text string) (string, error) {
+	text, err := r.expand(text)
+	if err == nil {
+		err = checkPath(text)
+	}
+	return text, err
 }
 
-// maxEnv bounds the variables of one step, in bytes: Linux gives a program 2 MiB for all that it has.
-const maxEnv = 1 << 20
+// checkPath refuses a name that every later step would repeat at length.
+func checkPath(name string) error {
+	if len(name) > dockerfile.MaxPath {
+		return fmt.Errorf("%.40q: the name has %d bytes: want at most %d", name, len(name), dockerfile.MaxPath)
+	}
+	return nil
+}
 
 func (r *reader) step(s *Step) error {
 	name := fmt.Sprintf("[%d/%d] %s", r.n, len(r.from.Steps), s.text())
@@ -107,11 +130,14 @@ func (r *reader) step(s *Step) error {
 	case typeEnv, typeArg:
 		return r.setEnv(s.Args)
 	case typeWorkdir:
-		dir, err := r.expand(s.Args[0])
+		dir, err := r.expandPath(s.Args[0])
 		if err != nil {
 			return err
 		}
-		r.dir = r.absolute(dir)
+		if dir = r.absolute(dir); len(dir) > dockerfile.MaxPath {
+			return checkPath(dir)
+		}
+		r.dir, r.elses["PWD"] = dir, dir
 		r.add(name, plan.Step{Dir: &plan.Dir{Path: r.dir, Owner: r.user}})
 	case typeUser:
 		return r.setUser(name, s.Args[0])
@@ -129,24 +155,25 @@ func (r *reader) absolute(p string) string {
 }
 
 func (r *reader) setEnv(args []string) error {
-	set, bytes := make(map[string]string), 0
-	for n := 0; n < len(args); n += 2 {
-		value, err := r.expand(args[n+1])
+	values := make([]string, len(args)/2) // each is expanded with what the variables were before the step
+	for n := range values {
+		value, err := r.expand(args[2*n+1])
 		if err != nil {
-			return fmt.Errorf("%s: %w", args[n], err)
+			return fmt.Errorf("%s: %w", args[2*n], err)
 		}
-		if bytes += len(args[n]) + len(value); bytes > maxEnv {
-			return fmt.Errorf("%s: the variables of the step have more than %d KiB", args[n], maxEnv>>10)
-		}
-		set[args[n]] = value
+		values[n] = value
 	}
-	maps.Copy(r.env, set)
+	for n, value := range values {
+		if err := dockerfile.Put(r.env, &r.envBytes, args[2*n], value); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
 // setUser makes an account the user of what follows. One that is not there is made.
 func (r *reader) setUser(name, user string) error {
-	user, err := r.expand(user)
+	user, err := r.expandPath(user)
 	if err != nil {
 		return err
 	}
@@ -161,7 +188,7 @@ func (r *reader) setUser(name, user string) error {
 }
 
 func (r *reader) copy(name string, s *Step) error {
-	to, err := r.expand(s.Args[1])
+	to, err := r.expandPath(s.Args[1])
 	if err != nil {
 		return err
 	}
@@ -183,29 +210,52 @@ func (r *reader) copy(name string, s *Step) error {
 
 // source returns what of an archive a step copies: a file, or what is in a directory.
 func (r *reader) source(s *Step) (plan.Source, error) {
-	files, at := r.files(s.FilesHash), sourceOf(s.Args[0])
-	if at == "" {
-		return plan.Source{Files: files, Dir: true}, nil
+	name := sourceOf(s.Args[0])
+	if name == "" {
+		return r.below(s.FilesHash)
 	}
-	src, found := plan.Source{}, false
-	for _, f := range files {
-		below, ok := strings.CutPrefix(f.To, at+"/")
-		switch {
-		case f.To == at:
-			found, src.Dir = true, f.Kind == plan.KindDir
-			if !src.Dir {
-				f.To = path.Base(at)
-				src.Files = append(src.Files, f)
-			}
-		case ok:
-			f.To = below
-			src.Files = append(src.Files, f)
-		}
+	name = path.Join(s.FilesHash, name)
+	i := r.search(name)
+	if i == len(r.files) || r.files[i].Path != name {
+		return plan.Source{}, errors.New("the archive that was sent does not have the source")
 	}
-	if !found {
-		return src, errors.New("the archive that was sent does not have the source")
+	f := r.files[i]
+	if f.Kind == plan.KindDir {
+		return r.below(name)
+	}
+	f.To = path.Base(name)
+	return plan.Source{Files: []plan.File{f}}, r.count(1)
+}
+
+// below returns the entries in a directory of the archives as a source.
+func (r *reader) below(dir string) (plan.Source, error) {
+	files := r.files[r.search(dir+"/"):r.search(dir+"0")] // '0' is the byte after '/'
+	src := plan.Source{Dir: true}
+	if err := r.count(len(files)); err != nil {
+		return src, err
+	}
+	src.Files = slices.Clone(files)
+	for i := range src.Files {
+		src.Files[i].To = src.Files[i].Path[len(dir)+1:]
 	}
 	return src, nil
+}
+
+// search returns the index of the first entry of the archives that is not before a name.
+func (r *reader) search(name string) int {
+	i, _ := slices.BinarySearchFunc(r.files, name, func(f plan.File, name string) int {
+		return strings.Compare(f.Path, name)
+	})
+	return i
+}
+
+// count counts entries of a source.
+func (r *reader) count(entries int) error {
+	if r.entries += entries; r.entries > dockerfile.MaxCopied(len(r.files)) {
+		return fmt.Errorf("the steps copy the %d files that were sent too many times: want at most %d files in all",
+			len(r.files), dockerfile.MaxCopied(len(r.files)))
+	}
+	return nil
 }
 
 // warm starts the command that is to run on in the template, and waits until the template is ready.
@@ -234,6 +284,6 @@ func (w *work) planOf(ctx context.Context) (*plan.Plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &reader{from: w.plan, files: w.files.Below}
-	return r.read(w.bd.Template, base, config)
+	r := &reader{from: w.plan, files: w.files.Files()}
+	return r.read(ctx, w.bd.Template, base, config)
 }

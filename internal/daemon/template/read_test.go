@@ -50,21 +50,19 @@ func describe(p *plan.Plan) (lines []string) {
 	return lines
 }
 
-func readSteps(p Plan) (*plan.Plan, error) {
-	file := func(path, kind string) plan.File {
-		_, to, _ := strings.Cut(path, "/")
-		return plan.File{Path: path, To: to, Kind: kind}
-	}
-	files := map[string][]plan.File{"h": {file("h/d", plan.KindDir), file("h/d/x", plan.KindFile),
-		file("h/d2", plan.KindFile), file("h/l", plan.KindLink)}}
-	r := &reader{from: p, files: func(hash string) []plan.File { return files[hash] }}
-	return r.read("made", plan.Base{Snapshot: "base", Digest: "d"}, dockerfile.Config{Env: map[string]string{"P": "/bin"},
-		User: "user", Dir: "/home/user"})
+func readSteps(t *testing.T, p Plan) (*plan.Plan, error) {
+	t.Helper()
+	r := &reader{from: p, files: []plan.File{{Path: "a", Kind: plan.KindDir}, {Path: "a/d", Kind: plan.KindDir},
+		{Path: "h", Kind: plan.KindDir}, {Path: "h-", Kind: plan.KindDir}, {Path: "h-/d", Kind: plan.KindFile},
+		{Path: "h/d", Kind: plan.KindDir}, {Path: "h/d-", Kind: plan.KindFile}, {Path: "h/d/x", Kind: plan.KindFile},
+		{Path: "h/d2", Kind: plan.KindFile}, {Path: "h/l", Kind: plan.KindLink}}}
+	return r.read(t.Context(), "made", plan.Base{Snapshot: "base", Digest: "d"},
+		dockerfile.Config{Env: map[string]string{"P": "/bin"}, User: "user", Dir: "/home/user"})
 }
 
 // A step runs with what the steps before it have set, and from one that is forced on all are.
 func TestStepsBecomeAPlan(t *testing.T) {
-	p, err := readSteps(Plan{StartCmd: "serve", Steps: []Step{
+	p, err := readSteps(t, Plan{StartCmd: "serve", Steps: []Step{
 		{Type: typeEnv, Args: []string{"A", "1", "Q", `$A "${NO:-3}" \n '$P' $(x)` + "`"}},
 		{Type: typeRun, Args: []string{"one"}},
 		{Type: typeWorkdir, Args: []string{"sub/../x$A"}},
@@ -84,7 +82,7 @@ func TestStepsBecomeAPlan(t *testing.T) {
 		`3 dir /home/user/x1 of "user"`,
 		`5 force copy /home/user/x1/to/ owner "user" mode "" dir true: h/d/x>x`,
 		`6 force copy /l2 owner "user" mode "0600" dir false: h/l>l`,
-		`7 force copy /home/user/x1/ owner "root" mode "" dir true: h/d>d h/d/x>d/x h/d2>d2 h/l>l`,
+		`7 force copy /home/user/x1/ owner "root" mode "" dir true: h/d>d h/d->d- h/d/x>d/x h/d2>d2 h/l>l`,
 		`8 force run other by "" in "" with `,
 		`9 force run two by "root" in "/home/user/x1" with A=/home/user/x1 P=/bin Q=/root`,
 		`0 force warm serve by "other" in "/home/user/x1" with A=/home/user/x1 P=/bin Q=/root probe 20`,
@@ -97,7 +95,7 @@ func TestStepsBecomeAPlan(t *testing.T) {
 
 // Without a step that chooses a user, the template has that of what it is made of.
 func TestUserIsKept(t *testing.T) {
-	p, err := readSteps(Plan{ReadyCmd: "up"})
+	p, err := readSteps(t, Plan{ReadyCmd: "up"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,7 +113,7 @@ func TestWrongStepsSayWhichTheyAre(t *testing.T) {
 		{Type: typeEnv, Args: []string{"A", "${"}},
 		{Type: typeUser, Args: []string{"a b"}},
 	} {
-		_, err := readSteps(Plan{Steps: []Step{{Type: typeRun, Args: []string{"x"}}, s}})
+		_, err := readSteps(t, Plan{Steps: []Step{{Type: typeRun, Args: []string{"x"}}, s}})
 		var at *stepError
 		var own *ownError
 		if !errors.As(err, &at) || at.step != "2" || !errors.As(err, &own) {

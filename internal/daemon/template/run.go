@@ -36,7 +36,7 @@ func (b *Builder) run(ctx context.Context, bd *Build, p Plan) error {
 		w.req.DiskMiB = build.ImageDiskMiB + bd.FreeMiB
 	}
 	var err error
-	if w.files, err = w.unpack(); err == nil {
+	if w.files, err = w.unpack(ctx); err == nil {
 		_, err = b.cfg.Builds.BuildFrom(ctx, w.req, w.files, w.planOf, w)
 		if closed := w.files.Close(); closed != nil {
 			b.cfg.Log.Warn("remove the files of a build", "template", bd.Template, "error", closed)
@@ -72,7 +72,7 @@ func (w *work) reasonOf(ctx context.Context, err error) *stepError {
 }
 
 // unpack takes what the archives of the steps have.
-func (w *work) unpack() (*build.Context, error) {
+func (w *work) unpack(ctx context.Context) (*build.Context, error) {
 	files, err := w.b.cfg.Builds.NewContext()
 	if err != nil {
 		return nil, err
@@ -86,7 +86,7 @@ func (w *work) unpack() (*build.Context, error) {
 		have[s.FilesHash] = true
 		f, err := os.Open(w.b.uploads.path(w.bd.ID, s.FilesHash))
 		if err == nil {
-			err = files.Unpack(f, s.FilesHash)
+			err = files.Unpack(ctx, f, s.FilesHash)
 			err = errors.Join(err, f.Close())
 		}
 		if err != nil {

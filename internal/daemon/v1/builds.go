@@ -38,7 +38,8 @@ func (a *api) build(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	move := newTransfer(r.Context(), w, a.Face.Limits.Stall)
-	req, files, err := a.readBuild(tar.NewReader(fromClient{move, http.MaxBytesReader(w, r.Body, maxBuildArchive)}))
+	req, files, err := a.readBuild(r.Context(),
+		tar.NewReader(fromClient{move, http.MaxBytesReader(w, r.Body, maxBuildArchive)}))
 	if err := move.end(err); err != nil {
 		return err
 	}
@@ -80,7 +81,8 @@ func buildError(err error) error {
 }
 
 // readBuild reads the archive of a build request.
-func (a *api) readBuild(in *tar.Reader) (req build.Request, files *build.Context, err error) {
+func (a *api) readBuild(ctx context.Context, in *tar.Reader) (req build.Request, files *build.Context,
+	err error) {
 	h, err := in.Next()
 	if err != nil {
 		return req, nil, archiveError(err)
@@ -108,7 +110,7 @@ func (a *api) readBuild(in *tar.Reader) (req build.Request, files *build.Context
 	if err := req.Check(); err != nil {
 		return req, nil, err
 	}
-	files, err = a.Builds.Store(in, apiv1.BuildContext)
+	files, err = a.Builds.Store(ctx, in, apiv1.BuildContext)
 	return req, files, archiveError(err)
 }
 
