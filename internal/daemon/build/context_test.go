@@ -133,6 +133,10 @@ func TestUnpackEndsWithItsContext(t *testing.T) {
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("a build that was canceled before: %v", err)
 	}
+	in := tar.NewReader(archiveOf(t, tar.Header{Name: "x", Typeflag: tar.TypeDir}))
+	if err := newContext(t).unpack(ctx, in, "", ""); !errors.Is(err, context.Canceled) {
+		t.Errorf("the archive of a request that was canceled: %v", err)
+	}
 }
 
 // The guest says what its environment is.
