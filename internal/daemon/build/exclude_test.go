@@ -11,8 +11,8 @@ import (
 	"github.com/forkd/forkd/internal/build/dockerfile"
 )
 
-// archiveOf has files, directories ("a/") and hard links ("a=b").
-func archiveOf(t *testing.T, names ...string) io.Reader {
+// guestArchive has files, directories ("a/") and hard links ("a=b").
+func guestArchive(t *testing.T, names ...string) io.Reader {
 	t.Helper()
 	var text bytes.Buffer
 	out := tar.NewWriter(&text)
@@ -45,7 +45,7 @@ func TestEntriesAreLeftOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	long := strings.Repeat("long/", 60) + "name"
-	r := without(archiveOf(t, "./", "./a.txt", "./keep.txt", "./drop/", "./drop/x", "./sub/", "./sub/a.txt",
+	r := without(guestArchive(t, "./", "./a.txt", "./keep.txt", "./drop/", "./drop/x", "./sub/", "./sub/a.txt",
 		"./b=./keep.txt", "./drop/y=./keep.txt", "./"+long), leave)
 	var got []string
 	for in := tar.NewReader(r); ; {
@@ -65,7 +65,7 @@ func TestEntriesAreLeftOut(t *testing.T) {
 	if want := "./ ./keep.txt ./sub/ ./sub/a.txt ./b ./" + long; strings.Join(got, " ") != want {
 		t.Errorf("%q are left, want %s", got, want)
 	}
-	for _, bad := range []io.Reader{archiveOf(t, "./a.txt", "./b=./a.txt"), strings.NewReader("no archive")} {
+	for _, bad := range []io.Reader{guestArchive(t, "./a.txt", "./b=./a.txt"), strings.NewReader("no archive")} {
 		r := without(bad, leave)
 		if _, err := io.ReadAll(r); err == nil {
 			t.Error("an archive with a link to nothing, or none, is taken")
