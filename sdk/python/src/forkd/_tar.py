@@ -2,24 +2,253 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from typing import IO, Any
+import stat
+from typing import IO, TYPE_CHECKING, Any
 
 from ._errors import ForkdError, InvalidArgumentError
+
+if TYPE_CHECKING:
+    from tarfile import TarFile, TarInfo
+
+# Bounds on an archive and on the names in it; the daemon has the same.
+MAX_BYTES = 64 << 30
+MAX_ENTRIES = 4 << 20
+MAX_NAME = 4096  # bytes
+MAX_PART = 255  # bytes
+MAX_PARTS = 255
+MAX_READ = 1 << 20  # bytes that the module tarfile reads at once, such as those of an extended header
+MAX_LINKS = 40  # links that Linux follows in one path
+
+DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Refused(Exception):
+    """Why an archive is not unpacked."""
+
+
+def add(archive: IO[bytes], chunk: bytes) -> None:
+    """Adds a part of an archive that a sandbox sends."""
+    if archive.tell() + len(chunk) > MAX_BYTES:
+        raise ForkdError(
+            f"the archive of the sandbox has more than {MAX_BYTES} bytes",
+            code="bad_archive",
+            fix="read a smaller directory",
+        )
+    archive.write(chunk)
 
 
 def unpack(archive: IO[bytes], to: str) -> None:
     """Unpacks what a sandbox made. It may have put anything into it: nothing leads out of the directory,
-    and there are no devices."""
+    and there are no devices. The filters of the module tarfile have had holes, so that this has its own
+    rules: no link is followed, and links are made last."""
     import tarfile
 
     os.makedirs(to, exist_ok=True)
     archive.seek(0)
+    root = os.open(to, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with tarfile.open(fileobj=archive, mode="r:") as tar:
-            tar.extractall(to, filter="data")
-    except tarfile.TarError as e:
+        with tarfile.open(fileobj=_Bounded(archive), mode="r:") as tar:  # type: ignore[call-overload]
+            _Unpacking(root).all(tar)
+    except (Refused, tarfile.TarError, ValueError, RecursionError) as e:
         raise ForkdError(f"the archive of the sandbox cannot be unpacked in {to}: {e}", code="bad_archive") from e
+    finally:
+        os.close(root)
+
+
+class _Bounded:
+    """An archive whose headers do not fill the memory."""
+
+    def __init__(self, archive: IO[bytes]) -> None:
+        self.seek, self.tell, self._archive, self._ends = archive.seek, archive.tell, archive, 0
+
+    def read(self, size: int) -> bytes:
+        if not 0 <= size <= MAX_READ:
+            raise Refused("a header is too long")
+        data = self._archive.read(size)
+        self._ends = 0 if data or not size else self._ends + 1
+        if self._ends > 8:  # a header that never ends is read again and again
+            raise Refused("it ends in the middle of a header")
+        return data
+
+
+def _parts(name: str) -> list[str]:
+    """The parts of an entry's name; none: it is the directory itself."""
+    if len(os.fsencode(name)) > MAX_NAME:
+        raise Refused(f"the name {name[:50]!r}… has more than {MAX_NAME} bytes")
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    if ".." in parts or "\0" in name:
+        raise Refused(f"{name!r} leads out of the directory, or no file has that name")
+    if len(parts) > MAX_PARTS or any(len(os.fsencode(part)) > MAX_PART for part in parts):
+        raise Refused(f"the name {name[:50]!r}… has more than {MAX_PARTS} parts, or one of more than {MAX_PART} bytes")
+    return parts
+
+
+def _open(root: int, parts: list[str], make: bool) -> int:
+    """Opens a directory below the root, and follows no link."""
+    at = os.dup(root)
+    for part in parts:
+        try:
+            if make:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(part, dir_fd=at)
+            below = os.open(part, DIRECTORY, dir_fd=at)
+        except (NotADirectoryError, FileNotFoundError) as e:
+            raise Refused(f"{part!r} in {'/'.join(parts)!r} is no directory") from e
+        finally:
+            os.close(at)
+        at = below
+    return at
+
+
+def _remove(name: str, at: int) -> None:
+    """Makes room for an entry."""
+    try:
+        os.unlink(name, dir_fd=at)
+    except FileNotFoundError:
+        pass
+    except (IsADirectoryError, PermissionError) as e:
+        if stat.S_ISDIR(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode):
+            raise Refused(f"{name!r} is a directory in one place and something else in another") from e
+        raise
+
+
+class _Unpacking:
+    def __init__(self, root: int) -> None:
+        self.root = root
+        self.hard: dict[str, str] = {}  # name to target
+        self.soft: dict[str, str] = {}
+        self.times: dict[str, float] = {}  # of directories, set when they are full
+
+    def all(self, tar: TarFile) -> None:
+        left, entries = MAX_BYTES, 0
+        while (member := tar.next()) is not None:
+            tar.members = []  # type: ignore[attr-defined]  # it would keep all of them
+            entries, left = entries + 1, left - member.size
+            if entries > MAX_ENTRIES or left < 0 or member.size < 0:
+                raise Refused(f"it has more than {MAX_ENTRIES} entries, or {MAX_BYTES} bytes of content")
+            self.one(tar, member)
+        for name, target in self.hard.items():
+            self.hard_link(name, target)
+        for name, target in self.soft.items():
+            if not self.stays(name.split("/")[:-1], target):
+                raise Refused(f"the link {name!r} leads out of the directory: {target[:50]!r}")
+        for name, target in self.soft.items():
+            *above, last = name.split("/")
+            at = _open(self.root, above, make=True)
+            try:
+                _remove(last, at)
+                os.symlink(target, last, dir_fd=at)
+            finally:
+                os.close(at)
+        for name, time in self.times.items():
+            at = _open(self.root, name.split("/"), make=False)
+            try:
+                _set_time(at, time)
+            finally:
+                os.close(at)
+
+    def one(self, tar: TarFile, member: TarInfo) -> None:
+        if not (parts := _parts(member.name)):
+            return
+        name = "/".join(parts)
+        for earlier in (self.hard, self.soft, self.times):
+            earlier.pop(name, None)
+        if member.isdir():
+            os.close(_open(self.root, parts, make=True))
+            self.times[name] = member.mtime
+        elif member.isreg():
+            at = _open(self.root, parts[:-1], make=True)
+            try:
+                self.file(tar, member, parts[-1], at)
+            finally:
+                os.close(at)
+        elif member.islnk():
+            self.hard[name] = "/".join(_parts(member.linkname))
+        elif member.issym():
+            _check_target(name, member.linkname)
+            self.soft[name] = member.linkname
+        else:
+            raise Refused(f"{name!r} is neither a file nor a directory nor a link")
+
+    def file(self, tar: TarFile, member: TarInfo, name: str, at: int) -> None:
+        _remove(name, at)
+        content = tar.extractfile(member)
+        assert content is not None
+        fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=at)
+        with open(fd, "wb") as file:
+            while chunk := content.read(256 << 10):
+                file.write(chunk)
+            if file.tell() != member.size:
+                raise Refused(f"it ends in the middle of {member.name!r}")
+            file.flush()
+            mode = member.mode & (0o755 if member.mode & 0o100 else 0o644)
+            os.fchmod(fd, mode | 0o600)
+            _set_time(fd, member.mtime)
+
+    def hard_link(self, name: str, target: str) -> None:
+        *above, last = name.split("/")
+        *source, file = target.split("/")
+        there = _open(self.root, source, make=False)
+        try:
+            try:
+                regular = stat.S_ISREG(os.stat(file, dir_fd=there, follow_symlinks=False).st_mode)
+            except FileNotFoundError:
+                regular = False
+            if not regular:
+                raise Refused(f"the link {name!r} leads to no file of the directory: {target!r}")
+            if name == target:
+                return
+            at = _open(self.root, above, make=True)
+            try:
+                _remove(last, at)
+                os.link(file, last, src_dir_fd=there, dst_dir_fd=at, follow_symlinks=False)
+            finally:
+                os.close(at)
+        finally:
+            os.close(there)
+
+    def stays(self, at: list[str], target: str) -> bool:
+        """Whether a link stays in the directory, by way of other links too."""
+        here, todo, followed = list(at), [target], 0
+        while todo:
+            if (link := todo.pop()).startswith("/"):
+                return False
+            parts = link.split("/")
+            for i, part in enumerate(parts):
+                if part in ("", "."):
+                    continue
+                if part == "..":
+                    if not here:
+                        return False
+                    here.pop()
+                    continue
+                here.append(part)
+                if (another := self.link("/".join(here))) is not None:
+                    if (followed := followed + 1) > MAX_LINKS:
+                        return True  # it leads nowhere
+                    here.pop()
+                    todo += ["./" + "/".join(parts[i + 1 :]), another]
+                    break
+        return True
+
+    def link(self, name: str) -> str | None:
+        """Where a link of the archive, or one that was there, leads to; None: the name is no link."""
+        if (target := self.soft.get(name)) is None:
+            with contextlib.suppress(OSError):
+                return os.readlink(name, dir_fd=self.root)
+        return target
+
+
+def _check_target(name: str, target: str) -> None:
+    if not target or "\0" in target or len(os.fsencode(target)) >= MAX_NAME:
+        raise Refused(f"the link {name!r} leads to a name that no file has")
+
+
+def _set_time(fd: int, time: float) -> None:
+    with contextlib.suppress(OverflowError, ValueError):  # no file system has such times
+        os.utime(fd, (time, time))
 
 
 def pack(directory: str, into: IO[bytes]) -> None:

@@ -172,7 +172,7 @@ class Files:
                 "GET", self._sandbox._path("/archive"), params=where(path, user), idle=transport.timeout
             ) as response:
                 for chunk in transport.chunks(response, f"the archive of {path}"):
-                    archive.write(chunk)
+                    _tar.add(archive, chunk)
             if to is not None:
                 _runtime.in_thread(_tar.unpack, archive, os.fspath(to))
                 return None

@@ -1,0 +1,172 @@
+"""Archives that a sandbox has made cannot reach out of the directory that they are unpacked in."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forkd import ForkdError, Sandbox, _tar
+
+FILE, HARD, SOFT, DIR = tarfile.REGTYPE, tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE
+
+
+def archive(*entries: tuple[Any, ...], **more: Any) -> io.BytesIO:
+    """An archive of entries (type, name, content of a file or target of a link, mode)."""
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for kind, name, text, *mode in entries:
+            member = tarfile.TarInfo(name)
+            member.type, member.mode, member.mtime = kind, mode[0] if mode else 0o644, 1234567890
+            member.pax_headers = more
+            content = text.encode() if kind == FILE else b""
+            member.size, member.linkname = len(content), "" if kind == FILE else text
+            tar.addfile(member, io.BytesIO(content))
+    return made
+
+
+def refused(tmp_path: Path, *entries: tuple[Any, ...], match: str = "cannot be unpacked") -> None:
+    with pytest.raises(ForkdError, match=match) as caught:
+        _tar.unpack(archive(*entries), str(tmp_path / "in"))
+    assert caught.value.code == "bad_archive"
+
+
+def test_a_path_that_is_too_long_for_realpath_leads_nowhere(tmp_path: Path) -> None:
+    """CVE-2025-4517: the filters of tarfile ask realpath, which gives up on long paths."""
+    victim = tmp_path / ".ssh" / "authorized_keys"
+    victim.parent.mkdir()
+    victim.write_text("kept")
+    entries: list[tuple[Any, ...]] = []
+    path, long = "", "d" * 247
+    for letter in "abcdefghijklmnop":
+        entries += [(DIR, path + long, ""), (SOFT, path + letter, long)]
+        path += long + "/"
+    links = "/".join("abcdefghijklmnop") + "/" + "l" * 254
+    entries += [
+        (SOFT, links, "../" * 16),
+        (SOFT, "escape", links + "/../.ssh"),
+        (HARD, "flag", "escape/authorized_keys"),
+        (FILE, "flag", "overwritten"),
+    ]
+    refused(tmp_path, *entries)
+    assert victim.read_text() == "kept"
+    assert not os.path.lexists(tmp_path / "in/escape")
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [(FILE, "../evil", "x")],
+        [(FILE, "a/../../evil", "x")],
+        [(DIR, "../evil", "")],
+        [(SOFT, "l", "../out"), (FILE, "l/kept", "x")],
+        [(SOFT, "l", ".."), (SOFT, "l/evil", "x")],
+        [(SOFT, "l", "OUT")],
+        [(SOFT, "a/l", "../../out")],
+        [(DIR, "p/q", ""), (SOFT, "p/q/x", "."), (SOFT, "y", "p/q/x/../../../out")],
+        [(HARD, "h", "../out/kept")],
+        [(SOFT, "l", "."), (HARD, "h", "l/../out/kept")],
+        [(SOFT, "l", "f"), (HARD, "h", "l")],
+        [(HARD, "h", "missing")],
+        [(DIR, "d", ""), (HARD, "h", "d")],
+        [(FILE, "f", "x"), (FILE, "f/g", "x")],
+        [(DIR, "d", ""), (FILE, "d", "x")],
+        [(tarfile.CHRTYPE, "null", "")],
+        [(tarfile.FIFOTYPE, "pipe", "")],
+        [(FILE, "p" * 256, "x")],
+        [(DIR, "d/" * 256, "")],
+        [(FILE, "abc/" * 1100, "x")],
+        [(SOFT, "l", "x" * 4096)],
+    ],
+    ids=lambda entries: f"{entries[-1][1]:.20}",
+)
+def test_nothing_leads_out(tmp_path: Path, entries: list[tuple[Any, ...]]) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/kept").write_text("kept")
+    refused(tmp_path, *[(kind, name, text.replace("OUT", str(tmp_path / "out"))) for kind, name, text in entries])
+    assert os.listdir(tmp_path / "out") == ["kept"] and (tmp_path / "out/kept").read_text() == "kept"
+    assert sorted(os.listdir(tmp_path)) == ["in", "out"]
+
+
+def test_links_that_were_there_are_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "in/p/q").mkdir(parents=True)
+    (tmp_path / "in/l").symlink_to("../out")
+    (tmp_path / "in/p/q/x").symlink_to(".")
+    refused(tmp_path, (FILE, "l/evil", "x"))
+    refused(tmp_path, (DIR, "l", ""))
+    refused(tmp_path, (SOFT, "y", "p/q/x/../../../out"))
+    _tar.unpack(archive((FILE, "l", "x")), str(tmp_path / "in"))  # replaced
+    assert (tmp_path / "in/l").read_text() == "x" and os.listdir(tmp_path / "out") == []
+
+
+def test_ordinary_trees(tmp_path: Path) -> None:
+    to = tmp_path / "in"
+    to.mkdir()
+    (to / "keep").write_text("kept")
+    (to / "other").write_text("of before")
+    os.link(to / "other", tmp_path / "outside")
+    entries = [
+        (DIR, ".", ""),
+        (DIR, "./a/", "", 0o700),
+        (DIR, "a/empty", ""),
+        (FILE, "a/run", "#!/bin/sh\n", 0o6777),
+        (FILE, "a/odd", "x", 0o011),
+        (FILE, "other", "new"),
+        (FILE, "/absolute", "x"),
+        (HARD, "first", "a/run"),  # before what it leads to may come, as GNU tar never does
+        (SOFT, "a/link", "../other"),
+        (SOFT, "chain", "a/link"),
+        (SOFT, "loop", "loop"),
+        (SOFT, "dangling", "a/none"),
+        (FILE, "twice", "x"),
+        (SOFT, "twice", "other"),
+        (SOFT, "again", "other"),
+        (FILE, "again", "x" * 600000),
+    ]
+    for _ in range(2):  # a tree that is there is replaced
+        _tar.unpack(archive(*entries), str(to))
+        assert (to / "a/run").stat().st_mode & 0o7777 == 0o755 and (to / "a/odd").stat().st_mode & 0o7777 == 0o600
+        assert (to / "a/run").stat().st_mtime == (to / "a").stat().st_mtime == 1234567890
+        assert os.listdir(to / "a/empty") == []
+        assert (to / "keep").read_text() == "kept" and (to / "absolute").read_text() == "x"
+        assert (to / "chain").read_text() == "new" and os.readlink(to / "a/link") == "../other"
+        assert (tmp_path / "outside").read_text() == "of before", "a file is replaced, not written to"
+        assert os.path.samefile(to / "first", to / "a/run") and not (to / "first").is_symlink()
+        assert os.readlink(to / "twice") == "other" and os.readlink(to / "loop") == "loop"
+        assert (to / "again").stat().st_size == 600000 and not (to / "again").is_symlink()
+        assert os.readlink(to / "dangling") == "a/none"
+
+
+def test_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused(tmp_path, (FILE, "f", "x", 0o644), (SOFT, "l", "\0"))
+    with pytest.raises(ForkdError, match="a header is too long"):
+        _tar.unpack(archive((FILE, "f", "x"), comment="x" * (2 << 20)), str(tmp_path / "in"))
+    with pytest.raises(ForkdError, match="cannot be unpacked"):
+        _tar.unpack(archive((FILE, "f", "x"), size="-1024"), str(tmp_path / "in"))
+    with pytest.raises(ForkdError, match="of content"):
+        _tar.unpack(archive((FILE, "f", "x"), size=str(1 << 62)), str(tmp_path / "in"))
+    whole = archive((FILE, "f", "x" * 3000)).getvalue()
+    for length in (100, 1000, 3000):
+        with pytest.raises(ForkdError, match="cannot be unpacked"):
+            _tar.unpack(io.BytesIO(whole[:length]), str(tmp_path / "in"))
+    monkeypatch.setattr(_tar, "MAX_ENTRIES", 2)
+    refused(tmp_path, *[(DIR, name, "") for name in "abc"], match="more than 2 entries")
+
+
+def test_an_archive_of_any_length_is_not_kept(
+    sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / "tree"
+    directory.mkdir()
+    (directory / "file").write_bytes(bytes(100_000))
+    sandbox.files.read_tree(directory, tmp_path / "in")
+    monkeypatch.setattr(_tar, "MAX_BYTES", 50_000)
+    with pytest.raises(ForkdError, match="more than 50000 bytes"):
+        sandbox.files.read_tree(directory)
+    with pytest.raises(ForkdError, match="more than 50000 bytes"):
+        sandbox.files.read_tree(directory, tmp_path / "in")
