@@ -132,29 +132,39 @@ function plainHeader(entry: Entry): Uint8Array {
  * Unpacks an archive in a directory. The archive is not trusted: its names must stay in the
  * directory, nothing is written through a link, and links are made last.
  */
-export async function unpackTree(parts: AsyncIterable<Uint8Array>, root: string): Promise<void> {
+export async function unpackTree(
+  parts: AsyncIterable<Uint8Array>,
+  root: string,
+  { platform = builtin("node:os")?.platform(), entries = maxEntries }: { platform?: string; entries?: number } = {},
+): Promise<void> {
   const { fs, path } = modules();
+  let bytes = maxBytes;
   const links: { entry: Entry; name: string }[] = [];
   const modes: { at: string; mode: number }[] = []; // of directories, set when they are full
   await fs.mkdir(root, { recursive: true });
   const reader = new Reader(parts);
   try {
     for (let entry = await reader.next(); entry !== undefined; entry = await reader.next()) {
+      entries -= 1;
+      bytes -= entry.size;
+      if (entries < 0 || bytes < 0) {
+        throw unsafe("the archive has too many entries, or more than 64 GiB of content");
+      }
+      checkName(entry.name, platform);
+      checkName(entry.link, platform);
       const name = entry.name.replace(/^(\.\/)+/, "").replace(/\/+$/, "");
       if (name === "" || name === ".") {
         continue;
       }
-      if (name.split("/").some((part) => part === "" || part === "." || part === "..") || name.includes("\0")) {
-        throw new ForkdError(`the archive has an entry outside of its directory: ${JSON.stringify(entry.name)}`, {
-          code: "unsafe_archive",
-        });
+      if (name.split("/").some((part) => part === "" || part === "." || part === "..")) {
+        throw unsafe(`the archive has an entry outside of its directory: ${JSON.stringify(entry.name)}`);
       }
       const at = await placeFor(fs, path, root, name);
       if (entry.type === "5") {
         await makeDirectory(fs, at);
         modes.push({ at, mode: entry.mode & 0o777 });
       } else if (entry.type === "0") {
-        await fs.rm(at, { recursive: true, force: true });
+        await makeRoom(fs, at);
         await writeFile(fs, at, entry, reader);
       } else if (entry.type === "1" || entry.type === "2") {
         links.push({ entry, name });
@@ -162,7 +172,7 @@ export async function unpackTree(parts: AsyncIterable<Uint8Array>, root: string)
     }
     for (const { entry, name } of links) {
       const at = await placeFor(fs, path, root, name); // once more: a parent may be a link by now
-      await fs.rm(at, { recursive: true, force: true });
+      await makeRoom(fs, at);
       if (entry.type === "2") {
         await fs.symlink(entry.link, at);
       } else {
@@ -180,6 +190,33 @@ export async function unpackTree(parts: AsyncIterable<Uint8Array>, root: string)
 type FS = typeof import("node:fs/promises");
 type Path = typeof import("node:path");
 
+function unsafe(message: string): ForkdError {
+  return new ForkdError(message, { code: "unsafe_archive" });
+}
+
+/** Refuses a name that no file system has, and one that means something else on Windows. */
+function checkName(name: string, platform: string | undefined): void {
+  const length = (text: string): number => encoder.encode(text).length;
+  const parts = name.split("/");
+  if (length(name) > maxName || parts.length > maxParts || parts.some((part) => length(part) > maxPart)) {
+    throw unsafe(`the archive has a name that is too long: ${JSON.stringify(name.slice(0, 50))}…`);
+  }
+  if (name.includes("\0") || (platform === "win32" && /[\\:]/.test(name))) {
+    throw unsafe(`the archive has a name that no file of this host may have: ${JSON.stringify(name)}`);
+  }
+}
+
+/** Removes what an entry replaces. A directory stays: the archive says it is something else too. */
+async function makeRoom(fs: FS, at: string): Promise<void> {
+  const info = await fs.lstat(at).catch(() => undefined);
+  if (info?.isDirectory()) {
+    throw unsafe(`${at} is a directory, and something else in the archive: remove it first`);
+  }
+  if (info !== undefined) {
+    await fs.unlink(at);
+  }
+}
+
 /** Makes the parents of an entry and returns its path. A parent that is a link is refused. */
 async function placeFor(fs: FS, path: Path, root: string, name: string): Promise<string> {
   const parts = name.split("/");
@@ -194,7 +231,7 @@ async function placeFor(fs: FS, path: Path, root: string, name: string): Promise
 async function makeDirectory(fs: FS, at: string): Promise<void> {
   const info = await fs.lstat(at).catch(() => undefined);
   if (info?.isSymbolicLink()) {
-    throw new ForkdError(`${at} is a link: the archive would be unpacked where it leads`, { code: "unsafe_archive" });
+    throw unsafe(`${at} is a link: the archive would be unpacked where it leads`);
   }
   if (info?.isDirectory() !== true) {
     await fs.mkdir(at);
@@ -205,17 +242,13 @@ async function makeDirectory(fs: FS, at: string): Promise<void> {
 async function linked(fs: FS, path: Path, root: string, name: string): Promise<string> {
   const parts = name.replace(/^(\.\/)+/, "").split("/");
   if (parts.some((part) => part === "" || part === "." || part === "..")) {
-    throw new ForkdError(`the archive has a link outside of its directory: ${JSON.stringify(name)}`, {
-      code: "unsafe_archive",
-    });
+    throw unsafe(`the archive has a link outside of its directory: ${JSON.stringify(name)}`);
   }
   const at = await placeFor(fs, path, root, parts.join("/"));
   if ((await fs.lstat(at)).isFile()) {
     return at;
   }
-  throw new ForkdError(`the archive has a link to something else than a file: ${JSON.stringify(name)}`, {
-    code: "unsafe_archive",
-  });
+  throw unsafe(`the archive has a link to something else than a file: ${JSON.stringify(name)}`);
 }
 
 async function writeFile(fs: FS, at: string, entry: Entry, reader: Reader): Promise<void> {
@@ -233,6 +266,13 @@ async function writeFile(fs: FS, at: string, entry: Entry, reader: Reader): Prom
 
 /** The longest extended header that is read: bytes. */
 const longestExtension = 1 << 20;
+
+/** Bounds on an archive and on the names in it; the daemon has the same. */
+const maxBytes = 64 * 2 ** 30; // of content
+const maxEntries = 4 << 20;
+const maxName = 4096; // bytes
+const maxPart = 255; // bytes
+const maxParts = 256; // a name may end with a slash
 
 /** Reads the entries of an archive. */
 class Reader {
@@ -254,7 +294,8 @@ class Reader {
     for await (const _ of this.content()) {
       // what was not wanted of the entry before
     }
-    const extended: Partial<Record<string, string>> = {};
+    const extended: Extension = {};
+    const kinds = new Set<string>(); // of extended headers that this entry had
     for (;;) {
       const bytes = await this.#exactly(block);
       if (bytes.every((byte) => byte === 0)) {
@@ -263,9 +304,13 @@ class Reader {
       }
       const entry = entryOf(bytes);
       if (entry.type === "x" || entry.type === "L" || entry.type === "K") {
-        if (entry.size > longestExtension) {
-          throw new ForkdError("the archive has a header that is too long", { code: "unsafe_archive" });
+        if (!(entry.size >= 0 && entry.size <= longestExtension)) {
+          throw unsafe("the archive has a header that is too long");
         }
+        if (kinds.has(entry.type)) {
+          throw unsafe("the archive has more than one extended header of a kind for an entry");
+        }
+        kinds.add(entry.type);
         const text = decoder.decode(await this.#exactly(entry.size));
         await this.#exactly(padding(entry.size));
         if (entry.type === "x") {
@@ -275,9 +320,12 @@ class Reader {
         }
         continue;
       }
-      entry.name = extended["path"] ?? entry.name;
-      entry.link = extended["linkpath"] ?? entry.link;
-      entry.size = extended["size"] === undefined ? entry.size : Number(extended["size"]);
+      entry.name = extended.path ?? entry.name;
+      entry.link = extended.linkpath ?? entry.link;
+      entry.size = extended.size === undefined ? entry.size : Number(extended.size);
+      if (!Number.isInteger(entry.size) || entry.size < 0) {
+        throw unsafe(`the archive has an entry without a proper size: ${JSON.stringify(entry.name.slice(0, 50))}`);
+      }
       this.#left = entry.size;
       this.#pad = padding(entry.size);
       return entry;
@@ -348,9 +396,16 @@ function entryOf(bytes: Uint8Array): Entry {
   };
 }
 
-/** The records of an extended header. */
-function recordsOf(text: string): Record<string, string> {
-  const found: Record<string, string> = {};
+/** What is kept of extended headers. */
+interface Extension {
+  path?: string;
+  linkpath?: string;
+  size?: string;
+}
+
+/** The records of an extended header that matter here. */
+function recordsOf(text: string): Extension {
+  const found: Extension = {};
   const bytes = encoder.encode(text);
   for (let at = 0; at < bytes.length; ) {
     const length = Number.parseInt(decoder.decode(bytes.subarray(at, at + 20)), 10);
@@ -359,7 +414,10 @@ function recordsOf(text: string): Record<string, string> {
     }
     const line = decoder.decode(bytes.subarray(at, at + length - 1));
     const equals = line.indexOf("=");
-    found[line.slice(line.indexOf(" ") + 1, equals)] = line.slice(equals + 1);
+    const key = line.slice(line.indexOf(" ") + 1, equals);
+    if (key === "path" || key === "linkpath" || key === "size") {
+      found[key] = line.slice(equals + 1);
+    }
     at += length;
   }
   return found;

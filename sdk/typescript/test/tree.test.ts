@@ -109,7 +109,8 @@ test("links are no way out, in any order", async () => {
   mkdirSync(secret);
   writeFileSync(join(secret, "file"), "kept");
   const out = { name: "a", type: "2", link: secret };
-  await unpack([out, { name: "a/file", content: "overwritten" }]);
+  await assert.rejects(unpack([out, { name: "a/file", content: "overwritten" }]), { code: "unsafe_archive" });
+  rmSync(into, { recursive: true });
   await assert.rejects(unpack([out, { name: "a/file", type: "2", link: "x" }]), { code: "unsafe_archive" });
   rmSync(into, { recursive: true });
   await assert.rejects(unpack([out, { name: "b", type: "1", link: "a/file" }]), { code: "unsafe_archive" });
@@ -125,6 +126,69 @@ test("links are no way out, in any order", async () => {
     { code: "unsafe_archive" },
   );
   assert.equal(readFileSync(join(secret, "file"), "utf8"), "kept");
+});
+
+test("a directory is not removed for something else", async () => {
+  mkdirSync(join(into, "d"), { recursive: true });
+  writeFileSync(join(into, "d", "mine"), "kept");
+  for (const entry of [
+    { name: "d", content: "x" },
+    { name: "d", type: "2", link: "x" },
+  ]) {
+    await assert.rejects(unpack([entry]), { code: "unsafe_archive" });
+    assert.equal(readFileSync(join(into, "d", "mine"), "utf8"), "kept");
+  }
+  await unpack([{ name: "f", content: "1" }]);
+  await unpack([{ name: "f", content: "2" }]);
+  await unpack([{ name: "f", type: "2", link: "d" }]);
+  assert.ok(lstatSync(join(into, "f")).isSymbolicLink());
+});
+
+test("names that lead out on Windows are refused there", async () => {
+  for (const entry of [
+    { name: "..\\out", content: "x" },
+    { name: "C:out", content: "x" },
+    { name: "file:stream", content: "x" },
+    { name: "l", type: "2", link: "..\\out" },
+    { name: "l", type: "1", link: "C:out" },
+  ]) {
+    const bytes = archive([entry]);
+    await assert.rejects(unpackTree(inParts(bytes), into, { platform: "win32" }), { code: "unsafe_archive" });
+  }
+  await unpack([{ name: "a\\b:c", content: "x" }]);
+  assert.equal(readFileSync(join(into, "a\\b:c"), "utf8"), "x");
+});
+
+/** An entry with any header, as no library makes it. */
+function raw(name: string, type: string, content: string, size = content.length): Buffer {
+  const block = Buffer.alloc(512 + Math.ceil(content.length / 512) * 512);
+  block.write(name, 0);
+  block.write(`${size.toString(8).padStart(11, "0")}\0`, 124);
+  block.write(type, 156);
+  block.write("ustar\x0000", 257);
+  block.write(content, 512);
+  return block;
+}
+
+test("names, headers, entries and bytes have bounds", async () => {
+  const end = Buffer.alloc(1024);
+  const rejected = (blocks: Buffer[], message: RegExp, options = {}): Promise<void> =>
+    assert.rejects(unpackTree(inParts(Buffer.concat([...blocks, end])), into, options), (error: Error) => {
+      assert.equal((error as { code?: string }).code, "unsafe_archive");
+      assert.match(error.message, message);
+      return true;
+    });
+  for (const name of ["p".repeat(256), "d/".repeat(256) + "f", "abc/".repeat(1100) + "f"]) {
+    await rejected([raw("L", "L", name), raw("f", "0", "")], /too long/);
+    await rejected([raw("K", "K", name), raw("l", "2", "")], /too long/);
+  }
+  await rejected([raw("x", "x", "9 path=a\n"), raw("x", "x", "9 path=b\n"), raw("f", "0", "")], /more than one/);
+  await rejected([raw("L", "L", "a"), raw("L", "L", "b"), raw("f", "0", "")], /more than one/);
+  await rejected([raw("x", "x", "11 size=-1\n"), raw("f", "0", "")], /proper size/);
+  await rejected([raw("x", "x", "10 size=x\n"), raw("f", "0", "")], /proper size/);
+  await rejected([raw("x", "x", "22 size=9000000000000\n"), raw("f", "0", "")], /64 GiB/);
+  await rejected([raw("a", "5", ""), raw("b", "5", ""), raw("c", "5", "")], /entries/, { entries: 2 });
+  assert.equal(existsSync(join(into, "f")), false);
 });
 
 test("an archive that is cut off fails", async () => {
