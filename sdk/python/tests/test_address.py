@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from forkd import Client, ConnectionFailedError, Sandbox
+from forkd import Client, ConnectionFailedError, InvalidArgumentError, Sandbox
 from forkd._address import locate
 
 
@@ -38,6 +38,40 @@ def test_named_then_environment_then_socket(monkeypatch: pytest.MonkeyPatch) -> 
     assert (locate().url, locate().token) == ("http://there:1", "secret")
     assert (locate("http://here:1").url, locate("http://here:1", "").token) == ("http://here:1", "")
     assert "secret" not in repr(locate())
+
+
+@pytest.mark.parametrize("which", ["forkd-run-UID", "forkd-run-UID/forkd", "xdg/forkd"])
+def test_the_directory_of_the_default_socket_is_of_this_user(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, which: str
+) -> None:
+    mine = os.getuid() or 1000  # root's own directory is not below this one
+    monkeypatch.setattr(os, "getuid", lambda: mine)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "xdg") if "xdg" in which else "")
+    directory = tmp_path / which.replace("UID", str(mine))
+    run = directory if directory.name == "forkd" else directory / "forkd"
+    assert locate().url == f"unix://{run}/forkd.sock", "nothing is there yet"
+    run.mkdir(parents=True)
+    assert locate().url == f"unix://{run}/forkd.sock"
+
+    def refused() -> None:
+        with pytest.raises(InvalidArgumentError, match=f"^{directory} may be another user's.* Remove it") as caught:
+            locate()
+        assert caught.value.field == "url"
+        assert locate(f"unix://{run}/forkd.sock").url, "the caller has named it"
+
+    for mode in (0o775, 0o757):
+        directory.chmod(mode)
+        refused()
+    directory.chmod(0o755)
+    if os.geteuid() == 0:
+        os.chown(directory, mine + 1, -1)
+        refused()
+        os.chown(directory, mine, -1)
+        assert locate().url == f"unix://{run}/forkd.sock"
+    directory.rename(tmp_path / "moved")
+    directory.symlink_to(tmp_path / "moved")
+    refused()
 
 
 def test_emulated_host_that_runs(tmp_path: Path) -> None:

@@ -63,12 +63,35 @@ function localSocket(): string {
   if (os === undefined || uid === undefined) {
     throw new InvalidArgumentError("url", "is not given, and there is no FORKD_URL: say where the daemon is");
   }
-  if (uid === 0) {
-    return "/run/forkd/forkd.sock";
+  let run = uid === 0 ? "/run" : env("XDG_RUNTIME_DIR");
+  if (!run?.startsWith("/")) {
+    run = `${env("TMPDIR") ?? "/tmp"}/forkd-run-${uid}`;
+    checkOwner(run, uid);
   }
-  const own = env("XDG_RUNTIME_DIR");
-  const directory = own?.startsWith("/") ? own : `${env("TMPDIR") ?? "/tmp"}/forkd-run-${uid}`;
-  return `${directory}/forkd/forkd.sock`;
+  checkOwner(`${run}/forkd`, uid);
+  return `${run}/forkd/forkd.sock`;
+}
+
+/** Refuses a directory that another user has made, or may write to: the socket in it may be theirs. */
+export function checkOwner(directory: string, uid: number): void {
+  const fs = builtin("node:fs");
+  let there;
+  try {
+    there = fs?.lstatSync(directory);
+  } catch {
+    return; // no daemon is there, which the first request says
+  }
+  if (uid < 0 || there === undefined) {
+    return; // Windows, where directories have no such owners
+  }
+  if (!there.isDirectory() || (there.uid !== uid && there.uid !== 0) || (there.mode & 0o022) !== 0) {
+    throw new InvalidArgumentError(
+      "url",
+      `is not given, and ${directory} may be another user's, and so may the daemon: want a directory, no link, ` +
+        `that user ${uid} or root owns, and that no group and no other user may write to. Remove it, and start ` +
+        "the daemon again; or name the daemon's address as url, or by $FORKD_URL",
+    );
+  }
 }
 
 /** The directory where forkd keeps what it can make again, its emulated hosts among that. */

@@ -1,10 +1,20 @@
 /** Where a daemon is looked for. */
 import assert from "node:assert/strict";
-import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import {
+  chmodSync,
+  chownSync,
+  mkdirSync,
+  mkdtempSync,
+  readFileSync,
+  renameSync,
+  rmSync,
+  symlinkSync,
+  writeFileSync,
+} from "node:fs";
 import { tmpdir, userInfo } from "node:os";
 import { join } from "node:path";
 import { afterEach, beforeEach, test } from "node:test";
-import { findDaemon } from "../src/address.ts";
+import { checkOwner, findDaemon } from "../src/address.ts";
 import { Client } from "../src/index.ts";
 
 const names = ["FORKD_URL", "FORKD_TOKEN", "FORKD_MACHINE", "FORKD_CACHE", "XDG_RUNTIME_DIR", "TMPDIR"];
@@ -66,6 +76,35 @@ test("then the emulated host that runs, with its token", () => {
   });
   process.env["FORKD_MACHINE"] = "other";
   assert.equal(findDaemon().token, "secret");
+});
+
+test("the directory of the default socket is this user's, or root's", () => {
+  const uid = userInfo().uid;
+  const directory = join(cache, "forkd");
+  checkOwner(directory, uid); // nothing is there yet
+  mkdirSync(directory);
+  checkOwner(directory, uid);
+  const refused = (): void => {
+    const want = { name: "InvalidArgumentError", message: /another user's.*Remove it/ };
+    assert.throws(() => checkOwner(directory, uid), want);
+    if (uid !== 0) {
+      process.env["XDG_RUNTIME_DIR"] = cache;
+      assert.throws(() => findDaemon(), want);
+    }
+  };
+  for (const mode of [0o775, 0o757]) {
+    chmodSync(directory, mode);
+    refused();
+  }
+  chmodSync(directory, 0o755);
+  if (uid === 0) {
+    chownSync(directory, 1000, 0);
+    checkOwner(directory, 1000);
+    refused();
+  }
+  renameSync(directory, join(cache, "moved"));
+  symlinkSync(join(cache, "moved"), directory);
+  refused();
 });
 
 test("not one that has stopped, or whose supervisor is another process by now", () => {

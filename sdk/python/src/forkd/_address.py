@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import stat
 import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -94,12 +95,27 @@ def checked(url: str) -> str:
 
 def local_socket() -> str:
     """The socket of a daemon that was started without options by this user."""
-    if os.getuid() == 0:
-        return "/run/forkd/forkd.sock"
-    run = os.environ.get("XDG_RUNTIME_DIR", "")
+    run = "/run" if os.getuid() == 0 else os.environ.get("XDG_RUNTIME_DIR", "")
     if not run.startswith("/"):
         run = os.path.join(os.environ.get("TMPDIR") or "/tmp", f"forkd-run-{os.getuid()}")
+        check_owner(run)
+    check_owner(os.path.join(run, "forkd"))
     return os.path.join(run, "forkd", "forkd.sock")
+
+
+def check_owner(directory: str) -> None:
+    """Refuses a directory that another user has made, or may write to: the socket in it may be theirs."""
+    try:
+        there = os.lstat(directory)
+    except OSError:
+        return  # no daemon is there, which the first request says
+    if not stat.S_ISDIR(there.st_mode) or there.st_uid not in (0, os.getuid()) or there.st_mode & 0o022:
+        raise InvalidArgumentError(
+            f"{directory} may be another user's, and so may the daemon: want a directory, no link, that user "
+            f"{os.getuid()} or root owns, and that no group and no other user may write to. Remove it, and start "
+            "the daemon again; or name the daemon's address by $FORKD_URL or url=",
+            field="url",
+        )
 
 
 def cache_dir() -> str | None:
