@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
@@ -107,12 +108,37 @@ func (t transfer) inTarget() (string, error) {
 	return path.Join(t.remote, filepath.Base(abs)), err
 }
 
-// outTarget returns the local path for the copy of a file or directory of the sandbox.
-func (t transfer) outTarget() string {
-	if s, err := os.Stat(t.local); strings.HasSuffix(t.local, "/") || err == nil && s.IsDir() {
-		return filepath.Join(t.local, path.Base(path.Clean(t.remote)))
+// outTarget returns the local path for the copy of a file or directory of the sandbox. An earlier
+// copy may have brought symbolic links from a sandbox: where the user has named no place beyond one,
+// with a / after it, nothing is written there.
+func (t transfer) outTarget() (string, error) {
+	into := strings.HasSuffix(t.local, "/")
+	if !into {
+		if err := refuseLink(t.local); err != nil {
+			return "", err
+		}
+		s, err := os.Stat(t.local)
+		into = err == nil && s.IsDir()
 	}
-	return t.local
+	base := path.Base(path.Clean(t.remote))
+	if !into || base == "/" {
+		return t.local, nil
+	}
+	target := filepath.Join(t.local, base)
+	return target, refuseLink(target)
+}
+
+// refuseLink returns an error if path is a symbolic link. One to a pipe or to a device may stay:
+// /dev/stdout is such a link.
+func refuseLink(path string) error {
+	if s, err := os.Lstat(path); err != nil || s.Mode()&fs.ModeSymlink == 0 {
+		return nil // other errors come back when it is opened
+	}
+	if s, err := os.Stat(path); err == nil && !s.IsDir() && !s.Mode().IsRegular() {
+		return nil
+	}
+	return fmt.Errorf("%s is a symbolic link, and nothing is written through one: remove it, or name the place itself"+
+		" (a directory behind a link: give the link a / at its end)", path)
 }
 
 func (t transfer) fileIn(ctx context.Context, stdin io.Reader) error {
@@ -147,7 +173,10 @@ func (t transfer) fileOut(ctx context.Context, stdout io.Writer) (err error) {
 		_, err = io.Copy(stdout, r)
 		return err
 	}
-	target := t.outTarget()
+	target, err := t.outTarget()
+	if err != nil {
+		return err
+	}
 	f, err := os.Create(target)
 	if err != nil {
 		return err

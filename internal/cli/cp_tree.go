@@ -51,7 +51,10 @@ func (t transfer) treeOut(ctx context.Context, stdout, notes io.Writer) error {
 		_, err = io.Copy(stdout, archive)
 		return err
 	}
-	target := t.outTarget()
+	target, err := t.outTarget()
+	if err != nil {
+		return err
+	}
 	if err := os.MkdirAll(target, 0o777); err != nil {
 		return err
 	}
