@@ -2,8 +2,10 @@ package client
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -20,6 +22,7 @@ func Default(options ...Option) (*Client, error) {
 			return New(at, its, options...)
 		}
 		address = "unix://" + localSocket(os.Getuid())
+		options = append([]Option{WithPrivateSocket()}, options...)
 	}
 	files, err := tlsFiles()
 	if err != nil {
@@ -61,10 +64,58 @@ func localSocket(uid int) string {
 	run := "/run"
 	if uid != 0 {
 		if run = os.Getenv("XDG_RUNTIME_DIR"); !filepath.IsAbs(run) {
-			run = filepath.Join(os.TempDir(), fmt.Sprintf("forkd-run-%d", uid))
+			run = filepath.Join(os.TempDir(), fmt.Sprint(runPrefix, uid))
 		}
 	}
 	return filepath.Join(run, "forkd", "forkd.sock")
+}
+
+// dialSocket connects to a unix socket. A private one is checked when the connection stands and
+// before anything is sent: its directory may have appeared since New.
+func dialSocket(ctx context.Context, path string, private bool) (net.Conn, error) {
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, "unix", path)
+	if err != nil || !private {
+		return conn, err
+	}
+	if err := checkSocket(path); err != nil {
+		conn.Close()
+		return nil, err
+	}
+	return conn, nil
+}
+
+// runPrefix begins the name of a user's directory for sockets, in the directory for temporary files,
+// where anybody can make one of that name.
+const runPrefix = "forkd-run-"
+
+// checkSocket returns an error if another user than root and this one can have made the unix socket
+// at path. Directories that do not exist have no socket, which connecting finds out.
+func checkSocket(path string) error {
+	dirs := []string{filepath.Dir(path)}
+	if above := filepath.Dir(dirs[0]); strings.HasPrefix(filepath.Base(above), runPrefix) {
+		dirs = []string{above, dirs[0]}
+	}
+	for _, dir := range dirs {
+		s, err := os.Lstat(dir)
+		if err != nil {
+			return nil
+		}
+		reason := ""
+		switch uid, known := ownerOf(s); {
+		case !s.IsDir():
+			reason = "is a symbolic link or not a directory"
+		case known && uid != 0 && uid != os.Getuid():
+			reason = fmt.Sprintf("belongs to user %d", uid)
+		case s.Mode().Perm()&0o022 != 0:
+			reason = fmt.Sprintf("has the mode %#o, with which other users can write to it", s.Mode().Perm())
+		default:
+			continue
+		}
+		return fmt.Errorf("%s %s, so the daemon's socket below it may be somebody else's: remove the directory and"+
+			" start the daemon again, or start it with another --socket, and set FORKD_URL=unix://PATH to that", dir, reason)
+	}
+	return nil
 }
 
 // emulated returns address and token of the daemon in the emulated host, if the host is running.

@@ -3,6 +3,7 @@ package client
 import (
 	"io"
 	"os"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -16,4 +17,13 @@ func isLocked(path string) bool {
 	defer f.Close()
 	lock := unix.Flock_t{Type: unix.F_WRLCK, Whence: io.SeekStart}
 	return unix.FcntlFlock(f.Fd(), unix.F_OFD_GETLK, &lock) == nil && lock.Type != unix.F_UNLCK
+}
+
+// ownerOf returns the user that a file belongs to.
+func ownerOf(s os.FileInfo) (uid int, known bool) {
+	stat, ok := s.Sys().(*syscall.Stat_t)
+	if !ok {
+		return 0, false
+	}
+	return int(stat.Uid), true
 }

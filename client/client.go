@@ -61,9 +61,13 @@ func New(address, token string, options ...Option) (*Client, error) {
 	switch {
 	case u.Scheme == "unix" && u.Host == "" && filepath.IsAbs(u.Path):
 		c.base = "http://forkd"
+		if set.private {
+			if err := checkSocket(u.Path); err != nil {
+				return nil, err
+			}
+		}
 		transport.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
-			var d net.Dialer
-			return d.DialContext(ctx, "unix", u.Path)
+			return dialSocket(ctx, u.Path, set.private)
 		}
 	case (u.Scheme == "http" || u.Scheme == "https") && u.Host != "":
 		c.base = u.Scheme + "://" + u.Host + strings.TrimSuffix(u.Path, "/")

@@ -13,6 +13,17 @@ type Option func(*settings) error
 type settings struct {
 	tls     *tls.Config // of https addresses
 	retries int
+	private bool // the unix socket is at a well-known place; see WithPrivateSocket
+}
+
+// WithPrivateSocket refuses a unix socket that another user than root and the caller can have made:
+// its directory, and one above it whose name begins with forkd-run-, must be theirs and not writable
+// for others. It is for the place where a daemon serves without options, and Default uses it there.
+func WithPrivateSocket() Option {
+	return func(s *settings) error {
+		s.private = true
+		return nil
+	}
 }
 
 // WithCA trusts only the authorities in pem.

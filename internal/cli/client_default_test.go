@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -36,6 +37,24 @@ func TestClientsFindTheDaemonOfTheCommand(t *testing.T) {
 		return address
 	}
 	same("no daemon at all")
+	if os.Getuid() != 0 { // root's socket is not below $XDG_RUNTIME_DIR
+		dir := filepath.Join(os.Getenv("XDG_RUNTIME_DIR"), "forkd")
+		if err := errors.Join(os.Mkdir(dir, 0o700), os.Chmod(dir, 0o777)); err != nil {
+			t.Fatal(err)
+		}
+		_, _, err := connect(t.Context(), "", nil)
+		if _, its := client.Default(); err == nil || its == nil || its.Error() != err.Error() {
+			t.Errorf("a socket that others can have made: the command says %v, the client %v", err, its)
+		}
+		named, _, err := connect(t.Context(), "unix://"+filepath.Join(dir, "forkd.sock"), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		named.Close()
+		if err := os.Chmod(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
 
 	machine := filepath.Join(cache, "machine", "default")
 	if err := os.MkdirAll(filepath.Join(machine, "daemon"), 0o700); err != nil {

@@ -138,6 +138,7 @@ func connect(ctx context.Context, address string, progress io.Writer) (*client.C
 
 // connectWith is connect with a file of the authority for the daemon's certificate.
 func connectWith(ctx context.Context, address, ca string, progress io.Writer) (*client.Client, string, error) {
+	named := cmp.Or(address, os.Getenv(urlEnv)) != ""
 	address, token, err := locate(ctx, address, progress)
 	if err != nil {
 		return nil, "", err
@@ -145,6 +146,9 @@ func connectWith(ctx context.Context, address, ca string, progress io.Writer) (*
 	options, err := tlsOptions(ca)
 	if err != nil {
 		return nil, "", err
+	}
+	if !named && strings.HasPrefix(address, "unix://") {
+		options = append(options, client.WithPrivateSocket())
 	}
 	c, err := client.New(address, token, options...)
 	return c, address, err
