@@ -17,6 +17,7 @@ var errAccel = errors.New("--accel: use kvm or tcg")
 
 func newVersionCmd() *cobra.Command {
 	var c common
+	var must bool
 	cmd := &cobra.Command{
 		Use:   "version",
 		Short: "Print the versions of this program and of the daemon",
@@ -29,6 +30,9 @@ func newVersionCmd() *cobra.Command {
 				return err
 			})
 			if _, usage := errors.AsType[usageError](err); usage {
+				return err
+			}
+			if err != nil && must {
 				return err
 			}
 			if err != nil {
@@ -49,6 +53,7 @@ func newVersionCmd() *cobra.Command {
 			return nil
 		},
 	}
+	cmd.Flags().BoolVar(&must, "daemon", false, "fail if the daemon does not answer: for probes")
 	c.register(cmd)
 	return cmd
 }

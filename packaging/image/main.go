@@ -94,9 +94,9 @@ func config(version string) v1.Config {
 		WorkingDir: "/",
 		Volumes:    map[string]struct{}{stateDir: {}, cacheDir: {}},
 		StopSignal: "SIGTERM",
-		// It asks by the unix socket, for which root needs no token.
+		// It asks by the unix socket, for which root needs no token and where places are kept for it.
 		Healthcheck: &v1.HealthConfig{
-			Test: []string{"CMD", "/usr/bin/forkd", "ls", "-q"}, Interval: 30 * time.Second, Timeout: 5 * time.Second,
+			Test: []string{"CMD", "/usr/bin/forkd", "version", "--daemon"}, Interval: 30 * time.Second, Timeout: 5 * time.Second,
 			StartPeriod: time.Minute, Retries: 3,
 		},
 		Labels: map[string]string{

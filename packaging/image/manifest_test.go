@@ -116,11 +116,16 @@ func TestManifestFitsTheDaemon(t *testing.T) {
 	}
 	for _, probe := range []struct{ got, want string }{
 		{daemon.Startup.HTTPGet.Path, "/healthz"}, {daemon.Readiness.HTTPGet.Path, "/readyz"},
-		{daemon.Liveness.HTTPGet.Path, ""}, {strings.Join(daemon.Liveness.Exec.Command, " "), "/usr/bin/forkd ls -q"},
+		{daemon.Liveness.HTTPGet.Path, ""},
+		{strings.Join(daemon.Liveness.Exec.Command, " "), "/usr/bin/forkd version --daemon"},
+		{strings.Join(config("1").Healthcheck.Test, " "), "CMD /usr/bin/forkd version --daemon"},
 	} {
 		if probe.got != probe.want {
 			t.Errorf("a probe asks for %q, want %s", probe.got, probe.want)
 		}
+	}
+	if cmd, args, err := root.Find(daemon.Liveness.Exec.Command[1:]); err != nil || cmd.ParseFlags(args) != nil {
+		t.Errorf("forkd does not know what the probe runs: %v", err)
 	}
 	document, err := os.ReadFile("../../docs/install.md")
 	if err != nil {

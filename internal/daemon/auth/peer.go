@@ -111,7 +111,7 @@ func isNumber(text string) bool {
 
 // byPeer returns the principal of a peer. A peer without a rule has no rights.
 func (g *Guard) byPeer(p Peer) Principal {
-	who := Principal{Who: fmt.Sprintf("uid:%d", p.UID)}
+	who := Principal{Who: peerWho(p.UID)}
 	switch {
 	case p.UID == nobody:
 		who.Who = "uid:unknown"
@@ -125,6 +125,15 @@ func (g *Guard) byPeer(p Peer) Principal {
 		}
 	}
 	return who
+}
+
+// peerWho is the name of a user at the other end of the unix socket.
+func peerWho(uid uint32) string { return fmt.Sprintf("uid:%d", uid) }
+
+// Operator reports whether p is root or the daemon's own user, at the unix socket and without a
+// token.
+func (p Principal) Operator() bool {
+	return p.Who == peerWho(0) || p.Who == peerWho(uint32(os.Getuid()))
 }
 
 func (r PeerRule) matches(p Peer) bool {

@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/http"
 
+	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/owner"
 )
@@ -20,13 +21,17 @@ type Class struct {
 
 // Gate holds places for the requests of one class that are served at once. Requests beyond them are
 // refused, not queued. No client can take all places, so no client can lock the others out.
+//
+// Its reserve is for the operator (auth.Principal.Operator), when clients have taken all places: who
+// probes the daemon, or suspends its sandboxes before it ends, must not depend on them.
 type Gate struct {
 	Class
-	places *gate.Gate
+	places  *gate.Gate
+	reserve *gate.Gate
 }
 
-// NewGate returns a Gate.
-func NewGate(c Class) *Gate { return &Gate{c, gate.New(c.Total)} }
+// NewGate returns a Gate. Its reserve comes on top of the places of the class.
+func NewGate(c Class) *Gate { return &Gate{c, gate.New(c.Total), gate.New(max(1, c.Total/8))} }
 
 // Errors for a request that finds no place in its class. A client without a token gets 429, because
 // it caused that itself; 503 would say that the daemon is not ready.
@@ -60,6 +65,11 @@ func (g *Gate) Enter(client, sandboxID string) (leave func(), err error) {
 func (g *Gate) Serve(w http.ResponseWriter, r *http.Request, h Handler,
 	fail func(http.ResponseWriter, *http.Request, error)) {
 	leave, err := g.Enter(ClientOf(r), r.PathValue("id"))
+	if err != nil && auth.From(r.Context()).Operator() {
+		if reserved, full := g.reserve.Enter(); full == nil {
+			leave, err = reserved, nil
+		}
+	}
 	if err != nil {
 		fail(w, r, err)
 		return
