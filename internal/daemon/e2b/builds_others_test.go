@@ -102,12 +102,14 @@ func TestVariablesAreBounded(t *testing.T) {
 	for i := range 8 {
 		many = append(many, fmt.Sprintf(`"B%d","$LONG"`, i))
 	}
-	end := r.built(r.request("mine"), `{"fromTemplate":"a.b","steps":[{"type":"ENV","args":["LONG","`+strings.Repeat("x", 30_000)+`"]},
+	end := r.built(r.request("mine"), `{"fromTemplate":"a.b","steps":[
+		{"type":"ENV","args":["LONG","`+strings.Repeat("x", 30_000)+`"]},
 		{"type":"ENV","args":[`+strings.Join(many, ",")+`]}]}`)
 	if end.Status != "error" || end.Reason.Step != "3" || !strings.Contains(end.Reason.Message, "the variables take more than") {
 		t.Errorf("%s %.300v", end.Status, end.Reason)
 	}
-	end = r.built(r.request("mine"), `{"fromTemplate":"a.b","steps":[{"type":"ENV","args":["LONG","`+strings.Repeat("x", 100_000)+`"]}]}`)
+	end = r.built(r.request("mine"), `{"fromTemplate":"a.b","steps":[
+		{"type":"ENV","args":["LONG","`+strings.Repeat("x", 100_000)+`"]}]}`)
 	if end.Status != "error" || end.Reason.Step != "2" || !strings.Contains(end.Reason.Message, "want at most 32768") {
 		t.Errorf("%s %.300v", end.Status, end.Reason)
 	}
