@@ -105,7 +105,8 @@ func TestVariablesAreBounded(t *testing.T) {
 	end := r.built(r.request("mine"), `{"fromTemplate":"a.b","steps":[
 		{"type":"ENV","args":["LONG","`+strings.Repeat("x", 30_000)+`"]},
 		{"type":"ENV","args":[`+strings.Join(many, ",")+`]}]}`)
-	if end.Status != "error" || end.Reason.Step != "3" || !strings.Contains(end.Reason.Message, "the variables take more than") {
+	if end.Status != "error" || end.Reason.Step != "3" ||
+		!strings.Contains(end.Reason.Message, "the variables take more than") {
 		t.Errorf("%s %.300v", end.Status, end.Reason)
 	}
 	end = r.built(r.request("mine"), `{"fromTemplate":"a.b","steps":[
