@@ -160,10 +160,15 @@ func (s *Set) save(w *entry, change func(*Workspace)) error {
 	if err != nil {
 		return err
 	}
-	if err := os.MkdirAll(s.dir, 0o700); err != nil {
-		return err
+	for range 3 { // the directory may go with the last of other workspaces
+		if err = os.MkdirAll(s.dir, 0o700); err == nil {
+			err = atomicfile.WriteDurable(s.path(r.Name), p, 0o600)
+		}
+		if !errors.Is(err, os.ErrNotExist) {
+			break
+		}
 	}
-	if err := atomicfile.WriteDurable(s.path(r.Name), p, 0o600); err != nil {
+	if err != nil {
 		return err
 	}
 	s.mu.Lock()
@@ -186,6 +191,7 @@ func (s *Set) remove(w *entry) error {
 	if err := os.Remove(s.path(w.Name)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
+	_ = os.Remove(s.dir) // fails unless it was the last one
 	s.mu.Lock()
 	delete(s.byName, w.Name)
 	s.mu.Unlock()

@@ -119,6 +119,9 @@ func TestWorkspace(t *testing.T) {
 	if n := w.vmms.Count(); n != 0 {
 		t.Errorf("%d VMs are left", n)
 	}
+	if _, err := os.Stat(w.Set.dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the directory of records is left: %v", err)
+	}
 }
 
 // A workspace, suspended or not, survives those who end all sandboxes or its own, before and after
