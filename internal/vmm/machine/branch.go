@@ -88,21 +88,15 @@ func (m *Machine) Branch(cfg BranchConfig) (result vmmproto.BranchResult, err er
 			return result, fmt.Errorf("branch: %w", err)
 		}
 	}
-	start := time.Now()
-	wasPaused, _ := m.cpus.stats()
-	if !wasPaused {
-		m.pause()
-	}
-	if wasPaused && len(m.lower.mapped) == 0 { // a parent whose snapshot is being made, see verifyMSRs
-		if err := m.verifyMSRs(); err != nil {
-			return result, fmt.Errorf("branch: save machine state: %w", err)
+	result.Pause, err = m.atRest(func(wasPaused bool) (err error) {
+		if wasPaused && len(m.lower.mapped) == 0 { // a parent whose snapshot is being made, see verifyMSRs
+			if err := m.verifyMSRs(); err != nil {
+				return fmt.Errorf("save machine state: %w", err)
+			}
 		}
-	}
-	capture, err = m.branchPaused(&cfg, &result)
-	if !wasPaused {
-		err = errors.Join(err, m.resume(nil))
-	}
-	result.Pause = time.Since(start)
+		capture, err = m.branchPaused(&cfg, &result)
+		return err
+	})
 	if err != nil {
 		return result, fmt.Errorf("branch: %w", err)
 	}
@@ -236,20 +230,25 @@ func (m *Machine) BranchDisks(cfg BranchConfig) (result vmmproto.BranchResult, e
 		}
 	}()
 	result.Serial, result.Mode = cfg.Serial, cfg.Mode
+	if result.Pause, err = m.atRest(func(bool) error { return m.swapTops(&cfg) }); err != nil {
+		return result, fmt.Errorf("branch: %w", err)
+	}
+	return result, nil
+}
+
+// atRest calls do while the vCPUs stand still, and returns how long they did. A machine that was
+// paused before stays paused.
+func (m *Machine) atRest(do func(wasPaused bool) error) (pause time.Duration, err error) {
 	start := time.Now()
 	wasPaused, _ := m.cpus.stats()
 	if !wasPaused {
 		m.pause()
 	}
-	err = m.swapTops(&cfg)
+	err = do(wasPaused)
 	if !wasPaused {
 		err = errors.Join(err, m.resume(nil))
 	}
-	result.Pause = time.Since(start)
-	if err != nil {
-		return result, fmt.Errorf("branch: %w", err)
-	}
-	return result, nil
+	return time.Since(start), err
 }
 
 // MergeLayers replaces a disk's layers from number first, counted above the base image, to the last
@@ -261,17 +260,13 @@ func (m *Machine) MergeLayers(disk, first int, merged *os.File) error {
 	if disk >= len(m.disks) {
 		return errors.Join(fmt.Errorf("merge layers of disk %d: there are %d", disk, len(m.disks)), merged.Close())
 	}
-	wasPaused, _ := m.cpus.stats()
-	if !wasPaused {
-		m.pause()
-	}
-	err := m.disks[disk].Merge(first, merged)
-	if err != nil {
-		err = errors.Join(fmt.Errorf("disk %d: %w", disk, err), merged.Close())
-	}
-	if !wasPaused {
-		err = errors.Join(err, m.resume(nil))
-	}
+	_, err := m.atRest(func(bool) error {
+		err := m.disks[disk].Merge(first, merged)
+		if err != nil {
+			err = errors.Join(fmt.Errorf("disk %d: %w", disk, err), merged.Close())
+		}
+		return err
+	})
 	return err
 }
 
@@ -287,16 +282,10 @@ func (m *Machine) copyBranch(capture *uffd.Capture, cfg BranchConfig, failed err
 	})
 	if !complete {
 		m.mu.Lock()
-		stop := time.Now()
-		wasPaused, _ := m.cpus.stats()
-		if !wasPaused {
-			m.pause()
-		}
-		_, err = capture.Copy(func() bool { return false })
-		if !wasPaused {
-			err = errors.Join(err, m.resume(nil))
-		}
-		done.Stop = time.Since(stop)
+		done.Stop, err = m.atRest(func(bool) error {
+			_, err := capture.Copy(func() bool { return false })
+			return err
+		})
 		m.mu.Unlock()
 	}
 	if err != nil {
