@@ -114,7 +114,8 @@ func (r *reader) mount(ctx context.Context, st *stage, m *instructions.Mount) (p
 		mount.Target = st.absolute(m.Target)
 	}
 	if m.Type == instructions.MountTypeSecret {
-		return mount, st.secretMount(m, &mount)
+		err := st.secretMount(m, &mount)
+		return mount, err
 	}
 	if mount.Target == "/" {
 		return mount, errors.New("target=/: the root directory cannot be mounted over")
@@ -130,15 +131,7 @@ func (r *reader) mount(ctx context.Context, st *stage, m *instructions.Mount) (p
 			return mount, errors.New("from and ro have no meaning for a cache here: leave them out")
 		}
 		mount.ID = cmp.Or(m.CacheID, mount.Target)
-		if m.Mode != nil {
-			mount.Mode = strconv.FormatUint(*m.Mode, 8)
-		}
-		if m.UID != nil {
-			mount.UID = *m.UID
-		}
-		if m.GID != nil {
-			mount.GID = *m.GID
-		}
+		takeOwner(m, &mount)
 	case instructions.MountTypeBind:
 		src, err := r.bindSource(ctx, st, m)
 		if err != nil {
@@ -168,6 +161,15 @@ func (st *stage) secretMount(m *instructions.Mount, mount *plan.Mount) error {
 	} else if m.Target == "" {
 		mount.Target = "/run/secrets/" + path.Base(mount.ID)
 	}
+	takeOwner(m, mount)
+	if mount.Target == "/" {
+		return errors.New("target=/: want a file")
+	}
+	return nil
+}
+
+// takeOwner sets the mode and the owner of a mount, as far as the instruction has them.
+func takeOwner(m *instructions.Mount, mount *plan.Mount) {
 	if m.Mode != nil {
 		mount.Mode = strconv.FormatUint(*m.Mode, 8)
 	}
@@ -177,10 +179,6 @@ func (st *stage) secretMount(m *instructions.Mount, mount *plan.Mount) error {
 	if m.GID != nil {
 		mount.GID = *m.GID
 	}
-	if mount.Target == "/" {
-		return errors.New("target=/: want a file")
-	}
-	return nil
 }
 
 func (r *reader) bindSource(ctx context.Context, st *stage, m *instructions.Mount) (plan.Source, error) {

@@ -57,10 +57,11 @@ type progress struct {
 // tagOf is the tag of a step's snapshot.
 func (w *work) tagOf(i int) string { return snapshot.StepTag(w.within, w.keys[i]) }
 
-// newWork computes the keys of a plan. Who is limited to a part of the tags has steps of its own there.
+// newWork computes the keys of a plan. A client that is limited to a part of the tags has steps of its own
+// there.
 func (b *Builder) newWork(ctx context.Context, req Request, p *plan.Plan, files *Context, o Observer) (*work, error) {
 	agent := fmt.Sprint("agent ", agentproto.Version)
-	if !req.Admin { // a client can change what is in the sandboxes of its builds: nobody else has its steps
+	if !req.Admin { // a client can change the sandboxes of its builds, so its steps are for its builds only
 		agent += " of " + req.Who
 	}
 	keys, err := p.Keys(agent, fmt.Sprint("snapshot ", snapshot.Version))
@@ -331,11 +332,11 @@ func (b *Builder) fork(ctx context.Context, tag string) (string, error) {
 	return made.Sandboxes[0].ID, nil
 }
 
-// forkOf forks the snapshot of a step. That of a base is looked at again: the tag may have come to name
-// another one.
+// forkOf forks the snapshot of a step. A base that is a snapshot itself is looked at again: its tag may
+// have come to name another one.
 func (w *work) forkOf(ctx context.Context, i int) (string, error) {
 	box, err := w.b.fork(ctx, w.tag(i))
-	if base := w.plan.Steps[i].Base; err == nil && base != nil && base.Snapshot != "" {
+	if base := w.plan.Steps[i].Base; err == nil && base != nil && !base.Boots() {
 		if err = w.b.there(base); err != nil {
 			w.b.end(box)
 		}
