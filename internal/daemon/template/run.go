@@ -165,7 +165,7 @@ func (w *work) at(number int) (label string, s plan.Step) {
 func (w *work) Step(number int, state string, _ time.Duration) {
 	label, s := w.at(number)
 	if s.Name == "" {
-		return // the base, of which the log has said all before
+		return // the base: the log has its lines already
 	}
 	switch state {
 	case build.Started:

@@ -72,9 +72,8 @@ type Config struct {
 	Log    *slog.Logger
 }
 
-// Baker bakes one parent at a time: each wants memory and CPUs of its own, which its request
-// bounds. Parents that are booted for a fork have places of their own: what they boot from is the disk
-// of a client that may not bake, and its guest may never be ready.
+// Baker bakes one parent at a time, because each needs the memory and CPUs of its request. Parents with
+// the disk of a client that may not bake have separate places: their guests may never be ready.
 type Baker struct {
 	cfg   Config
 	place *gate.Gate    // has one, held by the bake that is under way
@@ -82,7 +81,7 @@ type Baker struct {
 	limit time.Duration // bootTimeout but in tests
 }
 
-// Bounds on parents that are booted for a fork.
+// Bounds on parents with the disk of a client.
 const (
 	maxBoots    = 2               // at once; one client has one of them
 	bootTimeout = 5 * time.Minute // from the start of the VM to the snapshot
@@ -93,8 +92,8 @@ func New(cfg Config) *Baker {
 	return &Baker{cfg: cfg, place: gate.New(1), boots: gate.New(maxBoots), limit: bootTimeout}
 }
 
-// enter waits for a place, and returns the context in which the parent is made, and how to give the place
-// back.
+// enter waits for a place. It returns the context for making the parent, and a function that leaves the
+// place.
 func (k *Baker) enter(ctx context.Context, req *Request) (context.Context, func(), error) {
 	if !req.ofClient() {
 		leave, err := k.place.Wait(ctx, gate.Share{Key: req.Client})

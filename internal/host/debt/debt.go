@@ -1,29 +1,28 @@
-// Package debt keeps what the guest of a VM that stands still has to be told when it runs.
+// Package debt keeps messages for the guest of a paused VM until the VM runs.
 //
-// It tells nothing by itself: what is told, and when the guest runs, is for its users to say.
+// It sends nothing by itself: its users give it the functions that send, and say when the VM runs.
 package debt
 
 import "sync"
 
-// Kind is a kind of thing that a guest has to be told.
+// Kind is a kind of message.
 type Kind int
 
-// The kinds, in the order in which a guest is told of them.
+// The kinds, in the order in which a guest gets them.
 const (
-	Reset Kind = iota // its connections have gone
-	Trust             // by whom it is to know the hosts of its secrets
+	Reset Kind = iota // the guest's connections have gone
+	Trust             // the authority that certifies the hosts of its secrets
 )
 
-// Debts are what one guest has to be told: the latest of each kind. However often somebody changes the
-// network of a paused sandbox, no more is kept for it. The zero value is ready to use; methods may be
-// called concurrently.
+// Debts holds the latest message of each kind for one guest: changing the network of a paused sandbox
+// again and again adds none. The zero value is ready to use; methods may be called concurrently.
 type Debts struct {
 	mu sync.Mutex
 	// +checklocks:mu
 	owed map[Kind]func()
 }
 
-// Owe has Pay call tell, in the place of what it would have called for that kind.
+// Owe makes Pay call tell for a kind, instead of an earlier function.
 func (d *Debts) Owe(kind Kind, tell func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -33,7 +32,7 @@ func (d *Debts) Owe(kind Kind, tell func()) {
 	d.owed[kind] = tell
 }
 
-// Pay tells the guest.
+// Pay calls the functions, once.
 func (d *Debts) Pay() {
 	d.mu.Lock()
 	owed := d.owed
@@ -46,7 +45,7 @@ func (d *Debts) Pay() {
 	}
 }
 
-// Count returns of how many kinds there is something to tell.
+// Count returns the number of messages.
 func (d *Debts) Count() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -7,8 +7,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// FillSecrets gives those of wanted that have no value the one that they have among present: who
-// changes a policy need not know the secrets. Errors name the field below prefix.
+// FillSecrets gives the secrets in wanted that have no value their values in present, so that a
+// client that changes a policy need not know the secrets. Errors name the field below prefix.
 func FillSecrets(prefix string, wanted, present []netproto.Secret) ([]netproto.Secret, error) {
 	filled := make([]netproto.Secret, len(wanted))
 	for i, s := range wanted {

@@ -69,7 +69,7 @@ func (m *Manager) enterBranches(ctx context.Context) (leave func(), err error) {
 	return leave, err
 }
 
-// branchShare is the share of the host's places for branches that the owner has whom ctx names.
+// branchShare returns the part of the host's places for branches that the owner in ctx may take.
 func (m *Manager) branchShare(ctx context.Context) gate.Share {
 	_, total := m.branches.Count()
 	return owner.FairShare(owner.Of(ctx).Name, total)

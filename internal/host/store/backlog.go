@@ -13,9 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// backlogTimes is how many times the RAM that stays free the layers of one owner may take while they
-// are not on disk. An owner alone gets three quarters of the RAM, two get three sevenths each: however
-// many there are, something is left for the next one, and for sandboxes that are to be suspended.
+// backlogTimes bounds the layers of one owner that are in RAM only: at most this many times the RAM
+// that is then still free. A single owner gets three quarters of the RAM, and two get three sevenths
+// each. So the next owner, and a suspension, always find some.
 const backlogTimes = 3
 
 // backlogWait is how long a branch waits for room in RAM.
@@ -33,7 +33,7 @@ type backlog struct {
 	wait  time.Duration // backlogWait but in tests
 
 	mu    sync.Mutex
-	queue []*layerRoom // those whose owner would have the least first, of these the one that came first
+	queue []*layerRoom // sorted by what the owner would then have, least first, and by arrival
 	taken []*layerRoom // for layers that are being made
 }
 

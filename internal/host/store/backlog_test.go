@@ -153,8 +153,8 @@ func TestLargeBranchIsPossible(t *testing.T) {
 	}
 }
 
-// Where the disk is full nobody waits for it: the error says so at once. Another error concerns its owner
-// only.
+// On a full disk a branch is refused at once instead of waiting. Another error refuses its owner's
+// branches only.
 func TestBacklogOfAFullDisk(t *testing.T) {
 	s, d, _ := slowDisk(t, 17)
 	n := fillRAM(t, s, d, "a")

@@ -12,7 +12,7 @@ import (
 // childLimit is how long the child lives that DiskOf forks, should the daemon be killed meanwhile.
 const childLimit = time.Hour
 
-// DiskOf is the function DiskOf in the name of the view's principal.
+// DiskOf calls the function DiskOf for the view's principal.
 func (v *View) DiskOf(ctx context.Context, tag string) (_ string, release func(), err error) {
 	if v.isEmpty() {
 		return "", nil, &store.NotFoundError{Tag: tag}

@@ -29,7 +29,7 @@ type packetID struct {
 	number   uint16
 }
 
-// partial is a packet of which fragments are missing.
+// partial is a packet whose other fragments have not arrived yet.
 type partial struct {
 	begun  time.Time
 	pieces []piece // by offset, without overlap
