@@ -193,10 +193,12 @@ func (g *guest) mustBranch(t *testing.T, req vmmproto.Branch) *saved {
 		}
 		return s
 	}
-	if err := memlayer.CheckSaved(save.Extents, memory, maxExtents); err != nil || len(save.Extents) == 0 {
+	// A guest that waits may write nothing between two branches.
+	first := len(s.disk) == 2
+	if err := memlayer.CheckSaved(save.Extents, memory, maxExtents); err != nil || first && len(save.Extents) == 0 {
 		t.Errorf("%d extents: %v", len(save.Extents), err)
 	}
-	if save.DirtyBytes == 0 || save.DirtyBytes > memory {
+	if first && save.DirtyBytes == 0 || save.DirtyBytes > memory {
 		t.Errorf("%d bytes of %d were written", save.DirtyBytes, memory)
 	}
 	if n := sizeOf(t, s.state.Name()); n == 0 || n != save.StateBytes {
