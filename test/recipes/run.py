@@ -102,9 +102,52 @@ def playwright_browser(kids: list[Sandbox]) -> None:
         want(kid.files.read("/tmp/page.png", format="bytes").startswith(b"\x89PNG\r\n"), "that is no PNG")
 
 
+def torch_cpu(kids: list[Sandbox]) -> None:
+    sines = {kid.eval("round(net(torch.tensor([[1.5]])).item(), 6)") for kid in kids}
+    want(len(sines) == 1 and abs(float(sines.pop()) - 0.9975) < 0.05, f"the model was not trained: {sines}")
+    want(kids[0].eval("sum(p.numel() for p in net.parameters())") == "1153", "that is another model")
+    drawn = {kid.eval("torch.rand(2).tolist()") for kid in kids}
+    want(len(drawn) == len(kids), f"children have the same random numbers: {drawn}")
+    want(kids[1].eval("float((np.eye(2) @ torch.ones(2).numpy()).sum())") == "2.0", "numpy")
+
+
+# What a kernel of JupyterLab answers, from within the sandbox.
+ASK = """
+import glob, sys
+from jupyter_client import BlockingKernelClient
+client = BlockingKernelClient(connection_file=sys.argv[1])
+client.load_connection_file()
+client.start_channels()
+client.execute_interactive(sys.argv[2], timeout=600)
+"""
+
+
+def agent_workbench(kids: list[Sandbox]) -> None:
+    kernels = {run(kid, "curl -fs http://127.0.0.1:8888/api/kernels | grep -o '\"id\": *\"[^\"]*\"'") for kid in kids}
+    want(len(kernels) == 1, f"the kernel was started anew: {kernels}")
+    browsers = {run(kid, "curl -fs http://127.0.0.1:9222/json/version | grep webSocketDebuggerUrl") for kid in kids}
+    want(len(browsers) == 1, "the browser was started anew")
+    pictures = set()
+    for i, kid in enumerate(kids):
+        kid.files.write("/tmp/ask.py", ASK)
+        kernel = "$(ls /home/user/.local/share/jupyter/runtime/kernel-*.json)"
+        want(run(kid, f"python3 /tmp/ask.py {kernel} 'x = {i} * 7; print(x)'") == str(i * 7), "the kernel")
+        run(kid, f"curl -fs -X PUT 'http://127.0.0.1:9222/json/new?data:text/html,<title>page-{i}</title><h1>{kid.id}'")
+        seen = "curl -fs http://127.0.0.1:9222/json/list | grep -q 'page-%d'" % i
+        run(kid, f"for n in $(seq 300); do {seen} && exit 0 || sleep 1; done; exit 1")
+        want("vnc" in run(kid, "curl -fs http://127.0.0.1:6080/vnc.html | grep -i -m 1 title").lower(), "noVNC")
+        hello = run(kid, "exec bash -c 'exec 3<>/dev/tcp/127.0.0.1/5901; head -c 11 <&3'")
+        want(hello == "RFB 003.008", f"the VNC server said {hello!r}")
+        run(kid, "sleep 5; runuser -u user -- scrot -o /tmp/desktop.png")
+        pictures.add(kid.files.read("/tmp/desktop.png", format="bytes"))
+    want(len(pictures) == len(kids), "children show the same desktop")
+    want(all(p.startswith(b"\x89PNG\r\n") for p in pictures), "that is no PNG")
+
+
 CASES: dict[str, Callable[[list[Sandbox]], None]] = {
     "python-numpy": python_numpy, "nodejs": nodejs, "postgres-fixture": postgres_fixture, "coding-agent": coding_agent,
     "java-jvm": java_jvm, "jupyter-kernel": jupyter_kernel, "playwright-browser": playwright_browser,
+    "torch-cpu": torch_cpu, "agent-workbench": agent_workbench,
 }
 
 
