@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io/fs"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -133,8 +134,12 @@ func either(a, b namesOf) namesOf {
 	}
 }
 
-// candidates returns the names with the given beginning that are not among the arguments yet. It
-// does not start a daemon.
+// plainName matches the names that are offered to a shell. The completion scripts pass the words of
+// a command line to eval, so a word that a shell would expand runs commands at the next Tab.
+var plainName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._:/@-]*$`)
+
+// candidates returns the names with the given beginning that are not among the arguments yet. The
+// daemon is not trusted: it drops names that mean something to a shell. It does not start a daemon.
 func (c *common) candidates(cmd *cobra.Command, names namesOf, args []string, begin string) ([]string,
 	cobra.ShellCompDirective) {
 	cl, _, err := connectWith(cmd.Context(), c.url, c.ca, nil)
@@ -147,8 +152,7 @@ func (c *common) candidates(cmd *cobra.Command, names namesOf, args []string, be
 		return nil, cobra.ShellCompDirectiveError
 	}
 	return slices.DeleteFunc(found, func(n string) bool {
-			return !strings.HasPrefix(n, begin) ||
-				slices.Contains(args, n)
+			return !strings.HasPrefix(n, begin) || slices.Contains(args, n) || !plainName.MatchString(n)
 		}),
 		cobra.ShellCompDirectiveNoFileComp
 }
