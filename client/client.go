@@ -57,7 +57,7 @@ func New(address, token string, options ...Option) (*Client, error) {
 		}
 	}
 	transport := &http.Transport{DisableCompression: true, TLSClientConfig: set.tls}
-	c := &Client{http: &http.Client{Transport: transport}, token: token, address: u.Redacted(), retries: set.retries}
+	c := &Client{http: direct(transport), token: token, address: u.Redacted(), retries: set.retries}
 	switch {
 	case u.Scheme == "unix" && u.Host == "" && filepath.IsAbs(u.Path):
 		c.base = "http://forkd"
@@ -77,8 +77,16 @@ func New(address, token string, options ...Option) (*Client, error) {
 	once := transport.Clone()
 	once.Protocols = new(http.Protocols)
 	once.Protocols.SetHTTP1(true)
-	c.upgrades = &http.Client{Transport: once}
+	c.upgrades = direct(once)
 	return c, nil
+}
+
+// direct returns an HTTP client that follows no redirect. The daemon sends none, and the server that
+// a redirect names would receive the token and the request.
+func direct(rt http.RoundTripper) *http.Client {
+	return &http.Client{Transport: rt, CheckRedirect: func(*http.Request, []*http.Request) error {
+		return http.ErrUseLastResponse
+	}}
 }
 
 // Address returns the daemon's address as given to New.

@@ -47,6 +47,42 @@ func TestErrors(t *testing.T) {
 	}
 }
 
+// A server that redirects gets neither the token nor the request carried elsewhere.
+func TestRedirectsAreNotFollowed(t *testing.T) {
+	other := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		t.Errorf("the other server got %s %s with %q", r.Method, r.URL, r.Header.Get("Authorization"))
+	}))
+	defer other.Close()
+	for _, status := range []int{301, 302, 303, 307, 308} {
+		daemon := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, other.URL+"/internal", status)
+		}))
+		c, err := New(daemon.URL, "a-token")
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx := t.Context()
+		for name, call := range map[string]func() error{
+			"get":       func() error { _, err := c.Sandboxes(ctx); return err },
+			"post":      func() error { _, err := c.Exec(ctx, "sb-1", ExecRequest{Args: []string{"ls"}}); return err },
+			"websocket": func() error { _, err := c.StartExec(ctx, "sb-1", ExecRequest{Args: []string{"ls"}}); return err },
+			"upgrade":   func() error { _, err := c.DialPort(ctx, "sb-1", 80); return err },
+			"over": func() error {
+				over := Over(http.DefaultTransport)
+				over.base = daemon.URL
+				return over.Healthy(ctx)
+			},
+		} {
+			if err := call(); !IsStatus(err, status) || !strings.Contains(err.Error(), other.URL+"/internal") ||
+				!strings.Contains(err.Error(), "URL is likely wrong") {
+				t.Errorf("%d, %s: %v", status, name, err)
+			}
+		}
+		c.Close()
+		daemon.Close()
+	}
+}
+
 // An empty id is refused before a request, which would have the next part of the path for its id.
 func TestEmptyNames(t *testing.T) {
 	srv := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {

@@ -53,6 +53,12 @@ func IsStatus(err error, status int) bool {
 func IsNotFound(err error) bool { return IsStatus(err, http.StatusNotFound) }
 
 func apiError(resp *http.Response) error {
+	if resp.StatusCode < http.StatusBadRequest {
+		to := resp.Header.Get("Location")
+		return &Error{Status: resp.StatusCode, Message: fmt.Sprintf("%s: not an answer of a forkd daemon: it redirects to "+
+			"%q, which is not followed: the daemon's URL is likely wrong", resp.Status, to[:min(len(to), 200)]),
+			Fix: "correct the URL of the daemon"}
+	}
 	p, _ := io.ReadAll(io.LimitReader(resp.Body, maxError)) // the part that was read is enough for a message
 	var body v1.Error
 	if json.Unmarshal(p, &body) == nil && body.Message != "" {

@@ -6,6 +6,6 @@ import "net/http"
 // sends no token; rt may add one. Methods that need an upgrade, such as StartExec and DialPort,
 // work if rt supports upgrades.
 func Over(rt http.RoundTripper) *Client {
-	c := &http.Client{Transport: rt}
+	c := direct(rt)
 	return &Client{http: c, upgrades: c, base: "http://forkd"}
 }

@@ -66,7 +66,7 @@ func (c *Client) follow(ctx context.Context, path string, first *v1.ExecInput) (
 	ws, resp, err := websocket.Dial(dialing, c.base+path, &websocket.DialOptions{HTTPClient: c.upgrades,
 		HTTPHeader: c.signed(http.Header{})})
 	if err != nil {
-		if resp != nil && resp.StatusCode >= http.StatusBadRequest {
+		if resp != nil && resp.StatusCode >= http.StatusMultipleChoices {
 			return nil, apiError(resp)
 		}
 		if ctx.Err() != nil {
