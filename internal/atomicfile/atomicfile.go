@@ -6,6 +6,7 @@
 package atomicfile
 
 import (
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -45,20 +46,36 @@ func WriteDurable(path string, data []byte, mode fs.FileMode) error {
 	return SyncDir(filepath.Dir(path))
 }
 
+// WriteDurableIn is WriteDurable for a file in the directory root. If name is a symbolic link, the
+// file replaces the link.
+func WriteDurableIn(root *os.Root, name string, data []byte, mode fs.FileMode) error {
+	tmp := "." + name + ".new-" + rand.Text()
+	f, err := root.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return fmt.Errorf("write %s: %w", name, err)
+	}
+	err = finish(f, data, mode, true)
+	if err == nil {
+		err = root.Rename(tmp, name)
+	}
+	if err != nil {
+		_ = root.Remove(tmp) // the first error is the one to report
+		return fmt.Errorf("write %s: %w", name, err)
+	}
+	d, err := root.Open(".")
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
 func write(path string, data []byte, mode fs.FileMode, sync bool) error {
 	dir, name := filepath.Split(path)
 	f, err := os.CreateTemp(filepath.Clean(dir), "."+name+".new-")
 	if err != nil {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
-	_, err = f.Write(data)
-	if err == nil {
-		err = f.Chmod(mode)
-	}
-	if err == nil && sync {
-		err = f.Sync()
-	}
-	err = errors.Join(err, f.Close())
+	err = finish(f, data, mode, sync)
 	if err == nil {
 		err = os.Rename(f.Name(), path)
 	}
@@ -67,6 +84,18 @@ func write(path string, data []byte, mode fs.FileMode, sync bool) error {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
 	return nil
+}
+
+// finish writes and closes a new file.
+func finish(f *os.File, data []byte, mode fs.FileMode, sync bool) error {
+	_, err := f.Write(data)
+	if err == nil {
+		err = f.Chmod(mode)
+	}
+	if err == nil && sync {
+		err = f.Sync()
+	}
+	return errors.Join(err, f.Close())
 }
 
 // Fill makes the file path out of what fill puts into the file tmp, which does not exist when fill

@@ -78,7 +78,16 @@ func (o *hookOptions) run(cmd *cobra.Command, args []string) error {
 	if o.uninstall {
 		edit = s.remove
 	}
-	changed, err := editSettings(s.path, edit)
+	file := ownSettings(s.path)
+	if o.project != "" {
+		project, err := os.OpenRoot(filepath.Dir(filepath.Dir(s.path)))
+		if err != nil {
+			return err
+		}
+		defer project.Close()
+		file = projectSettings(project, filepath.Join(filepath.Base(filepath.Dir(s.path)), filepath.Base(s.path)))
+	}
+	changed, err := file.edit(edit)
 	if err != nil {
 		return err
 	}

@@ -11,40 +11,107 @@ import (
 	"github.com/forkd/forkd/internal/atomicfile"
 )
 
-// editSettings applies edit to a settings file, and reports whether that changed it. If edit fails,
-// or another program keeps changing the file, the file is left unchanged. For a missing file edit
-// gets no text.
-func editSettings(path string, edit func([]byte) ([]byte, error)) (changed bool, err error) {
-	if real, err := filepath.EvalSymlinks(path); err == nil { // keeps a symbolic link in place
-		path = real
-	}
+// settingsFile reads and replaces a settings file. For a missing file read returns no content and
+// the permissions for a new one.
+type settingsFile struct {
+	path  string
+	read  func() ([]byte, fs.FileMode, error)
+	write func([]byte, fs.FileMode) error
+}
+
+// edit applies change to the file, and reports whether that changed it. If change fails, or another
+// program keeps changing the file, the file is left unchanged. For a missing file change gets no
+// text.
+func (f settingsFile) edit(change func([]byte) ([]byte, error)) (changed bool, err error) {
 	for range 3 {
-		old, mode, err := readSettings(path)
+		old, mode, err := f.read()
 		if err != nil {
 			return false, err
 		}
-		text, err := edit(old)
+		text, err := change(old)
 		if err != nil {
-			return false, fmt.Errorf("%s: left as it is: %w", path, err)
+			return false, fmt.Errorf("%s: left as it is: %w", f.path, err)
 		}
 		if bytes.Equal(text, old) {
 			return false, nil
 		}
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			return false, err
-		}
-		if again, _, err := readSettings(path); err != nil || !bytes.Equal(again, old) {
+		if again, _, err := f.read(); err != nil || !bytes.Equal(again, old) {
 			continue
 		}
-		return true, atomicfile.WriteDurable(path, text, mode)
+		return true, f.write(text, mode)
 	}
-	return false, fmt.Errorf("%s: left as it is: another program keeps changing it", path)
+	return false, fmt.Errorf("%s: left as it is: another program keeps changing it", f.path)
 }
 
-// readSettings returns the content and the permissions of a file. For a missing file it returns no
-// content and the permissions for a new one.
-func readSettings(path string) ([]byte, fs.FileMode, error) {
-	info, err := os.Stat(path)
+// ownSettings returns a file of the user's own settings. If it is a symbolic link, the link stays
+// in place.
+func ownSettings(path string) settingsFile {
+	if real, err := filepath.EvalSymlinks(path); err == nil {
+		path = real
+	}
+	return settingsFile{
+		path: path,
+		read: func() ([]byte, fs.FileMode, error) { return readSettings(path, path, os.Stat, os.ReadFile) },
+		write: func(text []byte, mode fs.FileMode) error {
+			if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+				return err
+			}
+			return atomicfile.WriteDurable(path, text, mode)
+		},
+	}
+}
+
+// projectSettings returns the settings file name in the directory of a project. The author of the
+// project is not trusted: the file is neither read nor written through a symbolic link.
+func projectSettings(project *os.Root, name string) settingsFile {
+	path := filepath.Join(project.Name(), name)
+	return settingsFile{
+		path: path,
+		read: func() ([]byte, fs.FileMode, error) {
+			if err := refuseLinks(project, name); err != nil {
+				return nil, 0, err
+			}
+			return readSettings(path, name, project.Stat, project.ReadFile)
+		},
+		write: func(text []byte, mode fs.FileMode) error {
+			if err := project.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+				return err
+			}
+			dir, err := project.OpenRoot(filepath.Dir(name))
+			if err != nil {
+				return err
+			}
+			defer dir.Close()
+			return atomicfile.WriteDurableIn(dir, filepath.Base(name), text, mode)
+		},
+	}
+}
+
+// refuseLinks returns an error if name or a directory in it is a symbolic link.
+func refuseLinks(project *os.Root, name string) error {
+	for i, c := range name + string(filepath.Separator) {
+		if c != filepath.Separator {
+			continue
+		}
+		info, err := project.Lstat(name[:i])
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if info.Mode()&fs.ModeSymlink != 0 {
+			return fmt.Errorf("--project: %s is a symbolic link, which may lead out of the project: "+
+				"put a file or a directory in its place", filepath.Join(project.Name(), name[:i]))
+		}
+	}
+	return nil
+}
+
+// readSettings returns the content and the permissions of the file name. Errors call it path.
+func readSettings(path, name string, stat func(string) (fs.FileInfo, error),
+	readFile func(string) ([]byte, error)) ([]byte, fs.FileMode, error) {
+	info, err := stat(name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, 0o644, nil
 	}
@@ -54,9 +121,9 @@ func readSettings(path string) ([]byte, fs.FileMode, error) {
 	if !info.Mode().IsRegular() || info.Size() > maxSettings {
 		return nil, 0, fmt.Errorf("%s: left as it is: want a regular file of at most %d bytes", path, maxSettings)
 	}
-	text, err := os.ReadFile(path)
+	text, err := readFile(name)
 	return text, info.Mode().Perm(), err
 }
 
-// maxSettings bounds a settings file, in bytes. In a project it may be a link to a device.
+// maxSettings bounds a settings file, in bytes.
 const maxSettings = 4 << 20

@@ -152,9 +152,9 @@ func wantClaudeHooks(t *testing.T, before string, after []byte) {
 	}
 }
 
-// Where there are no settings the file is made; a link to it stays one.
+// Where there are no settings the file is made; a link to the user's own stays one.
 func TestInstallMakesTheFile(t *testing.T) {
-	hookHome(t)
+	home := hookHome(t)
 	project := t.TempDir()
 	if _, err, code := hookRun(t, "claude-code", "-w", "desk", "--install", "--project", project); code != 0 {
 		t.Fatalf("%d, %s", code, err)
@@ -175,14 +175,18 @@ func TestInstallMakesTheFile(t *testing.T) {
 	if pretty, err := json.MarshalIndent(doc, "", "  "); err != nil || len(pretty)+1 != len(text) {
 		t.Errorf("not indented as Claude Code does it:\n%s", text)
 	}
-	kept := filepath.Join(project, "kept.json")
+	kept := filepath.Join(home, "kept.json")
 	if err := os.Rename(path, kept); err != nil {
+		t.Fatal(err)
+	}
+	path = filepath.Join(home, ".claude", "settings.json")
+	if err := os.Mkdir(filepath.Dir(path), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Symlink(kept, path); err != nil {
 		t.Fatal(err)
 	}
-	if _, err, code := hookRun(t, "claude-code", "--uninstall", "--project", project); code != 0 {
+	if _, err, code := hookRun(t, "claude-code", "--uninstall"); code != 0 {
 		t.Fatalf("%d, %s", code, err)
 	}
 	if to, err := os.Readlink(path); err != nil || to != kept {
@@ -244,7 +248,54 @@ func TestRefusedSettings(t *testing.T) {
 	}
 }
 
-// A project may have a link in the place of its settings, to a device that has no end.
+// A project's settings are not written through its links, wherever they lead.
+func TestLinksOfAProjectAreRefused(t *testing.T) {
+	hookHome(t)
+	for name, link := range map[string]func(project, outside string) (link, to string){
+		"directory": func(project, outside string) (string, string) {
+			return filepath.Join(project, ".claude"), outside
+		},
+		"file": func(project, outside string) (string, string) {
+			return filepath.Join(project, ".claude", "settings.json"), filepath.Join(outside, "settings.json")
+		},
+		"new file": func(project, outside string) (string, string) {
+			return filepath.Join(project, ".claude", "settings.json"), filepath.Join(outside, "new.json")
+		},
+		"inside": func(project, _ string) (string, string) {
+			return filepath.Join(project, ".claude", "settings.json"), "../package.json"
+		},
+	} {
+		for _, action := range []string{"--install", "--uninstall"} {
+			project, outside := t.TempDir(), t.TempDir()
+			at, to := link(project, outside)
+			if err := os.MkdirAll(filepath.Dir(at), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Symlink(to, at); err != nil {
+				t.Fatal(err)
+			}
+			for _, file := range []string{filepath.Join(outside, "settings.json"), filepath.Join(project, "package.json")} {
+				if err := os.WriteFile(file, []byte("{ }"), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			_, msg, code := hookRun(t, "claude-code", "-w", "desk", action, "--project", project)
+			if code != exitError || !strings.Contains(msg, at+" is a symbolic link") {
+				t.Errorf("%s, %s: %d, %s", name, action, code, msg)
+			}
+			for _, file := range []string{filepath.Join(outside, "settings.json"), filepath.Join(project, "package.json")} {
+				if text, err := os.ReadFile(file); err != nil || string(text) != "{ }" {
+					t.Errorf("%s, %s: %s has %q, %v", name, action, file, text, err)
+				}
+			}
+			if list, _ := os.ReadDir(outside); len(list) != 1 {
+				t.Errorf("%s, %s: outside there are %v", name, action, list)
+			}
+		}
+	}
+}
+
+// The settings may be a link to a device that has no end.
 func TestSettingsThatAreNoFile(t *testing.T) {
 	home := hookHome(t)
 	path := filepath.Join(home, ".claude", "settings.json")
