@@ -169,7 +169,7 @@ export class Controller {
     const timer = setTimeout(() => limit.abort(), this.timeoutMs);
     try {
       const sent = body === undefined ? {} : { body: JSON.stringify(body) };
-      const answer = await this.#fetch(url, { method, headers, ...sent, signal: limit.signal });
+      const answer = await this.#fetch(url, { method, headers, ...sent, signal: limit.signal, redirect: "error" });
       const text = await answer.text();
       if (!answer.ok) {
         throw new ControllerError(answer.status, parsed(text), url);

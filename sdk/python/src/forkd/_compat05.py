@@ -33,6 +33,13 @@ class ControllerError(RuntimeError):
         super().__init__(f"controller {url}: HTTP {status}: {body if isinstance(body, str) else json.dumps(body)}")
 
 
+class _Direct(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect: the server that it names would receive the token."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
 class Controller:
     """The REST API of forkd 0.5, over TCP: a method for each of its routes, and dicts as answers. Client has
     all of the API.
@@ -124,7 +131,7 @@ class Controller:
             headers["Authorization"] = f"Bearer {self.token}"
         request = urllib.request.Request(url, data=data, method=method, headers=headers)
         try:
-            with urllib.request.urlopen(request, timeout=self.timeout) as answer:
+            with urllib.request.build_opener(_Direct).open(request, timeout=self.timeout) as answer:
                 raw = answer.read()
         except urllib.error.HTTPError as e:
             with e:
