@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import os
 import tarfile
+import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -170,3 +172,66 @@ def test_an_archive_of_any_length_is_not_kept(
         sandbox.files.read_tree(directory)
     with pytest.raises(ForkdError, match="more than 50000 bytes"):
         sandbox.files.read_tree(directory, tmp_path / "in")
+
+
+def header(kind: bytes, size: int, extended: bool = False) -> bytes:
+    """A header with a checksum; extended: the map of a sparse file goes on in the next block."""
+    made = bytearray(tarfile.TarInfo("x").tobuf(tarfile.GNU_FORMAT))
+    made[124:136], made[156:157], made[482] = b"%011o\0" % size, kind, extended
+    made[148:156] = b" " * 8
+    made[148:156] = b"%06o\0 " % sum(made)
+    return bytes(made)
+
+
+def records(prefix: str) -> bytes:
+    """An extended header of almost 1 MiB with records that are as short as they can be."""
+    return b"".join(b"11 %s%05x=\n" % (prefix.encode(), n) for n in range(80000))
+
+
+def padded(content: bytes) -> bytes:
+    return content + b"\0" * (-len(content) % 512)
+
+
+def global_headers() -> Iterator[bytes]:
+    for n in range(16):
+        text = records(chr(ord("g") + n))
+        yield header(b"g", len(text)) + padded(text) + header(DIR, 0)
+
+
+def sparse_map() -> Iterator[bytes]:
+    yield header(b"S", 0, extended=True)
+    block = (b"%011o\0" % 1) * 42 + b"\1" + b"\0" * 7
+    yield block * (16 << 20 >> 9)
+
+
+def chained_headers() -> Iterator[bytes]:
+    for n in range(16):
+        text = records(chr(ord("g") + n))
+        yield header(b"x", len(text)) + padded(text)
+    yield header(DIR, 0)
+
+
+@pytest.mark.parametrize("parts", [global_headers, sparse_map, chained_headers])
+def test_headers_do_not_fill_the_memory(tmp_path: Path, parts: Any) -> None:
+    made = io.BytesIO()
+    for part in parts():
+        made.write(part)
+    made.write(bytes(1024))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ForkdError, match="header") as caught:
+            _tar.unpack(made, str(tmp_path / "in"))
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert caught.value.code == "bad_archive"
+    assert most < 64 << 20
+
+
+def test_a_long_file_is_no_header(tmp_path: Path) -> None:
+    """The bound on headers counts no content, and begins anew with every entry."""
+    long = "x" * (3 << 20)
+    entries = [(FILE, "d" * 200 + str(n), long if n == 0 else "") for n in range(2000)]
+    _tar.unpack(archive(*entries), str(tmp_path / "in"))
+    assert (tmp_path / "in" / ("d" * 200 + "0")).read_text() == long
+    assert len(os.listdir(tmp_path / "in")) == len(entries)

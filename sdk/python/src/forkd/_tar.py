@@ -19,6 +19,7 @@ MAX_NAME = 4096  # bytes
 MAX_PART = 255  # bytes
 MAX_PARTS = 255
 MAX_READ = 1 << 20  # bytes that the module tarfile reads at once, such as those of an extended header
+MAX_HEADERS = 2 << 20  # bytes of all headers of an entry
 MAX_LINKS = 40  # links that Linux follows in one path
 
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -49,8 +50,9 @@ def unpack(archive: IO[bytes], to: str) -> None:
     archive.seek(0)
     root = os.open(to, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with tarfile.open(fileobj=_Bounded(archive), mode="r:") as tar:  # type: ignore[call-overload]
-            _Unpacking(root).all(tar)
+        bounded = _Bounded(archive)
+        with tarfile.open(fileobj=bounded, mode="r:") as tar:  # type: ignore[call-overload]
+            _Unpacking(root).all(tar, bounded)
     except (Refused, tarfile.TarError, ValueError, RecursionError) as e:
         raise ForkdError(f"the archive of the sandbox cannot be unpacked in {to}: {e}", code="bad_archive") from e
     finally:
@@ -62,10 +64,15 @@ class _Bounded:
 
     def __init__(self, archive: IO[bytes]) -> None:
         self.seek, self.tell, self._archive, self._ends = archive.seek, archive.tell, archive, 0
+        self.left: int | None = MAX_HEADERS  # for the headers of an entry; None: content is being read
 
     def read(self, size: int) -> bytes:
         if not 0 <= size <= MAX_READ:
             raise Refused("a header is too long")
+        if self.left is not None:
+            self.left -= size
+            if self.left < 0:
+                raise Refused(f"an entry has more than {MAX_HEADERS} bytes of headers")
         data = self._archive.read(size)
         self._ends = 0 if data or not size else self._ends + 1
         if self._ends > 8:  # a header that never ends is read again and again
@@ -121,14 +128,18 @@ class _Unpacking:
         self.soft: dict[str, str] = {}
         self.times: dict[str, float] = {}  # of directories, set when they are full
 
-    def all(self, tar: TarFile) -> None:
+    def all(self, tar: TarFile, archive: _Bounded) -> None:
         left, entries = MAX_BYTES, 0
         while (member := tar.next()) is not None:
             tar.members = []  # type: ignore[attr-defined]  # it would keep all of them
+            if tar.pax_headers:  # they would grow with every entry
+                raise Refused("it has a global header, which no daemon sends")
+            archive.left = None
             entries, left = entries + 1, left - member.size
             if entries > MAX_ENTRIES or left < 0 or member.size < 0:
                 raise Refused(f"it has more than {MAX_ENTRIES} entries, or {MAX_BYTES} bytes of content")
             self.one(tar, member)
+            archive.left = MAX_HEADERS
         for name, target in self.hard.items():
             self.hard_link(name, target)
         for name, target in self.soft.items():
