@@ -267,6 +267,9 @@ async function writeFile(fs: FS, at: string, entry: Entry, reader: Reader): Prom
 /** The longest extended header that is read: bytes. */
 const longestExtension = 1 << 20;
 
+/** How much is read after the end of an archive: bytes. */
+const longestEnd = 1 << 20;
+
 /** Bounds on an archive and on the names in it; the daemon has the same. */
 const maxBytes = 64 * 2 ** 30; // of content
 const maxEntries = 4 << 20;
@@ -299,7 +302,7 @@ class Reader {
     for (;;) {
       const bytes = await this.#exactly(block);
       if (bytes.every((byte) => byte === 0)) {
-        while ((await this.#some(block)).length > 0); // to the end of the stream
+        await this.#drain();
         return undefined;
       }
       const entry = entryOf(bytes);
@@ -329,6 +332,17 @@ class Reader {
       this.#left = entry.size;
       this.#pad = padding(entry.size);
       return entry;
+    }
+  }
+
+  /** Reads the blocks that fill up the end of an archive; a stream that goes on is left. */
+  async #drain(): Promise<void> {
+    for (let left = longestEnd; left > 0; ) {
+      const part = await this.#some(left);
+      if (part.length === 0) {
+        return;
+      }
+      left -= part.length;
     }
   }
 

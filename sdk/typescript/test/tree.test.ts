@@ -198,6 +198,24 @@ test("an archive that is cut off fails", async () => {
   }
 });
 
+test("a stream that goes on after the end of its archive is left", async () => {
+  let [after, ended] = [0, false];
+  async function* endless(): AsyncGenerator<Uint8Array> {
+    try {
+      yield archive([{ name: "f", content: "kept" }]);
+      for (; after < 64 << 20; after += 64 << 10) {
+        yield new Uint8Array(64 << 10);
+      }
+    } finally {
+      ended = true;
+    }
+  }
+  await unpackTree(endless(), into);
+  assert.equal(readFileSync(join(into, "f"), "utf8"), "kept");
+  assert.ok(after <= 2 << 20, `${after} bytes were read after the end`);
+  assert.ok(ended, "the stream was not given back");
+});
+
 test("names of the API become camelCase and come back, keys of maps do not", () => {
   const message = {
     snapshot_tag: "a",
