@@ -93,14 +93,14 @@ func (p *progress) event(e client.BuildEvent) error {
 			if n.Line > 0 {
 				where = fmt.Sprintf("line %d: ", n.Line)
 			}
-			p.redrawLocked(fmt.Sprintf("note: %s%s\n", where, oneLine(n.Text)))
+			p.redrawLocked("note: %s%s\n", where, n.Text)
 		}
 	case e.Step != nil:
 		p.stepLocked(e.Step)
 	case e.Output != nil:
 		n := e.Output.Number
 		if !p.live {
-			fmt.Fprintf(p.w, "#%d %.3f %s\n", n+1, time.Since(p.begun[n]).Seconds(), oneLine(e.Output.Line))
+			printf(p.w, "#%d %.3f %s\n", n+1, time.Since(p.begun[n]).Seconds(), e.Output.Line)
 			break
 		}
 		if _, ok := p.begun[n]; !ok { // it is shown with its step only
@@ -116,7 +116,7 @@ func (p *progress) name(n int) string {
 	if n < 0 || n >= len(p.names) {
 		return fmt.Sprint("step ", n+1)
 	}
-	return oneLine(p.names[n])
+	return p.names[n]
 }
 
 func (p *progress) stepLocked(s *client.BuildStep) {
@@ -128,15 +128,15 @@ func (p *progress) stepLocked(s *client.BuildStep) {
 			p.begun[n] = time.Now()
 		}
 		if !p.live {
-			fmt.Fprintf(p.w, "#%d %s\n", n+1, name)
+			printf(p.w, "#%d %s\n", n+1, name)
 		}
 		return
 	case "cached":
 		if p.live {
-			p.redrawLocked(fmt.Sprintf(" => CACHED %s\n", name))
+			p.redrawLocked(" => CACHED %s\n", name)
 			return
 		}
-		fmt.Fprintf(p.w, "#%d %s\n#%d CACHED\n\n", n+1, name, n+1)
+		printf(p.w, "#%d %s\n#%d CACHED\n\n", n+1, name, n+1)
 		return
 	}
 	delete(p.begun, n)
@@ -147,17 +147,17 @@ func (p *progress) stepLocked(s *client.BuildStep) {
 	failed := s.State == "failed"
 	switch {
 	case !p.live && failed:
-		fmt.Fprintf(p.w, "#%d ERROR after %.1fs\n\n", n+1, took.Seconds())
+		printf(p.w, "#%d ERROR after %.1fs\n\n", n+1, took.Seconds())
 	case !p.live:
-		fmt.Fprintf(p.w, "#%d DONE %.1fs\n\n", n+1, took.Seconds())
+		printf(p.w, "#%d DONE %.1fs\n\n", n+1, took.Seconds())
 	case failed:
-		text := fmt.Sprintf(" => ERROR %s %.1fs\n", name, took.Seconds())
+		var last strings.Builder
 		for _, line := range p.last[n] {
-			text += " => => " + oneLine(line) + "\n"
+			printf(&last, " => => %s\n", line)
 		}
-		p.redrawLocked(text)
+		p.redrawLocked(" => ERROR %s %.1fs\n%s", name, took.Seconds(), multiline(last.String()))
 	default:
-		p.redrawLocked(fmt.Sprintf(" => %s %.1fs\n", name, took.Seconds()))
+		p.redrawLocked(" => %s %.1fs\n", name, took.Seconds())
 	}
 	delete(p.last, n)
 }
@@ -172,20 +172,20 @@ func firstRunes(text string, n int) string {
 	return text
 }
 
-// redrawLocked writes text that stays, and the block below it.
-func (p *progress) redrawLocked(text string) {
+// redrawLocked prints text that stays, and the block below it.
+func (p *progress) redrawLocked(format string, args ...any) {
 	if !p.live {
-		io.WriteString(p.w, text)
+		printf(p.w, format, args...)
 		return
 	}
 	var b strings.Builder
 	if p.lines > 0 {
-		fmt.Fprintf(&b, "\x1b[%dA\r\x1b[J", p.lines)
+		printf(&b, "\x1b[%dA\r\x1b[J", p.lines)
 	}
-	b.WriteString(text)
+	printf(&b, format, args...)
 	p.lines = 0
 	line := func(text string) {
-		b.WriteString(firstRunes(text, shownColumns) + "\n")
+		printf(&b, "%s\n", firstRunes(text, shownColumns))
 		p.lines++
 	}
 	for n := range p.names {
@@ -195,7 +195,7 @@ func (p *progress) redrawLocked(text string) {
 		}
 		line(fmt.Sprintf(" => %s %.1fs", p.name(n), time.Since(began).Seconds()))
 		for _, l := range p.last[n] {
-			line(" => => " + oneLine(l))
+			line(" => => " + l)
 		}
 	}
 	io.WriteString(p.w, b.String())

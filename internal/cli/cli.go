@@ -7,8 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"strings"
-	"unicode"
 
 	"github.com/spf13/cobra"
 )
@@ -52,24 +50,11 @@ func Main(args []string, stdio Stdio) int {
 	case errors.As(err, &code):
 		return int(code)
 	case errors.As(err, &usage):
-		fmt.Fprintf(stdio.Err, "forkd: %s\nRun '%s --help' for usage.\n", printable(err), cmd.CommandPath())
+		printf(stdio.Err, "forkd: %s\nRun '%s --help' for usage.\n", err, cmd.CommandPath())
 		return exitUsage
 	}
-	fmt.Fprintf(stdio.Err, "forkd: %s\n", printable(err))
+	printf(stdio.Err, "forkd: %s\n", err)
 	return exitError
-}
-
-// printable returns the text of an error without terminal control sequences: a guest may have
-// written a part of it.
-func printable(err error) string { return printableText(err.Error()) }
-
-func printableText(text string) string {
-	return strings.Map(func(r rune) rune {
-		if r == '\n' || r == '\t' || unicode.IsPrint(r) {
-			return r
-		}
-		return unicode.ReplacementChar
-	}, text)
 }
 
 // Command returns the whole command line, from which package manual makes man pages.

@@ -3,7 +3,6 @@ package cli
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 
 	"github.com/spf13/cobra"
@@ -84,35 +83,35 @@ func printBranch(cmd *cobra.Command, c *common, s client.Snapshot, figures bool)
 	if c.json() {
 		return writeJSON(cmd.OutOrStdout(), s)
 	}
-	fmt.Fprintln(cmd.OutOrStdout(), s.Tag)
+	printLine(cmd.OutOrStdout(), s.Tag)
 	if figures {
 		describeBranch(cmd.ErrOrStderr(), s)
 	} else {
-		fmt.Fprintf(cmd.ErrOrStderr(), "forkd: branched; the sandbox was paused for %.1f ms\n", value(s.PauseMS))
+		printf(cmd.ErrOrStderr(), "forkd: branched; the sandbox was paused for %.1f ms\n", value(s.PauseMS))
 	}
 	if s.Fallback != "" {
-		fmt.Fprintf(cmd.ErrOrStderr(), "forkd: not live: %s\n", printableText(s.Fallback))
+		printf(cmd.ErrOrStderr(), "forkd: not live: %s\n", s.Fallback)
 	}
 	return nil
 }
 
 // describeBranch prints all figures of a branch.
 func describeBranch(w io.Writer, s client.Snapshot) {
-	fmt.Fprintf(w, "forkd: %s branch, the sandbox was paused for %.1f ms", s.Mode, value(s.PauseMS))
+	printf(w, "forkd: %s branch, the sandbox was paused for %.1f ms", s.Mode, value(s.PauseMS))
 	if s.StormStopMS != nil {
-		fmt.Fprintf(w, " and %.1f ms", *s.StormStopMS)
+		printf(w, " and %.1f ms", *s.StormStopMS)
 	}
 	if s.ReadyMS != nil {
-		fmt.Fprintf(w, ", usable after %.1f ms", *s.ReadyMS)
+		printf(w, ", usable after %.1f ms", *s.ReadyMS)
 	} else {
-		fmt.Fprint(w, ", still being written")
+		printf(w, ", still being written")
 	}
-	fmt.Fprintf(w, "; %.1f MiB saved", float64(value(s.DirtyBytes))/(1<<20))
+	printf(w, "; %.1f MiB saved", float64(value(s.DirtyBytes))/(1<<20))
 	if s.SharedBytes != nil {
-		fmt.Fprintf(w, ", %.1f MiB of that is still in memory once, for the sandbox and its forks",
+		printf(w, ", %.1f MiB of that is still in memory once, for the sandbox and its forks",
 			float64(*s.SharedBytes)/(1<<20))
 	}
-	fmt.Fprintln(w)
+	printLine(w)
 }
 
 // value returns the value that p points to, or zero.
@@ -136,7 +135,7 @@ func newRollbackCmd() *cobra.Command {
 			return showOf(cmd, &c, args[0], func(ctx context.Context, cl *client.Client, id string) (client.RolledBack, error) {
 				return cl.RollbackWith(ctx, id, client.RollbackRequest{To: to, Unique: unique})
 			}, func(r client.RolledBack) error {
-				fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %s is at %s, confirmed after %.1f ms (vCPUs running after %.1f ms)\n",
+				printf(cmd.ErrOrStderr(), "forkd: %s is at %s, confirmed after %.1f ms (vCPUs running after %.1f ms)\n",
 					r.ID, r.RolledBackTo, r.RollbackReadyMS, r.RollbackVMMMS)
 				printRepeats(cmd, r.Sandbox)
 				return nil

@@ -273,17 +273,17 @@ func msSince(start time.Time) float64 { return float64(time.Since(start).Microse
 
 func printWarmup(cmd *cobra.Command, b built) {
 	if text := strings.TrimRight(b.WarmupOutput, "\n"); text != "" {
-		fmt.Fprintf(cmd.ErrOrStderr(), "forkd: the warm-up wrote:\n%s\n", printableText(text))
+		printf(cmd.ErrOrStderr(), "forkd: the warm-up wrote:\n%s\n", multiline(text))
 	}
 }
 
 func printBuilt(cmd *cobra.Command, b built) {
 	out := cmd.OutOrStdout()
 	if b.Reused {
-		fmt.Fprintf(out, "%s is there already\n", b.Tag)
+		printf(out, "%s is there already\n", b.Tag)
 		return
 	}
-	fmt.Fprintf(
+	printf(
 		out,
 		"%s: image %.1f s, boot %.1f s, warm-up %.1f s, save %.1f s, flush %.1f s; the VM has %d MiB of memory\n",
 		b.Tag,
@@ -295,6 +295,6 @@ func printBuilt(cmd *cobra.Command, b built) {
 		b.MemSizeMiB,
 	)
 	for _, e := range b.GuestErrors {
-		fmt.Fprintf(cmd.ErrOrStderr(), "forkd: in the guest: %s\n", oneLine(e))
+		printf(cmd.ErrOrStderr(), "forkd: in the guest: %s\n", e)
 	}
 }

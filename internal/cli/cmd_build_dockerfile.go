@@ -150,12 +150,12 @@ func (o *dockerfileOptions) runCheck(cmd *cobra.Command, context string) error {
 	}
 	out := cmd.OutOrStdout()
 	for _, w := range list {
-		fmt.Fprintf(out, "%s:%d: %s: %s\n", name, w.Line, w.Rule, oneLine(w.Text))
+		printf(out, "%s:%d: %s: %s\n", name, w.Line, w.Rule, w.Text)
 	}
 	if len(list) > 0 {
 		return fmt.Errorf("%s: warnings: %d", name, len(list))
 	}
-	fmt.Fprintf(out, "%s: no warnings\n", name)
+	printf(out, "%s: no warnings\n", name)
 	return nil
 }
 
@@ -217,7 +217,7 @@ func (o *dockerfileOptions) run(cmd *cobra.Command, c *common, tag, dir string) 
 		if c.json() {
 			return writeJSON(cmd.OutOrStdout(), r)
 		}
-		fmt.Fprintf(cmd.OutOrStdout(), "%s: %d steps done, %d cached, %.1f s\n", oneLine(r.Tag), r.Run, r.Cached, r.MS/1000)
+		printf(cmd.OutOrStdout(), "%s: %d steps done, %d cached, %.1f s\n", r.Tag, r.Run, r.Cached, r.MS/1000)
 		return nil
 	})
 }

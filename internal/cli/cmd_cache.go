@@ -87,7 +87,7 @@ func newCachePruneCmd() *cobra.Command {
 				for _, r := range removed {
 					bytes += r.Bytes
 				}
-				fmt.Fprintf(cmd.OutOrStdout(), "%s %s, %d MiB\n", did, count(len(removed), "item", "items"), bytes>>20)
+				printf(cmd.OutOrStdout(), "%s %s, %d MiB\n", did, count(len(removed), "item", "items"), bytes>>20)
 				return errors.Join(err, printCached(cmd, removed))
 			})
 		},

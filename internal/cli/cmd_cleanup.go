@@ -74,7 +74,7 @@ func (c *common) unusedCache(cmd *cobra.Command, since time.Time) (list []leftov
 		return nil, usage
 	}
 	if err != nil {
-		fmt.Fprintf(cmd.ErrOrStderr(), "forkd: images and kernels are left alone: %s\n", printable(err))
+		printf(cmd.ErrOrStderr(), "forkd: images and kernels are left alone: %s\n", err)
 	}
 	for _, c := range cached {
 		list = append(list, leftover{Kind: c.Kind, Path: c.Dir, Bytes: c.Bytes, Changed: c.Used, remove: c.Remove})
@@ -110,7 +110,7 @@ func (c *common) sweep(cmd *cobra.Command, list []leftover, remove bool) error {
 	if !remove && len(gone) > 0 {
 		what = "would be removed; --yes removes it"
 	}
-	fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %s, %s, %s\n", count(len(gone), "leftover", "leftovers"), mib(uint64(bytes)),
+	printf(cmd.ErrOrStderr(), "forkd: %s, %s, %s\n", count(len(gone), "leftover", "leftovers"), mib(uint64(bytes)),
 		what)
 	return errors.Join(errs...)
 }

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"strings"
@@ -100,7 +99,7 @@ func report(cmd *cobra.Command, findings []doctor.Finding, json, all bool) error
 		})
 	}
 	if !json {
-		fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %d pass, %d warn, %d fail, %d skipped%s\n", count[doctor.Pass],
+		printf(cmd.ErrOrStderr(), "forkd: %d pass, %d warn, %d fail, %d skipped%s\n", count[doctor.Pass],
 			count[doctor.Warn], count[doctor.Fail], count[doctor.Skip], more)
 	}
 	if err == nil && count[doctor.Fail] > 0 {
@@ -120,14 +119,14 @@ func printFindings(out io.Writer, width int, findings []doctor.Finding) error {
 	var text strings.Builder
 	indent := strings.Repeat(" ", len("pass")+checks+2*tableGap)
 	for _, f := range findings {
-		v := string(f.Verdict)
+		v := styled(f.Verdict)
 		if c := colours[f.Verdict]; c != "" {
-			v = coloured(out, c, v)
+			v = coloured(out, c, string(f.Verdict))
 		}
-		fmt.Fprintf(&text, "%s  %-*s  %s\n", v, checks, f.Check,
-			strings.Join(wrapped(oneLine(f.Detail), width-len(indent)), "\n"+indent))
+		printf(&text, "%s  %-*s  %s\n", v, checks, f.Check,
+			multiline(strings.Join(wrapped(f.Detail, width-len(indent)), "\n"+indent)))
 		if f.Fix != nil { // on one line, to be copied
-			fmt.Fprintf(&text, "%s→ %s\n", indent, f.Fix)
+			printf(&text, "%s→ %s\n", indent, f.Fix)
 		}
 	}
 	_, err := io.WriteString(out, text.String())

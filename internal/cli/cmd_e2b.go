@@ -121,11 +121,11 @@ func printE2BEnv(w io.Writer, env map[string]string, asJSON bool) error {
 	}
 	for _, name := range e2bVars {
 		if value, ok := env[name]; ok {
-			fmt.Fprintf(w, "export %s=%s\n", name, quoted(value))
+			printf(w, "export %s=%s\n", name, quoted(value))
 		}
 	}
 	unset := slices.DeleteFunc(slices.Clone(e2bVars[:3]), func(name string) bool { _, ok := env[name]; return ok })
-	_, err := fmt.Fprintf(w, "unset %s\n", strings.Join(unset, " "))
+	_, err := printf(w, "unset %s\n", strings.Join(unset, " "))
 	return err
 }
 

@@ -72,9 +72,9 @@ func (c *common) stopEval(cmd *cobra.Command, ref string, restart bool) error {
 	}, func(did map[string]bool) error {
 		switch {
 		case restart:
-			fmt.Fprintln(cmd.ErrOrStderr(), "forkd: the interpreter is a new one, without the variables of the old")
+			printLine(cmd.ErrOrStderr(), "forkd: the interpreter is a new one, without the variables of the old")
 		case !did["interrupted"]:
-			fmt.Fprintln(cmd.ErrOrStderr(), "forkd: nothing ran in the interpreter")
+			printLine(cmd.ErrOrStderr(), "forkd: nothing ran in the interpreter")
 		}
 		return nil
 	})
@@ -84,12 +84,12 @@ func printEval(out, errOut io.Writer, r client.EvalResult) {
 	io.WriteString(out, r.Stdout)
 	io.WriteString(errOut, r.Stderr)
 	if r.Result != nil {
-		fmt.Fprintln(out, *r.Result)
+		io.WriteString(out, *r.Result+"\n")
 	}
 	switch {
 	case r.Traceback != "":
-		fmt.Fprintln(errOut, strings.TrimRight(r.Traceback, "\n"))
+		io.WriteString(errOut, strings.TrimRight(r.Traceback, "\n")+"\n")
 	case r.Error != "":
-		fmt.Fprintf(errOut, "forkd: %s\n", printableText(r.Error))
+		printf(errOut, "forkd: %s\n", multiline(r.Error))
 	}
 }

@@ -37,7 +37,7 @@ func newEventsCmd() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				out := json.NewEncoder(cmd.OutOrStdout())
+				out := json.NewEncoder(plainJSON{cmd.OutOrStdout()})
 				err = cl.Events(ctx, client.EventsRequest{After: after, Sandboxes: ids, Labels: labels},
 					func(e client.Event) error {
 						if after == oldest && e.Type == apiv1.EventMissed { // earlier events were not requested
@@ -98,9 +98,9 @@ func printEvent(w io.Writer, e *client.Event) error {
 	line := e.Time.Local().Format(time.DateTime) + "  " + fmt.Sprintf("%-18s  %s", e.Type, what)
 	for _, more := range []string{e.Reason, e.Detail} {
 		if more != "" {
-			line += "  " + printable(errors.New(more))
+			line += "  " + more
 		}
 	}
-	_, err := fmt.Fprintln(w, line)
+	_, err := printLine(w, line)
 	return err
 }

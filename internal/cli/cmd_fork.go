@@ -78,13 +78,13 @@ func newForkCmd() *cobra.Command {
 				return cl.Fork(ctx, req)
 			}, func(f client.Forked) error {
 				for _, s := range f.Sandboxes {
-					fmt.Fprintln(cmd.OutOrStdout(), s.ID)
+					printLine(cmd.OutOrStdout(), s.ID)
 				}
-				fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %s, confirmed after %.1f ms (vCPUs running after %.1f ms)\n",
+				printf(cmd.ErrOrStderr(), "forkd: %s, confirmed after %.1f ms (vCPUs running after %.1f ms)\n",
 					count(len(f.Sandboxes), "sandbox", "sandboxes"), f.ForkWallMS, f.VMMWallMS)
 				printRepeats(cmd, f.Sandboxes...)
 				if f.Failed > 0 {
-					fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %d did not start (%d of them unconfirmed)\n", f.Failed, f.Unconfirmed)
+					printf(cmd.ErrOrStderr(), "forkd: %d did not start (%d of them unconfirmed)\n", f.Failed, f.Unconfirmed)
 				}
 				return nil
 			})

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -103,7 +104,7 @@ func (o *hookOptions) run(cmd *cobra.Command, args []string) error {
 	case o.uninstall:
 		state = "was not there"
 	}
-	fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %s: the hook %s\n", s.path, state)
+	printf(cmd.ErrOrStderr(), "forkd: %s: the hook %s\n", s.path, state)
 	return nil
 }
 
@@ -168,11 +169,11 @@ func (o *hookOptions) print(cmd *cobra.Command, path, sample string) error {
 		return writeJSON(cmd.OutOrStdout(), map[string]string{"file": path, "add": sample})
 	}
 	if path == "" {
-		fmt.Fprintln(cmd.ErrOrStderr(), "forkd: have the agent call this at the end of each turn:")
+		printLine(cmd.ErrOrStderr(), "forkd: have the agent call this at the end of each turn:")
 	} else {
-		fmt.Fprintf(cmd.ErrOrStderr(), "forkd: add this to %s, or have --install do it:\n", path)
+		printf(cmd.ErrOrStderr(), "forkd: add this to %s, or have --install do it:\n", path)
 	}
-	fmt.Fprint(cmd.OutOrStdout(), sample)
+	io.WriteString(cmd.OutOrStdout(), sample)
 	return nil
 }
 

@@ -31,7 +31,7 @@ func newImagesCmd() *cobra.Command {
 			}, func(list []client.Snapshot) error {
 				if quiet {
 					for _, s := range list {
-						fmt.Fprintln(cmd.OutOrStdout(), s.Tag)
+						printLine(cmd.OutOrStdout(), s.Tag)
 					}
 					return nil
 				}
@@ -46,7 +46,7 @@ func newImagesCmd() *cobra.Command {
 				})
 				for _, s := range list {
 					if s.Warning != "" {
-						fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %s\n", s.Warning)
+						printf(cmd.ErrOrStderr(), "forkd: %s\n", s.Warning)
 					}
 				}
 				return err
@@ -115,7 +115,7 @@ func newSnapshotInfoCmd() *cobra.Command {
 				return cl.Snapshot(ctx, args[0])
 			}, func(d client.SnapshotDetail) error {
 				if d.Warning != "" {
-					fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %s\n", d.Warning)
+					printf(cmd.ErrOrStderr(), "forkd: %s\n", d.Warning)
 				}
 				return values(cmd, "FIELD\tVALUE", func(row func(...any)) {
 					row("tag", d.Tag)
@@ -150,7 +150,7 @@ func newVerifyCmd() *cobra.Command {
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
 				return each(cmd, &c, tags, func(tag string) (string, error) {
 					if !c.json() {
-						fmt.Fprintf(cmd.ErrOrStderr(), "forkd: reading every file of %s\n", tag)
+						printf(cmd.ErrOrStderr(), "forkd: reading every file of %s\n", tag)
 					}
 					return tag, cl.VerifySnapshot(ctx, tag)
 				}, func(tag string) string { return tag + ": intact" },

@@ -90,7 +90,7 @@ func writeLine(out io.Writer, t *template.Template, thing any) error {
 	if err := t.Execute(&line, fields); err != nil {
 		return formatError(err, fields)
 	}
-	_, err = fmt.Fprintln(out, printableText(line.String()))
+	_, err = printLine(out, multiline(line.String()))
 	return err
 }
 

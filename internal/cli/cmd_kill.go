@@ -3,7 +3,6 @@ package cli
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync"
 
 	"github.com/spf13/cobra"
@@ -52,9 +51,9 @@ func newKillCmd() *cobra.Command {
 					return errors.Join(err, writeJSON(cmd.OutOrStdout(), map[string]any{"killed": killed}))
 				}
 				for _, id := range killed {
-					fmt.Fprintln(cmd.OutOrStdout(), id)
+					printLine(cmd.OutOrStdout(), id)
 				}
-				fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %d killed\n", len(killed))
+				printf(cmd.ErrOrStderr(), "forkd: %d killed\n", len(killed))
 				return err
 			})
 		},

@@ -77,7 +77,7 @@ func newLabelCmd() *cobra.Command {
 				return labeled{s.ID, s.Labels}, err
 			}, func(s labeled) error {
 				for _, name := range slices.Sorted(maps.Keys(s.Labels)) {
-					fmt.Fprintf(cmd.OutOrStdout(), "%s=%s\n", name, s.Labels[name])
+					printf(cmd.OutOrStdout(), "%s=%s\n", name, s.Labels[name])
 				}
 				return nil
 			})

@@ -40,7 +40,7 @@ func newLsCmd() *cobra.Command {
 			}, func(list []client.Sandbox) error {
 				if quiet {
 					for _, s := range list {
-						fmt.Fprintln(cmd.OutOrStdout(), s.ID)
+						printLine(cmd.OutOrStdout(), s.ID)
 					}
 					return nil
 				}
@@ -85,13 +85,13 @@ func newLsCmd() *cobra.Command {
 func printProcesses(cmd *cobra.Command, list []client.ProcessInfo, quiet bool) error {
 	if quiet {
 		for _, p := range list {
-			fmt.Fprintln(cmd.OutOrStdout(), p.PID)
+			printLine(cmd.OutOrStdout(), p.PID)
 		}
 		return nil
 	}
 	return table(cmd, "PID\tCOMMAND", func(row func(...any)) {
 		for _, p := range list {
-			row(p.PID, printableText(strings.Join(strings.Fields(strings.Join(p.Args, " ")), " ")))
+			row(p.PID, strings.Join(strings.Fields(strings.Join(p.Args, " ")), " "))
 		}
 	})
 }
@@ -117,7 +117,7 @@ func newPingCmd() *cobra.Command {
 }
 
 func printPong(w io.Writer, p client.Pong) {
-	fmt.Fprintln(w, oneLine(fmt.Sprintf("pong: kernel %s, warm interpreters %v", p.Kernel, p.Warm)))
+	printf(w, "pong: kernel %s, warm interpreters %v\n", p.Kernel, p.Warm)
 }
 
 func newConsoleCmd() *cobra.Command {

@@ -76,7 +76,7 @@ func newMachineStart(open openMachine) *cobra.Command {
 			if output == "json" {
 				return writeJSON(cmd.OutOrStdout(), s)
 			}
-			fmt.Fprintf(cmd.OutOrStdout(), "emulated host %s is ready (%.1f s)\n", s.Name, time.Since(began).Seconds())
+			printf(cmd.OutOrStdout(), "emulated host %s is ready (%.1f s)\n", s.Name, time.Since(began).Seconds())
 			return nil
 		},
 	}
@@ -100,7 +100,7 @@ func startMachine(ctx context.Context, m tcghost.Machine, o tcghost.Options, pro
 	ctx, cancel := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
 	defer cancel()
 	return m.Start(ctx, o, []string{self, "machine", "--name", m.Name, superviseVerb},
-		func(msg string) { fmt.Fprintf(progress, "forkd: %s\n", msg) })
+		func(msg string) { printf(progress, "forkd: %s\n", msg) })
 }
 
 func newMachineStop(open openMachine) *cobra.Command {
@@ -118,7 +118,7 @@ func newMachineStop(open openMachine) *cobra.Command {
 				return err
 			}
 			if !ran {
-				fmt.Fprintf(cmd.OutOrStdout(), "emulated host %s was not running\n", m.Name)
+				printf(cmd.OutOrStdout(), "emulated host %s was not running\n", m.Name)
 			}
 			return nil
 		},
@@ -155,16 +155,16 @@ func newMachineStatus(open openMachine) *cobra.Command {
 }
 
 func printState(w io.Writer, s tcghost.State) {
-	fmt.Fprintf(w, "host      %s\nphase     %s\n", s.Name, s.Phase)
+	printf(w, "host      %s\nphase     %s\n", s.Name, s.Phase)
 	if s.Phase == tcghost.Ready {
-		fmt.Fprintf(w, "since     %s (ready after %d ms)\nmemory    %d MiB\ndaemon    %s\n",
+		printf(w, "since     %s (ready after %d ms)\nmemory    %d MiB\ndaemon    %s\n",
 			s.StartedAt.Format(time.RFC3339), s.ReadyMS, s.Options.MemoryMiB, s.DaemonAddr)
 	}
 	if s.Restarts > 0 {
-		fmt.Fprintf(w, "restarts  %d\n", s.Restarts)
+		printf(w, "restarts  %d\n", s.Restarts)
 	}
 	if s.LastFailure != "" {
-		fmt.Fprintf(w, "failure   %s\n", s.LastFailure)
+		printf(w, "failure   %s\n", s.LastFailure)
 	}
 }
 

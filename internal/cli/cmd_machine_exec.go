@@ -101,14 +101,14 @@ func machineExec(cmd *cobra.Command, m tcghost.Machine, f execFlags, args []stri
 
 // machineFailed reports a failure that does not come from the program.
 func machineFailed(cmd *cobra.Command, err error) error {
-	fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %v\n", err)
+	printf(cmd.ErrOrStderr(), "forkd: %v\n", err)
 	return exitCode(exitMachine)
 }
 
 // execResult converts the program's end to an exit code, with a message if the code alone is
 // ambiguous.
 func execResult(cmd *cobra.Command, f execFlags, exit machineapi.ExecExit) error {
-	say := func(err error) { fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %v\n", err) }
+	say := func(err error) { printf(cmd.ErrOrStderr(), "forkd: %v\n", err) }
 	switch {
 	case exit.Error != "":
 		say(errors.New(exit.Error))

@@ -191,7 +191,7 @@ func printNetwork(cmd *cobra.Command, n client.SandboxNetwork) error {
 	})
 }
 
-// refusalText returns a refused destination as one line. The guest chose its name.
+// refusalText describes a refused destination.
 func refusalText(r client.NetworkRefusal) string {
 	text := r.Address
 	switch {
@@ -210,5 +210,5 @@ func refusalText(r client.NetworkRefusal) string {
 	if r.Fix != "" {
 		text += ": " + r.Fix
 	}
-	return printableText(text)
+	return text
 }

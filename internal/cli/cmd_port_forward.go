@@ -71,7 +71,7 @@ func (c *common) printForwards(out io.Writer, list []forward) error {
 		return writeJSON(out, list)
 	}
 	for _, f := range list {
-		if _, err := fmt.Fprintf(out, "127.0.0.1:%d -> %d\n", f.Local, f.Remote); err != nil {
+		if _, err := printf(out, "127.0.0.1:%d -> %d\n", f.Local, f.Remote); err != nil {
 			return err
 		}
 	}
@@ -139,7 +139,7 @@ func (f *forwarder) serve(ctx context.Context, l net.Listener, remote int, strea
 			if err := f.carry(ctx, conn.(*net.TCPConn), remote); err != nil && ctx.Err() == nil {
 				f.mu.Lock()
 				defer f.mu.Unlock()
-				fmt.Fprintf(f.errOut, "forkd: port %d: %s\n", remote, printable(err))
+				printf(f.errOut, "forkd: port %d: %s\n", remote, err)
 			}
 		})
 	}

@@ -128,7 +128,7 @@ func newDfCmd() *cobra.Command {
 				}
 				builds, err := listCache(ctx, cl)
 				if err != nil { // the daemon may be on another host
-					fmt.Fprintf(cmd.ErrOrStderr(), "forkd: the cache of builds: %s\n", printable(err))
+					printf(cmd.ErrOrStderr(), "forkd: the cache of builds: %s\n", err)
 				}
 				return usageOf(all, sandboxes, builds), nil
 			}, func(lines []usage) error {
@@ -182,13 +182,13 @@ func newPruneCmd() *cobra.Command {
 					return writeJSON(cmd.OutOrStdout(), map[string]any{"snapshots": removed, "bytes": total, "removed": yes && !dry})
 				}
 				for _, tag := range removed {
-					fmt.Fprintln(cmd.OutOrStdout(), tag)
+					printLine(cmd.OutOrStdout(), tag)
 				}
 				what := "would be removed; --yes removes them"
 				if yes && !dry {
 					what = "removed"
 				}
-				fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %s of %s %s\n", count(len(removed), "snapshot", "snapshots"), mib(total),
+				printf(cmd.ErrOrStderr(), "forkd: %s of %s %s\n", count(len(removed), "snapshot", "snapshots"), mib(total),
 					what)
 				return nil
 			})

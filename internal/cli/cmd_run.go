@@ -75,7 +75,7 @@ func newRunCmd() *cobra.Command {
 				}
 				err = c.runCommand(ctx, cmd, cl, &run, id)
 				if keep {
-					fmt.Fprintf(cmd.ErrOrStderr(), "forkd: kept as %s\n", id)
+					printf(cmd.ErrOrStderr(), "forkd: kept as %s\n", id)
 					return err
 				}
 				return errors.Join(err, removeSandbox(context.WithoutCancel(ctx), cl, id))
@@ -110,8 +110,8 @@ func (c *common) leave(ctx context.Context, cmd *cobra.Command, cl *client.Clien
 	if c.json() {
 		return writeJSON(cmd.OutOrStdout(), map[string]any{"id": id, "pid": pid})
 	}
-	fmt.Fprintln(cmd.OutOrStdout(), id)
-	fmt.Fprintf(cmd.ErrOrStderr(), "forkd: process %d goes on; follow it: forkd attach %s %d\n", pid, id, pid)
+	printLine(cmd.OutOrStdout(), id)
+	printf(cmd.ErrOrStderr(), "forkd: process %d goes on; follow it: forkd attach %s %d\n", pid, id, pid)
 	return nil
 }
 

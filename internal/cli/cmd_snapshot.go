@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 
@@ -104,8 +103,8 @@ func (b *bootFlags) run(cmd *cobra.Command, c *common, tag string) error {
 	return show(cmd, c, func(ctx context.Context, cl *client.Client) (client.Baked, error) {
 		return cl.Bake(ctx, b.BakeRequest)
 	}, func(made client.Baked) error {
-		fmt.Fprintln(cmd.OutOrStdout(), made.Tag)
-		fmt.Fprintf(cmd.ErrOrStderr(), "forkd: booted in %.1f ms, saved in %.1f ms\n", made.BootMS, made.SaveMS)
+		printLine(cmd.OutOrStdout(), made.Tag)
+		printf(cmd.ErrOrStderr(), "forkd: booted in %.1f ms, saved in %.1f ms\n", made.BootMS, made.SaveMS)
 		return nil
 	})
 }

@@ -72,7 +72,7 @@ func newSnapshotCompactCmd() *cobra.Command {
 			return show(cmd, &c, func(ctx context.Context, cl *client.Client) (client.Snapshot, error) {
 				return cl.CompactSnapshot(ctx, from, to)
 			}, func(s client.Snapshot) error {
-				fmt.Fprintln(cmd.OutOrStdout(), s.Tag)
+				printLine(cmd.OutOrStdout(), s.Tag)
 				return nil
 			})
 		},

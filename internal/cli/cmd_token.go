@@ -122,9 +122,9 @@ func newTokenNewCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(cmd.ErrOrStderr(), "forkd: token %s with scope %s is in %s; it is shown only now:\n", t.Name, t.Scope,
+			printf(cmd.ErrOrStderr(), "forkd: token %s with scope %s is in %s; it is shown only now:\n", t.Name, t.Scope,
 				path)
-			fmt.Fprintln(cmd.OutOrStdout(), token)
+			printLine(cmd.OutOrStdout(), token)
 			return nil
 		},
 	}

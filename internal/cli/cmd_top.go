@@ -257,7 +257,7 @@ func redraw(out io.Writer, width int, rows []topRow) error {
 		return err
 	}
 	if more > 0 {
-		fmt.Fprintf(&b, "and %d more\n", more)
+		printf(&b, "and %d more\n", more)
 	}
 	_, err := io.WriteString(out, b.String())
 	return err

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"strings"
 
@@ -102,7 +101,7 @@ func printFamily(w io.Writer, list []*relative, indent string) error {
 		if r.State != "ready" && r.State != "running" {
 			state = "  " + r.State
 		}
-		if _, err := fmt.Fprintf(w, "%s%s%s%s%s\n", strings.TrimPrefix(indent, " "), branch, r.Tag, r.ID, state); err != nil {
+		if _, err := printf(w, "%s%s%s%s%s\n", strings.TrimPrefix(indent, " "), branch, r.Tag, r.ID, state); err != nil {
 			return err
 		}
 		if err := printFamily(w, r.Children, indent+below); err != nil {

@@ -44,7 +44,7 @@ func newTTLCmd() *cobra.Command {
 				if e.ExpiresAt != 0 {
 					when = time.Unix(e.ExpiresAt, 0).Format(time.RFC3339)
 				}
-				fmt.Fprintln(cmd.OutOrStdout(), when)
+				printLine(cmd.OutOrStdout(), when)
 				return nil
 			})
 		},

@@ -91,7 +91,7 @@ func forgiven(cmd *cobra.Command, err error, stderr io.Writer) error {
 	if err == nil || cmd.CommandPath() != "forkd turn" || !cmd.Flags().Changed("hook") {
 		return err
 	}
-	fmt.Fprintf(stderr, "forkd: the turn was not saved: %s\n", printable(err))
+	printf(stderr, "forkd: the turn was not saved: %s\n", err)
 	if strict, _ := cmd.Flags().GetBool("strict"); strict {
 		return exitCode(exitError) // 2 would tell Claude Code to continue
 	}
@@ -166,9 +166,9 @@ func (o *turnOptions) report(cmd *cobra.Command, saved client.Snapshot, made boo
 		}
 		return writeJSON(cmd.OutOrStdout(), answer)
 	case made:
-		fmt.Fprintln(cmd.OutOrStdout(), saved.Tag)
+		printLine(cmd.OutOrStdout(), saved.Tag)
 	default:
-		fmt.Fprintln(cmd.ErrOrStderr(), "forkd: nothing has changed since the last turn")
+		printLine(cmd.ErrOrStderr(), "forkd: nothing has changed since the last turn")
 	}
 	return nil
 }

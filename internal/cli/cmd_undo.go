@@ -89,10 +89,10 @@ func (o *undoOptions) run(cmd *cobra.Command, args []string, by savedBy) error {
 		if o.json() {
 			return writeJSON(cmd.OutOrStdout(), done)
 		}
-		fmt.Fprintln(cmd.OutOrStdout(), done.At)
-		fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %s is at %s again\n", done.Workspace, done.At)
+		printLine(cmd.OutOrStdout(), done.At)
+		printf(cmd.ErrOrStderr(), "forkd: %s is at %s again\n", done.Workspace, done.At)
 		if done.Kept != "" {
-			fmt.Fprintf(cmd.ErrOrStderr(), "forkd: what was changed since the last turn is kept as %s "+
+			printf(cmd.ErrOrStderr(), "forkd: what was changed since the last turn is kept as %s "+
 				"('forkd undo --to %s' goes there)\n", done.Kept, done.Kept)
 		}
 		return nil

@@ -3,7 +3,6 @@ package cli
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"github.com/spf13/cobra"
 
@@ -44,11 +43,11 @@ func newVersionCmd() *cobra.Command {
 					Daemon  *client.Version `json:"daemon"`
 				}{version, remote})
 			}
-			fmt.Fprintf(cmd.OutOrStdout(), "forkd %s\n", version)
+			printf(cmd.OutOrStdout(), "forkd %s\n", version)
 			if remote == nil {
-				fmt.Fprintf(cmd.OutOrStdout(), "daemon: not reachable (%v)\n", err)
+				printf(cmd.OutOrStdout(), "daemon: not reachable (%v)\n", err)
 			} else {
-				fmt.Fprintf(cmd.OutOrStdout(), "daemon %s, API %s, accel %s\n", remote.Version, remote.API, remote.Accel)
+				printf(cmd.OutOrStdout(), "daemon %s, API %s, accel %s\n", remote.Version, remote.API, remote.Accel)
 			}
 			return nil
 		},

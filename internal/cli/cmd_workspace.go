@@ -3,7 +3,6 @@ package cli
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"github.com/spf13/cobra"
 
@@ -64,8 +63,8 @@ func newWorkspaceCreateCmd() *cobra.Command {
 			return show(cmd, &c, func(ctx context.Context, cl *client.Client) (client.Workspace, error) {
 				return cl.CreateWorkspace(ctx, req)
 			}, func(w client.Workspace) error {
-				fmt.Fprintln(cmd.OutOrStdout(), w.Name)
-				fmt.Fprintf(cmd.ErrOrStderr(), "forkd: workspace %s runs in %s\n", w.Name, w.LiveSandboxID)
+				printLine(cmd.OutOrStdout(), w.Name)
+				printf(cmd.ErrOrStderr(), "forkd: workspace %s runs in %s\n", w.Name, w.LiveSandboxID)
 				return nil
 			})
 		},
@@ -133,7 +132,7 @@ func newWorkspaceDeleteCmd() *cobra.Command {
 			return show(cmd, &c, func(ctx context.Context, cl *client.Client) (map[string]string, error) {
 				return map[string]string{"deleted": args[0]}, cl.DeleteWorkspace(ctx, args[0])
 			}, func(map[string]string) error {
-				fmt.Fprintf(cmd.ErrOrStderr(), "forkd: workspace %s deleted\n", args[0])
+				printf(cmd.ErrOrStderr(), "forkd: workspace %s deleted\n", args[0])
 				return nil
 			})
 		},

@@ -123,7 +123,7 @@ func (c *command) runIn(ctx context.Context, cmd *cobra.Command, cl *client.Clie
 	if c.detach {
 		pid, err := cl.ExecDetached(ctx, id, c.req)
 		if err == nil {
-			fmt.Fprintln(cmd.OutOrStdout(), pid)
+			printLine(cmd.OutOrStdout(), pid)
 		}
 		return err
 	}
@@ -134,7 +134,7 @@ func (c *command) runIn(ctx context.Context, cmd *cobra.Command, cl *client.Clie
 		if none.ExitCode == exitNotFound && len(c.req.Args) == 1 && strings.Contains(c.req.Args[0], " ") {
 			hint = " (for a whole line: sh -c '…')"
 		}
-		fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %s%s\n", printable(none), hint)
+		printf(cmd.ErrOrStderr(), "forkd: %s%s\n", none, hint)
 		return exitWith(none.ExitCode, nil)
 	}
 	if err != nil {
@@ -167,11 +167,11 @@ func (c *command) follow(cmd *cobra.Command, id string, p *client.Process) error
 	end, err := p.Wait(cmd.OutOrStdout(), cmd.ErrOrStderr())
 	giveBack()
 	if errors.Is(err, client.ErrDetached) {
-		fmt.Fprintf(cmd.ErrOrStderr(), "forkd: process %d goes on; back to it: forkd attach -it %s %d\n", p.PID, id, p.PID)
+		printf(cmd.ErrOrStderr(), "forkd: process %d goes on; back to it: forkd attach -it %s %d\n", p.PID, id, p.PID)
 		return nil
 	}
 	if err == nil && end.Error != "" {
-		fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %s\n", printableText(end.Error))
+		printf(cmd.ErrOrStderr(), "forkd: %s\n", end.Error)
 	}
 	return exitWith(end.ExitCode, err)
 }

@@ -18,7 +18,7 @@ import (
 
 // sayTo returns a function that prints a line for the user.
 func sayTo(cmd *cobra.Command) func(string) {
-	return func(text string) { fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %s\n", printableText(text)) }
+	return func(text string) { printf(cmd.ErrOrStderr(), "forkd: %s\n", multiline(text)) }
 }
 
 // oldFork is `forkd fork --tag TAG --settle-secs N` of forkd 0.5: the sandboxes live as long as the

@@ -90,7 +90,7 @@ func (c *common) run(cmd *cobra.Command, f func(context.Context, *client.Client)
 	}
 	err = f(ctx, cl)
 	if err != nil && ctx.Err() != nil {
-		fmt.Fprintln(cmd.ErrOrStderr(), "forkd: interrupted")
+		printLine(cmd.ErrOrStderr(), "forkd: interrupted")
 		return exitCode(exitInterrupted)
 	}
 	var answered *client.Error
@@ -214,9 +214,9 @@ func machineDaemon(ctx context.Context, m tcghost.Machine, progress io.Writer) (
 	case err != nil || status.Running:
 		return address, token, err
 	case status.Restarting:
-		fmt.Fprintf(progress, "forkd: the daemon in emulated host %s died and is being started again\n", m.Name)
+		printf(progress, "forkd: the daemon in emulated host %s died and is being started again\n", m.Name)
 	default:
-		fmt.Fprintf(progress, "forkd: starting the daemon in emulated host %s\n", m.Name)
+		printf(progress, "forkd: starting the daemon in emulated host %s\n", m.Name)
 		if err := startMachineDaemon(ctx, m, dir); err != nil {
 			return "", "", err
 		}

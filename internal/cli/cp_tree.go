@@ -63,7 +63,7 @@ func (t transfer) treeOut(ctx context.Context, stdout, notes io.Writer) error {
 		return err
 	}
 	defer root.Close()
-	left := func(name string) { fmt.Fprintf(notes, "forkd: %q is no file, directory or link: left out\n", name) }
+	left := func(name string) { printf(notes, "forkd: %q is no file, directory or link: left out\n", name) }
 	if err := treetar.Unpack(archive, treetar.Target{Root: root, Left: left}); err != nil {
 		return fmt.Errorf("copy %s:%s: %s may be incomplete: %w", t.id, t.remote, target, err)
 	}

@@ -135,16 +135,16 @@ func setupE2B(dir string, d e2bDomain, now time.Time) (ends time.Time, err error
 
 // explainE2B prints how to use the files.
 func explainE2B(ctx context.Context, w io.Writer, dir string, d e2bDomain, ends time.Time) {
-	fmt.Fprintf(w, "%s: an authority, and a certificate for %s and *.%s until %s\n\n", dir, d.name, d.name,
+	printf(w, "%s: an authority, and a certificate for %s and *.%s until %s\n\n", dir, d.name, d.name,
 		ends.Format(time.DateOnly))
-	fmt.Fprintf(w, "Start the daemon with\n\n  forkd daemon --bind 127.0.0.1:%s --proxy-domain %s \\\n    --tls-cert %s --tls-key %s\n\n", d.port,
+	printf(w, "Start the daemon with\n\n  forkd daemon --bind 127.0.0.1:%s --proxy-domain %s \\\n    --tls-cert %s --tls-key %s\n\n", d.port,
 		quotedIfNeeded("https://"+d.host()), quotedIfNeeded(filepath.Join(dir, certFile)),
 		quotedIfNeeded(filepath.Join(dir, keyFile)))
-	fmt.Fprintf(w, "and, in shells that are to use it,\n\n  export %s=https://localhost:%s %s=%s    # for the commands of forkd\n"+
+	printf(w, "and, in shells that are to use it,\n\n  export %s=https://localhost:%s %s=%s    # for the commands of forkd\n"+
 		"  eval \"$(forkd e2b env)\"    # for programs with E2B's SDKs\n", urlEnv, d.port, caEnv,
 		quotedIfNeeded(filepath.Join(dir, caFile)))
 	if err := resolvesToLoopback(ctx, "49983-sb-0."+d.name); err != nil {
-		fmt.Fprintf(w, "\nNames below %s do not lead to this host (%v). Each sandbox has several, so /etc/hosts\n"+
+		printf(w, "\nNames below %s do not lead to this host (%v). Each sandbox has several, so /etc/hosts\n"+
 			"is not enough: have your DNS server answer for *.%s, for example dnsmasq by\n\n  address=/%s/127.0.0.1\n\n"+
 			"or take a domain that does: one below localhost with systemd-resolved, or 127-0-0-1.sslip.io.\n", d.name, err,
 			d.name, d.name)

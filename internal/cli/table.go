@@ -5,7 +5,6 @@ import (
 	"io"
 	"os"
 	"strings"
-	"unicode"
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
@@ -42,14 +41,20 @@ func tableWidth(cmd *cobra.Command) int {
 // writeTable prints a table. If it is wider than width, and width is not 0, its widest columns are
 // truncated.
 func writeTable(w io.Writer, width int, heading string, rows func(row func(cells ...any))) error {
-	lines := [][]string{strings.Split(heading, "\t")}
-	rows(func(cells ...any) {
+	var lines [][]string
+	add := func(cells ...any) {
 		line := make([]string, len(cells))
 		for i, c := range cells {
 			line[i] = oneLine(fmt.Sprint(c))
 		}
 		lines = append(lines, line)
-	})
+	}
+	var first []any
+	for name := range strings.SplitSeq(heading, "\t") { // it may have values: see function values
+		first = append(first, name)
+	}
+	add(first...)
+	rows(add)
 	widths := columnWidths(lines, width)
 	var text strings.Builder
 	for _, line := range lines {
@@ -108,19 +113,6 @@ func cut(text string, width int) string {
 	return string([]rune(text)[:width-1]) + ellipsis
 }
 
-// oneLine removes from text what would break a table or control a terminal.
-func oneLine(text string) string {
-	return strings.Map(func(r rune) rune {
-		switch {
-		case unicode.IsPrint(r):
-			return r
-		case unicode.IsSpace(r):
-			return ' '
-		}
-		return unicode.ReplacementChar
-	}, text)
-}
-
 // colours of the terminal, as parameters of SGR (ECMA-48, 8.3.117).
 const (
 	red    = "31"
@@ -130,9 +122,9 @@ const (
 
 // coloured returns text in a colour if w is a terminal with colours and the user has not disabled
 // them (https://no-color.org).
-func coloured(w io.Writer, colour, text string) string {
+func coloured(w io.Writer, colour, text string) styled {
 	if !isTerminal(w) || os.Getenv("NO_COLOR") != "" || os.Getenv("TERM") == "dumb" {
-		return text
+		return styled(text)
 	}
-	return "\x1b[" + colour + "m" + text + "\x1b[0m"
+	return styled("\x1b[" + colour + "m" + text + "\x1b[0m")
 }

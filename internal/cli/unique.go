@@ -39,7 +39,7 @@ func printRepeats(cmd *cobra.Command, siblings ...client.Sandbox) {
 	if more := len(names) - maxRepeats; more > 0 {
 		names = append(names[:maxRepeats], fmt.Sprintf("%d more", more))
 	}
-	fmt.Fprintf(cmd.ErrOrStderr(),
+	printf(cmd.ErrOrStderr(),
 		"forkd: these programs may repeat random numbers of other copies: %s; 'forkd inspect %s' lists them\n",
-		oneLine(strings.Join(names, ", ")), s.ID)
+		strings.Join(names, ", "), s.ID)
 }

@@ -3,7 +3,6 @@ package cli
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"github.com/spf13/cobra"
 
@@ -57,7 +56,7 @@ func each[T any](cmd *cobra.Command, c *common, names []string, op func(name str
 		}
 		done = append(done, v)
 		if !c.json() {
-			fmt.Fprintln(cmd.OutOrStdout(), text(v))
+			printLine(cmd.OutOrStdout(), text(v))
 		}
 	}
 	if c.json() {

@@ -43,7 +43,7 @@ func (w *waiting) run(interval time.Duration) {
 		w.mu.Lock()
 		if w.what != "" {
 			line := []rune(fmt.Sprintf("%3.0fs  %s", time.Since(w.start).Seconds(), w.what))
-			fmt.Fprintf(w.out, clearLine+"%s", string(line[:min(len(line), 79)]))
+			printf(w.out, clearLine+"%s", string(line[:min(len(line), 79)]))
 			w.shown = true
 		}
 		w.mu.Unlock()
@@ -119,7 +119,7 @@ func (s *status) step(stage, detail string) {
 		s.line.what = stage + "  " + detail
 		s.line.mu.Unlock()
 	case stage != s.stage:
-		fmt.Fprintf(s.w, "forkd: %s\n", stage)
+		printf(s.w, "forkd: %s\n", stage)
 	}
 	s.stage = stage
 }
