@@ -14,8 +14,8 @@ import (
 // The completion scripts pass words of the command line to eval. A daemon's names that mean something
 // to a shell, or that begin a description, a flag or the directive of a script, are not offered.
 func TestCompletionOffersPlainNamesOnly(t *testing.T) {
-	hostile := []string{"$(touch pwned)", "x;id", "x`id`", "x$(id)", "x y", "x\ty", "x\n:4", "x\n", "-rf", ":4", "~x", "x'y",
-		`x"y`, `x\y`, "x|y", "x&y", "x>y", "x*", "x{a,b}", "x\u00a0y", "x\x1b[2J", "_activeHelp_ x", ""}
+	hostile := []string{"$(touch pwned)", "x;id", "x`id`", "x$(id)", "x y", "x\ty", "x\n:4", "x\n", "-rf", ":4", "~x",
+		"x'y", `x"y`, `x\y`, "x|y", "x&y", "x>y", "x*", "x{a,b}", "x\u00a0y", "x\x1b[2J", "_activeHelp_ x", ""}
 	good := []string{"base", "registry:5000/a_b/c:1.2-3", "me@host"}
 	names := append(slices.Clone(hostile), good...)
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -47,8 +47,9 @@ func TestCompletionOffersPlainNamesOnly(t *testing.T) {
 	}))
 	defer srv.Close()
 	t.Setenv(urlEnv, srv.URL)
-	for _, line := range []string{"rmi", "fork", "history", "kill", "exec", "cp", "inspect", "tree", "attach", "attach sb-1",
-		"undo", "workspace delete", "run", "branch", "hook claude-code --workspace", "rollback sb-1 --to", "label", "url",
+	for _, line := range []string{"rmi", "fork", "history", "kill", "exec", "cp", "inspect", "tree", "attach",
+		"attach sb-1", "undo", "workspace delete", "run", "branch",
+		"hook claude-code --workspace", "rollback sb-1 --to", "label", "url",
 		"snapshot diff"} {
 		var out, errs strings.Builder
 		args := append([]string{"__complete"}, append(strings.Fields(line), "")...)

@@ -154,10 +154,12 @@ func hostileDaemon(t *testing.T) {
 func TestWordsOfDaemonsAreForReading(t *testing.T) {
 	hostileDaemon(t)
 	for _, line := range []string{"version", "images", "images -q", "history base", "snapshot-info base", "ls", "ls -q",
-		"ls -o wide", "ps sb-1", "tree", "fork base", "fork base -n 2", "branch sb-1 mine", "rollback sb-1 --to base", "label sb-1",
-		"label sb-1 a=b", "url sb-1 80", "exec sb-1 -- ls", "run base -- ls", "run -d base -- ls", "prune --dry-run",
-		"prune --force", "df", "info", "ping sb-1", "net sb-1", "limit sb-1", "workspace list", "workspace create desk --snapshot base",
-		"inspect sb-1", "inspect base", "kill sb-1", "top --once", "stats sb-1", "ttl sb-1", "rmi base", "rmi nothing",
+		"ls -o wide", "ps sb-1", "tree", "fork base", "fork base -n 2", "branch sb-1 mine", "rollback sb-1 --to base",
+		"label sb-1", "label sb-1 a=b", "url sb-1 80", "exec sb-1 -- ls", "run base -- ls",
+		"run -d base -- ls", "prune --dry-run",
+		"prune --force", "df", "info", "ping sb-1", "net sb-1", "limit sb-1", "workspace list",
+		"workspace create desk --snapshot base", "inspect sb-1", "inspect base", "kill sb-1",
+		"top --once", "stats sb-1", "ttl sb-1", "rmi base", "rmi nothing",
 		"verify base", "undo -w desk", "turns -w desk", "inspect -f {{.id}} sb-1"} {
 		for _, format := range []string{"", "-o json"} {
 			command, program, _ := strings.Cut(line, " -- ")
@@ -170,7 +172,8 @@ func TestWordsOfDaemonsAreForReading(t *testing.T) {
 				t.Errorf("%s: %s", args, errs.String())
 			}
 			const controls = "\x1b\a\r\u009b\u202e\U000e0001\x7f"
-			if strings.ContainsAny(out.String()+errs.String(), controls) || strings.Contains(out.String(), "\nforkd: all is well") {
+			if strings.ContainsAny(out.String()+errs.String(), controls) ||
+				strings.Contains(out.String(), "\nforkd: all is well") {
 				t.Errorf("%s: %q, %q", args, out.String(), errs.String())
 			}
 		}
