@@ -146,7 +146,7 @@ type Target struct {
 // Unpack makes the entries of an archive. One that is there already is replaced, but a directory is
 // added to. Where it fails, what was made until then stays.
 func Unpack(r io.Reader, to Target) error {
-	in := tar.NewReader(r)
+	in := NewReader(r)
 	left, entries := int64(MaxBytes), 0
 	for {
 		h, err := in.Next()

@@ -1,8 +1,9 @@
 package image
 
 import (
-	"archive/tar"
+	"bufio"
 	"bytes"
+	"compress/gzip"
 	"context"
 	"encoding/hex"
 	"errors"
@@ -11,6 +12,7 @@ import (
 	"io"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/klauspost/compress/zstd"
 
 	"github.com/forkd/forkd/internal/treetar"
 )
@@ -65,7 +67,7 @@ type boundedLayer struct {
 // Uncompressed returns the layer's archive as it is, up to the first entry that is refused. At its end it
 // fails if the content has another digest than it must have.
 func (l boundedLayer) Uncompressed() (io.ReadCloser, error) {
-	from, err := l.Layer.Uncompressed()
+	from, err := l.open()
 	if err != nil {
 		return nil, err
 	}
@@ -77,8 +79,42 @@ func (l boundedLayer) Uncompressed() (io.ReadCloser, error) {
 		from = &diffReader{from, sum, l}
 	}
 	r := &layerReader{Closer: from, from: from, layer: l, chunk: make([]byte, 32<<10)}
-	r.archive = tar.NewReader(io.TeeReader(from, &r.ahead))
+	r.archive = treetar.NewReader(io.TeeReader(from, &r.ahead))
 	return r, nil
+}
+
+// maxWindow bounds the memory that a layer's compression may ask for, in bytes: that of zstd's own program.
+const maxWindow = 128 << 20
+
+// open returns the content of the layer. A layer of a registry it decompresses itself, because the
+// library gives zstd as much memory as the layer asks for.
+func (l boundedLayer) open() (io.ReadCloser, error) {
+	if l.diff == nil {
+		return l.Layer.Uncompressed()
+	}
+	from, err := l.Layer.Compressed()
+	if err != nil {
+		return nil, err
+	}
+	var plain io.Reader
+	in := bufio.NewReaderSize(from, 64<<10)
+	magic, _ := in.Peek(4) // what is shorter is not compressed
+	switch {
+	case bytes.HasPrefix(magic, []byte("\x1f\x8b")): // RFC 1952, section 2.3.1
+		plain, err = gzip.NewReader(in)
+	case bytes.HasPrefix(magic, []byte("\x28\xb5\x2f\xfd")): // RFC 8878, section 3.1.1
+		plain, err = zstd.NewReader(in, zstd.WithDecoderMaxMemory(maxWindow), zstd.WithDecoderLowmem(true),
+			zstd.WithDecoderConcurrency(1))
+	default:
+		plain = in
+	}
+	if err != nil {
+		return nil, errors.Join(err, from.Close())
+	}
+	return struct {
+		io.Reader
+		io.Closer
+	}{plain, from}, nil
 }
 
 // layerReader passes an archive on behind the tar.Reader that checks it.
@@ -86,7 +122,7 @@ type layerReader struct {
 	io.Closer
 	from    io.Reader
 	layer   boundedLayer
-	archive *tar.Reader
+	archive *treetar.Reader
 	ahead   bytes.Buffer // read by archive, not passed on yet
 	chunk   []byte
 	content bool // archive is in an entry's content

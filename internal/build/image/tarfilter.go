@@ -72,7 +72,7 @@ func (f *tarFilter) copy(in io.Reader) error {
 			f.replaced[o.name] = true
 		}
 	}
-	t := tar.NewReader(in)
+	t := treetar.NewReader(in)
 	for {
 		h, err := t.Next()
 		if errors.Is(err, io.EOF) {

@@ -49,7 +49,7 @@ func (c *Context) Close() error { return os.RemoveAll(c.dir) }
 
 // Store takes the entries of an archive whose names begin with prefix as a build context, until ctx is done.
 // The error is an *invalid.Error if the archive is at fault.
-func (b *Builder) Store(ctx context.Context, in *tar.Reader, prefix string) (*Context, error) {
+func (b *Builder) Store(ctx context.Context, in *treetar.Reader, prefix string) (*Context, error) {
 	c, err := b.NewContext()
 	if err == nil {
 		if err = c.unpack(ctx, in, prefix, ""); err != nil {
@@ -78,7 +78,7 @@ func (c *Context) Unpack(ctx context.Context, archive io.Reader, dir string) err
 	if err != nil {
 		return &invalid.Error{Field: "archive", Reason: err.Error()}
 	}
-	return c.unpack(ctx, tar.NewReader(&sent{r: &readUntil{ctx, plain}}), "", dir)
+	return c.unpack(ctx, treetar.NewReader(&sent{r: &readUntil{ctx, plain}}), "", dir)
 }
 
 // readUntil is a reader that ends with its context.
@@ -104,12 +104,15 @@ func (c *Context) Files() []plan.File {
 	return c.files
 }
 
-func (c *Context) unpack(ctx context.Context, in *tar.Reader, prefix, dir string) error {
+func (c *Context) unpack(ctx context.Context, in *treetar.Reader, prefix, dir string) error {
 	before := len(c.files)
 	for {
 		h, err := in.Next()
 		if errors.Is(err, io.EOF) {
 			break
+		}
+		if errors.Is(err, treetar.ErrHeaders) {
+			return &invalid.Error{Field: "archive", Reason: err.Error()}
 		}
 		if err == nil {
 			err = c.add(h, in, prefix, dir)

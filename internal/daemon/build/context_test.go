@@ -14,6 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/build/dockerfile"
 	"github.com/forkd/forkd/internal/build/plan"
 	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/treetar"
 )
 
 func archiveOf(t *testing.T, entries ...tar.Header) *bytes.Buffer {
@@ -133,7 +134,7 @@ func TestUnpackEndsWithItsContext(t *testing.T) {
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("a build that was canceled before: %v", err)
 	}
-	in := tar.NewReader(archiveOf(t, tar.Header{Name: "x", Typeflag: tar.TypeDir}))
+	in := treetar.NewReader(archiveOf(t, tar.Header{Name: "x", Typeflag: tar.TypeDir}))
 	if err := newContext(t).unpack(ctx, in, "", ""); !errors.Is(err, context.Canceled) {
 		t.Errorf("the archive of a request that was canceled: %v", err)
 	}

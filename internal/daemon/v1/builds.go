@@ -18,6 +18,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/build"
 	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/treetar"
 )
 
 // Bounds on a build's archive, in bytes.
@@ -39,7 +40,7 @@ func (a *api) build(w http.ResponseWriter, r *http.Request) error {
 	}
 	move := newTransfer(r.Context(), w, a.Face.Limits.Stall)
 	req, files, err := a.readBuild(r.Context(),
-		tar.NewReader(fromClient{move, http.MaxBytesReader(w, r.Body, maxBuildArchive)}))
+		treetar.NewReader(fromClient{move, http.MaxBytesReader(w, r.Body, maxBuildArchive)}))
 	if err := move.end(err); err != nil {
 		return err
 	}
@@ -81,7 +82,7 @@ func buildError(err error) error {
 }
 
 // readBuild reads the archive of a build request.
-func (a *api) readBuild(ctx context.Context, in *tar.Reader) (req build.Request, files *build.Context,
+func (a *api) readBuild(ctx context.Context, in *treetar.Reader) (req build.Request, files *build.Context,
 	err error) {
 	h, err := in.Next()
 	if err != nil {

@@ -1,0 +1,71 @@
+package treetar
+
+import (
+	"archive/tar"
+	"fmt"
+	"io"
+	"math"
+	"strings"
+)
+
+// maxHeaders bounds the headers before one entry, in bytes. An entry may have any number of extended
+// headers, of which a tar.Reader takes up to 1 MiB each.
+const maxHeaders = 4 << 20
+
+// ErrHeaders means that an archive has more headers before an entry than a Reader takes.
+var ErrHeaders = fmt.Errorf("the archive has more than %d MiB of headers before an entry", maxHeaders>>20)
+
+// Reader is a tar.Reader for archives that nobody trusts: Next fails with ErrHeaders instead of
+// reading headers without end. Content of a sparse entry that the caller has not read counts as
+// headers, because its length is not known.
+type Reader struct {
+	*tar.Reader
+	in     *bounded
+	sparse bool // the current entry
+}
+
+// NewReader returns a Reader of the archive r.
+func NewReader(r io.Reader) *Reader {
+	in := &bounded{r: r}
+	return &Reader{Reader: tar.NewReader(in), in: in}
+}
+
+// Next goes on to the next entry, as that of tar.Reader does.
+func (r *Reader) Next() (*tar.Header, error) {
+	r.in.left = math.MaxInt64
+	if !r.sparse { // a few bytes may claim any number of zeros
+		if _, err := io.Copy(io.Discard, r.Reader); err != nil {
+			return nil, err
+		}
+	}
+	r.in.left = maxHeaders
+	h, err := r.Reader.Next()
+	r.in.left = math.MaxInt64
+	r.sparse = err == nil && isSparse(h)
+	return h, err
+}
+
+func isSparse(h *tar.Header) bool {
+	for k := range h.PAXRecords {
+		if strings.HasPrefix(k, "GNU.sparse.") {
+			return true
+		}
+	}
+	return h.Typeflag == tar.TypeGNUSparse
+}
+
+// bounded is a reader that fails with ErrHeaders after left bytes.
+type bounded struct {
+	r    io.Reader
+	left int64
+}
+
+// Read implements io.Reader.
+func (b *bounded) Read(p []byte) (int, error) {
+	if b.left <= 0 {
+		return 0, ErrHeaders
+	}
+	n, err := b.r.Read(p[:min(int64(len(p)), b.left)])
+	b.left -= int64(n)
+	return n, err
+}
