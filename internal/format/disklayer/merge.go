@@ -1,17 +1,22 @@
 package disklayer
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"math/bits"
 	"os"
+	"slices"
+
+	"golang.org/x/sys/unix"
 )
 
 // Merge makes the empty file dst a layer with the content of layers, which are stacked, base first.
 // It reads the layers without mapping them: truncating a mapped file would kill the process that
-// reads it, which is the daemon.
-func Merge(dst *os.File, layers []*os.File) error {
+// reads it, which is the daemon. Holes stay holes, so that what a guest has discarded takes no space.
+// An error of ctx ends the copying.
+func Merge(ctx context.Context, dst *os.File, layers []*os.File) error {
 	if len(layers) == 0 {
 		return fmt.Errorf("merge disk layers into %s: no layers", dst.Name())
 	}
@@ -32,8 +37,8 @@ func Merge(dst *os.File, layers []*os.File) error {
 	if err != nil {
 		return err
 	}
-	for _, s := range sources {
-		if err := s.addTo(merged); err != nil {
+	for _, s := range slices.Backward(sources) { // the highest first: it hides the others
+		if err := s.addTo(ctx, merged); err != nil {
 			return errors.Join(fmt.Errorf("merge disk layers: %w", err), merged.Close())
 		}
 	}
@@ -45,6 +50,9 @@ type source struct {
 	file *os.File
 	size uint64 // of the disk
 	buf  []byte // for data
+
+	// The data of the file from searched on begins at from, and goes to the hole at to.
+	searched, from, to uint64
 }
 
 func openSource(f *os.File) (*source, error) {
@@ -61,17 +69,20 @@ const (
 	mergeData   = 1 << 20
 )
 
-// addTo copies all clusters of s to dst.
-func (s *source) addTo(dst *Layer) error {
+// addTo copies all clusters of s to dst that dst does not have.
+func (s *source) addTo(ctx context.Context, dst *Layer) error {
 	offset, length, _ := Layout(s.size)
 	bitmap := make([]byte, min(length, mergeBitmap))
 	s.buf = make([]byte, mergeData)
 	for at := uint64(0); at < length; {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
 		chunk := bitmap[:min(length-at, mergeBitmap)]
 		if err := s.read(chunk, offset+at); err != nil {
 			return err
 		}
-		if err := s.addClusters(dst, at*8, chunk); err != nil {
+		if err := s.addClusters(ctx, dst, at*8, chunk); err != nil {
 			return err
 		}
 		at += uint64(len(chunk))
@@ -81,7 +92,7 @@ func (s *source) addTo(dst *Layer) error {
 
 // addClusters copies the clusters marked in chunk, a part of the bitmap that begins with cluster
 // first.
-func (s *source) addClusters(dst *Layer, first uint64, chunk []byte) error {
+func (s *source) addClusters(ctx context.Context, dst *Layer, first uint64, chunk []byte) error {
 	clusters := min(uint64(len(chunk))*8, dst.clusters-min(first, dst.clusters))
 	for c := uint64(0); c < clusters; {
 		n := ones(chunk, c, clusters)
@@ -94,10 +105,15 @@ func (s *source) addClusters(dst *Layer, first uint64, chunk []byte) error {
 			}
 			continue
 		}
-		if err := s.copyTo(dst, first+c, n); err != nil {
-			return err
+		for end := c + n; c < end; c += n {
+			var has bool
+			if has, n = dst.Run(first+c, end-c); has {
+				continue
+			}
+			if err := s.copyTo(ctx, dst, first+c, n); err != nil {
+				return err
+			}
 		}
-		c += n
 	}
 	return nil
 }
@@ -115,10 +131,16 @@ func ones(bitmap []byte, at, end uint64) uint64 {
 	return min(at, end) - start
 }
 
-// copyTo copies n clusters and marks them.
-func (s *source) copyTo(dst *Layer, first, n uint64) error {
+// copyTo copies the data of n clusters, which are holes of dst, and marks them.
+func (s *source) copyTo(ctx context.Context, dst *Layer, first, n uint64) error {
 	for at, end := first*ClusterSize, (first+n)*ClusterSize; at < end; {
-		p := s.buf[:min(end-at, mergeData)]
+		if err := errors.Join(ctx.Err(), s.find(at)); err != nil {
+			return err
+		}
+		if at = max(at, s.from); at >= end {
+			break
+		}
+		p := s.buf[:min(end-at, s.to-at, mergeData)]
 		if err := s.read(p, at); err != nil {
 			return err
 		}
@@ -130,11 +152,32 @@ func (s *source) copyTo(dst *Layer, first, n uint64) error {
 	return dst.Set(first, n)
 }
 
+// find finds the first data at or after at, unless it is known.
+func (s *source) find(at uint64) error {
+	if s.searched <= at && at < s.to {
+		return nil
+	}
+	from, err := unix.Seek(int(s.file.Fd()), int64(at), unix.SEEK_DATA)
+	if err == nil {
+		s.searched, s.from = at, uint64(from)
+		from, err = unix.Seek(int(s.file.Fd()), from, unix.SEEK_HOLE)
+		s.to = uint64(from)
+	}
+	if errors.Is(err, unix.ENXIO) || err == nil && s.to <= s.from { // there is a footer after all clusters
+		return s.cutOff()
+	}
+	return err
+}
+
+func (s *source) cutOff() error {
+	return fmt.Errorf("%w: %s was cut off while it was read", ErrFormat, s.file.Name())
+}
+
 // read fills p from offset at.
 func (s *source) read(p []byte, at uint64) error {
 	_, err := s.file.ReadAt(p, int64(at))
 	if errors.Is(err, io.EOF) {
-		return fmt.Errorf("%w: %s was cut off while it was read", ErrFormat, s.file.Name())
+		return s.cutOff()
 	}
 	return err
 }

@@ -2,11 +2,14 @@ package disklayer
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 func newFile(t *testing.T) *os.File {
@@ -48,7 +51,7 @@ func TestMerge(t *testing.T) {
 		files = append(files, f)
 	}
 	dst := newFile(t)
-	if err := Merge(dst, files); err != nil {
+	if err := Merge(t.Context(), dst, files); err != nil {
 		t.Fatal(err)
 	}
 	m, err := Open(dst)
@@ -68,7 +71,7 @@ func TestMerge(t *testing.T) {
 			}
 		}
 	}
-	if err := Merge(dst, nil); err == nil {
+	if err := Merge(t.Context(), dst, nil); err == nil {
 		t.Error("merged nothing")
 	}
 }
@@ -109,14 +112,124 @@ func TestMergeOfALayerThatIsCutOff(t *testing.T) {
 			t.Fatal(err)
 		}
 		// The footer was read before: without it the rest is still whole.
-		if err := s.addTo(merged); (err == nil) != (left == int64(fileSize)-1) {
+		if err := s.addTo(t.Context(), merged); (err == nil) != (left == int64(fileSize)-1) {
 			t.Errorf("cut to %d bytes while it is merged: %v", left, err)
 		}
 		if err := merged.Close(); err != nil {
 			t.Fatal(err)
 		}
-		if err := Merge(newFile(t), []*os.File{f}); !errors.Is(err, ErrFormat) {
+		if err := Merge(t.Context(), newFile(t), []*os.File{f}); !errors.Is(err, ErrFormat) {
 			t.Errorf("cut to %d bytes before: %v", left, err)
 		}
+	}
+}
+
+// layerOf makes a layer of a disk: of each run of clusters the value, 0 for discarded.
+func layerOf(t *testing.T, size uint64, runs ...[3]uint64) *os.File {
+	t.Helper()
+	f := newFile(t)
+	if err := Format(f, size); err != nil {
+		t.Fatal(err)
+	}
+	l, err := Open(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	for _, run := range runs {
+		first, n, value := run[0], run[1], run[2]
+		at, length := int64(first*ClusterSize), int64(n*ClusterSize)
+		if value == 0 {
+			err = unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, at, length)
+		} else {
+			_, err = f.WriteAt(bytes.Repeat([]byte{byte(value)}, int(length)), at)
+		}
+		if err = errors.Join(err, l.Set(first, n)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return f
+}
+
+func allocated(t *testing.T, f *os.File) int64 {
+	t.Helper()
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		t.Fatal(err)
+	}
+	return st.Blocks * 512
+}
+
+// What a guest has discarded takes no space, neither in its tops nor where they are merged.
+func TestMergedDiscardsTakeNoSpace(t *testing.T) {
+	const size = 2 << 30
+	top := layerOf(t, size, [3]uint64{0, size / ClusterSize, 0})
+	dst := newFile(t)
+	if err := Merge(t.Context(), dst, []*os.File{top}); err != nil {
+		t.Fatal(err)
+	}
+	if a, b := allocated(t, top), allocated(t, dst); b > a+64<<10 {
+		t.Errorf("the top takes %d KiB, the merged layer %d KiB", a>>10, b>>10)
+	}
+	l, err := Open(dst)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if has, n := l.Run(0, size/ClusterSize); !has || n != size/ClusterSize {
+		t.Errorf("marked: %v, for %d clusters", has, n)
+	}
+}
+
+// Of writes and discards of a cluster the highest layer's counts, and what is discarded there takes no space,
+// whatever lies below.
+func TestMergeOfWritesAndDiscards(t *testing.T) {
+	const clusters = 2000
+	r := rand.New(rand.NewPCG(7, 8))
+	want := map[uint64]uint64{}
+	var layers []*os.File
+	for i := range uint64(5) {
+		var runs [][3]uint64
+		for range 60 {
+			first := r.Uint64N(clusters)
+			run := [3]uint64{first, 1 + r.Uint64N(min(40, clusters-first)), (i + 1) * r.Uint64N(2)}
+			runs = append(runs, run)
+			for c := range run[1] {
+				want[first+c] = run[2]
+			}
+		}
+		layers = append(layers, layerOf(t, clusters*ClusterSize, runs...))
+	}
+	dst := newFile(t)
+	if err := Merge(t.Context(), dst, layers); err != nil {
+		t.Fatal(err)
+	}
+	m, err := Open(dst)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	written, p := 0, make([]byte, ClusterSize)
+	for c := range uint64(clusters) {
+		value, there := want[c]
+		if value != 0 {
+			written++
+		}
+		if _, err := dst.ReadAt(p, int64(c*ClusterSize)); err != nil || m.Has(c) != there ||
+			!bytes.Equal(p, bytes.Repeat([]byte{byte(value)}, ClusterSize)) {
+			t.Fatalf("cluster %d is %d…, in the layer %v; want %d, %v (%v)", c, p[0], m.Has(c), value, there, err)
+		}
+	}
+	if most := int64(written)*ClusterSize + 64<<10; allocated(t, dst) > most {
+		t.Errorf("%d clusters with content take %d KiB", written, allocated(t, dst)>>10)
+	}
+}
+
+func TestMergeEndsWithItsContext(t *testing.T) {
+	top := layerOf(t, 1<<20, [3]uint64{3, 1, 1})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := Merge(ctx, newFile(t), []*os.File{top}); !errors.Is(err, context.Canceled) {
+		t.Errorf("the error is %v", err)
 	}
 }

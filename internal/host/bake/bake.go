@@ -264,7 +264,7 @@ func (b *bake) boot(ctx context.Context) error {
 	}
 	defer kernel.Close()
 	defer initrd.Close()
-	if err := b.openDisk(); err != nil {
+	if err := b.openDisk(ctx); err != nil {
 		return err
 	}
 	size := b.disk.SizeBytes

@@ -2,6 +2,7 @@ package bake
 
 import (
 	"cmp"
+	"context"
 	"maps"
 	"os"
 	"slices"
@@ -67,9 +68,9 @@ func (b *bake) openBoot() (kernel, initrd *os.File, err error) {
 }
 
 // openDisk opens the files below the parent's own disk layer, base image first.
-func (b *bake) openDisk() error {
+func (b *bake) openDisk(ctx context.Context) error {
 	if b.from != nil {
-		return b.inheritDisk()
+		return b.inheritDisk(ctx)
 	}
 	image, err := os.Open(b.req.Rootfs)
 	if err != nil {
@@ -86,7 +87,7 @@ func (b *bake) openDisk() error {
 
 // inheritDisk takes over the disk of the snapshot that the parent boots from. If it has too many
 // layers, they are merged into one.
-func (b *bake) inheritDisk() error {
+func (b *bake) inheritDisk(ctx context.Context) error {
 	from := b.from.Manifest().Disk
 	b.disk = &snapshot.Disk{SizeBytes: from.SizeBytes, Base: from.Base}
 	b.lower = slices.Clone(b.from.Disk())
@@ -100,7 +101,7 @@ func (b *bake) inheritDisk() error {
 		return err
 	}
 	b.undo.Add(func() { merged.Close() })
-	if err := disklayer.Merge(merged, b.lower[1:]); err != nil {
+	if err := disklayer.Merge(ctx, merged, b.lower[1:]); err != nil {
 		return err
 	}
 	st, err := merged.Stat()

@@ -49,7 +49,7 @@ func Compact(ctx context.Context, st *store.Store, from, to string, of *Source) 
 	if old.Disk != nil {
 		fresh.Disk = &snapshot.Disk{SizeBytes: old.Disk.SizeBytes, Base: old.Disk.Base}
 		err := stageFile(staging, snapshot.DiskLayerFile, func(f *os.File) error {
-			return disklayer.Merge(f, lease.Disk()[1:])
+			return disklayer.Merge(ctx, f, lease.Disk()[1:])
 		})
 		if err != nil {
 			return store.Info{}, fmt.Errorf("compact snapshot %q: %w", from, err)

@@ -17,8 +17,8 @@ import (
 // disk adds the disk and its inherited layers to the manifest, and returns the files of all layers,
 // the snapshot's own last. It keeps chains short: if the tops that the sandbox has written since
 // its fork no longer fit, they are merged into one; if the snapshot below has the maximum depth,
-// all layers are.
-func (b *branch) disk(m *snapshot.Manifest) ([]*os.File, error) {
+// all layers are. An error of ctx ends a merge.
+func (b *branch) disk(ctx context.Context, m *snapshot.Manifest) ([]*os.File, error) {
 	parent := b.lease.Manifest().Disk
 	if parent == nil {
 		return nil, nil
@@ -29,14 +29,14 @@ func (b *branch) disk(m *snapshot.Manifest) ([]*os.File, error) {
 		if chain.MergeDisk(inherited) {
 			owner = snapshot.NewID() // because the snapshot's own layer will be a different one
 		}
-		if err := b.mergeTops(owner); err != nil {
+		if err := b.mergeTops(ctx, owner); err != nil {
 			return nil, err
 		}
 	}
 	m.Disk = &snapshot.Disk{SizeBytes: parent.SizeBytes, Base: parent.Base}
 	files := append(slices.Clone(b.lease.Disk()[1:]), b.lower...)
 	if chain.MergeDisk(inherited) {
-		merged, err := b.merge("merged", files)
+		merged, err := b.merge(ctx, "merged", files)
 		if err != nil {
 			return nil, err
 		}
@@ -48,19 +48,19 @@ func (b *branch) disk(m *snapshot.Manifest) ([]*os.File, error) {
 }
 
 // merge merges layers into one file, which is deleted with the branch unless it is linked.
-func (b *branch) merge(name string, layers []*os.File) (*os.File, error) {
+func (b *branch) merge(ctx context.Context, name string, layers []*os.File) (*os.File, error) {
 	merged, err := b.create(name)
 	if err != nil {
 		return nil, err
 	}
 	b.undo.Add(func() { os.Remove(merged.Name()) })
-	return merged, disklayer.Merge(merged, layers)
+	return merged, disklayer.Merge(ctx, merged, layers)
 }
 
 // mergeTops replaces the sandbox's frozen tops by one layer: for this branch, for later branches
 // and in the VMM.
-func (b *branch) mergeTops(owner string) error {
-	merged, err := b.merge("tops", b.lower)
+func (b *branch) mergeTops(ctx context.Context, owner string) error {
+	merged, err := b.merge(ctx, "tops", b.lower)
 	if err != nil {
 		return err
 	}

@@ -52,7 +52,7 @@ func (b *branch) askAtRest(client, ctx context.Context, files vmmclient.BranchFi
 
 // publishDisk completes a branch of the disk alone. The sandbox cannot be put back to it, so it is
 // not at it, nor in its line.
-func (b *branch) publishDisk() (store.Info, error) {
+func (b *branch) publishDisk(ctx context.Context) (store.Info, error) {
 	if err := b.refuseWriters(); err != nil {
 		return store.Info{}, fmt.Errorf("%s sandbox %q: complete the disk: %w", b.op, b.s.id, err)
 	}
@@ -61,7 +61,7 @@ func (b *branch) publishDisk() (store.Info, error) {
 		Parent: &snapshot.Ref{ID: parent.ID, Tag: parent.Tag}, Machine: parent.Machine, Guest: b.guest(),
 		Boot: parent.Boot, Branch: &b.figure, Transient: b.req.Transient,
 	}
-	disk, err := b.disk(m)
+	disk, err := b.disk(ctx, m)
 	if err != nil {
 		return store.Info{}, fmt.Errorf("%s sandbox %q: complete the disk: %w", b.op, b.s.id, err)
 	}

@@ -20,10 +20,6 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 		result.Figure = b.figure
 		b.m.cfg.Observer.BranchDone(result, err)
 	}()
-	if b.req.Mode == vm.BranchDisk {
-		result.Info, err = b.publishDisk()
-		return result, err
-	}
 	if b.done.Mode == vm.BranchLive {
 		wait, cancel := context.WithTimeout(context.WithoutCancel(ctx), branchTimeout)
 		defer cancel()
@@ -33,9 +29,18 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 			return result, fmt.Errorf("%s sandbox %q: copy its memory: %w", b.op, b.s.id, err)
 		}
 	}
+	// Copying goes on when the caller has left. It stops when the sandbox is deleted or when it takes too
+	// long.
+	copying, cancel := context.WithTimeout(context.WithoutCancel(ctx), branchTimeout)
+	defer cancel()
+	defer context.AfterFunc(b.v.calls, cancel)()
+	if b.req.Mode == vm.BranchDisk {
+		result.Info, err = b.publishDisk(copying)
+		return result, err
+	}
 	extents, memory := b.done.Save.Extents, []snapshot.File(nil)
 	if b.done.Mode != vm.BranchFull {
-		extents, memory, err = b.memory(ctx, extents)
+		extents, memory, err = chain.Memory(copying, b.layer, extents, b.below)
 	}
 	if err == nil {
 		err = b.refuseWriters()
@@ -51,7 +56,7 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 		Parent: &snapshot.Ref{ID: parent.ID, Tag: parent.Tag}, Machine: parent.Machine, Guest: guest,
 		Memory: memory, Boot: parent.Boot, Branch: &b.figure, Transient: b.req.Transient,
 	}
-	disk, err := b.disk(m)
+	disk, err := b.disk(copying, m)
 	if err != nil {
 		return result, fmt.Errorf("%s sandbox %q: complete the disk: %w", b.op, b.s.id, err)
 	}
@@ -89,15 +94,6 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 		b.hurry()
 	}
 	return result, err
-}
-
-// memory completes the memory layer over the layers that the snapshot inherits. It goes on when the
-// caller has left. It stops when the sandbox is deleted or when it takes too long.
-func (b *branch) memory(ctx context.Context, extents []vm.Extent) ([]vm.Extent, []snapshot.File, error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), branchTimeout)
-	defer cancel()
-	defer context.AfterFunc(b.v.calls, cancel)()
-	return chain.Memory(ctx, b.layer, extents, b.below)
 }
 
 // hurry flushes the published snapshot to disk at full speed, even if the VM that wrote its disk

@@ -87,7 +87,7 @@ func mergeTops(t *testing.T, v *testVM, first int) {
 	}
 	t.Cleanup(func() { merged.Close() })
 	top := len(v.files) - 1
-	if err := disklayer.Merge(merged, v.files[1+first:top]); err != nil {
+	if err := disklayer.Merge(t.Context(), merged, v.files[1+first:top]); err != nil {
 		t.Fatal(err)
 	}
 	if err := v.Merge(t.Context(), vmmproto.Merge{First: uint32(first)}, merged); err != nil {

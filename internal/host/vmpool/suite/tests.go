@@ -309,7 +309,7 @@ func merge(t *testing.T, h *Host) {
 		g.mustBranch(t, vmmproto.Branch{Mode: vm.BranchDisk})
 	}
 	merged := create(t, t.TempDir())
-	if err := disklayer.Merge(merged, g.disk[1:len(g.disk)-1]); err != nil {
+	if err := disklayer.Merge(t.Context(), merged, g.disk[1:len(g.disk)-1]); err != nil {
 		t.Fatal(err)
 	}
 	for _, wrong := range []vmmproto.Merge{{Disk: 1}, {First: 2}} { // the top is layer 2

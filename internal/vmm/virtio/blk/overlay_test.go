@@ -127,7 +127,7 @@ func mergeFrom(t *testing.T, o *Overlay, first int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := disklayer.Merge(merged, files); err != nil {
+	if err := disklayer.Merge(t.Context(), merged, files); err != nil {
 		t.Fatal(err)
 	}
 	if err := o.Merge(first, merged); err != nil {
