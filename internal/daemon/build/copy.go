@@ -33,9 +33,13 @@ func (g *guest) copy(ctx context.Context, cp *plan.Copy) (err error) {
 	}
 	dir = strings.TrimSpace(dir)
 	defer func() { err = errors.Join(err, g.c.Remove(context.WithoutCancel(ctx), dir, "root")) }()
-	single := len(cp.Sources) == 1
+	single, others := len(cp.Sources) == 1, ""
+	brought := &links{}
 	for n := range cp.Sources {
-		one, err := g.fetch(ctx, &cp.Sources[n], dir, cp.Unpack)
+		if src := &cp.Sources[n]; src.Step != nil || src.Git != nil {
+			others = "others"
+		}
+		one, err := g.fetch(ctx, &cp.Sources[n], dir, cp.Unpack, brought)
 		if err != nil {
 			return err
 		}
@@ -45,13 +49,14 @@ func (g *guest) copy(ctx context.Context, cp *plan.Copy) (err error) {
 	if single {
 		flag = "single"
 	}
-	_, err = g.script(ctx, placeScript, dir, cp.Target, cp.Owner, cp.Mode, flag)
+	_, err = g.script(ctx, placeScript, dir, cp.Target, cp.Owner, cp.Mode, flag, others)
 	return err
 }
 
 // fetch puts the files of a source into a directory of the guest. It reports whether that is one file,
 // which may get another name.
-func (g *guest) fetch(ctx context.Context, src *plan.Source, dir string, unpack bool) (single bool, err error) {
+func (g *guest) fetch(ctx context.Context, src *plan.Source, dir string, unpack bool, brought *links) (single bool,
+	err error) {
 	switch {
 	case src.Inline != nil:
 		name := path.Join(dir, src.Inline.Path)
@@ -61,7 +66,7 @@ func (g *guest) fetch(ctx context.Context, src *plan.Source, dir string, unpack 
 		_, err := output(ctx, g.c, "root", "chmod", "644", name)
 		return true, err
 	case src.Step != nil:
-		return g.fetchFrom(ctx, *src.Step, src, dir)
+		return g.fetchFrom(ctx, *src.Step, src, dir, brought)
 	case src.Remote != nil:
 		return true, g.fetchRemote(ctx, src.Remote, dir)
 	case src.Git != nil:
@@ -124,7 +129,8 @@ func (s *sent) Read(p []byte) (int, error) {
 }
 
 // fetchFrom puts files of another step's snapshot into a directory of the guest.
-func (g *guest) fetchFrom(ctx context.Context, step int, src *plan.Source, dir string) (single bool, err error) {
+func (g *guest) fetchFrom(ctx context.Context, step int, src *plan.Source, dir string, brought *links) (single bool,
+	err error) {
 	leave, err := dockerfile.NewIgnore(src.Exclude)
 	if err != nil {
 		return false, err
@@ -151,6 +157,7 @@ func (g *guest) fetchFrom(ctx context.Context, step int, src *plan.Source, dir s
 			return fmt.Errorf("%s: %s has no such file", src.Path, g.w.plan.Steps[step].Name)
 		}
 		single = len(matches) == 1 && strings.HasPrefix(matches[0], "f") && src.Into == ""
+		to := staging{g, dir, src.Into, brought}
 		for _, m := range matches {
 			if out, err := leave.Out(path.Base(m)); strings.HasPrefix(m, "f") && (err != nil || out) {
 				if single = false; err != nil {
@@ -158,7 +165,7 @@ func (g *guest) fetchFrom(ctx context.Context, step int, src *plan.Source, dir s
 				}
 				continue
 			}
-			if err := from.send(ctx, g, m, src.Into, dir, leave); err != nil {
+			if err := from.send(ctx, to, m, leave); err != nil {
 				return err
 			}
 		}
@@ -167,19 +174,27 @@ func (g *guest) fetchFrom(ctx context.Context, step int, src *plan.Source, dir s
 	return single, err
 }
 
+// staging is the directory of a guest that a COPY unpacks archives of other guests into.
+type staging struct {
+	guest   *guest
+	dir     string
+	into    string // directory in it that the files of one source come into; empty: itself
+	brought *links
+}
+
 // send sends a file, or what is in a directory and not left out, to another guest. match is a line of
 // findScript.
-func (g *guest) send(ctx context.Context, to *guest, match, into, dir string, leave dockerfile.Ignore) error {
+func (g *guest) send(ctx context.Context, to staging, match string, leave dockerfile.Ignore) error {
 	if len(match) < 2 || match[1] != '/' {
 		return fmt.Errorf("the guest's answer %.100q is no path", match)
 	}
 	kind, name := match[0], match[1:]
 	args := []string{"tar", "-cf", "-", "-C", path.Dir(name), "--", path.Base(name)}
-	dir = path.Join(dir, into)
+	below := path.Clean(to.into)
 	if kind == 'd' {
 		args = []string{"tar", "-cf", "-", "-C", name, "."}
-		if into != "" {
-			dir = path.Join(dir, path.Base(name))
+		if to.into != "" {
+			below = path.Join(below, path.Base(name))
 		}
 	}
 	r, w := io.Pipe()
@@ -203,12 +218,12 @@ func (g *guest) send(ctx context.Context, to *guest, match, into, dir string, le
 		w.CloseWithError(err)
 	}()
 	defer r.Close()
-	if kind != 'd' || !leave.Any() {
-		return to.unpack(ctx, r, dir)
+	if kind != 'd' {
+		leave = dockerfile.Ignore{}
 	}
-	rest := without(r, leave)
+	rest := filtered(r, leave, to.brought, below)
 	defer rest.Close() // before r: its reader ends
-	return to.unpack(ctx, rest, dir)
+	return to.guest.unpack(ctx, rest, path.Join(to.dir, below))
 }
 
 // openArchive opens a file as an archive without its compression, and reports whether it is one.

@@ -6,20 +6,27 @@ import (
 	"fmt"
 	"io"
 	"path"
+	"slices"
+	"strings"
 
 	"github.com/forkd/forkd/internal/build/dockerfile"
+	"github.com/forkd/forkd/internal/treetar"
 )
 
-// without returns an archive without the entries that are left out. A link to a file that is left out is an
-// error: the archive does not have its content.
-func without(archive io.Reader, leave dockerfile.Ignore) io.ReadCloser {
+// filtered returns an archive of a guest as another guest may unpack it into the directory below of what a
+// COPY brings: without the entries that are left out, and checked against the links that came before. A
+// hard link to a file that is left out is an error: the archive does not have its content.
+func filtered(archive io.Reader, leave dockerfile.Ignore, brought *links, below string) io.ReadCloser {
 	r, w := io.Pipe()
-	go func() { w.CloseWithError(filter(w, archive, leave)) }()
+	go func() { w.CloseWithError(filter(w, archive, leave, brought, below)) }()
 	return r
 }
 
-func filter(w io.Writer, archive io.Reader, leave dockerfile.Ignore) error {
-	in, out := tar.NewReader(archive), tar.NewWriter(w)
+func filter(w io.Writer, archive io.Reader, leave dockerfile.Ignore, brought *links, below string) error {
+	if err := brought.check(below, true); err != nil {
+		return err
+	}
+	in, out := treetar.NewReader(archive), tar.NewWriter(w)
 	for {
 		h, err := in.Next()
 		if errors.Is(err, io.EOF) {
@@ -40,6 +47,15 @@ func filter(w io.Writer, archive io.Reader, leave dockerfile.Ignore) error {
 				return errors.Join(err, fmt.Errorf("%s is a hard link to %s, which --exclude leaves out", h.Name, h.Linkname))
 			}
 		}
+		if err := brought.add(h, below); err != nil {
+			return err
+		}
+		if h.Typeflag == tar.TypeXGlobalHeader {
+			continue
+		}
+		if h.Format != tar.FormatPAX { // the others have names that their form cannot be written with
+			h.Format = tar.FormatGNU
+		}
 		if err := out.WriteHeader(h); err != nil {
 			return fmt.Errorf("%s: %w", h.Name, err)
 		}
@@ -56,4 +72,68 @@ func isOut(leave dockerfile.Ignore, name string) (bool, error) {
 		return false, nil
 	}
 	return leave.Out(name)
+}
+
+// links has the paths of the symbolic links that a COPY has brought, in the directory that its archives are
+// unpacked into one after another. Nothing may be unpacked by way of one: it could come to lie anywhere.
+type links struct {
+	paths map[string]bool
+	bytes int
+}
+
+// add checks an entry of an archive that is unpacked into the directory below, and notes it if it is a link.
+func (l *links) add(h *tar.Header, below string) error {
+	name, err := pathBelow(below, h.Name)
+	if err != nil {
+		return err
+	}
+	if err := l.check(name, h.Typeflag == tar.TypeDir); err != nil {
+		return err
+	}
+	switch h.Typeflag {
+	case tar.TypeLink:
+		to, err := pathBelow(below, h.Linkname)
+		if err != nil {
+			return err
+		}
+		return l.check(to, false)
+	case tar.TypeSymlink:
+		if l.bytes += len(name); l.bytes > maxNames {
+			return fmt.Errorf("the paths of the links to copy have more than %d MiB", maxNames>>20)
+		}
+		if l.paths == nil {
+			l.paths = make(map[string]bool)
+		}
+		l.paths[name] = true
+	}
+	return nil
+}
+
+// check refuses a path below a link, and a directory that has the path of one.
+func (l *links) check(name string, dir bool) error {
+	if len(l.paths) == 0 {
+		return nil
+	}
+	if dir && l.paths[name] {
+		return fmt.Errorf("%.200s is a directory, and before it a symbolic link came by that name: copy them by two COPYs",
+			name)
+	}
+	for up := path.Dir(name); up != "."; up = path.Dir(up) {
+		if l.paths[up] {
+			return fmt.Errorf("%.200s is below %.200s, and before it a symbolic link came by that name: copy them by two COPYs",
+				name, up)
+		}
+	}
+	return nil
+}
+
+// pathBelow returns the path of an archive's entry that is unpacked into the directory below.
+func pathBelow(below, name string) (string, error) {
+	if err := treetar.CheckName(name); err != nil {
+		return "", err
+	}
+	if slices.Contains(strings.Split(name, "/"), "..") {
+		return "", fmt.Errorf("the guest's archive has the name %.200q, which leads out of it", name)
+	}
+	return path.Join(below, path.Clean("/" + name)[1:]), nil
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/forkd/forkd/internal/build/dockerfile"
 )
 
-// guestArchive has files, directories ("a/") and hard links ("a=b").
+// guestArchive has files, directories ("a/") and hard links ("a=b") and symbolic ones ("a>b").
 func guestArchive(t *testing.T, names ...string) io.Reader {
 	t.Helper()
 	var text bytes.Buffer
@@ -20,6 +20,9 @@ func guestArchive(t *testing.T, names ...string) io.Reader {
 		h := &tar.Header{Name: name, Typeflag: tar.TypeReg, Size: int64(len(name)), Mode: 0o640}
 		if link, to, ok := strings.Cut(name, "="); ok {
 			h.Name, h.Linkname, h.Typeflag, h.Size = link, to, tar.TypeLink, 0
+		}
+		if link, to, ok := strings.Cut(name, ">"); ok {
+			h.Name, h.Linkname, h.Typeflag, h.Size = link, to, tar.TypeSymlink, 0
 		}
 		if strings.HasSuffix(name, "/") {
 			h.Typeflag, h.Size = tar.TypeDir, 0
@@ -45,8 +48,8 @@ func TestEntriesAreLeftOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	long := strings.Repeat("long/", 60) + "name"
-	r := without(guestArchive(t, "./", "./a.txt", "./keep.txt", "./drop/", "./drop/x", "./sub/", "./sub/a.txt",
-		"./b=./keep.txt", "./drop/y=./keep.txt", "./"+long), leave)
+	r := filtered(guestArchive(t, "./", "./a.txt", "./keep.txt", "./drop/", "./drop/x", "./sub/", "./sub/a.txt",
+		"./b=./keep.txt", "./drop/y=./keep.txt", "./"+long), leave, &links{}, ".")
 	var got []string
 	for in := tar.NewReader(r); ; {
 		h, err := in.Next()
@@ -66,12 +69,46 @@ func TestEntriesAreLeftOut(t *testing.T) {
 		t.Errorf("%q are left, want %s", got, want)
 	}
 	for _, bad := range []io.Reader{guestArchive(t, "./a.txt", "./b=./a.txt"), strings.NewReader("no archive")} {
-		r := without(bad, leave)
+		r := filtered(bad, leave, &links{}, ".")
 		if _, err := io.ReadAll(r); err == nil {
 			t.Error("an archive with a link to nothing, or none, is taken")
 		}
 		if err := r.Close(); err != nil {
 			t.Error(err)
+		}
+	}
+}
+
+// Nothing is unpacked by way of a link that the same COPY has brought, be it by another archive.
+func TestNothingIsCopiedThroughALinkOfTheSameCopy(t *testing.T) {
+	for name, c := range map[string]struct {
+		first, second []string
+		below         string // directory of the second
+		refused       bool
+	}{
+		"a file below it":              {[]string{"./x>/etc"}, []string{"./x/passwd"}, ".", true},
+		"a file deep below it":         {[]string{"./x>y", "./y>/etc"}, []string{"./x/a/b/c"}, ".", true},
+		"a directory in its place":     {[]string{"./x>/etc"}, []string{"./x/"}, ".", true},
+		"in one archive":               {nil, []string{"./x>/etc", "x//passwd"}, ".", true},
+		"a file in its place":          {[]string{"./x>/etc"}, []string{"./x"}, ".", false},
+		"another link in its place":    {[]string{"./x>/etc"}, []string{"./x>/usr"}, ".", false},
+		"a hard link to what it shows": {[]string{"./x>/etc"}, []string{"./h=./x/passwd"}, ".", true},
+		"a hard link to itself":        {nil, []string{"./x>/etc", "./h=./x"}, ".", false},
+		"a directory by --parents":     {[]string{"./x>/etc"}, []string{"./passwd"}, "x", true},
+		"a deep one by --parents":      {[]string{"./x>/etc"}, []string{"./passwd"}, "x/y", true},
+		"beside it":                    {[]string{"./x>/etc", "./d/x>/etc"}, []string{"./d/y", "./xy/z"}, ".", false},
+		"a name with dots":             {nil, []string{"./a/../../b"}, ".", true},
+		"a hard link with dots":        {nil, []string{"./h=../b"}, ".", true},
+	} {
+		brought := &links{}
+		for i, entries := range [][]string{c.first, c.second} {
+			below := []string{".", c.below}[i]
+			r := filtered(guestArchive(t, entries...), dockerfile.Ignore{}, brought, below)
+			_, err := io.Copy(io.Discard, r)
+			if (err != nil) != (i == 1 && c.refused) {
+				t.Errorf("%s: archive %d: %v", name, i, err)
+			}
+			r.Close()
 		}
 	}
 }

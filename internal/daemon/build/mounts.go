@@ -96,7 +96,7 @@ func (g *guest) mountOne(ctx context.Context, m *mounted) error {
 		if _, err := output(ctx, g.c, "root", "mkdir", m.dir); err != nil {
 			return err
 		}
-		single, err := g.fetch(ctx, m.Source, m.dir, false)
+		single, err := g.fetch(ctx, m.Source, m.dir, false, &links{})
 		if err != nil {
 			return err
 		}

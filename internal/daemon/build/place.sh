@@ -1,7 +1,8 @@
 # Moves what is in the directory $1 to the path $2, as COPY of a Dockerfile does. It belongs to $3 then,
-# and has the mode $4, if those are not empty. With $5 it is one file, which may get another name.
+# and has the mode $4, if those are not empty. With $5 it is one file, which may get another name. With $6 it is
+# from others: a directory is not placed by way of a link that leads out of the target.
 set -e
-staging=$1 target=$2 owner=$3 mode=$4 single=$5
+staging=$1 target=$2 owner=$3 mode=$4 single=$5 others=$6
 case $owner in
 '' | *:*) ;;
 *[!0-9]*) owner=$owner: ;;
@@ -22,7 +23,7 @@ for entry in ./* ./.[!.]* ./..?*; do
 done
 if [ $# -gt 0 ]; then
 	[ -z "$owner" ] || chown -h -R "$owner" "$@"
-	[ -z "$mode" ] || [ -L "$1" ] || chmod -R "$mode" "$@"
+	[ -z "$mode" ] || find "$@" ! -type l -exec chmod "$mode" {} + # chmod -R would follow links among "$@"
 fi
 if [ -n "$single" ]; then
 	case $target in
@@ -34,11 +35,31 @@ if [ -n "$single" ]; then
 		echo "$target is a directory, and the source is a file" >&2
 		exit 1
 	fi
+	rm -f "$target" # mv would follow a link to a directory
 	mv -f "$1" "$target"
 	exit
 fi
 makedir "$target"
 [ $# -gt 0 ] || exit 0
+if [ -n "$others" ]; then
+	out=$(find "$@" -type d -exec sh -c '
+target=$1
+root=$(cd -P "$target" && pwd -P && echo .) # the dot keeps line feeds before it
+root=${root%??}
+shift
+for dir; do
+	[ -L "$target/$dir" ] && [ -d "$target/$dir" ] || continue
+	real=$(cd -P "$target/$dir" && pwd -P && echo .)
+	case ${real%??}/ in
+	"${root%/}"/*) ;;
+	*) echo "${dir#./}" ;;
+	esac
+done' sh "$target" {} +)
+	if [ -n "$out" ]; then
+		echo "the source has directories where $target has links that lead out of it: $out" >&2
+		exit 1
+	fi
+fi
 # By tar, which replaces a link to a file instead of writing by way of it, and can keep a link to a
 # directory, such as /lib.
 keep=

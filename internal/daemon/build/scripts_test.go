@@ -1,6 +1,7 @@
 package build
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -85,7 +86,7 @@ echo y >in/sub/y && echo q >in/alias/q && ln -s real dst/alias && ln -s x in/lin
 			strings.ReplaceAll(string(out), dir, "") != "d/in/alias\nf/in/link\nd/in/sub\nf/in/x\n" {
 			t.Errorf("%s: found %q, %v", name, out, err)
 		}
-		if out, err = shell(placeScript, dir+"/in", dir+"/dst", "", "u=rwX,go=rX", "").CombinedOutput(); err != nil {
+		if out, err = shell(placeScript, dir+"/in", dir+"/dst", "", "u=rwX,go=rX", "", "").CombinedOutput(); err != nil {
 			t.Errorf("%s: %v\n%s", name, err, out)
 		}
 		for file, want := range map[string]string{"x": "n", ".hidden": "h", "sub/y": "y", "real/q": "q", "alias/q": "q",
@@ -96,6 +97,58 @@ echo y >in/sub/y && echo q >in/alias/q && ln -s real dst/alias && ln -s x in/lin
 		}
 		if to, err := os.Readlink(filepath.Join(dir, "dst/alias")); err != nil || to != "real" {
 			t.Errorf("%s: the link leads to %q, %v", name, to, err)
+		}
+	}
+}
+
+// What others bring stays in the target: a link in it that leads out is not followed for them, and none of their
+// own is for owners and modes. Links that stay in the target are followed.
+func TestFilesOfOthersStayInTheTarget(t *testing.T) {
+	for name, shell := range shells(t) {
+		for where, refused := range map[string]bool{"out": true, "deep/out": true, "again": true, "line": true, "in": false,
+			"deep/in": false} {
+			dir := t.TempDir()
+			out, err := shell(`cd "$1" && mkdir -p etc "dst
+" dst/real dst/deep src/"$2" && echo mine >etc/passwd && chmod 600 etc/passwd &&
+ln -s "$1/etc" dst/out && ln -s ../../etc dst/deep/out && ln -s out dst/again && ln -s real dst/in &&
+ln -s ../real dst/deep/in && ln -s "../dst
+" dst/line && echo evil >src/"$2"/passwd && ln -s "$1/etc/passwd" src/link && ln -s "$1/etc" src/a`, dir,
+				where).CombinedOutput()
+			if err != nil {
+				t.Fatalf("%s: %v\n%s", name, err, out)
+			}
+			out, err = shell(placeScript, dir+"/src", dir+"/dst", "", "777", "", "others").CombinedOutput()
+			if (err != nil) != refused || refused && !strings.Contains(string(out), where) {
+				t.Errorf("%s, %s: %v\n%s", name, where, err, out)
+			}
+			info, err := os.Stat(dir + "/etc/passwd")
+			if text, err2 := os.ReadFile(dir + "/etc/passwd"); err != nil || err2 != nil || string(text) != "mine\n" ||
+				info.Mode() != 0o600 {
+				t.Errorf("%s, %s: the file elsewhere has %q, %v, %v", name, where, text, info.Mode(), errors.Join(err, err2))
+			}
+			if _, err := os.Stat(dir + "/dst/real/passwd"); (err != nil) != refused {
+				t.Errorf("%s, %s: in the target: %v", name, where, err)
+			}
+		}
+	}
+}
+
+// A single file replaces a link by its name, as Docker has it, and does not follow it.
+func TestAFileReplacesALink(t *testing.T) {
+	for name, shell := range shells(t) {
+		dir := t.TempDir()
+		out, err := shell(`cd "$1" && mkdir etc dst src && ln -s "$1/etc" dst/x && echo new >src/x`, dir).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%s: %v\n%s", name, err, out)
+		}
+		if out, err = shell(placeScript, dir+"/src", dir+"/dst/", "", "", "single", "").CombinedOutput(); err != nil {
+			t.Errorf("%s: %v\n%s", name, err, out)
+		}
+		if info, err := os.Lstat(dir + "/dst/x"); err != nil || !info.Mode().IsRegular() {
+			t.Errorf("%s: dst/x is %v, %v", name, info.Mode(), err)
+		}
+		if list, err := os.ReadDir(dir + "/etc"); err != nil || len(list) != 0 {
+			t.Errorf("%s: elsewhere there are %v, %v", name, list, err)
 		}
 	}
 }

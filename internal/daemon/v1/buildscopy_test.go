@@ -1,0 +1,75 @@
+package v1_test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/apirig"
+)
+
+// hostileTar is the tar of a hostile stage: of src/2 it sends a file without its directory.
+const hostileTar = `#!/bin/bash
+if [ "$1 $2 $3" = "-cf - -C" ] && [[ $4 = */src/2 ]]; then set -- -cf - -C "$4" x/passwd; fi
+exec REAL "$@"
+`
+
+// What another stage has stays in the target of a COPY, whatever its programs send: a link that one source
+// brings leads the next nowhere.
+func TestCopyFromAHostileStageStaysInItsTarget(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	bin := t.TempDir()
+	tar, err := exec.LookPath("tar")
+	if err != nil {
+		t.Fatal(err)
+	}
+	real, fake := filepath.Join(bin, "realtar"), filepath.Join(bin, "tar")
+	p, err := os.ReadFile(tar)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{real: string(p), fake: strings.Replace(hostileTar, "REAL", real, 1)} {
+		if err := os.WriteFile(name, []byte(text), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r := apirig.Start(t, apirig.Options{Agent: func(dir string) *exec.Cmd {
+		cmd := exec.Command("unshare", "-m", "--propagation", "private", "/bin/bash", "-c",
+			`mount --bind "$0" "$(readlink -f "$2")" && exec "$1"`, fake, self, tar)
+		cmd.Env = append(os.Environ(), agentDirEnv+"="+dir)
+		return cmd
+	}})
+	if _, err := r.Bake(t.Context(), r.Parent); err != nil {
+		t.Fatal(err)
+	}
+	copyEvil(t, r, t.TempDir(), "COPY --from=evil DIR/src/* DIR/dst/", "x")
+}
+
+// A link that an earlier COPY has brought leads out of the target of a later one no more.
+func TestCopyThroughALinkOfAnEarlierCopy(t *testing.T) {
+	r, dir := builder(t)
+	copyEvil(t, r, dir, "COPY --from=evil DIR/src/1 DIR/dst/\nCOPY --from=evil DIR/src/2 DIR/dst/", "DIR/dst/")
+}
+
+// copyEvil builds from a stage with a link in src/1 and a file behind it in src/2, by instructions that fail.
+func copyEvil(t *testing.T, r *apirig.Rig, dir, instructions, says string) {
+	t.Helper()
+	in := strings.NewReplacer("DIR", dir)
+	_, log, err := built(t, r.Client, client.BuildRequest{Tag: "copied", Dockerfile: in.Replace(`FROM a.b AS evil
+RUN mkdir -p DIR/src/1 DIR/src/2/x && ln -s DIR/etc DIR/src/1/x && echo evil > DIR/src/2/x/passwd
+FROM a.b
+RUN mkdir -p DIR/etc && echo mine > DIR/etc/passwd
+` + instructions + "\n")}, nil)
+	if err == nil || !strings.Contains(err.Error(), in.Replace(says)) || !strings.Contains(err.Error(), "link") {
+		t.Errorf("the build: %v\n%s", err, log)
+	}
+	if p, err := os.ReadFile(dir + "/etc/passwd"); err != nil || string(p) != "mine\n" {
+		t.Errorf("etc/passwd, which no COPY names, has %q, %v", p, err)
+	}
+}
