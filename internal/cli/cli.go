@@ -65,11 +65,11 @@ func newRoot(stdio Stdio) *cobra.Command {
 		Use:   "forkd",
 		Short: "Fork warm microVMs in milliseconds",
 		Long: "Fork warm microVMs in milliseconds. Start here:\n\n" +
-			"  forkd doctor                    # whether VMs can run on this host, and what to do if not\n" +
-			"  forkd build base                # a snapshot of the smallest recipe: Debian with a shell\n" +
-			"  forkd run base -- uname -a      # a command in a sandbox of it, which is then removed\n" +
-			"  ID=$(forkd fork base)           # a sandbox that stays: forkd shell $ID\n" +
-			"  forkd branch $ID mine           # a snapshot of it as it runs: forkd rollback $ID --to mine",
+			"  forkd doctor                    # check whether VMs can run on this host\n" +
+			"  forkd build base                # build a snapshot of the smallest recipe\n" +
+			"  forkd run base -- uname -a      # run a command in a temporary sandbox\n" +
+			"  ID=$(forkd fork base)           # start a sandbox; try: forkd shell $ID\n" +
+			"  forkd branch $ID mine           # save its state; later: forkd rollback $ID --to mine",
 		Version:       version,
 		SilenceErrors: true,
 		SilenceUsage:  true,

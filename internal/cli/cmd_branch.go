@@ -19,11 +19,11 @@ func newBranchCmd() *cobra.Command {
 		Use:     "branch ID [TAG]",
 		Aliases: []string{"commit"},
 		Short:   "Make a snapshot of a running sandbox",
-		Long: "Saves memory, disk and processes of the sandbox ID at one instant as a snapshot. The sandbox runs on.\n" +
-			"Sandboxes can be forked from the snapshot at once. It is written to disk in the background.\n\n" +
-			"With --disk-only neither memory nor processes are saved: the guest's file system is brought to rest, and what\n" +
-			"was deleted takes no space. A fork of such a snapshot boots; 'forkd build --from' boots a parent from it, with\n" +
-			"other memory or processors.",
+		Long: "Saves memory, disk and processes of the sandbox ID at one instant as a snapshot. The sandbox keeps\n" +
+			"running. Sandboxes can be forked from the snapshot immediately. It is written to disk in the background.\n\n" +
+			"With --disk-only neither memory nor processes are saved: the guest's file system is frozen for a moment,\n" +
+			"and deleted files take no space. A fork of such a snapshot boots; 'forkd build --from' boots a parent\n" +
+			"from it, with other memory or processors.",
 		Args: usageArgs(arguments(1, 2)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 2 {
@@ -128,8 +128,8 @@ func newRollbackCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rollback ID",
 		Short: "Put a sandbox back to a snapshot of its line",
-		Long: "Restores memory, disk and processes of the sandbox ID from the snapshot; the id stays. It can go\n" +
-			"back to the snapshot it runs from, to the ancestors of that, and to branches made of the sandbox.",
+		Long: "Restores memory, disk and processes of the sandbox ID from the snapshot; the id stays. Targets are the\n" +
+			"snapshot that it runs from, the ancestors of that snapshot, and branches of the sandbox.",
 		Args: usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return showOf(cmd, &c, args[0], func(ctx context.Context, cl *client.Client, id string) (client.RolledBack, error) {

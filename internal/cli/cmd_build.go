@@ -65,14 +65,13 @@ func newBuildCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "build RECIPE|DIR|docker://IMAGE | build --from TAG --tag NEW",
 		Short: "Make a snapshot from a Dockerfile, a recipe, a container image or another snapshot's disk",
-		Long: "With -f, or for a DIR with a Dockerfile and no recipe.yaml, the daemon carries out a Dockerfile, and DIR is the\n" +
-			"build context: each step forks the snapshot of the step before it, and its own is the cache of the next build.\n" +
-			"The snapshot takes the place of one with its tag.\n\n" +
-			"RECIPE is the name of a recipe that comes with forkd, a recipe.yaml, or a directory with one; docker://IMAGE,\n" +
-			"docker-archive:FILE and oci:DIR are container images that need none. The image and the guest kernel are made\n" +
-			"here and kept in the cache; the daemon boots them.\n\n" +
-			"With --from, the parent boots from the disk of a snapshot: its processes start anew, and it may have other\n" +
-			"memory and processors.",
+		Long: "With -f, or for a DIR with a Dockerfile and no recipe.yaml, the daemon builds a Dockerfile, and DIR is\n" +
+			"the build context. Each step forks the snapshot of the previous step and saves its own, which later\n" +
+			"builds use as their cache. The result replaces an earlier snapshot with its tag.\n\n" +
+			"RECIPE is the name of one of forkd's recipes, a recipe.yaml, or a directory with one. docker://IMAGE,\n" +
+			"docker-archive:FILE and oci:DIR are container images, which need no recipe. This command builds the\n" +
+			"image and gets the guest kernel, and keeps both in the cache; the daemon boots them.\n\n" +
+			"With --from, a parent boots from the disk of a snapshot, optionally with other memory and processors.",
 		Example: "  forkd build -t app .\n  forkd build -f Dockerfile.dev --build-arg VERSION=2 -t app-dev .\n" +
 			"  forkd build python-numpy\n  forkd build docker://python:3.12-slim --tag py\n" +
 			"  forkd build --from py --tag py-large --memory-mib 4096 --vcpus 2",
@@ -121,7 +120,7 @@ func newBuildCmd() *cobra.Command {
 	f := cmd.Flags()
 	f.StringVarP(&o.tag, "tag", "t", "", "tag of the snapshot (default the name of the recipe or directory)")
 	file.register(f)
-	f.StringVar(&o.kernel, "kernel", "", "kernel of your own, bzImage or ELF, with all drivers built in")
+	f.StringVar(&o.kernel, "kernel", "", "custom kernel, bzImage or ELF, with all drivers built in")
 	o.network.register(f)
 	o.limits.register(f)
 	o.registerFrom(f)

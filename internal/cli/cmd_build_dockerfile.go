@@ -48,8 +48,8 @@ func (o *dockerfileOptions) register(f *pflag.FlagSet) {
 		"of a Dockerfile: NAME=VALUE for its ARG; NAME takes the variable of that name",
 	)
 	f.StringVar(&o.target, "target", "", "of a Dockerfile: stage to build (default the last)")
-	f.BoolVar(&o.noCache, "no-cache", false, "of a Dockerfile: carry out all steps")
-	f.BoolVar(&o.check, "check", false, "of a Dockerfile: say what is doubtful in it, and build nothing")
+	f.BoolVar(&o.noCache, "no-cache", false, "of a Dockerfile: run all steps")
+	f.BoolVar(&o.check, "check", false, "of a Dockerfile: lint it, and build nothing")
 	f.StringArrayVar(
 		&o.secrets,
 		"secret",

@@ -17,9 +17,9 @@ import (
 func newCacheCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cache",
-		Short: "Show and clean what builds leave on this host",
-		Long: "forkd build keeps images, guest kernels and initramfses, because it takes minutes to make them. They are in\n" +
-			"$FORKD_CACHE, by default ~/.cache/forkd. Whatever is removed is made again when a build needs it.",
+		Short: "Show and clean this host's build cache",
+		Long: "forkd build keeps images, guest kernels and initramfses, because building them takes minutes. They are\n" +
+			"in $FORKD_CACHE, by default ~/.cache/forkd. Removed items are built again when a build needs them.",
 		Args: usageArgs(knownCommand),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
@@ -37,7 +37,7 @@ func newCacheLsCmd() *cobra.Command {
 	var c common
 	cmd := &cobra.Command{
 		Use:   "ls",
-		Short: "List what is in the cache",
+		Short: "List the cache",
 		Args:  usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
@@ -63,8 +63,8 @@ func newCachePruneCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "prune",
 		Short: "Remove items of the cache that no build has used for a while",
-		Long: "An image that a snapshot of the daemon is based on stays, as does the newest guest kernel. If other daemons use\n" +
-			"the same cache, remove nothing that their snapshots need: this command asks one daemon only.",
+		Long: "Keeps images that snapshots of the daemon are based on, and the newest guest kernel. The command asks\n" +
+			"only one daemon: if other daemons use the same cache, do not remove items that their snapshots need.",
 		Args: usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {

@@ -18,12 +18,12 @@ func newCleanupCmd() *cobra.Command {
 	older, unused := secondsValue(3600), secondsValue(7*24*3600)
 	cmd := &cobra.Command{
 		Use:   "cleanup",
-		Short: "Remove what killed programs of forkd have left on this host, and what no build has used for long",
-		Long: "Looks for half-made files and directories of the calling user: of builds, downloads and doctor, and of forkd 0.5.\n" +
-			"What a process has open, or what is younger than --older-than, stays. If a daemon answers, also for\n" +
-			"images and kernels that no build has used for --unused-for and that no snapshot is based on. Without --yes it only\n" +
-			"says what it would remove. A daemon removes by itself, when it starts, what an earlier one has left half-made;\n" +
-			"snapshots that nothing uses are removed by 'forkd prune'.",
+		Short: "Remove leftovers of killed forkd programs on this host, and unused build data",
+		Long: "Finds incomplete files and directories of the calling user: from builds, downloads and doctor, and from\n" +
+			"forkd 0.5. If a daemon answers, it also finds images and kernels that no build has used for --unused-for\n" +
+			"and that no snapshot is based on. Files that a process has open, or that are younger than --older-than,\n" +
+			"stay. Without --yes nothing is removed. At its start, a daemon removes incomplete files of earlier\n" +
+			"daemons itself. To remove unused snapshots, use 'forkd prune'.",
 		Args: usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			list, err := findLeftovers(places(), time.Now().Add(-older.duration()))

@@ -48,10 +48,10 @@ func newCpCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cp FILE ID:PATH | ID:PATH FILE",
 		Short: "Copy a file or a directory into or out of a sandbox",
-		Long: "FILE may be - for standard input or output. A target that ends in / is a directory, into which the copy goes\n" +
-			"under its old name; so is a directory of this host that exists. With -r, all that is in the directory DIR is\n" +
-			"copied: 'cp -r DIR ID:/x' makes /x, or adds to it. With -r, - is a tar archive. Devices, sockets and pipes are\n" +
-			"left out, and what is copied in belongs to the default user.",
+		Long: "FILE may be - for standard input or output. If the target ends in / or is an existing directory of this\n" +
+			"host, the copy keeps its name in that directory. With -r, the contents of the directory DIR are copied:\n" +
+			"'cp -r DIR ID:/x' creates /x, or adds to it. With -r, - is a tar archive. Devices, sockets and pipes are\n" +
+			"omitted, and files copied into a sandbox belong to its default user.",
 		Example: "  forkd cp data.csv ID:/root/\n  forkd cp -r src ID:/root/src\n  forkd cp ID:/etc/os-release -\n" +
 			"  forkd cp -r ID:/srv - | gzip > srv.tar.gz",
 		Args: usageArgs(arguments(2, 2)),

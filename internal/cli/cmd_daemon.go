@@ -75,8 +75,8 @@ func newDaemonCmd() *cobra.Command {
 	f.StringArrayVar(&cfg.Hosts, "allow-host", nil,
 		"host name that TCP clients may use without a token, besides localhost (repeatable)")
 	f.StringVar(&cfg.ProxyDomain, "proxy-domain", "",
-		"give ports of sandboxes host names PORT-ID.DOMAIN; also with http:// or https:// before it\n"+
-			"and :PORT behind it, as clients reach it; localhost works for browsers on this host")
+		"give ports of sandboxes host names PORT-ID.DOMAIN. Write DOMAIN as clients use it, optionally with\n"+
+			"http:// or https:// and :PORT; localhost works for browsers on this host")
 	f.StringVar(&cfg.StateDir, "state-dir", "", "snapshots and private disks (default /var/lib/forkd, or the user's state directory)")
 	f.StringVar(&cfg.RAMDir, "ram-dir", "", "tmpfs directory for hot memory (default /dev/shm/forkd-<uid>)")
 	f.StringVar(&cfg.RunDir, "run-dir", "",
@@ -112,7 +112,7 @@ func newDaemonCmd() *cobra.Command {
 	f.StringVar(&cfg.CPUTemplate, "cpu-template", cfg.CPUTemplate, "CPU template of parents: host, portable or x86-64-v2")
 	f.IntVar(&cfg.GuestPort, "guest-port", 0,
 		"give sandboxes addresses (guest_addr) with this port, as forkd 0.5 did, for 'forkd forward-guests'; 0: none")
-	f.StringVar(&cfg.Accel, "accel", cfg.Accel, "what runs the VMs, for reports: kvm, or tcg on an emulated host")
+	f.StringVar(&cfg.Accel, "accel", cfg.Accel, "accelerator named in reports: kvm, or tcg on an emulated host")
 	f.BoolVar(&cfg.Jail.NoNamespaces, "no-namespaces", false,
 		"weaken the jail of VMMs and of forkd-net, on hosts that allow no namespaces (see forkd doctor)")
 	f.BoolVar(&cfg.KillOnExit, "kill-on-exit", false, "kill all sandboxes when the daemon stops")

@@ -21,11 +21,12 @@ func newDoctorCmd() *cobra.Command {
 	var fixing, yes, dry, all bool
 	cmd := &cobra.Command{
 		Use:   "doctor",
-		Short: "Check whether this host can run forkd, and say what to do if not",
-		Long: "Begins with what decides: whether VMs can run here or in an emulated host, and the daemon, its room, limits and\n" +
-			"network. Then comes what fails; --all prints all checks. Exits with 1 if a check fails; warnings cost time, room or safety, and forkd runs without. Below a finding stands\n" +
-			"the command that mends it. --fix gives those commands itself that change files of forkd's only, asks before those\n" +
-			"that change this host (--yes: does not ask), leaves the others to you, and looks again.",
+		Short: "Check whether this host can run forkd, and suggest fixes",
+		Long: "Begins with the decisive checks: whether VMs can run here or in an emulated host, and the daemon, its\n" +
+			"free space, limits and network. Failures follow; --all prints all checks. Exits with 1 if a check fails.\n" +
+			"Warnings mean that forkd runs, but slower, with less space or less safely. Each finding shows the\n" +
+			"command that fixes it. --fix runs the commands that change only files of forkd, asks before commands\n" +
+			"that change this host (--yes: does not ask), leaves the others to you, and checks again.",
 		Args: usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkOutput(output); err != nil {

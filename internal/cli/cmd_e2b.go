@@ -28,10 +28,10 @@ func newE2BEnvCmd() *cobra.Command {
 	var plain bool
 	cmd := &cobra.Command{
 		Use:   "env",
-		Short: "Print the environment in which programs that use E2B's SDKs find the daemon",
-		Long: "For a shell: eval \"$(forkd e2b env)\". After 'forkd e2b setup', or with --domain, the SDKs reach each sandbox by a\n" +
-			"host name of its own, over TLS, which wants a daemon with --proxy-domain and a certificate for *.DOMAIN. With\n" +
-			"--plain all goes to the daemon's one address.",
+		Short: "Print the environment for programs that use E2B's SDKs",
+		Long: "For a shell: eval \"$(forkd e2b env)\". After 'forkd e2b setup', or with --domain, the SDKs reach each\n" +
+			"sandbox by its own host name, over TLS. This needs a daemon with --proxy-domain and a certificate for\n" +
+			"*.DOMAIN. With --plain the SDKs use the daemon's single address.",
 		Args: usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkOutput(c.output); err != nil {
@@ -68,7 +68,7 @@ func newE2BEnvCmd() *cobra.Command {
 	cmd.Flags().StringVar(&c.url, "daemon-url", "", "daemon to talk to; default as of the other commands")
 	cmd.Flags().StringVarP(&c.output, "output", "o", "text", "text, for a shell, or json")
 	cmd.Flags().StringVar(&domain, "domain", "",
-		"the daemon's --proxy-domain, with :PORT behind it if that is not 443 (default that of 'forkd e2b setup')")
+		"the daemon's --proxy-domain, followed by :PORT unless that is 443 (default that of 'forkd e2b setup')")
 	cmd.Flags().BoolVar(&plain, "plain", false, "do not use host names, also after 'forkd e2b setup'")
 	e2bDir(cmd, &named)
 	return cmd

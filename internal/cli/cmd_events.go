@@ -20,9 +20,10 @@ func newEventsCmd() *cobra.Command {
 	var labels []string
 	cmd := &cobra.Command{
 		Use:   "events [ID…]",
-		Short: "Follow what happens to sandboxes and snapshots",
-		Long: "Prints a line, or with -o json an object, for everything that happens from now on, until Ctrl-C. With IDs, only what\n" +
-			"happens to these sandboxes. The daemon remembers some thousand events: --after ID and --since print those too.",
+		Short: "Follow events of sandboxes and snapshots",
+		Long: "Prints a line, or with -o json an object, for each event from now on, until Ctrl-C. With IDs, only\n" +
+			"events of these sandboxes. The daemon keeps some thousand events: --after ID and --since print those\n" +
+			"too.",
 		Example: "  forkd events\n  forkd events -o json | jq -r 'select(.type == \"sandbox.exited\") | .sandbox_id'",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			from, err := parseSince(since, time.Now())

@@ -20,9 +20,9 @@ func newExecCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "exec ID [--] COMMAND [ARG…]",
 		Short: "Run a command in a sandbox and exit with its code",
-		Long: "Runs a command (no shell is involved) and passes its output on as it comes, byte for byte. Flags of forkd\n" +
-			"stand before COMMAND; what follows it is the command's. Ctrl-C ends the command and all that it started; with\n" +
-			"-it it is a key like others, and Ctrl-P Ctrl-Q leaves the command to itself.\n" + exitCodes,
+		Long: "Runs a command (without a shell) and streams its output byte for byte. Flags of forkd go before COMMAND;\n" +
+			"later flags belong to the command. Ctrl-C kills the command and its child processes. With -it, Ctrl-C\n" +
+			"goes to the command like any other key, and Ctrl-P Ctrl-Q detaches.\n" + exitCodes,
 		Args: usageArgs(arguments(1, anyNumber)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if done, err := run.parse(cmd, args[1:]); done || err != nil {
@@ -118,9 +118,10 @@ func newAttachCmd() *cobra.Command {
 	var run command
 	cmd := &cobra.Command{
 		Use:   "attach ID [PID]",
-		Short: "Follow a process that exec has started in a sandbox",
-		Long: "Passes on the output of a process (forkd ls ID lists them; without PID the only one) from now on, and exits\n" +
-			"with its code. Ctrl-C detaches from the process, which runs on. With -it this terminal is that of the process, and Ctrl-P Ctrl-Q leaves it.",
+		Short: "Follow a process that exec started in a sandbox",
+		Long: "Prints the output of a process (forkd ls ID lists them; without PID the only one) from now on, and exits\n" +
+			"with its code. Ctrl-C detaches from the process, which keeps running. With -it the process gets this\n" +
+			"terminal, and Ctrl-P Ctrl-Q detaches.",
 		Args: usageArgs(arguments(1, 2)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if c.json() {
@@ -147,8 +148,8 @@ func newAttachCmd() *cobra.Command {
 			})
 		},
 	}
-	cmd.Flags().BoolVarP(&run.stdin, "stdin", "i", false, "pass standard input to the process as it comes")
-	cmd.Flags().BoolVarP(&run.tty, "tty", "t", false, "the process has a terminal: pass keys on as they are, and the size")
+	cmd.Flags().BoolVarP(&run.stdin, "stdin", "i", false, "pass standard input to the process as it arrives")
+	cmd.Flags().BoolVarP(&run.tty, "tty", "t", false, "the process has a terminal: forward all keys, and the size")
 	c.completeProcess(cmd)
 	c.register(cmd)
 	return cmd
@@ -173,7 +174,7 @@ func newSignalCmd() *cobra.Command {
 	var c common
 	cmd := &cobra.Command{
 		Use:   "signal ID PID [SIGNAL]",
-		Short: "Send a signal to a process that exec has started in a sandbox",
+		Short: "Send a signal to a process that exec started in a sandbox",
 		Long:  "Sends SIGNAL, such as INT or SIGKILL (TERM if there is none), to a process and its group. forkd ls ID lists processes.",
 		Args:  usageArgs(arguments(2, 3)),
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -34,8 +34,8 @@ func newForkCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "fork TAG | --from-sandbox ID",
 		Short: "Start sandboxes from a snapshot, or from a running sandbox",
-		Long: "Starts n sandboxes from the snapshot TAG, or from the state that the sandbox ID is in, and prints their ids.\n" +
-			"All of them start or none is left, unless --allow-partial is given.",
+		Long: "Starts n sandboxes from the snapshot TAG, or from the current state of the sandbox ID, and prints their\n" +
+			"ids. Either all of them start or none remain, unless --allow-partial is given.",
 		Args: usageArgs(func(_ *cobra.Command, args []string) error {
 			given := len(args)
 			for _, other := range []string{req.SourceID, old.tag} {

@@ -29,10 +29,10 @@ func newHookCmd() *cobra.Command {
 	o := &hookOptions{}
 	cmd := &cobra.Command{
 		Use:   "hook claude-code | codex | generic",
-		Short: "Have an agent save its workspace after each turn",
-		Long: "Prints what to add to the settings of an agent so that it calls 'forkd turn', or adds it (--install)\n" +
-			"and takes it away again (--uninstall). The rest of the file stays as it is; one that cannot be read is\n" +
-			"left alone.",
+		Short: "Save an agent's workspace after each turn",
+		Long: "Prints the setting that makes an agent call 'forkd turn', adds it to the agent's settings (--install) or\n" +
+			"removes it (--uninstall). The rest of the file does not change. A file that cannot be parsed is not\n" +
+			"changed.",
 		Example:   "  forkd hook claude-code --workspace desk --install --project .",
 		ValidArgs: []string{claudeCode, codex, generic},
 		Args:      usageArgs(arguments(1, 1)),
@@ -43,7 +43,7 @@ func newHookCmd() *cobra.Command {
 	f.StringVar(&o.project, "project", "",
 		"the settings of the project in this directory, not the user's; Claude Code only")
 	f.BoolVar(&o.install, "install", false, "add the hook to the settings file")
-	f.BoolVar(&o.uninstall, "uninstall", false, "take the hook out of the settings file")
+	f.BoolVar(&o.uninstall, "uninstall", false, "remove the hook from the settings file")
 	f.BoolVar(&o.tools, "tools", false, "save after each tool call that changed something too; Claude Code only")
 	f.BoolVar(&o.noPrompt, "no-prompt", false, "do not save the prompt")
 	f.IntVar(&o.keep, "keep", defaultKeep, "how many turns of the workspace to keep; 0: all")

@@ -18,8 +18,9 @@ func newImagesCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "images [TAG]",
 		Short: "List snapshots",
-		Long:  "Those that forkd made for itself, such as the state of a suspended sandbox, are omitted: they are deleted with its sandboxes.",
-		Args:  usageArgs(arguments(0, 1)),
+		Long: "Internal snapshots, such as the state of a suspended sandbox, are omitted: they are deleted with their\n" +
+			"sandboxes.",
+		Args: usageArgs(arguments(0, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return show(cmd, &c, func(ctx context.Context, cl *client.Client) (list []client.Snapshot, err error) {
 				list, err = cl.Snapshots(ctx)
@@ -53,7 +54,7 @@ func newImagesCmd() *cobra.Command {
 			})
 		},
 	}
-	cmd.Flags().BoolVarP(&all, "all", "a", false, "include those that forkd made for itself")
+	cmd.Flags().BoolVarP(&all, "all", "a", false, "include internal snapshots")
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print tags only")
 	c.completeTags(cmd)
 	c.register(cmd)
@@ -72,8 +73,9 @@ func newRmiCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rmi TAG…",
 		Short: "Remove snapshots",
-		Long:  "Prints the tags of those that it removed. A snapshot that sandboxes run from is not removed; one that others build on only with a flag.",
-		Args:  usageArgs(arguments(1, anyNumber)),
+		Long: "Prints the removed tags. Snapshots that sandboxes run from are not removed; snapshots that others build\n" +
+			"on need a flag.",
+		Args: usageArgs(arguments(1, anyNumber)),
 		RunE: func(cmd *cobra.Command, tags []string) error {
 			if opts.Cascade && opts.Force {
 				return usageError{errors.New("--cascade and --force exclude each other")}

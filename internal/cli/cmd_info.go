@@ -30,7 +30,7 @@ func newInfoCmd() *cobra.Command {
 	var c common
 	cmd := &cobra.Command{
 		Use:   "info",
-		Short: "Show which daemon answers, what it has and what it uses",
+		Short: "Show which daemon answers, and its resources",
 		Long:  "'forkd doctor' reports what this host lacks, and 'forkd df' the disk usage of snapshots.",
 		Args:  usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -112,7 +112,7 @@ func newWaitCmd() *cobra.Command {
 	var c common
 	cmd := &cobra.Command{
 		Use:   "wait ID…",
-		Short: "Wait until sandboxes have ended, and say why they did",
+		Short: "Wait until sandboxes have ended, and print the reasons",
 		Args:  usageArgs(arguments(1, anyNumber)),
 		RunE: func(cmd *cobra.Command, refs []string) error {
 			return eachSandbox(cmd, &c, refs, waitForEnd, func(e end) string { return e.ID + " " + e.Reason })

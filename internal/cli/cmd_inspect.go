@@ -24,8 +24,8 @@ func newInspectCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "inspect ID|TAG…",
 		Short: "Print everything about sandboxes and snapshots, as JSON",
-		Long: "Prints one array with an object for each name: a sandbox by its id, the beginning of that or its workspace, else a\n" +
-			"snapshot by its tag. With --format it prints a line for each.",
+		Long: "Prints an array with an object for each name: a sandbox by its id, a prefix of the id or its workspace,\n" +
+			"otherwise a snapshot by its tag. With --format it prints a line for each.",
 		Example: "  forkd inspect ID | jq -r '.[0].state'\n  forkd inspect -f '{{.state}} {{json .labels}}' ID",
 		Args:    usageArgs(arguments(1, anyNumber)),
 		RunE: func(cmd *cobra.Command, names []string) error {
@@ -156,7 +156,7 @@ func newHistoryCmd() *cobra.Command {
 	var c common
 	cmd := &cobra.Command{
 		Use:   "history TAG",
-		Short: "List what a snapshot was made from, the newest first",
+		Short: "List the snapshots that a snapshot was made from, the newest first",
 		Args:  usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return show(cmd, &c, func(ctx context.Context, cl *client.Client) ([]client.SnapshotDetail, error) {

@@ -22,7 +22,7 @@ func newKillCmd() *cobra.Command {
 		Use:     "kill ID… | --all | --tag TAG | --label NAME=VALUE",
 		Aliases: []string{"rm"},
 		Short:   "Kill sandboxes and remove all of their files",
-		Long:    "Prints the ids of the sandboxes that it killed.",
+		Long:    "Prints the ids of the killed sandboxes.",
 		Args: func(_ *cobra.Command, args []string) error {
 			if ways := btoi(len(args) > 0) + btoi(all) + btoi(tag != "" || len(labels) > 0); ways != 1 {
 				return usageError{errors.New("name sandboxes, or give --all, or --tag TAG, --label NAME=VALUE or both: one of the three")}
@@ -58,8 +58,8 @@ func newKillCmd() *cobra.Command {
 			})
 		},
 	}
-	cmd.Flags().BoolVar(&all, "all", false, "all sandboxes but those of workspaces")
-	cmd.Flags().StringVar(&tag, "tag", "", "all sandboxes of a snapshot but those of workspaces")
+	cmd.Flags().BoolVar(&all, "all", false, "all sandboxes except those of workspaces")
+	cmd.Flags().StringVar(&tag, "tag", "", "all sandboxes of a snapshot except those of workspaces")
 	selectorFlag(cmd.Flags(), &labels)
 	noEffect(cmd.Flags(), "force", "f", "of docker; no effect: running sandboxes end too")
 	noEffect(cmd.Flags(), "volumes", "v", "of docker; no effect: nothing of a sandbox is left")

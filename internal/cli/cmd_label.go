@@ -59,9 +59,10 @@ type labeled struct {
 func newLabelCmd() *cobra.Command {
 	var c common
 	cmd := &cobra.Command{
-		Use:     "label ID [NAME=VALUE | NAME-]…",
-		Short:   "Show the labels of a sandbox, set some, or take some away",
-		Long:    "NAME=VALUE sets a label, NAME- takes it away; the others stay. Branches and their children inherit no labels.",
+		Use:   "label ID [NAME=VALUE | NAME-]…",
+		Short: "Show, set or remove labels of a sandbox",
+		Long: "NAME=VALUE sets a label, NAME- removes it; other labels stay. Branches and their children inherit no\n" +
+			"labels.",
 		Example: "  forkd label ID job=7 owner-\n  forkd ls --label job=7",
 		Args:    usageArgs(arguments(1, anyNumber)),
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -41,7 +41,7 @@ type limitFlags struct{ client.Limits }
 
 func (l *limitFlags) register(f *pflag.FlagSet) {
 	f.VarP((*mibValue)(&l.MemoryMiB), "memory", "m",
-		"limit of a sandbox's own memory, in MiB or such as 2g; one that needs more is killed")
+		"limit of a sandbox's own memory, in MiB or such as 2g; a sandbox above it is killed")
 	f.Var((*mibValue)(&l.SwapMiB), "swap", "besides, on the host's swap; with --memory only, and none without it")
 	f.Float64Var(&l.CPUs, "cpus", 0, "limit of processor time, such as 1.5 processors")
 	f.Uint32Var(&l.CPUWeight, "cpu-weight", 0, "share of processor time where sandboxes compete, 1 to 10000 (default 100)")
@@ -61,7 +61,7 @@ func newLimitCmd() *cobra.Command {
 	var c common
 	cmd := &cobra.Command{
 		Use:   "limit ID",
-		Short: "Show the limits of a sandbox, and what it uses",
+		Short: "Show the limits and the resource use of a sandbox",
 		Args:  usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return showOf(cmd, &c, args[0], func(ctx context.Context, cl *client.Client,

@@ -20,9 +20,9 @@ func newLsCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "ls [ID]",
 		Aliases: []string{"ps"},
-		Short:   "List sandboxes, or the processes that exec has started in one",
-		Long: "PID is the process of the sandbox's VM on the daemon's host, AGE how long ago the sandbox was made, and READY how\n" +
-			"long its fork took until its agent answered: a duration, and no state.",
+		Short:   "List sandboxes, or the processes that exec started in one",
+		Long: "PID is the process of the sandbox's VM on the daemon's host, AGE the time since the sandbox was created,\n" +
+			"and READY the duration of its fork until its agent answered.",
 		Args: usageArgs(arguments(0, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 1 {
@@ -73,7 +73,7 @@ func newLsCmd() *cobra.Command {
 			})
 		},
 	}
-	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print ids only, or numbers of processes")
+	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print only ids, or process ids")
 	selectorFlag(cmd.Flags(), &labels)
 	noEffect(cmd.Flags(), "all", "a", "of docker; no effect: sandboxes that have exited are listed too")
 	c.completeSandboxes(cmd)
@@ -100,7 +100,7 @@ func newPingCmd() *cobra.Command {
 	var c common
 	cmd := &cobra.Command{
 		Use:   "ping ID",
-		Short: "Ask the agent of a sandbox for an answer",
+		Short: "Check that the agent of a sandbox answers",
 		Args:  usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return showOf(cmd, &c, args[0], func(ctx context.Context, cl *client.Client, id string) (client.Pong, error) {
@@ -127,8 +127,8 @@ func newConsoleCmd() *cobra.Command {
 		Use:     "console ID",
 		Aliases: []string{"logs"},
 		Short:   "Print the last output of a sandbox's serial console",
-		Long: "Works for sandboxes that have exited too. The guest decides what it writes: mind control characters. With -f it goes\n" +
-			"on with what comes, to the end of the sandbox. --since leaves out what is older by more than a few lines.",
+		Long: "Also works for exited sandboxes. The guest controls the output, which may contain control characters. -f\n" +
+			"follows the output until the sandbox ends. --since omits older output, accurate to a few lines.",
 		Args: usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if req.Follow && c.json() {

@@ -28,7 +28,7 @@ func newMachineCmd() *cobra.Command {
 	}
 	cmd := &cobra.Command{
 		Use:   "machine",
-		Short: "Run an emulated Linux host with KVM, where this one has none",
+		Short: "Run an emulated Linux host with KVM, for hosts without KVM",
 		Long: "An emulated Linux host (QEMU, one CPU with nested SVM) in which /dev/kvm works. Slower than hardware,\n" +
 			"otherwise the same. It sees forkd's cache directory under the same path as this host.",
 		Args: usageArgs(knownCommand),
@@ -58,7 +58,7 @@ func newMachineStart(open openMachine) *cobra.Command {
 	var output string
 	cmd := &cobra.Command{
 		Use:   "start",
-		Short: "Start the emulated host and wait until it answers; a running one is left as it is",
+		Short: "Start the emulated host, unless it is running, and wait until it answers",
 		Args:  usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkOutput(output); err != nil {

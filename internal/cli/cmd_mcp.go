@@ -16,7 +16,7 @@ func newMCPCmd() *cobra.Command {
 	readOnly := false
 	cmd := &cobra.Command{
 		Use:   "mcp",
-		Short: "Offer sandboxes to a language model, as tools of the Model Context Protocol",
+		Short: "Serve sandboxes to a language model, as tools of the Model Context Protocol",
 		Long: "Speaks the Model Context Protocol over standard input and output, until input ends. Programs for models, such as\n" +
 			"Claude Code or an editor, start it: docs/mcp.md has their settings. Its tools call the daemon with your token, and a\n" +
 			"model sees those that the token may use. The daemon serves the same tools over HTTP at /mcp.",

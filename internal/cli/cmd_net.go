@@ -26,10 +26,10 @@ func (n *networkFlags) register(f *pflag.FlagSet) {
 	f.StringVar(&n.Mode, "net", "",
 		"network policy: none, public (the internet, no private networks), allow (what --allow lists) or open")
 	f.StringArrayVar(&n.Allow, "allow", nil,
-		"permitted destination: a name, *.name, an address or a network, with :port if not all ports (repeatable); without --net it implies allow")
+		"permitted destination: a name, *.name, an address or a network, optionally with :port (repeatable); without --net it implies allow")
 	f.StringArrayVar(&n.Deny, "deny", nil, "denied destination, in every mode (repeatable)")
 	f.BoolVar(&n.AllowECH, "allow-ech", false,
-		"permit TLS with an encrypted server name (ECH) where a rule by name decides; browsers need it")
+		"permit TLS with an encrypted server name (ECH) if a rule by name decides; browsers need it")
 	f.Uint64Var(&n.Limits.BytesPerSecond, "net-bytes-per-second", 0, "limit in each direction (0: the daemon's default)")
 	f.Uint32Var(&n.Limits.Connections, "net-connections", 0, "limit of concurrent connections (0: the daemon's default)")
 }
@@ -41,8 +41,8 @@ func (n *networkFlags) complete(cmd *cobra.Command) {
 // registerSecrets is for commands that make or change a sandbox, because a snapshot has no secrets.
 func (n *networkFlags) registerSecrets(f *pflag.FlagSet) {
 	f.StringArrayVar(&n.secrets, "secret", nil,
-		"HOST:HEADER=env:NAME or =file:PATH: a header that is added to HTTPS requests outside the\n"+
-			"sandbox, with the value from a variable or a file (repeatable; without = the value stays)")
+		"HOST:HEADER=env:NAME or =file:PATH: header that forkd adds to HTTPS requests, outside of the sandbox,\n"+
+			"with a value from a variable or a file (repeatable; without =, the current value stays)")
 }
 
 // given returns the policy in the flags, or nil.
@@ -104,7 +104,7 @@ func newNetCmd() *cobra.Command {
 	var c common
 	cmd := &cobra.Command{
 		Use:   "net ID",
-		Short: "Show where a sandbox may connect to, and its traffic",
+		Short: "Show the network policy and the traffic of a sandbox",
 		Args:  usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return showOf(cmd, &c, args[0], func(ctx context.Context, cl *client.Client,

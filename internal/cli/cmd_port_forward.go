@@ -19,10 +19,10 @@ func newPortForwardCmd() *cobra.Command {
 	c := common{streams: true}
 	cmd := &cobra.Command{
 		Use:   "port-forward ID [LOCAL:]REMOTE…",
-		Short: "Make ports of a sandbox ports of this host",
-		Long: "Listens on 127.0.0.1 and carries every connection to a server in the sandbox that listens on 127.0.0.1, ::1 or all\n" +
-			"addresses there. LOCAL is the port here (0: any that is free); without it, it is that of the sandbox. A line per\n" +
-			"port says where it listens. Ends with Ctrl-C.",
+		Short: "Forward ports of this host to a sandbox",
+		Long: "Listens on 127.0.0.1 and forwards each connection to a server in the sandbox that listens on 127.0.0.1,\n" +
+			"::1 or all addresses there. LOCAL is the port on this host (0: any free port; default: the port in the\n" +
+			"sandbox). Prints a line for each port. Ctrl-C ends it.",
 		Args: usageArgs(arguments(2, anyNumber)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ports, err := parseForwards(args[1:])

@@ -111,10 +111,10 @@ func newDfCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "df",
 		Short: "Show the disk usage of snapshots and builds, and how much of it is unused",
-		Long: "'forkd prune' removes snapshots that nothing uses, 'forkd cache prune' what builds have left in the cache of this host.\n" +
-			"The states of suspended sandboxes and of those copied by 'forkd fork --from-sandbox' go with their sandboxes. So do\n" +
-			"branches that were removed although the memory of their sandbox lies on them, unless its next branch, rollback or\n" +
-			"suspension comes first.",
+		Long: "'forkd prune' removes unused snapshots, 'forkd cache prune' unused items of this host's build cache. The\n" +
+			"states of suspended sandboxes, and of sandboxes copied by 'forkd fork --from-sandbox', are deleted with\n" +
+			"their sandboxes. Deleted branches that a sandbox still uses for its memory are deleted with the sandbox,\n" +
+			"or with its next branch, rollback or suspension.",
 		Args: usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return show(cmd, &c, func(ctx context.Context, cl *client.Client) (lines []usage, err error) {
@@ -153,10 +153,10 @@ func newPruneCmd() *cobra.Command {
 	var all, yes, dry bool
 	cmd := &cobra.Command{
 		Use:   "prune",
-		Short: "Remove branches that nothing uses",
-		Long: "Removes snapshots from which no sandbox runs and on which no other snapshot builds that stays: branches, and with\n" +
-			"--all parents too, which would have to be built again. Without --yes it only says what it would remove. What forkd\n" +
-			"keeps for sandboxes ('forkd df') goes with them: 'forkd kill'.",
+		Short: "Remove unused branches",
+		Long: "Removes branches that no sandbox runs from and that no remaining snapshot builds on. --all also removes\n" +
+			"such parents, which would have to be built again. Without --yes it only lists them. Data that forkd\n" +
+			"keeps for sandboxes ('forkd df') is deleted with them: 'forkd kill'.",
 		Example: "  forkd prune --older-than 24h\n  forkd prune --older-than 24h --yes",
 		Args:    usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -199,7 +199,7 @@ func newPruneCmd() *cobra.Command {
 	f.Uint64Var(&larger, "larger-than-mib", 0, "only those that use at least this much disk")
 	f.BoolVarP(&all, "all", "a", false, "parents too")
 	f.BoolVarP(&yes, "yes", "y", false, "remove them")
-	f.BoolVarP(&yes, "force", "f", false, "--yes, as docker calls it")
+	f.BoolVarP(&yes, "force", "f", false, "docker's name for --yes")
 	_ = f.MarkHidden("force") // fails only for a flag that does not exist
 	f.BoolVar(&dry, "dry-run", false, "only print what would be removed, regardless of other flags")
 	c.register(cmd)

@@ -28,9 +28,10 @@ func newRunCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "run RECIPE|TAG|docker://IMAGE [--] [COMMAND [ARG…]]",
 		Short: "Fork a sandbox, run a command in it, and remove it",
-		Long: "Forks a sandbox from the snapshot TAG, which is built first if there is none and RECIPE is a recipe, runs a command\n" +
-			"(a shell if there is none) as 'forkd exec' does, without a time limit unless --timeout is given, and removes the\n" +
-			"sandbox, unless --keep or --detach is given. Flags of forkd stand before COMMAND.\n" + exitCodes,
+		Long: "Forks a sandbox from the snapshot TAG and runs a command (default: a shell) in it, as 'forkd exec' does.\n" +
+			"If there is no such snapshot and RECIPE is a recipe, it is built first. There is no time limit unless\n" +
+			"--timeout is given. The sandbox is removed at the end, unless --keep or --detach is given. Flags of\n" +
+			"forkd go before COMMAND.\n" + exitCodes,
 		Example: "  forkd run base -- uname -a\n  forkd run -it docker://alpine sh\n  ID=$(forkd run -d python-numpy -- python3 -m http.server)",
 		Args:    usageArgs(arguments(1, anyNumber)),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {

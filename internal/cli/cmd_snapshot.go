@@ -24,8 +24,9 @@ func newSnapshotCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "snapshot --from-sandbox ID",
 		Short: "Make a snapshot of a running sandbox; see branch",
-		Long: "The same as 'forkd branch ID'. With --kernel and --rootfs, paths on the daemon's host, it boots these and makes a\n" +
-			"snapshot of the machine, as forkd 0.5 did; 'forkd build' makes the image and the kernel too.",
+		Long: "The same as 'forkd branch ID'. With --kernel and --rootfs, paths on the daemon's host, it boots these\n" +
+			"and makes a snapshot of the machine, as forkd 0.5 did; 'forkd build' also builds the image and gets the\n" +
+			"kernel.",
 		Args: usageArgs(func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 && (args[0] == "ls" || args[0] == "list") {
 				return errors.New("'forkd images' lists snapshots")
@@ -58,7 +59,7 @@ func newSnapshotCmd() *cobra.Command {
 	f.StringVar(&from, "from-sandbox", "", "the sandbox")
 	f.StringVar(&req.Tag, "tag", "", "the snapshot's tag")
 	f.BoolVar(&live, "live", false, "copy while it runs")
-	f.BoolVar(&diff, "diff", false, "copy only what it has written")
+	f.BoolVar(&diff, "diff", false, "copy only pages that it has written")
 	f.BoolVar(&req.NoWait, "no-wait", false, "with --live: return when the sandbox runs again")
 	boot.register(f)
 	c.completeFlag(cmd, "from-sandbox", sandboxNames)

@@ -16,7 +16,7 @@ func newSnapshotDiffCmd() *cobra.Command {
 	var limit float64
 	cmd := &cobra.Command{
 		Use:   "snapshot-diff --from TAG --tag NEW --exec COMMAND",
-		Short: "Run a command on a snapshot and save the result as another one",
+		Short: "Run a command in a fork of a snapshot and save the result as a new snapshot",
 		Long:  "Forks one sandbox from TAG, runs COMMAND in it by /bin/sh -c, branches it to NEW and kills it.",
 		Args:  usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -66,7 +66,7 @@ func newSnapshotCompactCmd() *cobra.Command {
 	var from, to string
 	cmd := &cobra.Command{
 		Use:   "snapshot-compact --from TAG --to NEW",
-		Short: "Copy a snapshot into one that builds on no other",
+		Short: "Copy a snapshot into a self-contained one",
 		Args:  usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return show(cmd, &c, func(ctx context.Context, cl *client.Client) (client.Snapshot, error) {

@@ -80,7 +80,7 @@ func (f *tokenFlags) change(edit func([]byte) ([]byte, error)) (path string, err
 func newTokenCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "token",
-		Short: "Make, list and remove tokens for clients of the daemon",
+		Short: "Create, list and remove tokens for clients of the daemon",
 		Args:  usageArgs(knownCommand),
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
@@ -95,9 +95,9 @@ func newTokenNewCmd() *cobra.Command {
 	scope, prefix := auth.Run.String(), ""
 	cmd := &cobra.Command{
 		Use:   "new NAME",
-		Short: "Make a token and print it; the file gets only its hash",
-		Long: "Makes a token and prints it, once. The token file gets only its hash. A daemon that was started with\n" +
-			"--token-file FILE takes the token from then on.",
+		Short: "Create a token and print it; the file gets only its hash",
+		Long: "Creates a token and prints it, once. The token file gets only its hash. A daemon with --token-file FILE\n" +
+			"accepts the token immediately.",
 		Args: usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			if t.Scope, err = auth.ParseScope(scope); err != nil {
@@ -134,7 +134,7 @@ func newTokenNewCmd() *cobra.Command {
 		"limit it to sandboxes with a label whose name begins with this, such as team-a/,\n"+
 			"and to snapshots of its own and parents; see docs/security.md")
 	cmd.Flags().IntVar(&t.MaxSandboxes, "max-sandboxes", 0, "most sandboxes of the holder at once; 0: no limit")
-	cmd.Flags().BoolVar(&e2b, "e2b", false, "give it the form of an API key that E2B's clients require")
+	cmd.Flags().BoolVar(&e2b, "e2b", false, "use the form of an API key that E2B's clients require")
 	return cmd
 }
 

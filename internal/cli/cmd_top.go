@@ -24,9 +24,9 @@ func newTopCmd() *cobra.Command {
 	t := newTop()
 	cmd := &cobra.Command{
 		Use:   "top",
-		Short: "Show what sandboxes use, the busiest first",
-		Long: "Shows running sandboxes with their share of CPU time since the line before (100% is one CPU) and their memory, again\n" +
-			"and again until Ctrl-C. Without a terminal, and with --once, it measures for one interval and prints once.",
+		Short: "Show the resource use of sandboxes, the busiest first",
+		Long: "Shows running sandboxes with their CPU use since the previous measurement (100% is one CPU) and their\n" +
+			"memory, until Ctrl-C. Without a terminal, and with --once, it measures one interval and prints once.",
 		Args: usageArgs(func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
 				return fmt.Errorf("it shows all sandboxes: 'forkd ls %s' lists processes of one, 'forkd stats %s' says what it uses", args[0], args[0])
@@ -43,7 +43,7 @@ func newStatsCmd() *cobra.Command {
 	t := newTop()
 	cmd := &cobra.Command{
 		Use:   "stats [ID…]",
-		Short: "Show what running sandboxes use",
+		Short: "Show the resource use of running sandboxes",
 		Long:  "Without an ID it is 'forkd top'.",
 		RunE: func(cmd *cobra.Command, refs []string) error {
 			if len(refs) == 0 {
@@ -57,7 +57,7 @@ func newStatsCmd() *cobra.Command {
 	t.c.hasWide = true
 	t.register(cmd)
 	noEffect(cmd.Flags(), "all", "a", "of docker; no effect: those that do not run cost nothing")
-	cmd.Flags().BoolVar(&t.once, "no-stream", false, "--once, as docker calls it")
+	cmd.Flags().BoolVar(&t.once, "no-stream", false, "docker's name for --once")
 	_ = cmd.Flags().MarkHidden("no-stream") // fails only for a flag that does not exist
 	t.c.completeSandboxes(cmd)
 	return cmd

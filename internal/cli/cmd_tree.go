@@ -14,9 +14,9 @@ func newTreeCmd() *cobra.Command {
 	var c common
 	cmd := &cobra.Command{
 		Use:   "tree",
-		Short: "Show which snapshots and sandboxes come from which",
-		Long: "A sandbox stands below the snapshot that it runs from, and a branch below the sandbox that it was made of; where\n" +
-			"that is gone, below its snapshot.",
+		Short: "Show snapshots and sandboxes below their origins",
+		Long: "Shows a sandbox below the snapshot that it runs from, and a branch below its source sandbox or, if that\n" +
+			"is gone, below the source's snapshot.",
 		Args: usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return show(cmd, &c, func(ctx context.Context, cl *client.Client) (roots []*relative, err error) {

@@ -20,9 +20,9 @@ func newTTLCmd() *cobra.Command {
 	var c common
 	cmd := &cobra.Command{
 		Use:   "ttl ID [TIME]",
-		Short: "Say when a sandbox is deleted, or have it deleted so long from now",
-		Long: "TIME is a number of seconds, or such as 90s, 2m or 7d, and counts from now; 0 or never: it has no end. What was\n" +
-			"said before, such as --ttl-secs of its fork, does not count any more.",
+		Short: "Show or set the time when a sandbox is deleted",
+		Long: "TIME is a number of seconds, or a duration such as 90s, 2m or 7d, and counts from now; 0 or never: the\n" +
+			"sandbox does not expire. It replaces earlier settings, such as --ttl-secs of the fork.",
 		Example: "  forkd ttl ID 10m",
 		Args:    usageArgs(arguments(1, 2)),
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -61,8 +61,8 @@ func newTurnCmd() *cobra.Command {
 		Use:   "turn [EVENT]",
 		Short: "Save the state of a workspace after a turn of an agent",
 		Long: "Branches the sandbox of a workspace if it has changed since the last turn, and removes the oldest turns.\n" +
-			"Hooks of agents call it ('forkd hook' installs them). With --hook it never fails the agent's turn: it exits\n" +
-			"with 0 whatever happens, says on standard error what went wrong, and takes at most --timeout.",
+			"Hooks of agents call it ('forkd hook' installs them). With --hook it never fails the agent's turn: it\n" +
+			"always exits with 0, prints errors on standard error, and takes at most --timeout.",
 		Example: "  forkd turn --workspace desk --prompt 'add a test'    # at the end of a turn of any agent",
 		Args:    cobra.ArbitraryArgs,
 		RunE:    o.run,

@@ -34,8 +34,8 @@ func newTurnsCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "turns",
 		Short: "List the turns of an agent in a workspace",
-		Long: "The turn that the workspace is at, or has gone on from, is marked with *, turns that were undone with -.\n" +
-			"MEMORY and DISK are what the workspace had written since the turn before.",
+		Long: "* marks the turn that the workspace is at, or has continued from, - marks turns that were undone. MEMORY\n" +
+			"and DISK are the amounts that the workspace had written since the previous turn.",
 		Args: usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return show(cmd, &c, func(ctx context.Context, cl *client.Client) (rows []turnRow, err error) {

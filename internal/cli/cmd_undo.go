@@ -33,14 +33,14 @@ func newUndoCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "undo [N]",
 		Short: "Go back to before the last turns of an agent",
-		Long: "Puts the sandbox of a workspace back by N turns (default 1): memory, disk and processes. What was\n" +
-			"changed since the last turn counts as one, and becomes a turn first, so that nothing is lost: 'forkd redo'\n" +
-			"goes forward again.",
+		Long: "Puts the sandbox of a workspace back by N turns (default 1): memory, disk and processes. Changes since\n" +
+			"the last turn count as one turn and are saved first, so that nothing is lost: 'forkd redo' goes forward\n" +
+			"again.",
 		Args: usageArgs(arguments(0, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error { return o.run(cmd, args, byUndo) },
 	}
 	o.flags(cmd)
-	cmd.Flags().StringVar(&o.to, "to", "", "go to this turn instead, by its number or tag: also forward")
+	cmd.Flags().StringVar(&o.to, "to", "", "go to this turn instead, by its number or tag; may also go forward")
 	o.completeFlag(cmd, "to", turnTags)
 	return cmd
 }
@@ -51,7 +51,7 @@ func newRedoCmd() *cobra.Command {
 		Use:   "redo [N]",
 		Short: "Go forward by turns that were undone",
 		Long: "Puts the sandbox of a workspace forward by N turns (default 1), towards the newest turn that was undone.\n" +
-			"What was changed since becomes a turn first.",
+			"Changes since the last turn are saved as a turn first.",
 		Args: usageArgs(arguments(0, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error { return o.run(cmd, args, byRedo) },
 	}

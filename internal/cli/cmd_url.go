@@ -17,8 +17,8 @@ func newURLCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "url ID PORT",
 		Short: "Make a URL that gives anyone access to a server in a sandbox",
-		Long: "Prints the URL of an HTTP server that listens on PORT in the sandbox. Anyone who holds the URL needs no token until it\n" +
-			"expires. A single URL cannot be revoked. The daemon has to be started with --proxy-domain.",
+		Long: "Prints a URL for an HTTP server that listens on PORT in the sandbox. The URL works without a token until\n" +
+			"it expires. A single URL cannot be revoked. The daemon must be started with --proxy-domain.",
 		Args: usageArgs(arguments(2, 2)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			port, err := strconv.Atoi(args[1])

@@ -30,8 +30,8 @@ type oldFork struct {
 }
 
 func (o *oldFork) register(f *pflag.FlagSet) {
-	f.StringVar(&o.tag, "tag", "", "of forkd 0.5: the snapshot, whose sandboxes end with this command")
-	f.Float64Var(&o.settle, "settle-secs", 2, "of forkd 0.5, with --tag: when they end at the latest")
+	f.StringVar(&o.tag, "tag", "", "of forkd 0.5: the snapshot; its sandboxes are deleted when this command ends")
+	f.Float64Var(&o.settle, "settle-secs", 2, "of forkd 0.5, with --tag: maximum lifetime of the sandboxes")
 	for _, name := range []string{"tag", "settle-secs"} {
 		_ = f.MarkHidden(name) // fails only for a flag that does not exist
 	}
@@ -71,9 +71,9 @@ func newForwardGuestsCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "forward-guests",
 		Short: "Make sandboxes reachable at their addresses, for programs made for forkd 0.5",
-		Long: "A daemon with --guest-port tells clients of forkd 0.5 an address of the loopback interface for each sandbox\n" +
-			"(guest_addr). This command answers at all of them, on this host, as the agent of forkd 0.5 did, until Ctrl-C. What\n" +
-			"comes in is done with your token; programs of other users of this host are refused.",
+		Long: "A daemon with --guest-port gives clients of forkd 0.5 a loopback address for each sandbox (guest_addr).\n" +
+			"This command serves all of these addresses on this host, like the agent of forkd 0.5, until Ctrl-C. It\n" +
+			"uses your token, and refuses programs of other users of this host.",
 		Example: "  forkd forward-guests &\n" +
 			"  python3 -c 'from forkd import Controller, Sandbox\n" +
 			"  child = Controller().spawn_sandboxes(\"base\")[0]\n" +
@@ -91,7 +91,7 @@ func newForwardGuestsCmd() *cobra.Command {
 			})
 		},
 	}
-	cmd.Flags().IntVar(&port, "port", agent05.Port, "that of the daemon's --guest-port")
+	cmd.Flags().IntVar(&port, "port", agent05.Port, "the daemon's --guest-port")
 	c.register(cmd)
 	return cmd
 }

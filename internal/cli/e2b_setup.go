@@ -26,7 +26,7 @@ const defaultE2BDomain = "e2b.localhost:8443"
 
 // e2bDir registers the flag for the directory of setup.
 func e2bDir(cmd *cobra.Command, dir *string) {
-	cmd.Flags().StringVar(dir, "dir", "", "where certificates and keys are\n"+
+	cmd.Flags().StringVar(dir, "dir", "", "directory of certificates and keys\n"+
 		"(default /etc/forkd/e2b for root, else forkd/e2b in $XDG_CONFIG_HOME or ~/.config)")
 }
 
@@ -45,10 +45,11 @@ func newE2BSetupCmd() *cobra.Command {
 	var domain, named string
 	cmd := &cobra.Command{
 		Use:   "setup",
-		Short: "Make the certificates with which E2B's SDKs reach sandboxes by host names",
-		Long: "Makes an authority of this host's own and a certificate for DOMAIN and *.DOMAIN, and says how the daemon is\n" +
-			"started with them. 'forkd e2b env' prints what programs need. The authority can vouch for DOMAIN and loopback\n" +
-			"only. Run it again to renew the certificate, or for another domain: the daemon takes the new files by itself.",
+		Short: "Create certificates for E2B's SDKs to reach sandboxes by host names",
+		Long: "Creates a certificate authority for this host and a certificate for DOMAIN and *.DOMAIN, and prints how\n" +
+			"to start the daemon with them. 'forkd e2b env' prints the environment for programs. The authority is\n" +
+			"valid only for DOMAIN and loopback. Run it again to renew the certificate, or for another domain: the\n" +
+			"daemon uses the new files automatically.",
 		Args: usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			d, err := parseE2BDomain(domain)
@@ -67,7 +68,7 @@ func newE2BSetupCmd() *cobra.Command {
 			return nil
 		},
 	}
-	cmd.Flags().StringVar(&domain, "domain", defaultE2BDomain, "the domain, with :PORT behind it if that is not 443")
+	cmd.Flags().StringVar(&domain, "domain", defaultE2BDomain, "the domain, followed by :PORT unless that is 443")
 	e2bDir(cmd, &named)
 	return cmd
 }

@@ -13,7 +13,7 @@ import (
 // uniqueFlag registers --unique.
 func uniqueFlag(cmd *cobra.Command, unique *string) {
 	cmd.Flags().StringVar(unique, "unique", "",
-		"strict: fail where programs repeat random numbers of other copies; report: name them")
+		"strict: fail if programs repeat random numbers of other copies; report: list them")
 	completeWords(cmd, "unique", "report", "strict")
 }
 
