@@ -35,14 +35,14 @@ type child struct {
 	private  func() (float64, error) // see cell.private
 }
 
-// settle is how long before a request nothing happens, and how long after the last answer what a
-// fork leaves behind still counts as its cost.
-const settle = 100 * time.Millisecond
+// quietTime is the pause before a request, and the time after the last answer in which the work that a
+// fork leaves behind counts as its cost.
+const quietTime = 100 * time.Millisecond
 
 // begin is called when all is ready for a request.
 func (c *cell) begin() (err error) {
 	runtime.GC() // or what ReadCPU leaves behind might have it run in the middle of a fork
-	time.Sleep(settle)
+	time.Sleep(quietTime)
 	if c.counter != nil {
 		if c.before, err = c.counter.ReadChildren(); err != nil {
 			return err
@@ -58,7 +58,7 @@ func (c *cell) end(children []child) error {
 	if err != nil {
 		return err
 	}
-	time.Sleep(settle)
+	time.Sleep(quietTime)
 	if c.counter != nil {
 		return c.count(children)
 	}

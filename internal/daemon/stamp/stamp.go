@@ -20,14 +20,14 @@ type Stamp struct {
 	mode    fs.FileMode
 }
 
-// settled is the age of a change from which the stamp is reliable. Two changes in quicker
+// reliableAge is the age of a change from which the stamp is reliable. Two changes in quicker
 // succession may get the same time from the file system's clock.
-const settled = 2 * time.Second
+const reliableAge = 2 * time.Second
 
 // Of returns the stamp of a file; take it before reading the file.
 func Of(fi fs.FileInfo) Stamp {
 	changed := fi.ModTime()
-	if age := time.Since(changed); age < settled && age > -settled {
+	if age := time.Since(changed); age < reliableAge && age > -reliableAge {
 		return Stamp{}
 	}
 	s := Stamp{size: fi.Size(), changed: changed, mode: fi.Mode()}

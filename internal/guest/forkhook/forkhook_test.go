@@ -147,7 +147,7 @@ func TestADirectoryWithoutKeysIsSearchedOnce(t *testing.T) {
 	if err := h.Run(); err != nil || !h.Any() {
 		t.Errorf("a directory that is as new as the search is not to be trusted (%v)", err)
 	}
-	time.Sleep(settled + 100*time.Millisecond)
+	time.Sleep(reliableAge + 100*time.Millisecond)
 	if err := h.Run(); err != nil || h.Any() {
 		t.Errorf("it is searched again (%v)", err)
 	}

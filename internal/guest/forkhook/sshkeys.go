@@ -22,15 +22,15 @@ type keyless struct {
 	change unix.Timespec // ctime: it changes when a file is added or removed
 }
 
-// settled is the age of a change from which ctime is reliable: the kernel gives two changes within
+// reliableAge is the age of a change from which ctime is reliable: the kernel gives two changes within
 // one of its ticks the same time.
-const settled = time.Second
+const reliableAge = time.Second
 
 // remember is called after a search that found no keys.
 func (k *keyless) remember(dir string) {
 	var info unix.Stat_t
 	*k = keyless{}
-	if rawcall.Stat(dir, &info) == nil && time.Since(time.Unix(info.Ctim.Unix())) > settled {
+	if rawcall.Stat(dir, &info) == nil && time.Since(time.Unix(info.Ctim.Unix())) > reliableAge {
 		*k = keyless{info.Ino, info.Ctim}
 	}
 }

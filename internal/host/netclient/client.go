@@ -110,7 +110,7 @@ func New(cfg Config) (*Client, error) {
 const (
 	firstDelay = 100 * time.Millisecond
 	lastDelay  = 30 * time.Second
-	settled    = 10 * time.Second // after this run time the next restart waits only firstDelay
+	stableTime = 10 * time.Second // after this run time the next restart waits only firstDelay
 )
 
 // run keeps forkd-net running. It begins with the process current, if not nil.
@@ -138,7 +138,7 @@ func (c *Client) run(current *conn) {
 				"last_words", current.lastWords())
 			current = nil
 		}
-		if time.Since(began) > settled {
+		if time.Since(began) > stableTime {
 			delay = firstDelay
 		}
 		select {
