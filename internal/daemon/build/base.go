@@ -11,6 +11,7 @@ import (
 	"github.com/forkd/forkd/internal/build/image"
 	"github.com/forkd/forkd/internal/build/plan"
 	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/store"
 )
 
@@ -29,7 +30,7 @@ func (b *Builder) base(ctx context.Context, req Request, name string) (plan.Base
 	d, err := b.cfg.Manager.Snapshots().Detail(name)
 	switch {
 	case err != nil, d.Transient, d.Writing, d.Damage != "":
-	case d.Branch != nil && !b.isResult(name, d.ID):
+	case !b.isBase(name, d):
 		why = fmt.Sprintf("the snapshot %q is a branch, and FROM takes parents and what builds made", name)
 	default:
 		config, err := b.settings(ctx, name, d.ID, "")
@@ -40,6 +41,11 @@ func (b *Builder) base(ctx context.Context, req Request, name string) (plan.Base
 		return plan.Base{}, config, fmt.Errorf("%s; as an image: %w", why, err)
 	}
 	return imageBase(req, name, digest), config, nil
+}
+
+// isBase reports whether builds of admins may begin with a snapshot: a parent, or what such a build made.
+func (b *Builder) isBase(tag string, d store.Detail) bool {
+	return d.Branch == nil || b.isResult(tag, d.ID)
 }
 
 func imageBase(req Request, name, digest string) plan.Base {
@@ -59,7 +65,7 @@ func imageBase(req Request, name, digest string) plan.Base {
 // Begin finds what a build begins with that is no Dockerfile's: from has the name of an image or of a
 // snapshot. It makes the snapshot of an image, and of a snapshot whose machine is to have another size, and
 // asks a guest for the settings. Their user is userElse, if the guest has that account and no default of
-// its own.
+// its own. For an admin the snapshot must be one that FROM takes.
 func (b *Builder) Begin(ctx context.Context, req Request, from plan.Base, userElse string, o Observer) (plan.Base,
 	dockerfile.Config, error) {
 	name := from.Image
@@ -74,6 +80,11 @@ func (b *Builder) Begin(ctx context.Context, req Request, from plan.Base, userEl
 		d, err := b.cfg.Manager.Snapshots().Detail(name)
 		if err == nil && d.Transient {
 			err = &store.NotFoundError{Tag: name}
+		}
+		if err == nil && req.Admin && !b.isBase(name, d) {
+			err = invalid.Errorf("fromTemplate", "%q is a branch of a sandbox, which any client may have made: templates of "+
+				"admins begin with parents and with what builds of admins made; use another, or remove this one: forkd rmi %s",
+				name, name)
 		}
 		if err != nil {
 			return from, dockerfile.Config{}, err

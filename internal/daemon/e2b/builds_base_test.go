@@ -1,0 +1,47 @@
+package e2b_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/apirig"
+	"github.com/forkd/forkd/internal/daemon/auth"
+)
+
+// A client with the scope run may give a branch the name of the SDKs' default template. A template of an
+// admin does not begin with that, as FROM of a Dockerfile does not. The client's own templates do.
+func TestTemplatesOfAdminsDoNotBeginWithBranches(t *testing.T) {
+	r := startWith(t, apirig.Options{Tokens: []auth.Token{{Name: "runner", Scope: auth.Run}}})
+	as := func(token string) {
+		r.key = header{"Authorization": "Bearer " + token, "Content-Type": "application/json"}
+	}
+	as(r.Tokens["runner"])
+	s := r.create(`{"templateID":"a.b"}`)
+	resp, text := r.send("POST", "/v1/sandboxes/"+s.ID+"/branch", r.key, `{"tag":"base","mode":"diff"}`)
+	if resp.StatusCode/100 != 2 {
+		t.Fatalf("branch: %s %s", resp.Status, text)
+	}
+	const onDefault = `{"fromImage":"e2bdev/base","steps":[]}`
+	if end := r.built(r.request("own"), onDefault); end.Status != "ready" {
+		t.Errorf("the runner's own template: %s %+v", end.Status, end.Reason)
+	}
+	as(apirig.Token)
+	for _, body := range []string{onDefault, `{"fromTemplate":"base","steps":[]}`, `{"fromTemplate":"own","steps":[]}`} {
+		end := r.built(r.request("official"), body)
+		if end.Status != "error" || !strings.Contains(end.Reason.Message, "is a branch of a sandbox") {
+			t.Errorf("%s: %s %+v", body, end.Status, end.Reason)
+		}
+	}
+	if end := r.built(r.request("first"), `{"fromTemplate":"a.b","steps":[]}`); end.Status != "ready" {
+		t.Fatalf("a template on a parent: %s %+v", end.Status, end.Reason)
+	}
+	if end := r.built(r.request("official"), `{"fromTemplate":"first","steps":[]}`); end.Status != "ready" {
+		t.Errorf("a template on an admin's template: %s %+v", end.Status, end.Reason)
+	}
+	_, err := r.Client.Build(t.Context(), client.BuildRequest{Tag: "more", Dockerfile: "FROM official\n"}, nil,
+		func(client.BuildEvent) error { return nil })
+	if err != nil {
+		t.Errorf("FROM an admin's template: %v", err)
+	}
+}
