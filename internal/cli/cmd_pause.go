@@ -2,6 +2,9 @@ package cli
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -32,16 +35,68 @@ func newResumeCmd() *cobra.Command {
 	return cmd
 }
 
+// Bounds on suspending all sandboxes: one that cannot be saved must not keep the others from it.
+const (
+	parallelSuspends = 32
+	suspendWithin    = 2 * time.Minute
+)
+
 func newSuspendCmd() *cobra.Command {
-	cmd := newStateCmd("suspend", "Save sandboxes to disk and free their memory",
-		"'forkd resume' restores them under the same ids, even after a restart of the host.",
-		func(ctx context.Context, cl *client.Client, id string) (client.Sandbox, error) {
-			return cl.Suspend(ctx, id)
-		})
-	cmd.Aliases = []string{"stop"}
+	var c common
+	var all bool
+	cmd := &cobra.Command{
+		Use:     "suspend ID… | --all",
+		Aliases: []string{"stop"},
+		Short:   "Save sandboxes to disk and free their memory",
+		Long: "'forkd resume' restores them under the same ids, even after a restart of the host. --all saves " +
+			"them side by side, and gives up on one that takes more than two minutes.",
+		Args: func(_ *cobra.Command, args []string) error {
+			if all == (len(args) > 0) {
+				return usageError{errors.New("name sandboxes, or give --all: one of the two")}
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, ids []string) error {
+			text := func(s client.Sandbox) string { return s.ID + " " + s.State }
+			if !all {
+				return eachSandbox(cmd, &c, ids, func(ctx context.Context, cl *client.Client, id string) (client.Sandbox, error) {
+					return cl.Suspend(ctx, id)
+				}, text)
+			}
+			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
+				list, err := cl.Sandboxes(ctx)
+				if err != nil {
+					return err
+				}
+				for _, s := range list {
+					if s.State != "suspended" && s.State != "exited" && s.State != "stopping" {
+						ids = append(ids, s.ID)
+					}
+				}
+				return eachOf(cmd, &c, parallelSuspends, ids, func(id string) (client.Sandbox, error) {
+					return suspendSoon(ctx, cl, id, suspendWithin)
+				}, text, func(all []client.Sandbox) any { return all })
+			})
+		},
+	}
+	cmd.Flags().BoolVar(&all, "all", false, "all sandboxes that have not exited, also those of workspaces")
 	noEffectTime(cmd.Flags(), "time", "t", "of docker; no effect: nothing in the sandbox is ended")
 	noEffectTime(cmd.Flags(), "timeout", "", "of docker; no effect: nothing in the sandbox is ended")
+	c.completeSandboxes(cmd)
+	c.register(cmd)
 	return cmd
+}
+
+// suspendSoon suspends a sandbox, and waits no longer than limit for it.
+func suspendSoon(ctx context.Context, cl *client.Client, id string, limit time.Duration) (client.Sandbox, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, limit,
+		fmt.Errorf("suspend sandbox %q: not done within %v: it may still be under way", id, limit))
+	defer cancel()
+	s, err := cl.Suspend(ctx, id)
+	if cause := context.Cause(ctx); err != nil && cause != nil {
+		err = cause
+	}
+	return s, err
 }
 
 // newStateCmd makes a command that puts each of the named sandboxes into another state.

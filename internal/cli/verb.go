@@ -3,8 +3,10 @@ package cli
 import (
 	"context"
 	"errors"
+	"sync"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/forkd/forkd/client"
 )
@@ -46,20 +48,39 @@ func (c *common) print(cmd *cobra.Command, v any, text func() error) error {
 // from text, or with -o json all results at the end, converted by list.
 func each[T any](cmd *cobra.Command, c *common, names []string, op func(name string) (T, error), text func(T) string,
 	list func([]T) any) error {
-	done := []T{}
-	var errs []error
-	for _, name := range names {
-		v, err := op(name)
-		if err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		done = append(done, v)
-		if !c.json() {
-			printLine(cmd.OutOrStdout(), text(v))
-		}
+	return eachOf(cmd, c, 1, names, op, text, list)
+}
+
+// eachOf is each with op called for several names at once, at most atOnce.
+func eachOf[T any](cmd *cobra.Command, c *common, atOnce int, names []string, op func(name string) (T, error),
+	text func(T) string, list func([]T) any) error {
+	all, errs := make([]*T, len(names)), make([]error, len(names))
+	var group errgroup.Group
+	group.SetLimit(atOnce)
+	var mu sync.Mutex // of the output
+	for i, name := range names {
+		group.Go(func() error {
+			v, err := op(name)
+			if errs[i] = err; err != nil {
+				return nil
+			}
+			all[i] = &v
+			if !c.json() {
+				mu.Lock()
+				defer mu.Unlock()
+				printLine(cmd.OutOrStdout(), text(v))
+			}
+			return nil
+		})
 	}
+	_ = group.Wait()
 	if c.json() {
+		done := []T{}
+		for _, v := range all {
+			if v != nil {
+				done = append(done, *v)
+			}
+		}
 		errs = append(errs, writeJSON(cmd.OutOrStdout(), list(done)))
 	}
 	return errors.Join(errs...)

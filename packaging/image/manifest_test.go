@@ -29,6 +29,9 @@ type container struct {
 		Name          string
 		ContainerPort int `yaml:"containerPort"`
 	}
+	Lifecycle struct {
+		PreStop probe `yaml:"preStop"`
+	}
 	SecurityContext struct {
 		Privileged   bool
 		Capabilities struct{ Add, Drop []string }
@@ -119,13 +122,16 @@ func TestManifestFitsTheDaemon(t *testing.T) {
 		{daemon.Liveness.HTTPGet.Path, ""},
 		{strings.Join(daemon.Liveness.Exec.Command, " "), "/usr/bin/forkd version --daemon"},
 		{strings.Join(config("1").Healthcheck.Test, " "), "CMD /usr/bin/forkd version --daemon"},
+		{strings.Join(daemon.Lifecycle.PreStop.Exec.Command, " "), "/usr/bin/forkd suspend --all"},
 	} {
 		if probe.got != probe.want {
-			t.Errorf("a probe asks for %q, want %s", probe.got, probe.want)
+			t.Errorf("a probe or preStop asks for %q, want %s", probe.got, probe.want)
 		}
 	}
-	if cmd, args, err := root.Find(daemon.Liveness.Exec.Command[1:]); err != nil || cmd.ParseFlags(args) != nil {
-		t.Errorf("forkd does not know what the probe runs: %v", err)
+	for _, command := range [][]string{daemon.Liveness.Exec.Command, daemon.Lifecycle.PreStop.Exec.Command} {
+		if cmd, args, err := root.Find(command[1:]); err != nil || cmd.ParseFlags(args) != nil {
+			t.Errorf("forkd does not know %q: %v", command, err)
+		}
 	}
 	document, err := os.ReadFile("../../docs/install.md")
 	if err != nil {
