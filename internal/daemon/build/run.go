@@ -292,6 +292,11 @@ func (w *work) step(ctx context.Context, i int) error {
 	defer unwatch()
 	g := &guest{w: w, i: i, box: box, step: &w.plan.Steps[i]}
 	err = w.b.cfg.Manager.Use(room, box, "build in", func(ctx context.Context, dial agentclient.DialFunc) error {
+		if g.step.HasSecret() {
+			if err := w.b.cfg.Manager.KeepSecret(ctx, box); err != nil {
+				return err
+			}
+		}
 		g.c = agentclient.New(dial)
 		return g.do(ctx)
 	})

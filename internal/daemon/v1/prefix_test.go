@@ -341,3 +341,44 @@ func TestPrefixHolds(t *testing.T) {
 		t.Errorf("%+v, %v", s, err)
 	}
 }
+
+// A parent that was baked from another team's disk says nothing of that team's snapshots, and leads to
+// none of them. What a client may see stays named.
+func TestParentsLeadToNoSnapshotOfOthers(t *testing.T) {
+	w := startTenants(t)
+	ctx := t.Context()
+	fork := func(cl *client.Client, tag string) string {
+		t.Helper()
+		f, err := cl.Fork(ctx, client.ForkRequest{SnapshotTag: tag, N: 1})
+		must(t, err)
+		return f.Sandboxes[0].ID
+	}
+	disk := client.BranchRequest{Tag: "team-b.disk", DiskOnly: true}
+	must(t, second(w.b.Branch(ctx, fork(w.b, "team-b.one"), disk)))
+	must(t, second(w.Bake(ctx, client.BakeRequest{Tag: "pub", From: "team-b.disk"})))
+	id := fork(w.a, "pub")
+	must(t, second(w.a.Branch(ctx, id, client.BranchRequest{Tag: "team-a.one", Mode: "diff"})))
+	for path, named := range map[string]string{"/v1/snapshots/pub/info": "", "/v1/snapshots": `"branched_from":"pub"`,
+		"/v1/snapshots/team-a.one/info": `"ancestors":["a.b","pub"]`, "/templates/pub": ""} {
+		status, answer := w.ask(t, "a", "GET", path, "")
+		if status != http.StatusOK || strings.Contains(answer, "team-b.") || strings.Contains(answer, "plain") ||
+			!strings.Contains(answer, named) {
+			t.Errorf("%s: %d %s", path, status, answer)
+		}
+	}
+	d, err := w.Snapshot(ctx, "pub")
+	if err != nil || d.BranchedFrom != "team-b.disk" || len(d.Ancestors) != 3 || d.ChainDepth != 3 {
+		t.Errorf("for the admin: %+v, %v", d, err)
+	}
+	for tag, code := range map[string]string{"team-b.one": "snapshot_not_found", "team-b.disk": "snapshot_not_found",
+		"team-b.none": "snapshot_not_found", "a.b": "not_in_line"} {
+		var refused *client.Error
+		_, err := w.a.Rollback(ctx, id, tag)
+		if !errors.As(err, &refused) || refused.Code != code ||
+			code == "not_in_line" && strings.Contains(err.Error(), "team-b") {
+			t.Errorf("a rollback to %s: %v", tag, err)
+		}
+	}
+	must(t, second(w.a.Rollback(ctx, id, "pub")))
+	must(t, second(w.a.Rollback(ctx, id, "team-a.one")))
+}

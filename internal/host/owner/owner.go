@@ -4,6 +4,7 @@
 package owner
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -35,6 +36,19 @@ func Share(name string, most int) gate.Share {
 
 // FairShare returns the share of a client or owner in a gate with total places.
 func FairShare(name string, total int) gate.Share { return Share(name, gate.Fair(total)) }
+
+// TakePlace waits for a place of the host on behalf of the client in ctx or, without one, of the
+// owner with the name other.
+func TakePlace(ctx context.Context, g *gate.Gate, other string) (release func(), err error) {
+	return g.Wait(ctx, PlaceShare(ctx, g, other))
+}
+
+// PlaceShare is the share of TakePlace's client or owner. It leaves one place to others, so that
+// the VMs of one client, if they do not answer, cannot hold all of them.
+func PlaceShare(ctx context.Context, g *gate.Gate, other string) gate.Share {
+	_, total := g.Count()
+	return Share(cmp.Or(Of(ctx).Name, other), total-1)
+}
 
 type ownerKey struct{}
 

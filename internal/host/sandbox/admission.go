@@ -1,7 +1,6 @@
 package sandbox
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -111,17 +110,4 @@ func branchTag(ctx context.Context, tag, id string, at time.Time, step bool) (st
 		return "", &invalid.Error{Field: "tag", Reason: err.Error()}
 	}
 	return tag, owner.Within(ctx, p.HasTag(tag), "tag: %q", tag)
-}
-
-// takePlace waits for a place of the host on behalf of the client in ctx or, without one, the owner
-// of the sandbox.
-func takePlace(ctx context.Context, g *gate.Gate, sandboxOwner string) (release func(), err error) {
-	return g.Wait(ctx, placeShare(ctx, g, sandboxOwner))
-}
-
-// placeShare is the share of takePlace's client or owner. It leaves one place to others, so that
-// the VMs of one client, if they do not answer, cannot hold all of them.
-func placeShare(ctx context.Context, g *gate.Gate, sandboxOwner string) gate.Share {
-	_, total := g.Count()
-	return owner.Share(cmp.Or(owner.Of(ctx).Name, sandboxOwner), total-1)
 }

@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -33,7 +34,8 @@ func (b *branch) checkDisk() error {
 func (b *branch) askAtRest(client, ctx context.Context, files vmmclient.BranchFiles) (done vmmproto.BranchResult,
 	err error) {
 	v, calls, err := b.s.running(b.op)
-	if err != nil {
+	rest := b.s.rests.Context()
+	if err = cmp.Or(err, context.Cause(rest)); err != nil {
 		return done, err
 	}
 	ctx, stop := vmpool.WhileAlive(ctx, v.vmm)
@@ -43,6 +45,7 @@ func (b *branch) askAtRest(client, ctx context.Context, files vmmclient.BranchFi
 	client, cancel := context.WithCancelCause(client)
 	defer cancel(nil)
 	defer context.AfterFunc(calls, func() { cancel(context.Cause(calls)) })()
+	defer context.AfterFunc(rest, func() { cancel(context.Cause(rest)) })()
 	err = agentclient.New(v.guest.Dial).AtRest(client, ctx, func() (err error) {
 		done, err = b.ask(ctx, files)
 		return err

@@ -7,6 +7,7 @@ import (
 
 	"github.com/forkd/forkd/internal/cleanup"
 	"github.com/forkd/forkd/internal/host/ledger"
+	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/host/vmpool"
 )
 
@@ -62,7 +63,7 @@ func (m *Manager) tryBringBack(ctx context.Context, s *Sandbox, expiry func() Ex
 	if err := v.limit(&rec); err != nil {
 		return err
 	}
-	release, err := takePlace(ctx, m.restores, rec.Owner)
+	release, err := owner.TakePlace(ctx, m.restores, rec.Owner)
 	if err != nil {
 		return err
 	}

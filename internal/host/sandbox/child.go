@@ -28,7 +28,7 @@ func (m *Manager) startChild(ctx context.Context, start time.Time, req ForkReque
 		return nil, err
 	}
 	restoring.Wait()
-	release, err := takePlace(ctx, m.confirms, "")
+	release, err := owner.TakePlace(ctx, m.confirms, "")
 	if err != nil {
 		return nil, err
 	}
@@ -51,7 +51,7 @@ func (m *Manager) startChild(ctx context.Context, start time.Time, req ForkReque
 // restoreChild restores the VM of a child until its vCPUs run.
 func (m *Manager) restoreChild(ctx context.Context, start time.Time, req ForkRequest,
 	undo *cleanup.Stack) (*Sandbox, error) {
-	release, err := takePlace(ctx, m.restores, "")
+	release, err := owner.TakePlace(ctx, m.restores, "")
 	if err != nil {
 		return nil, err
 	}

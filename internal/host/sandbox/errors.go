@@ -17,16 +17,21 @@ func (e *NotFoundError) Error() string {
 	return fmt.Sprintf("sandbox %.100q: not found ('forkd ls' lists what there is)", e.ID)
 }
 
-// StateError reports an operation on a sandbox that is not running.
+// StateError reports an operation that the state of a sandbox does not allow.
 type StateError struct {
 	ID, Op  string
 	State   State
 	Full    bool    // if State is Paused: until the host has room for its disk
+	Secret  bool    // whatever State is: its memory is not saved, see KeepSecret
 	Exit    vm.Exit // if State is Exited
 	Console string  // last lines of its console
 }
 
 func (e *StateError) Error() string {
+	if e.Secret {
+		return fmt.Sprintf("%s sandbox %q: a step of a build has given it a secret, so its memory is not saved; "+
+			"the build ends it with the step", e.Op, e.ID)
+	}
 	msg := fmt.Sprintf("%s sandbox %q: it is %s", e.Op, e.ID, e.State)
 	switch {
 	case e.State == Exited:

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/gate"
+	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/host/vmfake"
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/host/vmpool"
@@ -72,7 +73,7 @@ func TestOneClientDoesNotHoldAllRestores(t *testing.T) {
 	g := gate.New(3)
 	a, b := as(t, "token:a"), as(t, "token:b")
 	for range 2 {
-		if _, err := takePlace(a, g, ""); err != nil {
+		if _, err := owner.TakePlace(a, g, ""); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -91,7 +92,7 @@ func TestOneClientDoesNotHoldAllRestores(t *testing.T) {
 			ctx, cancel := context.WithCancel(c.ctx)
 			place := make(chan func(), 1)
 			go func() {
-				release, err := takePlace(ctx, g, c.owner)
+				release, err := owner.TakePlace(ctx, g, c.owner)
 				if err != nil {
 					release = nil
 				}
@@ -109,39 +110,6 @@ func TestOneClientDoesNotHoldAllRestores(t *testing.T) {
 			}
 			cancel()
 		})
-	}
-}
-
-// Verifying a snapshot takes a CPU and the disk. A client that has others under way waits, and another
-// client does not.
-func TestVerificationsAreFew(t *testing.T) {
-	w := newWorld(t, 0)
-	defer w.stop()
-	mustBake(t, w)
-	a, b := as(t, "token:a"), as(t, "token:b")
-	var leave []func()
-	for range maxVerifies - 1 {
-		done, err := takePlace(a, w.verifies, "")
-		if err != nil {
-			t.Fatal(err)
-		}
-		leave = append(leave, done)
-	}
-	waiting, giveUp := context.WithCancel(a)
-	ended := make(chan error, 1)
-	go func() { ended <- w.VerifySnapshot(waiting, "p") }()
-	if err := w.VerifySnapshot(b, "p"); err != nil {
-		t.Errorf("of another client: %v", err)
-	}
-	giveUp()
-	if err := <-ended; !errors.Is(err, context.Canceled) {
-		t.Errorf("one more of the client: %v, want that it waits", err)
-	}
-	for _, done := range leave {
-		done()
-	}
-	if err := w.VerifySnapshot(a, "p"); err != nil {
-		t.Errorf("when there are places: %v", err)
 	}
 }
 
@@ -214,7 +182,7 @@ func TestSuspensionsWithoutARequestWaitUnlocked(t *testing.T) {
 	}
 	var leave []func()
 	for i := range maxSuspends {
-		done, err := takePlace(as(t, fmt.Sprint("token:", i)), w.suspends, "")
+		done, err := owner.TakePlace(as(t, fmt.Sprint("token:", i)), w.suspends, "")
 		if err != nil {
 			t.Fatal(err)
 		}

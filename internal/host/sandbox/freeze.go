@@ -32,6 +32,9 @@ func (b *branch) freeze(ctx context.Context) error {
 	if err == nil {
 		err = v.kept
 	}
+	if err == nil && b.s.secret && b.req.Mode != vm.BranchDisk {
+		err = &StateError{ID: rec.ID, Op: b.op, Secret: true}
+	}
 	if err != nil {
 		return err
 	}

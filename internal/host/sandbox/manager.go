@@ -1,7 +1,6 @@
 package sandbox
 
 import (
-	"context"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -79,7 +78,6 @@ type Manager struct {
 	restores *gate.Gate
 	confirms *gate.Gate
 	branches *gate.Gate
-	verifies *gate.Gate
 	suspends *gate.Gate
 	wave     int // children of one fork that are started concurrently
 
@@ -114,11 +112,10 @@ func New(cfg Config) (*Manager, error) {
 	m := &Manager{
 		cfg:       cfg,
 		admitted:  admit.New(cfg.Admit, cfg.DataDir),
-		restores:  gate.New(restoresPerCPU*runtime.NumCPU() + 1), // one more than an owner may have, see takePlace
+		restores:  gate.New(restoresPerCPU*runtime.NumCPU() + 1), // one more than an owner may have, see owner.TakePlace
 		confirms:  gate.New(confirmsPerCPU*runtime.NumCPU() + 1),
 		wave:      wavePerCPU * runtime.NumCPU(),
 		branches:  gate.New(cfg.Branches),
-		verifies:  gate.New(maxVerifies),
 		suspends:  gate.New(maxSuspends),
 		sandboxes: make(map[string]*Sandbox),
 		unwatched: make(map[string]chan struct{}),
@@ -178,20 +175,6 @@ func (m *Manager) List() []Info {
 // shape returns the shape of a VM for a snapshot's state.
 func shape(m snapshot.Machine) vm.Shape {
 	return vm.Shape{MemoryBytes: m.MemoryBytes, VCPUs: m.VCPUs, Template: m.Template}
-}
-
-// maxVerifies bounds concurrent verifications of snapshots. Each reads gigabytes from the disk and
-// keeps a CPU busy with hashing.
-const maxVerifies = 3
-
-// VerifySnapshot is store.Verify, after waiting for its turn.
-func (m *Manager) VerifySnapshot(ctx context.Context, tag string) error {
-	release, err := takePlace(ctx, m.verifies, "")
-	if err != nil {
-		return err
-	}
-	defer release()
-	return m.cfg.Store.Verify(ctx, tag)
 }
 
 // DeleteSnapshot removes a snapshot as store.Delete does.

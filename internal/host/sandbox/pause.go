@@ -3,6 +3,8 @@ package sandbox
 import (
 	"context"
 	"time"
+
+	"github.com/forkd/forkd/internal/host/owner"
 )
 
 // Pause stops the vCPUs of a sandbox. It keeps its memory and answers no requests until Resume.
@@ -53,9 +55,13 @@ func (h *Held) Resume(ctx context.Context, e *Expiry) error {
 }
 
 // Suspend saves a sandbox to a snapshot on disk and frees its memory; Resume restores it under the
-// same id. Nothing is freed until the snapshot is on disk: after an error the sandbox runs on (or
-// stays paused), and its earlier suspended state is untouched.
+// same id. It calls off branches that wait for the guest to come to rest. Nothing is freed until the
+// snapshot is on disk: after an error the sandbox runs on (or stays paused), and its earlier
+// suspended state is untouched.
 func (m *Manager) Suspend(ctx context.Context, id string) (Info, error) {
+	if s, err := m.Get(id); err == nil {
+		defer s.rests.Clear(&CutOffError{ID: id, Op: "branch", By: bySuspend})()
+	}
 	return m.change(ctx, id, func(h *Held) error { return h.Suspend(ctx, nil) })
 }
 
@@ -71,7 +77,7 @@ func (h *Held) Suspend(ctx context.Context, e *Expiry) error {
 		}
 		defer startTime()
 	}
-	leave, err := takePlace(ctx, m.suspends, s.Info().Owner)
+	leave, err := owner.TakePlace(ctx, m.suspends, s.Info().Owner)
 	if err != nil {
 		return err
 	}

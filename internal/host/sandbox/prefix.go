@@ -2,7 +2,6 @@ package sandbox
 
 import (
 	"context"
-	"slices"
 
 	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/host/owner"
@@ -22,24 +21,6 @@ func (m *Manager) Reach(ctx context.Context, id string) error {
 		err = &NotFoundError{ID: id}
 	}
 	return err
-}
-
-// ListFor is List of the sandboxes that the client of a request may see.
-func (m *Manager) ListFor(ctx context.Context) []Info {
-	p := owner.PrefixOf(ctx)
-	return slices.DeleteFunc(m.List(), func(i Info) bool { return !p.HasLabels(i.Labels) })
-}
-
-// SnapshotsFor lists the snapshots that the client of a request may see and fork.
-func (m *Manager) SnapshotsFor(ctx context.Context) []store.Info {
-	p := owner.PrefixOf(ctx)
-	list := slices.DeleteFunc(m.cfg.Store.List(), func(i store.Info) bool { return !m.isWithin(p, i) })
-	for n := range list {
-		if p != "" && !p.HasTag(list[n].Tag) {
-			list[n].Leases = 0 // of other clients' sandboxes
-		}
-	}
-	return list
 }
 
 // isWithin reports whether a snapshot is visible within p: by its tag, as a parent, which is for

@@ -15,6 +15,7 @@ import (
 	"github.com/forkd/forkd/internal/host/chain"
 	"github.com/forkd/forkd/internal/host/excerpt"
 	"github.com/forkd/forkd/internal/host/ledger"
+	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/vmpool"
 )
@@ -29,10 +30,11 @@ type RollbackResult struct {
 
 // Rollback puts a sandbox back to the snapshot to: memory, disk, vCPUs and devices, in the same VMM
 // process and under the same id. If to is empty, that is the snapshot it runs from. Its line is
-// that snapshot, its ancestors, and the branches made of the sandbox; others are refused. A failure
-// before the restore leaves the sandbox unchanged. After that there is nothing to return to: a
-// sandbox that fails or does not confirm is killed, which the *RollbackError says. Only its latest
-// suspended state is left, if it has one.
+// that snapshot, the ancestors back to the one that was booted, and the branches made of the
+// sandbox; others are refused. The client must be able to use the snapshot, unless the sandbox runs
+// from it. A failure before the restore leaves the sandbox unchanged. After that there is nothing
+// to return to: a sandbox that fails or does not confirm is killed, which the *RollbackError says.
+// Only its latest suspended state is left, if it has one.
 func (m *Manager) Rollback(ctx context.Context, id, to string) (r RollbackResult, err error) {
 	start := time.Now()
 	err = m.With(ctx, id, func(h *Held) (err error) {
@@ -62,12 +64,12 @@ func (h *Held) rollback(ctx context.Context, to string, start time.Time) (r Roll
 		return r, cmp.Or(m.MayUse(ctx, to), err)
 	}
 	undo.Add(lease.Release)
-	if err := m.inLine(rec, lease); err != nil {
-		return r, cmp.Or(m.MayUse(ctx, to), err)
+	if err := m.inLine(ctx, rec, lease); err != nil {
+		return r, err
 	}
 	// Before the point of no return: if the client gives up during the wait, its sandbox is
 	// unchanged.
-	release, err := takePlace(ctx, m.restores, rec.Owner)
+	release, err := owner.TakePlace(ctx, m.restores, rec.Owner)
 	if err != nil {
 		return r, err
 	}
@@ -202,18 +204,30 @@ func (s *Sandbox) commitRollback(v *liveVM, was ledger.Record, lease *store.Leas
 	return nil
 }
 
-// inLine returns an error unless a sandbox may be rolled back to the snapshot of to.
-func (m *Manager) inLine(rec ledger.Record, to *store.Lease) error {
-	id := to.Manifest().ID
-	if id == rec.SnapshotID || slices.Contains(rec.Branches, id) {
+// inLine returns an error unless the client of ctx may roll a sandbox back to the snapshot of to.
+func (m *Manager) inLine(ctx context.Context, rec ledger.Record, to *store.Lease) error {
+	id, tag := to.Manifest().ID, to.Manifest().Tag
+	if id == rec.SnapshotID {
 		return nil
 	}
-	line, err := m.cfg.Store.Detail(rec.SnapshotTag)
+	if err := m.MayUse(ctx, tag); err != nil && tag != rec.Tag() { // which it was forked from, if suspended since
+		return err
+	}
+	if slices.Contains(rec.Branches, id) {
+		return nil
+	}
+	d, err := m.cfg.Store.Detail(rec.SnapshotTag)
 	if err != nil {
 		return err
 	}
-	if slices.Contains(line.AncestorIDs, id) {
-		return nil
+	var line []string // that the client may know of
+	for _, a := range d.Line {
+		if a.ID == id && d.ID == rec.SnapshotID {
+			return nil
+		}
+		if m.MayUse(ctx, a.Tag) == nil {
+			line = append(line, a.Tag)
+		}
 	}
-	return &LineError{ID: rec.ID, Tag: to.Manifest().Tag, Line: append(line.Ancestors, rec.SnapshotTag)}
+	return &LineError{ID: rec.ID, Tag: tag, Line: append(line, rec.SnapshotTag)}
 }

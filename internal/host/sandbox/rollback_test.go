@@ -9,7 +9,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/forkd/forkd/internal/host/bake"
 	"github.com/forkd/forkd/internal/host/ledger"
+	"github.com/forkd/forkd/internal/host/owner"
+	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
@@ -132,7 +135,7 @@ func TestRollbackWaitsBeforeItsPointOfNoReturn(t *testing.T) {
 	_, total := w.restores.Count()
 	var leave []func()
 	for i := range total { // each owner may have all places but one
-		done, err := takePlace(as(t, fmt.Sprint("token:", i)), w.restores, "")
+		done, err := owner.TakePlace(as(t, fmt.Sprint("token:", i)), w.restores, "")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -161,6 +164,88 @@ func TestRollbackWaitsBeforeItsPointOfNoReturn(t *testing.T) {
 	}
 	if n, _ := w.restores.Count(); n != 0 {
 		t.Errorf("%d places are taken when it is done", n)
+	}
+	w.KillAll()
+	w.checkClean(t)
+}
+
+// The line of a sandbox ends at the snapshot that was booted: a parent that was baked from a branch of
+// a disk is for all, and the memory above that branch is not.
+func TestRollbackEndsAtABootedParent(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	w.boots(t)
+	w.source(t)
+	own := w.fork(t, "p")
+	w.branch(t, own, "team-a.memory", vm.BranchDiff)
+	above := w.fork(t, "team-a.memory")
+	w.branch(t, above, "team-a.disk", vm.BranchDisk)
+	if _, err := w.Bake(t.Context(), bake.Request{Tag: "pub", From: "team-a.disk"}); err != nil {
+		t.Fatal(err)
+	}
+	b := owner.In(t.Context(), owner.Owner{Name: "token:b", Prefix: "team-b/"})
+	made, err := w.Fork(b, ForkRequest{Tag: "pub", N: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := made.Sandboxes[0].ID
+	for _, tag := range []string{"team-a.memory", "team-a.disk", "team-a.none"} {
+		var none *store.NotFoundError
+		if r, err := w.Rollback(b, id, tag); !errors.As(err, &none) && !strings.Contains(err.Error(), "not found") {
+			t.Errorf("to %s: %+v, %v", tag, r.Info, err)
+		}
+	}
+	var line *LineError
+	if _, err := w.Rollback(b, id, "p"); !errors.As(err, &line) || len(line.Line) != 1 || line.Line[0] != "pub" {
+		t.Errorf("to a parent of another line: %v", err)
+	}
+	if _, err := w.Rollback(t.Context(), id, "team-a.memory"); !errors.As(err, &line) {
+		t.Errorf("by a client without a limit: %v", err)
+	}
+	w.KillAll()
+	w.checkClean(t)
+}
+
+// A client rolls back to a parent that others have made, and to no snapshot that it may not fork. To
+// what its sandbox was forked from it always may, whoever has made that, and after a suspension too.
+func TestRollbackToSnapshotsOfOthers(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	mustBake(t, w)
+	b := owner.In(t.Context(), owner.Owner{Name: "token:b", Prefix: "team-b/"})
+	fork := func(ctx context.Context, tag string) string {
+		t.Helper()
+		made, err := w.Fork(ctx, ForkRequest{Tag: tag, N: 1, Labels: map[string]string{"team-b/x": ""}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return made.Sandboxes[0].ID
+	}
+	first := fork(b, "p")
+	w.branch(t, first, "team-b.one", vm.BranchDiff)
+	w.branch(t, first, "hidden", vm.BranchDiff) // by the operator, of the client's sandbox
+	w.branch(t, fork(t.Context(), "hidden"), "team-b.two", vm.BranchDiff)
+	handed, last := fork(t.Context(), "hidden"), fork(b, "team-b.two")
+	var none *store.NotFoundError
+	for _, c := range []struct {
+		id, to string
+		may    bool
+	}{
+		{first, "team-b.one", true}, {first, "hidden", false}, {first, "p", true},
+		{last, "hidden", false}, {last, "p", true}, {handed, "hidden", true}, {handed, "", true},
+	} {
+		if _, err := w.Rollback(b, c.id, c.to); (err == nil) != c.may || err != nil && !errors.As(err, &none) {
+			t.Errorf("to %q: %v, want it allowed: %v", c.to, err, c.may)
+		}
+	}
+	if _, err := w.Suspend(b, handed); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Resume(b, handed); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Rollback(b, handed, "hidden"); err != nil {
+		t.Errorf("to what it was forked from, after a suspension: %v", err)
 	}
 	w.KillAll()
 	w.checkClean(t)

@@ -14,10 +14,10 @@ import (
 	"sync"
 	"time"
 
-	"github.com/forkd/forkd/internal/host/debt"
-
 	"github.com/forkd/forkd/internal/format/console"
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/gate"
+	"github.com/forkd/forkd/internal/host/debt"
 	"github.com/forkd/forkd/internal/host/event"
 	"github.com/forkd/forkd/internal/host/idle"
 	"github.com/forkd/forkd/internal/host/ledger"
@@ -51,6 +51,8 @@ type Sandbox struct {
 	since  tally.Tally // its latest branch or rollback
 	events *event.Ring // for followers
 	freed  sync.Once
+	rests  gate.Way // of branches that wait for the guest to come to rest, until a suspension waits
+	secret bool     // its memory goes to no disk: see KeepSecret; guarded by ops
 
 	mu      sync.Mutex
 	state   State         // written by transition only

@@ -12,6 +12,7 @@ import (
 	"github.com/forkd/forkd/internal/host/chain"
 	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/netclient"
+	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/unique"
 	"github.com/forkd/forkd/internal/proto/vm"
@@ -78,9 +79,9 @@ var errBusy = errors.New("a request came in")
 // it. It never holds the lock or a place while it waits for the other. So requests to the sandbox
 // do not wait for other suspensions, and other suspensions do not wait for a long request.
 func (m *Manager) lockToSuspend(s *Sandbox) (unlock func(), err error) {
-	ctx, owner := context.Background(), s.Info().Owner
+	ctx, of := context.Background(), s.Info().Owner
 	for {
-		leave, err := takePlace(ctx, m.suspends, owner)
+		leave, err := owner.TakePlace(ctx, m.suspends, of)
 		if err != nil {
 			return nil, err
 		}
@@ -92,7 +93,7 @@ func (m *Manager) lockToSuspend(s *Sandbox) (unlock func(), err error) {
 		if err != nil {
 			return nil, err
 		}
-		if leave, err := m.suspends.Enter(placeShare(ctx, m.suspends, owner)); err == nil {
+		if leave, err := m.suspends.Enter(owner.PlaceShare(ctx, m.suspends, of)); err == nil {
 			return func() { unlock(); leave() }, nil
 		}
 		unlock()

@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -16,6 +17,7 @@ import (
 	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/host/vmpool"
+	"github.com/forkd/forkd/internal/proto/agentproto"
 	"github.com/forkd/forkd/internal/proto/vm"
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
@@ -441,6 +443,114 @@ func TestCompact(t *testing.T) {
 		t.Errorf("%d memory and %d disk layers", memory, disk)
 	}
 	w.fork(t, "flat")
+	w.KillAll()
+	w.checkClean(t)
+}
+
+// A suspension does not wait for a guest that never comes to rest, however many branches of the disk are
+// queued: the branch that waits for it is called off, and so are those behind it.
+func TestSuspensionCallsOffBranchesThatWaitForTheGuest(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	id := w.source(t)
+	asked := make(chan struct{}, 100)
+	w.vmms.Told = func(req agentproto.Request) error {
+		if req.Op == agentproto.OpFreeze {
+			asked <- struct{}{}
+			select {} // the guest's root has taken the place of the agent
+		}
+		return nil
+	}
+	const queued = 8
+	ended := make(chan error, queued)
+	for i := range queued {
+		go func() {
+			_, err := w.Branch(t.Context(), id, BranchRequest{Tag: fmt.Sprint("d", i), Mode: vm.BranchDisk})
+			ended <- err
+		}()
+	}
+	<-asked
+	time.Sleep(20 * time.Millisecond) // the others are in the queue
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if i, err := w.Suspend(ctx, id); err != nil || i.State != Suspended {
+		t.Errorf("%v, %v", i.State, err)
+	}
+	for range queued {
+		var cut *CutOffError
+		var state *StateError
+		if err := <-ended; !errors.As(err, &cut) && !errors.As(err, &state) {
+			t.Errorf("a branch: %v", err)
+		}
+	}
+	if len(asked) != 0 {
+		t.Errorf("the guest was asked for its rest %d more times", len(asked))
+	}
+	w.KillAll()
+	w.checkClean(t)
+}
+
+// Branches of the disk go on after a suspension that failed.
+func TestBranchOfTheDiskAfterAFailedSuspension(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	w.boots(t)
+	id := w.source(t)
+	w.vmms.BranchErr = errors.New("no space left on device")
+	if _, err := w.Suspend(t.Context(), id); err == nil {
+		t.Fatal("suspended without a branch")
+	}
+	w.vmms.BranchErr = nil
+	w.branch(t, id, "d", vm.BranchDisk)
+	w.KillAll()
+	w.checkClean(t)
+}
+
+// The memory of a sandbox with a build's secret is saved by nothing: not on request, not for being idle
+// and not at its expiry. Its disk is, and it runs on.
+func TestMemoryWithASecretIsNotSaved(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	w.boots(t)
+	mustBake(t, w)
+	id := forkOne(t, w, ForkRequest{IdleTimeout: minIdle})
+	if err := w.KeepSecret(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	s, err := w.Get(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused := func(what string, err error) {
+		t.Helper()
+		var state *StateError
+		if !errors.As(err, &state) || !state.Secret || !strings.Contains(err.Error(), "has given it a secret") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	_, err = w.Suspend(t.Context(), id)
+	refused("a suspension", err)
+	for _, mode := range []vm.BranchMode{vm.BranchLive, vm.BranchDiff, vm.BranchFull} {
+		_, err := w.Branch(t.Context(), id, BranchRequest{Tag: "b", Mode: mode})
+		refused(mode.String(), err)
+	}
+	_, _, err = w.ForkSandbox(t.Context(), id, BranchRequest{Mode: vm.BranchLive}, ForkRequest{N: 1})
+	refused("a fork", err)
+	if _, err := w.setExpiry(t, id, Expiry{At: time.Now(), Suspends: true}); err != nil {
+		t.Fatal(err)
+	}
+	w.suspendExpired(s)
+	w.suspendIdle(s)
+	if i := s.Info(); i.State != Running {
+		t.Errorf("it is %v", i.State)
+	}
+	if err := w.Use(t.Context(), id, "use", nothing); err != nil {
+		t.Errorf("its guest: %v", err)
+	}
+	w.branch(t, id, "d", vm.BranchDisk)
+	if list := w.Snapshots().List(); len(list) != 2 {
+		t.Errorf("saved: %+v", list)
+	}
 	w.KillAll()
 	w.checkClean(t)
 }

@@ -44,9 +44,9 @@ type Detail struct {
 	MemoryPhysical uint64 // disk usage of the snapshot's own memory layer
 	DiskPhysical   uint64 // disk usage of its own disk layer
 	StateBytes     uint64
-	ParentDigest   string   // digest of the parent's memory layer; empty until computed
-	Ancestors      []string // root first
-	AncestorIDs    []string // their IDs
+	ParentDigest   string         // digest of the parent's memory layer; empty until computed
+	Ancestors      []string       // root first
+	Line           []snapshot.Ref // the ancestors back to the one that was booted, root first
 	MemoryLayers   int
 	DiskLayers     int
 	Dependents     []string // snapshots that build on it directly
@@ -158,16 +158,21 @@ func (s *Store) detail(tag string) (Detail, ownFiles, error) {
 	if n := len(m.Memory); n > 1 {
 		d.ParentDigest = m.Memory[n-2].Digest
 	}
+	branched := m.Branch != nil
 	for p := m.Parent; p != nil && len(d.Ancestors) < snapshot.MaxChain; {
-		d.Ancestors, d.AncestorIDs = append(d.Ancestors, p.Tag), append(d.AncestorIDs, p.ID)
+		d.Ancestors = append(d.Ancestors, p.Tag)
+		if branched {
+			d.Line = append(d.Line, *p)
+		}
 		above := s.byID[p.ID]
 		if above == nil {
 			break
 		}
+		branched = branched && above.manifest.Branch != nil
 		p = above.manifest.Parent
 	}
 	slices.Reverse(d.Ancestors)
-	slices.Reverse(d.AncestorIDs)
+	slices.Reverse(d.Line)
 	return d, files, nil
 }
 

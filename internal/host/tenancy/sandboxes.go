@@ -2,6 +2,7 @@ package tenancy
 
 import (
 	"context"
+	"slices"
 	"strings"
 
 	"github.com/forkd/forkd/internal/format/console"
@@ -62,7 +63,7 @@ func (v *View) Sandboxes() []sandbox.Info {
 	if v.isEmpty() {
 		return nil
 	}
-	return v.host.manager.ListFor(v.as(context.Background()))
+	return slices.DeleteFunc(v.host.manager.List(), func(i sandbox.Info) bool { return !v.p.Prefix.HasLabels(i.Labels) })
 }
 
 // Fork is Manager.Fork.
@@ -84,7 +85,8 @@ func (v *View) ForkSandbox(ctx context.Context, id string, mode sandbox.BranchRe
 }
 
 // Branch is Manager.Branch, for labels that the principal may give.
-func (v *View) Branch(ctx context.Context, id string, req sandbox.BranchRequest) (sandbox.BranchResult, error) {
+func (v *View) Branch(ctx context.Context, id string, req sandbox.BranchRequest) (r sandbox.BranchResult, err error) {
+	defer func() { v.narrow(&r.Info) }()
 	return reached(ctx, v, id, func(ctx context.Context, m *sandbox.Manager) (r sandbox.BranchResult, err error) {
 		for name := range req.Labels {
 			if err := owner.Within(ctx, v.mayLabel(name), "labels: %.70q", name); err != nil {

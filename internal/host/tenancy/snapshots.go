@@ -6,6 +6,7 @@ import (
 
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/chain"
+	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/store"
 )
@@ -19,7 +20,25 @@ func (v *View) Snapshots() []store.Info {
 	if v.isEmpty() {
 		return nil
 	}
-	return v.host.manager.SnapshotsFor(v.as(context.Background()))
+	list := v.host.manager.Snapshots().List()
+	if v.p.Prefix == "" {
+		return list
+	}
+	list = slices.DeleteFunc(list, func(i store.Info) bool { return v.hasTag(i.Tag) != nil })
+	for n := range list {
+		v.narrow(&list[n])
+	}
+	return list
+}
+
+// narrow removes references to sandboxes and snapshots of others from a snapshot's description.
+func (v *View) narrow(i *store.Info) {
+	if !v.p.Prefix.HasTag(i.Tag) {
+		i.Leases = 0
+	}
+	if v.hasTag(i.Parent) != nil {
+		i.Parent = ""
+	}
 }
 
 // Snapshot describes a snapshot, without references to sandboxes and snapshots of others.
@@ -30,10 +49,10 @@ func (v *View) Snapshot(tag string) (d store.Detail, err error) {
 	if d, err = v.host.manager.Snapshots().Detail(tag); err != nil {
 		return d, err
 	}
-	if !v.p.Prefix.HasTag(d.Tag) {
-		d.Leases = 0
-		d.Dependents = slices.DeleteFunc(d.Dependents, func(tag string) bool { return v.hasTag(tag) != nil })
-	}
+	others := func(tag string) bool { return v.hasTag(tag) != nil }
+	v.narrow(&d.Info)
+	d.Dependents, d.Ancestors = slices.DeleteFunc(d.Dependents, others), slices.DeleteFunc(d.Ancestors, others)
+	d.Line = slices.DeleteFunc(d.Line, func(r snapshot.Ref) bool { return others(r.Tag) })
 	return d, nil
 }
 
@@ -83,12 +102,17 @@ func (v *View) DeleteSnapshot(tag string, mode store.DeleteMode) error {
 	return v.host.manager.DeleteSnapshot(tag, mode)
 }
 
-// VerifySnapshot is Manager.VerifySnapshot.
+// VerifySnapshot is store.Verify, after waiting for its turn.
 func (v *View) VerifySnapshot(ctx context.Context, tag string) error {
 	if err := v.hasTag(tag); err != nil {
 		return err
 	}
-	return v.host.manager.VerifySnapshot(v.as(ctx), tag)
+	release, err := owner.TakePlace(v.as(ctx), v.host.verifies, "")
+	if err != nil {
+		return err
+	}
+	defer release()
+	return v.host.manager.Snapshots().Verify(ctx, tag)
 }
 
 // Compact copies a snapshot into one that builds on no other.

@@ -8,6 +8,7 @@ package tenancy
 import (
 	"context"
 
+	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/store"
@@ -18,10 +19,15 @@ import (
 type Host struct {
 	manager    *sandbox.Manager
 	workspaces *workspace.Set
+	verifies   *gate.Gate
 }
 
+// maxVerifies bounds concurrent verifications of snapshots. Each reads gigabytes from the disk and
+// keeps a CPU busy with hashing.
+const maxVerifies = 3
+
 // New returns a Host.
-func New(m *sandbox.Manager, w *workspace.Set) *Host { return &Host{m, w} }
+func New(m *sandbox.Manager, w *workspace.Set) *Host { return &Host{m, w, gate.New(maxVerifies)} }
 
 // For returns the View of a principal. It is empty for a principal without a name.
 func (h *Host) For(p owner.Owner) *View { return &View{host: h, p: p} }

@@ -249,6 +249,37 @@ func TestLimits(t *testing.T) {
 	}
 }
 
+// Verifying a snapshot takes a CPU and the disk. A client that has others under way waits, and another
+// client does not.
+func TestVerificationsAreFew(t *testing.T) {
+	h := newHost(t)
+	a, b := h.For(owner.Owner{Name: "token:a"}), h.For(owner.Owner{Name: "token:b"})
+	var leave []func()
+	for range maxVerifies - 1 {
+		done, err := owner.TakePlace(a.as(t.Context()), h.verifies, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		leave = append(leave, done)
+	}
+	waiting, giveUp := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- a.VerifySnapshot(waiting, "p") }()
+	if err := b.VerifySnapshot(t.Context(), "p"); err != nil {
+		t.Errorf("of another client: %v", err)
+	}
+	giveUp()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("one more of the client: %v, want that it waits", err)
+	}
+	for _, done := range leave {
+		done()
+	}
+	if err := a.VerifySnapshot(t.Context(), "p"); err != nil {
+		t.Errorf("when there are places: %v", err)
+	}
+}
+
 func detail(t *testing.T, p part) store.Detail {
 	t.Helper()
 	d, err := p.view.Snapshot(p.tag)

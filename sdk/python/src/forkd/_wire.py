@@ -370,6 +370,7 @@ class SnapshotInfo(Record):
     dir: str = ""
     created_at_unix: int = 0
     branched_from: str | None = None
+    """absent if the client may not see it"""
     warning: str | None = None
     """why it cannot be used"""
     status: str = ""
@@ -431,6 +432,7 @@ class Baked(Record):
     dir: str = ""
     created_at_unix: int = 0
     branched_from: str | None = None
+    """absent if the client may not see it"""
     warning: str | None = None
     """why it cannot be used"""
     status: str = ""
@@ -500,6 +502,7 @@ class SnapshotInfoDetail(Record):
     dir: str = ""
     created_at_unix: int = 0
     branched_from: str | None = None
+    """absent if the client may not see it"""
     warning: str | None = None
     """why it cannot be used"""
     status: str = ""
@@ -557,13 +560,15 @@ class SnapshotInfoDetail(Record):
     disk_physical_bytes: int = 0
     vmstate_bytes: int = 0
     parent_tag: str | None = None
+    """absent if the client may not see it"""
     parent_content_hash: str | None = None
     chain_depth: int = 0
+    """number of ancestors"""
     memory_layers: int = 0
     disk_layers: int = 0
     dependents: list[str] = _field(default_factory=list)
     ancestors: list[str] = _field(default_factory=list)
-    """root first"""
+    """root first; without those that the client may not see"""
     sealed: bool = False
     """digests are recorded"""
 

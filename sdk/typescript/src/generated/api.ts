@@ -160,6 +160,7 @@ export interface components {
             tag: components["schemas"]["Tag"];
             dir: string;
             created_at_unix: number;
+            /** @description absent if the client may not see it */
             branched_from?: string;
             /** @description why it cannot be used */
             warning?: string;
@@ -236,13 +237,15 @@ export interface components {
             memory_physical_bytes: number;
             disk_physical_bytes: number;
             vmstate_bytes: number;
+            /** @description absent if the client may not see it */
             parent_tag?: string;
             parent_content_hash?: string;
+            /** @description number of ancestors */
             chain_depth: number;
             memory_layers: number;
             disk_layers: number;
             dependents: string[];
-            /** @description root first */
+            /** @description root first; without those that the client may not see */
             ancestors: string[];
             /** @description digests are recorded */
             sealed: boolean;

@@ -1,0 +1,33 @@
+package gate
+
+import (
+	"context"
+	"errors"
+	"testing"
+)
+
+// Work has a way until there is urgent work, and again when all of that is done.
+func TestWay(t *testing.T) {
+	var w Way
+	free := func(want bool) {
+		t.Helper()
+		if err := w.Context().Err(); (err == nil) != want {
+			t.Errorf("free %v: %v", want, err)
+		}
+	}
+	free(true)
+	before := w.Context()
+	why := errors.New("a suspension")
+	first := w.Clear(why)
+	if cause := context.Cause(before); !errors.Is(cause, why) {
+		t.Errorf("work of before: %v", cause)
+	}
+	second := w.Clear(errors.New("another"))
+	if cause := context.Cause(w.Context()); !errors.Is(cause, why) {
+		t.Errorf("work that begins meanwhile: %v", cause)
+	}
+	first()
+	free(false)
+	second()
+	free(true)
+}
