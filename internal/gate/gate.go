@@ -58,10 +58,12 @@ type Gate struct {
 
 // waiter waits for a place.
 type waiter struct {
-	share Share
-	rank  int           // number of places and waiters of its key when it arrived
-	in    chan struct{} // closed when it has its place
+	shares []Share
+	rank   int           // number of places and waiters of its first key when it arrived
+	in     chan struct{} // closed when it has its place
 }
+
+func (w *waiter) key() string { return w.shares[0].Key }
 
 // New returns a gate with total places. Any number of callers may wait.
 func New(total int) *Gate { return NewQueued(total, Queue{}) }
@@ -115,7 +117,7 @@ func (h *Hold) Add(n int) error {
 		return &FullError{Limit: g.total}
 	}
 	for _, s := range h.shares {
-		if !g.hasRoomLocked(s, n) {
+		if !g.hasRoomLocked(n, s) {
 			return &FullError{Limit: s.Most, Key: s.Key}
 		}
 	}
@@ -132,16 +134,17 @@ func (h *Hold) Leave() {
 
 // Wait takes a place, and waits for it until ctx ends. Its error is that of ctx, or a *FullError if
 // too many callers wait. Callers whose key has the fewest places and waiters come first, so that a
-// caller with one request does not wait behind many of another client. The caller calls leave once.
-func (g *Gate) Wait(ctx context.Context, s Share) (leave func(), err error) {
+// caller with one request does not wait behind many of another client. The place counts in all
+// shares; the key is that of the first. The caller calls leave once.
+func (g *Gate) Wait(ctx context.Context, first Share, others ...Share) (leave func(), err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
 	g.mu.Lock()
-	w := &waiter{share: s, rank: g.by[s.Key], in: make(chan struct{})}
+	w := &waiter{shares: append([]Share{first}, others...), rank: g.by[first.Key], in: make(chan struct{})}
 	waiting := 0 // waiters of the key
 	for _, other := range g.queue {
-		if other.share.Key == s.Key {
+		if other.key() == first.Key {
 			waiting++
 		}
 	}
@@ -153,7 +156,7 @@ func (g *Gate) Wait(ctx context.Context, s Share) (leave func(), err error) {
 		return nil, full
 	}
 	g.mu.Unlock()
-	leave = func() { g.leave(1, s) }
+	leave = func() { g.leave(1, w.shares...) }
 	select {
 	case <-w.in:
 		return leave, nil
@@ -186,7 +189,7 @@ func (g *Gate) overfullLocked(w *waiter, others int) error {
 	full := &FullError{Waiting: true}
 	switch {
 	case g.bound.Key > 0 && others >= g.bound.Key:
-		full.Limit, full.Key = g.bound.Key, w.share.Key
+		full.Limit, full.Key = g.bound.Key, w.key()
 	case g.bound.All > 0 && last >= g.bound.All:
 		full.Limit = g.bound.All
 	default:
@@ -196,7 +199,10 @@ func (g *Gate) overfullLocked(w *waiter, others int) error {
 	return full
 }
 
-func (g *Gate) hasRoomLocked(s Share, n int) bool { return s.Most == 0 || g.by[s.Key]+n <= s.Most }
+// hasRoomLocked reports whether all of the shares have room for n more places.
+func (g *Gate) hasRoomLocked(n int, shares ...Share) bool {
+	return !slices.ContainsFunc(shares, func(s Share) bool { return s.Most != 0 && g.by[s.Key]+n > s.Most })
+}
 
 // takeLocked counts n more places.
 func (g *Gate) takeLocked(n int, shares ...Share) {
@@ -220,7 +226,7 @@ func (g *Gate) admitLocked() {
 	for g.taken < g.total {
 		next := -1
 		for i, w := range g.queue {
-			if g.hasRoomLocked(w.share, 1) && (next < 0 || w.rank < g.queue[next].rank) {
+			if g.hasRoomLocked(1, w.shares...) && (next < 0 || w.rank < g.queue[next].rank) {
 				next = i
 			}
 		}
@@ -229,7 +235,7 @@ func (g *Gate) admitLocked() {
 		}
 		w := g.queue[next]
 		g.queue = slices.Delete(g.queue, next, next+1)
-		g.takeLocked(1, w.share)
+		g.takeLocked(1, w.shares...)
 		close(w.in)
 	}
 }

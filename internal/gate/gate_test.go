@@ -146,6 +146,40 @@ func TestWaiting(t *testing.T) {
 	})
 }
 
+// A place that was waited for counts in every share, and is not given while one of them is full.
+func TestAPlaceThatWasWaitedForCountsInEveryShare(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := New(4)
+		kind := Share{"kind", 2}
+		var leave []func()
+		for _, key := range []string{"a", "b"} {
+			l, err := g.Wait(t.Context(), Share{key, 3}, kind)
+			if err != nil {
+				t.Fatal(err)
+			}
+			leave = append(leave, l)
+		}
+		got := make(chan func(), 1)
+		go func() {
+			l, err := g.Wait(t.Context(), Share{"c", 3}, kind)
+			if err != nil {
+				t.Error(err)
+			}
+			got <- l
+		}()
+		synctest.Wait()
+		if n, _ := g.Count(); n != 2 || g.Waiting() != 1 {
+			t.Errorf("%d places are taken and %d wait, want 2 and 1", n, g.Waiting())
+		}
+		leave[0]()
+		(<-got)()
+		leave[1]()
+		if n, _ := g.Count(); n != 0 || len(g.by) != 0 {
+			t.Errorf("%d places are taken when all have left: %v", n, g.by)
+		}
+	})
+}
+
 // What takes many places gets all that it asks for or none, and gives all of them back at once.
 func TestAHoldGrows(t *testing.T) {
 	g := New(100)
