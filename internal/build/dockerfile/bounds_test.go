@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -48,6 +49,7 @@ func TestSmallDockerfilesTakeLittleMemory(t *testing.T) {
 		files[i] = plan.File{Path: fmt.Sprintf("f%06d", i), Kind: plan.KindFile}
 	}
 	long := strings.Repeat("x", 5000)
+	triggers := "FROM x AS a\n" + strings.Repeat("ONBUILD LABEL a="+strings.Repeat("x", 9000)+"\n", 100)
 	for name, c := range map[string]struct{ text, want string }{
 		"one value": {doubling(20) + "FROM x\n", "A: the value has 65536 bytes: want at most 32768"},
 		"one word": {
@@ -125,6 +127,41 @@ func TestSmallDockerfilesTakeLittleMemory(t *testing.T) {
 			"FROM x\nSHELL [\"a\"" + strings.Repeat(",\"a\"", 10000) + "]\n",
 			"the shell has 10001 words",
 		},
+		"patterns of a stage's sources": {
+			"FROM x AS a\nFROM x\nCOPY --from=a" + numbered(" --exclude=%d", 101) + " a /d/\n",
+			"--exclude is there 101 times: want at most 100",
+		},
+		"long patterns": {
+			"FROM x AS a\nFROM x\nCOPY --from=a --exclude=" + strings.Repeat("x", maxExclude+1) + " a /d/\n",
+			"--exclude: the patterns have 4097 bytes",
+		},
+		"patterns times sources of stages": {
+			"FROM x AS a\nFROM x\n" + strings.Repeat("COPY --from=a --exclude="+strings.Repeat("x", maxExclude)+
+				strings.Repeat(" a", 900)+" /d/\n", 50),
+			"with the patterns of --exclude for each, have more than 16 MiB",
+		},
+		"a long name": {
+			"FROM x\nCOPY --parents **" + strings.Repeat("x", 60000) + " /d/\n",
+			"the source has 60002 bytes: want at most 4096",
+		},
+		"sources of all instructions": {
+			"FROM x AS a\nFROM x\n" + strings.Repeat("COPY --from=a"+strings.Repeat(" a", 999)+" /d/\n", 110),
+			"name more than 100000 sources",
+		},
+		"mounts of all commands": {
+			"FROM x AS a\nFROM x\nWORKDIR /" + strings.Repeat("x", 4000) + "\n" +
+				strings.Repeat("RUN"+strings.Repeat(" --mount=from=a,target=t", 100)+" x\n", 300),
+			"more than 5000 mounts",
+		},
+		"triggers times stages": {
+			triggers + numbered("FROM a AS s%d\n", 100) + "FROM x\n" + numbered("COPY --from=s%d /a /a\n", 100),
+			"read more than 8 MiB",
+		},
+		"short triggers times stages": {
+			"FROM x AS a\n" + strings.Repeat("ONBUILD LABEL a=b\n", 100) + numbered("FROM a AS s%d\n", 400) + "FROM x\n" +
+				numbered("COPY --from=s%d /a /a\n", 400),
+			"read more than 8 MiB",
+		},
 	} {
 		n, err := readHostile(t, c.text, files)
 		if err == nil || !strings.Contains(err.Error(), c.want) {
@@ -175,6 +212,114 @@ func TestBasesThatSayTooMuch(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "Dockerfile:1: x: the ") {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+}
+
+// What images say of themselves is read for each stage, and kept for each image.
+func TestBasesThatSayTooMuchTogether(t *testing.T) {
+	long := strings.Repeat("x", 60<<10)
+	copies := func(from string, n int) string { return numbered("COPY --from="+from+"%d /a /a\n", n) }
+	for name, c := range map[string]struct {
+		text   string
+		config Config
+		want   string
+	}{
+		"triggers of an image, times stages": {
+			numbered("FROM img AS s%d\n", 12) + "FROM x\n" + copies("s", 12),
+			Config{OnBuild: slices.Repeat([]string{"LABEL a=" + long}, 30)}, "read more than 8 MiB",
+		},
+		"triggers of an image": {
+			"FROM img\n", Config{OnBuild: slices.Repeat([]string{"LABEL a=b"}, 1000)}, "has 1000 ONBUILD triggers",
+		},
+		"triggers of many images": {
+			"FROM x\n" + copies("img", 100), Config{OnBuild: slices.Repeat([]string{long}, 10)}, "settings of more than 16 MiB",
+		},
+		"variables of many images": {
+			"FROM x\n" + copies("img", 100), Config{Env: map[string]string{"A": long + long + long + long}},
+			"settings of more than 16 MiB",
+		},
+	} {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		_, err := Read(t.Context(), Request{Name: "Dockerfile", Text: []byte(c.text),
+			Base: func(ctx context.Context, name string) (plan.Base, Config, error) {
+				b, config, err := anyBase(ctx, name)
+				if strings.HasPrefix(name, "img") {
+					config = c.config
+				}
+				return b, config, err
+			}})
+		runtime.ReadMemStats(&after)
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %.300v, want %q", name, err, c.want)
+		}
+		if n := after.TotalAlloc - before.TotalAlloc; n > 256<<20 {
+			t.Errorf("%s: it took %d MiB", name, n>>20)
+		}
+	}
+}
+
+// The triggers of a stage's base are not kept when the stage is read.
+func TestTriggersAreNotKept(t *testing.T) {
+	const text = "FROM x AS a\nONBUILD RUN x\nFROM a\n"
+	src, err := parse("Dockerfile", []byte(text), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := newReader(t.Context(), Request{Name: "Dockerfile", Text: []byte(text), Base: anyBase}, src)
+	st, err := r.stage(t.Context(), 1)
+	if err != nil || st.onbuild != nil || len(r.plan.Steps) != 2 {
+		t.Errorf("%d steps, and the stage keeps %v, %v", len(r.plan.Steps), st.onbuild, err)
+	}
+}
+
+// A directory without files is a source too, and so is each of many.
+func TestEmptyDirectoriesAreCounted(t *testing.T) {
+	var files []plan.File
+	for i := range 2000 {
+		files = append(files, plan.File{Path: fmt.Sprintf("d%06d", i), Kind: plan.KindDir})
+	}
+	_, err := readOf(t, "FROM x\nCOPY"+strings.Repeat(" d*", 900)+" /d/\n", files)
+	if err == nil || !strings.Contains(err.Error(), "files in all") {
+		t.Errorf("900 times 2000 directories: %v", err)
+	}
+}
+
+// A source has a part of the context's list, and no copy of it.
+func TestSourcesShareTheListOfFiles(t *testing.T) {
+	files := make([]plan.File, 50_000)
+	for i := range files {
+		files[i] = plan.File{Path: fmt.Sprintf("d/f%06d", i), Kind: plan.KindFile}
+	}
+	files[0] = plan.File{Path: "d", Kind: plan.KindDir}
+	for _, text := range []string{"COPY . /d/", "COPY d /d/", "COPY --parents d /d/"} {
+		n, err := readHostile(t, "FROM x\n"+strings.Repeat(text+"\n", 4), files)
+		if err != nil || n > 4<<20 {
+			t.Errorf("%s: it took %d MiB, %v", text, n>>20, err)
+		}
+	}
+}
+
+// All commands have the proxies of the request.
+func TestManyProxies(t *testing.T) {
+	args := map[string]string{"HTTP_PROXY": "p", "X": "y"}
+	read := func() (*plan.Plan, error) {
+		return Read(t.Context(), Request{Name: "Dockerfile", Text: []byte("FROM x\nRUN x\n"), Args: args, Base: anyBase})
+	}
+	if p, err := read(); err != nil || len(p.Steps[1].Run.Env) != 1 || p.Steps[1].Run.Env["HTTP_PROXY"] != "p" {
+		t.Errorf("the command's variables are %v, %v", p.Steps[1].Run.Env, err)
+	}
+	for i := range 8 { // names in any case are proxies
+		name := []byte("all_proxy")
+		for bit := range 3 {
+			if i>>bit&1 == 1 {
+				name[bit] -= 'a' - 'A'
+			}
+		}
+		args[string(name)] = strings.Repeat("x", 30<<10)
+	}
+	if _, err := read(); err == nil || !strings.Contains(err.Error(), "--build-arg") {
+		t.Errorf("proxies of 240 KiB: %v", err)
 	}
 }
 
@@ -265,8 +410,9 @@ func TestSourcesAreLookedUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	var names []string
-	for _, f := range p.Steps[1].Copy.Sources[0].Files {
-		names = append(names, f.To)
+	src := &p.Steps[1].Copy.Sources[0]
+	for i := range src.Files {
+		names = append(names, src.Name(&src.Files[i]))
 	}
 	if got := strings.Join(names, " "); got != "b b/c d" {
 		t.Errorf("directory a has %s", got)

@@ -23,10 +23,13 @@ var (
 
 // Bounds on sources of files.
 const (
-	maxSources   = 1000    // names in one instruction
-	maxExcludes  = 100     // patterns in one instruction
-	maxCompared  = 1 << 25 // names of the build context with patterns, in the Dockerfile
-	spareEntries = 1 << 17 // see MaxCopied
+	maxSources   = 1000     // names in one instruction
+	maxNames     = 100_000  // names in all instructions
+	maxExcludes  = 100      // patterns in one instruction
+	maxExclude   = 4 << 10  // bytes of them
+	maxRepeated  = 16 << 20 // bytes of the patterns, for each source that they are kept with, in all instructions
+	maxCompared  = 1 << 25  // names of the build context with patterns, in the Dockerfile
+	spareEntries = 1 << 17  // see MaxCopied
 	entriesTimes = 3
 )
 
@@ -43,7 +46,10 @@ type copyFlags struct {
 func (r *reader) copy(ctx context.Context, st *stage, c *instructions.CopyCommand) error {
 	flags := copyFlags{c.ExcludePatterns, c.Parents}
 	cp := &plan.Copy{Owner: c.Chown, Mode: c.Chmod}
-	var err error
+	err := r.checkSources(c.SourcePaths, c.ExcludePatterns)
+	if err != nil {
+		return err
+	}
 	if c.From == "" {
 		cp.Sources, err = r.contextSources(c.SourcePaths, flags)
 	} else {
@@ -56,7 +62,7 @@ func (r *reader) copy(ctx context.Context, st *stage, c *instructions.CopyComman
 }
 
 func (r *reader) addFiles(st *stage, c *instructions.AddCommand) error {
-	if err := checkSources(c.SourcePaths); err != nil {
+	if err := r.checkSources(c.SourcePaths, c.ExcludePatterns); err != nil {
 		return err
 	}
 	var files []string
@@ -136,8 +142,8 @@ func (r *reader) otherStage(ctx context.Context, st *stage, name string, line in
 }
 
 func (r *reader) stageSources(ctx context.Context, st *stage, c *instructions.CopyCommand,
-	flags copyFlags) ([]plan.Source,
-	error) {
+	flags copyFlags,
+) ([]plan.Source, error) {
 	if _, err := NewIgnore(flags.exclude); err != nil {
 		return nil, fmt.Errorf("--exclude: %w", err)
 	}
@@ -145,8 +151,9 @@ func (r *reader) stageSources(ctx context.Context, st *stage, c *instructions.Co
 	if err != nil {
 		return nil, err
 	}
-	if err := checkSources(c.SourcePaths); err != nil {
-		return nil, err
+	if r.repeated += len(c.SourcePaths) * bytesOf(flags.exclude); r.repeated > maxRepeated {
+		return nil, fmt.Errorf("the sources of stages, with the patterns of --exclude for each, have more than %d MiB in the "+
+			"Dockerfile: want fewer sources or patterns", maxRepeated>>20)
 	}
 	var sources []plan.Source
 	for _, p := range c.SourcePaths {
@@ -169,18 +176,13 @@ func (r *reader) stageSources(ctx context.Context, st *stage, c *instructions.Co
 
 // contextSources returns the files of the build context that the sources of an instruction name.
 func (r *reader) contextSources(patterns []string, flags copyFlags) ([]plan.Source, error) {
-	var exclude *patternmatcher.PatternMatcher
-	if err := checkSources(patterns); err != nil {
-		return nil, err
-	}
-	if n := len(flags.exclude); n > maxExcludes {
-		return nil, fmt.Errorf("--exclude is there %d times: want at most %d", n, maxExcludes)
-	}
+	var leave *exclude
 	if len(flags.exclude) > 0 {
-		var err error
-		if exclude, err = patternmatcher.New(flags.exclude); err != nil {
+		m, err := patternmatcher.New(flags.exclude)
+		if err != nil {
 			return nil, fmt.Errorf("--exclude: %w", err)
 		}
+		leave = &exclude{m, len(flags.exclude), bytesOf(flags.exclude)}
 	}
 	var sources []plan.Source
 	for _, p := range patterns {
@@ -191,8 +193,8 @@ func (r *reader) contextSources(patterns []string, flags copyFlags) ([]plan.Sour
 		if err != nil {
 			return nil, err
 		}
-		for _, f := range found {
-			src, err := r.sourceOf(f, p, flags.parents, exclude)
+		for _, i := range found {
+			src, err := r.sourceOf(i, p, flags.parents, leave)
 			if err != nil {
 				return nil, err
 			}
@@ -204,37 +206,65 @@ func (r *reader) contextSources(patterns []string, flags copyFlags) ([]plan.Sour
 	return sources, nil
 }
 
-// checkSources refuses more names than an instruction may have.
-func checkSources(names []string) error {
+// exclude are the patterns of --exclude of an instruction.
+type exclude struct {
+	*patternmatcher.PatternMatcher
+	patterns, bytes int
+}
+
+// checkSources refuses more names and patterns than an instruction, or all of them, may have.
+func (r *reader) checkSources(names, exclude []string) error {
 	if len(names) > maxSources {
 		return fmt.Errorf("it names %d sources: want at most %d", len(names), maxSources)
+	}
+	if r.names += len(names); r.names > maxNames {
+		return fmt.Errorf("the instructions of the Dockerfile name more than %d sources: name directories", maxNames)
+	}
+	if n := len(exclude); n > maxExcludes {
+		return fmt.Errorf("--exclude is there %d times: want at most %d", n, maxExcludes)
+	}
+	if n := bytesOf(exclude); n > maxExclude {
+		return fmt.Errorf("--exclude: the patterns have %d bytes: want at most %d", n, maxExclude)
 	}
 	return nil
 }
 
-// compare counts comparisons of names of the build context with patterns.
-func (r *reader) compare(n int) error {
-	if r.compared += n; r.compared > maxCompared {
+func bytesOf(texts []string) (n int) {
+	for _, text := range texts {
+		n += len(text)
+	}
+	return n
+}
+
+// patternUnit is how many bytes of a pattern count as one more comparison.
+const patternUnit = 64
+
+// compare counts comparisons of names of the build context with patterns of so many bytes in all.
+func (r *reader) compare(names, patterns, bytes int) error {
+	if r.compared += names * (patterns + bytes/patternUnit); r.compared > maxCompared {
 		return fmt.Errorf("the Dockerfile has too many patterns for a build context of %d files: name directories, "+
 			"or leave files out in .dockerignore", len(r.req.Files))
 	}
 	return nil
 }
 
-// root stands for the context itself, which is not in its list of files.
-var root = plan.File{Path: ".", Kind: plan.KindDir, Mode: 0o755}
+// whole stands for the context itself where entries of its list have their index.
+const whole = -1
 
-// matches returns the entries of the context that a source names.
-func (r *reader) matches(pattern string, deep bool) ([]plan.File, error) {
+// matches returns the entries of the context that a source names, by their indexes.
+func (r *reader) matches(pattern string, deep bool) ([]int, error) {
 	clean := path.Clean("/" + pattern)[1:]
 	if clean == "" {
-		return []plan.File{root}, nil
+		return []int{whole}, nil
+	}
+	if len(clean) > MaxPath {
+		return nil, fmt.Errorf("%.40s: the source has %d bytes: want at most %d", clean, len(clean), MaxPath)
 	}
 	var match func(name string) (bool, error)
 	switch {
 	case !strings.ContainsAny(clean, `*?[\`): // no pattern
 		if i, ok := r.search(clean); ok {
-			return []plan.File{r.req.Files[i]}, nil
+			return []int{i}, nil
 		}
 		return nil, noSuchFile(pattern)
 	case deep && strings.Contains(clean, "**"):
@@ -251,17 +281,17 @@ func (r *reader) matches(pattern string, deep bool) ([]plan.File, error) {
 			return path.Match(clean, name)
 		}
 	}
-	var found []plan.File
-	if err := r.compare(len(r.req.Files)); err != nil {
+	var found []int
+	if err := r.compare(len(r.req.Files), 1, len(clean)); err != nil {
 		return nil, err
 	}
-	for _, f := range r.req.Files {
-		ok, err := match(f.Path)
+	for i := range r.req.Files {
+		ok, err := match(r.req.Files[i].Path)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", pattern, err)
 		}
 		if ok {
-			found = append(found, f)
+			found = append(found, i)
 		}
 	}
 	if len(found) == 0 {
@@ -282,60 +312,83 @@ func (r *reader) search(name string) (i int, found bool) {
 }
 
 // sourceOf returns an entry of the context as a source, with what is below it if it is a directory.
-func (r *reader) sourceOf(f plan.File, pattern string, parents bool,
-	exclude *patternmatcher.PatternMatcher) (plan.Source,
-	error) {
-	prefix := "" // of names below the target
-	if parents {
-		prefix = f.Path
-		if pivot, _, ok := strings.Cut(pattern, "/./"); ok {
-			prefix = strings.TrimPrefix(prefix, path.Clean("/" + pivot)[1:]+"/")
+func (r *reader) sourceOf(i int, pattern string, parents bool, leave *exclude) (src plan.Source, err error) {
+	if i == whole {
+		src.Dir = true
+		src.Files, err = r.list(i, i, r.req.Files, leave)
+		return src, err
+	}
+	f := &r.req.Files[i]
+	isDir, own := f.Kind == plan.KindDir, i+1 // the entries of the source itself are those from i to own
+	var below []plan.File
+	src.Dir, src.Strip = isDir || parents, strings.LastIndexByte(f.Path, '/')+1
+	if isDir {
+		first, _ := r.search(f.Path + "/")
+		end, _ := r.search(f.Path + "0") // the byte after '/'
+		below = r.req.Files[first:end]
+		src.Strip = len(f.Path) + 1
+	}
+	switch pivot, _, ok := strings.Cut(pattern, "/./"); {
+	case !parents && isDir:
+		own = i // it is the target
+	case !parents:
+	case ok && strings.HasPrefix(f.Path, path.Clean("/" + pivot)[1:]+"/"):
+		src.Strip = len(path.Clean("/" + pivot))
+	default:
+		src.Strip = 0
+	}
+	src.Files, err = r.list(i, own, below, leave)
+	return src, err
+}
+
+// list returns what a source has of its own entries, from one index to another, and of those below them.
+// It is a part of the context's list, unless that has others between them.
+func (r *reader) list(i, own int, below []plan.File, leave *exclude) ([]plan.File, error) {
+	n := own - i + len(below)
+	if r.entries += max(1, n); r.entries > MaxCopied(len(r.req.Files)) {
+		return nil, fmt.Errorf("the instructions of the Dockerfile copy the %d files of the build context too many times: "+
+			"want at most %d files in all", len(r.req.Files), MaxCopied(len(r.req.Files)))
+	}
+	if leave != nil {
+		return r.without(leave, i, own, below)
+	}
+	switch {
+	case own == i:
+		return below, nil
+	case len(below) == 0:
+		return r.req.Files[i:own], nil
+	case &below[0] == &r.req.Files[own:][0]:
+		return r.req.Files[i : i+n], nil
+	}
+	return slices.Concat(r.req.Files[i:own], below), nil
+}
+
+// without is list with patterns of what is left out. They are compared with names below the source, and
+// that of the source itself.
+func (r *reader) without(leave *exclude, i, own int, below []plan.File) (kept []plan.File, err error) {
+	prefix := 0
+	if i != whole && r.req.Files[i].Kind == plan.KindDir {
+		prefix = len(r.req.Files[i].Path) + 1
+	}
+	keep := func(f *plan.File, name string) error {
+		if err := r.compare(1, leave.patterns, leave.bytes); err != nil {
+			return err
+		}
+		out, err := leave.MatchesOrParentMatches(name)
+		if err == nil && !out {
+			kept = append(kept, *f)
+		}
+		return err
+	}
+	for ; i < own; i++ {
+		if err := keep(&r.req.Files[i], path.Base(r.req.Files[i].Path)); err != nil {
+			return nil, err
 		}
 	}
-	var src plan.Source
-	keep := func(f plan.File, name, to string) error {
-		if exclude != nil {
-			if err := r.compare(len(exclude.Patterns())); err != nil {
-				return err
-			}
-			if out, err := exclude.MatchesOrParentMatches(name); err != nil || out {
-				return err
-			}
-		}
-		if r.entries++; r.entries > MaxCopied(len(r.req.Files)) {
-			return fmt.Errorf("the instructions of the Dockerfile copy the %d files of the build context too many times: "+
-				"want at most %d files in all", len(r.req.Files), MaxCopied(len(r.req.Files)))
-		}
-		f.To = to
-		src.Files = append(src.Files, f)
-		return nil
-	}
-	if f.Kind != plan.KindDir {
-		to := path.Base(f.Path)
-		if parents {
-			to, src.Dir = prefix, true
-		}
-		return src, keep(f, path.Base(f.Path), to)
-	}
-	src.Dir = true
-	if prefix != "" && prefix != "." {
-		if err := keep(f, path.Base(f.Path), prefix); err != nil {
-			return src, err
+	for n := range below {
+		if err := keep(&below[n], below[n].Path[prefix:]); err != nil {
+			return nil, err
 		}
 	}
-	below := f.Path + "/"
-	if f.Path == "." {
-		below = ""
-	}
-	first, _ := r.search(below)
-	for _, e := range r.req.Files[first:] {
-		rel, ok := strings.CutPrefix(e.Path, below)
-		if !ok {
-			break
-		}
-		if err := keep(e, rel, path.Join(prefix, rel)); err != nil {
-			return src, err
-		}
-	}
-	return src, nil
+	return kept, nil
 }

@@ -17,10 +17,12 @@ type trigger struct {
 	text string
 }
 
-// Bounds on the triggers of a base.
+// Bounds on triggers. Each stage reads those of its base anew.
 const (
-	maxTriggers = 100
-	maxTrigger  = 64 << 10 // bytes
+	maxTriggers  = 100      // of a base
+	maxTrigger   = 64 << 10 // bytes of one
+	maxTriggered = 8 << 20  // bytes of those of all stages, with triggerSize for each
+	triggerSize  = 512      // bytes that a trigger takes besides its text
 )
 
 // trigger has a stage begin with the instructions that the triggers of its base are, as if they stood at
@@ -30,6 +32,13 @@ func (r *reader) trigger(st *stage, list []trigger, line int) error {
 		return r.fail(line, "the base has %d ONBUILD triggers: want at most %d", len(list), maxTriggers)
 	}
 	for _, t := range list {
+		if err := r.ctx.Err(); err != nil {
+			return err
+		}
+		if r.triggered += len(t.text) + triggerSize; r.triggered > maxTriggered {
+			return r.fail(line, "the stages that continue bases with ONBUILD triggers read more than %d MiB of these: want fewer "+
+				"such stages", maxTriggered>>20)
+		}
 		cmd, err := t.parse(line)
 		if err != nil {
 			return r.fail(line, "ONBUILD %s: %w", oneLine(t.text), err)

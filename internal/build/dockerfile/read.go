@@ -83,6 +83,9 @@ func Read(ctx context.Context, req Request) (*plan.Plan, error) {
 		return nil, &Error{Name: req.Name, Err: fmt.Errorf("%d --build-arg: want at most %d", n, maxArgs)}
 	}
 	r := newReader(ctx, req, src)
+	if err := r.takeProxies(); err != nil {
+		return nil, err
+	}
 	if err := r.global(); err != nil {
 		return nil, err
 	}
@@ -207,10 +210,17 @@ type reader struct {
 	used     map[string]bool     // names of Request.Args that an ARG instruction has taken
 	bases    map[string]resolved // what Request.Base has answered, by name
 
-	words    *Expander
-	full     bool // there are more steps than a plan has
-	entries  int  // of the build context in all sources
-	compared int  // names of the build context with patterns
+	proxies map[string]string // those of Request.Args that all commands have
+
+	words     *Expander
+	full      bool // there are more steps than a plan has
+	names     int  // of sources
+	entries   int  // of the build context in all sources
+	compared  int  // names of the build context with patterns
+	repeated  int  // bytes; see maxRepeated
+	mounts    int  // of all commands
+	triggered int  // bytes of the triggers that stages begin with, with triggerSize for each
+	settings  int  // bytes of what the bases say of themselves
 }
 
 // resolved is an answer of a Resolver.
@@ -271,6 +281,21 @@ func isProxy(name string) bool {
 		return true
 	}
 	return false
+}
+
+// takeProxies finds the arguments that all commands have.
+func (r *reader) takeProxies() error {
+	size := 0
+	r.proxies = make(map[string]string)
+	for name, value := range r.req.Args {
+		if !isProxy(name) {
+			continue
+		}
+		if err := Put(r.proxies, &size, name, value); err != nil {
+			return r.fail(0, "--build-arg %w", err)
+		}
+	}
+	return nil
 }
 
 // global gives the ARG instructions before the first FROM their values.

@@ -81,6 +81,32 @@ func read(text string) (*plan.Plan, error) {
 	return Read(context.Background(), req)
 }
 
+// named puts the names of files below the target into the JSON of a step.
+func named(line string, s *plan.Step) string {
+	var sources []*plan.Source
+	if s.Copy != nil {
+		for i := range s.Copy.Sources {
+			sources = append(sources, &s.Copy.Sources[i])
+		}
+	}
+	if s.Run != nil {
+		for _, m := range s.Run.Mounts {
+			if m.Source != nil {
+				sources = append(sources, m.Source)
+			}
+		}
+	}
+	done := ""
+	for _, src := range sources {
+		for i := range src.Files {
+			before, after, _ := strings.Cut(line, `","kind":`)
+			done += fmt.Sprintf(`%s","to":%q,"kind":`, before, src.Name(&src.Files[i]))
+			line = after
+		}
+	}
+	return done + line
+}
+
 // text is a plan with a line for each step and note.
 func text(t *testing.T, p *plan.Plan) string {
 	t.Helper()
@@ -94,7 +120,7 @@ func text(t *testing.T, p *plan.Plan) string {
 			&b,
 			"%d %s\n",
 			i,
-			strings.NewReplacer(`\u003c`, "<", `\u003e`, ">", `\u0026`, "&").Replace(string(line)),
+			strings.NewReplacer(`\u003c`, "<", `\u003e`, ">", `\u0026`, "&").Replace(named(string(line), &p.Steps[i])),
 		)
 	}
 	fmt.Fprintf(&b, "result %d\n", p.Result)

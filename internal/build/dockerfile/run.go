@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"path"
 	"strconv"
 	"strings"
@@ -18,8 +19,11 @@ import (
 // scriptDir is where the script of a heredoc that has an interpreter of its own is while it runs.
 const scriptDir = "/var/tmp/forkd-heredoc"
 
-// maxMounts bounds the mounts of a command.
-const maxMounts = 100
+// Bounds on mounts. Each may have the stage's directory in its target.
+const (
+	maxMounts    = 100  // of a command
+	maxAllMounts = 5000 // of all commands
+)
 
 func (r *reader) run(ctx context.Context, st *stage, c *instructions.RunCommand) error {
 	if s := instructions.GetSecurity(c); s != "" && s != instructions.SecuritySandbox {
@@ -36,14 +40,7 @@ func (r *reader) run(ctx context.Context, st *stage, c *instructions.RunCommand)
 		args = st.inShell(strings.Join(args, " "))
 	}
 	run := &plan.Run{Process: st.process(args), Script: script}
-	for name, value := range r.req.Args {
-		if isProxy(name) { // visible to commands without an ARG instruction
-			if len(value) > maxValue {
-				return fmt.Errorf("--build-arg %s: the value has %d bytes: want at most %d", name, len(value), maxValue)
-			}
-			run.Env[name] = value
-		}
-	}
+	maps.Copy(run.Env, r.proxies) // visible to commands without an ARG instruction
 	switch n := instructions.GetNetwork(c); n {
 	case "", instructions.NetworkDefault:
 	case instructions.NetworkNone:
@@ -54,6 +51,10 @@ func (r *reader) run(ctx context.Context, st *stage, c *instructions.RunCommand)
 	mounts := instructions.GetMounts(c)
 	if len(mounts) > maxMounts {
 		return fmt.Errorf("it has %d mounts: want at most %d", len(mounts), maxMounts)
+	}
+	if r.mounts += len(mounts); r.mounts > maxAllMounts {
+		return fmt.Errorf("the commands of the Dockerfile have more than %d mounts: want one of a directory above them",
+			maxAllMounts)
 	}
 	for _, m := range mounts {
 		mount, err := r.mount(ctx, st, m)

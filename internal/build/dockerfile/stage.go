@@ -27,8 +27,8 @@ type stage struct {
 	warmed bool // it has had a warm step
 	memory bool // its base has memory, which its steps keep
 
-	triggers []trigger // ONBUILD instructions, for stages that continue this one
-	onbuild  []instructions.Command
+	triggers []trigger              // ONBUILD instructions, for stages that continue this one
+	onbuild  []instructions.Command // what it begins with, until it is read
 
 	args     map[string]string // ARG instructions of this stage
 	argBytes int               // see Put
@@ -55,7 +55,9 @@ func (r *reader) stage(ctx context.Context, i int) (*stage, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, cmd := range slices.Concat(st.onbuild, src.Commands) {
+	cmds := slices.Concat(st.onbuild, src.Commands)
+	st.onbuild = nil
+	for _, cmd := range cmds {
 		if err := r.warmBefore(st, lineOf(cmd.Location())); err != nil {
 			return nil, err
 		}
@@ -183,10 +185,27 @@ func (r *reader) resolve(ctx context.Context, name string) (plan.Base, Config, e
 		return plan.Base{}, Config{}, fmt.Errorf("the Dockerfile names more than %d images", plan.MaxSteps)
 	}
 	b, config, err := r.req.Base(ctx, name)
-	if err == nil {
-		r.bases[name] = resolved{b, config}
+	if err != nil {
+		return b, config, err
 	}
-	return b, config, err
+	if r.settings += config.size(); r.settings > maxSettings {
+		return b, config, fmt.Errorf("the images of the Dockerfile have settings of more than %d MiB: want fewer images, or "+
+			"ones with fewer variables and triggers", maxSettings>>20)
+	}
+	r.bases[name] = resolved{b, config}
+	return b, config, nil
+}
+
+// maxSettings bounds what is kept of all bases, in bytes.
+const maxSettings = 16 << 20
+
+// size returns how much memory a Config takes, in bytes.
+func (c *Config) size() int {
+	n := len(c.User) + len(c.Dir) + bytesOf(c.Shell) + bytesOf(c.OnBuild) + variableSize*(len(c.Shell)+len(c.OnBuild))
+	for name, value := range c.Env {
+		n += len(name) + len(value) + variableSize
+	}
+	return n
 }
 
 func (r *reader) stepName(st *stage, text string) string {

@@ -7,22 +7,32 @@ import (
 	"unicode/utf8"
 )
 
-// undistinguished returns the texts of a step that JSON may encode like others, in their order: it writes
-// U+FFFD for every byte that is not UTF-8, and names of files are any bytes.
-func undistinguished(step *Step) []string {
-	var list []string
+// undistinguished calls found with the texts of a step that JSON may encode like others, in their order: it
+// writes U+FFFD for every byte that is not UTF-8, and names of files are any bytes.
+func undistinguished(step *Step, found func(string)) {
+	text := func(s string) {
+		if strings.ContainsRune(s, utf8.RuneError) { // invalid bytes count as this rune
+			found(s)
+		}
+	}
 	var walk func(v reflect.Value)
 	walk = func(v reflect.Value) {
 		switch v.Kind() {
 		case reflect.String:
-			if strings.ContainsRune(v.String(), utf8.RuneError) { // invalid bytes count as this rune
-				list = append(list, v.String())
-			}
+			text(v.String())
 		case reflect.Pointer:
 			if !v.IsNil() {
 				walk(v.Elem())
 			}
 		case reflect.Struct:
+			if src, ok := v.Interface().(Source); ok { // its files are the first of it
+				for i := range src.Files {
+					text(src.Name(&src.Files[i]))
+					text(src.Files[i].Link)
+				}
+				src.Files = nil
+				v = reflect.ValueOf(src)
+			}
 			for i := range v.NumField() {
 				walk(v.Field(i))
 			}
@@ -40,5 +50,4 @@ func undistinguished(step *Step) []string {
 		}
 	}
 	walk(reflect.ValueOf(step))
-	return list
 }

@@ -8,7 +8,7 @@ func TestKeysOfBytes(t *testing.T) {
 		p := Plan{Steps: []Step{
 			{From: -1, Base: &Base{Image: "x", Digest: "1"}},
 			{From: 0, Copy: &Copy{Target: "/d/", Sources: []Source{{Inline: &Inline{Path: "n", Data: data}},
-				{Files: []File{{Kind: KindLink, To: to, Link: link}}}}}},
+				{Files: []File{{Kind: KindLink, Path: to, Link: link}}}}}},
 			{From: 1, Run: &Run{Process: Process{Args: []string{"x"}, Env: env}}},
 		}, Result: 2}
 		keys, err := p.Keys("a", "f")

@@ -1,11 +1,14 @@
 package plan
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"hash"
+	"io"
+	"slices"
 )
 
 // keyVersion is part of every key. A change of what a step means, or of how it is encoded here, raises
@@ -29,14 +32,8 @@ func (p *Plan) Keys(agent, format string) ([]string, error) {
 		if s.From >= 0 {
 			part(h, keys[s.From])
 		}
-		c := s.canonical()
-		text, err := json.Marshal(c)
-		if err != nil {
+		if err := s.encode(h); err != nil {
 			return nil, err
-		}
-		part(h, string(text))
-		for _, raw := range undistinguished(c) {
-			part(h, raw)
 		}
 		for _, n := range s.Needs() {
 			part(h, keys[n])
@@ -47,7 +44,133 @@ func (p *Plan) Keys(agent, format string) ([]string, error) {
 }
 
 // part adds a text to a hash so that no two lists of texts are the same bytes.
-func part(h hash.Hash, text string) { fmt.Fprintf(h, "%d:%s\n", len(text), text) }
+func part(h hash.Hash, text string) {
+	begin(h, len(text))
+	_, _ = io.WriteString(h, text) // a hash takes everything
+	_, _ = io.WriteString(h, "\n")
+}
+
+func begin(h hash.Hash, size int) { fmt.Fprintf(h, "%d:", size) }
+
+// encode adds what a step does to a hash: its JSON, and the texts that JSON may encode like others. The
+// files of its sources may be most of the build context, so they are encoded one by one.
+func (s *Step) encode(h hash.Hash) error {
+	c := s.canonical()
+	short, lists := c.withoutFiles()
+	text, err := json.Marshal(short)
+	if err != nil {
+		return err
+	}
+	pieces := bytes.Split(text, listMark)
+	if len(pieces) != len(lists)+1 {
+		return fmt.Errorf("encode step %s: %d lists of files, want %d", s.Name, len(pieces)-1, len(lists))
+	}
+	write := func(w io.Writer) error {
+		for i, piece := range pieces {
+			if i > 0 {
+				if err := lists[i-1].encodeFiles(w); err != nil {
+					return err
+				}
+			}
+			if _, err := w.Write(piece); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	var size counter
+	if err := write(&size); err != nil {
+		return err
+	}
+	begin(h, int(size))
+	if err := write(h); err != nil {
+		return err
+	}
+	_, _ = io.WriteString(h, "\n")
+	undistinguished(c, func(raw string) { part(h, raw) })
+	return nil
+}
+
+// counter counts what is written to it, in bytes.
+type counter int
+
+// Write implements io.Writer.
+func (c *counter) Write(p []byte) (int, error) {
+	*c += counter(len(p))
+	return len(p), nil
+}
+
+// encoded is a file in the JSON of a step. Where the context has it is not in it: content is what counts.
+type encoded struct {
+	Path   string `json:"path"` // empty
+	To     string `json:"to,omitempty"`
+	Kind   string `json:"kind"`
+	Mode   uint32 `json:"mode"`
+	Size   int64  `json:"size,omitempty"`
+	Digest string `json:"digest,omitempty"`
+	Link   string `json:"link,omitempty"`
+}
+
+// listMark is the JSON of the zero File, which stands for the files of a source in the JSON of a step. No
+// text has it: the quotes of texts are escaped.
+var listMark = []byte(`{"path":"","kind":"","mode":0}`)
+
+// encodeFiles writes what stands between the brackets of the JSON of a source's files.
+func (s *Source) encodeFiles(w io.Writer) error {
+	var buf bytes.Buffer
+	var e encoded
+	to := json.NewEncoder(&buf)
+	for i := range s.Files {
+		f := &s.Files[i]
+		if i > 0 {
+			buf.WriteByte(',')
+		}
+		e = encoded{To: s.Name(f), Kind: f.Kind, Mode: f.Mode, Size: f.Size, Digest: f.Digest, Link: f.Link}
+		if err := to.Encode(&e); err != nil {
+			return err
+		}
+		buf.Truncate(buf.Len() - 1) // without the line's end
+		if _, err := buf.WriteTo(w); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// withoutFiles returns a step whose sources have a mark in place of their files, and the sources that
+// have files, in their order.
+func (s *Step) withoutFiles() (*Step, []*Source) {
+	var lists []*Source
+	mark := func(src *Source) Source {
+		m := *src
+		if len(src.Files) > 0 {
+			lists = append(lists, src)
+			m.Files = make([]File, 1)
+		}
+		return m
+	}
+	c := *s
+	if s.Copy != nil {
+		cp := *s.Copy
+		cp.Sources = make([]Source, len(s.Copy.Sources))
+		for i := range cp.Sources {
+			cp.Sources[i] = mark(&s.Copy.Sources[i])
+		}
+		c.Copy = &cp
+	}
+	if s.Run != nil {
+		r := *s.Run
+		r.Mounts = slices.Clone(s.Run.Mounts)
+		for i := range r.Mounts {
+			if src := r.Mounts[i].Source; src != nil {
+				m := mark(src)
+				r.Mounts[i].Source = &m
+			}
+		}
+		c.Run = &r
+	}
+	return &c, lists
+}
 
 // canonical returns what a step does. Not in it: its name and line, which say nothing of that, and the
 // indexes of other steps, for which their keys stand.
@@ -86,18 +209,11 @@ func (s *Step) canonical() *Step {
 	return &c
 }
 
-// canonical is a source without indexes of steps, and without where the context has a file: content is
-// what counts.
+// canonical is a source without indexes of steps.
 func (s Source) canonical() Source {
 	if s.Step != nil {
 		zero := 0
 		s.Step = &zero
-	}
-	files := s.Files
-	s.Files = nil
-	for _, f := range files {
-		f.Path = ""
-		s.Files = append(s.Files, f)
 	}
 	return s
 }

@@ -115,7 +115,8 @@ type Copy struct {
 // Source is where files come from: the build context, the snapshot of another step, the network, or the
 // plan itself.
 type Source struct {
-	Files   []File   `json:"files,omitempty"`   // of the build context
+	Files   []File   `json:"files,omitempty"`   // of the build context: a part of its list, for reading only
+	Strip   int      `json:"-"`                 // how many bytes of each path of Files are not in its name; see Name
 	Dir     bool     `json:"dir,omitempty"`     // Files are the content of a directory
 	Step    *int     `json:"step,omitempty"`    // index of the step whose snapshot has the files
 	Path    string   `json:"path,omitempty"`    // there, absolute, perhaps a pattern of the shell
@@ -143,15 +144,19 @@ type Git struct {
 	Keep   bool   `json:"keep,omitempty"` // with the directory .git
 }
 
-// File is an entry of the build context. To is its name below the target.
+// Name returns the name of a file of the source below the target.
+func (s *Source) Name(f *File) string { return f.Path[s.Strip:] }
+
+// File is an entry of the build context.
 type File struct {
 	Path   string `json:"path"`
-	To     string `json:"to,omitempty"`
 	Kind   string `json:"kind"`             // "file", "dir" or "link"
 	Mode   uint32 `json:"mode"`             // permission bits
 	Size   int64  `json:"size,omitempty"`   // in bytes
 	Digest string `json:"digest,omitempty"` // of a file's content, SHA-256 in hex
 	Link   string `json:"link,omitempty"`   // where a link points
+
+	ModTime int64 `json:"-"` // in seconds since 1970; not part of the key
 }
 
 // Kinds of files.

@@ -16,7 +16,7 @@ func example() Plan {
 		{Name: "COPY --from=build /x /x", Line: 4, From: 2, Copy: &Copy{Target: "/x",
 			Sources: []Source{{Step: &build, Path: "/x"}}}},
 		{Name: "COPY a /a", Line: 5, From: 3, Copy: &Copy{Target: "/a", Sources: []Source{{
-			Files: []File{{Path: "a", To: "a", Kind: KindFile, Mode: 0o644, Size: 1, Digest: "00"}}}}}},
+			Files: []File{{Path: "a", Kind: KindFile, Mode: 0o644, Size: 1, Digest: "00"}}}}}},
 		{Name: "defaults", From: 4, Defaults: &Defaults{Dir: "/a", Env: map[string]string{"X": "y"}}},
 	}, Result: 5}
 }
@@ -91,8 +91,12 @@ func TestKeysChangeWithWhatStepsDo(t *testing.T) {
 		{"mount", func(p *Plan) { p.Steps[1].Run.Mounts[0].ID = "other" }, "1345"},
 		{"content of a file", func(p *Plan) { p.Steps[4].Copy.Sources[0].Files[0].Digest = "01" }, "45"},
 		{"mode of a file", func(p *Plan) { p.Steps[4].Copy.Sources[0].Files[0].Mode = 0o755 }, "45"},
-		{"file that was moved", func(p *Plan) { p.Steps[4].Copy.Sources[0].Files[0].Path = "b" }, ""},
-		{"name of a copy", func(p *Plan) { p.Steps[4].Copy.Sources[0].Files[0].To = "b" }, "45"},
+		{"file that was moved", func(p *Plan) {
+			src := &p.Steps[4].Copy.Sources[0]
+			src.Files[0].Path, src.Strip = "b/a", 2
+		}, ""},
+		{"time of a file", func(p *Plan) { p.Steps[4].Copy.Sources[0].Files[0].ModTime = 1 }, ""},
+		{"name of a copy", func(p *Plan) { p.Steps[4].Copy.Sources[0].Files[0].Path = "b" }, "45"},
 		{"stage that is copied from", func(p *Plan) { n := 0; p.Steps[3].Copy.Sources[0].Step = &n }, "345"},
 		{"defaults", func(p *Plan) { p.Steps[5].Defaults.Dir = "/" }, "5"},
 	} {

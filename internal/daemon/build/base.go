@@ -23,24 +23,31 @@ const (
 )
 
 // base resolves what a FROM instruction names: a snapshot with that tag, or else an image of a registry,
-// as Docker takes an image that it has before it asks for one. A branch of a sandbox is not taken for it
-// unless a build made it: clients that may not build make branches too, and could choose an image's name.
+// as Docker takes an image that it has before it asks for one. A branch of a sandbox is refused unless a
+// build made it: clients that may not build make branches too, and could choose an image's name. The image
+// is not taken then either: the same file would mean another thing once the branch is gone.
 func (b *Builder) base(ctx context.Context, req Request, name string) (plan.Base, dockerfile.Config, error) {
-	why := "it is no snapshot"
 	d, err := b.cfg.Manager.Snapshots().Detail(name)
 	switch {
-	case err != nil, d.Transient, d.Writing, d.Damage != "":
+	case err != nil, d.Transient:
+		digest, config, err := b.cfg.Image(ctx, name, req.Login)
+		if err != nil {
+			return plan.Base{}, config, fmt.Errorf("it is no snapshot; as an image: %w", err)
+		}
+		return imageBase(req, name, digest), config, nil
+	case d.Writing:
+		err = fmt.Errorf("the snapshot %q is being made: wait until it is there", name)
+	case d.Damage != "":
+		err = fmt.Errorf("the snapshot %q is damaged: remove it with forkd rmi, and make it again", name)
 	case !b.isBase(name, d):
-		why = fmt.Sprintf("the snapshot %q is a branch, and FROM takes parents and what builds made", name)
-	default:
-		config, err := b.settings(ctx, name, d.ID, "")
-		return plan.Base{Snapshot: name, Digest: d.ID, Memory: !d.DiskOnly}, config, err
+		err = fmt.Errorf("the snapshot %q is a branch, and FROM takes parents and what builds of administrators made: make a "+
+			"parent of it with forkd build --from %[1]s, or write docker.io/library/%[1]s for the image of that name", name)
 	}
-	digest, config, err := b.cfg.Image(ctx, name, req.Login)
 	if err != nil {
-		return plan.Base{}, config, fmt.Errorf("%s; as an image: %w", why, err)
+		return plan.Base{}, dockerfile.Config{}, err
 	}
-	return imageBase(req, name, digest), config, nil
+	config, err := b.settings(ctx, name, d.ID, "")
+	return plan.Base{Snapshot: name, Digest: d.ID, Memory: !d.DiskOnly}, config, err
 }
 
 // isBase reports whether builds of admins may begin with a snapshot: a parent, or what such a build made.

@@ -136,12 +136,16 @@ type Result struct {
 
 // Builder carries builds out. Its methods may be called concurrently.
 type Builder struct {
-	cfg    Config
-	places *gate.Gate
+	cfg      Config
+	places   *gate.Gate
+	lists    *gate.Gate // MiB of memory; see maxListsMiB
+	contents *gate.Gate // MiB of the disk; see maxContentsMiB
 
 	mu    sync.Mutex
 	bases map[string]dockerfile.Config // settings of snapshots, by id
 	busy  map[string]bool              // keys of steps that builds are at, and tags that they make
+
+	pinned map[string]int // tags of the steps of builds that run, with the number of these
 }
 
 // New returns a Builder, and ends the sandboxes of an earlier daemon's builds.
@@ -169,8 +173,9 @@ func New(cfg Config) (*Builder, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the store of builds: %w", err)
 	}
-	return &Builder{cfg: cfg, places: gate.New(maxBuilds), bases: make(map[string]dockerfile.Config),
-		busy: make(map[string]bool)}, nil
+	return &Builder{cfg: cfg, places: gate.New(maxBuilds), lists: gate.New(maxListsMiB),
+		contents: gate.New(maxContentsMiB), bases: make(map[string]dockerfile.Config), busy: make(map[string]bool),
+		pinned: make(map[string]int)}, nil
 }
 
 // ErrBusy says that too many builds are under way.
@@ -182,6 +187,12 @@ func (b *Builder) Enter(who string) (leave func(), err error) {
 		return nil, ErrBusy
 	}
 	return leave, nil
+}
+
+// Wait is Enter for a build that BuildFrom carries out. It waits for a place until ctx is done. Such builds
+// leave a place for those of Dockerfiles, which do not wait.
+func (b *Builder) Wait(ctx context.Context, who string) (leave func(), err error) {
+	return b.places.Wait(ctx, owner.FairShare(who, maxBuilds), gate.Share{Key: "templates", Most: gate.Fair(maxBuilds)})
 }
 
 // StepError is the failure of a step.

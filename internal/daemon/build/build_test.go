@@ -7,7 +7,6 @@ import (
 	"errors"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/forkd/forkd/internal/host/invalid"
 )
@@ -39,7 +38,8 @@ func TestUnpackIsBounded(t *testing.T) {
 	w.Close()
 	c.Close()
 	for _, left := range []int64{2 << 10, 2<<10 - 1} {
-		ctx := &Context{dir: t.TempDir(), times: map[string]time.Time{}, seen: map[string]int{}, left: left}
+		ctx := newContext(t)
+		ctx.left = left
 		for n, dir := range []string{"one", "two"} {
 			err := ctx.Unpack(t.Context(), bytes.NewReader(z.Bytes()), dir)
 			var bad *invalid.Error

@@ -20,7 +20,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/forkd/forkd/internal/build/plan"
+	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/treetar"
 )
 
@@ -30,27 +32,80 @@ const (
 	maxEntries = 1 << 20
 	maxNames   = 64 << 20 // bytes of the names of entries and of the targets of links
 	keepFree   = 1 << 30  // bytes on the disk, for others
+
+	entrySize = 384 // bytes of memory that an entry takes besides its name and the target of a link
+)
+
+// Bounds on all build contexts together, in MiB. One client may have its fair share of each.
+const (
+	maxListsMiB    = 256      // of memory, for the lists of files
+	maxContentsMiB = 24 << 10 // of the disk
 )
 
 // Context is a build context that a client has sent: the list of its files, and their content by digest.
 type Context struct {
 	dir   string
 	files []plan.File
-	times map[string]time.Time // of files, by path: no part of what a step is known by
 
-	seen map[string]int // indexes of files, by path
+	seen map[string]int // indexes of files, by path; nil: the list is complete
 	left int64          // bytes of content that it may still take
 
-	names int // bytes; see maxNames
+	names    int // bytes; see maxNames
+	list     *held
+	contents *held
+}
+
+// held is what a context takes of what all of them share, in steps of a MiB.
+type held struct {
+	hold  *gate.Hold
+	bytes int64 // that are used
+	mib   int64 // that are held
+}
+
+// shareOf is what a context of a client takes of a gate with a place for each MiB: nothing yet.
+func shareOf(g *gate.Gate, who string) *held {
+	_, total := g.Count()
+	return &held{hold: g.Hold(owner.FairShare(who, total))}
+}
+
+// add takes room for more bytes.
+func (h *held) add(bytes int64) error {
+	h.bytes += bytes
+	if more := (h.bytes+1<<20-1)>>20 - h.mib; more > 0 {
+		if err := h.hold.Add(int(more)); err != nil {
+			return err
+		}
+		h.mib += more
+	}
+	return nil
+}
+
+// take is held.add with an error for the client: what is too much for itself alone, or what other contexts
+// have left too little for.
+func take(h *held, bytes int64, what string) error {
+	err := h.add(bytes)
+	var full *gate.FullError
+	if errors.As(err, &full) && h.bytes > int64(full.Limit)<<20 {
+		return invalid.Errorf("archive", "%s of the build context take more than %d MiB: leave files out in .dockerignore",
+			what, full.Limit)
+	}
+	if err != nil {
+		return fmt.Errorf("%s of the build contexts of all builds take all the room that they may: %w", what, ErrBusy)
+	}
+	return nil
 }
 
 // Close removes the content.
-func (c *Context) Close() error { return os.RemoveAll(c.dir) }
+func (c *Context) Close() error {
+	defer c.list.hold.Leave()
+	defer c.contents.hold.Leave()
+	return os.RemoveAll(c.dir)
+}
 
-// Store takes the entries of an archive whose names begin with prefix as a build context, until ctx is done.
-// The error is an *invalid.Error if the archive is at fault.
-func (b *Builder) Store(ctx context.Context, in *treetar.Reader, prefix string) (*Context, error) {
-	c, err := b.NewContext()
+// Store takes the entries of an archive of a client whose names begin with prefix as a build context, until
+// ctx is done. The error is an *invalid.Error if the archive is at fault, and ErrBusy if other builds are.
+func (b *Builder) Store(ctx context.Context, who string, in *treetar.Reader, prefix string) (*Context, error) {
+	c, err := b.NewContext(who)
 	if err == nil {
 		if err = c.unpack(ctx, in, prefix, ""); err != nil {
 			err = errors.Join(err, c.Close())
@@ -59,13 +114,14 @@ func (b *Builder) Store(ctx context.Context, in *treetar.Reader, prefix string) 
 	return c, err
 }
 
-// NewContext returns an empty build context.
-func (b *Builder) NewContext() (*Context, error) {
+// NewContext returns an empty build context of a client.
+func (b *Builder) NewContext(who string) (*Context, error) {
 	dir, err := os.MkdirTemp(filepath.Join(b.cfg.Dir, "contexts"), "")
 	if err != nil {
 		return nil, fmt.Errorf("store a build context: %w", err)
 	}
-	return &Context{dir: dir, times: make(map[string]time.Time), seen: make(map[string]int), left: maxContext}, nil
+	return &Context{dir: dir, seen: make(map[string]int), left: maxContext,
+		list: shareOf(b.lists, who), contents: shareOf(b.contents, who)}, nil
 }
 
 // Unpack takes the entries of an archive, which may be compressed, into a new directory of the context, until
@@ -95,12 +151,11 @@ func (r *readUntil) Read(p []byte) (int, error) {
 	return r.r.Read(p)
 }
 
-// Files returns the entries of the context, sorted by their paths. They are for reading only.
+// Files returns the entries of the context, sorted by their paths. They are for reading only. Nothing can
+// be added to the context any more.
 func (c *Context) Files() []plan.File {
+	c.seen = nil
 	slices.SortFunc(c.files, func(a, b plan.File) int { return strings.Compare(a.Path, b.Path) })
-	for i := range c.files {
-		c.seen[c.files[i].Path] = i
-	}
 	return c.files
 }
 
@@ -157,7 +212,7 @@ func (c *Context) add(h *tar.Header, in io.Reader, prefix, dir string) error {
 	if err := c.count(len(name) + len(h.Linkname)); err != nil || name == dir {
 		return err
 	}
-	f := plan.File{Path: name, Mode: uint32(h.Mode) & 0o7777}
+	f := plan.File{Path: name, Mode: uint32(h.Mode) & 0o7777, ModTime: h.ModTime.Round(time.Second).Unix()}
 	switch h.Typeflag {
 	case tar.TypeDir:
 		f.Kind = plan.KindDir
@@ -165,12 +220,16 @@ func (c *Context) add(h *tar.Header, in io.Reader, prefix, dir string) error {
 		if len(h.Linkname) >= unix.PathMax {
 			return invalid.Errorf("archive", "entry %.200q: the target of the link has more than %d bytes", h.Name, unix.PathMax-1)
 		}
-		f.Kind, f.Link, f.Mode = plan.KindLink, h.Linkname, 0o777
+		f.Kind, f.Mode = plan.KindLink, 0o777
+		f.Link = strings.Clone(h.Linkname) // it may be a part of a header of a MiB
 	case tar.TypeReg:
 		f.Kind, f.Size = plan.KindFile, h.Size
 		if c.left -= h.Size; c.left < 0 {
 			return invalid.Errorf("archive", "the build context has more than %d GiB: leave files out in .dockerignore",
 				maxContext>>30)
+		}
+		if err := take(c.contents, h.Size, "the files"); err != nil {
+			return err
 		}
 		if err := room(c.dir, h.Size); err != nil {
 			return err
@@ -190,12 +249,10 @@ func (c *Context) add(h *tar.Header, in io.Reader, prefix, dir string) error {
 			return invalid.Errorf("archive", "entry %.200q: it is a link to %.200q, which is no file before it", h.Name,
 				h.Linkname)
 		}
-		f = c.files[at]
-		f.Path = name
+		f.Size, f.Digest, f.Mode, f.Kind = c.files[at].Size, c.files[at].Digest, c.files[at].Mode, plan.KindFile
 	default:
 		return invalid.Errorf("archive", "entry %.200q: want files, directories and links only", h.Name)
 	}
-	c.times[name] = h.ModTime
 	if at, ok := c.seen[name]; ok {
 		c.files[at] = f
 		return nil
@@ -203,13 +260,13 @@ func (c *Context) add(h *tar.Header, in io.Reader, prefix, dir string) error {
 	return c.insert(f)
 }
 
-// count counts names and targets of links, those of entries that replace others too.
+// count counts an entry with its name and the target of a link, also where it replaces another.
 func (c *Context) count(bytes int) error {
 	if c.names += bytes; c.names > maxNames {
 		return invalid.Errorf("archive", "the names and links of the build context have more than %d MiB: leave files "+
 			"out in .dockerignore", maxNames>>20)
 	}
-	return nil
+	return take(c.list, entrySize+int64(bytes), "the names")
 }
 
 // insert adds an entry to the list of files.
@@ -282,23 +339,23 @@ func (c *Context) keep(in io.Reader, size int64) (string, error) {
 
 func (c *Context) path(digest string) string { return filepath.Join(c.dir, digest) }
 
-// pack writes files as an archive, by their names below the target. They belong to root.
-func (c *Context) pack(w io.Writer, files []plan.File) error {
+// pack writes the files of a source as an archive, by their names below the target. They belong to root.
+func (c *Context) pack(w io.Writer, src *plan.Source) error {
 	out := tar.NewWriter(w)
-	for _, f := range files {
-		if err := c.packFile(out, f); err != nil {
+	for i := range src.Files {
+		if err := c.packFile(out, &src.Files[i], src.Name(&src.Files[i])); err != nil {
 			return err
 		}
 	}
 	return out.Close()
 }
 
-func (c *Context) packFile(out *tar.Writer, f plan.File) error {
-	h := &tar.Header{Name: f.To, Mode: int64(f.Mode), Size: f.Size, Typeflag: tar.TypeReg,
-		ModTime: c.times[f.Path]}
+func (c *Context) packFile(out *tar.Writer, f *plan.File, name string) error {
+	h := &tar.Header{Name: name, Mode: int64(f.Mode), Size: f.Size, Typeflag: tar.TypeReg,
+		ModTime: time.Unix(f.ModTime, 0)}
 	switch f.Kind {
 	case plan.KindDir:
-		h.Typeflag, h.Name = tar.TypeDir, f.To+"/"
+		h.Typeflag, h.Name = tar.TypeDir, name+"/"
 	case plan.KindLink:
 		h.Typeflag, h.Linkname = tar.TypeSymlink, f.Link
 	}

@@ -3,16 +3,22 @@ package build
 import (
 	"archive/tar"
 	"bytes"
+	"compress/gzip"
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/forkd/forkd/internal/build/dockerfile"
 	"github.com/forkd/forkd/internal/build/plan"
+	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/treetar"
 )
@@ -38,7 +44,181 @@ func archiveOf(t *testing.T, entries ...tar.Header) *bytes.Buffer {
 
 func newContext(t *testing.T) *Context {
 	t.Helper()
-	return &Context{dir: t.TempDir(), times: map[string]time.Time{}, seen: map[string]int{}, left: maxContext}
+	c, err := newStore(t, maxListsMiB, maxContentsMiB).NewContext("token:a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// newStore is a Builder whose contexts have so much together.
+func newStore(t *testing.T, lists, contents int) *Builder {
+	t.Helper()
+	b := &Builder{cfg: Config{Dir: t.TempDir()}, lists: gate.New(lists), contents: gate.New(contents)}
+	if err := os.Mkdir(filepath.Join(b.cfg.Dir, "contexts"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// linksOf are so many entries that take no room on the disk.
+func linksOf(n int) []tar.Header {
+	list := make([]tar.Header, n)
+	for i := range list {
+		list[i] = tar.Header{Name: fmt.Sprintf("%07d", i), Typeflag: tar.TypeSymlink, Linkname: "x"}
+	}
+	return list
+}
+
+// What all contexts hold is bounded: in all, and of one client. It is given back when they are closed.
+func TestContextsOfAllBuildsAreBounded(t *testing.T) {
+	names := linksOf(3000) // more than a MiB
+	content := []tar.Header{{Name: "x", Typeflag: tar.TypeReg, Size: 1<<20 + 1}}
+	for what, c := range map[string]struct {
+		lists, contents int
+		entries         []tar.Header
+		most            string // that one client may have
+	}{"names": {8, 1000, names, "the names of the build context take more than 6 MiB"},
+		"content": {1000, 8, content, "the files of the build context take more than 6 MiB"}} {
+		b := newStore(t, c.lists, c.contents)
+		fill := func(who string, times int) (*Context, error) {
+			t.Helper()
+			ctx, err := b.NewContext(who)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i := 0; i < times && err == nil; i++ {
+				err = ctx.Unpack(t.Context(), archiveOf(t, c.entries...), fmt.Sprint(i))
+			}
+			return ctx, err
+		}
+		tooMuch, err := fill("token:a", 8)
+		var bad *invalid.Error
+		if !errors.As(err, &bad) || !strings.Contains(err.Error(), c.most) {
+			t.Errorf("%s: one context: %v", what, err)
+		}
+		if err := tooMuch.Close(); err != nil {
+			t.Error(err)
+		}
+		var open []*Context
+		for i := range 4 { // of one client, until it has its share
+			ctx, err := fill("token:a", 1)
+			if open = append(open, ctx); i < 3 && err != nil || i == 3 && !errors.Is(err, ErrBusy) {
+				t.Errorf("%s: context %d of a client: %v", what, i, err)
+			}
+		}
+		other, err := fill("token:b", 1)
+		if open = append(open, other); err != nil {
+			t.Errorf("%s: of another client: %v", what, err)
+		}
+		third, err := fill("token:c", 1)
+		if open = append(open, third); !errors.Is(err, ErrBusy) {
+			t.Errorf("%s: beyond what all have: %v", what, err)
+		}
+		for _, ctx := range open {
+			if err := ctx.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+		for _, g := range []*gate.Gate{b.lists, b.contents} {
+			if n, _ := g.Count(); n != 0 {
+				t.Errorf("%s: %d MiB are held when all are closed", what, n)
+			}
+		}
+	}
+}
+
+func live() int64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
+
+// A list of files takes no more memory than it is counted for, with steps that copy all of it, and
+// whatever else is in the headers of an archive.
+func TestEntriesAreCountedForTheirMemory(t *testing.T) {
+	long := linksOf(40)
+	for i := range long {
+		long[i].Linkname = strings.Repeat("x", 101) // beyond what a header has a field for
+		long[i].PAXRecords = map[string]string{"FORKD.comment": strings.Repeat("y", 500<<10)}
+	}
+	for what, entries := range map[string][]tar.Header{"short": linksOf(60_000), "headers of 500 KiB": long} {
+		c := newContext(t)
+		var archive bytes.Buffer
+		z := gzip.NewWriter(&archive)
+		if _, err := io.Copy(z, archiveOf(t, entries...)); err != nil {
+			t.Fatal(err)
+		}
+		if err := z.Close(); err != nil {
+			t.Fatal(err)
+		}
+		before := live()
+		if err := c.Unpack(t.Context(), &archive, "h"); err != nil {
+			t.Fatal(err)
+		}
+		unpacked := live()
+		p := plan.Plan{Steps: []plan.Step{{From: -1, Base: &plan.Base{Image: "x", Digest: "1"}}}, Result: 3}
+		for i := range 3 {
+			p.Steps = append(p.Steps, plan.Step{From: i, Copy: &plan.Copy{Target: "/", Sources: []plan.Source{{Dir: true,
+				Files: c.Files()[1:], Strip: 2}}}})
+		}
+		if _, err := p.Keys("a", "b"); err != nil {
+			t.Fatal(err)
+		}
+		planned := live()
+		if most := c.list.bytes + 1<<20; unpacked-before > most || planned-before > most {
+			t.Errorf("%s: %d entries count for %d KiB, and take %d KiB, with a plan %d KiB", what, len(c.files),
+				c.list.bytes>>10, (unpacked-before)>>10, (planned-before)>>10)
+		}
+		runtime.KeepAlive(c)
+		runtime.KeepAlive(p)
+	}
+}
+
+// What is remembered of a snapshot goes with it. Builds that go on meanwhile make others.
+func TestForgetAsksForEachSnapshot(t *testing.T) {
+	b := &Builder{cfg: Config{Dir: t.TempDir(), Log: slog.New(slog.DiscardHandler)}, busy: make(map[string]bool)}
+	there := make(map[string]bool)
+	remember := func(dir, tag string) {
+		t.Helper()
+		if err := os.MkdirAll(filepath.Join(b.cfg.Dir, dir), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(b.cfg.Dir, dir, tag), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, tag := range []string{"gone", "made", "making", "there"} {
+		remember("results", tag)
+		remember("used", tag)
+	}
+	there["there"] = true
+	free, err := b.claim("tag making") // a build is about to make it
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer free()
+	b.forget(func(tag string) bool {
+		there["made"] = true // by a build that ends after the list was read
+		return there[tag]
+	})
+	left := func(dir string) (names []string) {
+		entries, err := os.ReadDir(filepath.Join(b.cfg.Dir, dir))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range entries {
+			names = append(names, e.Name())
+		}
+		return names
+	}
+	if got := left("results"); !slices.Equal(got, []string{"made", "making", "there"}) {
+		t.Errorf("results: %v", got)
+	}
+	if got := left("used"); !slices.Equal(got, []string{"made", "there"}) {
+		t.Errorf("used: %v", got)
+	}
 }
 
 // A few bytes can name many directories, and the same entry again and again: all of that counts.

@@ -83,7 +83,7 @@ func (g *guest) fetch(ctx context.Context, src *plan.Source, dir string, unpack 
 		}
 	}
 	r, w := io.Pipe()
-	go func() { w.CloseWithError(g.w.files.pack(w, src.Files)) }()
+	go func() { w.CloseWithError(g.w.files.pack(w, src)) }()
 	defer r.Close() // ends the writer
 	return !src.Dir && len(src.Files) == 1, g.unpack(ctx, r, dir)
 }

@@ -82,6 +82,7 @@ func (b *Builder) carryOut(ctx context.Context, req Request, p *plan.Plan, files
 		return Result{}, err
 	}
 	defer b.Trim(maxSteps) // when nothing runs from them any more
+	defer w.pin()()
 	defer w.endIdle()
 	if w.isDone() {
 		w.isCached(p.Result)

@@ -27,17 +27,37 @@ func (b *Builder) used(tag string) {
 	}
 }
 
-// Trim removes the snapshots of steps that are too many, and what is remembered of snapshots that are not
-// there any more.
+// pin keeps the snapshots of a build's steps from Trim until unpin is called.
+func (w *work) pin() (unpin func()) {
+	add := func(n int) {
+		w.b.mu.Lock()
+		defer w.b.mu.Unlock()
+		for i := range w.keys {
+			tag := w.tagOf(i)
+			if w.b.pinned[tag] += n; w.b.pinned[tag] == 0 {
+				delete(w.b.pinned, tag)
+			}
+		}
+	}
+	add(1)
+	return func() { add(-1) }
+}
+
+func (b *Builder) isPinned(tag string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.pinned[tag] > 0
+}
+
+// Trim removes the snapshots of steps that are too many, unless a build that runs has them, and what is
+// remembered of snapshots that are not there any more.
 func (b *Builder) Trim(most int) {
 	type step struct {
 		tag  string
 		used time.Time
 	}
 	var steps []step
-	there := make(map[string]bool)
 	for _, i := range b.cfg.Manager.Snapshots().List() {
-		there[i.Tag] = true
 		if !snapshot.IsStepTag(i.Tag) || i.Writing {
 			continue
 		}
@@ -49,24 +69,42 @@ func (b *Builder) Trim(most int) {
 	}
 	slices.SortFunc(steps, func(a, b step) int { return a.used.Compare(b.used) })
 	for n := 0; n < len(steps)-most; n++ {
+		if b.isPinned(steps[n].tag) {
+			continue
+		}
 		err := b.cfg.Manager.DeleteSnapshot(steps[n].tag, store.DeleteForce)
 		var inUse *store.InUseError
 		if err != nil && !errors.As(err, &inUse) {
 			b.cfg.Log.Warn("remove the snapshot of a build's step", "snapshot", steps[n].tag, "error", err)
 		}
-		if err == nil {
-			delete(there, steps[n].tag)
-		}
 	}
-	for _, dir := range []string{"used", "results"} {
+	b.forget(func(tag string) bool {
+		_, err := b.cfg.Manager.Snapshots().Info(tag)
+		return !errors.As(err, new(*store.NotFoundError))
+	})
+}
+
+// forget removes what is remembered of snapshots that are not there. It asks for each when it removes it,
+// while no build makes it: other builds go on meanwhile, and write what they remember after the snapshot.
+func (b *Builder) forget(there func(tag string) bool) {
+	for dir, claim := range map[string]string{"used": "step ", "results": "tag "} {
 		entries, err := os.ReadDir(filepath.Join(b.cfg.Dir, dir))
 		if err != nil {
 			b.cfg.Log.Warn("look for what builds remember", "error", err)
 		}
 		for _, e := range entries {
-			if !there[e.Name()] && !strings.HasPrefix(e.Name(), ".") { // else another build is writing it
-				_ = os.Remove(filepath.Join(b.cfg.Dir, dir, e.Name())) // the next build tries again
+			tag := e.Name()
+			if strings.HasPrefix(tag, ".") || there(tag) { // another build is writing the former
+				continue
 			}
+			free, err := b.claim(claim + tag)
+			if err != nil {
+				continue
+			}
+			if !there(tag) {
+				_ = os.Remove(filepath.Join(b.cfg.Dir, dir, tag)) // the next build tries again
+			}
+			free()
 		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/forkd/forkd/client"
 	"github.com/forkd/forkd/internal/apirig"
 	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/format/snapshot"
@@ -93,6 +94,61 @@ func TestBuildsBesideOthers(t *testing.T) {
 	}
 	as(r.Tokens["runner"])
 	r.call("GET", late.path()+"/status", "", 200, nil)
+}
+
+// So many builds of templates run at once as one client has places for builds. The others wait, and can be
+// replaced. A place is left for the build of a Dockerfile.
+func TestBuildsOfTemplatesWaitForPlaces(t *testing.T) {
+	r := startWith(t, apirig.Options{Tokens: []auth.Token{{Name: "runner", Scope: auth.Run}}})
+	r.key = header{"X-API-Key": r.Tokens["runner"], "Content-Type": "application/json"}
+	dir := t.TempDir()
+	if err := os.Chmod(dir, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	begin := func(name string) build {
+		t.Helper()
+		b := r.request(name)
+		r.call("POST", "/v2"+b.path(), fmt.Sprintf(`{"fromTemplate":"a.b","steps":[{"type":"ENV","args":["HOME","/"]},
+			{"type":"RUN","args":["touch %[1]s/begun-%[2]s; while [ ! -e %[1]s/go ]; do sleep 0.05; done"]}]}`, dir, name), 202, nil)
+		return b
+	}
+	begun := func() int {
+		names, err := filepath.Glob(dir + "/begun-*")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(names)
+	}
+	var all []build
+	for n := range 3 {
+		all = append(all, begin(fmt.Sprint("t", n)))
+	}
+	for deadline := time.Now().Add(time.Minute); begun() < 3 && time.Now().Before(deadline); {
+		time.Sleep(10 * time.Millisecond)
+	}
+	waits := begin("waits")
+	time.Sleep(time.Second) // far more than a build takes to come to its command
+	var now build
+	if r.call("GET", waits.path()+"/status", "", 200, &now); begun() != 3 || now.Status != "building" {
+		t.Errorf("%d builds run, the fourth is %s", begun(), now.Status)
+	}
+	_, err := r.Client.Build(t.Context(), client.BuildRequest{Tag: "made", Dockerfile: "FROM a.b\n"}, nil,
+		func(client.BuildEvent) error { return nil })
+	if err != nil {
+		t.Errorf("a Dockerfile meanwhile: %v", err)
+	}
+	all = append(all, begin("waits")) // in place of the one that waits
+	if end := r.finished(waits); end.Status != "error" || !strings.Contains(end.Reason.Message, "another build") {
+		t.Errorf("the build that was replaced: %+v", end)
+	}
+	if err := os.WriteFile(dir+"/go", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, b := range all {
+		if end := r.finished(b); end.Status != "ready" {
+			t.Errorf("%s: %s %+v", b.Template, end.Status, end.Reason)
+		}
+	}
 }
 
 // The guest says what variables are. A client may use one as often as there is room in a request.

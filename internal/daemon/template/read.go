@@ -219,26 +219,16 @@ func (r *reader) source(s *Step) (plan.Source, error) {
 	if i == len(r.files) || r.files[i].Path != name {
 		return plan.Source{}, errors.New("the archive that was sent does not have the source")
 	}
-	f := r.files[i]
-	if f.Kind == plan.KindDir {
+	if r.files[i].Kind == plan.KindDir {
 		return r.below(name)
 	}
-	f.To = path.Base(name)
-	return plan.Source{Files: []plan.File{f}}, r.count(1)
+	return plan.Source{Files: r.files[i : i+1], Strip: len(name) - len(path.Base(name))}, r.count(1)
 }
 
 // below returns the entries in a directory of the archives as a source.
 func (r *reader) below(dir string) (plan.Source, error) {
 	files := r.files[r.search(dir+"/"):r.search(dir+"0")] // '0' is the byte after '/'
-	src := plan.Source{Dir: true}
-	if err := r.count(len(files)); err != nil {
-		return src, err
-	}
-	src.Files = slices.Clone(files)
-	for i := range src.Files {
-		src.Files[i].To = src.Files[i].Path[len(dir)+1:]
-	}
-	return src, nil
+	return plan.Source{Dir: true, Files: files, Strip: len(dir) + 1}, r.count(len(files))
 }
 
 // search returns the index of the first entry of the archives that is not before a name.

@@ -37,7 +37,7 @@ func describe(p *plan.Plan) (lines []string) {
 			c := s.Copy
 			text += fmt.Sprintf("copy %s owner %q mode %q dir %v:", c.Target, c.Owner, c.Mode, c.Sources[0].Dir)
 			for _, f := range c.Sources[0].Files {
-				text += " " + f.Path + ">" + f.To
+				text += " " + f.Path + ">" + c.Sources[0].Name(&f)
 			}
 		case s.Warm != nil:
 			text += "warm " + process(&s.Warm.Process) + " probe " + s.Warm.Probe[len(s.Warm.Probe)-1]

@@ -35,7 +35,11 @@ func (b *Builder) run(ctx context.Context, bd *Build, p Plan) error {
 	if bd.FreeMiB > 0 {
 		w.req.DiskMiB = build.ImageDiskMiB + bd.FreeMiB
 	}
-	var err error
+	leave, err := b.cfg.Builds.Wait(ctx, bd.Who) // before anything of the archives is in memory
+	if err != nil {
+		return w.reasonOf(ctx, err)
+	}
+	defer leave()
 	if w.files, err = w.unpack(ctx); err == nil {
 		_, err = b.cfg.Builds.BuildFrom(ctx, w.req, w.files, w.planOf, w)
 		if closed := w.files.Close(); closed != nil {
@@ -73,7 +77,7 @@ func (w *work) reasonOf(ctx context.Context, err error) *stepError {
 
 // unpack takes what the archives of the steps have.
 func (w *work) unpack(ctx context.Context) (*build.Context, error) {
-	files, err := w.b.cfg.Builds.NewContext()
+	files, err := w.b.cfg.Builds.NewContext(w.bd.Who)
 	if err != nil {
 		return nil, err
 	}

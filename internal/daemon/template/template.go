@@ -222,13 +222,19 @@ func (b *Builder) Start(ctx context.Context, bd *Build, plan Plan) error {
 	bd.cancel, bd.status = cancel, Building
 	b.running.Go(func() {
 		defer cancel(nil)
-		err := b.run(run, bd, plan)
-		b.uploads.drop(bd)
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		b.endLocked(bd, err)
+		b.finish(bd, b.run(run, bd, plan))
 	})
 	return nil
+}
+
+// finish ends a build that was carried out. It removes the archives once more when the build has ended: an
+// upload that was not done before may have stored one since, and looks for the end itself only after that.
+func (b *Builder) finish(bd *Build, err error) {
+	b.uploads.drop(bd)
+	b.mu.Lock()
+	b.endLocked(bd, err)
+	b.mu.Unlock()
+	b.uploads.drop(bd)
 }
 
 // callOffLocked ends a build, or has it end itself.

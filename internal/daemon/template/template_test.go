@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/forkd/forkd/internal/host/bake"
 	"github.com/forkd/forkd/internal/host/invalid"
@@ -108,6 +109,38 @@ func TestUploadsAreBounded(t *testing.T) {
 	u.drop(b)
 	if left, _ := os.ReadDir(dir); len(left) != 0 || u.bytes != 0 || len(u.by) != 0 {
 		t.Errorf("%v is left, %d bytes count, %v", left, u.bytes, u.by)
+	}
+}
+
+// An archive whose upload ends while the build ends does not count for ever.
+func TestUploadAtTheEndOfItsBuild(t *testing.T) {
+	u, err := newUploads(filepath.Join(t.TempDir(), "x"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &Builder{cfg: Config{Log: slog.New(slog.DiscardHandler)}, uploads: u}
+	bd := &Build{ID: "b", Who: "x", status: Building}
+	if err := u.put(bd, "h", 1, strings.NewReader("1")); err != nil {
+		t.Fatal(err)
+	}
+	b.mu.Lock() // the build has removed its archives, and has not ended yet
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		b.finish(bd, nil)
+	}()
+	for u.has("b", "h") {
+		time.Sleep(time.Millisecond)
+	}
+	for { // until the removal is done, which would fail it
+		if err := u.put(bd, "late", 3, strings.NewReader("333")); err == nil && u.has("b", "late") {
+			break
+		}
+	}
+	b.mu.Unlock()
+	<-done
+	if left, _ := os.ReadDir(u.dir); len(left) != 0 || u.bytes != 0 || len(u.by) != 0 || len(u.sizes) != 0 {
+		t.Errorf("%v is left, %d bytes count, %v, %v", left, u.bytes, u.by, u.sizes)
 	}
 }
 

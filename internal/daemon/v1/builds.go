@@ -111,7 +111,7 @@ func (a *api) readBuild(ctx context.Context, in *treetar.Reader) (req build.Requ
 	if err := req.Check(); err != nil {
 		return req, nil, err
 	}
-	files, err = a.Builds.Store(ctx, in, apiv1.BuildContext)
+	files, err = a.Builds.Store(ctx, auth.From(ctx).Who, in, apiv1.BuildContext)
 	return req, files, archiveError(err)
 }
 
@@ -119,6 +119,9 @@ func (a *api) readBuild(ctx context.Context, in *treetar.Reader) (req build.Requ
 func archiveError(err error) error {
 	if errors.Is(err, tar.ErrHeader) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return &invalid.Error{Field: "archive", Reason: fmt.Sprintf("it is not a complete tar archive: %v", err)}
+	}
+	if errors.Is(err, build.ErrBusy) {
+		return face.NewError(http.StatusServiceUnavailable, err.Error())
 	}
 	return err
 }

@@ -350,6 +350,42 @@ func TestPlacesOfBuilds(t *testing.T) {
 	}
 }
 
+// The steps of a build that runs are kept, however many others have made.
+func TestStepsOfARunningBuildAreKept(t *testing.T) {
+	r, dir := builder(t)
+	done := make(chan error, 1)
+	go func() {
+		_, log, err := built(t, r.Client, client.BuildRequest{Tag: "made", Dockerfile: fmt.Sprintf(
+			"FROM a.b\nRUN true\nRUN touch %[1]s/begun; while [ ! -e %[1]s/go ]; do sleep 0.05; done\n", dir)}, nil)
+		if err != nil {
+			err = fmt.Errorf("%w\n%s", err, log)
+		}
+		done <- err
+	}()
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		if _, err := os.Stat(dir + "/begun"); err == nil {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the build does not come to its second command")
+		}
+	}
+	r.Steps.Trim(0) // as another build does at its end, with 256
+	if got := kept(t, r); got != "m" {
+		t.Errorf("while the build runs its steps are %q", got)
+	}
+	if err := os.WriteFile(dir+"/go", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	r.Steps.Trim(0)
+	if got := kept(t, r); got != "" {
+		t.Errorf("after the build its steps are %q", got)
+	}
+}
+
 // A build from an image boots it once, and has its settings.
 func TestBuildFromAnImage(t *testing.T) {
 	r := start(t, apirig.Options{})
