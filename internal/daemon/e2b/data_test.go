@@ -70,7 +70,7 @@ func TestSignedFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	later, before := time.Now().Unix()+1000, time.Now().Unix()-10
-	raw := header{"Content-Type": "application/octet-stream"}
+	raw, long := header{"Content-Type": "application/octet-stream"}, "/"+strings.Repeat("x", 4096)
 	named := header{"E2b-Sandbox-Id": b.ID}
 	byHost := header{"Host": "49983-" + b.ID + "." + apirig.Domain}
 	for _, c := range []struct {
@@ -88,6 +88,11 @@ func TestSignedFiles(t *testing.T) {
 		{"forged", "GET", sign(path, "read", "", b.Access+"0", 0), byHost, 401},
 		{"forged, unnamed", "GET", sign(path, "read", "", b.Access+"0", 0), nil, 401},
 		{"write", "POST", sign(path, "write", "", b.Access, later), raw, 200},
+		{"a path that no file has", "GET", sign(long, "read", "", b.Access, 0), nil, 400},
+		{"the same, named", "GET", sign(long, "read", "", b.Access, 0), named, 400},
+		{"the same, by host", "GET", sign(long, "read", "", b.Access, 0), byHost, 400},
+		{"a user that nobody is", "GET", sign(path, "read", long, b.Access, 0), nil, 400},
+		{"no expiry", "GET", sign(path, "read", "", b.Access, 0) + "&signature_expiration=" + long, nil, 401},
 	} {
 		body := ""
 		if c.method == "POST" {
@@ -100,6 +105,24 @@ func TestSignedFiles(t *testing.T) {
 		if c.name == "expired" && !strings.Contains(out, "signature is already expired") {
 			t.Errorf("expired: %s", out)
 		}
+	}
+}
+
+// A signature that names no sandbox is looked for among those of all: the search counts against the rate of
+// strangers' requests.
+func TestSearchesForASignatureAreLimited(t *testing.T) {
+	o := apirig.Options{}
+	o.Limits.SignedPerSecond, o.Limits.SignedBurst = 0.001, 2
+	r := startWith(t, o)
+	b := r.create(simple)
+	for n, want := range []int{401, 401, 429} {
+		if resp, out := r.send("GET", sign("/x", "read", "", "wrong", 0), nil, ""); resp.StatusCode != want {
+			t.Errorf("search %d: %s %s, want %d", n, resp.Status, out, want)
+		}
+	}
+	named := header{"E2b-Sandbox-Id": b.ID} // is no search
+	if resp, out := r.send("GET", sign("/x", "read", "", "wrong", 0), named, ""); resp.StatusCode != 401 {
+		t.Errorf("of a sandbox that is named: %s %s", resp.Status, out)
 	}
 }
 

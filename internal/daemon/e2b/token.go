@@ -4,10 +4,11 @@ import (
 	"crypto/sha256"
 	"crypto/subtle"
 	"encoding/base64"
+	"hash"
+	"io"
 	"net/http"
 	"net/url"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/forkd/forkd/internal/daemon/face"
@@ -23,15 +24,59 @@ const (
 // signatureSize is "v1_" and a SHA-256 in base64 without padding.
 const signatureSize = 3 + 43
 
-// signature returns the signature that permits an operation on a file: the hash of path, operation,
-// user, token and, if it expires, the expiry in seconds.
-func signature(q url.Values, operation, token string) string {
-	parts := []string{q.Get("path"), operation, q.Get("username"), token}
-	if end := q.Get("signature_expiration"); end != "" {
-		parts = append(parts, end)
+// Bounds on what a stranger's URL has us hash, in bytes.
+const (
+	maxSignedPath = 4096 // PATH_MAX
+	maxSignedUser = 256
+	maxExpiry     = 20 // digits of an int64
+)
+
+// claim is what the query of a request says of its signature. A signature is the hash of path, operation,
+// user, token and, if it expires, the expiry in seconds, with colons between them.
+type claim struct {
+	signature string
+	begun     hash.Cloner // with all that stands before the token
+	expiry    string
+}
+
+// claimOf returns the claim of a request to a file. It refuses one that is too long to be true before it
+// hashes anything.
+func claimOf(r *http.Request, q url.Values) (*claim, error) {
+	name, user := q.Get("path"), q.Get("username")
+	c := &claim{signature: q.Get("signature"), expiry: q.Get("signature_expiration")}
+	switch {
+	case len(c.signature) != signatureSize:
+		return nil, errUnsigned
+	case len(name) > maxSignedPath:
+		return nil, face.BadRequest("path: %d bytes: want at most %d", len(name), maxSignedPath)
+	case len(user) > maxSignedUser:
+		return nil, face.BadRequest("username: %d bytes: want at most %d", len(user), maxSignedUser)
+	case len(c.expiry) > maxExpiry:
+		return nil, errExpiry
 	}
-	sum := sha256.Sum256([]byte(strings.Join(parts, ":")))
-	return "v1_" + base64.RawStdEncoding.EncodeToString(sum[:])
+	h := sha256.New()
+	_, _ = io.WriteString(h, name+":"+operationOf(r)+":"+user+":") // a hash takes everything
+	c.begun = h.(hash.Cloner)                                      // as all hashes of the standard library
+	return c, nil
+}
+
+var (
+	errUnsigned = face.NewError(http.StatusUnauthorized, "signature is missing or wrong")
+	errExpiry   = face.NewError(http.StatusUnauthorized, "signature_expiration is not a number")
+)
+
+// isOf reports whether a token has made the signature.
+func (c *claim) isOf(token string) bool {
+	h, err := c.begun.Clone()
+	if err != nil {
+		return false
+	}
+	_, _ = io.WriteString(h, token)
+	if c.expiry != "" {
+		_, _ = io.WriteString(h, ":"+c.expiry)
+	}
+	want := "v1_" + base64.RawStdEncoding.EncodeToString(h.Sum(nil))
+	return subtle.ConstantTimeCompare([]byte(c.signature), []byte(want)) == 1
 }
 
 // operationOf returns the operation of a request on a file.
@@ -42,22 +87,19 @@ func operationOf(r *http.Request) string {
 	return "write"
 }
 
-// isSigned reports whether a query is signed with the sandbox's token.
-func (a *Server) isSigned(r *http.Request, q url.Values, id string) bool {
-	want := signature(q, operationOf(r), a.Keys.Token(accessToken, id))
-	return subtle.ConstantTimeCompare([]byte(q.Get("signature")), []byte(want)) == 1
-}
-
-// checkSignature refuses a request to a file without a valid signature.
+// checkSignature refuses a request to a file without a valid signature by the sandbox's token.
 func (a *Server) checkSignature(r *http.Request, id string) error {
-	q := r.URL.Query()
-	if !a.isSigned(r, q, id) {
-		return face.NewError(http.StatusUnauthorized, "signature is missing or wrong")
+	c, err := claimOf(r, r.URL.Query())
+	if err != nil {
+		return err
 	}
-	if end := q.Get("signature_expiration"); end != "" {
-		at, err := strconv.ParseInt(end, 10, 64)
+	if !c.isOf(a.Keys.Token(accessToken, id)) {
+		return errUnsigned
+	}
+	if c.expiry != "" {
+		at, err := strconv.ParseInt(c.expiry, 10, 64)
 		if err != nil {
-			return face.NewError(http.StatusUnauthorized, "signature_expiration is not a number")
+			return errExpiry
 		}
 		if at < time.Now().Unix() {
 			return face.NewError(http.StatusUnauthorized, "signature is already expired")
@@ -68,8 +110,8 @@ func (a *Server) checkSignature(r *http.Request, id string) error {
 
 // signer returns the sandbox whose token signed a request to a file, for requests that name no
 // sandbox. At an address that all sandboxes share, the signature is all that tells such URLs apart.
-// It returns "" if no token matches. The search hashes once per sandbox, so its rate is limited to
-// that of strangers' requests to one sandbox.
+// It returns "" if no token matches. The search hashes a few bytes for each sandbox, so its rate is
+// limited to that of strangers' requests to one sandbox.
 func (a *Server) signer(r *http.Request) (string, error) {
 	if r.URL.Path != "/files" {
 		return "", nil
@@ -81,8 +123,12 @@ func (a *Server) signer(r *http.Request) (string, error) {
 	if err := a.Face.Strangers.Enter("", ""); err != nil {
 		return "", err
 	}
+	c, err := claimOf(r, q)
+	if err != nil {
+		return "", err
+	}
 	for _, id := range a.Face.Host.IDs() {
-		if a.isSigned(r, q, id) {
+		if c.isOf(a.Keys.Token(accessToken, id)) {
 			return id, nil
 		}
 	}
