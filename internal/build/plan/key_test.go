@@ -75,7 +75,8 @@ func TestKeysOfManyFilesTakeLittleMemory(t *testing.T) {
 		src := source(files, "h/", Source{Dir: true})
 		p.Steps = append(p.Steps,
 			Step{From: 2 * i, Copy: &Copy{Target: "/x/", Sources: []Source{src}}},
-			Step{From: 2*i + 1, Run: &Run{Process: Process{Args: []string{"x"}}, Mounts: []Mount{{Kind: MountBind, Source: &src}}}})
+			Step{From: 2*i + 1, Run: &Run{Process: Process{Args: []string{"x"}},
+				Mounts: []Mount{{Kind: MountBind, Source: &src}}}})
 	}
 	p.Result = len(p.Steps) - 1
 	var before, after runtime.MemStats
