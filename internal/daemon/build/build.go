@@ -190,9 +190,12 @@ func (b *Builder) Enter(who string) (leave func(), err error) {
 }
 
 // Wait is Enter for a build that BuildFrom carries out. It waits for a place until ctx is done. Such builds
-// leave a place for those of Dockerfiles, which do not wait.
+// leave a place for those of Dockerfiles, which do not wait, and one client leaves one for others.
 func (b *Builder) Wait(ctx context.Context, who string) (leave func(), err error) {
-	return b.places.Wait(ctx, owner.FairShare(who, maxBuilds), gate.Share{Key: "templates", Most: gate.Fair(maxBuilds)})
+	all := gate.Share{Key: "templates", Most: gate.Fair(maxBuilds)}
+	own := owner.FairShare(who, all.Most)
+	own.Key = "templates of " + own.Key
+	return b.places.Wait(ctx, owner.FairShare(who, maxBuilds), own, all)
 }
 
 // StepError is the failure of a step.

@@ -96,11 +96,14 @@ func TestBuildsBesideOthers(t *testing.T) {
 	r.call("GET", late.path()+"/status", "", 200, nil)
 }
 
-// So many builds of templates run at once as one client has places for builds. The others wait, and can be
+// A client has most of the places for builds of templates, and not all. Its other builds wait, and can be
 // replaced. A place is left for the build of a Dockerfile.
 func TestBuildsOfTemplatesWaitForPlaces(t *testing.T) {
-	r := startWith(t, apirig.Options{Tokens: []auth.Token{{Name: "runner", Scope: auth.Run}}})
-	r.key = header{"X-API-Key": r.Tokens["runner"], "Content-Type": "application/json"}
+	r := startWith(t, apirig.Options{Tokens: []auth.Token{{Name: "runner", Scope: auth.Run},
+		{Name: "other", Scope: auth.Run}}})
+	as := func(token string) {
+		r.key = header{"X-API-Key": r.Tokens[token], "Content-Type": "application/json"}
+	}
 	dir := t.TempDir()
 	if err := os.Chmod(dir, 0o777); err != nil {
 		t.Fatal(err)
@@ -119,35 +122,43 @@ func TestBuildsOfTemplatesWaitForPlaces(t *testing.T) {
 		}
 		return len(names)
 	}
-	var all []build
-	for n := range 3 {
-		all = append(all, begin(fmt.Sprint("t", n)))
-	}
-	for deadline := time.Now().Add(time.Minute); begun() < 3 && time.Now().Before(deadline); {
+	as("runner")
+	own := []build{begin("t0"), begin("t1")}
+	for deadline := time.Now().Add(time.Minute); begun() < 2 && time.Now().Before(deadline); {
 		time.Sleep(10 * time.Millisecond)
 	}
 	waits := begin("waits")
-	time.Sleep(time.Second) // far more than a build takes to come to its command
-	var now build
-	if r.call("GET", waits.path()+"/status", "", 200, &now); begun() != 3 || now.Status != "building" {
-		t.Errorf("%d builds run, the fourth is %s", begun(), now.Status)
+	as("other")
+	others := begin("t2")
+	for deadline := time.Now().Add(time.Minute); begun() < 3 && time.Now().Before(deadline); {
+		time.Sleep(10 * time.Millisecond)
 	}
-	_, err := r.Client.Build(t.Context(), client.BuildRequest{Tag: "made", Dockerfile: "FROM a.b\n"}, nil,
+	as("runner")
+	var now build
+	_, err := os.Stat(dir + "/begun-t2")
+	if r.call("GET", waits.path()+"/status", "", 200, &now); begun() != 3 || now.Status != "building" || err != nil {
+		t.Errorf("%d builds run, the third of a client is %s, that of another client: %v", begun(), now.Status, err)
+	}
+	_, err = r.Client.Build(t.Context(), client.BuildRequest{Tag: "made", Dockerfile: "FROM a.b\n"}, nil,
 		func(client.BuildEvent) error { return nil })
 	if err != nil {
 		t.Errorf("a Dockerfile meanwhile: %v", err)
 	}
-	all = append(all, begin("waits")) // in place of the one that waits
+	own = append(own, begin("waits")) // in place of the one that waits
 	if end := r.finished(waits); end.Status != "error" || !strings.Contains(end.Reason.Message, "another build") {
 		t.Errorf("the build that was replaced: %+v", end)
 	}
 	if err := os.WriteFile(dir+"/go", nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for _, b := range all {
+	for _, b := range own {
 		if end := r.finished(b); end.Status != "ready" {
 			t.Errorf("%s: %s %+v", b.Template, end.Status, end.Reason)
 		}
+	}
+	as("other")
+	if end := r.finished(others); end.Status != "ready" {
+		t.Errorf("of another client: %s %+v", end.Status, end.Reason)
 	}
 }
 
