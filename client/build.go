@@ -2,30 +2,26 @@ package client
 
 import (
 	"archive/tar"
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
-	"unicode/utf8"
+	"strings"
 
 	v1 "github.com/forkd/forkd/api/v1"
 )
 
 // Build has the daemon build a snapshot from a Dockerfile. files, if not nil, writes the build
-// context; its names begin with v1.BuildContext. on is called with every event except the last one
-// and those that only keep the connection alive. If the client disconnects, the build stops, and
-// the next build resumes there.
+// context, as BuildContext.Pack does; its names begin with v1.BuildContext. on, if not nil, is called
+// with every event except the last one and those that only keep the connection alive. A step that fails
+// is a *BuildError. If the client disconnects, the build stops, and the next build resumes there.
 func (c *Client) Build(ctx context.Context, req BuildRequest, files func(*tar.Writer) error,
 	on func(BuildEvent) error) (result BuildResult, err error) {
-	if !utf8.ValidString(req.Dockerfile) {
-		return result, errors.New("build: the Dockerfile is not UTF-8, and JSON would change it: convert it")
-	}
-	for name, value := range req.Args {
-		if !utf8.ValidString(name + value) {
-			return result, fmt.Errorf("build: the value of the argument %q is not UTF-8, and JSON would change it: convert it", name)
-		}
+	if err := checkBuild(req); err != nil {
+		return result, err
 	}
 	text, err := json.Marshal(req)
 	if err != nil {
@@ -45,7 +41,7 @@ func (c *Client) Build(ctx context.Context, req BuildRequest, files func(*tar.Wr
 		return result, err
 	}
 	defer resp.Body.Close()
-	body := &eventReader{from: resp.Body}
+	body, steps := &eventReader{from: resp.Body}, buildSteps{}
 	for events := json.NewDecoder(body); ; {
 		var e BuildEvent
 		body.left = maxBuildEvent
@@ -56,14 +52,107 @@ func (c *Client) Build(ctx context.Context, req BuildRequest, files func(*tar.Wr
 		case e.Result != nil:
 			return *e.Result, nil
 		case e.Error != "":
-			return result, &Error{Status: e.Status, Message: e.Error, Code: e.Code}
+			return result, steps.failed(&Error{Status: e.Status, Message: e.Error, Code: e.Code})
 		case e.Keepalive:
+			continue
+		}
+		steps.add(e)
+		if on == nil {
 			continue
 		}
 		if err := on(e); err != nil {
 			return result, err
 		}
 	}
+}
+
+// BuildError says that a step of a build failed.
+type BuildError struct {
+	Number int    // of the step, from 0
+	Step   string // its name, such as "[stage-0 2/3] RUN make"
+	Output string // the end of what its command wrote, at most 64 KiB
+	Err    *Error // what the daemon says of it
+}
+
+func (e *BuildError) Error() string { return e.Err.Error() }
+
+func (e *BuildError) Unwrap() error { return e.Err }
+
+// Bounds on what is kept for a BuildError.
+const (
+	maxKeptOutput = 64 << 10 // bytes of the output of a step
+	maxKeptSteps  = 64       // that write output at once
+)
+
+// buildSteps is what is known of the steps of a build. The zero value is that before its first event.
+type buildSteps struct {
+	names  []string
+	output map[int]*ending // of the steps that run
+	first  *BuildError     // without Err; the step that ended the others; nil: none has failed
+}
+
+func (b *buildSteps) add(e BuildEvent) {
+	switch {
+	case e.Plan != nil:
+		b.names = e.Plan.Steps
+	case e.Output != nil:
+		n := e.Output.Number
+		if b.output == nil {
+			b.output = map[int]*ending{}
+		}
+		if b.output[n] == nil && len(b.output) < maxKeptSteps {
+			b.output[n] = &ending{}
+		}
+		if end := b.output[n]; end != nil {
+			end.add(e.Output.Line)
+		}
+	case e.Step != nil && e.Step.State == "failed" && b.first == nil:
+		n := e.Step.Number
+		b.first = &BuildError{Number: n, Step: fmt.Sprint("step ", n), Output: b.output[n].text()}
+		if n >= 0 && n < len(b.names) {
+			b.first.Step = b.names[n]
+		}
+	case e.Step != nil && e.Step.State != "started":
+		delete(b.output, e.Step.Number)
+	}
+}
+
+// failed returns the error of a build: a *BuildError if a step has failed.
+func (b *buildSteps) failed(err *Error) error {
+	if b.first == nil {
+		return err
+	}
+	b.first.Err = err
+	return b.first
+}
+
+// ending is the end of an output.
+type ending struct{ kept []byte }
+
+func (e *ending) add(line string) {
+	if e.kept = append(append(e.kept, line...), '\n'); len(e.kept) > 2*maxKeptOutput {
+		e.cut()
+	}
+}
+
+// cut drops what is too much, up to the end of a line.
+func (e *ending) cut() {
+	if len(e.kept) <= maxKeptOutput {
+		return
+	}
+	rest := e.kept[len(e.kept)-maxKeptOutput:]
+	if i := bytes.IndexByte(rest, '\n'); i+1 < len(rest) {
+		rest = rest[i+1:]
+	}
+	e.kept = append(e.kept[:0], rest...)
+}
+
+func (e *ending) text() string {
+	if e == nil {
+		return ""
+	}
+	e.cut()
+	return strings.ToValidUTF8(strings.TrimSuffix(string(e.kept), "\n"), "\ufffd")
 }
 
 // maxBuildEvent bounds an event of a build, in bytes. The longest is the plan of a Dockerfile, which is at

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	v1 "github.com/forkd/forkd/api/v1"
 )
@@ -95,6 +96,34 @@ func checkCode(req CodeRequest) error {
 		return err
 	}
 	return checkEnv(req.Env)
+}
+
+// checkBuild refuses builds that the daemon would refuse, or would get with other bytes than these: JSON has
+// text only.
+func checkBuild(req BuildRequest) error {
+	switch {
+	case req.Tag == "":
+		return wrong("tag", "empty: want the tag of the new snapshot")
+	case strings.TrimSpace(req.Dockerfile) == "":
+		return wrong("dockerfile", "it is empty")
+	case len(req.Dockerfile) > v1.MaxDockerfile:
+		return wrong("dockerfile", "%d bytes: want at most %d", len(req.Dockerfile), v1.MaxDockerfile)
+	case !utf8.ValidString(req.Dockerfile):
+		return wrong("dockerfile", "the Dockerfile is not UTF-8, and JSON would change it: convert it")
+	case len(req.Secrets) > v1.MaxBuildSecrets:
+		return wrong("secrets", "there are %d: want at most %d", len(req.Secrets), v1.MaxBuildSecrets)
+	}
+	for name, value := range req.Args {
+		if !utf8.ValidString(name + value) {
+			return wrong("args", "the value of the argument %q is not UTF-8, and JSON would change it: convert it", name)
+		}
+	}
+	for id, secret := range req.Secrets {
+		if id == "" || len(secret) > v1.MaxBuildSecret {
+			return wrong("secrets", "%.100q: %d bytes: want an id, and at most %d bytes", id, len(secret), v1.MaxBuildSecret)
+		}
+	}
+	return nil
 }
 
 func checkSize(size v1.TTYSize) error {

@@ -7,6 +7,20 @@ const (
 	BuildContext = "context/"
 )
 
+// Bounds on a build context.
+const (
+	MaxBuildContent = 8 << 30  // bytes of its files
+	MaxBuildEntries = 1 << 20  // files, directories and links
+	MaxBuildNames   = 64 << 20 // bytes of the names of entries and of the targets of links
+)
+
+// Bounds on other parts of a BuildRequest.
+const (
+	MaxDockerfile   = 1 << 20 // bytes
+	MaxBuildSecrets = 64
+	MaxBuildSecret  = 500 << 10 // bytes of each
+)
+
 // BuildRequest asks for a snapshot to be built from a Dockerfile.
 type BuildRequest struct {
 	Tag        string            `json:"tag"`

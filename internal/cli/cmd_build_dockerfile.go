@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"archive/tar"
 	"context"
 	"errors"
 	"fmt"
@@ -86,21 +85,39 @@ func refuseFlags(cmd *cobra.Command, names []string, kind string) error {
 	return nil
 }
 
-// read reads the Dockerfile, and returns its name and text.
-func (o *dockerfileOptions) read(context string, in io.Reader) (name string, text []byte, err error) {
-	if o.file == "-" {
-		text, err = io.ReadAll(io.LimitReader(in, dockerfile.MaxText+1))
-		if err == nil && len(text) > dockerfile.MaxText {
-			err = fmt.Errorf("the Dockerfile has more than %d bytes", dockerfile.MaxText)
+// open opens the context of a build with its Dockerfile. The path of that is one of the shell's, and its
+// name in errors is as it was typed.
+func (o *dockerfileOptions) open(dir string, in io.Reader) (*client.BuildContext, error) {
+	name, path := o.file, o.file
+	switch name {
+	case "":
+		name = filepath.Join(dir, "Dockerfile")
+	case "-":
+		name = "Dockerfile"
+	default:
+		abs, err := filepath.Abs(path)
+		if err != nil {
+			return nil, err
 		}
-		return "Dockerfile", text, err
+		path = abs
 	}
-	name = o.file
-	if name == "" {
-		name = filepath.Join(context, "Dockerfile")
+	files, err := client.OpenBuildContext(dir, path)
+	if err != nil {
+		return nil, err
 	}
-	text, err = readSmall(name, dockerfile.MaxText)
-	return name, text, err
+	files.Name = name
+	if o.file != "-" {
+		return files, nil
+	}
+	text, err := io.ReadAll(io.LimitReader(in, dockerfile.MaxText+1))
+	if err == nil && len(text) > dockerfile.MaxText {
+		err = fmt.Errorf("the Dockerfile has more than %d bytes", dockerfile.MaxText)
+	}
+	if err != nil {
+		return nil, errors.Join(err, files.Close())
+	}
+	files.Dockerfile = string(text)
+	return files, nil
 }
 
 // buildArgs returns the values for ARG instructions.
@@ -140,11 +157,13 @@ func checkContext(context string) error {
 
 // runCheck prints the linter's warnings. It needs no daemon.
 func (o *dockerfileOptions) runCheck(cmd *cobra.Command, context string) error {
-	name, text, err := o.read(context, cmd.InOrStdin())
+	files, err := o.open(context, cmd.InOrStdin())
 	if err != nil {
 		return err
 	}
-	list, err := dockerfile.Check(name, text)
+	defer files.Close()
+	name := files.Name
+	list, err := dockerfile.Check(name, []byte(files.Dockerfile))
 	if err != nil {
 		return err
 	}
@@ -170,10 +189,11 @@ func (o *dockerfileOptions) run(cmd *cobra.Command, c *common, tag, dir string) 
 	if o.check {
 		return o.runCheck(cmd, dir)
 	}
-	name, text, err := o.read(dir, cmd.InOrStdin())
+	files, err := o.open(dir, cmd.InOrStdin())
 	if err != nil {
 		return err
 	}
+	defer files.Close()
 	if tag == "" {
 		path, err := filepath.Abs(dir)
 		if err != nil {
@@ -189,15 +209,11 @@ func (o *dockerfileOptions) run(cmd *cobra.Command, c *common, tag, dir string) 
 	if err != nil {
 		return err
 	}
-	ignore, err := readIgnore(dir, name)
-	if err != nil {
-		return err
-	}
 	req := client.BuildRequest{
 		Tag:        tag,
 		Replace:    true,
-		Dockerfile: string(text),
-		Name:       name,
+		Dockerfile: files.Dockerfile,
+		Name:       files.Name,
 		Target:     o.target,
 		Args:       args,
 		NoCache:    o.noCache,
@@ -209,7 +225,7 @@ func (o *dockerfileOptions) run(cmd *cobra.Command, c *common, tag, dir string) 
 	return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
 		w := cmd.ErrOrStderr()
 		show := newProgress(w, o.progress == "tty" || o.progress == "auto" && canRedraw(w))
-		r, err := cl.Build(ctx, req, func(out *tar.Writer) error { return packContext(out, dir, ignore) }, show.event)
+		r, err := cl.Build(ctx, req, files.Pack, show.event)
 		show.end()
 		if err != nil {
 			return err

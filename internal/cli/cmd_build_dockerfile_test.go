@@ -1,17 +1,12 @@
 package cli
 
 import (
-	"archive/tar"
 	"bytes"
 	"errors"
-	"io"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/forkd/forkd/client"
 )
@@ -35,97 +30,36 @@ func writeFiles(t *testing.T, files map[string]string) string {
 	return dir
 }
 
-// A context has what .dockerignore does not leave out, and links as links.
-func TestPackContext(t *testing.T) {
-	dir := writeFiles(t, map[string]string{
-		"Dockerfile": "FROM x", "a.log": "1", "keep.log": "2", "sub/b.log": "3", "sub/c": "4", "out/big": "5",
-		"l":             "link:/etc",
-		".dockerignore": "**/*.log\n!keep.log\nout\n", "Dockerfile.dev.dockerignore": "sub\n",
-	})
-	for _, c := range []struct{ file, want string }{
-		{"Dockerfile", ".dockerignore Dockerfile Dockerfile.dev.dockerignore keep.log l sub/ sub/c"},
-		{"Dockerfile.dev", ".dockerignore Dockerfile Dockerfile.dev.dockerignore a.log keep.log l out/ out/big"},
+// A Dockerfile is found from where the command runs, and is called as it was typed. Those of a repository that
+// lead out of it are not read.
+func TestOpenDockerfile(t *testing.T) {
+	dir := writeFiles(t, map[string]string{"Dockerfile": strings.Repeat("#", 1<<20+1), "secret": "no Dockerfile",
+		"ctx/Dockerfile": "FROM a", "dev/Dockerfile": "FROM b", "bad/Dockerfile": "link:../secret",
+		"ignore/Dockerfile": "FROM c", "ignore/.dockerignore": "link:/etc/passwd"})
+	t.Chdir(dir)
+	for _, c := range []struct {
+		file, context, name, text, want string
+	}{
+		{"", "ctx", "ctx/Dockerfile", "FROM a", ""},
+		{"dev/Dockerfile", "ctx", "dev/Dockerfile", "FROM b", ""},
+		{"-", "ctx", "Dockerfile", "FROM stdin", ""},
+		{"", ".", "", "", "more than 1048576 bytes"},
+		{"", "bad", "", "", "bad/Dockerfile: the link leads to no file of the build context"},
+		{"secret", "bad", "secret", "no Dockerfile", ""}, // it was chosen
+		{"", "ignore", "", "", "ignore/.dockerignore: the link leads to no file of the build context"},
+		{"", "none", "", "", "none"},
 	} {
-		ignore, err := readIgnore(dir, filepath.Join(dir, c.file))
-		if err != nil {
-			t.Fatal(err)
-		}
-		var text bytes.Buffer
-		out := tar.NewWriter(&text)
-		if err := errors.Join(packContext(out, dir, ignore), out.Close()); err != nil {
-			t.Fatal(err)
-		}
-		var names []string
-		for in := tar.NewReader(&text); ; {
-			h, err := in.Next()
-			if errors.Is(err, io.EOF) {
-				break
+		files, err := (&dockerfileOptions{file: c.file}).open(c.context, strings.NewReader("FROM stdin"))
+		switch {
+		case c.want != "":
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%+v: %v", c, err)
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			name, ok := strings.CutPrefix(h.Name, "context/")
-			if !ok || name == "l" && h.Linkname != "/etc" {
-				t.Errorf("entry %+v", h)
-			}
-			names = append(names, name)
+		case err != nil:
+			t.Errorf("%+v: %v", c, err)
+		case files.Name != c.name || files.Dockerfile != c.text:
+			t.Errorf("%+v: %s %q", c, files.Name, files.Dockerfile)
 		}
-		slices.Sort(names)
-		if got := strings.Join(names, " "); got != c.want {
-			t.Errorf("with %s: %s, want %s", c.file, got, c.want)
-		}
-	}
-}
-
-// A file that is replaced after it was looked at is not read, be it by a link or by a pipe, and files that are
-// read whole have a bound.
-func TestContextsThatChange(t *testing.T) {
-	dir := writeFiles(t, map[string]string{"a": "1", "secret": "2", "Dockerfile": strings.Repeat("#", 1<<20+1),
-		"ctx/.dockerignore": strings.Repeat("#", 1<<20+1)})
-	root, err := os.OpenRoot(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer root.Close()
-	a := filepath.Join(dir, "a")
-	for name, replace := range map[string]func() error{
-		"link":    func() error { return os.Symlink("secret", a) },
-		"outside": func() error { return os.Symlink("/etc/passwd", a) },
-		"file":    func() error { return os.Rename(filepath.Join(dir, "secret"), a) },
-		"pipe":    func() error { return unix.Mkfifo(a, 0o600) },
-	} {
-		if err := os.WriteFile(a, []byte("1"), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, "secret"), []byte("2"), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		info, err := root.Lstat("a")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if f, err := openSame(root, "a", info); err != nil {
-			t.Errorf("before it is a %s: %v", name, err)
-		} else {
-			f.Close()
-		}
-		if err := errors.Join(os.Rename(a, a+".before"), replace()); err != nil {
-			t.Fatal(err)
-		}
-		if f, err := openSame(root, "a", info); err == nil {
-			t.Errorf("it became a %s, and is read", name)
-			f.Close()
-		}
-		if err := os.Remove(a); err != nil {
-			t.Fatal(err)
-		}
-	}
-	const long = "more than 1048576 bytes"
-	if _, _, err := (&dockerfileOptions{}).read(dir, nil); err == nil || !strings.Contains(err.Error(), long) {
-		t.Errorf("a long Dockerfile: %v", err)
-	}
-	if _, err := readIgnore(filepath.Join(dir, "ctx"), "x"); err == nil || !strings.Contains(err.Error(), long) {
-		t.Errorf("a long .dockerignore: %v", err)
 	}
 }
 

@@ -1,29 +1,11 @@
 package dockerfile
 
-import (
-	"bytes"
-	"fmt"
+import "github.com/moby/patternmatcher"
 
-	"github.com/moby/patternmatcher"
-	"github.com/moby/patternmatcher/ignorefile"
-)
-
-// Ignore is what a .dockerignore leaves out of the build context. The zero Ignore leaves nothing out.
+// Ignore is what patterns of a .dockerignore leave out, such as those of --exclude. The zero Ignore leaves
+// nothing out.
 type Ignore struct {
 	m *patternmatcher.PatternMatcher
-}
-
-// ParseIgnore reads a .dockerignore.
-func ParseIgnore(text []byte) (Ignore, error) {
-	patterns, err := ignorefile.ReadAll(bytes.NewReader(text))
-	if err != nil {
-		return Ignore{}, err
-	}
-	m, err := patternmatcher.New(patterns)
-	if err != nil {
-		return Ignore{}, fmt.Errorf("a pattern: %w", err)
-	}
-	return Ignore{m}, nil
 }
 
 // NewIgnore returns what leaves out what matches patterns of a .dockerignore.
@@ -45,7 +27,3 @@ func (i Ignore) Out(name string) (bool, error) {
 	}
 	return i.m.MatchesOrParentMatches(name)
 }
-
-// Exceptions reports whether something below a directory that is left out may be in the context all the
-// same.
-func (i Ignore) Exceptions() bool { return i.m != nil && i.m.Exclusions() }

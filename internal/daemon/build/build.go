@@ -23,6 +23,7 @@ import (
 	"sync"
 	"time"
 
+	apiv1 "github.com/forkd/forkd/api/v1"
 	"github.com/forkd/forkd/internal/build/dockerfile"
 	"github.com/forkd/forkd/internal/build/plan"
 	"github.com/forkd/forkd/internal/format/snapshot"
@@ -72,8 +73,8 @@ type Request struct {
 
 // Bounds on secrets.
 const (
-	maxSecrets = 64
-	maxSecret  = 500 << 10 // bytes
+	maxSecrets = apiv1.MaxBuildSecrets
+	maxSecret  = apiv1.MaxBuildSecret // bytes
 )
 
 // Check returns what is wrong with a request for a Dockerfile, as an *invalid.Error.

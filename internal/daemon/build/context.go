@@ -19,6 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	apiv1 "github.com/forkd/forkd/api/v1"
 	"github.com/forkd/forkd/internal/build/plan"
 	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/invalid"
@@ -28,10 +29,10 @@ import (
 
 // Bounds on a build context.
 const (
-	maxContext = 8 << 30 // bytes of content
-	maxEntries = 1 << 20
-	maxNames   = 64 << 20 // bytes of the names of entries and of the targets of links
-	keepFree   = 1 << 30  // bytes on the disk, for others
+	maxContext = apiv1.MaxBuildContent
+	maxEntries = apiv1.MaxBuildEntries
+	maxNames   = apiv1.MaxBuildNames
+	keepFree   = 1 << 30 // bytes on the disk, for others
 
 	entrySize = 384 // bytes of memory that an entry takes besides its name and the target of a link
 )

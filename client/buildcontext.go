@@ -1,0 +1,336 @@
+package client
+
+import (
+	"archive/tar"
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	v1 "github.com/forkd/forkd/api/v1"
+)
+
+// BuildContext is a directory whose files a build may copy, and its Dockerfile:
+//
+//	files, err := client.OpenBuildContext("app", "")
+//	defer files.Close()
+//	req := client.BuildRequest{Tag: "app", Name: files.Name, Dockerfile: files.Dockerfile, Replace: true}
+//	result, err := c.Build(ctx, req, files.Pack, func(e client.BuildEvent) error { … })
+type BuildContext struct {
+	Name       string // of the Dockerfile, for errors
+	Dockerfile string // its text
+
+	dir    string
+	root   *os.Root
+	ignore ignore
+}
+
+// defaultDockerfile is the path of a Dockerfile below its context.
+const defaultDockerfile = "Dockerfile"
+
+// OpenBuildContext opens a directory as the context of a build, and reads its Dockerfile and the
+// .dockerignore. A relative path of the Dockerfile begins at dir; empty means "Dockerfile", and "-" a
+// Dockerfile whose text the caller has. NAME.dockerignore beside the Dockerfile NAME takes the place of the
+// .dockerignore.
+//
+// What lies below dir is read as files of a stranger: a symbolic link must not lead out of dir, and a pipe
+// is refused. A Dockerfile outside of dir is one that the caller has chosen, and is read as it is.
+func OpenBuildContext(dir, dockerfile string) (_ *BuildContext, err error) {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, err
+	}
+	c := &BuildContext{dir: dir, root: root, Name: defaultDockerfile}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, root.Close())
+		}
+	}()
+	own := false // the Dockerfile has a .dockerignore of its own
+	if dockerfile != "-" {
+		if own, err = c.readDockerfile(cmp.Or(dockerfile, defaultDockerfile)); err != nil {
+			return nil, err
+		}
+	}
+	if !own {
+		_, err = c.readIgnore(".dockerignore", true)
+	}
+	return c, err
+}
+
+// readDockerfile reads the Dockerfile and, if there is one, the .dockerignore of its name.
+func (c *BuildContext) readDockerfile(path string) (own bool, err error) {
+	c.Name = path
+	name, inside, err := c.place(path)
+	if err != nil {
+		return false, err
+	}
+	text, err := c.read(name, inside, v1.MaxDockerfile, true)
+	if err != nil {
+		return false, err
+	}
+	c.Dockerfile = string(text)
+	return c.readIgnore(name+".dockerignore", inside)
+}
+
+// Close closes the directory.
+func (c *BuildContext) Close() error { return c.root.Close() }
+
+// place returns the path of a Dockerfile: below the context if it lies inside, and else as the system finds
+// it.
+func (c *BuildContext) place(dockerfile string) (name string, inside bool, err error) {
+	if !filepath.IsAbs(dockerfile) {
+		dockerfile = filepath.Join(c.dir, dockerfile)
+	}
+	dir, err := filepath.Abs(c.dir)
+	if err != nil {
+		return "", false, err
+	}
+	if dockerfile, err = filepath.Abs(dockerfile); err != nil {
+		return "", false, err
+	}
+	rel, err := filepath.Rel(dir, dockerfile)
+	if err != nil || !filepath.IsLocal(rel) {
+		return dockerfile, false, nil
+	}
+	return rel, true, nil
+}
+
+// maxIgnore bounds a .dockerignore, in bytes.
+const maxIgnore = 1 << 20
+
+// readIgnore reads the patterns of what is left out, and reports whether there is such a file.
+func (c *BuildContext) readIgnore(name string, inside bool) (bool, error) {
+	text, err := c.read(name, inside, maxIgnore, false)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	if c.ignore, err = parseIgnore(text); err != nil {
+		return false, fmt.Errorf("%s: %w", c.shown(name), err)
+	}
+	return true, nil
+}
+
+// shown is how errors name a file of the context.
+func (c *BuildContext) shown(name string) string {
+	if filepath.IsAbs(name) {
+		return name
+	}
+	return filepath.Join(c.dir, name)
+}
+
+// read reads a file that is a part of the request. chosen says that the caller has named it: a pipe outside of
+// the context is read then.
+func (c *BuildContext) read(name string, inside bool, most int64, chosen bool) ([]byte, error) {
+	f, err := c.open(name, inside, chosen)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() && (inside || !chosen || info.IsDir()) {
+		return nil, fmt.Errorf("%s: it is %s: want a file", c.shown(name), kindOf(info.Mode()))
+	}
+	text, err := io.ReadAll(io.LimitReader(f, most+1))
+	if err == nil && int64(len(text)) > most {
+		err = fmt.Errorf("%s has more than %d bytes", c.shown(name), most)
+	}
+	return text, err
+}
+
+func (c *BuildContext) open(name string, inside, chosen bool) (*os.File, error) {
+	if !inside && chosen {
+		return os.Open(name)
+	}
+	if !inside {
+		return os.OpenFile(name, os.O_RDONLY|notWaiting, 0)
+	}
+	info, err := c.root.Lstat(name)
+	if err != nil {
+		return nil, c.named(err, name)
+	}
+	f, err := c.root.OpenFile(name, os.O_RDONLY|notWaiting, 0)
+	if err != nil && info.Mode().Type() == fs.ModeSymlink {
+		return nil, fmt.Errorf("%s: the link leads to no file of the build context: put the file itself there (%w)",
+			c.shown(name), notThere(err))
+	}
+	return f, c.named(err, name)
+}
+
+// named returns an error of the root with the whole path of the file.
+func (c *BuildContext) named(err error, name string) error {
+	var of *fs.PathError
+	if !errors.As(err, &of) {
+		return err
+	}
+	return &fs.PathError{Op: "open", Path: c.shown(name), Err: of.Err}
+}
+
+// notThere returns err as one that errors.Is does not take for a missing file: a link that leads nowhere must
+// not count as no .dockerignore.
+func notThere(err error) error { return errors.New(err.Error()) }
+
+// kindOf names a file that is not a regular one.
+func kindOf(mode fs.FileMode) string {
+	switch mode.Type() {
+	case fs.ModeDir:
+		return "a directory"
+	case fs.ModeSymlink:
+		return "a link"
+	case fs.ModeNamedPipe:
+		return "a pipe"
+	case fs.ModeSocket:
+		return "a socket"
+	}
+	return "a device"
+}
+
+// Pack writes the files of the context. It may be the files of Client.Build. The order of the entries follows
+// from their names. Sockets are left out; a pipe or a device is an error, because no build can copy one.
+func (c *BuildContext) Pack(out *tar.Writer) error {
+	p := packing{out: out, root: c.root, dir: c.dir}
+	return fs.WalkDir(c.root.FS(), ".", func(rel string, e fs.DirEntry, err error) error {
+		if err != nil || rel == "." {
+			return err
+		}
+		left, err := c.ignore.out(rel)
+		switch {
+		case err != nil:
+			return err
+		case left && e.IsDir() && !c.ignore.exceptions():
+			return fs.SkipDir
+		case left && e.IsDir():
+			p.omitted = append(p.above(rel), rel)
+			return nil
+		case left:
+			return nil
+		}
+		for _, dir := range p.above(rel) { // something in them is an exception
+			if err := p.add(dir); err != nil {
+				return err
+			}
+		}
+		p.omitted = nil
+		return p.add(rel)
+	})
+}
+
+// packing is a context that is being written.
+type packing struct {
+	out     *tar.Writer
+	root    *os.Root
+	dir     string
+	omitted []string // directories that were left out, each in the one before it
+
+	entries      int
+	bytes, names int64
+}
+
+// above returns the omitted directories that a path is below.
+func (p *packing) above(rel string) (dirs []string) {
+	for _, dir := range p.omitted {
+		if strings.HasPrefix(rel, dir+"/") {
+			dirs = append(dirs, dir)
+		}
+	}
+	return dirs
+}
+
+// count counts an entry, and fails beyond the bounds that the daemon has too.
+func (p *packing) count(h *tar.Header) error {
+	const leave = "leave files out in .dockerignore"
+	p.entries++
+	p.names += int64(len(h.Name) - len(v1.BuildContext) + len(h.Linkname))
+	p.bytes += h.Size
+	switch {
+	case p.entries > v1.MaxBuildEntries:
+		return fmt.Errorf("the build context has more than %d files: %s", v1.MaxBuildEntries, leave)
+	case p.names > v1.MaxBuildNames:
+		return fmt.Errorf("the names and links of the build context have more than %d MiB: %s", v1.MaxBuildNames>>20, leave)
+	case p.bytes > v1.MaxBuildContent:
+		return fmt.Errorf("the build context has more than %d GiB: %s", v1.MaxBuildContent>>30, leave)
+	}
+	return nil
+}
+
+func (p *packing) header(h *tar.Header) error {
+	if err := p.count(h); err != nil {
+		return err
+	}
+	return p.out.WriteHeader(h)
+}
+
+// add writes one entry.
+func (p *packing) add(rel string) error {
+	info, err := p.root.Lstat(rel)
+	if err != nil {
+		return err
+	}
+	h := &tar.Header{Name: v1.BuildContext + rel, ModTime: info.ModTime(), Mode: int64(info.Mode().Perm())}
+	switch mode := info.Mode(); {
+	case mode.IsDir():
+		h.Typeflag, h.Name = tar.TypeDir, h.Name+"/"
+		return p.header(h)
+	case mode.Type() == fs.ModeSymlink:
+		h.Typeflag = tar.TypeSymlink
+		if h.Linkname, err = p.root.Readlink(rel); err != nil {
+			return err
+		}
+		return p.header(h)
+	case mode.Type() == fs.ModeSocket:
+		return nil
+	case !mode.IsRegular():
+		return fmt.Errorf("%s: it is %s, and a build context has files, directories and links only: "+
+			"name it in .dockerignore", filepath.Join(p.dir, rel), kindOf(mode))
+	}
+	return p.file(rel, info, h)
+}
+
+func (p *packing) file(rel string, info fs.FileInfo, h *tar.Header) error {
+	f, err := openSame(p.root, rel, info)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	h.Typeflag, h.Size = tar.TypeReg, info.Size()
+	if info.Mode()&fs.ModeSetuid != 0 {
+		h.Mode |= 0o4000
+	}
+	if info.Mode()&fs.ModeSetgid != 0 {
+		h.Mode |= 0o2000
+	}
+	if err := p.header(h); err != nil {
+		return err
+	}
+	if _, err := io.CopyN(p.out, f, h.Size); err != nil {
+		return fmt.Errorf("%s: it became shorter while it was read: %w", rel, err)
+	}
+	return nil
+}
+
+// openSame opens the file that info is of. By now its name may be that of a link, or of a pipe, whose opening
+// would wait.
+func openSame(root *os.Root, rel string, info fs.FileInfo) (*os.File, error) {
+	f, err := root.OpenFile(rel, os.O_RDONLY|notFollowing|notWaiting, 0)
+	if err != nil {
+		return nil, err
+	}
+	now, err := f.Stat()
+	if err == nil && !os.SameFile(info, now) {
+		err = fmt.Errorf("%s: it was replaced while the build context was read", rel)
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}

@@ -1,0 +1,53 @@
+package client
+
+import (
+	"bytes"
+	"fmt"
+
+	"github.com/moby/patternmatcher"
+	"github.com/moby/patternmatcher/ignorefile"
+)
+
+// ignore is what a .dockerignore leaves out of a build context. The zero ignore leaves nothing out.
+type ignore struct {
+	m *patternmatcher.PatternMatcher
+}
+
+// parseIgnore reads a .dockerignore.
+func parseIgnore(text []byte) (ignore, error) {
+	patterns, err := ignorefile.ReadAll(bytes.NewReader(text))
+	if err != nil {
+		return ignore{}, err
+	}
+	for _, p := range patterns {
+		if err := checkPattern(p); err != nil {
+			return ignore{}, fmt.Errorf("the pattern %q: %w", p, err)
+		}
+	}
+	m, err := patternmatcher.New(patterns)
+	return ignore{m}, err
+}
+
+// checkPattern returns what is wrong with a pattern. patternmatcher.New does not see all of it: it compiles a
+// pattern when it is used.
+func checkPattern(p string) error {
+	one, err := patternmatcher.New([]string{p})
+	if err == nil {
+		one, err = patternmatcher.New([]string{one.Patterns()[0].String()}) // which "!" does not keep from being used
+	}
+	if err == nil {
+		_, err = one.MatchesOrParentMatches("x")
+	}
+	return err
+}
+
+// out reports whether a path of the context, with slashes, is left out.
+func (i ignore) out(name string) (bool, error) {
+	if i.m == nil {
+		return false, nil
+	}
+	return i.m.MatchesOrParentMatches(name)
+}
+
+// exceptions reports whether something below a directory that is left out may be in the context all the same.
+func (i ignore) exceptions() bool { return i.m != nil && i.m.Exclusions() }
