@@ -2,7 +2,9 @@ package client
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/moby/patternmatcher"
 	"github.com/moby/patternmatcher/ignorefile"
@@ -31,12 +33,19 @@ func parseIgnore(text []byte) (ignore, error) {
 // checkPattern returns what is wrong with a pattern. patternmatcher.New does not see all of it: it compiles a
 // pattern when it is used.
 func checkPattern(p string) error {
-	one, err := patternmatcher.New([]string{p})
-	if err == nil {
-		one, err = patternmatcher.New([]string{one.Patterns()[0].String()}) // which "!" does not keep from being used
+	if rest := strings.TrimRight(p, `\`); (len(p)-len(rest))%2 != 0 {
+		return errors.New("it ends with a backslash")
 	}
-	if err == nil {
-		_, err = one.MatchesOrParentMatches("x")
+	m, err := patternmatcher.New([]string{p})
+	if err != nil || len(m.Patterns()) == 0 {
+		return err
+	}
+	// Without its exclamation mark a pattern is compiled, unless it has another.
+	if p = m.Patterns()[0].String(); strings.HasPrefix(strings.TrimSpace(p), "!") {
+		return nil
+	}
+	if m, err = patternmatcher.New([]string{p}); err == nil && len(m.Patterns()) > 0 {
+		_, err = m.MatchesOrParentMatches("x")
 	}
 	return err
 }
