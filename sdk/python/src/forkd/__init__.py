@@ -14,6 +14,7 @@ these. The messages of the API are in forkd.types, and a class for every error i
 from typing import TYPE_CHECKING, Any
 
 from ._errors import (
+    BuildFailed,
     CommandFailed,
     ConnectionFailedError,
     ForkdError,
@@ -88,6 +89,7 @@ __all__ = [
     "AsyncWorkspace",
     "Best",
     "BranchMode",
+    "BuildFailed",
     "BytesResult",
     "Client",
     "CommandFailed",

@@ -90,6 +90,19 @@ class CommandFailed(ForkdError):
         self.result = result
 
 
+class BuildFailed(ForkdError):
+    """A step of a build failed. Steps that were done before are not done again by the next build."""
+
+    def __init__(self, message: str, *, step: str = "", number: int = 0, output: str = "", **more: Any) -> None:
+        super().__init__(message, **{**more, "code": "build_failed"})
+        self.step = step
+        """Its name, such as "[stage-0 2/3] RUN make"."""
+        self.number = number
+        """Its number, from 0."""
+        self.output = output
+        """The end of what its command wrote, at most 64 KiB."""
+
+
 class InputClosedError(ForkdError, BrokenPipeError):
     """A process takes no more input: it has closed its stdin, or ended."""
 

@@ -11,7 +11,10 @@ from collections.abc import Callable
 MAX_LINE = 64 << 10  # bytes
 MAX_REPEAT = 1000  # that a regular expression of Go may ask for
 
-SPACE = "\t\n\v\f\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u2028\u2029\u202f\u205f\u3000"
+SPACE = (
+    "\t\n\v\f\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u2028\u2029\u202f"
+    "\u205f\u3000"
+)
 ESCAPED = ".+()$"  # characters of a pattern that are themselves in its regular expression
 CLASSES = {"d": "0-9", "w": "0-9A-Za-z_", "s": r"\t\n\f\r "}  # what a backslash makes of letters
 CHARACTERS = {"a": "\a", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}

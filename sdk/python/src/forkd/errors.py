@@ -4,6 +4,7 @@ from ._codes import *  # noqa: F403
 from ._codes import BY_CODE as BY_CODE
 from ._codes import __all__ as _codes
 from ._errors import (
+    BuildFailed,
     CommandFailed,
     ConnectionFailedError,
     ForkdError,
@@ -14,6 +15,7 @@ from ._errors import (
 )
 
 __all__ = [
+    "BuildFailed",
     "CommandFailed",
     "ConnectionFailedError",
     "ForkdError",

@@ -1,4 +1,8 @@
 """The messages of the API."""
 
+from ._builds import BuildProgress as BuildProgress
 from ._wire import *  # noqa: F403
-from ._wire import __all__ as __all__
+from ._wire import __all__ as _messages
+
+__all__ = ["BuildProgress"]
+__all__ += _messages

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from builtins import list as List
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from .. import _args
-from .._wire import Baked, Limits, SnapshotInfo, SnapshotInfoDetail, Verified
+from .._wire import Baked, BuildResult, Limits, SnapshotInfo, SnapshotInfoDetail, Verified
 
 if TYPE_CHECKING:
     from ._client import AsyncClient
@@ -26,9 +27,22 @@ class AsyncSnapshot:
         self.tag = tag
         self.details = info
         """What the daemon answered with when this was made or listed; None: it did not."""
+        self.built: BuildResult | None = None
+        """What the build that made it did; None: no build of this program has."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.tag}>"
+
+    @classmethod
+    async def build(
+        cls, context: str | os.PathLike[str] | None = None, *, client: AsyncClient | None = None, **options: Any
+    ) -> AsyncSnapshot:
+        """Builds a snapshot from a Dockerfile; the options are those of Client.build."""
+        if client is None:
+            from ._client import AsyncClient
+
+            client = AsyncClient.default()
+        return await client.build(context, **options)
 
     async def info(self) -> SnapshotInfoDetail:
         """Everything that is known of it."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import atexit
 import json
+import os
 import threading
 from builtins import list as List
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Callable, Mapping
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from .. import _args
 from .._address import Address, locate
@@ -19,9 +20,12 @@ from .._lines import ServerEvents
 from .._names import knows_e2b
 from .._wire import Event, Limits, Version
 from ._sandbox import Sandbox, Sandboxes, NetworkPolicy, fork, fork_body
-from ._snapshot import Snapshots
+from ._snapshot import Snapshot, Snapshots
 from ._transport import Transport
 from ._workspace import Workspaces
+
+if TYPE_CHECKING:
+    from .._builds import BuildProgress
 
 
 @knows_e2b
@@ -117,6 +121,56 @@ class Client:
         numbers is to fail."""
         body = fork_body(n, labels, env, network, limits, ttl, idle_timeout, unique, hostname_prefix, allow_partial)
         return fork(self, body | {"snapshot_tag": _args.name("snapshot", snapshot)})
+
+    def build(
+        self,
+        context: str | os.PathLike[str] | None = None,
+        *,
+        tag: str | None = None,
+        dockerfile: str | os.PathLike[str] | None = None,
+        dockerfile_text: str | None = None,
+        target: str | None = None,
+        build_args: Mapping[str, str] | None = None,
+        secrets: Mapping[str, str | bytes] | None = None,
+        no_cache: bool = False,
+        replace: bool = True,
+        vcpus: int | None = None,
+        memory_mib: int | None = None,
+        disk_mib: int | None = None,
+        on_progress: Callable[[BuildProgress], Any] | None = None,
+    ) -> Snapshot:
+        """Builds a snapshot from a Dockerfile, as `forkd build` does; docs/build.md says what of one is carried
+        out. Steps that an earlier build did are not done again.
+
+        context is the directory whose files the build may copy, but for those that its .dockerignore leaves
+        out. dockerfile is a path that begins there, "Dockerfile" if it is None; dockerfile_text is a Dockerfile
+        instead, for which no context is needed. tag is that of the snapshot: without one, the name of the
+        directory. With replace=False a snapshot with that tag is an error.
+
+        target is a stage, build_args are values of ARG instructions, and secrets, by id, are for commands that
+        ask for them by RUN --mount=type=secret. no_cache does all steps again. vcpus, memory_mib and disk_mib
+        are for a VM that is made from an image.
+
+        on_progress is called with a BuildPlan, then with BuildSteps and BuildOutputs (forkd.types). The step
+        that fails, and the end of its output, are in the BuildFailed. If this call is left, the build ends."""
+        from ._build import build
+
+        return build(
+            self,
+            context,
+            tag,
+            dockerfile,
+            dockerfile_text,
+            target,
+            build_args,
+            secrets,
+            no_cache,
+            replace,
+            vcpus,
+            memory_mib,
+            disk_mib,
+            on_progress,
+        )
 
     def sandboxes(self, labels: Mapping[str, str | None] | None = None) -> List[Sandbox]:
         """The sandboxes that there are; see Sandbox.list."""
