@@ -61,12 +61,13 @@ func (a *api) build(w http.ResponseWriter, r *http.Request) error {
 	if err = buildError(err); err != nil && !out.hasBegun() {
 		return err
 	}
+	last := apiv1.BuildEvent{Result: &apiv1.BuildResult{Tag: req.Tag, Cached: result.Cached, Run: result.Run,
+		MS: millis(time.Since(begin))}}
 	if err != nil {
-		return out.send(apiv1.BuildEvent{Error: err.Error(), Status: face.StatusOf(err),
-			Code: face.ProblemOf(err).Code})
+		last = apiv1.BuildEvent{Error: err.Error(), Status: face.StatusOf(err), Code: face.ProblemOf(err).Code}
 	}
-	return out.send(apiv1.BuildEvent{Result: &apiv1.BuildResult{Tag: req.Tag, Cached: result.Cached, Run: result.Run,
-		MS: millis(time.Since(begin))}})
+	_ = out.send(last) // the client has gone if this fails; its answer has begun
+	return nil
 }
 
 // buildError converts a mistake in a Dockerfile, or a failed command of it, to an error of the

@@ -137,7 +137,7 @@ LINK = "the link leads to no file of the build context: put the file itself ther
         ("context: DIR/sub/p: it is a pipe, and a build context has", {"Dockerfile": "FROM x", "sub__p": os.mkfifo}),
         ("dockerfile: DIR/Dockerfile: there is no such file", {"x": ""}),
         ("context: DIR/.dockerignore: the pattern '[a-'", {"Dockerfile": "FROM x", IGNORED: "b\n[a-\n"}),
-        ("context: DIR/.dockerignore has more than 1048576 b", {"Dockerfile": "FROM x", IGNORED: "#" * (1 << 20) + "#"}),
+        ("context: DIR/.dockerignore has more than 1048576", {"Dockerfile": "FROM x", IGNORED: "#" * (1 << 20) + "#"}),
         ("dockerfile: DIR/Dockerfile has more than 1048576 bytes", {"Dockerfile": "#" * (1 << 20) + "#"}),
         ("dockerfile: DIR/Dockerfile: it is not UTF-8", {"Dockerfile": lambda p: p.write_bytes(b"FROM x\nRUN \xe9")}),
     ],
