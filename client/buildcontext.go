@@ -326,7 +326,7 @@ func openSame(root *os.Root, rel string, info fs.FileInfo) (*os.File, error) {
 		return nil, err
 	}
 	now, err := f.Stat()
-	if err == nil && !os.SameFile(info, now) {
+	if err == nil && (!os.SameFile(info, now) || !now.Mode().IsRegular()) { // another may have its number by now
 		err = fmt.Errorf("%s: it was replaced while the build context was read", rel)
 	}
 	if err != nil {

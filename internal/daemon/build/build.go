@@ -278,7 +278,7 @@ func (b *Builder) claim(what string) (free func(), err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.busy[what] {
-		return nil, fmt.Errorf("%s: %w", what, errTaken)
+		return nil, fmt.Errorf("%s: %w", what, ErrTaken)
 	}
 	b.busy[what] = true
 	return func() {
@@ -288,7 +288,8 @@ func (b *Builder) claim(what string) (free func(), err error) {
 	}, nil
 }
 
-var errTaken = errors.New("another build is at it")
+// ErrTaken says that another build makes a snapshot with the same tag.
+var ErrTaken = errors.New("another build is at it")
 
 // causeOf prefers what has ended a context to what came of that.
 func causeOf(ctx context.Context, err error) error {

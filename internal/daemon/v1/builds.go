@@ -70,9 +70,12 @@ func (a *api) build(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// buildError converts a mistake in a Dockerfile, or a failed command of it, to an error of the
-// client.
+// buildError converts a mistake in a Dockerfile, a failed command of it, or a tag that another build makes,
+// to an error of the client.
 func buildError(err error) error {
+	if errors.Is(err, build.ErrTaken) {
+		return face.NewError(http.StatusConflict, err.Error()+": wait until it has ended")
+	}
 	var file *dockerfile.Error
 	var step *build.StepError
 	unknown := face.StatusOf(err) == http.StatusInternalServerError

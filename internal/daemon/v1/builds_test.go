@@ -3,6 +3,7 @@ package v1_test
 import (
 	"archive/tar"
 	"compress/gzip"
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -383,6 +384,32 @@ func TestStepsOfARunningBuildAreKept(t *testing.T) {
 	r.Steps.Trim(0)
 	if got := kept(t, r); got != "" {
 		t.Errorf("after the build its steps are %q", got)
+	}
+}
+
+// Of two builds of one tag the second is told to wait, and is no error of the daemon.
+func TestTwoBuildsOfATag(t *testing.T) {
+	r, _ := builder(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	begun, done := make(chan struct{}), make(chan error)
+	go func() {
+		_, err := r.Client.Build(ctx, client.BuildRequest{Tag: "one", Dockerfile: "FROM a.b\nRUN exec sleep 600\n"}, nil,
+			func(e client.BuildEvent) error {
+				if e.Plan != nil {
+					close(begun)
+				}
+				return nil
+			})
+		done <- err
+	}()
+	<-begun
+	_, _, err := built(t, r.Client, client.BuildRequest{Tag: "one", Dockerfile: "FROM a.b"}, nil)
+	if !errors.Is(err, client.ErrConflict) || !strings.Contains(err.Error(), "tag one: another build is at it") {
+		t.Errorf("%v", err)
+	}
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Errorf("the first: %v", err)
 	}
 }
 

@@ -1,4 +1,5 @@
 import { findDaemon } from "./address.ts";
+import { build, type BuildOptions } from "./build.ts";
 import { camel, snake, type Camel } from "./case.ts";
 import { checkEnv, checkInteger, checkName, checkOptions, checkSeconds, checkStrings, checkWord } from "./check.ts";
 import { ConnectionFailedError, ForkdError, InvalidArgumentError, PartialForkError } from "./error.ts";
@@ -173,6 +174,15 @@ export class Client implements AsyncDisposable {
       throw new PartialForkError(sandboxes, forked.failed);
     }
     return sandboxes;
+  }
+
+  /**
+   * Builds a snapshot from a Dockerfile, as `forkd build` does. Steps that an earlier build did are not
+   * done again. A step that fails is a BuildFailed, which has the end of its output. If this call is
+   * given up, the build ends.
+   */
+  build(options: BuildOptions): Promise<Snapshot> {
+    return build(this, options);
   }
 
   /** Lists sandboxes, oldest first. */

@@ -90,6 +90,36 @@ export class CommandFailed extends ForkdError {
   }
 }
 
+/** A step of a build failed. Steps that were done before are not done again by the next build. */
+export class BuildFailed extends ForkdError {
+  /** Its name, such as "[stage-0 2/3] RUN make". */
+  readonly step: string;
+  /** Its number, from 0. */
+  readonly number: number;
+  /** The end of what its command wrote, at most 64 KiB. */
+  readonly output: string;
+
+  constructor(cause: ForkdError, step: string, number: number, output: string) {
+    const last = output.split("\n").slice(-20).join("\n");
+    super(cause.message + (last === "" ? "" : `\n${last}`), {
+      code: "build_failed",
+      status: cause.status,
+      field: cause.field,
+      cause,
+    });
+    this.step = step;
+    this.number = number;
+    this.output = output;
+  }
+}
+
+/** Input was sent to a process that takes no more: it has closed its stdin, or ended. */
+export class InputClosedError extends ForkdError {
+  constructor(pid: number, cause?: unknown) {
+    super(`process ${pid} takes no more input`, { code: "input_closed", cause });
+  }
+}
+
 /** Some children of a fork with allowPartial did not start. */
 export class PartialForkError extends ForkdError {
   /** Those that did, and run. */

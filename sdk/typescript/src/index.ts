@@ -4,6 +4,7 @@
  * @packageDocumentation
  */
 export { bestOf, type Attempt, type Best, type Judge, type Score } from "./best.ts";
+export type { BuildOptions, BuildProgress, BuildResult } from "./build.ts";
 export type { Data } from "./bytes.ts";
 export type { Camel, CamelName } from "./case.ts";
 export {
@@ -45,9 +46,11 @@ export {
   type SpawnOptions05,
 } from "./controller05.ts";
 export {
+  BuildFailed,
   CommandFailed,
   ConnectionFailedError,
   ForkdError,
+  InputClosedError,
   InvalidArgumentError,
   PartialForkError,
   StreamBrokenError,

@@ -1,8 +1,10 @@
+import type { BuildOptions, BuildResult } from "./build.ts";
 import { camel, snake, type Camel } from "./case.ts";
 import { checkEnv, checkOptions, checkPath, checkSeconds, checkWord } from "./check.ts";
-import { tagOf, type Client, type ForkOptions, type Limits, type NetworkPolicy, type UniqueMode } from "./client.ts";
+import { Client, tagOf, type ForkOptions, type Limits, type NetworkPolicy, type UniqueMode } from "./client.ts";
 import { InvalidArgumentError } from "./error.ts";
 import type { components } from "./generated/api.ts";
+import type { WithClient } from "./sandbox.ts";
 import type { Sandboxes } from "./sandboxes.ts";
 import { callOptions, type CallOptions } from "./wire.ts";
 
@@ -61,6 +63,8 @@ export class Snapshot {
   readonly tag: string;
   /** What was known of it when this object was made. */
   readonly info: SnapshotInfo;
+  /** What the build that made it did; undefined if no build of this program has. */
+  built: BuildResult | undefined;
   readonly #client: Client;
 
   /** @internal */
@@ -68,6 +72,12 @@ export class Snapshot {
     this.#client = client;
     this.tag = info.tag;
     this.info = info;
+  }
+
+  /** Builds one from a Dockerfile; see Client.build. */
+  static build(options: BuildOptions & WithClient): Promise<Snapshot> {
+    const { client = Client.default(), ...rest } = options ?? {};
+    return client.build(rest);
   }
 
   /** Forks n sandboxes from it. */

@@ -58,7 +58,7 @@ export async function* packTree(root: string): AsyncGenerator<Uint8Array> {
   yield new Uint8Array(2 * block);
 }
 
-interface Entry {
+export interface Entry {
   name: string;
   mode: number;
   seconds: number; // of its last change, since 1970
@@ -67,12 +67,12 @@ interface Entry {
   link: string;
 }
 
-function padding(size: number): number {
+export function padding(size: number): number {
   return (block - (size % block)) % block;
 }
 
 /** The header of an entry, with one that extends it where a field is too small. */
-function* header(entry: Entry): Generator<Uint8Array> {
+export function* header(entry: Entry): Generator<Uint8Array> {
   const more: [string, string][] = [];
   if (encoder.encode(entry.name).length > 100) {
     more.push(["path", entry.name]);

@@ -224,7 +224,8 @@ class _Packing:
         except OSError as e:
             raise self.refused(path, e.strerror or str(e)) from e
         now = os.fstat(opened)
-        if (now.st_dev, now.st_ino) != (info.st_dev, info.st_ino):
+        was = info.st_dev, info.st_ino, stat.S_IFMT(info.st_mode)  # a number may be that of another file by now
+        if (now.st_dev, now.st_ino, stat.S_IFMT(now.st_mode)) != was:
             os.close(opened)
             raise self.refused(path, "it was replaced while the build context was read")
         return opened
