@@ -29,7 +29,12 @@ func (c *Client) Build(ctx context.Context, req BuildRequest, files func(*tar.Wr
 	}
 	r, w := io.Pipe()
 	defer r.Close() // makes the writer end
-	go func() { w.CloseWithError(writeBuild(w, text, files)) }()
+	packed := make(chan error, 1)
+	go func() {
+		err := writeBuild(w, text, files)
+		packed <- err
+		w.CloseWithError(err)
+	}()
 	resp, err := c.send(
 		ctx,
 		http.MethodPost,
@@ -38,6 +43,10 @@ func (c *Client) Build(ctx context.Context, req BuildRequest, files func(*tar.Wr
 		http.Header{"Content-Type": {v1.Tar}, "Accept": {v1.NDJSON}},
 	)
 	if err != nil {
+		r.Close()
+		if failed := <-packed; failed != nil && !errors.Is(failed, io.ErrClosedPipe) {
+			err = failed // the archive is not whole: no build was asked for
+		}
 		return result, err
 	}
 	defer resp.Body.Close()
@@ -188,7 +197,7 @@ func writeBuild(w io.Writer, request []byte, files func(*tar.Writer) error) erro
 	}
 	if files != nil {
 		if err := files(out); err != nil {
-			return errors.Join(errors.New("pack the build context"), err)
+			return fmt.Errorf("pack the build context: %w", err)
 		}
 	}
 	return out.Close()

@@ -14,7 +14,8 @@ import (
 	v1 "github.com/forkd/forkd/api/v1"
 )
 
-// BuildContext is a directory whose files a build may copy, and its Dockerfile:
+// BuildContext is a directory whose files a build may copy, and its Dockerfile. The zero BuildContext has no
+// files.
 //
 //	files, err := client.OpenBuildContext("app", "")
 //	defer files.Close()
@@ -42,7 +43,7 @@ const defaultDockerfile = "Dockerfile"
 func OpenBuildContext(dir, dockerfile string) (_ *BuildContext, err error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
-		return nil, err
+		return nil, wrong("context", "%w", err)
 	}
 	c := &BuildContext{dir: dir, root: root, Name: defaultDockerfile}
 	defer func() {
@@ -71,14 +72,19 @@ func (c *BuildContext) readDockerfile(path string) (own bool, err error) {
 	}
 	text, err := c.read(name, inside, v1.MaxDockerfile, true)
 	if err != nil {
-		return false, err
+		return false, wrong("dockerfile", "%w", err)
 	}
 	c.Dockerfile = string(text)
 	return c.readIgnore(name+".dockerignore", inside)
 }
 
 // Close closes the directory.
-func (c *BuildContext) Close() error { return c.root.Close() }
+func (c *BuildContext) Close() error {
+	if c.root == nil {
+		return nil
+	}
+	return c.root.Close()
+}
 
 // place returns the path of a Dockerfile: below the context if it lies inside, and else as the system finds
 // it.
@@ -110,10 +116,10 @@ func (c *BuildContext) readIgnore(name string, inside bool) (bool, error) {
 		return false, nil
 	}
 	if err != nil {
-		return false, err
+		return false, wrong("context", "%w", err)
 	}
 	if c.ignore, err = parseIgnore(text); err != nil {
-		return false, fmt.Errorf("%s: %w", c.shown(name), err)
+		return false, wrong("context", "%s: %w", c.shown(name), err)
 	}
 	return true, nil
 }
@@ -198,6 +204,9 @@ func kindOf(mode fs.FileMode) string {
 // Pack writes the files of the context. It may be the files of Client.Build. The order of the entries follows
 // from their names. Sockets are left out; a pipe or a device is an error, because no build can copy one.
 func (c *BuildContext) Pack(out *tar.Writer) error {
+	if c.root == nil {
+		return nil
+	}
 	p := packing{out: out, root: c.root, dir: c.dir}
 	return fs.WalkDir(c.root.FS(), ".", func(rel string, e fs.DirEntry, err error) error {
 		if err != nil || rel == "." {
@@ -254,11 +263,11 @@ func (p *packing) count(h *tar.Header) error {
 	p.bytes += h.Size
 	switch {
 	case p.entries > v1.MaxBuildEntries:
-		return fmt.Errorf("the build context has more than %d files: %s", v1.MaxBuildEntries, leave)
+		return wrong("context", "the build context has more than %d files: %s", v1.MaxBuildEntries, leave)
 	case p.names > v1.MaxBuildNames:
-		return fmt.Errorf("the names and links of the build context have more than %d MiB: %s", v1.MaxBuildNames>>20, leave)
+		return wrong("context", "the build context has more than %d MiB of names and links: %s", v1.MaxBuildNames>>20, leave)
 	case p.bytes > v1.MaxBuildContent:
-		return fmt.Errorf("the build context has more than %d GiB: %s", v1.MaxBuildContent>>30, leave)
+		return wrong("context", "the build context has more than %d GiB: %s", v1.MaxBuildContent>>30, leave)
 	}
 	return nil
 }
@@ -290,7 +299,7 @@ func (p *packing) add(rel string) error {
 	case mode.Type() == fs.ModeSocket:
 		return nil
 	case !mode.IsRegular():
-		return fmt.Errorf("%s: it is %s, and a build context has files, directories and links only: "+
+		return wrong("context", "%s: it is %s, and a build context has files, directories and links only: "+
 			"name it in .dockerignore", filepath.Join(p.dir, rel), kindOf(mode))
 	}
 	return p.file(rel, info, h)
@@ -299,7 +308,7 @@ func (p *packing) add(rel string) error {
 func (p *packing) file(rel string, info fs.FileInfo, h *tar.Header) error {
 	f, err := openSame(p.root, rel, info)
 	if err != nil {
-		return err
+		return wrong("context", "%w", err)
 	}
 	defer f.Close()
 	h.Typeflag, h.Size = tar.TypeReg, info.Size()
@@ -313,7 +322,7 @@ func (p *packing) file(rel string, info fs.FileInfo, h *tar.Header) error {
 		return err
 	}
 	if _, err := io.CopyN(p.out, f, h.Size); err != nil {
-		return fmt.Errorf("%s: it became shorter while it was read: %w", rel, err)
+		return wrong("context", "%s: it became shorter while it was read: %w", filepath.Join(p.dir, rel), err)
 	}
 	return nil
 }

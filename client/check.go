@@ -1,6 +1,7 @@
 package client
 
 import (
+	"errors"
 	"fmt"
 	"path"
 	"slices"
@@ -15,12 +16,16 @@ import (
 type ArgumentError struct {
 	Field  string // the argument, or the field of the request, by its name in the API, such as "timeout_secs"
 	Reason string
+	Err    error // what Reason is of, if it is an error
 }
 
 func (e *ArgumentError) Error() string { return e.Field + ": " + e.Reason }
 
+func (e *ArgumentError) Unwrap() error { return e.Err }
+
 func wrong(field, format string, args ...any) error {
-	return &ArgumentError{Field: field, Reason: fmt.Sprintf(format, args...)}
+	err := fmt.Errorf(format, args...)
+	return &ArgumentError{Field: field, Reason: err.Error(), Err: errors.Unwrap(err)}
 }
 
 // Bounds of requests; the daemon has the same.

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"strconv"
 	"sync"
+	"time"
 
 	"github.com/coder/websocket"
 
@@ -24,7 +25,8 @@ type (
 // runs on.
 var ErrDetached = errors.New("detached from the process, which goes on")
 
-// ErrStdinClosed is returned by Write when the process no longer accepts input.
+// ErrStdinClosed is returned by Write when the process no longer accepts input: it has closed its stdin, or
+// ended before it took all of it.
 var ErrStdinClosed = errors.New("the process takes no more input")
 
 // Process is a process of a sandbox, started by StartExec or found by Attach. Its methods may be
@@ -40,6 +42,7 @@ type Process struct {
 	taken  chan int64 // bytes of input taken so far; only the newest value counts
 	closed chan struct{}
 	done   chan struct{}
+	left   error // why Wait returned before the end of the process, or nil; valid when done is closed
 }
 
 // StartExec runs a command and lets the caller send input and signals to it. The command is killed
@@ -124,7 +127,10 @@ func (p *Process) receive() (output []byte, e v1.ExecEvent, err error) {
 // fails, Wait leaves the process, which is killed if StartExec started it. Wait is called once.
 func (p *Process) Wait(stdout, stderr io.Writer) (end ExecEnd, err error) {
 	defer p.ws.CloseNow()
-	defer close(p.done)
+	defer func() {
+		p.left = err
+		close(p.done)
+	}()
 	closed := false
 	for {
 		output, e, err := p.receive()
@@ -171,7 +177,7 @@ func (p *Process) Write(b []byte) (n int, err error) {
 	for len(b) > 0 {
 		part := b[:min(len(b), maxUntaken)]
 		if err := p.ws.Write(p.ctx, websocket.MessageBinary, part); err != nil {
-			return n, err
+			return n, p.notWritten(err)
 		}
 		p.sent += int64(len(part))
 		if err := p.waitTaken(); err != nil {
@@ -201,8 +207,32 @@ func (p *Process) waitTaken() error {
 				}
 			default:
 			}
-			return io.ErrClosedPipe
+			return p.noInput()
 		}
+	}
+}
+
+// endGrace is how long a connection that broke may take to say that the process has ended.
+const endGrace = time.Second
+
+// noInput returns why input cannot be sent after Wait has returned.
+func (p *Process) noInput() error {
+	if p.left != nil {
+		return p.left
+	}
+	return ErrStdinClosed
+}
+
+// notWritten returns the error of a connection that broke under a write, which is ErrStdinClosed if the process
+// has ended.
+func (p *Process) notWritten(err error) error {
+	select {
+	case <-p.done:
+		return p.noInput()
+	case <-p.ctx.Done():
+		return p.ctx.Err()
+	case <-time.After(endGrace):
+		return err
 	}
 }
 

@@ -56,7 +56,7 @@ type Step struct {
 // own are operations of runners, with their arguments.
 var own = map[string][]string{
 	"rig.faults": {"clear", "requests", "fail_children", "restart"}, "rig.state": nil, "sleep": {"seconds"},
-	"number": {"text"},
+	"number": {"text"}, "directory": {"files"},
 }
 
 // Operations returns all operations.

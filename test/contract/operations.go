@@ -77,6 +77,7 @@ func clientOperations() map[string]operation {
 			r.on(of).Close()
 			return nil, nil
 		}},
+		"client.build":     {"client.OpenBuildContext, Client.Build", build},
 		"client.fork":      {"Client.Fork, client.Children", fork},
 		"client.sandboxes": {"Client.SandboxPage", list},
 		"sandbox.list":     {"Client.SandboxPage", list},

@@ -138,6 +138,8 @@ func (r *runner) do(op string, of *Object, with arguments) (any, error) {
 		seconds, _ := number(with["seconds"])
 		time.Sleep(time.Duration(seconds * float64(time.Second)))
 		return nil, nil
+	case "directory":
+		return r.directory(with)
 	case "number":
 		return strconv.Atoi(strings.TrimSpace(with.text("text")))
 	}
@@ -187,6 +189,7 @@ func (r *runner) errorFields(err error) map[string]any {
 		broken  *client.StreamError
 		partial *client.PartialForkError
 		command *client.CommandError
+		build   *client.BuildError
 	)
 	switch {
 	case errors.As(err, &wrong):
@@ -204,6 +207,10 @@ func (r *runner) errorFields(err error) map[string]any {
 			"sandboxes": sandboxObjects(partial.Sandboxes)}
 	case errors.As(err, &command):
 		return map[string]any{"class": "CommandFailed"}
+	case errors.As(err, &build):
+		return map[string]any{"class": "BuildFailed", "status": build.Err.Status, "step": build.Step, "output": build.Output}
+	case errors.Is(err, client.ErrStdinClosed):
+		return map[string]any{"class": "InputClosedError"}
 	case errors.As(err, &answer):
 		fields := map[string]any{"code": answer.Code, "field": answer.Field, "status": answer.Status}
 		if errors.Is(err, client.ErrorCode(answer.Code)) {

@@ -65,7 +65,7 @@ func (a *api) serveSocket(w http.ResponseWriter, r *http.Request, op string,
 	defer die()
 	s := &socket{ws: ws, life: life, idle: a.Face.Limits.Idle, keepalive: a.Face.Limits.Keepalive, end: cancel,
 		running: make(chan struct{}),
-		parts:   make(chan part), buffers: make(chan []byte, inputBuffers)}
+		parts:   make(chan part), buffers: make(chan []byte, inputBuffers), sending: make(chan struct{}, 1)}
 	for range inputBuffers {
 		s.buffers <- nil
 	}
@@ -86,6 +86,9 @@ func (a *api) serveSocket(w http.ResponseWriter, r *http.Request, op string,
 	}
 	if cause := context.Cause(ctx); err != nil && cause != nil {
 		err = cause // instead of an error that it caused
+	}
+	if err == nil {
+		s.settle()
 	}
 	cancel(nil)
 	last := lastEvent(res, err)
@@ -116,6 +119,8 @@ type socket struct {
 
 	parts   chan part   // of the input, for feed
 	buffers chan []byte // not in use; nil ones are not allocated yet
+
+	sending chan struct{} // full while a part is on its way to the process, and after settle
 }
 
 // inputBuffers is 2, so that one part of the input can be received while another is sent to the
@@ -324,6 +329,18 @@ func (s *socket) control(ctx context.Context, f func(context.Context) error) {
 	_ = f(ctx)
 }
 
+// settleTime bounds how long the end of a command waits for the part of its input that is being sent: something
+// else may have the same pipe, and not read it.
+const settleTime = 500 * time.Millisecond
+
+// settle waits until the client has been told of input that the process took before it ended, and ends feed.
+func (s *socket) settle() {
+	select {
+	case s.sending <- struct{}{}:
+	case <-time.After(settleTime):
+	}
+}
+
 // feed sends the input to the process, and tells the client how much was taken. It runs in its own
 // goroutine, so that a process that reads no input does not delay signals.
 func (s *socket) feed(ctx context.Context) {
@@ -340,6 +357,11 @@ func (s *socket) feed(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
+		select {
+		case s.sending <- struct{}{}:
+		case <-ctx.Done():
+			return
+		}
 		if !closed && p.last {
 			_ = s.process.CloseStdin(ctx) // the process may have exited
 		} else if !closed {
@@ -351,6 +373,7 @@ func (s *socket) feed(ctx context.Context) {
 				_ = s.send(apiv1.ExecEvent{StdinTaken: taken})
 			}
 		}
+		<-s.sending
 		if p.data != nil {
 			s.buffers <- p.data
 		}

@@ -335,3 +335,32 @@ func TestBrokenWebSocket(t *testing.T) {
 		}
 	}
 }
+
+// A process that reads its input and ends has taken it: the client learns of that before the end.
+func TestInputOfAProcessThatEnds(t *testing.T) {
+	r, _, id := forked(t)
+	for i := range 60 {
+		req := client.ExecRequest{Args: client.Shell("read x"), OpenStdin: true}
+		if i%2 == 0 {
+			req.TTY = &client.TTYSize{}
+		}
+		p, err := r.StartExec(t.Context(), id, req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ended := make(chan error)
+		go func() {
+			_, err := p.Wait(io.Discard, io.Discard)
+			ended <- err
+		}()
+		if _, err := p.Write([]byte("hello\n")); err != nil {
+			t.Errorf("%d: %v", i, err)
+		}
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		if _, err := p.Write([]byte("more\n")); !errors.Is(err, client.ErrStdinClosed) {
+			t.Errorf("after the end: %v", err)
+		}
+	}
+}

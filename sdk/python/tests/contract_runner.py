@@ -6,7 +6,10 @@ import asyncio
 import base64
 import inspect
 import json
+import os
 import re
+import shutil
+import tempfile
 import time
 import urllib.request
 import uuid
@@ -17,6 +20,7 @@ from typing import Any
 import yaml
 
 import forkd
+from forkd import types
 from forkd._record import Record
 
 CONTRACT = Path(__file__).resolve().parent.parent.parent.parent / "test/contract"
@@ -93,13 +97,29 @@ class Runner:
             (lambda name: getattr(forkd, "Async" + name)) if half == "async" else (lambda name: getattr(forkd, name))
         )
         self.client = self.kind("Client")(daemon.url, token=daemon.token, retries=3)
+        self.made: list[Path] = []
         run = "run" + uuid.uuid4().hex[:12]
         self.saved: dict[str, Any] = {
             "snapshot": daemon.snapshot, "tmp": f"{daemon.tmp}/{run}", "run": run, "url": daemon.url,
             "token": daemon.token, "file": daemon.file,
         }  # fmt: skip
 
+    def directory(self, files: dict[str, Any]) -> str:
+        """A directory of this host, which is removed after the scenario."""
+        made = Path(tempfile.mkdtemp(prefix="forkd-contract"))
+        self.made.append(made)
+        for name, content in files.items():
+            path = made / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if isinstance(content, dict):
+                path.symlink_to(content["link"]) if "link" in content else os.mkfifo(path)
+            else:
+                path.write_bytes(data_of(content))
+        return str(made)
+
     def close(self) -> None:
+        for made in self.made:
+            shutil.rmtree(made)
         self.wait(self.client.aclose() if self.half == "async" else self.client.close())
         if self.loop is not None:
             self.loop.close()
@@ -224,6 +244,7 @@ OWN: dict[str, Callable[[Runner, dict[str, Any]], Any]] = {
     "rig.faults": lambda r, w: rig(r, "faults", w),
     "rig.state": lambda r, w: rig(r, "state"),
     "number": lambda r, w: int(w["text"]),
+    "directory": lambda r, w: r.directory(w["files"]),
     "sleep": lambda r, w: time.sleep(w["seconds"]),
 }
 
@@ -274,6 +295,23 @@ def run(r: Runner, of: Any, with_: dict[str, Any]) -> Any:
 
     result = r.wait(of.commands.run(**with_, on_stdout=add("stdout"), on_stderr=add("stderr")))
     return result_of(result, seen)
+
+
+def build(r: Runner, of: Any, with_: dict[str, Any]) -> Any:
+    steps, states, output = list[str](), list[str | None](), list[str]()
+
+    def tell(event: Any) -> None:
+        if isinstance(event, types.BuildPlan):
+            steps.extend(event.steps)
+            states.extend([None] * len(steps))
+        elif isinstance(event, types.BuildStep):
+            states[event.number] = event.state
+        else:
+            output.append(event.line + "\n")
+
+    snapshot = r.wait((of or r.client).build(**with_, on_progress=tell))
+    seen = {"steps": steps, "states": states, "output": "".join(output)}
+    return {"snapshot": snapshot, "cached": snapshot.built.cached, "run": snapshot.built.run, "seen": seen}
 
 
 def run_code(r: Runner, of: Any, with_: dict[str, Any]) -> Any:
@@ -331,6 +369,7 @@ OPERATIONS: dict[str, tuple[str, Callable[[Runner, Any, dict[str, Any]], Any]]] 
     "client.version": ("client.version", method("version")),
     "client.healthy": ("client.healthy", method("healthy")),
     "client.close": ("client.close", lambda r, of, w: r.wait(of.aclose() if r.half == "async" else of.close())),
+    "client.build": ("client.build, Snapshot.build", build),
     "client.fork": ("client.fork", method("fork")),
     "client.sandboxes": ("client.sandboxes", method("sandboxes")),
     "client.events": ("with client.events(…) as events", context("events")),

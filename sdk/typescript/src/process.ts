@@ -1,7 +1,7 @@
 import { bodyOf, fromBase64, type Data } from "./bytes.ts";
 import { knowsE2B } from "./e2b.ts";
-import { CommandFailed, ForkdError, StreamBrokenError } from "./error.ts";
-import { NotFoundInSandboxError } from "./generated/errors.ts";
+import { CommandFailed, ForkdError, InputClosedError, StreamBrokenError } from "./error.ts";
+import { ConflictError, NotFoundInSandboxError } from "./generated/errors.ts";
 import type { components } from "./generated/api.ts";
 import { checkInteger, checkString } from "./check.ts";
 import { errorOf } from "./problem.ts";
@@ -190,9 +190,16 @@ export class CommandHandle<T = string> {
     }
   }
 
-  /** Sends input. It is done when the process has taken it; inputs keep their order. */
-  write(data: Data, options?: CallOptions): Promise<void> {
-    return this.#feed(data, false, options);
+  /**
+   * Sends input. It is done when the process has taken it; inputs keep their order. It fails with
+   * InputClosedError if the process takes no more, or has ended.
+   */
+  async write(data: Data, options?: CallOptions): Promise<void> {
+    try {
+      await this.#feed(data, false, options);
+    } catch (error) {
+      throw takesNone(error) ? new InputClosedError(this.pid, error) : error;
+    }
   }
 
   /** E2B's name of write. */
@@ -201,8 +208,14 @@ export class CommandHandle<T = string> {
   }
 
   /** Ends the input. A terminal is sent Ctrl-D. */
-  closeStdin(options?: CallOptions): Promise<void> {
-    return this.#feed(undefined, true, options);
+  async closeStdin(options?: CallOptions): Promise<void> {
+    try {
+      await this.#feed(undefined, true, options);
+    } catch (error) {
+      if (!takesNone(error)) {
+        throw error;
+      }
+    }
   }
 
   #feed(data: Data | undefined, close: boolean, options?: CallOptions): Promise<void> {
@@ -253,6 +266,11 @@ export class CommandHandle<T = string> {
     }
     await this.#end.catch(() => undefined);
   }
+}
+
+/** Reports whether an error says that a process takes no input: it has ended, or closed its stdin. */
+function takesNone(error: unknown): boolean {
+  return error instanceof NotFoundInSandboxError || (error instanceof ConflictError && /stdin/.test(error.message));
 }
 
 /** Fails with CommandFailed if check is set and the command did. */

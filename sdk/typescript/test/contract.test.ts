@@ -3,8 +3,11 @@
  * VMs, or against the one at $FORKD_CONTRACT_URL ($FORKD_TOKEN, and $FORKD_CONTRACT_SNAPSHOT to fork from).
  */
 import assert from "node:assert/strict";
+import { execFileSync } from "node:child_process";
 import { randomBytes } from "node:crypto";
-import { readdirSync, readFileSync } from "node:fs";
+import { mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, symlinkSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { dirname, join } from "node:path";
 import { after, before, test } from "node:test";
 import { parse } from "yaml";
 import { Client, Sandbox, Snapshot, Workspace } from "../src/index.ts";
@@ -119,12 +122,32 @@ async function done(step: Step, saved: Record<string, unknown>): Promise<void> {
   }
 }
 
+/** Makes a directory of this host, which is removed at the end. */
+function directory(files: Record<string, string | { link?: string }>): string {
+  const made = mkdtempSync(join(tmpdir(), "forkd-contract"));
+  process.on("exit", () => rmSync(made, { recursive: true }));
+  for (const [name, content] of Object.entries(files)) {
+    const path = join(made, name);
+    mkdirSync(dirname(path), { recursive: true });
+    if (typeof content === "string") {
+      writeFileSync(path, content);
+    } else if (content.link !== undefined) {
+      symlinkSync(content.link, path);
+    } else {
+      execFileSync("mkfifo", [path]);
+    }
+  }
+  return made;
+}
+
 async function call(step: Step, args: Record<string, unknown>, saved: Record<string, unknown>): Promise<unknown> {
   switch (step.do) {
     case "rig.faults":
       return rig!.fault(args);
     case "rig.state":
       return rig!.state();
+    case "directory":
+      return directory(args["files"] as Record<string, string | { link?: string }>);
     case "number":
       return Number(String(args["text"]).trim());
     case "sleep":

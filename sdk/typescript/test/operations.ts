@@ -48,6 +48,24 @@ async function run(box: Sandbox, args: Arguments): Promise<unknown> {
   return { ...result, seen };
 }
 
+/** A build, and what its callback is told. */
+async function built(client: Client, args: Arguments): Promise<unknown> {
+  const seen = { steps: [] as string[], states: [] as (string | undefined)[], output: "" };
+  const snapshot = await client.build({
+    ...options(args),
+    onProgress: (event) => {
+      if (event.type === "plan") {
+        seen.steps = event.steps;
+      } else if (event.type === "step") {
+        seen.states[event.number] = event.state;
+      } else {
+        seen.output += `${event.line}\n`;
+      }
+    },
+  });
+  return { snapshot, cached: snapshot.built!.cached, run: snapshot.built!.run, seen };
+}
+
 async function runCode(box: Sandbox, { code, ...args }: Arguments): Promise<unknown> {
   const seen = { stdout: "", stderr: "", results: 0 };
   const { logs, ...execution } = await box.runCode(code, {
@@ -101,6 +119,11 @@ export const operations: Readonly<Record<string, Operation>> = {
     "client.fork",
     `snapshot ${forkArguments}`,
     (client: Client, args) => client.fork(args["snapshot"], args["n"], options(args, "snapshot", "n")),
+  ],
+  "client.build": [
+    "client.build, Snapshot.build",
+    "context tag dockerfile dockerfile_text target build_args secrets no_cache replace",
+    built,
   ],
   "client.sandboxes": ["client.sandboxes", "labels", (client: Client, args) => client.sandboxes(args)],
   "client.events": [

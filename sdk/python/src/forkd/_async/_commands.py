@@ -80,12 +80,12 @@ class AsyncCommandHandle:
         self._error: Exception | None = None
 
     async def write(self, data: str | bytes) -> None:
-        """Sends input, and returns when the process has taken all of it. InputClosedError: it takes no more."""
+        """Sends input, and returns when the process has taken all of it. InputClosedError: it takes no more, or
+        has ended."""
         data = _args.data("data", data)
         for at in range(0, len(data), MAX_UNTAKEN):
             part = data[at : at + MAX_UNTAKEN]
-            if not self._ended():
-                await self._socket.send(part)
+            await self._send(part)
             self._sent += len(part)
             while self._taken < self._sent:
                 if self._stdin_closed or self._ended():
@@ -95,9 +95,21 @@ class AsyncCommandHandle:
     send_stdin = write
     """E2B's name of write."""
 
+    async def _send(self, message: bytes | dict[str, Any]) -> None:
+        """Sends what a process that has ended does not need."""
+        if self._ended():
+            return
+        try:
+            await self._socket.send(message)
+        except StreamBrokenError:
+            while not self._ended():  # its end may be on its way
+                await self._receive(lambda: True)
+            if self._error is not None:
+                raise
+
     async def close_stdin(self) -> None:
         """Ends the input; a terminal is sent Ctrl-D."""
-        await self._socket.send({"close_stdin": True})
+        await self._send({"close_stdin": True})
 
     async def signal(self, name: str) -> None:
         """Sends a signal, such as "SIGINT" or "INT", to the process and its group."""

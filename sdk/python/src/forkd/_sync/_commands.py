@@ -81,12 +81,12 @@ class CommandHandle:
         self._error: Exception | None = None
 
     def write(self, data: str | bytes) -> None:
-        """Sends input, and returns when the process has taken all of it. InputClosedError: it takes no more."""
+        """Sends input, and returns when the process has taken all of it. InputClosedError: it takes no more, or
+        has ended."""
         data = _args.data("data", data)
         for at in range(0, len(data), MAX_UNTAKEN):
             part = data[at : at + MAX_UNTAKEN]
-            if not self._ended():
-                self._socket.send(part)
+            self._send(part)
             self._sent += len(part)
             while self._taken < self._sent:
                 if self._stdin_closed or self._ended():
@@ -96,9 +96,21 @@ class CommandHandle:
     send_stdin = write
     """E2B's name of write."""
 
+    def _send(self, message: bytes | dict[str, Any]) -> None:
+        """Sends what a process that has ended does not need."""
+        if self._ended():
+            return
+        try:
+            self._socket.send(message)
+        except StreamBrokenError:
+            while not self._ended():  # its end may be on its way
+                self._receive(lambda: True)
+            if self._error is not None:
+                raise
+
     def close_stdin(self) -> None:
         """Ends the input; a terminal is sent Ctrl-D."""
-        self._socket.send({"close_stdin": True})
+        self._send({"close_stdin": True})
 
     def signal(self, name: str) -> None:
         """Sends a signal, such as "SIGINT" or "INT", to the process and its group."""
