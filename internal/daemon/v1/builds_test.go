@@ -395,7 +395,7 @@ func TestTwoBuildsOfATag(t *testing.T) {
 	go func() {
 		_, err := r.Client.Build(ctx, client.BuildRequest{Tag: "one", Dockerfile: "FROM a.b\nRUN exec sleep 600\n"}, nil,
 			func(e client.BuildEvent) error {
-				if e.Plan != nil {
+				if e.Step != nil && e.Step.State == "started" {
 					close(begun)
 				}
 				return nil
@@ -410,6 +410,12 @@ func TestTwoBuildsOfATag(t *testing.T) {
 	cancel()
 	if err := <-done; !errors.Is(err, context.Canceled) {
 		t.Errorf("the first: %v", err)
+	}
+	for left, deadline := 1, time.Now().Add(10*time.Second); left > 0; time.Sleep(20 * time.Millisecond) {
+		list, err := r.Sandboxes(t.Context())
+		if left = len(list); err != nil || left > 0 && time.Now().After(deadline) {
+			t.Fatalf("the build goes on without its client: %v, %v", list, err)
+		}
 	}
 }
 

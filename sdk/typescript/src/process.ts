@@ -1,7 +1,7 @@
 import { bodyOf, fromBase64, type Data } from "./bytes.ts";
 import { knowsE2B } from "./e2b.ts";
 import { CommandFailed, ForkdError, InputClosedError, StreamBrokenError } from "./error.ts";
-import { ConflictError, NotFoundInSandboxError } from "./generated/errors.ts";
+import { NotFoundInSandboxError, SandboxFailedError } from "./generated/errors.ts";
 import type { components } from "./generated/api.ts";
 import { checkInteger, checkString } from "./check.ts";
 import { errorOf } from "./problem.ts";
@@ -268,9 +268,14 @@ export class CommandHandle<T = string> {
   }
 }
 
+/** What the sandbox's kernel and agent say of an input that nobody reads any more. */
+const nobodyReads = /broken pipe|input\/output error|no open stdin|already closed/;
+
 /** Reports whether an error says that a process takes no input: it has ended, or closed its stdin. */
 function takesNone(error: unknown): boolean {
-  return error instanceof NotFoundInSandboxError || (error instanceof ConflictError && /stdin/.test(error.message));
+  return (
+    error instanceof NotFoundInSandboxError || (error instanceof SandboxFailedError && nobodyReads.test(error.message))
+  );
 }
 
 /** Fails with CommandFailed if check is set and the command did. */

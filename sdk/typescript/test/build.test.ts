@@ -359,7 +359,7 @@ test("a build ends with its caller", async () => {
     }
   };
   await assert.rejects(client.build({ ...slow, tag: "ended2", signal: controller.signal, onProgress: abort }), failure);
-  for (let i = 0; i < 100 && (await client.sandboxes()).length > 0; i++) {
+  for (let i = 0; i < 200 && (await client.sandboxes()).length > 0; i++) {
     await new Promise((resolve) => setTimeout(resolve, 50));
   }
   assert.deepEqual(await client.sandboxes(), []);
