@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import forkd
-from forkd._e2b import ATTRIBUTES, PARAMETERS
+from forkd._e2b import ATTRIBUTES, MODULE, PARAMETERS, STATICS
 
 DOCUMENT = Path(__file__).resolve().parent.parent.parent.parent / "docs/sdk.md"
 PLACES = {
@@ -26,6 +26,8 @@ PLACES = {
     "sandbox.limits": ("_sandbox", "LimitsOf"),
     "handle": ("_commands", "CommandHandle"),
     "client.snapshots": ("_snapshot", "Snapshots"),
+    "client": ("_client", "Client"),
+    "Snapshot": ("_snapshot", "Snapshot"),
 }
 
 
@@ -104,6 +106,39 @@ def test_attributes_of_e2b_say_the_ones_here(half: str) -> None:
             assert hasattr(owner_of(of, half), method), here
         with pytest.raises(AttributeError, match=f"^{half}{kind} has no nonsense$"):
             _ = thing.nonsense
+
+
+@pytest.mark.parametrize("half", ["", "Async"])
+def test_what_e2b_calls_on_a_class_says_the_call_here(half: str) -> None:
+    kind = getattr(forkd, half + "Sandbox")
+    for name, here in STATICS["Sandbox"].items():
+        if name in vars(kind):
+            with pytest.raises(TypeError, match=rf"^{half}Sandbox.{name}\(\) is .* of an id it is {re.escape(here)}$"):
+                call = getattr(kind, name)("sb-a")
+                call.send(None)
+        else:
+            with pytest.raises(AttributeError, match=f"^{half}Sandbox has no {name}; here it is {re.escape(here)}$"):
+                getattr(kind, name)("sb-a")
+            assert name not in dir(kind)
+        of, _, method = re.sub(r"\([^)]*\)", "", here).rpartition(".")
+        assert hasattr(owner_of("client.snapshots" if of == "client.snapshots" else "sandbox", half), method), here
+    with pytest.raises(TypeError, match="of an id it is"):
+        kill = forkd.Sandbox.kill(sandbox_id="sb-a")  # type: ignore[call-arg]
+        assert kill
+    with pytest.raises(AttributeError, match=f"^{half}Sandbox has no nonsense$"):
+        _ = kind.nonsense
+    assert not hasattr(kind, "nonsense") and hasattr(kind, "list") and hasattr(kind, "connect")
+
+
+def test_what_is_imported_from_e2b_says_what_to_import() -> None:
+    for name, here in MODULE.items():
+        with pytest.raises(ImportError, match=f"^forkd has no {name}; here it is {re.escape(here)}$"):
+            exec(f"from forkd import {name}", {})
+        for there in re.findall(r"^(?:errors\.)?(\w+)|, or errors\.(\w+)", here):
+            for found in filter(None, there):
+                assert hasattr(forkd, found) or hasattr(importlib.import_module("forkd.errors"), found), here
+    with pytest.raises(ImportError, match="cannot import name 'nonsense'"):
+        exec("from forkd import nonsense", {})
 
 
 PARAMETERS_OF_E2B = [

@@ -10,7 +10,7 @@ SDK = Path(__file__).resolve().parent.parent
 TABLE = SDK.parent / "e2b.json"
 
 HEADER = '''# Made from sdk/e2b.json by tools/names.py. Do not edit.
-"""Names of E2B's SDK that have another one here, by class, and those of parameters."""
+"""Names of E2B's SDK that have another one here: of classes, of what is imported, and of parameters."""
 
 from __future__ import annotations
 
@@ -32,10 +32,16 @@ def quoted(text: str) -> str:
     return f"'{text}'" if '"' in text else f'"{text}"'
 
 
+def classes(name: str, table: dict[str, Any]) -> str:
+    out = [f"{name}: dict[str, dict[str, str]] = {{\n"]
+    for kind, names in table.items():
+        out.append(f'    "{kind}": {{\n{rows(names, " " * 8)}    }},\n')
+    return "".join([*out, "}\n"])
+
+
 def files() -> dict[Path, str]:
     table = json.loads(TABLE.read_text())
-    out = [HEADER, "ATTRIBUTES: dict[str, dict[str, str]] = {\n"]
-    for kind, names in table["attributes"].items():
-        out.append(f'    "{kind}": {{\n{rows(names, " " * 8)}    }},\n')
-    out.append(f"}}\n\nPARAMETERS: dict[str, str] = {{\n{rows(table['parameters'], ' ' * 4)}}}\n")
-    return {SDK / "src/forkd/_e2b.py": "".join(out)}
+    parts = [classes("ATTRIBUTES", table["attributes"]), classes("STATICS", table["statics"])]
+    for name in ("module", "parameters"):
+        parts.append(f"{name.upper()}: dict[str, str] = {{\n{rows(table[name], ' ' * 4)}}}\n")
+    return {SDK / "src/forkd/_e2b.py": HEADER + "\n".join(parts)}

@@ -74,15 +74,22 @@ function rows(table: Names, indent: string): string {
 }
 
 function e2bNames(): string {
-  const { attributes, parameters } = JSON.parse(readFileSync(new URL("sdk/e2b.json", repository), "utf8")) as {
+  const { attributes, statics, parameters } = JSON.parse(readFileSync(new URL("sdk/e2b.json", repository), "utf8")) as {
     attributes: Record<string, Names>;
+    statics: Record<string, Names>;
     parameters: Names;
   };
-  const classes = Object.entries(attributes).map(([kind, names]) => `  ${kind}: {\n${rows(names, "    ")}  },\n`);
+  const classes = (table: Record<string, Names>): string =>
+    Object.entries(table)
+      .map(([kind, names]) => `  ${kind}: {\n${rows(names, "    ")}  },\n`)
+      .join("");
+  const type = "Readonly<Record<string, Readonly<Record<string, string>>>>";
   return [
     "// Made by scripts/generate.ts from sdk/e2b.json; do not edit.\n",
     "/** Members of classes of E2B's SDK, and what they are here. */",
-    `export const e2bNames: Readonly<Record<string, Readonly<Record<string, string>>>> = {\n${classes.join("")}};\n`,
+    `export const e2bNames: ${type} = {\n${classes(attributes)}};\n`,
+    "/** Calls of such a class itself. */",
+    `export const e2bStatics: ${type} = {\n${classes(statics)}};\n`,
     "/** Options that E2B's SDK and others have, and what they are here. */",
     `export const e2bOptions: Readonly<Record<string, string>> = {\n${rows(parameters, "  ")}};\n`,
   ].join("\n");

@@ -13,7 +13,7 @@ import {
 import { Contexts, runCode, type CodeContext, type Execution, type RunCodeOptions } from "./code.ts";
 import { Commands } from "./commands.ts";
 import type { ControllerOptions, SpawnOptions05 } from "./controller05.ts";
-import { knowsE2B } from "./e2b.ts";
+import { knowsE2B, knowsE2BStatics } from "./e2b.ts";
 import { Files } from "./files.ts";
 import type { components } from "./generated/api.ts";
 import { SandboxNotFoundError } from "./generated/errors.ts";
@@ -75,6 +75,7 @@ export interface LogOptions extends CallOptions {
 export class Sandbox implements AsyncDisposable {
   static {
     knowsE2B("Sandbox", this.prototype);
+    knowsE2BStatics("Sandbox", this);
   }
 
   readonly id: string;

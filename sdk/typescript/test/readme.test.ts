@@ -6,8 +6,8 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { after, before, test } from "node:test";
 import { promisify } from "node:util";
-import { e2bNames } from "../src/generated/e2b.ts";
-import { Client, Sandbox } from "../src/index.ts";
+import { e2bNames, e2bStatics } from "../src/generated/e2b.ts";
+import { Client, Sandbox, Snapshot } from "../src/index.ts";
 import { Rig } from "./rig.ts";
 
 const package_ = new URL("..", import.meta.url).pathname;
@@ -62,7 +62,7 @@ test("what docs/sdk.md has for those who come from E2B is there", async () => {
   const client = new Client({ url: rig.url, token: rig.token });
   const sandbox = await Sandbox.create(rig.snapshot, { client });
   const handle = await sandbox.commands.start(["sleep", "60"]);
-  const places: Record<string, unknown> = { Sandbox, sandbox, handle, client };
+  const places: Record<string, unknown> = { Sandbox, Snapshot, sandbox, handle, client };
   const document = readFileSync(join(package_, "../../docs/sdk.md"), "utf8");
   const rows = /<!-- e2b:(.*)<!-- end of e2b -->/s.exec(document)![1]!.trim().split("\n").slice(3);
   let methods = 0;
@@ -97,6 +97,12 @@ test("what docs/sdk.md has for those who come from E2B is there", async () => {
     assert.equal((owner as Record<string, unknown>)["nonsense"], undefined);
     assert.deepEqual(Object.keys(owner).filter((name) => name in names), []);
   }
+  for (const [name, here] of Object.entries(e2bStatics["Sandbox"]!)) {
+    const says = { name: "TypeError", message: `Sandbox has no ${name}; here it is ${here}` };
+    assert.throws(() => (Sandbox as unknown as Record<string, unknown>)[name], says);
+    assert.ok(!Object.keys(Sandbox).includes(name));
+  }
+  assert.equal(typeof Sandbox.list, "function");
   assert.equal(sandbox.sandboxId, sandbox.id);
   assert.ok(await sandbox.isRunning());
   const context = await sandbox.createCodeContext({ language: "python" });

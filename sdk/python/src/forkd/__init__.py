@@ -69,6 +69,10 @@ def __getattr__(name: str) -> Any:
     elif name in _LATER:
         value = getattr(import_module("." + _LATER[name], __name__), name)
     else:
+        from ._e2b import MODULE
+
+        if name in MODULE:  # an AttributeError would not be what `from forkd import …` says
+            raise ImportError(f"forkd has no {name}; here it is {MODULE[name]}", name=__name__)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value
     return value

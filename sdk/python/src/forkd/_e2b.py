@@ -1,5 +1,5 @@
 # Made from sdk/e2b.json by tools/names.py. Do not edit.
-"""Names of E2B's SDK that have another one here, by class, and those of parameters."""
+"""Names of E2B's SDK that have another one here: of classes, of what is imported, and of parameters."""
 
 from __future__ import annotations
 
@@ -33,6 +33,36 @@ ATTRIBUTES: dict[str, dict[str, str]] = {
         "watch_dir": "watch(path)",
         "write_files": "write(path, data) or write_tree(path, source)",
     },
+}
+
+STATICS: dict[str, dict[str, str]] = {
+    "Sandbox": {
+        "kill": "Sandbox.connect(id).kill()",
+        "get_info": "Sandbox.connect(id).get_info()",
+        "set_timeout": "Sandbox.connect(id).set_timeout(seconds)",
+        "get_metrics": "Sandbox.connect(id).stats()",
+        "pause": "Sandbox.connect(id).suspend()",
+        "resume": "Sandbox.connect(id).resume()",
+        "beta_pause": "Sandbox.connect(id).suspend()",
+        "beta_create": "Sandbox.create(snapshot)",
+        "create_snapshot": "Sandbox.connect(id).branch(tag=…)",
+        "list_snapshots": "client.snapshots.list()",
+        "delete_snapshot": "client.snapshots.delete(tag)",
+    },
+}
+
+MODULE: dict[str, str] = {
+    "Template": "Snapshot.build(context, tag=…), from a Dockerfile; see docs/build.md",
+    "AsyncTemplate": "AsyncSnapshot.build(context, tag=…), from a Dockerfile; see docs/build.md",
+    "CommandExitException": "CommandFailed, of check=True",
+    "SandboxException": "ForkdError",
+    "TimeoutException": "errors.TimeoutError",
+    "NotFoundException": "errors.SandboxNotFoundError, or errors.NotFoundInSandboxError",
+    "AuthenticationException": "errors.UnauthenticatedError",
+    "InvalidArgumentException": "InvalidArgumentError",
+    "NotEnoughSpaceException": "errors.NoSpaceError",
+    "RateLimitException": "errors.TooManyRequestsError",
+    "SandboxQuery": "Sandbox.list(labels={name: value})",
 }
 
 PARAMETERS: dict[str, str] = {

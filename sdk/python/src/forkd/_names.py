@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import wraps
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ._e2b import ATTRIBUTES, PARAMETERS
+from ._e2b import ATTRIBUTES, PARAMETERS, STATICS
 
 Kind = TypeVar("Kind", bound=type)
 
 COROUTINE, KEYWORDS = 0x80, 0x08  # of code.co_flags: it is async; it takes parameters of any name
+
+
+class NamesOfE2B(type):
+    """Makes a class name what is meant by what E2B's class has, and it has not."""
+
+    if not TYPE_CHECKING:  # else every name would be one of the class
+
+        def __getattr__(cls, name: str) -> Any:
+            here = STATICS.get(cls.__name__.removeprefix("Async"), {}).get(name)
+            raise AttributeError(
+                f"{cls.__name__} has no {name}" + (f"; here it is {here}" if here else ""), name=name, obj=cls
+            )
 
 
 def knows_e2b(kind: Kind) -> Kind:
@@ -43,8 +55,12 @@ def checked(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         return call
     own = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     others = {parameter: here for parameter, here in PARAMETERS.items() if parameter not in own}
+    kind, _, method = name.partition(".")
+    static = STATICS.get(kind.removeprefix("Async"), {}).get(method) if own[:1] == ("self",) else None
 
-    def refuse(given: Iterable[str]) -> None:
+    def refuse(args: tuple[Any, ...], given: Iterable[str]) -> None:
+        if static is not None and (not args or isinstance(args[0], str)):
+            raise TypeError(f"{name}() is a method of a sandbox; of an id it is {static}")
         for parameter in given:
             if parameter in others:
                 raise TypeError(f"{name}() has no parameter {parameter}; here it is {others[parameter]}")
@@ -53,14 +69,14 @@ def checked(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
 
         @wraps(call)
         async def later(*args: Any, **given: Any) -> Any:
-            refuse(given)
+            refuse(args, given)
             return await call(*args, **given)
 
         return later
 
     @wraps(call)
     def now(*args: Any, **given: Any) -> Any:
-        refuse(given)
+        refuse(args, given)
         return call(*args, **given)
 
     return now

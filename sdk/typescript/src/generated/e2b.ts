@@ -37,6 +37,23 @@ export const e2bNames: Readonly<Record<string, Readonly<Record<string, string>>>
   },
 };
 
+/** Calls of such a class itself. */
+export const e2bStatics: Readonly<Record<string, Readonly<Record<string, string>>>> = {
+  Sandbox: {
+    kill: "(await Sandbox.connect(id)).kill()",
+    getInfo: "(await Sandbox.connect(id)).getInfo()",
+    setTimeout: "(await Sandbox.connect(id)).setTtl(seconds)",
+    getMetrics: "(await Sandbox.connect(id)).stats()",
+    pause: "(await Sandbox.connect(id)).suspend()",
+    resume: "(await Sandbox.connect(id)).resume()",
+    betaPause: "(await Sandbox.connect(id)).suspend()",
+    betaCreate: "Sandbox.create(snapshot)",
+    createSnapshot: "(await Sandbox.connect(id)).branch(0, { tag })",
+    listSnapshots: "client.snapshots.list()",
+    deleteSnapshot: "client.snapshots.delete(tag)",
+  },
+};
+
 /** Options that E2B's SDK and others have, and what they are here. */
 export const e2bOptions: Readonly<Record<string, string>> = {
   envs: "env",

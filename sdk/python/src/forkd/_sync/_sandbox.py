@@ -16,7 +16,7 @@ from .._codes import SandboxNotFoundError
 from .._errors import PartialForkError
 from .._execution import Execution, Result
 from .._lines import Lines
-from .._names import knows_e2b
+from .._names import NamesOfE2B, knows_e2b
 from .._wire import CodeContext, Limits, Network, Pong, RolledBack, SandboxInfo, SandboxLimits, SandboxNetwork, Stats
 from . import _runtime
 from ._code import Contexts, run_code
@@ -104,7 +104,7 @@ def fork(client: Client, body: dict[str, Any]) -> Sandboxes:
 
 
 @knows_e2b
-class Sandbox:
+class Sandbox(metaclass=NamesOfE2B):
     """A sandbox: a virtual machine that can be forked, branched and rolled back while it runs.
 
     Sandbox.create forks one from a snapshot, and connect finds one that runs. A with block kills it at its
