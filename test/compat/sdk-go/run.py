@@ -16,7 +16,7 @@ from report import Report, want
 r = Report("forkd (the Go client of this repository)")
 START = re.compile(r"```go\n(package main\n.*?)```\n\n```\n(.*?)```\n", re.DOTALL)
 # What a program that uses the client has in it beside the standard library and this repository.
-BUILT_IN = {"github.com/coder/websocket", "golang.org/x/sys"}
+BUILT_IN = {"github.com/coder/websocket", "github.com/moby/patternmatcher", "golang.org/x/sys"}
 
 with tempfile.TemporaryDirectory() as scratch, open(os.path.join(gomodule.ROOT, "docs/sdk.md")) as f:
     program, output = START.search(f.read()).groups()
@@ -47,7 +47,7 @@ with tempfile.TemporaryDirectory() as scratch, open(os.path.join(gomodule.ROOT, 
             gomodule.tests(r, "tests", user, FORKD_URL=daemon["url"], FORKD_TOKEN=daemon["token"], FORKD_CONTRACT_SNAPSHOT=daemon["snapshot"],
                            FORKD_CONTRACT_TMP=daemon["tmp"], FORKD_CONTRACT_FILE=daemon["file"])
             r.case("the start of docs/sdk.md, as it stands", lambda: begun(daemon))
-            r.case("a program has two more modules, and is built for macOS and Windows too", small)
+            r.case("a program has three more modules, and is built for macOS and Windows too", small)
 
     r.case("the daemon's traffic is as documented", all_cases)
 r.finish()

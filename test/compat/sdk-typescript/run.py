@@ -117,6 +117,31 @@ def rig() -> subprocess.Popen:
     return child
 
 
+# A build reads the files of a directory without following links out of it, which each runtime does in its own way.
+BUILD = """
+import { mkdtempSync, symlinkSync, writeFileSync, mkdirSync, unlinkSync } from "node:fs";
+import { join } from "node:path";
+import { Client, InvalidArgumentError } from "forkd";
+
+const tmp = %s;
+const context = mkdtempSync(join(tmp, "context"));
+mkdirSync(join(context, "sub"));
+writeFileSync(join(context, ".dockerignore"), "*\\n!sub/*.txt\\n");
+writeFileSync(join(context, "sub/a.txt"), "a");
+writeFileSync(join(context, "sub/b"), "b");
+symlinkSync("/etc", join(context, "etc"));
+symlinkSync("/etc/passwd", join(context, "Dockerfile"));
+const client = new Client();
+const refused = await client.build({ context, tag: "dir" }).catch((e) => e);
+console.log(refused instanceof InvalidArgumentError && refused.field);
+unlinkSync(join(context, "Dockerfile"));
+writeFileSync(join(context, "Dockerfile"), `FROM base\\nWORKDIR ${context}-work\\nCOPY . .\\nRUN find . -type f\\n`);
+await client.build({ context, tag: "dir", onProgress: (e) => e.type === "output" && console.log(e.line) });
+client.close();
+"""
+BUILT = r"^dockerfile\n\./sub/a\.txt\n$"
+
+
 def program(runtime: list[str], text: str, name: str, want: str, said: dict) -> None:
     """Runs a program in the empty directory; what it prints has to match."""
     file = os.path.join(empty, name)
@@ -173,13 +198,15 @@ daemon = rig()
 try:
     where = daemon.said
     # The programs fork the snapshot that `forkd build python-numpy` makes.
-    run(node, "--input-type=module", "-e", 'import { Client } from "forkd"; const [s] = await new Client().fork("base"); '
-        'await s.branch(0, { tag: "python-numpy" }); await s.kill()', cwd=empty, FORKD_URL=where["url"], FORKD_TOKEN=where["token"])
+    run(node, "--input-type=module", "-e", 'import { Snapshot } from "forkd"; '
+        'await Snapshot.build({ dockerfileText: "FROM base\\nENV MADE=here\\n", tag: "python-numpy" })', cwd=empty, FORKD_URL=where["url"], FORKD_TOKEN=where["token"])
     readme = re.findall(r"^```js\n(.*?)^```$", open(os.path.join(package, "README.md")).read(), re.MULTILINE | re.DOTALL)
     for name, runtime in runtimes.items():
         r.case(f"{name}: README's start, as it stands", lambda: program(runtime, readme[0], "start.mjs", r"^hello 3\n42\n\[", where))
         if name != "Node 22":  # which has no await using
             r.case(f"{name}: await using, as it stands in README", lambda: program(runtime, readme[1], "using.mjs", "^1 9\n$", where))
+        r.case(f"{name}: a build, as it stands in README", lambda: program(runtime, readme[3], "build.mjs", r"^step \d[\s\S]*here\n", where))
+        r.case(f"{name}: a build from a directory", lambda: program(runtime, BUILD % json.dumps(where["tmp"]), "dir.mjs", BUILT, where))
         smoke = SMOKE % (json.dumps([where["url"], where["socket"]]), where["tmp"], where["tmp"])
         r.case(f"{name}: over TCP and a unix socket", lambda: program(runtime, smoke, "smoke.mjs", f"^({SAID}){{2}}$", where))
         r.case(f"{name}: CommonJS", lambda: program(runtime, COMMONJS, "common.cjs", "^v1\n$", where))
