@@ -15,7 +15,7 @@ const programs = [...readFileSync(join(package_, "README.md"), "utf8").matchAll(
   (m) => m[1]!,
 );
 /** What each of them prints, over faked VMs: children have no memory of their parent's there. */
-const said = [/^hello 3\n42\n\[ .* \]\n$/, /^1 9\n$/, /^a\nb\n\nsandbox.deleted\n$/, /^step \d[^]*here\nhere\n$/, /^list sandboxes/];
+const said = [/^hello 3\n42\n\[ .* \]\n$/, /^1 9\n$/, /^a\nb\n\nsandbox.deleted\n$/, /^step \d[^]*\nhere\n[^]*\nhere\n$/, /^list sandboxes/];
 
 let rig: Rig;
 let directory: string;
