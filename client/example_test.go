@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 
@@ -68,6 +69,45 @@ func ExampleClient_RunCode() {
 	// while it runs: hello
 	// 42 finished
 	// ZeroDivisionError exception
+}
+
+func ExampleClient_Build() {
+	c, snapshot := connect()
+	defer c.Close()
+	ctx := context.Background()
+	dir, err := os.MkdirTemp("", "app")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	text := "FROM " + snapshot + "\nARG WHO\nRUN echo hello, $WHO\n"
+	if err := os.WriteFile(filepath.Join(dir, "Dockerfile"), []byte(text), 0o644); err != nil {
+		log.Fatal(err)
+	}
+	files, err := client.OpenBuildContext(dir, "")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer files.Close()
+	req := client.BuildRequest{Tag: "hello", Name: files.Name, Dockerfile: files.Dockerfile, Replace: true,
+		Args: map[string]string{"WHO": "world"}}
+	made, err := c.Build(ctx, req, files.Pack, func(e client.BuildEvent) error {
+		if e.Output != nil {
+			fmt.Println(e.Output.Line)
+		}
+		return nil
+	})
+	var failed *client.BuildError
+	if errors.As(err, &failed) {
+		log.Fatalf("%s: %s", failed.Step, failed.Output)
+	}
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(made.Tag, "is there")
+	// Output:
+	// hello, world
+	// hello is there
 }
 
 func ExampleClient_Rollback() {

@@ -19,6 +19,8 @@ from ._snapshot import AsyncSnapshot
 if TYPE_CHECKING:
     from ._client import AsyncClient
 
+SILENT = 600.0  # seconds: until the plan is there, registries are asked, and the daemon says nothing
+
 
 async def build(
     client: AsyncClient,
@@ -68,7 +70,7 @@ async def follow(client: AsyncClient, archive: Any, on_progress: Callable[[Build
     transport, lines, steps, what = client._transport, Lines(), Steps(), "the stream of the build"
     headers = {"Content-Type": "application/x-tar", "Accept": "application/x-ndjson"}
     async with transport.stream(
-        "POST", "/v1/builds", content=_runtime.bytes_of(archive), headers=headers
+        "POST", "/v1/builds", content=_runtime.bytes_of(archive), headers=headers, idle=SILENT
     ) as response:
         async for chunk in transport.chunks(response, what):
             for line in lines.feed(chunk):

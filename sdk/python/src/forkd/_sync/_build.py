@@ -20,6 +20,8 @@ from ._snapshot import Snapshot
 if TYPE_CHECKING:
     from ._client import Client
 
+SILENT = 600.0  # seconds: until the plan is there, registries are asked, and the daemon says nothing
+
 
 def build(
     client: Client,
@@ -69,7 +71,7 @@ def follow(client: Client, archive: Any, on_progress: Callable[[BuildProgress], 
     transport, lines, steps, what = client._transport, Lines(), Steps(), "the stream of the build"
     headers = {"Content-Type": "application/x-tar", "Accept": "application/x-ndjson"}
     with transport.stream(
-        "POST", "/v1/builds", content=_runtime.bytes_of(archive), headers=headers
+        "POST", "/v1/builds", content=_runtime.bytes_of(archive), headers=headers, idle=SILENT
     ) as response:
         for chunk in transport.chunks(response, what):
             for line in lines.feed(chunk):
