@@ -1,9 +1,8 @@
-// Package debpkg gets Debian packages and takes files out of them without installing anything:
-// apt-get downloads, with the host's own sources, keys and proxies, and checks the signatures;
+// Package debpkg downloads Debian packages and takes files out of them without installing anything.
+// apt-get downloads with the host's own sources, keys and proxies, and checks the signatures;
 // dpkg-deb unpacks.
 //
-// It needs no root. What the packages are for, and which of them is wanted, is the caller's
-// business.
+// It needs no root. The caller decides which packages it wants, and for what.
 package debpkg
 
 import (
@@ -23,8 +22,8 @@ import (
 	"time"
 )
 
-// Fetch downloads pkg as Download does, or as DownloadFrom if suite is not empty, and unpacks it
-// into a new directory in dir, which the caller removes.
+// Fetch downloads pkg (from suite if that is not empty) and unpacks it into a new directory in dir.
+// The caller removes that directory.
 func Fetch(ctx context.Context, dir, suite, pkg string) (tree string, err error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", fmt.Errorf("fetch %s: %w", pkg, err)
@@ -56,8 +55,8 @@ func Download(ctx context.Context, dir, pkg string) (deb string, err error) {
 }
 
 // DownloadFrom is Download from another suite, such as bookworm-backports, of the archive that the
-// host's own release comes from. The host's sources need not name the suite, and are not changed.
-// It leaves package lists in dir.
+// host's own release comes from. The host's sources need not list the suite and are not changed.
+// DownloadFrom leaves package lists in dir.
 func DownloadFrom(ctx context.Context, dir, suite, pkg string) (deb string, err error) {
 	options, err := readLists(ctx, dir, suite)
 	if err != nil {
@@ -66,9 +65,9 @@ func DownloadFrom(ctx context.Context, dir, suite, pkg string) (deb string, err 
 	return download(ctx, dir, pkg, options)
 }
 
-// FetchWhole unpacks packages of a suite, which may be another release than the host's, together
-// with everything that they depend on down to the C library, into a new directory in dir, which the
-// caller removes. What the host has installed does not count.
+// FetchWhole unpacks packages of a suite, together with all their dependencies down to the C
+// library, into a new directory in dir. The caller removes that directory. The suite may belong to
+// another release than the host's. Packages installed on the host do not satisfy a dependency.
 func FetchWhole(ctx context.Context, dir, suite string, pkgs ...string) (tree string, err error) {
 	fail := func(err error) (string, error) { return "", fmt.Errorf("fetch %s of %s: %w", pkgs[0], suite, err) }
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -110,8 +109,8 @@ func fetchWhole(ctx context.Context, tree, suite string, pkgs []string) error {
 	return os.RemoveAll(archives)
 }
 
-// readLists reads the package lists of a suite into dir and returns the options with which apt-get
-// uses them alone.
+// readLists downloads the package lists of a suite into dir. It returns options that make apt-get
+// use these lists alone.
 func readLists(ctx context.Context, dir, suite string) (options []string, err error) {
 	uris, err := Run(ctx, "", "apt-get", "indextargets", "--format", "$(REPO_URI)",
 		"Created-By: Packages", "Component: main", "Origin: Debian", "Label: Debian")
@@ -138,12 +137,12 @@ func readLists(ctx context.Context, dir, suite string) (options []string, err er
 	return options, nil
 }
 
-// ErrNoArchive means that the host has no packages of Debian's own archive, as on another
-// distribution.
+// ErrNoArchive means that the host's package sources do not include Debian's own archive, for
+// example because the host runs another distribution.
 var ErrNoArchive = errors.New("there is no Debian archive")
 
-// archiveKeys are the keys of the Debian archive, which every Debian host has (package
-// debian-archive-keyring).
+// archiveKeys is the key ring of the Debian archive (package debian-archive-keyring, which every
+// Debian host has).
 const archiveKeys = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
 func download(ctx context.Context, dir, pkg string, options []string) (deb string, err error) {
@@ -166,7 +165,8 @@ func aptGet(ctx context.Context, dir string, options []string, args ...string) e
 	return err
 }
 
-// Unpack puts the files of a package below tree, which need not exist.
+// Unpack extracts the files of a package into the directory tree, and creates the directory if
+// needed.
 func Unpack(ctx context.Context, deb, tree string) error {
 	if _, err := Run(ctx, "", "dpkg-deb", "--extract", deb, tree); err != nil {
 		return fmt.Errorf("unpack %s: %w", filepath.Base(deb), err)
@@ -175,7 +175,7 @@ func Unpack(ctx context.Context, deb, tree string) error {
 }
 
 // Take moves a file or directory of an unpacked package to another place on the same file system.
-// Since Debian 13 packages have everything below usr: name is looked for there too.
+// Since Debian 13 packages keep everything below usr, so Take looks for name there too.
 func Take(tree, name, to string) error {
 	err := os.Rename(filepath.Join(tree, name), to)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -184,8 +184,8 @@ func Take(tree, name, to string) error {
 	return err
 }
 
-// Run runs a tool of the distribution in dir (empty: the current directory) and returns what it
-// wrote to its standard output. Cancelling ctx ends it and its children.
+// Run runs a tool of the distribution in dir (empty: the current directory) and returns its
+// standard output. Cancelling ctx kills the tool and its children.
 func Run(ctx context.Context, dir, name string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Dir = dir

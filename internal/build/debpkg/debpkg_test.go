@@ -74,8 +74,8 @@ func TestRunEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// Packages of another release come with all that apt names, into a tree that appears whole or not
-// at all.
+// FetchWhole unpacks all packages that apt names, into a tree that appears completely or not at
+// all.
 func TestFetchWhole(t *testing.T) {
 	if _, err := exec.LookPath("dpkg-deb"); err != nil {
 		t.Skip("this host has no dpkg-deb")
@@ -94,7 +94,8 @@ func TestFetchWhole(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// An apt-get whose archive has these two: what it is told is where it puts them.
+	// A fake apt-get with two packages in its archive. It downloads them into the directory it is
+	// given.
 	apt := `#!/bin/sh
 case "$*" in
 *indextargets*) echo "$ARCHIVE" ;;

@@ -12,7 +12,7 @@ import (
 	"github.com/forkd/forkd/internal/build/plan"
 )
 
-// readHostile reads a Dockerfile, and returns how many bytes that took in all.
+// readHostile reads a Dockerfile and returns how many bytes were allocated meanwhile.
 func readHostile(t *testing.T, text string, files []plan.File) (allocated uint64, err error) {
 	t.Helper()
 	var before, after runtime.MemStats
@@ -42,7 +42,8 @@ func numbered(format string, n int) string {
 	return b.String()
 }
 
-// A Dockerfile is at most a MiB. What its instructions ask for is refused before memory is taken for it.
+// Before memory is allocated for a Dockerfile's instructions, their demand is checked against the
+// bounds.
 func TestSmallDockerfilesTakeLittleMemory(t *testing.T) {
 	files := make([]plan.File, 2000)
 	for i := range files {
@@ -169,13 +170,13 @@ func TestSmallDockerfilesTakeLittleMemory(t *testing.T) {
 		} else if len(err.Error()) > 4000 {
 			t.Errorf("%s: the error has %d bytes", name, len(err.Error()))
 		}
-		if n > 256<<20 { // most of it is the parser's
+		if n > 256<<20 { // most of it is allocated by the parser
 			t.Errorf("%s: %d bytes of Dockerfile took %d MiB", name, len(c.text), n>>20)
 		}
 	}
 }
 
-// What people write stays far below the bounds.
+// Substitutions as people write them stay far below the bounds.
 func TestOrdinarySubstitutions(t *testing.T) {
 	p, err := Read(t.Context(), Request{Name: "Dockerfile", Base: anyBase, Text: []byte(`ARG V=1.2.3
 ARG A=${V//./_}-${V%.*}-${V##*.}-${V/./-}
@@ -194,7 +195,7 @@ ENV OUT="$A $B $C ${V%.*}"
 	}
 }
 
-// What a base says of itself is of others too.
+// The settings of a base image may come from strangers, so they are bounded too.
 func TestBasesThatSayTooMuch(t *testing.T) {
 	env := make(map[string]string)
 	for i := range 5000 {
@@ -337,7 +338,7 @@ func TestBasesAreResolvedOnce(t *testing.T) {
 	}
 }
 
-// Every command looks at all arguments of the request.
+// The number of arguments is bounded because every command looks at all of them.
 func TestManyArguments(t *testing.T) {
 	args := make(map[string]string)
 	for i := range maxArgs + 1 {
@@ -349,7 +350,7 @@ func TestManyArguments(t *testing.T) {
 	}
 }
 
-// A base that the plan has no room for is not taken for the step that is there instead.
+// If the plan has no room for a base, the base is not confused with another step.
 func TestBaseWithoutRoom(t *testing.T) {
 	for _, last := range []string{"COPY --from=a /b /c\n", "COPY --from=z /b /c\n", "RUN --mount=from=z,target=/z x\n"} {
 		text := "FROM y AS a\nFROM x\n" + strings.Repeat("RUN x\n", plan.MaxSteps-1) + last
@@ -368,7 +369,7 @@ func TestBaseWithoutRoom(t *testing.T) {
 	}
 }
 
-// Notes are sent to the client, and shown.
+// The number of notes is bounded because they are sent to the client and shown.
 func TestManyNotes(t *testing.T) {
 	p, err := readOf(t, "FROM x\n"+strings.Repeat("CMD x\n", 5000), nil)
 	if err != nil || len(p.Notes) != maxNotes+1 || !strings.Contains(p.Notes[maxNotes].Text, "not shown") {
@@ -376,7 +377,8 @@ func TestManyNotes(t *testing.T) {
 	}
 }
 
-// A client that leaves ends the reading, wherever it is.
+// Reading stops at any point once the context is cancelled, for example because the client has
+// left.
 func TestReadEndsWithItsContext(t *testing.T) {
 	for _, text := range []string{"ARG A=1\nFROM x\n", "FROM x\nLABEL a=b\n", "FROM x\nRUN x\n", "FROM x\nCOPY . /\n"} {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -395,7 +397,7 @@ func TestReadEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// Names without a pattern, and directories, are looked up: they cost no comparison with all files.
+// Names without a pattern, and directories, are looked up and not compared with every file.
 func TestSourcesAreLookedUp(t *testing.T) {
 	var files []plan.File
 	for _, name := range []string{"a", "a-b", "a/b", "a/b/c", "a/d", "a0", "b"} {
@@ -426,7 +428,7 @@ func TestSourcesAreLookedUp(t *testing.T) {
 	}
 }
 
-// A comment of forkd's is known by where it stands, among many instructions.
+// A comment for forkd is recognized by its position between the instructions.
 func TestPlacesOfWarmSteps(t *testing.T) {
 	text := "FROM x\n" + strings.Repeat("# forkd: warm w\nRUN <<E\n# forkd: warm no\nE\nRUN a\\\n b\n", 100)
 	p, err := readOf(t, text, nil)

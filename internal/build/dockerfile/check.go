@@ -8,7 +8,7 @@ import (
 	"github.com/moby/buildkit/frontend/dockerfile/parser"
 )
 
-// Warning is a rule of BuildKit's linter that a Dockerfile breaks.
+// Warning is a violation of a rule of BuildKit's linter.
 type Warning struct {
 	Line        int    `json:"line"`
 	Rule        string `json:"rule"`
@@ -17,8 +17,8 @@ type Warning struct {
 	URL         string `json:"url,omitempty"`
 }
 
-// Check parses a Dockerfile and returns what BuildKit's linter says about its instructions, by line. Rules
-// that need the base images are not among them. The error is an *Error.
+// Check parses a Dockerfile and returns the warnings of BuildKit's linter about its instructions, by line.
+// Rules that need the base images are not checked. The error is an *Error.
 func Check(name string, text []byte) ([]Warning, error) {
 	var list []Warning
 	config := &linter.Config{}

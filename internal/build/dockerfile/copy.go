@@ -15,7 +15,7 @@ import (
 	"github.com/forkd/forkd/internal/build/plan"
 )
 
-// What --chown and --chmod may be. They are arguments of programs in the guest.
+// Valid values of --chown and --chmod. They become arguments of programs in the guest.
 var (
 	ownerForm = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]*(:[A-Za-z0-9_][A-Za-z0-9_.-]*)?$`)
 	modeForm  = regexp.MustCompile(`^([0-7]{3,4}|[ugoa]*[-+=][rwxXst]*(,[ugoa]*[-+=][rwxXst]*)*)$`)
@@ -33,11 +33,11 @@ const (
 	entriesTimes = 3
 )
 
-// MaxCopied returns how many entries all sources of a build may have in all, if its context has that many
-// files.
+// MaxCopied returns how many entries the sources of a build may have in total, for a build context with
+// that many files.
 func MaxCopied(files int) int { return spareEntries + entriesTimes*files }
 
-// copyFlags are the flags of COPY and ADD that choose files.
+// copyFlags are the flags of COPY and ADD that select files.
 type copyFlags struct {
 	exclude []string
 	parents bool
@@ -125,7 +125,7 @@ func (r *reader) copyStep(st *stage, c interface {
 	return nil
 }
 
-// otherStage returns the step with the files of another stage, or of an image.
+// otherStage returns the index of the step that provides the files of another stage or of an image.
 func (r *reader) otherStage(ctx context.Context, st *stage, name string, line int) (int, error) {
 	if i, ok := r.find(name, st.index); ok {
 		other, err := r.stage(ctx, i)
@@ -304,7 +304,8 @@ func noSuchFile(pattern string) error {
 	return fmt.Errorf("%s: the build context has no such file (.dockerignore may leave it out)", pattern)
 }
 
-// search returns the index of the first entry of the build context that is not before a name.
+// search returns the index of a name in the build context, or of the first entry that sorts after
+// it.
 func (r *reader) search(name string) (i int, found bool) {
 	return slices.BinarySearchFunc(r.req.Files, name, func(f plan.File, name string) int {
 		return strings.Compare(f.Path, name)

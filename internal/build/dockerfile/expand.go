@@ -13,24 +13,24 @@ import (
 	"github.com/moby/buildkit/frontend/dockerfile/shell"
 )
 
-// Bounds on variables, and on what words become with them. The library that expands a word has none: a
-// line of a Dockerfile could ask it for more memory than there is.
+// Bounds on variables and on expanded words. The library that expands words has none, so without these
+// a single line of a Dockerfile could exhaust the memory.
 const (
 	maxValue     = 32 << 10  // bytes of a variable's value
 	maxVariables = 128 << 10 // bytes of the variables of a stage, with variableSize for each
-	variableSize = 64        // bytes that a variable takes besides its name and value
-	maxExpanded  = 8 << 20   // bytes of the values that all words use, and of what these words become
+	variableSize = 64        // bytes that a variable takes in addition to its name and value
+	maxExpanded  = 8 << 20   // bytes of the values used by all words, and of the expanded words
 
-	maxSubstitutions = 64        // in a word, of the forms other than ${NAME}: they can be within each other
+	maxSubstitutions = 64        // in a word, of the forms other than ${NAME}; they can be nested
 	maxPatterns      = 4 << 10   // bytes in a word of substitutions with a pattern, such as ${NAME//a/b}
 	maxReplaced      = 256 << 10 // those bytes, multiplied by the bytes of the values that the word uses
 	maxNested        = 1 << 10   // bytes of a word and of the values it uses, where a pattern has variables or quotes
 )
 
-// vars is what words of a Dockerfile are expanded with.
+// vars holds the variables that a Dockerfile's words are expanded with.
 type vars struct {
 	args map[string]string
-	env  map[string]string // counts before args
+	env  map[string]string // takes precedence over args
 }
 
 // Get implements shell.EnvGetter.
@@ -47,7 +47,7 @@ func (v vars) Keys() []string {
 	return slices.Concat(slices.Collect(maps.Keys(v.env)), slices.Collect(maps.Keys(v.args)))
 }
 
-// Put sets a variable of m, whose variables take size bytes. It refuses one that is beyond the bounds.
+// Put sets a variable of m and adds its bytes to size. It returns an error if the bounds are exceeded.
 func Put(m map[string]string, size *int, name, value string) error {
 	if len(value) > maxValue {
 		return fmt.Errorf("%.40s: the value has %d bytes: want at most %d", name, len(value), maxValue)
@@ -62,17 +62,17 @@ func Put(m map[string]string, size *int, name, value string) error {
 	return nil
 }
 
-// Expander puts the values of variables into the words of one build, within the bounds of a Dockerfile.
+// Expander expands the variables in the words of one build, within the bounds of a Dockerfile.
 type Expander struct {
 	ctx      context.Context
 	expanded int // bytes; see maxExpanded
 }
 
-// NewExpander returns an Expander for a build, which expands no more words once ctx is done.
+// NewExpander returns an Expander that stops with an error once ctx is done.
 func NewExpander(ctx context.Context) *Expander { return &Expander{ctx: ctx} }
 
-// Expand puts the values of variables into a text as a Dockerfile's instructions have them. Those of env
-// count before those of defaults. Quotes and backslashes are kept.
+// Expand replaces the variables in text by their values, by the rules of Dockerfile instructions. A
+// variable in env takes precedence over one in defaults. Quotes and backslashes are kept.
 func (e *Expander) Expand(text string, env, defaults map[string]string) (string, error) {
 	lex := shell.NewLex('\\')
 	lex.SkipProcessQuotes, lex.RawEscapes = true, true
@@ -112,14 +112,14 @@ func (e *Expander) expanding(lex *shell.Lex, v vars) instructions.SingleWordExpa
 	}
 }
 
-// maxErrorText bounds an error of the library, which quotes words whole, in bytes.
+// maxErrorText is the maximum length in bytes of an error of the library, which quotes whole words.
 const maxErrorText = 1000
 
-// bounded gives a word the values of variables until they have too many bytes.
+// bounded provides the values of variables up to a total number of bytes.
 type bounded struct {
 	vars
-	left  int // bytes; below 0: there were too many, and the word is not used
-	bytes int // that were given
+	left  int // bytes; negative: the limit was exceeded, and the expanded word is discarded
+	bytes int // provided so far
 }
 
 // Get implements shell.EnvGetter.
@@ -132,13 +132,13 @@ func (b *bounded) Get(name string) (string, bool) {
 	return value, ok
 }
 
-// substitution matches the beginning of a substitution: ${NAME}, one with a word, or one with a pattern
-// that has nothing in it to be expanded, which is the submatch.
+// substitution matches the beginning of a substitution: ${NAME}, a form with a word, or a form with a
+// pattern. The submatch is a pattern that contains nothing to expand.
 var substitution = regexp.MustCompile("\\$\\{[\\pL\\pN_]+(?:\\}|:?[-+?]|((?://[^/$'\"\\\\`{}]*/|/[^/$'\"\\\\`{}]+/|##?|%%?)[^$'\"\\\\`{}]*\\}))")
 
-// limitOf returns how many bytes the values may have that a word uses. A pattern multiplies: matching takes
-// as many steps as the pattern has bytes for each byte of the value, and a replacement may come as often as
-// the value has bytes. Within another pattern it multiplies again, which is refused.
+// limitOf returns how many bytes the values used by word may have. A pattern multiplies the cost: matching
+// takes as many steps per byte of the value as the pattern has bytes, and a replacement may occur once per
+// byte of the value. A pattern within another pattern would multiply that again, and is refused.
 func limitOf(word string) (int, error) {
 	all, plain, words, patterns, bytes := strings.Count(word, "${"), 0, 0, 0, 0
 	for _, at := range substitution.FindAllStringSubmatchIndex(word, -1) {

@@ -17,10 +17,10 @@ func NewIgnore(patterns []string) (Ignore, error) {
 	return Ignore{m}, err
 }
 
-// Any reports whether anything may be left out.
+// Any reports whether there are any patterns.
 func (i Ignore) Any() bool { return i.m != nil }
 
-// Out reports whether a path of the context, with slashes, is left out.
+// Out reports whether a path of the context, with slashes, is excluded.
 func (i Ignore) Out(name string) (bool, error) {
 	if i.m == nil {
 		return false, nil

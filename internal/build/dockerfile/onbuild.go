@@ -10,10 +10,10 @@ import (
 	"github.com/moby/buildkit/frontend/dockerfile/parser"
 )
 
-// trigger is an ONBUILD instruction, which is carried out where a stage begins that continues the one
-// that has it, or an image that was made so.
+// trigger is an ONBUILD instruction. It is executed at the start of a stage whose base (another
+// stage, or an image) declares it.
 type trigger struct {
-	line int // of the ONBUILD; 0: an image has it
+	line int // of the ONBUILD; 0: it comes from an image
 	text string
 }
 
@@ -25,8 +25,8 @@ const (
 	triggerSize  = 512      // bytes that a trigger takes besides its text
 )
 
-// trigger has a stage begin with the instructions that the triggers of its base are, as if they stood at
-// its FROM, which is at line.
+// trigger executes the triggers of a stage's base at the start of the stage, as if they stood at its
+// FROM instruction in the given line.
 func (r *reader) trigger(st *stage, list []trigger, line int) error {
 	if len(list) > maxTriggers {
 		return r.fail(line, "the base has %d ONBUILD triggers: want at most %d", len(list), maxTriggers)

@@ -1,8 +1,8 @@
 // Package dockerfile reads Dockerfiles into plans. BuildKit's own parser, instructions, shell words and
-// linter do the reading, so the syntax is Docker's; what instructions mean is decided here. An
-// instruction or flag that forkd does not carry out is refused by name, with its file and line.
+// linter do the reading, so the syntax is Docker's. This package decides what instructions mean. It
+// refuses an instruction or flag that forkd does not implement, with its name, file and line.
 //
-// The package opens no files and no connections: its caller brings the text, the list of the files of
+// The package opens no files and no connections. The caller supplies the text, the list of files of
 // the build context, and a function that resolves the names of base images.
 package dockerfile
 
@@ -23,7 +23,7 @@ import (
 	"github.com/forkd/forkd/internal/build/plan"
 )
 
-// Request is a Dockerfile and what it is read with.
+// Request is a Dockerfile with its parameters.
 type Request struct {
 	Name   string            // of the file, for errors
 	Text   []byte            // its content
@@ -33,10 +33,11 @@ type Request struct {
 	Base   Resolver
 }
 
-// Resolver finds what a FROM instruction names. Config has what the steps start with.
+// Resolver resolves the name in a FROM instruction. Config is the configuration that the steps
+// start with.
 type Resolver func(ctx context.Context, name string) (plan.Base, Config, error)
 
-// Config is what a base says about processes that run in it.
+// Config holds the settings of a base for processes that run in it.
 type Config struct {
 	Env     map[string]string
 	User    string
@@ -60,10 +61,10 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%s:%d: %v", e.Name, e.Line, e.Err)
 }
 
-// Unwrap returns the error without its place.
+// Unwrap returns the error without its position.
 func (e *Error) Unwrap() error { return e.Err }
 
-// MaxText bounds a Dockerfile, in bytes.
+// MaxText is the maximum size of a Dockerfile in bytes.
 const MaxText = 1 << 20
 
 // Bounds on a Dockerfile and its request.
@@ -72,8 +73,8 @@ const (
 	maxArgs   = 1000 // of Request.Args: every command looks at them
 )
 
-// Read makes a plan of a Dockerfile. Stages that the target does not need are not in it, and their
-// bases are not resolved. The error is an *Error if the Dockerfile is at fault.
+// Read makes a plan from a Dockerfile. The plan does not contain stages that the target does not
+// need, and their bases are not resolved. The error is an *Error if the Dockerfile is at fault.
 func Read(ctx context.Context, req Request) (*plan.Plan, error) {
 	src, err := parse(req.Name, req.Text, nil)
 	if err != nil {
@@ -125,7 +126,7 @@ type source struct {
 	warms  []directive
 }
 
-// parse parses a Dockerfile. lint, which may be nil, is told of what is legal and doubtful.
+// parse parses a Dockerfile. It reports doubtful constructs to lint, which may be nil.
 func parse(name string, text []byte, lint *linter.Linter) (*source, error) {
 	if len(text) > MaxText {
 		return nil, &Error{Name: name, Err: fmt.Errorf("%d bytes: want at most %d", len(text), MaxText)}
@@ -160,7 +161,7 @@ func parse(name string, text []byte, lint *linter.Linter) (*source, error) {
 	return &source{name, ast.EscapeToken, stages, meta, warms}, nil
 }
 
-// knownSyntax reports whether a syntax line asks for the language that is read here.
+// knownSyntax reports whether a syntax directive selects the language that this package implements.
 func knownSyntax(syntax string) bool {
 	name, _, _ := strings.Cut(syntax, "@")
 	name = strings.TrimPrefix(name, "docker.io/")
@@ -169,7 +170,7 @@ func knownSyntax(syntax string) bool {
 		strings.HasPrefix(version, "1.") || strings.HasPrefix(version, "1-"))
 }
 
-// located gives an error of BuildKit's packages its place.
+// located adds the position to an error of BuildKit's packages.
 func located(name string, err error) error {
 	line := 0
 	var at *parser.LocationError
@@ -206,9 +207,9 @@ type reader struct {
 	args     map[string]string // ARG instructions before the first FROM, with their values
 	argBytes int               // see Put
 	made     map[int]*stage
-	doing    []int               // stages that are being read, outermost first
-	used     map[string]bool     // names of Request.Args that an ARG instruction has taken
-	bases    map[string]resolved // what Request.Base has answered, by name
+	doing    []int               // stages being read, outermost first
+	used     map[string]bool     // names of Request.Args that an ARG instruction has declared
+	bases    map[string]resolved // results of Request.Base, by name
 
 	proxies map[string]string // those of Request.Args that all commands have
 
@@ -223,7 +224,7 @@ type reader struct {
 	settings  int  // bytes of what the bases say of themselves
 }
 
-// resolved is an answer of a Resolver.
+// resolved is the result of a Resolver.
 type resolved struct {
 	base   plan.Base
 	config Config
@@ -234,7 +235,7 @@ func newReader(ctx context.Context, req Request, src *source) *reader {
 		args: make(map[string]string), used: make(map[string]bool), bases: make(map[string]resolved)}
 }
 
-// maxNotes bounds the notes of a plan.
+// maxNotes is the maximum number of notes of a plan.
 const maxNotes = 1000
 
 func (r *reader) fail(line int, format string, args ...any) error {
@@ -250,7 +251,7 @@ func (r *reader) note(line int, format string, args ...any) {
 	}
 }
 
-// add adds a step. Where the plan has too many of them already, it does not, and bounds says so.
+// add adds a step. If the plan is full it sets r.full instead, and bounds returns the error.
 func (r *reader) add(s plan.Step) int {
 	if len(r.plan.Steps) == plan.MaxSteps {
 		r.full = true
@@ -260,7 +261,8 @@ func (r *reader) add(s plan.Step) int {
 	return len(r.plan.Steps) - 1
 }
 
-// bounds returns an error if the reading, which has come to a line, is to end.
+// bounds returns an error if reading must stop at a line: a limit was exceeded, or the context is
+// done.
 func (r *reader) bounds(line int) error {
 	if r.full {
 		return r.fail(line, "there are more than %d steps", plan.MaxSteps)
@@ -268,13 +270,13 @@ func (r *reader) bounds(line int) error {
 	return r.ctx.Err()
 }
 
-// platform are the arguments that every Dockerfile has without declaring them before FROM.
+// platform holds the arguments that every Dockerfile has without declaring them before FROM.
 var platform = [...]struct{ key, value string }{
 	{"BUILDPLATFORM", "linux/amd64"}, {"BUILDOS", "linux"}, {"BUILDARCH", "amd64"}, {"BUILDVARIANT", ""},
 	{"TARGETPLATFORM", "linux/amd64"}, {"TARGETOS", "linux"}, {"TARGETARCH", "amd64"}, {"TARGETVARIANT", ""},
 }
 
-// isProxy reports whether a build argument needs no ARG instruction.
+// isProxy reports whether a build argument is available without an ARG instruction.
 func isProxy(name string) bool {
 	switch strings.ToUpper(name) {
 	case "HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY", "ALL_PROXY":
@@ -340,7 +342,8 @@ func (r *reader) target() (int, error) {
 	return 0, r.fail(0, "target %q: no such stage: there are %s", r.req.Target, strings.Join(names, ", "))
 }
 
-// find returns the index of a stage before one, by its name or number.
+// find returns the index of a stage, by name or number. It searches only the stages before the
+// given one.
 func (r *reader) find(name string, before int) (int, bool) {
 	stages := r.source.stages[:before]
 	if i, ok := instructions.HasStage(stages, name); ok {
@@ -356,7 +359,7 @@ func (r *reader) find(name string, before int) (int, bool) {
 	return n, name != "" && n < len(stages)
 }
 
-// title is what a stage is called in names of steps.
+// title returns the name of a stage for use in the names of steps.
 func (r *reader) title(i int) string {
 	if name := r.source.stages[i].Name; name != "" {
 		return name

@@ -14,12 +14,12 @@ import (
 	"github.com/forkd/forkd/internal/build/plan"
 )
 
-// digits are those of a checksum.
+// digits are the digits of a checksum.
 var digits = strings.Repeat("a", 64)
 
 var update = flag.Bool("update", false, "write the golden plans")
 
-// files is the build context of the corpus.
+// files returns the build context of the corpus.
 func files() []plan.File {
 	var list []plan.File
 	for _, f := range []struct{ path, kind, link string }{
@@ -61,7 +61,7 @@ func bases(_ context.Context, name string) (plan.Base, Config, error) {
 	return plan.Base{}, Config{}, errors.New("no such image")
 }
 
-// read reads a text; "# test:" lines in it set arguments and the target.
+// read reads a text. Lines that begin with "# test:" set arguments and the target.
 func read(text string) (*plan.Plan, error) {
 	req := Request{Name: "Dockerfile", Text: []byte(text), Files: files(), Base: bases, Args: map[string]string{}}
 	for line := range strings.SplitSeq(text, "\n") {

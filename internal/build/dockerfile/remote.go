@@ -14,9 +14,9 @@ import (
 	"github.com/forkd/forkd/internal/build/plan"
 )
 
-// remoteSource returns what an ADD instruction has from the network; ok is false for a file of the
-// context. What is fetched is part of the key of its step by its checksum or commit, so that a later
-// build need not fetch it to know whether it has changed.
+// remoteSource returns the source of an ADD instruction that downloads something. ok is false for a
+// file of the context. The checksum or commit is part of the step's key, so a later build knows
+// without a download whether the content has changed.
 func remoteSource(src string, c *instructions.AddCommand) (s plan.Source, ok bool, err error) {
 	address, fragment, _ := strings.Cut(src, "#")
 	switch {
@@ -45,7 +45,7 @@ func remoteSource(src string, c *instructions.AddCommand) (s plan.Source, ok boo
 	return s, true, err
 }
 
-// hexSizes are the hashes of --checksum, and how many digits each has.
+// hexSizes maps each hash that --checksum supports to its number of hex digits.
 var hexSizes = map[string]int{"sha256": 64, "sha384": 96, "sha512": 128}
 
 func isHex(text string, size int) bool {

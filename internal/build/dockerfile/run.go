@@ -16,7 +16,8 @@ import (
 	"github.com/forkd/forkd/internal/build/plan"
 )
 
-// scriptDir is where the script of a heredoc that has an interpreter of its own is while it runs.
+// scriptDir is the directory for the script of a here-document that names its own interpreter,
+// while it runs.
 const scriptDir = "/var/tmp/forkd-heredoc"
 
 // Bounds on mounts. Each may have the stage's directory in its target.
@@ -72,7 +73,8 @@ func (r *reader) run(ctx context.Context, st *stage, c *instructions.RunCommand)
 	return nil
 }
 
-// commandOf returns the command of a RUN instruction, and the script that it names, if there is one.
+// commandOf returns the command of a RUN instruction, and the script that it executes, if there is
+// one.
 func commandOf(c *instructions.RunCommand) (args []string, script *plan.Inline, err error) {
 	args = c.CmdLine
 	if len(c.Files) == 0 {
@@ -81,7 +83,7 @@ func commandOf(c *instructions.RunCommand) (args []string, script *plan.Inline, 
 	if len(args) != 1 || !c.PrependShell {
 		return nil, nil, errors.New("a here-document needs the shell form")
 	}
-	if parser.MustParseHeredoc(args[0]) == nil { // a command line that reads here-documents: the shell's business
+	if parser.MustParseHeredoc(args[0]) == nil { // a command line with here-documents: the shell reads them
 		var b strings.Builder
 		b.WriteString(args[0])
 		for _, file := range c.Files {
@@ -100,7 +102,7 @@ func commandOf(c *instructions.RunCommand) (args []string, script *plan.Inline, 
 	return []string{file}, &plan.Inline{Path: file, Data: data}, nil
 }
 
-// oneLine is an instruction as its step is called.
+// oneLine returns an instruction as the name of its step.
 func oneLine(text string) string {
 	text = strings.Join(strings.Fields(strings.ReplaceAll(text, "\\\n", " ")), " ")
 	if len(text) > 120 {
@@ -148,14 +150,14 @@ func (r *reader) mount(ctx context.Context, st *stage, m *instructions.Mount) (p
 	return mount, nil
 }
 
-// secretMount reads a mount of a secret. It is a file below /run/secrets where nothing else is said.
+// secretMount reads a mount of a secret. By default the secret is a file below /run/secrets.
 func (st *stage) secretMount(m *instructions.Mount, mount *plan.Mount) error {
 	if st.warmed {
 		return errors.New("it stands below a # forkd: warm line, whose memory would have the secret: put it above")
 	}
 	mount.ID, mount.ReadOnly, mount.Required = cmp.Or(m.Source, m.CacheID), false, m.Required
 	if mount.ID == "" {
-		mount.ID = path.Base(m.Target) // the parser wants one of both
+		mount.ID = path.Base(m.Target) // the parser requires an id or a target
 	}
 	if m.Env != nil {
 		mount.Env = cmp.Or(*m.Env, mount.ID)
@@ -169,7 +171,7 @@ func (st *stage) secretMount(m *instructions.Mount, mount *plan.Mount) error {
 	return nil
 }
 
-// takeOwner sets the mode and the owner of a mount, as far as the instruction has them.
+// takeOwner copies the mode and the owner from the instruction, as far as it sets them.
 func takeOwner(m *instructions.Mount, mount *plan.Mount) {
 	if m.Mode != nil {
 		mount.Mode = strconv.FormatUint(*m.Mode, 8)

@@ -15,7 +15,8 @@ import (
 	"github.com/forkd/forkd/internal/build/plan"
 )
 
-// stage is one stage while its instructions are read, and what stages that continue it begin with.
+// stage is a stage whose instructions are being read. Stages that continue it start with its final
+// state.
 type stage struct {
 	index int
 	step  int // index of its last step so far
@@ -25,7 +26,7 @@ type stage struct {
 	shell []string
 
 	warmed bool // it has had a warm step
-	memory bool // its base has memory, which its steps keep
+	memory bool // its base has memory, and its steps preserve it
 
 	triggers []trigger              // ONBUILD instructions, for stages that continue this one
 	onbuild  []instructions.Command // what it begins with, until it is read
@@ -35,18 +36,18 @@ type stage struct {
 	envBytes int               // likewise
 
 	warms []directive
-	n     int // instructions done, of total
+	n     int // instructions done so far, out of total
 	total int
 }
 
-// stage returns a stage, which it reads unless that has been done.
+// stage returns a stage. It reads the stage on the first call.
 func (r *reader) stage(ctx context.Context, i int) (*stage, error) {
 	if st := r.made[i]; st != nil {
 		return st, nil
 	}
 	src := &r.source.stages[i]
 	line := lineOf(src.Location)
-	if slices.Contains(r.doing, i) { // a stage continues or copies from those before it only
+	if slices.Contains(r.doing, i) { // a stage can refer to earlier stages only
 		return nil, r.fail(line, "stage %s needs itself", r.title(i))
 	}
 	r.doing = append(r.doing, i)
@@ -75,7 +76,7 @@ func (r *reader) stage(ctx context.Context, i int) (*stage, error) {
 	return st, nil
 }
 
-// from begins a stage with what its FROM instruction names.
+// from starts a stage with the base in its FROM instruction.
 func (r *reader) from(ctx context.Context, i int, src *instructions.Stage, line int) (*stage, error) {
 	expand := r.expander(vars{args: r.args})
 	base, err := expand(src.BaseName)
@@ -116,20 +117,20 @@ func (r *reader) from(ctx context.Context, i int, src *instructions.Stage, line 
 		triggers = append(triggers, trigger{text: text})
 	}
 	err = r.trigger(st, triggers, line)
-	if step == before { // no other stage has made it, and the triggers count now
+	if step == before { // no other stage has added the step; triggers run once
 		r.plan.Steps[step].Name = r.stepName(st, "FROM "+base)
 	}
 	return st, err
 }
 
-// Bounds on what steps have besides their environment.
+// Bounds on a step's fields other than its environment.
 const (
 	MaxPath       = 4096 // bytes of a directory or a user (PATH_MAX)
 	maxShellWords = 100
 	maxTitle      = 100 // bytes of a stage's name in names of steps
 )
 
-// takeEnv gives a stage the environment of its base, and refuses what no step could have.
+// takeEnv gives a stage the environment of its base, after checking it against the bounds.
 func (st *stage) takeEnv(c Config) error {
 	st.env = make(map[string]string)
 	for name, value := range c.Env {
@@ -143,7 +144,7 @@ func (st *stage) takeEnv(c Config) error {
 	return checkShell(c.Shell)
 }
 
-// checkShell refuses a shell that is not one: every step has a copy of it.
+// checkShell returns an error if a shell is too long: every step has a copy of it.
 func checkShell(shell []string) error {
 	if size := len(strings.Join(shell, " ")); len(shell) > maxShellWords || size > MaxPath {
 		return fmt.Errorf("the shell has %d words of %d bytes: want at most %d words of %d bytes", len(shell), size,
@@ -152,7 +153,7 @@ func checkShell(shell []string) error {
 	return nil
 }
 
-// base adds the step of a base that is no stage.
+// base adds the step of a base that is not a stage.
 func (r *reader) base(ctx context.Context, name string, line int, step string) (int, Config, error) {
 	switch {
 	case name == "":
@@ -173,10 +174,10 @@ func (r *reader) base(ctx context.Context, name string, line int, step string) (
 		}
 	}
 	i := r.add(plan.Step{Name: step, Line: line, From: -1, Base: &b})
-	return i, config, r.bounds(line) // the step, if there is one, is a base
+	return i, config, r.bounds(line) // if there is a step, it is a base
 }
 
-// resolve finds what the name of a base means, once for each name.
+// resolve resolves the name of a base, once for each name.
 func (r *reader) resolve(ctx context.Context, name string) (plan.Base, Config, error) {
 	if have, ok := r.bases[name]; ok {
 		return have.base, have.config, nil
@@ -219,7 +220,7 @@ func (r *reader) next(st *stage, line int, text string, s plan.Step) {
 	st.step = r.add(s)
 }
 
-// warmsOf returns the warm steps that stand in a stage.
+// warmsOf returns the warm steps in a stage.
 func (r *reader) warmsOf(i int) (list []directive) {
 	begin, end := lineOf(r.source.stages[i].Location), 1<<30
 	if i+1 < len(r.source.stages) {
@@ -233,7 +234,7 @@ func (r *reader) warmsOf(i int) (list []directive) {
 	return list
 }
 
-// warmBefore adds the warm steps of a stage that stand before a line.
+// warmBefore adds the warm steps of a stage that stand above a line.
 func (r *reader) warmBefore(st *stage, line int) error {
 	for len(st.warms) > 0 && st.warms[0].line < line {
 		d := st.warms[0]
@@ -251,10 +252,10 @@ func (r *reader) warmBefore(st *stage, line int) error {
 	return nil
 }
 
-// vars returns what words of a stage's instructions are expanded with.
+// vars returns the variables that the stage's instructions are expanded with.
 func (st *stage) vars() vars { return vars{args: st.args, env: st.env} }
 
-// process returns how the stage runs a command at this point.
+// process returns a command with the stage's current settings.
 func (st *stage) process(args []string) plan.Process {
 	env := maps.Clone(st.env)
 	for name, value := range st.args {
@@ -267,7 +268,7 @@ func (st *stage) process(args []string) plan.Process {
 
 func (st *stage) inShell(command string) []string { return append(slices.Clone(st.shell), command) }
 
-// absolute returns a path of the file system, of which a relative one is in the stage's directory.
+// absolute returns an absolute path. A relative path is below the stage's working directory.
 func (st *stage) absolute(p string) string {
 	if !path.IsAbs(p) {
 		p = path.Join(cmp.Or(st.dir, "/"), p)
@@ -284,7 +285,7 @@ func countSteps(cmds []instructions.Command) (n int) {
 	return n
 }
 
-// makesStep reports whether an instruction is a step of its own.
+// makesStep reports whether an instruction becomes a step of its own.
 func makesStep(cmd instructions.Command) bool {
 	switch cmd.(type) {
 	case *instructions.RunCommand, *instructions.CopyCommand, *instructions.AddCommand, *instructions.WorkdirCommand:
@@ -349,8 +350,8 @@ func (r *reader) instruction(ctx context.Context, st *stage, cmd instructions.Co
 	return nil
 }
 
-// arg gives the arguments of a stage their values: that of the request, that before the first FROM, or the
-// default.
+// arg sets the arguments of a stage. In this order of precedence the value comes from the request, from an
+// ARG before the first FROM, or from the default.
 func (r *reader) arg(st *stage, c *instructions.ArgCommand) error {
 	for _, a := range c.Args {
 		value, ok := r.req.Args[a.Key]

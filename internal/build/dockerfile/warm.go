@@ -10,8 +10,8 @@ import (
 	"github.com/moby/buildkit/frontend/dockerfile/parser"
 )
 
-// directive is a comment that asks for a warm step: "# forkd: warm COMMAND", perhaps with a
-// "# forkd: probe COMMAND" below it. Docker ignores both.
+// directive is a comment that requests a warm step: "# forkd: warm COMMAND", optionally with a "#
+// forkd: probe COMMAND" below it. Docker ignores both.
 type directive struct {
 	line    int
 	command string
@@ -30,11 +30,11 @@ func directives(name string, text []byte, ast *parser.Node) ([]directive, error)
 		if m == nil {
 			continue
 		}
-		for len(nodes) > 0 && nodes[0].EndLine < line { // they are in the order of the file
+		for len(nodes) > 0 && nodes[0].EndLine < line { // nodes are in file order
 			nodes = nodes[1:]
 		}
 		switch within(nodes, line) {
-		case inHeredoc: // its content, and no comment
+		case inHeredoc: // content of the here-document, not a comment
 			continue
 		case inInstruction:
 			return nil, &Error{name, line, errors.New("# forkd: stands within an instruction: put it below")}
@@ -67,7 +67,8 @@ const (
 	inHeredoc
 )
 
-// within returns where a line stands. The first of the instructions is the first that ends there or below.
+// within returns where a line stands. nodes begins with the first instruction that ends at or below the
+// line.
 func within(nodes []*parser.Node, line int) place {
 	switch {
 	case len(nodes) == 0 || line < nodes[0].StartLine:
@@ -78,5 +79,5 @@ func within(nodes []*parser.Node, line int) place {
 	return inInstruction
 }
 
-// warmName is what a warm step is called.
+// warmName returns the name of a warm step.
 func (d *directive) warmName() string { return "WARM " + strings.Join(strings.Fields(d.command), " ") }

@@ -11,8 +11,8 @@ import (
 	"strings"
 )
 
-// The account that a recipe asks for with "user: true". Its name and number are those of E2B's
-// images; where the number is taken, it gets the next one.
+// The account that "user: true" in a recipe requests. Its name and number are those of E2B's
+// images. If the number is taken, the account gets the next free one.
 const (
 	accountName       = "user"
 	minUserID         = 1000
@@ -26,22 +26,22 @@ const (
 	passwd, grp, shdw = "etc/passwd", "etc/group", "etc/shadow"
 )
 
-// account keeps, while an archive passes, what an account in it is made of.
+// account collects the files of an archive that are needed to add an account.
 type account struct {
 	files    map[string]overlayFile // passwd, group and shadow, as the archive has them
-	skeleton []overlayFile          // what a new home has in it
-	links    []*tar.Header          // hard links to files, which they have to come after
+	skeleton []overlayFile          // content of a new home directory
+	links    []*tar.Header          // hard links to files; they must come after their files
 	bytes    int64
 }
 
-// holds reports whether the entry of a clean name is written at the end.
+// holds reports whether the entry with a clean name is written at the end.
 func (a *account) holds(name string) bool {
 	_, isFile := a.files[name]
 	return isFile || slices.ContainsFunc(a.links, func(h *tar.Header) bool { return h.Name == name })
 }
 
-// take keeps an entry whose name is clean. One that is held is written at the end, by addAccount;
-// of another the returned reader has the content.
+// take looks at an entry with a clean name. If held is true, addAccount writes the entry at the
+// end. Otherwise the caller writes it with the content of rest.
 func (a *account) take(name string, h *tar.Header, data io.Reader) (rest io.Reader, held bool, err error) {
 	isFile := name == passwd || name == grp || name == shdw
 	if isFile && h.Typeflag != tar.TypeReg {
@@ -74,15 +74,15 @@ func (a *account) take(name string, h *tar.Header, data io.Reader) (rest io.Read
 	return bytes.NewReader(content), false, nil
 }
 
-// addAccount writes the files of accounts, with the account in them. One that the image has stays
-// as it is.
+// addAccount writes the account files, with the new account in them. An account that the image
+// already has is not changed.
 func (f *tarFilter) addAccount() error {
 	files := f.account.files
 	for _, o := range f.defaults {
 		if o.name != passwd && o.name != grp || len(files[o.name].data) > 0 {
 			continue
 		}
-		if _, held := files[o.name]; !held { // and so it was not checked where it lies
+		if _, held := files[o.name]; !held { // its path has not been checked yet
 			if err := f.claim(o.name, o.typ); err != nil {
 				return fmt.Errorf("/%s: %w", o.name, err)
 			}
@@ -108,7 +108,7 @@ func (f *tarFilter) addAccount() error {
 			appendLine(files, grp, fmt.Sprintf("%s:x:%d:", accountName, gid))
 		}
 		if _, ok := files[shdw]; ok && field(files[shdw].data, accountName, 0) == "" {
-			appendLine(files, shdw, accountName+":*::0:99999:7:::") // no password fits; it never expires
+			appendLine(files, shdw, accountName+":*::0:99999:7:::") // no password; never expires
 		}
 		home = append(home, overlayFile{name: accountHome, typ: tar.TypeDir, mode: 0o755, uid: uid, gid: gid})
 		for _, o := range f.account.skeleton {
@@ -128,7 +128,7 @@ func (f *tarFilter) addAccount() error {
 			return err
 		}
 	}
-	if f.seen[sudoersDir] == tar.TypeDir { // the package sudo is there
+	if f.seen[sudoersDir] == tar.TypeDir { // the package sudo is installed
 		home = append(home, overlayFile{name: sudoersDir + "/" + accountName, typ: tar.TypeReg, mode: 0o440,
 			data: []byte(sudoersLine)})
 	}
@@ -143,7 +143,7 @@ func (f *tarFilter) addAccount() error {
 	return nil
 }
 
-// accountID returns the number of the account's line in a file, or one that is free there.
+// accountID returns the number of the account if a file has it, or else a free number.
 func accountID(files map[string]overlayFile, name string) (int, error) {
 	text := files[name].data
 	if id, err := strconv.Atoi(field(text, accountName, 2)); err == nil {
@@ -163,7 +163,7 @@ func accountID(files map[string]overlayFile, name string) (int, error) {
 	return 0, fmt.Errorf("/%s has no number left for an account", name)
 }
 
-// field returns the n-th field of the line of an account; nothing where there is no such line.
+// field returns the n-th field of an account's line, or "" if there is no such line.
 func field(text []byte, name string, n int) string {
 	for line := range strings.Lines(string(text)) {
 		if f := strings.Split(strings.TrimSpace(line), ":"); f[0] == name && n < len(f) {

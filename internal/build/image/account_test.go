@@ -17,7 +17,7 @@ type text struct {
 	content string
 }
 
-// filtered returns what comes of an archive to which the account is added, by name.
+// filtered returns the entries of an archive after the account was added, by name.
 func filtered(t *testing.T, entries ...text) map[string]text {
 	t.Helper()
 	var in, out bytes.Buffer
@@ -87,7 +87,7 @@ func TestAccountIsAdded(t *testing.T) {
 	if h := got["etc/shadow"].Header; h.Gid != 42 || h.Mode != 0o640 {
 		t.Errorf("shadow: %+v", h)
 	}
-	if h := got["etc/sudoers.d/user"].Header; h.Mode != 0o440 || h.Uid != 0 { // sudo ignores others
+	if h := got["etc/sudoers.d/user"].Header; h.Mode != 0o440 || h.Uid != 0 { // sudo requires it
 		t.Errorf("the rule of sudo: %+v", h)
 	}
 }
@@ -117,8 +117,8 @@ func TestAccountInAnEmptyImage(t *testing.T) {
 	}
 }
 
-// A hard link to a file with accounts has the new account too, and comes after the file: tar makes
-// links to what is there.
+// A hard link to an account file has the new account too. The link comes after the file, since tar
+// can link only to existing files.
 func TestAccountBehindHardLinks(t *testing.T) {
 	f := &tarFilter{account: &account{files: map[string]overlayFile{}}}
 	out, err := filterAll(f, archive(t, dir("etc"), hard("usr/passwd", "etc/other"), reg("etc/passwd"),

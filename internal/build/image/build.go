@@ -14,10 +14,10 @@ import (
 	"time"
 )
 
-// Step is one piece of news from a build or a kernel download.
+// Step is a progress report of a build or a kernel download.
 type Step struct {
 	Stage  string // a short fixed phrase such as "install packages"
-	Detail string // what the tool says at the moment; may be empty
+	Detail string // current output of the tool; may be empty
 }
 
 // The stages, in their order. A cached result reports none of them.
@@ -40,18 +40,19 @@ func (p reporter) step(stage, detail string) {
 	}
 }
 
-// content is what a base resolves to: something that writes an archive, and the part of the key
-// that is not in the recipe's text.
+// content is a resolved base: a function that writes an archive, and the part of the key that is
+// not in the recipe's text.
 type content struct {
 	digest string
 	env    map[string]string
 	write  func(ctx context.Context, w io.Writer) error
 }
 
-// Build returns the image of r, making it if the cache does not have it. progress may be nil; it is
-// called from the building goroutines, one call at a time is not guaranteed.
+// Build returns the image of r. It builds the image if the cache does not have it. progress may be
+// nil. It is called from the building goroutines, possibly concurrently.
 //
-// The error is a *MissingError (wrapped) if the host lacks tools or rights; then nothing was done.
+// The error is a *MissingError (wrapped) if the host lacks tools or rights. In this case nothing
+// was changed.
 func Build(ctx context.Context, cacheDir string, r *Recipe, progress func(Step)) (*Image, error) {
 	img, err := build(ctx, cacheDir, r, progress)
 	if err != nil {
@@ -97,7 +98,7 @@ func resolve(ctx context.Context, r *Recipe, report reporter) (*content, error) 
 	return resolveContainer(ctx, b, r.dir, r.Login)
 }
 
-// fill makes the image in staging.
+// fill builds the image in staging.
 func fill(ctx context.Context, staging, key string, r *Recipe, c *content, report reporter) error {
 	if err := requireFor(ctx, r); err != nil {
 		return err
@@ -150,13 +151,13 @@ func requireFor(ctx context.Context, r *Recipe) error {
 	return requireOwners(ctx)
 }
 
-// cacheKey is a digest over all that determines an image's file system, and nothing else: another
-// warm-up or another size of the VM needs no other image. The environment of a container image is
-// covered by its digest. buildVersion changes when the way of building does.
+// cacheKey returns a digest over everything that determines an image's file system, and nothing
+// else: another warm-up or another VM size needs no other image. The digest of a container image
+// covers its environment. buildVersion is raised when this package builds images differently.
 func cacheKey(r *Recipe, baseDigest string) string {
 	const buildVersion = 2
 	h := sha256.New()
-	// Each string is written with its length, so that no two inputs run together to the same bytes.
+	// Each string is written with its length, so that different inputs never hash the same bytes.
 	put := func(parts ...string) {
 		fmt.Fprintf(h, "%d\n", len(parts))
 		for _, s := range parts {
@@ -176,7 +177,7 @@ func cacheKey(r *Recipe, baseDigest string) string {
 	return hex.EncodeToString(h.Sum(nil))[:32]
 }
 
-// uuidOf makes a file system's UUID out of an image's key: version 8, RFC 9562 §5.8.
+// uuidOf derives a file system's UUID from an image's key: version 8, RFC 9562 §5.8.
 func uuidOf(key string) string {
 	b := []byte(key[:32])
 	b[12], b[16] = '8', '8'

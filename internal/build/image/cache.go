@@ -14,27 +14,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Kinds of what the cache holds.
+// Kinds of entries in the cache.
 const (
 	CachedImage     = "image"
 	CachedKernel    = "kernel"
 	CachedInitramfs = "initramfs"
-	CachedLeftover  = "leftover" // of a build that was killed
+	CachedLeftover  = "leftover" // of a killed build
 )
 
-// Cached is something that a build has left in the cache and can make again.
+// Cached is an entry of the cache, which a build can create again.
 type Cached struct {
 	Kind   string    `json:"kind"`
 	Dir    string    `json:"dir"`
-	Detail string    `json:"detail,omitempty"` // of an image: the recipe that it was first made for
-	Bytes  int64     `json:"bytes"`            // that it takes on the disk; files with other names elsewhere count too
-	Used   time.Time `json:"used"`             // by a build, the last time
+	Detail string    `json:"detail,omitempty"` // of an image: the recipe that it was first built for
+	Bytes  int64     `json:"bytes"`            // on the disk; hard links from elsewhere count too
+	Used   time.Time `json:"used"`             // time of the last build that used it
 
-	newest bool // of the kernels: where apt offers none, builds need it
+	newest bool // the newest kernel: builds use it if apt offers none
 }
 
-// ListCached returns what is in the cache, in the order of its directories. A build that goes on is
-// not in it.
+// ListCached returns the entries of the cache, ordered by directory. It omits a running build.
 func ListCached(cacheDir string) ([]Cached, error) {
 	var list []Cached
 	add := func(kind, dir, detail string) error {
@@ -77,13 +76,13 @@ func ListCached(cacheDir string) ([]Cached, error) {
 		return nil, err
 	}
 	kernels := filepath.Join(cacheDir, "kernel")
-	newest, _ := newestCached(kernels) // none: there is nothing to keep
+	newest, _ := newestCached(kernels) // on an error there is nothing to keep
 	err = eachDir(kernels, func(name, dir string) error {
 		if leftover(name) {
 			return add(CachedLeftover, dir, "")
 		}
 		if !cloudPattern.MatchString("linux-image-"+name) && !strings.HasPrefix(name, userPrefix) {
-			return nil // made by something else
+			return nil // created by something else
 		}
 		if err := add(CachedKernel, dir, name); err != nil {
 			return err
@@ -114,8 +113,9 @@ func InUse(rootfs []string) map[string]bool {
 	return dirs
 }
 
-// Removable returns what of list no build has used since the time given: not the newest kernel, nor
-// a kernel with an initramfs that stays, nor the images in inUse, paths of root file systems.
+// Removable returns the entries of list that no build has used since the given time. It keeps the
+// newest kernel, kernels with an initramfs that is kept, and the images in inUse (paths of root
+// file systems).
 func Removable(list []Cached, inUse []string, since time.Time) []Cached {
 	keep := InUse(inUse)
 	for _, c := range list {
@@ -129,9 +129,9 @@ func Removable(list []Cached, inUse []string, since time.Time) []Cached {
 	return slices.DeleteFunc(slices.Clone(list), func(c Cached) bool { return keep[c.Dir] })
 }
 
-// Remove deletes it from the cache. VMs that have a file of it open keep it until they end. What is
-// gone already, with the kernel it belonged to, is no error, nor is a leftover that a new build of
-// the same thing has taken up.
+// Remove deletes the entry from the cache. A VM that has one of its files open keeps the file until
+// it exits. It is no error if the entry is already gone (with the kernel it belonged to), or if a
+// new build has taken over a leftover.
 func (c Cached) Remove() error {
 	parent, name := filepath.Split(c.Dir)
 	if c.Kind == CachedLeftover {
@@ -145,7 +145,7 @@ func (c Cached) Remove() error {
 		defer unlock()
 		return removeTree(c.Dir)
 	}
-	// Renamed first: it is there whole or not at all, also when the removal is interrupted.
+	// Rename first, so that the entry is complete or absent even if the removal is interrupted.
 	doomed := filepath.Join(parent, removedPrefix+name)
 	if err := removeTree(doomed); err != nil {
 		return fmt.Errorf("remove %s: %w", c.Dir, err)
@@ -159,28 +159,28 @@ func (c Cached) Remove() error {
 	return nil
 }
 
-// lockLeftover keeps builds away from what an earlier one left. The error is context.Canceled if
-// one is at it.
+// lockLeftover locks out builds while a leftover is removed. The error is context.Canceled if a
+// build has the lock.
 func lockLeftover(dir string) (unlock func(), err error) {
 	done, cancel := context.WithCancel(context.Background())
-	cancel() // it does not wait
+	cancel() // do not wait for the lock
 	return lock(done, strings.TrimSuffix(dir, stagingSuffix)+lockSuffix, nil)
 }
 
-// used notes that a build has used dir. A cache that cannot be written to works too.
+// used records that a build has used dir. A read-only cache is no error.
 func used(dir string) {
 	now := time.Now()
 	_ = os.Chtimes(dir, now, now)
 }
 
-// removedPrefix begins the name of what is being removed.
+// removedPrefix is the prefix of entries that are being removed.
 const removedPrefix = ".removed-"
 
 func leftover(name string) bool {
 	return strings.HasPrefix(name, removedPrefix) || strings.HasPrefix(name, ".") && strings.HasSuffix(name, stagingSuffix)
 }
 
-// eachDir calls f for the directories in parent, which need not exist.
+// eachDir calls f for every directory in parent. It is no error if parent does not exist.
 func eachDir(parent string, f func(name, dir string) error) error {
 	entries, err := os.ReadDir(parent)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -196,8 +196,8 @@ func eachDir(parent string, f func(name, dir string) error) error {
 	return nil
 }
 
-// treeBytes returns what a tree takes on the disk. What goes while it looks, as in a staging
-// directory, counts nothing.
+// treeBytes returns the disk usage of a tree. Files that disappear during the walk, as in a staging
+// directory, are ignored.
 func treeBytes(dir string) (n int64, err error) {
 	err = filepath.WalkDir(dir, func(name string, d fs.DirEntry, err error) error {
 		var st unix.Stat_t

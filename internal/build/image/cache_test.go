@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// cacheWith makes a cache with two images, three kernels with initramfses, a leftover, a build that
-// goes on, and what others keep there.
+// cacheWith creates a cache with two images, three kernels with initramfses, a leftover, a running
+// build, and entries of other programs.
 func cacheWith(t *testing.T) (cache string) {
 	t.Helper()
 	cache = t.TempDir()
@@ -42,7 +42,7 @@ func cacheWith(t *testing.T) (cache string) {
 	return cache
 }
 
-// dirs are the directories of list, relative to the cache.
+// dirs returns the directories of list, relative to the cache.
 func dirs(t *testing.T, cache string, list []Cached) (rel []string) {
 	t.Helper()
 	for _, c := range list {
@@ -123,7 +123,7 @@ func TestPruneKeepsWhatIsInUse(t *testing.T) {
 	}
 }
 
-// A leftover that a build takes up between the listing and the removal is the build's.
+// A leftover that a build takes over between listing and removal is not removed.
 func TestRemoveLeavesBuildsAlone(t *testing.T) {
 	cache := cacheWith(t)
 	c := Cached{Kind: CachedLeftover, Dir: filepath.Join(cache, "images/.d.staging")}

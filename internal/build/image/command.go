@@ -29,10 +29,10 @@ var (
 	toolDpkgDeb    = tool{"dpkg-deb", "dpkg"}
 )
 
-// MissingError means that the host lacks something that only its administrator can add.
+// MissingError means that the host lacks something that its administrator must add.
 type MissingError struct {
-	Packages []string // Debian packages to install; empty if that is not the remedy
-	Problem  string   // if Packages is empty: what is wrong and what to do
+	Packages []string // Debian packages to install; empty if that does not help
+	Problem  string   // if Packages is empty: the problem and its solution
 }
 
 func (e *MissingError) Error() string {
@@ -43,8 +43,8 @@ func (e *MissingError) Error() string {
 		strings.Join(e.Packages, ", "), strings.Join(e.Packages, " "))
 }
 
-// require returns a *MissingError if one of tools is not there. mke2fs is in /usr/sbin, which is
-// not in everyone's PATH.
+// require returns a *MissingError if one of tools is missing. mke2fs is in /usr/sbin, which is not
+// in every user's PATH.
 func require(tools ...tool) error {
 	var missing []string
 	for _, t := range tools {
@@ -71,8 +71,8 @@ func lookPath(t tool) (string, error) {
 	return "", err
 }
 
-// asRoot returns argv, run as root of a user namespace with the caller's subordinate ids where the
-// caller is not root, so that the files it makes can have any owner.
+// asRoot returns argv wrapped to run as root. If the caller is not root, that is root of a user
+// namespace with the caller's subordinate ids, so that created files can have any owner.
 func asRoot(argv ...string) []string {
 	if os.Geteuid() == 0 {
 		return argv
@@ -80,7 +80,7 @@ func asRoot(argv ...string) []string {
 	return append([]string{"unshare", "--map-root-user", "--map-auto", "--"}, argv...)
 }
 
-// requireOwners checks that asRoot can work.
+// requireOwners returns an error if asRoot cannot work.
 func requireOwners(ctx context.Context) error {
 	if os.Geteuid() == 0 {
 		return nil
@@ -96,7 +96,7 @@ func requireOwners(ctx context.Context) error {
 	return nil
 }
 
-// removeTree removes dir, also where its files belong to subordinate ids.
+// removeTree removes dir, even if its files belong to subordinate ids.
 func removeTree(dir string) error {
 	err := os.RemoveAll(dir)
 	if err == nil || os.Geteuid() == 0 {
@@ -105,12 +105,12 @@ func removeTree(dir string) error {
 	return run(context.Background(), nil, io.Discard, nil, asRoot("rm", "-rf", "--", dir)...)
 }
 
-// errorTail is how many of a tool's last lines are quoted when it fails.
+// errorTail is the number of a tool's last output lines that are quoted when it fails.
 const errorTail = 12
 
-// run runs argv with a fixed locale and nothing but PATH, HOME and proxy settings of our
-// environment. Each line on stderr is given to line (which may be nil); the last ones are part of
-// the error. Cancelling ctx terminates argv and all its children.
+// run runs argv with a fixed locale; from our environment it passes only PATH, HOME and proxy
+// settings. Each line of stderr is passed to line (which may be nil), and the error quotes the last
+// ones. Cancelling ctx terminates argv and all its children.
 func run(ctx context.Context, stdin io.Reader, stdout io.Writer, line func(string), argv ...string) error {
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	if p, err := lookPath(tool{name: argv[0]}); err == nil {
@@ -140,14 +140,13 @@ func run(ctx context.Context, stdin io.Reader, stdout io.Writer, line func(strin
 	return nil
 }
 
-// cleanupTime is what a cancelled tool has for removing what it made: mmdebstrap unmounts and
+// cleanupTime is how long a cancelled tool may take to remove its files: mmdebstrap unmounts and
 // removes a whole tree.
 const cleanupTime = 10 * time.Second
 
-// startAndWait runs cmd until it has ended and all of its input and output has been passed on,
-// however long the other ends take. Once ctx is done it has cleanupTime left. (WaitDelay of os/exec
-// would bound the passing on as well, also where nothing was cancelled: a build on a slow disk
-// would fail.)
+// startAndWait runs cmd until it has exited and all of its input and output has been copied,
+// however long that takes. Once ctx is done, cleanupTime remains. (WaitDelay of os/exec would limit
+// the copying even without a cancellation, and so fail a build on a slow disk.)
 func startAndWait(ctx context.Context, cmd *exec.Cmd) error {
 	if err := cmd.Start(); err != nil {
 		return err
@@ -162,7 +161,7 @@ func startAndWait(ctx context.Context, cmd *exec.Cmd) error {
 		}
 		select {
 		case <-time.After(cleanupTime):
-			_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // it may have ended just now
+			_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // it may just have exited
 		case <-ended:
 		}
 	}()
@@ -179,8 +178,8 @@ func output(ctx context.Context, limit int, argv ...string) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// toolEnv keeps what the tools need. SOURCE_DATE_EPOCH goes through for builds that have to be
-// reproducible.
+// toolEnv returns the environment variables that the tools need. SOURCE_DATE_EPOCH is passed for
+// builds that must be reproducible.
 func toolEnv(environ []string) []string {
 	env := []string{"LC_ALL=C", "TZ=UTC", "DEBIAN_FRONTEND=noninteractive", "MKE2FS_CONFIG=/dev/null"}
 	keep := map[string]bool{"PATH": true, "HOME": true, "USER": true, "TMPDIR": true, "SOURCE_DATE_EPOCH": true,
@@ -188,7 +187,7 @@ func toolEnv(environ []string) []string {
 	for _, kv := range environ {
 		name, _, _ := strings.Cut(kv, "=")
 		if name == "PATH" {
-			kv += ":/usr/sbin:/sbin" // not in every user's PATH, and the tools look for more tools
+			kv += ":/usr/sbin:/sbin" // not in every user's PATH; the tools start further tools
 		}
 		if keep[name] {
 			env = append(env, kv)
@@ -197,14 +196,14 @@ func toolEnv(environ []string) []string {
 	return env
 }
 
-// lineWriter splits what is written into lines and keeps the last ones.
+// lineWriter splits its input into lines and keeps the last ones.
 type lineWriter struct {
 	each func(string)
 	part []byte
 	last []string
 }
 
-// maxLine bounds a line without an end.
+// maxLine is the maximum length in bytes of a line; longer ones are split.
 const maxLine = 4096
 
 func (w *lineWriter) Write(p []byte) (int, error) {
@@ -227,7 +226,7 @@ func (w *lineWriter) Write(p []byte) (int, error) {
 	}
 }
 
-// limitWriter passes left bytes on and then fails with err.
+// limitWriter writes up to left bytes to w and then fails with err.
 type limitWriter struct {
 	w    io.Writer
 	left int64

@@ -22,8 +22,8 @@ func script(t *testing.T, dir, name, text string) string {
 	return path
 }
 
-// The source here is a process that has written its archive and ends only when tar has ended, as
-// mmdebstrap on a slow disk ends long after it.
+// The source here is a process that has written its archive and exits only after tar, as mmdebstrap
+// does on a slow disk.
 func TestTarDoesNotWaitForTheSource(t *testing.T) {
 	needTools(t)
 	work := t.TempDir()
@@ -32,7 +32,7 @@ func TestTarDoesNotWaitForTheSource(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// as the real one does for a pipe: up to its end
+	// Like the real tar it reads a pipe up to its end.
 	script(t, work, "tar", tar+` "$@"; cat >/dev/null; touch `+ended+"\n")
 	file := filepath.Join(work, "archive")
 	if err := os.WriteFile(file, archive(t, reg("a")), 0o600); err != nil {
@@ -59,7 +59,7 @@ done
 	}
 }
 
-// slowWriter takes its time for the first write, as a tool does that writes to a slow disk.
+// slowWriter delays the first write, like a tool that writes to a slow disk.
 type slowWriter struct {
 	strings.Builder
 	pause time.Duration

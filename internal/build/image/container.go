@@ -23,13 +23,13 @@ import (
 // refNameAnnotation names an image inside an OCI layout (OCI image spec, annotations.md).
 const refNameAnnotation = "org.opencontainers.image.ref.name"
 
-// maxIndexDepth bounds indexes of indexes in an OCI layout; one level is what exists.
+// maxIndexDepth is the maximum nesting of indexes in an OCI layout. In practice there is one level.
 const maxIndexDepth = 3
 
-// resolveContainer finds a container image for linux/amd64. For a registry this asks for the
-// manifest, so that a moved tag gives another digest and with it another key; layers are read when
-// the content is written. dir is where relative paths start. Of the image's configuration only the
-// environment is used: a sandbox starts the agent, not an entrypoint.
+// resolveContainer finds a container image for linux/amd64. It fetches the manifest from a
+// registry, so that a moved tag gives another digest and another key. Layers are read when the
+// content is written. Relative paths start at dir. Only the environment of the image's
+// configuration is used, because a sandbox starts the agent and not an entrypoint.
 func resolveContainer(ctx context.Context, b base, dir string, login *Login) (*content, error) {
 	var img v1.Image
 	var err error
@@ -43,7 +43,7 @@ func resolveContainer(ctx context.Context, b base, dir string, login *Login) (*c
 		img, err = openRegistry(ctx, b.arg, login)
 		local = false
 	}
-	if err == nil && b.kind == baseOCI { // of an archive, the library makes the manifest of files that it has read
+	if err == nil && b.kind == baseOCI { // for an archive, the library computes the manifest from its files
 		err = checkManifest(img)
 	}
 	if err != nil {
@@ -96,8 +96,8 @@ const (
 	maxLayers           = 1000
 )
 
-// checkManifest refuses an image by what its manifest says of the configuration, which is read
-// into memory whole, and at most as far as the manifest says.
+// checkManifest returns an error if the manifest declares a configuration that is too large. The
+// configuration is read into memory, but never beyond its declared size.
 func checkManifest(img v1.Image) error {
 	m, err := img.Manifest()
 	if err != nil {
@@ -113,10 +113,11 @@ func checkManifest(img v1.Image) error {
 	return nil
 }
 
-// writeContainer writes the flattened image. Layers from a registry are checked as they arrive: against
-// their digests in the manifest by the library, and against those in the configuration here. Without the
-// latter, an image could have the configuration of another one, by whose digest images are cached. Local
-// files are not checked as they are read, so they are checked first.
+// writeContainer writes the flattened image. Layers from a registry are checked as they arrive: the
+// library checks their digests in the manifest, and this function those in the configuration. Images are
+// cached by the digest of their configuration, so without the second check a hostile image could claim
+// the configuration of another one. Local files are not checked while they are read, so they are
+// verified first.
 func writeContainer(ctx context.Context, w io.Writer, img v1.Image, local bool) error {
 	bounded := boundedImage{Image: img, ctx: ctx}
 	if local {
@@ -143,7 +144,7 @@ func writeContainer(ctx context.Context, w io.Writer, img v1.Image, local bool) 
 }
 
 // verifyContainer compares the configuration with its digest, and each layer's content with the
-// configuration.
+// digest in the configuration.
 func verifyContainer(ctx context.Context, img v1.Image) error {
 	config, err := img.RawConfigFile()
 	if err != nil {
@@ -172,7 +173,7 @@ func verifyContainer(ctx context.Context, img v1.Image) error {
 	return nil
 }
 
-// diffIDs returns the digests of the layers' content, which are in the configuration.
+// diffIDs returns the digests of the layers' content from the configuration.
 func diffIDs(img v1.Image, layers int) ([]v1.Hash, error) {
 	config, err := img.ConfigFile()
 	if err != nil {
@@ -202,8 +203,8 @@ func verifyLayer(ctx context.Context, layer v1.Layer, want v1.Hash) error {
 	return nil
 }
 
-// openRegistry asks a registry for the manifest of an image for linux/amd64, and checks it: what the
-// image's configuration and layers are read by is within bounds.
+// openRegistry fetches and checks the manifest of an image for linux/amd64. The declared sizes of
+// its configuration and layers are within bounds.
 func openRegistry(ctx context.Context, reference string, login *Login) (v1.Image, error) {
 	ref, err := name.ParseReference(reference)
 	if err != nil {
@@ -221,20 +222,20 @@ func openRegistry(ctx context.Context, reference string, login *Login) (v1.Image
 	return img, checkManifest(img)
 }
 
-// boundedManifests is the transport to registries. It ends manifests after maxRegistryManifest: the library
-// would read 100 MiB, and makes some GiB of values of them.
+// boundedManifests is the transport to registries. It limits manifests to maxRegistryManifest: the library
+// would read 100 MiB, and parse that into several GiB of values.
 type boundedManifests struct{}
 
 // RoundTrip implements http.RoundTripper.
 func (boundedManifests) RoundTrip(r *http.Request) (*http.Response, error) {
 	resp, err := remote.DefaultTransport.RoundTrip(r)
-	if err == nil && r.Header.Get("Accept") != "" { // set for manifests, of which it names the kinds, and for no blob
+	if err == nil && r.Header.Get("Accept") != "" { // set for manifests, with their media types, and not for blobs
 		resp.Body = &boundedBody{resp.Body, maxRegistryManifest}
 	}
 	return resp, err
 }
 
-// boundedBody fails where more than left bytes are read.
+// boundedBody fails when more than left bytes are read.
 type boundedBody struct {
 	io.ReadCloser
 	left int64 // bytes

@@ -27,8 +27,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 )
 
-// needTools skips where the host cannot make file systems: without e2fsprogs, or without root and
-// subordinate ids.
+// needTools skips the test if the host cannot create file systems: without e2fsprogs, or without
+// root and subordinate ids.
 func needTools(t *testing.T) {
 	t.Helper()
 	if err := requireFor(t.Context(), &Recipe{Base: "oci:x"}); err != nil {
@@ -36,7 +36,7 @@ func needTools(t *testing.T) {
 	}
 }
 
-// containerOf makes an image with the environment and one layer per archive.
+// containerOf makes an image with an environment and one layer per archive.
 func containerOf(t *testing.T, layers ...[]byte) v1.Image {
 	t.Helper()
 	img := v1.Image(empty.Image)
@@ -124,9 +124,10 @@ func push(reference string, img v1.Image) error {
 	return remote.Write(ref, img)
 }
 
-// A registry that wants a login gets the one of the recipe, and nothing is had of it without.
+// The login in the recipe is sent to a registry that requires one. Without it nothing can be
+// fetched.
 func TestLogin(t *testing.T) {
-	t.Setenv("DOCKER_CONFIG", t.TempDir()) // nothing is stored
+	t.Setenv("DOCKER_CONFIG", t.TempDir()) // no stored login
 	open := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if user, password, _ := r.BasicAuth(); user != "me" || password != "secret" {
@@ -194,7 +195,7 @@ func TestBuildFromContainers(t *testing.T) {
 			if got := names(t, imagesDir(cache)); len(got) != 1 {
 				t.Errorf("left in the cache: %q", got)
 			}
-			other := *r // what the file system does not depend on
+			other := *r // fields that the file system does not depend on
 			other.Name, other.Description, other.MemoryMiB, other.VCPUs = "y", "d", 256, 2
 			other.Warmup, other.Env = Warmup{Python: "x"}, map[string]string{"LANG": "C"}
 			again, err := Build(t.Context(), cache, &other, func(s Step) {
@@ -227,7 +228,7 @@ func checkContent(t *testing.T, img *Image) {
 		"/srv/app/empty": {"Type: directory"},
 		"/srv/app/link":  {"Type: symlink", `"../x"`},
 
-		// What this base lacks and programs expect.
+		// Files that programs expect and this base lacks.
 		"/etc/passwd":     {"Mode:  0644"},
 		"/etc/group":      {"Mode:  0644"},
 		"/etc/hosts":      {"Mode:  0644"},
@@ -291,8 +292,8 @@ func TestBuildRefusesBadContainers(t *testing.T) {
 	}
 }
 
-// A file behind a symbolic link is refused, or dropped where the layers are flattened; it never
-// follows the link.
+// A file behind a symbolic link is refused, or dropped where the layers are flattened. The build
+// never follows the link.
 func TestBuildDoesNotFollowLinks(t *testing.T) {
 	needTools(t)
 	outside := t.TempDir()

@@ -12,8 +12,8 @@ import (
 	"strings"
 )
 
-// dpkgExcludes keeps documentation and translations out of the image, now and when a guest installs
-// packages. Copyright files stay: licences require them.
+// dpkgExcludes excludes documentation and translations, both now and when a guest installs
+// packages. Copyright files stay because licences require them.
 func dpkgExcludes() []string {
 	return []string{
 		"path-exclude=/usr/share/doc/*", "path-include=/usr/share/doc/*/copyright",
@@ -22,7 +22,7 @@ func dpkgExcludes() []string {
 	}
 }
 
-// debianSource writes the archive of a minimal Debian of the suite with packages to w.
+// debianSource writes to w the archive of a minimal Debian of the suite with packages.
 func debianSource(ctx context.Context, w io.Writer, suite string, packages []string, line func(string)) error {
 	sources, err := debianSources(ctx, suite)
 	if err != nil {
@@ -46,10 +46,11 @@ func debianSource(ctx context.Context, w io.Writer, suite string, packages []str
 		argv = append(argv, "--include="+strings.Join(packages, ","))
 	}
 	argv = append(argv,
-		// Packages with alternatives, such as Java's, link their manual pages there, and fail without it.
+		// Packages with alternatives, such as Java's, create links to manual pages there, and fail if the
+		// directory is missing.
 		`--essential-hook=mkdir -p "$1/usr/share/man/man1"`,
-		// The host's proxies, which may hold credentials, are for the build only; so are its name
-		// servers and its name.
+		// The host's proxies (which may contain credentials), name servers and host name are for
+		// the build only.
 		`--customize-hook=rm "$1/etc/apt/apt.conf.d/99mmdebstrap"`,
 		`--customize-hook=echo 'APT::Install-Recommends "false";' >"$1/etc/apt/apt.conf.d/99forkd"`,
 		`--customize-hook=rm -f "$1/etc/resolv.conf" "$1/etc/hostname" && touch "$1/etc/resolv.conf" && echo sandbox >"$1/etc/hostname"`,
@@ -57,8 +58,8 @@ func debianSource(ctx context.Context, w io.Writer, suite string, packages []str
 	return run(ctx, strings.NewReader(strings.Join(sources, "\n")+"\n"), w, line, append(argv, "-")...)
 }
 
-// debianSources returns the lines of a sources.list for suite, taken from what the host's apt uses:
-// its mirrors, components and keyrings, with the host's suite replaced where it is another one.
+// debianSources returns the lines of a sources.list for suite. They have the mirrors, components
+// and keyrings of the host's apt; the host's suite is replaced if it is another one.
 func debianSources(ctx context.Context, suite string) ([]string, error) {
 	text, err := output(ctx, 16*mib, "apt-get", "indextargets", "--format",
 		"$(CREATED_BY) $(ORIGIN) $(CODENAME) $(RELEASE) $(COMPONENT) $(REPO_URI)")
@@ -76,9 +77,9 @@ func debianSources(ctx context.Context, suite string) ([]string, error) {
 	return lines, nil
 }
 
-// sourcesFor makes deb lines from indextargets, see debianSources for its fields. A host has the
-// suite itself ("trixie") and its updates ("trixie-updates", "trixie-security"); of another suite
-// of the host it takes the same three.
+// sourcesFor converts indextargets (fields: see debianSources) to deb lines. If the host uses the
+// suite itself, it takes the suite ("trixie") and its updates ("trixie-updates",
+// "trixie-security"). Otherwise it derives the same three from the host's suite.
 func sourcesFor(suite string, indextargets []byte) ([]string, error) {
 	components := make(map[string][]string) // by "URI suite"
 	var order []string

@@ -32,8 +32,8 @@ func TestSourcesFollowTheHost(t *testing.T) {
 			"deb http://mirror.test/debian/ trixie-updates main",
 			"deb http://mirror.test/security/ trixie-security main",
 		}},
-		// A host with two suites: the wanted one is taken as it is, nothing is invented from the
-		// other.
+		// The host has two suites: the requested one is used as it is, and no lines are derived
+		// from the other.
 		{"trixie", hostTargets + "Packages Debian trixie trixie main http://new.test/debian/\n", []string{
 			"deb http://new.test/debian/ trixie main",
 		}},
@@ -63,8 +63,8 @@ func TestToolEnvKeepsLittle(t *testing.T) {
 	}
 }
 
-// Everything that the file system depends on must change the key, or a stale image is used after an
-// edit. Nothing else may, or an image is made again that is there.
+// Everything that determines the file system must change the key, or a build uses a stale image
+// after an edit. Nothing else may change it, or an image is built twice.
 func TestCacheKeyCoversEverything(t *testing.T) {
 	fresh := func() *Recipe {
 		return &Recipe{Name: "n", Base: "debian:bookworm", Packages: []string{"a", "b"}, Env: map[string]string{"A": "1"},

@@ -8,12 +8,13 @@ import (
 	"strings"
 )
 
-// notInName matches what the name of a container image may have and that of a recipe may not.
+// notInName matches characters that the name of a container image may have and that of a recipe may
+// not.
 var notInName = regexp.MustCompile(`[^a-z0-9._-]+`)
 
-// FromContainer returns the recipe of a snapshot that is a container image and nothing else. text
-// is that image as a recipe names its base: docker://…, oci:… or docker-archive:…; ok is false for
-// any other text. The recipe's name is the last part of the image's. Relative paths start at the
+// FromContainer returns the recipe of a snapshot that consists of a container image alone. text is
+// the base in a recipe's syntax: docker://…, oci:… or docker-archive:…; for any other text ok is
+// false. The recipe is named after the last part of the image's name. Relative paths start at the
 // working directory.
 func FromContainer(text string) (r *Recipe, ok bool, err error) {
 	b, err := parseBase(text)

@@ -17,22 +17,23 @@ const (
 	inodeSize = 256
 	mib       = 1 << 20
 
-	// bytesPerInode is small: interpreters and their packages are many small files.
+	// bytesPerInode is small because interpreters and their packages consist of many small files.
 	bytesPerInode = 8192
 )
 
-// ext4Features is what mke2fs is told to use, whatever the host's mke2fs.conf says.
+// ext4Features are the features passed to mke2fs, independent of the host's mke2fs.conf.
 //
-// There is no journal. The base is immutable and a VM writes to a private top that dies with it; a
-// snapshot freezes memory and disk at one instant, so no journal would ever be replayed. Without it
-// boots skip the recovery thread and a fork dirties fewer blocks and pages. The price: the disk of
-// a VM that was killed must not be mounted alone, without its memory, before e2fsck has seen it.
+// There is no journal. The base is immutable, and a VM writes to a private top layer that is
+// deleted with it. A snapshot freezes memory and disk at the same instant, so a journal would never
+// be replayed. Without it a boot skips the recovery thread, and a fork dirties fewer blocks and
+// pages. The price: the disk of a killed VM must not be mounted without its memory before e2fsck
+// has checked it.
 const ext4Features = "none,ext_attr,dir_index,filetype,extent,64bit,flex_bg,sparse_super,large_file,huge_file,dir_nlink," +
 	"extra_isize,metadata_csum"
 
-// writeExt4 makes the file system image name of diskMiB from the archive that source writes, with
-// what r puts over it. work is an empty directory for temporary files, which the caller removes.
-// uuid identifies the file system and seeds its directory hashes.
+// writeExt4 creates the file system image name of diskMiB. Its content is the archive that source
+// writes, with the files of r on top. work is an empty directory for temporary files; the caller
+// removes it. uuid identifies the file system and seeds its directory hashes.
 func writeExt4(ctx context.Context, name, work, uuid string, r *Recipe,
 	source func(ctx context.Context, w io.Writer) error) error {
 	root := filepath.Join(work, "root")
@@ -53,8 +54,8 @@ func writeExt4(ctx context.Context, name, work, uuid string, r *Recipe,
 	err := run(ctx, nil, io.Discard, nil, asRoot("mke2fs", "-q", "-F", "-O", ext4Features,
 		"-b", strconv.Itoa(blockSize), "-I", strconv.Itoa(inodeSize), "-i", strconv.Itoa(bytesPerInode), "-m", "0", "-U",
 		uuid,
-		// The inode tables are zeroed now: otherwise the kernel does it later, in every child, in
-		// its top.
+		// Zero the inode tables now. Otherwise the kernel does it later, in every child and in the
+		// child's top layer.
 		"-E", "hash_seed="+uuid+",lazy_itable_init=0,root_owner=0:0", "-d", root, name,
 		strconv.FormatInt(size/blockSize, 10))...)
 	if err != nil && strings.Contains(err.Error(), "Could not allocate") {
@@ -81,7 +82,7 @@ func extract(ctx context.Context, root string, f *tarFilter, source func(ctx con
 	sourced := make(chan error, 1)
 	go func() {
 		err := source(ctx, toFilter)
-		toFilter.CloseWithError(err) // nil: end of file
+		toFilter.CloseWithError(err) // nil becomes io.EOF
 		sourced <- err
 	}()
 	filtered := make(chan error, 1)
@@ -91,11 +92,11 @@ func extract(ctx context.Context, root string, f *tarFilter, source func(ctx con
 		if err != nil {
 			cancel(err) // stops the tools at both ends
 		}
-		// The archive is complete, but its source may have a lot to do yet: mmdebstrap removes its
-		// tree. tar does not wait.
+		// The archive is complete, but its source may still be busy: mmdebstrap removes its tree.
+		// tar does not wait for that.
 		toTar.CloseWithError(err)
 		if err == nil {
-			// Padding follows the end of the archive. Its writer fails if nobody reads it.
+			// Padding follows the end of the archive. Read it, or its writer fails.
 			_, err = io.Copy(io.Discard, fromSource)
 		}
 		fromSource.CloseWithError(err)
@@ -109,9 +110,8 @@ func extract(ctx context.Context, root string, f *tarFilter, source func(ctx con
 	return firstCause(filterErr, sourceErr, tarErr)
 }
 
-// firstCause picks the error that the others follow from. The source fails by itself (then the
-// filter sees the same error when reading); a failed filter stops source and tar; a failed tar
-// stops the filter.
+// firstCause picks the error that caused the others. If the source fails, the filter gets the same
+// error when it reads. A failed filter stops source and tar. A failed tar stops the filter.
 func firstCause(filterErr, sourceErr, tarErr error) error {
 	switch {
 	case sourceErr != nil && filterErr != nil && errors.Is(filterErr, sourceErr):

@@ -9,13 +9,13 @@ import (
 	"strings"
 )
 
-// Bounds of what the files of a recipe come to: they are held in memory during a build.
+// Bounds on the files of a recipe, which are kept in memory during a build.
 const (
 	maxRecipeFiles     = 20_000
 	maxRecipeTreeBytes = 512 << 20
 )
 
-// readFiles reads what the entries of a recipe's "files" name, whole directories too.
+// readFiles reads the files and directories in a recipe's "files".
 func readFiles(fsys fs.FS, files []File) ([]overlayFile, error) {
 	c := collector{fsys: fsys, seen: make(map[string]byte)}
 	for i, f := range files {
@@ -74,8 +74,8 @@ func (c *collector) collect(f File) error {
 	})
 }
 
-// file adds a regular file. Without a mode in the recipe it is executable in the image if its owner
-// may execute it here.
+// file adds a regular file. If the recipe sets no mode, the file is executable in the image if its
+// owner may execute it here.
 func (c *collector) file(source, target string, mode Mode, info fs.FileInfo) error {
 	if !info.Mode().IsRegular() {
 		return fmt.Errorf("source: %s is neither a file, a directory nor a symbolic link", source)
@@ -109,7 +109,7 @@ func (c *collector) add(o overlayFile) error {
 	return nil
 }
 
-// checkTarget refuses places that guests do not see.
+// checkTarget returns an error for paths that are hidden in guests.
 func checkTarget(target string) error {
 	if top, _, _ := strings.Cut(target[1:], "/"); slices.Contains([]string{"dev", "proc", "sys", "run", "tmp"}, top) {
 		return fmt.Errorf("target: %q is hidden by a mount in the guest", target)
@@ -117,8 +117,9 @@ func checkTarget(target string) error {
 	return nil
 }
 
-// defaultFiles are what programs expect of every Linux and a base may lack: container runtimes make
-// such files when they start a container, and an image from scratch may have no users at all.
+// defaultFiles returns files that programs expect on every Linux. Container runtimes create them
+// when they start a container, so a base may lack them; an image from scratch may have no users at
+// all.
 func defaultFiles() []overlayFile {
 	return []overlayFile{
 		{name: "etc/passwd", typ: tar.TypeReg, mode: 0o644, data: []byte(

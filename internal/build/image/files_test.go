@@ -83,7 +83,7 @@ func TestRecipeFilesThatAreRefused(t *testing.T) {
 	}
 }
 
-// An image from scratch has no users at all, and others have users of their own.
+// An image from scratch has no users at all. Other images keep the users they have.
 func TestDefaultsAreForBasesThatLackThem(t *testing.T) {
 	headers, err := filterAll(&tarFilter{defaults: defaultFiles()}, archive(t, reg("etc/passwd")))
 	if err != nil {

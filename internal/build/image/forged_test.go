@@ -14,9 +14,9 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
-// A registry gives an image the configuration of another one, which anyone can read, and layers of its own.
-// The image is not taken for the other one: a build of a Dockerfile knows them by different digests, and
-// its layers are refused.
+// A registry serves an image with the public configuration of another image, and with its own layers. This
+// image is not mistaken for the other one: a Dockerfile build identifies them by different digests, and the
+// layers are refused.
 func TestConfigurationOfAnotherImage(t *testing.T) {
 	official := containerOf(t, archive(t, dir("etc"), reg("etc/official")))
 	hostile := containerOf(t, archive(t, dir("etc"), reg("etc/hostile")))
@@ -50,7 +50,7 @@ func TestConfigurationOfAnotherImage(t *testing.T) {
 	}
 }
 
-// What a build was planned with is fetched, where the name of an image has moved since.
+// A build fetches the image that was planned, even if its name has moved since.
 func TestPinned(t *testing.T) {
 	before := containerOf(t, archive(t, reg("before")))
 	reference := pushToRegistry(t, before)
@@ -77,7 +77,7 @@ func TestPinned(t *testing.T) {
 	}
 }
 
-// pushForged pushes an image with the configuration of another one, and returns its name.
+// pushForged pushes an image with the configuration of another image, and returns its name.
 func pushForged(t *testing.T, img, of v1.Image) string {
 	t.Helper()
 	server := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))

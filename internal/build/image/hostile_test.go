@@ -11,8 +11,8 @@ import (
 
 const manifestType = "application/vnd.oci.image.manifest.v1+json"
 
-// A registry's manifest says how much is read into memory: what is more than any image has is refused
-// before a byte of it is asked for, by a build of a recipe and by one of a Dockerfile.
+// A registry's manifest determines how much is read into memory. Builds of recipes and Dockerfiles
+// refuse excessive sizes before requesting any of that data.
 func TestManifestOfAHostileRegistry(t *testing.T) {
 	digest := fmt.Sprintf("sha256:%064d", 0)
 	layer := fmt.Sprintf(`{"mediaType":"application/vnd.oci.image.layer.v1.tar","size":1,"digest":%q}`, digest)
@@ -48,7 +48,7 @@ func TestManifestOfAHostileRegistry(t *testing.T) {
 	}
 }
 
-// The manifest itself is read into memory too, and of a registry that redirects likewise.
+// The manifest itself is read into memory too, even from a registry that redirects.
 func TestLongManifest(t *testing.T) {
 	var sent atomic.Int64
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -75,7 +75,7 @@ func TestLongManifest(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "manifest has more than 4194304 bytes") {
 			t.Errorf("a manifest of 60 MiB: %v", err)
 		}
-		if n := sent.Load(); n > 5*maxRegistryManifest { // with what lies in buffers of sockets
+		if n := sent.Load(); n > 5*maxRegistryManifest { // includes data in socket buffers
 			t.Errorf("%d MiB of it were taken", n>>20)
 		}
 	}

@@ -1,17 +1,17 @@
-// Package image makes what a parent VM boots from and keeps it in the cache: root file systems,
-// made from recipes, and guest kernels with their initramfs.
+// Package image creates the files that a parent VM boots from, and keeps them in the cache: root
+// file systems made from recipes, and guest kernels with their initramfs.
 //
 //	<cache>/images/<key>/rootfs.ext4, image.json      Build; the key is a digest over all that the file system depends on
 //	<cache>/kernel/<version>/vmlinuz, vmlinux, ...    Kernel, UserKernel
 //
-// Both are published whole: made in a staging directory, synced, renamed. Two builds of one thing
-// wait for each other, a failed one leaves nothing behind. Images are immutable; VMs write to block
-// layers above them.
+// Both appear in one step: they are created in a staging directory, synced and renamed. Concurrent
+// builds of the same thing wait for each other, and a failed build leaves nothing behind. Images
+// are immutable; VMs write to block layers above them.
 //
 // The package runs the distribution's own tools (apt-get, mmdebstrap, dpkg-deb, tar, mke2fs) with
-// the host's apt settings. It does not boot anything, does not install packages on the host and
-// does not ask for privileges: without root it uses user namespaces, and where these are missing it
-// says what is needed.
+// the host's apt settings. It boots nothing, installs no packages on the host and does not ask for
+// privileges. Without root it uses user namespaces; if these are unavailable, the error names the
+// requirement.
 package image
 
 import (
@@ -34,7 +34,7 @@ const (
 	manifestName = "image.json"
 )
 
-// maxManifestBytes bounds image.json.
+// maxManifestBytes is the maximum size of image.json.
 const maxManifestBytes = 4 << 20
 
 // Manifest is image.json. Sizes are in bytes unless the name says otherwise.
@@ -44,7 +44,7 @@ type Manifest struct {
 	RootfsSHA256  string            `json:"rootfs_sha256"`
 	RootfsSize    int64             `json:"rootfs_size"`
 	Created       time.Time         `json:"created"`
-	Recipe        string            `json:"recipe"` // that it was first made for
+	Recipe        string            `json:"recipe"` // the image was first made for
 	Base          string            `json:"base"`
 	BaseDigest    string            `json:"base_digest,omitempty"` // container images: what the base resolved to
 	Packages      []string          `json:"packages,omitempty"`
@@ -57,7 +57,7 @@ type Image struct {
 	Dir string
 }
 
-// Rootfs returns the path of the ext4 file system: no journal, 4 KiB blocks, never to be written.
+// Rootfs returns the path of the ext4 file system: no journal, 4 KiB blocks, read-only.
 func (i *Image) Rootfs() string { return filepath.Join(i.Dir, rootfsName) }
 
 // InvalidError means that a directory is not a usable image: damaged, of another version, or

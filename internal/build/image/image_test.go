@@ -12,7 +12,7 @@ import (
 
 const testKey = "0123456789abcdef0123456789abcdef"
 
-// fakeImage writes an image whose file system is a superblock and nothing else.
+// fakeImage writes an image whose file system consists of a superblock only.
 func fakeImage(t *testing.T, cache, key string) string {
 	t.Helper()
 	const blocks = 16

@@ -16,29 +16,31 @@ import (
 	"github.com/forkd/forkd/internal/build/kmod"
 )
 
-// guestModules are the modules that a guest needs before its root disk is there, in the order of
-// their use. Those that a kernel has built in are skipped, and dependencies come by themselves.
+// guestModules returns the modules that a guest needs before its root disk is mounted, in load
+// order. Modules built into a kernel are skipped. Dependencies are added automatically.
 func guestModules() []string {
 	return []string{
 		"virtio_mmio", "virtio_blk",
-		"ext4", "crc32c_generic", // ext4 asks for the checksum by name, which no dependency shows
+		"ext4", "crc32c_generic", // ext4 requests the checksum by name, so it is no listed dependency
 		"vmw_vsock_virtio_transport",
 		"virtio_rng", "virtio_net", "overlay",
-		"tcp_diag", // by which the agent ends the connections of a fork
+		"tcp_diag", // the agent uses it to close a fork's connections
 	}
 }
 
-// initramfsPrefix begins the names of the initramfses in a kernel's directory.
+// initramfsPrefix is the prefix of the initramfses in a kernel's directory.
 const initramfsPrefix = "initramfs-"
 
-// makeInitrd sets k.Initrd to an initramfs with agent as /init and the modules the agent loads:
+// makeInitrd sets k.Initrd to an initramfs with agent as /init and the modules that the agent
+// loads:
 //
 //	/init                            the agent
 //	/modules/<name>.ko, .../order    decompressed; "order" has the file names in load order
 //	/dev /proc /sys /newroot         mount points
 //
-// It is not compressed: reading it costs less than decompressing it, most of all on a slow CPU, and
-// the kernel's module loader would not profit either. The name has the digest of everything in it.
+// It is not compressed: reading it costs less than decompressing it, especially on a slow CPU. The
+// kernel's module loader would not benefit either. The file name contains the digest of the
+// content.
 func (k *KernelFiles) makeInitrd(ctx context.Context, agent []byte) error {
 	if !kernelimage.IsELF(agent) {
 		return errors.New("the guest agent is not an ELF program")
@@ -63,9 +65,9 @@ func (k *KernelFiles) makeInitrd(ctx context.Context, agent []byte) error {
 	return nil
 }
 
-// Initramfs returns an initramfs with agent for the kernel in a file that may be anywhere: with the
-// modules that the directory "modules" beside it has, as beside kernels in the cache. Without that
-// directory the kernel must have everything built in.
+// Initramfs returns an initramfs with agent for a kernel file at any path. It contains the modules
+// in the directory "modules" beside the kernel, as the cache has them. Without that directory the
+// kernel must have everything built in.
 func Initramfs(kernel string, agent []byte) ([]byte, error) {
 	k := &KernelFiles{}
 	if modules := filepath.Join(filepath.Dir(kernel), modulesName); exists(modules) {
@@ -89,7 +91,7 @@ func (k *KernelFiles) initrd(agent []byte) ([]byte, error) {
 	var out, order bytes.Buffer
 	w := initramfs.NewWriter(&out)
 	for _, dir := range []string{"dev", "proc", "sys", "newroot", "modules"} {
-		_ = w.Dir(dir, 0o755) // an error comes back from Close
+		_ = w.Dir(dir, 0o755) // Close returns the error
 	}
 	_ = w.CharDevice("dev/console", 0o600, 5, 1) // /init's stdin, stdout and stderr
 	_ = w.File("init", 0o755, agent)

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Inspected is what the configuration of a container image says to a build that begins with it.
+// Inspected holds the configuration of a container image that a build starts from.
 type Inspected struct {
 	Digest  string // of the manifest for linux/amd64, which covers the configuration and the layers as they are fetched
 	Env     map[string]string
@@ -16,7 +16,8 @@ type Inspected struct {
 	OnBuild []string
 }
 
-// Inspect asks a registry for the configuration of an image for linux/amd64. Layers are not fetched.
+// Inspect fetches the configuration of an image for linux/amd64 from a registry. It does not fetch
+// layers.
 func Inspect(ctx context.Context, reference string, login *Login) (Inspected, error) {
 	img, err := openRegistry(ctx, reference, login)
 	if err != nil {
@@ -38,7 +39,8 @@ func Inspect(ctx context.Context, reference string, login *Login) (Inspected, er
 		OnBuild: c.OnBuild}, nil
 }
 
-// Pinned returns a reference to the image that a name had when Inspect found its digest.
+// Pinned returns a reference to the image with the digest that Inspect found, even if the name has
+// moved since.
 func Pinned(reference, digest string) string {
 	name, _, _ := strings.Cut(reference, "@")
 	return name + "@" + digest

@@ -9,7 +9,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 )
 
-// A registry's image says what a build that begins with it starts with; one for another machine is refused.
+// A registry's image provides the initial settings of a build; an image for another architecture is
+// refused.
 func TestInspect(t *testing.T) {
 	image := func(arch string) v1.Image {
 		img, err := mutate.ConfigFile(empty.Image, &v1.ConfigFile{OS: "linux", Architecture: arch, Config: v1.Config{

@@ -25,14 +25,14 @@ const (
 	configName  = "config"
 )
 
-// userPrefix begins the names of kernels that users brought.
+// userPrefix is the prefix of kernels that users supplied.
 const userPrefix = "user-"
 
-// kernelSeries is the kernel that guests get: the first long-term one whose Debian configuration
-// has vmgenid.
+// kernelSeries is the series of guest kernels: the first long-term series whose Debian
+// configuration has vmgenid.
 const kernelSeries = "6.12"
 
-// maxKernelBytes bounds a kernel file that is read into memory.
+// maxKernelBytes is the maximum size of a kernel file, which is read into memory.
 const maxKernelBytes = 512 << 20
 
 // KernelFiles are the files that a VM boots from. All paths are absolute.
@@ -40,15 +40,15 @@ type KernelFiles struct {
 	Version string // as uname -r prints it
 	Dir     string // in the cache
 	BzImage string // empty for a user's ELF kernel
-	VMLinux string // the same kernel uncompressed: boots faster
+	VMLinux string // the same kernel, uncompressed; boots faster
 	Modules string // lib/modules/<version> of its package; empty for a kernel without modules
 	Initrd  string // the initramfs with the guest agent
 }
 
 // Kernel returns the newest Debian cloud kernel of the 6.12 series that the host's apt offers, with
-// an initramfs for agent (the contents of a static forkd-agent). What the cache has is not
-// downloaded again; where apt offers nothing, as inside `forkd machine`, the newest kernel in the
-// cache is used. Nothing is installed on the host.
+// an initramfs for agent (the contents of a static forkd-agent). A cached kernel is not downloaded
+// again. If apt offers none, as inside `forkd machine`, Kernel uses the newest one in the cache.
+// Nothing is installed on the host.
 func Kernel(ctx context.Context, cacheDir string, agent []byte, progress func(Step)) (*KernelFiles, error) {
 	k, err := debianKernel(ctx, cacheDir, progress)
 	if err != nil {
@@ -60,8 +60,8 @@ func Kernel(ctx context.Context, cacheDir string, agent []byte, progress func(St
 	return k, nil
 }
 
-// UserKernel prepares a kernel of the user's own: a bzImage or an ELF file with everything built
-// in, such as the one of guest/kernel. The initramfs has no modules.
+// UserKernel prepares a kernel that the user supplies: a bzImage or an ELF file with everything
+// built in, such as that of guest/kernel. The initramfs has no modules.
 func UserKernel(ctx context.Context, cacheDir, name string, agent []byte) (*KernelFiles, error) {
 	data, err := readKernel(name)
 	if err != nil {
@@ -111,8 +111,8 @@ func debianKernel(ctx context.Context, cacheDir string, report reporter) (*Kerne
 	return openKernel(filepath.Join(parent, version))
 }
 
-// fetchKernel downloads pkg with apt, which checks its signature chain, and unpacks what guests
-// need into staging.
+// fetchKernel downloads pkg with apt, which checks its signatures, and unpacks the files for guests
+// into staging.
 func fetchKernel(ctx context.Context, staging, pkg string, report reporter) error {
 	if err := require(toolAptGet, toolDpkgDeb); err != nil {
 		return err
@@ -168,7 +168,7 @@ func readKernel(name string) ([]byte, error) {
 	return readLimited(f, name, maxKernelBytes)
 }
 
-// openKernel returns what is in a kernel's directory, without an initramfs.
+// openKernel returns the files in a kernel's directory, without an initramfs.
 func openKernel(dir string) (*KernelFiles, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -201,7 +201,7 @@ func exists(name string) bool {
 
 var versionPattern = regexp.MustCompile(`Linux version ([0-9][^ \x00]{1,63}) \(`)
 
-// kernelVersion finds the text that /proc/version is made of (linux_banner in init/version.c).
+// kernelVersion finds the version in the text of /proc/version (linux_banner in init/version.c).
 func kernelVersion(elf []byte) string {
 	const marker = "Linux version "
 	for rest := elf; ; {

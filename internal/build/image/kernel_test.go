@@ -46,7 +46,7 @@ const fakeELF = "\x7fELF\x02\x01\x01\x00"
 func TestUserKernel(t *testing.T) {
 	cache, dir := t.TempDir(), t.TempDir()
 	kernel := filepath.Join(dir, "vmlinux")
-	// The first text is a format string of the kernel's own, not its version.
+	// The first match is one of the kernel's format strings, not its version.
 	text := fakeELF + strings.Repeat("x", 64) + "Linux version %s (%s)\x00Linux version 6.12.1-test (u@h) #1\x00"
 	if err := os.WriteFile(kernel, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
@@ -109,7 +109,7 @@ func checkInitrd(t *testing.T, file string, agent []byte) {
 	}
 }
 
-// The initramfs for a kernel anywhere has the modules that lie beside it, and none otherwise.
+// The initramfs for a kernel at any path has the modules beside the kernel, or none.
 func TestInitramfs(t *testing.T) {
 	kernel := filepath.Join(t.TempDir(), "vmlinux")
 	agent := []byte("\x7fELF agent")

@@ -17,13 +17,13 @@ import (
 	"github.com/forkd/forkd/internal/treetar"
 )
 
-// nameBudget is a budget of memory for the names of an image, each of which is kept until the whole
-// image is read. The names of a large distribution image take a third of it.
+// nameBudget limits the memory for the names in an image. Every name is kept until the whole image
+// is read. The names of a large distribution image take a third of the budget.
 type nameBudget struct{ bytes int }
 
 const (
 	maxNames = 128 << 20
-	nameSize = 64 // what keeping a name takes besides its bytes
+	nameSize = 64 // cost of keeping a name, in addition to its bytes
 )
 
 // keep takes a name of n bytes from the budget.
@@ -34,12 +34,12 @@ func (b *nameBudget) keep(n int) error {
 	return nil
 }
 
-// boundedImage checks the names in the layers of an image before whoever reads the layers sees
-// them. A read fails when ctx has ended.
+// boundedImage checks the names in the layers of an image before any reader of the layers sees
+// them. A read fails when ctx is done.
 type boundedImage struct {
 	v1.Image
 	ctx   context.Context
-	diffs []v1.Hash // digests that the content of the layers must have; nil: any
+	diffs []v1.Hash // digests that the layers' content must have; nil: not checked
 }
 
 // Layers returns the image's layers, which share one budget of names.
@@ -60,12 +60,12 @@ type boundedLayer struct {
 	v1.Layer
 	ctx    context.Context
 	names  *nameBudget
-	diff   *v1.Hash // digest that the content must have; nil: any
-	number int      // from 1, for errors of diff
+	diff   *v1.Hash // digest that the content must have; nil: not checked
+	number int      // from 1, for errors about diff
 }
 
-// Uncompressed returns the layer's archive as it is, up to the first entry that is refused. At its end it
-// fails if the content has another digest than it must have.
+// Uncompressed returns the layer's archive unchanged, up to the first entry that is refused. At the end
+// it fails if the digest of the content differs from diff.
 func (l boundedLayer) Uncompressed() (io.ReadCloser, error) {
 	from, err := l.open()
 	if err != nil {
@@ -125,8 +125,8 @@ type layerReader struct {
 	archive *treetar.Reader
 	ahead   bytes.Buffer // read by archive, not passed on yet
 	chunk   []byte
-	content bool // archive is in an entry's content
-	ended   bool // archive has seen its end: what follows is passed on unseen, for the layer's digest
+	content bool // archive is inside an entry's content
+	ended   bool // archive has reached its end; the rest is passed on unchecked, for the layer's digest
 }
 
 func (r *layerReader) Read(p []byte) (int, error) {
@@ -162,7 +162,7 @@ func (r *layerReader) advance() error {
 		return fmt.Errorf("read archive: %w", err)
 	}
 	size := len(h.Name)
-	if _, ok := h.PAXRecords["path"]; ok { // the name is a part of all records, which it keeps
+	if _, ok := h.PAXRecords["path"]; ok { // the name is part of the PAX records, which it keeps in memory
 		size += r.ahead.Len()
 	}
 	err = errors.Join(treetar.CheckName(h.Name), treetar.CheckName(h.Linkname), r.layer.names.keep(size))
@@ -173,7 +173,7 @@ func (r *layerReader) advance() error {
 	return nil
 }
 
-// diffReader passes the content of a layer on, and compares its digest at its end.
+// diffReader passes on the content of a layer and compares its digest at the end.
 type diffReader struct {
 	io.ReadCloser
 	sum   hash.Hash
@@ -181,7 +181,7 @@ type diffReader struct {
 }
 
 func (r *diffReader) Read(p []byte) (int, error) {
-	if err := r.layer.ctx.Err(); err != nil { // also where nothing but zeros follows the archive
+	if err := r.layer.ctx.Err(); err != nil { // needed if only zeros follow the archive
 		return 0, err
 	}
 	n, err := r.ReadCloser.Read(p)

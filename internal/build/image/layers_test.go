@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// A layer is refused for its names before anything walks them; the filter behind it refuses them
-// too, from whatever source they come.
+// A layer is refused for its names before anything processes them. The filter behind it refuses
+// them too, from any source.
 func TestNamesOfLayers(t *testing.T) {
 	long := func(n int) tar.Header {
 		return tar.Header{Typeflag: tar.TypeSymlink, Name: strings.Repeat("a/", n/2) + "b", Linkname: "x"}
@@ -33,7 +33,7 @@ func TestNamesOfLayers(t *testing.T) {
 	}
 }
 
-// What is kept for names is bounded, also where a name keeps a large header with it.
+// The memory kept for names is bounded, even if a name keeps a large header alive.
 func TestNamesTogether(t *testing.T) {
 	var layer bytes.Buffer
 	w := tar.NewWriter(&layer)
@@ -53,7 +53,7 @@ func TestNamesTogether(t *testing.T) {
 	}
 }
 
-// A layer of which nothing is written, so that no write fails, ends with its context all the same.
+// If nothing of a layer is written, no write can fail. Reading stops with the context all the same.
 func TestLayersEndWithTheirContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -72,7 +72,8 @@ func TestLayersEndWithTheirContext(t *testing.T) {
 	}
 }
 
-// A layer is passed on byte for byte, what follows the archive's end too: its digest is of that.
+// A layer is passed on byte for byte, including the data after the archive's end: the digest covers
+// it.
 func TestLayersAreUnchanged(t *testing.T) {
 	in := append(archive(t, reg("a"), tar.Header{Typeflag: tar.TypeReg, Name: "big", Size: 100_000},
 		tar.Header{Typeflag: tar.TypeDir, Name: "d/"}), "behind the end"...)

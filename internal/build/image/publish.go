@@ -16,19 +16,19 @@ import (
 	"github.com/forkd/forkd/internal/cleanup"
 )
 
-// lockPoll is how often a waiting build looks whether the one before it is done.
+// lockPoll is how often a waiting build retries the lock.
 const lockPoll = 100 * time.Millisecond
 
-// Beside what is published: a lock file, and a directory for what is being made, named by it.
+// A published directory has siblings: its lock file, and the staging directory for a new build of
+// it.
 const (
 	lockSuffix    = ".lock"
 	stagingSuffix = ".staging"
 )
 
-// publish makes the directory parent/name by calling fill on an empty staging directory beside it,
-// and renames that into place. Where parent/name exists already, or appears while waiting for
-// another process that makes it, fill is not called. waiting is called once if there is someone to
-// wait for.
+// publish creates the directory parent/name: it calls fill with an empty staging directory beside
+// it, and renames that. If parent/name already exists, or appears while publish waits for another
+// process that creates it, fill is not called. waiting is called once if publish has to wait.
 //
 // A process that dies in fill leaves its staging directory; the next publish of the same name
 // removes it.
@@ -74,8 +74,8 @@ func publish(ctx context.Context, parent, name string, waiting func(), fill func
 	return syncPath(parent)
 }
 
-// lock takes the lock file name, waiting for whoever has it. The file is removed with the lock, so
-// that a cache does not collect one per image ever built.
+// lock takes the lock file name and waits for its holder. The file is removed on unlock, so that
+// the cache does not collect one for each image ever built.
 func lock(ctx context.Context, name string, waiting func()) (unlock func(), err error) {
 	for first := true; ; first = false {
 		f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE|unix.O_CLOEXEC, 0o644)
@@ -85,7 +85,7 @@ func lock(ctx context.Context, name string, waiting func()) (unlock func(), err 
 		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil && sameFile(f, name) {
 			return func() {
-				_ = os.Remove(name) // while it is locked: see sameFile
+				_ = os.Remove(name) // while locked: see sameFile
 				_ = f.Close()
 			}, nil
 		}
@@ -107,7 +107,7 @@ func lock(ctx context.Context, name string, waiting func()) (unlock func(), err 
 	}
 }
 
-// sameFile reports whether name still is the locked file f: its last holder may have removed it
+// sameFile reports whether name still is the locked file f. The last holder may have removed it
 // between our open and our lock, and then the lock guards nothing.
 func sameFile(f *os.File, name string) bool {
 	have, err := f.Stat()

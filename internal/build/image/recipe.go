@@ -20,26 +20,27 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Defaults of the fields that a recipe may leave out.
+// Defaults of optional fields of a recipe.
 const (
 	defaultMemoryMiB = 512
 	defaultVCPUs     = 1
 	defaultDiskMiB   = 1024
 )
 
-// Bounds of what a recipe may ask for. The upper ones catch typing errors; no host limit is meant.
+// Bounds on the fields of a recipe. The upper bounds catch typing errors; they are not limits of
+// the host.
 const (
 	minMemoryMiB, maxMemoryMiB = 64, 1 << 20
 	minDiskMiB, maxDiskMiB     = 64, 1 << 20
-	maxWarmupSecs              = 3600 // the daemon's
+	maxWarmupSecs              = 3600 // as in the daemon
 	maxRecipeBytes             = 1 << 20
 	maxRecipeFileBytes         = 64 << 20
 )
 
-// RecipeFile is the name of a recipe inside its directory.
+// RecipeFile is the file name of a recipe inside its directory.
 const RecipeFile = "recipe.yaml"
 
-// Recipe says how to make a root file system and what to run in it before it becomes a snapshot.
+// Recipe describes a root file system, and the commands to run in it before it becomes a snapshot.
 type Recipe struct {
 	Name        string `yaml:"name"`
 	Description string `yaml:"description"`
@@ -47,40 +48,42 @@ type Recipe struct {
 	Base     string            `yaml:"base"`
 	Packages []string          `yaml:"packages"` // Debian packages, "name" or "name=version"; Debian bases only
 	Files    []File            `yaml:"files"`
-	User     bool              `yaml:"user"` // the image gets an account "user", if it has none
+	User     bool              `yaml:"user"` // add an account "user" to the image, if it has none
 	Env      map[string]string `yaml:"env"`
 	Warmup   Warmup            `yaml:"warmup"`
-	// of the warm-up and of children; nil: none, and the daemon's default
+	// for the warm-up and for children; nil: none for the warm-up, and the daemon's default for
+	// children
 	Network *Network `yaml:"network"`
 	Limits  Limits   `yaml:"limits"` // of children
-	// "strict": children that repeat random numbers are refused; "report" or empty: named
+	// how to treat children that repeat random numbers: "strict" refuses them; "report" (or empty)
+	// reports them
 	Unique    string `yaml:"unique"`
 	MemoryMiB int    `yaml:"memory_mib"` // 0: 512
 	VCPUs     int    `yaml:"vcpus"`      // 0: 1
 	// size of the file system; unused space takes none on the host; 0: 1024
 	DiskMiB int `yaml:"disk_mib"`
 
-	Login *Login `yaml:"-"` // to the registry of Base; nil: what `docker login` has stored
+	Login *Login `yaml:"-"` // to the registry of Base; nil: the login stored by `docker login`
 
 	dir   string        // relative paths in Base start here
-	files []overlayFile // what Files name
+	files []overlayFile // content of Files
 }
 
-// Login is what a registry knows somebody by.
+// Login holds the credentials for a registry.
 type Login struct{ User, Password string }
 
-// File is a file of the recipe's directory, or a directory with all that is in it, that is copied
-// into the image. It is owned by root there.
+// File names a file of the recipe's directory, or a directory with all its content, that is copied
+// into the image. Its owner there is root.
 type File struct {
 	Source string `yaml:"source"` // relative to the recipe
-	Target string `yaml:"target"` // absolute, in the image; of a directory, where its content goes
+	Target string `yaml:"target"` // absolute path in the image; for a directory, of its content
 	Mode   Mode   `yaml:"mode"`   // of files; 0: 0644, or 0755 if the source is executable
 }
 
 // Mode is permission bits, written in octal as chmod takes them ("0755").
 type Mode uint32
 
-// UnmarshalYAML reads the digits themselves: a YAML number would be octal or decimal by its leading
+// UnmarshalYAML parses the digits itself: whether YAML reads a number as octal depends on a leading
 // zero.
 func (m *Mode) UnmarshalYAML(node *yaml.Node) error {
 	v, err := strconv.ParseUint(strings.TrimPrefix(node.Value, "0o"), 8, 32)
@@ -91,16 +94,15 @@ func (m *Mode) UnmarshalYAML(node *yaml.Node) error {
 	return nil
 }
 
-// Warmup is run in the parent before it is snapshotted, so that children find its effects in
-// memory: the commands one after another, then the Python code in the warm interpreter.
+// Warmup runs in the parent before the snapshot is taken, so that children have its effects in
+// memory. The commands run one after another, then the Python code runs in the warm interpreter.
 type Warmup struct {
 	Commands    []string `yaml:"commands"` // each for /bin/sh -c
 	Python      string   `yaml:"python"`
 	TimeoutSecs float64  `yaml:"timeout_secs"` // of each command and of the code; 0: the daemon's default, 600
 }
 
-// Network is a network policy, as the daemon's API has it. In a recipe the mode alone can stand for
-// it.
+// Network is a network policy, as in the daemon's API. A recipe may give the mode alone.
 type Network struct {
 	Mode  string   `yaml:"mode"`
 	Allow []string `yaml:"allow"`
@@ -109,14 +111,14 @@ type Network struct {
 	AllowECH bool `yaml:"allow_ech"`
 }
 
-// UnmarshalYAML reads a mode, or the fields.
+// UnmarshalYAML reads either a mode or a mapping.
 func (n *Network) UnmarshalYAML(node *yaml.Node) error {
 	if node.Kind == yaml.ScalarNode {
 		*n = Network{Mode: node.Value}
 		return nil
 	}
 	type fields Network
-	for i := 0; i < len(node.Content); i += 2 { // decoding a node forgets that unknown fields are errors
+	for i := 0; i < len(node.Content); i += 2 { // decoding a node does not reject unknown fields
 		switch name := node.Content[i]; name.Value {
 		case "mode", "allow", "deny":
 		default:
@@ -126,15 +128,15 @@ func (n *Network) UnmarshalYAML(node *yaml.Node) error {
 	return node.Decode((*fields)(n))
 }
 
-// Limits bound what a child takes from its host.
+// Limits bounds a child's use of host resources.
 type Limits struct{ vm.Limits }
 
-// UnmarshalYAML reads the fields.
+// UnmarshalYAML reads a mapping and rejects unknown fields.
 func (l *Limits) UnmarshalYAML(node *yaml.Node) error {
 	if node.Kind != yaml.MappingNode {
 		return fmt.Errorf("line %d: limits: want fields, such as {memory_mib: 256}", node.Line)
 	}
-	for i := 0; i < len(node.Content); i += 2 { // decoding a node forgets that unknown fields are errors
+	for i := 0; i < len(node.Content); i += 2 { // decoding a node does not reject unknown fields
 		switch name := node.Content[i]; name.Value {
 		case "memory_mib", "swap_mib", "cpus", "cpu_weight", "io_bytes_per_second", "io_ops_per_second":
 		default:
@@ -145,8 +147,8 @@ func (l *Limits) UnmarshalYAML(node *yaml.Node) error {
 	return node.Decode(&l.Limits)
 }
 
-// LoadRecipe reads and checks a recipe: a file, or a directory with a recipe.yaml. Files that the
-// recipe names are read too, so that a later change of them cannot tear a build.
+// LoadRecipe reads and checks a recipe: a file, or a directory with a recipe.yaml. It reads the
+// files that the recipe names too, so that a later change to them does not affect a running build.
 func LoadRecipe(name string) (*Recipe, error) {
 	info, err := os.Stat(name)
 	if err != nil {
@@ -160,7 +162,7 @@ func LoadRecipe(name string) (*Recipe, error) {
 	if err != nil {
 		return nil, fmt.Errorf("load recipe %s: %w", name, err)
 	}
-	root, err := os.OpenRoot(dir) // keeps "source" and symbolic links inside the recipe's directory
+	root, err := os.OpenRoot(dir) // confines "source" and symbolic links to the recipe's directory
 	if err != nil {
 		return nil, fmt.Errorf("load recipe: %w", err)
 	}
@@ -173,8 +175,8 @@ func LoadRecipe(name string) (*Recipe, error) {
 	return r, nil
 }
 
-// LoadRecipeFS is LoadRecipe for a recipe in a file system such as the ones built into a program.
-// Relative paths in its base are relative to the working directory.
+// LoadRecipeFS is LoadRecipe for a recipe in an fs.FS, such as one embedded in a program. A
+// relative path in its base starts at the working directory.
 func LoadRecipeFS(fsys fs.FS, dir string) (*Recipe, error) {
 	sub, err := fs.Sub(fsys, dir)
 	if err != nil {
@@ -211,7 +213,7 @@ func readBounded(fsys fs.FS, name string, limit int64) ([]byte, error) {
 	return readLimited(f, name, limit)
 }
 
-// readLimited reads r, which name describes in errors, to its end.
+// readLimited reads r to its end, up to limit bytes. name describes r in errors.
 func readLimited(r io.Reader, name string, limit int64) ([]byte, error) {
 	data, err := io.ReadAll(io.LimitReader(r, limit+1))
 	if err != nil {
@@ -223,8 +225,8 @@ func readLimited(r io.Reader, name string, limit int64) ([]byte, error) {
 	return data, nil
 }
 
-// unknownField is how yaml.v3 reports a field that the struct lacks; the Go type in it says nothing
-// to a reader.
+// unknownField matches yaml.v3's error for an unknown field. The Go type in it does not help a
+// user.
 var unknownField = regexp.MustCompile(`field (\S+) not found in type \S+`)
 
 func parseRecipe(text []byte) (*Recipe, error) {
@@ -301,7 +303,7 @@ func (r *Recipe) validate() error {
 			return fmt.Errorf("%s: %d is not between %d and %d", n.field, n.value, n.lo, n.hi)
 		}
 	}
-	if t := r.Warmup.TimeoutSecs; !(t >= 0 && t <= maxWarmupSecs) { // NaN is neither
+	if t := r.Warmup.TimeoutSecs; !(t >= 0 && t <= maxWarmupSecs) { // also rejects NaN
 		return fmt.Errorf("warmup: timeout_secs: %v is not between 0 and %d", t, maxWarmupSecs)
 	}
 	if n := r.Network; n != nil {

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestDocumentedRecipesAreValid: what docs/recipes.md and README.md show is a recipe, or a part of
-// one.
+// TestDocumentedRecipesAreValid checks that the YAML in docs/recipes.md and README.md is a recipe
+// or a part of one.
 func TestDocumentedRecipesAreValid(t *testing.T) {
 	checked := 0
 	for _, name := range []string{"docs/recipes.md", "README.md", "docs/uniqueness.md"} {
@@ -35,7 +35,7 @@ func TestDocumentedRecipesAreValid(t *testing.T) {
 	}
 }
 
-// TestEveryFieldIsDocumented: docs/recipes.md has a row for each field of a recipe.
+// TestEveryFieldIsDocumented checks that docs/recipes.md has a row for each field of a recipe.
 func TestEveryFieldIsDocumented(t *testing.T) {
 	text, err := os.ReadFile("../../../docs/recipes.md")
 	if err != nil {

@@ -14,25 +14,27 @@ import (
 	"github.com/forkd/forkd/internal/treetar"
 )
 
-// headerSize is what a hard link that waits for its file takes besides its names.
+// headerSize is the cost in bytes of a hard link that waits for its file, in addition to its names.
 const headerSize = 256
 
-// tarFilter copies an untrusted archive, entry by entry, into one that tar(1) may extract as root:
+// tarFilter copies an untrusted archive, entry by entry, into an archive that tar(1) may extract as
+// root:
 //
 //   - names are relative, without "..", and do not pass through a symbolic link of the archive;
 //     hard links point to earlier files of the archive (links that come before their file are moved
 //     to the end);
-//   - names are no longer than a file system takes (treetar.CheckName), and together take no more
-//     than maxNames;
-//   - every name comes once, except directories;
+//   - names are short enough for a file system (treetar.CheckName), and together take no more than
+//     maxNames;
+//   - every name occurs once, except directories;
 //   - of the extended attributes only user.* and security.capability are kept;
 //   - the content is not larger than maxBytes;
-//   - what overlay replaces is left out, and overlay is added, with the directories that it needs;
-//   - the account is added, if there is to be one;
-//   - of defaults those are added that the archive lacks, or has as empty files.
+//   - entries that overlay replaces are omitted, and overlay is added, with the directories that it
+//     needs;
+//   - the account is added, if requested;
+//   - an entry of defaults is added if the archive lacks the file, or has an empty one.
 //
-// The rules refuse an archive as a whole, with an error that names the entry: half an image is of
-// no use.
+// An archive that breaks a rule is refused as a whole, with an error that names the entry: half an
+// image is of no use.
 type tarFilter struct {
 	out      *tar.Writer
 	overlay  []overlayFile
@@ -43,10 +45,10 @@ type tarFilter struct {
 
 	names    nameBudget
 	seen     map[string]byte // type by name
-	made     map[string]bool // directories that have an entry of their own in out
+	made     map[string]bool // directories that have an entry in out
 	empty    map[string]bool // regular files without content
 	replaced map[string]bool // names in overlay, except directories
-	links    []*tar.Header   // hard links whose file has not come yet
+	links    []*tar.Header   // hard links whose file has not been read yet
 	bytes    int64
 }
 
@@ -63,8 +65,8 @@ type overlayFile struct {
 // errTooLarge means that the content does not fit.
 var errTooLarge = errors.New("the content is larger than the disk")
 
-// copy reads the archive in to its end and completes the one on out. What in has after the
-// archive's end it leaves.
+// copy reads the archive from in to its end and completes the archive on out. It does not read data
+// after the end of the archive.
 func (f *tarFilter) copy(in io.Reader) error {
 	f.seen, f.made, f.empty, f.replaced = map[string]byte{}, map[string]bool{}, map[string]bool{}, map[string]bool{}
 	for _, o := range f.overlay {
@@ -108,7 +110,7 @@ func (f *tarFilter) copy(in io.Reader) error {
 	return f.out.Close()
 }
 
-// add puts a file over the archive's content. A directory that the archive has stays as it is.
+// add puts a file over the archive's content. An existing directory is not changed.
 func (f *tarFilter) add(o overlayFile) error {
 	if old, ok := f.seen[o.name]; ok && o.typ == tar.TypeDir && old != tar.TypeDir {
 		return errors.New("the base has a file or a symbolic link where the recipe has a directory")
@@ -122,8 +124,8 @@ func (f *tarFilter) add(o overlayFile) error {
 	return f.put(o)
 }
 
-// addDefault adds a file that the archive lacks or has empty. It leaves a tree alone that has
-// another shape.
+// addDefault adds a file that the archive lacks or has empty. If the directories in its path are
+// something else, it adds nothing.
 func (f *tarFilter) addDefault(o overlayFile) error {
 	if _, ok := f.seen[o.name]; ok && !f.empty[o.name] {
 		return nil
@@ -137,8 +139,8 @@ func (f *tarFilter) addDefault(o overlayFile) error {
 	return f.put(o)
 }
 
-// put writes o after those of its directories that have no entry yet: tar would give them
-// permissions by its umask.
+// put writes o after those of its parent directories that have no entry yet. Otherwise tar would
+// create them with permissions from its umask.
 func (f *tarFilter) put(o overlayFile) error {
 	for i, c := range o.name {
 		if dir := o.name[:i]; c == '/' && !f.made[dir] {
@@ -172,7 +174,7 @@ func (f *tarFilter) entry(h *tar.Header, data io.Reader) error {
 			if err := f.names.keep(len(name) + len(target) + headerSize); err != nil {
 				return err
 			}
-			h.PAXRecords = nil // attributes are those of the file
+			h.PAXRecords = nil // a link shares the attributes of its file
 			f.links = append(f.links, h)
 			return nil
 		}
@@ -243,7 +245,7 @@ func (f *tarFilter) write(name string, h *tar.Header, data io.Reader) error {
 	return err
 }
 
-// claim records name and checks it against what came before.
+// claim records name after checking it against the names before it.
 func (f *tarFilter) claim(name string, typ byte) error {
 	if name == "." && typ != tar.TypeDir {
 		return errors.New("the root is not a directory")
@@ -263,10 +265,10 @@ func (f *tarFilter) claim(name string, typ byte) error {
 			return fmt.Errorf("%q is not a directory", dir)
 		}
 		if ok {
-			break // its parents were checked when it came
+			break // its parents were checked already
 		}
-		// A parent may get its entry later, but it is a directory from now on.
-		if err := f.names.keep(0); err != nil { // its bytes are those of the name
+		// A parent may get its entry later, but from now on it must be a directory.
+		if err := f.names.keep(0); err != nil { // it shares the bytes of the name
 			return err
 		}
 		f.seen[dir] = tar.TypeDir
@@ -275,7 +277,7 @@ func (f *tarFilter) claim(name string, typ byte) error {
 	return f.names.keep(len(name))
 }
 
-// relative returns a name of an archive without "./" or "/" before it; "." is the root itself.
+// relative returns a name of an archive without a leading "./" or "/"; "." is the root itself.
 func relative(name string) (string, error) {
 	if err := treetar.CheckName(name); err != nil {
 		return "", err
@@ -304,6 +306,6 @@ func xattrs(records map[string]string) map[string]string {
 	return kept
 }
 
-// keepDevices reports whether this process can make device nodes. Without root they are left out;
+// keepDevices reports whether this process can create device nodes. Without root they are omitted;
 // guests mount devtmpfs over /dev anyway.
 func keepDevices() bool { return os.Geteuid() == 0 }

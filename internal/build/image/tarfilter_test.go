@@ -10,8 +10,7 @@ import (
 	"testing"
 )
 
-// archive makes a tar file of headers; regular files get their name as content unless they have a
-// size.
+// archive makes a tar file of headers. A regular file without a size has its name as content.
 func archive(t *testing.T, headers ...tar.Header) []byte {
 	t.Helper()
 	var buf bytes.Buffer
@@ -62,7 +61,7 @@ func filterAll(f *tarFilter, in []byte) ([]*tar.Header, error) {
 
 func reg(name string) tar.Header { return tar.Header{Typeflag: tar.TypeReg, Name: name} }
 
-// blank is an entry of a file without content, which archive tells from others by the format.
+// blank is an entry of an empty file. archive recognizes it by its format.
 func blank(name string) tar.Header {
 	return tar.Header{Typeflag: tar.TypeReg, Name: name, Format: tar.FormatGNU}
 }
@@ -180,8 +179,8 @@ func TestTarFilterOverlayConflicts(t *testing.T) {
 	}
 }
 
-// The archive comes from a registry: whatever it is, the filter ends with an error or with names
-// that stay inside.
+// The archive comes from a registry. For any input the filter returns an error or writes only names
+// that stay inside the root.
 func FuzzTarFilter(f *testing.F) {
 	f.Add([]byte("x"))
 	var buf bytes.Buffer

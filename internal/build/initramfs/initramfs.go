@@ -1,12 +1,12 @@
 // Package initramfs writes the cpio archive ("newc" form) that a Linux kernel unpacks as its first
 // root file system.
 //
-// The output depends on the calls only: no clock, owner or inode number of the host gets in, so the
-// same content gives the same bytes and can be cached by digest. The archive is not compressed and
-// existing archives are not read.
+// The output depends only on the calls: no clock, owner or inode number of the host is in it. So
+// the same content gives the same bytes and can be cached by digest. The archive is not compressed,
+// and existing archives are not read.
 //
-// The format is written here, a fixed 110-byte header per entry (Linux
-// Documentation/driver-api/early-userspace/ buffer-format.rst), because the usual cpio library
+// The package writes the format itself, a fixed 110-byte header per entry (Linux
+// Documentation/driver-api/early-userspace/buffer-format.rst), because the usual cpio library
 // cannot express device nodes.
 package initramfs
 
@@ -30,7 +30,7 @@ const (
 const trailer = "TRAILER!!!"
 
 // Writer writes one archive. Entries are owned by root. Parent directories are added as needed,
-// with mode 0755. After an error every further call returns it.
+// with mode 0755. After an error every further call returns that error.
 type Writer struct {
 	w     io.Writer
 	inode uint32
@@ -42,7 +42,7 @@ type Writer struct {
 // NewWriter returns a Writer on w. Close completes the archive.
 func NewWriter(w io.Writer) *Writer { return &Writer{w: w, seen: make(map[string]bool)} }
 
-// Dir adds a directory with permission bits perm; one that is there already is left as it is.
+// Dir adds a directory with permission bits perm. An existing entry is left unchanged.
 func (w *Writer) Dir(name string, perm uint32) error {
 	if w.err == nil && w.seen[clean(name)] {
 		return nil

@@ -1,9 +1,8 @@
 // Package kernelimage takes the uncompressed ELF kernel (vmlinux) out of an x86 bzImage, so that a
 // virtual machine need not spend its first second decompressing it.
 //
-// It reads the payload that the setup header describes and knows the compressions distributions
-// use: gzip, xz, zstd and lz4. It does not load, relocate or check the kernel; that is the loader's
-// business.
+// It reads the payload that the setup header describes, in the compressions that distributions use:
+// gzip, xz, zstd and lz4. It does not load, relocate or check the kernel; the loader does.
 package kernelimage
 
 import (
@@ -34,12 +33,11 @@ const (
 	minVersion        = 0x0208 // the first protocol with payload_offset and payload_length
 )
 
-// MaxVMLinuxBytes bounds the uncompressed kernel: a distribution kernel without debug information
-// is under 100 MiB, and a hostile payload must not fill the host's memory.
+// MaxVMLinuxBytes bounds the uncompressed kernel. A distribution kernel without debug information
+// has less than 100 MiB, and a hostile payload must not fill the host's memory.
 const MaxVMLinuxBytes = 512 << 20
 
-// xzDictMax is the largest xz dictionary accepted, in bytes: what `xz -9e` uses for kernels twice
-// over.
+// xzDictMax is the largest accepted xz dictionary, in bytes: twice what `xz -9e` uses for kernels.
 const xzDictMax = 128 << 20
 
 // ErrNotBzImage means that the input has no x86 setup header.
@@ -48,8 +46,8 @@ var ErrNotBzImage = errors.New("not an x86 bzImage")
 // IsELF reports whether image is already an ELF file, that is, needs no extraction.
 func IsELF(image []byte) bool { return bytes.HasPrefix(image, []byte("\x7fELF")) }
 
-// ExtractVMLinux returns the ELF kernel inside bzImage. An input that is an ELF file already is
-// returned as it is. The error wraps ErrNotBzImage if the input is neither.
+// ExtractVMLinux returns the ELF kernel inside bzImage. It returns an ELF file unchanged. The error
+// wraps ErrNotBzImage if the input is neither.
 func ExtractVMLinux(bzImage []byte) ([]byte, error) {
 	if IsELF(bzImage) {
 		return bzImage, nil
@@ -88,8 +86,9 @@ func findPayload(image []byte) ([]byte, error) {
 	return image[start:end], nil
 }
 
-// decompress opens the payload by its magic. The kernel's build appends the uncompressed size (u32)
-// to formats that do not carry it, so data after the compressed stream is expected and ignored.
+// decompress opens the payload by its magic number. The kernel's build appends the uncompressed
+// size (u32) to formats that do not carry it, so data after the compressed stream is expected and
+// ignored.
 func decompress(payload []byte) ([]byte, error) {
 	switch {
 	case IsELF(payload): // CONFIG_KERNEL_UNCOMPRESSED
@@ -102,7 +101,7 @@ func decompress(payload []byte) ([]byte, error) {
 		r.Multistream(false)
 		return readBounded("gzip", r)
 	case bytes.HasPrefix(payload, []byte("\xfd7zXZ\x00")):
-		// The kernel is filtered with BCJ x86, which this package's reader knows.
+		// The kernel is filtered with BCJ x86, which this package's reader supports.
 		r, err := xz.NewReader(bytes.NewReader(trimSize(payload)), xzDictMax)
 		if err != nil {
 			return nil, fmt.Errorf("xz payload: %w", err)
@@ -111,15 +110,15 @@ func decompress(payload []byte) ([]byte, error) {
 		return readBounded("xz", r)
 	case bytes.HasPrefix(payload, []byte{0x28, 0xb5, 0x2f, 0xfd}):
 		return zstdFrame(payload)
-	case bytes.HasPrefix(payload, []byte{0x02, 0x21, 0x4c, 0x18}): // legacy lz4 frame, what the kernel's build writes
+	case bytes.HasPrefix(payload, []byte{0x02, 0x21, 0x4c, 0x18}): // legacy lz4 frame, as the kernel's build writes it
 		return readBounded("lz4", lz4.NewReader(bytes.NewReader(trimSize(payload))))
 	}
 	return nil, fmt.Errorf("payload has an unknown compression (magic % x); gzip, xz, zstd and lz4 are known",
 		head(payload))
 }
 
-// zstdFrame decompresses exactly one frame: the decoder would take the appended size for a damaged
-// second one.
+// zstdFrame decompresses exactly one frame: the decoder would treat the appended size as a damaged
+// second frame.
 func zstdFrame(payload []byte) ([]byte, error) {
 	r, err := zstd.NewReader(bytes.NewReader(trimSize(payload)),
 		zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(MaxVMLinuxBytes), zstd.WithDecoderMaxWindow(xzDictMax))
@@ -130,7 +129,7 @@ func zstdFrame(payload []byte) ([]byte, error) {
 	return readBounded("zstd", r)
 }
 
-// trimSize cuts the size (u32) that the kernel's build appends.
+// trimSize removes the size (u32) that the kernel's build appends.
 func trimSize(payload []byte) []byte {
 	if len(payload) < 4 {
 		return payload

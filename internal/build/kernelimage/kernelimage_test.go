@@ -116,7 +116,7 @@ func TestExtractRefuses(t *testing.T) {
 	}
 }
 
-// TestExtractRealKernel runs where FORKD_TEST_BZIMAGE names a distribution's kernel.
+// TestExtractRealKernel needs FORKD_TEST_BZIMAGE, the path of a distribution's kernel.
 func TestExtractRealKernel(t *testing.T) {
 	path := os.Getenv("FORKD_TEST_BZIMAGE")
 	if path == "" {

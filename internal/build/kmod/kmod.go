@@ -1,14 +1,14 @@
 // Package kmod collects kernel modules for an initramfs: it resolves their dependencies,
 // decompresses them and returns them in the order in which they must be loaded.
 //
-// It works on the modules directory of a kernel package as unpacked: dependencies come from the
-// modules themselves (the "depends" field of .modinfo), because modules.dep is made by depmod only
-// when a package is installed. It does not follow aliases and soft dependencies, which name what a
-// module may ask for later: name such modules explicitly (ext4, for example, wants crc32c_generic).
-// It loads nothing.
+// It works on the unpacked modules directory of a kernel package. It reads dependencies from the
+// modules themselves (the "depends" field of .modinfo), because depmod creates modules.dep only
+// when a package is installed. It does not follow aliases and soft dependencies, which name modules
+// that a module may request later. Name such modules explicitly (ext4, for example, wants
+// crc32c_generic). It loads nothing.
 //
-// Modules keep their signatures, so that a kernel can check them; Unsigned is for who wants to save
-// it that.
+// Modules keep their signatures, so that a kernel can check them. Unsigned removes the signature,
+// which saves the kernel the check.
 package kmod
 
 import (
@@ -42,9 +42,9 @@ type Module struct {
 	Data []byte // the decompressed ELF object, with its signature if it has one
 }
 
-// Collect returns the modules called names and everything they depend on, each once, dependencies
-// first. Names may be written with "-" or "_". Modules that the kernel has built in are left out.
-// dir is lib/modules/<version>.
+// Collect returns the modules called names and all their dependencies, each once, dependencies
+// first. Names may be written with "-" or "_". Modules built into the kernel are omitted. dir is
+// lib/modules/<version>.
 func Collect(dir string, names []string) ([]Module, error) {
 	paths, err := index(dir)
 	if err != nil {
@@ -111,10 +111,10 @@ func (c *collector) add(name string) error {
 	return nil
 }
 
-// canonical is the kernel's own spelling of a module's name.
+// canonical returns the kernel's spelling of a module's name.
 func canonical(name string) string { return strings.ReplaceAll(name, "-", "_") }
 
-// moduleName returns the canonical name of a module file and whether the file is one.
+// moduleName returns the canonical name of a module file. ok is false for any other file.
 func moduleName(path string) (string, bool) {
 	base, _, ok := strings.Cut(filepath.Base(path), ".ko")
 	return canonical(base), ok
@@ -193,16 +193,17 @@ func read(path string) ([]byte, error) {
 	return data, nil
 }
 
-// signatureMagic ends a signed module; before it come the signature and, in 12 bytes, its
-// description, of which the last 4 are the signature's length, big endian (Linux
+// signatureMagic ends a signed module. Before it comes the signature, then its 12-byte description.
+// The last 4 bytes of that are the signature's length, big endian (Linux
 // include/linux/module_signature.h).
 const (
 	signatureMagic   = "~Module signature appended~\n"
 	signatureTrailer = 12
 )
 
-// Unsigned returns a module without its signature. One that has none, or a damaged one, is returned
-// as it is. A kernel that does not demand signatures loads it with the taint "unsigned module".
+// Unsigned returns a module without its signature. A module without one, or with a damaged one, is
+// returned unchanged. A kernel that does not require signatures loads the result with the taint
+// "unsigned module".
 func Unsigned(module []byte) []byte {
 	body, ok := bytes.CutSuffix(module, []byte(signatureMagic))
 	if !ok || len(body) < signatureTrailer {

@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// object builds the smallest ELF file with a .modinfo section that names the dependencies.
+// object builds the smallest ELF file with a .modinfo section that lists the dependencies.
 func object(depends string) []byte {
 	const ehdr, shdr = 64, 64
 	info := []byte("license=GPL\x00depends=" + depends + "\x00name=x\x00")
@@ -125,7 +125,7 @@ func TestCollectRefuses(t *testing.T) {
 	}
 }
 
-// A kernel that checks signatures must find them, and dependencies are found in spite of them.
+// Kernels that check signatures must find them, and they must not hide the dependencies.
 func TestCollectKeepsSignatures(t *testing.T) {
 	dir := modulesDir(t, map[string]string{"a.ko": "b", "b.ko": ""})
 	path := filepath.Join(dir, "kernel", "a.ko")
@@ -164,7 +164,7 @@ func TestUnsigned(t *testing.T) {
 	}
 }
 
-// TestCollectRealModules runs where FORKD_TEST_MODULES names a lib/modules/<version> directory.
+// TestCollectRealModules needs FORKD_TEST_MODULES, the path of a lib/modules/<version> directory.
 func TestCollectRealModules(t *testing.T) {
 	dir := os.Getenv("FORKD_TEST_MODULES")
 	if dir == "" {

@@ -40,7 +40,7 @@ func undistinguished(step *Step, found func(string)) {
 			for i := range v.Len() {
 				walk(v.Index(i))
 			}
-		case reflect.Map: // of texts, in the order that JSON has
+		case reflect.Map: // of texts, in the order of JSON
 			keys := v.MapKeys()
 			slices.SortFunc(keys, func(a, b reflect.Value) int { return strings.Compare(a.String(), b.String()) })
 			for _, k := range keys {

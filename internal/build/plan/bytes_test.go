@@ -2,7 +2,8 @@ package plan
 
 import "testing"
 
-// Steps that do different things have different keys, also where only bytes differ that are not UTF-8.
+// Steps that do different things have different keys, even if they differ only in bytes that are not
+// UTF-8.
 func TestKeysOfBytes(t *testing.T) {
 	key := func(data, to, link string, env map[string]string) string {
 		p := Plan{Steps: []Step{

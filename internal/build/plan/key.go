@@ -11,13 +11,12 @@ import (
 	"slices"
 )
 
-// keyVersion is part of every key. A change of what a step means, or of how it is encoded here, raises
-// it, so that no snapshot of an earlier meaning is found.
+// keyVersion is part of every key. Raise it when the meaning of a step or its encoding here changes,
+// so that no snapshot with the earlier meaning is found.
 const keyVersion = 2
 
-// Keys returns the key of every step, in hex. agent and format are versions of what is in every
-// snapshot besides the steps' work: a snapshot with another agent or of another format is another
-// snapshot.
+// Keys returns the key of every step, in hex. agent and format are the versions of the agent and of
+// the snapshot format. They are part of the keys because every snapshot depends on them.
 func (p *Plan) Keys(agent, format string) ([]string, error) {
 	if err := p.Check(); err != nil {
 		return nil, err
@@ -172,12 +171,12 @@ func (s *Step) withoutFiles() (*Step, []*Source) {
 	return &c, lists
 }
 
-// canonical returns what a step does. Not in it: its name and line, which say nothing of that, and the
-// indexes of other steps, for which their keys stand.
+// canonical returns a step without the fields that do not change its effect: its name, its line, and
+// the indexes of other steps (their keys are hashed instead).
 func (s *Step) canonical() *Step {
 	c := *s
 	c.Name, c.Line, c.From = "", 0, 0
-	if s.Base != nil { // the digest says what the name meant
+	if s.Base != nil { // the digest identifies what the name meant
 		b := *s.Base
 		if b.Snapshot != "" {
 			b.Snapshot = "snapshot"

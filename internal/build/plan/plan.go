@@ -1,9 +1,9 @@
-// Package plan describes what a build does: a graph of steps, each of which continues the snapshot of
-// the step before it. It also computes the key of every step, by which the snapshot of a step is found
-// again: two steps have the same key only if they do the same thing to the same content.
+// Package plan describes a build: a graph of steps, each of which continues the snapshot of the step
+// before it. It also computes the key of every step, by which the step's snapshot is found again. Two
+// steps have the same key only if they do the same thing to the same content.
 //
-// The package holds values. It reads no Dockerfile (package dockerfile does) and carries nothing out
-// (package daemon/build does).
+// The package only holds values. Package dockerfile reads Dockerfiles, and package daemon/build
+// executes plans.
 package plan
 
 import (
@@ -13,26 +13,26 @@ import (
 	"slices"
 )
 
-// Plan is a graph of steps. A step stands after the steps that it needs.
+// Plan is a graph of steps. A step comes after the steps that it needs.
 type Plan struct {
 	Steps  []Step `json:"steps"`
 	Result int    `json:"result"`          // index of the step whose snapshot is the result
-	Notes  []Note `json:"notes,omitempty"` // what a reader accepted without effect
+	Notes  []Note `json:"notes,omitempty"` // instructions that a reader accepted and ignored
 }
 
 // Note is a remark about the source of a plan.
 type Note struct {
-	Line int    `json:"line,omitempty"` // of the source, from 1; 0: the whole
+	Line int    `json:"line,omitempty"` // in the source, from 1; 0: the whole source
 	Text string `json:"text"`
 }
 
 // Step is one step. Exactly one of the pointers is set.
 type Step struct {
 	Name string `json:"name"`           // for people, such as "[build 2/4] RUN make"; not part of the key
-	Line int    `json:"line,omitempty"` // of the source, from 1; not part of the key
+	Line int    `json:"line,omitempty"` // in the source, from 1; not part of the key
 	From int    `json:"from"`           // index of the step that this one continues; -1: none, for a Base
 
-	Force bool `json:"-"` // the step is carried out although its snapshot is there
+	Force bool `json:"-"` // run the step even if its snapshot exists
 
 	Base     *Base     `json:"base,omitempty"`
 	Run      *Run      `json:"run,omitempty"`
@@ -42,25 +42,25 @@ type Step struct {
 	Defaults *Defaults `json:"defaults,omitempty"`
 }
 
-// Base is what the first step of a stage starts from: an image of a registry, or a snapshot.
+// Base is the start of a stage: an image of a registry, or a snapshot.
 type Base struct {
 	Image    string `json:"image,omitempty"`
 	Snapshot string `json:"snapshot,omitempty"` // a tag
 	Digest   string `json:"digest"`             // of the image's manifest, or the snapshot's id
-	Memory   bool   `json:"memory,omitempty"`   // of a snapshot: its processes and memory go on in the steps
+	Memory   bool   `json:"memory,omitempty"`   // of a snapshot: the steps continue its processes and memory
 
 	VCPUs     uint32 `json:"vcpus,omitempty"`      // of the VM; 0: the executor's default, or that of the snapshot
 	MemoryMiB uint64 `json:"memory_mib,omitempty"` // likewise
 	DiskMiB   int    `json:"disk_mib,omitempty"`   // of an image's VM; 0: the executor's default
 }
 
-// Boots reports whether a machine is booted for the base: from an image, or from the disk of a snapshot
+// Boots reports whether a machine boots for the base: from an image, or from the disk of a snapshot
 // whose own machine has another size.
 func (b *Base) Boots() bool { return b.Image != "" || b.VCPUs != 0 || b.MemoryMiB != 0 }
 
-// Process is how a command of a step is run.
+// Process is a command of a step with its settings.
 type Process struct {
-	Args []string          `json:"args"`           // command and arguments; no shell is added
+	Args []string          `json:"args"`           // added to the environment of the base
 	Env  map[string]string `json:"env,omitempty"`  // added to the environment of the base
 	User string            `json:"user,omitempty"` // an account or its number; empty: root
 	Dir  string            `json:"dir,omitempty"`  // absolute; empty: /
@@ -71,10 +71,10 @@ type Run struct {
 	Process
 	Script  *Inline `json:"script,omitempty"` // a file that Args name
 	Mounts  []Mount `json:"mounts,omitempty"`
-	Network string  `json:"network,omitempty"` // "none", or empty: that of the build
+	Network string  `json:"network,omitempty"` // "none", or empty: the network of the build
 }
 
-// Inline is a file whose content stands in the source of the plan.
+// Inline is a file whose content is in the source of the plan.
 type Inline struct {
 	Path string `json:"path"`
 	Data string `json:"data"`
@@ -88,46 +88,46 @@ const (
 	MountSecret = "secret"
 )
 
-// Mount is a directory or file that a command sees and that is not part of its snapshot.
+// Mount is a directory or file that a command sees but that is not part of the snapshot.
 type Mount struct {
 	Kind     string  `json:"kind"`
-	Target   string  `json:"target"`             // absolute; of a secret perhaps empty: it is a variable only
-	Source   *Source `json:"source,omitempty"`   // of a bind: content is copied, and what is written to it is lost
+	Target   string  `json:"target"`             // absolute; may be empty for a secret that is only a variable
+	Source   *Source `json:"source,omitempty"`   // of a bind: content is copied, and writes to it are lost
 	ReadOnly bool    `json:"readonly,omitempty"` // of a bind
 	ID       string  `json:"id,omitempty"`       // of a cache or secret
 	SizeMiB  int64   `json:"size_mib,omitempty"` // of a tmpfs; 0: the kernel's default
 	Mode     string  `json:"mode,omitempty"`     // of a cache's directory or a secret's file, octal
 	UID      uint64  `json:"uid,omitempty"`      // likewise
 	GID      uint64  `json:"gid,omitempty"`      // likewise
-	Env      string  `json:"env,omitempty"`      // of a secret: a variable that has it; empty: none
-	Required bool    `json:"required,omitempty"` // of a secret: without it the step fails
+	Env      string  `json:"env,omitempty"`      // of a secret: variable to set to its value; empty: none
+	Required bool    `json:"required,omitempty"` // of a secret: the step fails without it
 }
 
 // Copy puts files into the file system.
 type Copy struct {
 	Sources []Source `json:"sources"`
-	Target  string   `json:"target"`          // absolute; with a "/" at its end, a directory
-	Owner   string   `json:"owner,omitempty"` // USER, USER:GROUP or numbers; empty: root, or that of the source's stage
-	Mode    string   `json:"mode,omitempty"`  // for chmod, of all files and directories; empty: that of the source
+	Target  string   `json:"target"`          // absolute; a trailing "/" makes it a directory
+	Owner   string   `json:"owner,omitempty"` // USER, USER:GROUP or numbers; empty: root, or as in the source
+	Mode    string   `json:"mode,omitempty"`  // for chmod, of all files and directories; empty: as in the source
 	Unpack  bool     `json:"unpack,omitempty"`
 }
 
-// Source is where files come from: the build context, the snapshot of another step, the network, or the
-// plan itself.
+// Source says where files come from: the build context, the snapshot of another step, the network, or
+// the plan itself.
 type Source struct {
 	Files   []File   `json:"files,omitempty"`   // of the build context: a part of its list, for reading only
 	Strip   int      `json:"-"`                 // how many bytes of each path of Files are not in its name; see Name
 	Dir     bool     `json:"dir,omitempty"`     // Files are the content of a directory
-	Step    *int     `json:"step,omitempty"`    // index of the step whose snapshot has the files
-	Path    string   `json:"path,omitempty"`    // there, absolute, perhaps a pattern of the shell
+	Step    *int     `json:"step,omitempty"`    // index of the step whose snapshot contains the files
+	Path    string   `json:"path,omitempty"`    // in that snapshot, absolute; may be a shell pattern
 	Into    string   `json:"into,omitempty"`    // below the target, for a path that keeps its parents
-	Exclude []string `json:"exclude,omitempty"` // patterns of .dockerignore, of what is not taken of the step
+	Exclude []string `json:"exclude,omitempty"` // patterns of .dockerignore: files of the step to skip
 	Inline  *Inline  `json:"inline,omitempty"`  // Path is its name
 	Remote  *Remote  `json:"remote,omitempty"`  // a file
 	Git     *Git     `json:"git,omitempty"`     // the files of a commit
 }
 
-// Remote is a file of a web server.
+// Remote is a file on a web server.
 type Remote struct {
 	URL  string `json:"url"`
 	Name string `json:"name"` // below the target
@@ -138,10 +138,10 @@ type Remote struct {
 // Git is a commit of a repository.
 type Git struct {
 	URL    string `json:"url"`
-	Ref    string `json:"ref"`            // what is asked for: a branch, a tag, or the commit
-	Commit string `json:"commit"`         // what it must be, in hex
-	Dir    string `json:"dir,omitempty"`  // the directory of the repository that is taken; empty: all
-	Keep   bool   `json:"keep,omitempty"` // with the directory .git
+	Ref    string `json:"ref"`            // ref to fetch: a branch, a tag, or the commit
+	Commit string `json:"commit"`         // expected commit, in hex
+	Dir    string `json:"dir,omitempty"`  // directory of the repository to copy; empty: all
+	Keep   bool   `json:"keep,omitempty"` // keep the directory .git
 }
 
 // Name returns the name of a file of the source below the target.
@@ -166,29 +166,29 @@ const (
 	KindLink = "link"
 )
 
-// Dir makes a directory and its parents, if they are missing.
+// Dir creates a directory and its missing parents.
 type Dir struct {
 	Path  string `json:"path"`
-	Owner string `json:"owner,omitempty"` // of what is made, as in Copy; empty: root
+	Owner string `json:"owner,omitempty"` // of created directories, as in Copy; empty: root
 }
 
 // Warm runs a command whose processes and memory stay in the snapshot. Without a probe the command must
-// succeed. With one it is left running, and the step is done when the probe succeeds.
+// succeed. With a probe the command keeps running, and the step is done when the probe succeeds.
 type Warm struct {
 	Process
 	Probe []string `json:"probe,omitempty"` // command and arguments, run like Args
 }
 
-// Defaults says what processes of sandboxes start with that are forked from the result.
+// Defaults holds the settings of processes in sandboxes that are forked from the result.
 type Defaults struct {
 	Env  map[string]string `json:"env,omitempty"`
 	User string            `json:"user,omitempty"`
 	Dir  string            `json:"dir,omitempty"`
 
-	KeepUser bool `json:"keep_user,omitempty"` // User is unset, and stays what the base has
+	KeepUser bool `json:"keep_user,omitempty"` // User is unset and the base's user remains
 }
 
-// Needs returns the indexes of the steps whose snapshots the step needs, besides From.
+// Needs returns the indexes of the steps whose snapshots this step needs, in addition to From.
 func (s *Step) Needs() []int {
 	var needs []int
 	add := func(src *Source) {
@@ -210,12 +210,12 @@ func (s *Step) Needs() []int {
 }
 
 // Memory reports for every step whether its snapshot has the memory and processes that the step left. The
-// others have a disk only, and what continues them boots.
+// other snapshots have only a disk, and the step that continues them boots.
 //
-//   - A warm step has memory, and so has what continues it. So has the step that saves the settings: what
-//     is forked from a result need not boot.
-//   - The steps on a base have memory if the base says so.
-//   - The snapshot of a command that was given a secret never has memory: the secret would be in it.
+//   - A warm step has memory, and so have the steps that continue it. The step that saves the
+//     settings has memory too, so that a fork of the result need not boot.
+//   - The steps on a base have memory if the base has.
+//   - The snapshot of a command with a secret never has memory: the secret would be in it.
 func (p *Plan) Memory() []bool {
 	memory := make([]bool, len(p.Steps))
 	for i := range p.Steps {
@@ -231,15 +231,16 @@ func (p *Plan) Memory() []bool {
 	return memory
 }
 
-// HasSecret reports whether the step runs a command that is given a secret.
+// HasSecret reports whether the step runs a command that gets a secret.
 func (s *Step) HasSecret() bool {
 	return s.Run != nil && slices.ContainsFunc(s.Run.Mounts, func(m Mount) bool { return m.Kind == MountSecret })
 }
 
-// MaxSteps bounds the steps of a plan: every one is a layer of the snapshots after it.
+// MaxSteps is the maximum number of steps in a plan. Every step adds a layer to the snapshots after
+// it.
 const MaxSteps = 500
 
-// Check returns what is wrong with the shape of a plan.
+// Check returns an error if the plan is not well-formed.
 func (p *Plan) Check() error {
 	if len(p.Steps) == 0 {
 		return errors.New("the plan has no steps")

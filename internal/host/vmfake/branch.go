@@ -63,7 +63,7 @@ func (v *VMM) saveLocked(r *vmmproto.SaveResult, f vmmclient.BranchFiles) error 
 	return errors.Join(err, err2, f.Layer.Truncate(int64(r.LayerBytes)))
 }
 
-// swapTopsLocked puts new tops on all disks, or on none.
+// swapTopsLocked puts new tops on all disks, or on none of them.
 func (v *VMM) swapTopsLocked(f vmmclient.BranchFiles) error {
 	if len(f.Tops) != len(v.disks) || len(f.Frozen) != len(v.disks) {
 		return fmt.Errorf("%d new and %d frozen disk tops for %d disks", len(f.Tops), len(f.Frozen), len(v.disks))
@@ -81,7 +81,8 @@ func (v *VMM) swapTopsLocked(f vmmclient.BranchFiles) error {
 	return nil
 }
 
-// copyingLocked reports whether a live branch is being copied. The test says when that ends.
+// copyingLocked reports whether a live branch is being copied. The test ends the copy by closing
+// Copying.
 func (v *VMM) copyingLocked() bool {
 	if len(v.copies) == 0 || v.all.Copying == nil {
 		return false
@@ -123,7 +124,7 @@ func (v *VMM) WaitCopied(ctx context.Context, serial uint64) (b vmmproto.Branche
 	return b, err
 }
 
-// Rebase counts.
+// Rebase implements vmpool.VMM. It only counts calls.
 func (v *VMM) Rebase(ctx context.Context, serial uint64, layer *os.File) (r vmmproto.RebaseResult, err error) {
 	unlock, err := v.request(ctx)
 	if err != nil {
@@ -156,6 +157,6 @@ func (v *VMM) Merge(ctx context.Context, req vmmproto.Merge, _ *os.File) error {
 	if below := d.now - 1; first >= below {
 		return fmt.Errorf("merge layers from %d: %d are below the top", first, below)
 	}
-	d.now = first + 2 // the merged layer, and the top
+	d.now = first + 2 // the merged layer and the top
 	return nil
 }

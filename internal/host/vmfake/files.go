@@ -26,7 +26,7 @@ func (f *VMMs) OpenConsole(dir string) (*os.File, error) {
 	return os.Open(filepath.Join(dir, consoleFile))
 }
 
-// Print lets the guest write to its console, unless its VM has ended.
+// Print writes text to the guest's console, unless the VM has ended.
 func (v *VMM) Print(text string) {
 	v.all.Mu.Lock()
 	defer v.all.Mu.Unlock()
@@ -35,18 +35,18 @@ func (v *VMM) Print(text string) {
 	}
 }
 
-// keepLocked takes a copy of a frame socket, in place of the one before.
+// keepLocked stores a copy of a frame socket and closes the previous one.
 func (v *VMM) keepLocked(frames *os.File) {
 	if v.frames != nil {
 		v.frames.Close()
 	}
 	v.frames = nil
 	if frames != nil {
-		v.frames, _ = duplicate(frames) // without one nothing comes through, and the test says so
+		v.frames, _ = duplicate(frames) // on failure no frames pass, and the test fails
 	}
 }
 
-// holdLocked keeps a copy of a file open for writing, if VMs are to do that.
+// holdLocked keeps a copy of a file open for writing if KeepTops is set.
 func (v *VMM) holdLocked(f *os.File) error {
 	if !v.all.KeepTops {
 		return nil
@@ -58,19 +58,20 @@ func (v *VMM) holdLocked(f *os.File) error {
 	return err
 }
 
-// swapTopLocked lets the VM write to another top, of which it takes a copy, and to no other.
+// swapTopLocked makes the VM write to another top. It keeps a copy of its descriptor and closes the
+// old top.
 func (v *VMM) swapTopLocked(top *os.File) error {
 	if v.all.KeepTops {
 		v.kept = append(v.kept, v.top)
 	} else {
-		v.top.Close() // an error, where there is none
+		v.top.Close() // fails if there is none
 	}
 	var err error
 	v.top, err = duplicate(top)
 	return err
 }
 
-// takeDisksLocked lets the VM write to the tops of its disks.
+// takeDisksLocked makes the VM write to the tops of its disks.
 func (v *VMM) takeDisksLocked(disks [][]*os.File) error {
 	v.disks = nil
 	for _, disk := range disks {
@@ -90,7 +91,7 @@ func duplicate(f *os.File) (*os.File, error) {
 	return os.NewFile(uintptr(fd), f.Name()), nil
 }
 
-// sameFile reports whether both are descriptors of one file.
+// sameFile reports whether both descriptors refer to the same file.
 func sameFile(a, b *os.File) bool {
 	first, errA := a.Stat()
 	second, errB := b.Stat()

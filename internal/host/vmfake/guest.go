@@ -25,7 +25,7 @@ func (g Guest) told(req agentproto.Request) error {
 	return errNoGuest
 }
 
-// Sync hangs if it was told to.
+// Sync hangs if SyncHangs is set.
 func (g Guest) Sync(ctx context.Context) error {
 	if g.All.SyncHangs {
 		<-ctx.Done()
@@ -58,8 +58,8 @@ func (g Guest) Eval(context.Context, string, agentclient.EvalOptions) (agentclie
 	return agentclient.EvalResult{Error: g.All.EvalErr}, nil
 }
 
-// Dial reaches the control port only: what sandboxes do for those who use their guests is tested
-// without a guest. Without Told, a guest's file system can be brought to rest and nothing else.
+// Dial connects only to the control port: tests of the other ports need no guest. If Told is nil,
+// the guest supports nothing but freezing its file systems.
 func (g Guest) Dial(_ context.Context, port uint32) (net.Conn, error) {
 	if port != agentproto.ControlPort {
 		return nil, errNoGuest

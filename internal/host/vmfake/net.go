@@ -13,10 +13,10 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// ServeNet is for TestMain: it makes the test binary a forkd-net where a client has started it as
-// one, and returns otherwise. That forkd-net answers as the real one does, and sends every frame
-// back with the mode of the sandbox's policy and a space before it, and between them, once it has
-// been told of the authority, the values of the sandbox's secrets.
+// ServeNet is for TestMain. If a client started the test binary as forkd-net, ServeNet runs a fake
+// forkd-net in it; otherwise it returns. The fake answers requests like the real one. It sends
+// every frame back, prefixed with the mode of the sandbox's policy and a space. Once it has
+// received the CA, it inserts the values of the sandbox's secrets between them.
 func ServeNet() {
 	if os.Args[0] != "forkd-net" {
 		return
@@ -34,8 +34,8 @@ func ServeNet() {
 	}
 }
 
-// endWithTest ends the process when the test binary that started it has gone: a forkd-net outlives
-// its daemon, and nobody else would end this one.
+// endWithTest exits when the test binary that started this process is gone. A forkd-net outlives
+// its daemon, so nothing else would stop this one.
 func endWithTest(parent int) {
 	for os.Getppid() == parent {
 		time.Sleep(time.Second)
@@ -56,7 +56,7 @@ type fakeSandbox struct {
 	values string
 }
 
-// valuesOf returns the secrets of a sandbox as frames are answered with them.
+// valuesOf returns the secrets of a sandbox, as they are inserted into frames.
 func (f *fakeNet) valuesOf(secrets []netproto.Secret) (values string) {
 	for _, s := range secrets {
 		if f.trusted {
@@ -66,7 +66,7 @@ func (f *fakeNet) valuesOf(secrets []netproto.Secret) (values string) {
 	return values
 }
 
-// Ids of sandboxes that make ServeNet misbehave.
+// Sandbox ids that make ServeNet misbehave.
 const (
 	NetDies  = "dies"
 	NetHangs = "hangs"
@@ -154,7 +154,7 @@ func (f *fakeNet) echo(id string, s *fakeSandbox) {
 			if f.sandboxes[id] == s {
 				delete(f.sandboxes, id)
 			}
-			_ = unix.Close(s.fd) // under the lock, where nobody shuts down what has its number next
+			_ = unix.Close(s.fd) // under the lock, so that no other goroutine shuts down a reused descriptor
 			f.mu.Unlock()
 			return
 		}

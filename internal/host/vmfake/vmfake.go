@@ -1,7 +1,7 @@
-// Package vmfake is VMs and guests that do nothing except what a test tells them to, for tests of
-// what is built on them.
+// Package vmfake provides fake VMs and guests for tests of their users. They do only what a test
+// tells them to.
 //
-// No product code imports it. Real VMs run in the machine's tests.
+// Product code must not import it. Tests of the machine use real VMs.
 package vmfake
 
 import (
@@ -21,8 +21,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// VMMs starts VMs that do nothing, except what a test tells them to. Real ones run in the machine's
-// tests.
+// VMMs starts fake VMs, which do only what a test tells them to.
 type VMMs struct {
 	Mu      sync.Mutex
 	Live    map[string]*VMM // by directory; nil until the first is spawned
@@ -31,32 +30,33 @@ type VMMs struct {
 	SpawnErr   error
 	RestoreErr func(n int) error // n-th restore, from 1
 	Restores   int
-	Expected   [][]vm.Range // of every restore: the first writes
-	Writes     []vm.Range   // what a VM has written
-	WritesErr  error        // instead of that
-	WritesRead int          // how often somebody asked
-	BootExit   *vm.Exit     // the guest ends like this instead of announcing itself
+	Expected   [][]vm.Range // first writes, of every restore
+	Writes     []vm.Range   // result of Written
+	WritesErr  error        // error of Written
+	WritesRead int          // number of calls of Written
+	BootExit   *vm.Exit     // if set, the guest ends with this instead of announcing itself
 	ForkedErr  func(n int) error
 	Forked     []agentproto.Forked
-	Unique     *agentproto.Unique // what guests find; nil: they do not look
+	Unique     *agentproto.Unique // findings of guests; nil: they do not look
 	EvalErr    *agentclient.EvalError
-	Exec       func(context.Context) agentclient.ExecResult // of every command; nil: it succeeds
+	Exec       func(context.Context) agentclient.ExecResult // result of every command; nil: success
 	SyncHangs  bool
-	Told       func(agentproto.Request) error // what a guest does that is told something; nil: it cannot be reached
-	BranchErr  error                          // before the disk tops are swapped
-	LateErr    error                          // after that
-	CopyErr    error                          // of a live branch
+	Told       func(agentproto.Request) error // called for every control request; nil: the guest is unreachable
+	BranchErr  error                          // of Branch, before the disk tops are swapped
+	LateErr    error                          // of Branch, after the tops are swapped
+	CopyErr    error                          // of WaitCopied
 	StatsErr   error
-	LimitErr   error                 // no limits can be had
-	GuestDirty uint64                // bytes, as Stats says
-	Wrap       func(*VMM) vmpool.VMM // what Spawn returns; nil: the VM itself
-	Killing    func()                // called by every Kill; nil: nothing
-	Most       int                   // layers that a VM has had above those of its snapshot
-	Copying    chan struct{}         // closed when a live branch is copied; nil: at once
-	// VMs keep what they were to close open for writing: frozen tops, files of a refused branch
+	LimitErr   error                 // of CheckLimits
+	GuestDirty uint64                // bytes, as reported by Stats
+	Wrap       func(*VMM) vmpool.VMM // wraps the result of Spawn; nil: not wrapped
+	Killing    func()                // called by every Kill; may be nil
+	Most       int                   // largest number of layers that a VM has had above those of its snapshot
+	Copying    chan struct{}         // close it to end the copy of a live branch; nil: it ends at once
+	// VMs keep files open for writing that they should close: frozen tops, and files of a refused
+	// branch
 	KeepTops   bool
-	RebaseErr  error // before anything is replaced
-	LateRebase error // after that
+	RebaseErr  error // before any page is replaced
+	LateRebase error // after pages were replaced
 }
 
 // Spawn implements vmpool.VMMs.
@@ -129,8 +129,8 @@ func (f *VMMs) All() []*VMM {
 	return slices.Collect(maps.Values(f.Live))
 }
 
-// Ended returns a channel that is closed when the VM in a directory has ended, as one has that is
-// not there.
+// Ended returns a channel that is closed when the VM of a directory has ended. It is closed already
+// if there is no such VM.
 func (f *VMMs) Ended(dir string) <-chan struct{} {
 	f.Mu.Lock()
 	defer f.Mu.Unlock()

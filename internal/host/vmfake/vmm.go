@@ -22,7 +22,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// VMM is a fake VM. Package suite tests that its requests behave like those of a real one.
+// VMM is a fake VM. Package suite checks that it handles requests like a real one.
 type VMM struct {
 	all     *VMMs
 	dir     string
@@ -34,7 +34,7 @@ type VMM struct {
 
 	Hurried, Calmed atomic.Int64
 
-	// all.Mu guards what follows.
+	// Guarded by all.Mu:
 
 	exit    vm.Exit
 	frames  *os.File // frame socket; nil: none
@@ -44,23 +44,23 @@ type VMM struct {
 	limits  vm.Limits
 	Swaps   uint64
 	Rebases uint64
-	Asked   []vmmproto.Branch // branches
+	Asked   []vmmproto.Branch // requests for branches
 
-	used    bool     // it has been booted or restored
-	atEntry bool     // its guest has not run since it was booted
-	ends    *vm.Exit // how its guest ends when it first runs; nil: it announces itself
+	used    bool     // booted or restored
+	atEntry bool     // its guest has not run since boot
+	ends    *vm.Exit // exit of the guest when it first runs; nil: it announces itself
 	running bool
-	full    bool            // it has paused itself because the disk is full
+	full    bool            // paused itself because the disk is full
 	disks   []layers        // of each disk
-	asked   uint64          // branches; the serial of the last one
-	copies  map[uint64]bool // serials of live branches that have not been waited for
+	asked   uint64          // number of branches, and the serial of the last one
+	copies  map[uint64]bool // serials of live branches with a pending WaitCopied
 	last    uint64          // serial of the branch that Rebase may follow; 0: none
 }
 
-// layers counts the layers of a disk above its base image, the top included.
+// layers counts the layers of a disk above its base image, including the top.
 type layers struct{ first, now int }
 
-// Stall lets the VM pause itself because the disk is full, until it is resumed.
+// Stall makes the VM pause itself, as if its disk were full, until it is resumed.
 func (v *VMM) Stall() {
 	v.all.Mu.Lock()
 	v.full, v.running = true, false
@@ -68,8 +68,8 @@ func (v *VMM) Stall() {
 	v.stalled <- struct{}{}
 }
 
-// TellOfFullDisk lets the VM tell of a full disk so many times, as fast as it is heard, although the
-// disk has room. It returns how often it has been heard.
+// TellOfFullDisk makes the VM report a full disk up to most times, although the disk has room. Each
+// report waits until the previous one was received. heard returns the number of reports received.
 func (v *VMM) TellOfFullDisk(most int) (heard func() int) {
 	var n atomic.Int64
 	go func() {
@@ -85,7 +85,7 @@ func (v *VMM) TellOfFullDisk(most int) (heard func() int) {
 	return func() int { return int(n.Load()) - len(v.stalled) }
 }
 
-// End lets the VM end by itself.
+// End makes the VM end by itself.
 func (v *VMM) End(x vm.Exit) {
 	v.once.Do(func() {
 		v.all.Mu.Lock()
@@ -93,16 +93,16 @@ func (v *VMM) End(x vm.Exit) {
 		v.exit = x
 		delete(v.all.Live, v.dir)
 		for _, f := range append(v.kept, v.frames, v.top) {
-			f.Close() // an error, where there is none
+			f.Close() // fails if there is none
 		}
-		_ = v.console.Close() // what was mapped once can be unmapped
+		_ = v.console.Close() // so that memory mapped once can be unmapped
 		v.frames, v.top, v.console = nil, nil, nil
 		close(v.done)
 		close(v.conns)
 	})
 }
 
-// request locks all.Mu for a request, unless its caller has left or the VM has ended.
+// request locks all.Mu for a request, unless its context is done or the VM has ended.
 func (v *VMM) request(ctx context.Context) (unlock func(), err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -117,13 +117,13 @@ func (v *VMM) request(ctx context.Context) (unlock func(), err error) {
 	}
 }
 
-// gone is the error of requests after the end. It is called after that.
+// gone returns the error of requests to a VM that has ended.
 func (v *VMM) gone() error { return fmt.Errorf("%w: %s", vmmclient.ErrGone, v.exit.Detail) }
 
-// PID is that of the test.
+// PID returns the process id of the test.
 func (v *VMM) PID() int { return os.Getpid() }
 
-// Boot implements vmpool.VMM. A guest without an initramfs panics.
+// Boot implements vmpool.VMM. Without an initramfs the guest panics.
 func (v *VMM) Boot(ctx context.Context, _ vmmproto.Boot, files vmmclient.BootFiles) error {
 	unlock, err := v.request(ctx)
 	if err != nil {
@@ -155,7 +155,7 @@ func (v *VMM) Restore(ctx context.Context, req vmmproto.Restore, files vmmclient
 	v.all.Expected = append(v.all.Expected, req.FirstWrites)
 	for _, disk := range files.Disks {
 		for _, layer := range disk[:len(disk)-1] {
-			_, _ = layer.Seek(1, io.SeekStart) // as VMs do to find holes
+			_, _ = layer.Seek(1, io.SeekStart) // VMs seek to find holes
 		}
 	}
 	if err := v.takeDisksLocked(files.Disks); err != nil {
@@ -173,7 +173,7 @@ func (v *VMM) Restore(ctx context.Context, req vmmproto.Restore, files vmmclient
 	return vmmproto.RestoreResult{}, nil
 }
 
-// Resume implements vmpool.VMM. The guest of a kernel announces itself.
+// Resume implements vmpool.VMM. On the first call after Boot the guest announces itself.
 func (v *VMM) Resume(ctx context.Context) error {
 	unlock, err := v.request(ctx)
 	if err != nil {
@@ -191,7 +191,7 @@ func (v *VMM) Resume(ctx context.Context) error {
 	return nil
 }
 
-// announceLocked is called once.
+// announceLocked makes the guest announce itself.
 func (v *VMM) announceLocked() {
 	ours, theirs := net.Pipe()
 	go func() {
@@ -235,7 +235,7 @@ func (v *VMM) Say(message []byte) error {
 	return err
 }
 
-// Hear returns a frame that came for the guest.
+// Hear returns a frame that was sent to the guest.
 func (v *VMM) Hear() ([]byte, error) {
 	v.all.Mu.Lock()
 	defer v.all.Mu.Unlock()
@@ -269,7 +269,7 @@ func (v *VMM) Written(ctx context.Context) ([]vm.Range, error) {
 	return v.all.Writes, v.all.WritesErr
 }
 
-// Limit notes the limits.
+// Limit records the limits.
 func (v *VMM) Limit(l vm.Limits, _ uint64) error {
 	v.all.Mu.Lock()
 	defer v.all.Mu.Unlock()
@@ -277,20 +277,20 @@ func (v *VMM) Limit(l vm.Limits, _ uint64) error {
 	return nil
 }
 
-// Hurry counts how often the limits of the disk are lifted, and put back.
+// Hurry counts how often the disk limits are lifted (Hurried) and restored (Calmed).
 func (v *VMM) Hurry() (done func()) {
 	v.Hurried.Add(1)
 	return func() { v.Calmed.Add(1) }
 }
 
-// Limits are the ones that the VM has.
+// Limits returns the recorded limits.
 func (v *VMM) Limits() vm.Limits {
 	v.all.Mu.Lock()
 	defer v.all.Mu.Unlock()
 	return v.limits
 }
 
-// Usage is that of a VM which uses 48 MiB.
+// Usage reports a fixed use of 48 MiB.
 func (v *VMM) Usage() (cgroup.Usage, error) {
 	return cgroup.Usage{MemoryBytes: 48 << 20, OwnBytes: 48 << 20}, nil
 }

@@ -6,19 +6,19 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// defaultLasts is long enough for whoever forks the same number every few minutes, and short enough
-// for memory that nobody uses: a shell has about 1 MiB.
+// defaultLasts covers a client that forks the same number every few minutes, and still frees unused
+// memory soon: a shell has about 1 MiB.
 const defaultLasts = 5 * time.Minute
 
-// demand is how many shells of a shape forks take: one fork of many children, or many forks that
-// leave no time to refill the pool.
+// demand measures how many shells of a shape forks take: one fork of many children, or many forks
+// with too little time between them to refill the pool.
 type demand struct {
-	burst int       // taken since the pool was full
-	most  int       // the largest burst lately
-	until time.Time // when that is forgotten
+	burst int       // taken since the pool was last full
+	most  int       // largest recent burst
+	until time.Time // when most expires
 }
 
-// takenLocked counts a shell that a fork takes, whether or not it was ready.
+// takenLocked counts a shell that a fork takes, whether or not the pool had one ready.
 //
 // +checklocks:p.mu
 func (p *Pool) takenLocked(shape vm.Shape) {
@@ -45,7 +45,7 @@ func (p *Pool) fullLocked(shape vm.Shape) {
 	}
 }
 
-// targetLocked is how many shells of a shape are to be ready.
+// targetLocked returns how many shells of a shape should be ready.
 //
 // +checklocks:p.mu
 func (p *Pool) targetLocked(shape vm.Shape) int {
@@ -56,7 +56,7 @@ func (p *Pool) targetLocked(shape vm.Shape) int {
 	return max(p.cfg.Size, min(d.most, p.cfg.Most))
 }
 
-// Forget has the pool end the shells that it was to keep for a while only.
+// Forget discards the recorded demand, so that the pool kills the shells kept for it.
 func (p *Pool) Forget() {
 	p.mu.Lock()
 	clear(p.demand)
@@ -64,7 +64,7 @@ func (p *Pool) Forget() {
 	p.kick()
 }
 
-// surplus takes the shells out of the pool that it was to keep for a while only.
+// surplus removes the shells above the current target from the pool and returns them.
 func (p *Pool) surplus() (victims []*Shell) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -79,7 +79,8 @@ func (p *Pool) surplus() (victims []*Shell) {
 	return victims
 }
 
-// forgotten is ready when there is a surplus for want of demand; nil if there will be none.
+// forgotten returns a timer for the next expiry of demand that leaves a surplus; nil if there is
+// none.
 func (p *Pool) forgotten() <-chan time.Time {
 	p.mu.Lock()
 	defer p.mu.Unlock()

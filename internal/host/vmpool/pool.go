@@ -1,9 +1,9 @@
-// Package vmpool has the VM processes of the daemon's side: what one can do, how it is started and
-// found again, and a pool of those that wait for a fork.
+// Package vmpool starts and finds VM processes for the daemon, and keeps a pool of them ready for
+// forks.
 //
-// A process in the pool is a shell: its VM is created and empty. What is put into it, and who owns
-// it from then on, is the business of those who take it; the control protocol is package
-// vmmclient's.
+// A process in the pool is a shell: it has created its VM, and the VM is empty. The code that takes
+// a shell decides what runs in it, and who owns it. Package vmmclient implements the control
+// protocol.
 package vmpool
 
 import (
@@ -18,20 +18,20 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// AtOnce is how many VMs are ended or taken over at the same time. To end one takes the kernel a
-// while, most of it for its memory; one that does not answer takes long to be taken over.
+// AtOnce is how many VMs are killed, or taken over, concurrently. The kernel takes a while to free
+// the memory of a killed VM. Taking over a VM that does not answer takes long.
 const AtOnce = 16
 
-// Pool keeps shells ready for every machine shape that was forked lately: Size of them, and more
-// for a while where forks have found too few. It never makes a fork wait: refilling happens in the
-// background, one shell at a time, while no fork is running.
+// Pool keeps shells ready for every machine shape that was forked lately: Size of them, and
+// temporarily more if forks found too few. It never delays a fork: it refills in the background,
+// one shell at a time, while no fork is running.
 type Pool struct {
 	cfg Config
 
 	ctx    context.Context
 	cancel context.CancelFunc
 	done   chan struct{}
-	wake   chan struct{} // has room for one
+	wake   chan struct{} // buffered: one pending wake-up
 
 	mu sync.Mutex
 	// +checklocks:mu
@@ -44,17 +44,17 @@ type Pool struct {
 	demand map[vm.Shape]*demand
 }
 
-// Config is what a Pool works with.
+// Config holds the parameters of a Pool.
 type Config struct {
 	VMMs   VMMs
-	RunDir string // a directory for each shell goes into it
+	RunDir string // parent of the shells' directories
 	Size   int    // ready shells per shape; 0: none
-	Most   int    // so many at most where forks have found too few; below Size: no more than that
+	Most   int    // maximum per shape when forks have found too few ready; below Size: Size
 	Log    *slog.Logger
 
-	Lasts time.Duration // for how long forks are remembered that have found too few; 0: 5 min
+	Lasts time.Duration // how long a shortage is remembered; 0: 5 min
 
-	Refilled func(took time.Duration) // called for each shell that was started for the pool; nil: nobody
+	Refilled func(took time.Duration) // if set, called for each shell that was started for the pool
 }
 
 // New returns an empty pool.
@@ -73,7 +73,8 @@ func New(cfg Config) *Pool {
 	return p
 }
 
-// Begin and End bracket a fork: refilling would compete with it.
+// Begin marks the start of a fork, and End its end. The pool is not refilled in between, because
+// that would compete with the fork.
 func (p *Pool) Begin() {
 	p.mu.Lock()
 	p.busy++
@@ -88,7 +89,8 @@ func (p *Pool) End() {
 	p.kick()
 }
 
-// Keep starts to hold shells for a snapshot, Drop stops it. Snapshots of one shape share shells.
+// Keep requests ready shells for a snapshot, and Drop ends the request. Snapshots of one shape
+// share shells.
 func (p *Pool) Keep(snapshotID string, shape vm.Shape) {
 	p.mu.Lock()
 	p.want[snapshotID] = shape
@@ -121,7 +123,7 @@ func (p *Pool) wantedLocked(shape vm.Shape) bool {
 	return false
 }
 
-// Take returns a shell: a ready one, or else one that is started now.
+// Take returns a shell: a ready one, or else one that it starts.
 func (p *Pool) Take(ctx context.Context, shape vm.Shape) (s *Shell, pooled bool, err error) {
 	if s := p.takeReady(shape); s != nil {
 		return s, true, nil
@@ -145,11 +147,11 @@ func (p *Pool) takeReady(shape vm.Shape) *Shell {
 		if s.alive() {
 			return s
 		}
-		go p.kill([]*Shell{s}) // it died waiting: only reap it
+		go p.kill([]*Shell{s}) // it died while waiting, so only reap it
 	}
 }
 
-// Close ends refilling and all waiting shells.
+// Close stops refilling and kills all waiting shells.
 func (p *Pool) Close() {
 	p.cancel()
 	<-p.done
@@ -184,8 +186,7 @@ func (p *Pool) kick() {
 	}
 }
 
-// poolRetry is the pause after a shell could not be started, so that a host out of memory is not
-// hammered.
+// poolRetry is the pause after a failed start of a shell. It spares a host that is out of memory.
 const poolRetry = 5 * time.Second
 
 func (p *Pool) run() {
@@ -232,8 +233,8 @@ func (p *Pool) run() {
 	}
 }
 
-// watch puts another shell in the place of one that ends before anybody takes it, but not at once:
-// what ended it may end the next one too.
+// watch replaces a shell that ends while it is in the pool. It waits first, because the same cause
+// may end the next shell too.
 func (p *Pool) watch(shape vm.Shape, s *Shell) {
 	select {
 	case <-s.taken:
@@ -241,7 +242,7 @@ func (p *Pool) watch(shape vm.Shape, s *Shell) {
 	case <-s.VMM.Done():
 	}
 	if !p.remove(shape, s) {
-		return // it was taken, or ended by the pool
+		return // it was taken, or killed by the pool
 	}
 	p.cfg.Log.Warn("a pooled VMM has ended", "id", s.ID, "reason", DescribeExit(s.VMM.Exit()))
 	p.kill([]*Shell{s})
@@ -252,7 +253,7 @@ func (p *Pool) watch(shape vm.Shape, s *Shell) {
 	}
 }
 
-// remove takes a shell out of the pool, and reports whether it was in there.
+// remove removes a shell from the pool, and reports whether it was there.
 func (p *Pool) remove(shape vm.Shape, s *Shell) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -263,7 +264,7 @@ func (p *Pool) remove(shape vm.Shape, s *Shell) bool {
 	return i >= 0
 }
 
-// missing returns a shape of which there are too few shells.
+// missing returns a shape that has fewer ready shells than its target.
 func (p *Pool) missing() (vm.Shape, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -279,8 +280,7 @@ func (p *Pool) missing() (vm.Shape, bool) {
 	return vm.Shape{}, false
 }
 
-// Wanted returns the number of shells that are ready when the pool is full, what it keeps for a
-// while not included.
+// Wanted returns the number of ready shells in a full pool, without the temporary ones.
 func (p *Pool) Wanted() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -21,7 +21,7 @@ func newPool(t *testing.T, cfg vmpool.Config, shape vm.Shape) (*vmpool.Pool, *vm
 	return p, vmms
 }
 
-// take takes shells as one fork does, and ends them.
+// take takes shells as one fork does, and kills them.
 func take(t *testing.T, p *vmpool.Pool, shape vm.Shape, n int) {
 	t.Helper()
 	p.Begin()
@@ -37,7 +37,7 @@ func take(t *testing.T, p *vmpool.Pool, shape vm.Shape, n int) {
 	}
 }
 
-// eventually waits until a pool has so many shells.
+// eventually waits until a pool has want shells.
 func eventually(t *testing.T, p *vmpool.Pool, want int) {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); p.Count() != want; time.Sleep(time.Millisecond) {
@@ -47,15 +47,15 @@ func eventually(t *testing.T, p *vmpool.Pool, want int) {
 	}
 }
 
-// A pool that forks have found too small grows to what they took, within its bounds. What forks
-// take one after another while it is not full counts together.
+// A pool that forks found too small grows to the number they took, within its bounds. Shells that
+// several forks take while the pool is not full count together.
 func TestPoolGrowsByDemand(t *testing.T) {
 	shape := vm.Shape{VCPUs: 1}
 	p, vmms := newPool(t, vmpool.Config{Size: 2, Most: 6}, shape)
 	eventually(t, p, 2)
 	take(t, p, shape, 4)
 	eventually(t, p, 4)
-	p.Begin() // nothing is refilled
+	p.Begin() // no refill
 	take(t, p, shape, 3)
 	take(t, p, shape, 2)
 	p.End()
@@ -73,11 +73,11 @@ func TestPoolGrowsByDemand(t *testing.T) {
 	}
 }
 
-// Demand is forgotten, and the shells that were kept for it end.
+// When demand is forgotten, the pool kills the shells that were kept for it.
 func TestPoolShrinks(t *testing.T) {
 	shape := vm.Shape{VCPUs: 1}
 	p, vmms := newPool(t, vmpool.Config{Size: 2, Most: 6, Lasts: 100 * time.Millisecond}, shape)
-	for grown := false; !grown; { // on a slow host it may be forgotten too soon
+	for grown := false; !grown; { // on a slow host the demand may expire too early
 		take(t, p, shape, 5)
 		end := time.Now().Add(200 * time.Millisecond)
 		for ; !grown && time.Now().Before(end); time.Sleep(time.Millisecond) {
@@ -93,7 +93,7 @@ func TestPoolShrinks(t *testing.T) {
 	p.Close()
 }
 
-// A pool that is told to forget demand gives up at once what it has for it.
+// Forget makes the pool kill the shells kept for demand at once.
 func TestPoolForgets(t *testing.T) {
 	shape := vm.Shape{VCPUs: 1}
 	p, _ := newPool(t, vmpool.Config{Size: 2, Most: 6}, shape)
@@ -104,12 +104,12 @@ func TestPoolForgets(t *testing.T) {
 	eventually(t, p, 2)
 }
 
-// A pool of no size stays empty.
+// A pool of size 0 stays empty.
 func TestNoPool(t *testing.T) {
 	shape := vm.Shape{VCPUs: 1}
 	p, vmms := newPool(t, vmpool.Config{Most: 6}, shape)
 	take(t, p, shape, 5)
-	p.Close() // what it had begun to start has ended, or is counted
+	p.Close() // shells that it was starting have ended, or are counted
 	if vmms.Spawned != 5 || p.Count() != 0 {
 		t.Errorf("%d VMs were started, %d wait; want 5, 0", vmms.Spawned, p.Count())
 	}

@@ -10,12 +10,12 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Processes is the VMMs of a real host: forkd-vmm processes.
+// Processes implements VMMs with forkd-vmm processes.
 type Processes struct {
 	Bin     string       // path of forkd-vmm
 	Cgroups *cgroup.Tree // nil: VMMs have no limits
 	Jail    *jail.Starter
-	KVM     *vmmclient.KVM // nil: VMMs share none
+	KVM     *vmmclient.KVM // KVM state that the VMMs share; nil: not shared
 }
 
 // Spawn implements VMMs.
@@ -23,7 +23,7 @@ func (p Processes) Spawn(ctx context.Context, c ShellConfig) (VMM, error) {
 	v, err := vmmclient.Spawn(ctx, vmmclient.Config{Bin: p.Bin, Dir: c.Dir, ID: c.ID, Shape: c.Shape, Cgroups: p.Cgroups,
 		Jail: p.Jail, KVM: p.KVM})
 	if err != nil {
-		return nil, err // not v, which would be a VMM that is not nil
+		return nil, err // not v: a nil *vmmclient.VMM in the interface would not equal nil
 	}
 	return v, nil
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// VMM is one VM process, as *vmmclient.VMM describes it.
+// VMM is a VM process. *vmmclient.VMM documents the methods.
 type VMM interface {
 	PID() int
 	Boot(context.Context, vmmproto.Boot, vmmclient.BootFiles) error
@@ -68,7 +68,7 @@ func Console(vmms VMMs, dir string) (console.Text, error) {
 	return console.Tail(f)
 }
 
-// Shell is a VMM process with a created VM that nothing runs in yet.
+// Shell is a VMM process whose VM is created but has nothing running in it.
 type Shell struct {
 	ID  string
 	Dir string
@@ -77,7 +77,7 @@ type Shell struct {
 	taken chan struct{} // closed when it leaves the pool for a fork
 }
 
-// Spawn starts a shell with an id of its own, in a directory of that name below runDir.
+// Spawn starts a shell with a new id, in a directory of that name below runDir.
 func Spawn(ctx context.Context, vmms VMMs, runDir string, shape vm.Shape) (*Shell, error) {
 	id := newID()
 	s := &Shell{ID: id, Dir: filepath.Join(runDir, id), taken: make(chan struct{})}
@@ -97,7 +97,8 @@ func (s *Shell) alive() bool {
 	}
 }
 
-// WhileAlive returns a context that ends, with an *ExitError as its cause, when the VM does.
+// WhileAlive returns a context that is cancelled, with an *ExitError as its cause, when the VM
+// ends.
 func WhileAlive(ctx context.Context, v VMM) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	finished := make(chan struct{})
@@ -114,8 +115,8 @@ func WhileAlive(ctx context.Context, v VMM) (context.Context, func()) {
 	}
 }
 
-// Cause prefers the reason why ctx ended, of WhileAlive perhaps, to the broken connection that came
-// of it.
+// Cause returns the cause of ctx's end, if it has ended, in preference to err: a broken connection
+// is often only the consequence.
 func Cause(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); err != nil && cause != nil {
 		return cause
@@ -123,18 +124,18 @@ func Cause(ctx context.Context, err error) error {
 	return err
 }
 
-// ExitError says that a VM ended while it was needed.
+// ExitError means that a VM ended while it was needed.
 type ExitError struct{ Exit vm.Exit }
 
 func (e *ExitError) Error() string { return "the VM ended (" + DescribeExit(e.Exit) + ")" }
 
-// IsEnd reports whether an error came of the end of a VM.
+// IsEnd reports whether an error was caused by the end of a VM.
 func IsEnd(err error) bool {
 	var end *ExitError
 	return errors.As(err, &end) || errors.Is(err, vmmclient.ErrGone)
 }
 
-// DescribeExit says in a few words why a VM ended.
+// DescribeExit returns a short reason why a VM ended.
 func DescribeExit(x vm.Exit) string {
 	if x.Detail == "" {
 		return x.Reason.String()
@@ -142,5 +143,5 @@ func DescribeExit(x vm.Exit) string {
 	return x.Reason.String() + ": " + x.Detail
 }
 
-// IsShortage is vmmclient.IsShortage.
+// IsShortage calls vmmclient.IsShortage.
 func IsShortage(err error) bool { return vmmclient.IsShortage(err) }
