@@ -1,5 +1,5 @@
-// Package hostroute asks the kernel whether an address is one of this host. It sends nothing, and
-// needs no privilege, but it opens a socket of rtnetlink(7) for each question.
+// Package hostroute queries the kernel whether an address belongs to this host. It sends no packets
+// and needs no privilege. Each query opens a socket of rtnetlink(7).
 package hostroute
 
 import (
@@ -11,21 +11,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// IsLocal asks the kernel for the way to an IPv4 address: whether packets for it stay on this host,
-// for whatever reason they do. Where that cannot be found out, they may.
+// IsLocal reports whether the kernel routes packets for an IPv4 address to this host itself, for
+// any reason. If the query fails, it returns true.
 func IsLocal(addr netip.Addr) bool {
 	kind, err := routeType(addr)
 	switch {
 	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EHOSTUNREACH):
-		return false // there is no way to it at all
+		return false // there is no route to it at all
 	case err != nil:
-		return true // such as EMFILE: the connection could not be made either
+		return true // such as EMFILE: a connection would fail too
 	}
 	switch kind {
 	case unix.RTN_UNICAST, unix.RTN_UNREACHABLE, unix.RTN_BLACKHOLE, unix.RTN_PROHIBIT, unix.RTN_THROW:
 		return false
 	}
-	return true // local; or broadcast and the like, which come back to the host
+	return true // local; or broadcast and the like, which the host receives too
 }
 
 // routeType returns the type of the route to an address, RTN_*.
@@ -38,7 +38,7 @@ func routeType(addr netip.Addr) (kind byte, err error) {
 	if err := unix.Sendto(fd, routeRequest(addr), 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return 0, err
 	}
-	buf := make([]byte, 4096) // an answer is one message of a few attributes
+	buf := make([]byte, 4096) // the response is one message with few attributes
 	n, _, err := unix.Recvfrom(fd, buf, 0)
 	for errors.Is(err, unix.EINTR) {
 		n, _, err = unix.Recvfrom(fd, buf, 0)
@@ -59,15 +59,15 @@ func routeType(addr netip.Addr) (kind byte, err error) {
 	return 0, errors.New("no answer about a route")
 }
 
-// routeRequest is struct nlmsghdr, struct rtmsg and the attribute RTA_DST.
+// routeRequest returns a struct nlmsghdr, a struct rtmsg and the attribute RTA_DST.
 func routeRequest(addr netip.Addr) []byte {
 	const size = unix.SizeofNlMsghdr + unix.SizeofRtMsg + unix.SizeofRtAttr + 4
 	ne := binary.NativeEndian
 	p := ne.AppendUint32(make([]byte, 0, size), size)
 	p = ne.AppendUint16(p, unix.RTM_GETROUTE)
 	p = ne.AppendUint16(p, unix.NLM_F_REQUEST)
-	p = append(p, make([]byte, 8)...)                 // sequence number and port of ours
-	p = append(p, unix.AF_INET, 32, 0, 0, 0, 0, 0, 0) // the family, and 32 bits of the destination count
+	p = append(p, make([]byte, 8)...)                 // sequence number and port id
+	p = append(p, unix.AF_INET, 32, 0, 0, 0, 0, 0, 0) // family, and a destination prefix of 32 bits
 	p = append(p, make([]byte, 4)...)                 // no flags
 	p = ne.AppendUint16(p, unix.SizeofRtAttr+4)       // struct rtattr
 	p = ne.AppendUint16(p, unix.RTA_DST)

@@ -9,7 +9,7 @@ import (
 func TestIsLocal(t *testing.T) {
 	for addr, want := range map[string]bool{
 		"127.0.0.1": true,
-		"127.9.9.9": true,  // of no interface
+		"127.9.9.9": true,  // assigned to no interface
 		"192.0.2.9": false, // documentation, RFC 5737
 	} {
 		if got := IsLocal(netip.MustParseAddr(addr)); got != want {

@@ -6,14 +6,14 @@ import (
 	"testing"
 )
 
-// A room is a folder: what is linked into one program, what two programs say to each other, or what
-// lies on disk. Its packages stand in order, lowest first: each may import only those before it,
-// the rooms named in imports, and leaves.
+// A room is a folder with one purpose: code linked into one program, a protocol between two
+// programs, or a format on disk. Its packages are listed in order, lowest first: each may import
+// only packages before it, the rooms named in imports, and leaves.
 type room struct {
-	folder   string   // "" for packages that stand directly under internal
+	folder   string   // "" for packages directly under internal
 	packages []string // below folder; "." is the folder itself
-	imports  []string // patterns of what the room may import from elsewhere in this module
-	reason   string   // why not more
+	imports  []string // patterns of other packages of this module that the room may import
+	reason   string   // why it may import no more
 }
 
 // leaves are small packages that know nothing of forkd. Every room but the guest's may import them.
@@ -167,7 +167,7 @@ var rooms = []room{
 	},
 }
 
-// programs stand above all rooms; nothing outside them imports from them.
+// programs are above all rooms; nothing else may import them.
 var programs = []string{"cmd/...", "bench/...", "examples/...", "packaging/...", "test/..."}
 
 func TestEveryPackageHasARoom(t *testing.T) {
@@ -221,12 +221,12 @@ func TestEveryPackageHasARoom(t *testing.T) {
 	}
 }
 
-// rule forbids packages to depend on others. A pattern is an import path (ours without the module),
-// or a path and all below it ("path/...").
+// rule forbids packages to depend on others. A pattern is an import path (for our packages without
+// the module), or a path and all below it ("path/...").
 type rule struct {
 	from, to []string
-	except   []string // packages among from that may
-	direct   bool     // only imports count, not what they import
+	except   []string // exceptions among from
+	direct   bool     // check direct imports only, not transitive ones
 	reason   string
 }
 
@@ -297,7 +297,7 @@ func TestForbiddenImports(t *testing.T) {
 			for _, dep := range deps {
 				own, ours := strings.CutPrefix(dep, module)
 				if !ours && strings.HasPrefix(dep, "internal/") {
-					continue // the standard library's
+					continue // standard library
 				}
 				if matchAny(r.to, own) {
 					t.Errorf("%s depends on %s: %s", p.path(), own, r.reason)
@@ -319,8 +319,8 @@ func matchAny(patterns []string, path string) bool {
 	return slices.ContainsFunc(patterns, func(p string) bool { return match(p, path) })
 }
 
-// match reports whether path is what pattern says; "a/..." is a and everything below it, "..."
-// everything.
+// match reports whether path matches pattern: "a/..." matches a and everything below it, "..."
+// matches everything.
 func match(pattern, path string) bool {
 	below, wild := strings.CutSuffix(pattern, "...")
 	if !wild {

@@ -54,8 +54,8 @@ func documents(t *testing.T) []document {
 	return all
 }
 
-// isForeign reports whether a directory of that name holds what is not ours to check: what tools make
-// or install, and data of tests.
+// isForeign reports whether a directory of that name has files that are not checked: output of tools,
+// installed packages, and test data.
 func isForeign(name string) bool {
 	return strings.HasPrefix(name, ".") || name == "out" || name == "node_modules" || name == "testdata"
 }
@@ -72,8 +72,8 @@ func (d *document) text(f func(number int, line string)) {
 	}
 }
 
-// Paths in documents: targets of relative links, and what stands in back quotes and begins with a
-// folder of ours.
+// Paths in documents: targets of relative links, and text in back quotes that begins with one of
+// our folders.
 var (
 	linkTarget = regexp.MustCompile(`\]\(([^):#]+)[^):]*\)`)
 	quotedPath = regexp.MustCompile("`((?:api|bench|client|cmd|docs|guest|internal|recipes|scripts|test)/[\\w./-]*)`")
@@ -103,7 +103,7 @@ func TestDocumentsNameFilesThatExist(t *testing.T) {
 	}
 }
 
-// headingLink is a link to a heading: in the text, or below it for links that only name it.
+// headingLink is a link to a heading, either inline or as a reference definition.
 var headingLink = regexp.MustCompile(`(?:\]\(|^\[[^\]]+\]: )([^):#]*)#([^):\s]+)`)
 
 func TestDocumentsLinkToHeadingsThatExist(t *testing.T) {
@@ -142,7 +142,7 @@ func TestDocumentsLinkToHeadingsThatExist(t *testing.T) {
 	}
 }
 
-// anchor returns what GitHub makes of a heading, for links to it.
+// anchor returns the fragment that GitHub generates for a heading.
 func anchor(title string) string {
 	return strings.Map(func(r rune) rune {
 		switch {
@@ -155,8 +155,8 @@ func anchor(title string) string {
 	}, strings.TrimSpace(title))
 }
 
-// TestReadmeHasTheTestedSession: the session that README.md begins with is the one that
-// test/integration types.
+// TestReadmeHasTheTestedSession checks that the session at the beginning of README.md is the one
+// that test/integration runs.
 func TestReadmeHasTheTestedSession(t *testing.T) {
 	readme, err := os.ReadFile(filepath.Join(root, "README.md"))
 	if err != nil {
@@ -171,11 +171,11 @@ func TestReadmeHasTheTestedSession(t *testing.T) {
 	}
 }
 
-// maxProse is how many characters a line of prose may have. Tables and code blocks are as wide as
-// they must be.
+// maxProse is the maximum number of characters in a line of prose. Tables and code blocks may be
+// wider.
 const maxProse = 99
 
-// TestProseIsNarrow does not look at what benchmarks printed.
+// TestProseIsNarrow skips the output of benchmarks.
 func TestProseIsNarrow(t *testing.T) {
 	for _, d := range documents(t) {
 		if d.path == "bench/results.md" {
@@ -189,8 +189,8 @@ func TestProseIsNarrow(t *testing.T) {
 	}
 }
 
-// TestNetworkAttacksHaveTheirTests: the tests that docs/network.md names, in every row of its
-// attack tables and elsewhere, are there.
+// TestNetworkAttacksHaveTheirTests checks that every test named in docs/network.md exists, in the
+// rows of its attack tables and elsewhere.
 func TestNetworkAttacksHaveTheirTests(t *testing.T) {
 	there := map[string]bool{}
 	for _, s := range sources(t) {

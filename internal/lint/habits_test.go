@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// unfinished finds marks of work put off. The list of open work is the issue tracker, where others
+// unfinished finds marks of unfinished work. Open work belongs in the issue tracker, where others
 // see it.
 var unfinished = regexp.MustCompile(`\b(TODO|FIXME|XXX|HACK)\b`)
 
@@ -27,7 +27,7 @@ func TestNothingIsPutOff(t *testing.T) {
 	}
 }
 
-// TestNoHiddenWiring forbids init functions: what runs is called by somebody.
+// TestNoHiddenWiring forbids init functions: code should run only because other code calls it.
 func TestNoHiddenWiring(t *testing.T) {
 	for _, s := range sources(t) {
 		for _, d := range s.file.Decls {
@@ -39,7 +39,7 @@ func TestNoHiddenWiring(t *testing.T) {
 }
 
 // TestNoMutablePackageState forbids assignments to package-level variables, and package-level
-// locks, which exist only to guard such variables. Tables and errors are set where they are
+// locks, which exist only to guard such variables. Tables and errors are initialized where they are
 // declared.
 func TestNoMutablePackageState(t *testing.T) {
 	for _, s := range sources(t) {

@@ -1,7 +1,7 @@
-// Package lint checks the rules that the compiler does not know: which package may import which,
-// what the binaries may link, how large files and functions may grow, and that every package says
-// what it is.
+// Package lint checks rules that the compiler does not check: which package may import which, what
+// the binaries may link, how large files and functions may grow, and that every package documents
+// its purpose.
 //
-// It is tests only and holds no code of the product. The rules and their reasons stand in the
-// tables of its test files; docs/architecture.md tells the story behind them.
+// It contains only tests, no code of the product. The rules and their reasons are in the tables of
+// its test files; docs/architecture.md gives the background.
 package lint

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestEveryPackageSaysWhatItIs wants one package comment of at least two lines in every package:
+// TestEveryPackageSaysWhatItIs requires one package comment of at least two lines in every package:
 // what it does, and what it leaves to others.
 func TestEveryPackageSaysWhatItIs(t *testing.T) {
 	docs := map[string][]string{} // directory: its package comments
@@ -43,7 +43,7 @@ func TestEveryPackageSaysWhatItIs(t *testing.T) {
 	}
 }
 
-// junk are names that say nothing of what a package is about, so that everything ends up in it.
+// junk lists package names that describe no purpose, and so attract unrelated code.
 var junk = []string{"util", "utils", "common", "types", "helpers", "helper", "base", "factory", "shared", "misc", "lib"}
 
 func TestPackageNames(t *testing.T) {

@@ -14,7 +14,7 @@ import (
 
 var update = flag.Bool("update", false, "write docs/session.svg anew")
 
-// Look of the picture, in pixels, and pace, in seconds.
+// Layout of the picture in pixels, and timing in seconds.
 const (
 	cellWidth, lineHeight = 8.2, 21.0 // of the text
 	margin                = 18.0
@@ -35,8 +35,9 @@ text { font: 13.6px ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans 
 @media (prefers-reduced-motion: reduce) { .line { opacity: 1; animation: none } .hide { display: none } }
 `
 
-// docs/session.svg shows the session that README.md begins with, whose output an integration test
-// compares with that of real sandboxes. `go test ./internal/lint -run Session -update` draws it.
+// docs/session.svg shows the session at the beginning of README.md. An integration test compares
+// that with the output of real sandboxes. `go test ./internal/lint -run Session -update` redraws
+// it.
 func TestSessionPicture(t *testing.T) {
 	readme, err := os.ReadFile(filepath.Join(root, "README.md"))
 	if err != nil {
@@ -59,8 +60,8 @@ func TestSessionPicture(t *testing.T) {
 	}
 }
 
-// drawSession returns an SVG in which a terminal shows the lines one after another. Those that begin
-// with "$ " are typed, up to their comment.
+// drawSession returns an SVG in which a terminal shows the lines one after another. Lines that begin
+// with "$ " appear character by character, up to their comment.
 func drawSession(lines []string) []byte {
 	columns := 0
 	for _, line := range lines {
@@ -100,7 +101,7 @@ func drawSession(lines []string) []byte {
 			drawText(margin, y, "sign", "$"), drawText(x, y, "in", command))
 		fmt.Fprintf(&out, `<rect class="hide" x="%.1f" y="%.1f" width="%.1f" height="%.0f" fill="#0d1117" `+
 			`style="--width:%.1fpx;animation-duration:%.2fs;animation-timing-function:steps(%d);`+
-			// a browser may leave out the last step
+			// a browser may omit the last step
 			`animation-delay:%.2fs"/></g>`+"\n", x, y-lineHeight+6, covered, lineHeight, covered+cellWidth, took, keys+1, clock)
 		clock += took
 		if note != "" {
@@ -114,13 +115,13 @@ func drawSession(lines []string) []byte {
 	return out.Bytes()
 }
 
-// drawText places text on the grid of the terminal, whatever the width of the reader's font is.
+// drawText places text on the grid of the terminal, independent of the width of the reader's font.
 func drawText(x, y float64, class, text string) string {
 	if text == "" {
 		return ""
 	}
 	var escaped bytes.Buffer
-	_ = xml.EscapeText(&escaped, []byte(text)) // a buffer takes all
+	_ = xml.EscapeText(&escaped, []byte(text)) // a buffer never fails
 	return fmt.Sprintf(`<text class="%s" x="%.1f" y="%.1f" xml:space="preserve" textLength="%.1f" lengthAdjust="spacingAndGlyphs">%s</text>`,
 		class, x, y, cellWidth*float64(utf8.RuneCountInString(text)), escaped.Bytes())
 }

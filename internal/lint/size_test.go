@@ -11,8 +11,8 @@ import (
 	"unicode/utf8"
 )
 
-// Limits of hand-written files, in lines. Beyond the soft ones a file or function is only listed
-// (go test -v).
+// Limits of hand-written files, in lines. A file or function beyond a soft limit is only listed (go
+// test -v).
 const (
 	softFile     = 400
 	hardFile     = 600
@@ -47,9 +47,9 @@ func TestSizes(t *testing.T) {
 	}
 }
 
-// maxPackage is how many lines of code a package of the daemon's side may have: what every feature goes
-// through grows with each of them until it is too large to be held in mind. Tests, comments and blank
-// lines do not count.
+// maxPackage is the maximum number of code lines in a package of the daemon's side. Packages that every
+// feature touches grow with each feature, until they are too large to understand. Tests, comments and
+// blank lines do not count.
 const maxPackage = 4000
 
 func TestPackagesOfTheHostAreBounded(t *testing.T) {
@@ -78,7 +78,7 @@ func TestPackagesOfTheHostAreBounded(t *testing.T) {
 	t.Logf("%s is the largest, with %d lines of code", largest, lines[largest])
 }
 
-// codeLines counts the lines of a file on which something stands that is no comment.
+// codeLines counts the lines of a file that contain anything but comments.
 func codeLines(text []byte) int {
 	files := token.NewFileSet()
 	file := files.AddFile("", -1, len(text))
@@ -91,7 +91,7 @@ func codeLines(text []byte) int {
 		case tok == token.EOF:
 			return len(lines)
 		case tok == token.SEMICOLON && literal == "\n":
-			continue // the end of a line
+			continue // an automatic semicolon
 		}
 		for n := range strings.Count(literal, "\n") + 1 {
 			lines[file.Line(pos)+n] = true
@@ -106,11 +106,11 @@ func TestCodeLines(t *testing.T) {
 	}
 }
 
-// maxWidth is how many characters a line of code may have; a tab is one.
+// maxWidth is the maximum number of characters in a line of code; a tab counts as one.
 const maxWidth = 120
 
-// longText is how many characters a string may have that a line of code is not broken for: a text
-// is easier to find, and to read, in one piece.
+// longText is the length from which a string may exceed maxWidth: an unbroken text is easier to
+// find and to read.
 const longText = 60
 
 func TestCodeIsNarrow(t *testing.T) {
@@ -131,8 +131,8 @@ func TestCodeIsNarrow(t *testing.T) {
 	}
 }
 
-// linesOfLongTexts returns the numbers of lines on which a long string stands, or a part of one that
-// goes over several lines.
+// linesOfLongTexts returns the numbers of lines that contain a long string, or a part of a
+// multi-line string.
 func linesOfLongTexts(text []byte) map[int]bool {
 	files := token.NewFileSet()
 	file := files.AddFile("", -1, len(text))

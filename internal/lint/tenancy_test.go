@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// wholes are the types that know the sandboxes and snapshots of all, and their constructors, by package.
+// wholes lists, by package, the types that give access to all sandboxes and snapshots, and their
+// constructors.
 var wholes = map[string][]string{
 	"internal/host/sandbox":   {"Manager", "New"},
 	"internal/host/store":     {"Store", "Open"},
@@ -16,16 +17,16 @@ var wholes = map[string][]string{
 	"internal/host/event":     {"Ring", "NewRing", "Follower"},
 }
 
-// permitting are the methods of tenancy.Host that show a sandbox to a request without a principal, and
-// where such a request is checked.
+// permitting lists the methods of tenancy.Host that show a sandbox to a request without a principal,
+// and the files in which such a request is checked.
 var permitting = map[string][]string{
 	"Permitted": {"internal/daemon/face/streams.go", "internal/daemon/e2b/data.go"},
 	"IDs":       {"internal/daemon/e2b/token.go"},
 }
 
-// TestHandlersSeeAView forbids the daemon's faces to name what knows the sandboxes of all: a handler has
-// the tenancy.View of its request, and cannot forget to ask what the principal may know of. The Manager is
-// for the wiring, and for the builders of templates and Dockerfiles, which make sandboxes of their own.
+// TestHandlersSeeAView forbids the daemon's faces to use the types in wholes. A handler gets the
+// tenancy.View of its request, and so cannot forget to check the principal's rights. Only the wiring uses
+// the Manager, and the builders of templates and Dockerfiles, which create sandboxes of their own.
 func TestHandlersSeeAView(t *testing.T) {
 	wired, handlers, permitted := 0, 0, 0
 	for _, s := range sources(t) {
@@ -64,8 +65,8 @@ func TestHandlersSeeAView(t *testing.T) {
 	}
 }
 
-// TestViewsHandOutNoWhole forbids package tenancy to return what knows the sandboxes of all, or to hold it
-// in an exported field.
+// TestViewsHandOutNoWhole forbids package tenancy to return a type in wholes, or to have one in an
+// exported field.
 func TestViewsHandOutNoWhole(t *testing.T) {
 	checked := 0
 	for _, s := range sources(t) {

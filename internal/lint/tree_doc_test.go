@@ -10,14 +10,13 @@ import (
 	"testing"
 )
 
-// treeMark stands above the code block in which a document draws a tree of folders: one folder a
-// line, indented by two spaces below the folder it is in, with a slash at its end and a few words
-// behind it.
+// treeMark precedes a code block that draws a tree of folders: one folder per line, indented by two
+// spaces below its parent, with a trailing slash and a short description.
 const treeMark = "<!-- tree -->"
 
 var treeLine = regexp.MustCompile(`^( *)([a-z0-9-]+)/(?: +\S.*)?$`)
 
-// drawnTree returns the folders that a document draws, and whether others are drawn below them.
+// drawnTree returns the folders in a document's tree, and whether each has folders drawn below it.
 func drawnTree(t *testing.T, d document) map[string]bool {
 	t.Helper()
 	start := slices.Index(d.lines, treeMark)
@@ -25,7 +24,7 @@ func drawnTree(t *testing.T, d document) map[string]bool {
 		t.Fatalf("%s has no %s with a code block below it", d.path, treeMark)
 	}
 	drawn := map[string]bool{}
-	var open []string // the folders that the present line is in
+	var open []string // the chain of folders above the current line
 	for i, line := range d.lines[start+2:] {
 		if line == "```" {
 			return drawn
@@ -44,8 +43,8 @@ func drawnTree(t *testing.T, d document) map[string]bool {
 	return nil
 }
 
-// coveredBy reports whether a tree has a line for path: its own, or that of a folder above it below
-// which nothing is drawn.
+// coveredBy reports whether a tree has a line for path: its own, or that of a parent folder with
+// nothing drawn below it.
 func coveredBy(drawn map[string]bool, p string) bool {
 	if _, ok := drawn[p]; ok {
 		return true
@@ -79,7 +78,7 @@ func TestDrawnTreesAreTheTreeOnDisk(t *testing.T) {
 				t.Errorf("%s does not draw %s: add a line that says what it is", name, p.path())
 			}
 		}
-		for _, d := range docs { // folders without Go code have a document, or are named here
+		for _, d := range docs { // folders without Go code have a document, or are listed here
 			if top, _, below := strings.Cut(d.path, "/"); below && !coveredBy(drawn, top) {
 				t.Errorf("%s does not draw %s", name, top)
 			}

@@ -20,7 +20,7 @@ const (
 	root   = "../.."
 )
 
-// pkg is what `go list` tells of one package.
+// pkg is the description of a package by `go list`.
 type pkg struct {
 	ImportPath string
 	Dir        string
@@ -30,10 +30,10 @@ type pkg struct {
 	Deps       []string
 }
 
-// path is the package's path in this repository.
+// path returns the package's path in this repository.
 func (p *pkg) path() string { return strings.TrimPrefix(p.ImportPath, module) }
 
-// list returns the packages of the module, without those that only tests can see.
+// list returns the packages of the module, without test packages.
 func list(t *testing.T) []pkg {
 	t.Helper()
 	goTool, err := exec.LookPath("go")

@@ -1,10 +1,10 @@
-// Package vmtest gives tests that boot real VMs what they need: usable KVM, a kernel, root file
-// systems, the VMM binary.
+// Package vmtest provides what tests with real VMs need: a check for usable KVM, a kernel, root
+// file systems and the VMM binary.
 //
-// Where KVM is not usable, and with FORKD_TEST_HOST=1, such tests skip and say why; in the emulated
-// host (FORKD_TEST_MACHINE=1) and where FORKD_TEST_KVM=1 says that KVM must work they fail instead.
-// The files are made on the host by the command in prepare, because the emulated host has no
-// package manager. Nothing here is compiled into a product binary.
+// If KVM is not usable, or with FORKD_TEST_HOST=1, such tests skip with the reason. In the emulated
+// host (FORKD_TEST_MACHINE=1), or with FORKD_TEST_KVM=1, they fail instead. The command in prepare
+// creates the files on the host, because the emulated host has no package manager. No product
+// binary contains this package.
 package vmtest
 
 import (
@@ -31,38 +31,39 @@ type Kernel struct {
 
 // Build is an earlier build of forkd.
 type Build struct {
-	Protocol int    `json:"protocol"` // control protocol of its VMMs
+	Protocol int    `json:"protocol"` // control protocol version of its VMMs
 	Forkd    string `json:"forkd"`
-	Kernel   Kernel `json:"kernel"` // the minimal one, with its agent
+	Kernel   Kernel `json:"kernel"` // the minimal kernel, with its agent
 }
 
-// Assets are the files that prepare made.
+// Assets lists the files that prepare created.
 type Assets struct {
 	VMM     string            `json:"vmm"` // forkd-vmm
 	Forkd   string            `json:"forkd"`
 	Torture string            `json:"torture"` // test/guest/torture
-	Cloud   Kernel            `json:"cloud"`   // the distribution's
-	Minimal Kernel            `json:"minimal"` // guest/kernel
+	Cloud   Kernel            `json:"cloud"`   // the distribution's kernel
+	Minimal Kernel            `json:"minimal"` // the kernel of guest/kernel
 	Images  map[string]string `json:"images"`  // recipe → directory of the image
-	Roots   string            `json:"roots"`   // authorities that the host trusts, PEM
-	Disk    string            `json:"disk"`    // an ext4 file system with nothing on it
-	// the first build that speaks the VMMs' protocol, and the last that does not
+	Roots   string            `json:"roots"`   // certificates that the host trusts, PEM
+	Disk    string            `json:"disk"`    // an empty ext4 file system
+	// the first build with the VMMs' current protocol, and the last one before it
 	Earlier []Build `json:"earlier"`
-	NoBuild string  `json:"no_build"` // why there are none
+	NoBuild string  `json:"no_build"` // why Earlier is empty
 }
 
-// AssetsFile is where prepare describes them, in the cache directory.
+// AssetsFile is the file in the cache directory in which prepare describes them.
 const AssetsFile = "vmtest/assets.json"
 
-// LeftOut is why VM tests skip with FORKD_TEST_HOST=1; command testrun counts them by it.
+// LeftOut is the reason of VM tests that skip with FORKD_TEST_HOST=1. Command testrun counts skips
+// by it.
 const LeftOut = "a VM test: 'scripts/test vm' runs it"
 
-// Lacking begins the reason of a test that skips for what a checkout need not have, such as a long
-// history: command testrun prints it, and fails for any other skip of a VM test.
+// Lacking is the prefix of the skip reason if a checkout lacks something optional, such as a long
+// history. Command testrun prints the reason, and fails for any other skip of a VM test.
 const Lacking = "this checkout lacks:"
 
-// NeedKVM skips or fails the test where KVM is not usable. Tests that need only this, and no files,
-// call it; Load does. Command testrun finds VM tests by their calls of these two functions.
+// NeedKVM skips or fails the test if KVM is not usable. Tests that need KVM but no files call it;
+// Load calls it too. Command testrun finds VM tests by their calls of these two functions.
 func NeedKVM(t testing.TB) {
 	t.Helper()
 	if os.Getenv("FORKD_TEST_HOST") != "" {
@@ -92,7 +93,7 @@ func Load(t testing.TB) *Assets {
 	return a
 }
 
-// missing skips the test, or fails it where VM tests must run.
+// missing skips the test, or fails it if VM tests are required.
 func missing(t testing.TB, format string, args ...any) {
 	t.Helper()
 	if os.Getenv("FORKD_TEST_MACHINE") != "" || os.Getenv("FORKD_TEST_KVM") != "" {
@@ -104,16 +105,16 @@ func missing(t testing.TB, format string, args ...any) {
 // Emulated reports whether the tests run inside forkd's own emulated host.
 func Emulated() bool { return os.Getenv("FORKD_TEST_MACHINE") != "" }
 
-// BootAgain reports whether a boot that ended with err is worth another try: a QEMU that is not
-// mended (package debqemu) now and then delivers an interrupt to a nested guest that has them off,
-// and a kernel that boots does not survive that. It is for fresh boots only: a copy of a guest that
-// panics is a finding. The product never tries again.
+// BootAgain reports whether a boot that failed with err should be repeated. An unpatched QEMU
+// (package debqemu) occasionally delivers an interrupt to a nested guest that has interrupts
+// disabled, and a booting kernel does not survive that. Use it for fresh boots only: a panic in a
+// copy of a guest is a finding. The product never retries.
 func BootAgain(err error) bool {
 	return Emulated() && err != nil && strings.Contains(err.Error(), "Kernel panic")
 }
 
-// Template is the CPU template for this host's guests: an emulated host does not keep XCR0 of
-// nested guests.
+// Template returns the CPU template for this host's guests. An emulated host does not preserve XCR0
+// of nested guests.
 func Template() string {
 	if Emulated() {
 		return vm.TemplateV2
@@ -121,7 +122,7 @@ func Template() string {
 	return vm.TemplateHost
 }
 
-// Cmdline is the kernel command line for this host's guests.
+// Cmdline returns the kernel command line for this host's guests.
 func Cmdline(extra ...string) string {
 	if Emulated() {
 		extra = append(extra, tcghost.GuestCmdline()...)
@@ -144,7 +145,7 @@ func ShortDir(t testing.TB) string {
 	return dir
 }
 
-// ForReading opens the file of f once more, for reading only, also where it has no name.
+// ForReading reopens the file of f for reading only, even if it has no name.
 func ForReading(f *os.File) (*os.File, error) {
 	return os.Open(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
 }

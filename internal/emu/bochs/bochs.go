@@ -1,13 +1,14 @@
-// Package bochs runs a job in an emulated Intel host, so that kvm-intel and code that depends on it
-// can be tested on any machine: QEMU's TCG emulates only AMD's SVM, Bochs emulates VMX.
+// Package bochs runs a job in an emulated Intel host. Tests of kvm-intel and of code that depends
+// on it can so run on any machine: QEMU's TCG emulates only AMD's SVM, but Bochs emulates VMX.
 //
-// A host is one run: it boots, does its job with a disk that was made for it, and powers off; then
-// its results are read from the disk. There is no network and no way to communicate with it during
-// the run. Its time is virtual and advances by executed instructions, so that limits inside do not
-// depend on how busy the real host is, and durations say nothing about hardware.
+// A host exists for one run: it boots, does its job with a disk made for it, and powers off. Then
+// the caller reads the results from the disk. During the run there is no network and no way to
+// communicate with the host. Its time is virtual and advances by executed instructions. So time
+// limits inside do not depend on the load of the real host, and durations say nothing about
+// hardware.
 //
-// It installs nothing, and needs root or a host that permits user namespaces. Users' sandboxes do
-// not run here, but in package tcghost's host, which is ten times faster.
+// It installs nothing. It needs root, or a host that permits user namespaces. Users' sandboxes run
+// in package tcghost's host instead, which is ten times faster.
 package bochs
 
 import (
@@ -24,27 +25,27 @@ import (
 	"github.com/forkd/forkd/internal/build/debpkg"
 )
 
-// suite has Bochs 3.0, whose VMX runs kvm-intel. Debian 12 has 2.7, built without VMX; the 3.1 of
-// later suites divides 64-bit numbers wrongly, which makes kernels panic.
+// suite is the Debian suite of Bochs 3.0, whose VMX runs kvm-intel. Debian 12 has 2.7, built
+// without VMX. Later suites have 3.1, which divides 64-bit numbers wrongly, so that kernels panic.
 const suite = "trixie"
 
-// packages are fetched with their dependencies: the emulator with its firmware and the smallest of
-// its displays, one of which it requires, and the tools for a CD that its firmware can boot from.
+// packages are fetched with their dependencies. They contain the emulator with its firmware and its
+// smallest display (it requires one), and the tools for a CD that its firmware can boot.
 var packages = []string{"bochs", "bochsbios", "vgabios", "bochs-term", "genisoimage", "isolinux", "syslinux-common"}
 
-// kept are the directories that are kept of them.
+// kept lists the directories of the packages that are kept in the cache.
 var kept = []string{"usr/bin", "usr/lib", "usr/share/bochs", "usr/share/vgabios"}
 
-// layout names the content of the cache; a changed number makes it be fetched again.
+// layout is the directory name in the cache. Raise its number to fetch the content again.
 const layout = suite + "-1"
 
-// fetchLimit bounds a download of about 70 MB, of which 15 MB are package lists.
+// fetchLimit bounds a download of about 70 MB, including 15 MB of package lists.
 const fetchLimit = 10 * time.Minute
 
 // Emulator is an unpacked Bochs.
 type Emulator struct{ root string }
 
-// Get returns the Bochs in dir, which it fetches if missing.
+// Get returns the Bochs in dir, and fetches it if it is missing.
 func Get(ctx context.Context, dir string, progress func(string)) (Emulator, error) {
 	final := filepath.Join(dir, layout)
 	if _, err := os.Stat(final); err == nil {
@@ -74,11 +75,11 @@ func Get(ctx context.Context, dir string, progress func(string)) (Emulator, erro
 	return Emulator{final}, nil
 }
 
-// libraries holds the fetched programs' libraries and their dynamic loader, because the host's may
-// be too old.
+// libraries is the directory of the fetched programs' libraries and dynamic loader, because the
+// host's may be too old.
 const libraries = "usr/lib/x86_64-linux-gnu"
 
-// command runs one of the fetched programs.
+// command returns a command that runs one of the fetched programs.
 func (e Emulator) command(ctx context.Context, program string, args ...string) *exec.Cmd {
 	lib := filepath.Join(e.root, libraries)
 	loader := append([]string{"--library-path", lib, filepath.Join(e.root, "usr/bin", program)}, args...)
@@ -92,7 +93,7 @@ func (e Emulator) command(ctx context.Context, program string, args ...string) *
 
 func (e Emulator) share() string { return filepath.Join(e.root, "usr/share/bochs") }
 
-// check runs the fetched programs once, so that a cache never keeps programs that do not start.
+// check runs each fetched program once, so that the cache never keeps programs that do not start.
 func (e Emulator) check(ctx context.Context) error {
 	for program, arg := range map[string]string{"bochs-bin": "--help", "genisoimage": "--version"} {
 		if out, err := e.command(ctx, program, arg).CombinedOutput(); err != nil {

@@ -9,8 +9,7 @@ import (
 // CPU is a processor model of Bochs.
 type CPU string
 
-// Models with VMX on which a Linux host can run guests with several vCPUs, which not all models
-// can.
+// Models with VMX on which a Linux host can run guests with several vCPUs. Not all models can.
 const (
 	Skylake CPU = "corei7_skylake_x"
 	Haswell CPU = "corei7_haswell_4770"
@@ -23,34 +22,35 @@ type Host struct {
 }
 
 // instructionsPerSecond is how many instructions make a second in the host, and the rate of the
-// TSC. It is about the best real speed of Bochs.
+// TSC. It is close to the highest real speed of Bochs.
 const instructionsPerSecond = 250_000_000
 
-// Memory in MiB. What Bochs can hold of it itself is bounded; it swaps the rest to a file.
+// Memory in MiB. Bochs can keep a limited part of it in its own memory, and swaps the rest to a
+// file.
 const (
 	guestMemory = 4096
 	heldMemory  = 2048
 )
 
-// cmdline is the kernel's command line. It gives the TSC's frequency because these models name it
-// in a leaf that Bochs leaves empty. A panic halts: the watcher reads it on the console and ends
-// the run.
+// cmdline is the kernel's command line. It sets the TSC's frequency because these models report it
+// in a CPUID leaf that Bochs leaves empty. On a panic the host halts; the watcher sees the message
+// on the console and ends the run.
 var cmdline = strings.Join([]string{
 	"console=ttyS0,115200", "quiet", "mitigations=off", "nokaslr", "panic=0", "norandmaps",
 	fmt.Sprintf("tsc_early_khz=%d", instructionsPerSecond/1000),
 }, " ")
 
-// apicvOff is always passed to kvm-intel, because Bochs 3.0 loses interrupts of guests with virtual
-// interrupt delivery.
+// apicvOff is always passed to kvm-intel: with virtual interrupt delivery Bochs 3.0 loses
+// interrupts of guests.
 const apicvOff = "enable_apicv=0"
 
 func (h Host) moduleOptions() string {
 	return strings.Join(append([]string{apicvOff}, h.KVMIntel...), " ")
 }
 
-// configuration returns the bochsrc. Everything that this build would do on the real host is off
-// or in dir: the display listens on a port, which the caller confines. Messages are not logged,
-// because every EPT violation would be one.
+// configuration returns the bochsrc. It disables everything that would act on the real host, or
+// confines it to dir. The display listens on a port, which the caller confines. Messages are not
+// logged, because Bochs logs every EPT violation.
 func (h Host) configuration(e Emulator, dir string) string {
 	in := func(name string) string { return filepath.Join(dir, name) }
 	return strings.Join([]string{

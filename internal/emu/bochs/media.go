@@ -17,8 +17,8 @@ import (
 //go:embed init.sh
 var initScript []byte
 
-// modules are what the host needs: its disk, KVM, and what the daemon may use. ext4 checks its
-// journal through crc32c_generic without saying so in its dependencies.
+// modules are the modules that the host needs: for its disk, for KVM, and for the daemon. ext4 uses
+// crc32c_generic for the checksums of its journal, but does not list it as a dependency.
 var modules = []string{"ata_piix", "sd_mod", "crc32c_generic", "ext4", "kvm-intel", "tun", "overlay", "loop"}
 
 // Files of a run, in its directory.
@@ -94,10 +94,10 @@ func (h Host) initrd(k debkernel.Kernel, busybox, job string) ([]byte, error) {
 	return buf.Bytes(), err
 }
 
-// diskSpare is how much room the disk has beyond what is put on it, in bytes.
+// diskSpare is the free space on the disk in addition to the initial files, in bytes.
 const diskSpare = 2 << 30
 
-// makeDisk writes an ext4 file system with what lies below tree.
+// makeDisk writes an ext4 file system with the files below tree.
 func makeDisk(ctx context.Context, path, tree string, size int64) error {
 	_, err := debpkg.Run(ctx, "", "mke2fs", "-q", "-F", "-t", "ext4", "-m", "0", "-E", "lazy_itable_init=1,root_owner=0:0",
 		"-d", tree, path, fmt.Sprintf("%dK", (size+diskSpare)>>10))
@@ -107,14 +107,16 @@ func makeDisk(ctx context.Context, path, tree string, size int64) error {
 	return nil
 }
 
-// Results copies a directory of the run's disk to a directory of the host, which need not exist.
+// Results copies a directory of the run's disk to a directory of the host, and creates that if
+// needed.
 func (r Run) Results(ctx context.Context, name, to string) error {
 	if err := os.MkdirAll(to, 0o755); err != nil {
 		return err
 	}
 	disk := filepath.Join(r.dir, fileDisk)
-	// A host that was ended has left a journal, without which debugfs sees old files. The status
-	// says only that something was repaired; what cannot be repaired is seen below.
+	// A host that was killed has left a journal, and debugfs would show old files without its
+	// replay. The status of e2fsck says only that it repaired something. If it could not, debugfs
+	// fails.
 	_, _ = debpkg.Run(ctx, "", "e2fsck", "-fy", disk)
 	if _, err := debpkg.Run(ctx, "", "debugfs", "-R", fmt.Sprintf("rdump %q %q", name, to), disk); err != nil {
 		return fmt.Errorf("read the disk: %w", err)

@@ -18,9 +18,10 @@ import (
 	"github.com/forkd/forkd/internal/emu/debkernel"
 )
 
-// limits tell a host that hangs from one that is slow because the real one is busy: by the CPU time
-// that Bochs has used since its console said something. A healthy host speaks every two seconds of
-// its own, which cost Bochs about four; before its init starts it says nothing.
+// limits tell a hanging host from one that is slow because the real host is busy. They count the
+// CPU time that Bochs has used since the last line on its console. A healthy host prints a line
+// every two seconds of its own time, which cost Bochs about four. Before its init starts it prints
+// nothing.
 type limits struct {
 	boot, silent time.Duration // CPU time
 	idle         time.Duration // real time, for a Bochs that uses no CPU time either
@@ -32,14 +33,14 @@ func defaultLimits() limits {
 
 const lookPause = 500 * time.Millisecond
 
-// Machine is what hosts are made of.
+// Machine holds the emulator, kernel and tools that hosts are made of.
 type Machine struct {
 	Emulator Emulator
 	Kernel   debkernel.Kernel
 	Busybox  string
 }
 
-// Open returns the emulated host of a cache directory, into which it fetches what is missing.
+// Open returns the Machine in a cache directory, and fetches what is missing there.
 func Open(ctx context.Context, cache string, progress func(string)) (m Machine, err error) {
 	if m.Emulator, err = Get(ctx, filepath.Join(cache, "bochs"), progress); err != nil {
 		return m, err
@@ -63,8 +64,8 @@ type Run struct {
 	dir     string
 }
 
-// Prepare makes a run in dir, which the caller removes. The host's disk gets what lies below tree,
-// about size bytes, and shows it below /disk; it runs the shell script job.
+// Prepare makes a run in dir; the caller removes dir. The files below tree, about size bytes, are
+// copied to the host's disk, which is mounted at /disk. job is the shell script to run.
 func (m Machine) Prepare(ctx context.Context, h Host, job, dir, tree string, size int64) (Run, error) {
 	r := Run{machine: m, host: h, dir: dir}
 	return r, errors.Join(
@@ -74,9 +75,9 @@ func (m Machine) Prepare(ctx context.Context, h Host, job, dir, tree string, siz
 	)
 }
 
-// Do runs the host until its job has ended and it has powered off, or ends it when limit has
-// passed or when it hangs. It passes the console's lines to said, without those that only say that
-// it lives.
+// Do runs the host until its job has ended and it has powered off. It kills the host when limit has
+// passed or when the host hangs. It passes the console's lines to said, except the host's signs of
+// life.
 func (r Run) Do(ctx context.Context, limit time.Duration, said func(line string)) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("ended after %v", limit))
 	defer cancel()
@@ -91,7 +92,7 @@ func (r Run) Do(ctx context.Context, limit time.Duration, said func(line string)
 	w := watcher{path: filepath.Join(r.dir, fileConsole), said: said, limits: defaultLimits(),
 		used: func() time.Duration { return cpuTime(cmd.Process.Pid) }}
 	err := w.watch(ctx, ended)
-	cancel() // ends it, if it has not
+	cancel() // kill it unless it has exited
 	if err != nil {
 		<-ended
 		return fmt.Errorf("emulated Intel host: %w; its console ended with:\n%s", err, w.last(20))
@@ -99,7 +100,8 @@ func (r Run) Do(ctx context.Context, limit time.Duration, said func(line string)
 	return nil
 }
 
-// confine gives Bochs a network of its own: its display listens on a port for whoever comes.
+// confine gives Bochs its own network namespace, because its display accepts connections from
+// anyone.
 func confine(cmd *exec.Cmd) {
 	cmd.SysProcAttr.Cloneflags = syscall.CLONE_NEWNET
 	if uid, gid := os.Geteuid(), os.Getegid(); uid != 0 {
@@ -125,11 +127,12 @@ type watcher struct {
 	used   func() time.Duration // Bochs's CPU time
 
 	read  []byte
-	shown int // bytes of read whose lines have been looked at
+	shown int // bytes of read that have been processed
 	done  bool
 }
 
-// watch returns when the host has done its job and powered off, or why that will not happen.
+// watch returns nil when the host has done its job and powered off, or else an error with the
+// reason.
 func (w *watcher) watch(ctx context.Context, ended <-chan error) error {
 	limit := w.limits.boot
 	spoke, usedThen := time.Now(), w.used()
@@ -138,7 +141,7 @@ func (w *watcher) watch(ctx context.Context, ended <-chan error) error {
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
-		case <-ended: // with an error also after a power-off in order
+		case <-ended: // the status is an error even after an orderly power-off
 			end = true
 		case <-time.After(lookPause):
 		}
@@ -163,10 +166,11 @@ func (w *watcher) watch(ctx context.Context, ended <-chan error) error {
 	}
 }
 
-// cpuTime is what a process has used so far; 0 if it is gone.
+// cpuTime returns the CPU time that a process has used so far; 0 if it is gone.
 func cpuTime(pid int) time.Duration {
 	var clock unix.Timespec
-	// The id of a process's CPU clock, see clock_getcpuclockid(3) and the kernel's posix-timers.h.
+	// Compute the id of a process's CPU clock, see clock_getcpuclockid(3) and the kernel's
+	// posix-timers.h.
 	const schedClock = 2
 	if err := unix.ClockGettime(int32(^pid<<3|schedClock), &clock); err != nil {
 		return 0
@@ -174,7 +178,7 @@ func cpuTime(pid int) time.Duration {
 	return time.Duration(clock.Nano())
 }
 
-// look reads what is new on the console.
+// look reads new output on the console.
 func (w *watcher) look() error {
 	p, err := os.ReadFile(w.path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -210,7 +214,7 @@ func (w *watcher) line(line string) error {
 	return nil
 }
 
-// last returns the end of the console without what only says that the host lives.
+// last returns the end of the console without the host's signs of life.
 func (w *watcher) last(n int) string {
 	var lines []string
 	for line := range strings.Lines(string(w.read)) {

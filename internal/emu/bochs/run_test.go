@@ -14,14 +14,14 @@ import (
 
 const never = time.Hour
 
-// How a run ends is read from the console and from Bochs, which says nothing useful with its
-// status.
+// The result of a run is read from the console and from the exit of Bochs, whose status says
+// nothing useful.
 func TestWatch(t *testing.T) {
 	ended := errors.New("exit status 1")
 	for _, c := range []struct {
 		name, console string
-		end           bool          // Bochs ends
-		boot, silent  time.Duration // of CPU time; a second passes between two looks
+		end           bool          // Bochs exits
+		boot, silent  time.Duration // CPU time; a second passes between two looks
 		want          string        // in the error; empty: none
 	}{
 		{"in order", "forkd: alive at 1\r\nhello\r\nforkd: done\r\n[ 9.9] reboot: Power down\r\n", true, never, never, ""},
@@ -68,7 +68,7 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// What makes the difference between the hosts, and what Bochs 3.0 needs, gets where it is read.
+// The options of a host, and those that Bochs 3.0 needs, reach the files where they are read.
 func TestConfiguration(t *testing.T) {
 	h := Host{CPU: Haswell, KVMIntel: []string{"ept=0"}}
 	if got := h.moduleOptions(); got != "enable_apicv=0 ept=0" {
@@ -86,7 +86,7 @@ func TestConfiguration(t *testing.T) {
 	}
 }
 
-// A hang is told by the CPU time of another process.
+// A hang is detected by the CPU time of another process.
 func TestCPUTime(t *testing.T) {
 	cmd := exec.Command("sh", "-c", "while :; do :; done")
 	if err := cmd.Start(); err != nil {

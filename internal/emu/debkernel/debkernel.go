@@ -1,7 +1,7 @@
-// Package debkernel gets what `forkd machine` boots out of Debian packages: a distribution kernel
-// (vmlinux, bzImage and modules directory) and busybox.
+// Package debkernel fetches the files that `forkd machine` boots, from Debian packages: a
+// distribution kernel (vmlinux, bzImage and modules directory) and busybox.
 //
-// Downloading and unpacking is package debpkg's. It needs no root. It does not compile, configure
+// Package debpkg downloads and unpacks. This package needs no root. It does not compile, configure
 // or boot anything.
 package debkernel
 
@@ -20,26 +20,26 @@ import (
 	"github.com/forkd/forkd/internal/build/kernelimage"
 )
 
-// metaPackages depend on the newest kernel of the 6.12 series, first found first: bookworm-security
-// has it under its own name, in trixie it is the default.
+// metaPackages depend on the newest kernel of the 6.12 series. The first one found is used:
+// bookworm-security has the first name, and in trixie 6.12 is the default kernel.
 var metaPackages = []string{"linux-image-6.12-amd64", "linux-image-amd64"}
 
 // imagePackage matches the package a meta package depends on, for example
 // linux-image-6.12.117+deb12-amd64.
 var imagePackage = regexp.MustCompile(`^linux-image-(\d[^\s/]*-amd64)$`)
 
-// CacheDir is where the emulated hosts keep their kernel, in the cache directory. Guests have other
-// kernels, elsewhere.
+// CacheDir is the subdirectory of the cache directory for the kernel of emulated hosts. Guests use
+// other kernels, in another directory.
 const CacheDir = "machine-kernel"
 
 // Kernel is an unpacked kernel package.
 type Kernel struct {
 	VMLinux    string // path of the uncompressed ELF kernel
-	BzImage    string // path of the same kernel as its package has it, for boot loaders
+	BzImage    string // path of the compressed kernel, for boot loaders
 	ModulesDir string // path of lib/modules/<version>
 }
 
-// Find returns the newest kernel that Fetch has put below dir; the error wraps fs.ErrNotExist if
+// Find returns the newest kernel that Fetch has stored below dir. The error wraps fs.ErrNotExist if
 // there is none.
 func Find(dir string) (Kernel, error) {
 	found, err := filepath.Glob(filepath.Join(dir, "*-amd64", bzImageName))
@@ -66,7 +66,7 @@ func in(dir string) Kernel {
 }
 
 // Fetch downloads the newest 6.12 kernel package of the host's apt sources, about 100 MB, and
-// unpacks it below dir. A complete copy appears under its final name at once or not at all.
+// unpacks it below dir. It renames the complete copy to its final name in one step.
 func Fetch(ctx context.Context, dir string) (Kernel, error) {
 	pkg, err := newestImage(ctx)
 	if err != nil {
@@ -87,8 +87,8 @@ func Fetch(ctx context.Context, dir string) (Kernel, error) {
 		return Kernel{}, fmt.Errorf("unpack %s: %w", pkg, err)
 	}
 	if _, err := os.Stat(k.BzImage); errors.Is(err, fs.ErrNotExist) {
-		// What an older forkd left has no bzImage: it makes room, and goes with the staging
-		// directory.
+		// An older forkd did not keep the bzImage. Move its directory into staging, where it is
+		// removed.
 		if err := os.Rename(final, filepath.Join(staging, "old")); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return Kernel{}, fmt.Errorf("publish kernel: %w", err)
 		}
@@ -100,7 +100,7 @@ func Fetch(ctx context.Context, dir string) (Kernel, error) {
 	return k, nil
 }
 
-// arrange makes staging/out from the unpacked package: vmlinux and modules.
+// arrange creates staging/out from the unpacked package: vmlinux, bzImage and modules.
 func arrange(staging, version string) error {
 	out := filepath.Join(staging, "out")
 	if err := os.Mkdir(out, 0o755); err != nil {
@@ -124,8 +124,7 @@ func arrange(staging, version string) error {
 	return debpkg.Take(staging, "lib/modules/"+version, filepath.Join(out, modulesName))
 }
 
-// Busybox returns the path of a static busybox: the host's if it has one, else one fetched into
-// dir.
+// Busybox returns the path of a static busybox: the host's, or else one that it fetches into dir.
 func Busybox(ctx context.Context, dir string) (string, error) {
 	fetched := filepath.Join(dir, "busybox")
 	for _, path := range []string{"/bin/busybox", "/usr/bin/busybox", fetched} {
@@ -151,7 +150,7 @@ func Busybox(ctx context.Context, dir string) (string, error) {
 	return fetched, nil
 }
 
-// newestImage asks apt for the package that the meta package depends on.
+// newestImage returns the kernel package that the meta package depends on, according to apt.
 func newestImage(ctx context.Context) (string, error) {
 	for _, meta := range metaPackages {
 		out, err := debpkg.Run(ctx, "", "apt-cache", "depends", "--important", meta)

@@ -10,10 +10,10 @@ import (
 	"github.com/forkd/forkd/internal/build/kmod"
 )
 
-// AddModules puts the modules called names, with what they depend on, into dir of an initramfs.
-// The order of the file names is the order in which to load them; the files are called
-// NUMBER-NAME.ko. They have no signatures: checking those would cost an emulated machine a second,
-// and its kernel comes from the same package as they.
+// AddModules adds the modules called names, with their dependencies, to dir of an initramfs. The
+// files are called NUMBER-NAME.ko, and their sorted order is the load order. They have no
+// signatures: to check them would cost an emulated machine a second, and its kernel comes from the
+// same package.
 func (k Kernel) AddModules(w *initramfs.Writer, dir string, names []string) error {
 	collected, err := kmod.Collect(k.ModulesDir, names)
 	if err != nil {

@@ -1,8 +1,8 @@
-// Package debqemu finds the QEMU that `forkd machine` runs: the host's, or where that is too old
-// one from the backports of the host's Debian release, unpacked into the cache.
+// Package debqemu finds the QEMU that `forkd machine` runs: the host's, or if that is too old, one
+// from the backports of the host's Debian release, unpacked into the cache.
 //
-// It installs nothing and needs no root; data files and libraries are those of the host's package.
-// It does not know what QEMU is started for.
+// It installs nothing and needs no root. The fetched QEMU uses data files and libraries of the
+// host's package. Package debqemu does not know what QEMU runs.
 package debqemu
 
 import (
@@ -19,37 +19,38 @@ import (
 	"github.com/forkd/forkd/internal/build/debpkg"
 )
 
-// Program is what the host's QEMU is called.
+// Program is the name of the host's QEMU.
 const Program = "qemu-system-x86_64"
 
-// Package is the Debian package that has it.
+// Package is the Debian package that contains it.
 const Package = "qemu-system-x86"
 
-// oldest is the first series known to be without these faults of 7.2 (target/i386/tcg of its
-// source), for which VMs in an emulated host die or hang now and then; another that both have is in
-// mend.go:
-//   - VMRUN does not load the interrupt shadow (AMD64 manual volume 2, section 15.21.5): an
-//     interrupt can come between STI and HLT, and whom it wakes sleeps on;
-//   - CMPXCHG16B leaves operands of earlier instructions in RFLAGS, the interrupt and trap flags
-//     among them.
+// oldest is the first series known to be without these two faults of 7.2 (target/i386/tcg of its
+// source). Because of them VMs in an emulated host occasionally die or hang. For a third fault,
+// which both series have, see mend.go.
+//
+//   - VMRUN does not load the interrupt shadow (AMD64 manual volume 2, section 15.21.5). An
+//     interrupt can come between STI and HLT, and then HLT waits although it should wake up.
+//   - CMPXCHG16B leaves operands of earlier instructions in RFLAGS, including the interrupt and trap
+//     flags.
 const oldest = "10.0"
 
-// fetchLimit bounds a download of about 10 MB. After a failure the next is tried when retryAfter
-// has passed: a host without a network shall not wait for it at every start.
+// fetchLimit bounds a download of about 10 MB. After a failure Choose waits for retryAfter before
+// it tries again, so that a host without a network does not lose that time at every start.
 const (
 	fetchLimit = 3 * time.Minute
 	retryAfter = 24 * time.Hour
 )
 
-// failureFile has the reason for the last failure.
+// failureFile contains the reason for the last failure.
 const failureFile = "failure"
 
-// Choose returns the program to run, which dir keeps if it has to be fetched. Where no good one can
-// be had it is the host's all the same, and progress is told.
+// Choose returns the QEMU to run. It keeps a fetched one in dir. If it cannot get a good one, it
+// returns the host's, and reports that to progress.
 func Choose(ctx context.Context, dir string, progress func(string)) string {
 	have, err := version(ctx, Program)
 	if err != nil || !older(have) {
-		return Program // one that is missing is reported by whoever starts it
+		return Program // the caller reports a missing program when it starts it
 	}
 	if fetched, err := filepath.Glob(filepath.Join(dir, "*", Program)); err == nil && len(fetched) > 0 {
 		return slices.MaxFunc(fetched, debpkg.CompareVersions)
@@ -69,7 +70,7 @@ func Choose(ctx context.Context, dir string, progress func(string)) string {
 	return Program
 }
 
-// lastFailure returns why the last try failed if it is too early for another.
+// lastFailure returns the error of the last attempt if it is too early for another one.
 func lastFailure(dir string) error {
 	path := filepath.Join(dir, failureFile)
 	info, err := os.Stat(path)
@@ -99,7 +100,7 @@ func version(ctx context.Context, program string) (string, error) {
 	return m[1], nil
 }
 
-// fetch gets the newest QEMU of the backports. It appears below dir whole or not at all.
+// fetch downloads the newest QEMU of the backports. It appears below dir complete or not at all.
 func fetch(ctx context.Context, dir string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, fetchLimit)
 	defer cancel()

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// qemu writes a program that says it is that version of QEMU.
+// qemu writes a program that prints the given QEMU version.
 func qemu(t *testing.T, dir, version string) string {
 	t.Helper()
 	path := filepath.Join(dir, Program)
@@ -43,7 +43,7 @@ func TestChoose(t *testing.T) {
 	}
 	qemu(t, host, "9.2.4")
 	reason := ""
-	for _, lines := range []int{2, 1} { // another try so soon is spared
+	for _, lines := range []int{2, 1} { // no second attempt so soon
 		got := choose()
 		if got != Program || len(said) != lines || !strings.Contains(said[lines-1], "going on with QEMU 9.2.4") ||
 			reason != "" && said[0] != reason {
@@ -54,7 +54,7 @@ func TestChoose(t *testing.T) {
 	if left, err := os.ReadDir(cache); err != nil || len(left) != 1 || left[0].Name() != failureFile {
 		t.Errorf("a failed fetch left %v, %v", left, err)
 	}
-	qemu(t, filepath.Join(cache, "9.10.0"), "9.10.0") // versions are not text
+	qemu(t, filepath.Join(cache, "9.10.0"), "9.10.0") // versions are not compared as text
 	newest := qemu(t, filepath.Join(cache, "10.0.2"), "10.0.2")
 	if got := choose(); got != newest || len(said) > 0 {
 		t.Errorf("with one in the cache: %s, %q", got, said)

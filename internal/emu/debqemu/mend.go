@@ -6,17 +6,18 @@ import (
 	"os"
 )
 
-// A fault of QEMU 7.2 and 10.0.2 (helper_vmrun in target/i386/tcg/system/svm_helper.c, case
-// SVM_EVTINJ_TYPE_INTR): VMRUN delivers an injected interrupt at once, but leaves its vector in
-// CPUState.exception_index. If the emulator's loop is then left for something else than an exit of
-// the guest (accel/tcg/cpu-exec.c, cpu_handle_interrupt and cpu_handle_exception), the vector
-// counts as an exception under way, and the guest gets the interrupt again, wherever it is. A
-// kernel that has interrupts off panics or hangs: about one in an hour of forks and branches, and
-// the whole machine within a minute of `stop` and `cont` on QEMU's monitor.
+// Works around a fault of QEMU 7.2 and 10.0.2 (helper_vmrun in target/i386/tcg/system/svm_helper.c,
+// case SVM_EVTINJ_TYPE_INTR). VMRUN delivers an injected interrupt at once, but leaves its vector
+// in CPUState.exception_index. The emulator's loop may then be left for a reason other than an exit
+// of the guest (accel/tcg/cpu-exec.c, cpu_handle_interrupt and cpu_handle_exception). In this case
+// the vector counts as a pending exception, and the guest gets the interrupt again, at any
+// instruction. A kernel that has interrupts disabled panics or hangs. This happens to about one
+// guest in an hour of forks and branches, and to the whole machine within a minute of `stop` and
+// `cont` on QEMU's monitor.
 //
-// These are the instructions in which Debian's build of 10.0.2 stores the fields of an interrupt to
-// be injected. Without the store of exception_index, which stays -1 as for any other interrupt,
-// nothing is left behind.
+// These are the instructions by which Debian's build of 10.0.2 stores the fields of an injected
+// interrupt. Without the store to exception_index, which then stays -1 as for any other interrupt,
+// no vector is left behind.
 var (
 	injecting = []byte{
 		0x41, 0x0f, 0xb6, 0xf4, // movzbl %r12b,%esi: the vector
@@ -30,8 +31,8 @@ var (
 	mended = bytes.Replace(injecting, store, noop, 1)
 )
 
-// mend corrects that fault in a program of which nobody else has a copy. A build that it does not
-// know stays as it is.
+// mend patches that fault in a program. No other process may use the file. An unknown build is not
+// changed.
 func mend(program string) error {
 	p, err := os.ReadFile(program)
 	if err != nil {

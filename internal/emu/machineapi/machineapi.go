@@ -1,8 +1,8 @@
-// Package machineapi is what the host and the init of a `forkd machine` (forkd-machined) say to
-// each other: HTTP paths, JSON bodies and the frames of an exec stream.
+// Package machineapi defines the protocol between the host and the init of a `forkd machine`
+// (forkd-machined): HTTP paths, JSON bodies and the frames of an exec stream.
 //
-// The package holds the messages and their encoding; it opens no connection. Both sides come out of
-// one build, so there is no version to negotiate.
+// The package contains the messages and their encoding; it opens no connection. Both sides come
+// from one build, so they negotiate no version.
 package machineapi
 
 import (
@@ -31,38 +31,38 @@ const (
 // Upgrade is the protocol name of an exec stream.
 const Upgrade = "forkd-machine-exec"
 
-// ConfigPath is where the init finds its Config in the initramfs.
+// ConfigPath is the path of the init's Config in the initramfs.
 const ConfigPath = "/etc/forkd/machine.json"
 
-// ModulesDir holds the kernel modules in the initramfs, named so that their order is the order to
-// load them in.
+// ModulesDir is the directory of the kernel modules in the initramfs. They are loaded in the order
+// of their names.
 const ModulesDir = "/lib/forkd-modules"
 
-// StateDir is where the state disk is mounted.
+// StateDir is the mount point of the state disk.
 const StateDir = "/var/lib/forkd"
 
-// Config is written by the host into the emulated host's initramfs.
+// Config is the configuration that the host writes into the emulated host's initramfs.
 type Config struct {
 	Token  string  `json:"token"`   // bearer token of the init's API
-	BootID string  `json:"boot_id"` // names this boot; see Ping
+	BootID string  `json:"boot_id"` // identifies this boot; see Ping
 	Shares []Share `json:"shares"`
 }
 
 // Share is a directory of the host that the emulated host sees under the same absolute path. The
-// emulator refuses to write there unless it is writable.
+// emulator refuses writes unless it is writable.
 type Share struct {
 	Tag      string `json:"tag"` // 9p mount tag
 	Dir      string `json:"dir"`
 	Writable bool   `json:"writable,omitempty"`
 }
 
-// Ping is the answer of a live machine.
+// Ping is the response of a running machine.
 type Ping struct {
 	BootID        string  `json:"boot_id"`
 	UptimeSeconds float64 `json:"uptime_seconds"` // since the emulated host's kernel started
 }
 
-// ExecStart says what to run. Argv[0] is looked up in the emulated host's PATH.
+// ExecStart is a program to run. Argv[0] is looked up in the emulated host's PATH.
 type ExecStart struct {
 	Argv      []string `json:"argv"`
 	Env       []string `json:"env,omitempty"` // KEY=VALUE, added to the emulated host's own environment
@@ -70,34 +70,34 @@ type ExecStart struct {
 	TimeoutMS int64    `json:"timeout_ms,omitempty"`
 }
 
-// ExecExit ends an exec stream. The first case that applies: Error (nothing ran), TimedOut, Signal,
-// Code.
+// ExecExit ends an exec stream. The first of these fields that is set applies: Error (nothing ran),
+// TimedOut, Signal, Code.
 type ExecExit struct {
 	Error    string `json:"error,omitempty"`
-	NotFound bool   `json:"not_found,omitempty"` // with Error: there is no such program
+	NotFound bool   `json:"not_found,omitempty"` // with Error: the program does not exist
 	TimedOut bool   `json:"timed_out,omitempty"`
 	Signal   int    `json:"signal,omitempty"`
 	Code     int    `json:"code"`
 }
 
-// DaemonStart says how to run the daemon.
+// DaemonStart is the command line and environment of the daemon.
 type DaemonStart struct {
 	Argv []string `json:"argv"`
 	Env  []string `json:"env,omitempty"`
 }
 
-// DaemonStatus is the state of the daemon's process. One that dies by accident is started again;
-// one that ends by itself soon after its start is not.
+// DaemonStatus is the state of the daemon process. A daemon that dies by accident is restarted. A
+// daemon that exits by itself soon after its first start is not.
 type DaemonStatus struct {
 	Running    bool      `json:"running"`
-	Restarting bool      `json:"restarting,omitempty"` // it died, and will be started again in a moment
+	Restarting bool      `json:"restarting,omitempty"` // it died and will be restarted shortly
 	Restarts   int       `json:"restarts,omitempty"`   // since the last start by the host
 	PID        int       `json:"pid,omitempty"`        // inside the emulated host
-	Exit       *ExecExit `json:"exit,omitempty"`       // how the last one ended
-	Log        string    `json:"log"`                  // the end of its standard output and error
+	Exit       *ExecExit `json:"exit,omitempty"`       // how the last process ended
+	Log        string    `json:"log"`                  // end of its standard output and error
 }
 
-// Space has the free bytes of file systems by a directory on them.
+// Space maps a directory to the free bytes of its file system.
 type Space map[string]uint64
 
 // FrameType is the first byte of a frame.
@@ -106,7 +106,7 @@ type FrameType uint8
 // Frames of an exec stream.
 const (
 	FrameStart     FrameType = iota + 1 // host → machine, first: JSON ExecStart
-	FrameStdin                          // host → machine; empty means end of file; the next only after FrameStdinDone
+	FrameStdin                          // host → machine; empty: end of file; wait for FrameStdinDone before the next
 	FrameSignal                         // host → machine: one byte, the signal's number
 	FrameStdout                         // machine → host
 	FrameStderr                         // machine → host
@@ -115,17 +115,17 @@ const (
 	frameTypesEnd                       // not a frame
 )
 
-// One FrameStdin at a time keeps the emulated host's receive window open: were it full of input
-// that the process does not read, the end of the connection behind it would stay unseen, and with
-// it the death of the client.
+// One FrameStdin at a time keeps the emulated host's receive window open. If it were full of input
+// that the process does not read, the machine would not see the end of the connection behind it,
+// and so not notice the death of the client.
 
-// MaxFrame bounds a frame's payload in bytes.
+// MaxFrame is the maximum length of a frame's payload in bytes.
 const MaxFrame = 1 << 20
 
-// headerSize is a frame's type (1 byte) and its payload's length (u32, big endian).
+// headerSize is the size of a frame's type (1 byte) and of its payload's length (u32, big endian).
 const headerSize = 5
 
-// WriteFrame writes one frame in one Write call. Payloads above MaxFrame are an error.
+// WriteFrame writes one frame in one Write call. A payload above MaxFrame is an error.
 func WriteFrame(w io.Writer, t FrameType, payload []byte) error {
 	if len(payload) > MaxFrame {
 		return fmt.Errorf("write frame: %d bytes, at most %d are allowed", len(payload), MaxFrame)
@@ -171,7 +171,7 @@ func ReadFrame(r io.Reader) (FrameType, []byte, error) {
 	return t, payload, nil
 }
 
-// noEOF keeps a frame cut short from looking like a clean end.
+// noEOF makes the error of a truncated frame differ from a clean end.
 func noEOF(err error) error {
 	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF

@@ -20,11 +20,11 @@ import (
 const (
 	cgroupRoot = "/sys/fs/cgroup"
 	stateDisk  = "/dev/vda"
-	// deviceWait bounds the wait for a device whose driver has just been loaded; probing is
+	// deviceWait bounds the wait for a device whose driver was just loaded, because probing is
 	// asynchronous.
 	deviceWait  = 20 * time.Second
 	devicePause = 5 * time.Millisecond
-	// openFiles is the limit of descriptors for everything in the emulated host: the daemon
+	// openFiles is the limit of descriptors for all processes in the emulated host: the daemon
 	// keeps several per sandbox.
 	openFiles = 1 << 20
 )
@@ -42,7 +42,7 @@ type mount struct {
 	options                string
 }
 
-// kernelMounts need no driver.
+// kernelMounts returns the file systems that need no driver.
 func kernelMounts() []mount {
 	const safe = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
 	return []mount{
@@ -57,7 +57,7 @@ func kernelMounts() []mount {
 	}
 }
 
-// boot brings the emulated host up from an empty initramfs, in this order:
+// boot starts the emulated host from an empty initramfs, in this order:
 //  1. kernel file systems, before anything that looks into them;
 //  2. modules, in the order of their file names;
 //  3. state disk and shared directories, whose drivers are modules;
@@ -80,8 +80,7 @@ func boot() (machineapi.Config, error) {
 	}
 	mounts := []mount{{stateDisk, machineapi.StateDir, "ext4", unix.MS_NOATIME, "discard"}}
 	for _, s := range config.Shares {
-		// cache=mmap: no coherence with the host's changes is lost, and files can be mapped and
-		// executed.
+		// With cache=mmap files can be mapped and executed, and the host's changes stay visible.
 		m := mount{s.Tag, s.Dir, "9p", unix.MS_RDONLY, "trans=virtio,version=9p2000.L,msize=1048576,cache=mmap"}
 		if s.Writable {
 			m.flags = 0
@@ -93,7 +92,7 @@ func boot() (machineapi.Config, error) {
 			return config, err
 		}
 	}
-	if err := os.Chmod(machineapi.StateDir, 0o700); err != nil { // the daemon wants its state to itself
+	if err := os.Chmod(machineapi.StateDir, 0o700); err != nil { // the state is private to the daemon
 		return config, fmt.Errorf("state directory: %w", err)
 	}
 	if err := setUpCgroups(); err != nil {
@@ -144,7 +143,7 @@ func loadModules(dir string) error {
 		if err != nil && !errors.Is(err, unix.EEXIST) {
 			return fmt.Errorf("load module %s: %w", entry.Name(), err)
 		}
-		if err := os.Remove(path); err != nil { // the initramfs is memory
+		if err := os.Remove(path); err != nil { // the initramfs occupies memory
 			return fmt.Errorf("load modules: %w", err)
 		}
 	}
@@ -163,9 +162,9 @@ func waitFor(path string) error {
 	}
 }
 
-// setUpCgroups makes the places for the init itself, for exec and for the daemon, and enables the
-// controllers for whatever else is put below the root. The init gets nearly all the weight: it must
-// answer on a busy CPU.
+// setUpCgroups creates the cgroups of the init itself, of exec and of the daemon, and enables the
+// controllers for all cgroups below the root. The init gets nearly all the CPU weight, because it
+// must respond even when the CPU is busy.
 func setUpCgroups() error {
 	available, err := os.ReadFile(cgroupRoot + "/cgroup.controllers")
 	if err != nil {
@@ -193,7 +192,7 @@ func setUpCgroups() error {
 	return nil
 }
 
-// configure sets what the kernel's defaults do not suit.
+// configure changes kernel settings whose defaults are unsuitable.
 func configure() error {
 	limit := unix.Rlimit{Cur: openFiles, Max: openFiles}
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
@@ -202,7 +201,7 @@ func configure() error {
 	if err := unix.Sethostname([]byte("forkd-machine")); err != nil {
 		return fmt.Errorf("set host name: %w", err)
 	}
-	// Huge pages and QEMU's translated code together end in soft lockups of tens of seconds.
+	// Huge pages together with QEMU's translated code cause soft lockups of tens of seconds.
 	if err := os.WriteFile("/sys/kernel/mm/transparent_hugepage/enabled", []byte("never"), 0); err != nil {
 		return fmt.Errorf("disable transparent huge pages: %w", err)
 	}

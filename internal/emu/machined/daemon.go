@@ -13,48 +13,49 @@ import (
 )
 
 const (
-	// daemonLogBytes is how much of the daemon's output is kept.
+	// daemonLogBytes is how much of the end of the daemon's output is kept.
 	daemonLogBytes = 256 << 10
-	// daemonPipeGrace bounds the wait for output after the daemon's end: sandboxes may outlive it
-	// and hold the pipe.
+	// daemonPipeGrace bounds the wait for output after the daemon's exit: sandboxes may outlive it
+	// and keep the pipe open.
 	daemonPipeGrace = time.Second
-	// daemonProven is how long a daemon must have run for its end to be an accident. A first run that
-	// ends by itself earlier was started wrongly, and the host is told instead.
+	// daemonProven is how long a daemon must run before its exit counts as an accident. If the first
+	// process exits earlier by itself, its command line is wrong, and it is not restarted: the host
+	// sees the exit in the status.
 	daemonProven = 10 * time.Second
-	// daemonPause is before a daemon is started again; after an accident soon after the last one it
-	// doubles, up to daemonMaxPause.
+	// daemonPause is the pause before a restart. It doubles after another early exit, up to
+	// daemonMaxPause.
 	daemonPause    = time.Second
 	daemonMaxPause = 30 * time.Second
 )
 
 var errDaemonRuns = errors.New("the daemon runs already: `forkd machine stop` ends it, with its host")
 
-// daemon looks after the one forkd daemon of the emulated host. What the daemon starts is left
-// alone when it ends: sandboxes outlive their daemon, and the next one adopts them.
+// daemon supervises the forkd daemon of the emulated host. Processes that the daemon started are
+// not killed when it exits: sandboxes outlive their daemon, and the next one adopts them.
 //
-//	stopped ──start──▶ running ──killed, or ended after daemonProven──▶ pausing ──▶ running
-//	   ▲                  │ its first run ended by itself at once,           │ abandoned
-//	   │                  │ or it was abandoned                              │
-//	   └──────────────────┴──────────────────────────────────────────────────┘
+//	stopped ──start──▶ running ──killed, or exits after daemonProven──▶ pausing ──▶ running
+//	   ▲                  │ its first process exits by itself at once,      │ abandoned
+//	   │                  │ or it was abandoned                             │
+//	   └──────────────────┴─────────────────────────────────────────────────┘
 type daemon struct {
-	cgroup string        // directory that it gets to itself; empty: it starts where the server runs
+	cgroup string        // its own cgroup directory; empty: it runs in the server's
 	pause  time.Duration // before the first restart
 
 	mu sync.Mutex
 	// +checklocks:mu
-	request machineapi.DaemonStart // of the last start
+	request machineapi.DaemonStart // last start request
 	// +checklocks:mu
-	cmd *exec.Cmd // nil if it does not run
+	cmd *exec.Cmd // nil if not running
 	// +checklocks:mu
 	started time.Time
 	// +checklocks:mu
-	abandoned bool // it is not started again
+	abandoned bool // no more restarts
 	// +checklocks:mu
 	exit *machineapi.ExecExit
 	// +checklocks:mu
-	again *time.Timer // the restart to come, nil if there is none
+	again *time.Timer // pending restart; nil if there is none
 	// +checklocks:mu
-	next time.Duration // the pause of the next restart
+	next time.Duration // pause before the next restart
 	// +checklocks:mu
 	restarts int
 	log      tail
@@ -105,7 +106,8 @@ func (d *daemon) wait(cmd *exec.Cmd) {
 	defer d.mu.Unlock()
 	d.cmd, d.exit = nil, &exit
 	proven := time.Since(d.started) >= daemonProven
-	// One that ran before has no wrong flags: it is hindered by something that may pass, such as a lock.
+	// An earlier process worked, so the command line is right, and the obstacle (such as a lock) may
+	// pass.
 	if d.abandoned || exit.Signal == 0 && !proven && d.restarts == 0 {
 		return
 	}
@@ -115,7 +117,7 @@ func (d *daemon) wait(cmd *exec.Cmd) {
 	d.restartLocked()
 }
 
-// restartLocked starts the daemon again after a pause.
+// restartLocked restarts the daemon after a pause.
 //
 // +checklocks:d.mu
 func (d *daemon) restartLocked() {
@@ -125,7 +127,7 @@ func (d *daemon) restartLocked() {
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		if d.again != timer {
-			return // called off
+			return // cancelled
 		}
 		d.again = nil
 		d.restarts++
@@ -146,7 +148,7 @@ func (d *daemon) cancelRestartLocked() {
 	}
 }
 
-// abandon leaves the daemon to its end, which is near: the emulated host goes down.
+// abandon stops restarting the daemon, because the emulated host is going down.
 func (d *daemon) abandon() {
 	d.mu.Lock()
 	defer d.mu.Unlock()

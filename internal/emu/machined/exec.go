@@ -16,14 +16,14 @@ import (
 	"github.com/forkd/forkd/internal/emu/machineapi"
 )
 
-// drainGrace is how long output may still arrive after the process tree is dead: only a process
+// drainGrace is how long output may still arrive after the process tree was killed. Only a process
 // that left its group and cgroup can keep the pipes open that long.
 const drainGrace = 2 * time.Second
 
-// stdioChunk is the largest piece of output put into one frame, in bytes.
+// stdioChunk is the maximum size of the output in one frame, in bytes.
 const stdioChunk = 64 << 10
 
-// frameConn serialises the frames that several goroutines write to one connection.
+// frameConn serialises the frames that several goroutines write to a connection.
 type frameConn struct {
 	mu sync.Mutex
 	// +checklocks:mu
@@ -42,9 +42,9 @@ func (c *frameConn) exit(e machineapi.ExecExit) error {
 	return machineapi.WriteJSON(c.w, machineapi.FrameExit, e)
 }
 
-// serveExec runs one process for the client at conn: first frame ExecStart, then input and signals
-// one way, output and the exit the other. The process and all its children are killed when it ends,
-// times out, or the client goes away.
+// serveExec runs one process for the client at conn. The client sends ExecStart first, then input
+// and signals; it receives the output and the exit. The process and all its children are killed
+// when it exits, times out, or the client disconnects.
 func serveExec(conn io.ReadWriter, groups groups) error {
 	out := &frameConn{w: conn}
 	start, err := readStart(conn)
@@ -60,7 +60,7 @@ func serveExec(conn io.ReadWriter, groups groups) error {
 	defer cancel()
 	go func() {
 		p.input(ctx, conn, out)
-		if ctx.Err() == nil { // the client went away, or speaks nonsense
+		if ctx.Err() == nil { // the client has disconnected, or violates the protocol
 			p.group.kill()
 		}
 	}()
@@ -115,8 +115,8 @@ func startProcess(start machineapi.ExecStart, groups groups) (*process, error) {
 		return nil, fmt.Errorf("exec: %w", err)
 	}
 	defer errW.Close()
-	// Own pipes and not writers: Wait must return when the process ends, whoever else holds the
-	// other ends.
+	// Use pipes instead of writers, because Wait must return when the process exits, even if
+	// another process keeps the other ends open.
 	cmd.Stdout, cmd.Stderr = outW, errW
 	if p.group, err = groups.start(cmd); err != nil {
 		p.stdout.Close()
@@ -126,10 +126,10 @@ func startProcess(start machineapi.ExecStart, groups groups) (*process, error) {
 	return p, nil
 }
 
-// input serves the client's frames until the connection ends. It never blocks on the process, so
-// that it sees the end.
+// input processes the client's frames until the connection ends. It never blocks on the process, so
+// that it notices the end.
 func (p *process) input(ctx context.Context, conn io.Reader, out *frameConn) {
-	chunks := make(chan []byte, 1) // one frame may be under way
+	chunks := make(chan []byte, 1) // one frame may be pending
 	defer close(chunks)
 	go p.feed(ctx, chunks, out)
 	for {
@@ -142,7 +142,7 @@ func (p *process) input(ctx context.Context, conn io.Reader, out *frameConn) {
 			select {
 			case chunks <- body:
 			default:
-				return // two frames at once are against the protocol
+				return // a second frame before FrameStdinDone violates the protocol
 			}
 		case t == machineapi.FrameSignal && len(body) == 1:
 			p.group.signal(syscall.Signal(body[0]))
@@ -152,8 +152,8 @@ func (p *process) input(ctx context.Context, conn io.Reader, out *frameConn) {
 	}
 }
 
-// feed writes input to the process. Errors mean that the process closed its end: the rest is
-// dropped.
+// feed writes input to the process. An error means that the process closed its end, and the rest is
+// discarded.
 func (p *process) feed(ctx context.Context, chunks <-chan []byte, out *frameConn) {
 	for {
 		select {
@@ -175,7 +175,8 @@ func (p *process) feed(ctx context.Context, chunks <-chan []byte, out *frameConn
 	}
 }
 
-// wait streams the output until the process has ended and its tree is dead, and says how it ended.
+// wait streams the output until the process has exited and its tree is dead. It returns how the
+// process ended.
 func (p *process) wait(out *frameConn, timeout time.Duration) machineapi.ExecExit {
 	timedOut := make(chan struct{})
 	if timeout > 0 {
@@ -207,8 +208,8 @@ func (p *process) wait(out *frameConn, timeout time.Duration) machineapi.ExecExi
 	return exit
 }
 
-// copyFrames sends r as frames. When the client is gone it goes on reading, so that the process
-// does not block for the moment until it is killed.
+// copyFrames sends the content of r as frames. When the client has disconnected, it still reads, so
+// that the process does not block until it is killed.
 func copyFrames(out *frameConn, t machineapi.FrameType, r io.Reader) {
 	buf := make([]byte, stdioChunk)
 	gone := false
@@ -223,7 +224,7 @@ func copyFrames(out *frameConn, t machineapi.FrameType, r io.Reader) {
 	}
 }
 
-// exitOf translates the result of Cmd.Wait.
+// exitOf converts the result of Cmd.Wait.
 func exitOf(err error, state *os.ProcessState) machineapi.ExecExit {
 	if state == nil {
 		return machineapi.ExecExit{Error: fmt.Sprintf("wait: %v", err)}

@@ -16,9 +16,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// groups starts processes such that their whole tree can be killed: each in a process group and,
-// where root is set, in a cgroup of its own, which children cannot leave by setsid. They may divide
-// that cgroup further: it is delegated to them.
+// groups starts processes so that the whole tree of each can be killed: each is in a process group
+// of its own. If root is set, each is also in its own cgroup, which children cannot leave by
+// setsid. That cgroup is delegated to them, so that they may divide it further.
 type groups struct {
 	root string // a cgroup v2 directory; empty: process groups only
 	next *atomic.Uint64
@@ -30,7 +30,7 @@ type group struct {
 	cgroup string // directory, empty without cgroups
 }
 
-// removeTries × removePause bounds the wait for a killed cgroup to become empty.
+// removeTries × removePause is the maximum wait for a killed cgroup to become empty.
 const (
 	removeTries = 100
 	removePause = 20 * time.Millisecond
@@ -64,9 +64,9 @@ func (g groups) start(cmd *exec.Cmd) (group, error) {
 	return started, nil
 }
 
-// delegate leaves a cgroup to the processes that are started in place, below it, as systemd does
-// (systemd.resource-control(5), Delegate= and DelegateSubgroup=): where a cgroup has processes,
-// none below it has controllers.
+// delegate delegates a cgroup to a process that is started in the cgroup place below it, as systemd
+// does (systemd.resource-control(5), Delegate= and DelegateSubgroup=). The cgroup itself must not
+// contain processes: otherwise its children have no controllers.
 func delegate(dir string) (place *os.File, err error) {
 	if err := unix.Setxattr(dir, "trusted.delegate", []byte("1"), 0); err != nil {
 		return nil, fmt.Errorf("delegate cgroup: %w", err)
@@ -84,9 +84,9 @@ func delegate(dir string) (place *os.File, err error) {
 // signal sends sig to the process group.
 func (g group) signal(sig syscall.Signal) { syscall.Kill(-g.pgid, sig) }
 
-// kill kills the tree. With cgroups it may be called at any time: a cgroup directory is never
-// reused. Without, only before the leader has been waited for and everything it started has ended,
-// because process ids are.
+// kill kills the tree. With cgroups it may be called at any time, because a cgroup directory is
+// never reused. Process ids are reused, so without cgroups it must not be called once the leader
+// has been waited for and everything it started has ended.
 func (g group) kill() {
 	if g.cgroup == "" {
 		g.signal(syscall.SIGKILL)
@@ -98,7 +98,7 @@ func (g group) kill() {
 	}
 }
 
-// end kills what is left after the leader has ended and removes the cgroup.
+// end kills the remaining processes after the leader has exited, and removes the cgroup.
 func (g group) end() {
 	g.kill()
 	if g.cgroup == "" {
@@ -114,7 +114,7 @@ func (g group) end() {
 	log.Printf("remove cgroup: %v", err)
 }
 
-// removeTree removes a cgroup and those below it.
+// removeTree removes a cgroup and the cgroups below it.
 func removeTree(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {

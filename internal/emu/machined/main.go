@@ -1,12 +1,12 @@
-// Package machined is the init of a `forkd machine`: it brings the emulated Linux host up, reaps
-// orphans, and serves the API with which the host runs commands and the forkd daemon in it.
+// Package machined is the init of a `forkd machine`. It boots the emulated Linux host, reaps
+// orphans, and serves the API through which the host runs commands and the forkd daemon.
 //
-// It knows nothing about sandboxes, images or KVM. It starts a daemon again that died by accident,
-// and reports everything else: the host decides.
+// It knows nothing about sandboxes, images or KVM. It restarts a daemon that died by accident. It
+// only reports everything else, and the host decides.
 //
-// Two processes run from one binary. PID 1 reaps every orphan with wait4(-1), which would steal the
-// children of a process that also waits for particular ones; so it starts a second copy of itself,
-// the server, which does.
+// Two processes run from one binary. PID 1 reaps every orphan with wait4(-1). That would steal the
+// children of a process that also waits for its own. So PID 1 starts a second copy of the binary,
+// the server, which waits for the processes it starts.
 package machined
 
 import (
@@ -23,14 +23,14 @@ import (
 	"github.com/forkd/forkd/internal/emu/machineapi"
 )
 
-// serveArg makes the binary the server. PID 1 hands it the configuration on standard input.
+// serveArg selects the server. PID 1 passes the configuration on standard input.
 const serveArg = "serve"
 
-// requestTimeout bounds the reading of a request's header.
+// requestTimeout bounds the time to read a request's header.
 const requestTimeout = 30 * time.Second
 
-// Main runs the init (PID 1) or the server (argument "serve"). It returns only the exit code of a
-// server that could not serve; PID 1 powers the emulated host off instead of returning.
+// Main runs the init (PID 1) or the server (argument "serve"). It returns the exit code of a server
+// that could not start. PID 1 never returns: it powers the emulated host off instead.
 func Main(args []string) int {
 	log.SetFlags(0)
 	log.SetPrefix("forkd-machined: ")
@@ -47,7 +47,8 @@ func Main(args []string) int {
 	return 1
 }
 
-// initMain boots, starts the server and reaps until the server ends, which it should not.
+// initMain boots, starts the server and reaps processes until the server exits, which it should
+// not.
 func initMain() error {
 	if err := setEnv(); err != nil {
 		return err
@@ -73,7 +74,7 @@ func initMain() error {
 	}
 }
 
-// setEnv gives everything in the emulated host its environment.
+// setEnv sets the environment of all processes in the emulated host.
 func setEnv() error {
 	os.Clearenv()
 	for _, kv := range [][2]string{
@@ -87,8 +88,7 @@ func setEnv() error {
 	return nil
 }
 
-// startServer starts the server process without os/exec's bookkeeping, because the reaper will
-// collect it.
+// startServer starts the server process without os/exec, because the reaper waits for it.
 func startServer(config machineapi.Config) (int, error) {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -108,8 +108,8 @@ func startServer(config machineapi.Config) (int, error) {
 	return pid, p.Release()
 }
 
-// serve listens on every address of the emulated host, of which the host's forwarded ports are the
-// only way in.
+// serve listens on every address of the emulated host. It is reachable only through the ports that
+// the host forwards.
 func serve() error {
 	var config machineapi.Config
 	if err := json.NewDecoder(os.Stdin).Decode(&config); err != nil {
@@ -123,11 +123,11 @@ func serve() error {
 	return s.ListenAndServe()
 }
 
-// killGrace is how long processes may take to end before file systems are unmounted.
+// killGrace is how long processes may take to exit before file systems are unmounted.
 const killGrace = 300 * time.Millisecond
 
-// powerOff ends the emulated host: no process may write any more, everything is on disk, then the
-// power goes.
+// powerOff kills all processes so that none writes any more, syncs the disks, and powers the
+// emulated host off.
 func powerOff() {
 	for _, cgroup := range []string{"exec", "daemon"} {
 		if err := os.WriteFile(cgroupRoot+"/"+cgroup+"/cgroup.kill", []byte("1"), 0); err != nil {
@@ -137,8 +137,8 @@ func powerOff() {
 	time.Sleep(killGrace)
 	unix.Sync()
 	if err := unix.Unmount(machineapi.StateDir, 0); err != nil {
-		// Something the daemon put elsewhere still uses it: synced and journalled, so only the next
-		// mount replays.
+		// A file that the daemon put elsewhere is still in use. The disk is synced and journalled,
+		// so the next mount only replays the journal.
 		log.Printf("unmount %s: %v", machineapi.StateDir, err)
 	}
 	if err := unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF); err != nil {

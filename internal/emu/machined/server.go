@@ -19,17 +19,17 @@ import (
 // maxBody bounds a request body in bytes.
 const maxBody = 1 << 20
 
-// server is the init's API.
+// server implements the init's API.
 type server struct {
 	config   machineapi.Config
 	groups   groups
 	daemon   daemon
-	powerOff func() // called once the answer is on its way
+	powerOff func() // called after the response was sent
 }
 
-// NewHandler returns the API. cgroups is the cgroup v2 root below which "exec" and "daemon" exist;
-// if it is empty, only process groups hold a program's children together, as on a host where tests
-// run. powerOff is called after the answer.
+// NewHandler returns the API. cgroups is the cgroup v2 root that contains "exec" and "daemon". If
+// it is empty, only process groups keep track of a program's children, as in tests on a host.
+// powerOff is called after the response.
 func NewHandler(config machineapi.Config, cgroups string, powerOff func()) http.Handler {
 	s := &server{config: config, powerOff: powerOff, groups: groups{next: new(atomic.Uint64)}}
 	s.daemon.pause = daemonPause
@@ -81,7 +81,7 @@ func (s *server) ping(w http.ResponseWriter, _ *http.Request) {
 	reply(w, machineapi.Ping{BootID: s.config.BootID, UptimeSeconds: float64(now.Nano()) / 1e9})
 }
 
-// space answers for the directories that are asked for.
+// space responds with the free bytes of the requested directories.
 func (s *server) space(w http.ResponseWriter, r *http.Request) {
 	free := machineapi.Space{}
 	for _, dir := range r.URL.Query()["dir"] {
@@ -108,7 +108,7 @@ func (s *server) exec(w http.ResponseWriter, r *http.Request) {
 	defer conn.Close()
 	head := "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: " + machineapi.Upgrade + "\r\n\r\n"
 	if _, err := io.WriteString(conn, head); err != nil {
-		return // the client is gone and nothing has been started
+		return // the client has disconnected and nothing was started
 	}
 	stream := struct {
 		io.Reader

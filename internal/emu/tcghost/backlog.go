@@ -11,10 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// deepen lets more clients connect at once to the TCP addresses of process pid. QEMU listens with a
-// queue of one: of ten clients that come together the kernel resets some, or has them wait a
-// second. The queue belongs to the socket, so that listening on a duplicate of QEMU's own changes
-// it.
+// deepen enlarges the accept queues of process pid at the TCP addresses. QEMU listens with a queue
+// of one: of ten clients that connect together, the kernel resets some or makes them wait a second.
+// The queue belongs to the socket, so listen on a duplicate of QEMU's descriptor changes it.
 func deepen(pid int, addrs ...string) error {
 	dir := fmt.Sprintf("/proc/%d/fd", pid)
 	names, err := os.ReadDir(dir)
@@ -34,14 +33,14 @@ func deepen(pid int, addrs ...string) error {
 		}
 		fd, err := unix.PidfdGetfd(process, number, 0)
 		if errors.Is(err, unix.EBADF) {
-			continue // it was closed in the meantime
+			continue // it has been closed since
 		}
 		if err != nil {
 			return fmt.Errorf("take a descriptor of process %d: %w", pid, err)
 		}
 		if listensAt(fd, addrs) {
 			left--
-			err = unix.Listen(fd, unix.SOMAXCONN) // the kernel takes net.core.somaxconn where that is less
+			err = unix.Listen(fd, unix.SOMAXCONN) // the kernel limits this to net.core.somaxconn
 		}
 		unix.Close(fd)
 		if err != nil {
@@ -54,7 +53,7 @@ func deepen(pid int, addrs ...string) error {
 	return nil
 }
 
-// listensAt says whether fd is a socket that listens at one of the IPv4 addresses.
+// listensAt reports whether fd is a socket that listens at one of the IPv4 addresses.
 func listensAt(fd int, addrs []string) bool {
 	if on, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ACCEPTCONN); err != nil || on == 0 {
 		return false

@@ -25,7 +25,8 @@ import (
 	"github.com/forkd/forkd/internal/emu/machineapi"
 )
 
-// superviseEnv makes the test binary the supervisor of the emulated host it names.
+// superviseEnv is the variable that makes the test binary the supervisor of the emulated host it
+// names.
 const superviseEnv = "FORKD_TEST_SUPERVISE"
 
 func TestMain(m *testing.M) {
@@ -57,8 +58,8 @@ func testSupervisor(cache, name string) int {
 	return 0
 }
 
-// bootMachine returns an emulated host of the user's cache directory, where the kernel is, or skips
-// the test.
+// bootMachine returns an emulated host of the user's cache directory, which has the kernel, or
+// skips the test.
 func bootMachine(t *testing.T) Machine {
 	t.Helper()
 	if testing.Short() {
@@ -119,7 +120,7 @@ func (m Machine) testShell(t *testing.T, script string) string {
 	return strings.TrimSpace(out.String())
 }
 
-// TestMachineLife boots one machine and takes it through everything that ends or outlives a boot.
+// TestMachineLife boots one machine and tests everything that ends or outlives a boot.
 func TestMachineLife(t *testing.T) {
 	m := bootMachine(t)
 	first := m.testStart(t)
@@ -171,8 +172,8 @@ func testHost(t *testing.T, m Machine) {
 	testShares(t, m)
 }
 
-// testShares looks from inside at what the emulated host sees of the host's files. Its root mounts
-// each share for writing: this host has to refuse writes, and not the mount.
+// testShares checks from inside what the emulated host sees of the host's files. Its root mounts
+// each share writable: the host must refuse writes, even if the mount does not.
 func testShares(t *testing.T, m Machine) {
 	path := filepath.Join(m.path(dirRun), "shared")
 	if err := os.WriteFile(path, []byte("from the host"), 0o600); err != nil {
@@ -210,7 +211,7 @@ func testHang(t *testing.T, m Machine) {
 	}
 	r, w := io.Pipe()
 	go func() {
-		r.Read(make([]byte, 1)) // the program runs
+		r.Read(make([]byte, 1)) // the program is running
 		if err := before.QEMU.kill(unix.SIGSTOP); err != nil {
 			t.Error(err)
 		}

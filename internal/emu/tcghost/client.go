@@ -14,10 +14,10 @@ import (
 	"github.com/forkd/forkd/internal/emu/machineapi"
 )
 
-// maxAnswer bounds what is read of an answer, in bytes.
+// maxAnswer is the maximum number of bytes read from a response.
 const maxAnswer = 4 << 20
 
-// client speaks to forkd-machined of one boot.
+// client calls the forkd-machined of one boot.
 type client struct {
 	addr, token string
 	http        *http.Client
@@ -25,16 +25,16 @@ type client struct {
 
 func newClient(addr, token string) *client {
 	return &client{addr: addr, token: token, http: &http.Client{Transport: &http.Transport{
-		// QEMU accepts connections before the emulated host listens: nothing may be kept
-		// from before a restart.
+		// QEMU accepts connections before the emulated host listens, so connections from before a
+		// restart must not be reused.
 		DisableKeepAlives: true,
 	}}}
 }
 
-// close frees what the client holds.
+// close closes idle connections.
 func (c *client) close() { c.http.CloseIdleConnections() }
 
-// do sends one request and decodes the answer into out, unless that is nil.
+// do sends a request and decodes the response into out, unless that is nil.
 func (c *client) do(ctx context.Context, method, path string, in, out any) error {
 	var body io.Reader
 	if in != nil {
@@ -75,7 +75,7 @@ func (c *client) request(ctx context.Context, method, path string, body io.Reade
 	return req, nil
 }
 
-// refusedError is an answer of a live machine that is not a success.
+// refusedError is an error response of a running machine.
 type refusedError struct {
 	what   string // the request
 	status int
@@ -94,7 +94,7 @@ func refused(method, path string, status int, answer io.Reader) error {
 	return refusedError{method + " " + path, status, strings.TrimSpace(string(text))}
 }
 
-// ping asks the emulated host for a sign of life, for at most limit.
+// ping checks that the emulated host responds within limit.
 func (c *client) ping(ctx context.Context, limit time.Duration) (machineapi.Ping, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -102,7 +102,7 @@ func (c *client) ping(ctx context.Context, limit time.Duration) (machineapi.Ping
 	return p, c.do(ctx, http.MethodGet, machineapi.PathPing, nil, &p)
 }
 
-// connect returns a client of the emulated host, which must be ready; else the error wraps
+// connect returns a client of the emulated host. If that is not ready, the error wraps
 // ErrNotRunning.
 func (m Machine) connect() (*client, State, error) {
 	s, err := m.State()
@@ -119,7 +119,8 @@ func (m Machine) connect() (*client, State, error) {
 	return newClient(s.InitAddr, token), s, nil
 }
 
-// StartDaemon starts the forkd daemon in the emulated host. It is an error if one runs already.
+// StartDaemon starts the forkd daemon in the emulated host. It returns an error if one is running
+// already.
 func (m Machine) StartDaemon(ctx context.Context, req machineapi.DaemonStart) (machineapi.DaemonStatus, error) {
 	return m.daemon(ctx, http.MethodPut, req)
 }

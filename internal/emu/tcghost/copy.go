@@ -8,10 +8,9 @@ import (
 	"path/filepath"
 )
 
-// CopyIn makes the host's file program, and the directory dataDir where there is one, visible in
-// the emulated host: as copies in a new directory that it can read. It returns that directory,
-// which the caller removes, and the program's path in it; both are the same inside the emulated
-// host.
+// CopyIn copies the host's file program, and the directory dataDir if it exists, to a new directory
+// that the emulated host can read. It returns that directory and the program's path in it; both
+// paths are the same inside the emulated host. The caller removes the directory.
 func (m Machine) CopyIn(program, dataDir string) (dir, path string, _ error) {
 	if err := m.makeDir(); err != nil {
 		return "", "", err

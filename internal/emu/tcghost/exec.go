@@ -15,18 +15,17 @@ import (
 	"github.com/forkd/forkd/internal/emu/machineapi"
 )
 
-// Stdio is what an executed program reads and writes. Nil fields are empty input and dropped
-// output.
+// Stdio connects the input and outputs of an executed program. A nil In is empty input; a nil Out
+// or Err discards output.
 type Stdio struct {
 	In       io.Reader
 	Out, Err io.Writer
 	Signals  <-chan os.Signal // passed on to the program's process group
 }
 
-// Exec runs a program in the emulated host until it ends and returns how it ended. If ctx ends
-// first, the program and its children are killed. The error wraps ErrNotRunning if there is no
-// emulated host and ErrLost if it went away meanwhile; everything that concerns the program itself
-// is in the ExecExit.
+// Exec runs a program in the emulated host and returns how it ended. If ctx is done first, the
+// program and its children are killed. The error wraps ErrNotRunning if there is no emulated host,
+// and ErrLost if it went away during the call. Errors of the program itself are in the ExecExit.
 func (m Machine) Exec(ctx context.Context, start machineapi.ExecStart, stdio Stdio) (machineapi.ExecExit, error) {
 	c, s, err := m.connect()
 	if err != nil {
@@ -48,8 +47,8 @@ func (m Machine) Exec(ctx context.Context, start machineapi.ExecStart, stdio Std
 	return exit, nil
 }
 
-// broken tells apart why an exec stream ended early: the caller gave up, its output failed, the
-// emulated host refused, or the emulated host is gone.
+// broken returns the reason why an exec stream ended early: the caller gave up, its output failed,
+// the emulated host refused the request, or the emulated host is gone.
 func (m Machine) broken(ctx context.Context, bootID string, err error) error {
 	var output outputError
 	var status refusedError
@@ -66,7 +65,7 @@ func (m Machine) broken(ctx context.Context, bootID string, err error) error {
 // gone.
 const lostPatience = 3 * time.Second
 
-// lost says why a connection to the emulated host broke.
+// lost returns an error with the reason why a connection to the emulated host broke.
 func (m Machine) lost(bootID string, cause error) error {
 	for deadline := time.Now().Add(lostPatience); time.Now().Before(deadline); time.Sleep(statePause) {
 		s, err := m.State()
@@ -102,7 +101,7 @@ func (c *client) upgrade(ctx context.Context) (io.ReadWriteCloser, error) {
 	return conn, nil
 }
 
-// sender serialises the frames written by the input and the signal goroutine.
+// sender serialises the frames that the input and the signal goroutine write.
 type sender struct {
 	mu sync.Mutex
 	// +checklocks:mu
@@ -115,8 +114,8 @@ func (s *sender) frame(t machineapi.FrameType, payload []byte) error {
 	return machineapi.WriteFrame(s.w, t, payload)
 }
 
-// stream runs the exec protocol over conn. The goroutine that reads stdio.In may outlive the call:
-// a read from a terminal cannot be taken back.
+// stream runs the exec protocol over conn. The goroutine that reads stdio.In may outlive the call,
+// because a read from a terminal cannot be interrupted.
 func stream(conn io.ReadWriter, start machineapi.ExecStart, stdio Stdio) (machineapi.ExecExit, error) {
 	var exit machineapi.ExecExit
 	if err := machineapi.WriteJSON(conn, machineapi.FrameStart, start); err != nil {
@@ -131,7 +130,7 @@ func stream(conn io.ReadWriter, start machineapi.ExecStart, stdio Stdio) (machin
 	for {
 		t, body, err := machineapi.ReadFrame(conn)
 		if errors.Is(err, io.EOF) {
-			err = io.ErrUnexpectedEOF // the exit has not come
+			err = io.ErrUnexpectedEOF // there was no FrameExit
 		}
 		if err != nil {
 			return exit, err
@@ -144,7 +143,7 @@ func stream(conn io.ReadWriter, start machineapi.ExecStart, stdio Stdio) (machin
 		case machineapi.FrameStdinDone:
 			select {
 			case fed <- struct{}{}:
-			default: // more answers than frames: nothing waits for them
+			default: // more FrameStdinDone than frames; no one waits for them
 			}
 		case machineapi.FrameExit:
 			if err := json.Unmarshal(body, &exit); err != nil {
@@ -170,14 +169,14 @@ func write(w io.Writer, b []byte) error {
 	return nil
 }
 
-// outputError marks that the caller's writer failed, not the emulated host.
+// outputError marks a failure of the caller's writer, as opposed to the emulated host.
 type outputError struct{ error }
 
 func (e outputError) Error() string { return "write output: " + e.error.Error() }
 func (e outputError) Unwrap() error { return e.error }
 
-// sendInput sends in piece by piece, each after the emulated host has taken the one before, and
-// then the end of the file.
+// sendInput sends in piece by piece, and then the end of the file. It sends each piece after the
+// emulated host has taken the previous one.
 func sendInput(out *sender, in io.Reader, fed, done <-chan struct{}) {
 	buf := make([]byte, 64<<10)
 	for {
@@ -196,7 +195,7 @@ func sendInput(out *sender, in io.Reader, fed, done <-chan struct{}) {
 			}
 		}
 		if err != nil {
-			out.frame(machineapi.FrameStdin, nil) // a broken connection shows where frames are read
+			out.frame(machineapi.FrameStdin, nil) // the reader of frames reports a broken connection
 			return
 		}
 	}

@@ -17,8 +17,8 @@ import (
 	"github.com/forkd/forkd/internal/emu/machined"
 )
 
-// fakeMachine is an emulated host without QEMU: its API runs in this process, and a held lock
-// stands for the supervisor.
+// fakeMachine is an emulated host without QEMU. Its API runs in this process, and a held lock
+// stands in for the supervisor.
 func fakeMachine(t *testing.T) (Machine, *httptest.Server) {
 	t.Helper()
 	m, err := Open(t.TempDir(), "fake")
@@ -123,8 +123,8 @@ func TestExecSignalsArePassedOn(t *testing.T) {
 	}
 }
 
-// TestExecKillsTheTree starts a child that would go on for ever, in three ways of ending its
-// parent.
+// TestExecKillsTheTree ends a program in three ways, each time with a child that would run for
+// ever.
 func TestExecKillsTheTree(t *testing.T) {
 	m, _ := fakeMachine(t)
 	const script = `sleep 600 & echo $!; eval "$1"`
@@ -171,7 +171,7 @@ func TestExecKillsTheTree(t *testing.T) {
 	})
 }
 
-// A client whose input nobody reads can go away too.
+// A client can disconnect even if its input is not being read.
 func TestExecEndsWithItsClientWhileInputWaits(t *testing.T) {
 	m, _ := fakeMachine(t)
 	ctx, cancel := context.WithCancel(t.Context())

@@ -7,23 +7,23 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// ramDir is the file system in an emulated host on which hot memory lies.
+// ramDir is the tmpfs in an emulated host that stores hot memory.
 const ramDir = "/dev/shm"
 
-// DaemonDirs are the directories in an emulated host whose space the daemon there needs: for what
-// it keeps, and for what is hot.
+// DaemonDirs returns the directories in an emulated host in which the daemon needs space: for its
+// state, and for hot memory.
 func DaemonDirs() (state, ram string) { return machineapi.StateDir, ramDir }
 
-// DaemonArgs returns the flags of a daemon in an emulated host. Everything that the product must do
-// otherwise under emulation is said with them; it knows nothing of emulation itself.
+// DaemonArgs returns the flags of a daemon in an emulated host. They contain everything that
+// differs under emulation: the daemon itself knows nothing about it.
 func DaemonArgs() []string {
 	args := []string{
 		"--bind", fmt.Sprintf("0.0.0.0:%d", machineapi.DaemonPort),
 		"--state-dir", machineapi.StateDir, "--run-dir", "/run/forkd", "--ram-dir", ramDir + "/forkd",
-		// The emulator lets guests set XCR0 without KVM's knowledge, so they must not see XSAVE
-		// (docs/architecture.md).
+		// The emulator lets guests change XCR0 without KVM's knowledge, so guests must not see
+		// XSAVE (docs/architecture.md).
 		"--cpu-template", vm.TemplateV2, "--accel", "tcg",
-		"--pool-most", "0", // to start a VMM takes its only CPU 0.1 s
+		"--pool-most", "0", // starting a VMM takes 0.1 s of its only CPU
 	}
 	for _, param := range GuestCmdline() {
 		args = append(args, "--cmdline-extra", param)
@@ -31,13 +31,13 @@ func DaemonArgs() []string {
 	return args
 }
 
-// GuestCmdline returns kernel parameters for guests of VMs inside an emulated host, against faults
-// of older QEMUs; real hosts need neither.
+// GuestCmdline returns kernel parameters for guests inside an emulated host. They avoid faults of
+// older QEMUs; real hosts need neither.
 //
-//   - norandmaps: with randomized addresses QEMU 7.2 collects translated code per page until
+//   - norandmaps: with randomized addresses QEMU 7.2 accumulates translated code per page until
 //     clearing a page stalls.
-//   - clearcpuid=cx16: after cmpxchg16b QEMU 7.2 has operands of earlier instructions in RFLAGS,
-//     trap and alignment check bits among them, and an exit that follows saves them. Linux's
-//     allocator uses the instruction on pages that are write-protected after a fork, and has
-//     another way without it.
+//   - clearcpuid=cx16: after cmpxchg16b QEMU 7.2 leaves operands of earlier instructions in RFLAGS,
+//     including trap and alignment check bits, and a following exit saves them. Linux's allocator
+//     uses the instruction on pages that are write-protected after a fork. Without the instruction
+//     it uses another method.
 func GuestCmdline() []string { return []string{"norandmaps", "clearcpuid=cx16"} }

@@ -14,19 +14,19 @@ import (
 	"github.com/forkd/forkd/internal/emu/machineapi"
 )
 
-// modules are what the emulated host needs: KVM, its disk, share and network, and what the daemon
-// may use (tun, overlay). ext4 checks its journal through crc32c_generic without saying so in its
-// dependencies.
+// modules are the modules that the emulated host needs: for KVM, its disk, share and network, and
+// for the daemon (tun, overlay). ext4 uses crc32c_generic for the checksums of its journal, but
+// does not list it as a dependency.
 var modules = []string{
 	"virtio_pci", "virtio_blk", "crc32c_generic", "ext4",
 	"9p", "9pnet_virtio", "virtio_net",
 	"kvm-amd", "tun", "overlay", "loop",
 }
 
-// kernelDir holds what comes out of packages for all emulated hosts.
+// kernelDir is the directory for the files that all emulated hosts share, from packages.
 func (m Machine) kernelDir() string { return filepath.Join(m.cache, debkernel.CacheDir) }
 
-// kernel returns the emulated host's kernel, fetching it on the first use.
+// kernel returns the emulated host's kernel, and fetches it on the first use.
 func (m Machine) kernel(ctx context.Context, progress func(string)) (debkernel.Kernel, error) {
 	dir := m.kernelDir()
 	k, err := debkernel.Find(dir)
@@ -38,7 +38,7 @@ func (m Machine) kernel(ctx context.Context, progress func(string)) (debkernel.K
 }
 
 // writeInitrd builds the emulated host's initramfs: init, modules, busybox, a minimal /etc, and the
-// configuration with the token, which is why the file is the owner's alone.
+// configuration. Only its owner may read the file, because the configuration contains the token.
 func (m Machine) writeInitrd(k debkernel.Kernel, busybox string, init []byte, config machineapi.Config) error {
 	var buf bytes.Buffer
 	w := initramfs.NewWriter(&buf)

@@ -11,8 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Process identifies a process for good: its id may be given to another one later, but not with the
-// same start time.
+// Process identifies a process permanently: its id may be reused, but not with the same start time.
 type Process struct {
 	PID       int    `json:"pid,omitempty"`
 	StartTime uint64 `json:"start_time,omitempty"` // field 22 of /proc/<pid>/stat: clock ticks after boot
@@ -20,7 +19,7 @@ type Process struct {
 
 var errGone = errors.New("no such process")
 
-// identify returns the Process that has id pid now.
+// identify returns the Process that currently has the id pid.
 func identify(pid int) (Process, error) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) {
@@ -48,9 +47,9 @@ func startTime(stat []byte) (uint64, error) {
 	return strconv.ParseUint(string(fields[field-firstAfterName]), 10, 64)
 }
 
-// kill sends SIGKILL or another signal to p, and to nobody else: the pidfd is opened first and the
-// start time compared after, so that the descriptor cannot mean a process that took the id in
-// between. It returns errGone if p has ended.
+// kill sends SIGKILL or another signal to p, and to no other process. It opens the pidfd first and
+// then compares the start time, so that the descriptor cannot refer to a process that reused the
+// id. It returns errGone if p has exited.
 func (p Process) kill(sig unix.Signal) error {
 	if p.PID <= 0 {
 		return errGone
@@ -79,13 +78,13 @@ func (p Process) kill(sig unix.Signal) error {
 	return nil
 }
 
-// alive reports whether p still exists, be it as a zombie.
+// alive reports whether p still exists, possibly as a zombie.
 func (p Process) alive() bool {
 	now, err := identify(p.PID)
 	return err == nil && now == p
 }
 
-// waitGone returns when p has ended, or false after limit.
+// waitGone waits until p has exited. It returns false after limit.
 func (p Process) waitGone(limit time.Duration) bool {
 	const pause = 20 * time.Millisecond
 	for deadline := time.Now().Add(limit); p.alive(); time.Sleep(pause) {

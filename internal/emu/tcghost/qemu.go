@@ -17,17 +17,18 @@ import (
 	"github.com/forkd/forkd/internal/emu/machineapi"
 )
 
-// qemuDir holds a QEMU for all emulated hosts, where the host's is too old.
+// qemuDir is the directory for a fetched QEMU, if the host's is too old. All emulated hosts share
+// it.
 func (m Machine) qemuDir() string { return filepath.Join(m.cache, "machine-qemu") }
 
-// cmdline of the emulated host's kernel. Huge pages off and no address randomisation: with either,
-// QEMU 7.2 collects translated blocks until page clearing stalls for tens of seconds. panic=-1 with
-// -no-reboot makes a panic end QEMU.
+// cmdline is the command line of the emulated host's kernel. Huge pages and address randomisation
+// are off: with either, QEMU 7.2 accumulates translated blocks until page clearing stalls for tens
+// of seconds. panic=-1 with -no-reboot makes QEMU exit on a panic.
 const cmdline = "console=ttyS0 quiet panic=-1 mitigations=off norandmaps transparent_hugepage=never"
 
-// qemuArgs returns QEMU's arguments. One emulated CPU and one translation thread: with several,
-// nested SVM loses or hangs about one virtual machine in 200. Host paths are relative to the
-// emulated host's directory, in which QEMU runs.
+// qemuArgs returns QEMU's arguments. There is one emulated CPU and one translation thread: with
+// several, nested SVM loses or hangs about one VM in 200. Host paths are relative to the emulated
+// host's directory, which is QEMU's working directory.
 func (m Machine) qemuArgs(o Options, vmlinux, initAddr, daemonAddr string) []string {
 	args := []string{
 		"-name", "forkd-machine-" + m.Name,
@@ -43,7 +44,8 @@ func (m Machine) qemuArgs(o Options, vmlinux, initAddr, daemonAddr string) []str
 		"-device", "virtio-blk-pci,drive=d0",
 	}
 	for _, s := range m.shares() {
-		// With security_model=mapped-file a link that the emulated host makes is no link for this host.
+		// With security_model=mapped-file a symbolic link that the emulated host creates is a regular
+		// file for this host.
 		mode := "security_model=none,readonly=on"
 		if s.Writable {
 			mode = "security_model=mapped-file"
@@ -54,8 +56,9 @@ func (m Machine) qemuArgs(o Options, vmlinux, initAddr, daemonAddr string) []str
 	return args
 }
 
-// shares are the directories of this host that the emulated host sees. What the host runs next, and
-// the options and tokens of emulated hosts, are not among them. One is writable, for results.
+// shares returns the directories of this host that the emulated host sees. They contain no programs
+// that the host will run, and no options and tokens of emulated hosts. One is writable, for
+// results.
 func (m Machine) shares() []machineapi.Share {
 	var shares []machineapi.Share
 	for _, dir := range []string{filepath.Join(m.cache, "images"), filepath.Join(m.cache, "kernel"),
@@ -65,7 +68,7 @@ func (m Machine) shares() []machineapi.Share {
 	return append(shares, machineapi.Share{Tag: dirOut, Dir: m.path(dirOut), Writable: true})
 }
 
-// makeShares makes the shared directories that are not there yet.
+// makeShares creates the missing shared directories.
 func (m Machine) makeShares() error {
 	for _, s := range m.shares() {
 		perm := fs.FileMode(0o755)
@@ -82,8 +85,8 @@ func (m Machine) makeShares() error {
 // escape doubles the commas of a value in QEMU's option syntax.
 func escape(s string) string { return strings.ReplaceAll(s, ",", ",,") }
 
-// startQEMU starts the emulator. It is killed when the calling OS thread ends, so the caller locks
-// its goroutine to a thread that lives as long as the supervisor.
+// startQEMU starts the emulator. QEMU is killed when the calling OS thread ends, so the caller
+// locks its goroutine to a thread that lives as long as the supervisor.
 func (m Machine) startQEMU(o Options, vmlinux, initAddr, daemonAddr string) (*exec.Cmd, error) {
 	if err := m.rotate(fileConsole, filePrevious); err != nil {
 		return nil, err
@@ -106,7 +109,7 @@ func (m Machine) startQEMU(o Options, vmlinux, initAddr, daemonAddr string) (*ex
 	return cmd, nil
 }
 
-// ensureDisk makes the state disk, an ext4 file system in a sparse file, if there is none.
+// ensureDisk creates the state disk, an ext4 file system in a sparse file, if it does not exist.
 func (m Machine) ensureDisk(ctx context.Context, gib int) error {
 	path := m.path(fileDisk)
 	if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {

@@ -16,17 +16,17 @@ import (
 )
 
 const (
-	// statePause is the time between two looks at the state file.
+	// statePause is the interval between two reads of the state file.
 	statePause = 50 * time.Millisecond
-	// stopLimit is how long the supervisor may take to end the emulated host in order; more
-	// than its own steps together.
+	// stopLimit is how long the supervisor may take to stop the emulated host in an orderly way. It
+	// is longer than the sum of its steps.
 	stopLimit = powerOffLimit + qemuExitLimit + 10*time.Second
 )
 
-// Start makes sure that the emulated host runs and answers, and returns its state. A running
-// emulated host is left as it is, with the options it has. supervisor is the command line that
+// Start makes sure that the emulated host runs and responds, and returns its state. A running
+// emulated host is left unchanged, with its current options. supervisor is the command line that
 // calls Supervise for this machine, without the program's own options; the process it starts
-// outlives the caller. progress is told what is being done.
+// outlives the caller. progress receives messages about each step.
 func (m Machine) Start(ctx context.Context, o Options, supervisor []string, progress func(string)) (State, error) {
 	if err := o.validate(); err != nil {
 		return State{}, err
@@ -67,7 +67,7 @@ func (m Machine) Start(ctx context.Context, o Options, supervisor []string, prog
 	return m.awaitReady(ctx, exited)
 }
 
-// killStray ends a QEMU that outlived its supervisor, which the kernel should have prevented.
+// killStray kills a QEMU that outlived its supervisor, which the kernel should have prevented.
 func (m Machine) killStray() error {
 	s, err := m.State()
 	if err != nil {
@@ -79,7 +79,7 @@ func (m Machine) killStray() error {
 	return nil
 }
 
-// spawn starts the supervisor in a session of its own. The channel yields its end, if the caller
+// spawn starts the supervisor in its own session. The channel yields its exit error, if the caller
 // lives that long.
 func (m Machine) spawn(o Options, supervisor []string) (<-chan error, error) {
 	if _, err := m.token(); err != nil {
@@ -92,11 +92,11 @@ func (m Machine) spawn(o Options, supervisor []string) (<-chan error, error) {
 	if err := m.replace(fileOptions, b); err != nil {
 		return nil, err
 	}
-	// Copies whose clients were killed: nothing runs in an emulated host that is off.
+	// Remove copies whose clients were killed: nothing runs in an emulated host that is off.
 	if err := os.RemoveAll(m.path(dirRun)); err != nil {
 		return nil, fmt.Errorf("remove old copies: %w", err)
 	}
-	// What the last run left behind must not be taken for this one's.
+	// Replace the state of the last run, so that it is not mistaken for the new one.
 	if err := m.writeState(State{Name: m.Name, Phase: Starting, Options: o}); err != nil {
 		return nil, err
 	}
@@ -117,11 +117,11 @@ func (m Machine) spawn(o Options, supervisor []string) (<-chan error, error) {
 	return exited, nil
 }
 
-// errEnded means that a supervisor which another process had started was about to end.
+// errEnded means that a supervisor started by another process was exiting.
 var errEnded = errors.New("the supervisor has ended")
 
-// awaitReady waits until the emulated host answers, fails for good, or ctx ends. exited is nil for
-// a supervisor that another process started; its end is errEnded.
+// awaitReady waits until the emulated host responds, fails for good, or ctx is done. If another
+// process started the supervisor, exited is nil, and the supervisor's end is reported as errEnded.
 func (m Machine) awaitReady(ctx context.Context, exited <-chan error) (State, error) {
 	ticker := time.NewTicker(statePause)
 	defer ticker.Stop()
@@ -150,8 +150,8 @@ func (m Machine) awaitReady(ctx context.Context, exited <-chan error) (State, er
 	}
 }
 
-// Stop ends the emulated host in order: processes killed, disk synced, power off, supervisor gone.
-// It reports whether there was anything to stop.
+// Stop shuts the emulated host down in order: it kills the processes, syncs the disk, powers off,
+// and waits for the supervisor to exit. It reports whether there was anything to stop.
 func (m Machine) Stop(ctx context.Context) (bool, error) {
 	if _, err := os.Stat(m.dir); errors.Is(err, os.ErrNotExist) {
 		return false, nil

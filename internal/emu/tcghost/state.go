@@ -18,14 +18,14 @@ import (
 	"github.com/forkd/forkd/internal/atomicfile"
 )
 
-// Phase is where an emulated host is in its life.
+// Phase is the phase of an emulated host's life.
 //
 //	starting ──▶ ready ──▶ stopping ──▶ stopped
 //	    ▲          │ died or hung
 //	    └──────────┘         starting ──▶ failed, after several starts in a row without an answer
 type Phase string
 
-// Phases. An emulated host without a supervisor is stopped or failed, whatever the file says.
+// Phases. An emulated host without a supervisor is stopped or failed, regardless of the file.
 const (
 	Starting Phase = "starting"
 	Ready    Phase = "ready"
@@ -34,18 +34,17 @@ const (
 	Failed   Phase = "failed"
 )
 
-// State is what the supervisor publishes in the emulated host's state file. Only the supervisor
-// writes it.
+// State is the content of the emulated host's state file. Only the supervisor writes it.
 type State struct {
 	Name        string    `json:"name"`
 	Phase       Phase     `json:"phase"`
-	BootID      string    `json:"boot_id,omitempty"` // another one after every start of QEMU
+	BootID      string    `json:"boot_id,omitempty"` // differs for every start of QEMU
 	Supervisor  Process   `json:"supervisor"`
 	QEMU        Process   `json:"qemu"`
 	InitAddr    string    `json:"init_addr"`   // host address of forkd-machined's API
 	DaemonAddr  string    `json:"daemon_addr"` // host address of the daemon's port in the emulated host
 	StartedAt   time.Time `json:"started_at"`  // of this boot
-	ReadyMS     int64     `json:"ready_ms"`    // from QEMU's start to the first answer
+	ReadyMS     int64     `json:"ready_ms"`    // from QEMU's start to the first response
 	Restarts    int       `json:"restarts"`    // since `machine start`
 	LastFailure string    `json:"last_failure,omitempty"`
 	Options     Options   `json:"options"`
@@ -87,13 +86,13 @@ func (m Machine) writeState(s State) error {
 	return m.replace(fileState, append(b, '\n'))
 }
 
-// replace writes one of the emulated host's files such that readers see the old or the new content.
+// replace writes one of the emulated host's files atomically.
 func (m Machine) replace(name string, data []byte) error {
 	return atomicfile.Write(m.path(name), data, 0o600)
 }
 
-// supervised reports whether a supervisor lives. Its lock says so, and not a process id, which may
-// be another's by now.
+// supervised reports whether a supervisor lives. It checks the supervisor's lock, because a process
+// id may have been reused.
 func (m Machine) supervised() (bool, error) {
 	f, err := os.Open(m.path(fileSuperLock))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -103,7 +102,7 @@ func (m Machine) supervised() (bool, error) {
 		return false, fmt.Errorf("look for supervisor: %w", err)
 	}
 	defer f.Close()
-	// Asking does not take the lock, not even for a moment in which the supervisor may want it.
+	// The query does not take the lock: the supervisor may need it at that moment.
 	lock := unix.Flock_t{Type: unix.F_WRLCK}
 	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_GETLK, &lock); err != nil {
 		return false, fmt.Errorf("look for supervisor: %w", err)
@@ -113,11 +112,12 @@ func (m Machine) supervised() (bool, error) {
 
 var errLocked = errors.New("locked by another process")
 
-// tryLock locks path until the returned file is closed or the process ends. The file's directory
-// must exist. The error is errLocked if another process, or another file of this one, has the lock.
+// tryLock locks path until the returned file is closed or the process exits. The file's directory
+// must exist. The error is errLocked if another process, or another file of this process, has the
+// lock.
 func tryLock(path string) (*os.File, error) { return lockFile(path, unix.F_OFD_SETLK) }
 
-// waitLock is tryLock that waits for its turn.
+// waitLock is like tryLock but waits for the lock.
 func waitLock(path string) (*os.File, error) { return lockFile(path, unix.F_OFD_SETLKW) }
 
 func lockFile(path string, cmd int) (*os.File, error) {
@@ -141,7 +141,7 @@ func lockFile(path string, cmd int) (*os.File, error) {
 	return nil, fmt.Errorf("lock %s: %w", path, err)
 }
 
-// token returns the emulated host's bearer token, made when it is first needed.
+// token returns the emulated host's bearer token. The first call creates it.
 func (m Machine) token() (string, error) {
 	b, err := os.ReadFile(m.path(fileToken))
 	if err == nil && len(b) > 0 {
@@ -156,12 +156,12 @@ func (m Machine) token() (string, error) {
 
 func randomHex(n int) string {
 	b := make([]byte, n)
-	rand.Read(b) // never fails: crypto/rand.Read ends the program instead
+	rand.Read(b) // never fails: crypto/rand.Read crashes the program instead
 	return hex.EncodeToString(b)
 }
 
-// freeAddr returns a loopback address that nobody listens on: prefer, if it is one. Somebody else
-// may take it before QEMU does; QEMU's start then fails and is repeated.
+// freeAddr returns a loopback address that no process listens on: prefer, if it is free. Another
+// process may take it before QEMU does; then QEMU fails to start, and the start is repeated.
 func freeAddr(prefer string) (string, error) {
 	for _, addr := range []string{prefer, "127.0.0.1:0"} {
 		if addr == "" {
@@ -177,7 +177,7 @@ func freeAddr(prefer string) (string, error) {
 	return "", errors.New("find a free loopback port: none can be opened")
 }
 
-// rotate keeps the file called name under the name previous.
+// rotate renames the file called name to previous.
 func (m Machine) rotate(name, previous string) error {
 	err := os.Rename(m.path(name), m.path(previous))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

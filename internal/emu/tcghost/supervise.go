@@ -22,21 +22,21 @@ import (
 
 const (
 	pingEvery = 2 * time.Second
-	// pingBootEvery is shorter: QEMU accepts connections before the emulated host listens, and
-	// each miss costs the full time.
+	// pingBootEvery is shorter: QEMU accepts connections before the emulated host listens, and each
+	// failed ping takes the full limit.
 	pingBootEvery = 250 * time.Millisecond
-	// pingLimit bounds one ping of an emulated host that has answered before.
+	// pingLimit bounds one ping of an emulated host that has responded before.
 	pingLimit = 10 * time.Second
-	// maxFailedBoots is the number of starts in a row without an answer after which the supervisor
-	// gives up.
+	// maxFailedBoots is the number of consecutive starts without a response after which the
+	// supervisor gives up.
 	maxFailedBoots = 3
-	// Steps of an orderly end: the emulated host syncs and powers off; QEMU writes out and
-	// exits; then it is killed.
+	// Limits for the steps of an orderly shutdown: the emulated host syncs and powers off; QEMU
+	// flushes its disks and exits; then it is killed.
 	powerOffLimit = 20 * time.Second
 	qemuExitLimit = 5 * time.Second
 )
 
-// supervisor owns the QEMU of one machine. All its fields belong to the goroutine of Supervise.
+// supervisor owns the QEMU of one machine. Only the goroutine of Supervise uses its fields.
 type supervisor struct {
 	m       Machine
 	options Options
@@ -45,9 +45,9 @@ type supervisor struct {
 	state   State
 }
 
-// Supervise runs the emulated host until ctx ends, and then stops it. It is all that the supervisor
-// process does. It returns an error if it never could start the emulated host, gave up, or another
-// supervisor is there.
+// Supervise runs the emulated host until ctx is done, and then stops it. The supervisor process
+// does nothing else. It returns an error if it never could start the emulated host, gave up, or
+// found another supervisor.
 func (m Machine) Supervise(ctx context.Context) error {
 	lock, err := tryLock(m.path(fileSuperLock))
 	if errors.Is(err, errLocked) {
@@ -57,7 +57,8 @@ func (m Machine) Supervise(ctx context.Context) error {
 		return err
 	}
 	defer lock.Close()
-	// QEMU is killed when the thread that started it ends: that must be the end of the process.
+	// QEMU is killed when the thread that started it ends, so this thread must live as long as the
+	// process.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 
@@ -93,8 +94,8 @@ func (s *supervisor) prepare() error {
 	return err
 }
 
-// run starts the emulated host again and again until ctx ends. What fails before QEMU runs would
-// fail again: it is the end.
+// run starts the emulated host again and again until ctx is done. An error before QEMU runs would
+// occur again, so run returns it.
 func (s *supervisor) run(ctx context.Context) error {
 	failed := 0
 	for {
@@ -123,7 +124,7 @@ func (s *supervisor) run(ctx context.Context) error {
 	}
 }
 
-// launch starts QEMU and publishes that.
+// launch starts QEMU and publishes the new state.
 func (s *supervisor) launch(ctx context.Context) (*exec.Cmd, error) {
 	vmlinux, err := s.writeBoot(ctx)
 	if err != nil {
@@ -144,7 +145,7 @@ func (s *supervisor) launch(ctx context.Context) (*exec.Cmd, error) {
 	return cmd, nil
 }
 
-// writeBoot prepares everything that QEMU reads and returns the path of the kernel.
+// writeBoot prepares all files that QEMU reads and returns the path of the kernel.
 func (s *supervisor) writeBoot(ctx context.Context) (string, error) {
 	kernel, err := s.m.kernel(ctx, func(msg string) { log.Print(msg) })
 	if err != nil {
@@ -157,7 +158,7 @@ func (s *supervisor) writeBoot(ctx context.Context) (string, error) {
 	if err := s.m.ensureDisk(ctx, s.options.DiskGiB); err != nil {
 		return "", err
 	}
-	// The same ports as before, if possible: clients may have noted them.
+	// Use the same ports as before if possible: clients may have stored them.
 	if s.state.InitAddr, err = freeAddr(s.state.InitAddr); err != nil {
 		return "", err
 	}
@@ -169,8 +170,8 @@ func (s *supervisor) writeBoot(ctx context.Context) (string, error) {
 	return kernel.VMLinux, s.m.writeInitrd(kernel, busybox, s.init, config)
 }
 
-// watch pings the emulated host until it dies or hangs, or ctx ends and it has been stopped.
-// answered says whether it was ever ready; the error is why it is gone.
+// watch pings the emulated host until it dies or hangs, or until ctx is done and it has been
+// stopped. answered reports whether it was ever ready. The error is the reason why it is gone.
 func (s *supervisor) watch(ctx context.Context, cmd *exec.Cmd) (answered bool, _ error) {
 	exited := make(chan error, 1)
 	go func() { exited <- cmd.Wait() }()
@@ -211,14 +212,14 @@ func (s *supervisor) watch(ctx context.Context, cmd *exec.Cmd) (answered bool, _
 	}
 }
 
-// lastWords is what is known about the end of an emulated host: QEMU's own errors, else the end of
+// lastWords returns the last messages of an emulated host: QEMU's own errors, or else the end of
 // the console.
 func (s *supervisor) lastWords() string {
 	const keep = 500
 	var errs []string
 	for line := range strings.Lines(s.m.logTail(fileQEMULog, 8*keep)) {
-		// Each start warns about the CPU features that emulation lacks; the emulated host
-		// does not need them.
+		// Each start warns about CPU features that emulation lacks. The emulated host does not need
+		// them.
 		if !strings.Contains(line, "TCG doesn't support requested feature") {
 			errs = append(errs, strings.TrimSpace(line))
 		}
@@ -232,7 +233,7 @@ func (s *supervisor) lastWords() string {
 	return "nothing on the console"
 }
 
-// poll sends to pongs for every answer of the emulated host with this boot id.
+// poll sends to pongs for every response of the emulated host that has this boot id.
 func poll(ctx context.Context, c *client, bootID string, pongs chan<- struct{}) {
 	every, limit := pingBootEvery, pingBootEvery
 	for {
@@ -253,7 +254,7 @@ func poll(ctx context.Context, c *client, bootID string, pongs chan<- struct{}) 
 	}
 }
 
-// shutDown ends the emulated host in order, with force where it does not comply.
+// shutDown stops the emulated host in an orderly way, and kills it if it does not comply.
 func (s *supervisor) shutDown(cmd *exec.Cmd, exited <-chan error) {
 	s.state.Phase = Stopping
 	if err := s.m.writeState(s.state); err != nil {
@@ -273,7 +274,7 @@ func (s *supervisor) shutDown(cmd *exec.Cmd, exited <-chan error) {
 			log.Printf("still there %v after power off", powerOffLimit)
 		}
 	}
-	// QEMU writes out its disks and ends on SIGTERM.
+	// On SIGTERM QEMU flushes its disks and exits.
 	if err := cmd.Process.Signal(unix.SIGTERM); err != nil {
 		log.Printf("terminate QEMU: %v", err)
 	}
@@ -285,7 +286,7 @@ func (s *supervisor) shutDown(cmd *exec.Cmd, exited <-chan error) {
 	}
 }
 
-// kill kills QEMU and waits for its end.
+// kill kills QEMU and waits for its exit.
 func kill(cmd *exec.Cmd, exited <-chan error) {
 	if err := cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		log.Printf("kill QEMU: %v", err)

@@ -1,15 +1,15 @@
 // Package tcghost is the host side of `forkd machine`: a Linux host emulated by QEMU with nested
-// SVM, in which kvm-amd is real. It is used where /dev/kvm is missing or unfit, and to run tests
-// that need KVM.
+// SVM, in which kvm-amd works. It is used if /dev/kvm is missing or unusable, and to run tests that
+// need KVM.
 //
 //	client (emulated host …) ──start──▶ supervisor (own session) ──owns──▶ qemu ── forkd-machined (PID 1 inside)
 //	        └──────────────── HTTP over a forwarded loopback port ────────────────────────┘
 //
-// The supervisor lives as long as the emulated host should; it restarts an emulated host that died
-// or does not answer and says so in the state file. QEMU dies with its supervisor.
+// The supervisor lives as long as the emulated host should. It restarts an emulated host that died
+// or does not respond, and records that in the state file. QEMU dies with its supervisor.
 //
-// The package does not decide when an emulated host is needed, and it does not know what the daemon
-// in it does.
+// The package does not decide when an emulated host is needed, and does not know what the daemon in
+// it does.
 package tcghost
 
 import (
@@ -21,26 +21,26 @@ import (
 	"time"
 )
 
-// DefaultName is the emulated host that commands mean if they name none.
+// DefaultName is the emulated host used by commands that name none.
 const DefaultName = "default"
 
 // Errors that callers branch on.
 var (
-	// ErrNotRunning means that there is no emulated host of that name that answers.
+	// ErrNotRunning means that no emulated host of that name responds.
 	ErrNotRunning = errors.New("the emulated host is not running: start it with `forkd machine start`")
 	// ErrLost means that the emulated host died, hung or was stopped while a command ran in it.
 	ErrLost = errors.New("the emulated host went away while the command ran")
 )
 
-// Options is the shape of an emulated host. It takes effect when the emulated host starts.
+// Options are the settings of an emulated host. They take effect when it starts.
 type Options struct {
-	MemoryMiB int           `json:"memory_mib"` // memory of the emulated host; the host gives pages as they are used
-	DiskGiB   int           `json:"disk_gib"`   // size of the state disk, a sparse file; fixed when it is first made
-	HangLimit time.Duration `json:"hang_limit"` // silence after which an emulated host counts as hung
+	MemoryMiB int           `json:"memory_mib"` // memory of the emulated host; the host allocates pages on first use
+	DiskGiB   int           `json:"disk_gib"`   // size of the state disk, a sparse file; fixed when it is created
+	HangLimit time.Duration `json:"hang_limit"` // time without a response after which an emulated host counts as hung
 	QEMU      string        `json:"qemu"`       // path or name of the emulator; empty: see package debqemu
 }
 
-// DefaultOptions returns what `forkd machine start` uses without flags.
+// DefaultOptions returns the options of `forkd machine start` without flags.
 func DefaultOptions() Options {
 	return Options{MemoryMiB: 6144, DiskGiB: 32, HangLimit: 60 * time.Second}
 }
@@ -57,7 +57,7 @@ func (o Options) validate() error {
 	return nil
 }
 
-// Machine names one machine and the files that belong to it. It holds no resources.
+// Machine identifies a machine and its files. It holds no resources.
 type Machine struct {
 	Name  string
 	cache string // the cache directory
@@ -78,11 +78,11 @@ func Open(cacheDir, name string) (Machine, error) {
 	return Machine{Name: name, cache: cacheDir, dir: filepath.Join(cacheDir, "machine", name)}, nil
 }
 
-// CacheDir is the cache directory. The emulated host sees what it needs of it, under the same path.
+// CacheDir is the cache directory. The emulated host sees the parts it needs, under the same path.
 func (m Machine) CacheDir() string { return m.cache }
 
-// DaemonDir is for what the daemon in the emulated host is started from. The emulated host sees it
-// under the same path.
+// DaemonDir is the directory for files from which the daemon in the emulated host starts. The
+// emulated host sees it under the same path.
 func (m Machine) DaemonDir() string { return m.path(dirDaemon) }
 
 // path returns the path of one of the emulated host's files.
@@ -92,9 +92,9 @@ func (m Machine) path(name string) string { return filepath.Join(m.dir, name) }
 const (
 	fileState      = "state.json"
 	fileToken      = "token"           // mode 0600
-	fileOptions    = "options.json"    // what the supervisor was started with
+	fileOptions    = "options.json"    // options for the supervisor
 	fileClientLock = "client.lock"     // held by start and stop
-	fileSuperLock  = "supervisor.lock" // held by the supervisor for its whole life
+	fileSuperLock  = "supervisor.lock" // held by the supervisor while it lives
 	fileSuperLog   = "supervisor.log"
 	fileConsole    = "console.log" // serial console of the current boot
 	filePrevious   = "console.previous.log"
@@ -103,11 +103,11 @@ const (
 	fileQEMULog    = "qemu.log"
 	dirRun         = "run"    // programs copied for exec
 	dirDaemon      = "daemon" // see DaemonDir
-	dirOut         = "out"    // results of programs; the emulated host writes here and nowhere else
+	dirOut         = "out"    // results of programs; the only place that the emulated host can write to
 )
 
-// makeDir creates the emulated host's directory. It holds the token and a console, so it is the
-// owner's alone.
+// makeDir creates the emulated host's directory. Only its owner may enter it, because it contains
+// the token and a console.
 func (m Machine) makeDir() error {
 	if err := os.MkdirAll(m.dir, 0o700); err != nil {
 		return fmt.Errorf("make directory of emulated host %s: %w", m.Name, err)

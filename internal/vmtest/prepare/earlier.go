@@ -16,13 +16,14 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// protocolFile has the version of the control protocol, on a line that versionLine matches.
+// protocolFile contains the version of the control protocol, on a line that versionLine matches.
 const protocolFile = "internal/proto/vmmproto/vmmproto.go"
 
 var versionLine = regexp.MustCompile(`(?m)^const Version = (\d+)$`)
 
-// earlier builds forkd from the history of this clone: as it was when the control protocol was last
-// changed, and as it was just before. Where the history does not reach so far, missing says so.
+// earlier builds forkd from the history of this clone: from the commit that last changed the
+// control protocol, and from the commit before it. If the history does not reach that far, missing
+// is the reason.
 func earlier(ctx context.Context, cache, vmlinux string) (builds []vmtest.Build, missing string, err error) {
 	out, err := git(ctx, "log", "-1", "--format=%H %P", "-G", "^const Version = ", "--", protocolFile)
 	if err != nil {
@@ -49,7 +50,7 @@ func earlier(ctx context.Context, cache, vmlinux string) (builds []vmtest.Build,
 	return builds, "", nil
 }
 
-// buildCommit builds forkd as it was at a commit, or finds what was built before.
+// buildCommit builds forkd from a commit, or returns an existing build.
 func buildCommit(ctx context.Context, cache, commit string) (b vmtest.Build, err error) {
 	text, err := git(ctx, "show", commit+":"+protocolFile)
 	if err != nil {

@@ -1,7 +1,7 @@
-// Command prepare makes the files that VM tests need and describes them in <cache>/vmtest/assets.json:
-// guest kernels with the current agent, root file systems, the host's authorities, and copies of
-// the current forkd-vmm and bin/forkd. Everything but these is taken from the cache if it is there.
-// Run it after scripts/build.
+// Command prepare creates the files that VM tests need and describes them in
+// <cache>/vmtest/assets.json: guest kernels with the current agent, root file systems, the host's root
+// certificates, and copies of the current forkd-vmm and bin/forkd. The first three are reused if they
+// are in the cache. Run it after scripts/build.
 package main
 
 import (
@@ -67,7 +67,7 @@ func run(ctx context.Context) error {
 		return err
 	}
 	build := exec.CommandContext(ctx, "guest/kernel/build.sh")
-	build.Stderr = os.Stderr // minutes pass when it is built: it says how far it is
+	build.Stderr = os.Stderr // a build takes minutes; show its progress
 	built, err := build.Output()
 	if err != nil {
 		return fmt.Errorf("build the minimal guest kernel: %w", err)
@@ -108,7 +108,7 @@ func progress(s image.Step) {
 	fmt.Println(strings.TrimSpace(fmt.Sprintf("prepare: %s %s", s.Stage, s.Detail)))
 }
 
-// buildGuest builds a program of test/guest, static, where the emulated host sees it too.
+// buildGuest builds a static program of test/guest, in a directory that the emulated host sees too.
 func buildGuest(ctx context.Context, cache, name string) (string, error) {
 	path := filepath.Join(cache, "vmtest", name)
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", path, "./test/guest/"+name)
@@ -119,7 +119,7 @@ func buildGuest(ctx context.Context, cache, name string) (string, error) {
 	return path, nil
 }
 
-// emptyDisk makes a file system of 1 GiB in a sparse file.
+// emptyDisk creates a file system of 1 GiB in a sparse file.
 func emptyDisk(ctx context.Context, cache string) (string, error) {
 	path := filepath.Join(cache, "vmtest", "empty.ext4")
 	if _, err := os.Stat(path); err == nil {
@@ -129,7 +129,7 @@ func emptyDisk(ctx context.Context, cache string) (string, error) {
 	if err != nil {
 		tool = "/usr/sbin/mke2fs" // not in the PATH of ordinary users
 	}
-	staging, err := os.MkdirTemp(filepath.Dir(path), "disk") // two prepares may run at once
+	staging, err := os.MkdirTemp(filepath.Dir(path), "disk") // two prepares may run concurrently
 	if err != nil {
 		return "", err
 	}
@@ -143,8 +143,8 @@ func emptyDisk(ctx context.Context, cache string) (string, error) {
 	return path, os.Rename(tmp, path)
 }
 
-// hostRoots reads the authorities by which this host knows servers. A host that reaches package
-// registries through a proxy that ends TLS trusts one more than an image does.
+// hostRoots reads the root certificates that this host trusts. A host that reaches package
+// registries through a TLS-terminating proxy trusts one more than an image does.
 func hostRoots() ([]byte, error) {
 	name := os.Getenv("SSL_CERT_FILE")
 	if name == "" {
@@ -157,12 +157,12 @@ func hostRoots() ([]byte, error) {
 	return p, nil
 }
 
-// install writes a file where the emulated host sees it too.
+// install writes a file in a directory that the emulated host sees too.
 func install(cache, name string, content []byte) (string, error) {
 	dir := filepath.Join(cache, "vmtest")
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", err
 	}
 	path := filepath.Join(dir, name)
-	return path, atomicfile.Write(path, content, 0o755) // two prepares may run at once
+	return path, atomicfile.Write(path, content, 0o755) // two prepares may run concurrently
 }

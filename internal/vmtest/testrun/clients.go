@@ -11,29 +11,29 @@ import (
 	"time"
 )
 
-// clientsLimit is how long the published clients may take: they need a quarter of an hour on an
-// idle computer, most of it for the parent that they fork.
+// clientsLimit is how long the published clients may take. They need a quarter of an hour on an
+// idle computer, mostly for the parent that they fork.
 const clientsLimit = time.Hour
 
-// clientGroups are the groups of test/compat that are run: the newest packages of E2B, the clients
-// of forkd 0.5, those of the Model Context Protocol, schemathesis for schemathesisDuration, and what the
-// SDKs' own tests leave out.
+// clientGroups are the groups of test/compat to run: the newest packages of E2B, the clients of forkd
+// 0.5 and of the Model Context Protocol, schemathesis for schemathesisDuration, and the parts that the
+// SDKs' own tests do not cover.
 var clientGroups = []string{"e2b-python", "e2b-js", "code-interpreter-python", "code-interpreter-js", "e2b-quickstart",
 	"forkd-python", "forkd-python-own", "forkd-mcp", "forkd-typescript", "contract", "mcp", "mcp@1.30", "schemathesis",
 	"sdk-python", "sdk-typescript", "sdk-go"}
 
-// schemathesisDuration and schemathesisSeed make each run of the suite send the same requests, as far
-// as it comes in that time. `scripts/compat schemathesis` sends others each time.
+// schemathesisDuration and schemathesisSeed make each run of the suite send the same requests, as
+// many as fit in that time. `scripts/compat schemathesis` sends different ones each time.
 const (
 	schemathesisDuration = "2m"
 	schemathesisSeed     = "1"
 )
 
-// exitLost is the status of scripts/compat when its emulated host hung.
+// exitLost is the exit status of scripts/compat when its emulated host hung.
 const exitLost = 125
 
-// clientsJob runs clients, as they are published, against a daemon with real VMs. A host of its own
-// is made for that, in the place of the one that does the job.
+// clientsJob runs published clients against a daemon with real VMs. It creates a host for that, in
+// the place of the host that was assigned the job.
 func clientsJob() job {
 	return job{name: "published clients", title: "published clients, from PyPI and npm, against VMs",
 		do: func(ctx context.Context, h host, out io.Writer) (counts, error) {
@@ -44,7 +44,7 @@ func clientsJob() job {
 				fmt.Fprintln(out, "RETRY: the emulated host hung")
 				err = clients(ctx, h, out)
 			}
-			return counts{}, err // scripts/compat prints its own, by groups
+			return counts{}, err // scripts/compat prints its own results, by group
 		}}
 }
 
@@ -58,7 +58,7 @@ func clients(ctx context.Context, h host, out io.Writer) error {
 		cmd.Env = append(cmd.Env, "FORKD_MACHINE="+m.name+"-clients")
 	}
 	cmd.Stdout, cmd.Stderr = out, out
-	// The script ends its daemon or its emulated host when it is told to end.
+	// The script stops its daemon or its emulated host on SIGTERM.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
 	cmd.WaitDelay = stopLimit

@@ -21,10 +21,10 @@ type vmPkg struct {
 	tests []string // sorted
 }
 
-// pattern is the argument of -run that selects the tests.
+// pattern returns the argument of -run that selects the tests.
 func (p vmPkg) pattern() string { return "^(" + strings.Join(p.tests, "|") + ")$" }
 
-// discover returns the packages with VM tests among those that go list names.
+// discover returns the packages with VM tests, among the packages that match names.
 func discover(ctx context.Context, names []string) ([]vmPkg, error) {
 	cmd := exec.CommandContext(ctx, "go", append([]string{"list", "-json=ImportPath,Dir,TestGoFiles,XTestGoFiles"},
 		names...)...)
@@ -66,8 +66,8 @@ func discover(ctx context.Context, names []string) ([]vmPkg, error) {
 }
 
 // vmTestsOf returns the tests that call vmtest.Load or vmtest.NeedKVM, directly or through
-// functions of these files. Functions are told apart by name only, so that a method may be taken
-// for another of its name: then a test too many runs.
+// functions of these files. It distinguishes functions by name only. If two methods share a name,
+// it may return a test too many.
 func vmTestsOf(files []*ast.File) []string {
 	calls := make(map[string][]string) // function → functions that call it
 	var queue []string

@@ -12,16 +12,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// host is where VM tests run.
+// host is a host that runs VM tests.
 type host interface {
 	env() []string
-	args() []string // of go test
+	args() []string // for go test
 	start(context.Context) error
-	restart(context.Context) bool // whether that makes sense and worked
+	restart(context.Context) bool // reports whether a restart makes sense and worked
 	stop()
 }
 
-// thisHost has usable KVM.
+// thisHost is this host, whose KVM is usable.
 type thisHost struct{}
 
 func (thisHost) env() []string                { return []string{"FORKD_TEST_KVM=1"} }
@@ -30,28 +30,28 @@ func (thisHost) start(context.Context) error  { return nil }
 func (thisHost) restart(context.Context) bool { return false }
 func (thisHost) stop()                        {}
 
-// machine is an emulated host. Its name is $FORKD_MACHINE, by default one that users' sandboxes are
-// not in.
+// machine is an emulated host. Its name is $FORKD_MACHINE; the default is one without users'
+// sandboxes.
 type machine struct{ name string }
 
 const defaultMachine = "test"
 
-// Bounds of the emulated hosts that run tests at a time. An emulated host has 6 GiB, and its page
-// cache on the host comes on top.
+// Limits for the emulated hosts that run tests concurrently. An emulated host has 6 GiB, plus its
+// page cache on the host.
 const (
 	machineMemory = 8 << 30 // bytes
-	maxMachines   = 2       // there are few shards, and each emulated host prepares a parent of its own
+	maxMachines   = 2       // there are few shards, and each emulated host prepares its own parent
 )
 
-// Time limits of the emulated host commands; a hung emulated host is killed by its supervisor, not
+// Time limits of the emulated host commands. A hung emulated host is killed by its supervisor, not
 // waited for.
 const (
 	startLimit = 2 * time.Minute
 	stopLimit  = time.Minute
 )
 
-// machines returns the emulated hosts that this host has room for: each keeps one CPU busy and may
-// use machineMemory.
+// machines returns as many emulated hosts as this host has room for. Each keeps one CPU busy and
+// may use machineMemory.
 func machines() []host {
 	name := os.Getenv("FORKD_MACHINE")
 	if name == "" {
@@ -70,13 +70,13 @@ func machines() []host {
 }
 
 func (m machine) env() []string {
-	return []string{"FORKD_MACHINE=" + m.name, "CGO_ENABLED=0"} // what runs in the emulated host finds no libc there
+	return []string{"FORKD_MACHINE=" + m.name, "CGO_ENABLED=0"} // the emulated host has no libc for its programs
 }
 
 func (m machine) args() []string {
 	program, err := filepath.Abs("scripts/machine-exec")
 	if err != nil {
-		program = "scripts/machine-exec" // go test runs it in the package's directory and says that it is not there
+		program = "scripts/machine-exec" // go test runs it in the package's directory and reports that it is missing
 	}
 	return []string{"-exec", program}
 }

@@ -18,14 +18,15 @@ import (
 	"github.com/forkd/forkd/internal/emu/bochs"
 )
 
-// intelHost is an emulated Intel host by the name that scripts/test knows.
+// intelHost is an emulated Intel host, with its name in scripts/test.
 type intelHost struct {
 	name string
 	host bochs.Host
-	core bool // runs coreTests only, unless others are chosen
+	core bool // runs coreTests only, unless the user chooses tests
 }
 
-// intelHosts are all of them: each is another path through kvm-intel. The first is the smoke's.
+// intelHosts returns all emulated Intel hosts. Each takes another path through kvm-intel. The smoke
+// test uses the first one.
 func intelHosts() []intelHost {
 	return []intelHost{
 		{"ept", bochs.Host{CPU: bochs.Skylake}, false},
@@ -52,17 +53,17 @@ func chooseHosts(names []string) ([]intelHost, error) {
 	return chosen, nil
 }
 
-// Limits of one run on an emulated Intel host: of a package's tests in the host's own time, of
-// everything in real time. A host that hangs is found out much earlier.
+// Limits of one run on an emulated Intel host: intelTestLimit for a package's tests in the host's
+// own time, the others in real time. A host that hangs is detected much earlier.
 const (
 	intelTestLimit  = 20 * time.Minute
 	smokeLimit      = 10 * time.Minute
 	intelLimit      = 90 * time.Minute
 	intelLongLimit  = 24 * time.Hour
-	intelPerProgram = 64 << 20 // bytes of disk that the estimate allows for a test program
+	intelPerProgram = 64 << 20 // estimated disk space of a test program, in bytes
 )
 
-// smokeTests show that kvm-intel runs guests, forks them and branches them.
+// smokeTests checks that kvm-intel runs guests, forks them and branches them.
 func smokeTests() []vmPkg {
 	return []vmPkg{
 		probe(),
@@ -70,13 +71,13 @@ func smokeTests() []vmPkg {
 	}
 }
 
-// probe asks KVM whether it runs guests as it should. It is a test of the host too, so that
-// discover leaves it out.
+// probe checks that KVM runs guests correctly. It is a test of the host too, so discover does not
+// return it.
 func probe() vmPkg { return vmPkg{path: module + "internal/vmm/kvm", tests: []string{"TestProbe"}} }
 
-// coreTests are what another kind of host can make a difference to: how guests boot, in real mode
-// first, and how their memory and processor state are saved, tracked, branched and restored. They
-// take about five minutes of CPU time, of which one is the host's boot.
+// coreTests cover what can differ on another kind of host: how guests boot, first in real mode, and
+// how their memory and processor state are saved, tracked, branched and restored. They take about
+// five minutes of CPU time, including one minute for the host's boot.
 func coreTests() []vmPkg {
 	return []vmPkg{
 		probe(),
@@ -85,8 +86,8 @@ func coreTests() []vmPkg {
 	}
 }
 
-// leftOut are VM tests that take long and ask nothing of KVM that others do not: this one merges
-// the disk layers of 300 branches.
+// leftOut lists slow VM tests that use no other features of KVM than the rest. This one merges the
+// disk layers of 300 branches.
 var leftOut = []string{"TestManyBranchesOfOneVM"}
 
 const (
@@ -95,8 +96,8 @@ const (
 	clientPackage  = module + "internal/host/vmmclient"
 )
 
-// integrationTests are those that run on an emulated Intel host too: one for each thing that a
-// user does to a sandbox. The others test the daemon and files rather than VMs.
+// integrationTests are the integration tests that also run on an emulated Intel host: one for each
+// operation on a sandbox. The others test the daemon and files rather than VMs.
 var integrationTests = []string{"TestForkEvalExecKill", "TestBranchMidComputation", "TestRollback",
 	"TestForkFromSandbox",
 	"TestSuspend", "TestBranchChain", "TestVMEnds", "TestBranchKeepsStreams"}
@@ -122,8 +123,8 @@ func intelTests(ctx context.Context) ([]vmPkg, error) {
 	return append(append([]vmPkg{probe()}, found...), vmPkg{path: integration[0].path, tests: integrationTests}), nil
 }
 
-// intel is `testrun intel smoke`, `testrun intel all [HOST ...] [./PACKAGE ...] [-run PATTERN]` or
-// `testrun intel torture N [flag ...]`.
+// intel implements `testrun intel smoke`, `testrun intel all [HOST ...] [./PACKAGE ...] [-run
+// PATTERN]` and `testrun intel torture N [flag ...]`.
 func intel(ctx context.Context, args []string) error {
 	usage := errors.New("usage: testrun intel smoke | all [host ...] [./package ...] [-run pattern] | torture N [flag ...]")
 	if len(args) == 0 {
@@ -170,7 +171,7 @@ func intel(ctx context.Context, args []string) error {
 	return err
 }
 
-// choice is what of everything is to run.
+// choice selects hosts, packages and tests.
 type choice struct {
 	hosts, packages []string       // empty: all
 	tests           *regexp.Regexp // nil: all
@@ -178,8 +179,8 @@ type choice struct {
 
 func (c choice) all() bool { return len(c.packages) == 0 && c.tests == nil }
 
-// parseChoice tells hosts' names from packages, which begin with "./", and takes a pattern as go
-// test's -run does.
+// parseChoice parses host names, packages (which begin with "./"), and a pattern like that of go
+// test's -run.
 func parseChoice(args []string) (c choice, err error) {
 	for i := 0; i < len(args); i++ {
 		dir, isPackage := strings.CutPrefix(args[i], "./")
@@ -200,7 +201,7 @@ func parseChoice(args []string) (c choice, err error) {
 	return c, nil
 }
 
-// of returns what of the packages is chosen.
+// of returns the selected ones among packages.
 func (c choice) of(packages []vmPkg) []vmPkg {
 	var out []vmPkg
 	for _, p := range packages {
@@ -217,15 +218,15 @@ func (c choice) of(packages []vmPkg) []vmPkg {
 	return out
 }
 
-// intelJob is what every one of some hosts does.
+// intelJob is a job that each of several hosts does.
 type intelJob struct {
 	packages []vmPkg
-	core     bool     // hosts that are for coreTests run those
-	flags    []string // of every test program
+	core     bool     // hosts marked core run only coreTests
+	flags    []string // for every test program
 	limit    time.Duration
 }
 
-// of returns what a host runs.
+// of returns the packages that a host runs.
 func (j intelJob) of(h intelHost) []vmPkg {
 	if j.core && h.core {
 		return coreTests()
@@ -233,8 +234,8 @@ func (j intelJob) of(h intelHost) []vmPkg {
 	return j.packages
 }
 
-// run prepares what the hosts need, once, and lets them do the job, as many at a time as there are
-// processors.
+// run prepares the files for the hosts once, and runs the job on all hosts, as many at a time as
+// there are processors.
 func (j intelJob) run(ctx context.Context, hosts []intelHost) error {
 	cache, err := cachedir.Dir()
 	if err != nil {
@@ -292,15 +293,16 @@ func (j intelJob) run(ctx context.Context, hosts []intelHost) error {
 	return nil
 }
 
-// disk is what a host's disk is made of, and where.
+// disk holds the paths used to make a host's disk.
 type disk struct {
-	cache string // whose paths the tests see
-	dir   string // of the run
+	cache string // path that the tests see too
+	dir   string // directory of the run
 	tree  string
 	size  int64
 }
 
-// on lets one host do the job and returns what its tests said. A test that skips has failed.
+// on runs the job on one host and returns the results of its tests. A skipped test counts as
+// failed.
 func (j intelJob) on(ctx context.Context, m bochs.Machine, h intelHost, d disk, out *lineWriter) (counts, error) {
 	if err := os.Mkdir(d.dir, 0o755); err != nil {
 		return counts{}, err

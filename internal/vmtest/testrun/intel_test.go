@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// A log of a host that died, or of a program that ran less than it should, must not count as
-// passed.
+// The log of a host that died, or of a program that ran fewer tests than it should, must not count
+// as passed.
 func TestReportPackage(t *testing.T) {
 	const begin = "\x16=== RUN   TestA\n"
 	const pass = begin + "\x16--- PASS: TestA (0.10s)\n\x16=== NAME  \n"
@@ -51,7 +51,7 @@ func TestReportPackage(t *testing.T) {
 	}
 }
 
-// The tests that are named exist and need KVM: a renamed one must not fall out of the run.
+// The named tests exist and need KVM: a renamed test must not silently be left out.
 func TestIntelTestsExist(t *testing.T) {
 	t.Chdir("../../..")
 	source, err := os.ReadFile("internal/vmm/kvm/probe_test.go")
@@ -87,7 +87,7 @@ func TestIntelTestsExist(t *testing.T) {
 	}
 }
 
-// A mistyped choice must not end as a run that found nothing wrong.
+// A mistyped choice must not look like a successful run.
 func TestChoice(t *testing.T) {
 	packages := []vmPkg{{module + "a", []string{"TestOne", "TestTwo"}}, {module + "b", []string{"TestOne"}}}
 	for _, c := range []struct {

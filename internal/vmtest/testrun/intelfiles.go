@@ -17,19 +17,19 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// What an emulated Intel host has on its disk, which it sees below /disk: test programs with their
-// testdata, what of the cache VM tests use, and their results.
+// An emulated Intel host's disk, mounted at /disk, contains test programs with their testdata, the
+// files of the cache that VM tests use, and the results.
 const (
 	resultsDir    = "/results"
 	tortureReport = "/disk" + resultsDir + "/torture.json"
 )
 
-// short names a package in the host.
+// short returns the name of a package in the host.
 func (p vmPkg) short() string {
 	return strings.ReplaceAll(strings.TrimPrefix(p.path, module), "/", "-")
 }
 
-// layOut makes the disk's content below tree and returns its size in bytes.
+// layOut creates the disk's content below tree and returns its size in bytes.
 func (j intelJob) layOut(ctx context.Context, cache, tree string) (size int64, err error) {
 	for _, p := range j.packages {
 		dir := filepath.Join(tree, "tests", p.short())
@@ -45,7 +45,7 @@ func (j intelJob) layOut(ctx context.Context, cache, tree string) (size int64, e
 	return size + used, err
 }
 
-// script is what a host runs.
+// script returns the script that a host runs.
 func (j intelJob) script(cache string, packages []vmPkg) string {
 	var s strings.Builder
 	fmt.Fprintf(&s, "export FORKD_TEST_KVM=1 FORKD_CACHE=%s\n", quote(cache))
@@ -56,8 +56,8 @@ func (j intelJob) script(cache string, packages []vmPkg) string {
 	return s.String()
 }
 
-// command is the line of the script that runs a package's tests. Its console shows how tests end,
-// as they do.
+// command returns the line of the script that runs a package's tests. The console shows the result
+// of each test as it ends.
 func (j intelJob) command(p vmPkg) string {
 	args := append([]string{"-test.v=test2json", "-test.timeout=" + j.testLimit(), "-test.run=" + p.pattern()}, j.flags...)
 	for i := range args {
@@ -74,7 +74,7 @@ func (j intelJob) testLimit() string {
 
 func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
 
-// buildTest builds the tests of a package as a program in dir, beside its testdata.
+// buildTest builds a package's tests as a program in dir, next to its testdata.
 func buildTest(ctx context.Context, pkg, dir string) error {
 	cmd := exec.CommandContext(ctx, "go", "test", "-c", "-o", filepath.Join(dir, "test"), pkg)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
@@ -88,9 +88,9 @@ func buildTest(ctx context.Context, pkg, dir string) error {
 	return os.CopyFS(filepath.Join(dir, "testdata"), os.DirFS(testdata))
 }
 
-// linkAssets puts the files that prepare made below to, at the paths that they have in the cache,
-// and returns how much they take on a disk. They are links: the disk is made from them, and they
-// are large.
+// linkAssets links the files that prepare created into the tree to, at their paths in the cache,
+// and returns their size on disk. They are linked because they are large and are copied to the disk
+// anyway.
 func linkAssets(cache, to string) (size int64, err error) {
 	description := filepath.Join(cache, vmtest.AssetsFile)
 	p, err := os.ReadFile(description)
@@ -128,8 +128,8 @@ func linkAssets(cache, to string) (size int64, err error) {
 	return size, nil
 }
 
-// link makes another name of a file and returns how many bytes of a disk it takes, which are few
-// where it is sparse.
+// link creates a hard link to a file and returns the bytes it takes on a disk. A sparse file takes
+// few.
 func link(to, from string) (used int64, err error) {
 	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
 		return 0, err
@@ -144,7 +144,7 @@ func link(to, from string) (used int64, err error) {
 	return st.Blocks * 512, nil
 }
 
-// report reads what the tests of all packages said and did in a run, whose results are in dir.
+// report reads the results of all packages' tests from dir, the results of a run.
 func report(ctx context.Context, packages []vmPkg, dir string, out io.Writer) (total counts, err error) {
 	for _, p := range packages {
 		c, packageErr := reportPackage(ctx, p, filepath.Join(dir, p.short()), out)
@@ -160,7 +160,7 @@ func report(ctx context.Context, packages []vmPkg, dir string, out io.Writer) (t
 	return total, err
 }
 
-// reportPackage counts the tests in one log, and is content only if all of them ran and passed.
+// reportPackage counts the tests in one log. It returns an error unless all of them ran and passed.
 func reportPackage(ctx context.Context, p vmPkg, result string, out io.Writer) (counts, error) {
 	log, err := os.Open(result + ".log")
 	if err != nil {

@@ -1,10 +1,10 @@
-// Command testrun runs the project's tests and says what really ran: `testrun host` all tests of
-// this host, `testrun vm` those that boot VMs, in the emulated host where KVM is not usable here,
-// `testrun intel` those that an emulated Intel host runs. scripts/test calls it after
+// Command testrun runs the project's tests and reports what really ran. `testrun host` runs all
+// tests of this host. `testrun vm` runs the tests that boot VMs, in the emulated host if KVM is not
+// usable here. `testrun intel` runs tests on an emulated Intel host. scripts/test calls it after
 // scripts/build.
 //
-// It watches over `go test`; it adds no test of its own and knows nothing of what tests do. VM
-// tests are found in the source: see discover.go.
+// It runs `go test`; it contains no tests and knows nothing about what tests do. It finds VM tests
+// in the source: see discover.go.
 package main
 
 import (
@@ -46,7 +46,7 @@ func main() {
 	}
 }
 
-// hostTests runs everything with VM tests skipped.
+// hostTests runs all tests; VM tests skip themselves.
 func hostTests(ctx context.Context) error {
 	start := time.Now()
 	r := &run{out: os.Stdout, args: []string{"-timeout", hostLimit.String(), "./..."}, env: []string{"FORKD_TEST_HOST=1"}}
@@ -62,8 +62,9 @@ func hostTests(ctx context.Context) error {
 	return nil
 }
 
-// vmTests runs the tests that boot VMs, of all packages or of those named as go list names them. A
-// test that skips has failed, unless for vmtest.Lacking: here all else is there that it can need.
+// vmTests runs the tests that boot VMs, of all packages or of the named ones (as for go list). A
+// skipped test counts as failed, unless its reason begins with vmtest.Lacking: everything else that
+// tests need is present here.
 func vmTests(ctx context.Context, names []string) error {
 	all := len(names) == 0
 	if all {
@@ -98,7 +99,7 @@ func vmTests(ctx context.Context, names []string) error {
 	return nil
 }
 
-// vmPackage runs VM tests of one package, once more if the host they ran on was lost or hung.
+// vmPackage runs the VM tests of a package. It repeats them once if the host was lost or hung.
 func vmPackage(ctx context.Context, h host, p vmPkg, out io.Writer) (counts, error) {
 	for try := 1; ; try++ {
 		if err := h.start(ctx); err != nil {
@@ -122,7 +123,7 @@ func vmPackage(ctx context.Context, h host, p vmPkg, out io.Writer) (counts, err
 	}
 }
 
-// complete says what is wrong with counts of a run of the package in which no test failed.
+// complete returns an error if the counts show an incomplete run, although no test failed.
 func (p vmPkg) complete(c counts) error {
 	switch {
 	case c.skipped > c.lacking:

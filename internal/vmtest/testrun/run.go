@@ -15,22 +15,22 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// outcome is how a run of go test ended.
+// outcome is the result of a run of go test.
 type outcome int
 
 const (
 	passed outcome = iota
 	failed
-	lost // the emulated host went away, or a test or everything hung
+	lost // the emulated host is gone, or a test or everything hung
 )
 
-// counts are tests, subtests too.
+// counts holds numbers of tests, including subtests.
 type counts struct {
 	passed, failed, skipped int
-	top                     int      // that are no subtests, however they ended
-	vm                      int      // of skipped: because they boot VMs and this is not the run for them
-	lacking                 int      // of skipped: because this checkout lacks something that one need not have
-	failures                []string // a package, a test and the last it said, in the order in which they failed
+	top                     int      // tests that are not subtests, with any result
+	vm                      int      // of skipped: VM tests that do not belong to this run
+	lacking                 int      // of skipped: because this checkout lacks something optional
+	failures                []string // packages, tests and their last lines of output, in the order in which they failed
 }
 
 func (c *counts) add(d counts) {
@@ -47,21 +47,21 @@ func (c counts) String() string {
 	return s
 }
 
-// printFailures repeats the names of the failed tests and the last lines of each. Their own reports
-// are hundreds of lines further up, and CI keeps only the end of a log.
+// printFailures repeats the names of the failed tests and their last lines of output. Their full
+// output is hundreds of lines further up, and CI keeps only the end of a log.
 func (c counts) printFailures(out io.Writer) {
 	for _, failure := range c.failures {
 		fmt.Fprintf(out, "---- failed: %s", failure)
 	}
 }
 
-// run is one go test.
+// run is a run of go test.
 type run struct {
 	out   io.Writer
 	args  []string
 	env   []string
-	each  bool          // report every test, and not only every package
-	limit time.Duration // after which everything is killed; 0: go test's own -timeout suffices
+	each  bool          // report every test, not only every package
+	limit time.Duration // everything is killed after that; 0: only go test's -timeout applies
 
 	total    counts
 	packages map[string]*counts
@@ -69,13 +69,13 @@ type run struct {
 	lost     bool
 }
 
-// event is a line of go test -json, see go doc test2json.
+// event is a line of go test -json; see go doc test2json.
 type event struct {
 	Action, Package, Test, Output, ImportPath string
 	Elapsed                                   float64 // seconds
 }
 
-// do runs go test to its end. The error says that it could not be run.
+// do runs go test to its end. The error means that it could not be run.
 func (r *run) do(ctx context.Context) (outcome, error) {
 	r.packages, r.output = make(map[string]*counts), make(map[string][]string)
 	caller := ctx
@@ -86,8 +86,8 @@ func (r *run) do(ctx context.Context) (outcome, error) {
 	}
 	cmd := exec.CommandContext(ctx, "go", append([]string{"test", "-json"}, r.args...)...)
 	cmd.Env = append(os.Environ(), r.env...)
-	// go test, the -exec program and the test are one group; without it they would hold the output
-	// open.
+	// go test, the -exec program and the test are in one process group, so that all of them are
+	// killed. Otherwise the rest would keep the output open.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	pipe, err := cmd.StdoutPipe()
@@ -122,7 +122,7 @@ func (r *run) read(from io.Reader) error {
 	for lines.Scan() {
 		var e event
 		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
-			fmt.Fprintf(r.out, "%s\n", lines.Bytes()) // go itself has something to say
+			fmt.Fprintf(r.out, "%s\n", lines.Bytes()) // output of go itself
 			continue
 		}
 		r.handle(e)
@@ -130,10 +130,10 @@ func (r *run) read(from io.Reader) error {
 	return lines.Err()
 }
 
-// maxLines is how many lines of a test are kept for its failure.
+// maxLines is the number of lines kept of a test's output, for its failure.
 const maxLines = 80
 
-// lastLines is how many lines of a failed test are repeated at the end of everything.
+// lastLines is the number of a failed test's last lines that are repeated at the end.
 const lastLines = 12
 
 func (r *run) handle(e event) {
@@ -155,8 +155,8 @@ func (r *run) handle(e event) {
 	}
 }
 
-// isLost recognizes what forkd machine exec and package testing say when no test can be blamed
-// alone.
+// isLost recognizes output of forkd machine exec and package testing that blames no particular
+// test.
 func isLost(line string) bool {
 	return strings.HasPrefix(line, "exit status 125") || strings.HasPrefix(line, "panic: test timed out after")
 }
@@ -212,7 +212,7 @@ func (r *run) packageEnd(e event) {
 	}
 }
 
-// hung prints what tests had said that did not end.
+// hung prints the output of tests that have not ended.
 func (r *run) hung(pkg string) {
 	for key, lines := range r.output {
 		if p, test, _ := strings.Cut(key, " "); p == pkg && test != "" {

@@ -11,14 +11,13 @@ import (
 	"sync"
 )
 
-// shardTests is how many tests of a package run in one go. A package with more of them can keep
-// several hosts busy; less would repeat what a package prepares for its tests, such as baking a
-// parent.
+// shardTests is how many tests of a package run in one go. A package with more tests can keep
+// several hosts busy. A smaller number would repeat the package's preparations, such as baking a
+// parent, more often.
 const shardTests = 12
 
-// split cuts packages into shards of at most n tests each. Those with the fewest tests come first:
-// a test that is alone in its package is a long one, and should not be what everybody waits for in
-// the end.
+// split cuts packages into shards of at most n tests each. The smallest shards come first: the only
+// test of a package is a long one, and the run should not have to wait for it at the end.
 func split(packages []vmPkg, n int) []vmPkg {
 	var shards []vmPkg
 	for _, p := range packages {
@@ -35,9 +34,9 @@ func split(packages []vmPkg, n int) []vmPkg {
 	return shards
 }
 
-// job is what one host does in one go.
+// job is a unit of work for one host.
 type job struct {
-	name  string // of what has failed if it does
+	name  string // shown if it fails
 	title string
 	do    func(context.Context, host, io.Writer) (counts, error)
 }
@@ -49,8 +48,7 @@ func shardJob(p vmPkg) job {
 		}}
 }
 
-// runJobs lets every host take jobs until there are none left, and returns the counts of all and
-// what failed.
+// runJobs distributes the jobs among the hosts, and returns the total counts and the failed jobs.
 func runJobs(ctx context.Context, hosts []host, jobs []job) (total counts, failed []string) {
 	var mu sync.Mutex
 	next := 0
@@ -73,7 +71,7 @@ func runJobs(ctx context.Context, hosts []host, jobs []job) (total counts, faile
 				out.last = nil
 				fmt.Fprintf(out, "[%d/%d] %s\n", i+1, len(jobs), j.title)
 				c, err := j.do(ctx, h, out)
-				if err != nil && len(c.failures) == 0 { // a build, a test that hangs, a client
+				if err != nil && len(c.failures) == 0 { // a build, a hanging test, a client
 					c.failures = []string{j.name + "\n" + strings.Join(out.last, "")}
 				}
 				if err != nil {
@@ -92,13 +90,13 @@ func runJobs(ctx context.Context, hosts []host, jobs []job) (total counts, faile
 	return total, failed
 }
 
-// lineWriter passes on whole lines, each with a prefix that tells whose they are.
+// lineWriter writes whole lines, each with a prefix that identifies the source.
 type lineWriter struct {
 	prefix string
-	mu     *sync.Mutex // held while a line is written; writers of one destination share it
+	mu     *sync.Mutex // held while a line is written; shared by all writers to one destination
 	to     io.Writer
-	rest   []byte   // a line that has not ended
-	last   []string // at most lastLines lines, the newest at the end
+	rest   []byte   // an incomplete line
+	last   []string // up to lastLines lines, the newest at the end
 }
 
 func (w *lineWriter) Write(p []byte) (int, error) {

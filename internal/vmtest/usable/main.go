@@ -1,6 +1,6 @@
-// Command usable ends with status 0 if KVM can run guests on this host, else with 1 and the reason
-// on standard error. Scripts ask it whether they need the emulated host; the device node alone does
-// not tell.
+// Command usable exits with status 0 if KVM can run guests on this host. Otherwise it exits with 1
+// and prints the reason on standard error. Scripts use it to decide whether they need the emulated
+// host: the existence of the device node is not enough.
 package main
 
 import (

@@ -1,6 +1,6 @@
 // Command errorlint reports comparisons of errors by == and type assertions on errors, which miss wrapped
-// ones. `go vet -vettool` runs it and caches what it finds; the program that errorlint comes with
-// cannot be run so.
+// errors. `go vet -vettool` runs it and caches its findings; errorlint's own command does not support
+// that.
 package main
 
 import (
