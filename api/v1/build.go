@@ -1,7 +1,7 @@
 package v1
 
-// BuildArchive names the entries of the archive that a build is asked for with: the first is BuildFile,
-// a BuildRequest as JSON; the others, whose names begin with BuildContext, are the build context.
+// Names in the archive that is the body of a build request. The first entry is BuildFile, a
+// BuildRequest as JSON. The names of the others begin with BuildContext; they are the build context.
 const (
 	BuildFile    = "build.json"
 	BuildContext = "context/"
@@ -24,20 +24,20 @@ const (
 // BuildRequest asks for a snapshot to be built from a Dockerfile.
 type BuildRequest struct {
 	Tag        string            `json:"tag"`
-	Replace    bool              `json:"replace,omitempty"` // a snapshot with the tag gives way
-	Dockerfile string            `json:"dockerfile"`        // its text
-	Name       string            `json:"name,omitempty"`    // of the Dockerfile, for errors; empty: Dockerfile
-	Target     string            `json:"target,omitempty"`  // a stage; empty: the last
+	Replace    bool              `json:"replace,omitempty"` // replace a snapshot that has the tag
+	Dockerfile string            `json:"dockerfile"`        // text of the Dockerfile
+	Name       string            `json:"name,omitempty"`    // file name, for errors; empty: Dockerfile
+	Target     string            `json:"target,omitempty"`  // stage to build; empty: the last
 	Args       map[string]string `json:"args,omitempty"`    // values of ARG instructions
 	NoCache    bool              `json:"no_cache,omitempty"`
-	VCPUs      uint32            `json:"vcpus,omitempty"`      // of a VM made from an image; 0: 1
+	VCPUs      uint32            `json:"vcpus,omitempty"`      // of a VM that boots from an image; 0: 1
 	MemoryMiB  uint64            `json:"memory_mib,omitempty"` // likewise; 0: 1024
 	DiskMiB    int               `json:"disk_mib,omitempty"`   // likewise; 0: 8192
-	Secrets    map[string][]byte `json:"secrets,omitempty"`    // of RUN --mount=type=secret, by id
+	Secrets    map[string][]byte `json:"secrets,omitempty"`    // for RUN --mount=type=secret, by id
 }
 
-// BuildEvent is a line of a build's progress; one field is set. The first event has the plan, the last
-// the result or an error.
+// BuildEvent is a line of a build's progress. One field is set. The first event contains the plan, the
+// last one the result or an error.
 type BuildEvent struct {
 	Plan      *BuildPlan   `json:"plan,omitempty"`
 	Step      *BuildStep   `json:"step,omitempty"`
@@ -50,35 +50,35 @@ type BuildEvent struct {
 	Status int    `json:"status,omitempty"`
 }
 
-// BuildPlan says what a build will do.
+// BuildPlan describes the steps of a build.
 type BuildPlan struct {
 	Steps []string    `json:"steps"` // names, by number from 0
-	Notes []BuildNote `json:"notes"` // what of the Dockerfile has no effect
+	Notes []BuildNote `json:"notes"` // parts of the Dockerfile without effect
 }
 
 // BuildNote is a remark about a line of a Dockerfile.
 type BuildNote struct {
-	Line int    `json:"line,omitempty"` // from 1; 0: the whole
+	Line int    `json:"line,omitempty"` // from 1; 0: the whole file
 	Text string `json:"text"`
 }
 
-// BuildStep says how far a step is. State is "started", "cached", "done" or "failed".
+// BuildStep reports the state of a step: "started", "cached", "done" or "failed".
 type BuildStep struct {
 	Number int     `json:"number"` // from 0
 	State  string  `json:"state"`
-	MS     float64 `json:"ms,omitempty"` // that it took, in milliseconds
+	MS     float64 `json:"ms,omitempty"` // duration, in milliseconds
 }
 
-// BuildOutput is a line that a command of a step wrote.
+// BuildOutput is an output line of a step's command.
 type BuildOutput struct {
 	Number int    `json:"number"` // of the step
 	Line   string `json:"line"`
 }
 
-// BuildResult is what a build made.
+// BuildResult is the result of a build.
 type BuildResult struct {
 	Tag    string  `json:"tag"`
-	Cached int     `json:"cached"` // steps whose snapshots were there
-	Run    int     `json:"run"`    // steps that were carried out
+	Cached int     `json:"cached"` // steps with an existing snapshot
+	Run    int     `json:"run"`    // steps that were executed
 	MS     float64 `json:"ms"`     // in milliseconds
 }

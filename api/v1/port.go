@@ -5,7 +5,7 @@ type PortURLRequest struct {
 	TTLSecs float64 `json:"ttl_secs,omitempty"` // 0: an hour
 }
 
-// PortURL is an address by which everybody who has it reaches a port of a sandbox until ExpiresAt.
+// PortURL is a URL that gives anyone who holds it access to a port of a sandbox, until ExpiresAt.
 type PortURL struct {
 	URL       string `json:"url"`
 	ExpiresAt int64  `json:"expires_at"` // seconds since 1970

@@ -8,7 +8,7 @@ type Snapshot struct {
 	BranchedFrom string   `json:"branched_from,omitempty"`
 	Warning      string   `json:"warning,omitempty"`
 	Status       string   `json:"status"`         // "writing", "ready" or "failed"
-	Step         string   `json:"step,omitempty"` // of a bake that is under way, in words
+	Step         string   `json:"step,omitempty"` // current step of a running bake, as text
 	Bootable     bool     `json:"bootable"`
 	MemSizeMiB   uint64   `json:"mem_size_mib,omitempty"`
 	VCPUs        uint32   `json:"vcpus,omitempty"`
@@ -16,39 +16,39 @@ type Snapshot struct {
 	Accel        string   `json:"accel,omitempty"`
 	Kernel       string   `json:"kernel,omitempty"`
 	Warm         []string `json:"warm,omitempty"`
-	BaseImage    string   `json:"base_image,omitempty"` // path of the image of its disk; in lists only
+	BaseImage    string   `json:"base_image,omitempty"` // path of its disk's image; in lists only
 	Sandboxes    int      `json:"sandboxes"`            // running from it
-	Transient    bool     `json:"transient,omitempty"`  // removed with the last of them
-	DiskOnly     bool     `json:"disk_only,omitempty"`  // it has no memory: forks of it boot
+	Transient    bool     `json:"transient,omitempty"`  // deleted with the last of them
+	DiskOnly     bool     `json:"disk_only,omitempty"`  // it has no memory: its forks boot
 
-	// Of a branch. Times are in milliseconds; those of ReadyMS and PersistedMS begin with the
+	// Set for a branch. Times are in milliseconds; ReadyMS and PersistedMS are measured from the
 	// request.
 	SandboxID string `json:"sandbox_id,omitempty"`
-	// the snapshot that the sandbox was at before; empty: the one it ran from, or deleted
+	// the sandbox's previous snapshot; empty: the one it ran from, or deleted
 	After       string   `json:"after,omitempty"`
 	Mode        string   `json:"mode,omitempty"`
-	Fallback    string   `json:"fallback_reason,omitempty"` // why another mode than the one asked for
-	PauseMS     *float64 `json:"pause_ms,omitempty"`        // the sandbox stood still
-	StormStopMS *float64 `json:"storm_stop_ms,omitempty"`   // and again, because it wrote faster than could be copied
+	Fallback    string   `json:"fallback_reason,omitempty"` // why another mode was used than requested
+	PauseMS     *float64 `json:"pause_ms,omitempty"`        // how long the sandbox was paused
+	StormStopMS *float64 `json:"storm_stop_ms,omitempty"`   // second pause, because it wrote faster than the copy
 	ReadyMS     *float64 `json:"ready_ms,omitempty"`        // sandboxes can be forked from it
-	DirtyBytes  *uint64  `json:"dirty_bytes,omitempty"`     // memory that was saved: written since the branch before
-	// of it, now shared by the sandbox; in the answer to a branch only
+	DirtyBytes  *uint64  `json:"dirty_bytes,omitempty"`     // saved memory: written since the previous branch
+	// part of DirtyBytes now shared by the sandbox; in the response to a branch only
 	SharedBytes *uint64  `json:"shared_bytes,omitempty"`
-	DiffBytes   *uint64  `json:"diff_physical_bytes,omitempty"` // the same, under the name of forkd 0.5
-	DiffMS      *float64 `json:"diff_ms,omitempty"`             // PauseMS of a diff branch, under the name of forkd 0.5
-	// of forkd 0.5: what a diff branch would have saved as a full one
+	DiffBytes   *uint64  `json:"diff_physical_bytes,omitempty"` // DirtyBytes, as named by forkd 0.5
+	DiffMS      *float64 `json:"diff_ms,omitempty"`             // PauseMS of a diff branch, as named by forkd 0.5
+	// of forkd 0.5: size of a diff branch if it were a full one
 	DiffLogical *uint64 `json:"diff_logical_bytes,omitempty"`
-	Faults      *uint64 `json:"faults,omitempty"` // pages copied because the sandbox wrote them meanwhile
+	Faults      *uint64 `json:"faults,omitempty"` // pages copied because the sandbox wrote them during the copy
 
-	// Persist is "pending", "done", or "failed": it lives as long as its layer in RAM, and writing
-	// it is tried again.
+	// Persist is "pending", "done" or "failed". A failed snapshot lives as long as its layer in
+	// RAM, and writing it is retried.
 	Persist     string   `json:"persist_status"`
 	PersistedMS *float64 `json:"persisted_ms,omitempty"`
 
-	Labels map[string]string `json:"labels,omitempty"` // given with the request for the branch
+	Labels map[string]string `json:"labels,omitempty"` // set by the request for the branch
 }
 
-// SnapshotDetail is everything the daemon knows about a snapshot. Sizes are in bytes.
+// SnapshotDetail contains everything that the daemon knows about a snapshot. Sizes are in bytes.
 type SnapshotDetail struct {
 	Snapshot
 	ID             string   `json:"id"`
@@ -66,15 +66,15 @@ type SnapshotDetail struct {
 	Sealed         bool     `json:"sealed"`    // digests are recorded
 }
 
-// BakeRequest asks for a snapshot. Paths are those of the daemon's host.
+// BakeRequest requests a snapshot. Paths are paths on the daemon's host.
 type BakeRequest struct {
 	Tag    string `json:"tag"`
-	Kernel string `json:"kernel,omitempty"` // empty with from: the snapshot's
-	Initrd string `json:"initrd,omitempty"` // empty: the daemon makes one
+	Kernel string `json:"kernel,omitempty"` // empty with From: the snapshot's kernel
+	Initrd string `json:"initrd,omitempty"` // empty: the daemon creates one
 	Rootfs string `json:"rootfs,omitempty"`
-	// tag of a snapshot whose disk the parent boots from, in the place of rootfs. What is left out of
-	// kernel, mem_size_mib, vcpus, cpu_template, network, limits and unique is that snapshot's; env is
-	// added to its own.
+	// tag of a snapshot whose disk the parent boots from, instead of rootfs. An omitted kernel,
+	// mem_size_mib, vcpus, cpu_template, network, limits or unique is taken from that snapshot; env is
+	// added to the snapshot's.
 	From              string            `json:"from,omitempty"`
 	MemSizeMiB        uint64            `json:"mem_size_mib,omitempty"` // 0: 512
 	VCPUs             uint32            `json:"vcpus,omitempty"`        // 0: 1
@@ -83,27 +83,27 @@ type BakeRequest struct {
 	Warmup            Warmup            `json:"warmup,omitzero"`
 	ReadyTimeoutSecs  float64           `json:"ready_timeout_secs,omitempty"`
 	WarmupTimeoutSecs float64           `json:"warmup_timeout_secs,omitempty"`
-	// of the warm-up and of children; nil: "none" for the first, "public" for these
+	// for the warm-up and for children; nil: "none" for the warm-up, "public" for children
 	Network *Network `json:"network,omitempty"`
 
-	Limits *Limits `json:"limits,omitempty"` // of children that are given none
-	Unique string  `json:"unique,omitempty"` // "strict" or "report", of children that are given none
+	Limits *Limits `json:"limits,omitempty"` // default for children
+	Unique string  `json:"unique,omitempty"` // "strict" or "report"; default for children
 
-	// Of forkd 0.5. The root disk is always writable through a private layer, readiness is
-	// announced by the agent, and a tap device that is named is refused: there is none.
+	// Options of forkd 0.5. The root disk is always writable through a private layer, and the agent
+	// announces readiness. A request that names a tap device is refused: there is none.
 	RW           bool    `json:"rw,omitempty"`
 	Tap          string  `json:"tap,omitempty"`
 	BootWaitSecs float64 `json:"boot_wait_secs,omitempty"`
 }
 
-// Warmup is run in a parent before it is saved: the commands one after another, each by /bin/sh -c,
-// then the Python code in the warm interpreter.
+// Warmup runs in a parent before it is saved: first the commands one after another, each by /bin/sh
+// -c, then the Python code in the warm interpreter.
 type Warmup struct {
 	Commands []string `json:"commands,omitempty"`
 	Python   string   `json:"python,omitempty"`
 }
 
-// Baked is a new snapshot and how long its steps took, in milliseconds.
+// Baked is a new snapshot, with the durations of its steps in milliseconds.
 type Baked struct {
 	Snapshot
 	BootMS           float64  `json:"boot_ms"`
@@ -111,34 +111,34 @@ type Baked struct {
 	SaveMS           float64  `json:"save_ms"`
 	PersistMS        float64  `json:"persist_ms"`
 	MemoryLayerBytes uint64   `json:"memory_layer_bytes"`
-	WarmupOutput     string   `json:"warmup_output,omitempty"` // the last of what the warm-up steps wrote
+	WarmupOutput     string   `json:"warmup_output,omitempty"` // last part of the output of the warm-up steps
 	GuestErrors      []string `json:"guest_errors,omitempty"`  // what the guest's agent could not set up
 }
 
-// BranchRequest asks for a snapshot of a running sandbox.
+// BranchRequest requests a snapshot of a running sandbox.
 type BranchRequest struct {
 	Tag       string `json:"tag,omitempty"`        // empty: the daemon chooses one
 	Mode      string `json:"mode,omitempty"`       // "live" (also if empty), "diff" or "full"
-	ParentTag string `json:"parent_tag,omitempty"` // refuse if the sandbox does not run from this snapshot
-	// false: answer when the sandbox runs again, before the snapshot is complete
+	ParentTag string `json:"parent_tag,omitempty"` // refuse unless the sandbox runs from this snapshot
+	// false: respond when the sandbox runs again, before the snapshot is complete
 	Wait *bool `json:"wait,omitempty"`
-	// false: save the disk alone, with the guest's file system at rest; forks of the snapshot boot
+	// false: save only the disk, with the guest's file system frozen; forks of the snapshot boot
 	Memory *bool `json:"memory,omitempty"`
 
-	Labels map[string]string `json:"labels,omitempty"` // of the snapshot, which what is forked from it does not inherit
+	Labels map[string]string `json:"labels,omitempty"` // of the snapshot; its forks do not inherit them
 
-	// The older spelling of Mode, of forkd 0.5. MeasureDiff is Diff.
+	// Mode in the form of forkd 0.5. MeasureDiff is the same as Diff.
 	Diff        bool `json:"diff,omitempty"`
 	Live        bool `json:"live,omitempty"`
 	MeasureDiff bool `json:"measure_diff,omitempty"`
 }
 
-// CompactRequest asks for a snapshot with the content of another and no layers but its own.
+// CompactRequest requests a snapshot with the content of another one and a single layer of its own.
 type CompactRequest struct {
 	To string `json:"to"`
 }
 
-// Verified says that every file of a snapshot is as its digest has it.
+// Verified means that every file of a snapshot matches its digest.
 type Verified struct {
 	OK       bool    `json:"ok"`
 	VerifyMS float64 `json:"verify_ms"`

@@ -1,24 +1,24 @@
-// Package v1 has the messages of the daemon's REST API as Go types, once for both of its sides: the
-// daemon's v1 face decodes and answers them, and package client sends them. api/openapi.yaml
-// describes the same fields for other languages.
+// Package v1 defines the messages of the daemon's REST API as Go types, for both sides: the
+// daemon's v1 face decodes requests and sends responses, and package client does the opposite.
+// api/openapi.yaml describes the same fields for other languages.
 //
-// It holds no behaviour: the daemon checks requests and chooses defaults, and a zero field of a
-// request means that the default is wanted. Names of Go fields are free to change, those in JSON
-// are not. Clients of forkd 0.5 send and read the same messages: fields marked "of forkd 0.5" are
-// accepted for them and change nothing.
+// It contains no behaviour: the daemon checks requests and chooses defaults, and a zero field of a
+// request means the default. Names of Go fields may change; JSON names may not. Clients of forkd
+// 0.5 send and read the same messages. Fields marked "of forkd 0.5" are accepted from them and have
+// no effect.
 package v1
 
-// Health is the answer of a daemon that serves.
+// Health is the response of a running daemon.
 type Health struct {
 	OK bool `json:"ok"`
 }
 
-// Ready is the answer to whether a daemon takes requests.
+// Ready reports whether a daemon accepts requests.
 type Ready struct {
 	Ready      bool `json:"ready"`
-	PoolWarm   bool `json:"pool_warm"`   // every fork finds a waiting VMM
-	PoolShells int  `json:"pool_shells"` // VMMs that wait
-	PoolWanted int  `json:"pool_wanted"` // of a warm pool; 0 until something was forked
+	PoolWarm   bool `json:"pool_warm"`   // every fork finds a VMM ready
+	PoolShells int  `json:"pool_shells"` // VMMs that are ready
+	PoolWanted int  `json:"pool_wanted"` // size of a warm pool; 0 until the first fork
 
 	Reason string `json:"reason,omitempty"` // why it is not ready
 }
@@ -29,27 +29,27 @@ type Version struct {
 	API     string `json:"api"`
 	Accel   string `json:"accel"` // "kvm", or "tcg" on an emulated host
 
-	Scope string `json:"scope,omitempty"` // of the client that asks: "read", "run" or "admin"
+	Scope string `json:"scope,omitempty"` // of the calling client: "read", "run" or "admin"
 
-	HostMemoryMiB uint64 `json:"host_memory_mib"` // that the daemon's host has: no VM can have more
+	HostMemoryMiB uint64 `json:"host_memory_mib"` // memory of the daemon's host, the maximum of a VM
 
-	NoKVM         string      `json:"no_kvm,omitempty"`         // why no VM can run on the daemon's host; empty: they can
-	LimitsMissing string      `json:"limits_missing,omitempty"` // why limits cannot all be enforced
+	NoKVM         string      `json:"no_kvm,omitempty"`         // why the daemon's host cannot run VMs; empty if it can
+	LimitsMissing string      `json:"limits_missing,omitempty"` // why some limits cannot be enforced
 	Admission     Admission   `json:"admission"`
 	LeftAlone     []LeftAlone `json:"left_alone,omitempty"`
 }
 
-// LeftAlone is a sandbox of an earlier daemon that this one could not take over when it started,
-// and has not touched.
+// LeftAlone is a sandbox of an earlier daemon that this daemon could not take over at its start. It
+// has not touched the sandbox.
 type LeftAlone struct {
 	ID     string `json:"id"`
-	PID    int    `json:"pid,omitempty"` // of its VMM; 0: it has none, or that is not known
+	PID    int    `json:"pid,omitempty"` // of its VMM; 0: none, or unknown
 	Reason string `json:"reason"`
 }
 
-// Admission says how many sandboxes the daemon takes. 0 is no limit.
+// Admission holds the limits on the number of sandboxes. 0 means no limit.
 type Admission struct {
-	MaxSandboxes     int     `json:"max_sandboxes"`   // that have a VM
+	MaxSandboxes     int     `json:"max_sandboxes"`   // sandboxes with a VM
 	VCPUOvercommit   float64 `json:"vcpu_overcommit"` // vCPUs of all sandboxes, per CPU of the host
 	MemoryReserveMiB uint64  `json:"memory_reserve_mib"`
 	DiskReserveMiB   uint64  `json:"disk_reserve_mib"`
@@ -58,16 +58,15 @@ type Admission struct {
 // Problem is the media type of an Error (RFC 9457).
 const Problem = "application/problem+json"
 
-// Error is the body of every answer that is not a success. Message is for clients of forkd 0.5,
-// which know nothing else; the other fields are those of RFC 9457, and Code, Field and Fix beside
-// them.
+// Error is the body of every error response. Message is the only field that clients of forkd 0.5
+// know. The other fields are those of RFC 9457, and our Code, Field and Fix.
 type Error struct {
 	Message string `json:"error"`
-	Type    string `json:"type"`            // where the code is described
-	Title   string `json:"title"`           // the same for all errors of the code
-	Status  int    `json:"status"`          // of HTTP
-	Detail  string `json:"detail"`          // what is wrong, and as a rule how to put it right; the same as Message
+	Type    string `json:"type"`            // URL of the code's description
+	Title   string `json:"title"`           // the same for all errors with the code
+	Status  int    `json:"status"`          // HTTP status
+	Detail  string `json:"detail"`          // what is wrong, and usually how to fix it; the same as Message
 	Code    string `json:"code"`            // never changes its meaning: see docs/errors.md
-	Field   string `json:"field,omitempty"` // of the request, that is wrong
-	Fix     string `json:"fix"`             // what helps against most errors of the code
+	Field   string `json:"field,omitempty"` // the invalid field of the request
+	Fix     string `json:"fix"`             // what helps against most errors with the code
 }
