@@ -65,7 +65,7 @@ func TestServeStopsInOrder(t *testing.T) {
 	inside := make(chan struct{})
 	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		close(inside)
-		stop() // the request in flight is finished all the same
+		stop() // the running request is still finished
 		<-ctx.Done()
 		w.WriteHeader(http.StatusNoContent)
 	})
@@ -82,8 +82,8 @@ func TestServeStopsInOrder(t *testing.T) {
 	}
 }
 
-// None of the three places may be one that other users can change, and the error says which one and
-// what to do.
+// The daemon refuses each of its three directories if other users can change it. The error names
+// the directory and the fix.
 func TestDaemonWantsItsDirectoriesToItself(t *testing.T) {
 	for _, option := range []string{"--state-dir", "--ram-dir", "--run-dir"} {
 		top := t.TempDir()
@@ -106,8 +106,8 @@ func TestDaemonWantsItsDirectoriesToItself(t *testing.T) {
 	}
 }
 
-// A connection beyond the limit is not served, and takes no descriptor of the daemon, until another
-// one ends.
+// A connection beyond the limit is not served and takes no descriptor of the daemon, until another
+// one closes.
 func TestConnectionsAreLimited(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -143,8 +143,8 @@ func TestConnectionsAreLimited(t *testing.T) {
 	}
 }
 
-// Connections that are counted have two directions, which streams to ports of sandboxes pass on;
-// and they may be HTTP/2 without TLS.
+// Counted connections can be closed in one direction, as streams to ports of sandboxes require.
+// They may also use HTTP/2 without TLS.
 func TestServedConnections(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -183,7 +183,7 @@ func TestServedConnections(t *testing.T) {
 	c.Close()
 	two := &http.Transport{Protocols: new(http.Protocols)}
 	two.Protocols.SetUnencryptedHTTP2(true)
-	resp, err := (&http.Client{Transport: two}).Get("http://" + l.Addr().String()) // its place is that of the first
+	resp, err := (&http.Client{Transport: two}).Get("http://" + l.Addr().String()) // in the place of the first
 	if err != nil || resp.ProtoMajor != 2 {
 		t.Errorf("HTTP/2: %+v, %v", resp, err)
 	}
@@ -194,7 +194,7 @@ func TestServedConnections(t *testing.T) {
 	}
 }
 
-// A connection between requests does not hold a descriptor of the daemon for ever.
+// An idle connection does not keep a descriptor of the daemon for ever.
 func TestIdleConnectionsAreClosed(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -209,7 +209,7 @@ func TestIdleConnectionsAreClosed(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(30 * time.Second)) // passes only if nobody closes it
+	_ = c.SetDeadline(time.Now().Add(30 * time.Second)) // expires only if the server does not close the connection
 	fmt.Fprint(c, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
 	if p, err := io.ReadAll(c); err != nil || !strings.HasPrefix(string(p), "HTTP/1.1 200") {
 		t.Errorf("an answer and the end of the connection: %q, %v", p, err)

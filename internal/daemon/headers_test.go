@@ -14,8 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/daemon/inbound"
 )
 
-// Headers that would take many times their bytes for as long as their request lasts are refused before
-// anything waits with them.
+// Too many headers, which would take many times their bytes for the duration of the request, are
+// refused before any handler keeps them.
 func TestVeryManyHeaders(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -6,8 +6,7 @@ import (
 	"time"
 )
 
-// That VMs cannot run, or that it was too slow to tell, is asked again, at times; that they can is
-// not.
+// A negative or uncertain result is checked again after a while; a positive one is not.
 func TestKVMState(t *testing.T) {
 	var none *kvmState
 	if err := none.why(); err != nil {
@@ -22,7 +21,7 @@ func TestKVMState(t *testing.T) {
 		}
 	}
 	why(answer, 1)
-	k.until = time.Now().Add(time.Hour) // however slow this host is
+	k.until = time.Now().Add(time.Hour) // independent of the host's speed
 	why(answer, 1)
 	k.until = time.Time{}
 	why(answer, 2)

@@ -11,10 +11,10 @@ import (
 	"time"
 )
 
-// patience is how long a test waits for what should happen at once.
+// patience is how long a test waits for events that should occur at once.
 const patience = 30 * time.Second
 
-// startServer serves on loopback with a time for answers.
+// startServer starts a server on loopback with a time limit for answers.
 func startServer(t *testing.T, h http.Handler, answer time.Duration) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -27,7 +27,7 @@ func startServer(t *testing.T, h http.Handler, answer time.Duration) string {
 	return l.Addr().String()
 }
 
-// clientOf returns a transport of one protocol, which takes little that nobody reads.
+// clientOf returns a transport of one protocol, with small receive buffers.
 func clientOf(t *testing.T, http2 bool) *http.Transport {
 	tr := &http.Transport{Protocols: new(http.Protocols),
 		HTTP2: &http.HTTP2Config{MaxReceiveBufferPerStream: 16 << 10, MaxReceiveBufferPerConnection: 64 << 10}}
@@ -37,15 +37,15 @@ func clientOf(t *testing.T, http2 bool) *http.Transport {
 	return tr
 }
 
-// A client that asks and does not read keeps neither the handler nor the connection, in any
-// protocol and without any care of the handler.
+// A client that sends requests and reads nothing holds neither the handler nor the connection, in
+// any protocol, even if the handler does nothing about it.
 func TestAnswersHaveATime(t *testing.T) {
 	for name, http2 := range map[string]bool{"HTTP/1": false, "HTTP/2": true} {
 		t.Run(name, func(t *testing.T) {
 			ended := make(chan error, 1)
 			addr := startServer(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 				p := make([]byte, 1<<20)
-				for range 64 { // more than sockets hold
+				for range 64 { // more than socket buffers hold
 					if _, err := w.Write(p); err != nil {
 						ended <- err
 						return
@@ -70,7 +70,7 @@ func TestAnswersHaveATime(t *testing.T) {
 	}
 }
 
-// A stream that has deadlines of its own is not bound by the time of other answers.
+// A stream that sets its own deadlines is not limited by the time for other answers.
 func TestStreamsHaveTheirOwnTime(t *testing.T) {
 	for name, http2 := range map[string]bool{"HTTP/1": false, "HTTP/2": true} {
 		t.Run(name, func(t *testing.T) {
@@ -109,8 +109,9 @@ func TestStreamsHaveTheirOwnTime(t *testing.T) {
 	}
 }
 
-// A client of HTTP/2 that grants every window and reads nothing from its socket has it closed:
-// its writes fail, so that what ends an idle connection is not stuck behind them.
+// The server closes the connection of an HTTP/2 client that opens all windows and reads nothing
+// from its socket. Its writes time out, so that they do not block the closing of an idle
+// connection.
 func TestHTTP2SocketThatIsNotRead(t *testing.T) {
 	closed := make(chan bool)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -148,7 +149,7 @@ func TestHTTP2SocketThatIsNotRead(t *testing.T) {
 	}
 }
 
-// Nobody fills the log with what they send, and a panic of ours is still told.
+// No client can fill the log with its requests, and our own panics are still logged.
 func TestServerLog(t *testing.T) {
 	var out bytes.Buffer
 	l := errorLog(slog.New(slog.NewTextHandler(&out, nil)))

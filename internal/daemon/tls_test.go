@@ -69,7 +69,7 @@ func (a *authority) make(c *x509.Certificate) (_ *x509.Certificate, key *ecdsa.P
 		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})
 }
 
-// server and user make certificates of the two sides.
+// server and user make certificates for the two sides.
 func (a *authority) server() (cert, key []byte) {
 	_, _, cert, key = a.make(&x509.Certificate{Subject: pkix.Name{CommonName: "daemon"},
 		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}})
@@ -90,8 +90,8 @@ func put(t *testing.T, path string, p []byte) string {
 	return path
 }
 
-// The TCP address speaks TLS 1.2 and newer with the certificate that is in the file now, and lets
-// in whose certificate is the right authority's.
+// The TCP address speaks TLS 1.2 and newer with the certificate that is currently in the file. It
+// accepts clients with certificates of the right authority.
 func TestTLS(t *testing.T) {
 	ours, others := newAuthority(t), newAuthority(t)
 	dir := t.TempDir()
@@ -171,7 +171,7 @@ func TestTLS(t *testing.T) {
 	}
 	two.CloseIdleConnections()
 
-	// A broken file changes nothing; a new certificate is shown to the next client.
+	// A broken file changes nothing; a new certificate is used for the next client.
 	put(t, files.Cert, []byte("nonsense"))
 	if err := ask(client.WithCA(ours.pem), ann); err != nil {
 		t.Errorf("after a broken change: %v", err)
@@ -224,7 +224,8 @@ func TestTLSFilesAreChecked(t *testing.T) {
 	}
 }
 
-// A client that speaks HTTP to the TLS address is sent to https://, and no handler sees its request.
+// A client that speaks HTTP to the TLS address is redirected to https://, and no handler sees its
+// request.
 func TestPlainHTTPIsRedirected(t *testing.T) {
 	ours := newAuthority(t)
 	dir := t.TempDir()

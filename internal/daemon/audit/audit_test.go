@@ -54,7 +54,7 @@ func TestEveryEntryIsOneLineWhateverTheClientSends(t *testing.T) {
 	}
 }
 
-// Who may send anything cannot fill the disk with a few requests, in whichever field it ends up.
+// No client can fill the disk with a few requests, whichever field its text ends up in.
 func TestLinesAreBounded(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "audit.log")
 	l, err := Open(path)
@@ -83,7 +83,8 @@ func TestNilLogDropsEntries(t *testing.T) {
 	}
 }
 
-// Strangers cannot fill the log; what is left out is counted in it, and nobody else's line ever is.
+// Refused strangers cannot fill the log: their omitted lines are counted. Lines of other clients
+// are never omitted.
 func TestStrangersAreLimited(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	l, err := Open(path)
@@ -122,7 +123,7 @@ func TestStrangersAreLimited(t *testing.T) {
 		switch {
 		case e.isStranger():
 			strangers++
-		case e.Status != 0: // that of Close has none
+		case e.Status != 0: // the line written by Close has no status
 			lines++
 		}
 	}
@@ -131,7 +132,7 @@ func TestStrangersAreLimited(t *testing.T) {
 	}
 }
 
-// fullDisk writes to a file for as long as there is room.
+// fullDisk is a file that accepts room bytes, and then fails like a full disk.
 type fullDisk struct {
 	io.WriteCloser
 	room int
@@ -146,8 +147,8 @@ func (d *fullDisk) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// A disk that was full, or a daemon that was killed amid a line, spoils no line that comes after;
-// the lines that are missing are counted in it.
+// After a full disk, or a daemon that was killed during a write, later lines are intact and count
+// the missing ones.
 func TestLinesAfterAFullDisk(t *testing.T) {
 	for _, room := range []int{0, 1, 50} {
 		path := filepath.Join(t.TempDir(), "log")

@@ -61,7 +61,7 @@ func TestIdentify(t *testing.T) {
 	}
 }
 
-// A token in its own header decides, whatever else there is; and so does one that came otherwise.
+// A token in TokenHeader takes precedence over any other token in the request.
 func TestIdentifyByTheOwnHeader(t *testing.T) {
 	tokens, _ := open(t, good)
 	g := &Guard{Tokens: tokens}
@@ -117,7 +117,7 @@ func TestWeakTokensAreRefused(t *testing.T) {
 	}
 }
 
-// hashOf returns a token as files have it.
+// hashOf returns the hash of a token as it is stored in token files.
 func hashOf(t *testing.T, token string) string {
 	t.Helper()
 	sum, err := digestOf(token)
@@ -162,8 +162,8 @@ func TestNamedTokens(t *testing.T) {
 		t.Error("an unknown token is taken")
 	}
 
-	// A token that is taken out of the file is of no use from the next request on, the last one
-	// too.
+	// A token removed from the file is invalid from the next request on, even if it was the last
+	// one.
 	less, err := Remove(file, "e2b")
 	if err != nil || !strings.HasPrefix(string(less), "# who\n") {
 		t.Fatalf("%q, %v", less, err)
@@ -195,8 +195,8 @@ func TestNamedTokens(t *testing.T) {
 	}
 }
 
-// A comment of a single word is no token: neither in a file of its own, nor where it is all that a
-// removal leaves.
+// A comment of a single word is not a token, neither alone in a file nor as the remainder after a
+// removal.
 func TestCommentIsNoToken(t *testing.T) {
 	const comment = "#forkd-tokens-of-ci"
 	file, ci, err := Add([]byte(comment+"\n"), Token{Name: "ci", Scope: Run}, false)
@@ -220,7 +220,7 @@ func TestCommentIsNoToken(t *testing.T) {
 	}
 }
 
-// A file that has not changed for long is not read again, and one that has is.
+// A file is read again only if it has changed, even if it was old before.
 func TestOldTokenFileIsReadAgainWhenItChanges(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens")
 	write(t, path, good)

@@ -30,7 +30,7 @@ func TestParsePeer(t *testing.T) {
 	}
 }
 
-// Who is at the other end decides: its own user and root, those who are listed, and nobody else.
+// Only the daemon's own user, root and listed users have rights at the unix socket.
 func TestByPeer(t *testing.T) {
 	own := uint32(os.Getuid())
 	g := &Guard{Peers: []PeerRule{{ID: own + 1, Scope: Read}, {Group: true, ID: 4242, Scope: Run},
@@ -53,7 +53,7 @@ func TestByPeer(t *testing.T) {
 	}
 }
 
-// The kernel tells who has connected, also through a listener that wraps connections.
+// The kernel reports the peer of a connection, even through a listener that wraps connections.
 func TestPeerOfAConnection(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	l, err := net.Listen("unix", path)

@@ -15,7 +15,7 @@ import (
 	"github.com/forkd/forkd/internal/host/store"
 )
 
-// What a VM made from an image has where the request says nothing.
+// Defaults of a VM that boots from an image.
 const (
 	imageVCPUs     = 1
 	imageMemoryMiB = 1024
@@ -107,7 +107,7 @@ func (b *Builder) Begin(ctx context.Context, req Request, from plan.Base, userEl
 	if err != nil {
 		return from, dockerfile.Config{}, err
 	}
-	w.plan.Result = -1 // it is a step like others
+	w.plan.Result = -1 // without a result: it is an ordinary step
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	if err := w.ensure(ctx, cancel, 0); err != nil {
@@ -121,8 +121,8 @@ func (b *Builder) Begin(ctx context.Context, req Request, from plan.Base, userEl
 	return from, config, err
 }
 
-// settings asks a fork of a snapshot what its processes start with, those of userElse if the guest has that
-// account and no default user.
+// settings returns the settings of processes in a fork of a snapshot. Their user is userElse if the guest
+// has that account and no default user.
 func (b *Builder) settings(ctx context.Context, tag, id, userElse string) (dockerfile.Config, error) {
 	key := id + " " + userElse
 	b.mu.Lock()
@@ -183,8 +183,8 @@ func ask(ctx context.Context, c *agentclient.Client, userElse string) (config do
 	return config, nil
 }
 
-// environment returns what /proc/self/environ says, without what an account or a fork brings. It
-// refuses what no step could have: the guest may say anything.
+// environment parses /proc/self/environ, without the variables set by an account or a fork. The
+// text comes from the guest, so it returns an error if a step could not have that environment.
 func environment(text string) (map[string]string, error) {
 	size, env := 0, make(map[string]string)
 	for kv := range strings.SplitSeq(text, "\x00") {
@@ -201,7 +201,8 @@ func environment(text string) (map[string]string, error) {
 	return env, nil
 }
 
-// there reports whether a base that is a snapshot is still the one that the plan was made for.
+// there returns an error if a snapshot used as a base is no longer the one that the plan was made
+// for.
 func (b *Builder) there(base *plan.Base) error {
 	if b.cfg.Manager.Snapshots().Has(base.Snapshot, base.Digest) {
 		return nil
@@ -210,10 +211,10 @@ func (b *Builder) there(base *plan.Base) error {
 		&store.NotFoundError{Tag: base.Snapshot})
 }
 
-// Registry finds the digest of an image, which covers its content, and its settings.
+// Registry returns the settings of an image, and its digest, which covers the content.
 type Registry func(ctx context.Context, reference string, login *Login) (digest string, c dockerfile.Config, err error)
 
-// FromRegistry is the Registry of the daemon: it asks the image's registry.
+// FromRegistry is the daemon's Registry: it queries the image's registry.
 func FromRegistry(ctx context.Context, reference string, login *Login) (digest string, config dockerfile.Config,
 	err error) {
 	i, err := image.Inspect(ctx, reference, login)

@@ -12,23 +12,22 @@ import (
 	"github.com/forkd/forkd/internal/host/bake"
 )
 
-// Boot makes what a parent boots from out of a container image, and tells report of its stages. The
-// request has no tag yet.
+// Boot prepares the files that a parent boots from, out of a container image, and reports its
+// stages. The request has no tag yet.
 type Boot func(ctx context.Context, i Image, report func(string)) (bake.Request, error)
 
 // Image is a container image of a registry.
 type Image struct {
 	Reference string
-	Login     *Login // nil: what `docker login` has stored for the daemon's user
-	DiskMiB   int    // of the file system that is made of it
+	Login     *Login // nil: the login stored by `docker login` for the daemon's user
+	DiskMiB   int    // size of the root file system
 }
 
-// Login is who asks a registry, and the password.
+// Login holds the credentials for a registry.
 type Login = image.Login
 
-// BootImage is the Boot of the daemon: it makes a root file system out of a container image, and
-// fetches the guest kernel, as `forkd build docker://IMAGE` does, into the cache of the daemon's
-// user.
+// BootImage is the daemon's Boot. Like `forkd build docker://IMAGE`, it makes a root file system
+// from a container image and fetches the guest kernel, into the cache of the daemon's user.
 func BootImage(ctx context.Context, i Image, report func(string)) (bake.Request, error) {
 	r, ok, err := image.FromContainer("docker://" + i.Reference)
 	if err != nil {
@@ -51,7 +50,7 @@ func BootImage(ctx context.Context, i Image, report func(string)) (bake.Request,
 	progress := func(s image.Step) {
 		mu.Lock()
 		defer mu.Unlock()
-		if s.Stage != stage { // what the tools say is for terminals
+		if s.Stage != stage { // output of the tools is meant for terminals
 			stage = s.Stage
 			report(stage)
 		}

@@ -1,15 +1,15 @@
-// Package build carries plans out. A step forks the snapshot of the step before it, does its work in
-// that sandbox through the agent, and branches: the new snapshot is what the next step starts from, and
-// what a later build with the same step finds by its key instead of doing it again. Such snapshots are
-// ordinary ones whose tags begin with "step-". Stages that do not need each other run at once.
+// Package build executes plans. A step forks the snapshot of the previous step, does its work in that
+// sandbox through the agent, and branches it. The next step starts from the new snapshot. A later build
+// with the same step finds the snapshot by its key and skips the step. Snapshots of steps are ordinary
+// ones with tags that begin with "step-". Independent stages run concurrently.
 //
-// A step either has a snapshot or has left nothing: a build whose client leaves, or whose daemon is
-// killed, loses the step it was at, and the next build goes on from there. Sandboxes of builds carry a
-// mark, by which the next daemon ends them.
+// A step either has a snapshot or leaves nothing. If the client disconnects or the daemon is killed,
+// only the current step is lost, and the next build continues from there. Sandboxes of builds carry a
+// mark, so that the next daemon can kill them.
 //
-// What a client sends is interpreted in the guest: the host stores the files of the build context by
-// their digests, and takes the compression of archives away. The package does not speak HTTP, and
-// decides nothing about who may build.
+// Data from clients is interpreted in the guest; the host only stores files of the build context by
+// digest, and decompresses archives. The package does not speak HTTP, and does not decide who may
+// build.
 package build
 
 import (
@@ -40,34 +40,34 @@ const (
 	maxBuilds  = 4 // at once
 	maxBuild   = 4 * time.Hour
 	maxCommand = 2 * time.Hour
-	maxBases   = 256 // whose settings are remembered
+	maxBases   = 256 // bases whose settings are cached
 )
 
-// Config is what a Builder works with.
+// Config holds the parameters of a Builder.
 type Config struct {
 	Manager *sandbox.Manager
 	Baker   *bake.Baker
 	Boot    Boot     // of container images
-	Image   Registry // of the same
-	Dir     string   // of what builds keep; of this Builder alone
+	Image   Registry // looks up container images
+	Dir     string   // directory for files of builds; used by this Builder only
 	Log     *slog.Logger
 }
 
-// Request is a build to be carried out.
+// Request is a build to execute.
 type Request struct {
-	Who     string // asks for it
-	Admin   bool   // may do everything; the steps of others count for them alone, and FROM takes no result of theirs
+	Who     string // client
+	Admin   bool   // Who has all rights; otherwise its steps are cached for it alone, and FROM does not accept its results
 	Tag     string
 	Replace bool
 	NoCache bool
-	Login   *Login // to the registries of images; nil: what `docker login` has stored for the daemon's user
+	Login   *Login // to the registries of images; nil: the login stored by `docker login` for the daemon's user
 
 	Dockerfile dockerfile.Request // without Files and Base; empty: see BuildFrom
-	VCPUs      uint32             // of a VM made from an image; 0: 1
+	VCPUs      uint32             // of a VM that boots from an image; 0: 1
 	MemoryMiB  uint64             // likewise; 0: 1024
 	DiskMiB    int                // likewise; 0: 8192
 
-	// Secrets of RUN --mount=type=secret, by id. They are in no key, file or message of a build.
+	// Secrets for RUN --mount=type=secret, by id. They are in no key, file or message of a build.
 	Secrets map[string][]byte
 }
 
@@ -77,7 +77,7 @@ const (
 	maxSecret  = apiv1.MaxBuildSecret // bytes
 )
 
-// Check returns what is wrong with a request for a Dockerfile, as an *invalid.Error.
+// Check returns an error if a request is invalid, as an *invalid.Error.
 func (r *Request) Check() error {
 	if err := r.check(); err != nil {
 		return err
@@ -112,7 +112,7 @@ func (r *Request) check() error {
 	return nil
 }
 
-// maxDiskMiB bounds the disk of a VM made from an image, in MiB.
+// maxDiskMiB is the maximum disk size of a VM that boots from an image, in MiB.
 const maxDiskMiB = 1 << 20
 
 // States of steps.
@@ -123,19 +123,19 @@ const (
 	Failed  = "failed"
 )
 
-// Observer is told of a build's progress, by several goroutines at once.
+// Observer receives the progress of a build. Its methods are called concurrently.
 type Observer interface {
 	Planned(p *plan.Plan)
 	Step(number int, state string, took time.Duration)
 	Output(number int, line string)
 }
 
-// Result says what a build did.
+// Result counts the steps of a build.
 type Result struct {
 	Cached, Run int // steps
 }
 
-// Builder carries builds out. Its methods may be called concurrently.
+// Builder executes builds. Its methods may be called concurrently.
 type Builder struct {
 	cfg      Config
 	places   *gate.Gate
@@ -149,7 +149,7 @@ type Builder struct {
 	pinned map[string]int // tags of the steps of builds that run, with the number of these
 }
 
-// New returns a Builder, and ends the sandboxes of an earlier daemon's builds.
+// New returns a Builder. It kills the sandboxes of an earlier daemon's builds.
 func New(cfg Config) (*Builder, error) {
 	for _, i := range cfg.Manager.List() {
 		if !IsBuild(i) {
@@ -167,7 +167,7 @@ func New(cfg Config) (*Builder, error) {
 			return nil, fmt.Errorf("open the store of builds: %w", err)
 		}
 	}
-	parts, err := filepath.Glob(filepath.Join(cfg.Dir, "caches", ".*")) // which an earlier daemon did not end
+	parts, err := filepath.Glob(filepath.Join(cfg.Dir, "caches", ".*")) // writes that an earlier daemon did not finish
 	for _, part := range parts {
 		err = errors.Join(err, os.Remove(part))
 	}
@@ -179,10 +179,10 @@ func New(cfg Config) (*Builder, error) {
 		pinned: make(map[string]int)}, nil
 }
 
-// ErrBusy says that too many builds are under way.
+// ErrBusy means that too many builds are running.
 var ErrBusy = errors.New("too many builds are under way: wait until one has ended")
 
-// Enter takes a place for a build of a client, which leave gives back.
+// Enter reserves a place for a build of a client; leave releases it.
 func (b *Builder) Enter(who string) (leave func(), err error) {
 	if leave, err = b.places.Enter(owner.FairShare(who, maxBuilds)); err != nil {
 		return nil, ErrBusy
@@ -220,8 +220,8 @@ func (e *StepError) Unwrap() error { return e.Err }
 
 var errTooLong = fmt.Errorf("the build was not done after %v", maxBuild)
 
-// Build reads a Dockerfile and carries it out. The caller closes files, the build context. The error is a
-// *dockerfile.Error if the Dockerfile is at fault, and a *StepError if a step is.
+// Build reads a Dockerfile and executes it. The caller closes files, the build context. The error is a
+// *dockerfile.Error if the Dockerfile is at fault, and a *StepError if a step failed.
 func (b *Builder) Build(ctx context.Context, req Request, files *Context, o Observer) (Result, error) {
 	if err := req.Check(); err != nil {
 		return Result{}, err
@@ -243,8 +243,8 @@ func (b *Builder) Build(ctx context.Context, req Request, files *Context, o Obse
 	}, o)
 }
 
-// BuildFrom carries out a plan that is no Dockerfile's, which read makes. It waits for other builds of the
-// tag. The caller closes files, which the plan copies from. The error is a *StepError if a step is at fault.
+// BuildFrom executes a plan made by read instead of a Dockerfile. It waits for other builds of the tag. The
+// caller closes files, which the plan copies from. The error is a *StepError if a step failed.
 func (b *Builder) BuildFrom(ctx context.Context, req Request, files *Context,
 	read func(context.Context) (*plan.Plan, error), o Observer,
 ) (Result, error) {
@@ -273,7 +273,7 @@ func (b *Builder) build(ctx context.Context, req Request, files *Context,
 	return r, causeOf(ctx, err)
 }
 
-// claim takes what no two builds may work at, until free is called.
+// claim reserves a name that only one build may work on at a time. free releases it.
 func (b *Builder) claim(what string) (free func(), err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -291,7 +291,7 @@ func (b *Builder) claim(what string) (free func(), err error) {
 // ErrTaken says that another build makes a snapshot with the same tag.
 var ErrTaken = errors.New("another build is at it")
 
-// causeOf prefers what has ended a context to what came of that.
+// causeOf returns the cause of ctx's end in preference to err, which is often only its consequence.
 func causeOf(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); err != nil && cause != nil && !errors.Is(cause, context.Canceled) {
 		return cause

@@ -11,7 +11,7 @@ import (
 	"github.com/forkd/forkd/internal/host/invalid"
 )
 
-// What is no image, and a registry that is not there, are errors of a build.
+// An invalid image name and an unreachable registry are errors of the build.
 func TestBootImage(t *testing.T) {
 	t.Setenv("FORKD_CACHE", t.TempDir())
 	for reference, want := range map[string]string{"": "", "Not An Image": "", "127.0.0.1:1/x:y": "127.0.0.1:1"} {
@@ -22,7 +22,8 @@ func TestBootImage(t *testing.T) {
 	}
 }
 
-// A few bytes may become any number, of which a context takes so many, whatever it consists of.
+// A compressed archive may expand to any size. A context accepts a limited number of bytes,
+// whatever they contain.
 func TestUnpackIsBounded(t *testing.T) {
 	var z bytes.Buffer
 	c := gzip.NewWriter(&z)

@@ -43,7 +43,7 @@ const (
 	maxContentsMiB = 24 << 10 // of the disk
 )
 
-// Context is a build context that a client has sent: the list of its files, and their content by digest.
+// Context is a build context from a client: the list of its files, and their content by digest.
 type Context struct {
 	dir   string
 	files []plan.File
@@ -125,8 +125,8 @@ func (b *Builder) NewContext(who string) (*Context, error) {
 		list: shareOf(b.lists, who), contents: shareOf(b.contents, who)}, nil
 }
 
-// Unpack takes the entries of an archive, which may be compressed, into a new directory of the context, until
-// ctx is done. The error is an *invalid.Error if the archive is at fault.
+// Unpack reads the entries of an archive, which may be compressed, into a new directory of the context. It
+// stops when ctx is done. The error is an *invalid.Error if the archive is at fault.
 func (c *Context) Unpack(ctx context.Context, archive io.Reader, dir string) error {
 	plain, err := decompress(bufio.NewReaderSize(archive, 64<<10))
 	if err == nil && plain == nil {
@@ -138,7 +138,7 @@ func (c *Context) Unpack(ctx context.Context, archive io.Reader, dir string) err
 	return c.unpack(ctx, treetar.NewReader(&sent{r: &readUntil{ctx, plain}}), "", dir)
 }
 
-// readUntil is a reader that ends with its context.
+// readUntil is a reader that fails once its context is done.
 type readUntil struct {
 	ctx context.Context
 	r   io.Reader
@@ -183,7 +183,7 @@ func (c *Context) unpack(ctx context.Context, in *treetar.Reader, prefix, dir st
 	return c.complete(before)
 }
 
-// nameIn returns the path of an entry of an archive in the context: "" for the context's own directory.
+// nameIn returns the path in the context of an archive entry. It is "" for the context's own directory.
 func nameIn(name, prefix, dir string) (string, error) {
 	rel, ok := strings.CutPrefix(name, prefix)
 	if !ok {
@@ -198,7 +198,8 @@ func nameIn(name, prefix, dir string) (string, error) {
 	return path.Join(dir, path.Clean("/" + rel)[1:]), nil
 }
 
-// add takes one entry. Of two by one name the later counts, as where an archive is unpacked.
+// add adds an entry. A later entry replaces an earlier one with the same name, as it does when tar
+// unpacks an archive.
 func (c *Context) add(h *tar.Header, in io.Reader, prefix, dir string) error {
 	name, err := nameIn(h.Name, prefix, dir)
 	switch {
@@ -240,7 +241,7 @@ func (c *Context) add(h *tar.Header, in io.Reader, prefix, dir string) error {
 			return err
 		}
 		f.Digest = digest
-	case tar.TypeLink: // to an earlier entry, whose content it has too
+	case tar.TypeLink: // to an earlier entry, with the same content
 		to, err := nameIn(h.Linkname, prefix, dir)
 		if err != nil {
 			return err
@@ -281,7 +282,7 @@ func (c *Context) insert(f plan.File) error {
 	return nil
 }
 
-// complete adds directories that are only in the names of entries, from the one with an index on.
+// complete adds the missing parent directories of the entries from index from on.
 func (c *Context) complete(from int) error {
 	for i := from; i < len(c.files); i++ {
 		dir := path.Dir(c.files[i].Path)
@@ -311,7 +312,7 @@ func room(dir string, size int64) error {
 	return nil
 }
 
-// roomEvery is how much is written, in bytes, until it is asked again whether there is room.
+// roomEvery is how many bytes are written between two checks of the free disk space.
 const roomEvery = 16 << 20
 
 // keep stores content and returns its digest.
@@ -320,11 +321,11 @@ func (c *Context) keep(in io.Reader, size int64) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("store a build context: %w", err)
 	}
-	defer os.Remove(f.Name()) // does nothing once it is renamed
+	defer os.Remove(f.Name()) // no effect after the rename
 	defer f.Close()
 	h := sha256.New()
 	for left := size; left > 0; left -= roomEvery {
-		if err := room(c.dir, min(left, roomEvery)); err != nil { // others write at the same time
+		if err := room(c.dir, min(left, roomEvery)); err != nil { // others write concurrently
 			return "", err
 		}
 		if _, err := io.CopyN(io.MultiWriter(f, h), in, min(left, roomEvery)); err != nil {

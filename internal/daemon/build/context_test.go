@@ -221,7 +221,7 @@ func TestForgetAsksForEachSnapshot(t *testing.T) {
 	}
 }
 
-// A few bytes can name many directories, and the same entry again and again: all of that counts.
+// A few bytes can name many directories, or the same entry many times. All of it counts.
 func TestEntriesOfAContextAreBounded(t *testing.T) {
 	deep := make([]tar.Header, 5)
 	for i := range deep {
@@ -230,7 +230,7 @@ func TestEntriesOfAContextAreBounded(t *testing.T) {
 	again := slices.Repeat([]tar.Header{{Name: strings.Repeat("n", 20), Typeflag: tar.TypeDir}}, 5)
 	link := tar.Header{Name: "l", Linkname: strings.Repeat("t", 90), Typeflag: tar.TypeSymlink}
 	for name, c := range map[string]struct {
-		files, names int // that there are already
+		files, names int // number of files and bytes of names already there
 		entries      []tar.Header
 		want         string
 	}{
@@ -259,7 +259,7 @@ func TestEntriesOfAContextAreBounded(t *testing.T) {
 	}
 }
 
-// Each archive has a directory of its own, and the list is sorted over all of them.
+// Each archive has its own directory, and the list is sorted across all of them.
 func TestFilesOfSeveralArchives(t *testing.T) {
 	ctx := newContext(t)
 	for _, dir := range []string{"b", "a"} {
@@ -278,7 +278,7 @@ func TestFilesOfSeveralArchives(t *testing.T) {
 	}
 }
 
-// endless is an archive whose file has no end. It cancels a build once it is read.
+// endless is an archive with an endless file. It cancels the build when it is read.
 type endless struct {
 	head   *bytes.Buffer
 	cancel func()
@@ -297,7 +297,7 @@ func (e *endless) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// A build that is replaced reads no further.
+// Unpacking stops when its build is replaced.
 func TestUnpackEndsWithItsContext(t *testing.T) {
 	var head bytes.Buffer
 	big := tar.Header{Name: "x", Typeflag: tar.TypeReg, Size: 1 << 30}
@@ -320,7 +320,7 @@ func TestUnpackEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// The guest says what its environment is.
+// The guest can choose its environment.
 func TestEnvironmentOfAGuestIsBounded(t *testing.T) {
 	env, err := environment("A=1\x00HOME=/x\x00FORKD_X=1\x00B=2=3\x00")
 	if err != nil || len(env) != 2 || env["A"] != "1" || env["B"] != "2=3" {

@@ -22,10 +22,11 @@ import (
 	"github.com/forkd/forkd/internal/host/agentclient"
 )
 
-// workDir makes an empty directory on the guest's disk that only root can use: /tmp may be memory.
+// workDir creates an empty directory on the guest's disk that only root can use. /tmp may be in
+// memory.
 const workDir = "mkdir -p /var/tmp && mktemp -d /var/tmp/forkd-build.XXXXXX"
 
-// copy puts files into a directory of the guest, and moves them from there to where they are to be.
+// copy transfers files to a directory of the guest, and moves them to their target from there.
 func (g *guest) copy(ctx context.Context, cp *plan.Copy) (err error) {
 	dir, err := g.script(ctx, workDir)
 	if err != nil {
@@ -88,13 +89,13 @@ func (g *guest) fetch(ctx context.Context, src *plan.Source, dir string, unpack 
 	return !src.Dir && len(src.Files) == 1, g.unpack(ctx, r, dir)
 }
 
-// unpack has the guest's tar unpack an archive. As root it keeps owners and all bits.
+// unpack unpacks an archive with the guest's tar. As root, tar keeps owners and all mode bits.
 func (g *guest) unpack(ctx context.Context, archive io.Reader, dir string) error {
 	in := &sent{r: archive}
 	req := agentclient.ExecRequest{User: "root", Stdin: in, Timeout: maxCommand, MaxOutput: maxAnswer,
 		Args: []string{"/bin/sh", "-c", `mkdir -p "$1" && exec tar -xpf - -C "$1"`, "sh", dir}}
 	r, err := g.c.Exec(ctx, req)
-	if in.err != nil { // which tar saw as an archive that is cut off
+	if in.err != nil { // tar saw a truncated archive
 		return in.err
 	}
 	if err != nil {
@@ -106,10 +107,11 @@ func (g *guest) unpack(ctx context.Context, archive io.Reader, dir string) error
 	return nil
 }
 
-// maxUnpacked bounds an archive without its compression, in bytes: it is the daemon that takes it away.
+// maxUnpacked is the maximum size of an archive after decompression, in bytes. The daemon decompresses
+// it.
 const maxUnpacked = 64 << 30
 
-// sent is an archive on its way to a guest.
+// sent is an archive that is being sent to a guest.
 type sent struct {
 	r     io.Reader
 	total int64
@@ -226,7 +228,7 @@ func (g *guest) send(ctx context.Context, to staging, match string, leave docker
 	return to.guest.unpack(ctx, rest, path.Join(to.dir, below))
 }
 
-// openArchive opens a file as an archive without its compression, and reports whether it is one.
+// openArchive opens a file as a decompressed archive. ok is false if it is not an archive.
 func openArchive(name string) (archive io.ReadCloser, ok bool, err error) {
 	f, err := os.Open(name)
 	if err != nil {
@@ -243,7 +245,7 @@ func openArchive(name string) (archive io.ReadCloser, ok bool, err error) {
 	head, _ := in.Peek(512)
 	if _, err := tar.NewReader(bytes.NewReader(head)).Next(); err != nil && !errors.Is(err, io.ErrUnexpectedEOF) ||
 		len(head) < 512 {
-		return nil, false, f.Close() // compressed, perhaps, and no archive: it is copied as it is
+		return nil, false, f.Close() // a compressed file that is no archive is copied unchanged
 	}
 	return struct {
 		io.Reader
@@ -251,10 +253,11 @@ func openArchive(name string) (archive io.ReadCloser, ok bool, err error) {
 	}{in, f}, true, nil
 }
 
-// maxXZDict bounds the memory that an xz archive may ask for, in bytes: that of xz -9.
+// maxXZDict is the maximum dictionary size of an xz archive, in bytes: that of xz -9. It bounds
+// memory.
 const maxXZDict = 64 << 20
 
-// decompress takes the compression of a file away, if it knows it.
+// decompress decompresses a file in a known format.
 func decompress(in *bufio.Reader) (io.Reader, error) {
 	magic, err := in.Peek(6)
 	if err != nil {
@@ -264,7 +267,7 @@ func decompress(in *bufio.Reader) (io.Reader, error) {
 	case bytes.HasPrefix(magic, []byte("\x1f\x8b")): // RFC 1952, section 2.3.1
 		z, err := gzip.NewReader(in)
 		if err != nil {
-			return nil, nil // only looks like it
+			return nil, nil // only the first bytes look like it
 		}
 		return z, nil
 	case bytes.HasPrefix(magic, []byte("BZh")):

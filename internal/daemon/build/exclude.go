@@ -65,7 +65,7 @@ func filter(w io.Writer, archive io.Reader, leave dockerfile.Ignore, brought *li
 	}
 }
 
-// isOut reports whether an entry of an archive is left out. The directory itself never is.
+// isOut reports whether an entry of an archive is excluded. The directory itself never is.
 func isOut(leave dockerfile.Ignore, name string) (bool, error) {
 	name = path.Clean("/" + name)[1:]
 	if name == "" {

@@ -16,7 +16,7 @@ import (
 	"github.com/forkd/forkd/internal/host/netclient"
 )
 
-// Times and bounds of what is no command of the client's.
+// Limits of our own scripts and requests, as opposed to the client's commands.
 const (
 	ownTime   = 5 * time.Minute
 	syncTime  = 10 * time.Minute
@@ -29,7 +29,7 @@ const (
 	probeEvery = 500 * time.Millisecond
 )
 
-// guest carries out one step in a sandbox.
+// guest executes one step in a sandbox.
 type guest struct {
 	w    *work
 	i    int
@@ -54,7 +54,8 @@ func (g *guest) do(ctx context.Context) error {
 	return errors.New("the step does nothing")
 }
 
-// output runs a program as a user and returns what it writes. Its errors are part of the error.
+// output runs a program as a user and returns its standard output. Its standard error is part of
+// the error.
 func output(ctx context.Context, c *agentclient.Client, user string, args ...string) (string, error) {
 	return capture(ctx, c, agentclient.ExecRequest{Args: args, User: user})
 }
@@ -71,12 +72,12 @@ func capture(ctx context.Context, c *agentclient.Client, req agentclient.ExecReq
 	return string(r.Stdout), nil
 }
 
-// script runs a program of ours for the guest's shell, as root.
+// script runs one of our scripts in the guest's shell, as root.
 func (g *guest) script(ctx context.Context, text string, args ...string) (string, error) {
 	return output(ctx, g.c, "root", append([]string{"/bin/sh", "-c", text, "sh"}, args...)...)
 }
 
-// failure returns an error for a command that has not succeeded.
+// failure returns an error for a command that did not succeed.
 func failure(r agentclient.ExecResult, within time.Duration) error {
 	if r.Outcome == agentclient.Exited && r.ExitCode != 0 {
 		return fmt.Errorf("exit status %d", r.ExitCode)
@@ -88,7 +89,7 @@ func failure(r agentclient.ExecResult, within time.Duration) error {
 	return err
 }
 
-// request returns what starts a process of a step.
+// request returns the request that starts a process of a step.
 func (g *guest) request(ctx context.Context, p *plan.Process, within time.Duration) (agentclient.ExecRequest, error) {
 	user := cmp.Or(p.User, "root")
 	if strings.Trim(user, "0123456789") == "" {
@@ -104,7 +105,7 @@ func (g *guest) request(ctx context.Context, p *plan.Process, within time.Durati
 	return agentclient.ExecRequest{Args: p.Args, Env: p.Env, User: user, Cwd: cmp.Or(p.Dir, "/"), Timeout: within}, nil
 }
 
-// stepVariable marks the processes of a RUN, so that those it leaves behind are found.
+// stepVariable marks the processes of a RUN step, so that those it leaves behind can be killed.
 const stepVariable = "FORKD_BUILD_STEP"
 
 var (
@@ -163,7 +164,8 @@ func (g *guest) run(ctx context.Context, r *plan.Run) (err error) {
 	return nil
 }
 
-// network takes the sandbox off the network, if the step says so, until online is called.
+// network disconnects the sandbox from the network if the step requires that, until online is
+// called.
 func (g *guest) network(ctx context.Context, mode string) (online func() error, err error) {
 	if mode != "none" {
 		return func() error { return nil }, nil
@@ -182,7 +184,7 @@ func (g *guest) network(ctx context.Context, mode string) (online func() error, 
 	}, nil
 }
 
-// command runs a command, whose output goes to the observer, and which must succeed.
+// command runs a command that must succeed, and passes its output to the observer.
 func (g *guest) command(ctx context.Context, req agentclient.ExecRequest) error {
 	out := [2]lines{{g: g}, {g: g}}
 	r, err := g.c.ExecStream(ctx, req, func(s agentclient.Stream, p []byte) error {
@@ -199,7 +201,7 @@ func (g *guest) command(ctx context.Context, req agentclient.ExecRequest) error 
 	return failure(r, req.Timeout)
 }
 
-// warm runs a command that stays, or that leaves its work in memory.
+// warm runs a command that keeps running, or whose effects stay in memory.
 func (g *guest) warm(ctx context.Context, w *plan.Warm) error {
 	if len(w.Probe) == 0 {
 		req, err := g.request(ctx, &w.Process, maxCommand)
@@ -222,7 +224,7 @@ func (g *guest) warm(ctx context.Context, w *plan.Warm) error {
 		}
 	}()
 	defer func() {
-		leave(agentclient.ErrDetached) // the command goes on by itself
+		leave(agentclient.ErrDetached) // the command continues by itself
 		<-ended
 	}()
 	probe := w.Process
@@ -250,11 +252,11 @@ func (g *guest) warm(ctx context.Context, w *plan.Warm) error {
 	}
 }
 
-// defaults gives the sandboxes that are forked from the result their settings, and writes the disk.
+// defaults sets the default settings of sandboxes forked from the result, and flushes the disk.
 func (g *guest) defaults(ctx context.Context, d *plan.Defaults) error {
 	set := agentclient.Defaults{User: cmp.Or(d.User, "root"), Dir: d.Dir, Env: d.Env}
 	if d.KeepUser {
-		set.User = "" // as it is
+		set.User = "" // unchanged
 	}
 	if set.User != "" && strings.Trim(set.User, "0123456789") == "" {
 		req, err := g.request(ctx, &plan.Process{User: set.User}, 0)
@@ -275,16 +277,16 @@ func (g *guest) defaults(ctx context.Context, d *plan.Defaults) error {
 	return nil
 }
 
-// Bounds on what a command writes.
+// Bounds on the output of a command.
 const (
 	maxLine   = 4 << 10   // bytes of a line
-	maxOutput = 256 << 20 // bytes after which the command is ended
+	maxOutput = 256 << 20 // bytes after which the command is killed
 )
 
-// lines gives the observer the output of a command, line by line.
+// lines passes the output of a command to the observer line by line.
 type lines struct {
 	g     *guest
-	rest  []byte // of a line without an end
+	rest  []byte // an incomplete line
 	total int64
 }
 
@@ -317,7 +319,7 @@ func (l *lines) put(line []byte) {
 	}
 }
 
-// printable makes text of a guest's fit for a message.
+// printable makes text from a guest safe for a message.
 func printable(text string) string {
 	text = strings.ToValidUTF8(text, "?")
 	if len(text) > maxLine {

@@ -7,20 +7,21 @@ import (
 	"github.com/forkd/forkd/internal/build/plan"
 )
 
-// maxIdle bounds the sandboxes that a build keeps for steps to come. What is not kept is forked again.
+// maxIdle is the maximum number of sandboxes that a build keeps for later steps. Others are forked
+// again.
 const maxIdle = 4
 
-// idle is a sandbox that is as a step has left it.
+// idle is a sandbox in the state that a step left.
 type idle struct {
 	step int
 	box  string
 }
 
-// begin returns a sandbox to carry a step out in, as the step before has left it.
+// begin returns a sandbox for a step, in the state that the previous step left.
 func (w *work) begin(ctx context.Context, i int) (string, error) {
 	from := w.plan.Steps[i].From
 	box := w.takeIdle(from)
-	if box != "" && w.memory[i] && !w.memory[from] { // what it has in memory is not that of a fresh boot
+	if box != "" && w.memory[i] && !w.memory[from] { // its memory differs from that of a fresh boot
 		w.b.end(box)
 		box = ""
 	}
@@ -30,7 +31,7 @@ func (w *work) begin(ctx context.Context, i int) (string, error) {
 	return w.forkOf(ctx, from)
 }
 
-// reading returns a sandbox to read files from that a step has left.
+// reading returns a sandbox to read the files that a step left.
 func (w *work) reading(ctx context.Context, i int) (string, error) {
 	if box := w.takeIdle(i); box != "" {
 		return box, nil
@@ -50,7 +51,8 @@ func (w *work) takeIdle(step int) (box string) {
 	return ""
 }
 
-// leave keeps a sandbox that is as a step has left it, if other steps may want it, and ends it if not.
+// leave keeps a sandbox in the state that a step left, if other steps may need it. Otherwise it kills
+// it.
 func (w *work) leave(step int, box string) {
 	end := box
 	w.mu.Lock()
@@ -66,7 +68,7 @@ func (w *work) leave(step int, box string) {
 	}
 }
 
-// isWanted reports whether a step continues another, or reads its files.
+// isWanted reports whether another step continues the step or reads its files.
 func (w *work) isWanted(step int) bool {
 	return slices.ContainsFunc(w.plan.Steps, func(s plan.Step) bool {
 		return s.From == step || slices.Contains(s.Needs(), step)

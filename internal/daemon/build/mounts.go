@@ -20,21 +20,21 @@ import (
 	"github.com/forkd/forkd/internal/host/agentclient"
 )
 
-// Bounds on what cache mounts keep on the host, in bytes. A directory that has more is not kept.
+// Bounds on the content of cache mounts on the host, in bytes. A larger directory is not kept.
 const (
 	maxCache  = 4 << 30
-	maxCaches = 16 << 30 // of all clients; the longest unused go first
+	maxCaches = 16 << 30 // of all clients; the least recently used are removed first
 )
 
 // mounted is a mount of a command.
 type mounted struct {
 	*plan.Mount
-	dir  string   // with its content, in the guest
-	made []string // files and directories that were made for it, innermost first
+	dir  string   // in the guest, with the content
+	made []string // files and directories created for it, innermost first
 }
 
-// mount prepares the mounts of a command, and adds secrets that are variables to env. unmount takes the
-// mounts away and keeps the content of caches.
+// mount prepares the mounts of a command, and adds secrets to env that are variables. unmount removes
+// the mounts and saves the content of caches.
 func (g *guest) mount(ctx context.Context, mounts []plan.Mount, env map[string]string) (unmount func() error,
 	err error) {
 	if len(mounts) == 0 {
@@ -135,7 +135,7 @@ func (g *guest) unmountOne(ctx context.Context, m *mounted) error {
 	return nil
 }
 
-// secret returns what the client has sent for a mount; nil: nothing.
+// secret returns the secret that the client sent for a mount, or nil if there is none.
 func (g *guest) secret(m *plan.Mount) ([]byte, error) {
 	secret, ok := g.w.req.Secrets[m.ID]
 	if !ok && m.Required {
@@ -160,13 +160,13 @@ func (g *guest) putSecret(ctx context.Context, m *plan.Mount, dir, file string) 
 	return err
 }
 
-// cacheFile is where the content of a cache is. A client sees its own caches only.
+// cacheFile returns the path of a cache's content. Each client has its own caches.
 func (g *guest) cacheFile(m *plan.Mount) string {
 	sum := sha256.Sum256([]byte(g.w.req.Who + "\x00" + m.ID))
 	return filepath.Join(g.w.b.cfg.Dir, "caches", hex.EncodeToString(sum[:])+".tar")
 }
 
-// fillCache makes the directory of a cache with the content that an earlier command left.
+// fillCache creates the directory of a cache with the content that an earlier command left.
 func (g *guest) fillCache(ctx context.Context, m *plan.Mount, dir string) error {
 	owner := fmt.Sprintf("%d:%d", m.UID, m.GID)
 	if _, err := g.script(ctx, `mkdir "$1" && chown "$2" "$1" && chmod "$3" "$1"`, dir, owner,
@@ -184,14 +184,14 @@ func (g *guest) fillCache(ctx context.Context, m *plan.Mount, dir string) error 
 	return g.unpack(ctx, f, dir)
 }
 
-// keepCache keeps the content of a cache for later commands. Of two builds at once the later one counts.
+// keepCache saves the content of a cache for later commands. If two builds save it, the later one wins.
 func (g *guest) keepCache(ctx context.Context, m *plan.Mount, dir string) error {
 	name := g.cacheFile(m)
 	f, err := os.CreateTemp(filepath.Dir(name), ".*")
 	if err != nil {
 		return err
 	}
-	defer os.Remove(f.Name()) // does nothing once it is renamed
+	defer os.Remove(f.Name()) // no effect after the rename
 	defer f.Close()
 	errLarge, total := errors.New("too large"), int64(0)
 	r, err := g.c.ExecStream(
@@ -228,7 +228,7 @@ func (g *guest) keepCache(ctx context.Context, m *plan.Mount, dir string) error 
 	return g.w.b.trimCaches(name)
 }
 
-// trimCaches removes the caches that were not used for longest, but for one, until there are few enough.
+// trimCaches removes the least recently used caches, except one, until the limit is met.
 func (b *Builder) trimCaches(but string) error {
 	dir := filepath.Join(b.cfg.Dir, "caches")
 	entries, err := os.ReadDir(dir)
@@ -249,7 +249,7 @@ func (b *Builder) trimCaches(but string) error {
 		if total <= maxCaches || name == but || strings.HasPrefix(i.Name(), ".") {
 			continue
 		}
-		if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) { // another build removed it
+		if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) { // another build may have removed it
 			return err
 		}
 		total -= i.Size()

@@ -13,7 +13,7 @@ import (
 	"github.com/forkd/forkd/internal/host/agentclient"
 )
 
-// maxFetch bounds how long a guest may take for what it has from the network.
+// maxFetch is how long a download in a guest may take.
 const maxFetch = 30 * time.Minute
 
 var (
@@ -23,12 +23,12 @@ var (
 	gitScript string
 )
 
-// fetchRemote has the guest fetch a file: its network policy says from where it may.
+// fetchRemote downloads a file in the guest, so that its network policy applies.
 func (g *guest) fetchRemote(ctx context.Context, r *plan.Remote, dir string) error {
 	return g.scriptFor(ctx, maxFetch, fetchScript, r.URL, path.Join(dir, r.Name), r.Hash+"sum", r.Sum)
 }
 
-// fetchGit has the guest fetch a commit.
+// fetchGit fetches a commit in the guest.
 func (g *guest) fetchGit(ctx context.Context, r *plan.Git, dir string) (err error) {
 	work, err := g.script(ctx, workDir)
 	if err != nil {
@@ -43,7 +43,7 @@ func (g *guest) fetchGit(ctx context.Context, r *plan.Git, dir string) (err erro
 	return g.scriptFor(ctx, maxFetch, gitScript, dir, r.URL, r.Ref, r.Commit, r.Dir, keep, work)
 }
 
-// scriptFor is script for what takes longer and says nothing.
+// scriptFor is script for long-running scripts without output.
 func (g *guest) scriptFor(ctx context.Context, within time.Duration, text string, args ...string) error {
 	r, err := g.c.Exec(ctx, agentclient.ExecRequest{Args: append([]string{"/bin/sh", "-c", text, "sh"}, args...),
 		User: "root", Timeout: within, MaxOutput: maxAnswer})

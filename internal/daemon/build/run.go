@@ -28,7 +28,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// work is a build on its way.
+// work is a running build.
 type work struct {
 	b     *Builder
 	req   Request
@@ -41,27 +41,27 @@ type work struct {
 	memory []bool // by number: the snapshot has the memory that the step left; see plan.Plan.Memory
 
 	mu    sync.Mutex
-	idle  []idle // that kept last comes last
+	idle  []idle // most recently kept last
 	count Result
 
-	within string // begins the tags of steps: the limit of who asks; empty: none
+	within string // prefix of the tags of steps: the client's label prefix; empty: none
 }
 
-// progress is what a build does about one step.
+// progress is the state of one step in a build.
 type progress struct {
 	once   sync.Once
 	err    error
-	cached sync.Once // the observer was told so
+	cached sync.Once // reports the step to the observer as cached
 }
 
-// tagOf is the tag of a step's snapshot.
+// tagOf returns the tag of a step's snapshot.
 func (w *work) tagOf(i int) string { return snapshot.StepTag(w.within, w.keys[i]) }
 
-// newWork computes the keys of a plan. A client that is limited to a part of the tags has steps of its own
-// there.
+// newWork computes the keys of a plan. A client that is limited to a tag prefix has its own steps below
+// that prefix.
 func (b *Builder) newWork(ctx context.Context, req Request, p *plan.Plan, files *Context, o Observer) (*work, error) {
 	agent := fmt.Sprint("agent ", agentproto.Version)
-	if !req.Admin { // a client can change the sandboxes of its builds, so its steps are for its builds only
+	if !req.Admin { // a client can change the sandboxes of its builds, so its steps are cached for it alone
 		agent += " of " + req.Who
 	}
 	keys, err := p.Keys(agent, fmt.Sprint("snapshot ", snapshot.Version))
@@ -91,16 +91,16 @@ func (b *Builder) carryOut(ctx context.Context, req Request, p *plan.Plan, files
 	if d, err := b.cfg.Manager.Snapshots().Detail(req.Tag); err == nil && (!req.Replace || d.Writing) {
 		return Result{}, &store.ExistsError{Tag: req.Tag, InFlight: d.Writing}
 	}
-	ctx, cancel := context.WithCancel(ctx) // a step that fails ends the others
+	ctx, cancel := context.WithCancel(ctx) // a failed step cancels the others
 	defer cancel()
 	err = w.ensure(ctx, cancel, p.Result)
 	return w.count, err
 }
 
-// ensure makes the snapshot of a step, unless it is there. It does so once for a build.
+// ensure makes the snapshot of a step unless it exists. It does so once per build.
 func (w *work) ensure(ctx context.Context, cancel func(), i int) error {
 	w.steps[i].once.Do(func() {
-		defer func() { // steps have goroutines of their own, where a panic would end the daemon
+		defer func() { // each step has its own goroutine, where a panic would crash the daemon
 			if p := recover(); p != nil {
 				w.b.cfg.Log.Error("panic in a step of a build", "error", p, "stack", string(debug.Stack()))
 				w.steps[i].err = errPanic
@@ -114,7 +114,7 @@ func (w *work) ensure(ctx context.Context, cancel func(), i int) error {
 	return w.steps[i].err
 }
 
-// errPanic is the outcome of a step that panicked.
+// errPanic is the error of a step that panicked.
 var errPanic = errors.New("internal error: the daemon's log has the details")
 
 func (w *work) provide(ctx context.Context, cancel func(), i int) error {
@@ -132,7 +132,7 @@ func (w *work) provide(ctx context.Context, cancel func(), i int) error {
 		w.isCached(i)
 		return nil
 	}
-	free() // while others are made
+	free() // while snapshots it needs are made
 	if err := w.ensureNeeds(ctx, cancel, i); err != nil {
 		return err
 	}
@@ -171,7 +171,7 @@ func (w *work) failed(i int, err error) error {
 	return &StepError{Name: s.Name, Line: s.Line, File: w.req.Dockerfile.Name, Err: err}
 }
 
-// ensureNeeds makes the snapshots that a step needs, at once.
+// ensureNeeds makes the snapshots that a step needs, concurrently.
 func (w *work) ensureNeeds(ctx context.Context, cancel func(), i int) error {
 	s := &w.plan.Steps[i]
 	needs := s.Needs()
@@ -184,7 +184,7 @@ func (w *work) ensureNeeds(ctx context.Context, cancel func(), i int) error {
 		all.Go(func() { errs[n] = w.ensure(ctx, cancel, need) })
 	}
 	all.Wait()
-	for _, err := range errs { // that which has ended the others
+	for _, err := range errs { // the error that cancelled the others
 		if err != nil && !errors.Is(err, context.Canceled) {
 			return err
 		}
@@ -192,10 +192,10 @@ func (w *work) ensureNeeds(ctx context.Context, cancel func(), i int) error {
 	return errors.Join(errs...)
 }
 
-// awaitEvery is how often a build looks whether another is done with a step.
+// awaitEvery is how often a build checks whether another build has finished a step.
 const awaitEvery = 100 * time.Millisecond
 
-// await is claim that waits.
+// await is like claim, but waits.
 func (b *Builder) await(ctx context.Context, what string) (free func(), err error) {
 	for {
 		if free, err = b.claim(what); err == nil {
@@ -216,7 +216,8 @@ func wait(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// isThere reports whether the snapshot of a step can be used. The result is made anew, under its tag.
+// isThere reports whether the snapshot of a step can be used. The result is always made again, under
+// its tag.
 func (w *work) isThere(i int) bool {
 	s := &w.plan.Steps[i]
 	if i == w.plan.Result || s.Base == nil && (w.req.NoCache || s.Force) {
@@ -230,7 +231,7 @@ func (w *work) isThere(i int) bool {
 	return true
 }
 
-// isCached tells the observer that a step, and those that it needs, were not carried out.
+// isCached reports to the observer that a step, and the steps it needs, did not have to run.
 func (w *work) isCached(i int) {
 	w.steps[i].cached.Do(func() {
 		s := &w.plan.Steps[i]
@@ -271,7 +272,7 @@ func (w *work) bake(ctx context.Context, i int) error {
 			return err
 		}
 		defer release()
-		if err := w.b.there(base); err != nil { // again: the tag may have come to name another one
+		if err := w.b.there(base); err != nil { // again, because the tag may now name another snapshot
 			return err
 		}
 		req.From, req.Foreign = from, !w.req.Admin
@@ -282,8 +283,8 @@ func (w *work) bake(ctx context.Context, i int) error {
 	return err
 }
 
-// step carries a step out in a sandbox and makes its snapshot. A sandbox that was given a secret does
-// nothing else.
+// step executes a step in a sandbox and makes its snapshot. A sandbox that received a secret is not
+// used for other steps.
 func (w *work) step(ctx context.Context, i int) error {
 	box, err := w.begin(ctx, i)
 	if err != nil {
@@ -315,7 +316,7 @@ func (w *work) step(ctx context.Context, i int) error {
 	return err
 }
 
-// tag is the tag of the snapshot of a step.
+// tag returns the tag of a step's snapshot.
 func (w *work) tag(i int) string {
 	if base := w.plan.Steps[i].Base; base != nil && !base.Boots() {
 		return base.Snapshot
@@ -323,7 +324,8 @@ func (w *work) tag(i int) string {
 	return w.tagOf(i)
 }
 
-// endsAfter is how long after a build its sandboxes end, where the build has not ended them.
+// endsAfter is how long after the maximum build time a sandbox is deleted if its build has not done
+// so.
 const endsAfter = 5 * time.Minute
 
 func (b *Builder) fork(ctx context.Context, tag string) (string, error) {
@@ -338,8 +340,8 @@ func (b *Builder) fork(ctx context.Context, tag string) (string, error) {
 	return made.Sandboxes[0].ID, nil
 }
 
-// forkOf forks the snapshot of a step. A base that is a snapshot itself is looked at again: its tag may
-// have come to name another one.
+// forkOf forks the snapshot of a step. A base that is a snapshot is checked again, because its tag may
+// now name another snapshot.
 func (w *work) forkOf(ctx context.Context, i int) (string, error) {
 	box, err := w.b.fork(ctx, w.tag(i))
 	if base := w.plan.Steps[i].Base; err == nil && base != nil && !base.Boots() {
@@ -350,20 +352,20 @@ func (w *work) forkOf(ctx context.Context, i int) (string, error) {
 	return box, err
 }
 
-// requestOf asks for the sandbox of a build.
+// requestOf returns the fork request for a sandbox of a build.
 func requestOf(tag string) (sandbox.ForkRequest, error) {
 	note, err := json.Marshal(mark{uuid.NewString()})
 	return sandbox.ForkRequest{Tag: tag, N: 1, HostnamePrefix: "build", TTL: maxBuild + endsAfter, Annotation: note}, err
 }
 
-// mark is what is kept with the sandbox of a build.
+// mark is the annotation of a build's sandbox.
 type mark struct {
 	Build string `json:"build"`
 }
 
-// IsBuild reports whether a sandbox is that of a build. It believes the annotation: no client can choose
-// one. Besides this package only package e2b writes them, with what clients give in fields below the first
-// level.
+// IsBuild reports whether a sandbox belongs to a build. It trusts the annotation, because clients cannot
+// set one. Only package e2b also writes annotations, and it puts data from clients into fields below the
+// first level.
 func IsBuild(i sandbox.Info) bool {
 	var m mark
 	return len(i.Annotation) > 0 && json.Unmarshal(i.Annotation, &m) == nil && m.Build != ""
@@ -375,11 +377,11 @@ func (b *Builder) end(box string) {
 	}
 }
 
-// roomInterval is how often a build is looked at for whether its sandbox is paused because the disk is full.
+// roomInterval is how often a build checks whether its sandbox is paused because the disk is full.
 const roomInterval = time.Second
 
-// whileRoom returns a context that ends, with bake.ErrFull as its cause, when a sandbox is paused because
-// the disk is full.
+// whileRoom returns a context that is cancelled, with bake.ErrFull as its cause, when a sandbox is paused
+// because the disk is full.
 func (b *Builder) whileRoom(ctx context.Context, box string) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	go func() {
@@ -392,7 +394,7 @@ func (b *Builder) whileRoom(ctx context.Context, box string) (context.Context, f
 	return ctx, func() { cancel(nil) }
 }
 
-// saveAgain is how long a build waits for its turn where the host makes as many snapshots as it may.
+// saveAgain is how long a build waits before it tries again when too many snapshots are being made.
 const saveAgain = time.Second
 
 // save makes the snapshot of a step.
@@ -418,7 +420,7 @@ func (w *work) save(ctx context.Context, i int, box string) error {
 	}
 }
 
-// result is what is remembered of a snapshot that a build made.
+// result is the stored record of a snapshot made by a build.
 type result struct {
 	ID    string `json:"id"`              // of the snapshot
 	Key   string `json:"key"`             // of the step
@@ -427,7 +429,7 @@ type result struct {
 
 func (b *Builder) resultFile(tag string) string { return filepath.Join(b.cfg.Dir, "results", tag) }
 
-// done remembers the result.
+// done stores the record of the result.
 func (w *work) done() error {
 	d, err := w.b.cfg.Manager.Snapshots().Detail(w.req.Tag)
 	if err != nil {
@@ -440,7 +442,7 @@ func (w *work) done() error {
 	return atomicfile.Write(w.b.resultFile(w.req.Tag), text, 0o600)
 }
 
-// isDone reports whether the snapshot that the build is to make is there.
+// isDone reports whether the result of the build exists already.
 func (w *work) isDone() bool {
 	r, ok := w.b.resultOf(w.req.Tag)
 	forced := slices.ContainsFunc(w.plan.Steps, func(s plan.Step) bool { return s.Force })
@@ -448,14 +450,14 @@ func (w *work) isDone() bool {
 		w.b.cfg.Manager.Snapshots().Has(w.req.Tag, r.ID)
 }
 
-// resultOf returns what is remembered of the snapshot that a build made with a tag.
+// resultOf returns the record of the snapshot that a build made with a tag.
 func (b *Builder) resultOf(tag string) (r result, ok bool) {
 	text, err := os.ReadFile(b.resultFile(tag))
 	ok = err == nil && json.Unmarshal(text, &r) == nil
 	return r, ok
 }
 
-// isResult reports whether a build of an admin made a snapshot.
+// isResult reports whether a build of an admin made the snapshot.
 func (b *Builder) isResult(tag, id string) bool {
 	r, ok := b.resultOf(tag)
 	return ok && r.Admin && r.ID == id

@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// shells returns what runs a script as an image with GNU's programs does, and as one with those of busybox:
-// the host's shell, and busybox with nothing else in its path.
+// shells returns functions that run a script like an image with GNU programs, and like an image with
+// busybox: the host's shell, and busybox with nothing else in its PATH.
 func shells(t *testing.T) map[string]func(script string, args ...string) *exec.Cmd {
 	t.Helper()
 	run := func(shell []string, path string) func(string, ...string) *exec.Cmd {
@@ -41,7 +41,8 @@ func shells(t *testing.T) map[string]func(script string, args ...string) *exec.C
 	return all
 }
 
-// What a command leaves running is found by its environment, wherever in that the mark stands.
+// Processes that a command leaves running are found by their environment, wherever the mark is in
+// it.
 func TestLeftoversAreKilled(t *testing.T) {
 	for name, shell := range shells(t) {
 		mark := stepVariable + "=test of " + name
@@ -56,24 +57,24 @@ func TestLeftoversAreKilled(t *testing.T) {
 		if err != nil {
 			t.Errorf("%s: %v\n%s", name, err, out)
 		}
-		if err := other.Process.Kill(); err != nil { // it still runs
+		if err := other.Process.Kill(); err != nil { // it is still running
 			t.Errorf("%s: a process with another mark: %v", name, err)
 		}
-		_ = other.Wait()                                               // says that it was killed
-		if strings.Contains(statusOf(left.Process.Pid), "State:\tS") { // and not a zombie
+		_ = other.Wait()                                               // returns that it was killed
+		if strings.Contains(statusOf(left.Process.Pid), "State:\tS") { // not a zombie
 			t.Errorf("%s: the process still runs", name)
 			_ = left.Process.Kill()
 		}
-		_ = left.Wait() // likewise
+		_ = left.Wait() // returns that it was killed
 	}
 }
 
 func statusOf(pid int) string {
-	text, _ := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "status")) // empty: it has ended
+	text, _ := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "status")) // empty if it has exited
 	return string(text)
 }
 
-// Files are placed as COPY does, also through a link to a directory, and found by patterns.
+// Files are placed as by COPY, even through a link to a directory, and found by patterns.
 func TestFilesArePlaced(t *testing.T) {
 	for name, shell := range shells(t) {
 		dir := t.TempDir()

@@ -12,17 +12,17 @@ import (
 	"github.com/forkd/forkd/internal/host/store"
 )
 
-// maxSteps bounds the snapshots of steps that are kept for later builds. Those that were not used for
-// longest go first. What is built upon one has links of its own to its layers.
+// maxSteps is the maximum number of step snapshots kept for later builds. The least recently used are
+// removed first. A snapshot built on a removed one has its own links to the layers.
 const maxSteps = 256
 
-// used notes that a build has used the snapshot of a step.
+// used records that a build has used the snapshot of a step.
 func (b *Builder) used(tag string) {
 	name, now := filepath.Join(b.cfg.Dir, "used", tag), time.Now()
 	if err := os.Chtimes(name, now, now); err == nil {
 		return
 	}
-	if err := os.WriteFile(name, nil, 0o600); err != nil { // the step counts as used when it was made
+	if err := os.WriteFile(name, nil, 0o600); err != nil { // otherwise the time of its creation counts
 		b.cfg.Log.Warn("note the use of a build's step", "snapshot", tag, "error", err)
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// firstWrite is the writer of an answer that tells of its first part.
+// firstWrite is a ResponseWriter that reports the first write.
 type firstWrite struct {
 	*httptest.ResponseRecorder
 	told func()
@@ -20,7 +20,7 @@ func (w *firstWrite) Write(p []byte) (int, error) {
 	return w.ResponseRecorder.Write(p)
 }
 
-// Members of a list are described as they are written, and not all of them before the first.
+// The members of a list are described as they are written, not all before the first write.
 func TestMembersAreDescribedAsTheyAreWritten(t *testing.T) {
 	const member = 10 << 10
 	text := strings.Repeat("x", member)
@@ -43,7 +43,7 @@ func TestMembersAreDescribedAsTheyAreWritten(t *testing.T) {
 	}
 }
 
-// unfit has no JSON.
+// unfit cannot be encoded as JSON.
 type unfit struct{ text string }
 
 func (u unfit) MarshalJSON() ([]byte, error) {
@@ -53,8 +53,8 @@ func (u unfit) MarshalJSON() ([]byte, error) {
 	return []byte(`"` + u.text + `"`), nil
 }
 
-// A member that cannot be encoded is an error before the answer has begun, and cuts it off later: no
-// client takes a part of a list for the whole.
+// If a member cannot be encoded, WriteArray returns an error or, once it has begun to write, aborts
+// the connection. So no client mistakes part of a list for all of it.
 func TestMembersWithoutJSON(t *testing.T) {
 	all := func(u unfit) unfit { return u }
 	if err := WriteArray(httptest.NewRecorder(), []unfit{{"x"}, {}}, all); err == nil {

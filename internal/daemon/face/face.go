@@ -1,8 +1,8 @@
-// Package face holds what the daemon's faces have in common: identification of clients and origins,
-// bounds on what clients can hold of the daemon at once, bodies, answers and errors, requests that
-// are carried out once, and the carriage of streams to guests.
+// Package face contains what the daemon's faces have in common: identification of clients and
+// origins, limits on the resources that clients can hold, bodies, answers and errors, requests that
+// are executed only once, and streams to guests.
 //
-// It knows no route and no message of a face. The face decides in which class a request counts.
+// It knows no routes and no messages. Each face assigns its requests to classes.
 package face
 
 import (

@@ -22,15 +22,15 @@ type Class struct {
 // Gate holds places for the requests of one class that are served at once. Requests beyond them are
 // refused, not queued. No client can take all places, so no client can lock the others out.
 //
-// Its reserve is for the operator (auth.Principal.Operator), when clients have taken all places: who
-// probes the daemon, or suspends its sandboxes before it ends, must not depend on them.
+// A reserve is left for the operator (auth.Principal.Operator) when clients have taken all places:
+// probing the daemon, or suspending its sandboxes before it stops, must not depend on clients.
 type Gate struct {
 	Class
 	places  *gate.Gate
 	reserve *gate.Gate
 }
 
-// NewGate returns a Gate. Its reserve comes on top of the places of the class.
+// NewGate returns a Gate. Its reserve is in addition to the places of the class.
 func NewGate(c Class) *Gate { return &Gate{c, gate.New(c.Total), gate.New(max(1, c.Total/8))} }
 
 // Errors for a request that finds no place in its class. A client without a token gets 429, because

@@ -10,7 +10,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/auth"
 )
 
-// Whatever clients hold, the operator finds a place, and no other client does.
+// If clients hold all places, the operator still finds one, and no other client does.
 func TestOperatorFindsAPlace(t *testing.T) {
 	own := fmt.Sprintf("uid:%d", os.Getuid())
 	g := NewGate(Class{Total: 8, Client: 4, Sandbox: 1})
@@ -34,13 +34,13 @@ func TestOperatorFindsAPlace(t *testing.T) {
 	}
 	for who, want := range map[string]int{"uid:0": 200, own: 200, "uid:4242": 503, "token:ops": 503, "token:uid:0": 503,
 		"cert:0": 503, "local": 503, "": 503} {
-		for range 3 { // a place is given back
+		for range 3 { // each request returns its place
 			if got := ask(who, answer); got != want {
 				t.Errorf("%q was answered with %d, want %d", who, got, want)
 			}
 		}
 	}
-	// The reserve has an end too.
+	// The reserve is limited too.
 	ask("uid:0", func(w http.ResponseWriter, r *http.Request) error {
 		if got := ask("uid:0", answer); got != http.StatusServiceUnavailable {
 			t.Errorf("a second request beyond the places was answered with %d", got)

@@ -9,7 +9,7 @@ import (
 	apiv1 "github.com/forkd/forkd/api/v1"
 )
 
-// A body that the document does not have is refused, and the error names the field.
+// A body that does not match the API's document is refused, and the error names the field.
 func TestReadJSON(t *testing.T) {
 	for _, c := range []struct {
 		method, body string

@@ -11,7 +11,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/auth"
 )
 
-// What requests hold is counted beyond what is small, and given back when they end.
+// Bytes of requests beyond the small share are counted, and released when the requests end.
 func TestMemory(t *testing.T) {
 	m := newMemory(1000)
 	held := func() int {
@@ -52,7 +52,7 @@ func TestMemory(t *testing.T) {
 	}
 }
 
-// One client holds all that it may, and the bodies of another are read.
+// If one client holds all that it may, bodies of other clients can still be read.
 func TestMemoryOfOneClientLeavesSomeForAnother(t *testing.T) {
 	m := newMemory(1000)
 	requestOf := func(name string) *Share {

@@ -8,8 +8,8 @@ import (
 	"github.com/forkd/forkd/internal/host/owner"
 )
 
-// flood lets strangers come to many sandboxes of an owner until all are refused, and returns how many
-// came.
+// flood sends strangers' requests to many sandboxes of an owner until all are refused. It returns how
+// many were accepted.
 func flood(s *Strangers, owner string) (came int) {
 	for i := range 2 * manySandboxes {
 		for s.Enter(fmt.Sprint(owner, i), owner) == nil {
@@ -19,7 +19,8 @@ func flood(s *Strangers, owner string) (came int) {
 	return came
 }
 
-// Strangers come to all sandboxes of one owner, however many it has, and to those of another.
+// Strangers at one owner's sandboxes, however many there are, leave some of the rate for other
+// owners.
 func TestStrangersToOneOwnerLeaveSomeForAnother(t *testing.T) {
 	const burst = 10
 	s := newStrangers(1e-9, burst)
@@ -36,7 +37,7 @@ func TestStrangersToOneOwnerLeaveSomeForAnother(t *testing.T) {
 	}
 }
 
-// Owners that cannot be told apart have no bound of their own.
+// Owners that cannot be told apart have no individual limit.
 func TestStrangersToAnyone(t *testing.T) {
 	for _, owner := range []string{"", owner.Anyone} {
 		s := newStrangers(1e-9, 10)
@@ -46,7 +47,7 @@ func TestStrangersToAnyone(t *testing.T) {
 	}
 }
 
-// What is remembered is bounded by what was busy lately.
+// Only recently busy sandboxes and owners are remembered.
 func TestStrangersAreForgotten(t *testing.T) {
 	s := newStrangers(1e9, 10)
 	for i := range 3 * sweepAt {

@@ -15,8 +15,8 @@ import (
 
 const seen = "/v1/sandboxes/" + id + "/proxy/80"
 
-// TestWhatTheGuestSees sends a request with all that a guest must not see, and with what would make
-// it another one.
+// TestWhatTheGuestSees sends a request with everything that a guest must not see, and with headers
+// that would change its meaning.
 func TestWhatTheGuestSees(t *testing.T) {
 	var got *http.Request
 	guest := serve(t, func(_ http.ResponseWriter, r *http.Request) { got = r.Clone(context.Background()) })
@@ -76,8 +76,8 @@ func TestWhatTheGuestSees(t *testing.T) {
 	}
 }
 
-// Requests that say two things about where they end are refused, and none reaches the guest with a
-// second one in it.
+// Requests with an ambiguous length are refused. None reaches the guest with a second request
+// inside.
 func TestNothingIsSmuggled(t *testing.T) {
 	requests := make(chan string, 10)
 	guest := serve(t, func(_ http.ResponseWriter, r *http.Request) {
@@ -102,8 +102,8 @@ func TestNothingIsSmuggled(t *testing.T) {
 			t.Errorf("%q: %+v, %v", head, resp, err)
 		}
 	}
-	// Both lengths at once: the chunks count, as RFC 9112 §6.3 has it, and the connection ends with
-	// them.
+	// With both lengths present the chunks count, as RFC 9112 §6.3 requires, and the connection is
+	// closed afterwards.
 	r.raw(t, "POST /both HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n")
 	if got := <-requests; got != "POST /both abc" {
 		t.Errorf("the guest is asked %q", got)
@@ -115,7 +115,7 @@ func TestNothingIsSmuggled(t *testing.T) {
 	}
 }
 
-// TestWhatTheClientSees has a guest answer with all that would reach beyond its port.
+// TestWhatTheClientSees lets a guest answer with everything that would affect more than its port.
 func TestWhatTheClientSees(t *testing.T) {
 	guest := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
@@ -163,7 +163,7 @@ func TestWhatTheClientSees(t *testing.T) {
 	}
 }
 
-// Guests that do not speak HTTP, or do not stop speaking.
+// Guests that do not speak HTTP, or send endless answers.
 func TestHostileAnswers(t *testing.T) {
 	endless := func(head, part string) func(*net.TCPConn) {
 		return func(conn *net.TCPConn) {
@@ -180,7 +180,7 @@ func TestHostileAnswers(t *testing.T) {
 		"garbage": says("\x00\xff\r\n\r\n" + strings.Repeat("x", 1000)),
 		"nothing": func(conn *net.TCPConn) { bufio.NewReader(conn).ReadString('\n') },
 		"reset": func(conn *net.TCPConn) {
-			bufio.NewReader(conn).ReadString('\n') // before that it would be a reset of the attempt to connect
+			bufio.NewReader(conn).ReadString('\n') // an earlier reset would be an error of connecting
 			conn.SetLinger(0)
 		},
 		"half a head":          func(conn *net.TCPConn) { io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Le") },
@@ -213,7 +213,7 @@ func TestHostileAnswers(t *testing.T) {
 	}
 }
 
-// A request with a body does not become something else while the body is being read.
+// A request with a body cannot switch protocols while the body is being read.
 func TestNoUpgradeWithABody(t *testing.T) {
 	r := start(t, listen(t, says("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n")),
 		Config{}, Route{})
@@ -225,7 +225,7 @@ func TestNoUpgradeWithABody(t *testing.T) {
 	}
 }
 
-// What breaks off is not taken for the whole.
+// A truncated answer is not mistaken for a complete one.
 func TestABrokenAnswerIsNotWhole(t *testing.T) {
 	for name, text := range map[string]string{
 		"length": "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\npart",
@@ -247,8 +247,8 @@ func TestABrokenAnswerIsNotWhole(t *testing.T) {
 	}
 }
 
-// A stream in which nothing moves ends: a guest that never answers, a body that never comes, an
-// upgrade nobody uses.
+// An idle stream ends: with a guest that never answers, a body that never arrives, or an unused
+// upgrade.
 func TestIdleStreamsEnd(t *testing.T) {
 	mute := listen(t, func(conn *net.TCPConn) { io.Copy(io.Discard, conn) })
 	upgraded := listen(t, says("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n"))
@@ -267,15 +267,15 @@ func TestIdleStreamsEnd(t *testing.T) {
 			if err := r.end(t); !errors.Is(err, ErrIdle) {
 				t.Errorf("the stream ended with %v", err)
 			}
-			if _, err := io.Copy(io.Discard, answer); err != nil { // the connection is not kept for the rest of a body
+			if _, err := io.Copy(io.Discard, answer); err != nil { // the connection does not wait for the rest of a body
 				t.Errorf("the connection ended with %v", err)
 			}
 		})
 	}
 }
 
-// What a guest did not want of a body is never taken for a request: behind a proxy it would be
-// somebody else's.
+// The unread rest of a body is never parsed as a request. Behind a proxy it would be another
+// client's request.
 func TestTheRestOfABodyIsNoRequest(t *testing.T) {
 	for name, text := range map[string]string{
 		"answered early": "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok",
@@ -305,7 +305,7 @@ func TestTheRestOfABodyIsNoRequest(t *testing.T) {
 	}
 }
 
-// A connection goes on after a request whose body was read.
+// A connection is reused after a request whose body was read.
 func TestConnectionsAreKept(t *testing.T) {
 	guest := serve(t, func(_ http.ResponseWriter, r *http.Request) { io.Copy(io.Discard, r.Body) })
 	r := start(t, guest, Config{}, Route{})

@@ -16,13 +16,13 @@ import (
 
 const token = "0123456789abcdef"
 
-// rig is a proxy before a server that speaks for a guest.
+// rig is a proxy in front of a server that stands in for a guest.
 type rig struct {
 	*httptest.Server
 	ended chan error // what HTTP or TCP returned
 }
 
-// limit is how long something may take that nobody is waiting for in vain.
+// limit is the time limit for events that must occur.
 const limit = time.Minute
 
 // start serves a proxy to the port of a guest's listener, by path or by host name.
@@ -72,7 +72,7 @@ func start(t *testing.T, guest net.Listener, cfg Config, route Route) *rig {
 	return r
 }
 
-// wrapping is a listener whose connections are wrapped as the daemon's are.
+// wrapping is a listener that wraps connections as the daemon's does.
 type wrapping struct{ net.Listener }
 
 func (l wrapping) Accept() (net.Conn, error) {
@@ -86,14 +86,14 @@ func (c wrapped) NetConn() net.Conn { return c.Conn }
 
 func (c wrapped) CloseWrite() error { return c.Conn.(*net.TCPConn).CloseWrite() }
 
-// listen returns a listener that f serves, one goroutine a connection, as a guest that need not
-// keep to any protocol.
+// listen returns a listener whose connections f serves, each in its own goroutine. f need not
+// follow any protocol.
 func listen(t *testing.T, f func(*net.TCPConn)) net.Listener {
 	return listenOn(t, "tcp", "127.0.0.1:0", f)
 }
 
-// listenUnix is listen with connections like those of real guests: their ends are told apart from
-// the ends of their data.
+// listenUnix is like listen, with connections like those of real guests: closing one differs from
+// ending its data.
 func listenUnix(t *testing.T, f func(*net.UnixConn)) net.Listener {
 	return listenOn(t, "unix", t.TempDir()+"/s", f)
 }
@@ -129,7 +129,7 @@ func serve(t *testing.T, h http.HandlerFunc) net.Listener {
 	return s.Listener
 }
 
-// says is a guest that answers every connection with a text and then waits for its end.
+// says returns a guest that answers every connection with a text and then waits for its end.
 func says(text string) func(*net.TCPConn) {
 	return func(conn *net.TCPConn) {
 		bufio.NewReader(conn).ReadString('\n')
@@ -138,7 +138,7 @@ func says(text string) func(*net.TCPConn) {
 	}
 }
 
-// raw sends a request as it is and returns the connection.
+// raw sends a request unchanged and returns the connection.
 func (r *rig) raw(t *testing.T, request string) (*net.TCPConn, *bufio.Reader) {
 	t.Helper()
 	conn, err := net.Dial("tcp", r.Listener.Addr().String())
@@ -153,7 +153,7 @@ func (r *rig) raw(t *testing.T, request string) (*net.TCPConn, *bufio.Reader) {
 	return conn.(*net.TCPConn), bufio.NewReader(conn)
 }
 
-// end returns how a stream ended.
+// end returns the error with which a stream ended.
 func (r *rig) end(t *testing.T) error {
 	t.Helper()
 	select {

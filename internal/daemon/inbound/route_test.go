@@ -70,7 +70,7 @@ func TestFindHost(t *testing.T) {
 			t.Errorf("%s: %+v, %v, %v", host, got, below, err)
 		}
 	}
-	for _, host := range []string{ // below the domain, and so never the API
+	for _, host := range []string{ // below the domain, so never a request to the API
 		"x.sandboxes.example.com", "80.sandboxes.example.com", "0-" + id + ".sandboxes.example.com",
 		"65536-" + id + ".sandboxes.example.com",
 		"80-" + id + "-.sandboxes.example.com", "80-" + id + "-" + permission + "a.sandboxes.example.com",
@@ -159,8 +159,8 @@ func TestOwnLocation(t *testing.T) {
 	}
 }
 
-// A program that follows redirects would take the daemon's token along, or carry out a request of
-// the guest's. Browsers are passed on: where they go, they send no token.
+// A program that follows redirects would send the daemon's token along, or execute a request chosen
+// by the guest. Browsers may be redirected, because they do not send the token to the new host.
 func TestForeignRedirectsByHostName(t *testing.T) {
 	const elsewhere, own = "http://attacker.example/", "http://80-sb.example:8889/x"
 	for name, c := range map[string]struct {

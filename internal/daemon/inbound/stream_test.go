@@ -16,8 +16,8 @@ import (
 	"time"
 )
 
-// What a guest writes arrives when it is written, and what a client writes likewise, in both
-// versions of HTTP and with an answer that begins before the request has ended.
+// Data arrives when it is written, in both directions and both versions of HTTP, even if the answer
+// begins before the request has ended.
 func TestHTTPStreamsBothWays(t *testing.T) {
 	guest := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		rc := http.NewResponseController(w)
@@ -85,8 +85,8 @@ func summing(conn io.ReadWriter) {
 	}
 }
 
-// An upgraded connection carries bytes, the first of which may come with the request, and each
-// direction has its own end.
+// An upgraded connection carries bytes. The first may arrive with the request, and each direction
+// ends separately.
 func TestUpgradesHaveTwoDirections(t *testing.T) {
 	upgrade := listen(t, func(conn *net.TCPConn) {
 		r := bufio.NewReader(conn)
@@ -129,8 +129,8 @@ func TestUpgradesHaveTwoDirections(t *testing.T) {
 	}
 }
 
-// A guest that has closed its connection does not keep a client that waits, nor a client that has
-// gone a guest. One that has only sent all is still sent what the other has to say.
+// When one side closes its connection, the stream ends even if the other side waits. A side that
+// has only finished sending still receives data.
 func TestStreamsEndWithOneSide(t *testing.T) {
 	for name, c := range map[string]struct {
 		guest  func(conn *net.UnixConn, heard, ended chan string)
@@ -163,7 +163,7 @@ func TestStreamsEndWithOneSide(t *testing.T) {
 			func(conn *net.TCPConn, heard chan string) {
 				conn.CloseWrite()
 				<-heard
-				conn.SetLinger(0) // what its kernel does when nobody is there any more
+				conn.SetLinger(0) // like its kernel when the program is gone
 				conn.Close()
 			},
 		},
@@ -214,7 +214,7 @@ func TestTCPWantsAnUpgrade(t *testing.T) {
 	}
 }
 
-// A stream ends with the request's context, which is that of the sandbox.
+// A stream ends with the request's context, which is the sandbox's.
 func TestStreamsEndWithTheirContext(t *testing.T) {
 	begun := make(chan struct{}, 1)
 	guest := listen(t, func(conn *net.TCPConn) {
@@ -238,8 +238,8 @@ func TestStreamsEndWithTheirContext(t *testing.T) {
 	}
 }
 
-// A client that reads nothing holds the guest up, and takes no memory for what the guest would
-// send. Then it is left.
+// A client that does not read slows the guest down, and takes no memory for the guest's data. After
+// a time limit it is disconnected.
 func TestASlowReaderTakesNoMemory(t *testing.T) {
 	const streams = 8
 	for path, head := range map[string]string{"/": "HTTP/1.1 200 OK\r\n\r\n", "/tcp": ""} {
@@ -256,7 +256,7 @@ func TestASlowReaderTakesNoMemory(t *testing.T) {
 			}
 			blocked <- sent
 			conn.SetWriteDeadline(time.Time{})
-			io.Copy(io.Discard, conn) // until the proxy leaves
+			io.Copy(io.Discard, conn) // until the proxy closes the connection
 		})
 		r := start(t, guest, Config{Stall: 3 * time.Second}, Route{})
 		before := heap()
@@ -279,7 +279,7 @@ func TestASlowReaderTakesNoMemory(t *testing.T) {
 	}
 }
 
-// heap returns how many bytes are in use.
+// heap returns the number of bytes in use.
 func heap() int64 {
 	runtime.GC()
 	var m runtime.MemStats
@@ -287,11 +287,11 @@ func heap() int64 {
 	return int64(m.HeapAlloc)
 }
 
-// Headers beyond the server's limit do not come to the guest; those within it do.
+// Headers beyond the server's limit do not reach the guest; smaller ones do.
 func TestLargeHeaders(t *testing.T) {
 	guest := serve(t, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, len(r.Header.Get("X-Large"))) })
 	r := start(t, guest, Config{}, Route{})
-	r.Config.MaxHeaderBytes = 16 << 10 // as the daemon's; not read before the first connection
+	r.Config.MaxHeaderBytes = 16 << 10 // as for the daemon; not read before the first connection
 	for size, want := range map[int]int{14 << 10: http.StatusOK, 24 << 10: http.StatusRequestHeaderFieldsTooLarge} {
 		_, answers := r.raw(t, "GET / HTTP/1.1\r\nHost: x\r\nX-Large: "+strings.Repeat("x", size)+"\r\n\r\n")
 		resp, err := http.ReadResponse(answers, nil)

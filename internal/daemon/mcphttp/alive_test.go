@@ -21,8 +21,8 @@ import (
 	"github.com/forkd/forkd/internal/daemon/mcphttp"
 )
 
-// A stream on which nothing happens says that it lives: that of a long call, and that of
-// subscriptions. Clients skip that.
+// A silent stream, of a long call or of subscriptions, sends keepalive comments, which clients
+// skip.
 func TestSilentStreamsLive(t *testing.T) {
 	rig := startWith(t, face.Limits{Keepalive: 20 * time.Millisecond})
 	f, err := rig.Fork(t.Context(), client.ForkRequest{SnapshotTag: "a.b", N: 1})
@@ -81,13 +81,13 @@ func TestSilentStreamsLive(t *testing.T) {
 	}
 }
 
-// severed is a connection whose client has left without a word.
+// severed is a connection whose client has disappeared silently.
 type severed struct{ *httptest.ResponseRecorder }
 
 // Write implements http.ResponseWriter.
 func (severed) Write([]byte) (int, error) { return 0, errors.New("connection timed out") }
 
-// A call ends when its client does not take what says that it goes on.
+// A call ends when its client no longer receives keepalive comments.
 func TestACallEndsWithItsConnection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		begun := time.Now()

@@ -14,8 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/daemon/mcphttp"
 )
 
-// FuzzMessage sends messages and headers that no client sends. Whatever comes, the handler answers,
-// and what it makes of a message is a request of the API's to a path below /v1.
+// FuzzMessage sends arbitrary messages and headers. For all of them the handler answers, and
+// converts messages only to API requests below /v1.
 func FuzzMessage(f *testing.F) {
 	const meta = `"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}`
 	for _, m := range []struct{ version, method, body string }{
@@ -45,11 +45,11 @@ func FuzzMessage(f *testing.F) {
 		}
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(http.StatusNotFound)
-		_, _ = w.Write([]byte(`{"status":404,"code":"sandbox_not_found","detail":"none"}`)) // it is in memory
+		_, _ = w.Write([]byte(`{"status":404,"code":"sandbox_not_found","detail":"none"}`)) // in memory: cannot fail
 	})
 	h := mcphttp.New("test", 0, slog.New(slog.DiscardHandler))(api)
 	f.Fuzz(func(t *testing.T, version, method, body string) {
-		// Subscriptions that begin go on until their client leaves.
+		// Subscriptions continue until their client disconnects.
 		ctx, cancel := context.WithTimeout(auth.With(context.WithValue(t.Context(), key{}, t),
 			auth.Principal{Scope: auth.Admin}), 50*time.Millisecond)
 		defer cancel()

@@ -25,9 +25,9 @@ import (
 // defaultKeepalive is shorter than the idle timeout of proxies, often a minute.
 const defaultKeepalive = 15 * time.Second
 
-// New returns a function for v1.Config.MCP: it makes the handler of messages, whose tools call api.
-// keepalive is how often a silent stream says that it lives; 0: every 15 seconds. log has the panics of
-// api.
+// New returns a function for v1.Config.MCP, which returns the handler of messages; its tools call api.
+// keepalive is the interval of comments in a silent stream; 0: 15 seconds. Panics of api are logged to
+// log.
 func New(version string, keepalive time.Duration, log *slog.Logger) func(api http.Handler) http.Handler {
 	return func(api http.Handler) http.Handler {
 		f := &messages{api: api, log: log, catalog: mcp.New(version), shared: map[mcp.Scope]func() *sdk.Server{}}
@@ -39,8 +39,8 @@ func New(version string, keepalive time.Duration, log *slog.Logger) func(api htt
 	}
 }
 
-// Served returns a handler for servers that serverOf returns; otherwise it is like New's. The
-// conformance suite is run against a server with the tools that it expects.
+// Served returns a handler for the servers that serverOf returns; otherwise it is like New's. The
+// conformance suite uses it with a server that has the tools it expects.
 func Served(serverOf func(*http.Request) *sdk.Server, keepalive time.Duration) http.Handler {
 	return kept(protocol(serverOf), keepalive)
 }
@@ -70,7 +70,7 @@ type messages struct {
 	api      http.Handler
 	log      *slog.Logger
 	catalog  *mcp.Catalog
-	shared   map[mcp.Scope]func() *sdk.Server // made for the first message that needs it
+	shared   map[mcp.Scope]func() *sdk.Server // created for the first message that needs it
 	protocol http.Handler
 }
 

@@ -28,8 +28,8 @@ import (
 	"github.com/forkd/forkd/internal/guest/agent"
 )
 
-// agentDirEnv makes the test binary the agent of a guest that is an ordinary process; it names the
-// directory of sockets.
+// agentDirEnv is the variable that makes the test binary a guest's agent, as an ordinary process.
+// Its value is the directory of sockets.
 const agentDirEnv = "FORKD_TEST_AGENT_DIR"
 
 func TestMain(m *testing.M) {
@@ -61,7 +61,7 @@ func startWith(t *testing.T, limits face.Limits, tokens ...auth.Token) *apirig.R
 	return rig
 }
 
-// bearer sends a token with every request.
+// bearer adds a token to every request.
 type bearer struct {
 	token string
 	next  http.RoundTripper
@@ -75,7 +75,7 @@ func (b bearer) RoundTrip(r *http.Request) (*http.Response, error) {
 	return b.next.RoundTrip(r)
 }
 
-// dial joins a client of the newest protocol to /mcp.
+// dial connects a client of the newest protocol to /mcp.
 func dial(t *testing.T, url, token string, o *sdk.ClientOptions, over http.RoundTripper) *sdk.ClientSession {
 	t.Helper()
 	if over == nil {
@@ -91,7 +91,7 @@ func dial(t *testing.T, url, token string, o *sdk.ClientOptions, over http.Round
 	return session
 }
 
-// call calls a tool and returns what the model reads, and whether it is an error.
+// call calls a tool and returns the text for the model, and whether it is an error.
 func call(t *testing.T, s *sdk.ClientSession, name string, in map[string]any) (string, bool) {
 	t.Helper()
 	r, err := s.CallTool(t.Context(), &sdk.CallToolParams{Name: name, Arguments: in})
@@ -113,7 +113,7 @@ func names(t *testing.T, s *sdk.ClientSession) (list []string) {
 	return list
 }
 
-// A client of the newest protocol forks and runs, and is told how far that has come.
+// A client of the newest protocol forks and runs code, and receives progress.
 func TestNewestProtocol(t *testing.T) {
 	rig := start(t)
 	progress := make(chan string, 10)
@@ -152,7 +152,7 @@ func TestNewestProtocol(t *testing.T) {
 }
 
 // Tokens see the tools of their scope, and the API refuses what they may not do in any case. A
-// token with a label prefix does not learn of the sandboxes of others.
+// token with a label prefix does not learn of other sandboxes.
 func TestTokensAreThoseOfTheAPI(t *testing.T) {
 	rig := start(t, auth.Token{Name: "reader", Scope: auth.Read}, auth.Token{Name: "runner", Scope: auth.Run},
 		auth.Token{Name: "tenant", Scope: auth.Run, Prefix: "tenant/"})
@@ -200,8 +200,8 @@ func TestTokensAreThoseOfTheAPI(t *testing.T) {
 	checkAudit(t, rig)
 }
 
-// checkAudit checks that a call of a tool has two lines with one id: that of the message, and that
-// of what it did.
+// checkAudit checks that a call of a tool has two audit lines with the same id: one for the
+// message, and one for its API request.
 func checkAudit(t *testing.T, rig *apirig.Rig) {
 	t.Helper()
 	f, err := os.Open(rig.AuditLog)
@@ -217,7 +217,7 @@ func checkAudit(t *testing.T, rig *apirig.Rig) {
 		}
 		byID[e.RequestID] = append(byID[e.RequestID], e)
 	}
-	for _, list := range byID { // by now, all lines but the last have been written
+	for _, list := range byID { // all lines but the last have been written by now
 		if i := slices.IndexFunc(list, func(e audit.Entry) bool {
 			return e.Route == "POST /v1/sandboxes" ||
 				e.Route == "POST /v1/forks"
@@ -232,7 +232,7 @@ func checkAudit(t *testing.T, rig *apirig.Rig) {
 	t.Errorf("no line of a message beside that of its call: %+v", byID)
 }
 
-// post sends one message as it is.
+// post sends one message unchanged.
 func post(t *testing.T, url string, header map[string]string, body string) (*http.Response, string) {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url+"/mcp", strings.NewReader(body))
@@ -271,7 +271,7 @@ var newest = map[string]string{"Mcp-Protocol-Version": "2026-07-28", "Mcp-Method
 
 const listTools = `{"jsonrpc":"2.0","id":1,"method":"tools/list"}`
 
-// Messages that no client of the protocol sends, and those that a browser is made to send.
+// Messages that no client of the protocol sends, and messages that a web page makes a browser send.
 func TestWrongMessages(t *testing.T) {
 	rig := start(t)
 	for name, test := range map[string]struct {
@@ -322,7 +322,7 @@ func TestWrongMessages(t *testing.T) {
 	}
 }
 
-// The owner of the unix socket needs no token, and his calls are his.
+// The owner of the unix socket needs no token, and calls are made as that user.
 func TestUnixSocket(t *testing.T) {
 	rig := start(t)
 	socket := filepath.Join(t.TempDir(), "s")
@@ -347,7 +347,7 @@ func TestUnixSocket(t *testing.T) {
 		t.Fatal(text)
 	}
 	want := []byte(fmt.Sprintf(`"remote":"unix:%d"`, os.Getpid()))
-	for begun := time.Now(); ; time.Sleep(10 * time.Millisecond) { // a line is written after its answer
+	for begun := time.Now(); ; time.Sleep(10 * time.Millisecond) { // a line is written after the answer
 		p, err := os.ReadFile(rig.AuditLog)
 		if err != nil {
 			t.Fatal(err)
@@ -361,7 +361,7 @@ func TestUnixSocket(t *testing.T) {
 	}
 }
 
-// A subscription of the newest protocol is one answer that lasts.
+// A subscription of the newest protocol is a single, long-lasting answer.
 func TestListen(t *testing.T) {
 	rig := start(t)
 	f, err := rig.Fork(t.Context(), client.ForkRequest{SnapshotTag: "a.b", N: 1})
@@ -407,7 +407,7 @@ func TestListen(t *testing.T) {
 	next("notifications/resources/updated")
 }
 
-// A client that leaves ends its call, whatever the version of the protocol.
+// A client that disconnects ends its call, in every version of the protocol.
 func TestLeaving(t *testing.T) {
 	rig := start(t)
 	f, err := rig.Fork(t.Context(), client.ForkRequest{SnapshotTag: "a.b", N: 1})
@@ -465,7 +465,7 @@ func TestLeaving(t *testing.T) {
 	}
 }
 
-// Messages of several clients at once share a server, and nothing else.
+// Concurrent messages of several clients share a server, and nothing else.
 func TestClientsAtOnce(t *testing.T) {
 	rig := start(
 		t,

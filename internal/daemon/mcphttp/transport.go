@@ -97,11 +97,11 @@ func (j joined) Value(key any) any {
 	return j.values.Value(key)
 }
 
-// errPanic is what the client of a handler that has panicked is told: the rest is in the daemon's log.
+// errPanic is the error for the client if a handler panicked. The daemon's log has the details.
 var errPanic = errors.New("internal error: the daemon's log says more")
 
-// serve calls the handler, and recovers from its panic, as the server of a connection would. It returns
-// an error if the answer is not whole.
+// serve calls the handler and recovers from its panic, as the server of a connection would. It returns
+// an error if the answer is incomplete.
 func (t *transport) serve(w http.ResponseWriter, r *http.Request) (err error) {
 	defer func() {
 		p := recover()

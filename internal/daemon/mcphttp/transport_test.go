@@ -39,7 +39,7 @@ func get(t *testing.T, c *http.Client, ctx context.Context) (*http.Response, err
 	return c.Do(r)
 }
 
-// What a handler sees is a request of the message's client, with the message's credentials alone.
+// A handler sees a request of the message's client, with only the message's credentials.
 func TestCallsAreTheClients(t *testing.T) {
 	c := over(func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Authorization") != "Bearer t" || r.Header.Get(auth.TokenHeader) != "f" ||
@@ -65,16 +65,16 @@ func TestCallsAreTheClients(t *testing.T) {
 	}
 }
 
-// isTelling reports whether a text has what a panic said, or where.
+// isTelling reports whether a text contains the message or the location of a panic.
 func isTelling(text string) bool {
 	return strings.Contains(text, "boom") || strings.Contains(text, ".go:")
 }
 
-// A handler that panics, or aborts, breaks off its answer and nothing else.
+// A handler that panics or aborts breaks off its own answer only.
 func TestPanics(t *testing.T) {
 	for _, c := range []struct {
 		what  any
-		tells bool // in the log
+		tells bool // expected in the log
 	}{{http.ErrAbortHandler, false}, {errors.New("boom"), true}, {"boom", true}} {
 		what, tells := c.what, c.tells
 		var log strings.Builder
@@ -94,7 +94,7 @@ func TestPanics(t *testing.T) {
 			t.Errorf("%v: the log has %s", what, log.String())
 		}
 	}
-	// Before the answer has begun, there is room for an error.
+	// Before the answer has begun, an error can still be sent.
 	resp, err := get(t, over(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("X-Answer", "half")
 		panic("boom")
@@ -114,8 +114,8 @@ func TestPanics(t *testing.T) {
 	}
 }
 
-// A stream comes as it is written, and its handler ends when the caller leaves: by closing the body,
-// or by its context, before the answer has begun and after.
+// Streams arrive as they are written. The handler ends when the caller closes the body or cancels
+// its context, before the answer has begun and after.
 func TestStreams(t *testing.T) {
 	ended := make(chan error, 1)
 	endless := over(func(w http.ResponseWriter, r *http.Request) {

@@ -19,7 +19,7 @@ import (
 type Source struct {
 	Snapshots func() int
 	Sandboxes func() map[string]int // by state
-	Branches  func() (n, most int)  // being made, and how many may be made at once
+	Branches  func() (n, most int)  // in progress, and the maximum
 	Pool      func() int            // ready shells
 
 	PoolWanted func() int                  // of a full pool

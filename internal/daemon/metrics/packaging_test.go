@@ -20,7 +20,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// everything returns what a daemon serves after each thing has happened once, by name.
+// everything returns the metrics of a daemon after every event has occurred once, by name.
 func everything(t *testing.T) map[string]*dto.MetricFamily {
 	t.Helper()
 	m := New("test")
@@ -55,10 +55,10 @@ func everything(t *testing.T) map[string]*dto.MetricFamily {
 	return families
 }
 
-// foreign are the labels that Prometheus adds, and the series that it makes itself.
+// foreign reports whether Prometheus itself adds a label.
 func foreign(name string) bool { return slices.Contains([]string{"__name__", "instance", "job"}, name) }
 
-// check reports what an expression asks of series that the daemon does not have.
+// check reports an error if an expression uses series that the daemon does not have.
 func check(t *testing.T, where, expr string, families map[string]*dto.MetricFamily) (selectors int) {
 	t.Helper()
 	parsed, err := parser.NewParser(parser.Options{}).ParseExpr(expr)
@@ -101,8 +101,8 @@ func hasLabel(f *dto.MetricFamily, m *labels.Matcher) bool {
 	return slices.ContainsFunc(f.GetMetric()[0].GetLabel(), func(l *dto.LabelPair) bool { return l.GetName() == m.Name })
 }
 
-// What the dashboard and the alert rules ask for is what the daemon serves, and each alert has its
-// section in the runbook.
+// The dashboard and the alert rules use metrics that the daemon has, and each alert has its section
+// in the runbook.
 func TestDashboardAndAlertsNameWhatThereIs(t *testing.T) {
 	families := everything(t)
 	p, err := os.ReadFile("../../../packaging/grafana/dashboard.json")
@@ -167,7 +167,7 @@ func TestDashboardAndAlertsNameWhatThereIs(t *testing.T) {
 	}
 }
 
-// The names of forkd 0.5 are kept, and every name is of the form that Prometheus asks for.
+// The names of forkd 0.5 still exist, and every name follows the conventions of Prometheus.
 func TestNamesOfMetrics(t *testing.T) {
 	families := everything(t)
 	for _, name := range []string{"forkd_snapshots_total", "forkd_sandboxes_active", "forkd_branches_in_flight",

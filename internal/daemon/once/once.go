@@ -1,10 +1,10 @@
-// Package once remembers the answers to requests that must not be carried out twice, for clients
-// that ask again because they did not get the first answer.
+// Package once stores the answers to requests that must be executed only once, for clients that
+// repeat a request because they did not receive the first answer.
 //
 // An answer is kept for a day, in a file, so that a new daemon has it too. A request is recorded
-// before it is carried out. If the daemon dies in between, a client that asks again gets the error
-// that the outcome is unknown. Of HTTP the package knows only the status. The caller decides which
-// requests are the same.
+// before it is executed. If the daemon dies in between, a repetition gets the error that the
+// outcome is unknown. Of HTTP the package knows only the status. The caller decides which requests
+// are the same.
 package once
 
 import (
@@ -34,7 +34,7 @@ const (
 	maxBytes   = 64 << 20
 )
 
-// Why a request was not carried out.
+// Reasons why a request was not executed.
 var (
 	ErrOther   = errors.New("the key was used for another request")
 	ErrUnknown = errors.New("the daemon ended while the first request with this key was under way: nobody knows what became of it")
@@ -58,7 +58,7 @@ type (
 	client  [8]byte
 )
 
-// KeyOf returns the key of a request to which client who gave a name.
+// KeyOf returns the key of a request that client who named name.
 func KeyOf(who, name string) Key {
 	key := Key(sha256.Sum256([]byte(who + "\n" + name)))
 	of := sha256.Sum256([]byte(who))
@@ -91,10 +91,10 @@ type Book struct {
 	index []kept            // of the files, oldest first
 }
 
-// underWay is the use of a key: by a request, or by prune.
+// underWay is a use of a key: by a request, or by prune.
 type underWay struct {
 	done    chan struct{} // closed at its end
-	begun   bool          // it is written down and being carried out
+	begun   bool          // it is recorded and being executed
 	request Request       // valid if begun
 }
 
@@ -147,10 +147,10 @@ func (b *Book) read(key Key) (*record.Once, error) {
 	return record.ParseOnce(b.path(key), text)
 }
 
-// Do carries a request out, or returns the answer that an earlier one of the same key got; again
-// says so. One that is under way is waited for. An answer counts if do returns no error; else
-// nothing is remembered, and the next one is carried out. The error is that of do or of ctx, one of
-// the variables above, or that of a file.
+// Do executes a request, or returns the answer to an earlier request with the same key; then again
+// is true. If such a request is running, Do waits for it. An answer is stored if do returns no
+// error; otherwise the next request is executed. The error comes from do, ctx or a file, or is one
+// of the variables above.
 func (b *Book) Do(ctx context.Context, key Key, request Request, do func() (Answer, error)) (a Answer, again bool,
 	err error) {
 	for {
@@ -172,8 +172,8 @@ func (b *Book) Do(ctx context.Context, key Key, request Request, do func() (Answ
 	}
 }
 
-// begin returns the earlier answer, or a channel that closes when the current request ends. If it
-// returns neither, the caller must carry out the request.
+// begin returns the earlier answer, or a channel that is closed when the current request ends. If
+// it returns neither, the caller must execute the request.
 func (b *Book) begin(key Key, request Request) (*Answer, <-chan struct{}, error) {
 	mine, wait, err := b.take(key, request)
 	if mine == nil {
@@ -193,7 +193,7 @@ func (b *Book) begin(key Key, request Request) (*Answer, <-chan struct{}, error)
 	return nil, nil, nil
 }
 
-// take takes a key. If it is taken, take returns a channel that closes when it is free.
+// take takes a key. If the key is in use, take returns a channel that is closed when it is free.
 func (b *Book) take(key Key, request Request) (mine *underWay, wait <-chan struct{}, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -209,7 +209,7 @@ func (b *Book) take(key Key, request Request) (mine *underWay, wait <-chan struc
 	}
 }
 
-// leave gives a key back.
+// leave releases a key.
 func (b *Book) leave(key Key) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -242,14 +242,14 @@ func (b *Book) isOld(key Key) bool {
 	return slices.ContainsFunc(b.index, func(k kept) bool { return k.key == key && b.now().Sub(k.at) >= Keep })
 }
 
-// carryOut carries out a request that begin has recorded.
+// carryOut executes a request that begin has recorded.
 func (b *Book) carryOut(key Key, request Request, do func() (Answer, error)) (a Answer, err error) {
 	err = errors.New("panic")
 	defer func() {
 		if err != nil {
 			b.drop(key)
 		} else {
-			_ = b.write(key, request, &a) // it was carried out; who asks again is told ErrUnknown
+			_ = b.write(key, request, &a) // it was executed; a repetition gets ErrUnknown
 		}
 		b.leave(key)
 		b.prune()
@@ -287,7 +287,7 @@ func (b *Book) forgetLocked(key Key) {
 	b.index = slices.DeleteFunc(b.index, func(k kept) bool { return k.key == key })
 }
 
-// prune removes what is too old or too much. Requests under way stay.
+// prune removes records that are too old or exceed the bounds. Running requests stay.
 func (b *Book) prune() {
 	for {
 		key, ok := b.takeSurplus()
@@ -299,7 +299,7 @@ func (b *Book) prune() {
 	}
 }
 
-// takeSurplus takes the key of a record that is to go.
+// takeSurplus takes the key of a record to remove.
 func (b *Book) takeSurplus() (key Key, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -316,8 +316,8 @@ func (b *Book) takeSurplus() (key Key, ok bool) {
 	return key, ok
 }
 
-// surplusLocked returns what is to go if there is too much: the oldest answer of the client that
-// has the greatest share of a bound, and among equals the oldest.
+// surplusLocked returns the record to remove if a bound is exceeded: the oldest answer of the
+// client that has the greatest share of a bound. Among equal clients it is the oldest of all.
 func (b *Book) surplusLocked() (oldest Key, tooMuch bool) {
 	shares := make(map[client]float64)
 	var first []Key // of each client, oldest first

@@ -60,7 +60,7 @@ func TestOnce(t *testing.T) {
 	}
 }
 
-// What was begun when the daemon died is not carried out again, and nobody invents an answer.
+// A request that was running when the daemon died is not executed again, and no answer is invented.
 func TestUnknownOutcome(t *testing.T) {
 	dir := t.TempDir()
 	b := open(t, dir)
@@ -81,8 +81,8 @@ func TestUnknownOutcome(t *testing.T) {
 	}
 }
 
-// A record that another forkd has written is neither carried out again nor thrown away, until it is
-// as old as any answer may be.
+// A record from another version of forkd is neither executed again nor discarded until it reaches
+// the age limit of answers.
 func TestRecordsOfOtherVersions(t *testing.T) {
 	dir := t.TempDir()
 	b := open(t, dir)
@@ -102,7 +102,7 @@ func TestRecordsOfOtherVersions(t *testing.T) {
 		bad.Path != b.path(Key{1}) || bad.Field != "version" {
 		t.Errorf("a later version: %v", err)
 	}
-	if err := os.WriteFile(b.path(Key{1}), text, 0o600); err != nil { // as the later daemon would read its own
+	if err := os.WriteFile(b.path(Key{1}), text, 0o600); err != nil { // a later daemon can read it
 		t.Fatal(err)
 	}
 	check(t, open(t, dir), Key{1}, Request{1}, made("3"), "1", true)
@@ -114,7 +114,7 @@ func TestRecordsOfOtherVersions(t *testing.T) {
 	check(t, b, Key{1}, Request{1}, made("4"), "4", false)
 }
 
-// What forkd has answered before records had versions is answered again.
+// Answers from before records had versions are still returned.
 func TestRecordsOfVersion0(t *testing.T) {
 	const golden = "../../format/record/testdata/once"
 	b := open(t, t.TempDir())
@@ -140,7 +140,8 @@ func TestRecordsOfVersion0(t *testing.T) {
 	}
 }
 
-// Whoever asks while the first is under way waits for its answer, or does it if that failed.
+// A repetition during the first request waits for its answer, or executes the request if the first
+// one failed.
 func TestUnderWay(t *testing.T) {
 	b := open(t, t.TempDir())
 	for _, fails := range []bool{false, true} {
@@ -150,7 +151,7 @@ func TestUnderWay(t *testing.T) {
 		}
 		begun, finish := make(chan bool), make(chan bool)
 		go func() {
-			defer func() { recover() }() // a handler that gives up panics
+			defer func() { recover() }() // an aborting handler panics
 			b.Do(context.Background(), key, Request{1}, func() (Answer, error) {
 				close(begun)
 				if <-finish; fails {
@@ -194,7 +195,7 @@ func TestOldestGoFirst(t *testing.T) {
 	check(t, b, KeyOf("one", "1"), Request{}, made("1"), "1", false)
 }
 
-// A client that has much gives room for the others.
+// A client with many answers makes room for others.
 func TestClientsDoNotPushOneAnotherOut(t *testing.T) {
 	b := open(t, t.TempDir())
 	check(t, b, KeyOf("quiet", "1"), Request{}, made("1"), "1", false)
@@ -207,7 +208,7 @@ func TestClientsDoNotPushOneAnotherOut(t *testing.T) {
 	check(t, b, KeyOf("loud", "5"), Request{}, made("1"), big, true)
 }
 
-// One answer that is more than all may be does not push out those of others either.
+// A single answer above the total limit does not displace answers of others either.
 func TestOneAnswerDoesNotPushOthersOut(t *testing.T) {
 	b := open(t, t.TempDir())
 	check(t, b, KeyOf("quiet", "1"), Request{}, made("1"), "1", false)
@@ -216,10 +217,10 @@ func TestOneAnswerDoesNotPushOthersOut(t *testing.T) {
 	check(t, b, KeyOf("quiet", "1"), Request{}, made("2"), "1", true)
 }
 
-// While the disk is slow with the record of one request, others are answered.
+// While the disk is slow for the record of one request, other requests are answered.
 func TestASlowRecordStopsItsRequestOnly(t *testing.T) {
 	b := open(t, filepath.Join(t.TempDir(), "once"))
-	slow, _, err := b.take(Key{1}, Request{1}) // as a write that does not end
+	slow, _, err := b.take(Key{1}, Request{1}) // like a write that does not return
 	if slow == nil || err != nil {
 		t.Fatal(err)
 	}

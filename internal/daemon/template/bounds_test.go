@@ -22,7 +22,7 @@ func variables(prefix string, n int) Step {
 	return s
 }
 
-// What the steps of a template ask for is refused before memory is taken for it.
+// Before memory is allocated for a template's steps, their demand is checked against the bounds.
 func TestSmallTemplatesTakeLittleMemory(t *testing.T) {
 	files := make([]plan.File, 2000)
 	for i := range files {
@@ -34,7 +34,7 @@ func TestSmallTemplatesTakeLittleMemory(t *testing.T) {
 	for name, c := range map[string]struct {
 		steps []Step
 		base  dockerfile.Config
-		want  string // empty: it is no mistake
+		want  string // empty: valid
 	}{
 		"variables of a step": {steps: []Step{variables("A", 3000)}, want: "the variables take more than 131072 bytes"},
 		"variables of steps":  {steps: []Step{variables("A", 1000), variables("B", 1000)}, want: "the variables take"},
@@ -89,7 +89,7 @@ func TestSmallTemplatesTakeLittleMemory(t *testing.T) {
 	}
 }
 
-// A build that is replaced is read no further.
+// Reading stops when its build is replaced.
 func TestReadEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -28,7 +28,7 @@ type Entry struct {
 	Message string
 }
 
-// Log is what a build and its commands say. The zero Log is empty.
+// Log is the log of a build and its commands. The zero Log is empty.
 type Log struct {
 	mu      sync.Mutex
 	entries []Entry
@@ -36,8 +36,8 @@ type Log struct {
 	full    bool
 }
 
-// add appends an entry. Of what is beyond the bounds only the first is marked as missing, and
-// errors are kept: there is one at most.
+// add appends an entry. Above the bounds, the first omitted entry is replaced by a note. Errors are
+// always added: there is at most one.
 func (l *Log) add(level, step, message string) {
 	message = printable(message)
 	l.mu.Lock()
@@ -54,7 +54,7 @@ func (l *Log) add(level, step, message string) {
 	l.entries = append(l.entries, Entry{time.Now().UTC(), level, step, message})
 }
 
-// From returns at most so many entries from the n-th, counted from 0.
+// From returns at most most entries, beginning with the n-th (from 0).
 func (l *Log) From(n, most int) []Entry {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -65,7 +65,7 @@ func (l *Log) From(n, most int) []Entry {
 	return append([]Entry(nil), rest[:min(most, len(rest))]...)
 }
 
-// printable makes text of a guest's fit for a message.
+// printable makes text from a guest safe for a message.
 func printable(text string) string {
 	text = strings.ToValidUTF8(text, "?")
 	if len(text) > maxLine {

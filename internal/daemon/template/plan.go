@@ -11,27 +11,27 @@ import (
 	"github.com/forkd/forkd/internal/host/invalid"
 )
 
-// Plan is what a build does, as the SDKs send it.
+// Plan is the description of a build, as the SDKs send it.
 type Plan struct {
-	FromImage    string       // of a registry; or else:
-	Login        *image.Login // to that
-	FromTemplate string       // a snapshot's tag
+	FromImage    string       // image of a registry; if empty, FromTemplate is set
+	Login        *image.Login // for that registry
+	FromTemplate string       // tag of a snapshot
 	Steps        []Step
-	Force        bool   // steps are carried out although their snapshots are there
-	MayReplace   bool   // a template of that name that is there at the end, whoever has made it
-	StartCmd     string // is left running in the template; empty: none
-	ReadyCmd     string // succeeds when the template is ready; empty: it is at once, or some time after the start
+	Force        bool   // run steps even if their snapshots exist
+	MayReplace   bool   // replace a template of that name, whoever made it
+	StartCmd     string // keeps running in the template; empty: none
+	ReadyCmd     string // succeeds when the template is ready; empty: ready at once, or some time after the start
 }
 
 // Step is one instruction.
 type Step struct {
 	Type      string   `json:"type"`
 	Args      []string `json:"args"`
-	FilesHash string   `json:"filesHash"` // of COPY: names the archive
-	Force     bool     `json:"force"`     // it and what follows are carried out although their snapshots are there
+	FilesHash string   `json:"filesHash"` // for COPY: name of the archive
+	Force     bool     `json:"force"`     // run this step and those after it even if their snapshots exist
 }
 
-// maxSteps bounds the steps of a build: a plan has some more.
+// maxSteps is the maximum number of steps of a build. A plan has a few more.
 const maxSteps = plan.MaxSteps - 10
 
 func (p *Plan) check(template string) error {
@@ -56,7 +56,7 @@ func (p *Plan) check(template string) error {
 	return nil
 }
 
-// Types of steps. E2B takes two more words for two of them.
+// Types of steps. E2B accepts a second name for two of them.
 const (
 	typeCopy    = "COPY"
 	typeAdd     = "ADD"
@@ -69,15 +69,14 @@ const (
 
 func (s *Step) isCopy() bool { return s.Type == typeCopy || s.Type == typeAdd }
 
-// What arguments of steps may be. Names of accounts may hold variables until the step is carried
-// out.
+// Valid arguments of steps. Names of accounts may contain variables until the step runs.
 var (
 	modeForm  = regexp.MustCompile(`^[0-7]{3,4}$`)
 	ownerForm = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]*(:[A-Za-z0-9_][A-Za-z0-9_.-]*)?$`)
 	envForm   = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 )
 
-// check returns what is wrong with a step, or nothing.
+// check returns what is wrong with a step, or "".
 func (s *Step) check() string {
 	s.Type = strings.ToUpper(s.Type)
 	for _, arg := range s.Args {
@@ -125,7 +124,7 @@ func (s *Step) checkCopy() string {
 	return ""
 }
 
-// arg returns an argument that may be left out.
+// arg returns an optional argument, or "".
 func (s *Step) arg(n int) string {
 	if n < len(s.Args) {
 		return s.Args[n]
@@ -133,7 +132,7 @@ func (s *Step) arg(n int) string {
 	return ""
 }
 
-// text is a step as it stands in the log. Values of variables are not in it: they may be secrets.
+// text returns a step for the log. It omits the values of variables, which may be secrets.
 func (s *Step) text() string {
 	args := s.Args
 	switch s.Type {
@@ -150,8 +149,8 @@ func (s *Step) text() string {
 	return s.Type + " " + strings.Join(args, " ")
 }
 
-// sourceOf returns where the files of a COPY are in its archive: the SDKs have looked for what the
-// pattern of its source matches, and the archive has that by the paths from the client's directory.
+// sourceOf returns the path of a COPY's files in its archive. The SDKs archive the files that match
+// the pattern, with their paths relative to the client's directory.
 func sourceOf(pattern string) string {
 	var fixed []string
 	for part := range strings.SplitSeq(pattern, "/") {

@@ -15,12 +15,12 @@ import (
 	"github.com/forkd/forkd/internal/build/plan"
 )
 
-// defaultUser is the account that steps are carried out as until a step names another, if the guest
-// has the account and no default of its own; else it is root.
+// defaultUser is the account that runs steps until a step selects another, if the guest has the
+// account and no default user. Otherwise it is root.
 const defaultUser = "user"
 
 // readyAfter is how long a start command without a ready command runs before the template is saved,
-// in seconds: that of E2B.
+// in seconds, as in E2B.
 const readyAfter = "20"
 
 //go:embed user.sh
@@ -29,28 +29,27 @@ var userScript string
 // loginShell runs $1 in a login shell.
 const loginShell = `shell=/bin/sh; [ ! -x /bin/bash ] || shell=/bin/bash; exec "$shell" -l -c "$1"`
 
-// reader makes a plan of a template. The line of a plan's step is the number of the template's, from 1;
-// it is 0 before them and after them.
+// reader makes a plan from a template. The Line of a plan's step is the number of the template's step,
+// from 1, and 0 for steps before and after these.
 type reader struct {
 	from  Plan
-	files []plan.File // of the archives that were sent, each below its hash; sorted by their paths
+	files []plan.File // of the uploaded archives, each below its hash; sorted by path
 	plan  plan.Plan
 
 	words    *dockerfile.Expander
 	env      map[string]string
 	envBytes int               // see dockerfile.Put
 	elses    map[string]string // values of variables that no step has set: those of root
-	entries  int               // of the archives in all sources
+	entries  int               // archive entries in all sources
 
 	user    string // empty: root
 	dir     string // absolute
 	settled bool   // a step has chosen the user
-	force   bool   // what follows is carried out although its snapshot is there
-	n       int    // of the step that is being read
+	force   bool   // run the following steps even if their snapshots exist
+	n       int    // number of the current step
 }
 
-// read makes the plan of a template that begins with a base, whose settings are known. The error is a
-// *stepError.
+// read makes the plan of a template with a base whose settings are known. The error is a *stepError.
 func (r *reader) read(ctx context.Context, tag string, base plan.Base, c dockerfile.Config) (*plan.Plan, error) {
 	r.words, r.user, r.dir = dockerfile.NewExpander(ctx), c.User, cmp.Or(c.Dir, "/")
 	r.env = make(map[string]string)
@@ -98,10 +97,10 @@ func (r *reader) process(command, user string) plan.Process {
 		Dir: r.dir}
 }
 
-// expand puts the values of variables into a text, and for variables that no step has set those of root.
+// expand expands variables in a text. A variable that no step has set has the value it has for root.
 func (r *reader) expand(text string) (string, error) { return r.words.Expand(text, r.env, r.elses) }
 
-// expandPath expands a text that is to name a file or a user.
+// expandPath expands a text that names a file or a user.
 func (r *reader) expandPath(text string) (string, error) {
 	text, err := r.expand(text)
 	if err == nil {
@@ -110,7 +109,7 @@ func (r *reader) expandPath(text string) (string, error) {
 	return text, err
 }
 
-// checkPath refuses a name that every later step would repeat at length.
+// checkPath returns an error if a name is too long: every later step would repeat it.
 func checkPath(name string) error {
 	if len(name) > dockerfile.MaxPath {
 		return fmt.Errorf("%.40q: the name has %d bytes: want at most %d", name, len(name), dockerfile.MaxPath)
@@ -155,7 +154,7 @@ func (r *reader) absolute(p string) string {
 }
 
 func (r *reader) setEnv(args []string) error {
-	values := make([]string, len(args)/2) // each is expanded with what the variables were before the step
+	values := make([]string, len(args)/2) // each is expanded with the variables before the step
 	for n := range values {
 		value, err := r.expand(args[2*n+1])
 		if err != nil {
@@ -171,7 +170,7 @@ func (r *reader) setEnv(args []string) error {
 	return nil
 }
 
-// setUser makes an account the user of what follows. One that is not there is made.
+// setUser selects the user of the following steps. A missing account is created.
 func (r *reader) setUser(name, user string) error {
 	user, err := r.expandPath(user)
 	if err != nil {
@@ -180,7 +179,7 @@ func (r *reader) setUser(name, user string) error {
 	if !ownerForm.MatchString(user) {
 		return fmt.Errorf("%.40q: want the name of a user", user)
 	}
-	r.user, _, _ = strings.Cut(user, ":") // a group has no meaning: the user has those of the account
+	r.user, _, _ = strings.Cut(user, ":") // a group has no effect: the user has the groups of the account
 	r.settled = true
 	r.add(name, plan.Step{Run: &plan.Run{Process: plan.Process{
 		Args: []string{"/bin/sh", "-c", userScript, "sh", r.user}}}})
@@ -201,14 +200,14 @@ func (r *reader) copy(name string, s *Step) error {
 	}
 	target := r.absolute(to)
 	if last := path.Base(to); target != "/" && (strings.HasSuffix(to, "/") || last == "." || last == "..") {
-		target += "/" // it means a directory
+		target += "/" // marks a directory
 	}
 	r.add(name, plan.Step{Copy: &plan.Copy{Sources: []plan.Source{source}, Target: target,
 		Owner: cmp.Or(s.arg(2), r.user), Mode: s.arg(3)}})
 	return nil
 }
 
-// source returns what of an archive a step copies: a file, or what is in a directory.
+// source returns the source of a step in its archive: a file, or the content of a directory.
 func (r *reader) source(s *Step) (plan.Source, error) {
 	name := sourceOf(s.Args[0])
 	if name == "" {
@@ -225,13 +224,13 @@ func (r *reader) source(s *Step) (plan.Source, error) {
 	return plan.Source{Files: r.files[i : i+1], Strip: len(name) - len(path.Base(name))}, r.count(1)
 }
 
-// below returns the entries in a directory of the archives as a source.
+// below returns the entries below a directory of the archives, as a source.
 func (r *reader) below(dir string) (plan.Source, error) {
 	files := r.files[r.search(dir+"/"):r.search(dir+"0")] // '0' is the byte after '/'
 	return plan.Source{Dir: true, Files: files, Strip: len(dir) + 1}, r.count(len(files))
 }
 
-// search returns the index of the first entry of the archives that is not before a name.
+// search returns the index of a name in the archives, or of the first entry that sorts after it.
 func (r *reader) search(name string) int {
 	i, _ := slices.BinarySearchFunc(r.files, name, func(f plan.File, name string) int {
 		return strings.Compare(f.Path, name)
@@ -239,7 +238,7 @@ func (r *reader) search(name string) int {
 	return i
 }
 
-// count counts entries of a source.
+// count counts entries of a source, and returns an error above the limit.
 func (r *reader) count(entries int) error {
 	if r.entries += entries; r.entries > dockerfile.MaxCopied(len(r.files)) {
 		return fmt.Errorf("the steps copy the %d files that were sent too many times: want at most %d files in all",
@@ -248,7 +247,8 @@ func (r *reader) count(entries int) error {
 	return nil
 }
 
-// warm starts the command that is to run on in the template, and waits until the template is ready.
+// warm starts the command that keeps running in the template, and waits until the template is
+// ready.
 func (r *reader) warm() {
 	w := &plan.Warm{Process: r.process(cmp.Or(r.from.StartCmd, ":"), r.user),
 		Probe: []string{"/bin/sh", "-c", loginShell, "sh", r.from.ReadyCmd}}
@@ -264,7 +264,7 @@ func (r *reader) warm() {
 	r.add(name, plan.Step{Warm: w})
 }
 
-// planOf makes the plan of a build, with what it begins with.
+// planOf makes the plan of a build, including its base.
 func (w *work) planOf(ctx context.Context) (*plan.Plan, error) {
 	from, err := w.base(ctx)
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/forkd/forkd/internal/build/plan"
 )
 
-// describe says what the steps of a plan do, a line each.
+// describe renders the steps of a plan, one per line.
 func describe(p *plan.Plan) (lines []string) {
 	process := func(p *plan.Process) string {
 		var env []string
@@ -93,7 +93,7 @@ func TestStepsBecomeAPlan(t *testing.T) {
 	}
 }
 
-// Without a step that chooses a user, the template has that of what it is made of.
+// If no step chooses a user, the template keeps the user of its base.
 func TestUserIsKept(t *testing.T) {
 	p, err := readSteps(t, Plan{ReadyCmd: "up"})
 	if err != nil {

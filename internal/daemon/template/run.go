@@ -15,7 +15,7 @@ import (
 	"github.com/forkd/forkd/internal/host/store"
 )
 
-// work is a build on its way. It is told of the progress.
+// work is a running build. It receives the progress as a build.Observer.
 type work struct {
 	b     *Builder
 	bd    *Build
@@ -24,11 +24,11 @@ type work struct {
 	req   build.Request
 
 	mu    sync.Mutex
-	steps []plan.Step // those of the plan; empty until there is one
-	step  string      // what is being done
+	steps []plan.Step // steps of the plan; empty before the plan is made
+	step  string      // name of the current step
 }
 
-// run carries out a build that was started. An error is a *stepError.
+// run executes a build that was started. An error is a *stepError.
 func (b *Builder) run(ctx context.Context, bd *Build, p Plan) error {
 	w := &work{b: b, bd: bd, plan: p, step: Base, req: build.Request{Who: bd.Who, Admin: p.MayReplace, Tag: bd.Template,
 		Replace: p.MayReplace, NoCache: p.Force, Login: p.Login, VCPUs: bd.CPUs, MemoryMiB: bd.MemoryMiB}}
@@ -53,7 +53,7 @@ func (b *Builder) run(ctx context.Context, bd *Build, p Plan) error {
 	return w.reasonOf(ctx, err)
 }
 
-// reasonOf returns an error with the step that is at fault.
+// reasonOf returns an error with the step that caused it.
 func (w *work) reasonOf(ctx context.Context, err error) *stepError {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -75,7 +75,7 @@ func (w *work) reasonOf(ctx context.Context, err error) *stepError {
 	return &stepError{w.step, err}
 }
 
-// unpack takes what the archives of the steps have.
+// unpack reads the archives of the steps.
 func (w *work) unpack(ctx context.Context) (*build.Context, error) {
 	files, err := w.b.cfg.Builds.NewContext(w.bd.Who)
 	if err != nil {
@@ -101,14 +101,14 @@ func (w *work) unpack(ctx context.Context) (*build.Context, error) {
 	return files, nil
 }
 
-// What E2B's command line, and its SDKs before those of September 2026, ask for by default.
+// Default sizes that E2B's command line, and its SDKs before September 2026, request.
 const (
 	usualCPUs = 2
 	usualMiB  = 1024
 )
 
-// base returns what the build begins with. A template keeps its size, and what it has in memory, where
-// the client has not chosen another.
+// base returns the base of the build. A template keeps its size, and its memory, unless the client has
+// chosen another size.
 func (w *work) base(ctx context.Context) (plan.Base, error) {
 	if w.plan.FromImage != "" {
 		return plan.Base{Image: w.plan.FromImage}, nil
@@ -149,8 +149,8 @@ func (w *work) Planned(p *plan.Plan) {
 	w.steps = p.Steps
 }
 
-// at returns what a step of the plan is called in the log, and the step. Before there is a plan only the
-// base is made.
+// at returns a step of the plan and its name in the log. Before there is a plan, only the base is being
+// made.
 func (w *work) at(number int) (label string, s plan.Step) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -169,7 +169,7 @@ func (w *work) at(number int) (label string, s plan.Step) {
 func (w *work) Step(number int, state string, _ time.Duration) {
 	label, s := w.at(number)
 	if s.Name == "" {
-		return // the base: the log has its lines already
+		return // the base: it is in the log already
 	}
 	switch state {
 	case build.Started:

@@ -1,14 +1,13 @@
-// Package template builds templates as E2B's SDKs have them built: snapshots that are made of
-// another one, or of a container image, by steps like those of a Dockerfile.
+// Package template builds templates for E2B's SDKs: snapshots made from another snapshot, or from a
+// container image, by steps like those of a Dockerfile.
 //
-// The package reads such a template into a plan, which package daemon/build carries out: steps that have
-// a snapshot are not carried out again, and one that is killed in the middle leaves nothing. The variables,
-// user and directory of the steps are known when the plan is made: those of what the template is made of
-// are asked of a guest first.
+// The package reads such a template into a plan, which package daemon/build executes. Steps that have a
+// snapshot do not run again, and a step that is killed leaves nothing. The variables, user and directory of
+// the steps must be known when the plan is made, so the package first asks a guest for those of the base.
 //
-// Builds are known by their makers, for a time and while the daemon runs; the archives that the client has
-// sent are removed when the build has ended. The package does not speak HTTP, and decides nothing about who
-// may build; that and the JSON are package e2b's. Sizes are in bytes unless a name says otherwise.
+// Clients can look up their own builds, for a limited time and while the daemon runs. Archives from the
+// client are removed when the build has ended. The package does not speak HTTP, and does not decide who may
+// build; package e2b does both. Sizes are in bytes unless a name says otherwise.
 package template
 
 import (
@@ -28,23 +27,23 @@ import (
 	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
-// Bounds on builds. That on waiting is longer than the hour that the SDKs give each upload.
+// Bounds on builds. maxWait is longer than the hour that the SDKs allow for each upload.
 const (
-	maxUnended = 16            // of one client
-	maxAll     = 64            // of all clients that have not ended
-	maxEnded   = 16            // that are remembered, of one client
-	maxWait    = 2 * time.Hour // for the start that follows the request
+	maxUnended = 16            // of one client, not ended
+	maxAll     = 64            // of all clients, not ended
+	maxEnded   = 16            // ended, of one client
+	maxWait    = 2 * time.Hour // between the request and the start
 )
 
-// Config is what a Builder works with.
+// Config holds the parameters of a Builder.
 type Config struct {
 	Manager *sandbox.Manager
 	Builds  *build.Builder
-	Dir     string // of archives that clients send; of this Builder alone
+	Dir     string // for archives from clients; used by this Builder only
 	Log     *slog.Logger
 }
 
-// Status is how far a build is, in E2B's words.
+// Status is the state of a build, in E2B's words.
 type Status string
 
 // The statuses, in their order; a build ends ready or failed.
@@ -55,19 +54,19 @@ const (
 	Failed   Status = "error"
 )
 
-// Reason says why a build has failed.
+// Reason describes why a build failed.
 type Reason struct {
-	Step    string // its number, from 1, or Base or Finalize
+	Step    string // number of the step, from 1, or Base or Finalize
 	Message string
 }
 
-// What a build does before and after its steps.
+// Phases of a build before and after its steps.
 const (
 	Base     = "base"
 	Finalize = "finalize"
 )
 
-// Errors of a Builder, besides *invalid.Error.
+// Errors of a Builder, in addition to *invalid.Error.
 var (
 	ErrUnknown = errors.New("no such build: builds are forgotten when the daemon ends, and some time after they have ended")
 	ErrStarted = errors.New("the build is not waiting to be started")
@@ -75,34 +74,34 @@ var (
 	ErrTaken   = errors.New("another client is building this template")
 )
 
-// Why builds are called off.
+// Reasons for cancelling builds.
 var (
 	errReplaced = errors.New("another build of the template was begun")
 	errWaited   = fmt.Errorf("it was not started within %v", maxWait)
 	errStopping = errors.New("the daemon is ending")
 )
 
-// Ask is what a build is to make.
+// Ask describes the template to build.
 type Ask struct {
-	Template  string // a snapshot's tag
-	CPUs      uint32 // 0: those of what it is made of
-	MemoryMiB uint64 // likewise
-	FreeMiB   int    // on the disk, of a container image
+	Template  string // tag of the snapshot
+	CPUs      uint32 // 0: as in the base
+	MemoryMiB uint64 // 0: as in the base
+	FreeMiB   int    // free space on the disk made from a container image
 }
 
 // Build is one build.
 type Build struct {
 	Ask
 	ID  string // a UUID
-	Who string // has asked for it, as auth.Principal says it
+	Who string // client, named as in auth.Principal
 	Log Log
 
-	// What follows is guarded by Builder.mu.
+	// Guarded by Builder.mu:
 	status Status
 	reason Reason
 	ended  time.Time
-	cancel context.CancelCauseFunc // of one that is started
-	timer  *time.Timer             // of one that is not
+	cancel context.CancelCauseFunc // cancels a started build
+	timer  *time.Timer             // limits the wait for the start
 }
 
 // Builder makes templates. Its methods may be called concurrently.
@@ -116,7 +115,7 @@ type Builder struct {
 	closed bool
 }
 
-// New returns a Builder, and removes the archives for builds of an earlier daemon.
+// New returns a Builder. It removes archives for builds of an earlier daemon.
 func New(cfg Config) (*Builder, error) {
 	u, err := newUploads(cfg.Dir)
 	if err != nil {
@@ -125,7 +124,7 @@ func New(cfg Config) (*Builder, error) {
 	return &Builder{cfg: cfg, uploads: u}, nil
 }
 
-// Close calls all builds off, and waits until nothing of them is left.
+// Close cancels all builds and waits until they have ended.
 func (b *Builder) Close() {
 	b.mu.Lock()
 	b.closed = true
@@ -136,8 +135,8 @@ func (b *Builder) Close() {
 	b.running.Wait()
 }
 
-// Request takes up a build for who asks, to be started. It takes the place of one of the same
-// template that is not started.
+// Request registers a build for client who, to be started later. It replaces a waiting build of the
+// same template.
 func (b *Builder) Request(who string, ask Ask) (*Build, error) {
 	bd := &Build{Ask: ask, ID: uuid.NewString(), Who: who, status: Waiting}
 	b.mu.Lock()
@@ -145,7 +144,7 @@ func (b *Builder) Request(who string, ask Ask) (*Build, error) {
 	if b.closed {
 		return nil, errStopping
 	}
-	own, all := 0, 0 // that have not ended
+	own, all := 0, 0 // not ended
 	for _, other := range b.builds {
 		if other.Who == who && other.Template == ask.Template && other.status == Waiting {
 			b.callOffLocked(other, errReplaced)
@@ -171,8 +170,8 @@ func (b *Builder) Request(who string, ask Ask) (*Build, error) {
 	return bd, nil
 }
 
-// Find returns a build of a template that who has asked for, by its id, or where that is empty the
-// one that is to be started.
+// Find returns the client's build of a template with the given id or, if id is empty, the waiting
+// build.
 func (b *Builder) Find(who, template, id string) (*Build, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -184,16 +183,16 @@ func (b *Builder) Find(who, template, id string) (*Build, error) {
 	return nil, ErrUnknown
 }
 
-// State returns how far a build is, and why it has failed if it has.
+// State returns the status of a build, and the reason if it failed.
 func (b *Builder) State(bd *Build) (Status, Reason) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return bd.status, bd.reason
 }
 
-// Start begins to carry out a build that waits, in the name of who makes the request of ctx. It
-// goes on when that has ended. Builds of the template that the same client has started are called
-// off.
+// Start starts a waiting build for the principal of the request with context ctx. The build
+// continues after the request. It cancels builds of the template that the same client has started
+// before.
 func (b *Builder) Start(ctx context.Context, bd *Build, plan Plan) error {
 	if err := plan.check(bd.Template); err != nil {
 		return err
@@ -249,7 +248,7 @@ func (b *Builder) callOffLocked(bd *Build, why error) {
 	}
 }
 
-// endLocked notes how a build has ended, and forgets the oldest of its client that have.
+// endLocked records the end of a build, and forgets the client's oldest ended builds.
 func (b *Builder) endLocked(bd *Build, err error) {
 	bd.status, bd.ended = Ready, time.Now()
 	if err != nil {
@@ -280,19 +279,19 @@ func (b *Builder) endLocked(bd *Build, err error) {
 	}
 }
 
-// stepError is an error with what was being done.
+// stepError is an error with the step that caused it.
 type stepError struct {
 	step string
 	err  error
 }
 
-// ownError is an error of a step that the client gave. It may have a part of that step in it, which
-// may be a secret, and so is for the client alone.
+// ownError is an error of a step from the client. Its text may contain a secret from that step, so
+// it is for the client only.
 type ownError struct{ error }
 
 func (e *ownError) Unwrap() error { return e.error }
 
-// errOwn stands for an *ownError in the daemon's log.
+// errOwn replaces an *ownError in the daemon's log.
 var errOwn = errors.New("the step has failed: the log of the build says why")
 
 func (e *stepError) Error() string { return e.step + ": " + e.err.Error() }

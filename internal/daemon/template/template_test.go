@@ -17,7 +17,7 @@ import (
 	"github.com/forkd/forkd/internal/host/invalid"
 )
 
-// A guest that writes without end, or nothing that is text, fills neither the log nor memory.
+// A guest with endless or binary output fills neither the log nor the memory.
 func TestLogIsBounded(t *testing.T) {
 	var l Log
 	for _, text := range []string{"one", "  two", "bad \xff"} {
@@ -154,7 +154,7 @@ func TestSourceOf(t *testing.T) {
 	}
 }
 
-// What a step is given in secret is not in the log.
+// Secrets in a step are not in the log.
 func TestTextOfSteps(t *testing.T) {
 	for want, s := range map[string]Step{
 		"ENV A B":  {Type: typeEnv, Args: []string{"A", "secret", "B", "secret"}},
@@ -170,7 +170,7 @@ func TestTextOfSteps(t *testing.T) {
 	}
 }
 
-// The whole host has so many builds, whoever asks.
+// The number of builds on the host is limited, for all clients together.
 func TestBuildsOfAllAreBounded(t *testing.T) {
 	b := &Builder{cfg: Config{Log: slog.New(slog.DiscardHandler)}, uploads: &uploads{dir: t.TempDir(),
 		by: map[string]int64{}}}
@@ -186,7 +186,7 @@ func TestBuildsOfAllAreBounded(t *testing.T) {
 	}
 }
 
-// What a client's command is may be a secret, and so is not in the daemon's log.
+// A client's command may contain a secret, so it is not in the daemon's log.
 func TestStepsAreNotInTheDaemonsLog(t *testing.T) {
 	var log bytes.Buffer
 	b := &Builder{cfg: Config{Log: slog.New(slog.NewTextHandler(&log, nil))}}

@@ -20,23 +20,23 @@ const (
 	maxArchive  = 4 << 30  // of one
 	maxOfClient = 8 << 30  // of all builds of one client
 	maxArchives = 16 << 30 // of all builds
-	maxFiles    = maxSteps // not bytes, but archives of one build: those without content too
-	keepFree    = 1 << 30  // on the disk, for others
+	maxFiles    = maxSteps // number of archives of one build, including empty ones
+	keepFree    = 1 << 30  // on the disk, reserved for other uses
 )
 
-// uploads are the archives that clients have sent for builds, one file each, in a directory for
-// each build.
+// uploads holds the archives that clients have sent for builds, one file per archive, in a
+// directory per build.
 type uploads struct {
 	dir string
 
 	mu     sync.Mutex
-	bytes  int64                       // of what is there or on its way
+	bytes  int64                       // of stored and incoming archives
 	by     map[string]int64            // the same by client
-	coming int64                       // of what is on its way, all of each
-	sizes  map[string]map[string]int64 // of what is there, by build and hash
+	coming int64                       // of incoming archives, their full size
+	sizes  map[string]map[string]int64 // of stored archives, by build and hash
 }
 
-// newUploads returns an empty store: builds of an earlier daemon will not come back.
+// newUploads returns an empty store. Builds of an earlier daemon no longer exist.
 func newUploads(dir string) (*uploads, error) {
 	err := os.RemoveAll(dir)
 	if err == nil {
@@ -48,7 +48,7 @@ func newUploads(dir string) (*uploads, error) {
 	return &uploads{dir: dir, by: make(map[string]int64), sizes: make(map[string]map[string]int64)}, nil
 }
 
-// hashForm is that of what the SDKs call an archive by, which tells nothing of its bytes.
+// hashForm matches the hashes by which the SDKs name archives. They do not identify the content.
 var hashForm = regexp.MustCompile(`^[0-9A-Za-z_-]{1,128}$`)
 
 func (u *uploads) path(build, hash string) string { return filepath.Join(u.dir, build, hash) }
@@ -60,7 +60,7 @@ func (u *uploads) has(build, hash string) bool {
 	return ok
 }
 
-// countLocked adds to what a client has.
+// countLocked adds n to the bytes of a client.
 func (u *uploads) countLocked(who string, n int64) {
 	u.bytes += n
 	if u.by[who] += n; u.by[who] == 0 {
@@ -68,7 +68,7 @@ func (u *uploads) countLocked(who string, n int64) {
 	}
 }
 
-// reserve takes the room for an archive that is on its way.
+// reserve reserves space for an incoming archive.
 func (u *uploads) reserve(bd *Build, size int64) error {
 	switch {
 	case size < 0:
@@ -115,7 +115,7 @@ func (u *uploads) put(bd *Build, hash string, size int64, content io.Reader) (er
 	if err != nil {
 		return fmt.Errorf("store an archive: %w", err)
 	}
-	defer os.Remove(f.Name()) // does nothing once it is renamed
+	defer os.Remove(f.Name()) // no effect after the rename
 	defer f.Close()
 	if _, err := io.CopyN(f, content, size); err != nil {
 		return fmt.Errorf("store an archive: %w", err)
@@ -135,7 +135,7 @@ func (u *uploads) put(bd *Build, hash string, size int64, content io.Reader) (er
 	return nil
 }
 
-// drop removes the archives of a build. They count until they are gone.
+// drop removes the archives of a build. They count until they are removed.
 func (u *uploads) drop(bd *Build) {
 	u.mu.Lock()
 	var size int64
@@ -153,7 +153,8 @@ func (u *uploads) drop(bd *Build) {
 // Has reports whether an archive was sent for a build.
 func (b *Builder) Has(bd *Build, hash string) bool { return b.uploads.has(bd.ID, hash) }
 
-// Waiting returns the build with an id, of whatever client, if it waits to be started.
+// Waiting returns the build with an id if it is waiting to be started. The build may belong to any
+// client.
 func (b *Builder) Waiting(id string) (*Build, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -165,8 +166,8 @@ func (b *Builder) Waiting(id string) (*Build, error) {
 	return nil, ErrUnknown
 }
 
-// Upload stores an archive of size bytes for a build that waits to be started, in place of one by
-// the same hash.
+// Upload stores an archive of size bytes for a waiting build. It replaces an archive with the same
+// hash.
 func (b *Builder) Upload(bd *Build, hash string, size int64, content io.Reader) error {
 	if !hashForm.MatchString(hash) {
 		return invalid.Errorf("hash", "%.140q: want 1 to 128 letters, digits, '_' and '-'", hash)
@@ -177,7 +178,7 @@ func (b *Builder) Upload(bd *Build, hash string, size int64, content io.Reader) 
 	if err := b.uploads.put(bd, hash, size, content); err != nil {
 		return err
 	}
-	if status, _ := b.State(bd); status == Ready || status == Failed { // what there was of it has been removed already
+	if status, _ := b.State(bd); status == Ready || status == Failed { // its archives have been removed already
 		b.uploads.drop(bd)
 		return ErrUnknown
 	}

@@ -20,12 +20,12 @@ import (
 	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
-// collected receives spans as a collector does.
+// collected receives spans like a collector.
 type collected struct {
 	mu    sync.Mutex
 	spans map[string]*tracepb.Span // the last one of each name
 	count int
-	about string // the resource
+	about string // attributes of the resource
 }
 
 func (c *collected) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -59,7 +59,8 @@ func (c *collected) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// A fork and a branch arrive at a collector, as parts of the client's trace and with their times.
+// The spans of a fork and a branch reach a collector, as parts of the client's trace and with their
+// times.
 func TestSpansReachACollector(t *testing.T) {
 	got := &collected{spans: map[string]*tracepb.Span{}}
 	server := httptest.NewServer(got)
