@@ -17,8 +17,9 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
-// What others have made meanwhile, a build takes the place of only if its client may remove it. Its
-// way from a container image is not for others, who cannot have builds forgotten either.
+// A build replaces a template made meanwhile by another client only if its own client may delete
+// it. Builds from a container image are not for clients with a prefix. No client can make the
+// daemon forget builds of others.
 func TestBuildsBesideOthers(t *testing.T) {
 	r := startWith(t, apirig.Options{Tokens: []auth.Token{{Name: "runner", Scope: auth.Run},
 		{Name: "team", Scope: auth.Run, Prefix: "team-a/"}}})
@@ -26,7 +27,7 @@ func TestBuildsBesideOthers(t *testing.T) {
 		r.key = header{"Authorization": "Bearer " + token, "Content-Type": "application/json"}
 	}
 	dir := t.TempDir()
-	begin := func(b build, from string) { // it waits for a file by its name
+	begin := func(b build, from string) { // it waits for a file with this name
 		t.Helper()
 		r.call("POST", "/v2"+b.path(), fmt.Sprintf(`{%s,"steps":[{"type":"ENV","args":["HOME","/"]},
 			{"type":"RUN","args":["while [ ! -e %s ]; do sleep 0.05; done"]}]}`, from, filepath.Join(dir, b.Template)), 202, nil)
@@ -85,7 +86,7 @@ func TestBuildsBesideOthers(t *testing.T) {
 		`{"snapshot_tag":"`+step+`"}`); resp.StatusCode != 404 {
 		t.Errorf("forked by a team: %s %s", resp.Status, text)
 	}
-	for range 40 { // each ends the one before
+	for range 40 { // each replaces the one before
 		r.request("team-a.x")
 	}
 	as(apirig.Token)
@@ -183,8 +184,7 @@ func TestVariablesAreBounded(t *testing.T) {
 	}
 }
 
-// A build whose sandbox is paused because the host's disk is full fails at once, and leaves
-// nothing.
+// A build whose sandbox is paused because the host's disk is full fails at once, and leaves no files.
 func TestBuildOnAFullDisk(t *testing.T) {
 	r := start(t)
 	b := r.request("mine")
@@ -201,7 +201,7 @@ func TestBuildOnAFullDisk(t *testing.T) {
 	r.checkClean("a.b")
 }
 
-// A link is of no more use than the token that it was made for.
+// A link is valid only as long as the token that it was made for.
 func TestLinkOfATokenThatIsGone(t *testing.T) {
 	r := startWith(t, apirig.Options{Tokens: []auth.Token{{Name: "runner", Scope: auth.Run}}})
 	r.key = header{"X-API-Key": r.Tokens["runner"]}
@@ -221,7 +221,7 @@ func TestLinkOfATokenThatIsGone(t *testing.T) {
 	}
 }
 
-// The log of a build can be read from its end, from a time on, and without what is of no interest.
+// The log of a build can be read backward, from a given time, and filtered by level.
 func TestBuildLogs(t *testing.T) {
 	r := start(t)
 	b := r.request("mine")
@@ -257,8 +257,7 @@ func TestBuildLogs(t *testing.T) {
 	r.call("GET", "/templates/mine/builds/none/logs", "", 404, nil)
 }
 
-// E2B's command line, and its SDKs before those of September 2026, ask for two CPUs and 1024 MiB
-// where nobody has said anything.
+// E2B's command line, and its SDKs before September 2026, request two CPUs and 1024 MiB by default.
 func TestBuildOfTheUsualMachine(t *testing.T) {
 	r := start(t)
 	have, err := r.Store.Detail("a.b")
@@ -280,7 +279,8 @@ func TestBuildOfTheUsualMachine(t *testing.T) {
 	r.checkClean("a.b", "mine")
 }
 
-// E2B's command line reads each line of a log as an object, and asks for those after the last.
+// E2B's command line expects each line of a log as an object, and asks for lines after the last
+// one.
 func TestLogs(t *testing.T) {
 	r := start(t)
 	s := r.create(`{"templateID":"a.b"}`)
@@ -339,8 +339,8 @@ func TestWrongBuilds(t *testing.T) {
 	r.checkClean("a.b")
 }
 
-// Run is enough for a new template of another one. What is removed, and what the host fetches,
-// wants admin. Nobody sees the builds of others.
+// The scope run suffices for a new template made from another one. Deleting, and fetching images on
+// the host, require admin. Clients do not see the builds of others.
 func TestScopesOfBuilds(t *testing.T) {
 	r := startWith(t, apirig.Options{Tokens: []auth.Token{{Name: "runner", Scope: auth.Run},
 		{Name: "team", Scope: auth.Run, Prefix: "team-a/"},
@@ -366,7 +366,7 @@ func TestScopesOfBuilds(t *testing.T) {
 	}
 }
 
-// A client with a prefix cannot tell by the case of a name which tags others have.
+// A client with a prefix cannot find out tags of others by varying the case of a name.
 func TestCaseOfNamesHidesTheTagsOfOthers(t *testing.T) {
 	r := startWith(t, apirig.Options{Tokens: []auth.Token{{Name: "team", Scope: auth.Run, Prefix: "team-a/"}}})
 	team := header{"X-API-Key": r.Tokens["team"]}

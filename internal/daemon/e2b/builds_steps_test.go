@@ -14,7 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
-// runs reads what steps have written to a file, a word each.
+// runs reads the words that steps have written to a file.
 func runs(t *testing.T, dir string) string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(dir, "runs"))
@@ -24,8 +24,8 @@ func runs(t *testing.T, dir string) string {
 	return strings.Join(strings.Fields(string(text)), " ")
 }
 
-// A step is carried out once, whichever template it is of: what has changed, what a client wants done again,
-// and what follows, is carried out.
+// A step runs once, for whichever template. It runs again if it has changed or is forced, and so do the
+// steps after it.
 func TestStepsOfTemplatesAreKept(t *testing.T) {
 	r := start(t)
 	dir := t.TempDir()
@@ -70,7 +70,7 @@ func TestStepsOfTemplatesAreKept(t *testing.T) {
 	}
 }
 
-// Who is limited to a part of the tags has steps there, which others do not use.
+// A client with a prefix has its own steps there, which other clients do not use.
 func TestStepsOfATeam(t *testing.T) {
 	r := startWith(t, apirig.Options{Tokens: []auth.Token{{Name: "team", Scope: auth.Run, Prefix: "team-a/"}}})
 	dir := t.TempDir()
@@ -96,7 +96,7 @@ func TestStepsOfATeam(t *testing.T) {
 	}
 }
 
-// An image may want a password, which is asked for although its snapshot is there.
+// A private image requires its password even if its snapshot exists.
 func TestBuildOfAPrivateImage(t *testing.T) {
 	r := start(t)
 	for n, c := range []struct{ password, want string }{{"secret", "ready"}, {"other", "error"}} {
@@ -108,7 +108,7 @@ func TestBuildOfAPrivateImage(t *testing.T) {
 	}
 }
 
-// Names have up to 128 characters, as E2B's.
+// Names have up to 128 characters, like E2B's.
 func TestLongNames(t *testing.T) {
 	r := start(t)
 	name := strings.Repeat("task_", 22) + "__0123456789abcdef"
@@ -121,7 +121,7 @@ func TestLongNames(t *testing.T) {
 	r.call("POST", "/v3/templates", `{"name":"`+strings.Repeat("x", 129)+`"}`, 400, nil)
 }
 
-// An archive has a file that has two names once, and what is below a link is refused.
+// A file with two names is stored once in an archive. Entries below a link are refused.
 func TestLinksInArchives(t *testing.T) {
 	r := start(t)
 	sent := func(headers ...tar.Header) build {

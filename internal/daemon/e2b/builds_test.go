@@ -21,7 +21,7 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
-// build is a template on its way.
+// build is a template being built.
 type build struct {
 	ID       string `json:"buildID"`
 	Template string `json:"templateID"`
@@ -39,7 +39,7 @@ func (r *rig) request(name string) (b build) {
 
 func (b build) path() string { return "/templates/" + b.Template + "/builds/" + b.ID }
 
-// finished waits for the end of a build and returns it with all of its log.
+// finished waits for the end of a build and returns it with its whole log.
 func (r *rig) finished(b build) build {
 	r.t.Helper()
 	for deadline := time.Now().Add(2 * time.Minute); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
@@ -59,8 +59,8 @@ func (r *rig) finished(b build) build {
 	return b
 }
 
-// built starts a build and returns its end. Its first step has login shells read the profile of
-// nobody: the guests of this rig have the file system of the host, and its accounts.
+// built runs a build to its end. Its first step sets HOME to a missing directory, so that login
+// shells read no profile: the guests of this rig have the host's file system and accounts.
 func (r *rig) built(b build, body string) build {
 	r.t.Helper()
 	body = strings.Replace(body, `"steps":[`, `"steps":[{"type":"ENV","args":["HOME","/nonexistent"]},`, 1)
@@ -79,8 +79,8 @@ func (b build) log() (text string) {
 	return text
 }
 
-// archive is a tar archive, compressed, of names and contents; "link:" before a content makes a
-// symbolic link to what follows.
+// archive makes a compressed tar archive of names and contents. A content with the prefix "link:"
+// makes a symbolic link to the rest of it.
 func archive(t *testing.T, files ...string) string {
 	t.Helper()
 	var out bytes.Buffer
@@ -106,7 +106,7 @@ func archive(t *testing.T, files ...string) string {
 	return out.String()
 }
 
-// link asks where the files of a step are to be sent.
+// link returns the address for uploading the files of a step.
 func (r *rig) link(b build, hash string) (path string, present bool) {
 	r.t.Helper()
 	var got struct {
@@ -132,7 +132,7 @@ func (r *rig) upload(b build, hash, content string) {
 	}
 }
 
-// What a step makes is in a directory of the test's.
+// The files that steps make are in a directory of the test.
 func TestBuildOfATemplate(t *testing.T) {
 	r := start(t)
 	dir := t.TempDir()
@@ -147,7 +147,7 @@ func TestBuildOfATemplate(t *testing.T) {
 	hash, other := strings.Repeat("a", 64), strings.Repeat("b", 64)
 	r.upload(b, hash, archive(t, "src/x.txt", "x", "src/sub/y.txt", "y", "src/l", "link:/etc/passwd"))
 	r.upload(b, other, archive(t, "one.txt", "wrong"))
-	r.upload(b, other, archive(t, "one.txt", "1")) // in place of the one before
+	r.upload(b, other, archive(t, "one.txt", "1")) // replaces the one before
 	step := func(kind string, args ...string) string {
 		quoted := make([]string, len(args))
 		for n, a := range args {
@@ -168,7 +168,7 @@ func TestBuildOfATemplate(t *testing.T) {
 		step("COPY", "src/*", "copied", "", ""),
 		step("COPY", "one.txt", "into/", "root", "0600"),
 		step("COPY", "one*.txt", "all/", "0:0", ""),
-		step("COPY", "src/", "copied/", "root:root", ""), // over what is there
+		step("COPY", "src/", "copied/", "root:root", ""), // over existing files
 		step("USER", "root"),
 		step("RUN", "cat copied/x.txt into/one.txt all/one.txt; whoami", "root"),
 	}, ",")
@@ -176,7 +176,7 @@ func TestBuildOfATemplate(t *testing.T) {
 	if end.Status != "ready" {
 		t.Fatalf("%+v\n%s", end.Reason, end.log())
 	}
-	// What is written to two streams at once comes in any order.
+	// Output on two streams may arrive in any order.
 	for _, want := range []string{"1 and 3 \"$(id)`\n", "in " + dir + "/new/deep\n", "err\n", "10001\n", "x11root\n",
 		"[12/12] RUN cat"} {
 		if !strings.Contains(end.log(), want) {
@@ -205,8 +205,7 @@ func TestBuildOfATemplate(t *testing.T) {
 	}
 }
 
-// A template that is built again takes the place of the one before, which stays where the new one
-// fails.
+// A rebuilt template replaces the old one, which stays if the new build fails.
 func TestBuildAgain(t *testing.T) {
 	r := start(t)
 	made := func() time.Time {
@@ -242,8 +241,8 @@ func TestBuildAgain(t *testing.T) {
 	r.checkClean("mine", "a.b")
 }
 
-// Of a container image a parent is made, which goes with the build; E2B's own image is the template
-// base.
+// A parent is made from a container image, and deleted with the build. E2B's own image is the
+// template base.
 func TestBuildOfAnImage(t *testing.T) {
 	r := start(t)
 	b := build{}
@@ -256,7 +255,7 @@ func TestBuildOfAnImage(t *testing.T) {
 	if d, err := r.Store.Detail("mine"); err != nil || d.Machine.VCPUs != 2 || d.Machine.MemoryBytes != 128<<20 {
 		t.Errorf("its machine: %+v, %v", d.Machine, err)
 	}
-	r.call("POST", "/v2"+r.request("other").path(), `{"fromImage":"e2bdev/base:latest"}`, 404, nil) // it is not there
+	r.call("POST", "/v2"+r.request("other").path(), `{"fromImage":"e2bdev/base:latest"}`, 404, nil) // it does not exist
 	b = build{}
 	r.call("POST", "/v3/templates", `{"name":"other"}`, 202, &b)
 	if end := r.built(b, `{"fromImage":"no.such/image"}`); end.Status != "error" || end.Reason.Step != "base" ||
@@ -265,7 +264,7 @@ func TestBuildOfAnImage(t *testing.T) {
 	}
 }
 
-// What a build is called off by: a new one of the same template, before it is started and after.
+// A build is cancelled by a new build of the same template, before its start and after.
 func TestBuildIsCalledOff(t *testing.T) {
 	r := start(t)
 	old := r.request("mine")
@@ -285,7 +284,7 @@ func TestBuildIsCalledOff(t *testing.T) {
 	r.checkClean("mine", "a.b")
 }
 
-// begin starts a build that does not end soon, and returns when it is in the middle.
+// begin starts a long-running build, and returns while it is running.
 func (r *rig) begin(b build) {
 	r.t.Helper()
 	r.call("POST", "/v2"+b.path(),
@@ -295,8 +294,8 @@ func (r *rig) begin(b build) {
 	}
 }
 
-// The next daemon ends the sandbox of a build that the last one has left, and removes its archives.
-// Nobody but /v1 sees that sandbox.
+// The next daemon deletes the sandbox of a build that the last daemon left, and its archives. Only
+// /v1 shows that sandbox.
 func TestBuildOfAnEarlierDaemon(t *testing.T) {
 	r := start(t)
 	b := r.request("mine")
@@ -326,8 +325,8 @@ func TestBuildOfAnEarlierDaemon(t *testing.T) {
 	r.checkClean("a.b")
 }
 
-// A link is for one archive of one build that waits. Nothing that comes leads out of the guest's
-// directory for it.
+// A link is for one archive of one waiting build. No entry of an archive can leave its directory in
+// the guest.
 func TestUploads(t *testing.T) {
 	r := start(t)
 	b := r.request("x")

@@ -9,7 +9,8 @@ import (
 	"github.com/forkd/forkd/internal/daemon/auth"
 )
 
-// An API key that may run sandboxes opens the host's network to none, by E2B's calls either.
+// An API key with the scope run cannot give a sandbox access to the host's network, not even by
+// E2B's API.
 func TestOnlyAdminsOpenTheHostsNetwork(t *testing.T) {
 	r := startWith(t, apirig.Options{Tokens: []auth.Token{{Name: "a", Scope: auth.Run}}})
 	admin := r.key
@@ -28,14 +29,14 @@ func TestOnlyAdminsOpenTheHostsNetwork(t *testing.T) {
 	if answer, text := r.send("PUT", path, admin, private); answer.StatusCode != http.StatusNoContent {
 		t.Errorf("the admin: %s %s", answer.Status, text)
 	}
-	// What an admin has opened, copies keep, of a paused sandbox too.
+	// Copies keep the access that an admin has given, even copies of a paused sandbox.
 	at := strings.TrimSuffix(path, "/network")
 	r.call("POST", at+"/pause", `{}`, 204, nil)
 	r.call("POST", at+"/fork", `{"count":1,"timeout":60}`, 201, nil)
 }
 
-// Whether strangers may come to the ports of a sandbox is chosen when it is made: a request that would
-// change it is refused, and not passed over.
+// Access of strangers to a sandbox's ports is fixed at its creation. A request that would change it is
+// refused, not ignored.
 func TestPublicTrafficIsForLife(t *testing.T) {
 	r := start(t)
 	for made, other := range map[string]string{"true": "false", "false": "true"} {

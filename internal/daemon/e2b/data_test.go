@@ -27,7 +27,7 @@ import (
 
 var forkOne = client.ForkRequest{SnapshotTag: "a.b", N: 1}
 
-// sign makes the query of a signed URL as the SDKs do.
+// sign returns the query of a signed URL, as the SDKs make it.
 func sign(path, operation, user, token string, end int64) string {
 	text, q := strings.Join([]string{path, operation, user, token}, ":"), url.Values{"path": {path}}
 	if user != "" {
@@ -42,9 +42,8 @@ func sign(path, operation, user, token string, end int64) string {
 	return "/files?" + q.Encode()
 }
 
-// A signed URL permits one operation on one file, to whoever has it, with or without headers.
-// A signed file has the daemon's own address, so a page among them gets no origin: its scripts would
-// have the daemon's, which a daemon without tokens obeys.
+// A signed file is at the daemon's own address. A page there gets an opaque origin: otherwise its
+// scripts would have the daemon's origin, which a daemon without tokens obeys.
 func TestSignedPageHasNoOrigin(t *testing.T) {
 	r := start(t)
 	b := r.create(simple)
@@ -161,7 +160,7 @@ func TestPorts(t *testing.T) {
 		{"of /v1, by headers", headers(v1), 403},
 		{"of /v1, token", headers(v1).with("E2B-Traffic-Access-Token", v1.Traffic), 200},
 	} {
-		// A path of the control plane's is the guest's own there, and no secret reaches the guest.
+		// A path of the control plane belongs to the guest there, and no secret reaches the guest.
 		resp, out := r.send("GET", "/sandboxes", c.h.with("X-API-Key", "e2b_"+apirig.Token), "")
 		if resp.StatusCode != c.want || c.want == 200 && out != "/sandboxes" {
 			t.Errorf("%s: %s %s", c.name, resp.Status, out)
@@ -197,7 +196,7 @@ func TestPorts(t *testing.T) {
 	}
 }
 
-// Who needs no token is a stranger: to ports, and to the agent.
+// A client without a token is a stranger, for ports and for the agent.
 func TestStrangersAreLimited(t *testing.T) {
 	r := startWith(t, apirig.Options{Limits: face.Limits{SignedBurst: 1, SignedPerSecond: 1e-9}})
 	guest := httptest.NewServer(http.NotFoundHandler())
@@ -232,8 +231,7 @@ func TestCodeInterpreterWantsAToken(t *testing.T) {
 	}
 }
 
-// Who has nothing but a signed URL, and reads slowly what it leads to, takes no places of those who
-// use the sandbox.
+// A stranger with only a signed URL who reads slowly takes no places of clients with a token.
 func TestStrangersTakeNobodysPlaces(t *testing.T) {
 	r := startWith(t, apirig.Options{Limits: face.Limits{Calls: 3, PerSandbox: 2}})
 	b := r.create(simple)
@@ -263,8 +261,7 @@ func TestStrangersTakeNobodysPlaces(t *testing.T) {
 	}
 }
 
-// Who has no token of a sandbox gets an answer at once, whatever body was promised, and keeps no
-// connection.
+// A stranger gets an answer at once, even if a body was announced, and keeps no connection.
 func TestStrangersAreLetGo(t *testing.T) {
 	r := startWith(t, apirig.Options{Limits: face.Limits{SignedBurst: 2, SignedPerSecond: 1e-9}})
 	b := r.create(simple)
@@ -279,7 +276,7 @@ func TestStrangersAreLetGo(t *testing.T) {
 		{"POST /files HTTP/1.1", "401"},
 		{"POST " + forged + " HTTP/1.1", "401"},
 		{"POST " + forged + " HTTP/1.1", "401"},
-		{"POST " + forged + " HTTP/1.1", "429"}, // to look for who has signed it costs something
+		{"POST " + forged + " HTTP/1.1", "429"}, // searching for the signer counts as a request
 	} {
 		conn, err := net.Dial("tcp", r.Server.Listener.Addr().String())
 		if err != nil {
@@ -295,8 +292,8 @@ func TestStrangersAreLetGo(t *testing.T) {
 	}
 }
 
-// The audit log tells tokens, signed URLs and strangers apart, and takes no stranger's text for the
-// name of a sandbox.
+// The audit log distinguishes tokens, signed URLs and strangers. It does not record a stranger's
+// text as a sandbox id.
 func TestWhoIsInTheAuditLog(t *testing.T) {
 	r := start(t)
 	b := r.create(simple)
@@ -329,8 +326,8 @@ func TestWhoIsInTheAuditLog(t *testing.T) {
 	}
 }
 
-// auditLine waits for the line that follows the first bytes of the audit log: it is written after
-// the answer.
+// auditLine waits for the line after the first from bytes of the audit log. A line is written after
+// its answer.
 func (r *rig) auditLine(from int64) string {
 	r.t.Helper()
 	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
@@ -346,7 +343,7 @@ func (r *rig) auditLine(from int64) string {
 	return ""
 }
 
-// Whom a request is for that names nobody is not for its client to say.
+// The client cannot choose the user for requests that name none.
 func TestDefaultUserIsTheDaemons(t *testing.T) {
 	r := start(t)
 	b := r.create(`{"templateID":"a.b"}`)
@@ -361,13 +358,13 @@ func TestDefaultUserIsTheDaemons(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if uid := info.Sys().(*syscall.Stat_t).Uid; int(uid) != os.Getuid() { // this host has no account user
+	if uid := info.Sys().(*syscall.Stat_t).Uid; int(uid) != os.Getuid() { // this host has no account "user"
 		t.Errorf("the file belongs to %d", uid)
 	}
 }
 
-// A stranger who knows the id of a sandbox of /v1 cannot bring it back, nor keep it from being idle, by
-// asking for its health. With the sandbox's token the agent is asked.
+// A stranger who knows the id of a sandbox made by /v1 cannot resume it, or keep it from being idle, by
+// health checks. With the sandbox's token the agent answers.
 func TestStrangersWakeNoIdleSandbox(t *testing.T) {
 	r := start(t)
 	f, err := r.Client.Fork(t.Context(), client.ForkRequest{SnapshotTag: "a.b", N: 1, IdleTimeoutSecs: 1})
@@ -385,7 +382,7 @@ func TestStrangersWakeNoIdleSandbox(t *testing.T) {
 		}
 	}
 	ask(204, 200)
-	for end := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) { // asked all the while
+	for end := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) { // with requests all the time
 		ask := header{"E2b-Sandbox-Id": id}
 		s, err := r.Client.Sandbox(t.Context(), id)
 		if err != nil || time.Now().After(end) {
@@ -407,7 +404,8 @@ func TestStrangersWakeNoIdleSandbox(t *testing.T) {
 	}
 }
 
-// To measure a sandbox wants the scope read only, and so neither brings one back nor keeps it awake.
+// Measuring requires only the scope read, so it neither resumes a sandbox nor keeps it from being
+// idle.
 func TestMetricsKeepNoIdleSandboxAwake(t *testing.T) {
 	r := start(t)
 	f, err := r.Client.Fork(t.Context(), client.ForkRequest{SnapshotTag: "a.b", N: 1, IdleTimeoutSecs: 1})

@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 type rig struct {
 	*apirig.Rig
 	t   *testing.T
-	key header // of the calls
+	key header // sent with calls
 }
 
 func start(t *testing.T) *rig {
@@ -57,7 +57,7 @@ func startWith(t *testing.T, o apirig.Options) *rig {
 	return r
 }
 
-// header are headers of a request. "Host" is its host.
+// header holds headers of a request. "Host" is the request's host.
 type header map[string]string
 
 var apiKey = header{"X-API-Key": "e2b_" + apirig.Token}
@@ -112,7 +112,7 @@ func (r *rig) call(method, path, body string, want int, v any) *http.Response {
 	return resp
 }
 
-// box is a sandbox as its creator gets it.
+// box is a sandbox as described to its creator.
 type box struct {
 	ID      string `json:"sandboxID"`
 	Access  string `json:"envdAccessToken"`
@@ -208,7 +208,7 @@ func TestCreateUseAndKill(t *testing.T) {
 			}
 		}
 	}
-	for _, path := range []string{"/init", "//init", "/x/../init", "/%69nit"} { // it would change the agent's token
+	for _, path := range []string{"/init", "//init", "/x/../init", "/%69nit"} { // would change the agent's token
 		if resp, _ := r.send("POST", path, b.header(), "{}"); resp.StatusCode != 404 {
 			t.Errorf("%s: %s", path, resp.Status)
 		}
@@ -255,7 +255,7 @@ func TestList(t *testing.T) {
 	if !slices.Equal(got, ids) {
 		t.Errorf("pages: %v, want %v", got, ids)
 	}
-	// As the SDKs encode it: each part, then the form, then the query.
+	// Encoded like the SDKs: each part, then the form, then the query.
 	pair := url.QueryEscape("a b") + "=" + url.QueryEscape("c&d=é")
 	filter := url.QueryEscape(url.QueryEscape(strings.ReplaceAll(pair, "+", "%20") + "&n=1"))
 	var page []box
@@ -305,7 +305,7 @@ func TestTimeoutPauseAndFork(t *testing.T) {
 	if r.call("GET", at, "", 200, &i); i.State != "paused" {
 		t.Errorf("it is %s after its fork", i.State)
 	}
-	// SDKs of 2025 send the header of the sandbox's services here too.
+	// SDKs of 2025 send the header of the sandbox's services on these routes too.
 	for _, h := range []header{{"E2b-Sandbox-Id": b.ID}, {"E2b-Sandbox-Id": b.ID, "E2b-Sandbox-Port": "49983"}} {
 		if resp, out := r.send("GET", at, h.with("X-API-Key", apiKey["X-API-Key"]), ""); resp.StatusCode != 200 {
 			t.Errorf("with %v: %s %s", h, resp.Status, out)
@@ -349,7 +349,7 @@ func TestSnapshotsAreTemplates(t *testing.T) {
 	r.call("DELETE", "/templates/a%2F..%2Fb", "", 404, nil)
 }
 
-// A sandbox of either API is one of the other.
+// A sandbox made by either API can be used by the other.
 func TestSandboxesOfV1(t *testing.T) {
 	r := start(t)
 	f, err := r.Fork(t.Context(), forkOne)
@@ -375,7 +375,7 @@ func TestAuditNamesTheSandbox(t *testing.T) {
 	r := start(t)
 	b := r.create(simple)
 	r.send("GET", "/health", b.header(), "")
-	r.Server.Close() // a line is written when its answer has gone
+	r.Server.Close() // a line is written after its answer was sent
 	log, err := os.ReadFile(r.AuditLog)
 	if err != nil || !bytes.Contains(log, []byte(`"host":"49983-`+b.ID+`"`)) ||
 		!bytes.Contains(log, []byte(`"path":"/v2/sandboxes"`)) ||

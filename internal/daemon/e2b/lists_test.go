@@ -14,7 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/face"
 )
 
-// stuckWriter is a client that takes nothing.
+// stuckWriter is a client that receives nothing.
 type stuckWriter struct {
 	http.ResponseWriter
 	begun chan bool
@@ -27,7 +27,7 @@ func (w stuckWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Lists wait in memory for their clients, so there are only so many at once, of this API and of /v1
+// Lists are kept in memory until received, so their number is limited, for this API and /v1
 // together.
 func TestListsAreLimited(t *testing.T) {
 	r := startWith(t, apirig.Options{Limits: face.Limits{Lists: 2}})
@@ -61,7 +61,7 @@ func TestListsAreLimited(t *testing.T) {
 	}
 }
 
-// A pause that is to be of a healthy guest only does not happen to another.
+// A pause that requires a healthy guest fails for a silent one.
 func TestPauseOfASilentGuest(t *testing.T) {
 	var silent atomic.Bool
 	r := startWith(t, apirig.Options{Dial: func(context.Context) error {
@@ -84,7 +84,7 @@ func TestPauseOfASilentGuest(t *testing.T) {
 	}
 }
 
-// partsWriter notes the longest write of an answer.
+// partsWriter records the length of the longest write.
 type partsWriter struct {
 	*httptest.ResponseRecorder
 	longest int
@@ -95,8 +95,8 @@ func (w *partsWriter) Write(p []byte) (int, error) {
 	return w.ResponseRecorder.Write(p)
 }
 
-// A list is written in parts, whatever its sandboxes have: 64 KiB of metadata of each, for all who may
-// ask for lists at once, would be more memory than the daemon may have.
+// A list is written in parts, because each sandbox may have 64 KiB of metadata. All lists that clients
+// may request concurrently would otherwise exceed the daemon's memory.
 func TestListsAreWrittenInParts(t *testing.T) {
 	const sandboxes, metadata = 8, 60 << 10
 	r := start(t)
@@ -119,8 +119,7 @@ func TestListsAreWrittenInParts(t *testing.T) {
 	}
 }
 
-// Bodies of this API share the memory for bodies, and what is decoded counts: three bytes can become
-// sixty.
+// Bodies of this API count in the shared memory by their decoded size: three bytes can become sixty.
 func TestBodiesShareTheMemory(t *testing.T) {
 	r := startWith(t, apirig.Options{Limits: face.Limits{Memory: 1 << 20}})
 	many := strings.Repeat(`{},`, 50_000) + `{}`
@@ -133,8 +132,8 @@ func TestBodiesShareTheMemory(t *testing.T) {
 	r.create(`{"templateID":"a.b","metadata":{"note":"` + strings.Repeat("x", 10<<10) + `"}}`)
 }
 
-// What clients choose cannot make a sandbox that of a build, which no list has and the next daemon
-// ends.
+// Metadata chosen by clients cannot make a sandbox look like a build's sandbox, which lists omit
+// and the next daemon deletes.
 func TestMetadataMakesNoBuild(t *testing.T) {
 	r := start(t)
 	for _, metadata := range []string{`{"build":"x"}`, `{"Build":"x"}`, `{"x\",\"build":"x"}`} {

@@ -10,7 +10,7 @@ import (
 	"github.com/forkd/forkd/internal/apirig"
 )
 
-// A paused sandbox that was made so comes back for a request, with a new time.
+// A sandbox with auto-resume is resumed by a request, with a new timeout.
 func TestAutoResume(t *testing.T) {
 	r := start(t)
 	b := r.create(`{"templateID":"a.b","autoPause":true,"autoResume":{"enabled":true}}`)
@@ -29,7 +29,7 @@ func TestAutoResume(t *testing.T) {
 	}
 }
 
-// A request that comes while another one brings the sandbox back waits for that.
+// A request during the resumption waits for it.
 func TestAutoResumeOfTwo(t *testing.T) {
 	r := start(t)
 	b := r.create(`{"templateID":"a.b","autoPause":true,"autoResume":{"enabled":true}}`)
@@ -53,7 +53,7 @@ func TestAutoResumeOfTwo(t *testing.T) {
 	for state() != "restoring" {
 	}
 	go ask()
-	for range 20 { // it has most likely come when as many have that were sent later
+	for range 20 { // so that the first one has most likely arrived too
 		state()
 	}
 	restore()
@@ -64,8 +64,8 @@ func TestAutoResumeOfTwo(t *testing.T) {
 	}
 }
 
-// So does one that is on its way to being paused when the request comes. Who has paused it by /v1
-// is left to wake it.
+// A request during the pause waits and then resumes the sandbox. A sandbox paused by /v1 must be
+// resumed by /v1.
 func TestAutoResumeAmidAPause(t *testing.T) {
 	r := start(t)
 	b := r.create(`{"templateID":"a.b","autoPause":true,"autoResume":{"enabled":true}}`)
@@ -108,7 +108,7 @@ func TestAutoResumeAmidAPause(t *testing.T) {
 	}
 }
 
-// A paused sandbox stays so when somebody without a token asks how it is.
+// A health check without a token does not resume a paused sandbox.
 func TestHealthWakesNothing(t *testing.T) {
 	r := start(t)
 	b := r.create(`{"templateID":"a.b","autoPause":true,"autoResume":{"enabled":true}}`)

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// A snapshot of a paused sandbox is one like others, and does not wake it.
+// A snapshot of a paused sandbox is an ordinary one, and does not resume the sandbox.
 func TestSnapshotOfAPausedSandbox(t *testing.T) {
 	r := start(t)
 	b := r.create(`{"templateID":"a.b"}`)
@@ -34,7 +34,7 @@ func TestSnapshotOfAPausedSandbox(t *testing.T) {
 	r.call("DELETE", "/templates/asleep", "", 204, nil)
 }
 
-// A snapshot without memory is made of a sandbox that runs, and a sandbox of it boots.
+// A snapshot without memory is made from a running sandbox, and a sandbox of it boots.
 func TestSnapshotWithoutMemory(t *testing.T) {
 	r := start(t)
 	b := r.create(`{"templateID":"a.b"}`)
@@ -48,7 +48,7 @@ func TestSnapshotWithoutMemory(t *testing.T) {
 	r.call("DELETE", "/templates/files", "", 204, nil)
 }
 
-// A creation that is sent again with its key is answered again, and not carried out again.
+// A creation that is repeated with its key gets the first answer and is not executed again.
 func TestIdempotencyKey(t *testing.T) {
 	r := start(t)
 	create := func(path, key, body string, want int) string {
@@ -79,7 +79,7 @@ func TestIdempotencyKey(t *testing.T) {
 	}
 }
 
-// Names of templates are as long as E2B's, and are found in any case where that is clear.
+// Names of templates may be as long as E2B's. They are found in any case if that is unambiguous.
 func TestNamesOfTemplates(t *testing.T) {
 	r := start(t)
 	b := r.create(`{"templateID":"A.B"}`) // a.b
@@ -107,7 +107,7 @@ func TestNamesOfTemplates(t *testing.T) {
 	}
 }
 
-// A policy that a paused sandbox is given holds in what is made of it while it is paused.
+// Snapshots and copies of a paused sandbox have the policy that it was given while paused.
 func TestPausedSandboxPassesItsPolicyOn(t *testing.T) {
 	r := start(t)
 	b := r.create(`{"templateID":"a.b","timeout":300}`)

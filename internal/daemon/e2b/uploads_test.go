@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// A client that sends in drips has its place for as long as a stall may be, not for as long as an
-// archive may take.
+// A client that sends very slowly keeps its place for the stall limit, not for the whole time that
+// an archive may take.
 func TestDrips(t *testing.T) {
 	here, there := net.Pipe()
 	defer here.Close()
@@ -29,7 +29,8 @@ func TestDrips(t *testing.T) {
 	}
 }
 
-// What comes as fast as it has to may take longer than a stall, but no longer than the whole may.
+// An upload at the minimum pace may take longer than the stall limit, but not longer than the total
+// limit.
 func TestSteady(t *testing.T) {
 	here, there := net.Pipe()
 	defer here.Close()
@@ -47,7 +48,7 @@ func TestSteady(t *testing.T) {
 			t.Fatal(err)
 		}
 		if body.left > time.Nanosecond {
-			body.left = time.Nanosecond // of the time for these 100 all has passed
+			body.left = time.Nanosecond // the time for these 100 bytes has passed
 		}
 	}
 	body.end = time.Now()
@@ -56,7 +57,7 @@ func TestSteady(t *testing.T) {
 	}
 }
 
-// A client that promises much has to send more in the same time than one that promises little.
+// A client that announces a larger size must send more bytes in the same time.
 func TestPromise(t *testing.T) {
 	for _, c := range []struct {
 		size int64
@@ -75,7 +76,7 @@ func TestPromise(t *testing.T) {
 		if _, err := io.ReadFull(body, make([]byte, uploadLeast)); err != nil {
 			t.Fatal(err)
 		}
-		body.left = time.Nanosecond // the rest of the time for these has passed
+		body.left = time.Nanosecond // the time for these bytes has passed
 		if _, err := body.Read(make([]byte, 1)); !errors.Is(err, c.want) {
 			t.Errorf("an archive of %d bytes: %v, want %v", c.size, err, c.want)
 		}

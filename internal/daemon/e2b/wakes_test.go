@@ -8,8 +8,8 @@ import (
 	"github.com/forkd/forkd/internal/daemon/face"
 )
 
-// However many requests wait for one sandbox, there is room for those to others, and whatever
-// strangers do, for those with a token.
+// Requests that wait for one sandbox leave room for requests to others. Requests of strangers leave
+// room for clients with a token.
 func TestWakes(t *testing.T) {
 	w := newWakes()
 	var leave []func()
@@ -35,7 +35,7 @@ func TestWakes(t *testing.T) {
 		enter(fmt.Sprint(i), true, nil)
 	}
 	enter("another", true, face.ErrTooMany)
-	enter("1", true, nil) // it has a place
+	enter("1", true, nil) // it already has a place
 	for i := strangersOf(maxWakes); i < maxWakes; i++ {
 		enter(fmt.Sprint(i), false, nil)
 	}
@@ -49,7 +49,7 @@ func TestWakes(t *testing.T) {
 	}
 }
 
-// The sandboxes of one owner leave places for those of another, also where strangers wake them.
+// The sandboxes of one owner leave places for those of another, even if strangers resume them.
 func TestWakesOfOneOwner(t *testing.T) {
 	for _, stranger := range []bool{false, true} {
 		w := newWakes()
@@ -68,7 +68,7 @@ func TestWakesOfOneOwner(t *testing.T) {
 	}
 }
 
-// Strangers wake the sandboxes of one owner, and those of another are woken by strangers too.
+// Strangers at the sandboxes of one owner leave room for strangers at those of another.
 func TestStrangersWakesOfOneOwner(t *testing.T) {
 	w := newWakes()
 	n := 0

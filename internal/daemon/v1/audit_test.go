@@ -14,8 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/daemon/audit"
 )
 
-// Whatever clients send that is a secret, or may be one, is not in the audit log; who they are,
-// what they asked for and of which sandbox is.
+// The audit log contains no text that is, or may be, a secret. It contains the client, the
+// operation and the sandbox.
 func TestAuditTellsNoSecrets(t *testing.T) {
 	r := start(t, apirig.Options{})
 	id := fork(t, r, 1)[0].ID
@@ -104,8 +104,8 @@ func TestAuditTellsNoSecrets(t *testing.T) {
 	}
 }
 
-// auditLines returns the lines of the log by their request ids when there are n with short ones: an
-// answer may reach the client before its line is written.
+// auditLines waits for n lines with short request ids, and returns the lines by id. An answer may
+// reach the client before its line is written.
 func auditLines(t *testing.T, path string, n int) map[string]string {
 	t.Helper()
 	lines := map[string]string{}

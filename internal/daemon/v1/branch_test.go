@@ -49,14 +49,14 @@ func request(t *testing.T, method, url, body string) (int, map[string]any) {
 	return resp.StatusCode, answer
 }
 
-// Requests of forkd 0.5 mean what they meant.
+// Requests of forkd 0.5 keep their meaning.
 func TestBranchRequests(t *testing.T) {
 	_, url, id := forked(t)
 	path := url + "/v1/sandboxes/" + id + "/branch"
 	for _, c := range []struct {
 		body   string
 		status int
-		mode   string // of a success
+		mode   string // expected on success
 	}{
 		{"", 201, "live"},
 		{`{"mode":"diff"}`, 201, "diff"},
@@ -108,8 +108,8 @@ func TestBranchRequests(t *testing.T) {
 	}
 }
 
-// A snapshot without memory is forked like any other, and a parent boots from it, or from the disk
-// of one with memory.
+// A snapshot without memory is forked like any other. A parent can boot from it, or from the disk
+// of a snapshot with memory.
 func TestDiskOnlyRequests(t *testing.T) {
 	cl, url, id := forked(t)
 	status, answer := post(t, url+"/v1/sandboxes/"+id+"/branch", `{"memory":false,"tag":"disk"}`)
@@ -172,7 +172,7 @@ func TestForkSourceRequests(t *testing.T) {
 	}
 }
 
-// The client and the API agree about everything that changes a sandbox's state.
+// The client and the API agree on every operation that changes a sandbox's state.
 func TestStatesThroughTheClient(t *testing.T) {
 	cl, _, id := forked(t)
 	ctx := t.Context()
@@ -239,8 +239,8 @@ func TestWorkspaces(t *testing.T) {
 	}
 }
 
-// A branch has labels, and says what its sandbox was at before. What was written since is told by
-// the sandbox and its statistics.
+// A branch has labels, and names the sandbox's previous snapshot. The sandbox and its statistics
+// report what was written since.
 func TestLabelsAndOrderOfBranches(t *testing.T) {
 	cl, url, id := forked(t)
 	ctx := t.Context()

@@ -17,7 +17,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/auth"
 )
 
-// emptyLineShell answers the question for matching files with one empty line.
+// emptyLineShell answers the query for matching files with an empty line.
 const emptyLineShell = `#!/bin/bash --posix
 case "$2" in
 '# Says which'*) echo; exit 0 ;;
@@ -28,8 +28,8 @@ exec -a sh /bin/bash --posix "$@"
 // hostileShellEnv makes this program the child of TestAnEmptyAnswerFailsTheStep.
 const hostileShellEnv = "FORKD_TEST_HOSTILE_SHELL"
 
-// A hostile shell of an image fails the step that asks it, and not the daemon, which would be this
-// test's child.
+// A hostile shell in an image fails the step that runs it, but does not crash the daemon, which is
+// a child of this test.
 func TestAnEmptyAnswerFailsTheStep(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("mounts over /bin/dash in a namespace: needs root")
@@ -41,7 +41,7 @@ func TestAnEmptyAnswerFailsTheStep(t *testing.T) {
 	if os.Getenv(hostileShellEnv) == "" {
 		cmd := exec.Command(self, "-test.run", "^"+t.Name()+"$")
 		cmd.Env = append(os.Environ(), hostileShellEnv+"=1")
-		cmd.WaitDelay = time.Second // agents that it leaves hold its output, and are ended with its group
+		cmd.WaitDelay = time.Second // agents left behind keep its output open until the group is killed
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 		out, err := cmd.CombinedOutput()
 		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
@@ -70,7 +70,7 @@ func TestAnEmptyAnswerFailsTheStep(t *testing.T) {
 	}
 }
 
-// forkOf has a token of scope run fork the parent.
+// forkOf forks the parent with a token of the scope run.
 func forkOf(t *testing.T, r *apirig.Rig, token string) (*client.Client, string) {
 	t.Helper()
 	if _, err := r.Bake(t.Context(), r.Parent); err != nil {
@@ -87,7 +87,8 @@ func forkOf(t *testing.T, r *apirig.Rig, token string) (*client.Client, string) 
 	return cl, box.Sandboxes[0].ID
 }
 
-// A build looks for the snapshot of a step under a tag that everybody can compute. Only builds make one.
+// A build finds a step's snapshot by a tag that any client can compute. Only builds can create such a
+// tag.
 func TestTagsOfStepsAreForBuilds(t *testing.T) {
 	r := start(t, apirig.Options{Tokens: []auth.Token{{Name: "mallory", Scope: auth.Run}}})
 	mallory, id := forkOf(t, r, "mallory")
@@ -114,7 +115,7 @@ func TestTagsOfStepsAreForBuilds(t *testing.T) {
 	if _, err := mallory.Branch(t.Context(), id, client.BranchRequest{Tag: "step-1"}); err != nil {
 		t.Errorf("a tag that is not one of a build's step: %v", err)
 	}
-	name := fmt.Sprintf(`{"name":%q}`, tag) // by E2B's API, of a running sandbox and of a suspended one
+	name := fmt.Sprintf(`{"name":%q}`, tag) // by E2B's API, of a running and of a suspended sandbox
 	if status := ask("POST", "/sandboxes/"+id+"/snapshots", name); status != http.StatusBadRequest {
 		t.Errorf("E2B's snapshot of a running sandbox: %d", status)
 	}
@@ -124,13 +125,13 @@ func TestTagsOfStepsAreForBuilds(t *testing.T) {
 	if status := ask("POST", "/sandboxes/"+id+"/snapshots", name); status != http.StatusBadRequest {
 		t.Errorf("E2B's snapshot of a suspended sandbox: %d", status)
 	}
-	r.Steps.Trim(0) // what each build does with 256
+	r.Steps.Trim(0) // each build trims to 256
 	if _, err := r.Snapshot(t.Context(), "step-1"); err != nil {
 		t.Errorf("the snapshot of a user was removed as if it were a step: %v", err)
 	}
 }
 
-// FROM takes no snapshot that a client of the scope run may have made: its name may be that of an image.
+// FROM ignores snapshots that clients with the scope run may have made: the name may be an image's.
 func TestFROMTakesNoBranch(t *testing.T) {
 	r := start(t, apirig.Options{Tokens: []auth.Token{{Name: "mallory", Scope: auth.Run}}})
 	mallory, id := forkOf(t, r, "mallory")
@@ -152,8 +153,8 @@ func TestFROMTakesNoBranch(t *testing.T) {
 	}
 }
 
-// The registry's login that a build's image needed is the daemon's: a token with a prefix sees neither
-// the image's snapshot nor those of other steps.
+// A build may use the daemon's registry login. So a token with a prefix sees neither the image's
+// snapshot nor those of other steps.
 func TestStepsAreWithinNoPrefix(t *testing.T) {
 	r := start(t, apirig.Options{Tokens: []auth.Token{{Name: "a", Scope: auth.Run, Prefix: "team-a/"}}})
 	tenant, err := client.New(r.URL, r.Tokens["a"])

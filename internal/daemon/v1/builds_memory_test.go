@@ -14,8 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/apirig"
 )
 
-// kept returns the tags of steps, and whether each has memory: "m" or "d", in the order in which they were
-// made.
+// kept returns for each snapshot of a step whether it has memory: "m" or "d", in the order of creation.
 func kept(t *testing.T, r *apirig.Rig) (text string) {
 	t.Helper()
 	list, err := r.Snapshots(t.Context())
@@ -34,7 +33,8 @@ func kept(t *testing.T, r *apirig.Rig) (text string) {
 	return text
 }
 
-// Steps have no memory until a warm step, unless their base has: the result is booted from their disk.
+// Steps have no memory before a warm step, unless their base has memory. The result boots from their
+// disk.
 func TestStepsHaveADiskOnly(t *testing.T) {
 	r, _ := builder(t)
 	const steps = "RUN true\nRUN true 2\n"
@@ -56,7 +56,7 @@ func TestStepsHaveADiskOnly(t *testing.T) {
 		t.Errorf("with a warm step they are %q", got)
 	}
 	r.Steps.Trim(0)
-	req.Dockerfile = "FROM a.b\n" + steps // which has memory
+	req.Dockerfile = "FROM a.b\n" + steps // its base has memory
 	if res, log, err := built(t, r.Client, req, nil); err != nil || res.Run != 3 || kept(t, r) != "mm" {
 		t.Errorf("on a snapshot with memory: %+v, %v, %s\n%s", res, err, kept(t, r), log)
 	}
@@ -65,7 +65,7 @@ func TestStepsHaveADiskOnly(t *testing.T) {
 	}
 }
 
-// COPY --from reads from the sandbox that the stage has left, and from a fork where there is none.
+// COPY --from reads from the sandbox that the stage left, or from a fork if there is none.
 func TestStagesWithoutMemory(t *testing.T) {
 	r, dir := builder(t)
 	text := strings.NewReplacer("IMAGE", apirig.Image, "DIR", dir).Replace(`FROM IMAGE AS one
@@ -81,13 +81,13 @@ RUN cat DIR/out/*
 		t.Fatalf("%+v, %v\n%s", res, err, log)
 	}
 	hasLines(t, log, "4: a", "4: b")
-	req.Dockerfile += "COPY --from=one " + dir + "/in/a " + dir + "/c\n" // all before it is there
+	req.Dockerfile += "COPY --from=one " + dir + "/in/a " + dir + "/c\n" // all earlier steps exist
 	if res, log, err = built(t, r.Client, req, nil); err != nil || res.Run != 2 {
 		t.Errorf("with one more: %+v, %v\n%s", res, err, log)
 	}
 }
 
-// A secret reaches the commands that ask for it and nothing that the daemon writes.
+// A secret reaches the commands that request it, and nothing that the daemon writes.
 func TestSecretsOfBuilds(t *testing.T) {
 	r, dir := builder(t)
 	secret := strings.Repeat("hidden!", 3)
@@ -103,7 +103,7 @@ RUN echo "${TOK-gone}" > ` + dir + "/after\n"}
 	if text, err := os.ReadFile(dir + "/after"); err != nil || string(text) != "gone\n" {
 		t.Errorf("the next step has %q, %v", text, err)
 	}
-	req.Secrets["tok"] = []byte("another secret") // is no other build
+	req.Secrets["tok"] = []byte("another secret") // it does not change the build's keys
 	req.Replace = true
 	if res, log, err := built(t, r.Client, req, nil); err != nil || res.Run != 0 {
 		t.Errorf("with another secret: %+v, %v\n%s", res, err, log)
@@ -111,7 +111,7 @@ RUN echo "${TOK-gone}" > ` + dir + "/after\n"}
 	state := filepath.Dir(r.TokenFile)
 	files := 0
 	err = filepath.WalkDir(state, func(path string, e fs.DirEntry, err error) error {
-		if errors.Is(err, fs.ErrNotExist) { // layers leave the RAM meanwhile
+		if errors.Is(err, fs.ErrNotExist) { // a layer is moved out of RAM meanwhile
 			return nil
 		}
 		if err != nil || !e.Type().IsRegular() {

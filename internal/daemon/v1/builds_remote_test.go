@@ -15,7 +15,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// git runs git in a directory and returns what it says.
+// git runs git in a directory and returns its output.
 func git(t *testing.T, dir string, args ...string) string {
 	t.Helper()
 	cmd := exec.Command("git", append([]string{"-c", "user.name=a", "-c", "user.email=a@b", "-c",
@@ -52,7 +52,7 @@ func origin(t *testing.T, root string) (first, second string) {
 	return first, second
 }
 
-// ADD has the guest fetch files and repositories, and takes only what has the checksum or is the commit.
+// ADD downloads files and repositories in the guest, and accepts only the given checksum or commit.
 func TestAddFromTheNetwork(t *testing.T) {
 	for _, program := range []string{"git", "curl"} {
 		if _, err := exec.LookPath(program); err != nil {
@@ -66,7 +66,7 @@ func TestAddFromTheNetwork(t *testing.T) {
 	smart := httptest.NewServer(&cgi.Handler{Path: backend, Env: []string{"GIT_PROJECT_ROOT=" + root,
 		"GIT_HTTP_EXPORT_ALL=1"}})
 	defer smart.Close()
-	plain := httptest.NewServer(http.FileServer(http.Dir(root))) // which git can only fetch all of
+	plain := httptest.NewServer(http.FileServer(http.Dir(root))) // does not support shallow clones
 	defer plain.Close()
 	if err := os.WriteFile(filepath.Join(root, "file.bin"), []byte("content"), 0o644); err != nil {
 		t.Fatal(err)
@@ -105,7 +105,7 @@ RUN cd DIR && find . -type f ! -path '*/.git/*' | sort | tr '\n' ' '; ls -d seco
 	}
 }
 
-// COPY --from leaves out what --exclude names, and ONBUILD instructions run in the stage that continues.
+// COPY --from skips files that match --exclude. ONBUILD instructions run in the stage that continues.
 func TestExcludeFromAndOnbuild(t *testing.T) {
 	r, dir := builder(t)
 	text := strings.NewReplacer("DIR", dir).Replace(`FROM a.b AS one

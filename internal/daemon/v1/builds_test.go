@@ -19,8 +19,8 @@ import (
 	"github.com/forkd/forkd/internal/apirig"
 )
 
-// built runs a build, whose guests have the file system of the host, and returns its result and the log:
-// a line for each event.
+// built runs a build, whose guests have the host's file system. It returns the result and a log with a
+// line for each event.
 func built(
 	t *testing.T,
 	cl *client.Client,
@@ -88,7 +88,7 @@ func builder(t *testing.T) (r *apirig.Rig, dir string) {
 	return r, dir
 }
 
-// Every step is carried out once, and again only if it, its inputs or a step before it has changed.
+// Every step runs once. It runs again only if it, its inputs or an earlier step changed.
 func TestBuildsGoOnFromWhatHasChanged(t *testing.T) {
 	r, dir := builder(t)
 	dockerfile := func(last string) string {
@@ -153,7 +153,7 @@ CMD ["x"]
 	}
 }
 
-// A build that fails keeps the steps before, names file and line, and leaves no sandbox behind.
+// A build that fails keeps the earlier steps, names the file and line, and leaves no sandbox.
 func TestBuildsThatFail(t *testing.T) {
 	r, dir := builder(t)
 	text := "FROM a.b\nRUN echo one >> " + dir + "/runs\nRUN echo out; echo bad >&2; exit 3\n"
@@ -202,7 +202,7 @@ func TestBuildsThatFail(t *testing.T) {
 	}
 }
 
-// COPY does with files, owners, modes, links and directories what Docker does.
+// COPY treats files, owners, modes, links and directories like Docker.
 func TestCopies(t *testing.T) {
 	r, dir := builder(t)
 	text := strings.NewReplacer("DIR", dir).Replace(`FROM a.b AS src
@@ -266,7 +266,8 @@ COPY arch.tgz DIR/dst/packed/
 	}
 }
 
-// Of too many steps those go that were not used for longest, and what a snapshot is built upon may go.
+// The least recently used steps are removed first. A step can be removed even if a snapshot is built
+// on it.
 func TestStepsAreBounded(t *testing.T) {
 	r, _ := builder(t)
 	req := client.BuildRequest{Tag: "made", Dockerfile: "FROM a.b\nRUN true\nRUN true 2\nRUN true 3\n", Replace: true}
@@ -292,7 +293,7 @@ func TestStepsAreBounded(t *testing.T) {
 			t.Errorf("%d steps are left of %d", n, c.kept)
 		}
 	}
-	req.Dockerfile += "RUN true 4\n" // from the last step, which is there; the first is not looked for
+	req.Dockerfile += "RUN true 4\n" // continues the last step, which exists; the first one is not needed
 	if res, log, err := built(t, r.Client, req, nil); err != nil || res.Run != 2 || res.Cached != 4 {
 		t.Errorf("after the first step has gone: %+v, %v\n%s", res, err, log)
 	}
@@ -308,7 +309,7 @@ func TestStepsAreBounded(t *testing.T) {
 	}
 }
 
-// tgz is a compressed archive with one file.
+// tgz returns a compressed archive with one file.
 func tgz(t *testing.T) string {
 	t.Helper()
 	var text strings.Builder
@@ -327,7 +328,7 @@ func tgz(t *testing.T) string {
 	return text.String()
 }
 
-// A client has most of the places for builds, and not all.
+// A single client can take most of the places for builds, but not all.
 func TestPlacesOfBuilds(t *testing.T) {
 	r, _ := builder(t)
 	for n := range 3 {

@@ -11,8 +11,8 @@ import (
 	"github.com/forkd/forkd/internal/daemon/auth"
 )
 
-// A token that may run sandboxes opens neither the host nor its private networks to one, in whatever
-// way it asks; an admin may, and what a snapshot has open stays so in its children.
+// A token with the scope run cannot give a sandbox access to the host or its private networks, by
+// any request. An admin can, and children of a snapshot keep its access.
 func TestOnlyAdminsOpenTheHostsNetwork(t *testing.T) {
 	r := start(t, apirig.Options{Tokens: []auth.Token{{Name: "a", Scope: auth.Run, Prefix: "team-a/"}}})
 	if _, err := r.Bake(t.Context(), r.Parent); err != nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/face"
 )
 
-// Code comes with all that it shows, in its order.
+// The output of code arrives completely and in order.
 func TestRunCode(t *testing.T) {
 	cl, _, id := forked(t)
 	run := func(req client.CodeRequest) client.Execution {
@@ -76,7 +76,7 @@ func TestRunCode(t *testing.T) {
 	}
 }
 
-// A handler sees what comes before the code ends, and ends the code with an error.
+// A handler receives output before the code ends, and can stop the code with an error.
 func TestRunCodeStreams(t *testing.T) {
 	cl, _, id := forked(t)
 	full := fmt.Errorf("seen enough")
@@ -156,10 +156,10 @@ func TestContexts(t *testing.T) {
 	}
 }
 
-// There are so many contexts and no more, which is no failure of the sandbox.
+// The number of contexts is limited. Reaching the limit is not a failure of the sandbox.
 func TestTooManyContexts(t *testing.T) {
 	cl, _, id := forked(t)
-	for range 70 { // bash is small
+	for range 70 { // bash takes little memory
 		_, err := cl.CreateContext(t.Context(), id, client.CodeContextRequest{Language: "bash"})
 		if client.IsStatus(err, http.StatusConflict) {
 			return
@@ -171,7 +171,7 @@ func TestTooManyContexts(t *testing.T) {
 	t.Error("70 contexts were made")
 }
 
-// Silent streams say that they live, so that clients can tell them from dead ones.
+// Silent streams send keepalives, so that clients can distinguish them from dead ones.
 func TestSilentStreamsHaveKeepalives(t *testing.T) {
 	r := start(t, apirig.Options{Limits: face.Limits{Keepalive: 50 * time.Millisecond}})
 	id := fork(t, r, 1)[0].ID

@@ -15,7 +15,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
-// liar is a guest whose agent gives one answer to whatever it is asked.
+// liar is a guest whose agent gives the same answer to every request.
 type liar struct{ answer string }
 
 func (liar) Forked(context.Context, agentproto.Forked) (*agentproto.Unique, error) { return nil, nil }
@@ -33,8 +33,8 @@ func (g liar) Dial(context.Context, uint32) (net.Conn, error) {
 	return ours, nil
 }
 
-// What a request holds of a guest's answer is what that is decoded into: a few bytes that become
-// megabytes take these from the memory that requests share.
+// A guest's answer counts in the shared memory by its decoded size: a few bytes can become
+// megabytes.
 func TestDecodedAnswersAreCounted(t *testing.T) {
 	listing := func(n int) string { return `{"entries":[` + strings.Repeat("{},", n-1) + "{}]}" }
 	processes := func(n int) string { return `{"processes":[` + strings.Repeat("{},", n-1) + "{}]}" }

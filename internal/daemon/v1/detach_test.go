@@ -12,7 +12,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// A command goes on without the answer in lines that held it, and has no hour to be done in.
+// A command continues after it was detached from its answer in lines, and is no longer limited to
+// an hour.
 func TestDetachFromLines(t *testing.T) {
 	cl, _, id := forked(t)
 	var out started

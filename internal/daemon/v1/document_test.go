@@ -10,14 +10,14 @@ import (
 	"github.com/forkd/forkd/internal/daemon/face"
 )
 
-// notMuxed are the operations of the document that are routed before the mux, which would clean
-// their paths.
+// notMuxed lists documented operations that are routed before the mux, because it would clean their
+// paths.
 var notMuxed = []string{"GET /v1/sandboxes/{id}/proxy/{port}/{path}"}
 
-// notDocumented are other spellings of paths, and the answer to everything else.
+// notDocumented lists alternative spellings of paths, and the route for all other requests.
 var notDocumented = []string{"GET /healthz/{$}", "/"}
 
-// Every route is in the document, and the other way round.
+// The document contains exactly the routes of the API.
 func TestDocumentHasTheRoutes(t *testing.T) {
 	documented := slices.DeleteFunc(apitest.Routes(t), func(r string) bool { return slices.Contains(notMuxed, r) })
 	documented = append(documented, notDocumented...)
@@ -39,7 +39,7 @@ func TestDocumentHasTheRoutes(t *testing.T) {
 	}
 }
 
-// The page has every operation and every schema, and loads nothing.
+// The page shows every operation and every schema, and loads nothing.
 func TestPageOfTheDocument(t *testing.T) {
 	w := httptest.NewRecorder()
 	if err := documentPage(w, nil); err != nil {

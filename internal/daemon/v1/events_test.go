@@ -42,7 +42,7 @@ func types(events []client.Event, id string) (list []string) {
 	return list
 }
 
-// Whoever follows learns of everything that happens, in its order, and can come back to any place.
+// A follower receives all events in order, and can resume at any position.
 func TestEvents(t *testing.T) {
 	cl, _, id := forked(t)
 	ctx := t.Context()
@@ -54,7 +54,7 @@ func TestEvents(t *testing.T) {
 		func() error { _, err := cl.Pause(ctx, id); return err },
 		func() error { _, err := cl.Resume(ctx, id); return err },
 		func() error { _, err := cl.Branch(ctx, id, client.BranchRequest{Tag: "b", Mode: "diff"}); return err },
-		func() error { // that of the parent comes by itself, sooner or later
+		func() error { // persisting the parent takes place in the background
 			follow(t, cl, client.EventsRequest{After: "none", Sandboxes: []string{id}}, "snapshot.persisted")
 			return nil
 		},
@@ -66,7 +66,7 @@ func TestEvents(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// A place that the daemon does not know is the way to all that it remembers.
+	// An unknown position resumes with all stored events.
 	all := follow(t, cl, client.EventsRequest{After: "none"}, "snapshot.deleted")
 	if got := types(all, ""); got[0] != "missed" || got[1] != "snapshot.created" || all[1].SnapshotTag != "a.b" {
 		t.Errorf("all events: %v", got)
@@ -92,7 +92,8 @@ func TestEvents(t *testing.T) {
 	}
 }
 
-// The stream says at once where it begins, so that events before the first break are not lost.
+// The stream reports its position at once, so that no events are lost if the connection breaks
+// early.
 func TestEventsFromNowOn(t *testing.T) {
 	cl, _, id := forked(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -101,7 +102,7 @@ func TestEventsFromNowOn(t *testing.T) {
 	go func() {
 		ended <- cl.Events(ctx, client.EventsRequest{}, func(e client.Event) error { got <- e; return nil })
 	}()
-	// When the stream has begun cannot be seen from here, so something happens until it is told.
+	// The test cannot see when the stream has begun, so it causes events until one arrives.
 	for told := false; !told; {
 		for _, op := range []func(context.Context, string) (client.Sandbox, error){cl.Pause, cl.Resume} {
 			if _, err := op(t.Context(), id); err != nil {
@@ -146,14 +147,14 @@ func TestEventStreamsAreBounded(t *testing.T) {
 		return resp
 	}
 	first := get()
-	if _, err := io.CopyN(io.Discard, first.Body, 300); err != nil { // where nothing happens, it still says something
+	if _, err := io.CopyN(io.Discard, first.Body, 300); err != nil { // a stream without events still sends data
 		t.Error(err)
 	}
 	if second := get(); second.StatusCode != http.StatusServiceUnavailable || second.Header.Get("Retry-After") == "" {
 		t.Errorf("a second follower: %s, %v", second.Status, second.Header)
 	}
 	first.Body.Close()
-	for get().StatusCode != http.StatusOK { // the place is free when the daemon has noticed
+	for get().StatusCode != http.StatusOK { // the place is free once the daemon has noticed
 		time.Sleep(5 * time.Millisecond)
 	}
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// Output is the command's to the byte, through the agent, the daemon and the client.
+// The output of a command is unchanged by the agent, the daemon and the client.
 func TestExecKeepsBytes(t *testing.T) {
 	cl, url, id := forked(t)
 	var random [100_000]byte
@@ -52,7 +52,7 @@ func TestExecKeepsBytes(t *testing.T) {
 	}
 }
 
-// A command that goes on writing is ended by what it wrote, not by the clock.
+// A command with endless output is stopped by the output limit, not by the timeout.
 func TestExecEndsAtATotal(t *testing.T) {
 	cl, url, id := forked(t)
 	if _, answer := post(t, url+"/v1/sandboxes/"+id+"/exec",
@@ -67,7 +67,7 @@ func TestExecEndsAtATotal(t *testing.T) {
 	}
 }
 
-// Before the command has started, errors have a status of their own on a stream too.
+// Before the command has started, errors have their own status on a stream too.
 func TestExecStreamErrors(t *testing.T) {
 	cl, _, id := forked(t)
 	for _, c := range []struct {
@@ -85,7 +85,7 @@ func TestExecStreamErrors(t *testing.T) {
 	}
 }
 
-// A command that runs out of time because its sandbox was paused is no command that was too slow.
+// A command that timed out because its sandbox was paused is not reported as too slow.
 func TestTimeoutOfAPausedSandbox(t *testing.T) {
 	cl, _, id := forked(t)
 	marker := filepath.Join(t.TempDir(), "runs") // the guest has the host's file system

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// Lines of JSON say the number of the process, and text as text.
+// The lines of JSON contain the process id, and text output as text.
 func TestExecLines(t *testing.T) {
 	cl, url, id := forked(t)
 	req := requestOf(t, url+"/v1/sandboxes/"+id+"/exec")

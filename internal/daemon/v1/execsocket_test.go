@@ -35,14 +35,14 @@ type result struct {
 	err error
 }
 
-// run starts a command and follows it. Its stderr is dropped.
+// run starts a command and follows it. It discards stderr.
 func run(t *testing.T, start func() (*client.Process, error)) running {
 	t.Helper()
 	p, err := start()
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, w, err := os.Pipe() // with room: input is taken while nobody reads
+	out, w, err := os.Pipe() // a pipe's buffer: output is received although nothing reads it
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,7 +65,7 @@ func shell(cl *client.Client, ctx context.Context, id, script string,
 	return func() (*client.Process, error) { return cl.StartExec(ctx, id, req) }
 }
 
-// await reads from the output until text has come.
+// await reads the output until text has arrived.
 func (r running) await(t *testing.T, text string) {
 	t.Helper()
 	var got []byte
@@ -87,7 +87,7 @@ func (r running) ended(t *testing.T) client.ExecEnd {
 	return res.end
 }
 
-// awaitEnd waits until a process of this host has ended.
+// awaitEnd waits until a process of this host has exited.
 func awaitEnd(t *testing.T, pid int) {
 	t.Helper()
 	for syscall.Kill(pid, 0) == nil {
@@ -145,7 +145,7 @@ func TestInputOfACommand(t *testing.T) {
 	}
 }
 
-// Signals overtake input that the process does not read, and reach all of its group.
+// Signals overtake input that the process does not read, and reach its whole group.
 func TestSignalsOfACommand(t *testing.T) {
 	cl, _, id := forked(t)
 	r := run(t, shell(cl, t.Context(), id, "trap 'exit 7' INT; sleep 1000 & echo $!; wait", nil))
@@ -186,8 +186,8 @@ func TestSignalsOfACommand(t *testing.T) {
 	}
 }
 
-// A client that leaves takes its command with it, also when the daemon cannot read on because the
-// command does not.
+// A command is killed when its client disconnects, even if the daemon cannot read on because the
+// command reads no input.
 func TestACommandEndsWithItsClient(t *testing.T) {
 	cl, _, id := forked(t)
 	for _, input := range []int{0, 1 << 20} {
@@ -209,7 +209,7 @@ func TestACommandEndsWithItsClient(t *testing.T) {
 		}
 		<-sent
 	}
-	for { // the daemon's call is over too
+	for { // the daemon's call has ended too
 		list, err := cl.Processes(t.Context(), id)
 		if err != nil {
 			t.Fatal(err)
@@ -221,9 +221,9 @@ func TestACommandEndsWithItsClient(t *testing.T) {
 	}
 }
 
-// A client that takes nothing is left, and its command with it.
+// A client that receives nothing is disconnected, and its command is killed.
 func TestASocketThatNobodyReadsEnds(t *testing.T) {
-	r := start(t, apirig.Options{Limits: face.Limits{PerSandbox: 1, Idle: time.Second}}) // enough to be told of the start
+	r := start(t, apirig.Options{Limits: face.Limits{PerSandbox: 1, Idle: time.Second}}) // enough to receive the start
 	id := fork(t, r, 1)[0].ID
 	p, err := r.StartExec(t.Context(), id, client.ExecRequest{Args: []string{"yes"}})
 	if err != nil {
@@ -276,7 +276,7 @@ func requestOf(t *testing.T, url string) *http.Request {
 	return req
 }
 
-// ask1 sends messages and returns the last text of the answer.
+// ask1 sends messages and returns the last text message of the answer.
 func ask1(t *testing.T, url, id string, messages ...string) string {
 	t.Helper()
 	ws, _, err := websocket.Dial(t.Context(), url+"/v1/sandboxes/"+id+"/exec",
@@ -305,7 +305,7 @@ func ask1(t *testing.T, url, id string, messages ...string) string {
 	}
 }
 
-// A client that breaks the protocol is told so, and is not told that the daemon failed.
+// A protocol error of the client is reported as such, not as a failure of the daemon.
 func TestBrokenWebSocket(t *testing.T) {
 	_, url, id := forked(t)
 	for name, frame := range map[string]string{

@@ -22,7 +22,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/face"
 )
 
-// port serves h on a port of this host, which the guests of these tests have as their own.
+// port serves h on a port of this host. The guests of these tests share the host's ports.
 func port(t *testing.T, h http.HandlerFunc) int {
 	t.Helper()
 	s := httptest.NewServer(h)
@@ -30,7 +30,7 @@ func port(t *testing.T, h http.HandlerFunc) int {
 	return s.Listener.Addr().(*net.TCPAddr).Port
 }
 
-// closedPort is one that nobody listens on.
+// closedPort returns a port without a listener.
 func closedPort(t *testing.T) int {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -41,8 +41,8 @@ func closedPort(t *testing.T) int {
 	return l.Addr().(*net.TCPAddr).Port
 }
 
-// ask sends a request to the API, whose host name may be that of a port, and returns status,
-// headers and body.
+// ask sends a request to the API and returns status, headers and body. host may be the host name of
+// a port.
 func ask(t *testing.T, r *apirig.Rig, host, path string, header ...string) (int, http.Header, string) {
 	t.Helper()
 	req, err := http.NewRequest("GET", r.URL+path, nil)
@@ -102,7 +102,7 @@ func TestPortsByPath(t *testing.T) {
 		{base + "/healthz", nil, 401, "missing"},
 		{base + "/", []string{"Authorization", bearer, "Origin", "https://example.org"}, 403, "cross-origin"},
 		{base + "/", []string{"Authorization", bearer, "Sec-Fetch-Site", "same-site"}, 403, "cross-origin"},
-		{base + "/", []string{"Authorization", bearer, "Origin", "null"}, 403, "cross-origin"}, // a page of a guest
+		{base + "/", []string{"Authorization", bearer, "Origin", "null"}, 403, "cross-origin"}, // from a guest's page
 		{base + "/", []string{"Authorization", bearer, "Service-Worker", "script"}, 403, "service worker"},
 		{"/v1/sandboxes/" + id + "/proxy/0/", []string{"Authorization", bearer}, 404, "no such route"},
 		{"/v1/sandboxes/" + id + "/proxy/10.0.0.1:80/", []string{"Authorization", bearer}, 404, "no such route"},
@@ -200,8 +200,8 @@ func TestPortsByHost(t *testing.T) {
 	}
 }
 
-// Strangers with signed URLs may come so often, to each sandbox, to those of one owner and to all. Those
-// who have the token may go on.
+// Strangers with signed URLs have limited rates per sandbox, per owner, and in total. Clients with a
+// token are not affected.
 func TestStrangersAreLimited(t *testing.T) {
 	const burst = 2
 	r := start(t, apirig.Options{Limits: face.Limits{SignedBurst: burst, SignedPerSecond: 1e-9},
@@ -227,7 +227,7 @@ func TestStrangersAreLimited(t *testing.T) {
 	}
 	came, most := 0, 6*burst
 	for i, s := range append(slices.Clone(boxes), more.Sandboxes...) {
-		if i == len(boxes) { // those of another owner
+		if i == len(boxes) { // of another owner
 			most = 8 * burst
 		}
 		for n := range burst + 1 {
@@ -328,7 +328,7 @@ func TestDialPort(t *testing.T) {
 	if _, err := second.Read(make([]byte, 1)); err == nil { // it ends with the sandbox
 		t.Error("the stream of a killed sandbox goes on")
 	}
-	for { // the handler ends a little later
+	for { // the handler ends slightly later
 		_, _, body := ask(t, r, "", "/metrics", "Authorization", bearer)
 		if strings.Contains(body, `forkd_inbound_streams_total{kind="tcp",outcome="cut"} 1`) {
 			break
@@ -337,8 +337,8 @@ func TestDialPort(t *testing.T) {
 	}
 }
 
-// A sandbox that is killed while it answers ends the answer, and says so to those who have none
-// yet.
+// Killing a sandbox aborts an answer that has begun, and gives an error to a request that has no
+// answer yet.
 func TestKillDuringARequest(t *testing.T) {
 	r := start(t, apirig.Options{})
 	boxes := fork(t, r, 2)

@@ -11,8 +11,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// Code that does not end is interrupted, and stubborn code ends with its interpreter, which is a
-// new one then.
+// Endless code is interrupted. Code that ignores the interrupt is killed with its interpreter,
+// which is then replaced.
 func TestInterpreterIsInterruptedAndRestarted(t *testing.T) {
 	cl, url, id := forked(t)
 	ctx := t.Context()
@@ -73,8 +73,8 @@ func TestInterpreterIsInterruptedAndRestarted(t *testing.T) {
 	}
 }
 
-// What is too long is cut and says so, whether the daemon or (beyond what it lets pass) the guest
-// cuts it.
+// Results that are too long are truncated and marked, whether the daemon or the guest truncates
+// them.
 func TestLongResultsAreCut(t *testing.T) {
 	cl, _, id := forked(t)
 	for code, want := range map[string]string{

@@ -17,9 +17,9 @@ import (
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
-// What a client that leaves leaves behind is what docs/api.md says.
+// docs/api.md describes what remains of a request whose client disconnects.
 
-// unconfirmed is a guest that does not take up its identity.
+// unconfirmed is a guest that does not confirm its identity.
 type unconfirmed struct{ asked chan struct{} }
 
 func (g unconfirmed) Forked(ctx context.Context, _ agentproto.Forked) (*agentproto.Unique, error) {
@@ -31,8 +31,9 @@ func (unconfirmed) Dial(context.Context, uint32) (net.Conn, error) {
 	return nil, errors.New("it is deaf")
 }
 
-// leave calls f, has its client leave when begun returns, and waits for the line of the request in
-// the audit log: then the daemon is done with it. It closes left when the client has gone.
+// leave calls f, and cancels its request when begun returns. It closes left when the client has
+// disconnected. Then it waits for the request's audit line, which marks the end of the request in
+// the daemon.
 func leave(t *testing.T, r *apirig.Rig, route string, left chan struct{}, f func(context.Context) error, begun func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -102,7 +103,7 @@ func TestBakeWithoutItsClient(t *testing.T) {
 	}
 }
 
-// A branch that has begun is completed: the sandbox has run on since.
+// A branch that has begun is completed, because the sandbox has already continued.
 func TestBranchWithoutItsClient(t *testing.T) {
 	r := start(t, apirig.Options{})
 	id := fork(t, r, 1)[0].ID
@@ -132,11 +133,12 @@ func TestBranchWithoutItsClient(t *testing.T) {
 	}
 }
 
-// A command whose client leaves while nobody can end it goes on, is listed, and can be ended later.
+// If a client disconnects while its command cannot be killed, the command continues, is listed, and
+// can be killed later.
 func TestCommandOfAPausedSandboxWithoutItsClient(t *testing.T) {
 	var standsStill atomic.Bool
 	r := start(t, apirig.Options{Dial: func(ctx context.Context) error {
-		if standsStill.Load() { // as a guest that is paused
+		if standsStill.Load() { // like a paused guest
 			<-ctx.Done()
 			return ctx.Err()
 		}

@@ -17,7 +17,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
-// mute is a guest that accepts connections and neither reads nor answers.
+// mute is a guest that accepts connections, but neither reads nor responds.
 type mute struct {
 	dialed chan struct{}
 }
@@ -42,7 +42,7 @@ func fork(t *testing.T, r *apirig.Rig, n int) []client.Sandbox {
 	return f.Sandboxes
 }
 
-// Guests that do not answer hold the calls to them, and nothing else of the API.
+// Guests that do not respond hold the calls to them, and nothing else of the API.
 func TestStuckCallsHoldNothingElse(t *testing.T) {
 	silent := mute{make(chan struct{}, 10)}
 	r := start(t, apirig.Options{Guest: silent, Limits: face.Limits{Calls: 4, PerSandbox: 2}})
@@ -79,7 +79,7 @@ func TestStuckCallsHoldNothingElse(t *testing.T) {
 	}
 }
 
-// A file transfer with a guest that has stopped ends.
+// A file transfer with a stalled guest is aborted.
 func TestATransferThatStandsStillEnds(t *testing.T) {
 	silent := mute{make(chan struct{}, 10)}
 	r := start(t, apirig.Options{Guest: silent, Limits: face.Limits{Stall: 20 * time.Millisecond}})
@@ -93,7 +93,7 @@ func TestATransferThatStandsStillEnds(t *testing.T) {
 	}
 }
 
-// So does one whose client has stopped.
+// An upload from a stalled client is aborted.
 func TestAnUploadThatStandsStillEnds(t *testing.T) {
 	r := start(t, apirig.Options{Limits: face.Limits{Stall: 20 * time.Millisecond}})
 	id := fork(t, r, 1)[0].ID
@@ -106,7 +106,7 @@ func TestAnUploadThatStandsStillEnds(t *testing.T) {
 	}
 }
 
-// stuckWriter takes its first write and does not end it until it is done.
+// stuckWriter blocks its first write until it is done.
 type stuckWriter struct{ begun, done chan struct{} }
 
 func (w stuckWriter) Write([]byte) (int, error) {
@@ -115,7 +115,7 @@ func (w stuckWriter) Write([]byte) (int, error) {
 	return 0, io.ErrClosedPipe
 }
 
-// A client that reads nothing of a command's output does not hold the guest's place for ever.
+// A client that does not read a command's output does not hold the guest's place for ever.
 func TestAStreamThatNobodyReadsEnds(t *testing.T) {
 	r := start(t, apirig.Options{Limits: face.Limits{PerSandbox: 1, Stall: 20 * time.Millisecond}})
 	id := fork(t, r, 1)[0].ID
@@ -140,12 +140,12 @@ func TestAStreamThatNobodyReadsEnds(t *testing.T) {
 	<-ended
 }
 
-// Who has no token does not keep a connection.
+// A client without a token does not keep a connection.
 func TestAConnectionWithoutTokenIsClosed(t *testing.T) {
 	r := start(t, apirig.Options{})
 	for request, status := range map[string]int{
 		"GET /v1/sandboxes HTTP/1.1\r\nHost: x\r\n\r\n": http.StatusUnauthorized,
-		// and no body
+		// without its body
 		"POST /v1/forks HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n":                        http.StatusUnauthorized,
 		"POST /v1/forks HTTP/1.1\r\nHost: x\r\nOrigin: http://evil\r\nContent-Length: 10\r\n\r\n": http.StatusForbidden,
 		"POST /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n":                         http.StatusMethodNotAllowed,

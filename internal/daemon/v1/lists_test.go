@@ -54,7 +54,7 @@ func TestLabelsOfSandboxes(t *testing.T) {
 	}
 }
 
-// Pages have every member that was there all the time exactly once, whatever else comes and goes.
+// A member that exists all the time is on exactly one page, even if others are added or removed.
 func TestPages(t *testing.T) {
 	cl, _, _ := forked(t)
 	ctx := t.Context()
@@ -76,7 +76,7 @@ func TestPages(t *testing.T) {
 		return ids(list), next
 	}
 	got, next := page("")
-	for _, gone := range []string{all[1].ID, all[2].ID} { // the one that the cursor is made of, and the next
+	for _, gone := range []string{all[1].ID, all[2].ID} { // the member in the cursor, and the next one
 		if err := cl.Kill(ctx, gone); err != nil {
 			t.Fatal(err)
 		}

@@ -17,7 +17,7 @@ import (
 	"github.com/forkd/forkd/internal/host/vmfake"
 )
 
-// consoles starts the API with a sandbox, and returns the VM of that.
+// consoles starts the API with a sandbox, and returns the sandbox's VM too.
 func consoles(t *testing.T, limits face.Limits) (r *apirig.Rig, id string, guest *vmfake.VMM) {
 	t.Helper()
 	r = start(t, apirig.Options{Limits: limits})
@@ -74,7 +74,7 @@ func TestLogs(t *testing.T) {
 	}
 }
 
-// A log that is followed goes on with what comes, and ends with the sandbox.
+// A followed log continues with new output, and ends with the sandbox.
 func TestLogsAreFollowed(t *testing.T) {
 	r, id, guest := consoles(t, face.Limits{Followers: 2})
 	logs, err := r.Logs(t.Context(), id, client.LogsRequest{Follow: true, Tail: "1"})
@@ -105,7 +105,7 @@ func TestLogsAreFollowed(t *testing.T) {
 	}
 }
 
-// What a client does not read is lost to it, which it is told, and holds up nobody.
+// A slow reader loses output, is told so, and blocks nothing.
 func TestLogsOfASlowReader(t *testing.T) {
 	r, id, guest := consoles(t, face.Limits{Stall: 300 * time.Millisecond})
 	logs, err := r.Logs(t.Context(), id, client.LogsRequest{Follow: true})
@@ -119,7 +119,7 @@ func TestLogsOfASlowReader(t *testing.T) {
 	stop := make(chan struct{})
 	defer close(stop)
 	go func() {
-		for { // until more came between two looks than there is room for
+		for { // until more output arrived between two reads than the buffer holds
 			select {
 			case <-stop:
 				return
@@ -134,7 +134,7 @@ func TestLogsOfASlowReader(t *testing.T) {
 		t.Errorf("what was lost is not told: %q, %v", told.Text(), told.Err())
 	}
 
-	// Nothing between both ends holds what the client does not read.
+	// The pipe has no buffer that could hold data the client does not read.
 	ours, theirs := net.Pipe()
 	defer ours.Close()
 	served := make(chan struct{})
@@ -149,10 +149,10 @@ func TestLogsOfASlowReader(t *testing.T) {
 		apirig.Token); err != nil {
 		t.Fatal(err)
 	}
-	<-served // for the daemon has given up
+	<-served // because the daemon has given up
 }
 
-// oneConn is a listener that has one connection.
+// oneConn is a listener with a single connection.
 type oneConn struct{ conn net.Conn }
 
 func (l *oneConn) Accept() (net.Conn, error) {

@@ -20,7 +20,7 @@ import (
 	"github.com/forkd/forkd/internal/host/agentclient"
 )
 
-// Who writes a file into a sandbox that is deleted meanwhile is told so.
+// A client that uploads a file gets an error if the sandbox is deleted meanwhile.
 func TestDeleteDuringAnUpload(t *testing.T) {
 	cl, _, id := forked(t)
 	dir := t.TempDir() // the guest has the host's file system
@@ -31,7 +31,7 @@ func TestDeleteDuringAnUpload(t *testing.T) {
 		if _, err := more.Write(make([]byte, 64<<10)); err != nil {
 			t.Fatal(err)
 		}
-		list, err := os.ReadDir(dir) // what becomes the file is beside it
+		list, err := os.ReadDir(dir) // the temporary file is in the same directory
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -46,7 +46,7 @@ func TestDeleteDuringAnUpload(t *testing.T) {
 	more.Close()
 }
 
-// A warm-up that fails is the caller's mistake.
+// A failing warm-up is an error of the caller.
 func TestFailedWarmupIsABadRequest(t *testing.T) {
 	r := start(t, apirig.Options{})
 	r.VMs.Exec = func(context.Context) agentclient.ExecResult {
@@ -84,7 +84,7 @@ func TestDocumentIsServed(t *testing.T) {
 	}
 }
 
-// A client that sends all of a large body before it reads finds the answer.
+// A client that sends a large body before it reads still gets the answer.
 func TestLargeBodyIsAnswered(t *testing.T) {
 	_, url, _, _ := serve(t)
 	conn, err := net.Dial("tcp", strings.TrimPrefix(url, "http://"))
@@ -92,7 +92,7 @@ func TestLargeBodyIsAnswered(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	const size = 16 << 20 // a busy host gets that far within drainTime
+	const size = 16 << 20 // a busy host can send that within drainTime
 	_, err = fmt.Fprintf(conn, "POST /v1/sandboxes HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer %s\r\n"+
 		"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n{\"snapshot_tag\": \"", token, size)
 	if err != nil {
@@ -101,7 +101,7 @@ func TestLargeBodyIsAnswered(t *testing.T) {
 	chunk := bytes.Repeat([]byte("x"), 1<<20)
 	for sent := 0; sent < size; {
 		if sent == 8<<20 {
-			time.Sleep(time.Second) // longer than a server waits before it resets what it closes
+			time.Sleep(time.Second) // longer than a server waits before it resets a closed connection
 		}
 		n, err := conn.Write(chunk[:min(len(chunk), size-sent)])
 		if err != nil {

@@ -48,7 +48,7 @@ func TestNetworkPolicyOverTheAPI(t *testing.T) {
 	}
 }
 
-// A wrong policy is refused by the name of its field, wherever it is given.
+// An invalid policy is refused with the name of its field, on every route.
 func TestWrongNetworkPolicyNamesTheField(t *testing.T) {
 	r := start(t, apirig.Options{})
 	if _, err := r.Bake(t.Context(), r.Parent); err != nil {
@@ -101,8 +101,7 @@ func TestWrongNetworkPolicyNamesTheField(t *testing.T) {
 	}
 }
 
-// The API takes the value of a secret, and never gives it out again: not in an answer, and not in
-// an error.
+// The API accepts the value of a secret and never returns it, neither in an answer nor in an error.
 func TestSecretsOverTheAPI(t *testing.T) {
 	r := start(t, apirig.Options{})
 	if _, err := r.Bake(t.Context(), r.Parent); err != nil {
@@ -113,7 +112,7 @@ func TestSecretsOverTheAPI(t *testing.T) {
 		t.Fatal(err)
 	}
 	id := f.Sandboxes[0].ID
-	if _, err := r.Pause(t.Context(), id); err != nil { // its guest is told later
+	if _, err := r.Pause(t.Context(), id); err != nil { // its guest is told after the resumption
 		t.Fatal(err)
 	}
 	with := func(secrets ...client.NetworkSecret) client.Network {

@@ -51,7 +51,7 @@ func TestIdempotencyKey(t *testing.T) {
 		{"/v1/forks", "k1", `{"snapshot_tag":"a.b"}`, 422, "idempotency_key_reused"},
 		{"/v1/sandboxes", "k1", fork, 201, ""}, // another path
 		{"/v1/forks", "k2", `{"snapshot_tag":"none"}`, 404, "snapshot_not_found"},
-		{"/v1/forks", "k2", fork, 201, ""}, // nothing was made under it
+		{"/v1/forks", "k2", fork, 201, ""}, // no success was recorded for it
 		{"/v1/forks", "a b", fork, 400, "invalid_field"},
 		{"/v1/forks", strings.Repeat("x", 256), fork, 400, "invalid_field"},
 		{"/v1/sandboxes/" + id + "/branch", "k1", `{"tag":"b1"}`, 201, ""},

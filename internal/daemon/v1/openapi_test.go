@@ -12,7 +12,7 @@ import (
 	apiv1 "github.com/forkd/forkd/api/v1"
 )
 
-// The document names the fields that the code reads and writes, no more and no fewer.
+// The document has exactly the fields that the code reads and writes.
 func TestOpenAPIHasTheFieldsOfTheCode(t *testing.T) {
 	p, err := apidoc.FS.ReadFile("openapi.yaml")
 	if err != nil {
@@ -90,7 +90,7 @@ func TestOpenAPIHasTheFieldsOfTheCode(t *testing.T) {
 		}
 		var coded []string
 		for _, f := range reflect.VisibleFields(reflect.TypeOf(v)) {
-			if len(f.Index) > 1 && refers { // it is of an embedded type, which is another schema
+			if len(f.Index) > 1 && refers { // field of an embedded type, which has its own schema
 				continue
 			}
 			if field, _, _ := strings.Cut(f.Tag.Get("json"), ","); field != "" {

@@ -18,8 +18,7 @@ import (
 	"github.com/forkd/forkd/internal/host/tenancy"
 )
 
-// A page in a browser must not be able to drive the API, with or without the token that a proxy
-// might add.
+// A page in a browser must not be able to use the API, even if a proxy adds the token.
 func TestAForeignPageIsRefused(t *testing.T) {
 	_, url, _, _ := serve(t)
 	for _, c := range []struct {
@@ -48,8 +47,8 @@ func TestAForeignPageIsRefused(t *testing.T) {
 	}
 }
 
-// A page whose name was made to resolve to this host sends its own name as Host. Over a unix socket
-// no browser comes.
+// A page whose name was made to resolve to this host sends that name as Host. Browsers cannot use
+// the unix socket.
 func TestAForeignNameIsRefused(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "token")
 	if err := os.WriteFile(path, []byte(token), 0o600); err != nil {

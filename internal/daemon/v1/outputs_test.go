@@ -11,8 +11,8 @@ import (
 	"github.com/forkd/forkd/internal/host/agentclient"
 )
 
-// An answer of a guest's output is not much larger than the output, whatever the guest writes, and
-// its bytes are all there.
+// An answer with a guest's output is complete, and not much larger than the output, whatever the
+// guest writes.
 func TestOutputsStaySmallInJSON(t *testing.T) {
 	const size = 1 << 20
 	for name, unit := range map[string]string{
@@ -35,7 +35,7 @@ func TestOutputsStaySmallInJSON(t *testing.T) {
 			t.Errorf("%s: the output is not all there: %v", name, err)
 		}
 		line, err := json.Marshal(dataEvent(agentclient.Stdout, p))
-		if err != nil || name != "markup" && len(line) > 3*size { // its encoder leaves '<' as it is
+		if err != nil || name != "markup" && len(line) > 3*size { // its encoder does not escape '<'
 			t.Errorf("%s: %d bytes in a line of %d: %v", name, size, len(line), err)
 		}
 	}

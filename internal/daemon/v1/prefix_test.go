@@ -16,11 +16,11 @@ import (
 	"github.com/forkd/forkd/internal/daemon/auth"
 )
 
-// tenants are two tokens that are limited to their labels, and what the second has.
+// tenants has two tokens that are limited to label prefixes, and the objects of the second.
 type tenants struct {
 	*apirig.Rig
 	a, b      *client.Client
-	sandbox   string   // of b
+	sandbox   string   // belongs to b
 	tags      []string // branches of b's sandbox
 	workspace string
 	within    string // the sandbox of the workspace
@@ -39,7 +39,7 @@ func startTenants(t *testing.T) *tenants {
 	must(t, err)
 	w.sandbox = f.Sandboxes[0].ID
 	must(t, second(w.b.Branch(t.Context(), w.sandbox, client.BranchRequest{Tag: w.tags[0], Mode: "diff"})))
-	must(t, second(w.Branch(t.Context(), w.sandbox, client.BranchRequest{Tag: w.tags[1], Mode: "diff"}))) // by the admin
+	must(t, second(w.Branch(t.Context(), w.sandbox, client.BranchRequest{Tag: w.tags[1], Mode: "diff"}))) // by admin
 	ws, err := w.b.CreateWorkspace(t.Context(), client.WorkspaceRequest{Name: w.workspace, SnapshotTag: "a.b"})
 	must(t, err)
 	w.within = ws.LiveSandboxID
@@ -53,7 +53,7 @@ func (w *tenants) as(t *testing.T, token string) *client.Client {
 	return cl
 }
 
-// A sandbox that another one's branch was made of does not name it.
+// A branch of another tenant's sandbox is not named in descriptions.
 func TestBranchesOfOthersAreNotNamed(t *testing.T) {
 	w := startTenants(t)
 	ctx := t.Context()
@@ -84,7 +84,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// ask makes a request with the token of a tenant.
+// ask sends a request with the token of a tenant.
 func (w *tenants) ask(t *testing.T, token, method, path, body string) (status int, answer string) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), method, w.URL+path, strings.NewReader(body))
@@ -98,7 +98,7 @@ func (w *tenants) ask(t *testing.T, token, method, path, body string) (status in
 	return resp.StatusCode, string(p)
 }
 
-// Sandboxes that the daemon has left alone are told to those without a prefix only.
+// Only clients without a prefix see the sandboxes that the daemon left alone.
 func TestLeftAlone(t *testing.T) {
 	id := "sb-" + strings.Repeat("a", 26)
 	r := start(t, apirig.Options{Damaged: id, Tokens: []auth.Token{{Name: "a", Scope: auth.Run, Prefix: "team-a/"}}})
@@ -114,7 +114,7 @@ func TestLeftAlone(t *testing.T) {
 	}
 }
 
-// Nobody can tell what a prefix puts out of reach from what is not there: by no route.
+// No route lets a client distinguish an object outside its prefix from one that does not exist.
 func TestPrefixHides(t *testing.T) {
 	w := startTenants(t)
 	never := strings.NewReplacer("0", "1", "1", "2", "2", "3", "3", "0", "a", "c", "c", "a").Replace(w.sandbox)
@@ -195,7 +195,7 @@ func TestPrefixHides(t *testing.T) {
 	}
 }
 
-// Who follows events is told of what is within the prefix, and of nothing else.
+// A follower of events receives only events within its prefix.
 func TestPrefixOfEvents(t *testing.T) {
 	w := startTenants(t)
 	f, err := w.a.Fork(t.Context(), client.ForkRequest{SnapshotTag: "a.b", N: 1})
@@ -211,13 +211,13 @@ func TestPrefixOfEvents(t *testing.T) {
 			t.Errorf("event %+v", e)
 		}
 	}
-	kinds = slices.DeleteFunc(kinds, func(k string) bool { return k == "snapshot.persisted" }) // comes when it is done
+	kinds = slices.DeleteFunc(kinds, func(k string) bool { return k == "snapshot.persisted" }) // arrives at any time
 	if want := []string{"missed", "sandbox.created", "snapshot.created", "sandbox.deleted"}; !slices.Equal(kinds, want) {
 		t.Errorf("%v, want %v", kinds, want)
 	}
 }
 
-// The labels that a token gives a branch begin with its prefix, except those of turns.
+// Labels that a token gives a branch must begin with its prefix, except those of turns.
 func TestPrefixOfLabelsOfBranches(t *testing.T) {
 	w := startTenants(t)
 	for i, name := range []string{"team-b/golden", "turn", "turn.by"} {
@@ -243,8 +243,7 @@ func TestPrefixOfLabelsOfBranches(t *testing.T) {
 	}
 }
 
-// A sandbox that was taken from a team cannot be ended, suspended, resumed or seen by the name of
-// its workspace either.
+// A sandbox that was taken from a team is no longer reachable by the name of its workspace either.
 func TestWorkspaceOfSandboxTakenAway(t *testing.T) {
 	w := startTenants(t)
 	must(t, second(w.ChangeLabels(t.Context(), w.within, map[string]*string{"team-b/owner": nil})))
@@ -263,8 +262,7 @@ func TestWorkspaceOfSandboxTakenAway(t *testing.T) {
 	must(t, w.DeleteWorkspace(t.Context(), w.workspace))
 }
 
-// A token that is limited to a prefix uses what is within it as any other, and makes nothing
-// beyond.
+// A token with a prefix can use everything within the prefix, and creates nothing outside.
 func TestPrefixHolds(t *testing.T) {
 	w := startTenants(t)
 	ctx := t.Context()
@@ -323,7 +321,7 @@ func TestPrefixHolds(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	// The admin sees all, and takes a sandbox away by its labels.
+	// The admin sees everything, and moves a sandbox to another tenant by its labels.
 	if list, err := w.Sandboxes(ctx); err != nil || len(list) != 8 {
 		t.Errorf("all: %d, %v", len(list), err)
 	}
@@ -331,7 +329,7 @@ func TestPrefixHolds(t *testing.T) {
 	if _, err := w.a.Sandbox(ctx, s.ID); !client.IsNotFound(err) {
 		t.Errorf("out of reach: %v", err)
 	}
-	// E2B's face gives the label by itself.
+	// E2B's API sets the label by itself.
 	status, answer := w.ask(t, "a", "POST", "/sandboxes", `{"templateID": "a.b"}`)
 	var made struct{ SandboxID string }
 	if json.Unmarshal([]byte(answer), &made); status != http.StatusCreated {

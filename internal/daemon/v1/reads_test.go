@@ -16,12 +16,12 @@ import (
 	"github.com/forkd/forkd/internal/daemon/face"
 )
 
-// greedy is a connection of HTTP/2 whose client takes no answer's body.
+// greedy is an HTTP/2 connection whose client receives no response bodies.
 type greedy struct {
 	t      *testing.T
 	frames *http2.Framer
 	token  string
-	next   uint32 // stream
+	next   uint32 // next stream id
 	host   string
 }
 
@@ -43,7 +43,7 @@ func newGreedy(t *testing.T, address, token string) *greedy {
 	return g
 }
 
-// get asks for a path and returns the status of the answer.
+// get sends a request for a path and returns the status of the response.
 func (g *greedy) get(path string) string {
 	g.t.Helper()
 	var block bytes.Buffer
@@ -71,8 +71,8 @@ func (g *greedy) get(path string) string {
 	}
 }
 
-// One token asks for many things over one connection of HTTP/2 and takes no answer; it gets no more at
-// once than its share, and another token is served. Streams do not count among those.
+// A token that sends many requests over one HTTP/2 connection and receives no response gets at most
+// its share of the places. Another token is still served. Streams do not count.
 func TestReadsAreBoundedOverHTTP2(t *testing.T) {
 	r := start(t, apirig.Options{Limits: face.Limits{Reads: 4, Followers: 8},
 		Tokens: []auth.Token{{Name: "a", Scope: auth.Run}, {Name: "b", Scope: auth.Run}}})
@@ -115,7 +115,7 @@ func TestReadsAreBoundedOverHTTP2(t *testing.T) {
 	}
 }
 
-// Requests that need no token are bounded by the address of their client.
+// Requests that need no token are limited by the client's address.
 func TestOpenRequestsAreBounded(t *testing.T) {
 	r := start(t, apirig.Options{Limits: face.Limits{Reads: 4}})
 	server := httptest.NewUnstartedServer(r.Handler)

@@ -13,7 +13,7 @@ import (
 	"github.com/forkd/forkd/internal/host/vmmclient"
 )
 
-// A daemon says without a token that it is ready, and what its pool has.
+// Without a token the daemon reports that it is ready, and the state of its pool.
 func TestReady(t *testing.T) {
 	r := start(t, apirig.Options{})
 	for path, want := range map[string]int{"/readyz": 200, "/readyz?warm=true": 200, "/readyz?warm=perhaps": 400} {
@@ -30,7 +30,8 @@ func TestReady(t *testing.T) {
 	}
 }
 
-// A daemon whose host cannot run VMs says so to whoever asks, and to whoever wants one.
+// A daemon whose host cannot run VMs reports that in its status, and in errors of requests that
+// need a VM.
 func TestReadyWithoutKVM(t *testing.T) {
 	r := start(t, apirig.Options{NoKVM: errors.New("no such device")})
 	resp, err := http.Get(r.URL + "/readyz")

@@ -30,7 +30,7 @@ func TestLimitsOverTheAPI(t *testing.T) {
 	if err != nil || s.LimitEnforced || s.Limits != (client.Limits{}) {
 		t.Errorf("without limits: %+v, %v", s, err)
 	}
-	// the first is that of forkd 0.5
+	// MemoryLimitMiB is the field of forkd 0.5.
 	s, err = fork(client.ForkRequest{MemoryLimitMiB: 64, Limits: &client.Limits{CPUs: 1.5}})
 	if want := (client.Limits{MemoryMiB: 64, CPUs: 1.5}); err != nil || s.Limits != want || s.MemoryLimitMiB != 64 ||
 		!s.LimitEnforced {

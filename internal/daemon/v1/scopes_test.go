@@ -15,7 +15,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/face"
 )
 
-// Routes that need no token are these, and no other.
+// These routes need no token; all others do.
 func TestOpenRoutes(t *testing.T) {
 	want := []string{"GET /docs", "GET /healthz", "GET /healthz/{$}", "GET /openapi.json", "GET /openapi.yaml",
 		"GET /readyz"}
@@ -31,8 +31,8 @@ func TestOpenRoutes(t *testing.T) {
 	}
 }
 
-// Every route refuses who has no token, a wrong one, and one of each scope that is less than its
-// own.
+// Every route refuses a client without a token, with a wrong token, and with a token of a lesser
+// scope.
 func TestEveryRouteWantsItsScope(t *testing.T) {
 	var file []byte
 	secrets := map[auth.Scope]string{}
@@ -51,7 +51,7 @@ func TestEveryRouteWantsItsScope(t *testing.T) {
 		t.Fatal(err)
 	}
 	f := face.New(face.Config{Guard: &auth.Guard{Tokens: tokens}, Log: slog.New(slog.DiscardHandler)})
-	h := New(Config{Face: f}) // no handler is reached
+	h := New(Config{Face: f}) // no handler runs
 	ask := func(route, token string) int {
 		method, path, _ := strings.Cut(route, " ")
 		path = strings.NewReplacer("{id}", "sb-x", "{port}", "80", "{tag}", "a", "{name}", "n", "{path}", "p").Replace(path)
@@ -93,7 +93,7 @@ func TestEveryRouteWantsItsScope(t *testing.T) {
 	}
 }
 
-// Every route has a gate: no client may have any number of requests of a kind under way.
+// Every route has a gate, so that the number of concurrent requests is limited.
 func TestEveryRouteHasAGate(t *testing.T) {
 	f := face.New(face.Config{})
 	for _, row := range newAPI(Config{Face: f}).routes() {

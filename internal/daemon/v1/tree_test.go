@@ -25,7 +25,7 @@ func TestFilesOfSandboxes(t *testing.T) {
 	if _, err := cl.MakeDir(ctx, id, dir+"/a/b"); !client.IsStatus(err, http.StatusConflict) {
 		t.Errorf("make it again: %v", err)
 	}
-	odd := dir + "/a/\xff" // no UTF-8, which no message can carry
+	odd := dir + "/a/\xff" // not UTF-8, so JSON cannot carry it
 	if err := os.WriteFile(odd, []byte("12345"), 0o640); err != nil {
 		t.Fatal(err)
 	}
@@ -168,7 +168,7 @@ func TestWatch(t *testing.T) {
 	if !client.IsNotFound(err) {
 		t.Errorf("watch what is not there: %v", err)
 	}
-	// Who watches a sandbox that is deleted is told why there is no more.
+	// A client that watches a sandbox gets the reason when it is deleted.
 	err = cl.WatchFiles(t.Context(), id, dir, false, func(c client.FileChange) error {
 		return cl.Kill(context.Background(), id)
 	})

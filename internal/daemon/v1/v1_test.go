@@ -22,8 +22,8 @@ import (
 
 const token = apirig.Token
 
-// agentDirEnv makes the test binary the agent of a guest that is an ordinary process; it names the
-// directory of sockets.
+// agentDirEnv is the variable that makes the test binary a guest's agent, as an ordinary process.
+// Its value is the directory of sockets.
 const agentDirEnv = "FORKD_TEST_AGENT_DIR"
 
 func TestMain(m *testing.M) {
@@ -33,7 +33,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// start starts the API over sandboxes that are processes.
+// start starts the API with sandboxes that are processes.
 func start(t *testing.T, o apirig.Options) *apirig.Rig {
 	t.Helper()
 	self, err := os.Executable()
@@ -112,7 +112,7 @@ func TestClientAndDaemonAgree(t *testing.T) {
 	}
 }
 
-// useSandbox makes every call on a sandbox once.
+// useSandbox makes every call for a sandbox once.
 func useSandbox(t *testing.T, cl *client.Client, id string) {
 	t.Helper()
 	ctx := context.Background()
@@ -140,7 +140,7 @@ func useSandbox(t *testing.T, cl *client.Client, id string) {
 	}
 	ram, err := unix.Mmap(-1, 0, 512<<20, unix.PROT_READ|unix.PROT_WRITE,
 		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
-	if err != nil { // the VMM process is this one, and has RAM of its guest mapped
+	if err != nil { // this process is the VMM, and has the guest's RAM mapped
 		t.Fatal(err)
 	}
 	defer unix.Munmap(ram)
@@ -162,7 +162,7 @@ func useSandbox(t *testing.T, cl *client.Client, id string) {
 	}
 }
 
-// Status codes and error bodies are those of the documented API.
+// Status codes and error bodies match the document.
 func TestStatusCodes(t *testing.T) {
 	_, url, id := forked(t)
 	box := "/v1/sandboxes/" + id
