@@ -14,11 +14,11 @@ import (
 	"github.com/forkd/forkd/internal/apirig"
 )
 
-// agentHere is the agent of a guest that is this host.
+// agentHere returns the agent of a guest that is this host.
 func agentHere(dir string) *exec.Cmd { return exec.Command("forkd-agent", "-listen-dir", dir) }
 
-// TestScriptsWithDaemon runs scripts against an API whose guests are agents on this host. $ID is a
-// sandbox of the snapshot base; the guest sees the script's files.
+// TestScriptsWithDaemon runs scripts against an API whose guests are agents on this host. $ID is
+// the id of a sandbox of the snapshot base; the guest sees the script's files.
 func TestScriptsWithDaemon(t *testing.T) {
 	setup := func(env *testscript.Env) error {
 		rig := apirig.Start(t, apirig.Options{Agent: agentHere, GuestPort: guestPort(t)})
@@ -47,7 +47,7 @@ func TestScriptsWithDaemon(t *testing.T) {
 		}})
 }
 
-// mapGuestRAM lets guests be measured: the VMM process is this one, and has their RAM mapped.
+// mapGuestRAM makes guests measurable: this process is the VMM, and gets their RAM mapped.
 func mapGuestRAM(t *testing.T) {
 	t.Helper()
 	ram, err := unix.Mmap(-1, 0, 512<<20, unix.PROT_READ|unix.PROT_WRITE,
@@ -58,7 +58,7 @@ func mapGuestRAM(t *testing.T) {
 	t.Cleanup(func() { unix.Munmap(ram) })
 }
 
-// guestPort returns a port that nobody uses, and that the kernel gives to nobody by itself.
+// guestPort returns an unused port, outside the range from which the kernel picks ports.
 func guestPort(t *testing.T) int {
 	for port := 20000 + os.Getpid()%10000; port < 32768; port++ {
 		l, err := net.Listen("tcp4", fmt.Sprintf("0.0.0.0:%d", port))

@@ -32,7 +32,7 @@ const (
 	shownColumns = 100
 )
 
-// Bounds on what is kept of a daemon's words.
+// Bounds on the text kept from a daemon.
 const (
 	maxShownSteps = 1000
 	maxShownText  = 4096 // runes of a name or a line

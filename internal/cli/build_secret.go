@@ -8,11 +8,13 @@ import (
 	"strings"
 )
 
-// maxSecretFile bounds what is read of a secret's file, in bytes. The daemon has a lower bound.
+// maxSecretFile is the maximum number of bytes read from a secret's file. The daemon's limit is
+// lower.
 const maxSecretFile = 1 << 20
 
-// readSecrets reads what --secret flags name, in the form of `docker build`: id=ID with src=FILE or
-// env=VARIABLE. Without either, the variable ID is taken if it is set, and else the file ID.
+// readSecrets reads the secrets that --secret flags name, in the form of `docker build`: id=ID with
+// src=FILE or env=VARIABLE. Without either, it uses the variable ID if it is set, or else the file
+// ID.
 func readSecrets(flags []string) (map[string][]byte, error) {
 	secrets := make(map[string][]byte)
 	for _, flag := range flags {

@@ -23,11 +23,11 @@ func TestMain(m *testing.M) {
 
 func TestScripts(t *testing.T) {
 	setup := func(env *testscript.Env) error {
-		env.Setenv("HOME", env.WorkDir) // no cache, no emulated host and no daemon of the developer
+		env.Setenv("HOME", env.WorkDir) // hides the developer's cache, emulated host and daemon
 		env.Setenv("FORKD_CACHE", env.WorkDir+"/cache")
 		return nil
 	}
-	// usage runs a command line that is wrong.
+	// usage runs a command line that must be a usage error.
 	usage := func(ts *testscript.TestScript, _ bool, args []string) {
 		var exit *exec.ExitError
 		if err := ts.Exec("forkd", args...); !errors.As(err, &exit) || exit.ExitCode() != exitUsage {
@@ -39,7 +39,7 @@ func TestScripts(t *testing.T) {
 		Condition: condition})
 }
 
-// condition is true for "complete" where forkd carries the programs that a daemon starts.
+// condition implements "complete": true if forkd contains the programs that a daemon starts.
 func condition(name string) (bool, error) {
 	if name != "complete" {
 		return false, fmt.Errorf("unknown condition %q", name)
@@ -52,7 +52,7 @@ func condition(name string) (bool, error) {
 	return true, nil
 }
 
-// wantCode runs forkd and demands an exit code: code 3 exec ...
+// wantCode runs forkd and requires an exit code: code 3 exec ...
 func wantCode(ts *testscript.TestScript, _ bool, args []string) {
 	want, err := strconv.Atoi(args[0])
 	ts.Check(err)

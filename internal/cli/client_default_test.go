@@ -11,7 +11,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// Programs that name no daemon find the same one as the command forkd.
+// Programs that name no daemon find the same daemon as the forkd command.
 func TestClientsFindTheDaemonOfTheCommand(t *testing.T) {
 	for _, name := range []string{"FORKD_URL", "FORKD_TOKEN", "FORKD_MACHINE", "FORKD_CA", "FORKD_CERT", "FORKD_KEY",
 		"XDG_CACHE_HOME"} {

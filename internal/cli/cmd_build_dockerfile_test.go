@@ -11,7 +11,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// writeFiles makes files with contents in a new directory, "link:" before a content makes a link.
+// writeFiles creates files with contents in a new directory. A content with the prefix "link:"
+// makes a link.
 func writeFiles(t *testing.T, files map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -63,7 +64,7 @@ func TestOpenDockerfile(t *testing.T) {
 	}
 }
 
-// events are those of a build with a cached, a done and a failed step.
+// events are the events of a build with a cached, a completed and a failed step.
 var events = []client.BuildEvent{
 	{Plan: &client.BuildPlan{Steps: []string{"[a 1/3] FROM x", "[a 2/3] RUN make", "[a 3/3] RUN \x1b[2Jfalse"},
 		Notes: []client.BuildNote{{Line: 4, Text: "CMD has no effect"}}}},
@@ -105,7 +106,7 @@ func TestBuildProgress(t *testing.T) {
 	}
 }
 
-// Flags of Dockerfiles are refused for recipes and the other way round, and --check needs no daemon.
+// Flags for Dockerfiles are refused for recipes, and vice versa. --check needs no daemon.
 func TestBuildFlags(t *testing.T) {
 	dir := writeFiles(t, map[string]string{"Dockerfile": "from debian:12 as A\nRUN true\n",
 		"ok/Dockerfile": "FROM debian:12\n", "bad/Dockerfile": "FROM debian:12\nNOPE\n"})
@@ -139,7 +140,8 @@ func TestBuildFlags(t *testing.T) {
 	}
 }
 
-// Secrets are files or variables; without either word the variable counts before the file.
+// Secrets are files or variables. With neither src nor env, the variable takes precedence over the
+// file.
 func TestReadSecrets(t *testing.T) {
 	dir := writeFiles(t, map[string]string{"file": "from a file\n", "BOTH": "from a file"})
 	t.Chdir(dir)

@@ -36,7 +36,7 @@ func (l *log) String() string {
 	return l.text.String()
 }
 
-// A build shows what the daemon does with the parent while it does it.
+// A build shows the daemon's steps for the parent as they happen.
 func TestABuildShowsTheStepsOfItsBake(t *testing.T) {
 	rig := apirig.Start(t, apirig.Options{})
 	var out log
@@ -62,14 +62,14 @@ func TestABuildShowsTheStepsOfItsBake(t *testing.T) {
 	}
 }
 
-// A recipe with more memory than the daemon's host has is refused before anything is built for it.
+// A recipe with more memory than the daemon's host has is refused before anything is built.
 func TestABuildChecksMemoryFirst(t *testing.T) {
 	rig := apirig.Start(t, apirig.Options{})
 	v, err := rig.Client.Version(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Setenv("FORKD_CACHE", "/dev/null/nothing") // where nothing can be built
+	t.Setenv("FORKD_CACHE", "/dev/null/nothing") // prevents any build
 	recipe := &image.Recipe{Name: "big", MemoryMiB: int(v.HostMemoryMiB) + 1}
 	_, err = build(t.Context(), rig.Client, recipe, buildOptions{tag: "big"}, newStatus(io.Discard))
 	want := fmt.Sprintf("memory_mib: %d: the daemon's host has %d MiB", recipe.MemoryMiB, v.HostMemoryMiB)
@@ -78,11 +78,12 @@ func TestABuildChecksMemoryFirst(t *testing.T) {
 	}
 }
 
-// A daemon whose host cannot run VMs builds nothing, and a doctor anywhere says why.
+// If the daemon's host cannot run VMs, nothing is built, and forkd doctor on any host shows the
+// reason.
 func TestABuildAsksForKVMFirst(t *testing.T) {
 	const why = "no such device"
 	rig := apirig.Start(t, apirig.Options{NoKVM: errors.New(why)})
-	t.Setenv("FORKD_CACHE", "/dev/null/nothing") // where nothing can be built
+	t.Setenv("FORKD_CACHE", "/dev/null/nothing") // prevents any build
 	_, err := build(t.Context(), rig.Client, &image.Recipe{Name: "small"}, buildOptions{tag: "small"},
 		newStatus(io.Discard))
 	if err == nil || !strings.Contains(err.Error(), "cannot run VMs: "+why+" (run 'forkd doctor' there;") {

@@ -109,8 +109,8 @@ func (t transfer) inTarget() (string, error) {
 }
 
 // outTarget returns the local path for the copy of a file or directory of the sandbox. An earlier
-// copy may have brought symbolic links from a sandbox: where the user has named no place beyond one,
-// with a / after it, nothing is written there.
+// copy may have brought symbolic links from a sandbox. So outTarget refuses a target that is a
+// symbolic link, unless the user has written a / after it.
 func (t transfer) outTarget() (string, error) {
 	into := strings.HasSuffix(t.local, "/")
 	if !into {
@@ -128,11 +128,11 @@ func (t transfer) outTarget() (string, error) {
 	return target, refuseLink(target)
 }
 
-// refuseLink returns an error if path is a symbolic link. One to a pipe or to a device may stay:
-// /dev/stdout is such a link.
+// refuseLink returns an error if path is a symbolic link, except a link to a pipe or a device, such
+// as /dev/stdout.
 func refuseLink(path string) error {
 	if s, err := os.Lstat(path); err != nil || s.Mode()&fs.ModeSymlink == 0 {
-		return nil // other errors come back when it is opened
+		return nil // opening the file returns other errors
 	}
 	if s, err := os.Stat(path); err == nil && !s.IsDir() && !s.Mode().IsRegular() {
 		return nil

@@ -13,8 +13,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// servedFiles is a daemon whose sandbox has the file /srv/result.txt and the directory /srv/dir with
-// the file a.
+// servedFiles is a daemon with a sandbox that contains the file /srv/result.txt, and the directory
+// /srv/dir with the file a.
 func servedFiles(t *testing.T) *client.Client {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -44,7 +44,7 @@ func servedFiles(t *testing.T) *client.Client {
 	return cl
 }
 
-// A link that an earlier copy has brought from a sandbox leads no later copy out of its target.
+// A link that an earlier copy brought from a sandbox does not lead a later copy out of its target.
 func TestCopiesOutFollowNoLinkAtTheirTarget(t *testing.T) {
 	cl := servedFiles(t)
 	for name, c := range map[string]struct {

@@ -45,7 +45,7 @@ func TestE2BEnv(t *testing.T) {
 	}
 }
 
-// What setup says and makes is what the other command and a shell take.
+// The output and the files of setup are valid input for the other command and for a shell.
 func TestE2BSetup(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "it's here")
 	t.Setenv(urlEnv, "http://127.0.0.1:1")
@@ -160,7 +160,7 @@ func TestE2BCertificates(t *testing.T) {
 	}
 }
 
-// Who trusts the authority trusts it for its domain only.
+// Trusting the authority means trusting it for its domain only.
 func TestE2BAuthorityIsLimited(t *testing.T) {
 	now := time.Now()
 	a, err := newAuthority("e2b.localhost", now)

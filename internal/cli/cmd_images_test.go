@@ -6,7 +6,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// Suspended states and the snapshots between a sandbox and its forks do not clutter the list.
+// The list omits suspended states, and snapshots between a sandbox and its forks.
 func TestListedSnapshots(t *testing.T) {
 	all := func() []client.Snapshot {
 		return []client.Snapshot{{Tag: "p"}, {Tag: "suspended-sb-x-1", Transient: true},

@@ -10,7 +10,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// ends is what `forkd ttl` says.
+// ends is the output of `forkd ttl`.
 type ends struct {
 	ID        string `json:"id"`
 	ExpiresAt int64  `json:"expires_at_unix,omitempty"` // 0: never

@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// TestEveryCommandIsOnTheMap: docs/cli.md names every command that users can see.
+// TestEveryCommandIsOnTheMap checks that docs/cli.md names every command that users can see.
 func TestEveryCommandIsOnTheMap(t *testing.T) {
 	text, err := os.ReadFile("../../docs/cli.md")
 	if err != nil {
@@ -42,10 +42,10 @@ func TestEveryCommandIsOnTheMap(t *testing.T) {
 }
 
 var (
-	// code matches what documents have as code: blocks, and words between backticks.
+	// code matches code in documents: blocks, and text between backticks.
 	code = regexp.MustCompile("(?s)```.*?```|`[^`]+`")
 
-	// typed matches a command line there. In docs/api.md, "forkd /v1/…" is a function of the shell.
+	// typed matches a command line in code. In docs/api.md, "forkd /v1/…" is a shell function.
 	typed = regexp.MustCompile("(?m)(?:^[`$]?|[(|;&]) ?forkd ([a-z][^`#|;)\n]*)")
 
 	comment = regexp.MustCompile(`#.*`)
@@ -53,8 +53,8 @@ var (
 	flagName = regexp.MustCompile(`^--?[a-zA-Z][a-z0-9-]*`)
 )
 
-// TestDocumentsHaveCommandsThatExist: what the documents tell to type is a command, with flags that
-// it has.
+// TestDocumentsHaveCommandsThatExist checks that the command lines in documents are commands, with
+// flags that exist.
 func TestDocumentsHaveCommandsThatExist(t *testing.T) {
 	files, err := filepath.Glob("../../docs/*.md")
 	if err != nil {
@@ -81,7 +81,8 @@ func TestDocumentsHaveCommandsThatExist(t *testing.T) {
 	}
 }
 
-// misses returns what of a command line is neither a command nor one of its flags, or nothing.
+// misses returns the first word of a command line that is neither a command nor one of its flags,
+// or "".
 func misses(root *cobra.Command, words []string) string {
 	cmd, args, err := root.Find(ungrouped(words))
 	if err != nil || cmd == root {
@@ -92,7 +93,7 @@ func misses(root *cobra.Command, words []string) string {
 	}
 	for _, arg := range args {
 		if arg == "--" || strings.ContainsAny(arg, "'\"(") {
-			break // what follows is for another program
+			break // the rest is for another program
 		}
 		if name := flagName.FindString(arg); name != "" && !hasFlag(cmd, name) {
 			return name
@@ -101,10 +102,10 @@ func misses(root *cobra.Command, words []string) string {
 	return ""
 }
 
-// hasFlag reports whether a command has a flag, or all of the letters of a short one.
+// hasFlag reports whether a command has a flag, or all letters of combined short flags.
 func hasFlag(cmd *cobra.Command, name string) bool {
 	cmd.InitDefaultHelpFlag()
-	_ = cmd.InheritedFlags() // adds those of the root
+	_ = cmd.InheritedFlags() // adds the flags of the root
 	if long, ok := strings.CutPrefix(name, "--"); ok {
 		return cmd.Flags().Lookup(long) != nil
 	}
@@ -114,7 +115,7 @@ func hasFlag(cmd *cobra.Command, name string) bool {
 			return false
 		}
 		if f.NoOptDefVal == "" {
-			break // the rest is its value
+			break // the rest is the flag's value
 		}
 	}
 	return true

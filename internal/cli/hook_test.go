@@ -12,7 +12,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// hookRun runs `forkd hook` with a home directory of its own.
+// hookRun runs `forkd hook` with its own home directory.
 func hookRun(t *testing.T, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
 	var out, err bytes.Buffer
@@ -30,8 +30,7 @@ func hookHome(t *testing.T) string {
 	return home
 }
 
-// others are settings of Claude Code that must come out of an installation and its removal as they
-// went in.
+// others are settings of Claude Code that an installation and its removal must leave unchanged.
 var others = []string{
 	"{}\n",
 	"{}",
@@ -113,8 +112,7 @@ func TestInstallClaudeHooks(t *testing.T) {
 	}
 }
 
-// wantClaudeHooks compares what settings mean: they have three hooks more, and are the same apart
-// from that.
+// wantClaudeHooks checks that settings have three additional hooks and are otherwise equivalent.
 func wantClaudeHooks(t *testing.T, before string, after []byte) {
 	t.Helper()
 	type item struct {
@@ -197,7 +195,7 @@ func TestInstallMakesTheFile(t *testing.T) {
 	}
 }
 
-// A command that a user has added to the hook's list is the user's, and stays.
+// A command that a user added to the hook's list stays.
 func TestUninstallLeavesWhatWasEdited(t *testing.T) {
 	const edited = `{"hooks": {"Stop": [{"hooks": [
   {"type": "command", "command": "/opt/forkd turn --hook claude-code --workspace desk"},
@@ -208,7 +206,7 @@ func TestUninstallLeavesWhatWasEdited(t *testing.T) {
 	}
 }
 
-// Settings that cannot be read, or that mean something else than is known, are refused and left.
+// Settings that cannot be read or understood are refused and left unchanged.
 func TestRefusedSettings(t *testing.T) {
 	for _, c := range []struct{ agent, text, want string }{
 		{"claude-code", "{", "not valid JSON"},
@@ -394,7 +392,7 @@ func TestHookUsage(t *testing.T) {
 	}
 }
 
-// A tag that somebody else has chosen does not make the number of the next turn wrap around.
+// A tag chosen by a user does not make the number of the next turn overflow.
 func TestNumberOfTheNextTurn(t *testing.T) {
 	all := map[string]client.Snapshot{}
 	for _, tag := range []string{"desk-turn-3", "desk-turn-9223372036854775807", "desk-turn-x", "else-turn-8"} {

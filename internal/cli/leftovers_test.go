@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Only what is old, the user's own, of a known name and in no use is left over.
+// Leftovers are files that are old, owned by the user, known by name, and unused.
 func TestLeftoversAreInNoUse(t *testing.T) {
 	dir := t.TempDir()
 	make := func(names ...string) {

@@ -19,7 +19,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// What a guest has put into an error does nothing to the terminal that it is shown on.
+// Text of a guest in an error does not affect the terminal.
 func TestErrorsAreForReading(t *testing.T) {
 	got := printable(errors.New("guest: \x1b]52;c;ZXZpbA==\a\x1b[2Jdone\r\u202eñ\n\tnext"))
 	const want = "guest: \ufffd]52;c;ZXZpbA==\ufffd\ufffd[2Jdone\ufffd\ufffdñ\n\tnext"
@@ -28,8 +28,7 @@ func TestErrorsAreForReading(t *testing.T) {
 	}
 }
 
-// What commands print of a guest's words does nothing to the terminal either, and what stands in a line
-// begins none.
+// Text of guests in the output of commands does not affect the terminal, and cannot begin a new line.
 func TestWordsOfGuestsAreForReading(t *testing.T) {
 	const hostile = "\x1b]52;c;ZXZpbA==\aevil\r\nforkd: all is well"
 	var out strings.Builder
@@ -53,7 +52,7 @@ func TestWordsOfGuestsAreForReading(t *testing.T) {
 			t.Errorf("%s: %q", name, text)
 		}
 	}
-	for name, print := range map[string]func(){ // of more than one line
+	for name, print := range map[string]func(){ // with more than one line
 		"build, warm-up": func() { printWarmup(cmd, built{Baked: client.Baked{WarmupOutput: "a\tb\n" + hostile + "\n"}}) },
 		"eval, error":    func() { printEval(&out, &out, client.EvalResult{Error: "a\tb\n" + hostile}) },
 	} {

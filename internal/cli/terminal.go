@@ -16,7 +16,7 @@ import (
 type terminal struct {
 	restore func()
 	resized chan os.Signal
-	told    chan struct{} // closed after the last call of resize; nil if it is never called
+	told    chan struct{} // closed after the last call of resize; nil if resize is never called
 }
 
 // openTerminal uses input and output, if they are terminals, until close. A nil input is not used.

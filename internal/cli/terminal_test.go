@@ -39,8 +39,8 @@ func TestDetachKeys(t *testing.T) {
 	}
 }
 
-// A terminal is lent only to a process that its keys go to: otherwise Ctrl-C would be read by
-// nobody.
+// The terminal is in raw mode only while its keys go to a process. Otherwise nothing would read
+// Ctrl-C.
 func TestTheTerminalIsLentWithItsKeys(t *testing.T) {
 	rig := apirig.Start(t, apirig.Options{Agent: agentHere})
 	if _, err := rig.Bake(t.Context(), rig.Parent); err != nil {

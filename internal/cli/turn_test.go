@@ -19,8 +19,8 @@ import (
 type desk struct {
 	*apirig.Rig
 	t   *testing.T
-	id  string // of its sandbox
-	dir string // that the agent works in
+	id  string // of the sandbox
+	dir string // working directory of the agent
 }
 
 func newDesk(t *testing.T) *desk {
@@ -62,7 +62,7 @@ func (d *desk) ok(args ...string) string {
 	return strings.TrimSpace(out)
 }
 
-// claude reports an event as Claude Code does: in JSON, to the command that is in its settings.
+// claude reports an event like Claude Code: as JSON, to the command in its settings.
 func (d *desk) claude(event string, fields map[string]any, flags ...string) {
 	d.t.Helper()
 	input := map[string]any{"session_id": "8c35adc1", "transcript_path": "/home/u/.claude/projects/p/8c35adc1.jsonl",
@@ -81,7 +81,7 @@ func (d *desk) claude(event string, fields map[string]any, flags ...string) {
 	}
 }
 
-// bash runs a command in the workspace, as the agent's tool does.
+// bash runs a command in the workspace, like the agent's tool.
 func (d *desk) bash(command string, flags ...string) {
 	d.t.Helper()
 	r, err := d.Exec(d.t.Context(), d.id, client.ExecRequest{Args: []string{"sh", "-c", command}, Cwd: d.dir,
@@ -94,8 +94,8 @@ func (d *desk) bash(command string, flags ...string) {
 		"tool_response": map[string]any{"stdout": "", "stderr": "", "interrupted": false}}, flags...)
 }
 
-// turn is a whole turn: a prompt, commands, and its end. Settings without --tools have no hook for
-// the commands.
+// turn is a complete turn: a prompt, commands, and its end. Settings without --tools have no hook
+// for the commands.
 func (d *desk) turn(prompt string, commands ...string) {
 	d.t.Helper()
 	d.claude("UserPromptSubmit", map[string]any{"prompt": prompt})
@@ -108,8 +108,8 @@ func (d *desk) turn(prompt string, commands ...string) {
 	d.claude("Stop", map[string]any{"stop_hook_active": false})
 }
 
-// want compares the turns, as NUMBER BY MARK TEXT, with * for the present one and - for one that was
-// undone.
+// want compares the turns, as lines of NUMBER BY MARK TEXT. The mark is * for the current turn and -
+// for an undone one.
 func (d *desk) want(when string, want ...string) {
 	d.t.Helper()
 	var rows []turnRow
@@ -143,8 +143,8 @@ func (d *desk) wantAt(when, tag string) {
 	}
 }
 
-// An agent works in turns, one of which removes everything; they are undone, redone, and others come
-// in their place.
+// An agent works in turns, and one of them removes everything. Turns are undone, redone, and
+// replaced by others.
 func TestUndoTheTurnsOfAnAgent(t *testing.T) {
 	d := newDesk(t)
 	d.turn("hello,\n  who are you?")
@@ -169,7 +169,7 @@ func TestUndoTheTurnsOfAnAgent(t *testing.T) {
 		!strings.Contains(err, "no turn of desk") {
 		t.Errorf("undo at the beginning: %d, %s", code, err)
 	}
-	d.ok("redo", "--workspace", "desk") // towards the newest, one by one
+	d.ok("redo", "--workspace", "desk") // towards the newest turn, one by one
 	d.wantAt("redone from the beginning", "desk-turn-1")
 
 	d.turn("try again", "mkdir -p src")
@@ -183,12 +183,12 @@ func TestUndoTheTurnsOfAnAgent(t *testing.T) {
 	d.wantAt("undone on the other way", "desk-turn-1")
 }
 
-// A turn that was interrupted has no end. What it did is undone first, and kept.
+// An interrupted turn has no end. Its changes are undone first, and saved.
 func TestUndoAnUnfinishedTurn(t *testing.T) {
 	d := newDesk(t)
 	d.turn("one", "true")
 	d.claude("UserPromptSubmit", map[string]any{"prompt": "two"})
-	d.bash("true", "--workspace", "desk", "--no-prompt") // the settings have --tools
+	d.bash("true", "--workspace", "desk", "--no-prompt") // as with --tools in the settings
 	if _, err := d.Exec(t.Context(), d.id, client.ExecRequest{Args: []string{"true"}}); err != nil {
 		t.Fatal(err)
 	}
@@ -203,7 +203,7 @@ func TestUndoAnUnfinishedTurn(t *testing.T) {
 	d.wantAt("redone", "desk-turn-3")
 }
 
-// What is changed by hand between two turns is saved before the next one.
+// Changes made by hand between two turns are saved before the next turn.
 func TestChangesBetweenTurns(t *testing.T) {
 	d := newDesk(t)
 	if _, err := d.Exec(t.Context(), d.id, client.ExecRequest{Args: []string{"true"}}); err != nil {
@@ -218,7 +218,7 @@ func TestChangesBetweenTurns(t *testing.T) {
 	d.want("a branch between", "1 prompt +", "2 stop + one", "3 prompt +", "4 stop * two")
 }
 
-// The guest's own writing is no change below a threshold, and one above it.
+// The guest's own writes count as a change only above a threshold.
 func TestWritingWithoutARequest(t *testing.T) {
 	d := newDesk(t)
 	d.turn("one", "true")
@@ -228,13 +228,13 @@ func TestWritingWithoutARequest(t *testing.T) {
 	d.VMs.GuestDirty = quietMemoryKiB << 10
 	d.claude("Stop", nil)
 	d.want("a process in the background", "1 stop + one", "2 stop * two")
-	if out := d.ok("undo", "-w", "desk"); out != "desk-turn-1" { // what is written meanwhile is no turn
+	if out := d.ok("undo", "-w", "desk"); out != "desk-turn-1" { // writes in between make no turn
 		t.Errorf("undo went to %s", out)
 	}
 	d.want("undone", "1 stop * one", "2 stop - two", "3 undo -")
 }
 
-// Old turns are removed, but for the one that the sandbox is at.
+// Old turns are removed, except the one that the sandbox is at.
 func TestOldTurnsAreRemoved(t *testing.T) {
 	d := newDesk(t)
 	for i := range 5 {
@@ -260,7 +260,7 @@ func (d *desk) turnByHand(command string, flags ...string) string {
 	return d.ok(append([]string{"turn", "-w", "desk"}, flags...)...)
 }
 
-// Of hooks that run at once, one saves the turn.
+// If several hooks run at once, one of them saves the turn.
 func TestHooksAtOnce(t *testing.T) {
 	d := newDesk(t)
 	for round := range 3 {
@@ -278,7 +278,7 @@ func TestHooksAtOnce(t *testing.T) {
 	}
 }
 
-// Codex tells each turn once; a repeated notification saves nothing.
+// Codex reports each turn once; a repeated notification saves nothing.
 func TestTurnsOfCodex(t *testing.T) {
 	d := newDesk(t)
 	notify := func(id, prompt string) {
@@ -299,8 +299,8 @@ func TestTurnsOfCodex(t *testing.T) {
 	d.want("three notifications", "1 stop + rename the foo", "2 stop * and the bar")
 }
 
-// A hook that fails says so on standard error, and lets the agent go on. An exit code of 2 would be an
-// order to it.
+// A failing hook prints its error and lets the agent continue. The exit code is not 2, which the agent
+// would treat as an order.
 func TestFailedHooks(t *testing.T) {
 	d := newDesk(t)
 	stop := `{"session_id":"s","hook_event_name":"Stop"}`
@@ -335,7 +335,7 @@ func TestFailedHooks(t *testing.T) {
 	if out, err, code := d.run(ignored, hook("-w", "desk")...); out+err != "" || code != 0 {
 		t.Errorf("an event for others: %q, %q, %d", out, err, code)
 	}
-	never, write := io.Pipe() // an agent that does not close its end
+	never, write := io.Pipe() // an agent that does not close its end of the pipe
 	defer write.Close()
 	var stderr bytes.Buffer
 	if code := Main(hook("-w", "desk", "--timeout", "0.05"), Stdio{In: never, Out: io.Discard, Err: &stderr}); code != 0 ||
@@ -347,7 +347,7 @@ func TestFailedHooks(t *testing.T) {
 	}
 }
 
-// A turn waits for one that is being saved, and then finds nothing changed.
+// A turn waits for another one that is being saved, and then finds nothing changed.
 func TestATurnWaitsForAnother(t *testing.T) {
 	d := newDesk(t)
 	d.VMs.Copying = make(chan struct{})
@@ -371,7 +371,7 @@ func TestATurnWaitsForAnother(t *testing.T) {
 	}
 }
 
-// A token that is limited to labels of its own saves turns, without a text that it may not note.
+// A token with a label prefix saves turns, but without the prompt, which it may not store.
 func TestTurnsOfOneTeam(t *testing.T) {
 	mapGuestRAM(t)
 	rig := apirig.Start(t, apirig.Options{Agent: agentHere, Tokens: []auth.Token{{Name: "a", Scope: auth.Run,
@@ -406,7 +406,8 @@ func TestTurnsOfOneTeam(t *testing.T) {
 	}
 }
 
-// A sandbox waits for its own turns to be saved, not for those of one whose name begins like its own.
+// A sandbox waits for its own turns to be saved, not for those of a sandbox whose name has the same
+// beginning.
 func TestTurnsBeingSavedAreItsOwn(t *testing.T) {
 	for tag, want := range map[string]bool{
 		"a-turn-7": true, "a-turn-turn-7": false, "a-turn-x": false, "b-turn-7": false,
@@ -431,7 +432,7 @@ func TestWords(t *testing.T) {
 	}
 }
 
-// The workspace goes without saying where there is only one.
+// The workspace need not be named if there is only one.
 func TestTheOnlyWorkspace(t *testing.T) {
 	d := newDesk(t)
 	if _, err, code := d.run("", "undo"); code != exitError || !strings.Contains(err, "desk") {

@@ -13,13 +13,12 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// maxExposure bounds the score of `systemd-analyze security` for the system's unit, from 0 (nothing
-// can be reached) to 10. The daemon makes namespaces and mounts for its jails, and so is far from
-// 0.
+// maxExposure is the maximum score of `systemd-analyze security` for the system's unit, from 0
+// (nothing can be reached) to 10. The daemon creates namespaces and mounts for its jails, so its
+// score is far from 0.
 const maxExposure = 6.0
 
-// unit returns the text of a unit, and its path in a directory of the test's in which its program
-// is there.
+// unit returns the text of a unit, and its path in a test directory in which its program exists.
 func unit(t *testing.T, name string) (text, path string) {
 	t.Helper()
 	p, err := os.ReadFile("../../packaging/systemd/" + name)
@@ -33,7 +32,7 @@ func unit(t *testing.T, name string) (text, path string) {
 	return string(p), path
 }
 
-// systemd takes the units as they are; each is looked at without the others.
+// systemd accepts the units unchanged; each is checked without the others.
 func TestUnitsAreValid(t *testing.T) {
 	analyze, err := exec.LookPath("systemd-analyze")
 	if err != nil {
@@ -44,7 +43,7 @@ func TestUnitsAreValid(t *testing.T) {
 		_, path := unit(t, name)
 		cmd := exec.Command(analyze, "verify", "--man=no", "--recursive-errors=no", scope, path)
 		cmd.Env = append(os.Environ(), "XDG_RUNTIME_DIR="+t.TempDir())
-		out, _ := cmd.CombinedOutput() // its code says no more than what it writes
+		out, _ := cmd.CombinedOutput() // the exit code adds nothing to the output
 		for line := range strings.Lines(string(out)) {
 			if strings.Contains(line, name) && !strings.Contains(line, "forkd-sandboxes.service not found") {
 				t.Errorf("%s", line)
@@ -64,7 +63,7 @@ func TestUnitsAreValid(t *testing.T) {
 	t.Logf("exposure %.1f", score)
 }
 
-// The units start the daemon by options that it has, and leave its sandboxes alone when they stop
+// The units start the daemon with options that exist, and do not kill its sandboxes when they stop
 // it.
 func TestUnitsStartTheDaemonAndKeepSandboxes(t *testing.T) {
 	for _, name := range []string{"forkd.service", "forkd-user.service"} {
@@ -86,9 +85,9 @@ func TestUnitsStartTheDaemonAndKeepSandboxes(t *testing.T) {
 			}
 		})
 		checkLines(t, name, text, "KillMode=process", "OOMPolicy=continue", "Requires=forkd-sandboxes.service",
-			"MemoryMax=75%", "OOMScoreAdjust=300") // the daemon dies of what it takes, and not a sandbox
-		// systemd forbids openat2 with it (seccomp_restrict_suid_sgid), by which forkd opens
-		// snapshots.
+			"MemoryMax=75%", "OOMScoreAdjust=300") // if memory runs out, the daemon is killed and not a sandbox
+		// With this setting systemd blocks openat2 (seccomp_restrict_suid_sgid), which forkd uses
+		// to open snapshots.
 		if strings.Contains(text, "\nRestrictSUIDSGID=yes\n") {
 			t.Errorf("%s has RestrictSUIDSGID: no snapshot can be opened", name)
 		}

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// What a hint says of is here, and what it is given for is not.
+// Hints refer to commands that exist, and are given only for commands that do not.
 func TestHintsNameCommandsThatAreHere(t *testing.T) {
 	root := newRoot(Stdio{})
 	isHere := func(name string) bool {

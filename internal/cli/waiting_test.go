@@ -15,7 +15,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// What a command waits for is shown, makes way for its output and leaves nothing behind.
+// The waiting line is shown, makes way for output, and leaves nothing behind.
 func TestWaitingIsShown(t *testing.T) {
 	var out log
 	w := startWaiting(&out, "forkd verify base", time.Millisecond)
@@ -31,7 +31,7 @@ func TestWaitingIsShown(t *testing.T) {
 	}
 }
 
-// A command that takes long says so on a terminal.
+// A long-running command shows on a terminal that it waits.
 func TestACommandSaysOnATerminalThatItWaits(t *testing.T) {
 	control, terminal := openPTY(t)
 	c := common{output: "text", url: "unix:///none"}
@@ -58,7 +58,7 @@ func TestACommandSaysOnATerminalThatItWaits(t *testing.T) {
 // openPTY returns the two ends of a terminal.
 func openPTY(t *testing.T) (control, terminal *os.File) {
 	t.Helper()
-	t.Setenv("TERM", "xterm") // of a dumb one no line is written again
+	t.Setenv("TERM", "xterm") // lines of a dumb terminal are not redrawn
 	control, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
 	if err != nil {
 		t.Skipf("no terminals here: %v", err)
@@ -79,7 +79,7 @@ func openPTY(t *testing.T) (control, terminal *os.File) {
 	return control, terminal
 }
 
-// Elsewhere than on a terminal every stage is one line, however much it says of itself.
+// Without a terminal every stage is one line, regardless of its details.
 func TestStagesAreLines(t *testing.T) {
 	var out log
 	s := newStatus(&out)
@@ -92,7 +92,7 @@ func TestStagesAreLines(t *testing.T) {
 	}
 }
 
-// On a terminal the stages share a line, which is empty in the end.
+// On a terminal the stages share one line, which is cleared at the end.
 func TestStagesShareALineOnATerminal(t *testing.T) {
 	control, terminal := openPTY(t)
 	s := newStatus(terminal)
