@@ -9,7 +9,7 @@ import (
 
 var update = flag.Bool("update", false, "write the filter that is generated")
 
-// The filter that the process installs is that of the calls that its parts declare.
+// The installed filter matches the calls that the packages of the process declare.
 func TestFilterIsThatOfTheCalls(t *testing.T) {
 	if err := filter.CheckSource("zfilter_linux_amd64.go", "vmm", calls(), setUpCalls(), *update); err != nil {
 		t.Error(err)

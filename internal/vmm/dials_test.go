@@ -11,12 +11,12 @@ import (
 	"github.com/forkd/forkd/internal/vmm/machine"
 )
 
-// A guest may open a few streams after a boot and none after a restore, and a daemon that takes
-// none holds up nobody.
+// A guest may open a few streams after a boot and none after a restore. A daemon that accepts none
+// blocks nothing.
 func TestGuestDialsAreBounded(t *testing.T) {
 	taken, proceed := make(chan int, 100), make(chan struct{})
 	d := &dials{forward: func(kind vmmproto.Kind, _ []byte, fds ...int) error {
-		<-proceed // as a send does while the daemon reads nothing
+		<-proceed // like a send while the daemon reads nothing
 		if kind != vmmproto.KindConn || len(fds) != 1 {
 			t.Errorf("kind %d with %d descriptors", kind, len(fds))
 		}
@@ -62,7 +62,8 @@ func TestGuestDialsAreBounded(t *testing.T) {
 	}
 }
 
-// The dials end when a restore begins, whatever becomes of it: the state of this one is empty.
+// A restore ends the permission to dial when it begins, even if it fails as here, with an empty
+// state.
 func TestRestoreEndsDials(t *testing.T) {
 	s := &server{machine: &machine.Machine{}, limitFiles: func(uint64) error { return nil }}
 	s.dials.forward = s.event

@@ -12,8 +12,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// A daemon may end at any moment, also before it has read an answer. Anything else that ends its
-// connection is worth telling.
+// A daemon may exit at any moment, even before it has read a response. Any other reason for a
+// broken connection is logged.
 func TestDaemonsThatHangUp(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	listener, err := ctlsock.Listen(path)

@@ -17,13 +17,13 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// Roles of the test program that see what no other process can.
+// Roles of the test program, for checks that need its own view.
 const (
-	inside = "inside" // a jail whose filter lets everything through
-	watch  = "watch"  // a daemon that is not root and starts a VMM without namespaces
+	inside = "inside" // a jail whose filter permits all calls
+	watch  = "watch"  // a non-root daemon that starts a VMM without namespaces
 )
 
-// lookInside prints how far this process gets without the filter.
+// lookInside prints what this process can reach without the filter.
 func lookInside() int {
 	everything := []unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW}}
 	if err := jail.Enter(jail.Config{Filter: everything, Files: maxFiles}); err != nil {
@@ -44,8 +44,9 @@ func lookInside() int {
 	return 0
 }
 
-// What /proc does not tell of a jail is tried in it: that Landlock denies the root directory, empty
-// as it is, that nobody reads its memory, that it shares no core, and how many threads it may have.
+// Properties of a jail that /proc does not show are tested inside: Landlock denies access to the
+// (empty) root directory, other processes cannot read its memory, it shares no core with others,
+// and its number of threads is limited.
 func TestPostureInside(t *testing.T) {
 	program := program(t)
 	for name, c := range map[string]struct {
@@ -85,10 +86,10 @@ func TestPostureInside(t *testing.T) {
 	}
 }
 
-// A daemon that is not root and does without namespaces can still see how much memory a VMM has,
-// which program it is, and say how soon it is to end.
+// A non-root daemon without namespaces can still see a VMM's memory usage and program, and set how
+// early the kernel kills it.
 func TestPostureWithoutNamespaces(t *testing.T) {
-	dir, err := os.MkdirTemp("", "fkt") // that of the test is its user's alone
+	dir, err := os.MkdirTemp("", "fkt") // the test's own directory is private to its user
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,7 +116,7 @@ func TestPostureWithoutNamespaces(t *testing.T) {
 	}
 }
 
-// watchAVMM starts a VMM in the directory that it is given and looks at it from outside.
+// watchAVMM starts a VMM in the given directory and examines it from outside.
 func watchAVMM() int {
 	fail := func(what string, err error) int {
 		fmt.Fprintf(os.Stderr, "%s: %v\n", what, err)
@@ -142,7 +143,7 @@ func watchAVMM() int {
 	}
 	defer p.Wait()
 	defer conn.Close()
-	// An answer comes from within the jail.
+	// A response comes from within the jail.
 	if err := conn.Send(vmmproto.KindCreate, nil); err != nil {
 		return fail("send", err)
 	}

@@ -24,8 +24,7 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// The test program is a VMM when it is started with this in its environment, and tries a call when
-// that is its value.
+// With this variable the test program runs as a VMM. Its value may be an attempt, a call to try.
 const role = "FORKD_TEST_ROLE"
 
 func TestMain(m *testing.M) {
@@ -71,7 +70,8 @@ func attempt(do string) error {
 	return nil
 }
 
-// attempts are calls that a VMM must not make, by their names in Linux and a word on the arguments.
+// attempts are calls that a VMM must not be able to make, by their Linux names with a note on the
+// arguments.
 var attempts = map[string]func() error{
 	"socket":         raw(unix.SYS_SOCKET, unix.AF_UNIX, unix.SOCK_STREAM, 0),
 	"connect":        raw(unix.SYS_CONNECT, 3, 0, 0),
@@ -83,7 +83,7 @@ var attempts = map[string]func() error{
 	"unshare":        raw(unix.SYS_UNSHARE, unix.CLONE_NEWUSER, 0, 0),
 	"mprotect":       raw(unix.SYS_MPROTECT, 0, 4096, unix.PROT_READ|unix.PROT_EXEC),
 	"memfd_create":   raw(unix.SYS_MEMFD_CREATE, 0, 0, 0),
-	"shmget":         raw(unix.SYS_SHMGET, 0, 4096, 0o1600), // VMMs share a namespace of IPC
+	"shmget":         raw(unix.SYS_SHMGET, 0, 4096, 0o1600), // VMMs share an IPC namespace
 	"semget":         raw(unix.SYS_SEMGET, 0, 1, 0o1600),
 	"msgget":         raw(unix.SYS_MSGGET, 0, 0o1600, 0),
 	"mq_open":        raw(unix.SYS_MQ_OPEN, 0, unix.O_RDWR, 0),
@@ -107,10 +107,10 @@ var attempts = map[string]func() error{
 	"prlimit64 threads":   raw(unix.SYS_PRLIMIT64, 0, unix.RLIMIT_NPROC, 0),
 }
 
-// withMachine ends the name of an attempt of a VMM that has a machine.
+// withMachine is the suffix of attempts by a VMM that has a machine.
 const withMachine = " with a machine"
 
-// setUpRequests are requests of KVM that make a machine (linux/kvm.h).
+// setUpRequests are KVM requests that create a machine (linux/kvm.h).
 var setUpRequests = map[string]uintptr{
 	"KVM_CREATE_VM":              0xae01,
 	"KVM_CREATE_VCPU":            0xae41,
@@ -122,10 +122,10 @@ var setUpRequests = map[string]uintptr{
 	"KVM_GET_SUPPORTED_CPUID":    0xc008ae05,
 }
 
-// tooLong is an attempt to write beyond the bound of all files.
+// tooLong is the attempt to write beyond the size limit of files.
 const tooLong = "a long file"
 
-// A VMM cannot write more into a file than what one of its layers may have.
+// A VMM cannot write a file longer than one of its layers may be.
 func TestPostureBoundsFiles(t *testing.T) {
 	p, _, log := start(t, program(t), tooLong)
 	state, err := p.Wait()
@@ -137,7 +137,7 @@ func TestPostureBoundsFiles(t *testing.T) {
 	}
 }
 
-// raw makes a call with its first arguments. The others are those of a mapping of no file.
+// raw makes a call with the given first arguments. The others are those of an anonymous mapping.
 func raw(number uintptr, first ...uintptr) func() error {
 	args := [6]uintptr{4: ^uintptr(0)}
 	copy(args[:], first)
@@ -156,8 +156,8 @@ func program(t *testing.T) string {
 	return path
 }
 
-// start starts the test program in a role, as the daemon starts a VMM. It returns the daemon's end
-// of the control socket, and the file that the process prints to.
+// start starts the test program in a role, like the daemon starts a VMM. It returns the daemon's
+// end of the control socket, and the file with the process's output.
 func start(t *testing.T, program, do string) (*os.Process, *ctlsock.Conn, *os.File) {
 	t.Helper()
 	return startWith(t, jail.Options{}, program, do)
@@ -198,8 +198,8 @@ func startWith(t *testing.T, o jail.Options, program, do string) (*os.Process, *
 	return p, conn, log
 }
 
-// A process starts whatever the numbers are of the descriptors that it is given, also if those
-// behind them are taken: on their way to their places they may be put there.
+// A process can be started with descriptors of any number, even if the numbers after them are in
+// use: while descriptors move to their places they may occupy those numbers.
 func TestStartWithHighDescriptors(t *testing.T) {
 	bin := program(t)
 	jails, err := jail.New(jail.Options{})
@@ -233,7 +233,7 @@ func TestStartWithHighDescriptors(t *testing.T) {
 	}
 }
 
-// A VMM that waits for its daemon is locked up.
+// A VMM that waits for its daemon is in its jail.
 func TestPostureOfAShell(t *testing.T) {
 	p, conn, log := start(t, program(t), "vmm")
 	t.Cleanup(func() {
@@ -243,7 +243,7 @@ func TestPostureOfAShell(t *testing.T) {
 			t.Errorf("the VMM ended with %v, %v:\n%s", state, err, text)
 		}
 	})
-	// An answer, if only that a request is not understood, comes from within the jail.
+	// A response comes from within the jail, even if it only reports an unknown request.
 	if err := conn.Send(vmmproto.KindCreate, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -260,7 +260,7 @@ func TestPostureOfAShell(t *testing.T) {
 	}
 }
 
-// pageOf returns what the page map of a VMM says, to the VMM, of the first page of its program.
+// pageOf returns the entry for the first page of a VMM's program in its own page map.
 func pageOf(t *testing.T, pid int) uint64 {
 	t.Helper()
 	links, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
@@ -280,12 +280,12 @@ func pageOf(t *testing.T, pid int) uint64 {
 			t.Fatal(err)
 		}
 		defer unix.Close(pidfd)
-		fd, err := unix.PidfdGetfd(pidfd, number, 0) // the same open file: opening it again would make it ours
+		fd, err := unix.PidfdGetfd(pidfd, number, 0) // the same open file: reopening it would show our own map
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer unix.Close(fd)
-		const program = 0x400000 // where the linker puts one that is static
+		const program = 0x400000 // link address of a static program
 		entry := make([]byte, 8)
 		if _, err := unix.Pread(fd, entry, program/vm.PageSize*8); err != nil {
 			t.Fatal(err)
@@ -296,7 +296,7 @@ func pageOf(t *testing.T, pid int) uint64 {
 	return 0
 }
 
-// What a VMM need not do, it cannot do: it is ended, and the call is named.
+// A VMM is killed for a call that it does not need, and the call is named.
 func TestPostureDeniesCalls(t *testing.T) {
 	program := program(t)
 	for _, do := range slices.Sorted(maps.Keys(attempts)) {
@@ -318,8 +318,8 @@ func TestPostureDeniesCalls(t *testing.T) {
 	}
 }
 
-// A VMM makes its machine, and thereafter can make no other one, nor change what this one consists
-// of. Other requests stay: it runs the machine.
+// Once a VMM has created its machine, it can create no other, and cannot change the machine's
+// parts. Other requests stay permitted, so that it can run the machine.
 func TestPostureNarrowsWithAMachine(t *testing.T) {
 	program := program(t)
 	for _, request := range slices.Sorted(maps.Keys(setUpRequests)) {

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// What the guest reads is what was written, and every Kind has code that fits.
+// Decoding an encoded program returns the program, and the code of every Kind fits its slot.
 func TestPrograms(t *testing.T) {
 	var all Program
 	for _, target := range Targets() {

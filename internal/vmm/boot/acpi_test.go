@@ -21,7 +21,7 @@ func testDevices(n int) []MMIODevice {
 	return d
 }
 
-// sum is zero for anything with a valid checksum.
+// sum returns the sum of all bytes, which is zero for a valid checksum.
 func sum(b []byte) (s uint8) {
 	for _, v := range b {
 		s += v
@@ -160,8 +160,8 @@ func TestLoadACPIRefusesBadDevices(t *testing.T) {
 	}
 }
 
-// TestDisassembled lets the reference compiler read the tables: iasl -d fails on malformed AML and
-// names what it finds.
+// TestDisassembled disassembles the tables with the reference compiler: iasl -d fails on malformed
+// AML.
 func TestDisassembled(t *testing.T) {
 	iasl, err := exec.LookPath("iasl")
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 	"github.com/forkd/forkd/internal/vmm/guestmem"
 )
 
-// MMIODevice is one virtio-mmio device in the ACPI tables.
+// MMIODevice is a virtio-mmio device in the ACPI tables.
 type MMIODevice struct {
 	Addr guestmem.GPA // first byte of its register window
 	Size uint32       // bytes of the window

@@ -165,8 +165,8 @@ func checkBootParams(t *testing.T, mem *guestmem.Memory, initrd []byte) {
 	}
 }
 
-// TestE820 checks that the map is sorted, does not overlap, and never gives the kernel what it must
-// leave alone.
+// TestE820 checks that the map is sorted and without overlap, and gives the kernel no memory that
+// it must not use.
 func TestE820(t *testing.T) {
 	mem := newMemory(t, 5<<30)
 	var end guestmem.GPA
@@ -277,7 +277,7 @@ func TestState(t *testing.T) {
 			t.Errorf("%#x maps to %#x", va, pa)
 		}
 	}
-	// Flat 64-bit code and flat data, as boot.rst spells them.
+	// Flat 64-bit code and flat data, as defined in boot.rst.
 	for sel, want := range map[uint16]uint64{bootCS: 0x00af9b000000ffff, bootDS: 0x00cf93000000ffff,
 		bootTR: 0x00008b0000000067} {
 		if got := u64(s.GDT.Base + uint64(sel)); got != want {

@@ -12,8 +12,8 @@ import (
 
 const allOnes = 0xffffffff
 
-// hostEntries is what a host with every feature there is would report; ebx, edx and ecx spell the
-// vendor.
+// hostEntries returns the entries of a host with every feature. ebx, edx and ecx contain the vendor
+// string.
 func hostEntries(ebx, edx, ecx uint32) []Entry {
 	e := []Entry{
 		{Function: leafVendor, EAX: 0x20, EBX: ebx, ECX: ecx, EDX: edx},
@@ -85,7 +85,7 @@ func TestApplyLeavesItsInputAlone(t *testing.T) {
 	}
 }
 
-// TestBareEntries runs the templates over the least that Apply accepts.
+// TestBareEntries applies the templates to the fewest entries that Apply accepts.
 func TestBareEntries(t *testing.T) {
 	for _, template := range []string{vm.TemplateHost, vm.TemplatePortable} {
 		e := apply(t, template, []Entry{{Function: leafVendor, EAX: 1}, {Function: leafFeatures}}, 0, 1)
@@ -161,7 +161,8 @@ func TestHostTemplateHidesWhatIsNotSaved(t *testing.T) {
 	}
 }
 
-// What a future processor brings is hidden until this package knows that a snapshot carries it.
+// Features of future processors are hidden until this package knows that a snapshot includes their
+// state.
 func TestHostTemplateShowsOnlyWhatItKnows(t *testing.T) {
 	future := append(intel(),
 		Entry{Function: leafXSAVE, Index: 9, Flags: FlagIndexed, EAX: 8, EBX: 2688},
@@ -272,7 +273,7 @@ func TestCompatible(t *testing.T) {
 			t.Errorf("%s: error %v, want an IncompatibleError with %q", name, err, tc.want)
 		}
 	}
-	// What the portable template is for: a newer snapshot source, an older host.
+	// The purpose of the portable template: a snapshot from a newer host runs on an older one.
 	old := clearBits(intel(), leafExtended, 0, func(e *Entry) { e.EBX &^= 0xffff << 16 &^ portable7EBX; e.ECX = 0 })
 	if err := Compatible(portable, old); err != nil {
 		t.Errorf("portable snapshot on an older host: %v", err)
@@ -284,7 +285,7 @@ func TestCompatible(t *testing.T) {
 	}
 }
 
-// TestFeatureNames pins names to bits known by heart, so that a word lost in a table shows.
+// TestFeatureNames checks the names of well-known bits, to detect a word missing from a table.
 func TestFeatureNames(t *testing.T) {
 	last := map[string]bool{}
 	for _, w := range featureWords() {

@@ -8,7 +8,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// What this build shows it also takes back; whatever else a snapshot shows is refused by its leaf.
+// CheckSaved accepts what this build shows. It refuses everything else in a snapshot, and names the
+// leaf.
 func TestSavedEntriesAreThoseOfATemplate(t *testing.T) {
 	for _, template := range []string{vm.TemplateHost, vm.TemplatePortable, vm.TemplateV2} {
 		for _, host := range [][]Entry{intel(), amd()} {
@@ -49,7 +50,7 @@ func TestSavedMSRsAreThoseThatAreSaved(t *testing.T) {
 	for want, list := range map[string][]uint32{
 		"MSR 0x9e":       append(slices.Clone(saved), 0x9e),       // SMBASE
 		"MSR 0x4b564d02": append(slices.Clone(saved), 0x4b564d02), // asynchronous page faults
-		"MSR 0x122":      append(slices.Clone(saved), msrTSXCtrl), // the template hides what announces it
+		"MSR 0x122":      append(slices.Clone(saved), msrTSXCtrl), // the template hides the bit that announces it
 		"twice":          append(slices.Clone(saved), saved[0]),
 	} {
 		if err := CheckSavedMSRs(list, entries); err == nil || !strings.Contains(err.Error(), want) {

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A kernel that lacks several things is told about once, by the names of its headers.
+// If a kernel lacks several capabilities, one error names them all, as in its headers.
 func TestMissingCapabilitiesAreNamedTogether(t *testing.T) {
 	without := func(missing ...uintptr) func(uintptr) (int, error) {
 		return func(id uintptr) (int, error) {

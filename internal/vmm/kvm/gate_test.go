@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Threads pass a gate when it is open and not before, as often as it is opened, and whoever opens
-// it learns that all have.
+// Threads pass a gate only when it is open, each time it is opened. The thread that opens it is
+// notified when all have passed.
 func TestGate(t *testing.T) {
 	const threads, rounds = 4, 50
 	var g Gate
@@ -35,8 +35,8 @@ func TestGate(t *testing.T) {
 	}
 }
 
-// The last thread to pass sends the notice, once, and whoever opened the gate learns whether it
-// could.
+// The last thread to pass sends the notice, once. The thread that opened the gate learns whether
+// that succeeded.
 func TestNotice(t *testing.T) {
 	const threads = 4
 	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
@@ -82,7 +82,7 @@ func TestNotice(t *testing.T) {
 	}
 }
 
-// passLikeVCPU passes as VCPU.RunAt does.
+// passLikeVCPU passes a gate like VCPU.RunAt.
 //
 //go:nosplit
 //go:norace

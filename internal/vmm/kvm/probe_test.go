@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// In the machine and where VM tests must run the probe must pass; elsewhere it must give a reason
-// rather than crash or hang.
+// In the emulated host, and where VM tests are required, the probe must pass. Elsewhere it must
+// return a reason instead of crashing or hanging.
 func TestProbe(t *testing.T) {
 	err := Probe()
 	var unfit *UnfitError
@@ -23,7 +23,7 @@ func TestProbe(t *testing.T) {
 	}
 }
 
-// A signal that is not the timer's does not end the probe.
+// Only the timer's signal ends the probe.
 func TestProbeInterrupted(t *testing.T) {
 	var late atomic.Bool
 	runs := 0

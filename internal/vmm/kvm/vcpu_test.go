@@ -11,13 +11,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Only a vCPU that waits for its start-up IPI may be run again after EAGAIN: any other would spin.
+// Only a vCPU that waits for its start-up IPI may run again after EAGAIN; any other would loop
+// forever.
 func TestRunTakesEAGAINFromAWaitingVCPUOnly(t *testing.T) {
 	state := func(s uint32) func() (MPState, error) {
 		return func() (MPState, error) { return MPState{State: s}, nil }
 	}
 	c := &VCPU{id: 1, waiting: true}
-	for i, s := range []uint32{MPStateUninitialized, MPStateUninitialized, MPStateRunnable} { // the IPI comes
+	for i, s := range []uint32{MPStateUninitialized, MPStateUninitialized, MPStateRunnable} { // the IPI arrives
 		if err := c.runError(unix.EAGAIN, state(s)); !errors.Is(err, ErrKicked) {
 			t.Fatalf("EAGAIN %d of a waiting vCPU: %v, want ErrKicked", i, err)
 		}
@@ -46,8 +47,7 @@ func TestRunTakesEAGAINFromAWaitingVCPUOnly(t *testing.T) {
 	}
 }
 
-// Of all exits only accesses to registers, of their width and direction, are served without Go
-// code.
+// Only accesses to registers, with their width and direction, are served without Go code.
 func TestServeRegister(t *testing.T) {
 	if serveNone {
 		t.Skip("with the race detector none is served")

@@ -2,7 +2,7 @@ package machine
 
 import "testing"
 
-// A storm is what the caller says, or else a majority of faults among enough captures to tell.
+// A storm is defined by the caller's bound, or else by a majority of faults among enough captures.
 func TestStorm(t *testing.T) {
 	for _, c := range []struct {
 		bound, captured, faults uint64

@@ -12,16 +12,16 @@ import (
 	"github.com/forkd/forkd/internal/vmm/kvm"
 )
 
-// Where struct kvm_run (<linux/kvm.h>) has what an exit tells, in bytes.
+// Byte offsets of an exit's data in struct kvm_run (<linux/kvm.h>).
 const (
 	runExitReason = 8
 	runFlags      = 14
-	runExit       = 32 // what belongs to the reason
+	runExit       = 32 // data of the exit reason
 
 	runBusLock = 1 << 1 // KVM_RUN_X86_BUS_LOCK
 )
 
-// runArea lets a test write what KVM would: the run area of the vCPU that was made last.
+// runArea returns a function that writes to the run area of the newest vCPU, as KVM would.
 func runArea(t *testing.T) func(at int64, p []byte) {
 	t.Helper()
 	maps, err := os.Open("/proc/self/maps")
@@ -51,9 +51,9 @@ func runArea(t *testing.T) func(at int64, p []byte) {
 	}
 }
 
-// A guest that locks the bus, or keeps its CPU from seeing events, is held up, whatever else it
-// left for; it stops only if its state is lost. No processor of the tests can make these exits, so
-// the test puts them where KVM does.
+// A guest that locks the bus, or keeps its CPU from seeing events, is delayed, whatever the reason
+// of its exit. It is stopped only if its state is lost. The processors that run the tests cannot
+// cause these exits, so the test writes them to the run area.
 func TestHarmfulExitsHoldTheGuestUp(t *testing.T) {
 	m := mustBare(t, openKVM(t))
 	write := runArea(t)
@@ -81,13 +81,13 @@ func TestHarmfulExitsHoldTheGuestUp(t *testing.T) {
 		{"notify", kvm.ExitNotify, 0, 0, true, ""},
 		{"notify without a state", kvm.ExitNotify, 0, kvm.NotifyContextInvalid, true, "its state is lost"},
 	} {
-		write(runExit, make([]byte, 32)) // of MMIO: a read of nothing
+		write(runExit, make([]byte, 32)) // a read of an MMIO address without a device
 		write(runExitReason, binary.LittleEndian.AppendUint32(nil, x.reason))
 		write(runFlags, binary.LittleEndian.AppendUint16(nil, x.flags))
 		write(runExit, binary.LittleEndian.AppendUint32(nil, x.detail))
 		start := time.Now()
 		err := m.handleExit(c)
-		// The least time is what a sleep promises, on any host. There is no most.
+		// A sleep guarantees a minimum on any host, but no maximum.
 		if took := time.Since(start); x.held && took < harmPause {
 			t.Errorf("%s: held up for %v, want %v at least", x.name, took, harmPause)
 		}

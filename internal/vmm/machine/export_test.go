@@ -5,8 +5,8 @@ import (
 	"io"
 )
 
-// Close gives back the memory, the files and the threads of a machine. Only tests need it: a VMM
-// process has one machine and ends with it.
+// Close frees the memory, the files and the threads of a machine. Only tests need it: a VMM process
+// has one machine and exits with it.
 func (m *Machine) Close() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -15,7 +15,7 @@ func (m *Machine) Close() error {
 	return errors.Join(m.dropKept(), m.cpus.close(), m.closeDevices(), m.vm.Close(), m.mem.Close())
 }
 
-// closeDevices does so for the devices.
+// closeDevices closes the devices.
 //
 // Preconditions: the machine is paused.
 func (m *Machine) closeDevices() error {

@@ -22,45 +22,45 @@ import (
 )
 
 // The guest of these tests is the test binary itself, as PID 1 of the minimal kernel. There is no
-// distribution, no agent and no file system but the initramfs: what a test sees is the machine's
-// doing.
+// distribution, no agent and no file system except the initramfs, so tests observe the machine
+// alone.
 
 const (
-	guestEnv    = "FORKD_TEST_GUEST" // on the kernel command line, from where it becomes a variable of PID 1
-	guestPort   = 1024               // where the guest takes commands, one line each
-	readyPort   = 7                  // which the guest dials when it does
+	guestEnv    = "FORKD_TEST_GUEST" // on the kernel command line, from which it becomes a variable of PID 1
+	guestPort   = 1024               // port at which the guest accepts commands, one per line
+	readyPort   = 7                  // port that the guest dials when it is ready
 	guestDisk   = "/dev/vda"
 	diskBlock   = 4096
-	guestSample = 16 // bytes of random numbers in one answer
+	guestSample = 16 // bytes of random numbers in one response
 )
 
 func TestMain(m *testing.M) {
 	if os.Getpid() == 1 && os.Getenv(guestEnv) != "" {
 		runGuest()
 	}
-	// The first thread of a process does not end with the goroutine that is locked to it: a vCPU
-	// there would leave its low priority behind.
+	// The first thread of a process does not exit with the goroutine that is locked to it. A vCPU
+	// on it would leave its low priority behind.
 	runtime.LockOSThread()
 	os.Exit(m.Run())
 }
 
-// guest is what the program in the VM holds: memory whose contents the host's side of a test knows.
+// guest is the state of the program in the VM. Tests on the host know the content of its memory.
 type guest struct {
 	mu      sync.Mutex
 	memory  []byte
-	streams atomic.Int64 // open now
+	streams atomic.Int64 // currently open
 	ticks   []atomic.Uint64
-	broken  atomic.Pointer[string] // the first wrong result of a worker
-	holding chan error             // gets the result of each CPU's holder of registers
-	signal  regtest.Signal         // to and from these holders
-	packets int                    // a socket that sees whole frames
+	broken  atomic.Pointer[string] // first wrong result of a worker
+	holding chan error             // receives the result of each CPU's holder of registers
+	signal  regtest.Signal         // shared with the holders
+	packets int                    // socket for whole frames
 }
 
-// runGuest never returns. The end of PID 1 is a kernel panic, which to a machine is a reset.
+// runGuest never returns. When PID 1 exits the kernel panics, which the machine sees as a reset.
 func runGuest() {
-	debug.SetGCPercent(-1) // pages change when a test says so
+	debug.SetGCPercent(-1) // only tests should change pages
 	n := runtime.NumCPU()
-	runtime.GOMAXPROCS(2*n + 1) // while a thread on each CPU holds registers, the others run on
+	runtime.GOMAXPROCS(2*n + 1) // so that others run while a thread on each CPU holds registers
 	g := &guest{ticks: make([]atomic.Uint64, n), holding: make(chan error, n)}
 	if err := g.serve(); err != nil {
 		fmt.Printf("guest: %v\n", err)
@@ -92,14 +92,14 @@ func (g *guest) serve() error {
 	for {
 		fd, _, err := unix.Accept4(listener, unix.SOCK_CLOEXEC)
 		if err != nil {
-			continue // a stream that ended before it was taken, as in a restored guest
+			continue // a stream that ended before it was accepted, as in a restored guest
 		}
 		g.streams.Add(1)
 		go g.talk(os.NewFile(uintptr(fd), "stream"))
 	}
 }
 
-// talk answers the commands of one stream until its end.
+// talk executes the commands of one stream until it ends.
 func (g *guest) talk(f *os.File) {
 	defer g.streams.Add(-1)
 	defer f.Close()
@@ -160,7 +160,7 @@ func (g *guest) command(words []string) (string, error) {
 	return "", fmt.Errorf("unknown command %q", words[0])
 }
 
-// fill takes mib MiB of memory with bytes that follow from seed.
+// fill allocates mib MiB of memory filled with bytes derived from seed.
 func (g *guest) fill(seed, mib uint64) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -174,14 +174,14 @@ func (g *guest) fill(seed, mib uint64) error {
 	return err
 }
 
-// scribble writes into n pages.
+// scribble writes to n pages.
 func (g *guest) scribble(seed, n uint64) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return scribble(g.memory, seed, n)
 }
 
-// scribble is the same on both sides, so that the host's knows what the guest's memory must be.
+// scribble runs on both sides, so that the host knows the content of the guest's memory.
 func scribble(p []byte, seed, n uint64) error {
 	if len(p) == 0 {
 		return errors.New("there is no memory yet")
@@ -193,7 +193,7 @@ func scribble(p []byte, seed, n uint64) error {
 	return nil
 }
 
-// pattern returns n bytes that follow from seed.
+// pattern returns n bytes derived from seed.
 func pattern(seed uint64, n int) []byte {
 	p := make([]byte, n)
 	var key [32]byte
@@ -212,7 +212,7 @@ func (g *guest) sum() string {
 	return checksum(g.memory)
 }
 
-// openDisk opens the disk past the page cache, with a buffer that is aligned for it.
+// openDisk opens the disk for direct I/O, with an aligned buffer.
 func openDisk(flags int, n uint64) (*os.File, []byte, error) {
 	if n == 0 || n%diskBlock != 0 {
 		return nil, nil, fmt.Errorf("%d bytes are no whole blocks", n)
@@ -225,7 +225,7 @@ func openDisk(flags int, n uint64) (*os.File, []byte, error) {
 	return f, p, err
 }
 
-// writeDisk writes n bytes that follow from seed at byte off of the disk.
+// writeDisk writes n bytes derived from seed at offset off of the disk.
 func writeDisk(off, n, seed uint64) error {
 	f, p, err := openDisk(os.O_WRONLY|unix.O_SYNC, n)
 	if err != nil {
@@ -237,7 +237,7 @@ func writeDisk(off, n, seed uint64) error {
 	return errors.Join(err, unix.Munmap(p))
 }
 
-// sumDisk returns the checksum of n bytes at byte off of the disk.
+// sumDisk returns the checksum of n bytes at offset off of the disk.
 func sumDisk(off, n uint64) (string, error) {
 	f, p, err := openDisk(os.O_RDONLY, n)
 	if err != nil {
@@ -249,8 +249,8 @@ func sumDisk(off, n uint64) (string, error) {
 	return sum, errors.Join(err, unix.Munmap(p))
 }
 
-// random reads the random number device, beyond the 128 bytes that Linux may have fetched before
-// the guest was saved.
+// random reads from the random number device, more than the 128 bytes that Linux may have read
+// before the guest was saved.
 func random() (string, error) {
 	f, err := os.Open("/dev/hwrng")
 	if err != nil {
@@ -262,7 +262,7 @@ func random() (string, error) {
 	return hex.EncodeToString(p[128:]), err
 }
 
-// dialHost opens a stream to the host and closes it when the host has.
+// dialHost opens a stream to the host, and closes it when the host has closed its end.
 func dialHost(port uint32) error {
 	fd, err := unix.Socket(unix.AF_VSOCK, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -272,8 +272,8 @@ func dialHost(port uint32) error {
 	return unix.Connect(fd, &unix.SockaddrVM{CID: unix.VMADDR_CID_HOST, Port: port})
 }
 
-// work computes on one CPU whose result is known, again and again: registers that a save or a
-// pause lost would show.
+// work repeats a computation with a known result on one CPU. It detects registers that a save or a
+// pause has lost.
 func (g *guest) work(cpu int) {
 	if err := stayOn(cpu); err != nil {
 		g.fail(fmt.Sprintf("worker %d: %v", cpu, err))
@@ -290,7 +290,7 @@ func (g *guest) work(cpu int) {
 	}
 }
 
-// stayOn binds the caller to one CPU.
+// stayOn binds the calling thread to one CPU.
 func stayOn(cpu int) error {
 	runtime.LockOSThread()
 	var set unix.CPUSet
@@ -298,8 +298,8 @@ func stayOn(cpu int) error {
 	return unix.SchedSetaffinity(0, &set)
 }
 
-// hold lets a thread on each CPU hold values in its registers that follow from seed, until held
-// ends them.
+// hold starts a thread on each CPU that holds values derived from seed in its registers, until held
+// is called.
 func (g *guest) hold(seed uint64) {
 	g.signal.Held.Store(0)
 	g.signal.LetGo.Store(0)
@@ -317,7 +317,7 @@ func (g *guest) hold(seed uint64) {
 	}
 }
 
-// held ends the holders and reports what has changed in their registers.
+// held stops the holders and returns an error that names changed registers.
 func (g *guest) held() error {
 	g.signal.LetGo.Store(1)
 	var errs []error
@@ -327,7 +327,7 @@ func (g *guest) held() error {
 	return errors.Join(errs...)
 }
 
-// iterate mixes integer and floating point registers.
+// iterate computes with integer and floating-point registers.
 func iterate() [2]uint64 {
 	a, x := uint64(1), 0.3
 	for range 5000 {
@@ -339,7 +339,7 @@ func iterate() [2]uint64 {
 
 func (g *guest) fail(message string) { g.broken.CompareAndSwap(nil, &message) }
 
-// countTicks returns how often each worker has computed.
+// countTicks returns how many computations each worker has done.
 func (g *guest) countTicks() (string, error) {
 	if message := g.broken.Load(); message != nil {
 		return "", errors.New(*message)

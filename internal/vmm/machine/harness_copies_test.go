@@ -14,8 +14,8 @@ import (
 	vnet "github.com/forkd/forkd/internal/vmm/virtio/net"
 )
 
-// snapshot is what a save or a branch left: a machine state, memory layers, and the disk below a
-// new top.
+// snapshot is the result of a save or a branch: a machine state, memory layers, and the disk below
+// a new top.
 type snapshot struct {
 	state   string
 	layers  []string
@@ -23,7 +23,7 @@ type snapshot struct {
 	files   []string // of the disk
 }
 
-// save pauses v for good and makes a snapshot of it.
+// save pauses v permanently and makes a snapshot of it.
 func (v *testVM) save(t *testing.T) *snapshot {
 	t.Helper()
 	if err := v.Pause(); err != nil {
@@ -41,13 +41,13 @@ func (h *host) create(t *testing.T) *os.File {
 	return f
 }
 
-// restore puts a snapshot into v and lets it run.
+// restore restores a snapshot into v and starts it.
 func (v *testVM) restore(t *testing.T, s *snapshot) {
 	t.Helper()
 	v.restoreWith(t, s, nil)
 }
 
-// restoreWith is restore with a peer for the network.
+// restoreWith is restore with a network peer.
 func (v *testVM) restoreWith(t *testing.T, s *snapshot, peer *vnet.Peer) {
 	t.Helper()
 	v.files = append(slices.Clone(s.files), v.host.newTop(t))
@@ -67,7 +67,7 @@ func (v *testVM) restoreWith(t *testing.T, s *snapshot, peer *vnet.Peer) {
 	}
 }
 
-// fork makes a new machine of a snapshot.
+// fork makes a new machine from a snapshot.
 func (h *host) fork(t *testing.T, s *snapshot) *testVM {
 	t.Helper()
 	v := h.newVM(t)
@@ -75,14 +75,14 @@ func (h *host) fork(t *testing.T, s *snapshot) *testVM {
 	return v
 }
 
-// branch makes a snapshot of the running v, which lies on base, and waits until it is complete.
+// branch makes a snapshot of the running v, which is based on base, and waits until it is complete.
 func (v *testVM) branch(t *testing.T, base *snapshot, mode vm.BranchMode) *snapshot {
 	t.Helper()
 	s, _ := v.branchWith(t, base, machine.BranchConfig{Mode: mode})
 	return s
 }
 
-// branchWith is branch of a certain kind. It also returns what the VMM says of it.
+// branchWith is branch with a configuration. It also returns the VMM's result.
 func (v *testVM) branchWith(t *testing.T, base *snapshot, cfg machine.BranchConfig) (*snapshot, vmmproto.BranchResult) {
 	t.Helper()
 	mode := cfg.Mode
@@ -112,7 +112,7 @@ func (v *testVM) branchWith(t *testing.T, base *snapshot, cfg machine.BranchConf
 	}
 	s := &snapshot{state: state.Name(), layers: []string{layer.Name()}, extents: r.Save.Extents, files: v.files}
 	v.files = append(slices.Clone(v.files), top)
-	if mode != vm.BranchFull { // its layer lies on those of the base
+	if mode != vm.BranchFull { // its layer is above those of the base
 		s.layers = append(slices.Clone(base.layers), layer.Name())
 		for i := range s.extents {
 			s.extents[i].Layer = uint32(len(base.layers))
@@ -122,7 +122,7 @@ func (v *testVM) branchWith(t *testing.T, base *snapshot, cfg machine.BranchConf
 	return s, r
 }
 
-// rebase puts v onto its last branch.
+// rebase rebases v onto its last branch.
 func (v *testVM) rebase(t *testing.T, s *snapshot) vmmproto.RebaseResult {
 	t.Helper()
 	r, err := v.Rebase(v.serial, open(t, s.layers[len(s.layers)-1], os.O_RDONLY))

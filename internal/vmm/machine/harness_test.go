@@ -30,13 +30,13 @@ import (
 const (
 	mib      = 1 << 20
 	diskSize = 8 * mib
-	patience = 2 * time.Minute // after which a guest is taken for dead, also in an emulated host
+	patience = 2 * time.Minute // after which a guest counts as dead; long enough for an emulated host
 )
 
-// host makes machines with our guest.
+// host creates machines with our guest.
 type host struct {
 	dir    string // on tmpfs, for memory layers that can be write-protected
-	tops   string // where new disk tops are made
+	tops   string // directory of new disk tops
 	kernel string
 	initrd string
 	base   string // raw disk image
@@ -61,8 +61,8 @@ func newHost(t *testing.T, vcpus int) *host {
 	return h
 }
 
-// writeInitrd makes an initramfs of this test binary, with the libraries it needs, as one with
-// the race detector does.
+// writeInitrd makes an initramfs of this test binary, with its shared libraries if it has any, as
+// with the race detector.
 func writeInitrd(t *testing.T, path string) {
 	t.Helper()
 	exe, err := os.Executable()
@@ -96,7 +96,8 @@ func writeInitrd(t *testing.T, path string) {
 	}
 }
 
-// libraries returns the interpreter and shared libraries of a program; none for a static one.
+// libraries returns the interpreter and shared libraries of a program, or none for a static
+// program.
 func libraries(t *testing.T, exe string) []string {
 	t.Helper()
 	f, err := elf.Open(exe)
@@ -145,7 +146,7 @@ type testVM struct {
 	console *console
 }
 
-// console keeps what the guest prints.
+// console stores the guest's output.
 type console struct {
 	mu   sync.Mutex
 	text []byte
@@ -189,7 +190,7 @@ func (h *host) newVM(t *testing.T) *testVM {
 			select {
 			case v.dialed <- port:
 				return unix.Close(fd)
-			default: // a hostile guest dials without end, and its device must not wait
+			default: // a hostile guest dials endlessly, and its device must not wait
 				return errors.New("no more streams are taken")
 			}
 		},
@@ -210,7 +211,7 @@ func (h *host) newVM(t *testing.T) *testVM {
 	return v
 }
 
-// newTop makes an empty writable disk layer.
+// newTop creates an empty writable disk layer.
 func (h *host) newTop(t *testing.T) string {
 	t.Helper()
 	f, err := os.CreateTemp(h.tops, "top")
@@ -233,7 +234,7 @@ func open(t *testing.T, path string, flags int) *os.File {
 	return f
 }
 
-// disks opens the disk of a machine, which takes the files over. The last one is written.
+// disks opens the disk of a machine, which takes over the files. The last one is writable.
 func disks(t *testing.T, files []string) []machine.Disk {
 	t.Helper()
 	d := machine.Disk{SizeBytes: diskSize}
@@ -252,7 +253,7 @@ func generation() (id [16]byte) {
 	return id
 }
 
-// boot starts a guest and waits until it takes commands.
+// boot starts a guest and waits until it accepts commands.
 func (h *host) boot(t *testing.T) *testVM {
 	t.Helper()
 	v := h.newVM(t)
@@ -319,7 +320,7 @@ func (s *stream) call(t *testing.T, format string, args ...any) string {
 	return strings.TrimSuffix(line, "\n")
 }
 
-// call sends the guest one command on a stream of its own.
+// call sends one command to the guest on a stream of its own.
 func (v *testVM) call(t *testing.T, format string, args ...any) string {
 	t.Helper()
 	s := v.dial(t)

@@ -14,10 +14,10 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// hostileSeed is where the attacks draw their numbers from. Another one is another test.
+// hostileSeed is the seed of the attacks' random numbers. Another seed makes a different test.
 const hostileSeed = 1
 
-// newBareHost makes machines for guests without an operating system.
+// newBareHost creates a host for guests without an operating system.
 func newBareHost(t *testing.T) *host {
 	t.Helper()
 	vmtest.NeedKVM(t)
@@ -34,7 +34,7 @@ func newBareHost(t *testing.T) *host {
 	return h
 }
 
-// bootBare starts a guest that carries out a program.
+// bootBare starts a guest that executes a program.
 func (h *host) bootBare(t *testing.T, p bareguest.Program) *testVM {
 	t.Helper()
 	v := h.newVM(t)
@@ -47,15 +47,15 @@ func (h *host) bootBare(t *testing.T, p bareguest.Program) *testVM {
 	if err := v.Boot(machine.BootConfig{Kernel: kernel, Disks: disks(t, v.files), VMGenID: generation()}); err != nil {
 		t.Fatal(err)
 	}
-	_, peer := newWire(t) // which nobody reads
+	_, peer := newWire(t) // never read
 	if err := errors.Join(v.SetNet(peer), v.Resume()); err != nil {
 		t.Fatal(err)
 	}
 	return v
 }
 
-// attack lets a guest carry out a program to its end. It returns how the machine has ended, and
-// false if it has not.
+// attack runs a program in a guest to its end. It returns how the machine ended; ended is false if
+// it did not.
 func (h *host) attack(t *testing.T, p bareguest.Program) (v *testVM, e vm.Exit, ended bool) {
 	t.Helper()
 	v = h.bootBare(t, p)
@@ -79,7 +79,7 @@ func (c *console) endsWith(s string) bool {
 	return bytes.HasSuffix(c.text, []byte(s))
 }
 
-// A device serves a request that is right, so what is asked of it below reaches it.
+// A device serves a valid request, so the attacks below reach it.
 func TestBareGuestIsServed(t *testing.T) {
 	h := newBareHost(t)
 	pages := bareguest.FreePages()
@@ -98,8 +98,8 @@ func TestBareGuestIsServed(t *testing.T) {
 	}
 }
 
-// Whatever a guest does to its devices, its machine can be paused, saved and restored afterwards,
-// and so can the copy.
+// After anything a guest does to its devices, its machine can be paused, saved and restored, and so
+// can the copy.
 func TestHostileGuests(t *testing.T) {
 	h := newBareHost(t)
 	pages := bareguest.FreePages()
@@ -123,7 +123,7 @@ func TestHostileGuests(t *testing.T) {
 	}
 }
 
-// A guest that ends its machine is reported with the reason.
+// If a guest ends its machine, the reason is reported.
 func TestHostileGuestsThatEnd(t *testing.T) {
 	h := newBareHost(t)
 	want := map[string]vm.ExitReason{"power off": vm.ExitPowerOff, "reset": vm.ExitReset, "keyboard reset": vm.ExitReset,
@@ -143,8 +143,7 @@ func TestHostileGuestsThatEnd(t *testing.T) {
 	}
 }
 
-// Branches are taken of a guest that never stops attacking a device, and their copies go on with
-// the attack.
+// A guest that never stops attacking a device is branched, and its copies continue the attack.
 func TestHostileGuestsAreBranched(t *testing.T) {
 	h := newBareHost(t)
 	for _, target := range bareguest.Targets() {
@@ -154,7 +153,7 @@ func TestHostileGuestsAreBranched(t *testing.T) {
 				p = append(p, a.Program...)
 			}
 			v := h.bootBare(t, append(p, bareguest.Op{Kind: bareguest.Again, Value: 1 << 62}))
-			base := &snapshot{files: v.files} // without layers: the guest was booted here
+			base := &snapshot{files: v.files} // no layers, because the guest was booted here
 			for range 3 {
 				base = v.branch(t, base, vm.BranchLive)
 				child := h.fork(t, base)
@@ -166,7 +165,7 @@ func TestHostileGuestsAreBranched(t *testing.T) {
 					case <-time.After(time.Millisecond):
 					}
 				}
-				if err := child.Pause(); err != nil { // it must not take time from the others
+				if err := child.Pause(); err != nil { // so that it takes no time from the others
 					t.Fatal(err)
 				}
 			}
@@ -179,7 +178,7 @@ func TestHostileGuestsAreBranched(t *testing.T) {
 	}
 }
 
-// exits returns how often the guest's vCPUs have left it.
+// exits returns the number of exits of the guest's vCPUs.
 func (v *testVM) exits(t *testing.T) uint64 {
 	t.Helper()
 	st, err := v.Stats()

@@ -10,8 +10,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/guestmem"
 )
 
-// What is left of old layers is taken off them a part in each pause, and then their files are not
-// needed.
+// Remaining pages of old layers are detached in parts, some in each pause. Afterwards the files are
+// not needed.
 func TestDetachInParts(t *testing.T) {
 	const size, page = 64 * guestmem.PageSize, guestmem.PageSize
 	mem, err := guestmem.New(size)
@@ -40,7 +40,7 @@ func TestDetachInParts(t *testing.T) {
 		t.Errorf("a layer in use: %v, %v", any, err)
 	}
 	l.owned = l.layers
-	l.rebased(nil) // all that is left of the first is stale now
+	l.rebased(nil) // the remaining pages of the first layer are now stale
 	extent := func(first, n uint64) vm.Extent {
 		return vm.Extent{GPA: first * page, Length: n * page, Layer: 1, Offset: first * page}
 	}
@@ -64,8 +64,8 @@ func TestDetachInParts(t *testing.T) {
 	}
 }
 
-// However many mappings the pauses still have to take away, a rebase makes no more than the process
-// may have.
+// A rebase stays within the limit on mappings of the process, even if pauses still have mappings to
+// remove.
 func TestMappingsAreBounded(t *testing.T) {
 	const page = guestmem.PageSize
 	l := newLower(nil, 0)
@@ -84,6 +84,6 @@ func TestMappingsAreBounded(t *testing.T) {
 		if lasting, all := l.mappings(); lasting > maxMappings+2 || all > 2*maxMappings+2 {
 			t.Errorf("line %d: %d mappings, %d of them to stay", line, all, lasting)
 		}
-		l.owned = l.layers // and no pause takes any away
+		l.owned = l.layers // and no pause removes any
 	}
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// A guest that was told of an immunity that this host lacks is refused; one that has never looked
-// is not.
+// A guest that was shown an immunity which this host lacks is refused. A guest that has never read
+// the register is not.
 func TestArchCapabilitiesAreComparedWithTheHosts(t *testing.T) {
 	vmtest.NeedKVM(t)
 	sys, err := kvm.Open()
@@ -24,7 +24,7 @@ func TestArchCapabilitiesAreComparedWithTheHosts(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Logf("IA32_ARCH_CAPABILITIES is %#x here", host)
-	const future = 1 << 61 // no processor has it
+	const future = 1 << 61 // no processor has this bit
 	other := kvm.MSREntry{Index: 0x174, Data: future}
 	for _, saved := range [][]kvm.MSREntry{{other}, {other, {Index: cpuid.MSRArchCapabilities, Data: host}}} {
 		if err := m.checkArchCaps(saved); err != nil {

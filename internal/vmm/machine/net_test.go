@@ -18,12 +18,11 @@ import (
 const (
 	guestNIC = "eth0"
 
-	// etherType is one of those that are free for experiments (IEEE Std 802): no kernel sends or
-	// answers such frames by itself.
+	// etherType is reserved for experiments (IEEE Std 802): no kernel sends or answers such frames.
 	etherType = 0x88b5
 )
 
-// netUp sets the interface up and sends every frame that comes back to where it came from.
+// netUp brings the interface up and returns every received frame to its sender.
 func (g *guest) netUp() error {
 	ctl, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -69,7 +68,7 @@ func (g *guest) echoFrames() {
 	}
 }
 
-// sendFrames sends frames whose contents follow from seed.
+// sendFrames sends frames with contents derived from seed.
 func (g *guest) sendFrames(seed, count uint64) error {
 	for i := range count {
 		p := etherFrame(frame.GatewayMAC, frame.GuestMAC, pattern(seed+i, frame.MTU))
@@ -91,7 +90,7 @@ type wire struct {
 	*os.File
 }
 
-// newWire makes a frame socket and returns the machine's end too.
+// newWire makes a frame socket, and also returns the machine's end.
 func newWire(t *testing.T) (*wire, *vnet.Peer) {
 	t.Helper()
 	theirs, ours, err := frame.Pair()
@@ -108,14 +107,13 @@ func newWire(t *testing.T) (*wire, *vnet.Peer) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	polled := os.NewFile(uintptr(fd), "frame socket") // Pair's are not
+	polled := os.NewFile(uintptr(fd), "frame socket") // Pair returns descriptors without polling
 	t.Cleanup(func() { polled.Close() })
-	_ = polled.SetReadDeadline(time.Now().Add(10 * patience)) // of the whole test
+	_ = polled.SetReadDeadline(time.Now().Add(10 * patience)) // for the whole test
 	return &wire{t, polled}, vnet.NewPeer(peer)
 }
 
-// next returns the payload of the next of our frames; what the guest's kernel sends by itself is
-// none.
+// next returns the payload of the next test frame. It skips frames that the guest's kernel sends.
 func (w *wire) next() []byte {
 	w.t.Helper()
 	p := make([]byte, frame.MaxMessage)
@@ -137,7 +135,7 @@ func (w *wire) want(payload []byte) {
 	}
 }
 
-// echo sends the guest a frame and wants it back.
+// echo sends a frame to the guest and expects it back.
 func (w *wire) echo(payload []byte) {
 	w.t.Helper()
 	p := append(make([]byte, frame.HeaderBytes), etherFrame(frame.GuestMAC, frame.GatewayMAC, payload)...)
@@ -147,7 +145,7 @@ func (w *wire) echo(payload []byte) {
 	w.want(payload)
 }
 
-// check has frames go both ways between the guest of v and w.
+// check sends frames in both directions between the guest of v and w.
 func (w *wire) check(v *testVM, seed int) {
 	w.t.Helper()
 	const count = 40
@@ -168,8 +166,8 @@ func (w *wire) wantEnd(what string) {
 	}
 }
 
-// Every copy of a machine has a network of its own, and the guest's interface goes on where it was:
-// in children, in a source that was branched, after a rollback, and when its peer is replaced.
+// Every copy of a machine has its own network, and the guest's interface continues where it was: in
+// children, in a source after a branch, after a rollback, and after its peer was replaced.
 func TestNetworkGoesOnInEveryCopy(t *testing.T) {
 	h := newHost(t, 2)
 	parent := h.boot(t)
@@ -193,7 +191,7 @@ func TestNetworkGoesOnInEveryCopy(t *testing.T) {
 	child.restoreWith(t, branched, peer)
 	ofChild.check(child, 4)
 	ofSource.check(source, 5)
-	if err := child.Pause(); err != nil { // it must not take time from the source
+	if err := child.Pause(); err != nil { // so that it takes no time from the source
 		t.Fatal(err)
 	}
 
@@ -207,12 +205,12 @@ func TestNetworkGoesOnInEveryCopy(t *testing.T) {
 		t.Fatal(err)
 	}
 	replaced.wantEnd("a peer that was taken away")
-	source.call(t, "frames 7 1000") // more than the queue holds
+	source.call(t, "frames 7 1000") // more than the queue has room for
 	rolledBack, peer := newWire(t)
 	source.restoreWith(t, branched, peer)
 	rolledBack.check(source, 8)
 	source.restore(t, base)
 	rolledBack.wantEnd("a peer before a rollback")
 	source.call(t, "frames 9 1000")
-	source.ticks(t) // fails if anything has gone wrong in the guest
+	source.ticks(t) // fails if the guest has detected an error
 }

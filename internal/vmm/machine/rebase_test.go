@@ -21,9 +21,9 @@ func (v *testVM) dirty(t *testing.T) uint64 {
 	return st.GuestDirtyBytes
 }
 
-// A machine that is rebased onto each of its branches saves only what it has written since the one
-// before. Every snapshot of the line is whole: with a branch that it was not rebased onto, after a
-// rollback into the line, and when the line is made one layer.
+// A machine that is rebased onto each of its branches saves only the pages written since the
+// previous one. Every snapshot in the line is complete: with a branch that the machine was not
+// rebased onto, after a rollback into the line, and after the line was merged into one layer.
 func TestLineOfBranches(t *testing.T) {
 	h := newHost(t, 2)
 	parent := h.boot(t)
@@ -35,7 +35,7 @@ func TestLineOfBranches(t *testing.T) {
 		model *model
 	}
 	var line []link
-	below, first := base, base // of the source: what it lies on, and what it was restored from
+	below, first := base, base // of the source: its current base, and the snapshot it was restored from
 	branch := func(mode vm.BranchMode, since bool) (vmmproto.BranchResult, *snapshot) {
 		m.change(t, source, uint64(60+len(line)))
 		at := below
@@ -60,7 +60,7 @@ func TestLineOfBranches(t *testing.T) {
 		rebase(s)
 	}
 	m.check(t, source, "rebased source")
-	_, _ = branch(vm.BranchLive, false) // nobody rebases it onto this one
+	_, _ = branch(vm.BranchLive, false) // the machine is not rebased onto this one
 	m.change(t, source, 99)
 	if err := source.Pause(); err != nil {
 		t.Fatal(err)
@@ -79,7 +79,7 @@ func TestLineOfBranches(t *testing.T) {
 		t.Errorf("all that was written is %d bytes, the last of it %d", all.Save.DirtyBytes, delta.Save.DirtyBytes)
 	}
 	rebase(s)
-	_, s = branch(vm.BranchLive, false) // which gives up the layers before
+	_, s = branch(vm.BranchLive, false) // this releases the earlier layers
 	rebase(s)
 	whole := source.branch(t, below, vm.BranchFull)
 	line = append(line, link{whole, m.clone()})
@@ -90,7 +90,7 @@ func TestLineOfBranches(t *testing.T) {
 	_, s = branch(vm.BranchLive, false)
 	rebase(s)
 	m.check(t, source, "source")
-	if err := source.Pause(); err != nil { // it must not take time from the others
+	if err := source.Pause(); err != nil { // so that it takes no time from the others
 		t.Fatal(err)
 	}
 	child := h.newVM(t)
@@ -100,7 +100,7 @@ func TestLineOfBranches(t *testing.T) {
 	}
 }
 
-// A rebase onto anything but the branch that was made last is refused and changes nothing.
+// A rebase onto any branch but the last one is refused and changes nothing.
 func TestRebaseIsRefused(t *testing.T) {
 	h := newHost(t, 1)
 	parent := h.boot(t)

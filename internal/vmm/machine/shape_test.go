@@ -18,8 +18,8 @@ func sampleShape() *machineShape {
 	}
 }
 
-// A snapshot goes only into a machine of its own shape and with its own devices, and the error
-// names what differs.
+// A snapshot can only be restored into a machine of the same shape with the same devices. The error
+// names the difference.
 func TestShapeIsThatOfTheSnapshot(t *testing.T) {
 	for want, change := range map[string]func(s *machineShape){
 		"":                               func(*machineShape) {},
@@ -50,7 +50,7 @@ func TestShapeIsThatOfTheSnapshot(t *testing.T) {
 	}
 }
 
-// A machine is described by the devices it has. The network's slot is not one of a disk.
+// The shape lists the devices that a machine has. The network's slot is not listed as a disk.
 func TestShapeListsTheDevicesOfTheMachine(t *testing.T) {
 	m := &Machine{slots: make([]*slot, slotFirstDisk+1)}
 	m.slots[slotNet] = &slot{kind: kindNet}

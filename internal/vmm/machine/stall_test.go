@@ -7,8 +7,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/guestmem"
 )
 
-// A write that found no room pauses the machine, but not one that a rollback has put back to a time
-// before it.
+// A write without space on the host pauses the machine, unless a rollback has returned it to a time
+// before the write.
 func TestStallOfThePastPausesNobody(t *testing.T) {
 	for name, restored := range map[string]bool{"": false, "rolled back": true} {
 		t.Run(name, func(t *testing.T) {
@@ -17,7 +17,7 @@ func TestStallOfThePastPausesNobody(t *testing.T) {
 				m := &Machine{mem: &guestmem.Memory{}, cfg: Config{Stalled: func() { told = true }}}
 				m.cpus = newVCPUs(nil, nil, nil)
 				m.cpus.resume(nil)
-				m.mu.Lock() // as a rollback that is under way
+				m.mu.Lock() // like a running rollback
 				m.diskFull()
 				if restored {
 					if err := m.forget(); err != nil {

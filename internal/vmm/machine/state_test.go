@@ -14,7 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/vmm/kvm"
 )
 
-// fill puts random bytes into a KVM record.
+// fill fills a KVM record with random bytes.
 func fill[T kvm.State](r *rand.Rand, v *T) {
 	raw := kvm.Raw(v)
 	for i := range raw {
@@ -57,8 +57,8 @@ type component interface {
 	Restore(r *codec.Reader) error
 }
 
-// Every component must give back exactly what it saved, and refuse every truncation of it and
-// another version.
+// Every component restores exactly what it saved. It refuses every truncation of it, and other
+// versions.
 func TestComponentsRoundTrip(t *testing.T) {
 	for name, c := range map[string]struct{ saved, empty component }{
 		"vcpu":  {randomVCPU(), &vcpuState{}},
@@ -129,8 +129,8 @@ func TestStateRefusesForeignAndDamagedFiles(t *testing.T) {
 	}
 }
 
-// State files may come from elsewhere: whatever the bytes, restoring them fails or succeeds, and no
-// more.
+// State files may come from other sources. For arbitrary bytes a restore may fail or succeed, but
+// not crash.
 func FuzzState(f *testing.F) {
 	good := sampleState()
 	f.Add(good[len(stateMagic)+4 : len(good)-4])

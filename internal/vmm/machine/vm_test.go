@@ -18,7 +18,7 @@ import (
 	"github.com/forkd/forkd/internal/vmm/regtest"
 )
 
-// model is what a guest must hold: the host's side keeps the same bytes and compares checksums.
+// model is the expected state of a guest. The host keeps the same bytes and compares checksums.
 type model struct{ memory, disk []byte }
 
 const (
@@ -26,7 +26,7 @@ const (
 	diskUsed  = 256 << 10 // bytes of the disk that the tests write
 )
 
-// newModel gives the guest of v known memory and a known disk.
+// newModel fills memory and disk of v's guest with known content.
 func newModel(t *testing.T, v *testVM, seed uint64) *model {
 	t.Helper()
 	m := &model{memory: pattern(seed, memoryMiB*mib), disk: make([]byte, diskUsed)}
@@ -45,7 +45,7 @@ func (m *model) writeDisk(t *testing.T, v *testVM, off, n int, seed uint64) {
 	copy(m.disk[off:], pattern(seed, n))
 }
 
-// change alters some of memory and disk, on both sides.
+// change changes parts of memory and disk, on both sides.
 func (m *model) change(t *testing.T, v *testVM, seed uint64) {
 	t.Helper()
 	v.call(t, "scribble %d 300", seed)
@@ -55,8 +55,8 @@ func (m *model) change(t *testing.T, v *testVM, seed uint64) {
 	m.writeDisk(t, v, int(seed%8)*12<<10, 8<<10, seed)
 }
 
-// check compares the guest with the model and finds its devices alive: the disk, the random
-// numbers, streams in both directions, and a worker on every CPU.
+// check compares the guest with the model, and checks that its devices work: the disk, the random
+// number device, streams in both directions, and a worker on every CPU.
 func (m *model) check(t *testing.T, v *testVM, what string) {
 	t.Helper()
 	if got, want := v.call(t, "sum"), checksum(m.memory); got != want {
@@ -75,12 +75,12 @@ func (m *model) check(t *testing.T, v *testVM, what string) {
 		t.Errorf("%s: %d CPUs, want %d", what, len(before), v.host.shape.VCPUs)
 	}
 	for cpu, n := range before {
-		for v.ticks(t)[cpu] == n { // a CPU that stands still ends the test by its time limit
+		for v.ticks(t)[cpu] == n { // a CPU that does not run makes the test time out
 		}
 	}
 }
 
-// ticks returns how far the worker on each CPU has come.
+// ticks returns the number of computations of the worker on each CPU.
 func (v *testVM) ticks(t *testing.T) []uint64 {
 	t.Helper()
 	var counts []uint64
@@ -94,8 +94,8 @@ func (v *testVM) ticks(t *testing.T) []uint64 {
 	return counts
 }
 
-// waitAlone waits until the guest has no open stream but s. One that stays open ends the test by
-// its time limit.
+// waitAlone waits until the guest has no open stream except s. If another one stays open, the test
+// times out.
 func (s *stream) waitAlone(t *testing.T) {
 	t.Helper()
 	for s.call(t, "streams") != "1" {
@@ -108,7 +108,7 @@ func forVCPUs(t *testing.T, counts []int, f func(t *testing.T, h *host)) {
 	}
 }
 
-// Children of one snapshot have its memory and disk, go on from there, and do not see each
+// Children of one snapshot have its memory and disk, continue from there, and do not see each
 // other's changes.
 func TestSaveAndRestore(t *testing.T) {
 	forVCPUs(t, []int{1, 2}, func(t *testing.T, h *host) {
@@ -123,7 +123,7 @@ func TestSaveAndRestore(t *testing.T) {
 		for i := range uint64(2) {
 			child, m := h.fork(t, s), saved.clone()
 			m.check(t, child, "child")
-			child.dial(t).waitAlone(t) // the guest has seen the end of the parent's stream
+			child.dial(t).waitAlone(t) // the guest has noticed the end of the parent's stream
 			for cpu, n := range child.ticks(t) {
 				if n < ticks[cpu] {
 					t.Errorf("the worker on CPU %d has computed %d times in a child, %d times in its parent", cpu, n, ticks[cpu])
@@ -139,8 +139,8 @@ func TestSaveAndRestore(t *testing.T) {
 	})
 }
 
-// Every kind of branch takes the state of its instant along, whatever the source does afterwards,
-// and a child of it is brought back by a rollback, again and again.
+// Every kind of branch saves the state at its instant, whatever the source does afterwards. A child
+// of it can be rolled back repeatedly.
 func TestBranchAndRollback(t *testing.T) {
 	forVCPUs(t, []int{1, 2}, func(t *testing.T, h *host) {
 		parent := h.boot(t)
@@ -154,12 +154,12 @@ func TestBranchAndRollback(t *testing.T) {
 			m.change(t, source, 30+uint64(i))
 			child := h.fork(t, s)
 			branched.check(t, child, fmt.Sprintf("child of the %v branch", mode))
-			for range 1 + len(s.layers)%2 { // twice, where the snapshot has a single layer
+			for range 1 + len(s.layers)%2 { // twice if the snapshot has a single layer
 				branched.clone().change(t, child, 40)
 				child.restore(t, s)
 				branched.check(t, child, fmt.Sprintf("rolled back to the %v branch", mode))
 			}
-			if err := child.Pause(); err != nil { // it must not take time from the others
+			if err := child.Pause(); err != nil { // so that it takes no time from the others
 				t.Fatal(err)
 			}
 		}
@@ -167,9 +167,9 @@ func TestBranchAndRollback(t *testing.T) {
 	})
 }
 
-// What user programs hold in vector registers, and in PKRU, while a machine is saved or branched
-// is in every child, and back after a rollback, and the source keeps what it has. The guest finds
-// out which registers there are: emulated hosts have XMM only.
+// Vector registers and PKRU of user programs are the same in every child of a saved or branched
+// machine and after a rollback, and the source keeps them. The guest detects which registers exist:
+// emulated hosts have only XMM.
 func TestRegistersAreCarried(t *testing.T) {
 	forVCPUs(t, []int{1, 2}, func(t *testing.T, h *host) {
 		parent := h.boot(t)
@@ -198,7 +198,7 @@ func TestRegistersAreCarried(t *testing.T) {
 	})
 }
 
-// Four vCPUs are saved, branched and brought back together.
+// Four vCPUs are saved, branched and restored together.
 func TestFourVCPUs(t *testing.T) {
 	h := newHost(t, 4)
 	parent := h.boot(t)
@@ -211,7 +211,7 @@ func TestFourVCPUs(t *testing.T) {
 	s := source.branch(t, base, vm.BranchLive)
 	m.change(t, source, 51)
 	m.check(t, source, "source")
-	if err := source.Pause(); err != nil { // it must not take time from the child
+	if err := source.Pause(); err != nil { // so that it takes no time from the child
 		t.Fatal(err)
 	}
 	child := h.fork(t, s)
@@ -221,7 +221,7 @@ func TestFourVCPUs(t *testing.T) {
 	branched.check(t, child, "rolled back")
 }
 
-// checkPriorities waits until so many threads of this process, and no more, come after the others.
+// checkPriorities waits until exactly vcpus threads of this process have a lower priority.
 func checkPriorities(t *testing.T, vcpus int) {
 	t.Helper()
 	var threads map[int]int
@@ -254,14 +254,14 @@ func priorities(t *testing.T) map[int]int {
 		}
 		name, err := os.ReadFile("/proc/self/task/" + task.Name() + "/comm")
 		raw, errRaw := unix.Getpriority(unix.PRIO_PROCESS, tid)
-		if err == nil && errRaw == nil && string(name) == string(program) { // else it has ended, or is KVM's own worker
+		if err == nil && errRaw == nil && string(name) == string(program) { // otherwise it has exited, or is KVM's own worker
 			threads[raw]++
 		}
 	}
 	return threads
 }
 
-// A guest that powers off says so, once, also when it is a copy.
+// A guest that powers off is reported once, even if it is a copy.
 func TestExitIsReported(t *testing.T) {
 	h := newHost(t, 1)
 	parent := h.boot(t)
@@ -272,8 +272,8 @@ func TestExitIsReported(t *testing.T) {
 	}
 }
 
-// A guest that writes to a full host is paused, also when it is resumed too early, and loses
-// nothing: not what it wrote then, and not in a branch that is taken while it waits.
+// A guest that writes to a full host is paused, and paused again if it is resumed too early. It
+// loses no data, not even in a branch taken while it waits.
 func TestFullHostPausesTheMachine(t *testing.T) {
 	h := newHost(t, 2)
 	parent := h.boot(t)
@@ -318,5 +318,5 @@ func TestFullHostPausesTheMachine(t *testing.T) {
 	}
 	copy(m.disk, pattern(77, 128<<10))
 	m.check(t, v, "after waiting for room")
-	m.check(t, child, "child of a guest that waited") // its disk has room: the write went on there
+	m.check(t, child, "child of a guest that waited") // its disk has space, so the write was completed there
 }

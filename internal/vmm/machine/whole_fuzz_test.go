@@ -22,13 +22,13 @@ import (
 	vnet "github.com/forkd/forkd/internal/vmm/virtio/net"
 )
 
-// FuzzMachine is the vCPU of a machine that has all devices and no KVM, and the host around it: the
-// fuzzer chooses their accesses to memory, registers and ports, and what clients, peers and pauses
-// come between. Whatever the guest does, nothing panics or hangs, what is saved can be restored and
-// is then saved alike, and nothing is left open.
+// FuzzMachine simulates the vCPU of a machine with all devices but without KVM, and the host around
+// it. The fuzzer chooses accesses to memory, registers and ports, and the actions of clients, peers
+// and pauses in between. Nothing must panic or hang, a saved state must be restored and saved again
+// with the same result, and no descriptor may stay open.
 func FuzzMachine(f *testing.F) {
 	pages := bareguest.FreePages()
-	var around []byte // what the host does, between two of the guest's
+	var around []byte // the host's actions between two of the guest's
 	for k := range hostKinds {
 		around = append(around, bareguest.Program{{Kind: bareguest.Kinds + k, Value: 1000}}.Encode()...)
 	}
@@ -44,7 +44,7 @@ func FuzzMachine(f *testing.F) {
 		f.Add(slices.Concat(right, around, right))
 	}
 	f.Fuzz(func(t *testing.T, input []byte) {
-		const most = 1000 // a longer program only does the same again
+		const most = 1000 // longer programs add nothing
 		program := bareguest.Decode(input)
 		before := descriptors(t)
 		w := newFuzzed(t)
@@ -62,7 +62,7 @@ func FuzzMachine(f *testing.F) {
 	})
 }
 
-// What the host does.
+// Actions of the host.
 const (
 	hostPause   bareguest.Kind = iota // and resume
 	hostRestore                       // save and restore
@@ -75,7 +75,7 @@ const (
 	hostKinds
 )
 
-// fuzzed is a machine without KVM, and what the host has to do with it.
+// fuzzed is a machine without KVM, with what the host needs to act on it.
 type fuzzed struct {
 	*Machine
 	t       *testing.T
@@ -83,7 +83,7 @@ type fuzzed struct {
 	peer    int           // the host's end of the network; -1 for none
 
 	mu      sync.Mutex
-	streams []int // to the guest and from it
+	streams []int // to and from the guest
 }
 
 const (
@@ -91,8 +91,8 @@ const (
 	fuzzDisk   = 1 << 20
 )
 
-// noKVM takes the place of KVM's ioeventfds and interrupt controllers: kicks come by the registers,
-// and nobody hears interrupts.
+// noKVM replaces KVM's ioeventfds and interrupt controllers: kicks arrive by register writes, and
+// interrupts are ignored.
 type noKVM struct{}
 
 func (noKVM) Line(uint32) virtio.Interrupt         { return unheard{} }
@@ -149,7 +149,7 @@ func (w *fuzzed) guestConn(_ uint32, fd int) error {
 	return nil
 }
 
-// do carries out one Op. An error means that the guest has ended the machine.
+// do executes one Op. An error means that the guest has ended the machine.
 func (w *fuzzed) do(op bareguest.Op) error {
 	if op.Kind >= bareguest.Kinds {
 		w.host(op)
@@ -168,14 +168,14 @@ func (w *fuzzed) do(op bareguest.Op) error {
 	case bareguest.Out8, bareguest.Out16, bareguest.Out32, bareguest.In8, bareguest.In16, bareguest.In32:
 		return w.io(uint16(op.Addr), len(p), p, op.Kind <= bareguest.Out32)
 	case bareguest.Spin:
-		time.Sleep(50 * time.Microsecond) // lets devices do what they were asked for
+		time.Sleep(50 * time.Microsecond) // gives devices time to process requests
 	case bareguest.Outs:
 		return w.io(uint16(op.Addr), 1, make([]byte, op.Value%guestmem.PageSize), true)
 	}
 	return nil
 }
 
-// host does what the host does.
+// host executes an action of the host.
 func (w *fuzzed) host(op bareguest.Op) {
 	switch n := int(op.Value % frame.MaxMessage); (op.Kind - bareguest.Kinds) % hostKinds {
 	case hostPause:
@@ -188,14 +188,14 @@ func (w *fuzzed) host(op bareguest.Op) {
 	case hostDial:
 		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 		w.must(err)
-		if unix.Connect(fd, w.address) == nil { // else too many wait
+		if unix.Connect(fd, w.address) == nil { // otherwise too many are waiting
 			_, err = fmt.Fprintf(fdWriter(fd), "CONNECT %d\n", op.Addr)
 			w.must(err)
 		}
 		w.must(w.guestConn(0, fd))
 	case hostSend:
 		if fd := w.youngest(); fd >= 0 {
-			_, _ = fdWriter(fd).Write(make([]byte, n)) // it may be full, or closed
+			_, _ = fdWriter(fd).Write(make([]byte, n)) // the socket may be full or closed
 		}
 	case hostReceive:
 		if fd := w.youngest(); fd >= 0 {
@@ -217,7 +217,7 @@ func (w *fuzzed) host(op bareguest.Op) {
 	}
 }
 
-// fdWriter writes to a socket what it takes at once.
+// fdWriter writes to a socket as much as it accepts without waiting.
 type fdWriter int
 
 func (fd fdWriter) Write(p []byte) (int, error) {
@@ -250,7 +250,7 @@ func (w *fuzzed) setPeer(on bool) {
 // pause is Machine.pause without vCPUs.
 func (w *fuzzed) pause() { w.quiesce() }
 
-// checkSaved saves all devices, restores them, and saves them again, which must give the same.
+// checkSaved saves all devices, restores them, and saves them again, with the same result.
 // Preconditions: the machine is paused.
 func (w *fuzzed) checkSaved() {
 	w.t.Helper()
@@ -269,7 +269,7 @@ func (w *fuzzed) checkSaved() {
 	}
 }
 
-// close gives everything back. Preconditions: the machine is paused.
+// close frees all resources. Preconditions: the machine is paused.
 func (w *fuzzed) close() {
 	w.must(w.closeDevices())
 	for _, fd := range w.streams {
@@ -281,7 +281,7 @@ func (w *fuzzed) close() {
 	w.must(w.mem.Close())
 }
 
-// descriptors returns how many descriptors are open.
+// descriptors returns the number of open descriptors.
 func descriptors(t *testing.T) int {
 	list, err := os.ReadDir("/proc/self/fd")
 	if err != nil {

@@ -20,10 +20,10 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// The tests here use machines of real KVM without a guest: what New, Save and Restore ask of KVM,
-// and in which order, does not depend on one.
+// These tests use machines of real KVM without a guest, because the KVM calls of New, Save and
+// Restore and their order do not depend on a guest.
 
-// newBare makes a machine of two vCPUs that has no guest.
+// newBare makes a machine of two vCPUs without a guest.
 func newBare(t *testing.T, sys *kvm.System) (*Machine, error) {
 	t.Helper()
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(vmtest.ShortDir(t), "v")})
@@ -73,7 +73,8 @@ func mustBare(t *testing.T, sys *kvm.System) *Machine {
 	return m
 }
 
-// tamper writes the state of m into a file, changed by edit, which may leave either argument alone.
+// tamper writes the state of m to a file after edit has changed it. edit may leave either argument
+// unchanged.
 func tamper(t *testing.T, m *Machine, edit func(whole *vmState, cpus []*vcpuState)) *os.File {
 	t.Helper()
 	p, err := m.saveState()
@@ -125,8 +126,7 @@ func tamper(t *testing.T, m *Machine, edit func(whole *vmState, cpus []*vcpuStat
 	return f
 }
 
-// A restore gives the guest the TSC rate that it has measured, or refuses, by name, to run it at
-// another.
+// A restore sets the TSC rate that the guest has measured. If it cannot, the error names the rate.
 func TestRestoreSetsTheTSCRate(t *testing.T) {
 	sys := openKVM(t)
 	m := mustBare(t, sys)
@@ -157,7 +157,7 @@ func TestRestoreSetsTheTSCRate(t *testing.T) {
 	}
 }
 
-// TSCs that were read long after each other are in step after a restore.
+// TSCs that were read a long time apart are synchronous after a restore.
 func TestRestoreAlignsTSCs(t *testing.T) {
 	m := mustBare(t, openKVM(t))
 	const apart = 1 << 45 // hours
@@ -180,7 +180,7 @@ func TestRestoreAlignsTSCs(t *testing.T) {
 	}
 }
 
-// A guest that was told of an immunity which this host lacks is not restored.
+// A guest that was shown an immunity which this host lacks is not restored.
 func TestRestoreComparesArchCapabilities(t *testing.T) {
 	m := mustBare(t, openKVM(t))
 	for i := range m.cpuid { // as if the template showed the register
@@ -191,7 +191,7 @@ func TestRestoreComparesArchCapabilities(t *testing.T) {
 		}
 	}
 	f := tamper(t, m, func(_ *vmState, cpus []*vcpuState) {
-		const future = 1 << 61 // no processor has it
+		const future = 1 << 61 // no processor has this bit
 		if e := findMSR(cpus[0].msrs, cpuid.MSRArchCapabilities); e != nil {
 			e.Data |= future
 		} else {
@@ -205,7 +205,7 @@ func TestRestoreComparesArchCapabilities(t *testing.T) {
 	}
 }
 
-// An MSR that the host gives and does not take back shows when a snapshot is made.
+// An MSR that the host can read but not set is detected when a snapshot is made.
 func TestSaveFindsAnMSRThatNoRestoreCouldSet(t *testing.T) {
 	m := mustBare(t, openKVM(t))
 	dir := t.TempDir()
@@ -225,14 +225,14 @@ func TestSaveFindsAnMSRThatNoRestoreCouldSet(t *testing.T) {
 	if err := save("good"); err != nil {
 		t.Fatal(err)
 	}
-	const perfStatus = 0x198 // IA32_PERF_STATUS: KVM has a value for it and takes none
+	const perfStatus = 0x198 // IA32_PERF_STATUS: KVM returns a value for it, but refuses to set it
 	m.msrs = append(m.msrs, perfStatus)
 	if err := save("bad"); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("MSR %#x", perfStatus)) {
 		t.Errorf("a save with an MSR that cannot be set: %v", err)
 	}
 }
 
-// What KVM lacks is found before anything is made with it.
+// A missing capability is detected before anything is created.
 func TestNewChecksCapabilitiesFirst(t *testing.T) {
 	vmtest.NeedKVM(t)
 	fd, err := unix.Open("/dev/kvm", unix.O_RDWR|unix.O_CLOEXEC, 0)
@@ -249,7 +249,7 @@ func TestNewChecksCapabilitiesFirst(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer null.Close()
-	if err := unix.Dup3(int(null.Fd()), fd, unix.O_CLOEXEC); err != nil { // it has no capability now
+	if err := unix.Dup3(int(null.Fd()), fd, unix.O_CLOEXEC); err != nil { // it has no capabilities now
 		t.Fatal(err)
 	}
 	if _, err := newBare(t, sys); !errors.Is(err, unix.ENOTTY) || !strings.Contains(err.Error(), "check KVM capability") {
@@ -260,8 +260,8 @@ func TestNewChecksCapabilitiesFirst(t *testing.T) {
 // enableCap is KVM_ENABLE_CAP.
 const enableCap = 0x4068aea3
 
-// New asks KVM for each part of the policy that the host has. The kernel's own trace of system
-// calls says so: nothing else tells what a VM was given.
+// New enables each part of the policy that the host supports. The test traces system calls, because
+// a VM's settings cannot be read back.
 func TestNewSetsThePolicy(t *testing.T) {
 	sys := openKVM(t)
 	want := 0
@@ -316,8 +316,8 @@ func TestNewSetsThePolicy(t *testing.T) {
 	}
 }
 
-// A snapshot that shows its guest what no template shows, or sets a register that no save reads, is
-// refused by that name. KVM would take both.
+// A restore refuses, by name, a snapshot that shows CPUID bits which no template shows, or sets a
+// register that no save reads. KVM would accept both.
 func TestRestoreRefusesWhatNoSaveWrites(t *testing.T) {
 	sys := openKVM(t)
 	const smbase = 0x9e // IA32_SMBASE

@@ -2,9 +2,9 @@
 // test saves, branches or restores the machine around it, and finds those that changed. It is for
 // tests only.
 //
-// It holds what a user program of the guest can reach: XMM, and YMM, ZMM with the mask registers,
-// and PKRU where processor and kernel offer them. It does not cover x87, MXCSR or the registers
-// of the kernel.
+// It holds registers that a user program of the guest can reach: XMM, and also YMM, ZMM with the
+// mask registers, and PKRU if processor and kernel support them. It does not cover x87, MXCSR or
+// kernel registers.
 package regtest
 
 import (
@@ -27,10 +27,10 @@ const (
 	PKU = "pkru"
 )
 
-// All is what can be held where everything is offered.
+// All lists the registers that can be held if all are supported.
 var All = [...]string{XMM, YMM, ZMM, PKU}
 
-// Held returns which of All this processor and its kernel offer to a program.
+// Held returns those of All that this processor and its kernel support.
 func Held() []string {
 	held := []string{XMM}
 	if cpu.X86.HasAVX {
@@ -45,10 +45,10 @@ func Held() []string {
 	return held
 }
 
-// has512 asks for the wide mask registers too, which only AVX512BW has.
+// has512 also requires the wide mask registers, which only AVX512BW has.
 func has512() bool { return cpu.X86.HasAVX512F && cpu.X86.HasAVX512BW }
 
-// hasPKRU reports whether the kernel has turned protection keys on (OSPKE).
+// hasPKRU reports whether the kernel has enabled protection keys (OSPKE).
 func hasPKRU() bool {
 	if max, _, _, _ := cpuid(0, 0); max < 7 {
 		return false
@@ -57,27 +57,27 @@ func hasPKRU() bool {
 	return c&(1<<4) != 0
 }
 
-// registers is the widest set, as the assembly lays it out. XMM and YMM registers are the low
-// bytes of ZMM registers.
+// registers is the largest set of registers, in the layout of the assembly. XMM and YMM registers
+// are the low bytes of ZMM registers.
 type registers struct {
 	vector [32][64]byte
 	mask   [8]uint64
 	pkru   uint32
 }
 
-// pkruOpen are the bits of PKRU that must stay clear: the access to pages without a key.
+// pkruOpen are the bits of PKRU that must stay clear: they would deny access to pages without a
+// key.
 const pkruOpen = 3
 
-// Signal is how holders and the one who started them know of each other. Its layout is known to
-// the assembly.
+// Signal connects holders with the code that started them. The assembly depends on its layout.
 type Signal struct {
 	Held  atomic.Uint32 // holders that have filled their registers; each adds one
-	LetGo atomic.Uint32 // ends them when it is not zero
+	LetGo atomic.Uint32 // stops the holders when it is not zero
 }
 
-// Hold puts values that follow from seed into the registers, spins until it shall let go, and
-// returns an error that names the registers that then hold something else. Meanwhile it keeps a
-// processor of the Go scheduler for itself, and the world cannot be stopped.
+// Hold fills the registers with values derived from seed, and spins until LetGo is set. It returns
+// an error that names the registers with other values. It occupies a processor of the Go scheduler
+// meanwhile, and the world cannot be stopped.
 func Hold(seed uint64, signal *Signal) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -104,7 +104,7 @@ func Hold(seed uint64, signal *Signal) error {
 	return want.compare(&got, width, hasPKRU())
 }
 
-// values returns registers of which no two are alike.
+// values returns registers with different values.
 func values(seed uint64) *registers {
 	r, v := rand.New(rand.NewPCG(seed, 2)), &registers{}
 	for i := range v.vector {
@@ -119,8 +119,8 @@ func values(seed uint64) *registers {
 	return v
 }
 
-// compare names the registers that differ: vectors of width bytes, the masks if those are the
-// widest, and PKRU.
+// compare returns an error that names the registers that differ: vectors of width bytes, the masks
+// if the vectors are the widest, and PKRU.
 func (want *registers) compare(got *registers, width int, pkru bool) error {
 	var wrong []string
 	name := map[int]string{16: XMM, 32: YMM, 64: ZMM}[width]
@@ -146,7 +146,7 @@ func (want *registers) compare(got *registers, width int, pkru bool) error {
 	return nil
 }
 
-// The assembly: each fills the registers from want, waits, and stores them in got.
+// Implemented in assembly: each fills the registers from want, waits, and stores them in got.
 
 //go:noescape
 func hold128(want, got *registers, signal *Signal)

@@ -11,8 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Each width of register comes out as it went in, also when the kernel takes the CPU away
-// meanwhile.
+// Registers of each width keep their values, even if the kernel reschedules the thread in between.
 func TestHold(t *testing.T) {
 	t.Logf("this processor has %v", Held())
 	holds := map[string]func(want, got *registers, signal *Signal){XMM: hold128}
@@ -39,7 +38,7 @@ func TestHold(t *testing.T) {
 	}
 }
 
-// during lets f spin until the kernel has run others on its CPU.
+// during runs f until the kernel has run other threads on its CPU.
 func during(f func(signal *Signal)) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(runtime.NumCPU() + 2))
 	var signal Signal
@@ -62,7 +61,7 @@ func TestChangedRegistersAreNamed(t *testing.T) {
 	for _, c := range []struct {
 		change func(r *registers)
 		name   string
-		width  int // the narrowest that has it
+		width  int // the narrowest width with it
 		pkru   bool
 	}{
 		{func(r *registers) { r.vector[15][15] ^= 1 }, "xmm15 ", 16, false},
@@ -83,7 +82,7 @@ func TestChangedRegistersAreNamed(t *testing.T) {
 	}
 }
 
-// A register that another one's value gets into is only seen if no two values are alike.
+// A mix-up of two registers is detected only if all values differ.
 func TestValuesDiffer(t *testing.T) {
 	a, b := values(1), values(2)
 	var all []string

@@ -14,8 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/guestmem"
 )
 
-// writer writes a rising number to random words of its part of the memory and knows what must be
-// there. It can be stopped between two writes.
+// writer writes increasing numbers to random words of its part of the memory, and records the
+// expected content. It can be stopped between two writes.
 type writer struct {
 	from, pages uint64
 	write       func(gpa guestmem.GPA, word []byte) error
@@ -34,7 +34,7 @@ func (w *writer) run(t *testing.T, seed uint64, stop *atomic.Bool) {
 			x ^= x << 17
 			page := x % w.pages
 			if x>>60 != 0 {
-				page %= w.pages/8 + 1 // most writes go to few pages, as a guest's do
+				page %= w.pages/8 + 1 // like a guest, it writes mostly to a few pages
 			}
 			w.seq++
 			gpa := guestmem.GPA((w.from+page)*guestmem.PageSize + x>>40%500*8)
@@ -49,7 +49,7 @@ func (w *writer) run(t *testing.T, seed uint64, stop *atomic.Bool) {
 	}
 }
 
-// check compares the memory with what was written. Preconditions: the writer is stopped.
+// check compares the memory with the recorded content. Preconditions: the writer is stopped.
 func (w *writer) check(t *testing.T, m *guestmem.Memory, round int) {
 	t.Helper()
 	for gpa, want := range w.want {
@@ -63,9 +63,8 @@ func (w *writer) check(t *testing.T, m *guestmem.Memory, round int) {
 	}
 }
 
-// Layer after layer is put in the place of what it equals, whatever a "vCPU" and a "device" write
-// meanwhile: no write is lost, what is private is what differs from the layers, and the memory that
-// is replaced is given back.
+// Layers repeatedly replace the pages that they equal while a "vCPU" and a "device" write. No write
+// is lost, only pages that differ from the layers are private, and replaced memory is freed.
 func TestReplaceUnderFire(t *testing.T) {
 	m, f, dir := newFrozenMemory(t, 8*mib)
 	tracker, err := guestmem.NewTracker("/proc")
@@ -85,7 +84,7 @@ func TestReplaceUnderFire(t *testing.T) {
 		}
 		view, err := m.ReadView(gpa, len(word))
 		if err == nil {
-			_, err = unix.Pread(int(src.Fd()), view, 0) // faults inside a system call, as a vCPU does
+			_, err = unix.Pread(int(src.Fd()), view, 0) // faults inside a system call, like a vCPU
 		}
 		return err
 	}}
@@ -104,7 +103,7 @@ func TestReplaceUnderFire(t *testing.T) {
 		device.mu.Lock()
 		return func() { cpu.mu.Unlock(); device.mu.Unlock() }
 	}
-	var parent []byte // what lies below the private pages; nil where nobody knows
+	var parent []byte // content below the private pages; nil if unknown
 	replaced, refaults := uint64(0), uint64(0)
 	for round := range 30 {
 		if err := f.Register(); err != nil {
@@ -146,7 +145,7 @@ func TestReplaceUnderFire(t *testing.T) {
 		if complete, err := c.Copy(func() bool { return false }); err != nil || !complete {
 			t.Fatal(complete, err)
 		}
-		if round%3 == 2 { // nobody came for it: it is as if it had not been
+		if round%3 == 2 { // the capture is dropped without effect
 			if err := c.Release(); err != nil {
 				t.Fatal(err)
 			}
@@ -174,8 +173,8 @@ func TestReplaceUnderFire(t *testing.T) {
 	}
 }
 
-// A guest that writes all that has been captured does not fault for every page, and what was opened
-// with a page is not replaced.
+// A guest that writes all captured pages does not fault for every page. Pages that were opened
+// together are not replaced.
 func TestManyWritersOpenMoreThanTheirPage(t *testing.T) {
 	m, f, dir := newFrozenMemory(t, 8*mib)
 	if err := m.WriteAt(bytes.Repeat([]byte{7}, 8*mib), 0); err != nil {

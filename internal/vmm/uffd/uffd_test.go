@@ -16,8 +16,8 @@ import (
 
 const mib = 1 << 20
 
-// newFrozenMemory returns memory over a tmpfs layer and its freezer, or skips where the host has no
-// userfaultfd.
+// newFrozenMemory returns memory over a tmpfs layer and its freezer. It skips the test if the host
+// has no userfaultfd.
 func newFrozenMemory(t *testing.T, size uint64) (*guestmem.Memory, *Freezer, string) {
 	t.Helper()
 	dev, err := unix.Open("/dev/userfaultfd", unix.O_RDWR|unix.O_CLOEXEC, 0)
@@ -45,8 +45,8 @@ func newFrozenMemory(t *testing.T, size uint64) (*guestmem.Memory, *Freezer, str
 	if err := base.Truncate(int64(size / 2)); err != nil {
 		t.Fatal(err)
 	}
-	// The lower half lies on a file like a forked guest's, the upper half is anonymous like a
-	// booted one's.
+	// The lower half is mapped from a file, like a forked guest's memory. The upper half is
+	// anonymous, like a booted guest's.
 	if err := m.Map(0, size/2, int(base.Fd()), 0); err != nil {
 		t.Fatal(err)
 	}
@@ -60,8 +60,8 @@ func newFrozenMemory(t *testing.T, size uint64) (*guestmem.Memory, *Freezer, str
 	return m, f, dir
 }
 
-// scribbler writes a rising number to random words of the memory as a vCPU does: from a thread that
-// is inside a system call when it faults. It can be stopped like one.
+// scribbler writes increasing numbers to random words of the memory, like a vCPU: its thread faults
+// inside a system call. It can be stopped like a vCPU.
 type scribbler struct {
 	mem  *guestmem.Memory
 	mu   sync.Mutex // held while writing: taking it stops the "vCPU"
@@ -97,8 +97,8 @@ func (s *scribbler) run(t *testing.T, seed uint64) {
 	}
 }
 
-// A freeze is the memory at one instant, whatever "vCPUs" and "devices" write while it is copied,
-// many times over.
+// A capture contains the memory at one instant, although "vCPUs" and "devices" write while it is
+// copied. The test repeats that many times.
 func TestFreezeIsOneInstantUnderFire(t *testing.T) {
 	m, f, dir := newFrozenMemory(t, 16*mib)
 	tracker, err := guestmem.NewTracker("/proc")
@@ -188,7 +188,7 @@ func freezeOnce(t *testing.T, m *guestmem.Memory, f *Freezer, tracker *guestmem.
 	return faults
 }
 
-// A full disk fails the capture, and only the capture.
+// A full disk makes the capture fail, but nothing else.
 func TestAFailedCaptureLeavesTheMemoryWritable(t *testing.T) {
 	m, f, _ := newFrozenMemory(t, 2*mib)
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
@@ -223,8 +223,8 @@ func TestAFailedCaptureLeavesTheMemoryWritable(t *testing.T) {
 	_, _ = c.Copy(func() bool { return false })
 }
 
-// A device that writes while the layer's disk is full must not see that: the branch has failed, the
-// source has not.
+// If the layer's disk is full while a device writes, the branch fails but the device does not
+// notice.
 func TestDevicesDoNotSeeAFailedCapture(t *testing.T) {
 	m, f, _ := newFrozenMemory(t, 2*mib)
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
@@ -242,7 +242,7 @@ func TestDevicesDoNotSeeAFailedCapture(t *testing.T) {
 	if err := m.WriteAt([]byte("device"), 5000); err != nil {
 		t.Errorf("write by a device: %v", err)
 	}
-	// A vCPU's write, captured by the fault handler.
+	// A write of a vCPU, captured by the fault handler.
 	src, err := os.Open("/dev/zero")
 	if err != nil {
 		t.Fatal(err)
@@ -261,9 +261,8 @@ func TestDevicesDoNotSeeAFailedCapture(t *testing.T) {
 	_, _ = c.Copy(func() bool { return false })
 }
 
-// A device that is about to write a range opens all of it, whatever became of its pages before: some
-// are not frozen, some are in the layer, some have been written since. The layer has their bytes as
-// they were when they were frozen.
+// A device that is about to write a range makes all of its pages writable, whatever their state: not
+// frozen, in the layer, or written since. The layer has the bytes at the time of the freeze.
 func TestDeviceOpensARange(t *testing.T) {
 	const size, page = 2 * mib, guestmem.PageSize
 	m, f, dir := newFrozenMemory(t, size)
