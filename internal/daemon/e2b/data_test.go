@@ -60,6 +60,7 @@ func TestSignedPageHasNoOrigin(t *testing.T) {
 	}
 }
 
+// A signed URL permits one operation on one file, for anyone who has it, with or without headers.
 func TestSignedFiles(t *testing.T) {
 	r := start(t)
 	b := r.create(simple)

@@ -32,8 +32,8 @@ func open(t *testing.T, f *os.File) *Layer {
 	return l
 }
 
-// TestBitmapAgreesWithModel sets random ranges, reopening now and then, and compares Has and Run
-// with a slice.
+// TestBitmapAgreesWithModel sets random ranges, reopens the layer occasionally, and compares Has
+// and Run with a slice.
 func TestBitmapAgreesWithModel(t *testing.T) {
 	const clusters = 3*clustersPerPage + 17
 	f := formatted(t, clusters*ClusterSize-512)

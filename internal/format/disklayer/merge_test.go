@@ -22,7 +22,7 @@ func newFile(t *testing.T) *os.File {
 	return f
 }
 
-// A merged layer reads like the stack of its parts.
+// A merged layer reads like the stack of its layers.
 func TestMerge(t *testing.T) {
 	const clusters = 3000
 	r := rand.New(rand.NewPCG(5, 6))
@@ -76,8 +76,8 @@ func TestMerge(t *testing.T) {
 	}
 }
 
-// A VMM that holds a layer open for writing can cut it off at any time. That is an error: mapped,
-// it would end the daemon.
+// A VMM that has a layer open for writing can truncate it at any time. That must be an error: if
+// the layer were mapped, it would kill the daemon.
 func TestMergeOfALayerThatIsCutOff(t *testing.T) {
 	const size = 8 << 20
 	_, _, fileSize := Layout(size)

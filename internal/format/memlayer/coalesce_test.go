@@ -7,7 +7,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Filling changes no page: what it copies is what the lower map has there.
+// Filling changes no page: it copies what the lower map has in the range.
 func TestCoalesceKeepsContentWithinTheLimit(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	sizes := []uint64{testPages * vm.PageSize, testPages * vm.PageSize}
@@ -16,7 +16,7 @@ func TestCoalesceKeepsContentWithinTheLimit(t *testing.T) {
 		want := paint(Overlay(lower, own))
 		limit := 1 + r.IntN(10)
 		fill := Coalesce(lower, own, limit)
-		var copied [testPages][2]uint64 // by page of the own layer: what was copied there
+		var copied [testPages][2]uint64 // by page of the own layer: the page copied there
 		for _, s := range fill {
 			for _, e := range Slice(lower, s) {
 				if e.GPA < s.Start || e.GPA+e.Length > s.Start+s.Length {

@@ -1,8 +1,8 @@
 // Package memlayer maps guest memory to layer files: extents, the combination of a branch's extents
 // with its parent's, and bounds on their number.
 //
-// It computes with offsets only. It opens, maps, copies and encodes nothing, and knows no manifest:
-// package snapshot has the file formats, vmmproto the messages, and the VMM, which links this
+// It only computes offsets. It opens, maps, copies and encodes nothing, and knows no manifest.
+// Package snapshot has the file formats, and vmmproto the messages. The VMM, which links this
 // package, makes the mappings.
 package memlayer
 
@@ -33,8 +33,8 @@ func CheckExtents(extents []vm.Extent, layerSizes []uint64) error {
 	return nil
 }
 
-// CheckSaved checks the extents of a layer that a VMM saved, whose guest has memoryBytes of memory:
-// there are at most limit, valid over that one layer, and each is at the offset of its memory,
+// CheckSaved checks the extents of a layer that a VMM saved. The guest has memoryBytes of memory.
+// There must be at most limit extents, valid over that one layer, each at the offset of its memory
 // without the device hole.
 func CheckSaved(extents []vm.Extent, memoryBytes uint64, limit int) error {
 	if len(extents) > limit {

@@ -5,11 +5,11 @@ import (
 	"time"
 )
 
-// Once is the record of a request that is carried out once, however often it is sent.
+// Once is the record of a request that is executed once, however often it is sent.
 type Once struct {
 	At      time.Time `json:"at"`
 	Request string    `json:"request"`          // digest of its body, in hexadecimal
-	Answer  *Answer   `json:"answer,omitempty"` // nil: it was begun, but not answered
+	Answer  *Answer   `json:"answer,omitempty"` // nil: it was started, but not answered
 }
 
 // Answer is the HTTP answer to the request.

@@ -1,6 +1,6 @@
 // Package record is the format of the daemon's records: of a sandbox, of a suspended sandbox, of
 // the secrets of its network, of a workspace, of the file of a base image, and of the answer to a
-// request that is carried out once.
+// request that is executed once.
 //
 // A record is one JSON object. All kinds have the same version. A reader accepts the present
 // version, and version 0, the form of records before they had a version. It refuses all other
@@ -52,7 +52,7 @@ func wrong(field, format string, args ...any) *fault {
 	return &fault{field, fmt.Sprintf(format, args...)}
 }
 
-// otherForkd is the fix for everything that this version does not know.
+// otherForkd is the fix for everything that this version does not support.
 const otherForkd = "use the forkd that wrote it"
 
 // parse decodes a record of any version: now receives a record of this version, and old one of

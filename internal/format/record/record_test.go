@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// kind is one of the kinds of records, as values of any type.
+// kind is a kind of record, with functions on values of any type.
 type kind struct {
 	parse func(path string, p []byte) (any, error)
 	again func(v any) ([]byte, error) // encodes what parse returned
@@ -39,7 +39,7 @@ func kindOf[T any](parse func(string, []byte) (*T, error), encode func(*T) ([]by
 	}
 }
 
-// golden returns the files in testdata, by name: those of each kind begin with its name.
+// golden returns the files in testdata, by name. The names begin with the kind.
 func golden(t testing.TB) map[string][]byte {
 	t.Helper()
 	files, err := filepath.Glob("testdata/*.json")
@@ -69,7 +69,7 @@ func kindIn(t testing.TB, file string) kind {
 	return k
 }
 
-// set gives every field of v another value than zero, and no two fields of a type the same.
+// set sets every field of v to a non-zero value, different for all fields of a type.
 func set(t *testing.T, v reflect.Value, n *int) {
 	t.Helper()
 	*n++
@@ -113,7 +113,7 @@ func set(t *testing.T, v reflect.Value, n *int) {
 	}
 }
 
-// Every field of every record comes back.
+// Encoding and parsing preserves every field of every record.
 func TestRoundTrip(t *testing.T) {
 	for name, k := range kinds() {
 		want, n := k.empty(), 0
@@ -132,8 +132,7 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
-// What forkd has written since it has records is read, and what this version writes is what it
-// has always written.
+// All earlier versions of records can be read, and this version still writes the same bytes.
 func TestGolden(t *testing.T) {
 	all := golden(t)
 	for name, p := range all {
@@ -154,7 +153,7 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// The golden files have every field that there is.
+// The golden files contain every field.
 func TestGoldenFilesAreWhole(t *testing.T) {
 	all := golden(t)
 	for name, v := range map[string]any{
@@ -172,7 +171,7 @@ func TestGoldenFilesAreWhole(t *testing.T) {
 	}
 }
 
-// zero returns the name of a field that is zero.
+// zero returns the name of a field with the zero value.
 func zero(v reflect.Value) string {
 	switch {
 	case v.IsZero():
@@ -192,7 +191,7 @@ func zero(v reflect.Value) string {
 	return ""
 }
 
-// A record that was cut anywhere is refused, and said to be torn.
+// A record truncated at any position is refused, and marked as torn.
 func TestTruncated(t *testing.T) {
 	for name, p := range golden(t) {
 		p = bytes.TrimSpace(p)
@@ -205,14 +204,14 @@ func TestTruncated(t *testing.T) {
 	}
 }
 
-// optional are the members without which a record is read: as if they had not been set, which closes
-// nothing that is open, and opens nothing.
+// optional lists the members that a record may lack. Their absence has the same meaning as unset
+// fields, and neither widens nor narrows what a sandbox may do.
 const optional = " origin owner expires fork limits env labels annotation idle_timeout idle_timeout_ns expiry_suspends auto_resume " +
 	"unique_strict unique top tops frozen branches branch_count suspends at rebased rebasing pending paused restoring " +
 	"allow deny allow_ech bytes_per_second packets_per_second connections " + // of a network with a mode
 	"memory_mib swap_mib cpus cpu_weight io_bytes_per_second io_ops_per_second reseeded repeats more pid answer "
 
-// mutated calls f with every version of an object, or of one within it, that change made of it.
+// mutated calls f with every version of an object, or of an object within it, that change produces.
 func mutated(object map[string]any, change func(object map[string]any, name string) (undo func()),
 	f func(field string)) {
 	for name, member := range object {
@@ -225,7 +224,7 @@ func mutated(object map[string]any, change func(object map[string]any, name stri
 	}
 }
 
-// No member goes missing unnoticed, but for those that need not be there.
+// The absence of a member is an error, except for optional members.
 func TestMissingMembers(t *testing.T) {
 	for file, p := range golden(t) {
 		if p[0] == '[' { // secrets of version 0, see TestErrorsQuoteNoSecrets
@@ -254,7 +253,7 @@ func TestMissingMembers(t *testing.T) {
 			_, err = kindIn(t, file).parse("f", cut)
 			_, isSandbox := kindIn(t, file).empty().(*Sandbox)
 			switch {
-			case field == "version" && !isSandbox: // in version 0, the others have the same fields
+			case field == "version" && !isSandbox: // version 0 of the other kinds has the same fields
 			case err == nil:
 				t.Errorf("%s without %s: accepted", file, field)
 			case field != "version" && !strings.HasPrefix(err.Error(), "f: "+field+": "):
@@ -264,7 +263,7 @@ func TestMissingMembers(t *testing.T) {
 	}
 }
 
-// No member is read that is not known, is in other letters, or null.
+// A member is refused if it is unknown, differs in case, or is null.
 func TestUnknownMembers(t *testing.T) {
 	for file, p := range golden(t) {
 		if p[0] == '[' { // secrets of version 0, see TestErrorsQuoteNoSecrets
@@ -305,7 +304,7 @@ func TestUnknownMembers(t *testing.T) {
 		})
 		check("of another type", func(object map[string]any, name string) func() {
 			member := object[name]
-			if name == "annotation" || name == "body" { // may be anything
+			if name == "annotation" || name == "body" { // may have any content
 				object["later"] = 1
 			}
 			object[name] = []any{[]any{}}
@@ -350,8 +349,8 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// Errors of secrets name the field and the fix, and quote nothing. A list, which was version 0, is read
-// as strictly as an object.
+// Errors about secrets name the field and the fix, and quote nothing. A list (version 0) is read as
+// strictly as an object.
 func TestErrorsQuoteNoSecrets(t *testing.T) {
 	for _, file := range []string{"secrets.v0.json", "secrets.v1.json"} {
 		text := string(golden(t)[file])
@@ -381,7 +380,7 @@ func TestErrorsQuoteNoSecrets(t *testing.T) {
 	}
 }
 
-// A record that could not be read is not written.
+// A record that could not be read again is not written.
 func TestEncodeRefuses(t *testing.T) {
 	for name, k := range kinds() {
 		if p, err := k.again(k.empty()); err == nil {
@@ -400,7 +399,7 @@ func TestEncodeRefuses(t *testing.T) {
 	}
 }
 
-// The control protocol of a VMM can be told by a record that is refused.
+// The control protocol of a VMM can be read from a record that is otherwise refused.
 func TestProtocolOf(t *testing.T) {
 	for text, want := range map[string]int{
 		`{"vmm_protocol":7}`:                          7,
@@ -417,8 +416,8 @@ func TestProtocolOf(t *testing.T) {
 	}
 }
 
-// FuzzParse: whatever a record says, it is refused or comes back as it is, and never says nothing
-// about the network.
+// FuzzParse checks that any record is either refused or encoded again as it is, and never lacks a
+// network policy.
 func FuzzParse(f *testing.F) {
 	f.Fuzz(func(t *testing.T, p []byte) {
 		ProtocolOf(p)

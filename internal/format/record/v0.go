@@ -6,9 +6,8 @@ import (
 )
 
 // The records of version 0, which had no version field: forkd wrote them before this package
-// existed. They do not change any more. All of them named the network policy, even of sandboxes
-// that were given none, whose record said "public". So a record without a policy is damaged, also
-// in version 0.
+// existed. They never change. All of them named the network policy, even those of sandboxes without
+// a setting, which had "public". So a record without a policy is damaged, even in version 0.
 
 type sandboxV0 struct {
 	ID          string    `json:"id"`
@@ -145,8 +144,8 @@ type suspendedV0 struct {
 	Record sandboxV0 `json:"record"`
 }
 
-// upgrade returns the record in its present form. Version 0 still had the figures of the VMM that
-// was gone.
+// upgrade returns the record in its present form. Version 0 still had the process id and protocol
+// of the VMM that was gone.
 func (r *suspendedV0) upgrade() Sandbox {
 	s := r.Record.upgrade()
 	s.PID, s.Protocol = 0, 0

@@ -26,9 +26,9 @@ var zeroChunk [DigestChunk]byte
 //	length   u64, little-endian
 //	chunks   for every chunk that is not all zeros, in ascending order: its number u64, then its SHA-256
 //
-// in hex behind the algorithm's name. A chunk is DigestChunk bytes, the last one of a file perhaps
-// shorter. Zeros and holes are the same content and cost nothing: a sparse file of a terabyte is
-// digested as fast as the data in it.
+// in hex after the algorithm's name. A chunk has DigestChunk bytes; the last one of a file may be
+// shorter. Zeros and holes are the same content and cost nothing: digesting a sparse file of a
+// terabyte takes only as long as its data.
 type Digester struct {
 	all  hash.Hash
 	next uint64 // number of the chunk after the latest

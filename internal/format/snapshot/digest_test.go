@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// digestOf returns the digest of p, written in pieces of step chunks, pieces of zeros left out if
-// skip is set.
+// digestOf returns the digest of p, written in pieces of step chunks. With skip, it does not write
+// pieces of zeros.
 func digestOf(t *testing.T, p []byte, step int, skip bool) string {
 	t.Helper()
 	d := NewDigester(uint64(len(p)))
@@ -38,7 +38,7 @@ func TestDigestIsOfTheContentAlone(t *testing.T) {
 	}
 }
 
-// The bytes of a digest are a format: stored ones must stay valid.
+// The digest is part of the format: stored digests must stay valid.
 func TestDigestIsFixed(t *testing.T) {
 	p := make([]byte, 3*DigestChunk)
 	copy(p[2*DigestChunk:], "forkd")

@@ -38,7 +38,7 @@ func sample(t *testing.T) *Manifest {
 	}
 }
 
-// diskOnly is a sample without memory.
+// diskOnly returns a sample without memory.
 func diskOnly(t *testing.T) *Manifest {
 	t.Helper()
 	m := sample(t)
@@ -47,7 +47,7 @@ func diskOnly(t *testing.T) *Manifest {
 	return m
 }
 
-// The bytes of a manifest are a contract of their version: snapshots are kept for years.
+// The bytes of a manifest are fixed for its version, because snapshots are kept for years.
 func TestGolden(t *testing.T) {
 	const id, base = "aaaaaaaaaaaaaaaaaaaaaaaaaa", "baaaaaaaaaaaaaaaaaaaaaaaaa"
 	for name, m := range map[string]*Manifest{"memory": sample(t), "disk-only": diskOnly(t)} {
@@ -83,7 +83,8 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// A snapshot has all of a memory or none of it; without one it has a disk, and what boots it.
+// A snapshot has either a complete memory or none. Without memory it has a disk, and files to boot
+// it.
 func TestDiskOnlyRules(t *testing.T) {
 	for name, breakIt := range map[string]func(m, whole *Manifest){
 		"a state":          func(m, whole *Manifest) { m.State = whole.State },
@@ -118,8 +119,7 @@ func TestManifestRoundTrip(t *testing.T) {
 	}
 }
 
-// Whatever bit of a manifest flips and wherever it is cut, it is refused.
-// Manifests keep durations in whole microseconds, as those that older builds wrote do.
+// Manifests store durations in whole microseconds, like those of older builds.
 func TestBranchFigures(t *testing.T) {
 	const text = `{"sandbox_id":"","mode":"live","pause_us":1500,"stop_us":7,"ready_us":2000000,"dirty_bytes":0}`
 	want := Branch{Mode: "live", Pause: Micros(1500 * time.Microsecond), Stop: Micros(7 * time.Microsecond),
@@ -138,6 +138,7 @@ func TestBranchFigures(t *testing.T) {
 	}
 }
 
+// A manifest with any flipped bit, or truncated at any position, is refused.
 func TestManifestDamageIsRefused(t *testing.T) {
 	p, err := sample(t).Encode()
 	if err != nil {

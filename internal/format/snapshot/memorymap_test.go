@@ -28,8 +28,8 @@ func TestMemoryMapRoundTrip(t *testing.T) {
 	}
 }
 
-// The bytes are those that every forkd has written: messages may change their encoding, this file
-// may not.
+// The bytes are those that every forkd has written. The encoding of messages may change, but not
+// that of this file.
 func TestMemoryMapBytes(t *testing.T) {
 	extents, sizes, end := sampleMap()
 	p, err := EncodeMemoryMap(extents, sizes, end)
@@ -86,8 +86,8 @@ func TestMemoryMapIsCheckedAgainstItsFiles(t *testing.T) {
 	}
 }
 
-// A map that could not be read back is not written: its snapshot would be published, and every fork
-// of it would fail.
+// A map that could not be read again is not written. Otherwise its snapshot would be published, and
+// every fork of it would fail.
 func TestMemoryMapIsCheckedBeforeItIsWritten(t *testing.T) {
 	const page = vm.PageSize
 	sizes, end := []uint64{8 * page}, uint64(8*page)

@@ -5,8 +5,8 @@ import (
 	"regexp"
 )
 
-// MaxTag is the length of the longest tag, in bytes: that of E2B's template names. With the
-// prefixes and suffixes of file names it stays below the 255 bytes of file systems.
+// MaxTag is the maximum length of a tag, in bytes, as for E2B's template names. With the prefixes
+// and suffixes of file names it stays below the 255 bytes that file systems support.
 const MaxTag = 128
 
 // CheckTag returns an error unless tag is a valid snapshot tag: 1 to 128 characters of
@@ -30,7 +30,8 @@ func CheckTag(tag string) error {
 	return nil
 }
 
-// StepPrefix begins the tags of snapshots of a build's steps, perhaps below the prefix of a token.
+// StepPrefix is the prefix of the tags of build steps' snapshots, possibly after the prefix of a
+// token.
 const StepPrefix = "step-"
 
 var stepForm = regexp.MustCompile(`^([A-Za-z0-9][A-Za-z0-9_-]*\.)?` + StepPrefix + `[0-9a-f]{40}$`)
@@ -39,6 +40,6 @@ var stepForm = regexp.MustCompile(`^([A-Za-z0-9][A-Za-z0-9_-]*\.)?` + StepPrefix
 // prefix ends with a dot or is empty.
 func StepTag(prefix, key string) string { return prefix + StepPrefix + key[:40] }
 
-// IsStepTag reports whether a tag has the form of StepTag. Builds trust what has such a tag, so only
-// they make it.
+// IsStepTag reports whether a tag has the form of StepTag. Only builds may create such tags, because
+// builds trust the snapshots.
 func IsStepTag(tag string) bool { return stepForm.MatchString(tag) }

@@ -83,7 +83,7 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// What a fork allocates is memory of every child.
+// Memory that a fork allocates is allocated in every child.
 func TestParseAllocatesNothing(t *testing.T) {
 	p, err := (&Forked{Entropy: make([]byte, 32), RealtimeNanos: 1, Hostname: "sb-abcdef"}).Append(nil)
 	if err != nil {

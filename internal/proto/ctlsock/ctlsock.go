@@ -82,12 +82,13 @@ func Dial(path string) (*Conn, error) {
 	return newConn(fd)
 }
 
-// acceptPause is the time after which what was lacking for a connection may be there.
+// acceptPause is the pause before Accept tries again after a shortage.
 const acceptPause = 10 * time.Millisecond
 
 // Accept waits for the next connection of a listening socket. See Dial for why it does not wait for
-// messages in a system call. Where the process or the host has no descriptor or memory for the connection,
-// Accept waits for that too: its caller holds sandboxes, and must not end for a lack that passes.
+// messages in a system call. If the process or the host has no descriptor or memory for the connection,
+// Accept waits and tries again: its caller holds sandboxes, and must not exit because of a temporary
+// shortage.
 func Accept(listener int) (*Conn, error) {
 	for {
 		fd, _, err := unix.Accept4(listener, unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)

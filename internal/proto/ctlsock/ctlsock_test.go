@@ -66,7 +66,7 @@ func TestMessagesCarryBodiesAndDescriptors(t *testing.T) {
 	}
 }
 
-// A process that takes no connections any more must not hang who wants to talk to it.
+// A process that accepts no connections must not block processes that connect to it.
 func TestDialDoesNotWaitForAListenerThatHangs(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	l, err := Listen(path)
@@ -90,7 +90,7 @@ func TestDialDoesNotWaitForAListenerThatHangs(t *testing.T) {
 	t.Errorf("%d connections wait for a listener that takes none", 2*Backlog)
 }
 
-// A process that has no room for a descriptor gets the message without it, and the next one as ever.
+// A process without a free descriptor receives the message without it, and later messages normally.
 func TestMessagesWhoseDescriptorsFindNoRoom(t *testing.T) {
 	a, b := pair(t)
 	send := func(fds ...int) {
@@ -124,7 +124,7 @@ func TestMessagesWhoseDescriptorsFindNoRoom(t *testing.T) {
 	}
 }
 
-// A process that has no room for a descriptor takes a connection when there is room again.
+// A process without a free descriptor accepts a connection once there is one.
 func TestAcceptWaitsForADescriptor(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	l, err := Listen(path)

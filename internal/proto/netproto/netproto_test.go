@@ -44,8 +44,7 @@ func messages(t testing.TB) []body {
 	}
 }
 
-// Every message comes back as it was sent, byte for byte, and is refused when any of its end is
-// missing.
+// Parsing and encoding every message preserves it byte for byte. A truncated message is refused.
 func TestMessagesRoundTrip(t *testing.T) {
 	for _, m := range messages(t) {
 		var w codec.Writer
@@ -63,7 +62,7 @@ func TestMessagesRoundTrip(t *testing.T) {
 	}
 }
 
-// The largest policy fits into a message.
+// The largest policy fits into one message.
 func TestTheLargestAttachHasRoom(t *testing.T) {
 	long := strings.Repeat("a.", 125) + "a"
 	m := Attach{ID: strings.Repeat("i", MaxID), Policy: Policy{Mode: ModeAllow}}

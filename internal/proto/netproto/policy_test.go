@@ -37,7 +37,7 @@ func TestParseRule(t *testing.T) {
 	}
 }
 
-// Every error quotes the rule and says what to write.
+// Every error quotes the rule and says what to write instead.
 func TestParseRuleSaysWhatToWrite(t *testing.T) {
 	for text, fix := range map[string]string{
 		"":                        "names no host",

@@ -51,8 +51,8 @@ func (p *Policy) Widens(present *Policy, own func(netip.Addr) bool) *FieldError 
 	return p.deniesLess(present, kept)
 }
 
-// deniesLess reports a rule by which present denies a part of kept, or a name, and p does not. A rule for
-// a name is of no use against encrypted names, so that p denies less if it lets these pass.
+// deniesLess reports a rule of present that denies a part of kept, or a name, and that p lacks. A rule
+// for a name has no effect on encrypted names, so p also denies less if it allows those.
 func (p *Policy) deniesLess(present *Policy, kept []netip.Prefix) *FieldError {
 	for i := range present.Deny {
 		d := &present.Deny[i]

@@ -10,7 +10,8 @@ func TestPolicyWidens(t *testing.T) {
 	own := func(a netip.Addr) bool {
 		return a == netip.MustParseAddr("10.0.0.7") || a == netip.MustParseAddr("9.9.9.9")
 	}
-	// A policy is a mode, rules that allow, and behind "!" rules that deny. "+ech" sets AllowECH.
+	// A policy is written as a mode, rules that allow, and rules that deny, with the prefix "!".
+	// "+ech" sets AllowECH.
 	parse := func(text string) *Policy {
 		words := strings.Fields(text)
 		var allow, deny []string
@@ -32,7 +33,7 @@ func TestPolicyWidens(t *testing.T) {
 		return &p
 	}
 	for _, c := range []struct{ present, asked, field string }{
-		// What is closed for all.
+		// Ranges that are closed for everyone.
 		{"public", "open", "mode"},
 		{"public", "public 127.0.0.1", "allow[0]"},
 		{"public", "allow pypi.org 169.254.169.254:80", "allow[1]"},
@@ -46,14 +47,14 @@ func TestPolicyWidens(t *testing.T) {
 		{"public", "allow *.internal", "allow[0]"},
 		{"public", "allow *.arpa", "allow[0]"},
 		{"public", "allow registry", "allow[0]"},
-		// What is not.
+		// Ranges that are open.
 		{"none", "public", ""},
 		{"none", "allow pypi.org *.com 8.8.8.8 1.2.3.0/24", ""},
 		{"public", "allow 0.0.0.0/0 8.0.0.0/5", ""}, // the internet: no rule around a closed range opens it
 		{"public", "allow 9.9.9.0/24", ""},
 		{"public", "allow 192.0.2.1", ""}, // the sandbox's own network
 		{"public", "public !10.0.0.0/8", ""},
-		// What is open already stays, or becomes less.
+		// What is open already may stay open, or be restricted.
 		{"allow 10.0.0.0/8", "allow 10.0.0.0/8", ""},
 		{"allow 10.0.0.0/8", "public 10.1.2.3:443 pypi.org", ""},
 		{"allow 10.0.0.0/8", "none", ""},
@@ -63,7 +64,7 @@ func TestPolicyWidens(t *testing.T) {
 		{"allow 169.254.0.0/16", "allow 169.254.3.0/24", ""},
 		{"allow 9.9.9.9", "public 9.9.9.9:53", "allow[0]"},
 		{"allow 9.9.9.9:1-100", "public 9.9.9.9:53", ""},
-		// More than that does not.
+		// Opening more is reported.
 		{"allow 10.1.0.0/16", "allow 10.0.0.0/8", "allow[0]"},
 		{"allow 10.1.2.3:443", "allow 10.1.2.3", "allow[0]"},
 		{"allow 10.1.2.3:443", "allow 10.1.2.3:442-443", "allow[0]"},
@@ -76,7 +77,7 @@ func TestPolicyWidens(t *testing.T) {
 		{"open", "open 10.0.0.7", "allow[0]"},
 		{"open", "allow 10.1.2.3:53", "allow[0]"},
 		{"allow db.internal", "allow *.internal", "allow[0]"},
-		// Nor what is denied within it.
+		// Removing a denial within an open range is reported too.
 		{"open !10.0.0.0/8", "open", "deny"},
 		{"open !10.0.0.0/8", "open !10.0.0.0/9", "deny"},
 		{"open !10.0.0.0/8", "allow 10.1.2.3", "deny"},
@@ -86,13 +87,13 @@ func TestPolicyWidens(t *testing.T) {
 		{"allow 10.0.0.0/8 !secret.corp", "allow 10.0.0.0/8", "deny"},
 		{"allow 10.0.0.0/8 !secret.corp", "allow 10.0.0.0/8 !*.corp", ""},
 		{"allow 10.0.0.0/8 !10.0.0.1:22", "allow 10.0.0.0/8 !tcp/10.0.0.1:22", "deny"},
-		// An encrypted name gets past a rule that denies it.
+		// Encrypted names bypass a rule that denies a name.
 		{"open !secret.corp", "open !secret.corp +ech", "allow_ech"},
 		{"allow 10.0.0.0/8 !secret.corp", "public 10.1.2.3 !secret.corp +ech", "allow_ech"},
 		{"allow db.internal !secret.corp", "allow db.internal !secret.corp +ech", "allow_ech"},
 		{"open !secret.corp +ech", "open !secret.corp +ech", ""},
 		{"open !10.0.0.0/8", "open !10.0.0.0/8 +ech", ""},
-		{"open !secret.corp", "public !secret.corp +ech", ""}, // nothing closed is open
+		{"open !secret.corp", "public !secret.corp +ech", ""}, // nothing closed is opened
 	} {
 		err := parse(c.asked).Widens(parse(c.present), own)
 		switch {

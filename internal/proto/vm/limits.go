@@ -5,13 +5,13 @@ import "fmt"
 // Limits bound what the process of one VM uses of its host. A zero field means no limit beyond the
 // maximum that the VM can need.
 type Limits struct {
-	// MiB of its own memory, including the VMM's; above it is killed
+	// MiB of its own memory, including the VMM's; it is killed above the limit
 	MemoryMiB uint64 `json:"memory_mib,omitempty" yaml:"memory_mib"`
-	// MiB of swap in addition; only with MemoryMiB, and none without it
+	// MiB of swap in addition to MemoryMiB, which must be set; 0: no swap
 	SwapMiB   uint64  `json:"swap_mib,omitempty" yaml:"swap_mib"`
-	CPUs      float64 `json:"cpus,omitempty" yaml:"cpus"`             // processors' worth of time, in every 100 ms
+	CPUs      float64 `json:"cpus,omitempty" yaml:"cpus"`             // CPU time, in CPUs, averaged over 100 ms
 	CPUWeight uint32  `json:"cpu_weight,omitempty" yaml:"cpu_weight"` // share among competing VMs; 0: 100
-	// in each direction, on the disk of the daemon's state
+	// in each direction, on the disk of the daemon's state directory
 	IOBytesPerSecond uint64 `json:"io_bytes_per_second,omitempty" yaml:"io_bytes_per_second"`
 	IOOpsPerSecond   uint64 `json:"io_ops_per_second,omitempty" yaml:"io_ops_per_second"` // likewise
 }
@@ -29,9 +29,9 @@ const (
 	maxPerSecond = 1 << 40
 )
 
-// The least rates of a disk. A guest's written data is flushed at its rate even if others wait for
-// that: the daemon, when it makes a branch durable, and the journal of the host's file system, with
-// the writes of all other processes.
+// The minimum rates of a disk. A guest's written data is flushed at the guest's rate, even if
+// others wait for it: the daemon when it makes a branch durable, and the journal of the host's file
+// system with the writes of all other processes.
 const (
 	minBytesPerSecond = 1 << 20
 	minOpsPerSecond   = 64
@@ -57,7 +57,7 @@ func (l Limits) Check() error {
 		return wrong("swap_mib", "%d: want memory_mib too", l.SwapMiB)
 	case l.SwapMiB > maxMiB:
 		return wrong("swap_mib", "%d: want at most %d", l.SwapMiB, maxMiB)
-	case l.CPUs != 0 && !(l.CPUs >= minCPUs && l.CPUs <= maxCPUs): // NaN is neither
+	case l.CPUs != 0 && !(l.CPUs >= minCPUs && l.CPUs <= maxCPUs): // also rejects NaN
 		return wrong("cpus", "%g: want %g to %d", l.CPUs, minCPUs, maxCPUs)
 	case l.CPUWeight > maxWeight:
 		return wrong("cpu_weight", "%d: want 1 to %d", l.CPUWeight, maxWeight)

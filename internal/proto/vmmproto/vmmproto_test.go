@@ -14,7 +14,7 @@ type body interface {
 	Parse(*codec.Reader) error
 }
 
-// Every message comes back as it was sent, byte for byte, and is refused when its end is missing.
+// Parsing and encoding every message preserves it byte for byte. A truncated message is refused.
 func TestMessagesRoundTrip(t *testing.T) {
 	extents := []vm.Extent{{GPA: 0, Length: vm.PageSize, Layer: 0, Offset: 0},
 		{GPA: 4 * vm.PageSize, Length: 2 * vm.PageSize, Layer: 1, Offset: vm.PageSize}}
@@ -57,7 +57,7 @@ func TestMessagesRoundTrip(t *testing.T) {
 	}
 }
 
-// A VMM that was taken over cannot have those of others copy more than a child may have written.
+// A VMM that was taken over cannot make other VMMs copy more pages than a child may have written.
 func TestWrittenIsBounded(t *testing.T) {
 	most := vm.Range{GPA: vm.PageSize, Length: MaxWritten * vm.PageSize}
 	for _, c := range []struct {

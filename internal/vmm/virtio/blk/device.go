@@ -1,16 +1,16 @@
 // Package blk is the virtio block device (virtio 1.2 §5.2) over an Overlay: immutable image and
 // layers below one private top.
 //
-// Requests are carried out one at a time, in order, by the goroutine of the transport, with
-// preadv and pwritev between files and guest memory. Nothing is cached here and nothing is in
-// flight when the device is quiesced, so a device has no state to save beyond its shape. The
-// package opens no files and knows no snapshots.
+// The transport's goroutine executes requests one at a time, in order, with preadv and pwritev
+// between files and guest memory. The package caches nothing, and a quiesced device has nothing in
+// flight. So a device has no state to save except its shape. The package opens no files and knows
+// no snapshots.
 //
 // The device works in pieces of at most maxPiece bytes, and stops between two of them for a pause.
-// A request that is not complete, or that found no room on the host, is still in its queue. This
-// device continues it with the next piece. A device that is restored from a snapshot of that moment
-// carries it out again from the start: the guest has not been told of any of it, and no later
-// request has been carried out, so the result is the same.
+// A request that is incomplete, or found no space on the host, stays in its queue, and this device
+// continues it with the next piece. A device restored from a snapshot of that moment executes the
+// request again from the start. The result is the same, because the guest has received no response,
+// and no later request has been executed.
 package blk
 
 import (
@@ -80,13 +80,13 @@ type Device struct {
 // §5.2.6).
 const serialSize = 20
 
-// New returns a device for disk, which it owns, with that serial number, of which the guest sees
-// the first 20 bytes (as /dev/disk/by-id/virtio-SERIAL).
+// New returns a device for disk, which it owns, with a serial number. The guest sees the first 20
+// bytes of it (as /dev/disk/by-id/virtio-SERIAL).
 //
-// A write for which the host's file system has no room gets no error, which most guests turn into
-// lost data: it stays in the queue, and full is called. The device stops serving until the driver's
-// next kick, or Unquiesce, and then tries again. full is called with the run lock held, perhaps
-// more than once, and must not block.
+// If the host's file system has no space for a write, the guest gets no error, because most guests
+// would lose the data. The write stays in the queue, full is called, and the device stops serving.
+// It tries again on the driver's next kick or on Unquiesce. full is called with the run lock held,
+// possibly more than once, and must not block.
 func New(disk *Overlay, serial string, full func()) *Device {
 	d := &Device{disk: disk, full: full}
 	copy(d.serial[:], serial)

@@ -15,7 +15,7 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/virtq"
 )
 
-// guest is a started block device and its driver.
+// guest is a started block device with its driver.
 type guest struct {
 	t    testing.TB
 	mem  *guestmem.Memory
@@ -45,7 +45,7 @@ func start(t testing.TB, o *Overlay) *guest {
 	return g
 }
 
-// request runs one request with that data and returns its status, and what was read.
+// request executes a request with the data out. It returns the status and the data read.
 func (g *guest) request(kind uint32, sector uint64, out []byte, in uint32) (status byte, data []byte) {
 	g.t.Helper()
 	g.submit(kind, sector, out, in)
@@ -149,8 +149,8 @@ func TestBadRequestsGetAStatus(t *testing.T) {
 	}
 }
 
-// TestFailedWriteLeavesOldData makes every write fail with a top that is open for reading only, as
-// a full file system would.
+// TestFailedWriteLeavesOldData makes every write fail, like on a full file system, by a top that is
+// open for reading only.
 func TestFailedWriteLeavesOldData(t *testing.T) {
 	o := newDisk(t, 4*cluster, bytes.Repeat([]byte{7}, 4*cluster))
 	g := start(t, o)
@@ -177,8 +177,8 @@ func TestFailedWriteLeavesOldData(t *testing.T) {
 	}
 }
 
-// TestRestoreServesLostKicks saves a device whose request has not been kicked, and restores it into
-// another over the same memory.
+// TestRestoreServesLostKicks saves a device with a request that was not kicked, and restores
+// another device over the same memory.
 func TestRestoreServesLostKicks(t *testing.T) {
 	o := newDisk(t, 16*cluster, bytes.Repeat([]byte{9}, 16*cluster))
 	g := start(t, o)
@@ -222,7 +222,7 @@ func TestRestoreServesLostKicks(t *testing.T) {
 	}
 }
 
-// A pause waits for one request and not for all that the guest has queued.
+// A pause waits for one request, not for all that the guest has queued.
 func TestRequestsStopForAPause(t *testing.T) {
 	g := start(t, newDisk(t, 64*cluster, nil))
 	g.tr.Quiesce() // the requests below wait; the device is called by hand
@@ -256,7 +256,7 @@ func TestRequestsStopForAPause(t *testing.T) {
 	d.Reset()
 }
 
-// However large its requests, a guest does not keep the run lock for more than a few of them.
+// However large its requests are, a guest keeps the run lock for only a few of them.
 func TestBytesInOneTurnAreBounded(t *testing.T) {
 	const large = 1 << 20
 	mem, err := guestmem.New(8 << 20)

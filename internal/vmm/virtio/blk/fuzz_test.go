@@ -9,8 +9,7 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/virtiotest"
 )
 
-// FuzzDevice serves rings and requests that the guest filled as it liked. The base image must stay
-// as it is.
+// FuzzDevice serves rings and requests with arbitrary content. The base image must not change.
 func FuzzDevice(f *testing.F) {
 	for kind := range byte(14) {
 		header := make([]byte, headerSize+2*segmentSize)

@@ -16,18 +16,18 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/virtq"
 )
 
-// holdDisk is the size of the disks that hostile requests are for, below announcedZero.
+// holdDisk is the size of the disks for hostile requests, below announcedZero.
 const holdDisk = 32 << 20
 
-// What a device may do between two looks at a pause: 1 MiB in one call for each cluster, the bitmap,
-// partial clusters, and what it takes to measure.
+// The maximum work between two checks for a pause: 1 MiB in one call for each cluster, the bitmap,
+// partial clusters, and the measurement itself.
 const (
 	mostBytes = 1<<20 + 64<<10
 	mostCalls = 256 + 32
 )
 
-// hostile are the requests that keep a device busy for the longest time, over a fragmented top.
-// dataAt is where their data is in the guest's memory, of which there are maxRequest bytes.
+// hostile are the requests that keep a device busy longest, over a fragmented top. dataAt is the
+// address of their data in the guest's memory, maxRequest bytes.
 var hostile = []struct {
 	name    string
 	kind    uint32
@@ -77,8 +77,7 @@ func submitHostile(t testing.TB, mem *guestmem.Memory, i int) *virtq.Queue {
 	return q
 }
 
-// fragmentedDisk returns a disk in dir whose top has an extent per cluster, and so have the layers
-// below it.
+// fragmentedDisk returns a disk in dir. Its top, and the layers below, have one extent per cluster.
 func fragmentedDisk(t testing.TB, dir string) *Overlay {
 	t.Helper()
 	base, err := os.CreateTemp(dir, "base")
@@ -110,7 +109,7 @@ func fragmentedDisk(t testing.TB, dir string) *Overlay {
 	return o
 }
 
-// fileSystems are those of which the test makes one each. ramfs cannot punch holes.
+// fileSystems are created by the test, one of each. ramfs cannot punch holes.
 var fileSystems = []struct {
 	name string
 	make []string // program that makes one in a file; none: it needs no file
@@ -121,7 +120,7 @@ var fileSystems = []struct {
 	{"xfs", []string{"mkfs.xfs", "-q"}},
 }
 
-// mountNew mounts a new file system and returns its directory. It skips where that cannot be done.
+// mountNew mounts a new file system and returns its directory. It skips the test if it cannot.
 func mountNew(t testing.TB, name string, mkfs []string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -158,8 +157,8 @@ func mountNew(t testing.TB, name string, mkfs []string) string {
 	return dir
 }
 
-// However a guest has fragmented its disk and whatever it asks for, a pause waits for one piece of a
-// request. The log is a table of the longest waits.
+// A pause waits for one piece of a request, however fragmented the disk is and whatever the guest
+// requests. The test logs a table of the longest waits.
 func TestHoldIsBounded(t *testing.T) {
 	if !inNamespace(t) {
 		return

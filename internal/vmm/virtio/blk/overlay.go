@@ -19,7 +19,7 @@ const cluster = disklayer.ClusterSize
 //
 // Data is always written before the bit that makes it visible, so that a process that dies at any
 // point leaves a valid layer. Nothing is synced: a top need not survive a reboot until a branch
-// makes it a layer, and the keeper of layers syncs them.
+// makes it a layer, and the owner of layers syncs them.
 //
 // It is the disk of one device and is not safe for concurrent use.
 type Overlay struct {

@@ -25,7 +25,7 @@ func newTop(t testing.TB, dir string, size uint64) *os.File {
 	return f
 }
 
-// newDisk returns a disk of size bytes over a base with that content.
+// newDisk returns a disk of size bytes over a base with the given content.
 func newDisk(t testing.TB, size uint64, base []byte) *Overlay {
 	t.Helper()
 	dir := t.TempDir()
@@ -45,8 +45,8 @@ func newDisk(t testing.TB, size uint64, base []byte) *Overlay {
 	return o
 }
 
-// TestOverlayAgreesWithModel runs random operations on an overlay, freezing its top now and then,
-// and on a byte slice.
+// TestOverlayAgreesWithModel applies random operations to an overlay, whose top it freezes
+// occasionally, and to a byte slice.
 func TestOverlayAgreesWithModel(t *testing.T) {
 	const size = 40*cluster + 3*sectorSize
 	rng := rand.New(rand.NewPCG(7, 7))
@@ -77,7 +77,7 @@ func TestOverlayAgreesWithModel(t *testing.T) {
 	}
 }
 
-// stepWithModel does something to n bytes at off of o and of model, or compares them.
+// stepWithModel applies a random operation to n bytes at off of o and of model, or compares them.
 func stepWithModel(t *testing.T, o *Overlay, model []byte, rng *rand.Rand, off, n uint64) {
 	t.Helper()
 	switch rng.IntN(8) {
@@ -181,7 +181,7 @@ func TestSwapTopFreezesTheOldOne(t *testing.T) {
 	if after, err := os.ReadFile(frozen); err != nil || !bytes.Equal(before, after) {
 		t.Fatalf("the frozen layer has changed (%v)", err)
 	}
-	// Linux gives this lease only where nobody has the file open for writing, or mapped.
+	// Linux grants this lease only if no process has the file open for writing, or mapped.
 	reader := forReading(t, o.layers[0])
 	defer reader.Close()
 	if _, err := unix.FcntlInt(reader.Fd(), unix.F_SETLEASE, unix.F_RDLCK); err != nil {
@@ -189,7 +189,7 @@ func TestSwapTopFreezesTheOldOne(t *testing.T) {
 	}
 }
 
-// A swap that cannot be carried out changes nothing.
+// A swap that fails changes nothing.
 func TestSwapTopRefusesWrongFiles(t *testing.T) {
 	o := newDisk(t, 8*cluster, nil)
 	other := newTop(t, t.TempDir(), 8*cluster)
@@ -207,12 +207,12 @@ func TestSwapTopRefusesWrongFiles(t *testing.T) {
 			t.Errorf("%s: the disk afterwards: %v", name, err)
 		}
 		for _, f := range files {
-			f.Close() // an error, where there is none
+			f.Close() // fails if there is none
 		}
 	}
 }
 
-// forReading opens the file of a layer once more.
+// forReading opens the file of a layer again.
 func forReading(t testing.TB, l *disklayer.Layer) *os.File {
 	t.Helper()
 	f, err := os.Open(l.File().Name())

@@ -12,9 +12,9 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/virtq"
 )
 
-// A pause stops a request between any two of its pieces. The machine that goes on completes it, and so
-// does a branch of that moment, which begins it again: both end with the same disk, the same data in
-// the guest's memory and one answer.
+// A pause can stop a request between any two pieces. The machine completes it after the pause, and a
+// branch of that moment executes it again from the start. Both end with the same disk, the same data
+// in the guest's memory, and one response.
 func TestPauseInsideARequest(t *testing.T) {
 	for i, r := range hostile {
 		if r.kind == typeFlush {
@@ -22,7 +22,7 @@ func TestPauseInsideARequest(t *testing.T) {
 		}
 		t.Run(r.name, func(t *testing.T) {
 			want := runPaused(t, i, -1)
-			pieces := want.looks - 2 // it looks before the first, and after the last for another request
+			pieces := want.looks - 2 // one check before the first piece, one after the last
 			if pieces < 2 {
 				t.Fatalf("the request was done in %d pieces: it cannot be paused", pieces)
 			}
@@ -39,13 +39,13 @@ func TestPauseInsideARequest(t *testing.T) {
 	}
 }
 
-// ending is how a request ended in a machine and in a branch of it.
+// ending is the result of a request in a machine and in a branch of it.
 type ending struct {
-	looks         int // how often the device looked whether the machine is to be paused
+	looks         int // how often the device checked for a pause
 	parent, child string
 }
 
-// runPaused serves request i of hostile, and pauses and branches when it has looked that many times.
+// runPaused serves request i of hostile, and pauses and branches at the given check.
 func runPaused(t *testing.T, i, at int) (e ending) {
 	mem := newHoldMemory(t)
 	o := fragmentedDisk(t, t.TempDir())
@@ -89,7 +89,7 @@ func newHoldMemory(t *testing.T) *guestmem.Memory {
 	return mem
 }
 
-// branchAndFinish branches d, gives it a new top, and serves the queue of the branch to its end.
+// branchAndFinish branches d, gives it a new top, and serves the branch's queue to its end.
 func branchAndFinish(t *testing.T, d *Device, q *virtq.Queue, mem *guestmem.Memory, i int) string {
 	t.Helper()
 	var w codec.Writer
@@ -153,7 +153,7 @@ func layerFiles(o *Overlay) (files []*os.File) {
 	return files
 }
 
-// contents returns the disk, the guest's memory and how many requests are left.
+// contents describes the disk, the guest's memory and the number of remaining requests.
 func contents(t *testing.T, o *Overlay, q *virtq.Queue, mem *guestmem.Memory, i int) string {
 	t.Helper()
 	disk, memory := make([]byte, holdDisk), make([]byte, holdMemory)
@@ -172,7 +172,8 @@ func contents(t *testing.T, o *Overlay, q *virtq.Queue, mem *guestmem.Memory, i 
 	return string(disk) + string(memory)
 }
 
-// The device announces small limits, accepts those of earlier releases, and refuses what is larger.
+// The device announces small limits, accepts those of earlier releases, and refuses larger
+// requests.
 func TestLimitsOfZeroing(t *testing.T) {
 	g := start(t, newDisk(t, 4*cluster, nil))
 	le := binary.LittleEndian

@@ -40,11 +40,11 @@ var (
 // errMore means that a request has more pieces.
 var errMore = errors.New("block request is not complete")
 
-// serve carries out the next piece of the request in c, the one after d.done. With the last piece
-// it returns the number of bytes that the device wrote to c, else errMore. Errors of the disk or
-// its addresses are reported to the driver in the request's status. Another error means that the
-// status could not be written or, if noRoom returns true for it, that the piece must be served
-// again when the host has room.
+// serve executes the next piece of the request in c, the one after d.done. After the last piece it
+// returns the number of bytes that the device wrote to c, otherwise errMore. Errors of the disk or
+// its addresses are reported to the driver in the request's status. For another error, either
+// noRoom returns true, and the piece must be served again when the host has space; or the status
+// could not be written.
 func (d *Device) serve(c *virtq.Chain) (written uint32, err error) {
 	status := c.CutLast()
 	if status == nil {
@@ -83,7 +83,7 @@ func (d *Device) onDisk(sector, n uint64) bool {
 	return n%sectorSize == 0 && sector <= sectors && n/sectorSize <= sectors-sector
 }
 
-// Errors of requests that are not what virtio 1.2 §5.2.6 allows.
+// Errors of requests that violate virtio 1.2 §5.2.6.
 var (
 	errRange       = errors.New("block request beyond the disk, too long or without data")
 	errUnsupported = errors.New("block request with flags that are not supported")
@@ -125,8 +125,8 @@ func (d *Device) piece(size uint32, sector uint64) (off, n, left uint64, err err
 	return off, pieceOf(off, left), left, nil
 }
 
-// pieceOf returns how many of left bytes at off are done in one piece. A piece ends between two
-// clusters, so that clusters are completed or discarded as by the whole request.
+// pieceOf returns how many of left bytes at off are processed in one piece. A piece ends between
+// two clusters, so that clusters are completed or discarded as for the whole request.
 func pieceOf(off, left uint64) uint64 { return min(left, maxPiece-off%maxPiece) }
 
 // progress records that n of left bytes have been done.
@@ -138,7 +138,7 @@ func (d *Device) progress(n, left uint64) error {
 	return nil
 }
 
-// zero carries out the next piece of a discard or write-zeroes request, whose data is a list of
+// zero executes the next piece of a discard or write-zeroes request, whose data is a list of
 // segments.
 func (d *Device) zero(c *virtq.Chain, kind uint32) error {
 	if c.ReadLen == 0 || c.ReadLen%segmentSize != 0 || c.ReadLen > acceptedSegments*segmentSize {
@@ -179,8 +179,8 @@ func (d *Device) zero(c *virtq.Chain, kind uint32) error {
 	return nil
 }
 
-// result converts an error to a status, which tells the driver nothing about the host. It returns
-// errMore and errors of noRoom unchanged, because the driver gets no answer yet.
+// result converts an error to a status, which reveals nothing about the host. It returns errMore
+// and errors of noRoom unchanged, because the driver gets no response yet.
 func result(err error) (status byte, pending error) {
 	switch {
 	case err == nil:
@@ -193,5 +193,5 @@ func result(err error) (status byte, pending error) {
 	return statusIOErr, nil
 }
 
-// noRoom reports whether the host has no room, or its owner's quota is used up.
+// noRoom reports whether the host has no space, or its owner's quota is exhausted.
 func noRoom(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }

@@ -29,7 +29,7 @@ func (o *Overlay) WriteV(views [][]byte, off uint64) error {
 
 // writeRun returns how many of the next left bytes can be written in the same way. With whole they
 // are written straight to the top, because they are whole clusters or the top has the cluster
-// already. Otherwise one cluster must first be completed from below.
+// already. Otherwise one cluster must first be completed with data from the files below.
 func (o *Overlay) writeRun(off, left uint64) (n uint64, whole bool) {
 	end := off + left
 	if !o.fills(off/cluster, off, end) {

@@ -8,7 +8,7 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/virtiotest"
 )
 
-// FuzzRegisters plays a hostile driver: pairs of register and value, some to a started device.
+// FuzzRegisters is a hostile driver: it stores values to registers, sometimes of a started device.
 func FuzzRegisters(f *testing.F) {
 	f.Add([]byte{0x70 / 4, 1, 0x70 / 4, 3, 0x24 / 4, 1, 0x20 / 4, 1, 0x70 / 4, 11, 0x38 / 4, 8, 0x44 / 4, 1, 0x70 / 4, 15},
 		false)
@@ -27,7 +27,7 @@ func FuzzRegisters(f *testing.F) {
 	})
 }
 
-// FuzzRestore feeds saved state that somebody else wrote.
+// FuzzRestore restores saved state from another source.
 func FuzzRestore(f *testing.F) {
 	tr, mem, _, _ := newTransport(f)
 	virtiotest.Start(f, mem, tr, virtio.FVersion1, ringBase, 16, 8)

@@ -21,8 +21,8 @@ const (
 	bufAt       = 0x40000
 )
 
-// echo is a device with two queues that uses up every chain; a chain without writable bytes breaks
-// its rules.
+// echo is a device with two queues that returns every chain. A chain without writable bytes
+// violates its rules.
 type echo struct {
 	t      virtio.Transport
 	queues []*virtq.Queue
@@ -169,7 +169,7 @@ func TestFeaturesMustBeOffered(t *testing.T) {
 	}
 }
 
-// TestBrokenRulesNeedReset lets the driver break a rule, and recover by a reset.
+// TestBrokenRulesNeedReset makes the driver violate a rule, and recover by a reset.
 func TestBrokenRulesNeedReset(t *testing.T) {
 	tr, mem, irq, dev := newTransport(t)
 	ring := virtiotest.Start(t, mem, tr, virtio.FVersion1, ringBase, 16)[0]
@@ -180,7 +180,7 @@ func TestBrokenRulesNeedReset(t *testing.T) {
 	if tr.Err() == nil || dev.resets.Load() == 0 {
 		t.Fatal("no reason, or the device was not reset")
 	}
-	ring.Kick() // is ignored
+	ring.Kick() // ignored
 	store(tr, 0x70, 79)
 	ring = virtiotest.Start(t, mem, tr, virtio.FVersion1, ringBase+0x8000, 16)[0]
 	ring.Add(virtiotest.Buf{GPA: bufAt, Len: 4, Write: true})
@@ -275,7 +275,7 @@ func TestCloseWhileQuiesced(t *testing.T) {
 	}
 }
 
-// endless is a device that always has something to do, and gives the lock up when it is wanted.
+// endless is a device that always has work, and releases the lock when it is wanted.
 type endless struct {
 	echo
 	busy atomic.Bool
@@ -289,8 +289,8 @@ func (e *endless) Notify() (bool, error) {
 	return true, nil
 }
 
-// A device in the middle of its work learns that the machine is to be paused, and that a vCPU waits
-// to reset it, which would hold up a pause as well; otherwise this would not end.
+// A busy device notices that the machine is to be paused. It also notices that a vCPU waits to
+// reset it, which would delay a pause too. Otherwise this test would not end.
 func TestQuiesceInterruptsABusyDevice(t *testing.T) {
 	mem, err := guestmem.New(1 << 20)
 	if err != nil {
@@ -313,7 +313,7 @@ func TestQuiesceInterruptsABusyDevice(t *testing.T) {
 	for !dev.busy.Load() {
 		runtime.Gosched()
 	}
-	store(tr, 0x70, 0) // the status
+	store(tr, 0x70, 0) // status register
 	if status := load(tr, 0x70); status != 0 {
 		t.Errorf("status %#x after a reset", status)
 	}

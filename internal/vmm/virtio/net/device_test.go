@@ -28,7 +28,7 @@ func TestFramesGoBothWays(t *testing.T) {
 	}
 }
 
-// What the guest says and is not to be passed on is taken out of the header.
+// Fields of the guest's header that must not be passed on are cleared.
 func TestHeadersArePassedOnClean(t *testing.T) {
 	g := start(t, allFeatures, 2048, 8)
 	g.awaken()
@@ -44,7 +44,7 @@ func TestHeadersArePassedOnClean(t *testing.T) {
 	g.wantAtGuest(want)
 }
 
-// A header that cannot stand before its frame ends the frame and nothing else.
+// A header that is invalid for its frame makes the device drop the frame and nothing else.
 func TestBadFramesAreDropped(t *testing.T) {
 	with := func(change func(h *header)) header {
 		h := segmented
@@ -97,7 +97,7 @@ func TestBadFramesAreDropped(t *testing.T) {
 	}
 }
 
-// The same for what is not even a header, and for one whose pieces are too many for one message.
+// The same holds for incomplete headers, and for frames with too many pieces for one message.
 func TestFragmentsAreDropped(t *testing.T) {
 	g := start(t, allFeatures, 2048, 8)
 	g.awaken()
@@ -129,7 +129,7 @@ func TestFragmentsAreDropped(t *testing.T) {
 	g.wantAtGuest(h)
 }
 
-// A driver that took less than was offered is given no more than it took.
+// A driver that accepts fewer features gets only frames that it can handle.
 func TestSmallDriver(t *testing.T) {
 	g := start(t, virtio.FVersion1, 2048, 8)
 	g.awaken()
@@ -144,7 +144,7 @@ func TestSmallDriver(t *testing.T) {
 	}
 }
 
-// Without mergeable buffers a frame has one, or none.
+// Without mergeable buffers a frame uses one buffer, or is dropped.
 func TestOneBufferForOneFrame(t *testing.T) {
 	g := start(t, virtio.FVersion1|FGuestCsum|FGuestTSO4, 3000, 8)
 	g.awaken()
@@ -154,7 +154,7 @@ func TestOneBufferForOneFrame(t *testing.T) {
 	g.wantAtGuest(fits)
 }
 
-// Frames wait in the socket while the driver has too few buffers, and none is lost.
+// Frames wait in the socket while the driver has too few buffers. None is lost.
 func TestFramesWaitForBuffers(t *testing.T) {
 	g := start(t, allFeatures, 1000, 2)
 	g.awaken()
@@ -176,7 +176,7 @@ func TestFramesWaitForBuffers(t *testing.T) {
 	}
 }
 
-// A frame for which the whole queue is too small does not hold up others.
+// A frame that does not fit in the whole queue does not block others.
 func TestFrameTooLongForTheQueue(t *testing.T) {
 	g := start(t, allFeatures, 64, ringSize)
 	g.awaken()
@@ -186,7 +186,7 @@ func TestFrameTooLongForTheQueue(t *testing.T) {
 	g.wantAtGuest(short)
 }
 
-// A peer that reads nothing leaves frames in the queue; when it reads, they come in order, and all.
+// If a peer does not read, frames stay in the queue. When it reads, all arrive in order.
 func TestSlowPeer(t *testing.T) {
 	g := start(t, allFeatures, 1536, 8)
 	var sent [][]byte
@@ -200,13 +200,13 @@ func TestSlowPeer(t *testing.T) {
 	}
 	g.tx.Kick()
 	g.waitUntil("the socket is full", func(d *Device) bool { return d.blocked })
-	g.fromPeer(message(header{}, 60)) // the other direction is not held up
+	g.fromPeer(message(header{}, 60)) // the other direction is not blocked
 	g.rx.Wait()
 	for _, m := range sent {
 		g.wantAtPeer(m)
 		g.tx.Wait()
 	}
-	g.awaken() // kicks are wanted again
+	g.awaken() // kicks are enabled again
 }
 
 func (g *guest) waitUntil(what string, cond func(d *Device) bool) {
@@ -217,8 +217,8 @@ func (g *guest) waitUntil(what string, cond func(d *Device) bool) {
 	})
 }
 
-// Without a peer frames go nowhere, and their buffers back: if there never was one, if it dies
-// while it is waited for, or while nothing happens.
+// Without a peer frames are dropped and their buffers returned: if there never was a peer, if it
+// dies while the device waits for it, or while the device is idle.
 func TestNoPeer(t *testing.T) {
 	g := attach(t, newMem(t))
 	g.drive(allFeatures, 1536, 8)
@@ -248,7 +248,7 @@ func TestNoPeer(t *testing.T) {
 	g.awaken()
 }
 
-// Another peer takes over where the old one did not read.
+// A new peer receives the frames that the old one did not read.
 func TestReplacedPeer(t *testing.T) {
 	g := start(t, allFeatures, 1536, 8)
 	g.awaken()

@@ -25,7 +25,7 @@ const (
 		FMTU | FMAC | FGuestTSO4 | FHostTSO4 | FMrgRxbuf
 )
 
-// guest plays the driver of one device, and the peer at the other end of its socket.
+// guest is the driver of one device, and the peer at the other end of its socket.
 type guest struct {
 	t      testing.TB
 	mem    *guestmem.Memory
@@ -48,7 +48,7 @@ func newMem(t testing.TB) *guestmem.Memory {
 	return mem
 }
 
-// attach makes a device over mem that no driver has started.
+// attach creates a device over mem that no driver has started.
 func attach(t testing.TB, mem *guestmem.Memory) *guest {
 	t.Helper()
 	g := &guest{t: t, mem: mem, dev: New(), rxGPA: map[uint16]guestmem.GPA{}, txAt: txBase, peer: -1}
@@ -68,7 +68,7 @@ func attach(t testing.TB, mem *guestmem.Memory) *guest {
 	return g
 }
 
-// start makes a device with a peer and a driver that has given it n receive buffers.
+// start creates a device with a peer, and a driver that has provided n receive buffers.
 func start(t testing.TB, features uint64, rxLen uint32, n int) *guest {
 	t.Helper()
 	g := attach(t, newMem(t))
@@ -79,7 +79,7 @@ func start(t testing.TB, features uint64, rxLen uint32, n int) *guest {
 
 func (g *guest) drive(features uint64, rxLen uint32, n int) {
 	g.t.Helper()
-	virtiotest.Store(g.tr, 0x070, 0) // reset: a driver that begins again clears its rings
+	virtiotest.Store(g.tr, 0x070, 0) // reset: a driver that starts again clears its rings
 	if err := g.mem.WriteAt(make([]byte, txBase-ringBase), ringBase); err != nil {
 		g.t.Fatal(err)
 	}
@@ -105,7 +105,7 @@ func (g *guest) hangUp() {
 	}
 }
 
-// newPeer gives the device another peer, whose end of the socket blocks.
+// newPeer gives the device another peer, whose socket is blocking.
 func (g *guest) newPeer() {
 	g.t.Helper()
 	g.hangUp()
@@ -123,7 +123,7 @@ func (g *guest) newPeer() {
 	}
 }
 
-// exclusive looks at the device while it does nothing.
+// exclusive calls f while the device is idle.
 func (g *guest) exclusive(f func(d *Device)) {
 	g.t.Helper()
 	if err := g.tr.Exclusive(func() { f(g.dev) }); err != nil {
@@ -131,7 +131,7 @@ func (g *guest) exclusive(f func(d *Device)) {
 	}
 }
 
-// post makes the driver send p, in pieces of those lengths and the rest, without a kick.
+// post makes the driver send p, in pieces of the given lengths and the rest, without a kick.
 func (g *guest) post(p []byte, pieces ...int) {
 	g.t.Helper()
 	at := g.txAt
@@ -150,7 +150,7 @@ func (g *guest) post(p []byte, pieces ...int) {
 	g.tx.Add(bufs...)
 }
 
-// send is post, and waits until the device has given the buffer back.
+// send is post, and waits until the device has returned the buffer.
 func (g *guest) send(p []byte, pieces ...int) {
 	g.t.Helper()
 	g.post(p, pieces...)
@@ -160,7 +160,7 @@ func (g *guest) send(p []byte, pieces ...int) {
 	}
 }
 
-// awaken sends the first frame, with which the device begins to receive.
+// awaken sends the first frame, which makes the device start to receive.
 func (g *guest) awaken() {
 	g.t.Helper()
 	m := message(header{}, 60)
@@ -186,7 +186,7 @@ func (g *guest) fromPeer(p []byte) {
 	}
 }
 
-// wantAtGuest waits for the next frame at the driver, which gives the buffers back with a kick.
+// wantAtGuest waits for the next frame at the driver, which returns the buffers with a kick.
 func (g *guest) wantAtGuest(want []byte) {
 	g.t.Helper()
 	got, buffers := []byte(nil), 1
@@ -209,7 +209,7 @@ func (g *guest) wantAtGuest(want []byte) {
 	}
 }
 
-// message returns a frame of n random bytes behind h.
+// message returns a frame of n random bytes after h.
 func message(h header, n int) []byte {
 	b := h.encode(0)
 	p := append(b[:], make([]byte, n)...)

@@ -10,8 +10,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/virtiotest"
 )
 
-// FuzzDevice serves rings and frames that the guest filled as it liked, with a peer that has sent a
-// frame of each kind and then something of the fuzzer's.
+// FuzzDevice serves rings and frames with arbitrary content. The peer has sent a frame of each
+// kind, and then data of the fuzzer.
 func FuzzDevice(f *testing.F) {
 	plain, long := message(header{}, 60), message(segmented, 3000)
 	f.Add(virtiotest.FuzzSeed(queueTX, plain, 0), uint64(allFeatures), []byte(nil))

@@ -7,7 +7,7 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/virtiotest"
 )
 
-// A pause waits for one frame in each direction, however many there are and however long they are.
+// A pause waits for one frame in each direction, regardless of their number and length.
 func TestHoldIsBounded(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -15,7 +15,7 @@ func TestHoldIsBounded(t *testing.T) {
 	g.awaken()
 	g.tr.Quiesce()
 	long := message(segmented, 40000)
-	const frames = 3 // as many as a socket takes
+	const frames = 3 // as many as fit in a socket
 	for range frames {
 		g.post(long)
 		g.fromPeer(long)

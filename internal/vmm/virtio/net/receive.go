@@ -50,7 +50,7 @@ func (d *Device) deliver(n int) error {
 	h := decodeHeader(&d.raw)
 	csum := d.features&FGuestCsum != 0
 	if h.flags &= flagNeedsCsum | flagDataValid; !csum {
-		h.flags &^= flagDataValid // a hint, which this driver may not be given (virtio 1.2 §5.1.6.4.1)
+		h.flags &^= flagDataValid // a hint that this driver must not get (virtio 1.2 §5.1.6.4.1)
 	}
 	d.used = d.used[:0]
 	room, err := false, error(nil)
@@ -77,8 +77,8 @@ func (d *Device) deliver(n int) error {
 }
 
 // collect takes receive buffers for a message of n bytes off the queue, into d.parts and d.used. If
-// the message does not fit, it returns false and leaves the buffers in the queue; d.stalled then
-// says that it will fit later.
+// the message does not fit, it returns false and leaves the buffers in the queue. It sets d.stalled
+// if the message will fit later.
 func (d *Device) collect(n int) (bool, error) {
 	d.parts.Reset()
 	d.used = d.used[:0]
@@ -88,7 +88,7 @@ func (d *Device) collect(n int) (bool, error) {
 			return false, err
 		}
 		if c == nil {
-			d.stalled = len(d.used) < d.rx.Size() // more buffers than the queue has entries never come
+			d.stalled = len(d.used) < d.rx.Size() // there can never be more buffers than the queue has entries
 			d.putBack()
 			return false, nil
 		}

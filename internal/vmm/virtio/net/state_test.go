@@ -12,8 +12,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/virtiotest"
 )
 
-// Who never uses the network pays nothing for it: no goroutine, no descriptor, no page of the
-// rings.
+// A guest that never uses the network pays nothing for it: no goroutine, no descriptor, no page of
+// the rings.
 func TestIdleDeviceCostsNothing(t *testing.T) {
 	g := start(t, allFeatures, 1536, 8)
 	g.fromPeer(message(header{}, 60))
@@ -36,13 +36,13 @@ func TestIdleDeviceCostsNothing(t *testing.T) {
 	}
 }
 
-// A copy of a device has a peer of its own, which gets what the driver had not yet sent.
+// A copy of a device has its own peer, which receives the frames that were not yet sent.
 func TestSaveAndRestore(t *testing.T) {
 	g := start(t, allFeatures, 1536, 64)
 	g.awaken()
 	before, after := message(segmented, 9000), message(header{}, 60)
 	g.tr.Quiesce()
-	g.post(before) // its kick is lost
+	g.post(before) // without a kick
 	var w codec.Writer
 	g.tr.Save(&w)
 	child := attach(t, g.mem)
@@ -82,14 +82,14 @@ func TestStateOfAnotherVersionIsRefused(t *testing.T) {
 	}
 }
 
-// rekick returns r with its kicks going to g's device.
+// rekick returns r with its kicks redirected to g's device.
 func rekick(r *virtiotest.Ring, g *guest) *virtiotest.Ring {
 	c := *r
 	c.SetKick(func() { virtiotest.Store(g.tr, mmio.RegQueueNotify, 0) })
 	return &c
 }
 
-// Frames leave nothing on the heap, which is hardly ever collected.
+// Frames allocate nothing on the heap, which is hardly ever collected.
 func TestFramesAreNotAllocated(t *testing.T) {
 	g := start(t, allFeatures, 1536, 96)
 	g.awaken()
@@ -103,7 +103,7 @@ func TestFramesAreNotAllocated(t *testing.T) {
 	exchange()
 	got := make([]byte, frame.MaxMessage)
 	first := true
-	n := testing.AllocsPerRun(1, func() { // it calls once before it counts
+	n := testing.AllocsPerRun(1, func() { // AllocsPerRun calls it once before it counts
 		for _, way := range []func() (bool, error){g.dev.transmit, g.dev.receive} {
 			if _, err := way(); err != nil {
 				t.Error(err)
@@ -129,7 +129,7 @@ func TestFramesAreNotAllocated(t *testing.T) {
 	}
 }
 
-// A pause does not wait for what the driver has queued.
+// A pause does not wait for all frames that the driver has queued.
 func TestStopsForAPause(t *testing.T) {
 	g := start(t, allFeatures, 1536, 8)
 	g.awaken()
@@ -156,7 +156,7 @@ func TestStopsForAPause(t *testing.T) {
 	}
 }
 
-// A broken ring fails the device, as in the others.
+// A broken ring makes the device fail, as with other devices.
 func TestBrokenRingFailsTheDevice(t *testing.T) {
 	for name, spoil := range map[string]func(g *guest){
 		"index": func(g *guest) {
@@ -184,7 +184,7 @@ func TestBrokenRingFailsTheDevice(t *testing.T) {
 			g.awaken()
 			spoil(g)
 			virtiotest.Eventually(t, "the device fails", func() bool { return g.tr.Err() != nil })
-			g.drive(allFeatures, 1536, 8) // a driver that begins again has its network back
+			g.drive(allFeatures, 1536, 8) // a restarted driver has its network again
 			g.txAt = txBase
 			g.awaken()
 		})

@@ -47,12 +47,12 @@ func TestFillsBuffersAndSurvivesRestore(t *testing.T) {
 	first := ask(64, virtiotest.Buf{GPA: bufAt, Len: 10, Write: true},
 		virtiotest.Buf{GPA: bufAt + 10, Len: 54, Write: true})
 	ask(maxFill, virtiotest.Buf{GPA: bufAt, Len: 3 * maxFill, Write: true})
-	ask(0, virtiotest.Buf{GPA: bufAt, Len: 8}) // nothing to write
+	ask(0, virtiotest.Buf{GPA: bufAt, Len: 8}) // no writable buffer
 
 	tr.Quiesce()
 	var w codec.Writer
 	tr.Save(&w)
-	ring.Add(virtiotest.Buf{GPA: bufAt, Len: 64, Write: true}) // its kick is lost
+	ring.Add(virtiotest.Buf{GPA: bufAt, Len: 64, Write: true}) // without a kick
 	child := newTransport(t, mem)
 	child.Quiesce()
 	if err := child.Restore(codec.NewReader(w.Bytes())); err != nil {

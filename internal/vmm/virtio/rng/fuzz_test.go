@@ -7,7 +7,7 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/virtiotest"
 )
 
-// FuzzDevice serves rings that the guest filled as it liked.
+// FuzzDevice serves rings with arbitrary content.
 func FuzzDevice(f *testing.F) {
 	f.Add(virtiotest.FuzzSeed(0, nil, 64), uint64(0))
 	f.Add(virtiotest.FuzzSeed(0, []byte("x"), 1<<30), ^uint64(0))

@@ -8,7 +8,7 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/virtq"
 )
 
-// A pause waits for one request, of which maxFill bytes are filled.
+// A pause waits for one request, at most maxFill bytes.
 func TestHoldIsBounded(t *testing.T) {
 	mem, err := guestmem.New(1 << 20)
 	if err != nil {

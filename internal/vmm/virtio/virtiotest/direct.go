@@ -54,7 +54,7 @@ const FuzzMemory = 1 << 16
 
 // Fuzz activates dev on queues of 8 entries, 512 bytes apart from address 0, in a memory that
 // begins with content, and lets it serve them. In each 512 bytes the descriptors are at 0, the
-// available ring at 128, the used ring at 256. Any outcome is right except a panic or an endless
+// available ring at 128, the used ring at 256. Any outcome is correct except a panic or an endless
 // loop.
 func Fuzz(tb testing.TB, mem *guestmem.Memory, dev virtio.Device, content []byte, features uint64) {
 	tb.Helper()
@@ -84,7 +84,7 @@ func Fuzz(tb testing.TB, mem *guestmem.Memory, dev virtio.Device, content []byte
 			break
 		}
 	}
-	t.Failed = errors.New("stopped") // keeps goroutines of the device out
+	t.Failed = errors.New("stopped") // stops goroutines of the device
 	dev.Reset()
 }
 

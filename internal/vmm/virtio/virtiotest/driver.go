@@ -1,7 +1,7 @@
 // Package virtiotest is a small guest: the driver side of virtio-mmio and split rings over the same
 // memory a device uses. It is for tests only.
 //
-// It plays a well-behaved driver; hostile ones write to the memory themselves.
+// It is a well-behaved driver; tests of hostile drivers write to the memory themselves.
 package virtiotest
 
 import (
@@ -14,7 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/mmio"
 )
 
-// patience bounds waits for a device that never answers; it is no performance limit.
+// patience bounds waits for a device that never responds. It is not a performance limit.
 const patience = 20 * time.Second
 
 // IRQ counts interrupts.
@@ -78,8 +78,8 @@ func PutDesc(tb testing.TB, mem *guestmem.Memory, gpa guestmem.GPA, i uint16, b 
 	}
 }
 
-// Add makes a chain of bufs available without a kick and returns its head. Descriptors are used
-// round robin, so at most Size may be out at once.
+// Add makes a chain of bufs available without a kick and returns its head. It uses descriptors
+// round robin, so at most Size may be in use at once.
 func (r *Ring) Add(bufs ...Buf) uint16 {
 	r.tb.Helper()
 	head := r.nextDesc
@@ -130,7 +130,7 @@ func (r *Ring) Wait() (head uint16, written uint32) {
 	return head, written
 }
 
-// SetKick changes how the ring tells its device.
+// SetKick changes how the ring notifies its device.
 func (r *Ring) SetKick(kick func()) { r.kick = kick }
 
 // AvailEvent returns the available index at which the device wants the next kick.

@@ -6,8 +6,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/guestmem"
 )
 
-// FuzzQueue gives a queue a memory that the guest filled as it liked, and works on whatever comes
-// out. It must not panic, not loop, and never hand out more than it says.
+// FuzzQueue uses a queue in memory with arbitrary content. It must not panic or loop, and never
+// return more bytes than it reports.
 func FuzzQueue(f *testing.F) {
 	ring := make([]byte, 0x200)
 	copy(ring[0x00:], []byte{0, 1, 0, 0, 0, 0, 0, 0, 16, 0, 0, 0, 1, 0, 1, 0}) // desc 0: 16 bytes, next 1

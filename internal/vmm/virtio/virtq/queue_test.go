@@ -20,7 +20,7 @@ const (
 	memSize = 1 << 20
 )
 
-// driver is the other side of a queue, by hand: tests here also break the rules.
+// driver is a hand-written driver of a queue, because tests also violate the rules.
 type driver struct {
 	t   *testing.T
 	mem *guestmem.Memory
@@ -176,8 +176,8 @@ func TestHostileChainsAreErrors(t *testing.T) {
 	}
 }
 
-// What a chain names is bounded in bytes. The pages of the part that the device may write are saved
-// while a branch is copied, which a pause waits for.
+// The bytes in a chain are bounded. While a branch is copied, the pages that the device may write
+// are saved, and a pause waits for that.
 func TestTotalBytesAreBounded(t *testing.T) {
 	d := newDriver(t, false)
 	const n = 1 << 12 // descriptors in the table, each naming most of memory
@@ -196,7 +196,7 @@ func TestTotalBytesAreBounded(t *testing.T) {
 	}
 }
 
-// Descriptors of a few bytes each may save two pages each. What a chain saves is bounded in pages too.
+// Descriptors of a few bytes may touch two pages each, so the pages of a chain are bounded too.
 func TestPagesOfAChainAreBounded(t *testing.T) {
 	const page, memory = guestmem.PageSize, 40 << 20
 	for name, length := range map[string]uint32{"two bytes": 2, "a page and two bytes": page + 2, "nine KiB": 9 << 10,
@@ -251,13 +251,13 @@ func TestUnpopGivesTheChainAgain(t *testing.T) {
 	}
 }
 
-// TestInterruptSuppression follows virtio 1.2 §2.7.7.2 through a wrap of the 16-bit indices.
-// Chains that go back together show with one store to the index, also where the ring wraps.
+// TestPushAllPublishesOnce checks that chains returned together become visible with one store to
+// the index, even if the ring wraps.
 func TestPushAllPublishesOnce(t *testing.T) {
 	d := newDriver(t, false)
 	stores := 0
 	d.mem.SetFreezer(func(gpa guestmem.GPA, _ int) {
-		if gpa == usedAt { // the word of flags and index
+		if gpa == usedAt { // the word with flags and index
 			stores++
 		}
 	})
@@ -287,6 +287,7 @@ func TestPushAllPublishesOnce(t *testing.T) {
 	}
 }
 
+// TestInterruptSuppression follows virtio 1.2 §2.7.7.2 through a wrap of the 16-bit indices.
 func TestInterruptSuppression(t *testing.T) {
 	needs := func(d *driver) bool {
 		t.Helper()

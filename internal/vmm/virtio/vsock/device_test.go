@@ -18,7 +18,7 @@ func TestHostConnects(t *testing.T) {
 	h := newHost(t)
 	g := start(t, h, newMem(t))
 	c := h.connect(t, 1024)
-	io.WriteString(c, "early") // after the line, before the guest has answered
+	io.WriteString(c, "early") // after the line, before the guest has responded
 	req, r := g.open(c, 1024)
 	if h, data := g.next(); h.op != opRW || string(data) != "early" {
 		t.Fatalf("operation %d, %q", h.op, data)
@@ -55,7 +55,7 @@ func TestGuestRefuses(t *testing.T) {
 	}
 }
 
-// A guest that takes no packets does not have the device remember connections that are gone.
+// If a guest accepts no packets, the device does not keep connections that are gone.
 func TestNobodyAnswers(t *testing.T) {
 	h := newHost(t)
 	mem := newMem(t)
@@ -100,7 +100,7 @@ func TestBadLinesAreClosed(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for i := range line { // in pieces
+		for i := range line { // byte by byte
 			if _, err := io.WriteString(c, line[i:i+1]); err != nil {
 				break
 			}
@@ -128,7 +128,8 @@ func TestGuestConnects(t *testing.T) {
 	if line, err := bufio.NewReader(f).ReadString('\n'); err != nil || line != "ready\n" {
 		t.Fatalf("%q, %v", line, err)
 	}
-	// The guest's buffer has 4096 bytes: no more arrives until it says that it has taken some.
+	// The guest's buffer has 4096 bytes. No more data arrives until the guest reports that it has
+	// taken some.
 	go f.Write(bytes.Repeat([]byte{1}, 5000))
 	var n int
 	for n < 4096 {
@@ -161,7 +162,7 @@ func TestGuestConnects(t *testing.T) {
 	}
 }
 
-// TestSlowReaderBlocksNobody fills one stream until its credit is used up and talks over another.
+// TestSlowReaderBlocksNobody fills one stream until its credit is exhausted, and uses another one.
 func TestSlowReaderBlocksNobody(t *testing.T) {
 	h := newHost(t)
 	g := start(t, h, newMem(t))
@@ -195,7 +196,7 @@ func TestSlowReaderBlocksNobody(t *testing.T) {
 	if _, err := io.ReadFull(slowR, got); err != nil || !bytes.Equal(got, bytes.Repeat([]byte("slow"), int(sent)/4)) {
 		t.Fatalf("slow stream differs: %v", err)
 	}
-	// Beyond its credit the guest is cut off.
+	// A guest that exceeds its credit is disconnected.
 	for range bufAlloc/len(chunk) + 200 {
 		g.send(reply(slowReq, opRW), chunk)
 	}
@@ -239,14 +240,14 @@ func TestManyStreams(t *testing.T) {
 	g.echo(done)
 }
 
-// TestPlacesAreBounded opens more connections than there are places; the guest closes none of them.
+// TestPlacesAreBounded opens more connections than permitted; the guest closes none of them.
 func TestPlacesAreBounded(t *testing.T) {
 	h := newHost(t)
 	g := start(t, h, newMem(t))
 	for i := range maxConns + 20 {
 		c := h.connect(t, 9)
 		g.open(c, 9)
-		c.Close() // the guest is told, and lingers
+		c.Close() // the guest is told, but keeps its end
 		if h := g.expect(opShutdown); h.flags != shutdownBoth {
 			t.Fatalf("connection %d: flags %d", i, h.flags)
 		}

@@ -23,7 +23,8 @@ const (
 	ringBase = 0x10000
 )
 
-// host is the host side of one device: its listener's path and the streams the guest opened.
+// host is the host side of a device: the path of its listener, and the streams that the guest
+// opened.
 type host struct {
 	path  string
 	dials chan int // descriptors
@@ -56,7 +57,7 @@ func newHost(t testing.TB) *host {
 	return h
 }
 
-// connect begins a connection to a guest port.
+// connect starts a connection to a guest port.
 func (h *host) connect(t testing.TB, port uint32) *net.UnixConn {
 	t.Helper()
 	c, err := net.Dial("unix", h.path)
@@ -68,7 +69,7 @@ func (h *host) connect(t testing.TB, port uint32) *net.UnixConn {
 	return c.(*net.UnixConn)
 }
 
-// guest plays the driver. Its rx loop is pumped by next.
+// guest is the driver. Calls of next receive its packets.
 type guest struct {
 	t             testing.TB
 	mem           *guestmem.Memory
@@ -126,7 +127,7 @@ func (g *guest) addRX(gpa guestmem.GPA) {
 	g.rxGPA[g.rx.Add(virtiotest.Buf{GPA: gpa, Len: rxSize, Write: true})] = gpa
 }
 
-// poll returns the next packet from the device if there is one, and gives its buffer back.
+// poll returns the next packet from the device if there is one, and returns its buffer.
 func (g *guest) poll() (h header, data []byte, ok bool) {
 	g.t.Helper()
 	head, n, ok := g.rx.Poll()
@@ -168,7 +169,7 @@ func (g *guest) expect(op uint16) header {
 	return h
 }
 
-// send gives the device a packet and waits until it was taken.
+// send gives the device a packet and waits until it was processed.
 func (g *guest) send(h header, data []byte) {
 	g.t.Helper()
 	g.post(h, data)
@@ -210,7 +211,8 @@ func (g *guest) open(c *net.UnixConn, port uint32) (req header, r *bufio.Reader)
 	return req, r
 }
 
-// echo is a guest that accepts everything and sends back what it gets, within its credit.
+// echo is a guest that accepts every connection and returns the data it receives, within its
+// credit.
 func (g *guest) echo(done chan struct{}) {
 	type stream struct {
 		h              header

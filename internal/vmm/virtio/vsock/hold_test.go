@@ -12,7 +12,7 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/virtq"
 )
 
-// A pause waits for one packet, however many the guest has queued and whatever hosts have sent.
+// A pause waits for one packet, regardless of how many the guest and the host have queued.
 func TestHoldIsBounded(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -57,7 +57,7 @@ func TestHoldIsBounded(t *testing.T) {
 		}
 	}
 	tr := &virtiotest.Direct{}
-	tr.Lock() // keeps the device's own goroutine out
+	tr.Lock() // stops the device's own goroutine
 	defer func() {
 		tr.Failed = errors.New("the end of the test")
 		h.dev.Reset()

@@ -10,8 +10,8 @@ import (
 // has connections.
 const stateVersion = 2
 
-// Save implements virtio.Stater. Connections are not saved, but that there are some: they have one
-// host end and would have many guest ends.
+// Save implements virtio.Stater. It does not save connections, because each has one host end but
+// would have many guest ends. It saves whether there are any.
 func (d *Device) Save(w *codec.Writer) {
 	w.U32(stateVersion)
 	w.U32(d.cfg.GuestCID)
@@ -20,16 +20,16 @@ func (d *Device) Save(w *codec.Writer) {
 	w.Bool(d.guestConnected())
 }
 
-// guestConnected reports whether the guest may have connections of which it must be told that they
-// are gone: also those of which it was to be told already, by an RST for which there was no buffer,
-// or by a transport reset that its driver has not dealt with.
+// guestConnected reports whether the guest may have connections that it must be told are gone. This
+// includes earlier ones whose end it has not learned yet: there was no buffer for the RST, or the
+// driver has not handled a transport reset.
 func (d *Device) guestConnected() bool {
 	return len(d.conns) > 0 || len(d.orphans) > 0 || d.resetDue || d.holding
 }
 
-// Restore implements virtio.Stater. A guest that had connections is told by a transport reset, at
-// the first Notify, that they are gone. Others are spared it: an interrupt, a worker thread and the
-// pages of a queue in every child.
+// Restore implements virtio.Stater. If the guest had connections, a transport reset at the first
+// Notify tells it that they are gone. Other guests are spared the reset, which costs an interrupt,
+// a worker thread and the pages of a queue in every child.
 func (d *Device) Restore(r *codec.Reader) error {
 	version, cid, holding, until := r.U32(), r.U32(), r.Bool(), r.U16()
 	connected := true

@@ -14,8 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/virtiotest"
 )
 
-// fork saves the device of g, whose driver stops, and restores it to another one, which does not
-// run yet. A client of the child waits for port 77.
+// fork saves the device of g, whose driver stops, and restores another device that does not run
+// yet. A client of the child waits for port 77.
 func fork(t *testing.T, mem *guestmem.Memory, g *guest) (child *host, k *guest, waiting net.Conn) {
 	t.Helper()
 	g.tr.Quiesce()
@@ -32,8 +32,8 @@ func fork(t *testing.T, mem *guestmem.Memory, g *guest) (child *host, k *guest, 
 	return child, k, waiting
 }
 
-// TestRestoreResetsAndHolds forks a device with a connection: the child sends a transport reset and
-// keeps clients waiting until the driver has given the event buffer back.
+// TestRestoreResetsAndHolds forks a device with a connection. The child sends a transport reset,
+// and makes clients wait until the driver has returned the event buffer.
 func TestRestoreResetsAndHolds(t *testing.T) {
 	mem := newMem(t)
 	parent := newHost(t)
@@ -51,7 +51,7 @@ func TestRestoreResetsAndHolds(t *testing.T) {
 	if k.event.AvailEvent() != k.event.AvailIdx() {
 		t.Fatalf("the device waits for available index %d, not %d", k.event.AvailEvent(), k.event.AvailIdx())
 	}
-	k.serveAgain(3) // changes nothing
+	k.serveAgain(3) // has no effect
 	k.tr.Quiesce()
 	if _, _, ok := k.tx.Poll(); ok || child.dev.listening {
 		t.Fatal("the device did not wait for the driver")
@@ -84,8 +84,8 @@ func TestRestoreResetsAndHolds(t *testing.T) {
 	}
 }
 
-// checkGrandchild takes a snapshot of a child that still waits for its driver: children of that
-// must wait for both resets.
+// checkGrandchild takes a snapshot of a child that still waits for its driver. Its children must
+// wait for both resets.
 func checkGrandchild(t *testing.T, child *Device, holdUntil uint16) {
 	t.Helper()
 	var held codec.Writer
@@ -99,7 +99,7 @@ func checkGrandchild(t *testing.T, child *Device, holdUntil uint16) {
 	}
 }
 
-// TestNoConnectionsNoReset forks a device whose guest has none: clients need not wait for a reset.
+// TestNoConnectionsNoReset forks a device without connections: clients need not wait for a reset.
 func TestNoConnectionsNoReset(t *testing.T) {
 	mem := newMem(t)
 	g := start(t, newHost(t), mem)
@@ -123,7 +123,8 @@ func TestNoConnectionsNoReset(t *testing.T) {
 	}
 }
 
-// A guest that was to get an RST, and a snapshot that does not say whether there are connections.
+// A reset is also required for a guest with a pending RST, and for a snapshot that does not say
+// whether there are connections.
 func TestARestoreThatMustReset(t *testing.T) {
 	parent := &Device{cfg: Config{GuestCID: guestCID}, orphans: []header{{op: opRST}}}
 	var w, first codec.Writer
@@ -140,7 +141,7 @@ func TestARestoreThatMustReset(t *testing.T) {
 	}
 }
 
-// serveAgain makes the device look at its queues n times.
+// serveAgain makes the device check its queues n times.
 func (g *guest) serveAgain(n int) {
 	g.t.Helper()
 	for range n {
@@ -151,7 +152,7 @@ func (g *guest) serveAgain(n int) {
 	}
 }
 
-// rekick returns r with its kicks going to k's device.
+// rekick returns r with its kicks redirected to k's device.
 func rekick(r *virtiotest.Ring, k *guest) *virtiotest.Ring {
 	c := *r
 	c.SetKick(func() { virtiotest.Store(k.tr, mmio.RegQueueNotify, 0) })
