@@ -74,9 +74,9 @@ func (m *Manager) branchShare(ctx context.Context) gate.Share {
 	return owner.FairShare(owner.Of(ctx).Name, total)
 }
 
-// reserveRAM takes room in RAM for the memory of a branch of s, and waits for it until what the owner
-// of s has branched before is on disk. That takes no place of the host, and ends when the sandbox is
-// deleted.
+// reserveRAM reserves RAM for the memory of a branch of s. If too little is free, it waits until
+// earlier branches of the same owner are on disk. A waiting branch takes none of the host's places
+// for branches. The wait ends when the sandbox is deleted.
 func (m *Manager) reserveRAM(ctx context.Context, s *Sandbox, v *liveVM, mode vm.BranchMode) (func(), error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -93,8 +93,8 @@ func (m *Manager) reserveRAM(ctx context.Context, s *Sandbox, v *liveVM, mode vm
 	return release, vmpool.Cause(v.calls, err)
 }
 
-// branchTag returns the tag of a new snapshot: tag after a check, or a new one if tag is empty. Only
-// for a step of a build it may be a snapshot.StepTag.
+// branchTag checks tag, the tag of a new snapshot, and returns it. If tag is empty, it returns a new
+// one. Only a build's step may have a tag that is a snapshot.StepTag.
 func branchTag(ctx context.Context, tag, id string, at time.Time, step bool) (string, error) {
 	p := owner.PrefixOf(ctx)
 	switch {

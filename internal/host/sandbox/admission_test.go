@@ -32,10 +32,10 @@ func TestAdmissionIsWholeAndExact(t *testing.T) {
 	}
 	_, err := fork(5, true)
 	wantRefused(t, admit.CodeMaxSandboxes, err)
-	if w.vmms.Spawned != 1 { // that of the bake
+	if w.vmms.Spawned != 1 { // the VMM of the bake
 		t.Errorf("%d VMs were started, for a fork that was refused", w.vmms.Spawned-1)
 	}
-	// A fork that fails, and children that do, give their places back.
+	// A failed fork, and children that end, release their places.
 	w.vmms.RestoreErr = func(n int) error {
 		if n%2 == 1 {
 			return errors.New("no")
@@ -71,7 +71,7 @@ func TestAdmissionIsWholeAndExact(t *testing.T) {
 	if admitted != left {
 		t.Errorf("%d of 8 forks at once were admitted, there were places for %d", admitted, left)
 	}
-	// Who is suspended or has ended gives up the place; who is taken over keeps it.
+	// A suspended or exited sandbox releases its place. One that a new daemon takes over keeps it.
 	id := w.List()[0].ID
 	if _, err := w.Suspend(t.Context(), id); err != nil {
 		t.Fatal(err)
@@ -99,7 +99,7 @@ func TestAdmissionIsWholeAndExact(t *testing.T) {
 	w.stop()
 }
 
-// VMs that the pool has for a while only go when the host has no memory for a fork.
+// The pool's temporary extra VMs are killed only when the host has no memory for a fork.
 func TestShortMemoryShrinksThePool(t *testing.T) {
 	w := newWorld(t, 0)
 	mustBake(t, w)

@@ -14,7 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// hungVMM is a VM whose process hangs while hung is set, and then does what it was asked.
+// hungVMM is a VM whose process hangs while hung is set, and then carries out the pending request.
 type hungVMM struct {
 	*vmfake.VMM
 	hung bool
@@ -39,7 +39,7 @@ func (v *hungVMM) Stats(ctx context.Context) (vm.Stats, error) {
 	return stats, errors.Join(err, v.answer())
 }
 
-// paused reports whether the VM stands still, which it does not say while it hangs.
+// paused reports whether the VM is paused, which cannot be asked while it hangs.
 func (v *hungVMM) paused(t *testing.T) bool {
 	t.Helper()
 	stats, err := v.VMM.Stats(t.Context())
@@ -68,8 +68,8 @@ func (w *world) hung(t *testing.T) (*Sandbox, *hungVMM) {
 	return s, v
 }
 
-// A sandbox whose VMM hangs says so, operations on it fail, and what the VMM did late is put right
-// when it answers.
+// A sandbox is shown as silent while its VMM hangs, and operations on it fail. When the VMM answers
+// again, the late effects of those operations are corrected.
 func TestVMMThatHangs(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -110,7 +110,7 @@ func TestVMMThatHangs(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A branch without an answer may have put the new top onto the disk: the next branch asks.
+// A branch without an answer may have switched the disk to the new top. The next branch finds out.
 func TestBranchWithoutAnAnswerIsSettledLater(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -128,8 +128,8 @@ func TestBranchWithoutAnAnswerIsSettledLater(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A VMM that hangs while a new daemon takes over is not ended for it: it may be at work for the
-// earlier one.
+// A VMM that hangs while a new daemon takes over is not killed: it may still be working on a
+// request of the earlier daemon.
 func TestVMMThatHangsIsTakenOver(t *testing.T) {
 	w := newWorld(t, 0)
 	id := w.source(t)

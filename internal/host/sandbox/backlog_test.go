@@ -9,8 +9,9 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// A branch that finds no room in RAM waits without a place of the host, until there is some, its client
-// leaves or its sandbox is deleted. Suspensions do not wait, nor what has no memory.
+// A branch that finds no room in RAM waits, without taking a place of the host. It ends its wait when
+// there is room, when its client leaves, or when its sandbox is deleted. Suspensions and disk-only
+// branches do not wait.
 func TestBranchesWaitForRoomInRAM(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -20,7 +21,7 @@ func TestBranchesWaitForRoomInRAM(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.vmms.GuestDirty = 1 << 50 // what the VMM says is not believed beyond the guest's memory
+	w.vmms.GuestDirty = 1 << 50 // the VMM's figure counts only up to the size of the guest's memory
 	for _, mode := range []vm.BranchMode{vm.BranchFull, vm.BranchDiff, vm.BranchLive} {
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 		_, err := w.Branch(ctx, id, BranchRequest{Tag: "b", Mode: mode})
@@ -38,7 +39,7 @@ func TestBranchesWaitForRoomInRAM(t *testing.T) {
 		}()
 		for s, _ := w.Get(id); len(s.ops) == 0; time.Sleep(time.Millisecond) {
 		}
-		time.Sleep(20 * time.Millisecond) // it would be done by then
+		time.Sleep(20 * time.Millisecond) // a branch that does not wait would be complete by then
 		select {
 		case err := <-done:
 			t.Fatalf("%s does not wait: %v", tag, err)

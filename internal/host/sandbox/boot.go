@@ -13,7 +13,7 @@ import (
 // the tag to.
 type Boot func(ctx context.Context, from, to string) error
 
-// SetBoot gives the manager what boots parents. Without it disk-only snapshots cannot be forked.
+// SetBoot sets the function that boots parents. Without it disk-only snapshots cannot be forked.
 //
 // Preconditions: no request has been made yet.
 func (m *Manager) SetBoot(boot Boot) { m.boot = boot }

@@ -64,7 +64,7 @@ func (h *Held) branch(ctx context.Context, req BranchRequest, start time.Time) (
 		return BranchResult{}, err
 	}
 	if req.Mode == vm.BranchDisk {
-		done() // what waits for the guest takes no place: it may not answer
+		done() // the wait for the guest takes no place, because a guest may never answer
 	} else {
 		h.free.Add(done)
 	}

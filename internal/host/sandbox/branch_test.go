@@ -57,8 +57,8 @@ func (w *world) layers(t *testing.T, tag string) (memory, disk int) {
 	return d.MemoryLayers, d.DiskLayers
 }
 
-// Each branch adds a layer to memory and to the disk, but a full one starts the memory's anew, and
-// the sandbox stays on the branch before it.
+// Each branch adds a layer to memory and to the disk, but a full branch starts a new chain of
+// memory layers. The sandbox itself keeps running from the same snapshot.
 func TestBranchChains(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -91,7 +91,7 @@ func TestBranchChains(t *testing.T) {
 	w.checkClean(t)
 }
 
-// checkTops fails if a sandbox that was branched often has kept what it wrote in too many files.
+// checkTops fails if the private disk of an often branched sandbox consists of too many files.
 func (w *world) checkTops(t *testing.T, id string) {
 	t.Helper()
 	files, err := os.ReadDir(filepath.Join(w.cfg.DataDir, id))
@@ -139,8 +139,8 @@ func TestChainsAreBounded(t *testing.T) {
 	w.checkClean(t)
 }
 
-// Wherever a branch fails, the sandbox runs on with its disk known, nothing is published, and the
-// next branch works.
+// Wherever a branch fails, the sandbox runs on, its record names the disk top in use, no snapshot
+// is published, and the next branch works.
 func TestFailedBranch(t *testing.T) {
 	full := &vm.Error{Code: vm.ErrNoSpace, Err: errors.New("the disk is full")}
 	for _, c := range []struct {
@@ -178,7 +178,8 @@ func TestFailedBranch(t *testing.T) {
 	}
 }
 
-// A branch that nobody waits for holds its place, its tag and its sandbox until it is complete.
+// A branch started with NoWait keeps its place, its tag and its sandbox's lock until it is
+// complete.
 func TestBranchWithoutWaiting(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -233,7 +234,8 @@ func TestBranchWithoutWaiting(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A daemon that dies between its note and the VMM's answer finds out which top the VM writes to.
+// If a daemon dies after announcing a branch and before the VMM's answer, the next daemon finds out
+// which top the VM writes to.
 func TestRestartDuringABranch(t *testing.T) {
 	for _, swapped := range []bool{false, true} {
 		w := newWorld(t, 0)
@@ -275,8 +277,8 @@ func TestRestartDuringABranch(t *testing.T) {
 	}
 }
 
-// VMs share no open file of a disk layer: one that was taken over could stay in a call that moves its
-// offset, and all others would wait.
+// VMs share no open file of a disk layer. A VMM that its guest has taken over could hang in a system
+// call that changes the file's offset, and all other VMMs with that file would wait.
 func TestDiskLayersAreOpenedForEachVM(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -301,7 +303,7 @@ func TestDiskLayersAreOpenedForEachVM(t *testing.T) {
 	w.KillAll()
 }
 
-// A VM that refuses a branch and keeps a file that it was given for it is given no more of them: such a
+// A VM that refuses a branch but keeps a file that it was given for it receives no more files. Such a
 // file has no name any more, and could grow until the VM ends.
 func TestFilesOfARefusedBranch(t *testing.T) {
 	w := newWorld(t, 0)
@@ -328,9 +330,9 @@ func TestFilesOfARefusedBranch(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A disk top that its VM keeps open for writing becomes a layer of no snapshot: not of the branch
-// that froze it, of no later one, and of no suspended state. Once that is known the VM is asked for
-// no more of them. The sandbox runs on.
+// A disk top that its VM keeps open for writing becomes no layer of a snapshot: not of the branch
+// that froze it, not of a later branch, and not of a suspended state. Once this is noticed, the VM
+// is asked for no more branches. The sandbox runs on.
 func TestTopsThatStayWritable(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -353,7 +355,7 @@ func TestTopsThatStayWritable(t *testing.T) {
 			fake.Swaps != before {
 			t.Errorf("after %s it got another top: %v", what, err)
 		}
-		s.live.kept = nil // as a daemon that is started now
+		s.live.kept = nil // as in a newly started daemon
 	}
 	for _, mode := range []vm.BranchMode{vm.BranchLive, vm.BranchFull} {
 		_, err := w.Branch(t.Context(), id, BranchRequest{Tag: "b", Mode: mode})
@@ -373,13 +375,13 @@ func TestTopsThatStayWritable(t *testing.T) {
 	if _, err := w.Rollback(t.Context(), id, "good"); err != nil {
 		t.Fatal(err)
 	}
-	w.branch(t, id, "b", vm.BranchDiff) // nothing of it was written before the rollback
+	w.branch(t, id, "b", vm.BranchDiff) // nothing was written between this branch and the rollback
 	w.KillAll()
 	w.checkClean(t)
 }
 
-// A child whose VM dies before it has confirmed: the error says what became of the VM, and not only
-// that a connection to it broke, which is noticed first.
+// If the VM of a child dies before the child has confirmed, the error says how the VM ended. It
+// does not only say that a connection broke, although that is noticed first.
 func TestAChildThatDiesIsSaidToHave(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -396,7 +398,7 @@ func TestAChildThatDiesIsSaidToHave(t *testing.T) {
 	}
 }
 
-// The snapshot between source and children goes with the last child.
+// The snapshot between source and children is deleted with the last child.
 func TestForkFromASandbox(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -420,14 +422,13 @@ func TestForkFromASandbox(t *testing.T) {
 	if list := w.Snapshots().List(); len(list) != 1 {
 		t.Errorf("left: %+v", list)
 	}
-	w.branch(t, id, "b", vm.BranchLive) // the source needs nothing of it
+	w.branch(t, id, "b", vm.BranchLive) // the source does not depend on it
 	w.fork(t, "b")
 	w.KillAll()
 	w.checkClean(t)
 }
 
-// A child that cannot be taken over does not take along the transient snapshot that its siblings
-// run from.
+// If one child cannot be taken over, its siblings keep the transient snapshot that they run from.
 func TestLostChildLeavesItsSiblings(t *testing.T) {
 	w := newWorld(t, 0)
 	id := w.source(t)
@@ -438,7 +439,7 @@ func TestLostChildLeavesItsSiblings(t *testing.T) {
 	for _, info := range r.Sandboxes[1:] {
 		s, err := w.Get(info.ID)
 		if err == nil {
-			// refused by the next daemon, having leased the snapshot
+			// The next daemon refuses this sandbox after it has leased the snapshot.
 			err = s.update(func(r *ledger.Record) { r.Restoring = true })
 		}
 		if err != nil {

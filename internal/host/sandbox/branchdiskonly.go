@@ -28,9 +28,9 @@ func (b *branch) checkDisk() error {
 	return nil
 }
 
-// askAtRest lets the VMM branch the disk while the guest's file system is at rest. Programs that
-// write meanwhile wait. The guest has as long to come to rest as client lasts. After an error of the
-// guest the VMM may have a new top all the same.
+// askAtRest asks the VMM to branch the disk while the guest's file system is frozen. Programs in the
+// guest that write during that time wait. The guest must freeze its file system before client is
+// done. Even if the guest returns an error, the VMM may have a new top.
 func (b *branch) askAtRest(client, ctx context.Context, files vmmclient.BranchFiles) (done vmmproto.BranchResult,
 	err error) {
 	v, calls, err := b.s.running(b.op)

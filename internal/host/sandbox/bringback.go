@@ -93,8 +93,8 @@ func (m *Manager) tryBringBack(ctx context.Context, s *Sandbox, expiry func() Ex
 		return nil
 	}
 	m.setTimer(s)
-	// If this fails, as on a full disk, only the suspended state, which the sandbox returns to if
-	// its VM is lost, has the wrong time.
+	// This may fail, as on a full disk. Then only the suspended state has the wrong time, which
+	// matters only if the VM is lost and the sandbox returns to that state.
 	kept := Expiry{At: rec.Expires, Suspends: rec.ExpirySuspends}
 	if err := ledger.UpdateSuspended(s.data, kept.write); err != nil {
 		m.cfg.Log.Error("write the expiry of a sandbox into its suspended state", "sandbox", s.id, "error", err)

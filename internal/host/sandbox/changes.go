@@ -25,8 +25,8 @@ func (b *branch) countChanges(shared uint64) {
 // list.
 const manyBranches = 64
 
-// reachable returns a copy of the IDs of branches. A long list is freed of deleted branches,
-// because it is in a record that is written often.
+// reachable returns a copy of the IDs of branches. It drops deleted branches from a long list,
+// because the list is part of a record that is written often.
 func (m *Manager) reachable(branches []string) []string {
 	if len(branches) < manyBranches {
 		return slices.Clone(branches)

@@ -7,8 +7,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// callsOf returns what Info says about id: the tag of the snapshot that it is at, and the calls
-// since, -1 if they are not known.
+// callsOf returns, from Info, the tag of the sandbox's latest snapshot and the number of calls
+// since then, -1 if unknown.
 func (w *world) callsOf(t *testing.T, id string) (at string, calls int) {
 	t.Helper()
 	s, err := w.Get(id)
@@ -29,8 +29,8 @@ func (w *world) wantCalls(t *testing.T, when, id, at string, calls int) {
 	}
 }
 
-// What is counted since the latest snapshot of a sandbox begins anew with a branch and a rollback,
-// and with nothing else.
+// The count of calls since the latest snapshot restarts with a branch or a rollback, and with no
+// other operation.
 func TestCallsSinceTheLatestSnapshot(t *testing.T) {
 	w := newWorld(t, 0)
 	id := w.source(t)
@@ -46,7 +46,7 @@ func TestCallsSinceTheLatestSnapshot(t *testing.T) {
 	}
 	w.wantCalls(t, "looked at", id, "p", 0)
 	use()
-	w.wantCalls(t, "used", id, "p", 2) // its beginning and its end
+	w.wantCalls(t, "used", id, "p", 2) // the start and the end of a process
 	w.branch(t, id, "b1", vm.BranchDiff)
 	w.wantCalls(t, "branched", id, "b1", 0)
 	use()
@@ -84,7 +84,8 @@ func TestCallsSinceTheLatestSnapshot(t *testing.T) {
 	w.KillAll()
 }
 
-// A rollback takes no branch of a sandbox out of its reach: going back can be taken back.
+// A rollback puts no branch of a sandbox out of reach: the sandbox can also be rolled forward
+// again.
 func TestRollbackForward(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

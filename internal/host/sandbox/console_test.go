@@ -25,7 +25,7 @@ func (w *world) vmOf(t *testing.T, id string) *vmfake.VMM {
 	return v
 }
 
-// readTo reads on until want has come, or the end.
+// readTo reads until want or the end of the log has arrived.
 func readTo(t *testing.T, l *conlog.Log, want string) (got string, lost uint64) {
 	t.Helper()
 	for !strings.Contains(got, want) {
@@ -38,7 +38,8 @@ func readTo(t *testing.T, l *conlog.Log, want string) (got string, lost uint64) 
 	return got, lost
 }
 
-// Whoever follows a console gets everything, through pauses, rollbacks and suspensions, to its end.
+// A follower of a console receives all output, through pauses, rollbacks and suspensions, to its
+// end.
 func TestLog(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -64,7 +65,7 @@ func TestLog(t *testing.T) {
 	if _, err := w.Suspend(t.Context(), id); err != nil {
 		t.Fatal(err)
 	}
-	readTo(t, l, "last words\n") // from a VM that has gone
+	readTo(t, l, "last words\n") // from a VM that has ended
 	if _, err := w.Resume(t.Context(), id); err != nil {
 		t.Fatal(err)
 	}
@@ -85,7 +86,7 @@ func TestLog(t *testing.T) {
 	}
 }
 
-// The end of a log is that of its sandbox, or of who follows, and nothing else.
+// A followed log ends only when its sandbox is deleted or its follower stops.
 func TestLogEnds(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

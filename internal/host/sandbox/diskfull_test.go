@@ -10,7 +10,7 @@ import (
 	"github.com/forkd/forkd/internal/host/vmmclient"
 )
 
-// until waits for a state of a sandbox. One that never comes ends the test by its time limit.
+// until waits for a state of a sandbox. If it never comes, the test's time limit ends the test.
 func until(t *testing.T, w *world, id string, ok func(Info) bool) {
 	t.Helper()
 	for {
@@ -49,12 +49,12 @@ func TestFullDiskPausesASandbox(t *testing.T) {
 	if _, err := w.Pause(context.Background(), id); err != nil {
 		t.Fatal(err)
 	}
-	w.vmms.All()[0].Stall() // of a write that was under way when it was paused by hand
+	w.vmms.All()[0].Stall() // about a write that was in progress when the client paused the sandbox
 	until(t, w, id, func(i Info) bool { return i.State == Paused && !i.DiskFull })
 }
 
-// A VM that tells of a full disk and then does not answer is asked again: it would stand still for
-// ever, shown as running.
+// A VM that reports a full disk and then does not answer is asked again. Otherwise it would stay
+// paused for ever and be shown as running.
 func TestFullDiskAndNoAnswer(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -64,8 +64,8 @@ func TestFullDiskAndNoAnswer(t *testing.T) {
 	until(t, w, id, func(i Info) bool { return i.Silent })
 }
 
-// A VMM that tells of a full disk again as soon as it has been asked about it, and has room, costs the
-// daemon a request a second.
+// A VMM that reports a full disk again after each check, although there is room, costs the daemon one
+// request a second.
 func TestFullDiskIsToldWithoutEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 0)

@@ -17,7 +17,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// asked is a guest that notes what it is asked for, and fails where it is told to.
+// asked is a guest that records the requests it gets, and fails those that the test selects.
 type asked struct {
 	mu    sync.Mutex
 	ops   []agentproto.Op
@@ -42,7 +42,7 @@ func (a *asked) take() []agentproto.Op {
 	return ops
 }
 
-// boots lets the manager boot what has no memory, and returns how often it has.
+// boots lets the manager boot disk-only snapshots, and returns a function that counts the boots.
 func (w *world) boots(t *testing.T) func() int {
 	t.Helper()
 	n := 0
@@ -125,7 +125,7 @@ func (w *world) info(t *testing.T, id string) Info {
 	return s.Info()
 }
 
-// Nothing is booted for children that the host does not take.
+// If the host cannot admit the children, no parent is booted for them.
 func TestNothingIsBootedInVain(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -143,8 +143,8 @@ func TestNothingIsBootedInVain(t *testing.T) {
 	}
 }
 
-// A guest that cannot bring its file system to rest, or whose rest was over too early, leaves no
-// snapshot. The sandbox goes on.
+// If a guest cannot freeze its file system, or thawed it too early, no snapshot is left. The
+// sandbox runs on.
 func TestRestThatFails(t *testing.T) {
 	for _, fails := range []agentproto.Op{agentproto.OpFreeze, agentproto.OpThaw} {
 		t.Run(string(fails), func(t *testing.T) {
@@ -170,7 +170,8 @@ func TestRestThatFails(t *testing.T) {
 	}
 }
 
-// A paused guest cannot bring its file system to rest, and a VMM that fails leaves it awake.
+// A paused guest cannot freeze its file system. After a failure of the VMM the file system is
+// thawed.
 func TestBranchOfTheDiskRefused(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -199,7 +200,7 @@ func TestBranchOfTheDiskRefused(t *testing.T) {
 	w.branch(t, id, "d", vm.BranchDisk)
 }
 
-// A parent takes from the snapshot that it boots from what the request leaves open.
+// A parent takes properties that the request omits from the snapshot that it boots from.
 func TestBakeFromADisk(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -209,7 +210,7 @@ func TestBakeFromADisk(t *testing.T) {
 	w.branch(t, id, "disk", vm.BranchDisk)
 	for _, c := range []struct {
 		req   bake.Request
-		field string // of an error
+		field string // that the error names
 		want  string
 	}{
 		{req: bake.Request{}, want: "256 MiB, 2 vCPUs, 1 1"},
@@ -239,7 +240,7 @@ func TestBakeFromADisk(t *testing.T) {
 		if got := fmt.Sprintf("%d MiB, %d vCPUs, %s %s", m.MemoryBytes>>20, m.VCPUs, g.Env["A"], g.Env["B"]); got != c.want {
 			t.Errorf("%+v: %s, want %s", c.req, got, c.want)
 		}
-		w.branch(t, w.fork(t, "large"), "again", vm.BranchDisk) // it can be booted from in turn
+		w.branch(t, w.fork(t, "large"), "again", vm.BranchDisk) // the disk of a booted sandbox can be booted from in turn
 		for _, tag := range []string{"again", "large"} {
 			if _, err := w.Snapshots().Delete(tag, store.DeleteForce); err != nil {
 				for _, i := range w.List() {
@@ -259,7 +260,7 @@ func TestBakeFromADisk(t *testing.T) {
 	}
 }
 
-// The chain of layers stays bounded over parents that are booted from one another's disks.
+// The chain of disk layers stays bounded when parents are booted from the disks of other parents.
 func TestDisksOfDisksStayShallow(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

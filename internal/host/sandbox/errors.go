@@ -146,8 +146,8 @@ func (e *BusyError) Error() string {
 	return fmt.Sprintf("%d %s are running, the most at once; try again", e.Limit, e.What)
 }
 
-// IsBusy reports whether a branch was refused that may succeed soon: the host makes as many as it may, or
-// its disk has not caught up with them.
+// IsBusy reports whether a refused branch may soon succeed: the host is at its limit of concurrent
+// branches, or its disk has not caught up with them.
 func IsBusy(err error) bool {
 	var busy *BusyError
 	var backlog *store.BacklogError

@@ -9,7 +9,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// told waits for the event that ends with last, and returns the events of a sandbox up to it.
+// told waits for an event of kind last, and returns the events of a sandbox up to it.
 func (w *world) told(t *testing.T, id string, last event.Kind) (list []string) {
 	t.Helper()
 	for f := w.events.Follow(w.events.ID(0)); ; {
@@ -27,7 +27,7 @@ func (w *world) told(t *testing.T, id string, last event.Kind) (list []string) {
 	}
 }
 
-// Every state that a sandbox enters is told once, with what brought it there, and nothing after its
+// Each state that a sandbox enters causes one event, which names the cause. No event follows its
 // deletion.
 func TestEventsOfSandboxes(t *testing.T) {
 	w := newWorld(t, 0)

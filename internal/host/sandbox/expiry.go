@@ -8,8 +8,8 @@ import (
 // expiryRetry is the time until a failed suspension, as on a full disk, is tried again.
 const expiryRetry = time.Minute
 
-// SetExpiry replaces the expiry of a sandbox in any state. The error is a *NotFoundError where its
-// time has passed meanwhile. The time of a workspace's sandbox does not pass.
+// SetExpiry replaces the expiry of a sandbox in any state. If the sandbox has expired by now, the
+// error is a *NotFoundError. The sandbox of a workspace does not expire.
 func (h *Held) SetExpiry(e Expiry) error {
 	s := h.s
 	if err := s.updateAll(e.write); err != nil {
@@ -24,8 +24,8 @@ func (h *Held) SetExpiry(e Expiry) error {
 	return nil
 }
 
-// stopTime suspends a sandbox's expiry until startTime is called. That is not recorded: if the
-// daemon dies in between, the next daemon applies the old expiry. The error is that of SetExpiry.
+// stopTime suspends a sandbox's expiry until startTime is called. This is not recorded: if the
+// daemon dies in between, the next daemon applies the old expiry. Errors are those of SetExpiry.
 // The caller holds s.ops.
 func (m *Manager) stopTime(s *Sandbox) (startTime func(), err error) {
 	s.mu.Lock()

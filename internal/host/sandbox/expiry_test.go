@@ -12,13 +12,13 @@ import (
 	"github.com/forkd/forkd/internal/host/ledger"
 )
 
-// soon is the time of sandboxes that are to expire; far that of those that are not.
+// soon is the expiry of sandboxes that expire during the test, far of those that do not.
 const (
 	soon = 50 * time.Millisecond
 	far  = time.Hour
 )
 
-// waitFor waits until a sandbox is as it is to become.
+// waitFor waits until is returns true for a sandbox.
 func (w *world) waitFor(t *testing.T, id string, is func(Info, error) bool) {
 	t.Helper()
 	for t.Context().Err() == nil {
@@ -56,7 +56,7 @@ func TestExpiry(t *testing.T) {
 		t.Fatal(err)
 	}
 	if i, err := w.setExpiry(t, extended, Expiry{At: time.Now().Add(2 * far)}); err != nil {
-		if n := (*NotFoundError)(nil); !errors.As(err, &n) { // the host was slower than its time
+		if n := (*NotFoundError)(nil); !errors.As(err, &n) { // the host was so slow that it had expired
 			t.Fatal(err)
 		}
 	} else if time.Until(i.Expires) < far {
@@ -79,8 +79,7 @@ func TestExpiry(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A sandbox that is suspended when its time has passed lives on, with what was kept with it, also
-// in the next daemon.
+// A sandbox that is suspended on expiry lives on with its data, also in the next daemon.
 func TestExpirySuspends(t *testing.T) {
 	w := newWorld(t, 0)
 	if _, err := w.Bake(t.Context(), w.bake); err != nil {
@@ -105,8 +104,8 @@ func TestExpirySuspends(t *testing.T) {
 	w.checkClean(t)
 }
 
-// Who brings a sandbox back says how long it lasts then. Who comes later finds it running, and
-// leaves it the time that somebody may have given it meanwhile.
+// The client that brings a sandbox back sets its new expiry. A later client finds the sandbox
+// running, and does not change an expiry that another client may have set by then.
 func TestBringBackSetsTheTimeOnce(t *testing.T) {
 	w := newWorld(t, 0)
 	mustBake(t, w)
@@ -131,8 +130,8 @@ func TestBringBackSetsTheTimeOnce(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A suspension and the time that goes with it are one step: who changes the time of a running
-// sandbox meanwhile finds it suspended. Where it fails the sandbox has its time again.
+// A suspension and its new expiry are one step: a client that changes the expiry at the same time
+// finds the sandbox suspended. If the suspension fails, the sandbox has its old expiry again.
 func TestSuspendingAndItsTimeAreOneStep(t *testing.T) {
 	w := newWorld(t, 0)
 	mustBake(t, w)
@@ -184,7 +183,7 @@ func TestSuspendingAndItsTimeAreOneStep(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A sandbox whose time has passed has no end when it is resumed, in the next daemon neither.
+// A sandbox that is resumed after its expiry has none any more, in the next daemon either.
 func TestResumeAfterItsTimeHasPassed(t *testing.T) {
 	w := newWorld(t, 0)
 	mustBake(t, w)
@@ -211,7 +210,7 @@ func TestResumeAfterItsTimeHasPassed(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A sandbox that is deleted when its time has passed is not saved by a resume in that moment.
+// A sandbox that is about to be deleted on expiry is not saved by a resume at that moment.
 func TestResumeBeforeADeletion(t *testing.T) {
 	w := newWorld(t, 0)
 	mustBake(t, w)
@@ -236,8 +235,8 @@ func TestResumeBeforeADeletion(t *testing.T) {
 	w.checkClean(t)
 }
 
-// The time of a sandbox that is being suspended does not pass, and is still written down: a daemon
-// that dies before the sandbox is suspended leaves none behind that has no end.
+// A sandbox does not expire while it is being suspended, but its expiry stays recorded. So if the
+// daemon dies before the sandbox is suspended, the sandbox still expires.
 func TestTimeAmidASuspension(t *testing.T) {
 	w := newWorld(t, 0)
 	s, v := w.torn(t)
@@ -249,7 +248,7 @@ func TestTimeAmidASuspension(t *testing.T) {
 	v.branch = func() (err error) {
 		found, err = ledger.Read(s.live.dir)
 		s.mu.Lock()
-		s.record.Expires = time.Now() // so long has it taken
+		s.record.Expires = time.Now() // the suspension has taken so long
 		s.mu.Unlock()
 		w.expire(s)
 		return err
@@ -269,8 +268,8 @@ func TestTimeAmidASuspension(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A sandbox that is brought back has its time when it runs, whole, and on a full disk too, where
-// its suspended state cannot be changed.
+// When a sandbox that was brought back runs, it has its whole expiry before it. That is so on a
+// full disk too, where its suspended state cannot be changed.
 func TestTimeOfASandboxThatIsBroughtBack(t *testing.T) {
 	for name, resume := range map[string]func(*world, string) (Info, error){
 		"by a client": func(w *world, id string) (Info, error) {
@@ -322,7 +321,7 @@ func TestAnnotationIsBounded(t *testing.T) {
 	w.stop()
 }
 
-// The time of a workspace's sandbox does not pass, whoever limits it.
+// The sandbox of a workspace never expires, whether the fork or a later request sets its expiry.
 func TestNoExpiryOfAWorkspace(t *testing.T) {
 	w := newWorld(t, 0)
 	mustBake(t, w)

@@ -17,8 +17,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// Calls that only wait for a branch of the same sandbox take no place of the host, and the branches of
-// one client leave one for those of another.
+// Calls that wait for a branch of the same sandbox take no place of the host. The branches of one
+// client leave a place for another client.
 func TestOneClientDoesNotHoldAllBranches(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -68,7 +68,7 @@ func TestOneClientDoesNotHoldAllBranches(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A client whose VMs do not answer holds all places for restores but one.
+// A client whose VMs do not answer cannot take the last place for restores.
 func TestOneClientDoesNotHoldAllRestores(t *testing.T) {
 	g := gate.New(3)
 	a, b := as(t, "token:a"), as(t, "token:b")
@@ -83,10 +83,10 @@ func TestOneClientDoesNotHoldAllRestores(t *testing.T) {
 		ok    bool
 	}{
 		{a, "", false},
-		{a, "token:b", false}, // the client counts, whosever sandbox it rolls back
+		{a, "token:b", false}, // the client counts, not the owner of the sandbox that it rolls back
 		{t.Context(), "token:a", false},
 		{b, "token:a", true},
-		{t.Context(), "token:b", true}, // a request without a token, that wakes a sandbox
+		{t.Context(), "token:b", true}, // a request without a token that wakes a sandbox
 	} {
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
 			ctx, cancel := context.WithCancel(c.ctx)
@@ -99,7 +99,7 @@ func TestOneClientDoesNotHoldAllRestores(t *testing.T) {
 				place <- release
 			}()
 			if !c.ok {
-				time.AfterFunc(20*time.Millisecond, cancel) // it would have had its place at once
+				time.AfterFunc(20*time.Millisecond, cancel) // a free place would have been given at once
 			}
 			release := <-place
 			if (release != nil) != c.ok {
@@ -127,8 +127,8 @@ func (v *slowVMM) Branch(ctx context.Context, req vmmproto.Branch, f vmmclient.B
 	return v.VMM.Branch(ctx, req, f)
 }
 
-// Sandboxes whose time passes in one moment are suspended a few at a time, and those of one client do
-// not all come before that of another.
+// Sandboxes that expire at the same moment are suspended a few at a time, and those of one client do
+// not all go before those of another.
 func TestSuspensionsAreFew(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -145,7 +145,7 @@ func TestSuspensionsAreFew(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, i := range r.Sandboxes { // nobody's request: as when their time has passed
+		for _, i := range r.Sandboxes { // without a request, as on expiry
 			go func() { _, err := w.Suspend(context.Background(), i.ID); ended <- err }()
 		}
 	}
@@ -170,8 +170,8 @@ func TestSuspensionsAreFew(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A sandbox that is to be suspended without a request can be used until there is a place for that, and
-// takes none while something else is done with it.
+// A sandbox that is to be suspended without a request stays usable until there is a place for the
+// suspension. It takes no place while another operation holds its lock.
 func TestSuspensionsWithoutARequestWaitUnlocked(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

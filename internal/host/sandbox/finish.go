@@ -60,9 +60,9 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 	if err != nil {
 		return result, fmt.Errorf("%s sandbox %q: complete the disk: %w", b.op, b.s.id, err)
 	}
-	// Recorded before the snapshot is published: an existing snapshot must not be answered with an
-	// error, nor be missing in the line of its sandbox because the daemon died. An ID that no
-	// snapshot gets is harmless.
+	// The branch is recorded before it is published. Otherwise the daemon could die in between, and
+	// an existing snapshot would have been answered with an error and be missing in the line of its
+	// sandbox. A recorded ID without a snapshot is harmless.
 	var at *snapshot.Ref // the previous value
 	err = b.s.update(func(r *ledger.Record) {
 		r.Count++

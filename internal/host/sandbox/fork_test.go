@@ -14,8 +14,9 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// No child is told who it is while others of its wave are not restored, and no wave begins while
-// children of the one before are not told. One that could not be restored keeps nobody waiting.
+// A child gets its identity only when all others of its wave are restored, and a wave begins only
+// when all children of the previous wave have their identity. A child that cannot be restored
+// delays no others.
 func TestChildrenStartInWaves(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -28,7 +29,7 @@ func TestChildrenStartInWaves(t *testing.T) {
 		}
 		return nil
 	}
-	told := 1 // the bad one is not
+	told := 1 // the child that cannot be restored gets none
 	w.vmms.ForkedErr = func(int) error {
 		w.vmms.Mu.Lock()
 		defer w.vmms.Mu.Unlock()
@@ -46,8 +47,8 @@ func TestChildrenStartInWaves(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A client that leaves calls its fork off, also one that would keep a part: nobody would know of
-// it.
+// A client that leaves cancels its fork, even one with AllowPartial: no client would know of its
+// children.
 func TestClientLeavesAPartialFork(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -69,7 +70,8 @@ func TestClientLeavesAPartialFork(t *testing.T) {
 	w.checkClean(t)
 }
 
-// Children with a large environment write pages that others do not write. They are not asked.
+// Children with a large environment write pages that other children do not, so they are not used to
+// predict writes.
 func TestNobodyLearnsFromALargeEnvironment(t *testing.T) {
 	w := newWorld(t, 0)
 	mustBake(t, w)
@@ -90,8 +92,8 @@ func TestNobodyLearnsFromALargeEnvironment(t *testing.T) {
 	w.stop()
 }
 
-// What the first three children of a snapshot write, the VMMs of later ones are told. That nobody
-// can say so fails no fork.
+// The VMMs of later children are given the pages that the first three children of a snapshot wrote.
+// If this cannot be found out, the fork still succeeds.
 func TestLaterChildrenAreToldTheFirstWrites(t *testing.T) {
 	for _, broken := range []error{nil, errors.New("no page map")} {
 		w := newWorld(t, 0)
@@ -115,8 +117,8 @@ func TestLaterChildrenAreToldTheFirstWrites(t *testing.T) {
 	}
 }
 
-// An environment is in the record of every child. One by which a fork of a thousand would fill the run
-// directory, and the memory of the next daemon, is refused before anything is started.
+// The environment is part of the record of every child. One so large that a fork of a thousand would
+// fill the run directory, and the next daemon's memory, is refused before any child starts.
 func TestEnvironmentsAreBounded(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

@@ -10,7 +10,7 @@ import (
 // between is deleted with the last of the children.
 func (m *Manager) ForkSandbox(ctx context.Context, source string, mode BranchRequest,
 	req ForkRequest) (ForkResult, BranchResult, error) {
-	if err := req.checkChildren(); err != nil { // before anything is made; the tag is made here
+	if err := req.checkChildren(); err != nil { // before the branch is made; its tag is chosen here
 		return ForkResult{}, BranchResult{}, err
 	}
 	if _, err := owner.Of(ctx).Label(req.Labels); err != nil { // likewise

@@ -17,7 +17,7 @@ type guestCall struct {
 	Guest
 	ctx   context.Context
 	stop  func()
-	calls context.Context // of the VM; its cause says why the guest was taken away
+	calls context.Context // ends when the guest is taken away; its cause says why
 	s     *Sandbox
 	op    string
 }
@@ -71,8 +71,8 @@ func (c *guestCall) dial(ctx context.Context, port uint32) (net.Conn, error) {
 	return conn, err
 }
 
-// explain replaces the error of a broken or silent connection by what happened to the sandbox. A
-// paused sandbox keeps its connections.
+// explain replaces the error of a broken or silent connection by the operation on the sandbox that
+// broke it. A paused sandbox keeps its connections.
 func (c *guestCall) explain(err error) error {
 	var answer *agentclient.Error
 	if err == nil || errors.As(err, &answer) && answer.Code != agentclient.CodeInternal {

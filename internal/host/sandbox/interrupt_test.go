@@ -14,8 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// A sandbox can be deleted at any moment of its being suspended or brought back: nobody is told
-// that it does not exist, and nothing of it survives.
+// A sandbox can be deleted at any moment of its suspension or resumption. The deletion never
+// returns a *NotFoundError, and nothing of the sandbox is left.
 func TestDeletedWhileSuspending(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -34,7 +34,7 @@ func TestDeletedWhileSuspending(t *testing.T) {
 				}
 			}
 		}()
-		time.Sleep(time.Duration(i) * 300 * time.Microsecond) // another moment each time
+		time.Sleep(time.Duration(i) * 300 * time.Microsecond) // at a different moment each time
 		if err := w.Kill(id); err != nil {
 			t.Errorf("delete: %v", err)
 		}
@@ -46,8 +46,8 @@ func TestDeletedWhileSuspending(t *testing.T) {
 	w.checkClean(t)
 }
 
-// The moments that matter, one by one: as the suspended state counts, and as the guest confirms
-// when it is brought back.
+// Deletions at the two critical moments: when the suspended state takes effect, and when the guest
+// confirms after a resumption.
 func TestDeletedAsItsStateChanges(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -78,7 +78,7 @@ func TestDeletedAsItsStateChanges(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A deadline that passes while a sandbox is being suspended, or suspended, counts.
+// An expiry that passes during a suspension, or afterwards, takes effect.
 func TestExpiresWhileSuspended(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -103,7 +103,7 @@ func TestExpiresWhileSuspended(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A request that is cut off by what is done to its sandbox says by what.
+// A request that is cut off by an operation on its sandbox names that operation in its error.
 func TestRequestsThatAreCutOff(t *testing.T) {
 	for by, op := range map[cutter]func(w *world, id string) error{
 		byDelete:   func(w *world, id string) error { return w.Kill(id) },
@@ -134,8 +134,8 @@ func TestRequestsThatAreCutOff(t *testing.T) {
 	}
 }
 
-// A request that has no answer in time because its sandbox was paused meanwhile says so; any other
-// one says whose guest was silent.
+// If a request times out because its sandbox was paused in between, the error says so. Otherwise
+// the error names the sandbox whose guest was silent.
 func TestRequestsToASandboxThatIsPausedMeanwhile(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -180,8 +180,8 @@ func TestBranchOfADeletedSandbox(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A fork that its daemon did not live to hand out is gone after the restart, the children that had
-// confirmed too.
+// If a daemon dies before it has handed out a fork, no child is left after the restart, not even
+// those that had confirmed.
 func TestRestartDuringAFork(t *testing.T) {
 	const n = 8
 	w := newWorld(t, 0)
@@ -209,7 +209,7 @@ func TestRestartDuringAFork(t *testing.T) {
 			t.Fatal("the other children did not confirm")
 		}
 	}
-	w.Snapshots().Close() // as a daemon that dies
+	w.Snapshots().Close() // as if the daemon had died
 	w.start(t, 0)
 	defer w.stop()
 	if alive, err := w.Recover(); alive != 1 || err != nil {
@@ -222,15 +222,15 @@ func TestRestartDuringAFork(t *testing.T) {
 		t.Errorf("left: %v", notes)
 	}
 	close(hang)
-	<-forked // into a world that has gone
+	<-forked // its daemon is gone by now
 	w.KillAll()
 	if list := w.vmms.Count(); list != 0 {
 		t.Errorf("%d VMs are left", list)
 	}
 }
 
-// A sandbox whose snapshot cannot be used when a daemon starts runs on. What needs the snapshot
-// says so, and works again as soon as it can.
+// If the snapshot of a running sandbox cannot be used when a daemon starts, the sandbox runs on.
+// Operations that need the snapshot report that, and work again as soon as it can be used.
 func TestRestartWithoutTheSnapshot(t *testing.T) {
 	w := newWorld(t, 0)
 	id := w.source(t)
@@ -266,7 +266,7 @@ func TestRestartWithoutTheSnapshot(t *testing.T) {
 	w.checkClean(t)
 }
 
-// What needs a VM says what a suspended sandbox is.
+// Operations that need a VM return an error for a suspended sandbox that names its state.
 func TestOperationsOnASuspendedSandbox(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

@@ -9,8 +9,7 @@ import (
 	"github.com/forkd/forkd/internal/host/vmpool"
 )
 
-// Ending a VM takes a while: a hundred children of a fork that failed must not be ended one after
-// another.
+// Killing a VM takes a while: the hundred children of a failed fork must be killed concurrently.
 func TestFailedForkEndsItsChildrenTogether(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -44,7 +43,7 @@ func TestFailedForkEndsItsChildrenTogether(t *testing.T) {
 			}
 		}
 		mu.Unlock()
-		select { // if they come one after another, they wait in vain
+		select { // if the kills came one after another, this would never be ready
 		case <-together:
 		case <-time.After(10 * time.Second):
 		}

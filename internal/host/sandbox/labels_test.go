@@ -11,7 +11,7 @@ import (
 	"github.com/forkd/forkd/internal/host/ledger"
 )
 
-// Labels stay with their sandbox through everything, and with no other.
+// Labels stay with their sandbox through all operations, and do not appear on any other.
 func TestLabels(t *testing.T) {
 	w := newWorld(t, 0)
 	mustBake(t, w)

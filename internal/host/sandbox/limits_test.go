@@ -86,8 +86,8 @@ func TestLimitsStayWithASandbox(t *testing.T) {
 	w.stop()
 }
 
-// What a VM with a slow disk has written is flushed at full speed: the flusher has one snapshot at
-// a time, and others wait.
+// What a VM with a slow disk has written is flushed at full speed, because the flusher writes one
+// snapshot at a time and others wait.
 func TestFlushIsNotHeldBack(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

@@ -127,7 +127,7 @@ func New(cfg Config) (*Manager, error) {
 	m.pool = vmpool.New(vmpool.Config{VMMs: cfg.VMMs, RunDir: cfg.RunDir, Size: cfg.PoolSize, Most: cfg.PoolMost,
 		Log:      cfg.Log,
 		Refilled: cfg.Observer.PoolRefilled})
-	cfg.Store.OnGone(m.pool.Drop) // also of snapshots that go by themselves, or that others take the place of
+	cfg.Store.OnGone(m.pool.Drop) // for snapshots that delete themselves or are replaced, too
 	return m, nil
 }
 

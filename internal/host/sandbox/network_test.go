@@ -29,8 +29,8 @@ func (w *world) vm(id string) *vmfake.VMM {
 	return w.vmms.Live[filepath.Join(w.dir, "run", id)]
 }
 
-// wantMode waits until the guest of a sandbox gets an answer under that mode. What the fake
-// forkd-net had not answered when the policy changed comes first.
+// wantMode waits until the guest of a sandbox gets an answer under that mode. Answers that the fake
+// forkd-net still owed when the policy changed come first.
 func (w *world) wantMode(t *testing.T, id, mode string) {
 	t.Helper()
 	w.wantAnswer(t, id, mode)
@@ -49,7 +49,7 @@ func (w *world) wantAnswer(t *testing.T, id, mode string) {
 		if v == nil {
 			t.Fatalf("sandbox %s has no VM", id)
 		}
-		_ = v.Say([]byte("x")) // it is said again if the socket is just being replaced
+		_ = v.Say([]byte("x")) // sent again, in case the socket is just being replaced
 		for {
 			answer, err := v.Hear()
 			if err != nil || len(answer) == 0 {
@@ -65,7 +65,7 @@ func (w *world) wantAnswer(t *testing.T, id, mode string) {
 }
 
 func newOnline(t *testing.T) *world {
-	roots := filepath.Join(t.TempDir(), "roots.pem") // of servers; not every host has some
+	roots := filepath.Join(t.TempDir(), "roots.pem") // certificates of servers; some hosts have none
 	if err := os.WriteFile(roots, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -86,8 +86,8 @@ func (w *world) forkOne(t *testing.T, tag string, network *netclient.Setting) st
 	return r.Sandboxes[0].ID
 }
 
-// A policy is the sandbox's own: it is in force from the first frame, stays through everything that
-// happens to the sandbox, and is inherited by branches.
+// A policy belongs to its sandbox: it is in force from the first frame, stays in force through all
+// operations on the sandbox, and is inherited by branches.
 func TestNetworkPolicyStaysWithTheSandbox(t *testing.T) {
 	w := newOnline(t)
 	w.bake.Network = setting(t, "", "pypi.org")
@@ -138,7 +138,8 @@ func TestNetworkPolicyStaysWithTheSandbox(t *testing.T) {
 	}
 	w.wantMode(t, id, "none")
 
-	// What it falls back to when its VM is lost has the policy that was set last, too.
+	// The suspended state that a sandbox falls back to when its VM is lost has the latest policy,
+	// too.
 	if _, err := w.SetNetwork(asAdmin(t), id, *setting(t, "allow", "10.0.0.1")); err != nil {
 		t.Fatal(err)
 	}
@@ -162,7 +163,7 @@ func TestNetworkPolicyStaysWithTheSandbox(t *testing.T) {
 	}
 }
 
-// A rollback takes the old connections of the guest away: its frame socket is another one.
+// A rollback ends the guest's old connections, because the guest gets a new frame socket.
 func TestRollbackHasANewFrameSocket(t *testing.T) {
 	w := newOnline(t)
 	defer w.stop()
@@ -186,8 +187,7 @@ func TestRollbackHasANewFrameSocket(t *testing.T) {
 	w.KillAll()
 }
 
-// The death of forkd-net costs sandboxes their connections and nothing else, whatever they are
-// doing.
+// When forkd-net dies, sandboxes only lose their connections, whatever operation is in progress.
 func TestForkdNetDiesUnderSandboxes(t *testing.T) {
 	w := newOnline(t)
 	defer w.stop()
@@ -217,8 +217,8 @@ func TestForkdNetDiesUnderSandboxes(t *testing.T) {
 	w.KillAll()
 }
 
-// What a snapshot says about the network and this forkd does not understand is an error, not
-// another policy.
+// If a snapshot's network setting is unknown to this version of forkd, forking it is an error, and
+// not a fork with another policy.
 func TestSnapshotWithAnUnknownPolicy(t *testing.T) {
 	if _, err := netclient.FromSnapshot((&netclient.Setting{}).ForSnapshot()); err == nil {
 		t.Error("a policy without a mode was accepted")

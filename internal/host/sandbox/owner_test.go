@@ -17,8 +17,8 @@ func as(t *testing.T, name string) context.Context {
 
 func asAdmin(t *testing.T) context.Context { return owner.In(t.Context(), owner.Owner{Admin: true}) }
 
-// An owner has as many sandboxes at once as it may, however it asks for them, and also after a
-// restart of the daemon. Others are not concerned.
+// An owner may have a certain number of sandboxes at once, over all kinds of request and also after
+// a restart of the daemon. Other owners are not affected.
 func TestOwnersHaveTheirNumberOfSandboxes(t *testing.T) {
 	w := newWorld(t, 0)
 	if _, err := w.Bake(t.Context(), w.bake); err != nil {
@@ -51,7 +51,7 @@ func TestOwnersHaveTheirNumberOfSandboxes(t *testing.T) {
 	if _, err := fork(ci, 3-len(mine)+1); err == nil {
 		t.Error("one more than the maximum")
 	}
-	if n := 3 - len(mine); n > 0 { // a refusal may have counted a fork that was about to be done
+	if n := 3 - len(mine); n > 0 { // a refused attempt may have counted a concurrent fork that was about to end
 		r, err := fork(ci, n)
 		if err != nil {
 			t.Fatal(err)
@@ -87,8 +87,8 @@ func TestOwnersHaveTheirNumberOfSandboxes(t *testing.T) {
 	w.stop()
 }
 
-// A sandbox that has exited counts as long as it can be resumed: else its owner could have any
-// number, by ending one and resuming it once another is there.
+// An exited sandbox counts while it can be resumed. Otherwise its owner could have any number, by
+// ending one and resuming it after starting another.
 func TestWhatCanBeResumedCounts(t *testing.T) {
 	w := newWorld(t, 0)
 	mustBake(t, w)
@@ -106,7 +106,7 @@ func TestWhatCanBeResumedCounts(t *testing.T) {
 		}
 		w.awaitExit(t, id)
 	}
-	gone, err := fork() // without a suspended state
+	gone, err := fork() // it exited without a suspended state
 	if err != nil {
 		t.Fatal(err)
 	}

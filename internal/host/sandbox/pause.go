@@ -65,9 +65,9 @@ func (m *Manager) Suspend(ctx context.Context, id string) (Info, error) {
 	return m.change(ctx, id, func(h *Held) error { return h.Suspend(ctx, nil) })
 }
 
-// Suspend is Manager.Suspend. If e is not nil, the sandbox's expiry stands still while it is saved,
-// and becomes e when it is suspended. After an error, or if the daemon dies in between, the old
-// expiry applies again.
+// Suspend is Manager.Suspend. If e is not nil, the sandbox does not expire while it is saved, and
+// its expiry becomes e when it is suspended. After an error, or if the daemon dies in between, the
+// old expiry applies again.
 func (h *Held) Suspend(ctx context.Context, e *Expiry) error {
 	m, s, v := h.m, h.s, h.s.live
 	if e != nil {

@@ -7,8 +7,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// The pool forgets snapshots that go by themselves, or that another takes the place of: else it would
-// grow with each fork of a sandbox, and keep VMs for a shape that no snapshot has any more.
+// The pool forgets snapshots that delete themselves or are replaced. Otherwise it would grow with
+// each fork of a sandbox, and keep VMs of a shape that no snapshot has any more.
 func TestPoolForgetsSnapshotsThatAreGone(t *testing.T) {
 	w := newWorld(t, 1)
 	defer w.stop()

@@ -39,7 +39,7 @@ func (m *Manager) isWithin(p owner.Prefix, i store.Info) bool {
 	return i.Transient && err == nil && p.HasLabels(s.Info().Labels)
 }
 
-// MayUse returns a *store.NotFoundError for a snapshot that who makes a request may not know of.
+// MayUse returns a *store.NotFoundError for a snapshot that the client of a request may not see.
 func (m *Manager) MayUse(ctx context.Context, tag string) error {
 	p := owner.PrefixOf(ctx)
 	if p.HasTag(tag) {

@@ -13,7 +13,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// waitingCtx tells when somebody waits for its end.
+// waitingCtx calls waits when a goroutine begins to wait for its end.
 type waitingCtx struct {
 	context.Context
 	waits func()
@@ -24,8 +24,8 @@ func (c waitingCtx) Done() <-chan struct{} {
 	return c.Context.Done()
 }
 
-// A fork that waits for a branch to be complete is refused if the tag is then that of a snapshot which
-// the client may not know of, although the one before was a parent, which is for all.
+// A fork may wait for a branch to be complete. If the tag then belongs to a snapshot that the client
+// may not see, the fork is refused, although the earlier snapshot was a parent, visible to all.
 func TestAForkMayNotUseWhatTookTheTag(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -55,7 +55,8 @@ func TestAForkMayNotUseWhatTookTheTag(t *testing.T) {
 	w.KillAll()
 }
 
-// A client that waits for its turn with a sandbox is refused if the sandbox is another team's by then.
+// A client that waits for its turn with a sandbox is refused if by then the sandbox belongs to another
+// team.
 func TestReachIsAskedAgain(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -90,8 +91,8 @@ func TestReachIsAskedAgain(t *testing.T) {
 	w.checkClean(t)
 }
 
-// Whether a client may know of a snapshot does not cost a look at all others: lists of sandboxes ask it
-// for each of theirs.
+// MayUse does not look at all snapshots to check one, because lists of sandboxes call it once for each
+// entry.
 func TestMayUseLooksAtOneSnapshot(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

@@ -88,8 +88,9 @@ func (b *branch) tryRebase(ctx context.Context) (shared uint64, err error) {
 	return result.Bytes, errors.Join(s.answered(err), settled)
 }
 
-// follow leases the branches that the memory of a VM that was taken over lies on, or may lie on.
-// Without them the VM runs on, and its next branch holds all that it has written since its fork.
+// follow leases the branches that a VM's memory lies on, or may lie on, after the VM was taken
+// over. Without them the VM runs on, and its next branch holds all that it has written since its
+// fork.
 func (m *Manager) follow(v *liveVM, r *ledger.Record) {
 	get := func(id string) func() {
 		unfollow, err := m.cfg.Store.Follow(id)

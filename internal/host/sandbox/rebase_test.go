@@ -26,7 +26,7 @@ func (w *world) fake(t *testing.T, id string) *vmfake.VMM {
 	return s.live.vmm.(*vmfake.VMM)
 }
 
-// asked returns what a VM was last asked to branch.
+// asked returns the latest branch request that a VM received.
 func (w *world) asked(t *testing.T, id string) vmmproto.Branch {
 	t.Helper()
 	v := w.fake(t, id)
@@ -35,9 +35,9 @@ func (w *world) asked(t *testing.T, id string) vmmproto.Branch {
 	return v.Asked[len(v.Asked)-1]
 }
 
-// A sandbox that is branched again and again lies on its last branch, each of which can be deleted
-// at once. When the line is long, a branch has all that was written since the fork and the line
-// begins anew. All snapshots that are left are whole.
+// A sandbox that is branched repeatedly lies on its latest branch, and each branch can be deleted
+// at once. When the line has become long, the next branch holds all that was written since the
+// fork, and a new line begins. All remaining snapshots are whole.
 func TestLineOfBranches(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -78,8 +78,8 @@ func TestLineOfBranches(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A rebase that fails takes nothing from the next branch: it has the pages once more, or, when
-// something may have been replaced, lies on the new snapshot.
+// After a failed rebase the next branch misses nothing: it holds the pages once more or, if some
+// may have been replaced, lies on the new snapshot.
 func TestFailedRebase(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -106,8 +106,8 @@ func TestFailedRebase(t *testing.T) {
 	}
 }
 
-// A daemon that dies between its note and the VMM's answer finds out what the memory lies on,
-// though the snapshot was deleted meanwhile.
+// If a daemon dies after announcing a rebase and before the VMM's answer, the next daemon finds out
+// what the memory lies on, even if the snapshot was deleted in between.
 func TestRestartDuringARebase(t *testing.T) {
 	for _, begun := range []bool{false, true} {
 		for _, deleted := range []bool{false, true} {
@@ -164,7 +164,7 @@ func TestRestartDuringARebase(t *testing.T) {
 	}
 }
 
-// A sandbox whose last branch is lost runs on, and its next branch needs nothing of it.
+// A sandbox whose latest branch is lost runs on, and its next branch does not need it.
 func TestLostBranchBelow(t *testing.T) {
 	w := newWorld(t, 0)
 	id := w.source(t)
@@ -191,8 +191,8 @@ func TestLostBranchBelow(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A suspended state has only what was written since the last branch, and is a snapshot to begin a
-// line from. After a rollback the line begins with its target.
+// A suspended state holds only what was written since the latest branch, and a new line can begin
+// from it. After a rollback the line begins with the rollback's target.
 func TestLinesEnd(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

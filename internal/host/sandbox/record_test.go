@@ -17,7 +17,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// golden returns a record of version 0, with other texts in the place of some of its own.
+// golden returns a record of version 0 in which some texts are replaced.
 func golden(t *testing.T, file string, replace ...string) string {
 	t.Helper()
 	text, err := os.ReadFile("../../format/record/testdata/" + file)
@@ -51,8 +51,8 @@ func goldenNetwork(t *testing.T) netclient.Setting {
 	return netclient.Setting{Policy: policy}
 }
 
-// A daemon takes over what forkd wrote before records had versions: the same sandbox, with the
-// same network.
+// A daemon takes over sandboxes whose records were written before records had versions: each is the
+// same sandbox with the same network.
 func TestRecordsOfVersion0(t *testing.T) {
 	w := newWorld(t, 0)
 	w.vmms.Unique = &agentproto.Unique{}
@@ -110,7 +110,7 @@ func TestRecordsOfVersion0(t *testing.T) {
 	w.checkClean(t)
 }
 
-// refusals are records that are not read, as changes of one that is.
+// refusals returns changed copies of a valid record, all of which are refused.
 func refusals(t *testing.T, text string) map[string]string {
 	t.Helper()
 	bad := map[string]string{"torn": text[:len(text)/2], "empty": ""}
@@ -130,7 +130,7 @@ func refusals(t *testing.T, text string) map[string]string {
 }
 
 // A sandbox whose record is refused is left alone, running or suspended. It loses nothing: when the
-// record is as it should be, it is there again.
+// record is repaired, the sandbox can be used again.
 func TestRefusedRecordsLoseNothing(t *testing.T) {
 	w := newWorld(t, 0)
 	mustBake(t, w)

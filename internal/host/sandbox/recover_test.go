@@ -13,7 +13,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// mutes are VMMs that answer nothing to a daemon that takes them over.
+// mutes are VMMs that do not answer a daemon that takes them over.
 type mutes struct{ *vmfake.VMMs }
 
 func (m mutes) Attach(id, dir string) (vmpool.VMM, error) {
@@ -24,7 +24,7 @@ func (m mutes) Attach(id, dir string) (vmpool.VMM, error) {
 	return mute{v}, nil
 }
 
-// mute is a VMM that answers no question, for a minute at least.
+// mute is a VMM that answers no request for at least a minute.
 type mute struct{ vmpool.VMM }
 
 func (mute) Stats(ctx context.Context) (vm.Stats, error) {
@@ -34,7 +34,7 @@ func (mute) Stats(ctx context.Context) (vm.Stats, error) {
 	return vm.Stats{}, fmt.Errorf("forkd-vmm: %w: %w", vmmclient.ErrNoAnswer, ctx.Err())
 }
 
-// However many VMMs do not answer, a daemon that starts waits for them once.
+// A daemon that starts waits only once for silent VMMs, however many there are.
 func TestStartWaitsOnceForSilentVMMs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const many = 3 * vmpool.AtOnce

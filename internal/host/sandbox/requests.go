@@ -15,18 +15,18 @@ import (
 type BranchRequest struct {
 	Tag       string // empty: a new one is chosen
 	Mode      vm.BranchMode
-	ParentTag string // empty, or the snapshot from which the caller believes the sandbox runs
+	ParentTag string // snapshot from which the caller believes the sandbox runs; may be empty
 	NoWait    bool   // live: return when the sandbox runs again, before the snapshot is complete
-	Transient bool   // the snapshot goes with the last sandbox that runs from it
-	Template  bool   // the sandbox was there to build a template, which this is: the manifest says so
-	Step      bool   // of a build: the tag may be a snapshot.StepTag
-	Replace   bool   // a snapshot with the tag gives way to this one, unless sandboxes run from it
+	Transient bool   // delete the snapshot with the last sandbox that runs from it
+	Template  bool   // the branch is the template that the sandbox was started to build; marked in the manifest
+	Step      bool   // a step of a build: the tag may be a snapshot.StepTag
+	Replace   bool   // replace an existing snapshot with the tag, unless sandboxes run from it
 
 	Labels map[string]string // of the snapshot; bounded like those of sandboxes
 }
 
-// BranchResult is a new snapshot and its cost. Branch of Info has the figures; for a branch that is
-// still being written, those known so far.
+// BranchResult is a new snapshot and its cost. Figure has the figures of the branch; if the branch
+// is still being written, those known so far.
 type BranchResult struct {
 	Info   store.Info
 	Figure snapshot.Branch

@@ -49,9 +49,9 @@ func (m *Manager) restore(ctx context.Context, start time.Time, v *liveVM, data 
 	return timing, err
 }
 
-// confirm gives the guest of a VM its identity, and the authority for the hosts of its secrets. It
-// waits for the agent's answers, and records in r what it found repeated. The error is an
-// *unconfirmedError or a *unique.Error, unless the caller cancelled.
+// confirm gives the guest of a VM its identity and the certificate authority for the hosts of its
+// secrets. It waits for the agent's answers, and records in r which generators the agent found to
+// repeat. The error is an *unconfirmedError or a *unique.Error, unless the caller cancelled.
 func (m *Manager) confirm(ctx context.Context, v *liveVM, r *ledger.Record) error {
 	wait, cancel := context.WithTimeout(ctx, m.cfg.Confirm)
 	defer cancel()

@@ -64,8 +64,8 @@ func TestRollback(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A rollback that fails takes a sandbox back to its latest suspended state, whether it is not
-// confirmed or its VM dies.
+// A failed rollback returns a sandbox to its latest suspended state, whether the agent did not
+// confirm or the VM died.
 func TestFailedRollbackKeepsTheSuspendedState(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -106,8 +106,8 @@ func TestFailedRollbackKeepsTheSuspendedState(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A sandbox that a daemon was rolling back when it died may not have confirmed: it is not handed
-// out.
+// A sandbox that was being rolled back when its daemon died may not have confirmed, so the next
+// daemon does not hand it out.
 func TestRestartDuringARollback(t *testing.T) {
 	w := newWorld(t, 0)
 	id := w.source(t)
@@ -127,7 +127,7 @@ func TestRestartDuringARollback(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A client that gives up while its rollback waits for a place has its sandbox as it was.
+// If a client leaves while its rollback waits for a place, its sandbox is unchanged.
 func TestRollbackWaitsBeforeItsPointOfNoReturn(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

@@ -37,8 +37,8 @@ type Guest interface {
 	Dial(ctx context.Context, port uint32) (net.Conn, error) // to a vsock port
 }
 
-// Sandbox is an object that a user holds under an id, from its fork to its deletion. VMs come and
-// go during its life.
+// Sandbox belongs to a user under an id, from its fork to its deletion. It can have several VMs
+// during its life.
 //
 // An operation that changes a sandbox holds ops, and also mu while it changes the fields below mu.
 // The holder of ops may read these fields without mu, all others need mu. Deletion is the
@@ -65,8 +65,8 @@ type Sandbox struct {
 	expiry  *time.Timer
 	expired bool // its expiry has passed, and it is about to be deleted
 	// +checklocks:mu
-	timeless bool   // its expiry stands still: see stopTime
-	unpin    func() // gives up its latest suspended state; nil if it has none
+	timeless bool   // its expiry is suspended: see stopTime
+	unpin    func() // unpins the snapshot of its latest suspended state; nil if it has none
 	silent   bool   // its VMM has left a request unanswered: see catchUp
 	full     bool   // it is paused because the host has no room for its disk
 
@@ -150,15 +150,15 @@ type liveVM struct {
 	guest Guest
 
 	// Changed by rollback and rebase, under the lock of the sandbox.
-	lease *store.Lease // of the snapshot from which the VM runs; nil if it could not be had, see leased
-	// releases the branch that it was rebased onto; nil if there is none or it could not be had
+	lease *store.Lease // of the snapshot from which the VM runs; nil if it could not be leased, see leased
+	// releases the branch that it was rebased onto; nil if there is none or it could not be leased
 	below func()
 	onto  func()                  // likewise, for the branch that it may have been rebased onto
 	calls context.Context         // for requests to the guest; ends when the guest is taken away
 	cut   context.CancelCauseFunc // of calls
 	link  *netclient.Link         // to the network
 
-	leave func() // gives up its place on the host; nil while it has none of its own
+	leave func() // releases its place on the host; nil while it has none of its own
 	debts debt.Debts
 
 	kept error // set if the VMM kept a file that it should have closed; guarded by the sandbox's ops
@@ -167,7 +167,7 @@ type liveVM struct {
 // Expiry says when a sandbox expires and what happens then.
 type Expiry struct {
 	At       time.Time // zero: never
-	Suspends bool      // suspend it; otherwise it is deleted, in whatever state it is
+	Suspends bool      // suspend it; otherwise delete it, in any state
 }
 
 // after returns e, later by d.

@@ -219,7 +219,7 @@ func TestRestartTakesOverWhatLives(t *testing.T) {
 	v := w.vmms.Live[w.vmDir(dead)]
 	w.vmms.Mu.Unlock()
 	v.End(vm.Exit{Reason: vm.ExitPowerOff})
-	// a fork that was cut off
+	// A fork that was cut off leaves a VM like this.
 	if _, err := vmpool.Spawn(context.Background(), w.vmms, w.cfg.RunDir, vm.Shape{}); err != nil {
 		t.Fatal(err)
 	}
@@ -269,7 +269,7 @@ func TestPoolFeedsForksAndIsDrained(t *testing.T) {
 	if err := w.DeleteSnapshot("p", store.DeleteSingle); err != nil {
 		t.Fatal(err)
 	}
-	for range 1000 { // a shell that was being started is ended too
+	for range 1000 { // a shell that was being started is killed too
 		if w.vmms.Count() == 0 {
 			break
 		}
@@ -278,8 +278,8 @@ func TestPoolFeedsForksAndIsDrained(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A VMM that dies in the pool is noticed there, and not by the next fork: nothing of it is left,
-// and another takes its place.
+// A VMM that dies in the pool is noticed by the pool, not by the next fork. It leaves nothing
+// behind, and the pool replaces it.
 func TestPooledVMMThatDies(t *testing.T) {
 	w := newWorld(t, 1)
 	defer w.stop()
@@ -329,5 +329,5 @@ func (hangingGuest) Forked(ctx context.Context, _ agentproto.Forked) (*agentprot
 	return nil, errors.New("broken pipe")
 }
 
-// nothing is a use of a guest that wants nothing of it.
+// nothing is a function for Use that requests nothing from the guest.
 func nothing(context.Context, agentclient.DialFunc) error { return nil }

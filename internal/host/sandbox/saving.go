@@ -37,8 +37,8 @@ type branch struct {
 	fresh    uint64 // disk usage of the new top while empty
 }
 
-// stays reports whether the sandbox is at the branch afterwards. That is not so for a transient
-// branch or a suspended state.
+// stays reports whether the sandbox is at the branch afterwards. It is not after a transient branch
+// or a suspension.
 func (b *branch) stays() bool { return b.op == "branch" && !b.req.Transient }
 
 // create makes a file of the snapshot. It is closed with the branch.

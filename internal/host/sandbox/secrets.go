@@ -7,7 +7,7 @@ import (
 	"github.com/forkd/forkd/internal/host/netclient"
 )
 
-// trust has the guest of v trust the authority by which it knows forkd-net, where it has secrets.
+// trust makes the guest of v trust forkd-net's certificate authority, if the sandbox has secrets.
 func (m *Manager) trust(ctx context.Context, v *liveVM, setting netclient.Setting) error {
 	if len(setting.Secrets) == 0 {
 		return nil

@@ -20,7 +20,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// told notes what guests are told.
+// told records the messages that guests receive.
 type told struct {
 	mu  sync.Mutex
 	ops []agentproto.Op
@@ -36,7 +36,7 @@ func (l *told) hear(r agentproto.Request) error {
 	return nil
 }
 
-// wait waits until guests have been told op n times.
+// wait waits until guests have received op n times.
 func (l *told) wait(t *testing.T, op agentproto.Op, n int) {
 	t.Helper()
 	var have int
@@ -61,7 +61,7 @@ func withSecret(s *netclient.Setting, value string) *netclient.Setting {
 	return s
 }
 
-// filesWith returns the files below dir that have a text, with their modes.
+// filesWith returns the files below dir that contain a text, with their modes.
 func filesWith(t *testing.T, dir, text string) (found []string) {
 	t.Helper()
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -85,7 +85,7 @@ func filesWith(t *testing.T, dir, text string) (found []string) {
 	return found
 }
 
-// A secret stays with its sandbox through all that happens to it, is in no file but one, and goes
+// A secret stays with its sandbox through all operations, is in exactly one file, and is removed
 // with the sandbox. Branches do not have it.
 func TestSecretsStayWithTheSandbox(t *testing.T) {
 	w := newOnline(t)
@@ -147,8 +147,8 @@ func TestSecretsStayWithTheSandbox(t *testing.T) {
 	w.stop()
 }
 
-// Who changes the policy of a sandbox keeps a secret without knowing it, replaces it, or removes it
-// by leaving it out. A sandbox that stands still is told when it runs.
+// A client that changes the policy of a sandbox can keep a secret without knowing its value,
+// replace it, or remove it by omitting it. A paused sandbox gets the message when it runs.
 func TestSetSecrets(t *testing.T) {
 	w := newOnline(t)
 	defer w.stop()
@@ -194,7 +194,7 @@ func TestSetSecrets(t *testing.T) {
 	w.KillAll()
 }
 
-// A guest that does not trust the authority cannot use its secrets: its fork fails.
+// A guest that refuses the certificate authority cannot use its secrets, so its fork fails.
 func TestForkOfAGuestThatDoesNotTrust(t *testing.T) {
 	w := newOnline(t)
 	defer w.stop()
@@ -207,7 +207,8 @@ func TestForkOfAGuestThatDoesNotTrust(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A guest that stands still when forkd-net is replaced is told to end its connections when it runs.
+// If forkd-net is replaced while a guest is paused, the guest is told to close its connections when
+// it runs again.
 func TestAPausedGuestIsToldOfANewForkdNet(t *testing.T) {
 	w := newOnline(t)
 	defer w.stop()
@@ -249,8 +250,8 @@ func TestAPausedGuestIsToldOfANewForkdNet(t *testing.T) {
 	w.KillAll()
 }
 
-// However often the network of a paused sandbox is changed, its guest is told once when it runs, of
-// the latest change, and the daemon keeps no more than that.
+// However often the network of a paused sandbox changes, its guest receives one message, about the
+// latest change, when it runs. The daemon stores no more than that.
 func TestAPausedGuestIsToldOnce(t *testing.T) {
 	w := newOnline(t)
 	defer w.stop()

@@ -11,8 +11,9 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// A guest that is asked to bring its disk to rest and says nothing holds no place of the host's branches,
-// and its sandbox no longer than the client waits. The rest that it may come to later is ended.
+// If a guest does not answer a request to freeze its file system, the branch takes no place of the host,
+// and keeps its sandbox's lock only while the client waits. If the guest freezes the file system later,
+// it is thawed.
 func TestSilentGuestHoldsNoBranchPlace(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -24,7 +25,7 @@ func TestSilentGuestHoldsNoBranchPlace(t *testing.T) {
 			return err
 		}
 		close(asleep)
-		<-quiet // the guest's root has put itself in the place of the agent
+		<-quiet // root in the guest has replaced the agent
 		return nil
 	}
 	ctx, leave := context.WithCancel(t.Context())
@@ -51,7 +52,7 @@ func TestSilentGuestHoldsNoBranchPlace(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A branch of a guest that does not come to rest ends when its sandbox is deleted.
+// The deletion of a sandbox ends a branch that waits for its guest to freeze the file system.
 func TestDeletionEndsTheWaitForRest(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -80,8 +81,8 @@ func TestDeletionEndsTheWaitForRest(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A branch of the disk takes a place for what follows the rest: where the host has none it waits, and the
-// guest runs meanwhile. One that finds none at first is refused before the guest is asked.
+// A disk-only branch takes a place after the file system was frozen. If none is free then, it waits while
+// the guest runs. If none is free at the start, the branch is refused before the guest is asked.
 func TestBranchOfTheDiskTakesAPlaceAfterTheRest(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

@@ -35,7 +35,8 @@ const (
 	Stopping
 )
 
-// next lists the states that may follow each: the drawing above, as the code that decides.
+// next lists the states that may follow each state: the drawing above in code, which is what
+// counts.
 var next = map[State][]State{
 	Starting:  {Running, Suspended, Stopping},
 	Running:   {Paused, Restoring, Exited, Stopping},

@@ -89,7 +89,7 @@ func TestSuspendAndResume(t *testing.T) {
 	w.stop()
 }
 
-// A host that dies while a sandbox runs puts it back to its last suspended state.
+// If the host dies while a sandbox runs, the sandbox returns to its latest suspended state.
 func TestLostVMIsSuspendedAgain(t *testing.T) {
 	t.Run("ended", func(t *testing.T) {
 		testLostVM(t, func(w *world) {
@@ -103,7 +103,7 @@ func TestLostVMIsSuspendedAgain(t *testing.T) {
 	})
 }
 
-// A suspended sandbox that cannot be taken over keeps the snapshot that it is brought back from.
+// A suspended sandbox that cannot be taken over keeps the snapshot that it is resumed from.
 func TestLeftAloneKeepsItsSnapshot(t *testing.T) {
 	w := newWorld(t, 0)
 	mustBake(t, w)
@@ -138,7 +138,7 @@ func TestLeftAloneKeepsItsSnapshot(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A suspended state that cannot be looked at is not taken for one that is not there: its files stay.
+// A suspended state that cannot be read is not treated as absent: its files stay.
 func TestSuspendedStateThatCannotBeLookedAt(t *testing.T) {
 	w := newWorld(t, 0)
 	mustBake(t, w)
@@ -172,7 +172,7 @@ func TestSuspendedStateThatCannotBeLookedAt(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A VMM of another version is left alone: requests of this one could mean something else to it.
+// A VMM of another version is left alone: this daemon's requests could mean something else to it.
 func TestVMMOfAnotherVersionIsLeftAlone(t *testing.T) {
 	w := newWorld(t, 0)
 	id := w.source(t)
@@ -273,7 +273,7 @@ func TestEndedVMIsResumedFromItsSuspendedState(t *testing.T) {
 	w.checkClean(t)
 }
 
-// awaitExit returns when it has been noticed that the VM of a sandbox has ended.
+// awaitExit waits until the manager has noticed that the VM of a sandbox has ended.
 func (w *world) awaitExit(t *testing.T, id string) {
 	t.Helper()
 	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
@@ -286,7 +286,7 @@ func (w *world) awaitExit(t *testing.T, id string) {
 	}
 }
 
-// Until the new state is on disk a suspension changes nothing.
+// A suspension changes nothing until the new state is on disk.
 func TestFailedSuspension(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -297,7 +297,7 @@ func TestFailedSuspension(t *testing.T) {
 	}
 	w.vmms.BranchErr = nil
 	obstacle := filepath.Join(w.dir, "state", "snapshots", "suspended-"+id+"-2", "x")
-	if err := os.MkdirAll(obstacle, 0o700); err != nil { // its flush cannot put the snapshot there
+	if err := os.MkdirAll(obstacle, 0o700); err != nil { // prevents the flush from moving the snapshot there
 		t.Fatal(err)
 	}
 	if _, err := w.Suspend(t.Context(), id); err == nil {
@@ -400,7 +400,7 @@ func TestSnapshotOfASuspendedSandbox(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A snapshot of a suspended sandbox is a copy of all that it has: there are as few at once as
+// A snapshot of a suspended sandbox copies everything that it has, so as few are made at once as
 // branches.
 func TestSnapshotsOfSuspendedSandboxesAreLimited(t *testing.T) {
 	w := newWorld(t, 0)
@@ -410,7 +410,7 @@ func TestSnapshotsOfSuspendedSandboxesAreLimited(t *testing.T) {
 	if _, err := w.Suspend(t.Context(), id); err != nil {
 		t.Fatal(err)
 	}
-	leave, err := w.branches.Enter() // somebody branches
+	leave, err := w.branches.Enter() // takes a place as a branch does
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,9 +14,10 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-const takenOverMiB = 64 // memory of their guests
+const takenOverMiB = 64 // memory of the guests of VMMs that were taken over
 
-// withTakenOver returns a world whose snapshot "p" was made by a sound VMM, and is run by others.
+// withTakenOver returns a world whose snapshot "p" was made by a sound VMM, but whose other VMMs
+// were taken over by their guests.
 func withTakenOver(t testing.TB) (*world, *takenOver) {
 	t.Helper()
 	w := newWorld(t, 0)
@@ -35,9 +36,9 @@ func withTakenOver(t testing.TB) (*world, *takenOver) {
 	return w, h
 }
 
-// attack forks a sandbox of a VMM that was taken over and uses it, both as drawn. Whatever it says,
-// each operation ends, no snapshot can be listed that cannot be opened, no file grows beyond the
-// guest's memory, and nothing is left.
+// attack forks a sandbox of a VMM that was taken over by its guest, and uses it. Operations and
+// answers are drawn at random. Whatever the VMM answers, each operation ends, each listed snapshot
+// can be opened, no file grows beyond the guest's memory, and nothing is left over.
 func attack(t *testing.T, w *world, h *takenOver, drawn []byte) {
 	t.Helper()
 	ops := words{left: drawn}
@@ -93,7 +94,7 @@ func attack(t *testing.T, w *world, h *takenOver, drawn []byte) {
 	w.checkClean(t)
 }
 
-// use asks for one operation. Any of them may fail.
+// use performs one operation, which may fail.
 func use(ctx context.Context, w *world, id string, op byte) {
 	switch op % 10 {
 	case 0, 1, 2:
@@ -116,7 +117,7 @@ func use(ctx context.Context, w *world, id string, op byte) {
 	}
 }
 
-// A VMM that was taken over answers the manager with whatever it likes.
+// A VMM that was taken over by its guest gives the manager arbitrary answers.
 func TestVMMsThatWereTakenOver(t *testing.T) {
 	const seed, rounds = 22, 60
 	t.Logf("seed %d", seed)
@@ -126,7 +127,7 @@ func TestVMMsThatWereTakenOver(t *testing.T) {
 	for round := range rounds {
 		drawn := make([]byte, r.IntN(200))
 		for i := range drawn {
-			if drawn[i] = byte(r.Uint32()); r.IntN(3) > 0 { // most answers are as they should be: an attack begins late too
+			if drawn[i] = byte(r.Uint32()); r.IntN(3) > 0 { // most answers are correct, so that some attacks begin late
 				drawn[i] %= 8
 			}
 		}

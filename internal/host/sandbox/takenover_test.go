@@ -28,11 +28,11 @@ type takenOver struct {
 	bin string // of the processes
 
 	mu    sync.Mutex
-	words words // what is drawn
+	words words // source of the random choices
 	lives sync.WaitGroup
 }
 
-// words are drawn bytes. When they are used up, all answers are as they should be.
+// words are random bytes. When they are used up, all answers are correct.
 type words struct{ left []byte }
 
 func (w *words) byte() byte {
@@ -77,7 +77,7 @@ func (h *takenOver) Spawn(_ context.Context, c vmpool.ShellConfig) (_ vmpool.VMM
 		return nil, errors.Join(err, v.Kill(), p.Wait())
 	}
 	vmm := &takenOverVMM{all: h, ctl: conn, proc: p, memory: c.Shape.MemoryBytes}
-	h.lives.Go(func() { // as the kernel does with the process
+	h.lives.Go(func() { // the kernel ends the connection with the process
 		_ = p.Wait()
 		conn.Shutdown()
 	})
@@ -96,7 +96,7 @@ type takenOverVMM struct {
 	proc   *process.Process
 	memory uint64
 	stats  vmmproto.Stats
-	kept   []int // descriptors of files that it was to close
+	kept   []int // descriptors that it should have closed
 }
 
 func (v *takenOverVMM) serve() {
@@ -109,7 +109,7 @@ func (v *takenOverVMM) serve() {
 		v.all.mu.Lock()
 		ok := v.answer(kind, append([]byte(nil), body...), fds)
 		v.all.mu.Unlock()
-		if !ok { // it does not leave the daemon waiting: what that costs has tests of its own
+		if !ok { // it answers at once: other tests measure what a silent VMM costs
 			_ = v.proc.Kill()
 			v.ctl.Shutdown()
 			return
@@ -117,8 +117,8 @@ func (v *takenOverVMM) serve() {
 	}
 }
 
-// answer answers a request as a VMM would, or changes what it says and does. It returns whether the
-// daemon has got an answer.
+// answer answers a request as a VMM would, or changes some of its actions and answers. It reports
+// whether the daemon has got an answer.
 func (v *takenOverVMM) answer(kind vmmproto.Kind, body []byte, fds []int) bool {
 	w := &v.all.words
 	var good vmmproto.Message
@@ -167,7 +167,7 @@ func (v *takenOverVMM) answer(kind vmmproto.Kind, body []byte, fds []int) bool {
 	return true
 }
 
-// save fills the files of a branch, or not, and describes the layer.
+// save fills the files of a branch, or leaves them empty, and describes the layer.
 func (v *takenOverVMM) save(fds []int) vmmproto.SaveResult {
 	w := &v.all.words
 	_, _ = unix.Pwrite(fds[0], []byte("state"), 0)
@@ -191,8 +191,8 @@ func (v *takenOverVMM) save(fds []int) vmmproto.SaveResult {
 	return r
 }
 
-// send sends a message, perhaps another one. It returns whether the daemon has an answer, if the
-// message was one.
+// send sends a message, or sometimes another one. If the message was an answer, send reports
+// whether the daemon has got one.
 func (v *takenOverVMM) send(kind vmmproto.Kind, body []byte) bool {
 	w := &v.all.words
 	var fds []int
@@ -200,17 +200,17 @@ func (v *takenOverVMM) send(kind vmmproto.Kind, body []byte) bool {
 	switch w.byte() % 24 {
 	case 10: // hang up
 		return false
-	case 11: // another message
+	case 11: // another message instead
 		kind = vmmproto.Kind(w.byte())
-	case 12: // short
+	case 12: // shortened
 		body = body[:w.below(len(body)+1)]
-	case 13: // long
+	case 13: // lengthened
 		body = append(body, make([]byte, w.below(1<<16))...)
-	case 14: // again
+	case 14: // twice
 		times = 2 + w.below(40)
 	case 15: // with a descriptor
 		fds = []int{0}
-	case 16: // what was not asked for
+	case 16: // an answer to no request
 		for range w.below(40) {
 			_ = v.ctl.Send(vmmproto.Kind(w.byte()), body)
 		}
@@ -219,13 +219,13 @@ func (v *takenOverVMM) send(kind vmmproto.Kind, body []byte) bool {
 		var e codec.Writer
 		(&vmmproto.Error{Code: vm.ErrorCode(w.byte() % 12), Text: string(make([]byte, w.below(1<<16)))}).Append(&e)
 		body = e.Bytes()
-	case 18, 19: // other bytes
+	case 18, 19: // different bytes
 		for range 1 + w.below(8) {
 			if len(body) > 0 {
 				body[w.below(len(body))] = w.byte()
 			}
 		}
-	case 20, 21, 22, 23: // another number
+	case 20, 21, 22, 23: // a different number
 		numbers := []uint64{0, 1, vm.PageSize, v.memory, v.memory - vm.PageSize, v.memory + vm.PageSize, 1 << 32, 1 << 60,
 			1<<63 - 1, 1<<64 - 1,
 			1<<64 - vm.PageSize, vm.HoleStart, vm.HoleEnd, 3 * vm.PageSize}
@@ -243,7 +243,7 @@ func (v *takenOverVMM) send(kind vmmproto.Kind, body []byte) bool {
 	return kind == vmmproto.KindOK || kind == vmmproto.KindError
 }
 
-// layersOver returns the files below a directory that are longer than most, or have more on disk.
+// layersOver returns the files below a directory whose length or disk usage exceeds most.
 func layersOver(dir string, most int64) (found []string) {
 	_ = filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() {

@@ -18,7 +18,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// tornVMM is a VM in which something happens when it is to branch.
+// tornVMM is a VM that runs a function of the test when it is asked to branch.
 type tornVMM struct {
 	*vmfake.VMM
 	branch func() error // before the VM carries it out; may be nil
@@ -34,8 +34,8 @@ func (v *tornVMM) Branch(ctx context.Context, req vmmproto.Branch, f vmmclient.B
 	return v.VMM.Branch(ctx, req, f)
 }
 
-// whileCopying begins a live branch, runs f while its pages are being copied, and returns how it is
-// answered.
+// whileCopying begins a live branch, runs f while its pages are being copied, and returns the
+// branch's error.
 func (w *world) whileCopying(t *testing.T, s *Sandbox, tag string, f func()) error {
 	t.Helper()
 	w.vmms.Copying = make(chan struct{})
@@ -53,7 +53,7 @@ func (w *world) whileCopying(t *testing.T, s *Sandbox, tag string, f func()) err
 	return <-answered
 }
 
-// top returns the disk top that the sandbox is known to write to.
+// top returns the disk top that the sandbox's record names.
 func (s *Sandbox) top() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -86,7 +86,7 @@ func obstruct(t *testing.T, s *Sandbox) (clear func()) {
 	}
 }
 
-// Where it cannot be written down that a top is in use, no later branch forgets that top.
+// If it cannot be recorded that a top is in use, no later branch forgets that top.
 func TestBranchThatCannotBeSettled(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -109,7 +109,7 @@ func TestBranchThatCannotBeSettled(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A branch that is answered with an error has made no snapshot.
+// A branch that was answered with an error leaves no snapshot.
 func TestBranchThatCannotBeNoted(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -130,8 +130,7 @@ func TestBranchThatCannotBeNoted(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A top that was made for nothing, by this daemon or one that died, does not stand in the way of
-// the next.
+// An unused top, made by this daemon or by one that died, does not prevent the next branch.
 func TestTopsWithoutUse(t *testing.T) {
 	w := newWorld(t, 0)
 	id := w.source(t)
@@ -173,7 +172,7 @@ func TestTopsWithoutUse(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A VMM that still copies for a daemon that died is asked again.
+// A VMM that still copies a branch of a dead daemon is asked again.
 func TestBranchAfterACopyOfAnotherDaemon(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -193,7 +192,7 @@ func TestBranchAfterACopyOfAnotherDaemon(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A branch that fails with its VM says what happened to that.
+// If a VM ends during a branch, the error says how it ended.
 func TestBranchOfAVMThatEnds(t *testing.T) {
 	for _, late := range []bool{false, true} {
 		w := newWorld(t, 0)
@@ -204,7 +203,7 @@ func TestBranchOfAVMThatEnds(t *testing.T) {
 			w.vmms.CopyErr = vmmclient.ErrGone
 			err = w.whileCopying(t, s, "a", end)
 		} else {
-			v.branch = func() error { // its process ends a little later
+			v.branch = func() error { // its process exits a little later
 				time.AfterFunc(20*time.Millisecond, end)
 				return vmmclient.ErrGone
 			}
@@ -220,8 +219,8 @@ func TestBranchOfAVMThatEnds(t *testing.T) {
 	}
 }
 
-// What users see of a sandbox does not change by its being suspended, nor does where it can be
-// rolled back to.
+// A suspension changes neither the description that users see of a sandbox, nor the snapshots that
+// it can be rolled back to.
 func TestSuspendedSnapshotIsNobodysBusiness(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

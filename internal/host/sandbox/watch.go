@@ -96,7 +96,7 @@ func (m *Manager) watch(s *Sandbox, v *liveVM) {
 	switch {
 	case !s.hasSuspension():
 		m.free(s)
-	case s.Info().State == Exited: // its remains can be resumed
+	case s.Info().State == Exited: // its suspended state remains, and it can be resumed
 		ledger.ClearTops(s.data)
 		v.release()
 	}

@@ -48,7 +48,7 @@ type world struct {
 	*Manager
 	*bake.Baker
 	vmms  *vmfake.VMMs
-	hosts vmpool.VMMs // of the manager instead of vmms; nil: none
+	hosts vmpool.VMMs // used by the manager instead of vmms; nil: vmms
 	count *counter
 	dir   string
 	bake  bake.Request
@@ -76,7 +76,7 @@ func newWorld(t testing.TB, poolSize int) *world {
 	return w
 }
 
-// start makes a manager over what is in the world's directory.
+// start makes a manager over the existing files of the world's directory.
 func (w *world) start(t testing.TB, poolSize int) {
 	t.Helper()
 	st, err := store.Open(store.Config{Root: filepath.Join(w.dir, "state"), RAM: filepath.Join(w.dir, "ram")})
@@ -122,7 +122,7 @@ func (w *world) stop() {
 	w.Snapshots().Close()
 }
 
-// checkClean fails if anything of a sandbox is left.
+// checkClean fails if files or processes of a sandbox are left.
 func (w *world) checkClean(t testing.TB) {
 	t.Helper()
 	w.Snapshots().Quiesce()
@@ -145,7 +145,7 @@ func (w *world) checkClean(t testing.TB) {
 	}
 }
 
-// unnamed counts the snapshots that were deleted and are still needed.
+// unnamed counts deleted snapshots that are still needed by others.
 func (w *world) unnamed(t testing.TB) (n int) {
 	t.Helper()
 	w.Snapshots().Quiesce()
