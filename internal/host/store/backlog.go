@@ -13,27 +13,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// backlogTimes bounds the layers of one owner that are in RAM only: at most this many times the RAM
-// that is then still free. A single owner gets three quarters of the RAM, and two get three sevenths
-// each. So the next owner, and a suspension, always find some.
+// backlogTimes limits the memory layers of one owner that are in RAM only: together they may have at
+// most this many times the RAM that is still free. So a single owner can take three quarters of the
+// RAM, and two owners three sevenths each. The next owner, and a suspension, always find some room.
 const backlogTimes = 3
 
 // backlogWait is how long a branch waits for room in RAM.
 const backlogWait = 30 * time.Second
 
-// backlogPoll is how often a branch that waits looks again by itself: VMMs give room in RAM back too,
-// and do not say so.
+// backlogPoll is how often a waiting branch checks for room by itself, because VMMs also free RAM,
+// without a notification.
 const backlogPoll = time.Second
 
-// backlog bounds the memory layers that are in RAM only. Nothing can drop them before they are on disk,
-// and memory is copied faster than a disk writes. Branches that find no room wait in a queue; those
-// whose owner would have the least go first.
+// backlog limits the memory layers that are in RAM only. They cannot be dropped before they are on
+// disk, and memory is copied faster than a disk writes. Branches that find no room wait in a queue, and
+// those of the owner with the fewest bytes go first.
 type backlog struct {
 	store *Store
-	wait  time.Duration // backlogWait but in tests
+	wait  time.Duration // backlogWait, except in tests
 
 	mu    sync.Mutex
-	queue []*layerRoom // sorted by what the owner would then have, least first, and by arrival
+	queue []*layerRoom // sorted by the bytes that the owner would then have, least first, and by arrival
 	taken []*layerRoom // for layers that are being made
 }
 
@@ -41,16 +41,16 @@ type backlog struct {
 type layerRoom struct {
 	owner string
 	bytes uint64
-	in    chan struct{} // closed when it is taken
+	in    chan struct{} // closed when the room is taken
 }
 
-// BacklogError reports that there is no room in RAM for the memory of a branch, because that of others
-// is not on disk yet. Sizes are in bytes.
+// BacklogError reports that there is no room in RAM for the memory of a branch, because earlier
+// branches are not on disk yet. Sizes are in bytes.
 type BacklogError struct {
 	Need  uint64
 	Own   uint64 // in RAM only, of the sandbox's owner
 	All   uint64 // in RAM only
-	Flush error  // why it does not get to disk; nil if it is on its way
+	Flush error  // why flushing fails; nil if it is in progress
 }
 
 func (e *BacklogError) Error() string {
@@ -64,12 +64,12 @@ func (e *BacklogError) Error() string {
 
 func (e *BacklogError) Unwrap() error { return e.Flush }
 
-// ReserveRAM takes room for a memory layer of at most so many bytes, of a branch that is not to be
-// Awaited. exact, if set, returns a better estimate of them, and is asked where most does not fit at once.
-// It waits until the disk has caught up with the branches of owner, and so long only that a client can
-// wait for it; then, or where they cannot be written, the error is a *BacklogError. A branch that finds
-// no other in RAM only is never refused. release is called when the snapshot is published, or will not
-// be.
+// ReserveRAM reserves room for the memory layer of a branch, of at most so many bytes. It is not called
+// for a branch that is to be Awaited. If most does not fit at once, and exact is not nil, exact returns a
+// better estimate. ReserveRAM waits until the disk has caught up with the branches of owner, but no longer
+// than a client can wait. After that, or if the disk cannot be written, the error is a *BacklogError. A
+// branch is never refused while no other layer is in RAM only. The caller calls release when the snapshot
+// is published or abandoned.
 func (s *Store) ReserveRAM(ctx context.Context, owner string, most uint64, exact func() (uint64, error)) (
 	release func(), err error) {
 	b := &s.backlog
@@ -123,7 +123,7 @@ func (b *backlog) await(ctx context.Context, w *layerRoom) error {
 	}
 }
 
-// enter gives w room if nothing waits for any and there is enough. It reports whether that is so.
+// enter gives w room if the queue is empty and there is enough. It reports whether it did.
 func (b *backlog) enter(w *layerRoom) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -134,7 +134,7 @@ func (b *backlog) enter(w *layerRoom) bool {
 	return true
 }
 
-// leave takes w out of the queue, or gives its room back to those who wait.
+// leave removes w from the queue, or returns its room to those in the queue.
 func (b *backlog) leave(w *layerRoom) {
 	is := func(other *layerRoom) bool { return other == w }
 	b.mu.Lock()
@@ -143,8 +143,8 @@ func (b *backlog) leave(w *layerRoom) {
 	b.admit()
 }
 
-// admit gives room to those who wait for it. It returns how many bytes would have to be free for the
-// next one, 0 if there is none.
+// admit gives room to layers in the queue. It returns how many bytes would have to be free for the
+// next one, 0 if the queue is empty.
 func (b *backlog) admit() (missing uint64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -169,12 +169,12 @@ func (b *backlog) admit() (missing uint64) {
 	return 0
 }
 
-// backlogUsage is what the RAM has of layers that are not on disk, in bytes.
+// backlogUsage is the RAM usage of layers that are not on disk, in bytes.
 type backlogUsage struct {
-	own    map[string]uint64 // by owner, with those that are being made
+	own    map[string]uint64 // by owner, including layers being made
 	all    uint64            // of all owners
-	coming uint64            // of all, those that are being made
-	free   uint64            // of the RAM file system, without what is coming
+	coming uint64            // reserved for layers being made, of all owners
+	free   uint64            // free in the RAM file system, minus coming
 }
 
 // wants returns how many bytes must be free for w: itself, and the part that its owner leaves to others.
@@ -228,10 +228,10 @@ type unflushedLayer struct {
 	err   error // of the latest attempt to write it
 }
 
-// ramBytes returns what a memory layer takes in RAM.
+// ramBytes returns the RAM usage of a memory layer.
 func (s *Store) ramBytes(id string) uint64 { return blocks(s.ramLayer(id)) }
 
-// unflushed returns the layers that are in RAM only, those of snapshots without a name included.
+// unflushed returns the layers that are in RAM only, including those of unnamed snapshots.
 func (s *Store) unflushed() []unflushedLayer {
 	s.mu.Lock()
 	defer s.mu.Unlock()

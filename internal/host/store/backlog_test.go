@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// slowDisk opens a store whose RAM has room for so many layers of publish, and whose disk takes none until
-// catchUp is called.
+// slowDisk opens a store whose RAM has room for so many layers of publish, and whose disk is not written
+// until catchUp is called.
 //
 // +checklocksignore: it returns with the flusher's lock held
 func slowDisk(t *testing.T, layers int) (s *Store, d dirs, catchUp func()) {
@@ -21,7 +21,7 @@ func slowDisk(t *testing.T, layers int) (s *Store, d dirs, catchUp func()) {
 	s = d.open(t)
 	publish(t, s, d, "parent", "")
 	s.Quiesce()
-	at := s.byTag["parent"] // the flusher is at this one
+	at := s.byTag["parent"] // keeps the flusher busy
 	at.flushed = make(chan struct{})
 	at.flushMu.Lock()
 	s.flusher.add(at)
@@ -73,8 +73,8 @@ func fillRAM(t *testing.T, s *Store, d dirs, owner string) int {
 	return 0
 }
 
-// What one owner has branched and the disk has not caught up with leaves room in RAM for others. Alone,
-// an owner gets most of it.
+// Branches of one owner that are not on disk yet leave room in RAM for other owners. A single owner
+// gets most of the RAM.
 func TestUnflushedBranchesLeaveRoom(t *testing.T) {
 	s, d, catchUp := slowDisk(t, 17) // one for the parent
 	if n := fillRAM(t, s, d, "a"); n != 12 {
@@ -107,8 +107,8 @@ func TestUnflushedBranchesLeaveRoom(t *testing.T) {
 	}
 }
 
-// A branch that is larger than its share waits until nothing else is in RAM only, and is made then, while
-// smaller ones of an owner who would have more do not pass it.
+// A branch larger than its share waits until no other layer is in RAM only. Smaller branches do not
+// overtake it if their owner would have more.
 func TestLargeBranchIsPossible(t *testing.T) {
 	s, d, catchUp := slowDisk(t, 17)
 	release, refused := reserve(t, s, "a", 100)
@@ -179,7 +179,8 @@ func TestBacklogOfAFullDisk(t *testing.T) {
 	}
 }
 
-// Layers that nobody uses make room for a branch that is larger than what is kept free of them.
+// Layers that are not in use are dropped for a branch that is larger than the RAM normally kept
+// free.
 func TestUnusedLayersMakeRoomForALargeBranch(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)

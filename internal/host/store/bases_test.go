@@ -49,8 +49,8 @@ func TestBaseSurvivesTheMoveOfItsImage(t *testing.T) {
 	}
 }
 
-// Where the image cannot be linked, its path counts: a cache that has moved is found again with the
-// next bake from it.
+// If the image cannot be linked, the store finds it by its path. If the cache has moved, the next
+// bake from the image records the new path.
 func TestBaseOnAnotherFileSystem(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)
@@ -77,7 +77,7 @@ func TestBaseOnAnotherFileSystem(t *testing.T) {
 	}
 }
 
-// An image that was changed is not the base any more, by either of its names.
+// A changed image is no longer accepted as the base, under either of its names.
 func TestChangedBaseIsRefused(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)
@@ -100,7 +100,7 @@ func TestChangedBaseIsRefused(t *testing.T) {
 	}
 }
 
-// One image is digested once. A bake that is given up leaves nothing of its base.
+// One image is digested once. A cancelled bake leaves nothing of its base.
 func TestBaseIsDigestedOnce(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)
@@ -128,7 +128,7 @@ func TestBaseIsDigestedOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-g.basing.done
-	if err := s.dropBases(); err != nil { // a deletion elsewhere does not take it from a bake
+	if err := s.dropBases(); err != nil { // a deletion elsewhere keeps the base of a running bake
 		t.Fatal(err)
 	}
 	if _, err := s.openBase(g.basing.base); err != nil {
@@ -140,7 +140,7 @@ func TestBaseIsDigestedOnce(t *testing.T) {
 	}
 }
 
-// While a manifest cannot be read nobody knows which base it needs.
+// While a manifest cannot be read, its base is unknown, so all bases are kept.
 func TestBasesOfDamagedSnapshotsAreKept(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)
@@ -166,8 +166,8 @@ func TestBasesOfDamagedSnapshotsAreKept(t *testing.T) {
 	}
 }
 
-// The record of a base that the first release wrote, without a version, is still read. One of a later
-// version is refused with its file and the fix.
+// The record of a base from the first release, which has no version, is still read. A record of a
+// later version is refused; the error names the file and the remedy.
 func TestRecordsOfBasesHaveAVersion(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)

@@ -31,12 +31,14 @@ type coldLayer struct {
 	of    []*entry
 }
 
-// coolUnused frees layers in RAM that nobody uses, those used longest ago first, until a part of the
-// file system is free. The next fork of their snapshots reads them back. Branches do not make room for
-// themselves: without this one client's would take the RAM of everybody's, and for good.
+// coolUnused frees layers in RAM that are not in use, least recently used first, until a part of the
+// file system is free. The next fork of their snapshots reads them back. Branches do not free layers
+// beyond that part: otherwise one client's branches could take the RAM of all other clients' layers
+// permanently.
 func (s *Store) coolUnused() { s.coolUntil(0) }
 
-// coolUntil is coolUnused until so many bytes are free too. It reports whether it has freed a layer.
+// coolUntil is coolUnused that also frees at least so many bytes. It reports whether it has freed a
+// layer.
 func (s *Store) coolUntil(bytes uint64) (freed bool) {
 	if s.ramHas(bytes) || !s.cooling.CompareAndSwap(false, true) {
 		return false
@@ -56,7 +58,8 @@ func (s *Store) coolUntil(bytes uint64) (freed bool) {
 
 func (s *Store) ramIsWide() bool { return s.ramHas(0) }
 
-// ramHas reports whether so many bytes of the RAM file system are free, and the part for branches to come.
+// ramHas reports whether so many bytes of the RAM file system are free, and the part that is kept for
+// later branches.
 func (s *Store) ramHas(bytes uint64) bool {
 	free, all, err := s.ramRoom()
 	return err != nil || free >= max(bytes, all/ramPart)

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// Layers that nobody uses make room in RAM for others, those used longest ago first. Their snapshots can
-// be used again.
+// Unused layers are dropped from RAM to make room, least recently used first. Their snapshots can be
+// used again.
 func TestUnusedLayersLeaveTheRAM(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)
@@ -61,7 +61,7 @@ func TestUnusedLayersLeaveTheRAM(t *testing.T) {
 	}
 	cool(2)
 	most.Store(0)
-	s.coolUnused() // what is in use stays, however little room there is
+	s.coolUnused() // layers in use stay, however little room there is
 	most.Store(100)
 	if !hot("s0") || !hot("child") || hot("s3") || hot("s5") {
 		t.Errorf("of what is in use: %v %v; of the rest: %v %v", hot("s0"), hot("child"), hot("s3"), hot("s5"))
@@ -84,7 +84,7 @@ func TestUnusedLayersLeaveTheRAM(t *testing.T) {
 	}
 }
 
-// A snapshot that a sandbox stands still for does not wait for others, and no owner for all of another's.
+// A snapshot that a stopped sandbox waits for passes others, and owners take turns.
 func TestOwnersTakeTurns(t *testing.T) {
 	f := &flusher{turns: make(map[string]uint64), queue: []*entry{
 		{tag: "a1", owner: "a"}, {tag: "a2", owner: "a"}, {tag: "a3", owner: "a"},
@@ -109,7 +109,7 @@ func TestOwnersTakeTurns(t *testing.T) {
 	}
 }
 
-// A suspension is on disk while the layer of somebody's branch is still being written.
+// A suspension reaches the disk while the layer of another client's branch is still being written.
 func TestAwaitedSnapshotsPassOthers(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)

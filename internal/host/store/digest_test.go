@@ -56,7 +56,7 @@ func TestDigestOfHolesIsThatOfZeros(t *testing.T) {
 	if got := digestFile(t, holes); got != want {
 		t.Errorf("with holes %s, with zeros %s", got, want)
 	}
-	// What a copy with other holes says must be what the content says.
+	// A copy with other holes must have the same digest.
 	punched := sparse(t, "punched", size, size, offsets...)
 	f, err := os.OpenFile(punched, os.O_RDWR, 0)
 	if err != nil {
@@ -78,8 +78,8 @@ func TestDigestOfHolesIsThatOfZeros(t *testing.T) {
 	}
 }
 
-// A layer is as long as the disk or the memory that it is of: reading its holes would take as long
-// as reading those. This test ends only if they are not read.
+// A layer is as long as the disk or the memory that it belongs to. The layer in this test is so
+// long that the test ends only if holes are not read.
 func TestDigestDoesNotReadHoles(t *testing.T) {
 	const size = 1 << 42
 	a := digestFile(t, sparse(t, "a", size, 0, 0, size/2, size-7))

@@ -12,7 +12,7 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
-// inMemory is a file without a name, such as an initramfs that was made for one boot.
+// inMemory returns a file without a name, such as an initramfs that was made for one boot.
 func inMemory(t *testing.T, content string) *os.File {
 	t.Helper()
 	fd, err := unix.MemfdCreate("in-memory", unix.MFD_CLOEXEC)
@@ -26,7 +26,7 @@ func inMemory(t *testing.T, content string) *os.File {
 	return f
 }
 
-// parentWithBoot publishes a snapshot with memory that says what it was booted from.
+// parentWithBoot publishes a snapshot with memory that names its boot files.
 func parentWithBoot(t *testing.T, s *Store, d dirs, tag string) {
 	t.Helper()
 	path := filepath.Join(filepath.Dir(d.base), "kernel")
@@ -84,8 +84,8 @@ func publishDisk(t *testing.T, s *Store, tag, parent string) error {
 	return err
 }
 
-// A snapshot without memory is on disk when it is published, needs nobody else's files, and keeps
-// what it boots from.
+// A snapshot without memory is on disk when it is published, needs no files of other snapshots, and
+// keeps its boot files.
 func TestDiskOnlySnapshots(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)
@@ -111,7 +111,7 @@ func TestDiskOnlySnapshots(t *testing.T) {
 		t.Fatal(err)
 	}
 	s = d.open(t)
-	for _, other := range []string{"disk", "parent"} { // it has links to all that it needs
+	for _, other := range []string{"disk", "parent"} { // it has its own links to all that it needs
 		if err := os.RemoveAll(s.dir(other)); err != nil {
 			t.Fatal(err)
 		}
@@ -138,7 +138,7 @@ func TestDiskOnlySnapshots(t *testing.T) {
 	}
 }
 
-// A kernel that was lost, or replaced, is reported by who needs it.
+// A lost or replaced kernel is reported by operations that need it.
 func TestLostKernel(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)

@@ -7,8 +7,8 @@ import (
 )
 
 // learners is how many children report the pages they have written. A single child may not be
-// typical: while the host reads the pages of the first child from disk, that child is awake for so
-// long that its kernel may start another worker thread, and so writes forty pages more than its
+// typical: while the host reads the first child's pages from disk, the child stays awake so long
+// that its kernel may start another worker thread. Then it writes forty pages more than its
 // siblings.
 const learners = 3
 

@@ -8,7 +8,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// What one child alone has written is not copied for all others.
+// Pages that only one child has written are not copied for all others.
 func TestFirstWritesAreThoseOfAllLearners(t *testing.T) {
 	l := &Lease{hotFiles: &hotFiles{}}
 	for i, writes := range [][]vm.Range{
@@ -28,7 +28,7 @@ func TestFirstWritesAreThoseOfAllLearners(t *testing.T) {
 	}
 }
 
-// A child that does not answer, as one whose fork is called off, leaves that to others.
+// A child that does not answer, for example because its fork was cancelled, is replaced by another.
 func TestFirstWritesOfThoseWhoAnswer(t *testing.T) {
 	for failing, want := range map[int]struct {
 		asked int
@@ -50,7 +50,7 @@ func TestFirstWritesOfThoseWhoAnswer(t *testing.T) {
 	}
 }
 
-// While enough children are being asked, no others are.
+// While enough children are being asked, no more are asked.
 func TestFirstWritesAreAskedOfFewAtOnce(t *testing.T) {
 	l := &Lease{hotFiles: &hotFiles{}}
 	asked := 0

@@ -15,9 +15,9 @@ import (
 
 const layerBytes = 2 * vm.PageSize
 
-// foreign puts a snapshot into the store's directory, as one that was unpacked there would lie: its
-// second layer, of which it has a file of its own, is called like the layer of owner. change may do
-// worse to it.
+// foreign puts a snapshot into the store's directory, as if it had been unpacked there. Its second
+// layer, a file of its own, claims the name of owner's layer. change may damage the snapshot
+// further.
 func foreign(t *testing.T, d dirs, like *snapshot.Manifest, tag, owner string,
 	change func(dir string, m *snapshot.Manifest)) {
 	t.Helper()
@@ -54,7 +54,7 @@ func foreign(t *testing.T, d dirs, like *snapshot.Manifest, tag, owner string,
 	put(snapshot.ManifestFile, p)
 }
 
-// firstByte returns the first byte of a snapshot's base layer, as its VMs would see it.
+// firstByte returns the first byte of a snapshot's base layer, as its VMs see it.
 func firstByte(t *testing.T, s *Store, tag string) byte {
 	t.Helper()
 	lease, err := s.Acquire(tag)
@@ -89,8 +89,8 @@ func victims(t *testing.T, d dirs) *snapshot.Manifest {
 	return &m
 }
 
-// Neither does a snapshot get the memory of another whose layer it names, nor does the other get
-// its memory, whichever comes first and whether or not the layer is in RAM.
+// If a snapshot claims another snapshot's layer, neither gets the memory of the other, whichever is
+// used first and whether or not the layer is in RAM.
 func TestForeignSnapshotSharesNoMemory(t *testing.T) {
 	for _, order := range []string{"victim branch foreign", "foreign victim branch", "branch foreign victim"} {
 		for _, rebooted := range []bool{false, true} {
@@ -117,7 +117,7 @@ func TestForeignSnapshotSharesNoMemory(t *testing.T) {
 	}
 }
 
-// A chain shares one copy in RAM, after a restart too: the check must not cost what it protects.
+// A chain shares one copy in RAM, also after a restart: the check of origins must not prevent that.
 func TestChainSharesOneCopyInRAM(t *testing.T) {
 	d := newDirs(t)
 	m := victims(t, d)
@@ -146,7 +146,7 @@ func TestChainSharesOneCopyInRAM(t *testing.T) {
 	}
 }
 
-// A digest that is recorded for a layer says nothing of another file under the same name.
+// The recorded digest of a layer is not used for a different file of the same name.
 func TestForeignSnapshotInheritsNoDigest(t *testing.T) {
 	d := newDirs(t)
 	m := victims(t, d)
@@ -161,7 +161,7 @@ func TestForeignSnapshotInheritsNoDigest(t *testing.T) {
 	if err := s.Verify(t.Context(), "foreign"); err != nil {
 		t.Error(err)
 	}
-	// The branch has a link to the victim's file, and need not be digested again.
+	// The branch has a link to the victim's file, so it inherits that digest.
 	branch := *s.manifestOf("branch")
 	for i := range branch.Memory {
 		branch.Memory[i].Digest = ""
@@ -172,8 +172,8 @@ func TestForeignSnapshotInheritsNoDigest(t *testing.T) {
 	}
 }
 
-// What leads out of the snapshot's directory, waits, or is in other hands too is refused, and the
-// file named.
+// A file that leads out of the snapshot's directory, blocks when opened, or has a foreign link is
+// refused, and the error names the file.
 func TestForeignFilesAreRefused(t *testing.T) {
 	secret := filepath.Join(t.TempDir(), "secret")
 	if err := os.WriteFile(secret, bytes.Repeat([]byte{9}, layerBytes), 0o600); err != nil {
@@ -229,7 +229,7 @@ func TestForeignFilesAreRefused(t *testing.T) {
 // rootOf returns the store's root above a snapshot's directory.
 func rootOf(dir string) string { return filepath.Dir(filepath.Dir(dir)) }
 
-// Two snapshots with one ID would be each other's parent.
+// Two snapshots with one ID are refused, because a branch refers to its parent by ID.
 func TestTwinsAreRefused(t *testing.T) {
 	d := newDirs(t)
 	m := victims(t, d)

@@ -10,8 +10,8 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
-// A snapshot that cannot be flushed is usable as long as its layer is in RAM, says so, and is
-// flushed by the next start.
+// A snapshot that cannot be flushed stays usable while its layer is in RAM, reports the reason, and
+// is flushed by the next start.
 func TestFailedFlush(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)
@@ -46,8 +46,8 @@ func TestFailedFlush(t *testing.T) {
 	}
 }
 
-// Where RAM is short an inherited layer is on disk only. It does not go with the snapshot that it
-// is from while another that needs it is not flushed.
+// If RAM is short, an inherited layer is on disk only. It outlives the snapshot that it came from
+// while an unflushed snapshot needs it.
 func TestUnflushedSnapshotKeepsWhatItInherits(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)
@@ -80,7 +80,7 @@ func TestUnflushedSnapshotKeepsWhatItInherits(t *testing.T) {
 	}
 }
 
-// A flush that failed is tried again when a snapshot was deleted and when the store is closed.
+// A failed flush is tried again after a deletion, and when the store is closed.
 func TestFlushIsTriedAgain(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)
@@ -122,7 +122,7 @@ func TestFlushIsTriedAgain(t *testing.T) {
 	}
 }
 
-// Without its layer in RAM an unflushed snapshot is lost, which the next store says.
+// An unflushed snapshot without its layer in RAM is lost, and the next store lists it as failed.
 func TestUnflushedSnapshotIsLostWithRAM(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)
@@ -133,7 +133,7 @@ func TestUnflushedSnapshotIsLostWithRAM(t *testing.T) {
 	}
 	publish(t, s, d, "child", "base")
 	s.Close()
-	// only the directory was in the way
+	// Nothing but the directory prevented the flush.
 	layers, err := filepath.Glob(filepath.Join(s.staging(), "*", snapshot.MemoryLayerFile))
 	if err != nil || len(layers) != 1 {
 		t.Fatalf("layers on disk: %q, %v", layers, err)
@@ -178,7 +178,8 @@ func TestWritingTagIsListedAndRefused(t *testing.T) {
 	}
 }
 
-// A transient snapshot goes with its last lease or pin, and Cool frees the RAM of a pinned one.
+// A transient snapshot is deleted with its last lease or pin, and Cool frees the RAM of a pinned
+// one.
 func TestTransient(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)
@@ -226,7 +227,7 @@ func TestTransient(t *testing.T) {
 	}
 }
 
-// A snapshot that is flushed gets another directory. What needs its layers finds them meanwhile.
+// A flush moves a snapshot to another directory. Its layers can be found during the move.
 func TestLayersAreFoundWhileTheyMove(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)
@@ -261,8 +262,8 @@ func TestLayersAreFoundWhileTheyMove(t *testing.T) {
 	}
 }
 
-// A snapshot that takes the place of another is there under its tag when it is complete, and the
-// other until then; or for as long as somebody uses that.
+// A snapshot that replaces another appears under the tag when it is complete. Until then, or as
+// long as a sandbox uses it, the old snapshot stays.
 func TestStageOver(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)
@@ -322,8 +323,8 @@ func TestStageOver(t *testing.T) {
 	}
 }
 
-// What takes the place of a snapshot is on disk before that goes: after a power failure there is
-// one of the two.
+// A new snapshot is on disk before the one that it replaces is deleted, so one of them survives a
+// power failure.
 func TestStageOverAndPowerFailure(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)

@@ -15,7 +15,7 @@ func openFiles(t *testing.T) int {
 	return len(fds)
 }
 
-// A store with many snapshots does not keep the files of all of them open once they have been used.
+// A store does not keep the files of all snapshots open after they have been used.
 func TestIdleSnapshotsAreClosed(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)
@@ -44,7 +44,7 @@ func TestIdleSnapshotsAreClosed(t *testing.T) {
 		again.Release()
 	}
 	s.Quiesce()
-	if n := openFiles(t) - held; n > (maxIdle+1)*one { // a file of the sealer's may be among them
+	if n := openFiles(t) - held; n > (maxIdle+1)*one { // the sealer may have a file open
 		t.Errorf("%d snapshots that nobody uses keep %d files open, want at most %d", 3*maxIdle, n, maxIdle*one)
 	}
 	if _, err := lease.State().ReadAt(make([]byte, 5), 0); err != nil {

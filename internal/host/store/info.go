@@ -32,8 +32,8 @@ type Info struct {
 	FlushErr  string        // why it is not on disk after an attempt: it lives as long as its layer in RAM
 }
 
-// ForAll reports whether a snapshot that is no branch is a parent that everybody may fork. What a build
-// begins with is none: it may be of an image that wants a password.
+// ForAll reports whether a snapshot that is not a branch is a parent that every client may fork. The
+// snapshots that builds start from are not: their image may need a password.
 func (i *Info) ForAll() bool { return !i.Transient && !snapshot.IsStepTag(i.Tag) }
 
 // Detail is everything the store knows about one snapshot. Sizes are in bytes.

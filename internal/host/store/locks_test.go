@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// Forks, lists and deletions wait for mu. What holds it asks the file system nothing: a slow disk would
-// hold all of them.
+// Forks, lists and deletions wait for mu. So code that holds mu must not use the file system, because a
+// slow disk would delay all of them.
 func TestNoFileIsTouchedUnderMu(t *testing.T) {
 	files, err := os.ReadDir(".")
 	if err != nil {
@@ -51,8 +51,8 @@ func TestNoFileIsTouchedUnderMu(t *testing.T) {
 	}
 }
 
-// underMu returns the statements of a function that run with mu held to its end: all of them by its
-// name, or those behind a lock whose unlock is deferred.
+// underMu returns the statements of a function that run with mu locked until the function ends: all
+// of them if its name says so, or those after a lock whose unlock is deferred.
 func underMu(f *ast.FuncDecl) []ast.Stmt {
 	list := f.Body.List
 	if strings.HasSuffix(f.Name.Name, "Locked") {
@@ -67,7 +67,7 @@ func underMu(f *ast.FuncDecl) []ast.Stmt {
 	return nil
 }
 
-// touchesFiles reports whether a call asks the file system, as far as its name tells.
+// touchesFiles reports whether a call uses the file system, judging by its name.
 func touchesFiles(call *ast.CallExpr) bool {
 	name := selector(call.Fun)
 	for _, pkg := range []string{"os.", "unix.", "atomicfile.", "private."} {
@@ -79,7 +79,7 @@ func touchesFiles(call *ast.CallExpr) bool {
 		"s.readBounded", "s.readManifest", "g.remove"}, name)
 }
 
-// selectorOf returns what a statement calls.
+// selectorOf returns the name of the function that a statement calls.
 func selectorOf(s ast.Stmt) string {
 	if e, ok := s.(*ast.ExprStmt); ok {
 		if call, ok := e.X.(*ast.CallExpr); ok {

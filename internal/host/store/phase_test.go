@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// Every pair of phases is walked, and for a deletion every phase that came before it: what the drawing
-// in phase.go has is allowed, and all else is refused and changes nothing.
+// Every pair of phases is tried, and for a deletion every phase before it. Transitions of the drawing
+// in phase.go are allowed; all others are refused and change nothing.
 func TestPhases(t *testing.T) {
 	drawn := map[phase][]phase{
 		0:               {phaseHot, phaseStored, phaseDamaged, phaseFailed, phaseUnnamedHot, phaseUnnamed},
@@ -17,7 +17,7 @@ func TestPhases(t *testing.T) {
 		phaseUnnamedHot: {phaseDeleting},
 		phaseUnnamed:    {phaseDeleting},
 	}
-	ofDeletion := map[phase][]phase{ // by what came before it
+	ofDeletion := map[phase][]phase{ // by the phase before the deletion
 		phaseHot:        {phaseHot, phaseStored, phaseUnnamedHot, phaseGone},
 		phaseStored:     {phaseStored, phaseUnnamed, phaseGone},
 		phaseDamaged:    {phaseDamaged, phaseGone},
@@ -52,7 +52,8 @@ func TestPhases(t *testing.T) {
 	}
 }
 
-// What an entry is while it is deleted, it was before: a deletion that fails changes nothing.
+// While an entry is being deleted it keeps the properties of its previous phase, so a failed
+// deletion changes nothing.
 func TestDeletionThatFails(t *testing.T) {
 	for _, p := range []phase{phaseHot, phaseStored, phaseDamaged, phaseFailed, phaseUnnamedHot, phaseUnnamed} {
 		l := life{phase: p}

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// smallDisk mounts a file system of its own at a new directory.
+// smallDisk mounts a small file system at a new directory.
 func smallDisk(t *testing.T, options string) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "disk")
@@ -44,8 +44,8 @@ func fill(t *testing.T, path string) {
 	}
 }
 
-// On a disk that sandboxes have filled, digests are still written down and snapshots removed, and
-// then the store has its reserve again.
+// On a full disk, digests are still recorded and snapshots can be removed. After that the store has
+// its reserve again.
 func TestFullDiskLeavesRoomForManifests(t *testing.T) {
 	disk := smallDisk(t, "size=40m,mode=700")
 	d := newDirs(t)
@@ -66,7 +66,7 @@ func TestFullDiskLeavesRoomForManifests(t *testing.T) {
 			t.Errorf("seal %s on a full disk: %v", tag, err)
 		}
 	}
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) { // the sealer may be at it, too
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) { // the sealer may be at work too
 		left, _ := os.ReadDir(s.dir("a"))
 		if len(left) == 5 {
 			break

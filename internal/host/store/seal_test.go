@@ -5,8 +5,7 @@ import (
 	"testing"
 )
 
-// The digests of a snapshot that is removed are given up, whether they are being computed or wait
-// for that.
+// Removing a snapshot cancels its digests, whether they are queued or being computed.
 func TestRemovedSnapshotIsNotSealed(t *testing.T) {
 	q := &sealer{stop: func() {}, wake: make(chan struct{}, 1)}
 	for _, tag := range []string{"a", "b", "c"} {

@@ -30,9 +30,9 @@
 //	backlog.mu ────────────────────────────▶ mu
 //	reserveMu, flusher.mu, sealer.mu ───▶ nothing
 //
-// flushMu and hotMu are held while files are copied, synced and opened, and only by who works on
-// that one snapshot; backlog.mu while sizes are asked of the RAM file system; mu only for as long as it
-// takes to look something up. No file is looked at, opened or written under mu.
+// Only a goroutine that works on one snapshot holds its flushMu or hotMu, while files are copied,
+// synced and opened. backlog.mu is held while the RAM file system is asked for sizes. mu is held only
+// for lookups: no file is opened, written or statted under mu.
 package store
 
 import (

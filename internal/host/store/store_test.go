@@ -47,7 +47,7 @@ func publish(t *testing.T, s *Store, d dirs, tag, parent string) {
 	}
 }
 
-// complete fills and publishes what publish makes.
+// complete writes the files of a snapshot for publish, and publishes it.
 func complete(t *testing.T, s *Store, d dirs, g *Staging, parent string) (err error) {
 	t.Helper()
 	defer g.Discard()
@@ -148,7 +148,7 @@ func TestOneOwner(t *testing.T) {
 	}
 }
 
-// Whoever can write to the store's directories could swap layers.
+// A store refuses a directory that other users can write to, because they could swap layers.
 func TestStoreWantsItsDirectoriesToItself(t *testing.T) {
 	for name, option := range map[string]string{"state": "--state-dir", "ram": "--ram-dir"} {
 		d := newDirs(t)

@@ -63,7 +63,7 @@ func (s *Store) DropUnused() {
 }
 
 // Pin keeps a snapshot from being deleted, without keeping its files open or in RAM. It returns a
-// function that ends that.
+// function that releases the pin.
 func (s *Store) Pin(tag string) (unpin func(), err error) {
 	if err := snapshot.CheckTag(tag); err != nil {
 		return nil, err

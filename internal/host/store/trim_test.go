@@ -12,7 +12,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// onTmpfs puts the RAM directory of d where reading a hole through a mapping allocates memory.
+// onTmpfs puts the RAM directory of d on tmpfs, where reading a hole through a mapping allocates
+// memory.
 func (d *dirs) onTmpfs(t *testing.T) {
 	t.Helper()
 	dir, err := os.MkdirTemp("/dev/shm", "forkd-test-")
@@ -27,8 +28,8 @@ func (d *dirs) onTmpfs(t *testing.T) {
 	d.ram = filepath.Join(dir, "ram")
 }
 
-// publishSparse publishes a snapshot whose memory layer has so many bytes, and data in two pages of it; first
-// says that it is on disk before it is visible.
+// publishSparse publishes a snapshot whose memory layer has so many bytes, and data in two pages of it. If
+// first is set, the snapshot is on disk before it is visible.
 func publishSparse(t *testing.T, s *Store, d dirs, tag string, size int64, first bool) {
 	t.Helper()
 	g, err := s.Stage(tag)
@@ -47,7 +48,7 @@ func publishSparse(t *testing.T, s *Store, d dirs, tag string, size int64, first
 			t.Fatal(err)
 		}
 		defer f.Close()
-		layer = f // the last
+		layer = f // the last layer
 		if name == snapshot.MemoryLayerFile {
 			err = f.Truncate(size)
 			for _, at := range []int64{vm.PageSize, size / 2} {
@@ -98,8 +99,8 @@ func fillHoles(t *testing.T, layer *os.File, size int) {
 	}
 }
 
-// A VMM can have memory allocated for the holes of a layer that it may only read. When it has ended
-// the store gives it back, and the layer is as it was.
+// A VMM can have memory allocated for the holes of a layer that it may only read. When the VMM has
+// ended, the store frees that memory, and the layer is unchanged.
 func TestHolesOfLayersAreGivenBack(t *testing.T) {
 	const size = 16 << 20
 	d := newDirs(t)
@@ -136,8 +137,8 @@ func TestHolesOfLayersAreGivenBack(t *testing.T) {
 	}
 }
 
-// Holes that were filled under an earlier daemon, or before the layer was on disk, are given back too,
-// and are no data of the file on disk.
+// Holes that were filled under an earlier daemon, or before the layer was on disk, are freed too, and
+// do not become data in the file on disk.
 func TestHolesFilledEarlierAreGivenBack(t *testing.T) {
 	const size = 16 << 20
 	d := newDirs(t)
@@ -148,7 +149,7 @@ func TestHolesFilledEarlierAreGivenBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	fillHoles(t, lease.Layers()[0], size) // the daemon goes down before the lease ends
+	fillHoles(t, lease.Layers()[0], size) // the daemon ends before the lease
 	s.Close()
 	s = d.open(t)
 	if lease, err = s.Acquire("base"); err != nil {

@@ -12,10 +12,10 @@ import (
 // with a dot.
 const unnamedPrefix = ".unnamed-"
 
-// Follow keeps the files of the snapshot with an ID for a sandbox that was rebased onto it, and
-// returns a function that ends that. The snapshot can still be deleted: then its tag is free and it
-// is invisible at once, but its files stay until no sandbox follows it. Snapshots that an earlier
-// daemon left unnamed can be followed until DropUnused.
+// Follow keeps the files of the snapshot with an ID, for a sandbox that was rebased onto it, until
+// unfollow is called. The snapshot can still be deleted: then its tag is free and it is invisible
+// at once, but its files stay until no sandbox follows it. Snapshots that an earlier daemon left
+// unnamed can be followed until DropUnused.
 func (s *Store) Follow(id string) (unfollow func(), err error) {
 	e, err := s.follow(id)
 	if err != nil {
@@ -69,11 +69,11 @@ func (s *Store) removeOrUnname(e *entry) error {
 	return nil
 }
 
-// OnGone has f called with the ID of each snapshot that can be forked from no more, by whatever it went;
-// more than once where it has lost its name before.
+// OnGone makes the store call f with the ID of each snapshot that can no longer be forked, for any
+// reason. f is called twice for a snapshot that first lost its name.
 func (s *Store) OnGone(f func(id string)) { s.gone.Store(&f) }
 
-// takeAway is removeOrUnname without telling of it.
+// takeAway is removeOrUnname without calling OnGone's function.
 func (s *Store) takeAway(e *entry) error {
 	s.mu.Lock()
 	followed := e.refs.follow > 0
@@ -81,7 +81,7 @@ func (s *Store) takeAway(e *entry) error {
 	if !followed {
 		return s.remove(e)
 	}
-	e.flushMu.Lock() // because it moves
+	e.flushMu.Lock() // because it is moved
 	defer e.flushMu.Unlock()
 	s.sealer.drop(e.tag)
 	e.hotMu.Lock() // makes opening its files wait

@@ -6,9 +6,9 @@ import (
 	"testing"
 )
 
-// A snapshot that is only followed is deleted for everybody else: its tag is free at once. Its
-// files stay for whoever follows it, also across a restart, flushed or not, and go with the last of
-// them.
+// A snapshot that is only followed is deleted as seen by clients: its tag is free at once. Its
+// files stay for its followers, also across a restart, flushed or not, and are deleted with the
+// last follower.
 //
 // +checklocksignore: it holds a lock in one of two cases
 func TestFollowedSnapshotCanBeDeleted(t *testing.T) {
@@ -69,7 +69,7 @@ func TestFollowedSnapshotCanBeDeleted(t *testing.T) {
 		if !flushed {
 			other.flushMu.Unlock()
 		}
-		publish(t, s, d, "b", "other") // another of that name
+		publish(t, s, d, "b", "other") // another snapshot of that name
 		s.Quiesce()
 		if st, err := again.Layers()[1].Stat(); err != nil || st.Size() == 0 {
 			t.Errorf("its layer: %v", err)
@@ -100,7 +100,7 @@ func TestFollowedSnapshotCanBeDeleted(t *testing.T) {
 	}
 }
 
-// Snapshots without a name that nobody follows any more go when the sandboxes are known.
+// Unnamed snapshots without followers are deleted once all sandboxes are known.
 func TestUnnamedSnapshotsOfALostDaemon(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)
@@ -128,8 +128,8 @@ func TestUnnamedSnapshotsOfALostDaemon(t *testing.T) {
 	}
 }
 
-// The turn of a snapshot to be flushed may come while it loses its name: what is in RAM only is
-// still found there.
+// A snapshot may lose its name while it waits to be flushed: layers that are in RAM only are still
+// found there.
 func TestFollowedSnapshotIsFoundInRAM(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)
