@@ -88,7 +88,7 @@ func TestDialUnixEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() {
 		if c, err := l.Accept(); err == nil {
-			bufio.NewReader(c).ReadString('\n') // asked, never answered
+			bufio.NewReader(c).ReadString('\n') // the request is read, but never answered
 			cancel()
 		}
 	}()
@@ -216,7 +216,7 @@ func TestExecNeedsACommand(t *testing.T) {
 	}
 }
 
-// TestExecOfASilentGuest checks that a guest that says nothing is told apart from a command that
+// TestExecOfASilentGuest checks that the result distinguishes a silent guest from a command that
 // takes too long.
 func TestExecOfASilentGuest(t *testing.T) {
 	silent := peer(func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
@@ -244,8 +244,8 @@ func TestEvalTellsHowATimeoutWent(t *testing.T) {
 	}
 }
 
-// TestExecUnpacksNothing checks that a guest cannot make the host unpack a message, whose size only
-// its packed form bounds.
+// TestExecUnpacksNothing checks that a guest cannot make the host decompress a message, because
+// only the compressed size of a message is bounded.
 func TestExecUnpacksNothing(t *testing.T) {
 	accepted := make(chan string, 1)
 	guest := peer(func(c net.Conn) {
@@ -253,7 +253,7 @@ func TestExecUnpacksNothing(t *testing.T) {
 		if err != nil {
 			return
 		}
-		io.Copy(io.Discard, req.Body) // else the client may not be done with it when the connection ends
+		io.Copy(io.Discard, req.Body) // otherwise the client may still be sending it when the connection ends
 		accepted <- req.Header.Get("Connect-Accept-Encoding")
 		io.WriteString(c, "HTTP/1.1 200 x\r\nContent-Type: application/connect+json\r\nConnect-Content-Encoding: gzip\r\n"+
 			"Content-Length: 6\r\n\r\n\x01\x00\x00\x00\x01x")
@@ -270,13 +270,13 @@ func TestExecUnpacksNothing(t *testing.T) {
 // streamHead begins the answer to a request that starts a command.
 const streamHead = "HTTP/1.1 200 x\r\nContent-Type: application/connect+json\r\n\r\n"
 
-// event is a message of that answer.
+// event returns a message of that answer.
 func event(content string) string {
 	content = `{"event":` + content + `}`
 	return string(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(content)))) + content
 }
 
-// noted is an empty input that tells of every read.
+// noted is an empty input that reports every read.
 type noted chan struct{}
 
 func (n noted) Read([]byte) (int, error) {
@@ -284,8 +284,8 @@ func (n noted) Read([]byte) (int, error) {
 	return 0, io.EOF
 }
 
-// A guest that says twice that the command has started gets its input once: two goroutines would
-// race for one reader, which can end the daemon.
+// If a guest reports twice that the command has started, its input is still sent once. Two
+// goroutines would race for one reader, which can end the daemon.
 func TestInputIsSentOnceWhateverTheGuestSays(t *testing.T) {
 	guest := peer(func(c net.Conn) {
 		req, err := http.ReadRequest(bufio.NewReader(c))
@@ -307,7 +307,7 @@ func TestInputIsSentOnceWhateverTheGuestSays(t *testing.T) {
 	select {
 	case <-input:
 		t.Error("the input was read by a second goroutine")
-	case <-time.After(100 * time.Millisecond): // without the limit it comes at once
+	case <-time.After(100 * time.Millisecond): // without the limit it would come at once
 	}
 	cancel()
 	if err := <-done; !errors.Is(err, context.Canceled) {
@@ -315,7 +315,7 @@ func TestInputIsSentOnceWhateverTheGuestSays(t *testing.T) {
 	}
 }
 
-// A step of a warm-up writes much of which little is kept: that alone does not end it.
+// A step of a warm-up may write far more output than is kept, without being killed for that.
 func TestExecMayWriteMoreThanIsKept(t *testing.T) {
 	guest := peer(func(c net.Conn) {
 		if _, err := http.ReadRequest(bufio.NewReader(c)); err == nil {
@@ -330,7 +330,8 @@ func TestExecMayWriteMoreThanIsKept(t *testing.T) {
 	}
 }
 
-// Code that goes on writing, or a guest that does, is ended by what came and not by the clock.
+// Code with endless output, or a guest that sends endless output, is ended by the amount of output,
+// not by a timeout.
 func TestEvalEndsAtATotal(t *testing.T) {
 	ended := make(chan struct{})
 	guest := peer(func(c net.Conn) {
@@ -348,5 +349,5 @@ func TestEvalEndsAtATotal(t *testing.T) {
 	if err != nil || r.Error == nil || r.Error.Name != "OutputLimit" || !r.Truncated || len(r.Stdout) != defaultMaxOutput {
 		t.Errorf("%+v, %d bytes, %v", r.Error, len(r.Stdout), err)
 	}
-	<-ended // the connection is closed, by which the guest knows
+	<-ended // closing the connection tells the guest to interrupt the code
 }

@@ -13,7 +13,7 @@ import (
 	"testing"
 )
 
-// interpreter is a guest whose code says these lines.
+// interpreter returns a client of a guest whose code produces these lines.
 func interpreter(lines ...string) *Client {
 	return New(peer(func(c net.Conn) {
 		req, err := http.ReadRequest(bufio.NewReader(c))
@@ -26,7 +26,7 @@ func interpreter(lines ...string) *Client {
 	}))
 }
 
-// heard notes what code says.
+// heard returns a sink that records the output of code.
 func heard(said *[]string) CodeSink {
 	note := func(format string, args ...any) error {
 		*said = append(*said, fmt.Sprintf(format, args...))
@@ -62,7 +62,7 @@ func TestRunCodeTellsAllInOrder(t *testing.T) {
 	}
 }
 
-// What no agent of ours sends is an error, and none of it makes the daemon large.
+// Lines that no intact agent sends are errors, and do not make the daemon use much memory.
 func TestRunCodeOfAHostileGuest(t *testing.T) {
 	many := `{"type":"result"` + strings.Repeat(`,"x":0`, 1000) + `}`
 	extra := `{"type":"result","extra":{"x":0` + strings.Repeat(`,"x":0`, 1000) + `}}`
@@ -76,7 +76,7 @@ func TestRunCodeOfAHostileGuest(t *testing.T) {
 	}
 }
 
-// What decoding makes of a line counts before it is decoded, not the line alone.
+// A line counts with the memory that decoding it will take, before it is decoded.
 func TestRunCodeCountsWhatALineBecomes(t *testing.T) {
 	line := `{"type":"stdout","text":"` + strings.Repeat("\xff", 1<<20) + `"}`
 	c, counted := interpreter(line, `{"type":"end_of_execution"}`), 0

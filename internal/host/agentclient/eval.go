@@ -188,7 +188,7 @@ func (e *evaluation) line(line []byte) (done bool, err error) {
 		ee := m.EvalError
 		e.result.Error, e.errorBytes = &ee, len(line)
 	case "result":
-		if m.Main && e.result.Result == nil { // other forms of it, and displayed values, are for E2B's clients
+		if m.Main && e.result.Result == nil { // other forms of it, and displayed values, serve E2B's clients only
 			e.result.Truncated = e.result.Truncated || len(m.Text) > e.limit
 			text := cut(m.Text, e.limit)
 			e.result.Result = &text

@@ -25,7 +25,7 @@ type ExecRequest struct {
 	Cwd       string        // empty: the user's home
 	User      string        // empty: the guest's default user
 	UserElse  string        // used instead of root, if the guest has this account and no default user
-	Stdin     io.Reader     // nil: /dev/null, or as OpenStdin and Terminal say
+	Stdin     io.Reader     // nil: depends on OpenStdin and Terminal; /dev/null without them
 	OpenStdin bool          // stdin stays open for Process.Input; excludes Stdin
 	Terminal  *Size         // terminal of the command; all its output is Stdout
 	Timeout   time.Duration // 0: none; when it passes, the guest kills the command's process group

@@ -7,11 +7,11 @@ import (
 	"time"
 )
 
-// Bounds on what the guest may take to come to rest and to end it.
+// Limits on the time in which the guest freezes its file system and thaws it.
 const (
-	restTimeout  = time.Minute      // to write back all of its page cache
-	wakeTimeout  = 30 * time.Second // longer than the rest lasts: then the agent has ended it
-	abortTimeout = 5 * time.Second  // to end a rest that was asked for in vain
+	restTimeout  = time.Minute      // to write back its whole page cache
+	wakeTimeout  = 30 * time.Second // longer than a freeze lasts: by then the agent has thawed it
+	abortTimeout = 5 * time.Second  // to thaw after a freeze that failed or timed out
 )
 
 // AtRest calls f while the guest's root file system is at rest, see Freeze. The guest has as long for
@@ -20,16 +20,17 @@ const (
 func (c *Client) AtRest(ctx, lasting context.Context, f func() error) error {
 	err := within(ctx, restTimeout, "come to rest (run sync in it before)", c.Freeze)
 	if refused := (*Error)(nil); errors.As(err, &refused) {
-		return err // the guest has no rest to end
+		return err // there is nothing to thaw
 	}
 	if err != nil {
-		_ = within(lasting, abortTimeout, "end its rest", c.Thaw) // else the guest does, after wakeTimeout
+		_ = within(lasting, abortTimeout, "end its rest", c.Thaw) // if this fails, the agent thaws it at its own time limit
 		return err
 	}
 	return errors.Join(f(), within(lasting, wakeTimeout, "end its rest", c.Thaw))
 }
 
-// within calls f, which waits for the guest, with a deadline. Its error is why ctx has ended, if it has.
+// within calls f, which waits for the guest, with a deadline. If ctx has ended, its error is the cause
+// of that.
 func within(ctx context.Context, limit time.Duration, what string, f func(context.Context) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("the guest did not %s within %v: %w", what, limit,
 		context.DeadlineExceeded))

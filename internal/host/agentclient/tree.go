@@ -56,8 +56,8 @@ func (c *Client) Stat(ctx context.Context, path, user string) (Entry, error) {
 	return entryOf(e.GetEntry()), nil
 }
 
-// List describes the content of a directory of the guest, down to a depth; 1 is the directory
-// alone.
+// List describes the content of a directory of the guest, down to a depth. With depth 1 it does not
+// enter subdirectories.
 func (c *Client) List(ctx context.Context, path, user string, depth uint32) ([]Entry, error) {
 	answer, err := call[filesystem.ListDirRequest, filesystem.ListDirResponse](ctx, c,
 		filesystemconnect.FilesystemListDirProcedure,

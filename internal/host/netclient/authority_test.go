@@ -14,8 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/rootcert"
 )
 
-// The authority is made when it is first needed, in a file that nobody else reads, and is the same
-// ever after. Its key is not in what guests get.
+// The authority is made when it is first needed, in a file that only the daemon's user can read.
+// Later calls return the same one. Guests do not get its key.
 func TestAuthority(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "ca.pem")
 	first, err := openAuthority(path)
@@ -44,7 +44,7 @@ func TestAuthority(t *testing.T) {
 	}
 }
 
-// A forkd-net is told of the authority before the first secret, and one without secrets never.
+// forkd-net gets the authority before the first secret. Without secrets it never gets it.
 func TestTrustComesBeforeSecrets(t *testing.T) {
 	cfg := newConfig(t)
 	cfg.Authority = filepath.Join(t.TempDir(), "ca.pem")

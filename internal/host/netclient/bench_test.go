@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// BenchmarkJoin is what the network adds to the way of a fork, per child.
+// BenchmarkJoin measures the time that the network adds to a fork, per child.
 func BenchmarkJoin(b *testing.B) {
 	self, err := os.Executable()
 	if err != nil {

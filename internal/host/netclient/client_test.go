@@ -14,7 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// patience is how long a test waits for what must come.
+// patience is how long a test waits for an expected event.
 const patience = time.Minute
 
 func newConfig(t *testing.T) Config {
@@ -36,7 +36,7 @@ func open(t *testing.T, cfg Config) *Client {
 	return c
 }
 
-// guest is the VM of a link: it uses the latest frame socket that it was given.
+// guest is the VM of a link. It uses the frame socket that it was given last.
 type guest struct {
 	mu    sync.Mutex
 	fd    int
@@ -63,8 +63,8 @@ func (g *guest) give(vmm *os.File) error {
 	return nil
 }
 
-// say sends a frame and waits for the answer. What is lost with a frame socket is sent again on the
-// next.
+// say sends a frame and waits for the answer. If the frame is lost with its frame socket, say sends
+// it again on the next one.
 func (g *guest) say(t *testing.T, frame, want string) {
 	t.Helper()
 	buf := make([]byte, 100)
@@ -89,7 +89,7 @@ func (g *guest) say(t *testing.T, frame, want string) {
 	t.Fatalf("%q was not answered with %q, but %q", frame, want, buf)
 }
 
-// ended waits for the end of the frame socket, behind answers to frames that were sent more than
+// ended waits for the end of the frame socket. It skips answers to frames that were sent more than
 // once.
 func (g *guest) ended(t *testing.T, what string) {
 	t.Helper()
@@ -134,8 +134,8 @@ func pid(t *testing.T, c *Client) int {
 	return 0
 }
 
-// A sandbox that was joined before forkd-net ran keeps its first frame; its policy changes while it
-// runs.
+// A sandbox that was joined before forkd-net ran keeps its first frame. Its policy can change while
+// it runs.
 func TestJoinSetPolicyClose(t *testing.T) {
 	c := open(t, newConfig(t))
 	l, g := join(t, c, "a", netproto.Public())
@@ -152,14 +152,14 @@ func TestJoinSetPolicyClose(t *testing.T) {
 	}
 	l.Close()
 	l.Close()
-	if _, err := c.Totals(t.Context()); err != nil { // answered after the Detach
+	if _, err := c.Totals(t.Context()); err != nil { // Totals is answered after the Detach
 		t.Fatal(err)
 	}
 	g.ended(t, "the frame socket of a closed link")
 }
 
-// Who joins a sandbox again, as a rollback does, resets what it had; closing the earlier link
-// leaves the new one alone.
+// Joining a sandbox again, as a rollback does, resets its connections. Closing the earlier link
+// does not affect the new one.
 func TestJoinAgain(t *testing.T) {
 	c := open(t, newConfig(t))
 	first, old := join(t, c, "a", netproto.Public())
@@ -192,7 +192,7 @@ func TestNobodyIsJoinedWithoutAClient(t *testing.T) {
 	}
 }
 
-// The flow log is forkd-net's to write, and is another file after it was renamed and opened again.
+// forkd-net writes the flow log. After the log was renamed and reopened, it writes to the new file.
 func TestFlowLog(t *testing.T) {
 	cfg := newConfig(t)
 	cfg.FlowLog = filepath.Join(t.TempDir(), "flows")

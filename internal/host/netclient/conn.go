@@ -197,7 +197,7 @@ func (n *conn) receive() {
 	}
 }
 
-// watch waits for the process to end. It hangs up on one that does not answer.
+// watch waits for the process to end. It hangs up on a process that does not answer.
 func (n *conn) watch() {
 	exited := make(chan error, 1)
 	go func() { exited <- n.proc.Wait() }()

@@ -94,7 +94,7 @@ func addressChanges(ctx context.Context) (<-chan struct{}, error) {
 	return changed, nil
 }
 
-// followHost sends forkd-net the changes of the host: addresses at once, resolvers soon.
+// followHost sends forkd-net the host's changes: addresses at once, resolvers within followEvery.
 func (c *Client) followHost() {
 	changed, err := addressChanges(c.quit)
 	if err != nil {

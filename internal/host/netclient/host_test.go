@@ -26,7 +26,7 @@ func TestParseResolvConf(t *testing.T) {
 	}
 }
 
-// The host's own addresses are all it has.
+// The own addresses in the configuration are those of the host, and no others.
 func TestHostConfig(t *testing.T) {
 	own := hostConfig(nil, Proxy{}, netproto.Config{}).Own
 	if !reflect.DeepEqual(hostConfig([]netip.AddrPort{netip.MustParseAddrPort("9.9.9.9:53")}, Proxy{},
@@ -42,10 +42,10 @@ func TestHostConfig(t *testing.T) {
 	t.Errorf("127.0.0.1 is not among %v", own)
 }
 
-// An address that the host is given is noticed. The host is a network namespace of this test's
+// An address that is added to the host is noticed. The host is a network namespace of this test's
 // thread.
 func TestAddressChanges(t *testing.T) {
-	runtime.LockOSThread() // it ends with the test, and the namespace with it
+	runtime.LockOSThread() // the thread ends with the test, and the namespace with the thread
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		runtime.UnlockOSThread()
 		t.Skipf("no network namespace can be made: %v", err)

@@ -19,8 +19,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// Many sandboxes joined while forkd-net dies again and again all have their network and policy in
-// the end.
+// Many sandboxes are joined while forkd-net dies again and again. In the end all of them have a
+// network and their policy.
 func TestForkdNetDies(t *testing.T) {
 	cfg := newConfig(t)
 	c := open(t, cfg)
@@ -54,8 +54,8 @@ func TestForkdNetDies(t *testing.T) {
 	}
 }
 
-// A VM that is being restored while forkd-net dies is joined to the next one by the frame socket
-// that it is being given.
+// If forkd-net dies while a VM is being restored, the VM is joined to the next forkd-net with the
+// frame socket that it is being given.
 func TestForkdNetDiesDuringAFork(t *testing.T) {
 	c := open(t, newConfig(t))
 	was := pid(t, c)
@@ -82,8 +82,8 @@ func TestForkdNetDiesDuringAFork(t *testing.T) {
 	}
 }
 
-// A forkd-net that dies of a request, or does not answer one, is replaced, and that request is not
-// its successor's end.
+// A forkd-net that dies of a request, or does not answer it, is replaced. The request does not end
+// its successor.
 func TestForkdNetThatMisbehaves(t *testing.T) {
 	for _, id := range []string{vmfake.NetDies, vmfake.NetHangs} {
 		t.Run(id, func(t *testing.T) {
@@ -111,8 +111,8 @@ func TestForkdNetThatMisbehaves(t *testing.T) {
 	}
 }
 
-// The next daemon finds forkd-net and leaves the connections of the sandboxes it takes over alone.
-// Others go.
+// The next daemon finds forkd-net. Sandboxes that it takes over keep their connections, other
+// sandboxes are detached.
 func TestRestartOfTheDaemon(t *testing.T) {
 	cfg := newConfig(t)
 	first, err := New(cfg)
@@ -141,7 +141,7 @@ func TestRestartOfTheDaemon(t *testing.T) {
 	l.Close()
 }
 
-// A forkd-net of another build is replaced, and with it what its sandboxes had.
+// A forkd-net of another build is replaced, and the connections of its sandboxes are reset.
 func TestAnotherBuildIsReplaced(t *testing.T) {
 	cfg := newConfig(t)
 	first, err := New(cfg)
@@ -182,7 +182,8 @@ func TestAnotherBuildIsReplaced(t *testing.T) {
 	l.Close()
 }
 
-// forkd-net has a bound of memory of its own, where the host can, and goes before the daemon.
+// forkd-net has its own memory limit, if the host supports it. The OOM killer kills it before the
+// daemon.
 func TestForkdNetIsBounded(t *testing.T) {
 	cfg := newConfig(t)
 	cfg.Cgroups = cgroup.Open(cgroup.Config{RunDir: t.TempDir(), StateDir: "/"})
@@ -209,7 +210,7 @@ func TestForkdNetIsBounded(t *testing.T) {
 	}
 }
 
-// A forkd-net that nobody needs ends with the daemon.
+// A forkd-net without sandboxes ends with the daemon.
 func TestCloseWithoutSandboxesEndsIt(t *testing.T) {
 	c, err := New(newConfig(t))
 	if err != nil {
@@ -222,8 +223,8 @@ func TestCloseWithoutSandboxesEndsIt(t *testing.T) {
 	}
 }
 
-// The clock of a request begins when forkd-net has answered those before it: many requests at once are
-// no sign of one that hangs.
+// The time for a request starts when forkd-net has answered all earlier requests: many requests at
+// once do not mean that it hangs.
 func TestRequestsBehindOthersDoNotHang(t *testing.T) {
 	const requests, patience = 8, 2 * time.Second
 	dir := t.TempDir()

@@ -23,7 +23,7 @@ type Link struct {
 
 	// Guarded by the client's lock.
 	setting Setting
-	conn    *conn    // that has the other end of the VM's frame socket; nil: no running one
+	conn    *conn    // the forkd-net with the other end of the VM's frame socket; nil: none is running
 	pending *os.File // forkd-net's end of that socket, until it is donated
 	ready   bool     // Ready was called
 }
@@ -92,8 +92,8 @@ func (l *Link) attachLocked() {
 	l.conn, l.pending = n, nil
 }
 
-// renewLocked joins the VM to the present forkd-net, if it is not. For a VM that is still being
-// restored with an end of an earlier socket, Ready does that.
+// renewLocked joins the VM to the present forkd-net if it was joined to an earlier one. A VM that
+// is still being restored has an end of an earlier socket; Ready does the rest for it.
 func (l *Link) renewLocked() {
 	n := l.c.conn
 	if n == nil || l.conn == n {
@@ -116,8 +116,8 @@ func (l *Link) renewLocked() {
 	go l.handOver(vmm, n)
 }
 
-// handOver gives the VM its end of the frame socket whose other end n has, unless a newer socket
-// exists by then.
+// handOver gives the VM its end of the frame socket whose other end n has. If there is a newer
+// socket by then, it does nothing.
 func (l *Link) handOver(vmm *os.File, n *conn) {
 	defer vmm.Close()
 	l.giving.Lock()
@@ -148,7 +148,7 @@ func (l *Link) Ready() {
 }
 
 // Set replaces policy, limits and secrets. They are in force when it returns nil. While forkd-net
-// is not running no traffic passes, and the next one gets them before any.
+// is not running no traffic passes, and the next forkd-net gets them before any traffic.
 func (l *Link) Set(ctx context.Context, setting Setting) error {
 	if l == nil {
 		return nil

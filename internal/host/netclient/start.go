@@ -119,8 +119,8 @@ func startIn(leaf *cgroup.Leaf, spec process.Spec) (*process.Process, error) {
 // daemon starts another one.
 const findTimeout = 5 * time.Second
 
-// find returns the forkd-net that an earlier daemon has left running. It kills one that is of
-// another build or does not answer. The error wraps os.ErrNotExist if there was none.
+// find returns the forkd-net that an earlier daemon has left running. It kills a forkd-net of
+// another build, or one that does not answer. The error wraps os.ErrNotExist if there was none.
 func (c *Client) find() (*conn, error) {
 	proc, err := process.Find(Name, c.path(recordFile))
 	if err != nil {

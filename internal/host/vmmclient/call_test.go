@@ -37,8 +37,8 @@ func answerStats(t *testing.T, vmm *ctlsock.Conn, exits uint64) {
 	}
 }
 
-// A request that was given up must not cost the connection, and its late reply must not be taken
-// for the next one's.
+// An abandoned request must not cost the connection, and its late reply must not be taken for the
+// reply to the next request.
 func TestReplyToAnAbandonedRequestIsDropped(t *testing.T) {
 	v, vmm := scripted(t)
 	for round := range uint64(3) {
@@ -70,8 +70,8 @@ func TestReplyToAnAbandonedRequestIsDropped(t *testing.T) {
 	}
 }
 
-// A VMM that hangs fails every request in bounded time, is sent no more of them, and recovers when
-// it answers.
+// Each request to a VMM that hangs fails in bounded time. The VMM is sent no further requests until
+// it answers, and then works again.
 func TestVMMThatHangsIsReported(t *testing.T) {
 	v, vmm := scripted(t)
 	v.limits.short = 10 * time.Millisecond
@@ -103,7 +103,7 @@ func TestVMMThatHangsIsReported(t *testing.T) {
 	}
 }
 
-// A hostile VMM may answer a request that it was never sent, and hang up before it can be.
+// A hostile VMM may answer a request before it was sent, and hang up before it can be sent.
 func TestAnAnswerBeforeTheRequestEndsItsTurnOnce(t *testing.T) {
 	v, _ := scripted(t)
 	for _, early := range []bool{true, false} {
@@ -128,7 +128,7 @@ func TestKillEndsRequestsOfAHungVMM(t *testing.T) {
 		go func() { errs <- v.Pause(context.Background()) }()
 	}
 	receive(t, vmm)
-	_ = vmm.Close() // as the kernel does with its process
+	_ = vmm.Close() // the kernel closes the connection with the process
 	within(t, "the end of a hung VMM", func() {
 		if err := v.Kill(); err != nil {
 			t.Error(err)
@@ -141,8 +141,8 @@ func TestKillEndsRequestsOfAHungVMM(t *testing.T) {
 	})
 }
 
-// What a VMM failed of is known by its code, whatever the text; a text that quotes another error
-// changes nothing.
+// A VMM's error is identified by its code, whatever its text. A text that quotes another error does
+// not change that.
 func TestErrorsKeepTheirCode(t *testing.T) {
 	v, vmm := scripted(t)
 	for _, c := range []struct {

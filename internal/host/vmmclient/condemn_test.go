@@ -53,8 +53,9 @@ func ended(t *testing.T, v *VMM) {
 	}
 }
 
-// What a VMM says of the layer that it saved decides what the daemon reads and writes for the
-// snapshot. A VMM that describes what cannot be is killed, and the daemon does nothing of it.
+// The VMM's description of the layer that it saved decides what the daemon reads and writes for the
+// snapshot. A VMM that sends an impossible description is killed, and the daemon does not use the
+// description.
 func TestLayersThatCannotBe(t *testing.T) {
 	const page = vm.PageSize
 	good := vmmproto.SaveResult{LayerBytes: guestBytes, DirtyBytes: page, StateBytes: 5,
@@ -118,7 +119,7 @@ func TestLayersThatCannotBe(t *testing.T) {
 	}
 }
 
-// A branch of the disks alone saves no memory, whatever its VMM says.
+// A disk-only branch saves no memory, even if its VMM claims that it did.
 func TestDisksThatCannotBe(t *testing.T) {
 	for name, r := range map[string]vmmproto.BranchResult{
 		"":             {Mode: vm.BranchDisk},
@@ -139,7 +140,7 @@ func TestDisksThatCannotBe(t *testing.T) {
 	}
 }
 
-// check fails unless a request has succeeded, or has ended its VMM.
+// check fails unless a request has succeeded or, if it is not good, has ended its VMM.
 func check(t *testing.T, v *VMM, good bool, err error) {
 	t.Helper()
 	if good {
@@ -154,7 +155,7 @@ func check(t *testing.T, v *VMM, good bool, err error) {
 	ended(t, v)
 }
 
-// An answer that no VMM of this build gives ends its VMM.
+// A VMM that sends an answer of the wrong form is killed.
 func TestAnswersThatCannotBeRead(t *testing.T) {
 	for name, body := range map[string][]byte{"short": {1}, "empty": nil, "too long": make([]byte, 100)} {
 		t.Run(name, func(t *testing.T) {
@@ -169,8 +170,8 @@ func TestAnswersThatCannotBeRead(t *testing.T) {
 	}
 }
 
-// A VMM that says what it was not asked for, without end or with descriptors, is killed. What a VMM
-// may say unasked does not end it.
+// A VMM that sends unexpected messages without end, or with descriptors, is killed. Messages that a
+// VMM may send by itself do not end it.
 func TestUnaskedMessagesEndTheVMM(t *testing.T) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM, 0)
 	if err != nil {
@@ -218,7 +219,7 @@ func TestUnaskedMessagesEndTheVMM(t *testing.T) {
 		})
 	}
 	v, vmm := scripted(t)
-	for range 3 { // each answer begins the count anew
+	for range 3 { // the count restarts with each answer
 		for range maxUnasked {
 			if err := vmm.Send(vmmproto.KindStalled, nil); err != nil {
 				t.Fatal(err)
@@ -231,7 +232,7 @@ func TestUnaskedMessagesEndTheVMM(t *testing.T) {
 	}
 }
 
-// The daemon keeps little of what a VMM says, and nothing that a terminal would obey.
+// The daemon keeps little of a VMM's text, and removes everything that a terminal would interpret.
 func TestWordsAreCut(t *testing.T) {
 	long := "beg\x1b]52;c;ZXZpbA==\ain\u009b2J\u202e" + strings.Repeat("\xff", 500<<10)
 	v, vmm := scripted(t)

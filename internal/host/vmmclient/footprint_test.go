@@ -10,9 +10,10 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// What an idle child costs that has taken up its identity: hundreds of them share a host. Of a
-// child's own memory the least counts: on a busy host it takes longer to confirm, and its kernel's
-// timers write meanwhile.
+// TestIdleChildIsSmall measures the memory of an idle child after it has taken up its identity,
+// because hundreds of children share a host. The memory that a child has written counts as the
+// minimum over several children: on a busy host confirming takes longer, and the kernel's timers
+// write during that time.
 func TestIdleChildIsSmall(t *testing.T) {
 	const maxDirty, maxVMM = 1 * mib, 1 * mib
 	a := vmtest.Load(t)

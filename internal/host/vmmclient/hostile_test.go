@@ -32,7 +32,7 @@ func sleeper(t *testing.T) *process.Process {
 	return p
 }
 
-// scripted is a client of a VMM that the test plays; its process is a sleeper.
+// scripted returns a client of a VMM that the test plays. Its process is a sleeper.
 func scripted(t *testing.T) (*VMM, *ctlsock.Conn) { return scriptedIn(t, nil) }
 
 // scriptedIn is scripted for a VMM in a cgroup.
@@ -54,7 +54,7 @@ func scriptedIn(t *testing.T, leaf *cgroup.Leaf) (*VMM, *ctlsock.Conn) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		_ = vmm.Close() // as the end of a real VMM's process does
+		_ = vmm.Close() // the connection ends with a real VMM's process
 		if err := v.Kill(); err != nil {
 			t.Error(err)
 		}
@@ -62,8 +62,8 @@ func scriptedIn(t *testing.T, leaf *cgroup.Leaf) (*VMM, *ctlsock.Conn) {
 	return v, vmm
 }
 
-// within fails the test if f does not return, which a deadlock would otherwise show as a time-out
-// of all tests.
+// within fails the test if f does not return. Otherwise a deadlock would only show as a timeout of
+// all tests.
 func within(t *testing.T, what string, f func()) {
 	t.Helper()
 	done := make(chan struct{})
@@ -75,7 +75,7 @@ func within(t *testing.T, what string, f func()) {
 	}
 }
 
-// A VMM that a guest has taken over may send anything: the daemon must still be able to end it.
+// A VMM that its guest has taken over may send anything: the daemon must still be able to kill it.
 func TestUnaskedMessagesDoNotBlockTheClient(t *testing.T) {
 	v, vmm := scripted(t)
 	var branched codec.Writer
@@ -83,11 +83,11 @@ func TestUnaskedMessagesDoNotBlockTheClient(t *testing.T) {
 	(&vmmproto.Branched{Serial: 1}).Append(&branched)
 	for range 5 {
 		for _, kind := range []vmmproto.Kind{vmmproto.KindBranched, vmmproto.KindExit, 200} {
-			_ = vmm.Send(kind, branched.Bytes()) // the client hangs up at the first that no VMM sends
+			_ = vmm.Send(kind, branched.Bytes()) // the client hangs up at the first message that no intact VMM sends
 		}
 	}
 	for range 5 {
-		_ = vmm.Send(vmmproto.KindOK, nil) // nothing was asked
+		_ = vmm.Send(vmmproto.KindOK, nil) // there was no request
 	}
 	within(t, "end of a hostile VMM", func() {
 		if err := v.proc.Kill(); err != nil {
@@ -98,7 +98,7 @@ func TestUnaskedMessagesDoNotBlockTheClient(t *testing.T) {
 	})
 }
 
-// A VMM that hangs up but lives fails requests, though their context never ends.
+// Requests to a VMM that hangs up but lives on fail, even if their context never ends.
 func TestRequestFailsWhenTheConnectionIsLost(t *testing.T) {
 	v, vmm := scripted(t)
 	v.limits.hangUp = time.Millisecond
@@ -117,7 +117,8 @@ func TestRequestFailsWhenTheConnectionIsLost(t *testing.T) {
 	})
 }
 
-// The control descriptor of a VMM that is gone is soon another's: no request may go there.
+// The control descriptor of a VMM that has ended is soon reused for another file: no request may be
+// sent to it.
 func TestRequestsAfterTheEndGoNowhere(t *testing.T) {
 	v, vmm := scripted(t)
 	_ = vmm.Close()
@@ -141,7 +142,7 @@ func TestRequestsAfterTheEndGoNowhere(t *testing.T) {
 	}
 }
 
-// A daemon that is short of descriptors loses a stream of a guest, and not its VMM.
+// If the daemon is short of descriptors, it loses a stream of a guest, but not the VMM.
 func TestStreamsAreLostForWantOfDescriptors(t *testing.T) {
 	v, vmm := scripted(t)
 	var limit unix.Rlimit

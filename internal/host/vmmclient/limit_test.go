@@ -17,8 +17,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// filesOfALeaf returns a cgroup that consists of ordinary files, and its directory: what is written to
-// a cgroup can be read from them.
+// filesOfALeaf returns a cgroup that consists of ordinary files, and its directory. A test can read
+// from the files what was written to the cgroup.
 func filesOfALeaf(t *testing.T) (*cgroup.Leaf, string) {
 	t.Helper()
 	parent, run := t.TempDir(), t.TempDir()
@@ -36,7 +36,7 @@ func filesOfALeaf(t *testing.T) (*cgroup.Leaf, string) {
 			t.Fatal(err)
 		}
 	}
-	t.Cleanup(func() { os.RemoveAll(leaf) }) // no file of a real one could be removed
+	t.Cleanup(func() { os.RemoveAll(leaf) }) // the rmdir that removes a real cgroup fails on these files
 	return cgroup.Open(cgroup.Config{Parent: parent, RunDir: run, StateDir: run}).Find("vm"), leaf
 }
 
@@ -70,7 +70,8 @@ func limitIn(t *testing.T, leaf string) uint64 {
 	return n
 }
 
-// A VMM that does not answer a branch in time keeps none of the memory that it was allowed for it.
+// A VMM that does not answer a branch in time loses the extra memory that it was allowed for the
+// branch.
 func TestABranchWithoutAnswerRaisesNoLimit(t *testing.T) {
 	const ram = 1 << 30
 	leaf, dir := filesOfALeaf(t)
@@ -90,8 +91,8 @@ func TestABranchWithoutAnswerRaisesNoLimit(t *testing.T) {
 	}
 }
 
-// A VMM that was copying a layer when its daemon ended has the memory for that until the copy has had
-// its time, although it refuses branches meanwhile.
+// A VMM that was copying a layer when its daemon ended keeps the extra memory until the time limit of
+// a copy has passed. That it refuses branches until then does not change this.
 func TestACopyForAnEarlierDaemonRaisesNoLimit(t *testing.T) {
 	const ram = 1 << 30
 	leaf, dir := filesOfALeaf(t)
@@ -119,8 +120,8 @@ func TestACopyForAnEarlierDaemonRaisesNoLimit(t *testing.T) {
 	}
 }
 
-// A VMM that never says that it has copied the layer of a live branch keeps none of the memory that it
-// was allowed for the copy.
+// A VMM that never reports the end of a live branch's copying loses the extra memory that it was
+// allowed for it.
 func TestACopyWithoutEndRaisesNoLimit(t *testing.T) {
 	const ram = 1 << 30
 	leaf, dir := filesOfALeaf(t)

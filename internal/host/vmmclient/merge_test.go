@@ -13,8 +13,8 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// A VM that is branched again and again, its layers merged now and then, holds no more descriptors
-// than at first, and its disk keeps its content.
+// After many branches of a VM, with occasional merges of its layers, the VM has no more open
+// descriptors than at first, and its disk has the same content.
 func TestManyBranchesOfOneVM(t *testing.T) {
 	const branches, between = 300, 20
 	a := vmtest.Load(t)
@@ -55,7 +55,7 @@ func descriptors(t *testing.T, v *testVM) int {
 	return len(fds)
 }
 
-// branchAway branches v and keeps nothing of the branch but the frozen top.
+// branchAway branches v and keeps only the frozen top.
 func branchAway(t *testing.T, v *testVM, memory uint64) {
 	t.Helper()
 	var files [2]*os.File

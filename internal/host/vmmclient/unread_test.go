@@ -17,8 +17,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// A VMM that answers requests and leaves them in its socket breaks the protocol. When the socket has
-// no room, the next request fails: to wait for room would last until the VMM is killed.
+// A VMM that answers requests without reading them from its socket breaks the protocol. When the
+// socket is full, the next request fails instead of waiting until the VMM is killed.
 func TestAnswersToUnreadRequestsEndTheVMM(t *testing.T) {
 	v, vmm := scripted(t)
 	var w codec.Writer
@@ -50,8 +50,8 @@ func TestAnswersToUnreadRequestsEndTheVMM(t *testing.T) {
 	ended(t, v)
 }
 
-// What is left of a VMM's connection when its process has ended, such as a copy of its descriptor in
-// the socket of another process, does not delay its end.
+// A connection can outlive the VMM's process, for example by a copy of its descriptor in the socket
+// of another process. That does not delay the end of the VMM.
 func TestTheEndOfTheProcessEndsTheConnection(t *testing.T) {
 	v, vmm := scripted(t)
 	var w codec.Writer
@@ -70,8 +70,8 @@ func TestTheEndOfTheProcessEndsTheConnection(t *testing.T) {
 	}
 }
 
-// A VMM that was left running and has closed its control socket is out of everybody's reach. The
-// daemon that would take it over kills it.
+// A VMM that was left running and has closed its control socket cannot be reached by any daemon. A
+// daemon that tries to take it over kills it.
 func TestAttachKillsAVMMThatDoesNotListen(t *testing.T) {
 	dir := t.TempDir()
 	listener, err := ctlsock.Listen(filepath.Join(dir, ControlSocket))
@@ -106,7 +106,7 @@ func TestAttachKillsAVMMThatDoesNotListen(t *testing.T) {
 	}
 }
 
-// What the daemon or its user has run out of does not say that a VMM has gone.
+// A shortage of the daemon's or its user's resources does not mean that a VMM has ended.
 func TestAShortageIsNoEnd(t *testing.T) {
 	dir := t.TempDir()
 	listener, err := ctlsock.Listen(filepath.Join(dir, ControlSocket))
@@ -124,7 +124,7 @@ func TestAShortageIsNoEnd(t *testing.T) {
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- p.Wait() }()
-	for range 10000 { // until the queue of connections that nobody has taken is full
+	for range 10000 { // until the queue of unaccepted connections is full
 		c, err := ctlsock.Dial(filepath.Join(dir, ControlSocket))
 		if err != nil {
 			break

@@ -55,7 +55,7 @@ func spawn(t *testing.T, a *vmtest.Assets, shape vm.Shape) *vmmclient.VMM {
 	return v
 }
 
-// consoleOf returns what the guest of v wrote last; nothing if that cannot be read.
+// consoleOf returns the guest's latest output on the console of v; nothing if that cannot be read.
 func consoleOf(v *vmmclient.VMM) []byte {
 	f, err := vmmclient.OpenConsole(v.Dir())
 	if err != nil {
@@ -169,10 +169,10 @@ type saved struct {
 	disk   vmmproto.Disk
 	disks  []*os.File // the frozen disk: base and layers
 
-	firstWrites []vm.Range // of its first child, for the later ones
+	firstWrites []vm.Range // of its first child, passed to later children
 }
 
-// save pauses v for good and makes a snapshot of it.
+// save pauses v, never to be resumed, and makes a snapshot of it.
 func save(t *testing.T, v *testVM, shape vm.Shape) *saved {
 	t.Helper()
 	if err := v.Pause(t.Context()); err != nil {
@@ -237,7 +237,7 @@ func TestBootForkExec(t *testing.T) {
 		t.Errorf("the guest's kernel has found modules without signatures: %q", got)
 	}
 	const number = "dd if=/dev/hwrng bs=16 count=1 2>/dev/null | od -An -tx1"
-	parent.sh(t, number) // the kernel has fetched more than this
+	parent.sh(t, number) // the kernel has drawn more random bytes than this
 	s := save(t, parent, shape)
 	hosts, numbers := map[string]bool{}, map[string]bool{}
 	for i := range 4 {
@@ -254,7 +254,7 @@ func TestBootForkExec(t *testing.T) {
 	}
 }
 
-// The kernel of a child finds the new generation id by itself and reseeds, whatever the agent does.
+// The kernel of a child notices the new generation id and reseeds, whatever the agent does.
 func TestKernelNoticesItsFork(t *testing.T) {
 	a := vmtest.Load(t)
 	const count = "dmesg | grep -c 'reseeded due to virtual machine fork'"
@@ -266,7 +266,7 @@ func TestKernelNoticesItsFork(t *testing.T) {
 				t.Fatalf("before a fork: %q", got)
 			}
 			child := fork(t, a, save(t, parent, shape), "child")
-			// The kernel does it in a thread of its own, perhaps after the agent has confirmed.
+			// The kernel reseeds in a thread of its own, perhaps after the agent has confirmed.
 			if got := child.sh(t, "until "+count+"; do sleep 0.1; done"); !strings.HasSuffix(got, "1") {
 				t.Errorf("after it: %q", got)
 			}
@@ -274,8 +274,8 @@ func TestKernelNoticesItsFork(t *testing.T) {
 	}
 }
 
-// A guest may keep sockets of the connections it had when it was saved; its children must be
-// reached all the same.
+// A guest may keep sockets of connections from before it was saved; its children must be reachable
+// anyway.
 func TestChildrenOfAGuestWithConnections(t *testing.T) {
 	a := vmtest.Load(t)
 	shape := vm.Shape{MemoryBytes: 256 * mib, VCPUs: 1, Template: vmtest.Template()}
@@ -302,7 +302,7 @@ func TestChildrenOfAGuestWithConnections(t *testing.T) {
 	}
 }
 
-// A kernel that panics, here for want of anything to run, is told from one that resets.
+// A panic of the kernel, here because it finds no program to run, is distinguished from a reset.
 func TestPanicIsReported(t *testing.T) {
 	a := vmtest.Load(t)
 	for name, path := range map[string]string{"minimal": a.Minimal.VMLinux, "cloud": a.Cloud.BzImage} {

@@ -13,8 +13,8 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// A branch takes memory, files and running processes along in every mode; a rollback brings them
-// back.
+// In every mode a branch contains memory, files and running processes, and a rollback restores
+// them.
 func TestBranchAndRollback(t *testing.T) {
 	a := vmtest.Load(t)
 	shape := vm.Shape{MemoryBytes: 256 * mib, VCPUs: 1, Template: vmtest.Template()}
@@ -42,7 +42,7 @@ func TestBranchAndRollback(t *testing.T) {
 	}
 }
 
-// branch makes a snapshot of the running v, which lies on base.
+// branch makes a snapshot of the running v, whose memory lies on base.
 func branch(t *testing.T, v *testVM, base *saved, mode vm.BranchMode) *saved {
 	t.Helper()
 	dir, err := os.MkdirTemp("/dev/shm", "fkt")
@@ -88,7 +88,7 @@ func branch(t *testing.T, v *testVM, base *saved, mode vm.BranchMode) *saved {
 	return s
 }
 
-// frozen opens the top of v as what a branch makes of it.
+// frozen opens the top of v for reading, as a branch freezes it.
 func (v *testVM) frozen(t *testing.T) []*os.File {
 	t.Helper()
 	f, err := vmtest.ForReading(v.files[len(v.files)-1])
