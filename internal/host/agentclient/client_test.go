@@ -140,7 +140,7 @@ func TestForkAnswers(t *testing.T) {
 	}
 }
 
-// forkPeer reads one fork message whole and answers reply.
+// forkPeer reads one whole fork message and answers with reply.
 func forkPeer(reply string) DialFunc {
 	return peer(func(c net.Conn) {
 		var head [agentproto.LengthSize]byte
@@ -267,7 +267,7 @@ func TestExecUnpacksNothing(t *testing.T) {
 	}
 }
 
-// streamHead begins the answer to a request that starts a command.
+// streamHead is the start of the answer to a request that starts a command.
 const streamHead = "HTTP/1.1 200 x\r\nContent-Type: application/connect+json\r\n\r\n"
 
 // event returns a message of that answer.

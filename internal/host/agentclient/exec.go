@@ -32,7 +32,7 @@ type ExecRequest struct {
 	MaxOutput int           // bytes kept of each of stdout and stderr; 0: 8 MiB; for Exec only
 
 	// Started, if set, is called as soon as the command runs. If it returns an error, the call
-	// ends, as with an error of the sink.
+	// ends, as after an error of the sink.
 	Started func(*Process) error
 }
 

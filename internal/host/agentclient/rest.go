@@ -14,9 +14,10 @@ const (
 	abortTimeout = 5 * time.Second  // to thaw after a freeze that failed or timed out
 )
 
-// AtRest calls f while the guest's root file system is at rest, see Freeze. The guest has as long for
-// that as ctx lasts, and a minute at most. What follows is bounded by lasting: f is not called off, and
-// the rest is ended whatever becomes of it, also where the guest may come to it too late.
+// AtRest calls f while the guest's root file system is frozen, see Freeze. The guest must freeze it
+// before ctx ends, and within a minute. The end of ctx does not cancel f. Whatever f returns, the
+// file system is thawed afterwards, unless lasting ends first. It is also thawed if the freeze
+// failed, because the guest may still complete it.
 func (c *Client) AtRest(ctx, lasting context.Context, f func() error) error {
 	err := within(ctx, restTimeout, "come to rest (run sync in it before)", c.Freeze)
 	if refused := (*Error)(nil); errors.As(err, &refused) {

@@ -13,9 +13,9 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// The agent sets the network up. A connection that is open when a guest is saved goes on in the
-// source, and ends at once in a child, for who waits in a read, even where nobody is at the other
-// end of the child's network.
+// The agent sets up the guest's network. A connection that is open when a guest is saved goes on in
+// the source. In a child it ends at once, even for a process that waits in a read, and even without
+// a peer on the child's network.
 func TestConnectionsEndInAChild(t *testing.T) {
 	a := vmtest.Load(t)
 	shape := vm.Shape{MemoryBytes: 256 * mib, VCPUs: 1, Template: vmtest.Template()}
@@ -62,7 +62,7 @@ func TestConnectionsEndInAChild(t *testing.T) {
 	}
 }
 
-// gateway answers ARP requests, and agrees to every TCP connection.
+// gateway answers ARP requests, and accepts every TCP connection.
 type gateway struct{ *os.File }
 
 func (g *gateway) serve() {
