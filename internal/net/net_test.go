@@ -79,7 +79,7 @@ func start(t testing.TB) *daemon {
 	return d
 }
 
-// request sends one and returns the body of its answer, or what went wrong.
+// request sends a request and returns the body of its answer, or the error.
 func (d *daemon) request(kind netproto.Kind, m codec.Message, fds ...int) ([]byte, error) {
 	d.t.Helper()
 	var w codec.Writer
@@ -171,8 +171,8 @@ func serveHello(t testing.TB, w *nettest.World) {
 	}))
 }
 
-// A sandbox from Attach to Detach: it fetches, is refused, is counted and logged, and its policy
-// changes.
+// TestSandbox follows a sandbox from Attach to Detach: it fetches a page, is refused, is counted
+// and logged, and its policy changes.
 func TestSandbox(t *testing.T) {
 	w := nettest.New(t, web, "10.1.2.3")
 	serveHello(t, w)
@@ -198,7 +198,7 @@ func TestSandbox(t *testing.T) {
 	waitFor(t, "counters", func() bool {
 		m := d.stats("sb-1")
 		recent := m.Recent
-		m.Recent = nil // a sum has none
+		m.Recent = nil // a sum has no recent refusals
 		return len(recent) == 1 && recent[0].Address == "10.1.2.3:80" && m.Active && m.Open == 0 && m.Connections == 1 &&
 			m.DownBytes > 5 && m.UpBytes > 16 &&
 			reflect.DeepEqual(m.Refused, []netproto.Refusals{{Reason: "private", Count: 1}}) && reflect.DeepEqual(m, d.stats(""))
@@ -248,7 +248,7 @@ func checkLog(t *testing.T, path string) {
 	}
 }
 
-// A sandbox that has sent nothing costs a descriptor and a record, and no goroutine.
+// A sandbox that has sent nothing takes a descriptor and a record, and no goroutine.
 func TestIdleSandboxesHaveNoGoroutines(t *testing.T) {
 	d := start(t)
 	var files []*os.File
@@ -271,8 +271,8 @@ func TestIdleSandboxesHaveNoGoroutines(t *testing.T) {
 	waitFor(t, "sandboxes end with their sockets", func() bool { return len(d.list()) == 0 })
 }
 
-// IPv6, which guests send by themselves, needs no stack; but nobody gets the goroutine of all
-// sandboxes for himself.
+// IPv6, which guests send by themselves, needs no stack. But no guest can keep the shared goroutine
+// busy with it.
 func TestFramesThatNeedNoStack(t *testing.T) {
 	d := start(t)
 	mine, theirs := guesttest.Pair(t)
@@ -295,7 +295,7 @@ func TestFramesThatNeedNoStack(t *testing.T) {
 	waitFor(t, "a stack", func() bool { return d.stats("sb-1").Active })
 }
 
-// Nothing of a stack stays behind when its sandbox has ended.
+// When a sandbox has ended, its stack leaves nothing behind.
 func TestEndedStacksLeaveNothing(t *testing.T) {
 	w := nettest.New(t, web)
 	serveHello(t, w)
@@ -310,7 +310,7 @@ func TestEndedStacksLeaveNothing(t *testing.T) {
 		waitFor(t, "the sandbox ends with its socket", func() bool { return len(d.list()) == 0 })
 		g.Stop()
 	}
-	use("first") // it starts what lives as long as the process
+	use("first") // starts goroutines that live as long as the process
 	before := runtime.NumGoroutine()
 	for i := range 5 {
 		use(fmt.Sprint(i))
@@ -353,7 +353,7 @@ func TestServerThatIsAloneEnds(t *testing.T) {
 	<-s.lonely
 }
 
-// What is no authority is refused, and a key is not repeated.
+// An invalid authority is refused, and the error does not quote its key.
 func TestTrustIsChecked(t *testing.T) {
 	d := start(t)
 	for _, m := range []netproto.Trust{{}, {Certificate: []byte("x"), Key: "s3cr3t"}} {

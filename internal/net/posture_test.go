@@ -7,7 +7,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// A forkd-net that serves a daemon is locked up, but for the network.
+// A forkd-net that serves a daemon is confined, except for its access to the network.
 func TestPosture(t *testing.T) {
 	path, p := startProcess(t)
 	d := connect(t, path)

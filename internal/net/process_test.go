@@ -49,7 +49,7 @@ func startProcess(t *testing.T, env ...string) (path string, p *os.Process) {
 	return path, p
 }
 
-// anonymous returns the memory of a process's own that is in RAM, in KiB (proc_pid_status(5)).
+// anonymous returns the anonymous memory of a process in RAM, in KiB (proc_pid_status(5)).
 func anonymous(t *testing.T, p *os.Process) (kib int) {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.Pid))
@@ -63,7 +63,7 @@ func anonymous(t *testing.T, p *os.Process) (kib int) {
 	return kib
 }
 
-// Sandboxes that are gone give the host its memory back.
+// The memory of ended sandboxes is returned to the host.
 func TestMemoryOfEndedStacksIsFreed(t *testing.T) {
 	path, p := startProcess(t)
 	d := connect(t, path)
@@ -87,8 +87,8 @@ func TestMemoryOfEndedStacksIsFreed(t *testing.T) {
 	waitFor(t, fmt.Sprintf("less than half of %d KiB", full), func() bool { return anonymous(t, p) < full/2 })
 }
 
-// The process lives on when its daemon is gone, with the connections of its sandboxes, and another
-// daemon finds them.
+// When its daemon ends, the process lives on with the connections of its sandboxes, and another
+// daemon finds it.
 func TestProcessSurvivesItsDaemon(t *testing.T) {
 	w := nettest.New(t, web)
 	nettest.Serve(w.Listen(t, web+":80"), func(c net.Conn) { _, _ = io.Copy(c, c) })

@@ -15,15 +15,15 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// Bounds of the process under the attack, in MiB. The first is what GOMEMLIMIT is on the smallest
-// host (package netclient); the second is the most that 256 hostile flows may make of it.
+// Memory bounds of the process under the attack, in MiB: GOMEMLIMIT on the smallest host (package
+// netclient), and the maximum that 256 hostile flows may add.
 const (
 	smallestLimit = 448
 	attackLimit   = 32
 )
 
-// slowUplink lets what leaves the host's side of a world pass at 1 Mbit/s. Its queue is longer than
-// all sockets' buffers, so that it never makes room by dropping.
+// slowUplink limits the traffic from the host's side of a world to 1 Mbit/s. Its queue is longer
+// than all sockets' buffers, so that it drops nothing.
 func slowUplink(t *testing.T) {
 	t.Helper()
 	tc, err := exec.LookPath("tc")
@@ -36,8 +36,8 @@ func slowUplink(t *testing.T) {
 	}
 }
 
-// TestAttackSlowUplink: 256 UDP flows of one guest send small packets as fast as they can over an
-// uplink that is slower. The process holds none of them, and serves another sandbox.
+// TestAttackSlowUplink: 256 UDP flows of one guest send small packets as fast as they can over a
+// slower uplink. The process queues none of them, and still serves another sandbox.
 func TestAttackSlowUplink(t *testing.T) {
 	w := nettest.New(t, web)
 	path, p := startProcess(t, fmt.Sprintf("GOMEMLIMIT=%dMiB", smallestLimit), "GODEBUG=madvdontneed=1")

@@ -19,7 +19,7 @@ import (
 	"golang.org/x/net/dns/dnsmessage"
 )
 
-// upstream is a resolver of the host's. Its zone is "NAME=ADDRESS" or "NAME=>ALIAS".
+// upstream is one of the host's resolvers. Its zone is "NAME=ADDRESS" or "NAME=>ALIAS".
 type upstream struct {
 	addr  netip.AddrPort
 	asked atomic.Int32
@@ -28,7 +28,7 @@ type upstream struct {
 	zone  map[string]string
 	text  int  // bytes of TXT answers
 	mute  bool // it does not answer
-	forge bool // before the answer, others arrive that are to other questions
+	forge bool // before the answer, it sends answers to other questions
 }
 
 func newUpstream(t testing.TB, zone ...string) *upstream {
@@ -92,7 +92,7 @@ func (u *upstream) serveTCP(l net.Listener) {
 	}
 }
 
-// set changes what it answers from now on.
+// set changes the answers from now on.
 func (u *upstream) set(change func()) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -215,7 +215,8 @@ func TestAnswersAreForwardedAndRemembered(t *testing.T) {
 	}
 }
 
-// There is no IPv6 outside, and a service binding's keys would hide the server's name.
+// Questions for IPv6, which does not exist outside, and for service bindings, whose keys would hide
+// the server's name, get empty answers.
 func TestWhatIsAnsweredWithNothing(t *testing.T) {
 	u := newUpstream(t, "example.com=93.184.216.34")
 	g := newGuest(t, all, u)
@@ -249,7 +250,8 @@ func TestNamesAreRefusedByPolicy(t *testing.T) {
 	}
 }
 
-// The next resolver is asked when one does not answer; without any, the guest is told at once.
+// If a resolver does not answer, the next one is asked. Without any resolver the guest gets an
+// error at once.
 func TestAnotherResolverIsAsked(t *testing.T) {
 	mute, good := newUpstream(t), newUpstream(t, "example.com=93.184.216.34")
 	mute.set(func() { mute.mute = true })
@@ -261,7 +263,7 @@ func TestAnotherResolverIsAsked(t *testing.T) {
 	}
 }
 
-// A long answer comes by TCP, and over UDP not more than the guest has room for.
+// A long answer comes by TCP. Over UDP it is no longer than the guest has room for.
 func TestLongAnswers(t *testing.T) {
 	u := newUpstream(t, "example.com=93.184.216.34")
 	u.set(func() { u.text = 700 })
@@ -282,7 +284,7 @@ func TestLongAnswers(t *testing.T) {
 	}
 }
 
-// What a guest puts into a query beside its question does not get out.
+// Only the question of a guest's query leaves the host.
 func TestOnlyTheQuestionGetsOut(t *testing.T) {
 	q := dnsmessage.Question{Name: dnsmessage.MustNewName("example.com."), Type: dnsmessage.TypeA,
 		Class: dnsmessage.ClassINET}
@@ -296,8 +298,8 @@ func TestOnlyTheQuestionGetsOut(t *testing.T) {
 	}
 }
 
-// TestTunnelVolume: a guest that puts bytes into names, or gets them out of text records, is
-// refused before it has moved much, and so is one that asks without end.
+// TestTunnelVolume: a guest that moves bytes in names or in text records is refused before it has
+// moved many, and so is a guest that sends queries without end.
 func TestTunnelVolume(t *testing.T) {
 	u := newUpstream(t)
 	long := strings.Repeat("a", 60) + "." + strings.Repeat("b", 60) + "." + strings.Repeat("c", 60) + ".example.com"
@@ -354,7 +356,7 @@ func TestNamesOfOneAddressAreBounded(t *testing.T) {
 	for i := range maxNames {
 		m.put(name(i), addr, time.Hour, now)
 	}
-	m.put(name(0), addr, time.Hour, now) // given again, so it is the newest
+	m.put(name(0), addr, time.Hour, now) // answered again, so it is the newest
 	m.put(name(maxNames), addr, time.Hour, now)
 	got := m.names(addr, now)
 	if len(got) != maxNames || len(m.order) != maxNames {
@@ -389,8 +391,8 @@ func FuzzRemember(f *testing.F) {
 	f.Fuzz(func(_ *testing.T, p []byte) { new(Guest).remember(q, p) })
 }
 
-// A letter beyond ASCII that becomes one of ASCII when it is lowered, as the Kelvin sign does, does
-// not make another name's answer that of an allowed one.
+// Some letters, such as the Kelvin sign, become ASCII letters in lower case. A name with such a
+// letter must not count as the ASCII name that is allowed.
 func TestNamesAreASCII(t *testing.T) {
 	u := newUpstream(t)
 	g := newGuest(t, all, u)
@@ -400,7 +402,8 @@ func TestNamesAreASCII(t *testing.T) {
 	}
 }
 
-// Names that the policy refuses are counted as queries too: beyond the limit, none is compared with it.
+// Queries for names that the policy refuses are counted too: above the limit, names are not compared
+// with the policy.
 func TestRefusedNamesAreLimited(t *testing.T) {
 	b := dnsmessage.NewBuilder(nil, dnsmessage.Header{ID: 1, RecursionDesired: true})
 	if err := errors.Join(b.StartQuestions(), b.Question(dnsmessage.Question{Name: dnsmessage.MustNewName("a.example."),

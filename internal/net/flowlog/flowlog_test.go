@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// full is a file on a disk that is full for so many writes.
+// full is a file whose disk is full for the given number of writes.
 type full struct {
 	*os.File
 	times int
@@ -23,7 +23,7 @@ func (f *full) Write(p []byte) (int, error) {
 	return f.File.Write(p)
 }
 
-// What could not be written is counted, and the next line says so.
+// Records that could not be written are counted, and the next line reports their number.
 func TestLinesSayWhatIsLost(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)

@@ -10,7 +10,7 @@ import (
 	"testing/iotest"
 )
 
-// bytesConn is a connection that is only read from.
+// bytesConn is a connection that is only used for reading.
 type bytesConn struct {
 	net.Conn
 	from io.Reader
@@ -18,7 +18,7 @@ type bytesConn struct {
 
 func (c bytesConn) Read(p []byte) (int, error) { return c.from.Read(p) }
 
-// An answer has so many headers and no more; lines of its body are not counted.
+// An answer may have a limited number of headers. Lines of its body are not counted.
 func TestHeadersAreCounted(t *testing.T) {
 	answer := func(headers int, body string) string {
 		return "HTTP/1.1 200 OK\r\n" + strings.Repeat("a:\r\n", headers) + "\r\n" + body

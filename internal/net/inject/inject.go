@@ -2,10 +2,11 @@
 // with a certificate of its own, sets headers that the guest does not know in each request, and
 // forwards the request to the real server, whose certificate it checks.
 //
-// It speaks HTTP/1.1 on both sides, with net/http: a request is read completely and written anew,
-// so nothing can be smuggled past the headers. It forwards to one host only, over connections that
-// its caller makes; the caller decides whether the guest may connect there, and to which address.
-// Its errors contain nothing from a request or an answer, since a server could echo the secret.
+// It speaks HTTP/1.1 on both sides, with net/http. A request is read completely and written from
+// its parsed form, so nothing can be smuggled past the headers. It forwards to one host only, over
+// connections that its caller makes; the caller decides whether the guest may connect there, and to
+// which address. Its errors contain nothing from a request or an answer, since a server could echo
+// the secret.
 package inject
 
 import (

@@ -2,8 +2,8 @@
 // writes these bytes, so they are hostile: only IPv4 packets from the guest's own address reach the
 // stack, and of ARP only requests for the gateway's address are answered.
 //
-// It looks at one message at a time and remembers nothing. It does not decide where a guest may
-// connect to, which is package policy, and it does not reassemble fragments, which is package stack's.
+// It looks at one message at a time and keeps no state. Package policy decides where a guest may
+// connect to, and package stack reassembles fragments.
 package inspect
 
 import (

@@ -10,7 +10,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/frame"
 )
 
-// message returns the message of a good IPv4 packet from the guest, and sum puts its checksum right
+// message returns the message of a valid IPv4 packet from the guest. sum corrects its checksum
 // after a change.
 func message(protocol byte, to [4]byte, payload ...byte) []byte {
 	p := make([]byte, ipBytes, ipBytes+len(payload))
@@ -34,8 +34,8 @@ func sum(m []byte) []byte {
 	return m
 }
 
-// change returns m with bytes replaced from an offset on, and the checksum of the IP header put
-// right.
+// change returns m with bytes replaced from an offset on, and corrects the checksum of the IP
+// header.
 func change(m []byte, at int, to ...byte) []byte {
 	copy(m[at:], to)
 	return sum(m)
@@ -147,7 +147,7 @@ func TestMessage(t *testing.T) {
 	}
 }
 
-// patch is change for what has no IP header.
+// patch is change for a message without an IP header.
 func patch(m []byte, at int, to ...byte) []byte {
 	copy(m[at:], to)
 	return m
@@ -165,8 +165,8 @@ func TestARPReply(t *testing.T) {
 	}
 }
 
-// FuzzMessage: whatever a guest sends, what is let through is from the guest's own address and lies
-// within the message.
+// FuzzMessage: whatever a guest sends, an accepted packet comes from the guest's own address and
+// lies within the message.
 func FuzzMessage(f *testing.F) {
 	f.Add(message(protoTCP, outside, tcpSegment(2)...))
 	f.Add(message(protoUDP, outside, make([]byte, 20)...))

@@ -23,8 +23,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// insideEnv is set if the test binary runs in the child process; its value is the reason why that
-// has no namespace, if so.
+// insideEnv is set if the test binary runs in the child process. Its value is the reason why the
+// child has no namespace, empty if it has one.
 const insideEnv = "FORKD_NETTEST"
 
 // Own is the address of the test's side, "the host".
@@ -46,7 +46,7 @@ func Run(m *testing.M) int {
 		attr.UidMappings = []syscall.SysProcIDMap{{HostID: os.Geteuid(), Size: 1}}
 		attr.GidMappings = []syscall.SysProcIDMap{{HostID: os.Getegid(), Size: 1}}
 	}
-	runtime.LockOSThread() // the child gets the signal when the thread that started it ends
+	runtime.LockOSThread() // the kernel signals the child when the thread that started it ends
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.Env = append(os.Environ(), insideEnv+"=")

@@ -14,7 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/net/guesttest"
 )
 
-// hello returns what a TLS client sends first.
+// hello returns the first message of a TLS client.
 func hello(t testing.TB, name string) []byte { return helloOf(t, &tls.Config{ServerName: name}) }
 
 func helloOf(t testing.TB, config *tls.Config) []byte {
@@ -90,7 +90,8 @@ func TestServerReportsAReaderThatFails(t *testing.T) {
 	}
 }
 
-// Servers accept what Go's parsers refuse, so none of these may count as naming no server.
+// Servers accept some requests that Go's parsers refuse, so these must not count as naming no
+// server.
 func TestServerThatOthersWouldRead(t *testing.T) {
 	long := make([]string, 3000)
 	for i := range long {
@@ -122,7 +123,8 @@ func FuzzServer(f *testing.F) {
 	})
 }
 
-// A ClientHello that encrypts its server's name shows another, and says so by its extension.
+// A ClientHello that encrypts its server's name shows an outer name, and has an extension that
+// reveals the encryption.
 func TestServerWithECH(t *testing.T) {
 	sent := helloOf(t, &tls.Config{ServerName: "exfil.example", MinVersion: tls.VersionTLS13,
 		EncryptedClientHelloConfigList: guesttest.ECHConfigs(t, "front.example")})

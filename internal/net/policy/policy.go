@@ -271,7 +271,7 @@ func matchDenyPort(r *netproto.Rule, f *Flow) bool {
 	return f.Protocol != ICMP && r.First <= f.To.Port() && f.To.Port() <= r.Last
 }
 
-// peekable reports whether clients at the flow's port first say which server they want.
+// peekable reports whether clients first name their server at the flow's port.
 func peekable(f *Flow) bool {
 	return f.Protocol == TCP && (f.To.Port() == 80 || f.To.Port() == 443)
 }

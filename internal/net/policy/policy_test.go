@@ -70,7 +70,7 @@ func makeFlow(t testing.TB, text string) *Flow {
 func TestDecide(t *testing.T) {
 	for _, c := range []struct {
 		mode    netproto.Mode
-		rules   string // of Allow; those of Deny begin with !
+		rules   string // of Allow; rules of Deny begin with !
 		flow    string
 		verdict Verdict
 		reason  Reason
@@ -86,7 +86,7 @@ func TestDecide(t *testing.T) {
 		{public, "", "udp/1.1.1.1:123", Pass, ByMode},
 		{public, "", "icmp/1.1.1.1", Pass, ByMode},
 		{public, "", "tcp/1.1.1.1:443 names=example.com", Pass, ByMode},
-		// Mode public: what it closes, first and last address.
+		// Mode public: the closed ranges, first and last address.
 		{public, "", "tcp/10.0.0.0:80", Refuse, Private},
 		{public, "", "tcp/10.255.255.255:80", Refuse, Private},
 		{public, "", "tcp/11.0.0.0:80", Pass, ByMode},
@@ -151,7 +151,7 @@ func TestDecide(t *testing.T) {
 		{public, "10.0.0.0/8", "tcp/10.0.0.5:80 own", Refuse, Host},
 		{public, "10.0.0.5:80", "tcp/10.0.0.5:80 own", Pass, ByRule},
 		{public, "192.0.2.0/24", "tcp/192.0.2.3:80", Refuse, SandboxNet},
-		// Rebinding: no name opens what is closed.
+		// Rebinding: a name opens no closed range.
 		{public, "example.com", "tcp/10.0.0.1:80 names=example.com", Refuse, Private},
 		{public, "example.com", "tcp/10.0.0.1:80 names=example.com server=example.com", Refuse, Private},
 		{listed, "example.com", "tcp/10.0.0.1:80 names=example.com server=example.com", Refuse, Private},
@@ -174,7 +174,7 @@ func TestDecide(t *testing.T) {
 		{listed, "0.0.0.0/0", "tcp/8.8.4.4:443", Pass, ByRule},
 		{listed, "0.0.0.0/0", "tcp/10.1.1.1:443", Refuse, Private},
 		{listed, "10.0.0.0/8", "tcp/172.16.0.1:1", Refuse, Private},
-		// Mode allow: by name, which needs the DNS answer and what the connection says.
+		// Mode allow: by name, which needs the DNS answer and the server that the connection names.
 		{listed, "example.com", "tcp/1.1.1.1:443", Refuse, NoRule},
 		{listed, "example.com", "tcp/1.1.1.1:443 server=example.com", Refuse, NoRule},
 		{listed, "example.com", "tcp/1.1.1.1:443 names=example.com", Peek, ByName},
@@ -219,7 +219,7 @@ func TestDecide(t *testing.T) {
 		{open, "127.0.0.0/8", "tcp/127.0.0.1:80", Pass, ByRule},
 		{open, "10.0.0.5", "tcp/10.0.0.5:80 own", Pass, ByRule},
 
-		// DNS past the gateway.
+		// DNS that bypasses the gateway.
 		{public, "", "udp/8.8.8.8:53", Refuse, ForeignDNS},
 		{public, "", "tcp/8.8.8.8:53", Refuse, ForeignDNS},
 		{public, "", "tcp/8.8.8.8:853", Refuse, ForeignDNS},
@@ -316,8 +316,8 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// FuzzDecide: a decision is final once the server is known, mode none passes nothing, and loopback
-// is passed only by a rule for it.
+// FuzzDecide: a decision is final once the server is known, mode none permits nothing, and loopback
+// is permitted only by a rule for it.
 func FuzzDecide(f *testing.F) {
 	f.Add(uint8(2), []byte{1, 1, 1, 1}, uint16(443), uint8(0), "a.example", "a.example", "a.example")
 	f.Add(uint8(4), []byte{127, 0, 0, 1}, uint16(53), uint8(1), "", "", "0.0.0.0/0")

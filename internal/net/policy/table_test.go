@@ -10,12 +10,12 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// The table asks Decide about every combination of what follows, and compares it with a model that
-// is written from docs/network.md and shares no code with it.
+// The table asks Decide about every combination of the types below, and compares it with a model
+// that is written from docs/network.md and shares no code with it.
 
-// spec is a rule as the model reads it.
+// spec is a rule in the form of the model.
 type spec struct {
-	about  string // name, below, address, network, all or other: what of the destination it matches
+	about  string // what it matches: name, below, address, network, all or other
 	proto  string // tcp, udp, or empty
 	lo, hi uint16 // 0: no ports
 }
@@ -44,7 +44,7 @@ type place struct {
 	own    bool
 	closed Reason // why it is closed; empty if it is not
 	always bool   // mode open closes it too
-	opened string // what rules open it
+	opened string // the rules that open it
 }
 
 var places = []place{
@@ -58,7 +58,7 @@ var places = []place{
 	{"192.0.2.3", false, SandboxNet, true, ""},
 }
 
-// said is what is known of the server when Decide is asked.
+// said is the known information about the server at the time of the decision.
 type said struct {
 	peeked  bool
 	server  string
@@ -83,7 +83,7 @@ type cell struct {
 	said
 }
 
-// covers reports whether a rule is about the protocol and the port.
+// covers reports whether a rule applies to the protocol and the port.
 func (c *cell) covers(r *spec, allows bool) bool {
 	web := c.proto == TCP && (c.port == 80 || c.port == 443)
 	switch {
@@ -106,7 +106,7 @@ func (r *spec) matchesName(name string) bool {
 
 func (r *spec) matchesAddress() bool { return strings.Contains("address network all", r.about) }
 
-// want is the model.
+// want returns the model's decision.
 func (c *cell) want() (Verdict, Reason) {
 	switch {
 	case c.to.closed == SandboxNet:
@@ -211,7 +211,7 @@ func flows(to place, f func(c cell)) {
 				{"example.com"}} {
 				for i, s := range sayings {
 					if i > 0 && (proto != TCP || port != 80 && port != 443) {
-						break // it is never read
+						break // the server is never peeked
 					}
 					f(cell{to: to, proto: proto, port: port, names: names, said: s})
 				}
@@ -234,7 +234,7 @@ func TestDecideTable(t *testing.T) {
 					for _, mode := range []netproto.Mode{none, public, listed, open} {
 						for _, ech := range []bool{false, true} {
 							if ech && !c.ech {
-								continue // it is about nothing else
+								continue // AllowECH matters only for encrypted names
 							}
 							c.mode, c.allow, c.deny, c.allowECH = mode, lists[0], lists[1], ech
 							p := netproto.Policy{Mode: mode, Allow: allow, Deny: deny, AllowECH: ech}
@@ -259,7 +259,7 @@ func TestDecideTable(t *testing.T) {
 	t.Logf("%d cells", cells)
 }
 
-// checkFix follows the advice for a refusal, and wants the flow let through.
+// checkFix follows the advice for a refusal, and expects the flow to be permitted.
 func checkFix(t *testing.T, p netproto.Policy, f Flow, verdict Verdict, reason Reason) {
 	if verdict != Refuse {
 		return
@@ -268,7 +268,7 @@ func checkFix(t *testing.T, p netproto.Policy, f Flow, verdict Verdict, reason R
 	if why == "" {
 		t.Fatalf("%s is not explained", reason)
 	}
-	// A server that was read before the rule decided is read again by a new connection.
+	// If the server was peeked before the rule decided, a new connection is peeked again.
 	if reason == NoRule {
 		f.Peeked, f.Server, f.Unclear, f.ECH = false, "", false, false
 	}
@@ -293,7 +293,7 @@ func checkFix(t *testing.T, p netproto.Policy, f Flow, verdict Verdict, reason R
 			p.AllowECH = true
 		}
 	}
-	// What remains is the next door: a deny rule by name, or an encrypted name behind an allowed one.
+	// Another reason may remain: a deny rule by name, or an encrypted name behind an allowed one.
 	if v, r := Decide(&p, &f); v == Refuse && (r == reason || len(p.Deny) == 0 && r != ECH) {
 		t.Fatalf("%+v, refused for %s: %q does not let it through: %s", f, reason, fix, r)
 	}

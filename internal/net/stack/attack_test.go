@@ -21,7 +21,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// An allowed name lets through exactly what it says: the address that DNS gave, under that name.
+// An allowed name permits only the address that DNS gave for it, under that name.
 func TestAllowedNamePasses(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web+":80"), echo)
@@ -41,7 +41,7 @@ func TestAllowedNamePasses(t *testing.T) {
 	}
 }
 
-// TestAttackRebinding: a name whose address becomes a private one, or the host's own.
+// TestAttackRebinding: a name whose address changes to a private one, or to one of the host.
 func TestAttackRebinding(t *testing.T) {
 	w := newWorld(t)
 	for _, a := range []string{web, private, metadata} {
@@ -86,8 +86,8 @@ func TestAttackForgedSNI(t *testing.T) {
 	r.mustCount(t, "name-address", 1)
 }
 
-// TestAttackOtherServerName: the right address, but the connection asks for a server that is not
-// allowed. The Host inside of TLS is the server's to check: the gateway cannot read it.
+// TestAttackOtherServerName: the address is right, but the connection names a server that is not
+// allowed. The server must check the Host inside TLS, because the gateway cannot read it.
 func TestAttackOtherServerName(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web+":443"), echo)
@@ -139,14 +139,14 @@ func TestAttackForeignResolver(t *testing.T) {
 		if i == 0 {
 			continue
 		}
-		_ = heard.SetReadDeadline(time.Now().Add(200 * time.Millisecond)) // what had got through would have come by now
+		_ = heard.SetReadDeadline(time.Now().Add(200 * time.Millisecond)) // what got through would be here by now
 		if n, _, err := heard.ReadFrom(make([]byte, 100)); err == nil {
 			t.Errorf("%d bytes got through by UDP", n)
 		}
 	}
 }
 
-// TestAttackNameNotAllowed: a name is refused by DNS, before anybody outside hears of it.
+// TestAttackNameNotAllowed: DNS refuses a name before it asks any server outside.
 func TestAttackNameNotAllowed(t *testing.T) {
 	w := newWorld(t)
 	r := newRig(t, w, "allow good.example")
@@ -159,9 +159,9 @@ func TestAttackNameNotAllowed(t *testing.T) {
 	r.mustCount(t, "no-rule", 2)
 }
 
-// TestAttackClosedAddresses: metadata, loopback in its spellings, the daemon's API on the host's
-// own addresses, other sandboxes, as programs with raw sockets would try them. A server listens
-// where there can be one.
+// TestAttackClosedAddresses tries metadata, loopback in its spellings, the daemon's API on the
+// host's own addresses, and other sandboxes, as programs with raw sockets would. Where possible, a
+// server listens there.
 func TestAttackClosedAddresses(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, metadata+":80"), echo)
@@ -193,7 +193,7 @@ func TestAttackClosedAddresses(t *testing.T) {
 	}
 }
 
-// TestAttackIPv6: there is none outside, in whatever form.
+// TestAttackIPv6: IPv6 does not get outside in any form.
 func TestAttackIPv6(t *testing.T) {
 	r := newRig(t, newWorld(t), "open")
 	p := make(header.IPv6, header.IPv6MinimumSize+header.TCPMinimumSize)
@@ -206,8 +206,8 @@ func TestAttackIPv6(t *testing.T) {
 	waitFor(t, "it is dropped", func() bool { return r.counters.Dropped.Load() == 1 })
 }
 
-// TestAttackSpoofedSource: packets from other addresses than the guest's, and ARP that claims or
-// asks for others.
+// TestAttackSpoofedSource: packets whose source is not the guest's address, and ARP messages that
+// claim or ask for other addresses.
 func TestAttackSpoofedSource(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web+":80"), echo)
@@ -255,7 +255,7 @@ func arpRequest(sender, target string) []byte {
 	return m
 }
 
-// TestAttackRefusedUDPIsAnswered: a program learns at once that nobody hears it.
+// TestAttackRefusedUDPIsAnswered: a program whose packet is refused gets an error at once.
 func TestAttackRefusedUDPIsAnswered(t *testing.T) {
 	r := newRig(t, newWorld(t), "none")
 	answer := make(chan byte, 1)
@@ -282,7 +282,7 @@ func TestAttackRefusedUDPIsAnswered(t *testing.T) {
 	r.mustCount(t, "mode-none", 2)
 }
 
-// TestAttackDeniedNameAsProxy: requests that name a denied server in a way that servers read
+// TestAttackDeniedNameAsProxy: requests that name a denied server in a way that servers interpret
 // differently, at an address that the sandbox learned elsewhere.
 func TestAttackDeniedNameAsProxy(t *testing.T) {
 	w := newWorld(t)
@@ -311,8 +311,8 @@ func TestAttackDeniedNameAsProxy(t *testing.T) {
 	}
 }
 
-// TestAttackPrivateNames: names of the host's network, and whose an address is, under a policy for
-// the internet. Nobody is asked.
+// TestAttackPrivateNames: names of the host's network, and reverse lookups of addresses, under a
+// policy for the internet. No resolver is asked.
 func TestAttackPrivateNames(t *testing.T) {
 	w := newWorld(t)
 	h := NewHost(10000)
@@ -332,9 +332,9 @@ func TestAttackPrivateNames(t *testing.T) {
 	}
 }
 
-// TestAttackOwnAddresses: addresses of the host that its connections do not come from: a second one
-// in a network, and ranges that are routed to it; and one that it is given while a connection is
-// open. Where the kernel does not answer, every address is the host's.
+// TestAttackOwnAddresses: addresses of the host that its connections do not come from. These are a
+// second address in a network, ranges that are routed to the host, and an address that is added
+// while a connection is open. If the kernel does not answer, every address counts as the host's.
 func TestAttackOwnAddresses(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web2+":80"), echo)

@@ -12,8 +12,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// The guest of these benchmarks is a gVisor stack in the same process, so that it takes half of the
-// time; what counts is the comparison with an earlier run.
+// The guest of these benchmarks is a gVisor stack in the same process, so it takes half of the
+// time. Compare the results only with those of an earlier run.
 
 func BenchmarkDownload(b *testing.B) {
 	w := newWorld(b)
@@ -80,7 +80,7 @@ func BenchmarkConnect(b *testing.B) {
 	}
 }
 
-// BenchmarkIdleStack says how much memory a stack holds whose guest has sent something once.
+// BenchmarkIdleStack measures the memory of a stack whose guest has sent one packet.
 func BenchmarkIdleStack(b *testing.B) {
 	h := NewHost(1000)
 	before, stacks := heap(), runtime.NumGoroutine()

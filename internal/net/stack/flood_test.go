@@ -21,17 +21,17 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// heap returns the bytes in use, after what nobody refers to any more is gone.
+// heap returns the bytes in use after a garbage collection.
 func heap() uint64 {
 	runtime.GC()
-	runtime.GC() // pools give up what they hold with the second
+	runtime.GC() // pools free their content with the second collection
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return m.HeapAlloc
 }
 
-// TestAttackSYNFlood: connections are opened without end, to where nobody answers. What waits is
-// bounded, and another sandbox gets through meanwhile.
+// TestAttackSYNFlood opens connections without end to an address that does not answer. The number
+// of waiting connections is bounded, and another sandbox can still connect.
 func TestAttackSYNFlood(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web+":80"), echo)
@@ -39,7 +39,7 @@ func TestAttackSYNFlood(t *testing.T) {
 	flooder, other := addRig(t, w, h, "public", netproto.Limits{}), addRig(t, w, h, "public", netproto.Limits{})
 	before := runtime.NumGoroutine()
 	for i := range 20000 {
-		// ARP asks for it in vain
+		// No host answers ARP requests for this address.
 		flooder.guest.Send(guesttest.Frame(guesttest.SYN(frame.Guest, "93.184.217.1", uint16(i), 80)))
 		if i%5000 == 4999 {
 			if got, err := other.says(t, web+":80", "hello"); got != "hello" || err != nil {
@@ -47,8 +47,8 @@ func TestAttackSYNFlood(t *testing.T) {
 			}
 		}
 	}
-	// Each connection that is being opened has its goroutine, and a few of the standard library's
-	// while it is dialled.
+	// Each connection being opened has its goroutine, and a few of the standard library's while it
+	// is dialled.
 	if n := runtime.NumGoroutine() - before; n > 4*maxOpening+100 {
 		t.Errorf("%d goroutines", n)
 	}
@@ -58,8 +58,8 @@ func TestAttackSYNFlood(t *testing.T) {
 	flooder.mustCount(t, openRate, 1)
 }
 
-// TestAttackHalfOpen: connections whose client says nothing, where a name decides. They end by
-// themselves, and there are only so many.
+// TestAttackHalfOpen: clients that send nothing on connections for which a name decides. These
+// connections end by themselves, and their number is bounded.
 func TestAttackHalfOpen(t *testing.T) {
 	w := newWorld(t)
 	h := NewHost(10000)
@@ -79,8 +79,8 @@ func TestAttackHalfOpen(t *testing.T) {
 	waitFor(t, "they are gone", func() bool { return r.counters.Open.Load() == 0 })
 }
 
-// TestAttackSlowReader: a guest that asks for much and reads nothing, and a server that does so.
-// What waits for them is bounded, and the sandbox's other connections go on.
+// TestAttackSlowReader: a guest that requests much and reads nothing, and a server that does the
+// same. The data that waits for them is bounded, and the sandbox's other connections go on.
 func TestAttackSlowReader(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web+":80"), func(c net.Conn) { // sends without end
@@ -107,7 +107,7 @@ func TestAttackSlowReader(t *testing.T) {
 		held = r.counters.moving(r.Stack)
 		return held == earlier
 	})
-	// The guest is in this process, too, with buffers of its own.
+	// The guest is in this process too, and has its own buffers.
 	if n := int64(heap()) - int64(before); n > 2*each*8*maxBuffer {
 		t.Errorf("%d connections hold %d KiB", 2*each, n>>10)
 	}
@@ -120,7 +120,7 @@ type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { return len(p), nil }
 
-// moving sums up what the open flows have carried.
+// moving returns the bytes that the open flows have carried.
 func (c *Counters) moving(s *Stack) (n uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -130,8 +130,8 @@ func (c *Counters) moving(s *Stack) (n uint64) {
 	return n
 }
 
-// TestAttackFragments: fragments that overlap, that never become whole, and those of protocols that
-// need none; and packets with bad checksums. The stack keeps little of them, and carries on.
+// TestAttackFragments: fragments that overlap or never become whole, fragments of protocols that
+// need none, and packets with bad checksums. The stack keeps little of them, and goes on.
 func TestAttackFragments(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web+":80"), echo)
@@ -163,7 +163,7 @@ func TestAttackFragments(t *testing.T) {
 	r.guest.Send(guesttest.Frame(bad))
 	r.mustCount(t, "bad-checksum", 1)
 	badTCP := guesttest.SYN(frame.Guest, web, 1026, 80)
-	badTCP[len(badTCP)-3]++ // its checksum is right no more
+	badTCP[len(badTCP)-3]++ // its checksum is wrong now
 	r.guest.Send(guesttest.Frame(badTCP))
 	r.guest.Send(guesttest.Frame(badUDP(web, 53123)))
 	if got, err := r.says(t, web+":80", "hello"); got != "hello" || err != nil {
@@ -186,7 +186,7 @@ func badUDP(to string, port uint16) []byte {
 	return guesttest.IPv4(frame.Guest, to, uint8(header.UDPProtocolNumber), p)
 }
 
-// TestAttackManyUDPFlows: the oldest make room.
+// TestAttackManyUDPFlows: a new flow replaces the oldest one.
 func TestAttackManyUDPFlows(t *testing.T) {
 	w := newWorld(t)
 	w.ListenUDP(t, web+":123")
@@ -200,7 +200,7 @@ func TestAttackManyUDPFlows(t *testing.T) {
 	})
 }
 
-// A guest that sends more packets than it may waits, and so do its bytes; nothing is lost.
+// A guest that exceeds its packet or byte rate is throttled, and nothing is lost.
 func TestLimitsSlowDown(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web+":80"), echo)
@@ -216,7 +216,7 @@ func TestLimitsSlowDown(t *testing.T) {
 		t.Errorf("%d bytes, %v", len(got), err)
 	}
 	for _, limiter := range []*rate.Limiter{r.up, r.down} {
-		left := limiter.TokensAt(time.Time{}) // when the last were taken: on a busy host all have come back since
+		left := limiter.TokensAt(time.Time{}) // as of the last send; by now all may be refilled
 		if limiter.Limit() != 1<<20 || left >= minBurst {
 			t.Errorf("a limit of %v has %v bytes left", limiter.Limit(), left)
 		}
@@ -226,7 +226,7 @@ func TestLimitsSlowDown(t *testing.T) {
 	}
 }
 
-// FuzzFrames: whatever a guest writes into its frame socket, the stack lives on.
+// FuzzFrames: whatever a guest writes into its frame socket, the stack goes on.
 func FuzzFrames(f *testing.F) {
 	f.Add(guesttest.Frame(guesttest.SYN(frame.Guest, web, 1024, 80)))
 	f.Add(arpRequest(frame.Guest, frame.Gateway))
@@ -243,7 +243,8 @@ func FuzzFrames(f *testing.F) {
 		if len(m) == 0 {
 			return // the end of the socket
 		}
-		// Sent once as it is, and once with what checks at the door would stop put right.
+		// Sent once unchanged, and once with the fields corrected that package inspect would
+		// refuse.
 		guest.Send(m)
 		if at := frame.HeaderBytes + header.EthernetMinimumSize; len(m) >= at+header.IPv4MinimumSize {
 			m = append(guesttest.Frame(nil), m[at:]...)
@@ -263,7 +264,7 @@ func FuzzFrames(f *testing.F) {
 	})
 }
 
-// The sandboxes of a host together take only so many of its UDP ports.
+// The number of the host's UDP ports that all sandboxes together use is bounded.
 func TestUDPFlowsOfTheHostAreBounded(t *testing.T) {
 	h := NewHost(2 * maxHostUDP)
 	for range maxHostUDP {
@@ -283,8 +284,8 @@ func TestUDPFlowsOfTheHostAreBounded(t *testing.T) {
 	}
 }
 
-// TestAttackManyLines: the flow log has so many lines a second of one sandbox, for what passes and
-// for what does not, and says how many are missing.
+// TestAttackManyLines: the flow log has a limited number of lines per second for one sandbox, for
+// permitted and for refused flows, and reports how many are missing.
 func TestAttackManyLines(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web+":80"), echo)
@@ -305,11 +306,11 @@ func TestAttackManyLines(t *testing.T) {
 	} {
 		count := func() int { return strings.Count(lines.String(), `"verdict":"`+c.verdict+`"`) }
 		c.limiter.SetLimit(0)
-		c.limiter.AllowN(time.Now(), c.limiter.Burst()-2) // two are left
+		c.limiter.AllowN(time.Now(), c.limiter.Burst()-2) // so that two are left
 		for range 5 {
 			c.flow()
 		}
-		// A line that is written late tells of records that were left out after it was made.
+		// A line that is written late also counts records that were dropped after it was made.
 		waitFor(t, "three lines are missing", func() bool { return lines.lost(t)+r.host.Log.Missing() >= 3 })
 		waitFor(t, "two are there", func() bool { return count() == 2 })
 		c.limiter.SetLimit(rate.Inf)

@@ -42,15 +42,14 @@ type flow struct {
 	down    atomic.Uint64
 	place   int // number of flows of the stack, including this one
 
-	// The rest is guarded by the stack's mu.
+	// The stack's mu guards the fields below.
 	decided bool   // the policy has decided, and decides again when it changes
 	verdict string // for the log
 	reason  string
 	err     error
 }
 
-// enter counts a task of the stack that was not started by it. It returns false if the stack is
-// closed.
+// enter counts a task that the stack did not start itself. It returns false if the stack is closed.
 func (s *Stack) enter() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -10,19 +10,18 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 )
 
-// fragments puts together the packets that a guest sends in fragments (RFC 791 §3.2). The network stack
-// would do that too, but what it keeps of a sandbox, up to 4 MiB, counts in no room.
-//
-// A packet whose fragments contradict each other is dropped. Where there is no room, the packet that was
-// begun first makes some: its fragments are likely lost.
+// fragments reassembles the packets that a guest sends in fragments (RFC 791 §3.2). gVisor's stack could
+// do that too, but would keep up to 4 MiB for each sandbox that count in no room. + A packet whose
+// fragments contradict each other is dropped. If there is no room, the packet that was begun first is
+// dropped, because its fragments are likely lost.
 type fragments struct {
-	room room // of what is kept
+	room room // for the fragments that are kept
 
 	mu      sync.Mutex
 	packets map[packetID]*partial
 }
 
-// packetID is what the fragments of one packet have in common, besides the guest as their source.
+// packetID identifies the packet that a fragment belongs to. The source is always the guest.
 type packetID struct {
 	to       netip.Addr
 	protocol uint8
@@ -34,7 +33,7 @@ type partial struct {
 	begun  time.Time
 	pieces []piece // by offset, without overlap
 	has    int     // bytes of payload
-	wants  int     // likewise; 0 until the last fragment is there
+	wants  int     // length of the whole payload; 0 until the last fragment has arrived
 	cost   int64   // bytes in the room
 }
 
@@ -47,22 +46,23 @@ type piece struct {
 func (p *piece) payload() []byte { return p.packet[header.IPv4MinimumSize:] }
 func (p *piece) end() int        { return p.offset + len(p.payload()) }
 
-// Bounds on the packets of one sandbox that fragments are missing of. A guest sends all fragments of a
-// packet at once and none is lost on the way, so few packets are begun at a time.
+// Limits for the incomplete packets of one sandbox. A guest sends all fragments of a packet at once
+// and none is lost on the way, so few packets are incomplete at a time.
 const (
 	maxPartials  = 64
 	maxFragments = 256 << 10        // bytes: four of the largest packets
-	fragmentTime = 15 * time.Second // for a packet to become whole, as RFC 791 has it
+	fragmentTime = 15 * time.Second // for a packet to become whole, as in RFC 791
 
-	// What a fragment and a packet take beyond their bytes.
+	// Memory that a fragment and a packet take in addition to their bytes.
 	pieceBytes   = 96
 	partialBytes = 512
 
 	maxPayload = 65535 - header.IPv4MinimumSize
 )
 
-// add takes a fragment, which it copies, and returns the whole packet if that was the last that was
-// missing. kept is false if the fragment was dropped. The header has no options and is checked.
+// add takes a fragment, which it copies. If that was the last missing fragment, it returns the
+// whole packet. kept is false if the fragment was dropped. The header has no options and was
+// checked.
 func (f *fragments) add(packet []byte, now time.Time) (whole []byte, kept bool) {
 	h := header.IPv4(packet)
 	id := packetID{netip.AddrFrom4(h.DestinationAddress().As4()), h.Protocol(), h.ID()}
@@ -103,8 +103,8 @@ func (f *fragments) add(packet []byte, now time.Time) (whole []byte, kept bool) 
 
 func (p *partial) isOld(now time.Time) bool { return now.Sub(p.begun) > fragmentTime }
 
-// place returns where a fragment belongs among the pieces, or -1 if it is there already. It does not fit
-// if it contradicts those that are there, or can be none of any packet.
+// place returns the index at which a fragment belongs among the pieces, or -1 if it is there already. It
+// does not fit if it contradicts the present pieces, or cannot belong to any packet.
 func (p *partial) place(next *piece, more bool) (at int, fits bool) {
 	size := len(next.payload())
 	switch {
@@ -128,7 +128,7 @@ func (p *partial) place(next *piece, more bool) (at int, fits bool) {
 	return at, fits
 }
 
-// whole returns the packet that the pieces make, with the header of the first.
+// whole returns the packet made of the pieces, with the header of the first piece.
 func (p *partial) whole() []byte {
 	packet := make([]byte, 0, header.IPv4MinimumSize+p.wants)
 	packet = append(packet, p.pieces[0].packet[:header.IPv4MinimumSize]...)
@@ -143,7 +143,7 @@ func (p *partial) whole() []byte {
 	return packet
 }
 
-// reserveLocked makes room for a fragment of p, which is put on the list if it is not there.
+// reserveLocked makes room for a fragment of p, and adds p to the list if it is not there.
 func (f *fragments) reserveLocked(id packetID, p *partial, size int) bool {
 	cost := int64(size + pieceBytes)
 	if f.packets[id] == nil {
@@ -165,7 +165,8 @@ func (f *fragments) reserveLocked(id packetID, p *partial, size int) bool {
 	return true
 }
 
-// dropOldestLocked drops the packet that was begun first, and returns which that is. There is one.
+// dropOldestLocked drops the packet that was begun first, and returns its ID. The list must not be
+// empty.
 func (f *fragments) dropOldestLocked() (oldest packetID) {
 	var first *partial
 	for id, p := range f.packets {
@@ -184,7 +185,7 @@ func (f *fragments) dropLocked(id packetID) {
 	}
 }
 
-// sweep drops the packets that have been waiting for too long.
+// sweep drops packets that have been incomplete for too long.
 func (f *fragments) sweep(now time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -195,7 +196,7 @@ func (f *fragments) sweep(now time.Time) {
 	}
 }
 
-// clear drops all.
+// clear drops all packets.
 func (f *fragments) clear() {
 	f.mu.Lock()
 	defer f.mu.Unlock()

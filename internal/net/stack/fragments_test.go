@@ -16,7 +16,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// fragmentOf returns the packet of a fragment.
+// fragmentOf returns the packet of one fragment.
 func fragmentOf(id uint16, payload []byte, offset int, more bool) []byte {
 	p := header.IPv4(guesttest.IPv4(frame.Guest, web, uint8(header.UDPProtocolNumber), payload))
 	p.SetID(id)
@@ -45,7 +45,8 @@ func newFragments(own, all int64) *fragments {
 	return f
 }
 
-// Packets become whole in whatever order their fragments come, and among those of others.
+// Packets become whole in whatever order their fragments arrive, also if interleaved with other
+// packets.
 func TestFragmentsBecomeWhole(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for round := range 200 {
@@ -62,11 +63,11 @@ func TestFragmentsBecomeWhole(t *testing.T) {
 			}
 			want[id] = payload
 			parts := cut(id, payload, 8*(1+random.IntN(185)))
-			if len(parts) == 1 { // a packet of one part is no fragment
+			if len(parts) == 1 { // a packet in one part has no fragments
 				parts = cut(id, payload, 8)
 			}
 			sent = append(sent, parts...)
-			sent = append(sent, parts[random.IntN(len(parts)-1)]) // one comes twice, and not when all is over
+			sent = append(sent, parts[random.IntN(len(parts)-1)]) // one fragment comes twice, before the packet is complete
 		}
 		if round%2 == 0 {
 			random.Shuffle(len(sent), func(i, j int) { sent[i], sent[j] = sent[j], sent[i] })
@@ -93,7 +94,7 @@ func TestFragmentsBecomeWhole(t *testing.T) {
 	}
 }
 
-// Fragments of no packet that there can be take the others with them.
+// A fragment that cannot belong to any packet causes the others with its ID to be dropped.
 func TestFragmentsThatContradict(t *testing.T) {
 	p := make([]byte, 16)
 	first, middle, last := fragmentOf(1, p, 0, true), fragmentOf(1, p, 16, true), fragmentOf(1, p[:5], 32, false)
@@ -128,7 +129,8 @@ func TestFragmentsThatContradict(t *testing.T) {
 	}
 }
 
-// What has no room goes, that of the sandbox which needs more first, and what is too old.
+// If there is no room, packets are dropped, first those of the sandbox that needs more. Old packets
+// are dropped too.
 func TestFragmentsGo(t *testing.T) {
 	begun := func(f *fragments) (ids []uint16) {
 		for id := range f.packets {
@@ -151,7 +153,7 @@ func TestFragmentsGo(t *testing.T) {
 	if got := fmt.Sprint(begun(f)); got != "[8 9]" {
 		t.Errorf("after a while there are %s", got)
 	}
-	f.add(fragmentOf(8, p[:8], 1400, false), at.Add(fragmentTime+time.Second)) // too late for what came before
+	f.add(fragmentOf(8, p[:8], 1400, false), at.Add(fragmentTime+time.Second)) // too late for the earlier fragments
 	if got := fmt.Sprint(begun(f), len(f.packets), f.room.used.Load()); got != fmt.Sprint("[8 9] 2 ",
 		2*(pieceBytes+partialBytes+header.IPv4MinimumSize)+len(p)+8) {
 		t.Errorf("of which %s", got)
@@ -172,7 +174,7 @@ func TestFragmentsGo(t *testing.T) {
 		t.Errorf("%d packets are begun, from %d", len(got), got[0])
 	}
 	f = newFragments(100_000, 1<<30)
-	for i := range 1000 { // one packet that needs more than there is
+	for i := range 1000 { // a packet that needs more than the whole room
 		f.add(fragmentOf(1, p[:8], 16*i, true), at)
 	}
 	if n := f.room.used.Load(); n > 100_000 || n <= 0 || len(f.packets) != 1 {
@@ -180,8 +182,8 @@ func TestFragmentsGo(t *testing.T) {
 	}
 }
 
-// TestAttackFragmentsOfManySandboxes: fragments that never become whole are in the room of their sandbox,
-// and in that of all, with what there is about them.
+// TestAttackFragmentsOfManySandboxes: fragments that never become whole count in the room of their
+// sandbox and in that of all sandboxes, including the memory for their records.
 func TestAttackFragmentsOfManySandboxes(t *testing.T) {
 	earlier := runtime.MemProfileRate
 	runtime.MemProfileRate = 1 // small pieces count too
@@ -222,7 +224,7 @@ func TestAttackFragmentsOfManySandboxes(t *testing.T) {
 	}
 }
 
-// A packet of the largest size gets through in fragments, whatever else never becomes whole.
+// A packet of the maximum size gets through in fragments, even while many others stay incomplete.
 func TestTheLargestPacketInFragments(t *testing.T) {
 	w := newWorld(t)
 	heard := w.ListenUDP(t, web+":53123")

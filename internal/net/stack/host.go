@@ -14,7 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/net/policy"
 )
 
-// Host is what all stacks share: the network outside, the resolvers, the flow log. Use NewHost.
+// Host holds what all stacks share: sockets to the outside, the resolvers, the flow log. Use
+// NewHost.
 type Host struct {
 	Resolver *dns.Resolver
 	Log      *flowlog.Log
@@ -22,27 +23,26 @@ type Host struct {
 	chunks  chunks
 	held    room                         // bytes in chunks of relays
 	peeks   room                         // bytes of connections whose server is not known yet
-	injects room                         // bytes of connections that have secrets added
-	pieces  room                         // bytes of packets that are not whole yet
+	injects room                         // bytes of connections to which secrets are added
+	pieces  room                         // bytes of incomplete packets
 	trust   atomic.Pointer[inject.Trust] // nil until there is a secret
 	proxy   atomic.Pointer[upstream]     // nil: none
 	own     atomic.Pointer[[]netip.Addr]
 	sockets atomic.Int64 // of flows, to the outside
 	most    int64
-	udp     atomic.Int64 // of these, those of UDP
+	udp     atomic.Int64 // of these, UDP flows
 	queries atomic.Int64 // sockets to resolvers, for queries over UDP
-	asks    int64        // at most so many queries
+	asks    int64        // maximum of queries
 }
 
 // maxHostUDP bounds the UDP flows of all sandboxes: each takes a port that the rest of the host
 // cannot use. It is a quarter of Linux's ephemeral ports (ip_local_port_range).
 const maxHostUDP = 7000
 
-// maxHostQueries bounds the queries over UDP of all sandboxes that wait for an answer: each has a port too.
-// They are none of maxHostUDP, so that flows do not keep names from being resolved, nor the other way
-// round. Where there are few files there are fewer, a part of queryPart of the flows: their files are of
-// those that flows leave. In the second half of all a sandbox has at most fewQueries, so that slow names
-// which some sandboxes ask for leave places for others.
+// maxHostQueries limits the UDP queries of all sandboxes that wait for an answer, each of which takes a
+// port. They do not count in maxHostUDP, so that flows cannot block queries, or queries flows. A process
+// with few files has a lower limit: one queryPart-th of its flows. Once half of all places are taken, a
+// sandbox may have at most fewQueries, so that slow names of some sandboxes leave places for others.
 const (
 	maxHostQueries = 1024
 	queryPart      = 8
@@ -100,7 +100,8 @@ func (h *Host) giveSocket(protocol policy.Protocol) {
 	}
 }
 
-// takeQuery counts a query, if there may be one more of a sandbox that has so many, with this one.
+// takeQuery counts a query if another one is permitted. own is the number of the sandbox's queries,
+// including this one.
 func (h *Host) takeQuery(own int) bool {
 	n := h.queries.Add(1)
 	if n > h.asks || n > h.asks/2 && own > fewQueries {

@@ -12,14 +12,14 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// profile has the memory of some function measured exactly until t ends.
+// profile makes memory profiles more exact until t ends.
 func profile(t *testing.T) {
 	earlier := runtime.MemProfileRate
 	runtime.MemProfileRate = 1 << 10
 	t.Cleanup(func() { runtime.MemProfileRate = earlier })
 }
 
-// inUse returns the bytes that a function has allocated, or one that it called, and that are in use.
+// inUse returns the bytes in use that were allocated by a function or its callees.
 func inUse(function string) (n int64) {
 	runtime.GC()
 	runtime.GC()
@@ -38,8 +38,8 @@ func inUse(function string) (n int64) {
 	return n
 }
 
-// TestAttackStandingStill: connections of which neither side reads. Beyond some, what a direction
-// keeps is small.
+// TestAttackStandingStill: connections that neither side reads. Beyond a number of them, each
+// direction keeps only a small chunk.
 func TestAttackStandingStill(t *testing.T) {
 	profile(t)
 	w := newWorld(t)
@@ -52,7 +52,7 @@ func TestAttackStandingStill(t *testing.T) {
 	})
 	r := addRig(t, w, NewHost(10000), "public", netproto.Limits{Connections: netproto.MaxConnections})
 	const each, most = 40, 1 << 20
-	r.chunks.most = most // fewer connections do
+	r.chunks.most = most // so that fewer connections reach the limit
 	for range each {
 		c := r.mustDial(t, web+":80")
 		go func() { _, _ = io.Copy(c, zeros{}) }()
@@ -87,7 +87,7 @@ func TestRoomOfOneIsInThatOfAll(t *testing.T) {
 	}
 }
 
-// Nothing is counted for ever: a chunk of either size comes back.
+// A chunk of either size is subtracted from its room when it is returned.
 func TestChunksAreGivenBack(t *testing.T) {
 	var pool chunks
 	in := &room{most: chunkBytes}
@@ -103,7 +103,8 @@ func TestChunksAreGivenBack(t *testing.T) {
 	}
 }
 
-// All flows of a host have half of the process's memory, and no more files than it has.
+// All flows of a host together take at most half of the process's memory, and no more files than it
+// has.
 func TestSocketsAreBoundedByMemory(t *testing.T) {
 	if n := Sockets(1<<20, LeastMemory); n*flowBytes != LeastMemory/flowShare {
 		t.Errorf("%d sockets of %d bytes, in half of %d", n, flowBytes, LeastMemory)

@@ -14,8 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// serveProxy runs a proxy in the world that gives tunnels to where its guest wants, and notes what
-// it was asked for.
+// serveProxy runs a proxy in the world that opens tunnels to any destination, and records the
+// requests.
 func serveProxy(t *testing.T, w *nettest.World, answer string) (asked func() string) {
 	t.Helper()
 	var mu sync.Mutex
@@ -31,7 +31,7 @@ func serveProxy(t *testing.T, w *nettest.World, answer string) (asked func() str
 		mu.Lock()
 		log.WriteString(req.Method + " " + req.Host + " " + req.Header.Get("Proxy-Authorization") + "\n")
 		mu.Unlock()
-		// What the server says first comes with the answer.
+		// The server's first bytes arrive together with the answer.
 		_, _ = io.WriteString(c, answer+"first")
 		_, _ = io.Copy(c, in)
 	})
@@ -42,8 +42,8 @@ func serveProxy(t *testing.T, w *nettest.World, answer string) (asked func() str
 	}
 }
 
-// TCP goes through the proxy of the host, by address and after the policy was asked, but for what
-// the proxy is not for.
+// TCP goes through the host's proxy, by address and after the policy's decision, except to the
+// hosts that the proxy excludes.
 func TestUpstreamProxy(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web2+":25"), echo)
@@ -82,7 +82,7 @@ func TestUpstreamProxy(t *testing.T) {
 	}
 }
 
-// A proxy that refuses, or speaks nonsense, is why a connection does not come about.
+// If a proxy refuses or sends nonsense, that is recorded as the reason why a connection failed.
 func TestUpstreamProxyRefuses(t *testing.T) {
 	for name, answer := range map[string]string{
 		"refuses":  "HTTP/1.1 407 Proxy Authentication Required\r\n\r\n",

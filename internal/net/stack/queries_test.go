@@ -12,10 +12,10 @@ import (
 )
 
 // TestAttackSlowResolver: queries that wait for a resolver are counted over all sandboxes, and those of
-// some leave places for others.
+// some sandboxes leave places for others.
 func TestAttackSlowResolver(t *testing.T) {
 	w := newWorld(t)
-	w.ListenUDP(t, resolver+":53") // which answers nothing
+	w.ListenUDP(t, resolver+":53") // does not answer
 	h := NewHost(10)
 	h.Resolver.Set([]netip.AddrPort{netip.MustParseAddrPort(resolver + ":53")})
 	m := dnsmessage.Message{Header: dnsmessage.Header{ID: 1, RecursionDesired: true}, Questions: []dnsmessage.Question{

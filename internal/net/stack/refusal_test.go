@@ -8,8 +8,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// What was refused last is named, with the reason and the flags that let it through, and there are
-// only so many of them.
+// The latest refusals are listed, with the reason and the flags that would permit the flow. Their
+// number is bounded.
 func TestRefusalsAreNamed(t *testing.T) {
 	w := newWorld(t)
 	h := NewHost(10000)

@@ -19,7 +19,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/frame"
 )
 
-// zone is what the world's resolver answers.
+// zone holds the answers of the world's resolver.
 type zone struct {
 	mu    sync.Mutex
 	addrs map[string]string
@@ -115,7 +115,7 @@ func (r *rig) lookup(t testing.TB, name string, tcp bool) dnsmessage.RCode {
 	return m.RCode
 }
 
-// says dials, sends a text and returns what comes back.
+// says connects, sends a text and returns the answer.
 func (r *rig) says(t testing.TB, to, text string) (string, error) {
 	t.Helper()
 	c, err := r.dial(t, to)
@@ -132,8 +132,8 @@ func (r *rig) says(t testing.TB, to, text string) (string, error) {
 	return string(p[:n]), err
 }
 
-// handshake begins TLS with a server name, and returns how the server's end of it went: echo
-// servers answer nonsense, so that the client's error says whether its bytes came back.
+// handshake begins TLS with a server name, and reports whether it reached the server. Echo servers
+// return the client's own bytes, which the client's error reveals.
 func (r *rig) handshake(t testing.TB, to, name string) (through bool) {
 	t.Helper()
 	return r.handshakeBy(t, to, &tls.Config{ServerName: name})

@@ -15,7 +15,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// What the tests add, and what the guest has in its place.
+// The secret of the tests, and the placeholder that the guest has instead.
 const (
 	secretValue = "Bearer s3cr3t"
 	placeholder = "Bearer placeholder"
@@ -56,8 +56,8 @@ func testSecretIsAdded(t *testing.T, policy string) {
 	}
 }
 
-// TestAttackSecretForeignServer: the host of a secret at an address that is not its own. Only who
-// has a certificate for it gets a request at all.
+// TestAttackSecretForeignServer: the host of a secret at a foreign address. Only a server with a
+// certificate for the host gets a request.
 func TestAttackSecretForeignServer(t *testing.T) {
 	v := newVault(t, "public")
 	s := serveSite(t, v.world, web2+":443", newSigner(t).config(t, "api.example"))
@@ -79,8 +79,8 @@ func TestAttackSecretForeignServer(t *testing.T) {
 	v.clean(t, "x509")
 }
 
-// TestAttackSecretOtherHost: requests on a connection for the host of a secret that ask for another
-// server, in all the ways in which a server could take them so.
+// TestAttackSecretOtherHost: requests on a connection for the host of a secret that name another
+// server, in all the ways that a server might accept.
 func TestAttackSecretOtherHost(t *testing.T) {
 	v := newVault(t, "public")
 	s := serveSite(t, v.world, web+":443", v.roots.config(t, "api.example", "other.example"))
@@ -107,8 +107,8 @@ func TestAttackSecretOtherHost(t *testing.T) {
 	}
 }
 
-// TestAttackSecretElsewhere: the placeholder stays one at every other server, also where the host
-// of the secret sends its client there, and under another name at the same address.
+// TestAttackSecretElsewhere: every other server receives only the placeholder, also after a
+// redirect from the host of the secret, and under another name at the same address.
 func TestAttackSecretElsewhere(t *testing.T) {
 	v := newVault(t, "public")
 	s := serveSite(t, v.world, web+":443", v.roots.config(t, "api.example", "other.example"))
@@ -119,13 +119,13 @@ func TestAttackSecretElsewhere(t *testing.T) {
 		t.Errorf("%d, %q", status, answer)
 	}
 	s.heard()
-	for _, host := range []string{"other.example", "api.example"} { // inside of TLS for the other
+	for _, host := range []string{"other.example", "api.example"} { // both inside TLS for other.example
 		c := v.mustDialTLS(t, web+":443", "other.example", v.roots)
 		if status, answer := ask(t, c, get(host, "/")); status != 200 {
 			t.Errorf("%d, %q", status, answer)
 		}
 	}
-	nettest.Serve(v.world.Listen(t, web+":80"), echo) // in the clear
+	nettest.Serve(v.world.Listen(t, web+":80"), echo) // without TLS
 	if got, err := v.says(t, web+":80", get("api.example", "/")); err != nil || strings.Contains(got, "s3cr3t") {
 		t.Errorf("%q, %v", got, err)
 	}
@@ -136,8 +136,8 @@ func TestAttackSecretElsewhere(t *testing.T) {
 	}
 }
 
-// TestAttackSecretSmuggling: requests that two servers could read in two ways, and that mean to be
-// rid of the header, or to have two. What the server hears is one request, with the secret.
+// TestAttackSecretSmuggling: requests that servers could interpret differently, in order to remove
+// the header or to send two. The server receives one request, with the secret.
 func TestAttackSecretSmuggling(t *testing.T) {
 	v := newVault(t, "public")
 	s := serveSite(t, v.world, web+":443", v.roots.config(t, "api.example"))
@@ -167,7 +167,7 @@ func TestAttackSecretSmuggling(t *testing.T) {
 	}
 }
 
-// TestAttackSecretPolicy: a secret opens nothing.
+// TestAttackSecretPolicy: a secret does not permit any connection.
 func TestAttackSecretPolicy(t *testing.T) {
 	v := newVault(t, "public")
 	serveSite(t, v.world, web+":443", v.roots.config(t, "api.example"))
@@ -193,8 +193,8 @@ func TestAttackSecretPolicy(t *testing.T) {
 	}
 }
 
-// TestAttackSecretInErrors: a server that has the secret says it where errors come from. The guest
-// gets what servers send to clients anyway, but nobody logs it.
+// TestAttackSecretInErrors: a server that has the secret puts it into texts from which errors are
+// made. The guest receives what servers send to clients anyway, but no log contains the secret.
 func TestAttackSecretInErrors(t *testing.T) {
 	v := newVault(t, "public")
 	l := tls.NewListener(v.world.Listen(t, web+":443"), v.roots.config(t, "api.example"))
@@ -214,8 +214,8 @@ func TestAttackSecretInErrors(t *testing.T) {
 	v.clean(t, `"name":"api.example"`)
 }
 
-// Without knowing whom to trust nothing gets through to the host of a secret; another secret ends
-// the connections that have the one before; and there are only so many.
+// Without root certificates no connection to the host of a secret is permitted. A changed secret
+// ends the connections with the previous one. The number of such connections is bounded.
 func TestSecretsAreBounded(t *testing.T) {
 	v := newVault(t, "public")
 	serveSite(t, v.world, web+":443", v.roots.config(t, "api.example"))
@@ -241,7 +241,8 @@ func TestSecretsAreBounded(t *testing.T) {
 	v.mustCount(t, noTrust, 1)
 }
 
-// An answer of very many headers is refused before it is parsed, also the second on its connection.
+// An answer with very many headers is refused before it is parsed, also if it is the second on its
+// connection.
 func TestAttackManyHeadersWhereASecretIsAdded(t *testing.T) {
 	v := newVault(t, "public")
 	config, asked := v.roots.config(t, "api.example"), atomic.Bool{}

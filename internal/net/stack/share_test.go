@@ -10,7 +10,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// fill begins flows until one is refused, and returns how many there are and why.
+// fill begins flows until one is refused, and returns their number and the reason of the refusal.
 func fill(t *testing.T, h *Host, l netproto.Limits) (n int, refusal string) {
 	t.Helper()
 	_, file := guesttest.New(t)
@@ -30,7 +30,7 @@ func fill(t *testing.T, h *Host, l netproto.Limits) (n int, refusal string) {
 	}
 }
 
-// No sandbox has all connections of the host, whatever its own limit says: others find some.
+// No sandbox can take all connections of the host, whatever its own limit.
 func TestOneSandboxLeavesConnectionsForOthers(t *testing.T) {
 	all := netproto.Limits{Connections: math.MaxUint32}
 	h := NewHost(100)

@@ -2,11 +2,11 @@
 // sandbox's frame socket. It terminates the guest's connections and opens others in their place,
 // from this process to the outside.
 //
-// Every flow is decided by package policy before anything is opened, and again when the policy
-// changes. Where a name decides, the guest's first bytes are read before the outside is dialled.
-// Outside is IPv4 only. What a guest can make the process hold is bounded: connections, connections
-// that are not open yet, bytes that wait, fragments, packets in a second; a flow over which nothing
-// passes ends. The package knows neither the daemon nor other sandboxes.
+// Package policy decides about every flow before anything is opened, and again when the policy
+// changes. If a name decides, the guest's first bytes are read before the outside is dialled.
+// Outside there is IPv4 only. The resources that a guest can make the process hold are bounded:
+// open and half-open connections, waiting bytes, fragments, and packets per second. Idle flows end.
+// The package knows neither the daemon nor other sandboxes.
 package stack
 
 import (
@@ -63,7 +63,7 @@ type Stack struct {
 	queries        chan struct{} // likewise for each DNS query over UDP
 	chunks         room          // of relays
 	peeks          chan struct{} // one for each connection whose server is not known yet
-	fragments      fragments     // of packets that are not whole yet
+	fragments      fragments     // of incomplete packets
 
 	mu       sync.Mutex
 	closed   bool
@@ -177,8 +177,8 @@ func (s *Stack) Close() {
 	s.counters.Active.Store(false)
 }
 
-// SetPolicy replaces policy, limits and secrets. Flows that the policy denies are reset, and so are
-// flows about which it would have to know the name of a server that was not peeked. Changed secrets
+// SetPolicy replaces policy, limits and secrets. It resets flows that the new policy denies, and
+// flows for which the new policy would need a server name that was not peeked. Changed secrets
 // reset all flows that they could concern.
 func (s *Stack) SetPolicy(to *netproto.SetPolicy) {
 	s.mu.Lock()
@@ -230,8 +230,7 @@ func (s *Stack) decideAgainLocked(f *flow, why string, left *int) {
 	}
 }
 
-// Sweep ends flows over which nothing has passed for too long, and drops packets that did not become
-// whole.
+// Sweep ends idle flows, and drops packets that stayed incomplete for too long.
 func (s *Stack) Sweep(now time.Time) {
 	s.fragments.sweep(now)
 	s.mu.Lock()

@@ -31,7 +31,7 @@ const (
 	web2     = "93.184.216.35"
 	private  = "10.1.2.3"
 	metadata = "169.254.169.254"
-	foreign  = "8.8.8.8" // a DNS server that is not the host's
+	foreign  = "8.8.8.8" // a DNS server that the host does not use
 	resolver = "10.1.0.53"
 )
 
@@ -47,8 +47,8 @@ func newWorld(t testing.TB) *nettest.World {
 	return nettest.New(t, web, web2, private, metadata, foreign, resolver)
 }
 
-// newRig makes a guest with a policy: "allow example.com !1.2.3.4", as package policy's tests write
-// them.
+// newRig makes a guest with a policy in the notation of package policy's tests, such as "allow
+// example.com !1.2.3.4".
 func newRig(t testing.TB, w *nettest.World, policy string) *rig {
 	t.Helper()
 	return addRig(t, w, NewHost(10000), policy, netproto.Limits{})
@@ -110,7 +110,7 @@ func (r *rig) count(reason string) uint64 {
 	return 0
 }
 
-// waitFor polls for what happens in other goroutines.
+// waitFor polls until ok returns true.
 func waitFor(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
@@ -120,13 +120,13 @@ func waitFor(t testing.TB, what string, ok func() bool) {
 	}
 }
 
-// echo sends back what it gets, and passes the end on.
+// echo sends all data back, and then ends its side.
 func echo(c net.Conn) {
 	_, _ = io.Copy(c, c)
 	_ = c.Close()
 }
 
-// pattern is bytes of which no two parts are alike.
+// pattern returns bytes without repeated parts.
 func pattern(n int) []byte {
 	p := make([]byte, 0, n+32)
 	for sum := sha256.Sum256(nil); len(p) < n; sum = sha256.Sum256(sum[:]) {
@@ -135,8 +135,7 @@ func pattern(n int) []byte {
 	return p[:n]
 }
 
-// Bytes come back as they were sent, in both directions at once, and the end of each direction
-// passes by itself.
+// Bytes come back unchanged, in both directions at once, and each direction is closed separately.
 func TestTCPCarriesEveryByte(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web+":80"), echo)
@@ -161,7 +160,7 @@ func TestTCPCarriesEveryByte(t *testing.T) {
 	}
 }
 
-// A server that ends its half first still hears the client, and the other way round.
+// A server that closes its direction first still receives from the client, and the other way round.
 func TestHalfClosePassesBothWays(t *testing.T) {
 	w := newWorld(t)
 	heard := make(chan string, 1)
@@ -197,7 +196,7 @@ func (l lines) Write(p []byte) (int, error) {
 
 func (l lines) Close() error { return nil }
 
-// A connection that breaks on one side breaks on the other.
+// A reset on one side resets the other.
 func TestResetsPassBothWays(t *testing.T) {
 	w := newWorld(t)
 	server := make(chan *net.TCPConn, 1)
@@ -278,7 +277,7 @@ func TestUDPBothWays(t *testing.T) {
 	waitFor(t, "an idle flow ends", func() bool { return r.counters.Open.Load() == 0 })
 }
 
-// A connection over which nothing passes is reset, and sooner if one side has sent all.
+// An idle connection is reset, and sooner if one side has ended.
 func TestIdleConnectionsEnd(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web+":80"), func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
@@ -322,8 +321,8 @@ func TestEcho(t *testing.T) {
 	}
 }
 
-// allowPing lets this namespace have ping sockets. Where it cannot, the answer is that the
-// destination is unreachable, which TestEchoWithoutPingSockets looks at.
+// allowPing permits ping sockets in this namespace. If that is impossible, pings get the answer
+// that the destination is unreachable, which TestEchoWithoutPingSockets checks.
 func allowPing(t *testing.T) {
 	t.Helper()
 	if err := os.WriteFile("/proc/sys/net/ipv4/ping_group_range", []byte("0 0"), 0); err != nil {
@@ -341,7 +340,7 @@ func TestEchoWithoutPingSockets(t *testing.T) {
 	}
 }
 
-// A new policy resets what it does not let through, and nothing else.
+// A new policy resets the flows that it denies, and no others.
 func TestSetPolicyResetsWhatIsDenied(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web+":80"), echo)
@@ -364,8 +363,8 @@ func TestSetPolicyResetsWhatIsDenied(t *testing.T) {
 	}
 }
 
-// A new policy is compared with so many names of connections and no more: requests for all other
-// sandboxes wait meanwhile. Connections beyond that are reset.
+// The number of comparisons of a new policy with names of connections is bounded, because requests
+// for all other sandboxes wait for them. Connections beyond the bound are reset.
 func TestSetPolicyIsBounded(t *testing.T) {
 	w := newWorld(t)
 	l, h := netproto.Limits{Connections: 2000}, NewHost(10000)

@@ -77,7 +77,7 @@ func (s *Stack) takeTCP(r *tcp.ForwarderRequest) {
 	}
 }
 
-// dialFirst answers a SYN as the outside answers ours.
+// dialFirst dials the destination and answers a SYN according to the result.
 func (s *Stack) dialFirst(f *flow, r *tcp.ForwarderRequest) {
 	out, err := s.host.dial(f.ctx, f)
 	if err != nil {

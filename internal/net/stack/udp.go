@@ -209,8 +209,8 @@ const maxQuery = 2048
 // maxQueries bounds the DNS queries of one sandbox that wait for an answer.
 const maxQueries = 64
 
-// answerDNS answers a query, in a task of its own, for the resolver may be slow. A query beyond
-// maxQueries, or for which the host has no place, is dropped: clients ask again.
+// answerDNS answers a query in a task of its own, because the resolver may be slow. It drops a
+// query beyond maxQueries, or without a place of the host: clients ask again.
 func (s *Stack) answerDNS(id ports, query []byte) {
 	if len(query) > maxQuery {
 		query = query[:maxQuery]
