@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// patient is a listener that continues after a temporary error, because an agent whose service ends
-// takes the guest with it.
+// patient is a listener that continues after a temporary error. If a service of the agent ended,
+// the agent would end, and with it the guest.
 type patient struct{ net.Listener }
 
 // Accept implements net.Listener.

@@ -23,7 +23,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
-// recorder is an identity that notes what it was asked to become.
+// recorder is an identity that records the calls to it.
 type recorder struct {
 	shared []string
 	calls  []string
@@ -198,7 +198,7 @@ func TestACancelledExecEndsTheCommandsOfItsShell(t *testing.T) {
 	if !errors.Is(err, context.Canceled) {
 		t.Fatal(err)
 	}
-	for unix.Kill(-group, 0) == nil { // until nobody is left in it; the test's own limit ends a failure
+	for unix.Kill(-group, 0) == nil { // until the group is empty; the test's time limit ends a failure
 		time.Sleep(time.Millisecond)
 	}
 }
@@ -224,7 +224,7 @@ func TestExecCancelKillsTheProcess(t *testing.T) {
 	}
 }
 
-// slowConn gives what comes from the guest to its reader when it may.
+// slowConn delays the data from the guest until may is ready.
 type slowConn struct {
 	net.Conn
 	may <-chan struct{}
@@ -235,7 +235,7 @@ func (c slowConn) Read(p []byte) (int, error) {
 	return c.Conn.Read(p)
 }
 
-// A caller that leaves before the guest has said which process it started leaves none behind.
+// If a caller leaves before the guest has named the process that it started, the process is killed.
 func TestExecCancelledBeforeItsStartIsKnown(t *testing.T) {
 	dial, may := listen(t, nil), make(chan struct{})
 	slow := agentclient.New(func(ctx context.Context, port uint32) (net.Conn, error) {
@@ -259,13 +259,13 @@ func TestExecCancelledBeforeItsStartIsKnown(t *testing.T) {
 		time.Sleep(time.Millisecond)
 	}
 	cancel()
-	time.Sleep(10 * time.Millisecond) // for the client to see it before the guest's answer
+	time.Sleep(10 * time.Millisecond) // so that the client notices it before the guest's answer
 	close(may)
 	if err := <-done; !errors.Is(err, context.Canceled) {
 		t.Errorf("%v", err)
 	}
 	if unix.Kill(-pid, 0) == nil {
-		time.Sleep(time.Second) // its end is on its way
+		time.Sleep(time.Second) // the process is about to be killed
 	}
 	if unix.Kill(-pid, 0) == nil {
 		unix.Kill(-pid, unix.SIGKILL)
@@ -324,7 +324,7 @@ func TestFilesThroughTheClient(t *testing.T) {
 }
 
 // The control request that ends connections does it, and an agent that cannot says so.
-// rests is a file system that fails as it is told to.
+// rests is a file system whose calls fail with the given error.
 type rests struct {
 	calls []string
 	fails error

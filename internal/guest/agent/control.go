@@ -17,7 +17,7 @@ const maxControlLine = 1 << 20
 // control serves agentproto's requests, with one goroutine per connection.
 type control struct {
 	ready agentproto.Ready
-	reset func() error                   // closes the guest's connections; nil if the agent is not its machine's init
+	reset func() error                   // closes the guest's connections; nil unless the agent is the machine's init
 	trust func(certificate string) error // likewise
 	disk  resting                        // likewise
 }
@@ -28,8 +28,8 @@ type resting interface {
 	Wake() error
 }
 
-// noDisk stands for the disk of an agent that is an ordinary process, whose files are on another
-// machine's disk.
+// noDisk stands for the disk of an agent that runs as an ordinary process, whose files are on
+// another machine's disk.
 type noDisk struct{}
 
 func (noDisk) Rest() error { return nil }

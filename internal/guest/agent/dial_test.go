@@ -16,7 +16,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
-// server listens on an address of loopback and lets f have every connection. It returns the port.
+// server listens on an address of loopback and calls f with every connection. It returns the port.
 func server(t *testing.T, address string, f func(*net.TCPConn)) uint16 {
 	t.Helper()
 	l, err := net.Listen("tcp", address)
@@ -36,8 +36,8 @@ func server(t *testing.T, address string, f func(*net.TCPConn)) uint16 {
 	return uint16(l.Addr().(*net.TCPAddr).Port)
 }
 
-// summing reads to the end and answers with the digest of what it read: it sees the end of one
-// direction before the other.
+// summing reads to the end and answers with the digest of its input: it distinguishes the ends of
+// both directions.
 func summing(conn *net.TCPConn) {
 	sum := sha256.New()
 	if _, err := io.Copy(sum, conn); err == nil {
@@ -95,7 +95,7 @@ func TestDialPortSaysWhyNot(t *testing.T) {
 	}
 }
 
-// Half a request, and one for no port at all, are not carried anywhere.
+// An incomplete request, and a request for port 0, are not forwarded.
 func TestDialPortWithoutAPort(t *testing.T) {
 	d := listen(t, nil)
 	conn, err := d(t.Context(), agentproto.DialPort)
@@ -133,7 +133,7 @@ func TestPortsShareBuffers(t *testing.T) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if n := len(p.free); p.open != len(ours) || n == 0 || n > 4 { // two of a stream's, and two that are being given back
+	if n := len(p.free); p.open != len(ours) || n == 0 || n > 4 { // two of a stream, and two being returned
 		t.Errorf("%d streams have used %d buffers", p.open, n)
 	}
 }
@@ -158,7 +158,8 @@ func socketPair(t *testing.T) [2]net.Conn {
 	return [2]net.Conn{a, b}
 }
 
-// A host that has gone is told from one that only has no more to send.
+// A host that has closed its connection is distinguished from a host that has only finished
+// sending.
 func TestGone(t *testing.T) {
 	c := socketPair(t)
 	ours, theirs := c[0].(*net.UnixConn), c[1].(*net.UnixConn)
@@ -175,11 +176,12 @@ func TestGone(t *testing.T) {
 	}
 }
 
-// The end of a stream is not the guest's reset, and a stream whose server is gone ends.
+// The end of a stream is distinguished from a reset by the guest, and a stream ends when its server
+// has ended.
 func TestDialPortEnds(t *testing.T) {
 	c := serve(t, nil)
 	s := dial(t, c, server(t, "127.0.0.1:0", func(conn *net.TCPConn) {
-		conn.Read(make([]byte, 1)) // a reset before that would be one of the agent's attempt to connect
+		conn.Read(make([]byte, 1)) // an earlier reset would count as a failure to connect
 		conn.SetLinger(0)
 	}))
 	if _, err := s.Write([]byte{0}); err != nil {
@@ -201,10 +203,10 @@ func TestDialPortEnds(t *testing.T) {
 	}
 }
 
-// A server that has closed its connection does not keep a stream that the host leaves open, and one
-// that has only sent all does.
+// A stream that the host leaves open ends if its server has closed its connection. It goes on if
+// the server has only finished sending.
 func TestDialPortEndsWithItsServer(t *testing.T) {
-	t.Parallel() // a server is asked every 10 s
+	t.Parallel() // the server's state is checked every 10 s
 	p := &ports{}
 	begin := func(f func(*net.TCPConn)) (host net.Conn, ended chan bool) {
 		pair := socketPair(t)
@@ -227,7 +229,7 @@ func TestDialPortEndsWithItsServer(t *testing.T) {
 	_, ended := begin(func(conn *net.TCPConn) {
 		io.WriteString(conn, "bye")
 		raw, err := conn.SyscallConn()
-		if err == nil { // the kernel answers for a closed socket a second instead of a minute
+		if err == nil { // the kernel answers for a closed socket for a second instead of a minute
 			err = raw.Control(func(fd uintptr) { unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_LINGER2, 1) })
 		}
 		if err != nil {
@@ -253,7 +255,7 @@ func TestDialPortEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	c := agentclient.New(func(context.Context, uint32) (net.Conn, error) {
 		cancel()
-		return socketPair(t)[0], nil // nobody answers
+		return socketPair(t)[0], nil // never answers
 	})
 	if _, err := c.DialPort(ctx, 1); !errors.Is(err, context.Canceled) {
 		t.Errorf("err = %v", err)

@@ -45,13 +45,13 @@ type finder interface {
 // poller: the one thread that sleeps there wakes and, by calls of package rawcall, wakes no other.
 // Connections are served one after another; a client must not be slow.
 type forks struct {
-	identity identity // nil if the agent is not its machine's init, as in tests
+	identity identity // nil unless the agent is the machine's init, as in tests
 	env      interface{ Merge(map[string]string) }
 	interps  interpreters
 	network  network            // nil if the agent is not its machine's init
-	hooks    hooks              // nil if the agent is not its machine's init
-	gens     finder             // nil if the agent is not its machine's init
-	flush    func()             // writes the guest's page cache to its disk; nil if the agent is not its machine's init
+	hooks    hooks              // nil unless the agent is the machine's init
+	gens     finder             // nil unless the agent is the machine's init
+	flush    func()             // writes the guest's page cache to its disk; nil unless the agent is the machine's init
 	unique   agentproto.Unique  // findings of gens for the present message
 	buf      [usualMessage]byte // for the present message
 	quiet    bool               // see keepQuiet

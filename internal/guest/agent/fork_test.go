@@ -79,7 +79,7 @@ func TestPrepareThenFlush(t *testing.T) {
 	}
 }
 
-// A guest that was saved too early must not let its children wait.
+// The children of a guest that was saved too early must not wait because of that.
 func TestAConnectionEndsSettling(t *testing.T) {
 	dir := t.TempDir()
 	open := unixSockets(dir)
@@ -105,7 +105,7 @@ func TestAConnectionEndsSettling(t *testing.T) {
 	}
 }
 
-// Messages beyond the usual size have another buffer, and a broken one does not end the service.
+// Messages beyond the usual size use another buffer, and a broken message does not end the service.
 func TestForkMessagesOfAllSizes(t *testing.T) {
 	c := serve(t, nil)
 	for _, n := range []int{1, usualMessage, 100 * usualMessage, agentproto.MaxForked} {

@@ -19,7 +19,8 @@ type forkPort struct {
 	file *os.File
 	raw  syscall.RawConn
 
-	// State of the present accept; tryAccept is made once, so that an accept allocates nothing.
+	// State of the current accept. tryAccept is made only once, so that an accept allocates
+	// nothing.
 	tryAccept func(fd uintptr) bool
 	conn      int
 	err       error

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fake is a file system that notes the requests on it.
+// fake is a file system that records the requests on it.
 type fake struct {
 	calls []uint
 	fails map[uint]error
@@ -52,7 +52,7 @@ func TestRestAndWake(t *testing.T) {
 	}
 }
 
-// A host that does not come back leaves no guest frozen, and one that comes back late is told.
+// If the host does not come back, the guest is thawed. If it comes back late, it gets an error.
 func TestTheRestEndsByItself(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, f := newFake(nil)

@@ -77,7 +77,7 @@ func finish(t *testing.T, stream *connect.ServerStreamForClient[process.StartRes
 	return out, end
 }
 
-// TestWireFormat checks the bytes as the SDKs parse them.
+// TestWireFormat checks the bytes that the SDKs parse.
 func TestWireFormat(t *testing.T) {
 	base := serve(t)
 	body := `{"process":{"cmd":"/bin/sh","args":["-c","printf hi; exit 3"]},"stdin":false}`
@@ -138,8 +138,8 @@ func TestErrorCodesOfStart(t *testing.T) {
 	}
 }
 
-// The client is told of its timeout, not of the signal that it ended the process by. Only the
-// server has the deadline here, so that the client's own cannot be what it hears of.
+// A client whose deadline has passed gets a timeout, and not the signal that killed the process.
+// Only the server has the deadline here, so the client's own cannot cause the error.
 func TestDeadlineIsNamed(t *testing.T) {
 	c := procClient(serve(t))
 	for range 30 {
@@ -177,7 +177,7 @@ func TestDeadlineKillsTheWholeGroup(t *testing.T) {
 	}
 	stat := "/proc/" + strings.TrimSpace(string(raw)) + "/stat"
 	for {
-		// Gone, or a zombie that waits for init.
+		// The process is gone, or a zombie that waits for init.
 		if s, err := os.ReadFile(stat); err != nil || bytes.Contains(s, []byte(") Z ")) {
 			break
 		}
@@ -272,7 +272,7 @@ func TestOutputLeftInThePipeIsNotLost(t *testing.T) {
 	c := procClient(serve(t))
 	stream, sel := startProc(t, c, shell("sleep 1000 & head -c 60000 /dev/zero; kill -9 $$"))
 	defer syscall.Kill(-int(sel.GetPid()), syscall.SIGKILL) // it leads a group; the sleep would outlive the test
-	// the sleep keeps the pipe open; the end must not wait for it for long
+	// The sleep keeps the pipe open; the end event must not wait long for that.
 	out, end := finish(t, stream)
 	if len(out) != 60000 || end.GetExitCode() != -1 {
 		t.Fatalf("%d bytes, end %v", len(out), end)
@@ -327,7 +327,7 @@ func TestStreamInput(t *testing.T) {
 				msg.Event = &process.StreamInputRequest_Keepalive{Keepalive: &process.StreamInputRequest_KeepAlive{}}
 			}
 			if in.Send(msg) != nil {
-				break // CloseAndReceive says why
+				break // CloseAndReceive returns the error
 			}
 		}
 		_, err := in.CloseAndReceive()
@@ -352,7 +352,7 @@ func TestStreamInput(t *testing.T) {
 	}
 }
 
-// Interfaces have default users of their own, which requests that name somebody do not get.
+// Each interface has its own default user. A request that names a user does not get it.
 func TestDefaultUserOfARequest(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: only root starts processes as somebody else")

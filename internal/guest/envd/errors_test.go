@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What a client asks for and the kernel refuses is not a failure of the agent, by either API.
+// If the kernel refuses a client's request, neither API reports it as a failure of the agent.
 func TestRefusalsOfTheKernel(t *testing.T) {
 	for _, c := range []struct {
 		errno  unix.Errno

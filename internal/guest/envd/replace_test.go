@@ -66,7 +66,7 @@ func TestAnInterruptedUploadLeavesTheOldFile(t *testing.T) {
 	if err := conn.(*net.TCPConn).CloseWrite(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := io.ReadAll(conn); err != nil { // until the server is done with it
+	if _, err := io.ReadAll(conn); err != nil { // until the server has ended the connection
 		t.Fatal(err)
 	}
 	holds(t, path, "old", 1)
@@ -148,7 +148,7 @@ func TestAFullDiskLeavesTheOldFile(t *testing.T) {
 	holds(t, path, "old", 1)
 }
 
-// /etc/hosts and /etc/machine-id are mounted in a guest.
+// Files that are mount points, such as /etc/hosts and /etc/machine-id in a guest, can be written.
 func TestAMountedFileIsWritten(t *testing.T) {
 	base := serve(t)
 	dir := mountTmpfs(t)
@@ -195,7 +195,7 @@ func TestAWatchSeesAnUploadAsAWriteOfTheFile(t *testing.T) {
 	}
 }
 
-// A path that takes no file is the client's mistake, and the error has that path.
+// An upload to a path that cannot be a file is the client's error, and the message names the path.
 func TestUploadWhereNoFileCanBe(t *testing.T) {
 	base := serve(t)
 	for _, path := range []string{"/sys/x", "/sys/kernel/x"} {

@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// dialect says the same things in the language of one backend. What code prints is compared.
+// dialect has the same pieces of code in the language of one backend. The tests compare their
+// output.
 type dialect struct {
 	language string
 	env      func(t *testing.T) map[string]string // of the sandbox
@@ -19,13 +20,13 @@ type dialect struct {
 	set, get   string // keeps 41; prints 42
 	outAndErr  string // prints "out" and, to the other stream, "err"
 	fail, name string // ends with an error of that name
-	broken     string // is no code
+	broken     string // is not valid code
 	variable   string // prints the variable FORKD_T, or "gone"
 	directory  string // prints the working directory
 	endless    string
-	stubborn   string // goes on when it is interrupted; empty: the language knows no such code
+	stubborn   string // does not end when it is interrupted; empty: such code is impossible in the language
 	exit       string // ends the process with status 9
-	seed, draw string // makes draw print the same as after any other seed
+	seed, draw string // make draw print the same after the same seed
 }
 
 func noEnv(*testing.T) map[string]string { return nil }
@@ -53,7 +54,7 @@ func dialects() map[string]dialect {
 		fail:      "function f() { return null.x }\nf()", name: "TypeError", broken: "1 +",
 		variable: "console.log(process.env.FORKD_T ?? 'gone')", directory: "console.log(process.cwd())",
 		endless: "while (true) {}", stubborn: "await 1\nwhile (true) {}", exit: "process.exit(9)",
-		// Nobody can seed what V8 and OpenSSL draw from: their functions are replaced.
+		// No code can seed the generators of V8 and OpenSSL: their functions are replaced.
 		draw: "console.log([Math.random, require('crypto').randomBytes, require('crypto').webcrypto.getRandomValues].map(f => /native|size/.test(f)).join())",
 	}
 	ts := js
@@ -67,7 +68,7 @@ func dialects() map[string]dialect {
 	}}
 }
 
-// TestBackends is what clients may expect of every backend.
+// TestBackends checks the behavior that clients may expect of every backend.
 func TestBackends(t *testing.T) {
 	for name, d := range dialects() {
 		t.Run(name, func(t *testing.T) {
@@ -93,7 +94,7 @@ func (d dialect) call(code string) map[string]any {
 	return map[string]any{"code": code, "language": d.language}
 }
 
-// prints runs code and returns what it wrote, without the newline.
+// prints runs code and returns its output, without the newline.
 func (d dialect) prints(t *testing.T, h *httptest.Server, code string) string {
 	t.Helper()
 	return printed(run(t, h, d.call(code)))
@@ -143,7 +144,7 @@ func (d dialect) testErrors(t *testing.T, h *httptest.Server) {
 		t.Errorf("at its end: %v", got)
 	}
 	for _, m := range got {
-		if m["type"] == "error" && m["traceback"] == nil { // E2B's client for Python demands one
+		if m["type"] == "error" && m["traceback"] == nil { // E2B's client for Python requires one
 			t.Errorf("an error without a traceback: %v", m)
 		}
 	}
@@ -234,7 +235,7 @@ func (d dialect) testForks(t *testing.T, s *Server, h *httptest.Server) {
 	}
 }
 
-// Objects of user code describe themselves as they like; a call must end all the same.
+// Objects of user code may fail to describe themselves; the call must end anyway.
 func TestWhatCannotBeDescribedEndsItsCall(t *testing.T) {
 	_, h := serve(t, nil, ownPython)
 	for language, code := range map[string]string{
@@ -256,7 +257,7 @@ func TestUnsupportedLanguages(t *testing.T) {
 	_, h := serve(t, map[string]string{"PATH": "/nonexistent"}, func(language string) (*backend, error) {
 		b, err := backendOf(language)
 		if language == python {
-			b.program = "../bin/sh" // there must be one
+			b.program = "../bin/sh" // a program that exists
 		}
 		return b, err
 	})

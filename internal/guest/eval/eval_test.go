@@ -16,11 +16,10 @@ import (
 	"github.com/forkd/forkd/internal/guest/userenv"
 )
 
-// newServer serves forkd's own interpreter as Python, also where the host has a kernel of
-// Jupyter's.
+// newServer serves forkd's own interpreter as Python, even if the host has a Jupyter kernel.
 func newServer(t *testing.T) (*Server, *httptest.Server) { return serve(t, nil, ownPython) }
 
-// ownPython is backendOf but for the choice of drivers/main.py.
+// ownPython is backendOf, except that Python always uses drivers/main.py.
 func ownPython(language string) (*backend, error) {
 	b, err := backendOf(language)
 	if language == python {
@@ -29,7 +28,7 @@ func ownPython(language string) (*backend, error) {
 	return b, err
 }
 
-// serve skips the test where there is no Python.
+// serve starts a server. It skips the test if there is no Python.
 func serve(t *testing.T, env map[string]string, of func(string) (*backend, error)) (*Server, *httptest.Server) {
 	t.Helper()
 	s := New(Config{Reaper: reap.New(), Env: userenv.New(), Log: kmsg.NewPlain(io.Discard)})
@@ -185,8 +184,8 @@ func TestDeadInterpreterIsReportedAndReplaced(t *testing.T) {
 
 func TestDisconnectInterruptsAndKeepsState(t *testing.T) {
 	_, h := newServer(t)
-	// One interrupt is not enough for it, as for os.system when the signal comes just before its
-	// command has started.
+	// One interrupt does not end this code. os.system is like that if the signal arrives just
+	// before its command has started.
 	const stubborn = `try:\n  time.sleep(1000)\nexcept KeyboardInterrupt: pass\ntime.sleep(1000)`
 	run(t, h, code("import os, time\nstate = 'kept'"))
 	for _, endless := range []string{"while True: time.sleep(0.01)", "while True: pass", "os.system('sleep 1000')",
@@ -199,7 +198,7 @@ func TestDisconnectInterruptsAndKeepsState(t *testing.T) {
 	}
 }
 
-// disconnect starts code that prints "running", and leaves when it has.
+// disconnect starts code that prints "running", and hangs up when that has arrived.
 func disconnect(t *testing.T, h *httptest.Server, body string) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())

@@ -25,8 +25,8 @@ func TestForkReseedsIdleAndBusyInterpreters(t *testing.T) {
 	if got != "('7', 2, 1, True)" {
 		t.Fatalf("after fork: %s", got)
 	}
-	// Busy: the code waits for the callback that the fork runs, so it can only end if control works
-	// beside it.
+	// Busy: the code waits for the callback that the fork runs, so it can end only if control
+	// requests work while code runs.
 	done := make(chan []map[string]any, 1)
 	go func() {
 		defer close(done) // run ends this goroutine when it fails
@@ -40,7 +40,8 @@ func TestForkReseedsIdleAndBusyInterpreters(t *testing.T) {
 			}
 			return
 		default:
-			// A fork before the loop has begun is an idle one and does as well.
+			// If the loop has not begun, this is the fork of an idle interpreter, which is fine
+			// too.
 			if err := s.Forked(nil); err != nil {
 				t.Fatal(err)
 			}
@@ -49,8 +50,8 @@ func TestForkReseedsIdleAndBusyInterpreters(t *testing.T) {
 	}
 }
 
-// Nothing can run in an idle interpreter, so a fork does not wake it; its next call must find it
-// reseeded all the same.
+// A fork does not wake an idle interpreter, because no code can run in it. But it must be reseeded
+// before its next call.
 func TestAnIdleInterpreterReseedsBeforeItsNextCall(t *testing.T) {
 	s, h := newServer(t)
 	run(t, h, code("import os, random"))
@@ -90,7 +91,8 @@ func TestAnIdleInterpreterReseedsBeforeItsNextCall(t *testing.T) {
 	}
 }
 
-// A call takes its turn before its code reaches the driver, which in between takes itself for idle.
+// A call takes its turn before its code reaches the driver. In between, the driver considers itself
+// idle.
 func TestPrepareDoesNotCallAnInterpreterIdleWhoseCodeIsOnItsWay(t *testing.T) {
 	s, h := newServer(t)
 	run(t, h, code("None"))
@@ -103,7 +105,8 @@ func TestPrepareDoesNotCallAnInterpreterIdleWhoseCodeIsOnItsWay(t *testing.T) {
 	}
 }
 
-// Whoever warms an interpreter up asks for its preparation as soon as the last line was read.
+// A client that warms up an interpreter requests its preparation as soon as it has read the last
+// line.
 func TestContextIsFreeWhenTheLastLineIsRead(t *testing.T) {
 	s, h := newServer(t)
 	run(t, h, code("None"))

@@ -58,7 +58,7 @@ func (s *Server) handleExecute(w http.ResponseWriter, r *http.Request) {
 			started = true
 			w.Header().Set("Content-Type", "application/x-ndjson")
 		}
-		// The request's context ends when the client leaves.
+		// A failed write is ignored: the request's context ends when the client leaves.
 		_, _ = w.Write(append(line[:len(line):len(line)], '\n'))
 		_ = flush.Flush()
 	})

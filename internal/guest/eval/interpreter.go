@@ -99,7 +99,7 @@ func (b *backend) start(r *reap.Reaper, env *userenv.Env, u *userenv.User, dir s
 	return i, nil
 }
 
-// greeting reads the first line of a driver: that it is ready, or why it cannot be.
+// greeting reads the first line of a driver, which says that it is ready or why it is not.
 func (i *interpreter) greeting(line []byte) error {
 	var m message
 	if err := json.Unmarshal(bytes.TrimPrefix(line, []byte("M0 ")), &m); err != nil {

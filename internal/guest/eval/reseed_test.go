@@ -13,7 +13,7 @@ import (
 	"github.com/forkd/forkd/internal/cachedir"
 )
 
-// wheelsPython is a python3 whose packages have an OpenSSL of their own; see scripts/test-wheels.
+// wheelsPython returns a python3 whose packages contain their own OpenSSL; see scripts/test-wheels.
 func wheelsPython(t *testing.T) string { return filepath.Join(venv(t, "test-wheels"), "python3") }
 
 // venv returns the folder of the programs of an environment that scripts/test-wheels makes.
@@ -29,7 +29,7 @@ func venv(t *testing.T, name string) string {
 	return filepath.Join(dir, name, "bin")
 }
 
-// siblings clones a warm interpreter twice and returns what each copy draws.
+// siblings clones a warm interpreter twice and returns the random numbers of each copy.
 func siblings(t *testing.T, python, mode string) [2]map[string]string {
 	t.Helper()
 	driver := filepath.Join(t.TempDir(), "reseed.py")
@@ -68,7 +68,8 @@ func siblings(t *testing.T, python, mode string) [2]map[string]string {
 
 func TestSiblingsDrawDifferentKeysAndNumbers(t *testing.T) {
 	python := wheelsPython(t)
-	// Without the reseed they draw the same, or the comparison below would prove nothing.
+	// Without reseeding, the copies draw the same; otherwise the comparison below would prove
+	// nothing.
 	same := siblings(t, python, "keep")
 	for _, kind := range []string{"random", "ssl", "sqlite", "tempfile", "numpy", "ec key", "rsa key",
 		"bundled libcrypto"} {
@@ -121,7 +122,7 @@ shutil.rmtree(dir)`,
 	}
 }
 
-// A package manager may replace a library that a process goes on using.
+// A package manager may replace a library that a running process still uses.
 func TestALibraryWhoseFileIsGoneIsReseeded(t *testing.T) {
 	s, h := newServer(t)
 	got := run(t, h, code(`import ctypes, shutil, tempfile, _hashlib

@@ -18,7 +18,7 @@ func pythons(t *testing.T, test func(t *testing.T, s *Server, h *httptest.Server
 	}
 }
 
-// results runs code for a client of E2B's and returns its results.
+// results runs code as a client of E2B does and returns its results.
 func results(t *testing.T, h *httptest.Server, code string) []map[string]any {
 	t.Helper()
 	got := run(t, h, map[string]any{"code": code})
@@ -63,7 +63,7 @@ func TestResultsOfPython(t *testing.T) {
 	})
 }
 
-// plots are the beginnings of figures; e2b-charts reads those of figures that are not marked.
+// plots is code that draws figures. e2b-charts extracts charts from figures that are not marked.
 var plots = map[string]struct{ code, kind string }{
 	"line":       {"plt.plot([1, 2, 3], [4, 5.5, 6], label='a'); plt.plot([1, 2], [0, 3]); plt.xlabel('time (s)'); plt.ylabel('way [m]'); plt.title('T')", "line"},
 	"logarithm":  {"plt.plot([1, 10, 100], [1, 2, 3]); plt.xscale('log')", "line"},

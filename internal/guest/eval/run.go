@@ -25,7 +25,7 @@ const interruptInterval = time.Second
 // function never sees it.
 const interruptGrace = agentproto.EvalGrace
 
-// abandonedGrace is the same for code whose client has left. It is longer, because no client waits
+// abandonedGrace is interruptGrace for code whose client has left. It is longer, because no client waits
 // for the answer: every fork of a source with running code begins like this, and a child has much
 // to do in its first seconds.
 const abandonedGrace = 30 * time.Second
@@ -263,7 +263,8 @@ func (r *running) stop(grace time.Duration) {
 // runCode sends one request and relays its messages until the code has ended or the interpreter has
 // died. It first sends note as if the code had written it.
 func (i *interpreter) runCode(line []byte, out *stream, note string, code *running) {
-	// Not the driver's message, which the code's output could overtake on its separate channel.
+	// The driver does not send this message, because the code's output could overtake it on its own
+	// channel.
 	out.send(message{Type: "number_of_executions", Count: i.executions})
 	if note != "" {
 		out.output("stderr", note)

@@ -17,7 +17,7 @@ func within(timeout time.Duration, src string) map[string]any {
 	return map[string]any{"code": src, "repr": true, "timeout_ms": timeout.Milliseconds()}
 }
 
-// post sends a request that has no stream for an answer.
+// post sends a request whose answer is not a stream.
 func post(t *testing.T, h *httptest.Server, path, body string) (status int, text string) {
 	t.Helper()
 	resp, err := http.Post(h.URL+path, "application/json", strings.NewReader(body))
@@ -62,7 +62,7 @@ func TestAForkedCopyDoesNotAnswerForTheInterpreter(t *testing.T) {
 	}
 }
 
-// A copy that lives on must not keep the agent from seeing that the interpreter has died.
+// The agent must notice the death of an interpreter even if a forked copy of it lives on.
 func TestDeathIsSeenThoughACopyLives(t *testing.T) {
 	for _, fork := range []string{"os.fork()", "ctypes.CDLL(None).fork()"} {
 		_, h := newServer(t)
@@ -91,7 +91,7 @@ func TestStubbornCodeIsKilledAfterItsTimeoutAndTheClientTold(t *testing.T) {
 	s.grace = 200 * time.Millisecond
 	for _, src := range stubborn {
 		run(t, h, code("state = 1"))
-		got := run(t, h, within(time.Second, src)) // the code must have begun by then: only then is it stubborn
+		got := run(t, h, within(time.Second, src)) // code is stubborn only after it has begun
 		if v := field(got, "error", "value"); !strings.Contains(v, "did not end when it was interrupted") ||
 			!strings.Contains(v, "state is lost") {
 			t.Errorf("%s: %v", src, got)
@@ -238,19 +238,20 @@ threading.Thread(target=late).start()`, dir+"/go", dir+"/done")))
 	}
 }
 
-// An interpreter that ends while a fork asks it to reseed can repeat nothing: the fork goes on.
+// An interpreter that ends when a fork asks it to reseed cannot repeat random numbers: the fork
+// goes on.
 func TestAForkGoesOnWithoutAnInterpreterThatEnds(t *testing.T) {
 	s, h := newServer(t)
 	if got := run(t, h, code("1")); field(got, "error", "name") != "" {
 		t.Fatal(got)
 	}
 	child := s.contexts[python].interp.child
-	if err := child.SignalGroup(syscall.SIGSTOP); err != nil { // it does not answer before its end
+	if err := child.SignalGroup(syscall.SIGSTOP); err != nil { // it must not answer before its end
 		t.Fatal(err)
 	}
 	forked := make(chan error, 1)
 	go func() { forked <- s.Forked(nil) }()
-	for s.contexts[python].mu.TryLock() { // until it is asked
+	for s.contexts[python].mu.TryLock() { // until the request has been sent
 		s.contexts[python].mu.Unlock()
 	}
 	if err := child.SignalGroup(syscall.SIGKILL); err != nil {

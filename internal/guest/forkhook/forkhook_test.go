@@ -34,7 +34,7 @@ func TestHooksRunInOrderAndSeeTheEnvironment(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "out")
 	h := hooks(t, map[string]string{"20-b": "echo b$FORKD_T >>" + out, "10-a": "echo a >>" + out,
 		"30-c": "echo no >>" + out})
-	if err := os.Chmod(filepath.Join(h.dir, "30-c"), 0o644); err != nil { // as a README is
+	if err := os.Chmod(filepath.Join(h.dir, "30-c"), 0o644); err != nil { // not executable, like a README
 		t.Fatal(err)
 	}
 	if err := h.Run(); err != nil {
@@ -73,7 +73,7 @@ func TestAHookThatHangsIsKilledWithWhatItStarted(t *testing.T) {
 func TestWhatAHookLeavesRunningHoldsNobodyUp(t *testing.T) {
 	pid := filepath.Join(t.TempDir(), "pid")
 	h := hooks(t, map[string]string{"1": "sleep 1000 & echo $! >" + pid})
-	if err := h.Run(); err != nil { // in time
+	if err := h.Run(); err != nil { // within the limit
 		t.Error(err)
 	}
 	if out, err := exec.Command("/bin/sh", "-c", "kill $(cat "+pid+")").CombinedOutput(); err != nil {
@@ -135,7 +135,7 @@ func TestSSHHostKeysAreReplaced(t *testing.T) {
 	}
 }
 
-// A directory without host keys is searched once, and again when a file has come.
+// A directory without host keys is searched once, and again after a file was added.
 func TestADirectoryWithoutKeysIsSearchedOnce(t *testing.T) {
 	h := hooks(t, nil)
 	if h.Any() {

@@ -37,8 +37,8 @@ func has(list []agentproto.Generator, library string) bool {
 	return slices.ContainsFunc(list, func(g agentproto.Generator) bool { return strings.Contains(g.Library, library) })
 }
 
-// copies runs a Python program of testdata/copies.py, and has between, if set, work on each of the
-// two copies before it draws.
+// copies runs a Python program of testdata/copies.py. If between is not nil, copies calls it for
+// each of the two copies before the copy draws.
 func copies(t *testing.T, python []string, draw string, between func(pid int)) [2]map[string]string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "draw.py")
@@ -172,7 +172,8 @@ func TestOpenSSLOfAnyProcessIsReseeded(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			python := c.python(t)
-			// Without the reseed they draw the same, or the comparison below would prove nothing.
+			// Without reseeding, the copies draw the same; otherwise the comparison below would
+			// prove nothing.
 			same := copies(t, python, c.draw, nil)
 			var report agentproto.Unique
 			got := copies(t, python, c.draw, func(pid int) { report = renew(t, pid) })
@@ -194,7 +195,7 @@ func TestOpenSSLOfAnyProcessIsReseeded(t *testing.T) {
 	}
 }
 
-// server is a program that draws once for each line that it is given.
+// server is a program that draws once for each line of its input.
 type server struct {
 	in  io.Writer
 	out *bufio.Reader
@@ -235,12 +236,12 @@ func serve(t *testing.T, env string, program string, args ...string) *server {
 	return s
 }
 
-// onEachLine makes a Python server of the expression that it draws.
+// onEachLine returns a Python server that prints the result of draw for each line.
 func onEachLine(imports, draw string) []string {
 	return []string{"-c", "import sys\n" + imports + "\nfor _ in sys.stdin: print(" + draw + ", flush=True)"}
 }
 
-// due returns how many generators of OpenSSL a process has, and how many of them will reseed with
+// due returns the number of OpenSSL generators in a process, and how many of them will reseed at
 // their next use.
 func due(t *testing.T, pid int) (all, reseed int) {
 	t.Helper()
@@ -274,8 +275,9 @@ func due(t *testing.T, pid int) (all, reseed int) {
 	return all, reseed
 }
 
-// OpenSSL 1.1.1 mixes the time into each draw, so that copies differ anyway, and Node cannot be
-// copied by clone(2), having threads. Their generators tell themselves whether they have reseeded.
+// OpenSSL 1.1.1 mixes the time into each draw, so copies differ anyway. Node cannot be copied by
+// clone(2), because it has threads. So this test reads from their generators whether they have
+// reseeded.
 func TestGeneratorsOfServersReseedWithTheirNextUse(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root, as the agent has it")
@@ -314,7 +316,7 @@ func TestGeneratorsOfServersReseedWithTheirNextUse(t *testing.T) {
 	}
 }
 
-// BoringSSL sets its flag again when it has noticed that it was cleared, and reseeds then.
+// BoringSSL notices that its flag was cleared, reseeds and sets the flag again.
 func TestBoringSSLFindsItsPageWiped(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root, as the agent has it")
@@ -381,7 +383,7 @@ public class Draw {
     }
 }`
 
-// TestMain has this program draw from Go's generator as a process of its own.
+// TestMain makes this program draw from Go's generator if it runs as a child process of a test.
 func TestMain(m *testing.M) {
 	if os.Getenv("FORKD_DRAW") == "" {
 		os.Exit(m.Run())

@@ -61,7 +61,8 @@ func TestWhatCannotBeReseededIsNamed(t *testing.T) {
 	})
 }
 
-// A rust program with the crate rand cannot be built here without the crate; its mark can.
+// A Rust program with the crate rand cannot be built here without the crate, so the test imitates
+// its mark.
 func TestARustProgramIsKnownByThePathsOfItsCrates(t *testing.T) {
 	text := append(make([]byte, chunkSize-20),
 		"/root/.cargo/registry/src/index.crates.io-6f17d22bba15001f/rand-0.8.5/src/rngs/thread.rs"...)
@@ -82,7 +83,7 @@ func TestARustProgramIsKnownByThePathsOfItsCrates(t *testing.T) {
 	}
 }
 
-// A system without processes of users is walked through once.
+// A system without user processes is searched only once.
 func TestNothingIsLookedForTwice(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string) {

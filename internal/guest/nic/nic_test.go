@@ -17,8 +17,9 @@ import (
 	"github.com/forkd/forkd/internal/proto/frame"
 )
 
-// inNamespaces runs guest on a thread with network and mounts of its own and an eth0, whose other
-// end is the gateway in a second network. host is called with listeners there.
+// inNamespaces runs guest on a thread in network and mount namespaces of its own. The other end of
+// the thread's eth0 is the gateway in a second network, and inNamespaces calls host with listeners
+// there.
 func inNamespaces(t *testing.T, guest func(t *testing.T, listener net.Listener)) {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -56,7 +57,7 @@ func inNamespaces(t *testing.T, guest func(t *testing.T, listener net.Listener))
 		host := <-tid
 		err := unix.Unshare(unix.CLONE_NEWNET | unix.CLONE_NEWNS)
 		err = errors.Join(err, unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
-		err = errors.Join(err, unix.Mount("sysfs", "/sys", "sysfs", 0, "")) // it shows the network of who mounts it
+		err = errors.Join(err, unix.Mount("sysfs", "/sys", "sysfs", 0, "")) // it shows the network of its mounter
 		if err == nil {
 			err = command("link set lo up")
 		}
@@ -136,12 +137,12 @@ func connect(t *testing.T, l net.Listener, dial func() (net.Conn, error)) *pair 
 	c, err := dial()
 	if err != nil {
 		t.Error(err)
-		runtime.Goexit() // FailNow is for the test's own goroutine
+		runtime.Goexit() // FailNow must be called in the test's own goroutine
 	}
 	return &pair{c, <-accepted}
 }
 
-// dial6 connects an IPv6 socket to an IPv4 address, as programs do that know only the former.
+// dial6 connects an IPv6 socket to an IPv4 address, like programs that only use IPv6 sockets.
 func dial6(addr *net.TCPAddr) (net.Conn, error) {
 	fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -166,7 +167,8 @@ func (p *pair) wantAlive(t *testing.T, what string) {
 	}
 }
 
-// Connections that leave the guest end at once, also for who waits in a read; all others go on.
+// Connections that leave the guest end at once, even for a process that waits in a read. All others
+// go on.
 func TestReset(t *testing.T) {
 	inNamespaces(t, func(t *testing.T, l net.Listener) {
 		if err := Up(); err != nil {
@@ -281,7 +283,7 @@ func TestResetOfAGuestWithoutConnections(t *testing.T) {
 	})
 }
 
-// Where the kernel cannot, nothing is done.
+// If the kernel cannot close connections, Reset does nothing.
 func TestNoConnections(t *testing.T) {
 	var c *Connections
 	if err := errors.Join(c.Reset(), c.Rehearse()); err != nil {
