@@ -18,16 +18,16 @@ import (
 // numbers is how many lines a guest writes: 16 MB.
 const numbers = 2_200_000
 
-// fill lets a guest write more than the disk of the host has room for, in the background, to the
-// end.
+// fill makes a guest write more than the host's disk has room for, in the background, until it has
+// written everything.
 func (d *daemon) fill(t *testing.T, id, name string) {
 	t.Helper()
 	d.sh(t, id, fmt.Sprintf("rm -f /run/%[1]s.done; (seq %[2]d >/root/%[1]s && sync && touch /run/%[1]s.done) >/dev/null 2>&1 &",
 		name, numbers))
 }
 
-// written waits until a guest has written all that fill makes it write, and compares what its disk
-// holds.
+// written waits until a guest has written everything that fill requested, and compares the content
+// of its disk.
 func (d *daemon) written(t *testing.T, id, name string) {
 	t.Helper()
 	eventually(t, 3*time.Minute, func() error {
@@ -47,7 +47,7 @@ func (d *daemon) written(t *testing.T, id, name string) {
 	}
 }
 
-// waits waits until sandboxes stand still because the disk is full, or run.
+// waits waits until sandboxes are paused because the disk is full, or until they run.
 func (d *daemon) waits(t *testing.T, state string, full bool, boxes ...client.Sandbox) {
 	t.Helper()
 	for _, b := range boxes {
@@ -62,8 +62,8 @@ func (d *daemon) waits(t *testing.T, state string, full bool, boxes ...client.Sa
 	}
 }
 
-// room sets the size of the tmpfs on dir so that so many bytes are free. A size below what is used,
-// which may grow meanwhile, is an invalid argument.
+// room sets the size of the tmpfs on dir so that the given number of bytes is free. It tries again
+// if the used size has grown in between, for which the kernel returns an invalid argument.
 func room(t *testing.T, dir string, free uint64) {
 	t.Helper()
 	for try := 0; ; try++ {
@@ -82,10 +82,10 @@ func room(t *testing.T, dir string, free uint64) {
 	}
 }
 
-// TestFullDisk: sandboxes that write to a full disk of the host stand still, also through the death
-// of the daemon, can be deleted and rolled back, and lose nothing: they run on when there is room.
+// TestFullDisk: sandboxes that write to a full disk of the host are paused, also across a crash of
+// the daemon. They can be deleted and rolled back, lose nothing, and run on when there is room.
 func TestFullDisk(t *testing.T) {
-	const ample, little = 100 << 20, 2 << 20 // around the 64 MiB that the daemon wants before it lets them run
+	const ample, little = 100 << 20, 2 << 20 // around the 64 MiB that the daemon requires before it resumes them
 	f := load(t)
 	state := f.copyState(t)
 	disk := filepath.Join(state, "sandboxes")

@@ -45,7 +45,7 @@ func (d *daemon) buildFile(ctx context.Context, req client.BuildRequest, files m
 	return r, log.String(), err
 }
 
-// dropBuilt removes a snapshot and those of steps, so that tests that follow find none of them.
+// dropBuilt removes a snapshot and those of its steps, so that later tests do not find them.
 func (d *daemon) dropBuilt(t *testing.T, tag string) {
 	t.Helper()
 	list, err := d.Snapshots(d.ctx(t, quietLimit))
@@ -62,9 +62,9 @@ func (d *daemon) dropBuilt(t *testing.T, tag string) {
 	}
 }
 
-// TestDockerfile builds stages with mounts, a secret, a here-document, arguments and a warm step in VMs:
-// forks of the result have the files, the settings and the running process, nothing on the host has the
-// secret, and the next build finds every step.
+// TestDockerfile builds stages with mounts, a secret, a here-document, arguments and a warm step in VMs.
+// Forks of the result have the files, the settings and the running process. No file on the host contains
+// the secret, and the next build finds every step.
 func TestDockerfile(t *testing.T) {
 	d := load(t).start(t)
 	random := strings.ToLower(rand.Text())
@@ -97,7 +97,7 @@ WORKDIR /out
 `)
 	files := map[string]string{"a.txt": "a", "b/c.txt": "c"}
 	req := client.BuildRequest{Tag: "app", Dockerfile: text, Replace: true, Args: map[string]string{"WHO": "somebody"}}
-	begin := time.Now().Add(-time.Second) // file systems know times less exactly
+	begin := time.Now().Add(-time.Second) // timestamps of files are less exact
 	d.buildByProgram(t, text, secret, files)
 	if found := d.search(t, begin, secret, onDisk, inMemory); found[secret] || !found[onDisk] || !found[inMemory] {
 		t.Errorf("of the secret and what a disk and a memory have, the daemon's files have %v", found)
@@ -122,7 +122,7 @@ tr '\0' ' ' < /proc/$(cat /run/warm.pid)/cmdline; echo; grep -lxz 123[4] /proc/[
 	if err != nil || r.Run != 0 || r.Cached != 12 {
 		t.Errorf("the same again: %+v, %v\n%s", r, err, log)
 	}
-	req.NoCache, req.Secrets = true, map[string][]byte{"s": []byte(secret)} // but with what the cache mount holds
+	req.NoCache, req.Secrets = true, map[string][]byte{"s": []byte(secret)} // the cache mount keeps its content
 	if r, log, err = d.buildFile(d.ctx(t, 2*bakeLimit), req, files); err != nil || r.Run != 11 {
 		t.Fatalf("without the cache: %+v, %v\n%s", r, err, log)
 	}
@@ -130,7 +130,7 @@ tr '\0' ' ' < /proc/$(cat /run/warm.pid)/cmdline; echo; grep -lxz 123[4] /proc/[
 	d.dropBuilt(t, "app")
 }
 
-// buildByProgram builds the tag app as a user does, with a file that .dockerignore leaves out.
+// buildByProgram builds the tag app with the command, with a file that .dockerignore excludes.
 func (d *daemon) buildByProgram(t *testing.T, text, secret string, files map[string]string) {
 	t.Helper()
 	dir, other := t.TempDir(), t.TempDir()
@@ -155,9 +155,10 @@ func (d *daemon) buildByProgram(t *testing.T, text, secret string, files map[str
 	}
 }
 
-// TestDaemonCrashWhileBuildingADockerfile kills the daemon while a step runs: the next daemon ends the
-// sandbox of the build, has no half-made step, and the build goes on from the step before. The stage has
-// no memory, for it has a secret mount: its result boots, and has the files that were never synced.
+// TestDaemonCrashWhileBuildingADockerfile kills the daemon while a step runs. The next daemon kills the
+// sandbox of the build, has no incomplete step, and the build continues after the previous step. The
+// stage is saved without memory, because it has a secret mount: its result boots, and has the files that
+// were never synced.
 func TestDaemonCrashWhileBuildingADockerfile(t *testing.T) {
 	d := load(t).start(t)
 	text := "FROM " + tag + "\nRUN --mount=type=secret,id=none echo one | tee /one /dev/shm/mark\n" +

@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// E2B's wire protocol against a VM: create, connect, a process, a file, pause, kill. What the SDKs
-// themselves make of it is tested by test/compat.
+// E2B's wire protocol against a VM: create, connect, a process, a file, pause, kill. test/compat
+// runs the SDKs themselves.
 func TestE2BWireProtocol(t *testing.T) {
 	d := load(t).start(t)
 	call := d.e2b(t)
@@ -42,8 +42,8 @@ func TestE2BWireProtocol(t *testing.T) {
 	call("GET", "/health", object, "", 502, box)
 }
 
-// e2b returns how E2B's API is called: with a token of that sandbox, if one is given. The answer
-// has to have the status that is wanted; its body is returned.
+// e2b returns a function that calls E2B's API, with the token of box if box is not nil. It fails
+// unless the answer has the wanted status, and returns the body.
 func (d *daemon) e2b(t *testing.T) func(method, path, kind, body string, want int, box map[string]any) string {
 	socket := filepath.Join(d.run, "forkd.sock")
 	clients := &http.Client{Transport: &http.Transport{DisableKeepAlives: true,

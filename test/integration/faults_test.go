@@ -15,8 +15,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// TestVMEnds lets VMs end in every way that nobody asked for. Their sandboxes must say why, and the
-// others not notice.
+// TestVMEnds makes VMs end in every way that a client has not requested. Their sandboxes must name
+// the reason, and other sandboxes must not be affected.
 func TestVMEnds(t *testing.T) {
 	d := load(t).start(t, withPool(0))
 	trigger := func(c string) func(*testing.T, client.Sandbox) {
@@ -80,7 +80,7 @@ func TestVMEnds(t *testing.T) {
 func TestConsoleFlood(t *testing.T) {
 	d := load(t).start(t, withPool(0))
 	boxes := d.fork(t, 2)
-	eventually(t, quietLimit, func() error { // on a busy host nothing may come through in five seconds
+	eventually(t, quietLimit, func() error { // on a busy host five seconds may pass without any data
 		r, err := d.Exec(d.ctx(t, quietLimit), boxes[0].ID, client.ExecRequest{
 			Args: []string{"/bin/sh", "-c", "yes flooding the console >/dev/console"}, TimeoutSecs: 5,
 		})
@@ -106,8 +106,8 @@ func TestConsoleFlood(t *testing.T) {
 	d.alive(t, boxes[1].ID)
 }
 
-// mount puts a tmpfs on dir until the test has ended. It is its owner's alone, as the daemon wants
-// its directories.
+// mount mounts a tmpfs on dir until the test has ended. Only its owner can access it, as the daemon
+// requires for its directories.
 func mount(t *testing.T, dir, options string) {
 	t.Helper()
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -130,7 +130,7 @@ func remount(t *testing.T, dir, options string) {
 	}
 }
 
-// TestFullWhileForking lets the file systems that a fork writes to run full in the middle of it.
+// TestFullWhileForking fills the file systems that a fork writes to in the middle of the fork.
 func TestFullWhileForking(t *testing.T) {
 	for _, c := range []struct{ name, dir, small, large string }{
 		{"run directory", "run/vm", "nr_inodes=40", "nr_inodes=400"},

@@ -59,7 +59,7 @@ func copySparse(from, to string) error {
 	return w.Truncate(st.Size())
 }
 
-// persisted waits until a snapshot's way to disk is at status, and describes it.
+// persisted waits until a snapshot has the given persistence status, and describes it.
 func (d *daemon) persisted(t *testing.T, name, status string) client.SnapshotDetail {
 	t.Helper()
 	var s client.SnapshotDetail
@@ -73,8 +73,8 @@ func (d *daemon) persisted(t *testing.T, name, status string) client.SnapshotDet
 	return s
 }
 
-// TestFullWhileFlushing: a branch that does not fit onto the disk is usable and says what it is,
-// also after a crash of the daemon, and gets there when there is room.
+// TestFullWhileFlushing: a branch that does not fit onto the disk is usable and has the right
+// status, also after a crash of the daemon, and is written when there is room.
 func TestFullWhileFlushing(t *testing.T) {
 	f := load(t)
 	state := f.smallState(t)
@@ -92,9 +92,9 @@ func TestFullWhileFlushing(t *testing.T) {
 		}
 	}
 	filler := filepath.Join(state, "filler")
-	fill(t, state, filler, 4<<20) // room for what is small: records, maps, the guest's own disk
+	fill(t, state, filler, 4<<20) // room for small files: records, maps, the guest's own disk
 	for _, name := range []string{"b", "c"} {
-		d.value(t, box.ID, "len(data)") // or the guest may have written nothing since the branch before
+		d.value(t, box.ID, "len(data)") // otherwise the guest may have written nothing since the previous branch
 		d.branchOf(t, box.ID, name, "live")
 		s := d.persisted(t, name, "failed")
 		if s.Status != "ready" || !strings.Contains(s.Warning, "no space left") ||
@@ -118,7 +118,7 @@ func TestFullWhileFlushing(t *testing.T) {
 	if err := os.Remove(filler); err != nil {
 		t.Fatal(err)
 	}
-	// makes the store try again
+	// This makes the store try again.
 	if err := d.DeleteSnapshot(d.ctx(t, quietLimit), "c", client.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -131,7 +131,7 @@ func TestFullWhileFlushing(t *testing.T) {
 	d.removeBranches(t)
 }
 
-// loseRAM restarts the daemon as after a reboot of the host: nothing is left in RAM.
+// loseRAM restarts the daemon as after a reboot of the host: the RAM directory is empty.
 func (d *daemon) loseRAM(t *testing.T) {
 	t.Helper()
 	d.crash(t)
@@ -170,8 +170,8 @@ func TestLostBeforeFlushed(t *testing.T) {
 	d.removeBranches(t)
 }
 
-// TestBranchFallsBack: where memory layers are not on tmpfs a live branch becomes a diff one, and
-// says so.
+// TestBranchFallsBack: if memory layers are not on tmpfs, a live branch becomes a diff branch, and
+// the answer says so.
 func TestBranchFallsBack(t *testing.T) {
 	d := load(t).start(t, withRAM(onDisk(t)), withPool(0))
 	box := d.fork(t, 1)[0]

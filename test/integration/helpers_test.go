@@ -17,7 +17,7 @@ import (
 // vmms returns the VMM processes of the daemon's state directory.
 func (d *daemon) vmms(t *testing.T) []string { return d.processes(t, "forkd-vmm") }
 
-// processes returns those that run a program of the daemon's state directory.
+// processes returns the processes that run a program of the daemon's state directory.
 func (d *daemon) processes(t *testing.T, name string) []string {
 	t.Helper()
 	links, err := filepath.Glob("/proc/[0-9]*/exe")
@@ -34,7 +34,7 @@ func (d *daemon) processes(t *testing.T, name string) []string {
 	return pids
 }
 
-// isParentOf reports whether the daemon has started a process, which no daemon before it has.
+// isParentOf reports whether this daemon, and not an earlier one, has started a process.
 func (d *daemon) isParentOf(t *testing.T, pid string) bool {
 	t.Helper()
 	status, err := os.ReadFile("/proc/" + pid + "/status")
@@ -69,7 +69,7 @@ func tree(t *testing.T, dir string) []string {
 	var names []string
 	err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil // it went while we looked
+			return nil // it was removed in the meantime
 		}
 		if rel, e := filepath.Rel(dir, path); e == nil && rel != "." {
 			names = append(names, rel)

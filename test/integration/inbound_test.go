@@ -25,10 +25,10 @@ import (
 	"github.com/forkd/forkd/internal/host/vmmclient"
 )
 
-// servers are servers in the interpreter of a sandbox, on 127.0.0.1: 8000 speaks HTTP and answers a
-// POST with the digest of its body, a GET with bytes of a pattern, and an upgrade with an echo;
-// 8001 answers with the digest of what it got when that has ended; 8002 says nothing, and waits
-// until it is reset.
+// servers are servers in the interpreter of a sandbox, on 127.0.0.1. Port 8000 speaks HTTP and
+// answers a POST with the digest of its body, a GET with bytes of a pattern, and an upgrade with an
+// echo. Port 8001 answers with the digest of its input when that has ended. Port 8002 sends
+// nothing, and waits until it is reset.
 const servers = `
 import hashlib, http.server, socket, threading
 pattern = bytes(range(251))
@@ -103,7 +103,7 @@ func (d *daemon) dialSocket(ctx context.Context) (net.Conn, error) {
 	return dialer.DialContext(ctx, "unix", filepath.Join(d.run, "forkd.sock"))
 }
 
-// ask sends a request to the daemon as no forkd client does, and returns status and body.
+// ask sends a request to the daemon without forkd's client library, and returns status and body.
 func (d *daemon) ask(t *testing.T, method, host, path string, body io.Reader) (int, []byte) {
 	t.Helper()
 	transport := &http.Transport{DisableKeepAlives: true,
@@ -131,7 +131,8 @@ func proxied(id string, port int, path string) string {
 	return fmt.Sprintf("/v1/sandboxes/%s/proxy/%d%s", id, port, path)
 }
 
-// large is how many bytes go each way: many times what any buffer on the way holds.
+// large is the number of bytes sent in each direction: many times the size of any buffer on the
+// way.
 const large = 1<<20 + 17
 
 // TestInbound reaches servers on the loopback of a sandbox in every way there is.
@@ -196,7 +197,7 @@ func TestInbound(t *testing.T) {
 	})
 }
 
-// isPattern reports whether p is what the server of servers sends.
+// isPattern reports whether p is the output of the pattern server.
 func isPattern(p []byte, n int) bool {
 	for i, b := range p {
 		if int(b) != i%251 {
@@ -280,8 +281,8 @@ func testPortForward(t *testing.T, d *daemon, id string, sent []byte, digest str
 	}
 }
 
-// testGone leaves a server that waits after the end of what it was sent: it must hear from the
-// agent that the host does not wait for its answer.
+// testGone leaves a server that waits after the end of its input: the agent must reset it, because
+// the host does not wait for its answer.
 func testGone(t *testing.T, d *daemon, id string) {
 	guest := agentclient.New(agentclient.DialUnix(filepath.Join(d.run, "vm", id, vmmclient.VsockSocket)))
 	conn, err := guest.DialPort(d.ctx(t, quietLimit), 8002)
@@ -291,7 +292,7 @@ func testGone(t *testing.T, d *daemon, id string) {
 	if err := conn.CloseWrite(); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(time.Second) // so that the server has the end of the data first
+	time.Sleep(time.Second) // so that the server receives the end of the data first
 	if got := d.value(t, id, "resets"); got != "0" {
 		t.Errorf("%s connections were reset before the client left", got)
 	}

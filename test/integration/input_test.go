@@ -95,7 +95,7 @@ func TestBadParents(t *testing.T) {
 		t.Errorf("snapshots: %+v, %v", list, err)
 	}
 	layers, err := os.ReadDir(d.ram)
-	if err != nil || len(layers) > 1 { // that of the good parent
+	if err != nil || len(layers) > 1 { // the layer of the good parent
 		t.Errorf("in the RAM directory: %v, %v", layers, err)
 	}
 }
@@ -128,8 +128,8 @@ func TestDamagedSnapshots(t *testing.T) {
 	}
 }
 
-// TestForeignSnapshots: whole snapshots that this host cannot run, or that were changed without a
-// trace in their sizes.
+// TestForeignSnapshots: complete snapshots that this host cannot run, or that were changed without
+// a change of their sizes.
 func TestForeignSnapshots(t *testing.T) {
 	f := load(t)
 	t.Run("other CPU template", func(t *testing.T) {
@@ -194,7 +194,7 @@ func (f *fixture) newState(t *testing.T) string {
 }
 
 // fillState puts the parent's snapshot into a state directory, file by file, and the records of
-// base images. Only layers may have several names.
+// base images. Only layers may have several links.
 func (f *fixture) fillState(t *testing.T, state string, put func(from, to string) error) {
 	t.Helper()
 	for _, dir := range []string{filepath.Join("snapshots", tag), "bases"} {
@@ -208,7 +208,7 @@ func (f *fixture) fillState(t *testing.T, state string, put func(from, to string
 			case strings.Contains(name, ".layer"):
 				place = put
 			case dir == "bases" && !strings.HasSuffix(name, ".json"):
-				continue // the record says where the image is
+				continue // the record names the path of the image
 			}
 			if err := place(filepath.Join(from, name), filepath.Join(to, name)); err != nil {
 				t.Fatal(err)
@@ -257,7 +257,7 @@ func replace(old, now string) func(*testing.T, string) {
 	}
 }
 
-// rewriteManifest changes a manifest as somebody would who can compute its checksum.
+// rewriteManifest changes a manifest and computes a new checksum for it.
 func rewriteManifest(t *testing.T, path string, change func(*snapshot.Manifest)) {
 	t.Helper()
 	m, err := snapshot.ParseManifest(take(t, path, -1))

@@ -31,13 +31,13 @@ const (
 	minCycles = 20
 )
 
-// Slack for what grows for other reasons than leaks: caches of the kernel, the daemon's heap.
+// Slack for growth that is not a leak: caches of the kernel, the daemon's heap.
 const (
 	hostSlackKiB   = 64 << 10
 	daemonSlackKiB = 24 << 10
 )
 
-// holdings are what a daemon and its host hold.
+// holdings are the resources in use by a daemon and its host.
 type holdings struct {
 	fds, vmms    []string
 	files        []string // of run, state and RAM directories
@@ -47,11 +47,11 @@ type holdings struct {
 	daemonKiB    int // resident
 }
 
-// TestLeaks forks, evaluates and kills again and again, FORKD_CYCLES times or for a while, and
-// compares what is held.
+// TestLeaks forks, evaluates and kills repeatedly, FORKD_CYCLES times or for leakTime, and compares
+// the resources in use.
 func TestLeaks(t *testing.T) {
 	d := load(t).start(t)
-	for range 5 { // buffers, caches and the pool reach their sizes
+	for range 5 { // until buffers, caches and the pool have reached their sizes
 		d.cycle(t)
 	}
 	before := d.settled(t, nil)
@@ -78,8 +78,8 @@ func (d *daemon) cycle(t *testing.T) {
 	d.kill(t, s)
 }
 
-// settled waits until the pool is full, and until what can be counted is as it was, if that is
-// given.
+// settled waits until the pool is full and, if was is given, until the counted resources are as
+// they were.
 func (d *daemon) settled(t *testing.T, was *holdings) holdings {
 	t.Helper()
 	var h holdings
@@ -98,7 +98,7 @@ func (d *daemon) settled(t *testing.T, was *holdings) holdings {
 func (d *daemon) holdings(t *testing.T) holdings {
 	t.Helper()
 	proc := fmt.Sprintf("/proc/%d", d.cmd.Process.Pid)
-	d.Close() // idle connections of the client are no leak of the daemon
+	d.Close() // idle connections of the client are not a leak of the daemon
 	time.Sleep(200 * time.Millisecond)
 	h := holdings{vmms: d.vmms(t), availableKiB: procKiB(t, "/proc/meminfo", "MemAvailable:"),
 		daemonKiB: procKiB(t, proc+"/status", "VmRSS:")}
@@ -107,7 +107,7 @@ func (d *daemon) holdings(t *testing.T) holdings {
 		t.Fatal(err)
 	}
 	for _, fd := range fds {
-		target, _ := os.Readlink(filepath.Join(proc, "fd", fd.Name())) // closed meanwhile: counted all the same
+		target, _ := os.Readlink(filepath.Join(proc, "fd", fd.Name())) // counted even if it was closed in the meantime
 		h.fds = append(h.fds, target)
 	}
 	slices.Sort(h.fds)
@@ -134,7 +134,7 @@ func (h holdings) String() string {
 		len(h.fds), len(h.vmms), len(h.files), strings.Count(h.mounts, "\n"), h.cgroups, h.availableKiB>>10, h.daemonKiB)
 }
 
-// compare fails the test for everything that after has more of.
+// compare fails the test for every resource that has grown.
 func (h holdings) compare(t *testing.T, after holdings) {
 	t.Helper()
 	if len(after.vmms) > len(h.vmms) {

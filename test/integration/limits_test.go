@@ -16,8 +16,8 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// limited forks a sandbox with limits, or skips the test where the host has none. The emulated host
-// has.
+// limited forks a sandbox with limits, or skips the test if the host does not support them. The
+// emulated host does.
 func (d *daemon) limited(t *testing.T, l client.Limits) client.Sandbox {
 	t.Helper()
 	f, err := d.Fork(d.ctx(t, startLimit), client.ForkRequest{SnapshotTag: tag, N: 1, Limits: &l})
@@ -48,13 +48,13 @@ func leaf(t *testing.T, id string) (dir string) {
 	return dir
 }
 
-// eat lets a guest take so many MiB, in the background.
+// eat makes a guest allocate the given memory, in the background.
 func (d *daemon) eat(t *testing.T, id string, mib int) {
 	t.Helper()
 	d.sh(t, id, fmt.Sprintf("python3 -c 'import time; x = bytearray(%d << 20); time.sleep(600)' >/dev/null 2>&1 &", mib))
 }
 
-// killedByLimit waits until a sandbox has ended by its memory limit.
+// killedByLimit waits until a sandbox was killed for its memory limit.
 func (d *daemon) killedByLimit(t *testing.T, id string, mib int) {
 	t.Helper()
 	eventually(t, 3*time.Minute, func() error {
@@ -74,9 +74,9 @@ func (d *daemon) killedByLimit(t *testing.T, id string, mib int) {
 	}
 }
 
-// TestMemoryLimit: a sandbox that needs more than it may have is killed, and said to be; copies
-// that its branches make do not count; its siblings and the daemon are well, and a daemon that
-// takes over knows the limits.
+// TestMemoryLimit: a sandbox that exceeds its memory limit is killed, and its exit reason says so.
+// Copies made for its branches do not count. Its siblings and the daemon are not affected, and a
+// daemon that takes over knows the limits.
 func TestMemoryLimit(t *testing.T) {
 	d := load(t).start(t)
 	sibling := d.limited(t, client.Limits{})
@@ -103,8 +103,8 @@ func TestMemoryLimit(t *testing.T) {
 	d.crash(t)
 	d.launch(t)
 	const taken = 34 << 20
-	d.sh(t, s.ID, "rm /dev/shm/x*") // the guest has little more memory than is taken below
-	d.eat(t, s.ID, taken>>20)       // what it had is that of its branches by now
+	d.sh(t, s.ID, "rm /dev/shm/x*") // the guest has little more memory than eat takes
+	d.eat(t, s.ID, taken>>20)       // by now the earlier memory belongs to its branches
 	eventually(t, quietLimit, func() error {
 		l, err := d.Limits(d.ctx(t, quietLimit), s.ID)
 		if err == nil && l.Usage.OwnMemoryBytes < taken {
@@ -127,8 +127,8 @@ func TestMemoryLimit(t *testing.T) {
 	d.kill(t, s, sibling)
 }
 
-// TestCPULimit: a sandbox that wants more processor time than it may have is held back, its sibling
-// is not, and its threads have a bound.
+// TestCPULimit: a sandbox above its CPU limit is throttled, its sibling is not, and the number of
+// its threads is bounded.
 func TestCPULimit(t *testing.T) {
 	d := load(t).start(t)
 	slow, sibling := d.limited(t, client.Limits{CPUs: 0.25, CPUWeight: 50}), d.limited(t, client.Limits{})
@@ -155,8 +155,8 @@ func TestCPULimit(t *testing.T) {
 	d.kill(t, slow, sibling)
 }
 
-// TestAdmission: no more sandboxes are started than the host takes, and forks that come at once do
-// not both get the last places.
+// TestAdmission: no more sandboxes start than the host admits, and two concurrent forks do not both
+// get the last places.
 func TestAdmission(t *testing.T) {
 	d := load(t).start(t, withArgs("--max-sandboxes", "3"))
 	fork := func(n int) (client.Forked, error) {

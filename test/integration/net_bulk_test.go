@@ -9,8 +9,8 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// offloadCode is what the guest of TestOffloads does. The driver counts a frame once, however long
-// it is.
+// offloadCode is the code that runs in the guest of TestOffloads. The driver counts a frame once,
+// whatever its length.
 const offloadCode = `
 import random
 def counted(direction):
@@ -29,10 +29,10 @@ def upload(host, port, size):
     return s.makefile().read() == hashlib.sha256(data).hexdigest()
 `
 
-// TestOffloads: where much is to be moved, frames longer than the MTU cross the device in both
-// directions, so that guest and forkd-net have few of them to handle; every byte arrives.
+// TestOffloads: in bulk transfers, frames longer than the MTU cross the device in both directions,
+// so that guest and forkd-net handle few of them. Every byte arrives.
 func TestOffloads(t *testing.T) {
-	const size = 1 << 20 // on an emulated CPU every frame that a guest sends takes long
+	const size = 1 << 20 // on an emulated CPU every frame from a guest takes long
 	d := load(t).start(t)
 	file, digest := serveFile(t, size), serveDigest(t)
 	box := d.online(t, 1, client.Network{Mode: "allow", Allow: []string{file.address, digest.address}})[0]
@@ -40,7 +40,7 @@ func TestOffloads(t *testing.T) {
 		TimeoutSecs: 120}); err != nil || e.Error != "" {
 		t.Fatalf("%+v, %v", e, err)
 	}
-	const most = frame.MTU + 14 // bytes of a frame that is not segmented, Ethernet header included
+	const most = frame.MTU + 14 // bytes of a frame without segmentation, including its Ethernet header
 	for direction, c := range map[string]struct{ move, want string }{
 		"rx": {fmt.Sprintf("fetch(%s)", file.of()), file.sum},
 		"tx": {fmt.Sprintf("upload(%s, %d)", digest.of(), size), "True"},
@@ -63,8 +63,8 @@ func TestOffloads(t *testing.T) {
 	d.kill(t, box)
 }
 
-// Children that download at once, and how much each: on hardware, and where an emulated CPU does
-// all of it and shares its time with whatever else its computer does.
+// The number of concurrent downloads, and the size of each: on hardware, and with an emulated CPU,
+// which does all the work and shares its time with other programs.
 const (
 	downloads                        = 50
 	downloadMiB, emulatedDownloadMiB = 100, 4
@@ -82,14 +82,14 @@ func TestDownloadsAtOnce(t *testing.T) {
 	file := serveFileAtOnce(t, mib<<20, n)
 	boxes := d.online(t, n, client.Network{Mode: "allow", Allow: []string{file.address}})
 	d.each(t, boxes, func(s client.Sandbox) {
-		code := fmt.Sprintf("begin(%s, 600)", file.of()) // it waits until all have begun
+		code := fmt.Sprintf("begin(%s, 600)", file.of()) // the server waits until all have begun
 		if e, err := d.Eval(d.ctx(t, bakeLimit), s.ID, client.EvalRequest{Code: code, TimeoutSecs: 120}); err != nil ||
 			e.Error != "" {
 			t.Errorf("%s: %+v, %v", code, e, err)
 		}
 	})
 	if t.Failed() {
-		return // the others would wait
+		return // the others would wait for this one
 	}
 	d.each(t, boxes, func(s client.Sandbox) {
 		if got := d.call(t, s.ID, "fetched()"); got != file.sum {

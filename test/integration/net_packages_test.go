@@ -11,17 +11,17 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// Hosts of PyPI: of the lists, and of the packages.
+// Hosts of PyPI: for the index, and for the packages.
 const (
 	pypiLists = "pypi.org:443"
 	pypiFiles = "files.pythonhosted.org:443"
 )
 
-// installLimit ends an installation that hangs. It takes a minute or two where emulated.
+// installLimit ends an installation that hangs. On an emulated host it takes a minute or two.
 const installLimit = 10 * time.Minute
 
-// pipInstall installs a package without dependencies. What pip would ask and compile besides takes
-// long on an emulated CPU.
+// pipInstall installs a package without dependencies. The options skip pip's other requests and the
+// compilation, which take long on an emulated CPU.
 const pipInstall = `PIP_BREAK_SYSTEM_PACKAGES=1 PIP_CERT=/root/roots.pem exec \
 	pip install -q --no-deps --no-compile --no-cache-dir --disable-pip-version-check six`
 
@@ -31,8 +31,8 @@ const aptLine = `grep -m 1 -- -security /etc/apt/sources.list`
 // aptPackage is small, needs no other package and starts nothing.
 const aptPackage = "xmltooling-schemas"
 
-// aptInstall installs it. The mirror may be an old copy, whose lists have expired, and what is
-// written need not outlive the host.
+// aptInstall installs aptPackage. It accepts expired lists, because the mirror may be an old copy,
+// and does not sync its writes.
 const aptInstall = `set -e
 ` + aptLine + ` >/tmp/sources.list
 apt="apt-get -q -o Dir::Etc::SourceList=/tmp/sources.list -o Dir::Etc::SourceParts=- -o Acquire::Languages=none
@@ -43,9 +43,9 @@ $apt install -y --no-install-recommends ` + aptPackage + `
 dpkg --verify ` + aptPackage + `
 dpkg-query -W -f '${Status}' ` + aptPackage
 
-// TestPackagesInstall: a child that may reach the registries, and nothing else, installs a package
-// of PyPI with pip and one of Debian with apt. It needs these registries, as the images of the
-// tests do.
+// TestPackagesInstall: a child that may connect only to the registries installs a package from PyPI
+// with pip and a package from Debian with apt. Like the images of the tests, it needs these
+// registries.
 func TestPackagesInstall(t *testing.T) {
 	f := load(t)
 	d := f.start(t)
@@ -104,8 +104,8 @@ func mirrorOf(t *testing.T, line string) string {
 	return ""
 }
 
-// rulesFor returns rules for a registry: its name, and its address, which is that of a proxy where
-// it is no public one. A rule by name does not open those.
+// rulesFor returns rules for a registry: its name and, if that resolves to the address of a proxy
+// that is not public, also the address. A rule by name does not open such addresses.
 func rulesFor(t *testing.T, registry string) []string {
 	t.Helper()
 	conn, err := net.DialTimeout("tcp4", registry, quietLimit)

@@ -29,7 +29,8 @@ const (
 	otherHost  = "other.example.com"
 )
 
-// secretCode asks a server whether it was sent the secret, by what programs of the image trust.
+// secretCode asks a server whether it received the secret, over TLS with the root certificates of
+// the image.
 const secretCode = `python3 - <<'END'
 import ssl, urllib.request
 def ask(host, context=None):
@@ -38,9 +39,9 @@ def ask(host, context=None):
 print(ask(%q), ask(%q, ssl._create_unverified_context()))
 END`
 
-// TestSecretStaysOutside: a server gets a header that the guest never has. The guest trusts the
-// authority of the daemon, which checks the server by the host's roots. Another name at the same
-// address gets what the guest sends.
+// TestSecretStaysOutside: a server receives a header that the guest never has. The guest trusts the
+// daemon's authority, and the daemon verifies the server against the host's roots. Another name at
+// the same address receives the guest's own header.
 func TestSecretStaysOutside(t *testing.T) {
 	f := load(t)
 	secret := "Bearer " + rand.Text()
@@ -63,8 +64,8 @@ func TestSecretStaysOutside(t *testing.T) {
 	d.kill(t, box)
 }
 
-// serveSecret starts an HTTPS server on port 443 that says whether it was sent the secret. It
-// returns its address, and a file with the authority of its certificate.
+// serveSecret starts an HTTPS server on port 443 that answers whether it received the secret. It
+// returns the server's address, and a file with the authority of its certificate.
 func serveSecret(t *testing.T, secret string) (address, roots string) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -104,7 +105,8 @@ func serveSecret(t *testing.T, secret string) (address, roots string) {
 	return address, roots
 }
 
-// serveNames starts a DNS server that has one address for all names, and returns its own.
+// serveNames starts a DNS server that answers all names with one address, and returns its own
+// address.
 func serveNames(t *testing.T, address string) string {
 	t.Helper()
 	conn, err := net.ListenPacket("udp", "127.0.0.1:0")

@@ -15,7 +15,7 @@ import (
 )
 
 // hostAddress returns an address of this host that is neither loopback nor link-local. Servers of
-// these tests listen there: it is one that every policy closes, unless a rule opens it.
+// these tests listen there, because every policy closes it unless a rule opens it.
 func hostAddress(t *testing.T) string {
 	t.Helper()
 	addrs, err := net.InterfaceAddrs()
@@ -31,11 +31,11 @@ func hostAddress(t *testing.T) string {
 	return ""
 }
 
-// server is one that sandboxes talk to. It is an echo server for who does not speak HTTP.
+// server is a server for sandboxes. To clients that do not speak HTTP, it is an echo server.
 type server struct {
 	address string // with the port
 	content []byte // of GET /file
-	sum     string // of that, SHA-256 in hex
+	sum     string // SHA-256 of content, in hex
 }
 
 // serveFile starts an HTTP server of so many bytes, which ends with the test.
@@ -44,7 +44,7 @@ func serveFile(t *testing.T, size int) server {
 	return serveFileAtOnce(t, size, 1)
 }
 
-// serveFileAtOnce is serveFile, but nobody is answered before n have asked.
+// serveFileAtOnce is serveFile, but it answers only after n clients have asked.
 func serveFileAtOnce(t *testing.T, size, n int) server {
 	t.Helper()
 	s := server{content: make([]byte, size)}
@@ -75,13 +75,13 @@ func serveFileAtOnce(t *testing.T, size, n int) server {
 	return s
 }
 
-// serveEcho starts a server that sends back what it gets.
+// serveEcho starts a server that sends back its input.
 func serveEcho(t *testing.T) server {
 	t.Helper()
 	return serveTCP(t, func(conn net.Conn) { _, _ = io.Copy(conn, conn) })
 }
 
-// serveTCP starts a server that treats every connection so, and then closes it.
+// serveTCP starts a server that calls serve with every connection, and then closes it.
 func serveTCP(t *testing.T, serve func(net.Conn)) server {
 	t.Helper()
 	l, err := net.Listen("tcp", net.JoinHostPort(hostAddress(t), "0"))
@@ -104,13 +104,13 @@ func serveTCP(t *testing.T, serve func(net.Conn)) server {
 	return server{address: l.Addr().String()}
 }
 
-// of is the server's address as arguments in Python.
+// of returns the server's address as arguments in Python.
 func (s *server) of() string {
 	host, port, _ := net.SplitHostPort(s.address)
 	return fmt.Sprintf("%q, %s", host, port)
 }
 
-// serveDigest starts a server that answers with the SHA-256, in hex, of all that it is sent.
+// serveDigest starts a server that answers with the SHA-256 of its input, in hex.
 func serveDigest(t *testing.T) server {
 	t.Helper()
 	return serveTCP(t, func(conn net.Conn) {

@@ -19,7 +19,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// netCode is what guests of these tests do on the network.
+// netCode has the functions that guests of these tests call on the network.
 const netCode = `
 import hashlib, socket, threading
 def fetch(host, port, timeout=60):
@@ -58,7 +58,7 @@ def echo(what=b"hello"):
         return type(e).__name__
 `
 
-// online forks n sandboxes that know netCode.
+// online forks n sandboxes in which netCode was run.
 func (d *daemon) online(t *testing.T, n int, network client.Network) []client.Sandbox {
 	t.Helper()
 	r, err := d.Fork(d.ctx(t, bakeLimit), client.ForkRequest{SnapshotTag: tag, N: n, Network: &network})
@@ -74,8 +74,8 @@ func (d *daemon) online(t *testing.T, n int, network client.Network) []client.Sa
 	return r.Sandboxes
 }
 
-// each calls f for all sandboxes, a few at a time: an interpreter of an emulated host that shares
-// its CPU with many others does not answer within the agent's patience.
+// each calls f for all sandboxes, a few at a time: if too many guests share the CPU of an emulated
+// host, an interpreter does not answer within the agent's time limit.
 func (d *daemon) each(t *testing.T, list []client.Sandbox, f func(client.Sandbox)) {
 	t.Helper()
 	var group sync.WaitGroup
@@ -90,7 +90,7 @@ func (d *daemon) each(t *testing.T, list []client.Sandbox, f func(client.Sandbox
 	group.Wait()
 }
 
-// call evaluates a call of netCode's and returns its answer, unquoted.
+// call evaluates a call of a function of netCode and returns its answer, unquoted.
 func (d *daemon) call(t *testing.T, id, format string, args ...any) string {
 	t.Helper()
 	code := fmt.Sprintf(format, args...)
@@ -131,8 +131,8 @@ func (d *daemon) metric(t *testing.T, name string) float64 {
 	return 0
 }
 
-// TestNetworkPolicy: a child fetches from a server that its policy allows and from no other, and a
-// policy that is changed counts at once, for connections that are open, too.
+// TestNetworkPolicy: a child can fetch only from a server that its policy allows. A changed policy
+// takes effect at once, also for open connections.
 func TestNetworkPolicy(t *testing.T) {
 	flows := filepath.Join(t.TempDir(), "flows")
 	d := load(t).start(t, withChecks, func(d *daemon) { d.args = []string{"--flow-log", flows} })
@@ -180,7 +180,7 @@ func TestNetworkPolicy(t *testing.T) {
 	eventually(t, quietLimit, func() error { return checkFlows(flows, box.ID, allowed, other) })
 }
 
-// checkFlows looks for what a flow log must have of TestNetworkPolicy.
+// checkFlows checks that a flow log has the lines of TestNetworkPolicy.
 func checkFlows(name, id string, allowed, other server) error {
 	f, err := os.Open(name)
 	if err != nil {
@@ -245,11 +245,11 @@ func TestBranchWithOpenConnections(t *testing.T) {
 	d.kill(t, append(children, source)...)
 }
 
-// TestForkdNetKilledUnderLoad: the death of forkd-net resets connections and costs nothing else. It
-// is counted.
+// TestForkdNetKilledUnderLoad: when forkd-net dies, connections are reset and nothing else is
+// affected. The restart is counted.
 func TestForkdNetKilledUnderLoad(t *testing.T) {
 	d := load(t).start(t)
-	file := serveFile(t, 64<<20) // so long that it is under way when forkd-net dies
+	file := serveFile(t, 64<<20) // so large that it is still being sent when forkd-net dies
 	boxes := d.online(t, 3, client.Network{Mode: "allow", Allow: []string{file.address}})
 	before := d.processes(t, "forkd-net")
 	if len(before) != 1 {
@@ -298,7 +298,7 @@ func TestForkdNetKilledUnderLoad(t *testing.T) {
 	}
 }
 
-// TestNetworkOutlivesTheDaemon: a daemon that dies takes no connection with it.
+// TestNetworkOutlivesTheDaemon: connections survive the death of the daemon.
 func TestNetworkOutlivesTheDaemon(t *testing.T) {
 	d := load(t).start(t)
 	echo := serveEcho(t)

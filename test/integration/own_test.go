@@ -15,11 +15,11 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// drawVar has this program draw random numbers as a program of a user's in a guest.
+// drawVar makes this program draw random numbers, as a user's program in a guest.
 const drawVar = "FORKD_DRAW"
 
-// drawOnEachLine prints numbers of Go's generators for each line that it reads. The one of
-// crypto/rand reads the kernel's through the vDSO, which keeps a state in the memory of the process.
+// drawOnEachLine prints numbers of Go's generators for each input line. crypto/rand reads the
+// kernel's through the vDSO, which keeps a state in the memory of the process.
 func drawOnEachLine(in io.Reader, out io.Writer) {
 	for lines := bufio.NewScanner(in); lines.Scan(); {
 		key := make([]byte, 8)
@@ -28,8 +28,8 @@ func drawOnEachLine(in io.Reader, out io.Writer) {
 	}
 }
 
-// ownServers are started by a shell: the agent does not manage them. Each has a FIFO for lines, on
-// which another descriptor keeps it open, and one for answers.
+// ownServers are started by a shell, so the agent does not manage them. Each has a FIFO for input,
+// which another descriptor keeps open, and one for answers.
 const ownServers = `cd /root
 cat >own.py <<'END'
 import json, os, random, ssl, sys
@@ -46,8 +46,8 @@ for name in python go; do
     head -n 1 $name.out
 done`
 
-// endServers kills both servers and waits until they are gone. A branch may come before a kill takes
-// effect, and its fork would find the servers.
+// endServers kills both servers and waits until they have ended. Otherwise a branch could be made
+// before the kill takes effect, and its fork would find the servers.
 const endServers = `for p in /proc/[0-9]*; do
     case $(tr '\0' ' ' <$p/cmdline 2>/dev/null) in
     "python3 own.py "*|"./draw "*)
@@ -56,7 +56,7 @@ const endServers = `for p in /proc/[0-9]*; do
     esac
 done`
 
-// drawn asks both servers once.
+// drawn sends one request to each server.
 func (d *daemon) drawn(t *testing.T, id string) map[string]string {
 	t.Helper()
 	values := make(map[string]string)
@@ -114,7 +114,7 @@ func TestProgramsOfUsersDrawNumbersOfTheirOwn(t *testing.T) {
 	d.strictRefuses(t, source, boxes[1])
 }
 
-// knowsPrograms checks what a sandbox says of the two programs.
+// knowsPrograms checks the sandbox's findings about the two programs.
 func knowsPrograms(t *testing.T, s client.Sandbox) {
 	t.Helper()
 	if s.Unique == nil {
@@ -134,8 +134,8 @@ func knowsPrograms(t *testing.T, s client.Sandbox) {
 	}
 }
 
-// differ checks what the copies have drawn. Those that are named as repeating do repeat, or the
-// others might differ for another reason than the reseed.
+// differ compares the numbers that the copies have drawn. Generators that are reported as repeating
+// must repeat; otherwise the others could differ for a reason other than reseeding.
 func differ(t *testing.T, states map[string]map[string]string) {
 	t.Helper()
 	seen := make(map[string]map[string]bool)

@@ -16,10 +16,9 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// TestReadmeSession types the session that README.md begins with into a shell, and compares what
-// the commands print (package lint compares the file with README.md). The snapshot that its first
-// command would build is made from the parent of these tests: there is no package manager where
-// they run.
+// TestReadmeSession types the first session of README.md into a shell, and compares the output of
+// the commands (package lint compares the file with README.md). The snapshot that the first command
+// would build is made from the parent of these tests, because there is no package manager here.
 func TestReadmeSession(t *testing.T) {
 	d := load(t).start(t, withPool(0))
 	d.cli(t, 0, "snapshot-compact", "--from", tag, "--to", "python-numpy")
@@ -29,8 +28,8 @@ func TestReadmeSession(t *testing.T) {
 	d.cli(t, 0, "rmi", "python-numpy")
 }
 
-// TestQuickStartOf05 types the commands of forkd 0.5's quick start that exist here, and sends its
-// request for five sandboxes, with a sandbox's id where 0.5 took the name of a child.
+// TestQuickStartOf05 types those commands of forkd 0.5's quick start that still exist, and sends
+// its request for five sandboxes. Where 0.5 used the name of a child, it uses a sandbox's id.
 func TestQuickStartOf05(t *testing.T) {
 	d := load(t).start(t, withPool(0))
 	d.cli(t, 0, "snapshot-compact", "--from", tag, "--to", "pyagent")
@@ -52,7 +51,7 @@ func TestQuickStartOf05(t *testing.T) {
 }
 
 // session types the lines of a file that begin with "$ " into a shell, except those that begin with
-// without, and compares what the commands print with the other lines.
+// without, and compares the output of the commands with the other lines.
 func (d *daemon) session(t *testing.T, file, without string) {
 	t.Helper()
 	session, err := os.ReadFile(file)
@@ -87,7 +86,7 @@ func (d *daemon) session(t *testing.T, file, without string) {
 	t.Logf("messages:\n%s", &messages)
 }
 
-// request sends what a program without a client library of forkd's would.
+// request sends a request as a program without forkd's client library would.
 func (d *daemon) request(t *testing.T, method, path string, status int, body string) []byte {
 	t.Helper()
 	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {

@@ -10,7 +10,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// TestDaemonCrash kills the daemon: sandboxes must not notice, and the next daemon must find them.
+// TestDaemonCrash kills the daemon: sandboxes must not be affected, and the next daemon must find
+// them.
 func TestDaemonCrash(t *testing.T) {
 	d := load(t).start(t)
 	boxes := d.fork(t, 3)
@@ -44,8 +45,8 @@ func TestDaemonCrash(t *testing.T) {
 	d.only(t, boxes[0], boxes[1], more[0])
 }
 
-// TestDaemonCrashWhileForking: a fork that the daemon did not live to answer is handed out whole or
-// gone after the next start, however far it had come.
+// TestDaemonCrashWhileForking: if the daemon dies before it has answered a fork, the next daemon
+// has all children or none, however far the fork had come.
 func TestDaemonCrashWhileForking(t *testing.T) {
 	const n = 8
 	d := load(t).start(t)
@@ -62,7 +63,7 @@ func TestDaemonCrashWhileForking(t *testing.T) {
 				children, n)
 		}
 		eventually(t, quietLimit, func() error {
-			if n := len(d.vmms(t)); n > len(list)+1 { // one waits in the pool
+			if n := len(d.vmms(t)); n > len(list)+1 { // one VMM waits in the pool
 				return fmt.Errorf("%d VMMs for %d sandboxes", n, len(list))
 			}
 			return nil
@@ -76,8 +77,8 @@ func TestDaemonCrashWhileForking(t *testing.T) {
 	}
 }
 
-// crashWhileForking ends the daemon when so many VMMs of a fork of n have started and so many of
-// its children have confirmed, at least, and starts another.
+// crashWhileForking kills the daemon during a fork of n, when at least so many VMMs have started
+// and so many children have confirmed. Then it starts another daemon.
 func (d *daemon) crashWhileForking(t *testing.T, n, vmms, confirmed int) {
 	t.Helper()
 	before, records := len(d.vmms(t)), len(d.records(t))
@@ -95,11 +96,11 @@ func (d *daemon) crashWhileForking(t *testing.T, n, vmms, confirmed int) {
 		return nil
 	})
 	d.crash(t)
-	<-answered // the daemon may have been faster than its end
+	<-answered // the daemon may have answered before it was killed
 	d.launch(t)
 }
 
-// records returns the paths of what is written down of the sandboxes that have a VM.
+// records returns the paths of the records of the sandboxes that have a VM.
 func (d *daemon) records(t *testing.T) []string {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(d.run, "vm", "*", "sandbox.json"))

@@ -20,14 +20,14 @@ import (
 // ramSize is an option of the tmpfs of the memory layers.
 const ramSize = "size=700m"
 
-// Requests to freeze and thaw a file system (linux/fs.h), which x/sys lacks. What would write to it
-// meanwhile waits.
+// Requests to freeze and thaw a file system (linux/fs.h), which x/sys lacks. Writes to a frozen
+// file system wait.
 const (
 	fiFreeze = 0xc0045877
 	fiThaw   = 0xc0045878
 )
 
-// harm makes one fault after the other until the clients stop, and each at least once.
+// harm causes one fault after the other until the clients stop, and each kind at least once.
 func (x *soaking) harm(until time.Time) {
 	x.t.Helper()
 	faults := x.allFaults()
@@ -38,12 +38,12 @@ func (x *soaking) harm(until time.Time) {
 	}
 }
 
-// pass lets clients work for up to so many seconds.
+// pass lets the clients work for up to the given number of seconds.
 func (x *soaking) pass(seconds int) {
 	time.Sleep(time.Duration(x.rng.IntN(seconds*1000)) * time.Millisecond)
 }
 
-// allFaults are the faults, in a shuffled deck.
+// allFaults returns the faults, in a shuffled deck.
 func (x *soaking) allFaults() *deck.Deck[func()] {
 	return deck.New(x.rng, deck.Card[func()]{Weight: 3, Do: x.killDaemon}, deck.Card[func()]{Weight: 1, Do: x.killNet},
 		deck.Card[func()]{Weight: 4, Do: x.killVMM}, deck.Card[func()]{Weight: 2, Do: x.fillDisk},
@@ -51,7 +51,8 @@ func (x *soaking) allFaults() *deck.Deck[func()] {
 		deck.Card[func()]{Weight: 1, Do: x.killBoth})
 }
 
-// killDaemon kills the daemon and starts it again. Then only what was acknowledged may be there.
+// killDaemon kills the daemon and starts it again. Then only acknowledged sandboxes and snapshots
+// may exist.
 func (x *soaking) killDaemon() {
 	x.t.Helper()
 	x.restart()
@@ -91,7 +92,7 @@ func (x *soaking) newNet(old []string) {
 	})
 }
 
-// killBoth kills forkd-net and the daemon at once.
+// killBoth kills forkd-net and the daemon at the same time.
 func (x *soaking) killBoth() {
 	x.t.Helper()
 	old := x.d.processes(x.t, "forkd-net")
@@ -105,7 +106,7 @@ func (x *soaking) killBoth() {
 	x.audit()
 }
 
-// kill ends a process that may have ended already.
+// kill kills a process that may have ended already.
 func (x *soaking) kill(pid string) {
 	x.t.Helper()
 	n, err := strconv.Atoi(pid)
@@ -117,8 +118,8 @@ func (x *soaking) kill(pid string) {
 	}
 }
 
-// killVMM kills one VMM, whatever it is at: a sandbox's, one that is being forked, or one that
-// waits in the pool. The daemon has noticed when its directory is gone.
+// killVMM kills one VMM, whatever it is doing: that of a sandbox, one being forked, or one that
+// waits in the pool. When its directory is gone, the daemon has noticed.
 func (x *soaking) killVMM() {
 	x.t.Helper()
 	dirs, err := filepath.Glob(filepath.Join(x.d.run, "vm", "*", "vmm.pid"))
@@ -129,7 +130,7 @@ func (x *soaking) killVMM() {
 	p, err := os.ReadFile(record)
 	fields := strings.Fields(string(p))
 	if err != nil || len(fields) != 2 {
-		return // it has just gone, or not quite come
+		return // it has just ended, or has only just started
 	}
 	id := filepath.Base(filepath.Dir(record))
 	x.report.Say("kill the VMM of %s", id)
@@ -156,7 +157,7 @@ func (x *soaking) fillDisk() {
 		err = unix.Fallocate(int(f.Fd()), 0, 0, int64(free(x.t, x.disk)-min(leave, free(x.t, x.disk)/2)))
 		f.Close()
 	}
-	if err != nil && !errors.Is(err, syscall.ENOSPC) { // that is as good
+	if err != nil && !errors.Is(err, syscall.ENOSPC) { // that is just as good
 		x.t.Fatal(err)
 	}
 	restarted := x.meanwhile()
@@ -185,7 +186,7 @@ func (x *soaking) fillRAM() {
 	}
 }
 
-// stallDisk lets nothing be written to the disk of the state directory for some seconds.
+// stallDisk blocks writes to the disk of the state directory for some seconds.
 func (x *soaking) stallDisk() {
 	x.t.Helper()
 	long := time.Second + time.Duration(x.rng.IntN(6000))*time.Millisecond
@@ -199,7 +200,7 @@ func (x *soaking) stallDisk() {
 	if err != nil {
 		x.t.Fatalf("freeze %s: %v", x.disk, err)
 	}
-	// The daemon may be killed meanwhile, and cannot end before it has written.
+	// The daemon may be killed during this, and cannot exit before its writes are done.
 	thawed := make(chan error, 1)
 	time.AfterFunc(long, func() { thawed <- unix.IoctlSetInt(int(dir.Fd()), fiThaw, 0) })
 	restarted := x.meanwhile()
@@ -212,7 +213,7 @@ func (x *soaking) stallDisk() {
 	}
 }
 
-// meanwhile lets the clients work with a fault, and makes another now and then.
+// meanwhile lets the clients work during a fault, and now and then causes another fault.
 func (x *soaking) meanwhile() (restarted bool) {
 	x.t.Helper()
 	x.pass(5)
@@ -227,7 +228,7 @@ func (x *soaking) meanwhile() (restarted bool) {
 	return restarted
 }
 
-// unblocked waits until no sandbox waits for room any more.
+// unblocked waits until no sandbox waits for disk space any more.
 func (x *soaking) unblocked() {
 	x.t.Helper()
 	eventually(x.t, quietLimit, func() error {
@@ -274,7 +275,8 @@ func mountDisk(t *testing.T, image, dir string) {
 	}
 }
 
-// attach makes a block device of a file. It is gone when it is released and mounted no more.
+// attach makes a block device of a file. The device vanishes when it was released and is no longer
+// mounted.
 func attach(file string) (device string, release func() error, err error) {
 	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// soakHoldings are what the daemon, forkd-net and the file systems hold.
+// soakHoldings are the resources in use by the daemon, forkd-net and the file systems.
 type soakHoldings struct {
 	holdings
 	nets      []string // forkd-net processes
@@ -17,14 +17,15 @@ type soakHoldings struct {
 	disk, ram uint64 // free bytes
 }
 
-// sum returns the numbers of things that must not have become more.
+// sum returns the resources whose number must not have grown.
 func (h soakHoldings) sum() map[string][]string {
 	return map[string][]string{"VMMs": h.vmms, "forkd-net": h.nets, "descriptors of the daemon": h.fds,
 		"descriptors of forkd-net": h.netFDs, "files": h.files, "mounts": strings.Split(h.mounts, "\n")}
 }
 
-// holdings returns what is held now. A daemon that has started its forkd-net itself has one
-// descriptor of it more than one that has found it, which is not counted: os.Process's own.
+// holdings returns the resources in use. A daemon that has started its forkd-net itself has one
+// more descriptor of it, that of os.Process, than a daemon that has found it. That descriptor is
+// not counted.
 func (x *soaking) holdings() soakHoldings {
 	x.t.Helper()
 	h := soakHoldings{holdings: x.d.holdings(x.t), nets: x.d.processes(x.t, "forkd-net"), disk: free(x.t, x.disk),
@@ -38,15 +39,15 @@ func (x *soaking) holdings() soakHoldings {
 			x.t.Fatal(err)
 		}
 		for _, fd := range fds {
-			target, _ := os.Readlink(fd) // closed meanwhile: counted all the same
+			target, _ := os.Readlink(fd) // counted even if it was closed in the meantime
 			h.netFDs = append(h.netFDs, target)
 		}
 	}
 	return h
 }
 
-// settled forks and ends a sandbox, after which a daemon fills its pool, and waits until it is
-// full.
+// settled forks and kills a sandbox, which makes a daemon fill its pool, and waits until the pool
+// is full.
 func (x *soaking) settled() (h soakHoldings) {
 	x.t.Helper()
 	x.d.kill(x.t, x.fire.fork(soakTag))
@@ -60,7 +61,7 @@ func (x *soaking) settled() (h soakHoldings) {
 	return h
 }
 
-// compare waits until no more is held than before, and else reports what is.
+// compare waits until no resource is above its count before, and otherwise reports the difference.
 func (x *soaking) compare(before soakHoldings) {
 	x.t.Helper()
 	var after soakHoldings
@@ -80,7 +81,7 @@ func (x *soaking) compare(before soakHoldings) {
 	}
 }
 
-// more describes what after has more of than h, by kind.
+// more describes by kind what after has in addition to h.
 func (h soakHoldings) more(after soakHoldings) map[string]string {
 	more := map[string]string{}
 	was := h.sum()

@@ -24,24 +24,24 @@ var (
 
 const (
 	soakTag = "soak"
-	// soakRest is how long a guest's writers rest after every write, in microseconds: what is
-	// tested here is the daemon, which has to get the CPU of an emulated host.
+	// soakRest is how long a guest's writers pause after every write, in microseconds. The daemon
+	// is under test, and must get the CPU of an emulated host.
 	soakRest = 50_000
-	// soakPatience is how much longer than its clients a run may take, for the last fault's
-	// undoing, the verification and the removal of everything.
+	// soakPatience is the time that a run may take in addition to its clients: to undo the last
+	// fault, to verify, and to remove everything.
 	soakPatience = 12 * time.Minute
 )
 
-// Most that a client keeps of sandboxes, and of snapshots.
+// The maximum number of sandboxes, and of snapshots, that a client keeps.
 const (
 	soakBoxes     = 2
 	soakSnapshots = 2
 )
 
 // TestSoak lets clients work at random while the daemon, forkd-net and VMMs are killed, and the
-// disk and the RAM of layers are full or stall. Whatever was acknowledged must be there and whole
-// in the end, every answer must be a success or one that a fault explains, and nothing may be left.
-// Package test/soak has the clients; make soak runs this for longer.
+// disk and the RAM of layers are full or stall. In the end everything that was acknowledged must be
+// there and whole, every answer must be a success or an error that a fault explains, and nothing
+// may be left over. Package test/soak has the clients; make soak runs this for longer.
 func TestSoak(t *testing.T) {
 	f := open(t)
 	x := newSoaking(t, f)
@@ -69,17 +69,17 @@ func TestSoak(t *testing.T) {
 	x.compare(before)
 }
 
-// soaking is a run of TestSoak. Its methods end the test when something is wrong with the host;
-// what is wrong with the daemon goes into the report.
+// soaking is a run of TestSoak. Its methods end the test when the host is at fault; faults of the
+// daemon go into the report.
 type soaking struct {
 	t      *testing.T
 	d      *daemon
-	disk   string // where the file system of the state directory is mounted
+	disk   string // mount point of the state directory's file system
 	rng    *rand.Rand
 	faults *soak.FaultLog
 	report *soak.Report
 	run    *soak.Soak
-	fire   *fire // makes the base
+	fire   *fire // used to make the base
 }
 
 // newSoaking starts a daemon on a disk of its own, and makes the snapshot to fork from.
@@ -91,7 +91,8 @@ func newSoaking(t *testing.T, f *fixture) *soaking {
 	ram := filepath.Join(dir, "m")
 	mountDisk(t, f.assets.Disk, x.disk)
 	mount(t, ram, ramSize)
-	// Less is refused while the disk is nearly full, some of the time.
+	// While the disk is nearly full, the daemon refuses requests only below this reserve, so some
+	// still succeed.
 	x.d = f.start(t, withState(filepath.Join(x.disk, "s")), withRun(filepath.Join(dir, "r")), withRAM(ram),
 		withArgs("--disk-reserve-mib", "16"))
 	t.Cleanup(func() { // before the daemon is stopped
@@ -114,7 +115,7 @@ func newSoaking(t *testing.T, f *fixture) *soaking {
 	x.d.kill(t, s)
 	x.fire.delete(baseTag, client.DeleteOptions{Force: true})
 	x.fire.check(soakTag)
-	x.d.crash(t) // so that what is held is compared between daemons that were started alike
+	x.d.crash(t) // so that the compared daemons were started in the same way
 	x.d.launch(t)
 	return x
 }
@@ -125,8 +126,8 @@ func (x *soaking) write() {
 	}
 }
 
-// audit compares what is there with what the clients were acknowledged, while they make no request:
-// what a daemon that was killed has half-made must be gone.
+// audit compares the existing sandboxes and snapshots with those that clients were acknowledged,
+// while the clients make no requests. Incomplete work of a killed daemon must be gone.
 func (x *soaking) audit() {
 	x.t.Helper()
 	x.run.Still(func(ids, tags map[string]bool) {

@@ -16,8 +16,8 @@ import (
 	"github.com/forkd/forkd/internal/host/vmmclient"
 )
 
-// loopback is a program with both ends of a TCP connection in the guest. A counter goes back and
-// forth; how far it is stands in /root/count. The program ends with the connection, or with the
+// loopback is a program with both ends of a TCP connection in the guest. It sends a counter back
+// and forth, and writes its value to /root/count. The program ends with the connection, or at the
 // first wrong number.
 const loopback = `
 import os, socket, threading, time
@@ -40,8 +40,8 @@ while True:
     time.sleep(0.1)
 `
 
-// counting is a program that never ends and prints a number every 0.2 s. A shell would start a
-// process each time, and starting one is a lot of work in an emulated guest.
+// counting is a program that never ends and prints a number every 0.2 s. It is not a shell loop,
+// because that would start a process each time, which is a lot of work in an emulated guest.
 const counting = `
 import time
 counted = 0
@@ -56,7 +56,7 @@ type counterStream struct {
 	mu     sync.Mutex
 	output bytes.Buffer
 	stop   bool
-	done   chan error // has room for the stream's end
+	done   chan error // receives the stream's end; has a buffer of one
 }
 
 var errEnough = errors.New("enough")
@@ -81,7 +81,7 @@ func (d *daemon) count(ctx context.Context, id string) *counterStream {
 	return c
 }
 
-// at returns how many numbers have come; they must be those from 0 on, each once.
+// at returns how many numbers have arrived. It checks that they count from 0, each once.
 func (c *counterStream) at(t *testing.T) int {
 	t.Helper()
 	select {
@@ -92,7 +92,7 @@ func (c *counterStream) at(t *testing.T) int {
 	c.mu.Lock()
 	lines := strings.Split(c.output.String(), "\n")
 	c.mu.Unlock()
-	lines = lines[:len(lines)-1] // what follows the last newline is not whole yet
+	lines = lines[:len(lines)-1] // the rest after the last newline is incomplete
 	for i, l := range lines {
 		if l != strconv.Itoa(i) {
 			t.Fatalf("line %d is %q", i, l)
@@ -101,7 +101,7 @@ func (c *counterStream) at(t *testing.T) int {
 	return len(lines)
 }
 
-// goesOn waits until two more numbers have come.
+// goesOn waits until two more numbers have arrived.
 func (c *counterStream) goesOn(t *testing.T) {
 	t.Helper()
 	from := c.at(t)
@@ -130,9 +130,9 @@ func (d *daemon) loopbackGoesOn(t *testing.T, id string) {
 	d.sh(t, id, `from=$(cat /root/count); while [ $(cat /root/count) = $from ]; do kill -0 $(cat /root/pid) || exit 1; sleep 0.1; done`)
 }
 
-// TestBranchKeepsStreams branches a sandbox with a stream to the host, a request that is under way,
-// and a TCP connection inside. The source loses none of them; a child has the TCP connection, and
-// answers nobody but those who ask it.
+// TestBranchKeepsStreams branches a sandbox with a stream to the host, a request in progress, and a
+// TCP connection inside. The source loses none of them. A child has the TCP connection, and answers
+// only its own clients.
 func TestBranchKeepsStreams(t *testing.T) {
 	d := load(t).start(t, withPool(0))
 	box := d.fork(t, 1)[0]
@@ -150,7 +150,7 @@ func TestBranchKeepsStreams(t *testing.T) {
 			err error
 		}
 		answers := make(chan answer, 1)
-		go func() { // the code goes on when the branch is done
+		go func() { // the code continues after the branch
 			r, err := d.Eval(ctx, box.ID, client.EvalRequest{TimeoutSecs: 120, Code: `
 import os, time
 open('/root/asked', 'w').close()
@@ -177,7 +177,7 @@ asked`})
 			t.Errorf("%s: the request that was under way did %s in a child, want %d", mode, got, i)
 		}
 		const find = `grep -l 'counted += [1]' /proc/[0-9]*/cmdline | wc -l`
-		if got := d.sh(t, child.ID, find); got != "1\n" { // it goes on, and nobody listens
+		if got := d.sh(t, child.ID, find); got != "1\n" { // it runs on, although its output is not read
 			t.Errorf("%s: the command of the stream runs %q times in a child", mode, got)
 		}
 		d.kill(t, child)

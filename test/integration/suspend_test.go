@@ -52,7 +52,7 @@ func TestSuspend(t *testing.T) {
 	d.removeBranches(t)
 }
 
-// remember gives a sandbox something to lose: a variable, a file, and a process that goes on.
+// remember gives a sandbox state that it could lose: a variable, a file, and a running process.
 func (d *daemon) remember(t *testing.T, id, word string) {
 	t.Helper()
 	d.value(t, id, fmt.Sprintf("[kept := %q]", word))
@@ -60,7 +60,7 @@ func (d *daemon) remember(t *testing.T, id, word string) {
 		"{ (while sleep 0.1; do echo tick >>/root/ticks; done) >/dev/null 2>&1 & echo $! >/root/pid; }", word))
 }
 
-// remembers checks that a sandbox has lost nothing since remember, and that its process goes on.
+// remembers checks that a sandbox has lost nothing since remember, and that its process still runs.
 func (d *daemon) remembers(t *testing.T, id, word string) {
 	t.Helper()
 	if got := d.value(t, id, "kept") + d.sh(t, id, "cat /root/note"); got != fmt.Sprintf("'%s'%s\n", word, word) {
@@ -81,7 +81,7 @@ func (d *daemon) remembers(t *testing.T, id, word string) {
 	}
 }
 
-// inState waits until a sandbox is in one of some states, and describes it.
+// inState waits until a sandbox is in one of the given states, and describes it.
 func (d *daemon) inState(t *testing.T, id string, want ...string) client.Sandbox {
 	t.Helper()
 	var s client.Sandbox
@@ -97,12 +97,11 @@ func (d *daemon) inState(t *testing.T, id string, want ...string) client.Sandbox
 	return s
 }
 
-// idleTimeout is long enough for a request to be under way for longer, and short enough to wait
-// for.
+// idleTimeout is short enough to wait for, and yet a request of the test can easily last longer.
 const idleTimeout = 2
 
-// TestIdleSandbox: a sandbox that nobody uses is suspended by itself, one that is being used is
-// not, and every kind of request brings it back, also after a crash of the daemon.
+// TestIdleSandbox: an unused sandbox is suspended by itself, a sandbox in use is not, and every
+// kind of request resumes it, also after a crash of the daemon.
 func TestIdleSandbox(t *testing.T) {
 	d := load(t).start(t, withPool(0))
 	r, err := d.Fork(d.ctx(t, bakeLimit), client.ForkRequest{SnapshotTag: tag, N: 1, IdleTimeoutSecs: idleTimeout})
@@ -142,7 +141,7 @@ func TestIdleSandbox(t *testing.T) {
 				t.Errorf("after the crash: %+v", s)
 			}
 			d.branchOf(t, box.ID, "woken", "live")
-			// It may be in RAM for as long as it exists.
+			// While the snapshot exists, it may take RAM.
 			if err := d.DeleteSnapshot(d.ctx(t, quietLimit), "woken", client.DeleteOptions{}); err != nil {
 				t.Error(err)
 			}
@@ -154,7 +153,7 @@ func TestIdleSandbox(t *testing.T) {
 		if s.PID != 0 {
 			t.Errorf("before the %s: %+v", request.name, s)
 		}
-		eventually(t, quietLimit, func() error { // it is listed as suspended when that is certain, and then freed
+		eventually(t, quietLimit, func() error { // first it is listed as suspended, then it is freed
 			if vmms, ram := d.vmms(t), tree(t, d.ram); len(vmms) > 0 || len(ram) > inRAM {
 				return fmt.Errorf("before the %s: suspended with VMM %v and in RAM %q", request.name, vmms, ram)
 			}
@@ -167,7 +166,7 @@ func TestIdleSandbox(t *testing.T) {
 	d.removeBranches(t)
 }
 
-// stayAwake makes requests that take longer than the idle timeout; the sandbox must run all the
+// stayAwake makes requests that take longer than the idle timeout. The sandbox must run all the
 // time.
 func (d *daemon) stayAwake(t *testing.T, id string) {
 	t.Helper()
@@ -212,9 +211,9 @@ func (d *daemon) stayAwake(t *testing.T, id string) {
 	}
 }
 
-// TestCrashWhileSuspending kills the daemon at several points of a suspension. The sandbox must
-// then be suspended, or run as if nothing had been asked; and one that was paused on purpose is
-// still paused.
+// TestCrashWhileSuspending kills the daemon at several points of a suspension. Afterwards the
+// sandbox must be suspended, or run as if no suspension had been requested. A sandbox that its
+// client had paused must still be paused.
 func TestCrashWhileSuspending(t *testing.T) {
 	d := load(t).start(t, withPool(0))
 	boxes := d.fork(t, 2)
@@ -278,8 +277,8 @@ func TestCrashWhileSuspending(t *testing.T) {
 	d.removeBranches(t)
 }
 
-// TestFailedSuspension: a suspended state that cannot be put on disk leaves the sandbox running and
-// the earlier state where it is.
+// TestFailedSuspension: if a suspended state cannot be written to disk, the sandbox runs on and its
+// earlier suspended state stays.
 func TestFailedSuspension(t *testing.T) {
 	d := load(t).start(t, withPool(0))
 	box := d.fork(t, 1)[0]
@@ -292,7 +291,7 @@ func TestFailedSuspension(t *testing.T) {
 	}
 	d.remember(t, box.ID, "later")
 	earlier := tree(t, filepath.Join(d.state, "snapshots"))
-	var obstacles []string // directories that are not empty cannot be renamed over, which is the last step of a flush
+	var obstacles []string // a flush ends with a rename, which fails onto a directory that is not empty
 	for i := range 9 {
 		dir := filepath.Join(d.state, "snapshots", fmt.Sprintf("suspended-%s-%d", box.ID, i))
 		if _, err := os.Stat(dir); err == nil {
@@ -322,7 +321,7 @@ func TestFailedSuspension(t *testing.T) {
 		return nil
 	})
 	d.crash(t)
-	if err := syscall.Kill(box.PID, syscall.SIGKILL); err != nil { // as if the host had gone down
+	if err := syscall.Kill(box.PID, syscall.SIGKILL); err != nil { // as if the host had crashed
 		t.Fatal(err)
 	}
 	d.launch(t)

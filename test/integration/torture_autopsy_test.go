@@ -9,8 +9,8 @@ import (
 	"github.com/forkd/forkd/test/torture/guest"
 )
 
-// autopsyScript says where every thread of the guest is, then ends the program, which says the same
-// of its goroutines.
+// autopsyScript prints where every thread of the guest is. Then it ends the program, which prints
+// the same about its goroutines.
 const autopsyScript = `exec 2>&1
 for p in /proc/[0-9]*; do
 	[ -n "$(tr -d '\0' <$p/cmdline)" ] || continue
@@ -22,8 +22,7 @@ done
 cat /proc/interrupts /proc/uptime /proc/meminfo /sys/block/vd*/inflight /sys/block/vd*/stat; df /
 sleep 3; cat ` + guest.Log
 
-// autopsy logs what can be learned of a guest that did not answer as it should, and returns the
-// essence.
+// autopsy logs information about a guest that did not answer correctly, and returns a summary.
 func (x *fire) autopsy(id string) string {
 	x.t.Helper()
 	console, err := x.d.Console(x.d.ctx(x.t, stepLimit), id)

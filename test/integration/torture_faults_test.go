@@ -14,8 +14,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// cutShort begins a branch of the source, lets end happen in the middle of it, and returns how it
-// was answered.
+// cutShort begins a branch of the source, calls end in the middle of it, and returns the answer to
+// the branch.
 func (x *fire) cutShort(tag string, limit int, end func()) (answer client.Snapshot, err error) {
 	req := client.BranchRequest{Mode: x.mode()}
 	req.NoWait = req.Mode == "live" && x.rng.IntN(2) == 0
@@ -32,18 +32,17 @@ func (x *fire) cutShort(tag string, limit int, end func()) (answer client.Snapsh
 	return answer, err
 }
 
-// settleCut notes a snapshot that may or may not have been completed. One that was promised must be
-// there.
+// settleCut records whether a snapshot was completed. A snapshot that was acknowledged must exist.
 func (x *fire) settleCut(answer client.Snapshot, err error, p point) {
 	x.t.Helper()
 	d, missing := x.d.Snapshot(x.d.ctx(x.t, stepLimit), answer.Tag)
 	switch {
 	case missing == nil && d.Status == "ready":
-		if err != nil || answer.Status == "writing" { // else it has been counted
+		if err != nil || answer.Status == "writing" { // otherwise it has been counted already
 			x.branched(d.Snapshot)
 		}
 		x.took(d.Snapshot, p)
-	case missing == nil && d.Status == "failed" && answer.Status == "writing": // says why, until it is removed
+	case missing == nil && d.Status == "failed" && answer.Status == "writing": // listed until it is removed
 		x.counts.cut++
 		x.delete(answer.Tag, client.DeleteOptions{})
 	case client.IsNotFound(missing) && (err != nil || answer.Status == "writing"):
@@ -54,7 +53,7 @@ func (x *fire) settleCut(answer client.Snapshot, err error, p point) {
 }
 
 // killDaemon: the daemon dies in the middle of a branch. The next one finds the source running and
-// whole, and can branch it at once; every snapshot that it lists is whole.
+// whole, and can branch it at once. Every snapshot that it lists is whole.
 func (x *fire) killDaemon() {
 	p, tag := x.mark(x.source.ID, x.hot()...), x.newTag()
 	answer, err := x.cutShort(tag, 300, func() { x.d.crash(x.t) })
@@ -85,7 +84,8 @@ func (x *fire) killDaemon() {
 	x.d.audit(x.t)
 }
 
-// killVMM: the source dies in the middle of a branch. It is reported dead, and nobody else notices.
+// killVMM: the source dies in the middle of a branch. It is reported as exited, and no other sandbox
+// is affected.
 func (x *fire) killVMM() {
 	bystander := x.fork(x.last)
 	p, tag := x.mark(x.source.ID, x.hot()...), x.newTag()
@@ -106,7 +106,7 @@ func (x *fire) killVMM() {
 		}
 		return err
 	})
-	eventually(x.t, quietLimit, func() error { // nobody waits for a branch that is left to itself
+	eventually(x.t, quietLimit, func() error { // a branch with NoWait completes in the background
 		d, err := x.d.Snapshot(x.d.ctx(x.t, stepLimit), tag)
 		if err == nil && d.Status == "writing" {
 			return fmt.Errorf("snapshot %s is still being written", tag)
@@ -124,8 +124,8 @@ func (x *fire) killVMM() {
 	x.d.audit(x.t)
 }
 
-// nothingOfTheDead checks what is left of a source whose VMM was killed: nothing, or its latest
-// suspended state.
+// nothingOfTheDead checks that a source whose VMM was killed has left at most its latest suspended
+// state.
 func (x *fire) nothingOfTheDead() {
 	x.t.Helper()
 	dirs := []string{filepath.Join(x.d.run, "vm", x.source.ID)}
@@ -151,8 +151,8 @@ func (x *fire) nothingOfTheDead() {
 	x.verifySource(*x.saved)
 }
 
-// noRoom: a snapshot does not fit onto the disk, on which guests have the room that they need. It
-// is usable and says so, to the next daemon too, and gets onto the disk when there is room.
+// noRoom: a snapshot does not fit onto the disk, while guests have room for their writes. It is
+// usable and reports that, also under the next daemon, and is written when there is room.
 func (x *fire) noRoom() {
 	filler := filepath.Join(x.d.state, "filler")
 	leave := uint64(16+x.rng.IntN(8)) << 20
@@ -169,7 +169,7 @@ func (x *fire) noRoom() {
 		if d.Persist != "done" {
 			break
 		}
-		x.delete(tag, client.DeleteOptions{}) // files that were removed before are gone now, and have made room for it
+		x.delete(tag, client.DeleteOptions{}) // by now the files of earlier deletions are gone too, and have made room for it
 		x.fillDisk(filler, leave)
 		d = branch()
 	}
@@ -190,7 +190,7 @@ func (x *fire) noRoom() {
 	s, err := x.branch(x.source.ID, other, client.BranchRequest{Mode: "diff"})
 	x.fail(err)
 	x.took(s, p)
-	x.delete(other, client.DeleteOptions{}) // a removal makes the store try again
+	x.delete(other, client.DeleteOptions{}) // a deletion makes the store try again
 	eventually(x.t, quietLimit, func() error {
 		if d := x.flushed(tag); d.Persist != "done" || d.Warning != "" {
 			return fmt.Errorf("snapshot for which there is room: %+v", d)
@@ -201,7 +201,7 @@ func (x *fire) noRoom() {
 	x.latest(tag)
 }
 
-// flushed waits until it is known whether a snapshot gets onto the disk.
+// flushed waits until the store has tried to write a snapshot to disk.
 func (x *fire) flushed(tag string) (d client.SnapshotDetail) {
 	x.t.Helper()
 	eventually(x.t, quietLimit, func() (err error) {
@@ -214,7 +214,7 @@ func (x *fire) flushed(tag string) (d client.SnapshotDetail) {
 	return d
 }
 
-// fillDisk leaves so many bytes of the state directory's file system.
+// fillDisk fills the state directory's file system until the given number of bytes is free.
 func (x *fire) fillDisk(path string, leave uint64) {
 	x.t.Helper()
 	f, err := os.Create(path)
@@ -237,18 +237,18 @@ func free(t *testing.T, dir string) uint64 {
 	return st.Bfree * uint64(st.Bsize)
 }
 
-// freeBytes returns the free bytes of the file systems of state and memory. A file that is removed
-// but held open is not free.
+// freeBytes returns the free bytes of the file systems of state and memory. Removed files that are
+// still open are not free.
 func (x *fire) freeBytes() uint64 {
 	x.t.Helper()
 	x.d.audit(x.t)
 	return free(x.t, x.d.state) + free(x.t, x.d.ram)
 }
 
-// slack is what logs, digests and the like may take of them.
+// slack is the space that logs, digests and other small files may take in between.
 const slack = 2 << 20
 
-// nothingLeft checks that the base is all there is, and that it takes what it took.
+// nothingLeft checks that only the base exists, and that it takes no more space than before.
 func (x *fire) nothingLeft(before uint64) {
 	x.t.Helper()
 	x.d.only(x.t)

@@ -15,10 +15,10 @@ import (
 	"github.com/forkd/forkd/test/torture/guest"
 )
 
-// baseTag is the snapshot with the guest program running, from which all others descend.
+// baseTag is the snapshot with the running guest program from which all others descend.
 const baseTag = "base"
 
-// guestSize is small: what is tested is the daemon.
+// guestSize is small, because the daemon is under test.
 var guestSize = guest.Size{MemoryMiB: 8, DiskMiB: 1, CPUs: 1}
 
 // stepLimit bounds every request. It is long because an emulated host may be busy; reaching it is a
@@ -54,7 +54,7 @@ func (x *fire) makeBase() {
 	x.check(baseTag)
 }
 
-// ask sends words to the program in a sandbox. Damage that it reports is an error.
+// ask sends a request to the program in a sandbox. If the program reports damage, that is an error.
 func (x *fire) ask(id string, words ...string) (guest.Report, error) {
 	var r guest.Report
 	res, err := x.d.Exec(x.d.ctx(x.t, stepLimit), id, client.ExecRequest{
@@ -85,13 +85,12 @@ func (x *fire) fail(err error) {
 	x.t.Fatal(err)
 }
 
-// hot draws how much a sandbox writes: everything, some pages of each writer, or one.
+// hot draws which pages a sandbox writes: all, some of each writer, or one of each.
 func (x *fire) hot() []string {
 	return []string{"hot", []string{"0", "0", "1", "64"}[x.rng.IntN(4)]}
 }
 
-// mark gives a sandbox a number that nothing had before. A snapshot made from here to the next mark
-// has it.
+// mark gives a sandbox a new, unique number. Snapshots made until the next mark contain it.
 func (x *fire) mark(id string, words ...string) point {
 	x.t.Helper()
 	x.names++
@@ -102,7 +101,8 @@ func (x *fire) mark(id string, words ...string) point {
 	return p
 }
 
-// branch makes the snapshot tag of a sandbox and counts it. The mode must be the one asked for.
+// branch makes the snapshot tag of a sandbox and counts it. The snapshot must have the requested
+// mode.
 func (x *fire) branch(id, tag string, req client.BranchRequest) (client.Snapshot, error) {
 	req.Tag = tag
 	s, err := x.d.Branch(x.d.ctx(x.t, stepLimit), id, req)
@@ -122,7 +122,7 @@ func (x *fire) branch(id, tag string, req client.BranchRequest) (client.Snapshot
 	return s, nil
 }
 
-// branched counts a whole branch.
+// branched counts a complete branch.
 func (x *fire) branched(s client.Snapshot) {
 	x.counts.mu.Lock()
 	defer x.counts.mu.Unlock()
@@ -132,7 +132,7 @@ func (x *fire) branched(s client.Snapshot) {
 	}
 }
 
-// took notes a whole snapshot and its instant.
+// took records a complete snapshot and its instant.
 func (x *fire) took(s client.Snapshot, p point) {
 	x.t.Helper()
 	d, err := x.d.Snapshot(x.d.ctx(x.t, stepLimit), s.Tag)
@@ -142,7 +142,7 @@ func (x *fire) took(s client.Snapshot, p point) {
 	x.counts.deepest = max(x.counts.deepest, p.depth)
 }
 
-// latest makes tag the snapshot to roll back to, and removes the one before it unless the source
+// latest makes tag the snapshot to roll back to, and removes the previous one unless the source
 // runs from it.
 func (x *fire) latest(tag string) {
 	x.t.Helper()
@@ -179,7 +179,8 @@ func (x *fire) forkN(req client.ForkRequest) ([]client.Sandbox, error) {
 	return r.Sandboxes, nil
 }
 
-// verifyCopy checks that sandbox id, of which nothing was asked since, is the instant p gone on.
+// verifyCopy checks that sandbox id is a copy of instant p that has gone on since. It must have
+// received no requests in between.
 func (x *fire) verifyCopy(id string, p point) error {
 	r, err := x.ask(id, "verify")
 	if err != nil {
@@ -206,14 +207,14 @@ func (x *fire) verifyMarked() {
 	x.counts.sources++
 }
 
-// verifySource checks the source, whose latest mark is that of p.
+// verifySource checks the source, whose latest mark is p's.
 func (x *fire) verifySource(p point) {
 	x.t.Helper()
 	x.fail(x.verifyCopy(x.source.ID, p))
 	x.counts.sources++
 }
 
-// verifyChildren checks children of the instant p and ends them. One runs at a time.
+// verifyChildren checks children of the instant p and kills them. One runs at a time.
 func (x *fire) verifyChildren(list []client.Sandbox, p point) error {
 	for _, s := range list[1:] {
 		if _, err := x.d.Pause(x.d.ctx(x.t, stepLimit), s.ID); err != nil {
@@ -254,7 +255,7 @@ func (x *fire) check(tag string) {
 	x.fail(x.checkSnapshot(tag))
 }
 
-// checkAll verifies a child of every snapshot, and that no other is listed, but for those of
+// checkAll verifies a child of every snapshot, and that no others are listed except those of
 // suspended sandboxes.
 func (x *fire) checkAll() {
 	x.t.Helper()
@@ -263,7 +264,7 @@ func (x *fire) checkAll() {
 	var tags []string
 	for _, s := range list {
 		if s.Transient {
-			continue // it goes with its sandbox
+			continue // it is deleted with its sandbox
 		}
 		if _, known := x.points[s.Tag]; !known || s.Status != "ready" {
 			x.t.Fatalf("snapshot that is listed: %+v", s)
@@ -278,8 +279,8 @@ func (x *fire) checkAll() {
 	}
 }
 
-// verifyFiles compares the files of a snapshot with their digests, those of its base image too. An
-// emulated host needs minutes for that: only a long run does it, seldom.
+// verifyFiles compares the files of a snapshot, including its base image, with their digests. An
+// emulated host needs minutes for that, so only a long run does it, and seldom.
 func (x *fire) verifyFiles(tag string) {
 	x.t.Helper()
 	if x.long && x.rng.IntN(4) == 0 {
@@ -287,7 +288,7 @@ func (x *fire) verifyFiles(tag string) {
 	}
 }
 
-// still pauses the source while f runs, so that on an emulated host children get the CPU.
+// still pauses the source while f runs, so that children get the CPU on an emulated host.
 func (x *fire) still(f func()) {
 	x.t.Helper()
 	if s, err := x.d.Pause(x.d.ctx(x.t, stepLimit), x.source.ID); err != nil || s.State != "paused" {

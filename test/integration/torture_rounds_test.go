@@ -10,7 +10,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// plain: one branch, of a running or a paused source; the source and a child verified.
+// plain makes one branch of a running or a paused source, and verifies the source and a child.
 func (x *fire) plain() {
 	p, tag, mode := x.mark(x.source.ID, x.hot()...), x.newTag(), x.mode()
 	var s client.Snapshot
@@ -30,7 +30,7 @@ func (x *fire) plain() {
 	x.latest(tag)
 }
 
-// parentTag draws whether a branch says what it takes for its parent.
+// parentTag draws whether a branch request names the snapshot that it considers its parent.
 func (x *fire) parentTag(mode string) string {
 	if mode == "full" || x.rng.IntN(2) == 0 {
 		return ""
@@ -38,13 +38,13 @@ func (x *fire) parentTag(mode string) string {
 	return x.source.SnapshotTag
 }
 
-// early: children start from a live branch as soon as they are let, while the source writes on, and
-// its flush goes on.
+// early starts children from a live branch as early as possible, while the source goes on writing
+// and the branch is being flushed.
 func (x *fire) early() {
 	p, tag := x.mark(x.source.ID, x.hot()...), x.newTag()
 	_, err := x.branch(x.source.ID, tag, client.BranchRequest{Mode: "live", NoWait: true})
 	x.fail(err)
-	next := x.mark(x.source.ID) // pages of this instant must not be in the children
+	next := x.mark(x.source.ID) // pages written after this mark must not be in the children
 	list, err := x.forkWritten(tag)
 	x.fail(err)
 	d, err := x.d.Snapshot(x.d.ctx(x.t, stepLimit), tag)
@@ -69,8 +69,8 @@ func (x *fire) forkWritten(tag string) ([]client.Sandbox, error) {
 	}
 }
 
-// race: two branches of one source at once, while children fork from the snapshot that it runs
-// from.
+// race makes two branches of one source at once, while children fork from the snapshot that the
+// source runs from.
 func (x *fire) race() {
 	p := x.mark(x.source.ID, x.hot()...)
 	var group sync.WaitGroup
@@ -102,7 +102,7 @@ func (x *fire) race() {
 	x.latest(made[keep].Tag)
 }
 
-// descend: a child becomes the source.
+// descend makes a child the source.
 func (x *fire) descend() {
 	p, tag, mode := x.mark(x.source.ID, x.hot()...), x.newTag(), "live"
 	if x.rng.IntN(3) == 0 {
@@ -111,7 +111,7 @@ func (x *fire) descend() {
 	s, err := x.branch(x.source.ID, tag, client.BranchRequest{Mode: mode})
 	x.fail(err)
 	x.took(s, p)
-	if x.points[tag].depth <= x.own.depth { // more than one deeper, where the source lies on a branch of its own
+	if x.points[tag].depth <= x.own.depth { // it can be more than one deeper if the source lies on a branch of its own
 		x.t.Fatalf("branch %s has depth %d, its source runs from depth %d", tag, x.points[tag].depth, x.own.depth)
 	}
 	x.verifyMarked()
@@ -119,7 +119,8 @@ func (x *fire) descend() {
 	x.replace()
 }
 
-// replace ends the source. A child of its latest snapshot becomes the next, and is verified.
+// replace kills the source. A child of its latest snapshot becomes the next source, and is
+// verified.
 func (x *fire) replace() {
 	x.d.kill(x.t, x.source)
 	x.source, x.own, x.saved = x.fork(x.last), x.points[x.last], nil
@@ -127,8 +128,8 @@ func (x *fire) replace() {
 	x.counts.children++
 }
 
-// rollback: the running source goes back to a snapshot of its line, twice, and is whole; then it
-// can be branched.
+// rollback rolls the running source back to a snapshot of its line, twice, and verifies it. Then
+// the source can be branched.
 func (x *fire) rollback() {
 	to, want := "", x.own
 	if n := x.rng.IntN(8); n < 5 {
@@ -154,7 +155,8 @@ func (x *fire) rollback() {
 	x.plain()
 }
 
-// forkSource: children straight from the source. The snapshot between goes with the last of them.
+// forkSource forks children directly from the source. The snapshot in between is deleted with the
+// last of them.
 func (x *fire) forkSource() {
 	p, mode := x.mark(x.source.ID, x.hot()...), x.mode()
 	list, err := x.forkN(client.ForkRequest{SourceID: x.source.ID, N: 2, Mode: mode})
@@ -171,8 +173,8 @@ func (x *fire) forkSource() {
 	})
 }
 
-// suspend: the source is saved and brought back, perhaps by another daemon, and can be rolled back
-// to its suspended state.
+// suspend suspends and resumes the source, sometimes under another daemon. Then the source can be
+// rolled back to its suspended state.
 func (x *fire) suspend() {
 	p := x.mark(x.source.ID)
 	if x.rng.IntN(3) == 0 {
@@ -200,7 +202,7 @@ func (x *fire) suspend() {
 	x.verifySource(p)
 }
 
-// remove: a small tree of snapshots with children running is taken down in every way.
+// remove takes down a small tree of snapshots with running children, in every way.
 func (x *fire) remove() {
 	now := x.mark(x.source.ID)
 	x.still(func() {
@@ -215,7 +217,7 @@ func (x *fire) remove() {
 		refused(tags[1], client.DeleteOptions{Force: true}, "in use")
 		x.d.kill(x.t, boxes[1])
 		x.delete(tags[1], client.DeleteOptions{Force: true})
-		x.fail(x.verifyCopy(boxes[2].ID, x.points[tags[2]])) // it reads pages and blocks of what is removed
+		x.fail(x.verifyCopy(boxes[2].ID, x.points[tags[2]])) // it reads pages and blocks of the removed snapshots
 		x.d.kill(x.t, boxes[0])
 		x.delete(tags[0], client.DeleteOptions{})
 
@@ -236,8 +238,8 @@ func (x *fire) remove() {
 	x.verifySource(now)
 }
 
-// grow branches the paused source, a child of that, and a child of that. Only the last child is
-// left running.
+// grow branches the paused source, a child of that branch, and a child of the second branch. Only
+// the last child is left running.
 func (x *fire) grow(now point) (tags []string, boxes []client.Sandbox) {
 	x.t.Helper()
 	from := x.source.ID

@@ -15,8 +15,7 @@ import (
 	"github.com/forkd/forkd/test/torture/guest"
 )
 
-// Without FORKD_TORTURE_BRANCHES and FORKD_TORTURE_SEED a run makes so many branches, with these
-// choices.
+// Number of branches and seed of a run without FORKD_TORTURE_BRANCHES and FORKD_TORTURE_SEED.
 const (
 	tortureBranches = 22
 	tortureSeed     = 1
@@ -24,21 +23,21 @@ const (
 
 // Depths of a line of descent, in memory layers over the first snapshot.
 const (
-	wantDepth = 4 // that a run reaches at least
+	wantDepth = 4 // that a run must reach
 	lineDepth = 5 // at which a line ends and its ancestors are verified
 )
 
-// TestTorture branches, forks, rolls back, suspends and removes through the daemon what
-// test/guest/torture writes as fast as it can, kills the daemon and VMMs in the middle, and
-// verifies every copy. Its choices follow from a seed; the instants at which guest, VMM and daemon
-// are caught do not. Package test/torture does the same to VMMs without a daemon.
+// TestTorture branches, forks, rolls back, suspends and removes sandboxes through the daemon while
+// test/guest/torture writes in them as fast as it can. It kills the daemon and VMMs in the middle,
+// and verifies every copy. Its choices follow from a seed, but the instants at which it interrupts
+// guest, VMM and daemon do not. Package test/torture does the same to VMMs without a daemon.
 func TestTorture(t *testing.T) {
 	f := open(t)
 	seed := envInt(t, "FORKD_TORTURE_SEED", tortureSeed)
 	branches := envInt(t, "FORKD_TORTURE_BRANCHES", tortureBranches)
 	dir := filepath.Join(f.root, "t")
 	state := filepath.Join(dir, "s")
-	mount(t, state, "size=1g") // of its own: it can be filled
+	mount(t, state, "size=1g") // a file system of its own, which can be filled
 	d := f.start(t, withState(state), withRun(filepath.Join(dir, "r")), withRAM(filepath.Join(dir, "m")))
 	x := &fire{t: t, d: d, rng: rand.New(rand.NewPCG(uint64(seed), 0)), points: map[string]point{},
 		long: branches > 2*tortureBranches}
@@ -61,8 +60,8 @@ func TestTorture(t *testing.T) {
 	x.nothingLeft(free)
 }
 
-// fire is a run of TestTorture. Its methods end the test when something is wrong; those that return
-// an error may be called by several goroutines.
+// fire is a run of TestTorture. Its methods end the test on any failure. Methods that return an
+// error may be called by several goroutines.
 type fire struct {
 	t      *testing.T
 	d      *daemon
@@ -72,11 +71,11 @@ type fire struct {
 	names  int
 	counts counts
 
-	source client.Sandbox   // writes all the time
-	own    point            // what it runs from
+	source client.Sandbox   // it writes all the time
+	own    point            // the instant that it runs from
 	saved  *point           // its latest suspended state
-	last   string           // latest snapshot of the source: it can be rolled back there
-	points map[string]point // what children of the snapshots that are listed must find, by tag
+	last   string           // latest snapshot in the source's line: the source can be rolled back to it
+	points map[string]point // the expected instants of children of the listed snapshots, by tag
 }
 
 // point is the instant of a snapshot.
@@ -85,7 +84,7 @@ type point struct {
 	depth int // memory layers over the first
 }
 
-// round is one thing done to the source. It may branch several times.
+// round is one operation on the source. It may branch several times.
 type round struct {
 	name string
 	run  func(*fire)
@@ -121,7 +120,7 @@ func (x *fire) newLine() {
 	x.source, x.own, x.saved, x.last = x.fork(baseTag), x.points[baseTag], nil, baseTag
 }
 
-// endLine verifies all snapshots, whose source has gone, and removes them in an order of its own.
+// endLine kills the source, verifies all snapshots, and removes them in random order.
 func (x *fire) endLine() {
 	x.t.Helper()
 	x.d.kill(x.t, x.source)
@@ -134,14 +133,14 @@ func (x *fire) endLine() {
 		}
 		x.delete(tag, client.DeleteOptions{Force: true})
 		if i == len(tags)/2 {
-			x.checkAll() // what has lost its ancestors
+			x.checkAll() // snapshots without their ancestors
 		}
 	}
 	x.d.audit(x.t)
 	x.t.Logf("%v", &x.counts)
 }
 
-// newTag returns a tag that nothing had before.
+// newTag returns a new, unique tag.
 func (x *fire) newTag() string {
 	x.names++
 	return fmt.Sprintf("t%d", x.names)
@@ -163,7 +162,7 @@ func (x *fire) millis(n int) time.Duration {
 	return time.Duration(x.rng.IntN(n*1000)) * time.Microsecond
 }
 
-// counts are what was done.
+// counts are the numbers of operations done.
 type counts struct {
 	mu         sync.Mutex
 	byMode     map[string]int
@@ -171,8 +170,8 @@ type counts struct {
 	sources    int // verified
 	deepest    int
 	daemons    int // killed in the middle of a branch
-	vmms       int // the same
-	cut        int // branches that were not there afterwards
+	vmms       int // killed in the middle of a branch
+	cut        int // branches that did not exist afterwards
 	rollbacks  int
 	suspends   int
 	removals   int // snapshots

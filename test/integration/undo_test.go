@@ -35,7 +35,7 @@ func (d *daemon) hook(t *testing.T, event string, fields map[string]string) {
 	}
 }
 
-// agentTurn is a turn of an agent in the workspace desk.
+// agentTurn performs one turn of an agent in the workspace desk.
 func (d *daemon) agentTurn(t *testing.T, id, prompt string, commands ...string) {
 	t.Helper()
 	d.hook(t, "UserPromptSubmit", map[string]string{"prompt": prompt})
@@ -45,7 +45,7 @@ func (d *daemon) agentTurn(t *testing.T, id, prompt string, commands ...string) 
 	d.hook(t, "Stop", nil)
 }
 
-// savedTurns returns the tags of the turns and what each of them is for.
+// savedTurns returns the tags of the turns and their descriptions.
 func (d *daemon) savedTurns(t *testing.T) string {
 	t.Helper()
 	var rows []struct {
@@ -60,8 +60,8 @@ func (d *daemon) savedTurns(t *testing.T) string {
 	return strings.Join(list, "; ")
 }
 
-// TestUndoTurns undoes what an agent did in its turns, in a real VM: rm -rf of its work and of what a
-// sandbox needs, and a process that was killed. Files, memory and processes are back, and forth again.
+// TestUndoTurns undoes and redoes the turns of an agent in a real VM: rm -rf of its work and of files
+// that a sandbox needs, and a killed process. Files, memory and processes come back.
 func TestUndoTurns(t *testing.T) {
 	d := load(t).start(t, withPool(0))
 	t.Cleanup(func() { _ = d.DeleteWorkspace(d.ctx(t, quietLimit), "desk") })
@@ -69,7 +69,7 @@ func TestUndoTurns(t *testing.T) {
 	d.cliJSON(t, &ws, "workspace", "create", "desk", "--snapshot", tag)
 	id := ws.LiveSandboxID
 	d.hook(t, "UserPromptSubmit", map[string]string{"prompt": "hello"})
-	time.Sleep(10 * time.Second) // nothing happens in the sandbox
+	time.Sleep(10 * time.Second) // no turn takes place in this time
 	if s, err := d.Stats(d.ctx(t, quietLimit), id); err != nil {
 		t.Fatal(err)
 	} else {
@@ -88,7 +88,7 @@ func TestUndoTurns(t *testing.T) {
 		t.Errorf("after the first turn: %s", got)
 	}
 
-	// The loop of remember writes a line ten times a second; that alone is no turn.
+	// The loop of remember writes a line ten times a second; that alone does not count as a turn.
 	time.Sleep(5 * time.Second)
 	if s, err := d.Stats(d.ctx(t, quietLimit), id); err != nil {
 		t.Fatal(err)
@@ -116,7 +116,7 @@ func TestUndoTurns(t *testing.T) {
 		}
 		fmt.Printf("%s took %.1f s\n", what, time.Since(start).Seconds())
 	}
-	// The look at /root has used the sandbox, which counts as a turn.
+	// Listing /root has used the sandbox, which counts as a turn.
 	back("undo of what came after rm -rf", "desk-turn-2", "undo")
 	back("undo of rm -rf", "desk-turn-1", "undo")
 	d.remembers(t, id, "first")
@@ -128,7 +128,7 @@ func TestUndoTurns(t *testing.T) {
 	if out := d.sh(t, id, "ls /root"); out != "" {
 		t.Errorf("forward again, there is %q", out)
 	}
-	back("undo once more", "desk-turn-1", "undo", "2") // looking, and rm -rf
+	back("undo once more", "desk-turn-1", "undo", "2") // the listing, and rm -rf
 	d.remembers(t, id, "first")
 
 	d.cli(t, 0, "workspace", "suspend", "desk")

@@ -10,7 +10,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// identity is what children of one snapshot must not share, as code and as what it prints.
+// identity is code that prints the values which children of one snapshot must not share.
 const identity = `
 import json, os, random, socket, time, uuid
 with open("/dev/urandom", "rb") as f:
@@ -35,7 +35,7 @@ func TestUniqueness(t *testing.T) {
 	for first := 0; first < total; first += batch {
 		forked := time.Now()
 		boxes := d.fork(t, min(batch, total-first))
-		slack := max(time.Second, time.Since(forked)) // a child takes over the time that the daemon has read during the fork
+		slack := max(time.Second, time.Since(forked)) // the daemon reads the time for a child during the fork
 		for i, s := range boxes {
 			asked := time.Now()
 			r, err := d.Eval(d.ctx(t, quietLimit), s.ID, client.EvalRequest{Code: identity})
@@ -47,7 +47,7 @@ func TestUniqueness(t *testing.T) {
 			if err := json.Unmarshal([]byte(r.Stdout), &values); err != nil {
 				t.Fatalf("child %d: %v in %q", first+i, err, r.Stdout)
 			}
-			// The child looked at its clock at some time between the question and the answer.
+			// The child read its clock between the request and the answer.
 			clock := time.UnixMicro(int64(values["time"].(float64) * 1e6))
 			off := max(asked.Sub(clock), clock.Sub(answered))
 			if off > slack {
@@ -74,8 +74,8 @@ func TestUniqueness(t *testing.T) {
 		total, len(seen), max(worst, 0))
 }
 
-// warmGenerators uses every generator that keeps a state in the interpreter's memory; draw is what
-// siblings take from them.
+// warmGenerators uses every generator that keeps a state in the interpreter's memory. draw prints
+// the numbers that siblings draw from them.
 const warmGenerators = `
 import ctypes, json, random, sqlite3, ssl, tempfile, uuid
 import numpy as np
@@ -152,7 +152,7 @@ chmod +x /etc/forkd/fork.d/20-licence`)
 	d.only(t, source)
 }
 
-// TestACommandOutOfMemoryIsCalledThat runs a command that takes all memory of its guest.
+// TestACommandOutOfMemoryIsCalledThat runs a command that allocates all memory of its guest.
 func TestACommandOutOfMemoryIsCalledThat(t *testing.T) {
 	d := load(t).start(t)
 	box := d.fork(t, 1)[0]

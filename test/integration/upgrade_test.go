@@ -14,9 +14,9 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// TestUpgrade puts this build in the place of an earlier one, which is built from the clone's
-// history. Sandboxes whose VMMs speak its protocol are taken over; others are left alone, the log
-// says why, and the earlier daemon takes them over again.
+// TestUpgrade replaces an earlier build, which is built from the clone's history, by this build.
+// Sandboxes whose VMMs speak this build's protocol are taken over. Others are left alone, the log
+// names the reason, and the earlier daemon takes them over again.
 func TestUpgrade(t *testing.T) {
 	f := open(t)
 	if f.assets.NoBuild != "" {
@@ -81,7 +81,7 @@ func TestUpgrade(t *testing.T) {
 	}
 }
 
-// noted checks that a sandbox has what was written into it, and that its process goes on.
+// noted checks that a sandbox has the earlier files, and that its process still runs.
 func (d *daemon) noted(t *testing.T, id string) {
 	t.Helper()
 	if got := d.sh(t, id,
@@ -90,7 +90,7 @@ func (d *daemon) noted(t *testing.T, id string) {
 	}
 }
 
-// usedAfterUpgrade does everything with a VMM of an earlier build that changes its state.
+// usedAfterUpgrade performs all operations that change the state of a VMM of an earlier build.
 func (d *daemon) usedAfterUpgrade(t *testing.T, s client.Sandbox) {
 	t.Helper()
 	d.noted(t, s.ID)
@@ -113,8 +113,8 @@ func (d *daemon) usedAfterUpgrade(t *testing.T, s client.Sandbox) {
 	d.noted(t, s.ID)
 }
 
-// leftAlone checks that a sandbox runs on, and that the daemon and its log say why it was not taken
-// over.
+// leftAlone checks that a sandbox runs on, and that the daemon and its log name the reason why it
+// was not taken over.
 func (d *daemon) leftAlone(t *testing.T, s client.Sandbox, protocol int) {
 	t.Helper()
 	if _, err := os.Stat(fmt.Sprintf("/proc/%d", s.PID)); err != nil {

@@ -10,17 +10,17 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// outcome is what a client knows after a request.
+// outcome is a client's knowledge of the result of a request.
 type outcome int
 
 const (
 	done    outcome = iota // it was carried out
-	refused                // it was not
-	unknown                // nobody knows: the daemon died, or failed in the middle
+	refused                // it was not carried out
+	unknown                // the daemon died, or failed in the middle
 )
 
-// rules are the codes (docs/errors.md) that a request may be answered with where a fault explains
-// it. Whatever is not here fails the run, and so does a code whose faults have not been there.
+// rules lists the error codes (docs/errors.md) that a fault may cause, with the faults that explain
+// each. Any other code fails the run, and so does a code whose faults did not occur.
 var rules = map[string][]Kind{
 	"no_space":      {FillDisk, FillRAM},
 	"host_disk":     {FillDisk},
@@ -28,27 +28,27 @@ var rules = map[string][]Kind{
 	"timeout":       {StallDisk, FillDisk},
 }
 
-// ofDeadVMs are the codes of requests whose VM was killed.
+// ofDeadVMs are the codes of requests to a VM that was killed.
 var ofDeadVMs = []string{"sandbox_state", "sandbox_not_found", "vm_ended", "sandbox_failed"}
 
-// maybeDone are codes after which a part of the request may have been carried out.
+// maybeDone are codes after which the request may have been carried out in part.
 var maybeDone = []string{"internal", "vm_ended", "sandbox_failed", "timeout", "no_space"}
 
-// cutOff is the answer of a request whose connection broke.
+// cutOff stands for the answer of a request whose connection broke.
 const cutOff = "cut_off"
 
-// asked is a request: what may be answered to it besides success, with or without a fault.
+// asked describes a request, and its permitted answers other than success.
 type asked struct {
 	op  string
-	box *box   // that it is about; nil: none, or somebody else's
-	id  string // of somebody else's
-	to  string // what more was asked, for people
+	box *box   // that it concerns; nil: none, or another client's
+	id  string // of another client's sandbox
+	to  string // further details, for people
 
-	starts bool     // a VM, which may be killed as well as that of box
-	may    []string // codes that need no fault to explain them
+	starts bool     // it starts a VM, which may be killed as well as that of box
+	may    []string // codes that are permitted without a fault
 }
 
-// do makes a request and accounts for its answer.
+// do makes a request and checks its answer.
 func (w *worker) do(a asked, f func(ctx context.Context) error) outcome {
 	ctx, cancel := context.WithTimeout(context.Background(), stepLimit)
 	defer cancel()
@@ -102,7 +102,7 @@ func (w *worker) excuse(a asked, code string, from time.Time) (Kind, bool) {
 	return w.faults.explains(from, rules[code]...)
 }
 
-// String says what was asked.
+// String describes the request.
 func (a asked) String() string {
 	words := a.op
 	switch {
@@ -117,7 +117,7 @@ func (a asked) String() string {
 	return words
 }
 
-// text is what an error says, with its code.
+// text returns the text of an error, with its code.
 func text(err error) string {
 	var e *client.Error
 	switch {

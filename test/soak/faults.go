@@ -10,7 +10,7 @@ type Kind string
 
 // The kinds of faults.
 const (
-	KillDaemon Kind = "kill_daemon" // the daemon, which is started again
+	KillDaemon Kind = "kill_daemon" // the daemon, which the test starts again
 	KillNet    Kind = "kill_net"    // forkd-net, which the daemon starts again
 	KillVMM    Kind = "kill_vmm"    // one forkd-vmm, of a sandbox or of the pool
 	FillDisk   Kind = "fill_disk"   // the file system of the state directory
@@ -21,14 +21,14 @@ const (
 // Kinds returns all kinds.
 func Kinds() []Kind { return []Kind{KillDaemon, KillNet, KillVMM, FillDisk, FillRAM, StallDisk} }
 
-// fault is one of them, and how long it could be felt.
+// fault is one occurrence of a fault, and the time during which it could cause errors.
 type fault struct {
 	kind     Kind
 	id       string // of the VM that was killed
 	from, to time.Time
 }
 
-// FaultLog is what was done to the host and when: the reasons for which an answer may be an error.
+// FaultLog records the faults and their times: the reasons why an answer may be an error.
 type FaultLog struct {
 	mu     sync.Mutex
 	faults []*fault
@@ -38,8 +38,8 @@ type FaultLog struct {
 // NewFaultLog returns a log without faults.
 func NewFaultLog() *FaultLog { return &FaultLog{counts: map[Kind]int{}} }
 
-// Begin notes a fault just before it is made. It lasts until end is called, when nothing can be
-// felt of it any more. A VMM's death has no end: it is that of one VM.
+// Begin records a fault just before it is caused. The fault lasts until end is called, when it can
+// no longer cause errors. The death of a VMM has no end: it concerns that VM only.
 func (l *FaultLog) Begin(kind Kind, id string) (end func()) {
 	f := &fault{kind: kind, id: id, from: time.Now()}
 	l.mu.Lock()
@@ -53,7 +53,7 @@ func (l *FaultLog) Begin(kind Kind, id string) (end func()) {
 	}
 }
 
-// explains returns the first of kinds that was there at some time since from.
+// explains returns the first of kinds that occurred at some time since from.
 func (l *FaultLog) explains(from time.Time, kinds ...Kind) (Kind, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -79,7 +79,7 @@ func (l *FaultLog) killed(id string, since time.Time) bool {
 	return false
 }
 
-// Count returns how many faults there were of a kind.
+// Count returns how many faults of a kind occurred.
 func (l *FaultLog) Count(kind Kind) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()

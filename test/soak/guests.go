@@ -15,16 +15,16 @@ import (
 	"github.com/forkd/forkd/test/torture/guest"
 )
 
-// Dir is where clients keep their files in a guest. The base has it.
+// Dir is the directory in a guest in which clients keep their files. The base has it.
 const Dir = "/root/soak"
 
-// Files of a sandbox: how many, and how large they may be.
+// The number of files of a sandbox, and their maximum size.
 const (
 	maxFiles    = 4
 	maxFileSize = 96 << 10
 )
 
-// ask sends words to torture in a sandbox.
+// ask sends a request to torture in a sandbox.
 func (w *worker) ask(op string, b *box, words ...string) (guest.Report, outcome) {
 	var r guest.Report
 	p, out := w.exec(op, b, append([]string{guest.Program, "ask", guest.Socket}, words...))
@@ -51,12 +51,12 @@ func (w *worker) exec(op string, b *box, args []string) (stdout string, out outc
 	return res.Stdout, out
 }
 
-// corrupt notes that a sandbox is not whole.
+// corrupt records that a sandbox is not whole.
 func (w *worker) corrupt(b *box, format string, args ...any) {
 	w.rep.find(&w.rep.Corrupt, "%s: %s", b.name(), fmt.Sprintf(format, args...))
 }
 
-// mark gives a sandbox a number that nothing had before.
+// mark gives a sandbox a new, unique number.
 func (w *worker) mark(b *box) {
 	mark := w.marks.Add(1)
 	r, out := w.ask("mark", b, "mark", fmt.Sprint(mark))
@@ -70,7 +70,7 @@ func (w *worker) mark(b *box) {
 	}
 }
 
-// verify compares a running sandbox with what its client knows of it.
+// verify compares a running sandbox with its client's knowledge of it.
 func (w *worker) verify(b *box) {
 	r, out := w.ask("verify", b, "verify")
 	if out != done {
@@ -97,7 +97,8 @@ func (w *worker) verify(b *box) {
 	w.rep.count(&w.rep.Verified)
 }
 
-// verifyFiles returns those of p that have the files of a sandbox; none if that is damage.
+// verifyFiles returns the points of p that match the files of a sandbox; none if the files are
+// damaged.
 func (w *worker) verifyFiles(b *box, p points) (fit points, out outcome) {
 	text, out := w.exec("read files", b, []string{"/bin/sh", "-c", "cd " + Dir + " && sha256sum * 2>/dev/null; true"})
 	if out != done {
@@ -127,8 +128,8 @@ func (w *worker) verifyFiles(b *box, p points) (fit points, out outcome) {
 	return fit, done
 }
 
-// writeFile writes one file more. A file of which nobody knows whether it was written is written by
-// no other request.
+// writeFile writes one more file. If the result of a write is unknown, no other request writes that
+// file.
 func (w *worker) writeFile(b *box) {
 	if len(b.now[0].files) >= maxFiles {
 		w.removeFile(b)
@@ -148,7 +149,7 @@ func (w *worker) writeFile(b *box) {
 	b.now = b.now.with(name, fmt.Sprintf("%x", sha256.Sum256(p)))
 }
 
-// removeFile removes a file that the sandbox has for certain.
+// removeFile removes a file that the sandbox certainly has.
 func (w *worker) removeFile(b *box) {
 	names := slices.Sorted(maps.Keys(b.now[0].files))
 	if len(names) == 0 || len(b.now) > 1 {
@@ -167,7 +168,7 @@ func (w *worker) removeFile(b *box) {
 	}
 }
 
-// execRefused runs a command in a sandbox that stands still, which must be refused.
+// execRefused runs a command in a paused sandbox, which must be refused.
 func (w *worker) execRefused(b *box) {
 	out := w.do(asked{op: "exec while it stands", box: b, may: []string{"sandbox_state"}},
 		func(ctx context.Context) error {
@@ -180,7 +181,7 @@ func (w *worker) execRefused(b *box) {
 	w.settle(b, b.state)
 }
 
-// meddle does something to a sandbox of anybody's, who may be doing anything to it.
+// meddle does something to any client's sandbox, during any operation of that client.
 func (w *worker) meddle() {
 	var ids []string
 	if out := w.do(asked{op: "list"}, func(ctx context.Context) error {
@@ -205,7 +206,7 @@ func (w *worker) meddle() {
 		try("stats", func(ctx context.Context) error { _, err := w.d.Stats(ctx, id); return err })
 	case 2:
 		try("console", func(ctx context.Context) error { _, err := w.d.Console(ctx, id); return err })
-	case 3: // within ten seconds, which an emulated CPU that others use may not do
+	case 3: // within ten seconds, which may be too short on a shared emulated CPU
 		may = append(may, "timeout")
 		try("ping", func(ctx context.Context) error { _, err := w.d.Ping(ctx, id); return err })
 	}

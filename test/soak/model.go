@@ -10,25 +10,25 @@ import (
 	"github.com/forkd/forkd/test/torture/guest"
 )
 
-// The states of a sandbox that outlast a request, as the API spells them.
+// The states of a sandbox that last longer than a request, with the API's names.
 const (
 	running   = "running"
 	paused    = "paused"
 	suspended = "suspended"
 )
 
-// point is a state of a guest that a client knows of.
+// point is a known state of a guest.
 type point struct {
 	guest.Instant
 	files map[string]string // in dir, and their SHA-256; never changed in place
 }
 
-// points are the states that something may be in: one, but after a request of which nobody knows
-// what became. They are never changed in place.
+// points are the possible states of a guest or a snapshot: one, or more after a request whose
+// result is unknown. They are never changed in place.
 type points []point
 
-// marked returns what p may be after a request that sets a mark was carried out, or else may have
-// been.
+// marked returns the possible states after a request that sets a mark. If certain, the request was
+// carried out; otherwise it may have been.
 func (p points) marked(mark, seq uint64, certain bool) points {
 	next := make(points, 0, 2*len(p))
 	for _, was := range p {
@@ -40,7 +40,8 @@ func (p points) marked(mark, seq uint64, certain bool) points {
 	return next
 }
 
-// with returns p with a file that has been written; without one that may have been removed.
+// with returns p with a file that was written. without returns p without a file that may have been
+// removed.
 func (p points) with(name, sum string) points {
 	next := slices.Clone(p)
 	for i := range next {
@@ -62,11 +63,11 @@ func (p points) without(name string) points {
 	return next
 }
 
-// or returns what may be in one of two states.
+// or returns the states of both p and q.
 func (p points) or(q points) points { return append(slices.Clone(p), q...) }
 
-// check compares what a guest has found out about itself with p, and returns those of p that it can
-// be. An error is damage.
+// check compares a guest's report about itself with p, and returns the points of p that match. An
+// error means damage.
 func (p points) check(r *guest.Report, size guest.Size) (points, error) {
 	if err := r.Damage(); err != nil {
 		return nil, err
@@ -90,8 +91,8 @@ func (p points) check(r *guest.Report, size guest.Size) (points, error) {
 	return fit, nil
 }
 
-// newest reports whether a guest that fits has the highest mark of p. A request that was cut off
-// may still set that in any other.
+// newest reports whether the matching points have the highest mark of p. If not, a request that was
+// cut off may still set that mark.
 func (p points) newest(fit points) bool {
 	for _, q := range p {
 		if q.Mark > fit[0].Mark {
@@ -101,25 +102,25 @@ func (p points) newest(fit points) bool {
 	return true
 }
 
-// box is a sandbox that its client was told of and has not deleted.
+// box is a sandbox that its client knows and has not deleted.
 type box struct {
 	id    string
 	born  time.Time // before the request that started its VM
 	state string
-	now   points            // what it holds
-	own   points            // what it runs from: where a rollback without a target leads
+	now   points            // its possible states
+	own   points            // the states that it runs from: the target of a rollback without one
 	saved points            // its latest suspended state; nil: none
-	line  map[string]points // branches that were made of it
+	line  map[string]points // branches made of it
 
 	mayBeGone bool // a rollback was cut off or failed: the daemon may have ended it
 }
 
-// start notes that the VM of b was started by a request that was made at from, to hold p.
+// start records that a request made at from has started the VM of b with state p.
 func (b *box) start(from time.Time, p points) {
 	b.born, b.state, b.now, b.own, b.mayBeGone = from, running, p, p, false
 }
 
-// family is what one client has made and not deleted. Only its client changes it.
+// family holds what one client has made and not deleted. Only that client changes it.
 type family struct {
 	boxes     []*box
 	snapshots map[string]points // by tag
@@ -136,10 +137,10 @@ func (f *family) forget(tag string) {
 	}
 }
 
-// tags returns the tags of its snapshots in an order that depends on nothing else.
+// tags returns the tags of its snapshots, in a reproducible order.
 func (f *family) tags() []string { return slices.Sorted(maps.Keys(f.snapshots)) }
 
-// adopt makes boxes of new sandboxes.
+// adopt makes boxes for new sandboxes.
 func (f *family) adopt(list []client.Sandbox, from time.Time, p points) (boxes []*box) {
 	for _, s := range list {
 		b := &box{id: s.ID, line: map[string]points{}}

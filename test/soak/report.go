@@ -14,48 +14,48 @@ import (
 	"github.com/forkd/forkd/internal/atomicfile"
 )
 
-// maxFindings bounds how many findings are told; all are counted.
+// maxFindings limits the number of findings in the report; all are counted.
 const maxFindings = 50
 
-// Report is what a run has done and found. It is written as out/soak.json.
+// Report holds the operations and findings of a run. It is written as out/soak.json.
 type Report struct {
 	Seed    uint64  `json:"seed"`
 	Clients int     `json:"clients"`
 	Seconds float64 `json:"duration_s"`
 
-	Operations  int                       `json:"operations"`   // requests that were answered, in whatever way, or cut off
+	Operations  int                       `json:"operations"`   // requests that were answered in any way, or cut off
 	ByOperation map[string]map[string]int `json:"by_operation"` // operation → answer → how often
-	Excused     map[string]int            `json:"excused"`      // answer that is an error, and the fault that explains it
+	Excused     map[string]int            `json:"excused"`      // error codes with the faults that explain them
 
 	Faults      int          `json:"faults"`
 	ByFault     map[Kind]int `json:"by_fault"`
 	DaemonKills int          `json:"daemon_kills"`
-	Audits      int          `json:"audits"`   // after a daemon was killed: what is there is what was acknowledged
-	Verified    int          `json:"verified"` // sandboxes that said that they are whole
-	// sandboxes whose VM was killed, brought back from their suspended state
+	Audits      int          `json:"audits"`   // comparisons of the present with the acknowledged state
+	Verified    int          `json:"verified"` // sandboxes that reported to be whole
+	// Sandboxes whose VM was killed, resumed from their suspended state.
 	Resurrected  int `json:"resurrected"`
-	EndedByFault int `json:"ended_by_fault"` // those that had none, or were being rolled back
+	EndedByFault int `json:"ended_by_fault"` // sandboxes without a suspended state, or that were being rolled back
 
 	LostSandboxes int      `json:"lost_sandboxes"`
 	LostSnapshots int      `json:"lost_snapshots"`
-	Corrupt       int      `json:"corrupt"`    // sandboxes that are not whole, or of another instant
-	HalfMade      int      `json:"half_made"`  // what nobody was told of and is there all the same
-	Unexpected    int      `json:"unexpected"` // answers that nothing explains
-	Leaks         int      `json:"leaks"`      // kinds of things of which more is held than before
-	Findings      []string `json:"findings"`   // the first of these
+	Corrupt       int      `json:"corrupt"`    // sandboxes that are damaged, or copies of a different instant
+	HalfMade      int      `json:"half_made"`  // things that exist although no client was told of them
+	Unexpected    int      `json:"unexpected"` // answers that no fault explains
+	Leaks         int      `json:"leaks"`      // kinds of resources of which more are in use than before
+	Findings      []string `json:"findings"`   // the first findings
 
 	mu    sync.Mutex
 	start time.Time
 	out   io.Writer // of Say
 }
 
-// NewReport starts the clock. What happens is told on out as it happens.
+// NewReport starts the clock. Messages about the run are written to out as it proceeds.
 func NewReport(seed uint64, clients int, out io.Writer) *Report {
 	return &Report{Seed: seed, Clients: clients, ByOperation: map[string]map[string]int{}, Excused: map[string]int{},
 		Findings: []string{}, start: time.Now(), out: out}
 }
 
-// Say writes a line of what happens: a request with its answer, a fault, a finding.
+// Say writes a line about a request with its answer, a fault, or a finding.
 func (r *Report) Say(format string, args ...any) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -90,7 +90,7 @@ func (r *Report) count(n *int) {
 	*n++
 }
 
-// Audited counts a comparison of what is there with what was acknowledged.
+// Audited counts a comparison of what exists with what was acknowledged.
 func (r *Report) Audited() { r.count(&r.Audits) }
 
 // find counts a finding in n.
@@ -105,20 +105,20 @@ func (r *Report) find(n *int, format string, args ...any) {
 	}
 }
 
-// Leak notes a kind of thing of which more is held than before.
+// Leak records a kind of resource of which more are in use than before.
 func (r *Report) Leak(kind, what string) { r.find(&r.Leaks, "leak of %s: %s", kind, what) }
 
-// HalfMadeThing is a finding of an audit.
+// HalfMadeThing records a finding of an audit.
 func (r *Report) HalfMadeThing(format string, args ...any) { r.find(&r.HalfMade, format, args...) }
 
-// Failed reports whether anything was found.
+// Failed reports whether there are findings.
 func (r *Report) Failed() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.LostSandboxes+r.LostSnapshots+r.Corrupt+r.HalfMade+r.Unexpected+r.Leaks > 0
 }
 
-// Write writes the report to path, whole or not at all, with what log has until now.
+// Write writes the report to path, completely or not at all, with the faults in log so far.
 func (r *Report) Write(path string, log *FaultLog) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -136,7 +136,7 @@ func (r *Report) Write(path string, log *FaultLog) error {
 	return atomicfile.WriteJSON(path, r)
 }
 
-// Print writes the report for people. It has the faults of the last Write.
+// Print writes the report in a form for people. It has the faults of the last Write.
 func (r *Report) Print(to io.Writer) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

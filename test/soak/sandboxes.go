@@ -10,7 +10,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// label marks the children of one fork, by which they are found if its answer is lost.
+// label marks the children of one fork, so that they are found if its answer is lost.
 const label = "soak-fork"
 
 // fork starts n children of a snapshot that holds p, and verifies them.
@@ -18,7 +18,7 @@ func (w *worker) fork(tag string, p points, n int) []*box {
 	return w.forkAs(asked{op: "fork", to: fmt.Sprint(n, " of ", tag)}, client.ForkRequest{SnapshotTag: tag, N: n}, p)
 }
 
-// forkBox starts children straight from a sandbox.
+// forkBox forks children directly from a sandbox.
 func (w *worker) forkBox(b *box) {
 	if len(w.own.boxes) >= w.cfg.Boxes {
 		w.verify(b)
@@ -50,8 +50,8 @@ func (w *worker) forkAs(a asked, req client.ForkRequest, p points) []*box {
 	return slices.DeleteFunc(boxes, func(b *box) bool { return !w.has(b) })
 }
 
-// forked returns the children of a fork without an answer: all of them, or there must be none.
-// Children that a refused fork has left are a finding.
+// forked returns the children of a fork without an answer: there must be all or none. Children of a
+// refused fork are a finding.
 func (w *worker) forked(req client.ForkRequest, out outcome) (children []client.Sandbox) {
 	var list []client.Sandbox
 	w.await(func(ctx context.Context) (ready bool, err error) {
@@ -71,11 +71,11 @@ func (w *worker) forked(req client.ForkRequest, out outcome) (children []client.
 	return nil
 }
 
-// kill deletes a sandbox, however often the daemon dies meanwhile.
+// kill deletes a sandbox, however often the daemon dies during that.
 func (w *worker) kill(b *box, may ...string) {
 	w.await(func(context.Context) (bool, error) {
 		out := w.do(asked{op: "kill", box: b, may: may}, func(ctx context.Context) error { return w.d.Kill(ctx, b.id) })
-		may = []string{"sandbox_not_found"} // the first may have been carried out
+		may = []string{"sandbox_not_found"} // the first attempt may have been carried out
 		return out != unknown, nil
 	})
 	w.own.remove(b)
@@ -95,7 +95,7 @@ func (w *worker) pause(b *box) {
 	}
 }
 
-// resume lets a paused sandbox run, or brings a suspended one back.
+// resume resumes a paused or suspended sandbox.
 func (w *worker) resume(b *box) bool {
 	from, was := time.Now(), b.state
 	a := asked{op: "resume " + was, box: b, may: []string{"max_sandboxes", "busy"}, starts: was == suspended}
@@ -117,7 +117,7 @@ func (w *worker) resume(b *box) bool {
 	return true
 }
 
-// wake makes a sandbox run.
+// wake waits until a sandbox runs, resuming it if necessary.
 func (w *worker) wake(b *box) bool {
 	return w.await(func(context.Context) (bool, error) {
 		return !w.has(b) || b.state == running || w.resume(b), nil
@@ -140,10 +140,10 @@ func (w *worker) suspend(b *box) {
 	}
 }
 
-// suspend notes that b is suspended as it was.
+// suspend records that b was suspended in its present state.
 func (b *box) suspend() { b.state, b.saved, b.own = suspended, b.now, b.now }
 
-// rollback puts a sandbox back to what it runs from, or to a branch of it.
+// rollback rolls a sandbox back to the snapshot that it runs from, or to a branch of it.
 func (w *worker) rollback(b *box) {
 	to, p := "", b.own
 	var tags []string
@@ -155,7 +155,7 @@ func (w *worker) rollback(b *box) {
 	if n := w.rng.IntN(len(tags) + 1); n < len(tags) {
 		to, p = tags[n], b.line[tags[n]]
 	}
-	// A rollback to another snapshot than the one it runs from makes a new line.
+	// A rollback to a snapshot other than the one it runs from starts a new line.
 	may := []string{"not_in_line", "busy"}
 	switch w.do(asked{op: "roll back", box: b, to: cmp.Or(to, "where it runs from"), may: may},
 		func(ctx context.Context) error { _, err := w.d.Rollback(ctx, b.id, to); return err }) {

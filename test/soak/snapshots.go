@@ -31,9 +31,9 @@ func (w *worker) branch(b *box) {
 	}
 }
 
-// written waits until a snapshot is written and reports whether it is there. One that was promised
-// has to be, one that was refused must not, and one that was being written is there unless a fault
-// explains it.
+// written waits until a snapshot is written and reports whether it exists. An acknowledged snapshot
+// must exist, and a refused one must not. A snapshot that was being written exists unless a fault
+// explains its absence.
 func (w *worker) written(tag string, b *box, from time.Time, out outcome, promised bool) (there bool) {
 	found := "there is no such snapshot"
 	if !w.await(func(ctx context.Context) (bool, error) {
@@ -57,14 +57,14 @@ func (w *worker) written(tag string, b *box, from time.Time, out outcome, promis
 	case !there && promised, !there && out == done && !explained:
 		w.rep.find(&w.rep.LostSnapshots, "snapshot %s of %s is lost: %s", tag, b.name(), found)
 	}
-	if !there && found != "there is no such snapshot" { // it says why until it is removed
+	if !there && found != "there is no such snapshot" { // the list has the reason until it is removed
 		w.removeSnapshot(tag, true)
 	}
 	return there
 }
 
-// removeSnapshot removes a snapshot, unless it is in use, or others build on it and force is not
-// set.
+// removeSnapshot removes a snapshot. That fails if it is in use, or if others build on it and force
+// is not set.
 func (w *worker) removeSnapshot(tag string, force bool) {
 	may := []string{"snapshot_in_use"}
 	var out outcome
@@ -72,7 +72,7 @@ func (w *worker) removeSnapshot(tag string, force bool) {
 		out = w.do(asked{op: "remove snapshot", to: tag, may: may}, func(ctx context.Context) error {
 			return w.d.DeleteSnapshot(ctx, tag, client.DeleteOptions{Force: force})
 		})
-		may = append(may, "snapshot_not_found") // the first may have been carried out
+		may = append(may, "snapshot_not_found") // the first attempt may have been carried out
 		return out != unknown, nil
 	})
 	if out == refused {

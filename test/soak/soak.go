@@ -1,12 +1,12 @@
-// Package soak lets clients do at random what users do, to a daemon that is killed, and whose VMMs,
-// network and disks fail, and finds out whether anything that was acknowledged got lost.
+// Package soak lets clients use a daemon at random while the daemon is killed and its VMMs, network
+// and disks fail. It checks that nothing that was acknowledged gets lost.
 //
-// Every sandbox runs test/guest/torture, which knows whether it is whole; its client gives it marks
-// and files and knows what it must hold, as well as every snapshot. Every answer is either a
-// success, or an error that is documented and that a fault explains (answer.go); anything else is a
-// finding. What the clients do follows from a seed; when, and when faults meet them, does not.
-// Faults are made by who uses this package (test/integration), as is the comparison of what the
-// host holds before and after. It needs a snapshot to fork from, and knows nothing of how the
+// Every sandbox runs test/guest/torture, which can check that it is whole. Its client gives it
+// marks and files, and knows the expected content of every sandbox and every snapshot. Every answer
+// must be a success, or a documented error that a fault explains (answer.go); anything else is a
+// finding. The actions of the clients follow from a seed; their timing, and that of the faults,
+// does not. The user of this package (test/integration) causes the faults, and compares the host's
+// resources before and after. The package needs a snapshot to fork from, and does not know how the
 // daemon is started.
 package soak
 
@@ -25,10 +25,10 @@ import (
 // and its disk stalled; reaching it is a finding.
 const stepLimit = 3 * time.Minute
 
-// Config is what a run works with.
+// Config configures a run.
 type Config struct {
 	Daemon *client.Client
-	Base   string     // the snapshot that everything descends from: torture runs in it
+	Base   string     // the snapshot with torture running from which everything descends
 	Size   guest.Size // of torture
 	Clients,
 	Boxes, // sandboxes that a client keeps at most, and snapshots
@@ -42,9 +42,9 @@ type Config struct {
 type Soak struct {
 	cfg     Config
 	base    points
-	marks   atomic.Uint64 // a mark is never given twice
+	marks   atomic.Uint64 // the latest mark; each is used once
 	names   atomic.Uint64
-	gate    sync.RWMutex // read-held by whoever makes requests
+	gate    sync.RWMutex // locked for reading during requests
 	workers []*worker
 }
 
@@ -59,7 +59,7 @@ type worker struct {
 	own    family
 }
 
-// New returns a run whose base holds the instant at.
+// New returns a run whose base is a copy of the instant at.
 func New(cfg Config, at guest.Instant) *Soak {
 	s := &Soak{cfg: cfg, base: points{{Instant: at}}}
 	s.marks.Store(at.Mark)
@@ -70,7 +70,7 @@ func New(cfg Config, at guest.Instant) *Soak {
 	return s
 }
 
-// Run lets all clients work until stop is closed, and returns when none of them makes a request.
+// Run lets all clients work until stop is closed, and returns when no request is in progress.
 func (s *Soak) Run(stop <-chan struct{}) {
 	var group sync.WaitGroup
 	for _, w := range s.workers {
@@ -90,8 +90,8 @@ func (s *Soak) Run(stop <-chan struct{}) {
 	group.Wait()
 }
 
-// Still runs f while no client makes a request. It is told what they were acknowledged: the ids of
-// sandboxes and the tags of snapshots.
+// Still calls f while no client makes a request, with what was acknowledged: the ids of sandboxes
+// and the tags of snapshots.
 func (s *Soak) Still(f func(boxes, tags map[string]bool)) {
 	s.gate.Lock()
 	defer s.gate.Unlock()
@@ -107,8 +107,8 @@ func (s *Soak) Still(f func(boxes, tags map[string]bool)) {
 	f(boxes, tags)
 }
 
-// Finish verifies all sandboxes and a child of every snapshot, and removes everything. No fault may
-// be there any more.
+// Finish verifies all sandboxes and a child of every snapshot, and removes everything. It is called
+// when all faults have ended.
 func (s *Soak) Finish() {
 	for _, w := range s.workers {
 		for len(w.own.boxes) > 0 {
@@ -127,5 +127,5 @@ func (s *Soak) Finish() {
 	}
 }
 
-// name returns a name that nothing had before.
+// name returns a new, unique name.
 func (w *worker) name() string { return fmt.Sprintf("c%d-%d", w.n, w.names.Add(1)) }

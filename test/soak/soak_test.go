@@ -30,7 +30,7 @@ func newWorker(t *testing.T, answer http.HandlerFunc) *worker {
 	return s.workers[0]
 }
 
-// box gives the client a sandbox that was started just now.
+// box gives the client a sandbox that was started at this moment.
 func (w *worker) box(id string) *box {
 	return w.own.adopt([]client.Sandbox{{ID: id}}, time.Now(), w.base)[0]
 }
@@ -40,8 +40,8 @@ func problem(w http.ResponseWriter, status int, code string) {
 	fmt.Fprintf(w, `{"error": "it says %s", "code": %q}`, code, code)
 }
 
-// An error that nothing explains is a finding, one that a fault explains is not; a fault explains
-// only its own errors, and none that were made after its end.
+// An error that no fault explains is a finding. A fault explains only its own errors, and none of
+// requests made after its end.
 func TestAnswersAreAccountedFor(t *testing.T) {
 	for _, c := range []struct {
 		name, code string
@@ -101,8 +101,8 @@ func TestChildrenMayBeKilled(t *testing.T) {
 	}
 }
 
-// A sandbox that is missing or has exited is lost, unless its own VMM was killed after it was
-// started.
+// A sandbox that is missing or has exited counts as lost, unless its own VMM was killed after it
+// was started.
 func TestLostSandboxesAreFound(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -132,7 +132,7 @@ func TestLostSandboxesAreFound(t *testing.T) {
 	}
 }
 
-// A sandbox that holds another instant, that is damaged, or that lacks a file is corrupt.
+// A sandbox that is a copy of a different instant, is damaged, or lacks a file counts as corrupt.
 func TestDamageIsFound(t *testing.T) {
 	whole := guest.Report{OK: true, Pages: 256, Blocks: 256, CPUs: 1, Mark: 7, Seq: 10}
 	for _, c := range []struct {
@@ -170,7 +170,7 @@ func TestDamageIsFound(t *testing.T) {
 	}
 }
 
-// A fork whose answer was lost has made all its children or none.
+// A fork whose answer was lost must have made all its children or none.
 func TestHalfMadeForksAreFound(t *testing.T) {
 	for _, c := range []struct{ left, half, boxes int }{{0, 0, 0}, {1, 1, 0}, {2, 0, 2}} {
 		w := newWorker(t, func(rw http.ResponseWriter, r *http.Request) {
@@ -189,7 +189,8 @@ func TestHalfMadeForksAreFound(t *testing.T) {
 	}
 }
 
-// After a request whose answer was lost a guest may hold either state, until it is known.
+// After a request whose answer was lost, a guest may be in either state, until a later answer shows
+// which.
 func TestUncertainStates(t *testing.T) {
 	p := points{{Instant: guest.Instant{Mark: 1, Seq: 5}}}.marked(2, 0, false)
 	at := func(mark uint64) *guest.Report {

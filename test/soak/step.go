@@ -1,12 +1,12 @@
 package soak
 
-// step is one thing that a client does.
+// step is one action of a client.
 type step struct {
 	weight int
 	do     func(*worker, *box)
 }
 
-// steps returns what can be done to a sandbox in a state.
+// steps returns the possible actions on a sandbox in a state.
 func steps(state string) []step {
 	switch state {
 	case paused:
@@ -37,7 +37,7 @@ func steps(state string) []step {
 	}
 }
 
-// step does one thing, and verifies the sandbox that it was done to if that runs.
+// step performs one action, and verifies the sandbox afterwards if it runs.
 func (w *worker) step() {
 	switch n := w.rng.IntN(20); {
 	case len(w.own.boxes) == 0 || n < 3 && len(w.own.boxes) < w.cfg.Boxes:
@@ -69,7 +69,7 @@ func (w *worker) step() {
 	}
 }
 
-// has reports whether a sandbox is still there, as far as its client knows.
+// has reports whether a sandbox still exists, as far as its client knows.
 func (w *worker) has(b *box) bool {
 	for _, x := range w.own.boxes {
 		if x == b {

@@ -14,22 +14,22 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// maxExtents bounds the maps of most branches: those that have a smaller bound copy the gaps
+// maxExtents limits the maps of most branches. A branch with a lower limit also copies the gaps
 // between written pages.
 const maxExtents = 2048
 
 // pending is a branch whose layer may still be being copied.
 type pending struct {
 	snap   *Snapshot
-	base   *Snapshot // that the machine lay on
+	base   *Snapshot // the snapshot that the machine lay on
 	layer  *os.File
 	req    vmmproto.Branch
 	result vmmproto.BranchResult
 	copied vmmproto.Branched
 }
 
-// request draws a branch: live most of the time, now and then with few extents or with a low bound
-// on write faults.
+// request draws a branch: live most of the time, sometimes with few extents or with a low limit of
+// write faults.
 func (l *line) request() vmmproto.Branch {
 	req := vmmproto.Branch{Mode: vm.BranchLive, MaxExtents: maxExtents}
 	switch n := l.rig.rng.IntN(20); {
@@ -74,13 +74,13 @@ func (v *running) newMarked(ctx context.Context, kind string) (s *Snapshot, laye
 	return s, layer, err
 }
 
-// branchTo branches v into files that the caller made. It may run beside another branch.
+// branchTo branches v into files that the caller made. It may run concurrently with another branch.
 func (v *running) branchTo(ctx context.Context, req vmmproto.Branch, s *Snapshot, layer *os.File) (*pending, error) {
 	top, err := v.rig.newTop(v.size)
 	if err != nil {
 		return nil, err
 	}
-	v.asking.Lock() // a branch has to name the top that the one before it has put onto the disk
+	v.asking.Lock() // a branch must name the top that the previous branch has put onto the disk
 	defer v.asking.Unlock()
 	frozen, err := vmtest.ForReading(v.files[len(v.files)-1])
 	if err != nil {
@@ -104,7 +104,7 @@ func (v *running) branchTo(ctx context.Context, req vmmproto.Branch, s *Snapshot
 	return p, nil
 }
 
-// wait waits until the layer is complete. It may run beside other requests to v.
+// wait waits until the layer is complete. It may run concurrently with other requests to v.
 func (v *running) wait(ctx context.Context, p *pending) (err error) {
 	if p.req.Mode != vm.BranchLive {
 		return nil
@@ -139,7 +139,8 @@ func (v *running) complete(p *pending) (*Snapshot, error) {
 	return p.snap, v.rebase(p)
 }
 
-// noHoles checks that children can read all extents of a layer though its file system may be full.
+// noHoles checks that a layer has all its extents allocated, so that children can read them even if
+// its file system is full.
 func noHoles(layer *os.File, extents []vm.Extent) error {
 	for _, e := range extents {
 		hole, err := layer.Seek(int64(e.Offset), unix.SEEK_HOLE)
@@ -153,7 +154,7 @@ func noHoles(layer *os.File, extents []vm.Extent) error {
 	return nil
 }
 
-// minDefaultStorm is the fewest write faults that are a storm if the request has no bound.
+// minDefaultStorm is the minimum of write faults that count as a storm if the request has no limit.
 const minDefaultStorm = 2048
 
 // finish waits until the layer is complete and returns the snapshot.
@@ -164,13 +165,14 @@ func (v *running) finish(ctx context.Context, p *pending) (*Snapshot, error) {
 	return v.complete(p)
 }
 
-// branch branches v and sets a new mark in it, so that children that have a later instant show.
+// branch branches v and then sets a new mark in it, so that a child with pages of a later instant
+// is detected.
 func (v *running) branch(ctx context.Context, req vmmproto.Branch) (*Snapshot, error) {
 	p, err := v.begin(ctx, req)
 	if err != nil {
 		return nil, err
 	}
-	if _, err := v.setMark(ctx); err != nil { // a live branch is being copied meanwhile
+	if _, err := v.setMark(ctx); err != nil { // a live branch is being copied during this
 		return nil, err
 	}
 	return v.finish(ctx, p)

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// holdings are what the rig holds.
+// holdings are the resources that the rig has in use.
 type holdings struct {
 	files      int // open descriptors
 	vmms       int // directories of VMMs
@@ -56,8 +56,8 @@ func entries(dir string) (int, error) {
 	return len(list), err
 }
 
-// What may be held more than before the first line of descent: connections that are being closed,
-// the Go runtime's own. Layers and descriptors of VMs that are gone may not.
+// Slack relative to the first line of descent, for connections that are being closed and for the Go
+// runtime. There is none for layers and descriptors of ended VMs.
 const (
 	slackRoutines = 8
 	slackFiles    = 8
@@ -70,12 +70,12 @@ func (h holdings) exceeds(base holdings) bool {
 		h.ramKiB > base.ramKiB+slackRAMKiB || h.heapKiB > base.heapKiB+slackHeapKiB
 }
 
-// measureTries is how often a measurement is repeated that shows too much: files are closed some
-// time after their last use.
+// measureTries is how often a too high measurement is repeated, because files are closed some time
+// after their last use.
 const measureTries = 100
 
-// clean checks, between lines of descent, that the rig holds no more than base, which it held
-// before them.
+// clean checks, between lines of descent, that the rig has no more in use than base, the
+// measurement before the first line.
 func (r *Rig) clean(base holdings) error {
 	var h holdings
 	var err error
@@ -92,15 +92,15 @@ func (r *Rig) clean(base holdings) error {
 	return fmt.Errorf("the run grows: %v; before the first line of descent %v", h, base)
 }
 
-// What a VMM may hold besides disk layers and its guest's memory. Its heap grows with the lists of
-// written pages.
+// What a VMM may have in use besides disk layers and its guest's memory. Its heap grows with the
+// lists of written pages.
 const (
 	maxOwnFiles   = 36
 	ownMemoryKiB  = 16 << 10
-	ownMemoryPart = 16 // and this part of the guest's memory
+	ownMemoryPart = 16 // plus this part of the guest's memory
 )
 
-// lean checks that branches have left nothing behind in the source's VMM.
+// lean checks that branches have left no resources behind in the source's VMM.
 func (l *line) lean(ctx context.Context) error {
 	v := l.source
 	files, err := entries(fmt.Sprintf("/proc/%d/fd", v.PID()))
@@ -111,7 +111,7 @@ func (l *line) lean(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	stats, err := v.Stats(ctx) // after the measurement: a guest's pages only become more
+	stats, err := v.Stats(ctx) // after the measurement, because the number of dirty pages only grows
 	if err != nil {
 		return err
 	}
@@ -138,18 +138,17 @@ func anonymous(pid int) (uint64, error) {
 	return strconv.ParseUint(fields[0], 10, 64)
 }
 
-// roomy reports whether the tmpfs has room for what a line of descent adds before it is asked
-// again.
+// roomy reports whether the tmpfs has room for the layers that a line of descent adds before the
+// next check.
 func (r *Rig) roomy() (bool, error) {
 	h, err := r.measure()
 	return h.ramFreeKiB<<10 > roomForVMs*r.shape.MemoryBytes, err
 }
 
-// roomForVMs is how many whole memories a step may write to layers before they are forgotten.
+// roomForVMs is how many whole guest memories a step may write to layers before they are forgotten.
 const roomForVMs = 3
 
-// mountRAM gives the rig a tmpfs of its own, so that what is held there is the rig's, and unmounts
-// it with undo.
+// mountRAM gives the rig a tmpfs of its own, so that it can measure its use. undo unmounts it.
 func mountRAM(dir string) (undo func() error, err error) {
 	if err := unix.Mount("torture", dir, "tmpfs", 0, "size=60%,mode=700"); err != nil {
 		return nil, fmt.Errorf("mount a tmpfs for layers: %w", err)

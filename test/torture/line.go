@@ -10,13 +10,13 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// rebase puts v onto a branch that was kept in mind for it. When something else has come after the
-// branch, the VMM says so, and v lies on what it lay on.
+// rebase rebases v onto a branch that was kept for it. If another operation came after the branch,
+// the VMM refuses, and v lies on the same layers as before.
 func (v *running) rebase(p *pending) error {
 	if !p.result.Kept {
 		return nil
 	}
-	v.asking.Lock() // a branch that is asked for lies on what v lies on then
+	v.asking.Lock() // a branch requested now would lie on the same layers as v
 	defer v.asking.Unlock()
 	layer, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", p.layer.Fd())) // for reading only
 	if err != nil {
@@ -38,16 +38,16 @@ func (v *running) rebase(p *pending) error {
 	return nil
 }
 
-// What a long line is made of.
+// Parameters of a long line.
 const (
 	lineLength   = 24 // branches
-	lineRollback = 7  // after so many the source goes back to one of them
-	lineLayers   = 9  // memory layers over the origin, after which a branch takes all that was written since
+	lineRollback = 7  // after so many, the source is rolled back to one of them
+	lineLayers   = 9  // memory layers over the origin after which a branch holds all that was written since
 )
 
-// long: one running source is branched many times and rebased each time, so that every snapshot has
-// only what was written since the one before. Every other one is forgotten, the source goes back
-// into its line now and then, and all that are left are whole at the end.
+// long branches one running source many times and rebases it each time, so that every snapshot
+// holds only what was written since the previous one. It forgets every other snapshot, and
+// sometimes rolls the source back to one of its line. In the end all remaining snapshots are whole.
 func (l *line) long(ctx context.Context) error {
 	v := l.source
 	var line []*Snapshot
@@ -70,7 +70,7 @@ func (l *line) long(ctx context.Context) error {
 		}
 		line = append(line, s)
 		if k%2 == 1 {
-			line[k-1] = nil // its files go when nobody needs them
+			line[k-1] = nil // its files are closed when they are no longer used
 		}
 		if k%lineRollback == lineRollback-1 {
 			if err := l.rollInto(ctx, line); err != nil {
@@ -96,7 +96,7 @@ func (l *line) long(ctx context.Context) error {
 	return v.Resume(ctx)
 }
 
-// rollInto puts the source back to one of its branches.
+// rollInto rolls the source back to one of its branches.
 func (l *line) rollInto(ctx context.Context, line []*Snapshot) error {
 	to := line[len(line)-1-2*l.rig.rng.IntN(2)]
 	if to == nil {

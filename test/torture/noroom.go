@@ -16,8 +16,8 @@ import (
 // tinyBytes is the size of a file system that has no room for a branch.
 const tinyBytes = 64 << 10
 
-// layerWithoutRoom: room for the layer runs out at its beginning, in the middle, or never. The
-// source goes on. A layer that found room is whole, and its children want no more.
+// layerWithoutRoom makes branches whose layer runs out of room at its beginning, in the middle, or
+// never. The source runs on. A layer that had enough room is whole, and its children need no more.
 func (l *line) layerWithoutRoom(ctx context.Context) (err error) {
 	v := l.source
 	if _, err := v.ask(ctx, "hot", "0"); err != nil {
@@ -69,7 +69,7 @@ func (l *line) layerWithoutRoom(ctx context.Context) (err error) {
 	return l.took(ctx, s)
 }
 
-// stateWithoutRoom: there is no room for the vCPU and device state.
+// stateWithoutRoom makes a branch without room for the vCPU and device state.
 func (l *line) stateWithoutRoom(ctx context.Context) (err error) {
 	v := l.source
 	dir, undo, err := l.rig.tinyTmpfs(tinyBytes)
@@ -95,8 +95,8 @@ func (l *line) stateWithoutRoom(ctx context.Context) (err error) {
 	return l.failed(ctx, p, err)
 }
 
-// failed checks that a branch failed for want of room and that its source goes on. p is nil if it
-// failed while the guest stood still.
+// failed checks that a branch failed for lack of room and that its source runs on. p is nil if it
+// failed while the guest was stopped.
 func (l *line) failed(ctx context.Context, p *pending, err error) error {
 	if errors.Is(err, vmmclient.ErrGone) {
 		return fmt.Errorf("the source did not survive: %w", err)
@@ -117,13 +117,13 @@ func (l *line) failed(ctx context.Context, p *pending, err error) error {
 	return l.plain(ctx)
 }
 
-// fillUp leaves the tmpfs at dir no room.
+// fillUp leaves no room in the tmpfs at dir.
 func fillUp(dir string) error {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(dir, &fs); err != nil {
 		return fmt.Errorf("measure %s: %w", dir, err)
 	}
-	size := fmt.Sprintf("size=%d", max(1, fs.Blocks-fs.Bfree)*uint64(fs.Bsize)) // 0 is no limit
+	size := fmt.Sprintf("size=%d", max(1, fs.Blocks-fs.Bfree)*uint64(fs.Bsize)) // 0 means no limit
 	if err := unix.Mount("", dir, "", unix.MS_REMOUNT, size); err != nil {
 		return fmt.Errorf("shrink %s: %w", dir, err)
 	}

@@ -11,30 +11,30 @@ import (
 	"github.com/forkd/forkd/test/torture/guest"
 )
 
-// Report counts what was done. It is written as out/torture.json.
+// Report counts the operations of a run. It is written as out/torture.json.
 type Report struct {
-	Branches         int            `json:"branches"` // whole ones
+	Branches         int            `json:"branches"` // complete branches
 	ByMode           map[string]int `json:"by_mode"`
 	ChildrenVerified int            `json:"children_verified"`
 	SourcesVerified  int            `json:"sources_verified"`
-	Refused          int            `json:"refused"`           // branches begun while another was copied
-	Failed           int            `json:"failed"`            // branches that had no room, as they should
-	FailedUnderFire  int            `json:"failed_under_fire"` // of these, live ones that met write faults
-	FullFS           int            `json:"whole_on_full_fs"`  // whole branches on file systems without any room left
-	Races            int            `json:"races"`             // branches that met another request
+	Refused          int            `json:"refused"`           // branches requested while another was being copied
+	Failed           int            `json:"failed"`            // branches that failed for lack of room, as expected
+	FailedUnderFire  int            `json:"failed_under_fire"` // of these, live ones with write faults
+	FullFS           int            `json:"whole_on_full_fs"`  // complete branches on a full file system
+	Races            int            `json:"races"`             // branches concurrent with another request
 	Kills            int            `json:"kills"`             // VMMs killed in the middle of a branch
 	Rollbacks        int            `json:"rollbacks"`
 	Rebases          int            `json:"rebases"`
-	NotKept          int            `json:"not_rebased"`     // branches that something else had come after
-	MostShared       uint64         `json:"most_shared_kib"` // by one rebase
+	NotKept          int            `json:"not_rebased"`     // branches after which another operation had come
+	MostShared       uint64         `json:"most_shared_kib"` // maximum of one rebase
 	MostMappings     uint64         `json:"most_mappings"`
 	DeepestChain     int            `json:"deepest_chain"`  // memory layers over the base
-	Faults           uint64         `json:"write_faults"`   // pages that a live branch captured because a vCPU wrote them
+	Faults           uint64         `json:"write_faults"`   // pages that a live branch copied because a vCPU wrote to them
 	Storms           int            `json:"storms"`         // live branches that ended by stopping the guest
-	MostDirtyMiB     uint64         `json:"most_dirty_mib"` // in one branch
+	MostDirtyMiB     uint64         `json:"most_dirty_mib"` // maximum of one branch
 	Mismatches       int            `json:"mismatches"`
-	MostOwnFiles     int            `json:"vmm_own_fds"`        // the most that any source's VMM held besides disk layers
-	MostOwnKiB       uint64         `json:"vmm_own_memory_kib"` // the most private memory of any besides the guest's
+	MostOwnFiles     int            `json:"vmm_own_fds"`        // of a source's VMM, besides disk layers
+	MostOwnKiB       uint64         `json:"vmm_own_memory_kib"` // maximum of private memory of a VMM, besides the guest's
 	Errors           []string       `json:"errors,omitempty"`
 	Seconds          float64        `json:"duration_s"`
 	Seed             uint64         `json:"seed"`
@@ -68,21 +68,21 @@ func (r *Report) count(n *int) {
 	*n++
 }
 
-// held notes what a VMM holds for itself.
+// held records the resources of a VMM.
 func (r *Report) held(files int, kib uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.MostOwnFiles, r.MostOwnKiB = max(r.MostOwnFiles, files), max(r.MostOwnKiB, kib)
 }
 
-// done returns the number of whole branches.
+// done returns the number of complete branches.
 func (r *Report) done() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.Branches
 }
 
-// reached notes the depth of a snapshot.
+// reached records the depth of a snapshot.
 func (r *Report) reached(depth int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -115,7 +115,7 @@ func (r *Report) Line() string {
 		r.Storms, r.MostDirtyMiB, r.Mismatches, time.Since(r.start).Seconds())
 }
 
-// Write writes the report to path, whole or not at all.
+// Write writes the report to path, completely or not at all.
 func (r *Report) Write(path string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -123,7 +123,7 @@ func (r *Report) Write(path string) error {
 	return atomicfile.WriteJSON(path, r)
 }
 
-// rebased notes a rebase.
+// rebased records a rebase.
 func (r *Report) rebased(result vmmproto.RebaseResult) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

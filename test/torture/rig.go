@@ -1,9 +1,9 @@
-// Package torture branches, forks, kills and rolls back VMs whose guest knows whether it is whole
-// (test/guest/torture), and verifies every copy.
+// Package torture branches, forks, kills and rolls back VMs, and verifies every copy. Their guest
+// program (test/guest/torture) can check that its copy is whole.
 //
-// It works on VMMs directly, without a daemon: it is the test of the machine and of what a branch's
-// files must be, not of the store. Everything it does follows from a seed, but the instants at
-// which the guest is caught do not.
+// It works on VMMs directly, without a daemon: it tests the machine and the files of a branch, not
+// the store. Its choices follow from a seed, but the instants at which it interrupts the guest do
+// not.
 package torture
 
 import (
@@ -37,14 +37,14 @@ import (
 
 const mib = 1 << 20
 
-// Limits on one step. They are long because an emulated host may be busy; reaching one is a
-// failure, never a wait.
+// Time limits of one step. They are long because an emulated host may be busy; reaching one is a
+// failure.
 const (
 	bootLimit = 10 * time.Minute
 	stepLimit = 5 * time.Minute
 )
 
-// systemMiB is the memory of a VM that the guest program does not write.
+// systemMiB is the memory of a VM in addition to what the guest program writes.
 const systemMiB = 112
 
 // Config is the size of the guests.
@@ -54,7 +54,7 @@ type Config struct {
 	Jail   *jail.Starter
 }
 
-// Rig makes the VMs of one shape and counts what happens to them.
+// Rig makes the VMs of one shape and counts the operations on them.
 type Rig struct {
 	cfg   Config
 	shape vm.Shape
@@ -77,8 +77,8 @@ func NewRig(cfg Config, dir, ram string, rng *rand.Rand, rep *Report, logf func(
 		deck: deck.New(rng, rounds()...), rep: rep, logf: logf}
 }
 
-// file returns a new file on tmpfs that has no name: its memory is given back when the last mapping
-// and the last descriptor are gone.
+// file returns a new file without a name on tmpfs. Its memory is freed with the last mapping and
+// the last descriptor.
 func (r *Rig) file() (*os.File, error) {
 	f, err := os.CreateTemp(r.ram, "")
 	if err != nil {
@@ -96,13 +96,13 @@ func (r *Rig) newTop(size uint64) (*os.File, error) {
 	return f, disklayer.Format(f, size)
 }
 
-// vm is a running VM.
+// running is a running VM.
 type running struct {
 	*vmmclient.VMM
 	rig    *Rig
 	name   string
-	base   *Snapshot // whose memory it lies on; nil after a boot
-	origin *Snapshot // that it was restored from; the same until it is rebased
+	base   *Snapshot // the snapshot that its memory lies on; nil after a boot
+	origin *Snapshot // the snapshot that it was restored from; equal to base until it is rebased
 	size   uint64    // of the disk in bytes
 
 	asking sync.Mutex
@@ -236,7 +236,7 @@ func (v *running) exec(ctx context.Context, args ...string) ([]byte, error) {
 	return res.Stdout, err
 }
 
-// explain adds to an error what the VM's console says.
+// explain adds the VM's console output to an error.
 func (v *running) explain(err error) error {
 	if err == nil {
 		return nil
@@ -245,7 +245,7 @@ func (v *running) explain(err error) error {
 	return fmt.Errorf("%s: %w\nconsole (%v):\n%s", v.name, err, cerr, vmtest.LastLines(console.Bytes, 30))
 }
 
-// tinyTmpfs mounts a tmpfs that has room for size bytes, and unmounts it with undo.
+// tinyTmpfs mounts a tmpfs with room for size bytes. undo unmounts it.
 func (r *Rig) tinyTmpfs(size uint64) (dir string, undo func() error, err error) {
 	if dir, err = os.MkdirTemp(r.dir, "full"); err != nil {
 		return "", nil, err

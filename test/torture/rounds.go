@@ -12,29 +12,29 @@ import (
 	"github.com/forkd/forkd/test/deck"
 )
 
-// maxDepth is how many memory layers a line of descent gets over its base.
+// maxDepth is the maximum number of memory layers of a line of descent over its base.
 const maxDepth = 30
 
-// maxDiskLayers bounds the disk layers of a line: every branch adds one, and a restore donates them
-// all in one message.
+// maxDiskLayers limits the disk layers of a line: every branch adds one, and a restore donates all
+// of them in one message.
 const maxDiskLayers = 100
 
-// line is a source and the snapshots it descends from. Its source is replaced by a child of its
-// latest snapshot again and again, so that chains grow.
+// line is a source and the snapshots it descends from. Its source is repeatedly replaced by a child
+// of its latest snapshot, so that chains grow.
 type line struct {
 	rig    *Rig
 	source *running
-	last   *Snapshot   // the latest in the source's line: it can be rolled back there
-	snaps  []*Snapshot // to be verified again at the end
+	last   *Snapshot   // the latest snapshot in the source's line: the source can be rolled back to it
+	snaps  []*Snapshot // verified again at the end
 }
 
-// round is one thing done to a line. It may branch several times.
+// round is one operation on a line. It may branch several times.
 type round struct {
 	name string
 	run  func(*line, context.Context) error
 }
 
-// rounds lists what a line goes through, in the order of the draw.
+// rounds lists the operations on a line with their weights.
 func rounds() []deck.Card[round] {
 	return []deck.Card[round]{
 		{Weight: 10, Do: round{"plain", (*line).plain}},
@@ -53,7 +53,7 @@ func rounds() []deck.Card[round] {
 	}
 }
 
-// Run lets lines descend from base until the report has n branches.
+// Run makes lines that descend from base until the report has n branches.
 func (r *Rig) Run(ctx context.Context, base *Snapshot, n int) error {
 	held, err := r.measure()
 	if err != nil {
@@ -71,7 +71,7 @@ func (r *Rig) Run(ctx context.Context, base *Snapshot, n int) error {
 	return nil
 }
 
-// descend takes one line from base to its full depth and verifies all its snapshots.
+// descend grows one line from base to its full depth and verifies all its snapshots.
 func (r *Rig) descend(ctx context.Context, base *Snapshot, n int) (err error) {
 	l := &line{rig: r, last: base, snaps: []*Snapshot{base}}
 	if l.source, err = r.fork(ctx, base, "src"); err != nil {
@@ -125,20 +125,20 @@ func (l *line) step(ctx context.Context, x round) error {
 	return nil
 }
 
-// setHot draws how much the guest writes: everything, some pages of each writer, or one.
+// setHot draws which pages the guest writes: all, some of each writer, or one of each.
 func (l *line) setHot(ctx context.Context) error {
 	_, err := l.source.ask(ctx, "hot", []string{"0", "0", "1", "64"}[l.rig.rng.IntN(4)])
 	return err
 }
 
-// took notes a snapshot of the source and verifies a child of it.
+// took records a snapshot of the source and verifies a child of it.
 func (l *line) took(ctx context.Context, s *Snapshot) error {
 	l.last = s
 	return l.check(ctx, s)
 }
 
-// check verifies a child of s while the source stands still, so that on an emulated host the child
-// gets the CPU. Children that run beside their source are crowd's business.
+// check verifies a child of s while the source is paused, so that the child gets the CPU on an
+// emulated host. crowd tests children that run concurrently with their source.
 func (l *line) check(ctx context.Context, s *Snapshot) error {
 	if err := l.source.Pause(ctx); err != nil {
 		return err
@@ -154,7 +154,7 @@ func (l *line) verifySource(ctx context.Context) error {
 	return nil
 }
 
-// plain: one branch, its source and a child of it verified.
+// plain makes one branch, and verifies its source and a child of it.
 func (l *line) plain(ctx context.Context) error {
 	if err := l.setHot(ctx); err != nil {
 		return err
@@ -169,7 +169,7 @@ func (l *line) plain(ctx context.Context) error {
 	return l.took(ctx, s)
 }
 
-// replace: a child becomes the source, and is verified before the next round.
+// replace makes a child the source, and verifies it before the next round.
 func (l *line) replace(ctx context.Context) error {
 	req := l.live()
 	if l.rig.rng.IntN(3) == 0 {
@@ -203,7 +203,7 @@ func (l *line) restart(ctx context.Context) error {
 	return nil
 }
 
-// overlap: a second branch is asked for as soon as the guest runs again after a live one. It is
+// overlap requests a second branch as soon as the guest runs again after a live branch. It is
 // refused, or both are whole.
 func (l *line) overlap(ctx context.Context) error {
 	v := l.source
@@ -239,7 +239,7 @@ func (l *line) overlap(ctx context.Context) error {
 	return l.check(ctx, l.last)
 }
 
-// crowd: children fork from the source's own snapshot while it is branched.
+// crowd forks children from the source's own snapshot while the source is branched.
 func (l *line) crowd(ctx context.Context) error {
 	var wg sync.WaitGroup
 	errs := make([]error, 2)
@@ -254,8 +254,7 @@ func (l *line) crowd(ctx context.Context) error {
 	return l.took(ctx, s)
 }
 
-// stream: a verification, and the stream that carries it, are under way while the guest is
-// branched.
+// stream branches the guest during a verification, whose answer arrives over a stream.
 func (l *line) stream(ctx context.Context) error {
 	v := l.source
 	s, layer, err := v.newMarked(ctx, "stream")
@@ -278,8 +277,8 @@ func (l *line) stream(ctx context.Context) error {
 	return l.took(ctx, s)
 }
 
-// rollback: the running source goes back to its latest snapshot, twice, and is whole; then it can
-// be branched.
+// rollback rolls the running source back to its latest snapshot, twice, and verifies it. Then the
+// source can be branched.
 func (l *line) rollback(ctx context.Context) error {
 	for range 2 {
 		if _, err := l.source.setMark(ctx, "hot", "0"); err != nil {

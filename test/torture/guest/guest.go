@@ -1,6 +1,6 @@
-// Package guest is what a driver and the guest program test/guest/torture agree on: where the
-// program is, how it is started, what it answers, and what that must be. It asks nothing itself:
-// drivers do, each in its way.
+// Package guest defines the interface between a driver and the guest program test/guest/torture:
+// the path of the program, how it is started, its answers, and how to check them. Drivers make the
+// requests, each in its own way.
 package guest
 
 import (
@@ -21,7 +21,7 @@ const Port = 7777
 
 const pageSize = 4096
 
-// Size is how much a program owns.
+// Size is the amount of memory and disk that a program writes.
 type Size struct {
 	MemoryMiB, DiskMiB int
 	CPUs               int // vCPUs, each with a writer of its own
@@ -43,7 +43,7 @@ type Report struct {
 	Seq        uint64   `json:"seq"`    // writes since the start
 	Mark       uint64   `json:"mark"`
 	CPUs       int      `json:"cpus"`       // with a writer of their own
-	Mismatches []string `json:"mismatches"` // the first ones, then how many more
+	Mismatches []string `json:"mismatches"` // the first ones, then the number of the others
 }
 
 // Mismatch is damage in a guest, as opposed to a step that failed.
@@ -51,12 +51,12 @@ type Mismatch struct{ Found []string }
 
 func (e *Mismatch) Error() string { return "MISMATCH:\n\t" + strings.Join(e.Found, "\n\t") }
 
-// Mismatchf returns damage that the driver has found.
+// Mismatchf returns damage that the driver itself has found.
 func Mismatchf(format string, args ...any) error {
 	return &Mismatch{[]string{fmt.Sprintf(format, args...)}}
 }
 
-// Damage returns what the program found, as a *Mismatch, or nil.
+// Damage returns the mismatches that the program found as a *Mismatch, or nil.
 func (r *Report) Damage() error {
 	if r.OK {
 		return nil
@@ -64,14 +64,14 @@ func (r *Report) Damage() error {
 	return &Mismatch{r.Mismatches}
 }
 
-// Instant is what a copy must remember of the instant at which it was taken.
+// Instant describes the instant at which a copy was taken.
 type Instant struct {
 	Mark uint64
-	Seq  uint64 // writes that had been done some time before
+	Seq  uint64 // writes that were complete some time before
 }
 
-// Check returns an error unless r verified all of size s in a copy of instant at, which may have
-// gone on since.
+// Check returns an error unless r is a complete verification of size s in a copy of instant at,
+// which may have gone on since.
 func (r *Report) Check(at Instant, s Size) error {
 	pages, blocks := s.MemoryMiB<<20/pageSize, s.DiskMiB<<20/pageSize
 	switch {
