@@ -9,10 +9,10 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// arguments are those of a step, by their names in scenarios.
+// arguments are the arguments of a step, by their names in scenarios.
 type arguments map[string]any
 
-// wireNames are the names of arguments in the API, where they are others.
+// wireNames maps arguments to their names in the API, where those differ.
 func wireNames() map[string]string {
 	return map[string]string{
 		"snapshot": "snapshot_tag", "ttl": "ttl_secs", "idle_timeout": "idle_timeout_secs", "timeout": "timeout_secs",
@@ -21,7 +21,7 @@ func wireNames() map[string]string {
 	}
 }
 
-// canonical is the name of an argument in scenarios.
+// canonical returns the name in scenarios of an argument of the API.
 func canonical(wire string) string {
 	for name, other := range wireNames() {
 		if other == wire && name != "new" { // to is the name of another argument too
@@ -50,7 +50,7 @@ func (a arguments) into(request any) error {
 	return nil
 }
 
-// command is the request of a command; its stdin is text or bytes, or true to keep it open.
+// command returns the request for a command. Its stdin is text or bytes, or true to keep it open.
 func (a arguments) command() (req client.ExecRequest, err error) {
 	rest := arguments{}
 	for name, value := range a {
@@ -93,7 +93,7 @@ func (a arguments) whole(name string, def int) int {
 	return def
 }
 
-// data is an argument that is text or bytes.
+// data returns an argument that is text or bytes as bytes.
 func data(v any) []byte {
 	if text, ok := v.(string); ok {
 		return []byte(text)
@@ -102,7 +102,7 @@ func data(v any) []byte {
 	return p
 }
 
-// labels are a filter.
+// labels returns the argument labels as a filter.
 func (a arguments) labels() (list []string) {
 	m, _ := a["labels"].(map[string]any)
 	for name, value := range m {
@@ -115,7 +115,7 @@ func (a arguments) labels() (list []string) {
 	return list
 }
 
-// fieldsOf is a message of the API as scenarios see it.
+// fieldsOf converts a message of the API to the form that scenarios use.
 func fieldsOf(v any) (map[string]any, error) {
 	p, err := json.Marshal(v)
 	if err != nil {
@@ -150,7 +150,7 @@ func sandboxObjects(list []client.Sandbox) []any {
 	return out
 }
 
-// found makes an error for what is not there the result false.
+// found returns false instead of an error that means that the object does not exist.
 func found(err error, missing client.ErrorCode) (any, error) {
 	if errors.Is(err, missing) {
 		return false, nil
@@ -158,7 +158,8 @@ func found(err error, missing client.ErrorCode) (any, error) {
 	return err == nil, err
 }
 
-// feed hands over what a callback is told. It is made with room for all that a scenario causes.
+// feed passes on the events that a callback receives. Its channels have room for all events of a
+// scenario.
 type feed struct {
 	events chan map[string]any
 	ended  chan error

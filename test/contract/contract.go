@@ -1,5 +1,6 @@
-// Package contract has what all SDKs of forkd must do alike: operations and scenarios, which are data
-// that the SDKs' own runners read too, and the runner of the Go client. README.md describes both.
+// Package contract defines what all SDKs of forkd must do in the same way. The operations and
+// scenarios are data files that the SDKs' own runners read too. It also has the runner of the Go
+// client. README.md describes them.
 //
 // It starts no daemon: the tests that use it bring one.
 package contract
@@ -26,7 +27,7 @@ import (
 //go:embed operations.yaml scenarios
 var FS embed.FS
 
-// Operation is something that every SDK can do.
+// Operation is an operation that every SDK has.
 type Operation struct {
 	Op      string   `yaml:"op"`
 	Object  string   `yaml:"object"`
@@ -43,7 +44,7 @@ type Scenario struct {
 	Finally []Step `yaml:"finally"`
 }
 
-// Step is one call and what comes of it.
+// Step is one call and its expected result.
 type Step struct {
 	Do     string          `yaml:"do"`
 	Of     string          `yaml:"of"`
@@ -53,7 +54,7 @@ type Step struct {
 	Error  *map[string]any `yaml:"error"`
 }
 
-// own are operations of runners, with their arguments.
+// own are operations of the runners themselves, with their arguments.
 var own = map[string][]string{
 	"rig.faults": {"clear", "requests", "fail_children", "restart"}, "rig.state": nil, "sleep": {"seconds"},
 	"number": {"text"}, "directory": {"files"},
@@ -65,7 +66,7 @@ func Operations() ([]Operation, error) {
 	return list, read("operations.yaml", &list)
 }
 
-// Scenarios returns all scenarios. Operations, arguments and keys that there are not are errors.
+// Scenarios returns all scenarios. Unknown operations, arguments and keys are errors.
 func Scenarios() ([]Scenario, error) {
 	known := maps.Clone(own)
 	operations, err := Operations()
@@ -135,10 +136,10 @@ func (s *Scenario) check(known map[string][]string) error {
 	return nil
 }
 
-// variable finds what stands for a part of what was saved.
+// variable matches a reference to a part of a saved result.
 var variable = regexp.MustCompile(`\$\{([^}]*)\}`)
 
-// filled returns a value of a step with its variables replaced, and bytes as such.
+// filled returns a value of a step with its variables replaced, and with encoded bytes decoded.
 func filled(v any, saved map[string]any) (any, error) {
 	switch v := v.(type) {
 	case string:
@@ -176,7 +177,7 @@ func filled(v any, saved map[string]any) (any, error) {
 	return v, nil
 }
 
-// at returns what is at a path, or nil. A key may have dots in it.
+// at returns the value at a path, or nil. A key may contain dots.
 func at(v any, path string) any {
 	if path == "." || path == "" {
 		return v
@@ -188,7 +189,7 @@ func at(v any, path string) any {
 		if value, ok := v[path]; ok {
 			return value
 		}
-		for i := range len(path) { // the shortest key that is there
+		for i := range len(path) { // the shortest existing key
 			if value, ok := v[path[:i]]; path[i] == '.' && ok {
 				return at(value, path[i+1:])
 			}
@@ -206,7 +207,7 @@ func at(v any, path string) any {
 	return nil
 }
 
-// holds returns an error if a value is not what is expected.
+// holds returns an error if a value is not as expected.
 func holds(want, got any) error {
 	if o, ok := got.(*Object); ok {
 		got = o.Fields
@@ -227,7 +228,7 @@ func holds(want, got any) error {
 	return fmt.Errorf("got %s, want %s", shown(got), shown(want))
 }
 
-// test does one of the tests that README.md lists.
+// test evaluates one of the tests that README.md lists.
 func test(key string, arg, got any) (ok, known bool) {
 	switch key {
 	case "matches":

@@ -32,7 +32,7 @@ func codeOperations() map[string]operation {
 	}
 }
 
-// formNames are the names of forms of results in scenarios.
+// formNames maps the names of results' forms in scenarios to media types.
 func formNames() map[string]string {
 	return map[string]string{"text": "text/plain", "html": "text/html", "markdown": "text/markdown",
 		"svg": "image/svg+xml", "png": "image/png",
@@ -82,7 +82,7 @@ func runCode(r *runner, of *Object, with arguments) (any, error) {
 	return out, err
 }
 
-// process is a handle of a command, and what has come of it.
+// process is the handle of a command, with its output so far.
 type process struct {
 	*client.Process
 	stdout, stderr bytes.Buffer
@@ -91,7 +91,7 @@ type process struct {
 	done           chan struct{}
 }
 
-// followed has a command followed from now on.
+// followed starts to follow a command.
 func followed(p *client.Process, err error) (any, error) {
 	if err != nil {
 		return nil, err
@@ -104,7 +104,7 @@ func followed(p *client.Process, err error) (any, error) {
 	return &Object{Kind: "command", Fields: map[string]any{"pid": p.PID}, handle: h}, nil
 }
 
-// commandResult is how a command ended, as scenarios see it.
+// commandResult returns the end of a command in the form that scenarios use.
 func commandResult(end client.ExecEnd, stdout, stderr []byte, truncated bool) (any, error) {
 	fields, err := fieldsOf(end)
 	if err != nil {
@@ -185,7 +185,7 @@ func onProcess(f func(*process, arguments) (any, error)) func(*runner, *Object, 
 	}
 }
 
-// start starts a command that is followed; an input that is not open ends at once.
+// start starts a command and follows it. Input that is not kept open ends at once.
 func (r *runner) start(of *Object, with arguments, tty *client.TTYSize) (any, error) {
 	req, err := with.command()
 	if err != nil {
@@ -382,7 +382,7 @@ func snapshotOperations() map[string]operation {
 	}
 }
 
-// listOf is a list of messages as scenarios see it.
+// listOf returns a list of messages in the form that scenarios use.
 func listOf[T any](list []T) []any {
 	out := []any{}
 	for _, v := range list {

@@ -11,13 +11,14 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// operation is how the Go client does an operation. Its method is as users write it.
+// operation is the Go client's implementation of an operation. method is its code as users write
+// it.
 type operation struct {
 	method string
 	call   func(r *runner, of *Object, with arguments) (any, error)
 }
 
-// Methods returns how the Go client does each operation.
+// Methods returns the Go client's method for each operation.
 func Methods() map[string]string {
 	methods := map[string]string{}
 	for op, o := range operations() {
@@ -39,7 +40,7 @@ func operations() map[string]operation {
 	return all
 }
 
-// on returns the client of an operation: the scenario's own, or the one that was saved.
+// on returns the client of an operation: a saved one, or the scenario's own.
 func (r *runner) on(of *Object) *client.Client {
 	if of != nil {
 		if c, ok := of.handle.(*client.Client); ok {
@@ -49,7 +50,7 @@ func (r *runner) on(of *Object) *client.Client {
 	return r.client
 }
 
-// id is that of the sandbox that an operation is called on.
+// id returns the id of the sandbox that an operation is called on.
 func id(of *Object) string {
 	if of == nil {
 		return ""
@@ -104,7 +105,7 @@ func clientOperations() map[string]operation {
 	}
 }
 
-// following is a stream that is followed, and what ends that.
+// following is a stream that is being followed, and the function that ends it.
 type following struct {
 	*feed
 	end context.CancelFunc
@@ -297,7 +298,7 @@ func onConn(f func(client.PortConn, arguments) (any, error)) func(*runner, *Obje
 	}
 }
 
-// readAll returns what a stream has, as text or as bytes, and closes it.
+// readAll returns the content of a stream, as text or as bytes, and closes it.
 func readAll(from io.ReadCloser, text bool) (any, error) {
 	defer from.Close()
 	p, err := io.ReadAll(from)
@@ -307,7 +308,7 @@ func readAll(from io.ReadCloser, text bool) (any, error) {
 	return p, err
 }
 
-// bestOf runs commands, whose score is the number that they print.
+// bestOf runs several commands and compares the numbers that they print as their scores.
 func bestOf(r *runner, of *Object, with arguments) (any, error) {
 	commands, _ := with["attempts"].([]any)
 	var attempts []client.Attempt[client.ExecResult]

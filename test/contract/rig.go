@@ -11,10 +11,10 @@ import (
 	"path/filepath"
 )
 
-// Rig is a fake daemon that runs: the program rigd.
+// Rig is a running fake daemon: the program rigd.
 type Rig struct {
 	Daemon
-	Socket string // unix:///path of the same API; its own user needs no token there
+	Socket string // unix:///path of the same API; the user who runs it needs no token there
 
 	cmd   *exec.Cmd
 	stdin io.Closer
@@ -55,7 +55,7 @@ func StartRig(dir string) (*Rig, error) {
 	return r, nil
 }
 
-// Close ends the program. It fails if traffic was not as api/openapi.yaml has it.
+// Close ends the program. It fails if any traffic did not conform to api/openapi.yaml.
 func (r *Rig) Close() error {
 	return errors.Join(r.stdin.Close(), r.cmd.Wait())
 }

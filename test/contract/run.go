@@ -17,16 +17,16 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// Daemon is where scenarios run.
+// Daemon is the daemon on which scenarios run.
 type Daemon struct {
 	URL, Token string
 	Snapshot   string
-	Tmp        string // directory that sandboxes have
+	Tmp        string // directory that exists in sandboxes
 	File       string // on the daemon's host, of the fake daemon only
 	Fake       bool
 }
 
-// Object is what an operation can be called on.
+// Object is an object on which an operation can be called.
 type Object struct {
 	Kind   string
 	Fields map[string]any
@@ -42,10 +42,10 @@ type runner struct {
 	undo   []func()
 }
 
-// Timeout bounds a scenario: it is for a step that hangs, not for one that is slow.
+// Timeout limits a scenario. It is meant for a step that hangs, not for a slow one.
 const Timeout = 2 * time.Minute
 
-// Run runs a scenario. The name is of this run alone, in lower-case letters and digits.
+// Run runs a scenario. name must be unique to this run, of lower-case letters and digits.
 func Run(ctx context.Context, d Daemon, s Scenario, name string) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()
@@ -62,7 +62,7 @@ func Run(ctx context.Context, d Daemon, s Scenario, name string) (err error) {
 	}
 	defer func() {
 		for _, step := range s.Finally {
-			_ = r.step(step) // cleans up what is there
+			_ = r.step(step) // cleans up; errors are ignored
 		}
 		for _, undo := range slices.Backward(r.undo) {
 			undo()
@@ -180,7 +180,7 @@ func (r *runner) rig(op string, with arguments) (any, error) {
 	return state, json.Unmarshal(answer, &state)
 }
 
-// errorFields describes an error as scenarios do.
+// errorFields returns the fields of an error that scenarios use.
 func (r *runner) errorFields(err error) map[string]any {
 	var (
 		answer  *client.Error
@@ -221,7 +221,7 @@ func (r *runner) errorFields(err error) map[string]any {
 	return map[string]any{"class": fmt.Sprintf("%T", err)}
 }
 
-// className is the name of the class of a code in the other SDKs.
+// className returns the name of a code's exception class in the other SDKs.
 func className(code string) string {
 	name := ""
 	for part := range strings.SplitSeq(code, "_") {

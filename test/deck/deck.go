@@ -1,6 +1,5 @@
-// Package deck draws what a random test does next, such that a short run does everything once.
-//
-// What the cards do, and the seed, are the test's.
+// Package deck draws the next action of a random test, such that even a short run performs each
+// action once. + The test provides the actions and the seed.
 package deck
 
 import (
@@ -8,14 +7,14 @@ import (
 	"slices"
 )
 
-// Card is one thing to do.
+// Card is one action.
 type Card[T any] struct {
 	Weight int
 	Do     T
 }
 
-// Deck is a shuffled deck of cards. In the first round each card is in it once, and later as often
-// as it weighs.
+// Deck is a shuffled deck of cards. In the first round it has each card once, later as often as the
+// card's weight says.
 type Deck[T any] struct {
 	rng   *rand.Rand
 	cards []Card[T]
@@ -26,7 +25,7 @@ type Deck[T any] struct {
 // New returns a deck that is shuffled by rng.
 func New[T any](rng *rand.Rand, cards ...Card[T]) *Deck[T] { return &Deck[T]{rng: rng, cards: cards} }
 
-// Draw takes the next card, of a new round if there is none left.
+// Draw takes the next card. If none is left, a new round begins.
 func (d *Deck[T]) Draw() T {
 	if len(d.left) == 0 {
 		for _, c := range d.cards {

@@ -17,7 +17,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
-// repeated is JSON with an element as often as it fits into n bytes.
+// repeated returns JSON that repeats an element as often as it fits into n bytes.
 func repeated(head, element, tail string) func(int) []byte {
 	return func(n int) []byte {
 		count := max(1, (n-len(head)-len(tail))/(len(element)+1))
@@ -25,7 +25,7 @@ func repeated(head, element, tail string) func(int) []byte {
 	}
 }
 
-// numbered is the same with a number in each element, for names that may come once only.
+// numbered is repeated with a number in each element, for names that may occur only once.
 func numbered(head, format, tail string) func(int) []byte {
 	return func(n int) []byte {
 		b := []byte(head)
@@ -36,7 +36,7 @@ func numbered(head, format, tail string) func(int) []byte {
 	}
 }
 
-// deep nests an element.
+// deep returns an element nested to the depth that fits into n bytes.
 func deep(open, inner, shut string) func(int) []byte {
 	return func(n int) []byte {
 		count := n / (len(open) + len(shut))
@@ -44,7 +44,7 @@ func deep(open, inner, shut string) func(int) []byte {
 	}
 }
 
-// guest is a client of an agent that gives one answer to every request.
+// guest returns a client of an agent that gives the same answer to every request.
 func guest(contentType string, status int, body []byte) *agentclient.Client {
 	return agentclient.New(func(context.Context, uint32) (net.Conn, error) {
 		ours, theirs := net.Pipe()
@@ -59,14 +59,14 @@ func guest(contentType string, status int, body []byte) *agentclient.Client {
 					len(body))
 			}
 			if err == nil {
-				_, _ = theirs.Write(body) // the client may have had enough
+				_, _ = theirs.Write(body) // the client may have closed the connection
 			}
 		}()
 		return ours, nil
 	})
 }
 
-// raw is a client of an agent that answers with bytes.
+// raw returns a client of an agent that answers with bytes.
 func raw(answer []byte) *agentclient.Client {
 	return agentclient.New(func(context.Context, uint32) (net.Conn, error) {
 		ours, theirs := net.Pipe()
@@ -80,10 +80,10 @@ func raw(answer []byte) *agentclient.Client {
 	})
 }
 
-// decoded is what a listing of the agent's greatest length may be decoded into, besides its bytes.
+// decoded is the memory that the longest listing may take when decoded, in addition to its bytes.
 const decoded = 16 << 20
 
-// callRows are of calls that the agent answers with one message of JSON.
+// callRows tests calls that the agent answers with one message of JSON.
 func callRows() (rows []row) {
 	calls := []struct {
 		name  string
@@ -145,12 +145,12 @@ func callRows() (rows []row) {
 	return rows
 }
 
-// message is one message of a stream; the last one has the flag 2.
+// message returns one message of a stream. The flag of the last message is 2.
 func message(flag byte, content []byte) []byte {
 	return append(binary.BigEndian.AppendUint32([]byte{flag}, uint32(len(content))), content...)
 }
 
-// streamRows are of what commands, watches and evaluations send.
+// streamRows tests the messages of commands, watches and evaluations.
 func streamRows() (rows []row) {
 	exec := func(t *testing.T, p []byte) {
 		_, _ = guest("application/connect+json", http.StatusOK, p).Exec(t.Context(),
@@ -176,7 +176,7 @@ func streamRows() (rows []row) {
 		} {
 			rows = append(rows, row{name: name + "/" + what, input: input, decode: decode, most: 60 << 10, fixed: 4 << 20})
 		}
-		// A message of no length costs what every message does: some hundred bytes of garbage.
+		// An empty message costs what every message costs: some hundred bytes of garbage.
 		rows = append(rows, row{name: name + "/small messages", input: many(`{}`), decode: decode, factor: 200},
 			row{name: name + "/starts", input: many(`{"event":{"start":{"pid":7}}}`), decode: decode, factor: 50})
 	}
@@ -219,7 +219,7 @@ func streamRows() (rows []row) {
 	)
 }
 
-// otherRows are of the agent's own protocol, and of the interpreter's control.
+// otherRows tests the agent's own protocol, and the control of interpreters.
 func otherRows() []row {
 	ping := func(t *testing.T, p []byte) { _, _ = raw(append(p, '\n')).Ping(t.Context()) }
 	interrupt := func(t *testing.T, p []byte) {

@@ -1,5 +1,5 @@
-// Package decoders asks every decoder of foreign bytes what it costs: what guests, VMMs, authors of
-// images and clients say must not take memory or time out of proportion to what they have sent.
+// Package decoders measures the cost of every decoder of foreign bytes. Data from guests, VMMs,
+// authors of images and clients must not take memory or time out of proportion to its size.
 package decoders
 
 import (
@@ -14,22 +14,21 @@ import (
 type row struct {
 	name   string
 	input  func(n int) []byte           // about n bytes, for any n; the decoder may refuse it
-	decode func(t *testing.T, p []byte) // its error is its own business
-	// bytes of an input; there are one of a quarter and one of four times as much too; 0: 64 KiB
+	decode func(t *testing.T, p []byte) // its error does not matter
+	// Bytes of the input. Inputs of a quarter and of four times the size are tested too. 0: 64 KiB
 	most   int
 	factor int // bytes that may be allocated for one byte of input; 0: 16
-	fixed  int // bytes that may be allocated besides; 0: 1 MiB
+	fixed  int // bytes that may be allocated in addition; 0: 1 MiB
 }
 
-// growth is how many times as long a decoder may take for four times the input: four times would be
-// linear, sixteen times quadratic.
+// growth is the maximum factor in time for four times the input: 4 would be linear, 16 quadratic.
 const growth = 9
 
-// unmeasured is processor time that is too short to be compared.
+// unmeasured is a processor time that is too short to compare.
 const unmeasured = 20 * time.Millisecond
 
-// tries is how often a row is measured before it fails: other goroutines, such as those of the
-// runtime, run meanwhile.
+// tries is how often a row is measured before it fails, because other goroutines, such as the
+// runtime's, run at the same time.
 const tries = 4
 
 func TestCostOfDecoding(t *testing.T) {
@@ -37,7 +36,7 @@ func TestCostOfDecoding(t *testing.T) {
 		t.Run(r.name, func(t *testing.T) {
 			most, factor, fixed := or(r.most, 64<<10), or(r.factor, 16), or(r.fixed, 1<<20)
 			inputs := [][]byte{r.input(most / 4), r.input(most), r.input(4 * most)}
-			r.decode(t, inputs[0]) // what is made once, such as tables and pools, is not the input's
+			r.decode(t, inputs[0]) // so that one-time work, such as making tables and pools, is not counted
 			var wrong string
 			for range tries {
 				if wrong = excess(t, r, inputs, factor, fixed); wrong == "" {
@@ -49,7 +48,8 @@ func TestCostOfDecoding(t *testing.T) {
 	}
 }
 
-// excess decodes inputs, each four times the one before, and says what took too much; "" if nothing.
+// excess decodes inputs, each four times as long as the previous one, and returns what exceeded its
+// bound; "" if nothing did.
 func excess(t *testing.T, r row, inputs [][]byte, factor, fixed int) string {
 	before := time.Duration(-1)
 	for _, p := range inputs {
@@ -84,7 +84,8 @@ func cost(t *testing.T, r row, p []byte) (time.Duration, int) {
 	return took, int(after.TotalAlloc - before.TotalAlloc)
 }
 
-// processorTime is that of the whole process: decoders have goroutines of their own.
+// processorTime returns the time of the whole process, because decoders have goroutines of their
+// own.
 func processorTime(t *testing.T) time.Duration {
 	var use syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &use); err != nil {

@@ -11,8 +11,9 @@ import (
 	"github.com/forkd/forkd/internal/net/dns"
 )
 
-// dnsQuestion is the question of these tests as RFC 1035 §4.1.2 encodes it. aRecord begins an answer
-// to it: a pointer to the name, type A, class IN, an hour, and the length of the address that follows.
+// dnsQuestion is the question of these tests, encoded as in RFC 1035 §4.1.2. aRecord is the start of
+// an answer to it: a pointer to the name, type A, class IN, a TTL of an hour, and the length of the
+// address that follows.
 var (
 	dnsQuestion = append([]byte("\x07example\x03com\x00"), 0, 1, 0, 1)
 	aRecord     = []byte{0xc0, 12, 0, 1, 0, 1, 0, 0, 0x0e, 0x10, 0, 4}
@@ -20,7 +21,7 @@ var (
 	ignored     = func(string, dns.Reason) {}
 )
 
-// dnsMessage has the header of RFC 1035 §4.1.1 with its counts, and a body.
+// dnsMessage returns a message with the header of RFC 1035 §4.1.1, its counts, and a body.
 func dnsMessage(flags uint16, counts [4]int, body ...[]byte) []byte {
 	p := binary.BigEndian.AppendUint16([]byte{0, 1}, flags)
 	for _, n := range counts {
@@ -69,8 +70,8 @@ func dnsRows() []row {
 	}
 }
 
-// resolve has a resolver answer a guest's query with p, by TCP and with the id of the query. The
-// largest answers have more addresses than are remembered for a guest.
+// resolve makes a resolver answer a guest's query with p, over TCP and with the id of the query.
+// The largest answers have more addresses than are remembered for a guest.
 func resolve(t *testing.T, p []byte) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -79,7 +80,7 @@ func resolve(t *testing.T, p []byte) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		for range 2 { // it is asked twice where the answer is refused
+		for range 2 { // a refused answer causes a second query
 			c, err := l.Accept()
 			if err != nil {
 				return

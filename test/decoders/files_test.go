@@ -26,7 +26,7 @@ func allRows() []row {
 		peekRows(), dnsRows())
 }
 
-// archive is one of tar of entries that name makes.
+// archive returns a tar archive of n entries with names from name.
 func archive(n int, name func(i int) string, typ byte) []byte {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
@@ -58,7 +58,7 @@ func archiveRows() []row {
 	}
 	numbers := []string{"a", "b", "c", "d", "e", "f", "g", "h", "i", "j"}
 	return []row{
-		// Its length grows, and its depth with it: one name only.
+		// A single name, whose depth grows with its length.
 		{name: "treetar/one deep name", most: 4 << 10, decode: unpack, fixed: 8 << 20, input: func(n int) []byte {
 			return archive(1, func(int) string { return strings.Repeat("a/", n/4) + "f" }, tar.TypeReg)
 		}},
@@ -112,7 +112,7 @@ func messageRows() (rows []row) {
 			"zeros":            func(n int) []byte { return bytes.Repeat([]byte{0}, n) },
 			"ones":             func(n int) []byte { return bytes.Repeat([]byte{1, 0, 0, 0}, n/4) },
 			"greatest numbers": func(n int) []byte { return bytes.Repeat([]byte{0xff}, n) },
-			"a number of elements": func(n int) []byte { // as many as the reader could take for there
+			"a number of elements": func(n int) []byte { // up to the maximum that the reader accepts
 				return append(binary.LittleEndian.AppendUint32(nil, uint32(n/32)), bytes.Repeat([]byte{0}, n)...)
 			},
 			"the greatest text": func(n int) []byte {

@@ -1,9 +1,9 @@
-// Package e2btls has E2B's SDKs, as they are published, reach sandboxes by host names over TLS,
-// with the certificates and the environment that `forkd e2b setup` makes.
+// Package e2btls lets E2B's SDKs, as published, reach sandboxes by host names over TLS, with the
+// certificates and the environment that `forkd e2b setup` makes.
 //
-// The API is the real one over VMs that do nothing, in each of them a real agent, which is a
-// process of this host. Names lead here by an /etc/hosts of the program's own. It is run by
-// scripts/compat.
+// The API is the real one over fake VMs. Each has a real agent, which is a process of this host. An
+// /etc/hosts for the SDK's program alone makes all names lead here. scripts/compat runs this
+// package.
 package e2btls
 
 import (
@@ -25,7 +25,7 @@ import (
 	"github.com/forkd/forkd/internal/guest/agent"
 )
 
-// What run.py sets: the command that uses an SDK, and where the certificates are to be.
+// Variables that run.py sets: the command that uses an SDK, and the directory for the certificates.
 const (
 	programEnv = "E2B_TLS_PROGRAM"
 	agentEnv   = "E2B_TLS_AGENT" // makes the test binary an agent
@@ -38,12 +38,12 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// ownHosts runs a command with the file $1 as /etc/hosts. It may add to it.
+// ownHosts runs a command with the file $1 as /etc/hosts, which the command may append to.
 const ownHosts = `mount --bind "$1" /etc/hosts; shift; exec "$@"`
 
-// ownSystem runs an agent that changes neither accounts nor devices of this host, of which it is
-// root, and whose login shells read no profile of this user's. What stands there is not under test,
-// and may take its time: pyenv waits a minute for a lock that a killed shell has left.
+// ownSystem runs an agent as root that cannot change accounts or devices of this host, and whose
+// login shells do not read this user's profile. The profile is not under test and may be slow:
+// pyenv waits a minute for a lock that a killed shell has left.
 const ownSystem = `for d in /etc /dev; do
 	mount --rbind "$d" "$d"
 	mount -o remount,bind,ro "$d"

@@ -1,10 +1,10 @@
-// Command hostnames lets packages of E2B's that ask https://PORT-ID.DOMAIN, and nothing else, reach
-// the daemon at $FORKD_URL: it ends TLS with certificates of `forkd e2b setup`, and says in headers
-// what the host name says. It prints DOMAIN and the directory of the certificates, and ends with
-// its standard input.
+// Command hostnames lets packages of E2B that can only connect to https://PORT-ID.DOMAIN reach the
+// daemon at $FORKD_URL. It terminates TLS with certificates of `forkd e2b setup`, and passes the
+// port and the id of the host name on in headers. It prints DOMAIN and the directory of the
+// certificates, and exits when its standard input ends.
 //
-// It stands for a daemon with --proxy-domain, which the one in an emulated host is not. How the
-// daemon itself serves host names and TLS is the subject of the group e2btls.
+// It replaces a daemon with --proxy-domain, because the daemon in an emulated host has none. The
+// group e2btls tests how the daemon itself serves host names and TLS.
 package main
 
 import (

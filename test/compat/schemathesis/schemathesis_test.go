@@ -1,9 +1,8 @@
-// Package schemathesis has the program schemathesis call the API with whatever its document allows,
-// and does not allow: nothing may be answered with a 5xx, nor otherwise than the document says.
+// Package schemathesis lets the program schemathesis call the API with inputs that the API's
+// document allows, and with others. No answer may be a 5xx, or contradict the document.
 //
-// The API is the real one over VMs that do nothing, in each of them a real agent: a process of this
-// host, which sees of its file system only what is in /usr, read only, and no network. It is run by
-// scripts/compat.
+// The API is the real one over fake VMs. Each has a real agent: a process of this host that has no
+// network and sees only the host's /usr, read only. scripts/compat runs this package.
 package schemathesis
 
 import (
@@ -21,12 +20,12 @@ import (
 	"github.com/forkd/forkd/internal/embedded"
 )
 
-// left are operations that it cannot judge: a stream without an end, answers of servers in
-// sandboxes, the memory of VMs that are none, and messages of a protocol that has a suite of its own
-// (the group mcp).
+// left are operations that schemathesis cannot judge: a stream without an end, answers of servers in
+// sandboxes, the memory of fake VMs, and messages of a protocol with a suite of its own (the group
+// mcp).
 const left = `^/mcp$|^/v1/events$|/proxy/|/tcp/|/stats$`
 
-// excluded are checks that ask for what the API does not promise.
+// excluded are checks for properties that the API does not promise.
 const excluded = "positive_data_acceptance" // a document cannot say which files, snapshots and users there are
 
 func TestSchemathesis(t *testing.T) {
@@ -54,15 +53,15 @@ func TestSchemathesis(t *testing.T) {
 	if seed := os.Getenv("SEED"); seed != "" {
 		cmd.Args = append(cmd.Args, "--seed", seed)
 	}
-	cmd.Dir = t.TempDir() // it leaves a directory of its own where it runs
+	cmd.Dir = t.TempDir() // it leaves a directory in its working directory
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	if err := cmd.Run(); err != nil {
 		t.Error(err)
 	}
 }
 
-// configOf gives every operation on a sandbox or a snapshot one of its own, which is there: others
-// would be answered with 404 only. Those that remove them make up names.
+// configOf gives every operation on a sandbox or a snapshot an existing object of its own, because
+// otherwise the answer would always be 404. Operations that remove an object make up names.
 func configOf(t *testing.T, rig *apirig.Rig) string {
 	var config strings.Builder
 	for _, route := range apitest.Routes(t) {
@@ -89,7 +88,8 @@ func configOf(t *testing.T, rig *apirig.Rig) string {
 	return config.String()
 }
 
-// enter makes dir the root of a process: /usr of this host, read only, beside what is in dir.
+// enter makes dir the root of a process, with this host's /usr, read only, in addition to the
+// content of dir.
 const enter = `set -e
 mount --bind /usr "$1/usr"
 mount -o remount,bind,ro "$1/usr"
@@ -102,7 +102,8 @@ done
 cd "$1"
 exec chroot "$1" /agent -listen-dir /`
 
-// jailedAgent returns an agent that serves its sockets in dir, and can do no harm outside of it.
+// jailedAgent returns an agent that serves its sockets in dir, and cannot change anything outside
+// of it.
 func jailedAgent(t *testing.T, dir string) *exec.Cmd {
 	agent, err := embedded.Open(embedded.Agent)
 	if err != nil {

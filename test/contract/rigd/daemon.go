@@ -17,15 +17,15 @@ import (
 	"github.com/forkd/forkd/internal/daemon/auth"
 )
 
-// daemon serves a rig on addresses, to which it comes back after it was away.
+// daemon serves a rig on addresses, which it closes and opens again in a restart.
 type daemon struct {
 	rig       *apirig.Rig
 	addresses []net.Addr
-	restarts  sync.Mutex // held by a restart
+	restarts  sync.Mutex // locked during a restart
 
 	mu        sync.Mutex
 	conns     map[net.Conn]bool // open
-	hijacked  []net.Conn        // of upgrades, which may have ended
+	hijacked  []net.Conn        // of upgrades; may have ended
 	listeners []net.Listener
 	server    *http.Server
 	closed    bool
@@ -34,25 +34,25 @@ type daemon struct {
 	seen      map[string]int // requests, by method and path
 }
 
-// fault is a request that is not answered as it should be.
+// fault describes requests that get a wrong answer.
 type fault struct {
 	Times      int    `json:"times"`       // how many requests; 0: 1
 	Method     string `json:"method"`      // empty: every method
 	Path       string `json:"path"`        // a regular expression; empty: every path below /v1
 	Status     int    `json:"status"`      // 429 or 503: answer with it, and do nothing else; 0: cut or stall the answer
-	RetryAfter int    `json:"retry_after"` // seconds, with Status; 0: the answer does not say
+	RetryAfter int    `json:"retry_after"` // seconds, with Status; 0: no Retry-After header
 	AfterBytes int    `json:"after_bytes"` // without Status: pass so many bytes of the answer's body
-	Stall      bool   `json:"stall"`       // say nothing more, instead of closing the connection
+	Stall      bool   `json:"stall"`       // send nothing more, instead of closing the connection
 
 	path *regexp.Regexp
 }
 
 // faults is the body of POST /_rig/faults.
 type faults struct {
-	Requests     *fault   `json:"requests"`      // of requests to come; several of them are used up in order
+	Requests     *fault   `json:"requests"`      // for coming requests; several faults are used in order
 	FailChildren int      `json:"fail_children"` // the next children cannot be started
-	Restart      *restart `json:"restart"`       // close all connections, be away, and come back with all sandboxes
-	Clear        bool     `json:"clear"`         // forget faults of requests and children first
+	Restart      *restart `json:"restart"`       // close all connections, stay away, and come back with all sandboxes
+	Clear        bool     `json:"clear"`         // first forget all faults of requests and children
 }
 
 type restart struct {
@@ -62,9 +62,9 @@ type restart struct {
 // state is the answer of GET /_rig/state.
 type state struct {
 	VMs         int            `json:"vms"`
-	Connections int            `json:"connections"` // open, that of this request included; without upgraded ones
+	Connections int            `json:"connections"` // open ones, including this request's; without upgraded ones
 	Total       int            `json:"total"`       // requests so far
-	Requests    map[string]int `json:"requests"`    // the same by method and path; clear makes it empty
+	Requests    map[string]int `json:"requests"`    // counts by method and path; clear empties them
 }
 
 func newDaemon(rig *apirig.Rig) *daemon {
@@ -82,7 +82,7 @@ func (d *daemon) listen(network, address string) error {
 	return nil
 }
 
-// serve begins to serve what listens.
+// serve starts serving on the listeners.
 func (d *daemon) serve() {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /_rig/faults", d.setFaults)
@@ -168,13 +168,13 @@ func (d *daemon) setFaults(w http.ResponseWriter, r *http.Request) {
 	if f.Restart == nil {
 		return
 	}
-	_ = http.NewResponseController(w).Flush() // the answer precedes the restart
+	_ = http.NewResponseController(w).Flush() // so that the answer is sent before the restart
 	down := time.Duration(f.Restart.DownMS) * time.Millisecond
 	if down == 0 {
 		down = restartGap
 	}
 	go func() {
-		time.Sleep(20 * time.Millisecond) // the client reads the answer
+		time.Sleep(20 * time.Millisecond) // so that the client can read the answer
 		if err := d.restart(down); err != nil {
 			fmt.Fprintln(os.Stderr, "rigd: restart:", err)
 			os.Exit(1)
@@ -271,7 +271,7 @@ func (d *daemon) due(r *http.Request) *fault {
 	return nil
 }
 
-// refuse answers as a daemon that has too much to do.
+// refuse answers as an overloaded daemon does.
 func (f *fault) refuse(w http.ResponseWriter) {
 	e := apiv1.Error{Message: "too many requests at once; try again", Title: "Too much at once", Status: f.Status,
 		Detail: "too many requests at once; try again", Code: "busy", Fix: "try again", Type: "about:blank"}
@@ -286,7 +286,7 @@ func (f *fault) refuse(w http.ResponseWriter) {
 	_ = json.NewEncoder(w).Encode(e) // the client has gone if this fails
 }
 
-// cut passes a part of an answer's body, and then breaks off.
+// cut forwards a part of an answer's body, and then stops.
 type cut struct {
 	http.ResponseWriter
 	left  int
@@ -320,7 +320,8 @@ func (c *cut) Write(p []byte) (int, error) {
 	if c.stall {
 		<-c.gone
 	}
-	// No panic: handlers write from goroutines of their own. Not even the end of the answer is written.
+	// It does not panic, because handlers also write in other goroutines. Not even the end of the
+	// answer is sent.
 	_ = c.SetWriteDeadline(time.Unix(1, 0))
 	c.done = true
 	return c.left, errCut

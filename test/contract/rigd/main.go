@@ -1,10 +1,10 @@
-// Command rigd serves the REST API to the contract suite of the SDKs: the real handlers over VMs
-// that do nothing, and for every sandbox a real agent, which is a process of this host. It is for
-// tests and no part of the product.
+// Command rigd serves the REST API to the contract suite of the SDKs: the real handlers over fake
+// VMs, with a real agent for every sandbox, which is a process of this host. It is used in tests
+// only and is not part of the product.
 //
-// It prints one line of JSON when it serves (see ready), and ends, with everything that it has made
-// removed, when its stdin ends or it is told to by SIGINT or SIGTERM. POST /_rig/faults has it
-// misbehave, and GET /_rig/state says what it has seen; neither wants a token.
+// It prints one line of JSON when it serves (see ready). When its stdin ends, or on SIGINT or
+// SIGTERM, it removes everything that it has made, and exits. POST /_rig/faults makes it misbehave,
+// and GET /_rig/state reports the requests so far. Neither needs a token.
 package main
 
 import (
@@ -34,14 +34,14 @@ import (
 // agentArg makes this program the agent of a guest; the directory of its sockets follows.
 const agentArg = "-serve-agent"
 
-// ready is what the program prints when it serves.
+// ready is the line that the program prints when it serves.
 type ready struct {
 	URL      string `json:"url"`      // on loopback
-	Socket   string `json:"socket"`   // unix:///path of the same API; who runs this program needs no token there
-	Token    string `json:"token"`    // may do everything
-	Snapshot string `json:"snapshot"` // tag of a snapshot that is there
-	Tmp      string `json:"tmp"`      // a directory that all sandboxes have, for files of tests
-	File     string `json:"file"`     // on the host: a kernel, an initrd and a disk for snapshots to be baked of
+	Socket   string `json:"socket"`   // unix:///path of the same API; the user who runs this program needs no token there
+	Token    string `json:"token"`    // has all rights
+	Snapshot string `json:"snapshot"` // tag of an existing snapshot
+	Tmp      string `json:"tmp"`      // a directory in all sandboxes, for files of tests
+	File     string `json:"file"`     // on the host: usable as kernel, initrd and disk in bakes
 	PID      int    `json:"pid"`
 }
 
@@ -51,7 +51,7 @@ func main() {
 			_, _ = io.Copy(io.Discard, os.Stdin) // ends with the program that started the agent
 			os.Exit(0)
 		}()
-		// What a sandbox starts in the background stays below its agent, and ends with it.
+		// Background processes of a sandbox stay descendants of its agent, and end with it.
 		if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 			fmt.Fprintln(os.Stderr, "rigd:", err)
 			os.Exit(1)
@@ -126,7 +126,7 @@ func bake(ctx context.Context, rig *apirig.Rig, r ready) error {
 	return err
 }
 
-// agentHere is the command of an agent, which ends with this program whatever becomes of it.
+// agentHere returns the command of an agent, which ends with this program in any case.
 func agentHere(t *lifetime, self, dir string) *exec.Cmd {
 	cmd := exec.Command(self, agentArg, dir)
 	if _, err := cmd.StdinPipe(); err != nil { // closed by Wait
@@ -135,7 +135,8 @@ func agentHere(t *lifetime, self, dir string) *exec.Cmd {
 	return cmd
 }
 
-// guestRAM maps what VMMs have mapped: statistics of a sandbox look for it, and find this process.
+// guestRAM maps memory like a VMM does, because statistics of a sandbox look for such a mapping in
+// this process.
 func guestRAM(t *lifetime) error {
 	ram, err := unix.Mmap(-1, 0, 512<<20, unix.PROT_READ|unix.PROT_WRITE,
 		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
@@ -153,7 +154,7 @@ type lifetime struct {
 	errors []error
 }
 
-// fatal is what Fatal and Fatalf panic with.
+// fatal is the value with which Fatal and Fatalf panic.
 type fatal struct{ error }
 
 func (t *lifetime) Helper() {}
@@ -163,7 +164,7 @@ func (t *lifetime) TempDir() string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) }) // what a guest made there cannot be removed by all users
+	t.Cleanup(func() { _ = os.RemoveAll(dir) }) // ignored: some users cannot remove a guest's files
 	return dir
 }
 
@@ -184,7 +185,7 @@ func (t *lifetime) Errorf(format string, args ...any) {
 func (t *lifetime) Fatalf(format string, args ...any) { panic(fatal{fmt.Errorf(format, args...)}) }
 func (t *lifetime) Fatal(args ...any)                 { panic(fatal{errors.New(fmt.Sprint(args...))}) }
 
-// end calls what Cleanup was given and returns what failed.
+// end calls the functions given to Cleanup and returns their errors.
 func (t *lifetime) end() error {
 	t.mu.Lock()
 	undo := t.undo
@@ -197,5 +198,5 @@ func (t *lifetime) end() error {
 	return errors.Join(t.errors...)
 }
 
-// restartGap is how long a daemon is away that restarts, by default.
+// restartGap is the default time for which a restarting daemon is away.
 const restartGap = 200 * time.Millisecond

@@ -1,4 +1,5 @@
-// The module of a user: it has no part of forkd but what it requires.
+// Package client_test is in the module of a user, which has only those parts of forkd that it
+// requires.
 package client_test
 
 import (
@@ -10,15 +11,15 @@ import (
 	"github.com/forkd/forkd/test/contract"
 )
 
-// What the examples of package client read the daemon from.
+// Variables from which the examples of package client read the address of the daemon.
 const (
 	urlEnv      = "FORKD_URL"
 	tokenEnv    = "FORKD_TOKEN"
 	snapshotEnv = "FORKD_CONTRACT_SNAPSHOT"
 )
 
-// The Go client does the scenarios of the contract that the daemon is there for: with
-// $FORKD_CONTRACT_TMP they are those of faked VMs.
+// The Go client runs the scenarios of the contract that fit the daemon: with $FORKD_CONTRACT_TMP
+// those for fake VMs.
 func TestContract(t *testing.T) {
 	scenarios, err := contract.Scenarios()
 	if err != nil {
