@@ -11,7 +11,8 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
-// audit waits until processes, files and memory are those of what is listed, and of the pool.
+// audit waits until there are only the processes, files and memory of listed sandboxes and
+// snapshots, and of the pool.
 func (d *daemon) audit(t *testing.T) {
 	t.Helper()
 	eventually(t, quietLimit, func() error {
@@ -38,7 +39,7 @@ func (d *daemon) audit(t *testing.T) {
 			places = append(places, s.Dir)
 		}
 		for _, name := range names(filepath.Join(d.state, "snapshots")) {
-			if strings.HasPrefix(name, ".unnamed-") { // deleted, and a running sandbox lies on it
+			if strings.HasPrefix(name, ".unnamed-") { // deleted, but a running sandbox lies on it
 				followed = append(followed, filepath.Join(d.state, "snapshots", name))
 			}
 		}
@@ -84,7 +85,7 @@ func (d *daemon) audit(t *testing.T) {
 	})
 }
 
-// names lists a directory.
+// names returns the names of the entries of a directory.
 func names(dir string) []string {
 	entries, err := os.ReadDir(dir)
 	if err != nil {

@@ -39,7 +39,7 @@ func (d *daemon) forkOf(t *testing.T, name string, n int) []client.Sandbox {
 	return r.Sandboxes
 }
 
-// removeBranches removes all snapshots but the parent, whoever builds on them.
+// removeBranches removes all snapshots except the parent, even if others build on them.
 func (d *daemon) removeBranches(t *testing.T) {
 	t.Helper()
 	list, err := d.Snapshots(d.ctx(t, quietLimit))
@@ -55,7 +55,7 @@ func (d *daemon) removeBranches(t *testing.T) {
 	}
 }
 
-// counter is a computation in the background of the interpreter, and a process beside it.
+// counter is a computation in the background of the interpreter, and a separate process.
 const counter = `
 import threading, time
 steps = []
@@ -66,8 +66,8 @@ def work():
 threading.Thread(target=work, daemon=True).start()
 `
 
-// TestBranchMidComputation branches a sandbox in the middle of its work. Children inherit memory,
-// files and processes and go their own ways; the source does not notice.
+// TestBranchMidComputation branches a sandbox during a computation. Children inherit memory, files
+// and processes and then diverge; the source is not affected.
 func TestBranchMidComputation(t *testing.T) {
 	d := load(t).start(t)
 	source := d.fork(t, 1)[0]
@@ -215,8 +215,8 @@ func TestRollback(t *testing.T) {
 	d.removeBranches(t)
 }
 
-// TestForkFromSandbox branches and forks in one call; the snapshot between goes with the last
-// child.
+// TestForkFromSandbox branches and forks in one call. The snapshot in between is deleted with the
+// last child.
 func TestForkFromSandbox(t *testing.T) {
 	d := load(t).start(t)
 	box := d.fork(t, 1)[0]
@@ -242,8 +242,8 @@ func TestForkFromSandbox(t *testing.T) {
 	d.kill(t, box)
 }
 
-// TestBranchWithoutRAM: a branch that finds no room fails, and leaves a source that is correct and
-// can be branched.
+// TestBranchWithoutRAM: a branch that finds no room fails, and leaves an intact source that can be
+// branched.
 func TestBranchWithoutRAM(t *testing.T) {
 	ram := t.TempDir()
 	if err := syscall.Mount("forkd-test", ram, "tmpfs", 0, "size=300m,mode=0700"); err != nil {
@@ -278,7 +278,7 @@ func TestBranchWithoutRAM(t *testing.T) {
 	d.removeBranches(t)
 }
 
-// fill takes all but leave bytes of a file system.
+// fill fills a file system except for leave bytes.
 func fill(t *testing.T, dir, path string, leave int64) {
 	t.Helper()
 	var st syscall.Statfs_t
@@ -313,7 +313,7 @@ func TestBranchCutShort(t *testing.T) {
 		d.removeBranches(t)
 	}
 	d.value(t, box.ID, "[data.extend(b'y'), len(data)][1]")
-	// The VMM may still be copying for the dead daemon, and says so.
+	// The VMM may still be copying for the dead daemon, and then refuses the branch.
 	eventually(t, quietLimit, func() error {
 		_, err := d.Branch(d.ctx(t, bakeLimit), box.ID, client.BranchRequest{Tag: "next"})
 		return err
@@ -345,7 +345,7 @@ func TestBranchCutShort(t *testing.T) {
 	d.removeBranches(t)
 }
 
-// TestRacingBranches branches one sandbox from several sides while others fork from it.
+// TestRacingBranches branches one sandbox several times at once while other calls fork from it.
 func TestRacingBranches(t *testing.T) {
 	d := load(t).start(t)
 	box := d.fork(t, 1)[0]

@@ -12,9 +12,9 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// TestDaemonCrashWhileBuilding kills the daemon while a step of a template build runs in a VM: the
-// next daemon ends the build's sandbox, and has nothing of it but the step that was done, from which the
-// next build goes on.
+// TestDaemonCrashWhileBuilding kills the daemon while a step of a template build runs in a VM. The next
+// daemon kills the build's sandbox and keeps only the completed step, after which the next build
+// continues.
 func TestDaemonCrashWhileBuilding(t *testing.T) {
 	d := load(t).start(t)
 	call := d.e2b(t)

@@ -13,8 +13,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// cli runs the program as a user does. It must exit with code, and say something on stderr unless
-// that is 0.
+// cli runs the program as a user does. It must exit with code and, unless that is 0, write a
+// message to stderr.
 func (d *daemon) cli(t *testing.T, code int, args ...string) (stdout, stderr string) {
 	t.Helper()
 	cmd := exec.CommandContext(d.ctx(t, bakeLimit), d.f.program, args...)
@@ -35,7 +35,7 @@ func (d *daemon) cli(t *testing.T, code int, args ...string) (stdout, stderr str
 	return out.String(), err.String()
 }
 
-// cliJSON runs the program with -o json, into v.
+// cliJSON runs the program with -o json and decodes the output into v.
 func (d *daemon) cliJSON(t *testing.T, v any, args ...string) {
 	t.Helper()
 	out, _ := d.cli(t, 0, append(args, "-o", "json")...)
@@ -44,7 +44,7 @@ func (d *daemon) cliJSON(t *testing.T, v any, args ...string) {
 	}
 }
 
-// refused runs the program, which must fail with all the words.
+// refused runs the program, which must fail with a message that contains all the words.
 func (d *daemon) refused(t *testing.T, words []string, args ...string) {
 	t.Helper()
 	_, stderr := d.cli(t, 1, args...)
@@ -55,7 +55,7 @@ func (d *daemon) refused(t *testing.T, words []string, args ...string) {
 	}
 }
 
-// TestWorkspaceVerbs takes a workspace through its life on the command line.
+// TestWorkspaceVerbs uses all commands for a workspace, from its creation to its deletion.
 func TestWorkspaceVerbs(t *testing.T) {
 	d := load(t).start(t, withPool(0))
 	// it outlives the daemon, should the test fail
@@ -132,7 +132,7 @@ func TestSnapshotVerbs(t *testing.T) {
 		"echo oops >&2; exit 3")
 	d.refused(t, []string{`"d2"`, "exists"}, "snapshot-diff", "--from", tag, "--tag", "d2", "--exec", "true")
 	d.cli(t, 2, "snapshot-diff", "--from", tag, "--tag", "bad")
-	d.only(t) // none of them has left its sandbox behind
+	d.only(t) // none of them has left a sandbox behind
 	d.refused(t, []string{`"bad"`, "not found"}, "snapshot-info", "bad")
 
 	var info client.SnapshotDetail
@@ -177,7 +177,7 @@ func (d *daemon) removeVerbs(t *testing.T) {
 	if strings.Join(removed.Removed, " ") != "d1" {
 		t.Errorf("rmi --force: %+v", removed)
 	}
-	for _, name := range []string{"d2", "flat"} { // neither needs anything of d1
+	for _, name := range []string{"d2", "flat"} { // neither depends on d1
 		d.cliJSON(t, &forked, "fork", name)
 		id := forked.Sandboxes[0].ID
 		if out, _ := d.cli(t, 0, "exec", id, "--", "cat", "/root/one", "/root/two"); out != "one\ntwo\n" {

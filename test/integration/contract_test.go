@@ -7,8 +7,8 @@ import (
 	"github.com/forkd/forkd/test/contract"
 )
 
-// The Go client does what the contract of the SDKs says with real VMs: memory, disks, and what comes
-// back after a rollback.
+// The Go client fulfils the contract of the SDKs with real VMs: memory, disks, and the state after a
+// rollback.
 func TestContractWithVMs(t *testing.T) {
 	scenarios, err := contract.Scenarios()
 	if err != nil {

@@ -1,9 +1,9 @@
 // Package integration_test drives a real daemon with real VMs through its REST API, with the Go
 // client.
 //
-// A run bakes one parent and starts a daemon of its own for every test, which must leave nothing
-// behind: that is checked after each. It says nothing about speed, and nothing about daemons it did
-// not start.
+// A run bakes one parent and starts a separate daemon for every test. After each test nothing may
+// be left behind. The package does not measure speed, and does not test daemons that it did not
+// start.
 package integration_test
 
 import (
@@ -34,10 +34,10 @@ const (
 	startLimit = time.Minute
 	bakeLimit  = 5 * time.Minute
 	stopLimit  = 3 * time.Minute
-	quietLimit = time.Minute // for what ends in the background
+	quietLimit = time.Minute // for work that ends in the background
 )
 
-// fixture is what the tests of a run share.
+// fixture is shared by the tests of a run.
 type fixture struct {
 	assets  *vmtest.Assets
 	root    string // holds everything of the run
@@ -75,7 +75,7 @@ func open(t *testing.T) *fixture {
 	shared.once.Do(func() {
 		f.assets = a
 		f.openErr = errors.New("see the first test")
-		if f.root, f.openErr = os.MkdirTemp("/tmp", "fki"); f.openErr != nil { // short: unix sockets are in it
+		if f.root, f.openErr = os.MkdirTemp("/tmp", "fki"); f.openErr != nil { // a short name, because unix sockets are in it
 			return
 		}
 		f.program, f.state = filepath.Join(f.root, "forkd"), filepath.Join(f.root, "s")
@@ -87,7 +87,7 @@ func open(t *testing.T) *fixture {
 	return f
 }
 
-// load returns the fixture, and bakes the snapshot when it is called first.
+// load returns the fixture, and bakes the snapshot on the first call.
 func load(t *testing.T) *fixture {
 	t.Helper()
 	f := open(t)
@@ -103,7 +103,7 @@ func load(t *testing.T) *fixture {
 	return f
 }
 
-// bake makes a parent that the test is not about.
+// bake makes a parent whose baking is not under test.
 func (d *daemon) bake(t *testing.T, req client.BakeRequest) error {
 	t.Helper()
 	_, err := d.Bake(d.ctx(t, bakeLimit), req)
@@ -114,7 +114,7 @@ func (d *daemon) bake(t *testing.T, req client.BakeRequest) error {
 	return err
 }
 
-// bakeRequest is for a parent that is warmed up as the recipe python-numpy says.
+// bakeRequest returns the request for a parent with the warm-up of the recipe python-numpy.
 func (f *fixture) bakeRequest(t *testing.T, tag string) client.BakeRequest {
 	t.Helper()
 	recipe, err := image.LoadRecipeFS(recipes.FS, "python-numpy")
@@ -125,7 +125,7 @@ func (f *fixture) bakeRequest(t *testing.T, tag string) client.BakeRequest {
 		Tag: tag, Kernel: f.assets.Cloud.VMLinux, Initrd: f.assets.Cloud.Initrd,
 		Rootfs:     filepath.Join(f.assets.Images["python-numpy"], "rootfs.ext4"),
 		MemSizeMiB: 192, Env: recipe.Env,
-		// What children import here they need not read from the disk, each for itself.
+		// Modules imported here need not be read from the disk by each child.
 		Warmup: client.Warmup{Python: "import hashlib, random, socket, threading\n" + recipe.Warmup.Python},
 	}
 }
@@ -137,7 +137,7 @@ type daemon struct {
 	program         string
 	run, state, ram string
 	pool            string
-	args            []string // more of the command line
+	args            []string // additional arguments
 	checked         bool     // the client's traffic is compared with api/openapi.yaml
 	url             string
 	log             *os.File
@@ -184,7 +184,7 @@ func (f *fixture) start(t *testing.T, opts ...option) *daemon {
 		t.Fatal(err)
 	}
 	d.launch(t)
-	if d.checked { // from here on: the document knows no answers of a daemon that is not there yet
+	if d.checked { // only from now on, because the document has no answers of a daemon that is not running yet
 		if d.Client, err = client.New(apitest.Proxy(t, socket), ""); err != nil {
 			t.Fatal(err)
 		}
@@ -197,14 +197,14 @@ func (d *daemon) launch(t *testing.T) {
 	t.Helper()
 	args := []string{"daemon", "--run-dir", d.run, "--state-dir", d.state, "--ram-dir", d.ram, "--pool", d.pool,
 		"--kill-on-exit",
-		"--disk-reserve-mib", "0"} // disks are small here, and are filled
+		"--disk-reserve-mib", "0"} // disks are small here, and the tests fill them
 	args = append(args, d.args...)
 	if vmtest.Emulated() {
-		args = append(args, "--accel", "tcg", "--cpu-template", vmtest.Template()) // as the emulated host's own daemon
+		args = append(args, "--accel", "tcg", "--cpu-template", vmtest.Template()) // as for the emulated host's own daemon
 		for _, param := range tcghost.GuestCmdline() {
 			args = append(args, "--cmdline-extra", param)
 		}
-		if d.program == d.f.program { // builds before this one do not know it
+		if d.program == d.f.program { // earlier builds do not know it
 			args = append(args, "--pool-most", "0")
 		}
 	}
@@ -221,8 +221,8 @@ func (d *daemon) launch(t *testing.T) {
 	})
 }
 
-// stop ends the daemon in order, with its sandboxes, and checks that nothing is left. It may be
-// called again.
+// stop shuts the daemon down with its sandboxes, and checks that nothing is left. It may be called
+// again.
 func (d *daemon) stop(t *testing.T) {
 	t.Helper()
 	if d.cmd == nil {
@@ -252,13 +252,13 @@ func (d *daemon) stop(t *testing.T) {
 	}
 }
 
-// crash kills the daemon as a bug or the kernel would.
+// crash kills the daemon without a shutdown.
 func (d *daemon) crash(t *testing.T) {
 	t.Helper()
 	if err := d.cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	_ = d.cmd.Wait() // it says that it was killed
+	_ = d.cmd.Wait() // the error says that it was killed
 	d.Close()
 }
 
@@ -269,7 +269,7 @@ func (d *daemon) ctx(t *testing.T, limit time.Duration) context.Context {
 	return ctx
 }
 
-// fork starts n sandboxes that must all come up.
+// fork starts n sandboxes, all of which must start.
 func (d *daemon) fork(t *testing.T, n int) []client.Sandbox {
 	t.Helper()
 	r, err := d.Fork(d.ctx(t, bakeLimit), client.ForkRequest{SnapshotTag: tag, N: n})
@@ -304,7 +304,7 @@ func (d *daemon) value(t *testing.T, id, code string) string {
 	return *r.Result
 }
 
-// run runs a shell command that must succeed, and returns its output.
+// sh runs a shell command that must succeed, and returns its output.
 func (d *daemon) sh(t *testing.T, id, script string) string {
 	t.Helper()
 	r, err := d.Exec(d.ctx(t, 2*time.Minute), id, client.ExecRequest{Args: []string{"/bin/sh", "-c", script},
@@ -318,7 +318,7 @@ func (d *daemon) sh(t *testing.T, id, script string) string {
 	return r.Stdout
 }
 
-// alive checks that a sandbox still does its work.
+// alive checks that a sandbox still works.
 func (d *daemon) alive(t *testing.T, id string) {
 	t.Helper()
 	if got := d.value(t, id, "int(np.arange(10).sum())"); got != "45" {

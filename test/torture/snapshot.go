@@ -35,7 +35,7 @@ type Snapshot struct {
 	at      guest.Instant
 }
 
-// ask sends words to the guest program. Damage that it reports is an error.
+// ask sends a request to the guest program. If it reports damage, that is an error.
 func (v *running) ask(ctx context.Context, words ...string) (guest.Report, error) {
 	var r guest.Report
 	ctx, cancel := context.WithTimeout(ctx, stepLimit)
@@ -62,8 +62,7 @@ func (v *running) ask(ctx context.Context, words ...string) (guest.Report, error
 	return r, nil
 }
 
-// setMark gives the guest a number that nothing had before. Copies of the guest must have it until
-// the next mark.
+// setMark gives the guest a new, unique number. Copies made until the next mark must contain it.
 func (v *running) setMark(ctx context.Context, words ...string) (guest.Instant, error) {
 	at := guest.Instant{Mark: v.rig.names.Add(1)}
 	r, err := v.ask(ctx, append([]string{"mark", fmt.Sprint(at.Mark)}, words...)...)
@@ -95,7 +94,7 @@ func (s *Snapshot) put(base *Snapshot, layer *os.File, own []vm.Extent) {
 	s.layers = append(slices.Clone(base.layers), layer)
 }
 
-// save pauses v for good and makes a snapshot of it.
+// save pauses v, never to be resumed, and makes a snapshot of it.
 func (v *running) save(ctx context.Context) (*Snapshot, error) {
 	s, layer, err := v.newMarked(ctx, "base")
 	if err != nil {
@@ -124,7 +123,7 @@ func (r *Rig) fork(ctx context.Context, s *Snapshot, kind string) (*running, err
 	return v, nil
 }
 
-// restore makes v a copy of s: a new VM a child, a running one a rolled-back one.
+// restore makes v a copy of s. A new VM becomes a child, a running VM is rolled back.
 func (v *running) restore(ctx context.Context, s *Snapshot) error {
 	top, err := v.rig.newTop(s.size)
 	if err != nil {
@@ -150,7 +149,8 @@ func (v *running) restore(ctx context.Context, s *Snapshot) error {
 	return nil
 }
 
-// verifyCopy checks that v, of which nothing else was asked since, is s gone on.
+// verifyCopy checks that v is a copy of s that has gone on since. v must have received no other
+// request in between.
 func (v *running) verifyCopy(ctx context.Context, s *Snapshot) error {
 	r, err := v.ask(ctx, "verify")
 	if err != nil {
@@ -162,7 +162,7 @@ func (v *running) verifyCopy(ctx context.Context, s *Snapshot) error {
 	return nil
 }
 
-// check forks a child of s, verifies it and ends it.
+// check forks a child of s, verifies it and kills it.
 func (r *Rig) check(ctx context.Context, s *Snapshot, kind string) error {
 	v, err := r.fork(ctx, s, kind)
 	if err != nil {

@@ -8,13 +8,13 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// stormTries is how many branches wait for a storm in one round, each for half as many write faults
-// as the one before: whether a guest meets enough frozen pages before they are copied is a matter
-// of scheduling.
+// stormTries is how many branches of a round try to cause a storm, each with half the limit of
+// write faults of the previous one. It depends on scheduling whether a guest writes enough frozen
+// pages before they are copied.
 const stormTries = 6
 
-// storm: a guest that writes all its pages meets so many frozen ones that the rest is copied while
-// it stands still. It goes on, and both it and its child are whole.
+// storm: a guest that writes all its pages meets so many frozen pages that the rest is copied while
+// it is stopped. It runs on, and both it and its child are whole.
 func (l *line) storm(ctx context.Context) error {
 	v := l.source
 	for try, bound := 0, 1+l.rig.rng.Uint64N(16); try < stormTries; try, bound = try+1, max(1, bound/2) {

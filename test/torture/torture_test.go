@@ -22,12 +22,12 @@ var (
 	report   = flag.String("torture.report", "", "file for the counts, as JSON, rewritten after every step")
 )
 
-// stormBranches is after how many branches a run without a write-fault storm has not tested what it
-// should.
+// stormBranches is the number of branches after which a run without a write-fault storm fails,
+// because it has not tested storms.
 const stormBranches = 40
 
-// Every copy of a guest that writes memory and disk as fast as it can is whole: children, sources,
-// and ancestors, with each number of vCPUs, whatever goes wrong meanwhile.
+// Every copy of a guest that writes memory and disk as fast as it can is whole. This holds for
+// children, sources and ancestors, with each number of vCPUs, under every kind of fault.
 func TestTorture(t *testing.T) {
 	assets := vmtest.Load(t)
 	ram := t.TempDir()
@@ -62,7 +62,7 @@ func TestTorture(t *testing.T) {
 		fmt.Printf(format+"\n", args...)
 		write()
 	}
-	ctx := context.WithoutCancel(t.Context()) // a step that is cut off would leave a VMM behind
+	ctx := context.WithoutCancel(t.Context()) // a step that was cancelled would leave a VMM behind
 	counts := strings.Split(*vcpus, ",")
 	for i, count := range counts {
 		cpus, err := strconv.Atoi(count)

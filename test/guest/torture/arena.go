@@ -14,7 +14,7 @@ const (
 	pageWords = pageSize / 8
 )
 
-// shape is how much the program owns and how many threads write it.
+// shape is the size of the memory and disk that the program writes, and the number of its writers.
 type shape struct {
 	pages   int // pages of memory, spread over the memory writers
 	blocks  int // blocks of the disk files, half of each, written by one more writer
@@ -24,8 +24,8 @@ type shape struct {
 // A unit is a page of memory (0 … pages-1) or a block on disk (pages … pages+blocks-1).
 func (s shape) units() int { return s.pages + s.blocks }
 
-// arena is the memory that the writers own, outside the Go heap so that nothing else moves or
-// writes it:
+// arena is the memory of the writers. It is outside the Go heap so that the runtime neither moves
+// nor writes it:
 //
 //	page 0           mark, hot, rest
 //	page 1           ticket: the number of the last write anybody began
@@ -34,8 +34,8 @@ func (s shape) units() int { return s.pages + s.blocks }
 //	then             table: of each unit the number of the last completed write
 //	then             the pages of memory themselves
 //
-// Every part is on pages of its own: one page that is missing or of another instant contradicts the
-// others.
+// Every part is on its own pages, so a page that is missing, or that belongs to a different
+// instant, contradicts the others.
 type arena struct {
 	shape
 	words []uint64
@@ -45,15 +45,15 @@ type arena struct {
 // Words of page 0.
 const (
 	wordMark = iota // a number that the driver sets
-	wordHot         // each writer keeps to its first so many units; 0: all
-	wordRest        // each writer rests so many microseconds after every write
+	wordHot         // each writer writes only its first so many units; 0: all
+	wordRest        // each writer pauses for so many microseconds after every write
 )
 
 // Words of a writer's record.
 const (
-	recIntent = iota // number of the write under way; 0: none
+	recIntent = iota // number of the current write; 0: none
 	recUnit          // its unit
-	recOld           // the number of the write before it
+	recOld           // number of the previous write to it
 	recDone          // writes completed
 	recDigest        // XOR of token(unit, table[unit]) ^ token(unit, 0) over the writer's units
 	recChain         // hash over all its writes in their order
@@ -95,7 +95,7 @@ func (a *arena) table() []uint64 { return a.words[a.tableAt():][:a.units()] }
 
 func (a *arena) page(u int) []uint64 { return a.words[a.dataAt()+u*pageWords:][:pageWords] }
 
-// owned returns the units of a writer: the first, how far apart, and how many. Neighbouring pages
+// owned returns the units of a writer: the first, the distance, and the number. Neighbouring pages
 // belong to different writers; the last writer has the disk.
 func (a *arena) owned(writer int) (first, step, count int) {
 	if writer == a.writers {
@@ -104,8 +104,8 @@ func (a *arena) owned(writer int) (first, step, count int) {
 	return writer, a.writers, (a.pages - writer + a.writers - 1) / a.writers
 }
 
-// begin notes that a writer is about to write u, and returns the number of this write and of the
-// one before.
+// begin records that a writer is about to write u, and returns the number of the previous write to
+// u and of this one.
 func (a *arena) begin(writer, u int) (old, seq uint64) {
 	r := a.record(writer)
 	seq = atomic.AddUint64(a.ticket(), 1)
@@ -129,7 +129,7 @@ func (a *arena) end(writer, u int, old, seq uint64) {
 }
 
 // Contents: word k of unit u after write seq is first(u, seq) + k*wordStep. The function can be
-// inverted, so that a wrong word tells which write it comes from.
+// inverted, so a wrong word reveals which write it comes from.
 const (
 	seqFactor  = 0x9e3779b97f4a7c15
 	unitFactor = 0xc2b2ae3d27d4eb4f
@@ -140,7 +140,7 @@ func first(u int, seq uint64) uint64 { return seq*seqFactor ^ uint64(u+1)*unitFa
 
 // seqOf returns the number of the write that would leave word in place k of unit u.
 func seqOf(word uint64, u, k int) uint64 {
-	inverse := uint64(seqFactor) // Newton's iteration doubles the right bits; an odd number is right in three
+	inverse := uint64(seqFactor) // Newton's iteration doubles the correct bits, from three
 	for range 5 {
 		inverse *= 2 - seqFactor*inverse
 	}
@@ -157,8 +157,8 @@ func fill(page []uint64, u int, seq uint64) {
 }
 
 // overwrite replaces the content of write old by that of write seq, word by word in ascending
-// order, and returns the first word that was not as write old had left it: damage does not
-// disappear because its page is written.
+// order. It returns the first word that differed from the content of write old, so that a write
+// does not hide damage to its page.
 func overwrite(page []uint64, u int, old, seq uint64) (bad int, found uint64) {
 	bad = -1
 	was, is := first(u, old), first(u, seq)

@@ -7,7 +7,7 @@ import (
 	"github.com/forkd/forkd/test/torture/guest"
 )
 
-// maxMismatches is how many a report tells; then comes the number of the others.
+// maxMismatches limits the mismatches in a report; after them comes the number of the others.
 const maxMismatches = 32
 
 type checker struct {
@@ -57,7 +57,8 @@ func check(a *arena, read func(block int, p []uint64) error) guest.Report {
 	}
 }
 
-// content checks that p is what write seq left in unit u, and else says of which writes it is.
+// content checks that p is the content of unit u after write seq. Otherwise it reports the writes
+// that its words come from.
 func (c *checker) content(u int, p []uint64, seq uint64) {
 	want := first(u, seq)
 	for k := range p {
@@ -77,7 +78,7 @@ func (s shape) name(u int) string {
 	return fmt.Sprintf("block %d", u-s.pages)
 }
 
-// origin lists the runs of words by the write they come from.
+// origin lists the runs of words in p by the write that they come from.
 func origin(p []uint64, u int) string {
 	var out []byte
 	for k, runs := 0, 0; k < len(p); runs++ {

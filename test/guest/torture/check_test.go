@@ -12,7 +12,7 @@ import (
 
 var small = shape{pages: 700, blocks: 48, writers: 2}
 
-// instant is everything at one moment between two writes.
+// instant is a copy of everything at a moment between two writes.
 type instant struct {
 	words []uint64
 	disk  [][]uint64
@@ -47,7 +47,7 @@ func newRig(t *testing.T) *rig {
 	return r
 }
 
-// write lets every writer write n times.
+// write makes every writer write n times.
 func (r *rig) write(n int) {
 	r.t.Helper()
 	for i := range n * len(r.writers) {
@@ -98,8 +98,8 @@ func wantOK(t *testing.T, what string, r guest.Report) {
 	}
 }
 
-// Whatever part of an instant is replaced by that of a later or earlier one, any single page of
-// memory or block of disk or any mixture, the check finds it.
+// The check finds any mixture of two instants, whichever pages of memory or blocks of disk come
+// from the later or the earlier one.
 func TestEveryMixtureOfInstantsIsFound(t *testing.T) {
 	r := newRig(t)
 	r.write(900) // the rings have wrapped
@@ -175,7 +175,7 @@ func TestDamageIsFoundAndDescribed(t *testing.T) {
 	r.write(400)
 	good := r.save()
 	page := func(s instant, u int) []uint64 { return (&arena{shape: small, words: s.words}).page(u) }
-	written := int((&arena{shape: small, words: good.words}).ring(0)[0]) // a page that has been written
+	written := int((&arena{shape: small, words: good.words}).ring(0)[0]) // a page that was written
 	seq := (&arena{shape: small, words: good.words}).table()[written]
 	for _, c := range []struct {
 		name   string
@@ -209,8 +209,7 @@ func TestDamageIsFoundAndDescribed(t *testing.T) {
 	}
 }
 
-// A page that is damaged after the fork and before it is overwritten is found by its writer, at any
-// word.
+// A writer that overwrites a page finds damage at any word of it that happened after the fork.
 func TestWritersFindDamageThatTheyOverwrite(t *testing.T) {
 	for _, k := range []int{0, 1, 255, 511} {
 		r := newRig(t)
@@ -261,8 +260,8 @@ func TestSeqOfInvertsContent(t *testing.T) {
 	}
 }
 
-// The answers a driver builds on: a mark is set at the instant of the verification, nonsense is
-// refused.
+// The answers that a driver relies on: a mark is set at the instant of the verification, and an
+// invalid request is refused.
 func TestAnswer(t *testing.T) {
 	r := newRig(t)
 	s := &server{a: r.a, disk: r.d, writers: r.writers}

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// disk is two files of blocks: the even blocks are written past the page cache, the odd ones
-// through it. Everything is read past it.
+// disk is two files of blocks. The even blocks are written directly, the odd ones through the page
+// cache. All reads bypass the page cache.
 type disk struct {
 	shape
 	direct [2]*os.File // opened with O_DIRECT: of the even and the odd blocks
@@ -19,18 +19,18 @@ type disk struct {
 	buf    []byte      // one page, aligned, of the writer
 	page   []byte      // one page, of the verification
 	view   [2][]byte   // readAhead bytes of each file, aligned, of the verification
-	viewed [2]int      // which, counted in readAhead; -1: none
+	viewed [2]int      // index of each view, in units of readAhead; -1: none
 }
 
-// readAhead is how much a verification reads at a time past the page cache: every request costs the
-// emulated host of a emulated host milliseconds.
+// readAhead is the size of a verification's direct reads: each request takes an emulated host
+// inside another one milliseconds.
 const readAhead = 64 * pageSize
 
-// syncEvery is how many blocks are written through the page cache before it is flushed, so that
-// blocks that are only in the guest's memory exist at any instant too.
+// syncEvery is how many blocks are written through the page cache before it is flushed. So at any
+// instant there are also blocks that are only in the guest's memory.
 const syncEvery = 16
 
-// openDisk makes the files in dir, with every block as before the first write.
+// openDisk makes the files in dir, with every block as before its first write.
 func openDisk(dir string, s shape) (*disk, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
@@ -81,7 +81,7 @@ func (d *disk) get(b int, p []byte) error {
 	return err
 }
 
-// overwrite is overwrite for a block.
+// overwrite is the function overwrite for a block.
 func (d *disk) overwrite(u int, old, seq uint64) (bad int, found uint64, err error) {
 	b := u - d.pages
 	if b%2 == 0 {
@@ -102,8 +102,8 @@ func (d *disk) overwrite(u int, old, seq uint64) (bad int, found uint64, err err
 // forget makes the next verification read everything again.
 func (d *disk) forget() { d.viewed = [2]int{-1, -1} }
 
-// read returns block b for a verification: what is on the disk, and, where the page cache has it
-// too, the same there.
+// read returns block b for a verification. It also checks that the page cache, if it has the block,
+// has the same content as the disk.
 //
 // Preconditions: nothing was written since forget.
 func (d *disk) read(b int, p []uint64) error {

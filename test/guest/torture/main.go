@@ -1,17 +1,17 @@
-// Command torture runs in a guest that is branched, forked and rolled back, and finds out whether
-// the copies are whole.
+// Command torture runs in a guest that is branched, forked and rolled back, and checks that the
+// copies are whole.
 //
 //	torture serve SOCKET DIR MEMORY_MIB DISK_MIB   write memory and two files in DIR for ever; answer on SOCKET and on
 //	                                               vsock port 7777, a line for a line
 //	torture ask SOCKET [mark N] [hot N] [rest MICROSECONDS] [verify]   set things and verify; prints a JSON report
 //
-// One thread per vCPU writes pages, one more writes disk blocks. Every word of a page tells which
-// write it comes from; tables, records, hash chains and a common counter, on other pages, say which
-// write it must be. So a page that is lost, stale, early, late or half-written contradicts the
-// rest, as do registers, memory, and disk of different instants. Writers also check every page that
-// they overwrite. A verification stops the writers between two writes, compares everything, and
-// lets them go on. What it cannot see is a copy that is whole but of the wrong instant: for that
-// the driver sets a mark, which only ever grows.
+// One thread per vCPU writes pages, and another one writes disk blocks. Every word of a page
+// reveals the write that it comes from; tables, records, hash chains and a common counter, on other
+// pages, determine which write that must be. So a page that is lost, stale, early, late or
+// half-written contradicts the rest, and so do registers, memory and disk of different instants.
+// Writers also check every page that they overwrite. A verification stops the writers between two
+// writes, compares everything, and resumes them. It cannot detect a copy that is whole but of the
+// wrong instant: for that the driver sets a mark, which only grows.
 package main
 
 import (
@@ -77,9 +77,9 @@ type server struct {
 }
 
 func serve(socket, dir string, s shape) error {
-	// The collector has nothing to collect here, and the guest's agent must get the CPU when it
-	// wants it. The threads that answer compete with the writers in the kernel, not in Go's
-	// scheduler, which would keep them waiting.
+	// There is no garbage to collect, and the guest's agent must get the CPU when it needs it. The
+	// threads that answer compete with the writers in the kernel and not in Go's scheduler, which
+	// would delay them.
 	debug.SetGCPercent(-1)
 	runtime.GOMAXPROCS(s.writers + 2)
 	if err := unix.Setpriority(unix.PRIO_PROCESS, 0, 10); err != nil {
@@ -151,19 +151,19 @@ func (s *server) accept(l net.Listener) error {
 	}
 }
 
-// serve answers one question.
+// serve answers one request.
 func (s *server) serve(c io.ReadWriteCloser) {
 	line, err := bufio.NewReader(c).ReadString('\n')
 	if err == nil {
 		err = json.NewEncoder(c).Encode(s.answer(strings.Fields(line)))
 	}
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "torture: answer:", err) // who asked was killed, as happens in a fork
+		fmt.Fprintln(os.Stderr, "torture: answer:", err) // the client may have been killed, as happens in a fork
 	}
 	_ = c.Close()
 }
 
-// answer carries out the words of a question while no write is under way.
+// answer carries out a request while no write is in progress.
 func (s *server) answer(words []string) guest.Report {
 	for _, w := range s.writers {
 		w.mu.Lock()
@@ -187,7 +187,7 @@ func (s *server) answer(words []string) guest.Report {
 		}
 		words = words[1:]
 		if word == "mark" && n < s.a.words[wordMark] {
-			continue // of a driver that has given up since: marks grow
+			continue // from a driver that has given up since: marks only grow
 		}
 		atomic.StoreUint64(&s.a.words[at], n)
 	}

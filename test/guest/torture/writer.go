@@ -10,11 +10,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// writer is one thread that writes its units as fast as it can, or may.
+// writer is one thread that writes its units as fast as its settings allow.
 type writer struct {
 	a    *arena
 	id   int
-	cpu  int   // to stay on; -1: any
+	cpu  int   // the CPU to run on; -1: any
 	disk *disk // nil for a memory writer
 	rng  uint64
 
@@ -22,8 +22,8 @@ type writer struct {
 	faults []string   // damage that was found while overwriting it
 }
 
-// run writes for ever. What it writes next depends on the time, so that a fork does not repeat what
-// its source did and so hide that a page is of a later instant.
+// run writes for ever. Its next unit depends on the time. Otherwise a fork would repeat the writes
+// of its source, and so hide a page of a later instant.
 func (w *writer) run() error {
 	runtime.LockOSThread()
 	if w.cpu >= 0 {
@@ -55,8 +55,8 @@ func (w *writer) pick() int {
 	return first + step*int(w.rng>>11%uint64(count))
 }
 
-// write writes unit u once. A page is checked while it is overwritten, word by word: a fork that
-// was taken in the middle goes on checking and writing at the word where it was.
+// write writes unit u once. It checks the page while overwriting it, word by word: a fork that was
+// taken in the middle continues at the same word.
 func (w *writer) write(u int) {
 	old, seq := w.a.begin(w.id, u)
 	var bad int
