@@ -12,7 +12,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// depth is a snapshot that lies on as many others, and the forks from it.
+// depth is a snapshot that lies on n others, and the forks from it.
 type depth struct {
 	n               int
 	tag             string
@@ -20,14 +20,14 @@ type depth struct {
 	cold, warm      forks // without and with a waiting VMM
 }
 
-// forks are the times of each.
+// forks are the times of the forks from a depth.
 type forks struct {
 	mapped, work       []time.Duration // inside the VMM: mapping memory; all of restoring
 	entered, confirmed []time.Duration // from the request
 }
 
-// depthTable makes a chain, each snapshot branched from a child of the one before, and forks from
-// some of its links.
+// depthTable makes a chain, in which each snapshot is a branch of a child of the previous one, and
+// forks from some of its links.
 func (b *bench) depthTable(ctx context.Context, memoryMiB int) (*report.Table, error) {
 	b.Progress("chain of %d snapshots", slices.Max(b.depths.List))
 	var list []*depth
@@ -50,7 +50,8 @@ func (b *bench) depthTable(ctx context.Context, memoryMiB int) (*report.Table, e
 	return b.depthRows(list, memoryMiB), nil
 }
 
-// chain makes the snapshots and returns those at the depths, ascending, when all are on disk.
+// chain makes the snapshots and returns those at the wanted depths, ascending, when all are on
+// disk.
 func (b *bench) chain(ctx context.Context, m *lab.Manager, memoryMiB int) ([]*depth, error) {
 	var list []*depth
 	tag := parent(memoryMiB)
@@ -81,7 +82,7 @@ func (b *bench) chain(ctx context.Context, m *lab.Manager, memoryMiB int) ([]*de
 	}
 }
 
-// look opens a snapshot, so that no fork has to.
+// look opens a snapshot, so that forks find it open.
 func (b *bench) look(n int, tag string) (*depth, error) {
 	lease, err := b.host.Store.Acquire(tag)
 	if err != nil {
@@ -91,8 +92,8 @@ func (b *bench) look(n int, tag string) (*depth, error) {
 	return &depth{n: n, tag: tag, layers: len(lease.Layers()), extents: len(lease.Extents())}, nil
 }
 
-// forkAll forks from the depths in turn, so that what disturbs the host disturbs all of them. The
-// first round is not counted: it makes caches warm and the pool fill itself.
+// forkAll forks from the depths in turn, so that disturbances of the host affect all of them. The
+// first round is not counted: it warms the caches and makes the pool fill itself.
 func (b *bench) forkAll(ctx context.Context, m *lab.Manager, list []*depth, pool int) error {
 	for round := range b.forks + 1 {
 		for _, d := range list {

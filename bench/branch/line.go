@@ -10,17 +10,17 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// lineMiB is the memory that the sandbox of a line writes again and again.
+// lineMiB is the memory that the sandbox of a line writes before each branch.
 const lineMiB = 1
 
-// link is one branch of a line, or more than one: the k-th of each line.
+// link holds the figures of the k-th branch of each line.
 type link struct {
 	saved, shared, dirty []float64 // MiB
 	pause, arm, ready    []time.Duration
 	layers               int
 }
 
-// lineTable branches one sandbox again and again, live, which writes 1 MiB in between.
+// lineTable branches one sandbox repeatedly, live. The sandbox writes 1 MiB in between.
 func (b *bench) lineTable(ctx context.Context, memoryMiB int) (*report.Table, error) {
 	links := make([]link, b.line)
 	for sample := range b.samples {
@@ -52,7 +52,7 @@ func (b *bench) lineTable(ctx context.Context, memoryMiB int) (*report.Table, er
 	return t, nil
 }
 
-// addTo lets the sandbox write another MiB, branches it, and notes the branch.
+// addTo makes the sandbox write another MiB, branches it, and records the branch's figures.
 func (s *source) addTo(ctx context.Context, l *link, tag string) error {
 	load, err := s.newMeter(ctx)
 	if err != nil {
@@ -89,7 +89,7 @@ func (s *source) addTo(ctx context.Context, l *link, tag string) error {
 	return nil
 }
 
-// nextMiB lets the load write the next MiB, and waits until it has.
+// nextMiB makes the load write the next MiB, and waits until it has.
 func (m *meter) nextMiB() error {
 	before, err := m.read()
 	if err == nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/host/agentclient"
 )
 
-// loadProgram keeps a set of pages dirty and says how fast it gets on.
+// loadProgram keeps a set of pages dirty and reports its progress.
 //
 //go:embed load.py
 var loadProgram string
@@ -25,7 +25,7 @@ const (
 	loadPort  = 7001 // vsock
 )
 
-// guestLimit bounds what a guest is asked to do, on a busy emulated host too.
+// guestLimit bounds requests to a guest, on a busy emulated host too.
 const guestLimit = 3 * time.Minute
 
 // startLoad starts the program in the source and returns when it has written all of its dirtyMiB.
@@ -54,7 +54,7 @@ func (s *source) startLoad(ctx context.Context) error {
 	return nil
 }
 
-// meter asks a load program how far it is.
+// meter asks a load program for its progress.
 type meter struct{ conn net.Conn }
 
 func (s *source) newMeter(ctx context.Context) (*meter, error) {
@@ -74,7 +74,7 @@ type mark struct {
 	took  time.Duration // to ask
 }
 
-// read asks how far the load is.
+// read asks for the load's progress.
 func (m *meter) read() (mark, error) {
 	var p [16]byte
 	asked := time.Now()
@@ -88,7 +88,7 @@ func (m *meter) read() (mark, error) {
 	return mark{time.Duration(binary.LittleEndian.Uint64(p[:])), binary.LittleEndian.Uint64(p[8:]), time.Since(asked)}, nil
 }
 
-// send tells the program something: stop ('s'), go on ('c').
+// send sends the program a command: stop ('s') or continue ('c').
 func (m *meter) send(command byte) error {
 	if err := m.conn.SetDeadline(time.Now().Add(guestLimit)); err != nil {
 		return err
@@ -97,9 +97,9 @@ func (m *meter) send(command byte) error {
 	return err
 }
 
-// lostWork is the time, in seconds, that the load would have needed for what it has not written
-// between begin and end at the speed that it had between calm and begin. It is NaN if asking,
-// during which the load runs, took longer than the branch that is measured.
+// lostWork returns the time that the load lost between begin and end, in seconds: what its missing
+// writes would have taken at its speed between calm and begin. It is NaN if reading the progress,
+// during which the load runs, took longer than the measured branch.
 func lostWork(calm, begin, end mark, branch time.Duration) float64 {
 	if begin.took+end.took > 2*branch {
 		return math.NaN()

@@ -1,11 +1,10 @@
-// Command branch measures what it costs to branch and roll back a running sandbox, to branch one
-// again and again, and to fork from a chain of snapshots. A guest keeps a given number of pages
-// dirty without a pause while it is branched live, by diff and in full.
+// Command branch measures the cost of branching and rolling back a running sandbox, of branching
+// one repeatedly, and of forking from a chain of snapshots. A guest keeps a given number of pages
+// dirty all the time while it is branched live, by diff and in full.
 //
-// It works through the daemon's own sandbox manager, store and forkd-vmm processes; the REST API is
-// not part of it. Tables go to standard output, progress to standard error, the figures as JSON to
-// the file -o. It needs KVM that runs Linux guests; scripts/bench runs it in the emulated host
-// where that is missing.
+// It uses the daemon's own sandbox manager, store and forkd-vmm processes, but not the REST API.
+// Tables go to standard output, progress to standard error, the figures as JSON to the file -o. It
+// needs a KVM that runs Linux guests; without one, scripts/bench runs it in the emulated host.
 package main
 
 import (
@@ -119,7 +118,7 @@ func (b *bench) measure(ctx context.Context) (*report.Report, error) {
 	return r, nil
 }
 
-// parent is the tag of the snapshot of a parent with so much RAM.
+// parent returns the tag of the snapshot of a parent with so much RAM.
 func parent(mib int) string { return fmt.Sprintf("parent-%d", mib) }
 
 func (b *bench) bake(ctx context.Context, mib int) error {
@@ -129,18 +128,18 @@ func (b *bench) bake(ctx context.Context, mib int) error {
 	})
 }
 
-// drop removes a snapshot that nothing builds on.
+// drop removes a snapshot on which no others build.
 func (b *bench) drop(tag string) error {
 	_, err := b.host.Store.Delete(tag, store.DeleteSingle)
 	return err
 }
 
-// quantile is of milliseconds; blank without figures.
+// quantile returns a quantile in milliseconds, blank without figures.
 func quantile(ds []time.Duration, q float64) any {
 	return report.Cell(report.Quantile(report.Millis(ds...), q))
 }
 
-// median leaves out what could not be measured.
+// median returns the median of the values that were measured.
 func median(values []float64) float64 {
 	var known []float64
 	for _, v := range values {

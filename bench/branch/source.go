@@ -14,8 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// armTimed is VMMs that note how much of a branch's pause was arming, which the manager does not
-// hand on.
+// armTimed are VMMs that record the arming time of a branch, a part of its pause that the manager
+// does not report.
 type armTimed struct {
 	vmpool.Processes
 	last *atomic.Int64 // nanoseconds
@@ -53,7 +53,7 @@ type source struct {
 	branches int
 }
 
-// withSource calls f with a busy sandbox and ends it.
+// withSource calls f with a busy sandbox and then kills it.
 func (b *bench) withSource(ctx context.Context, memoryMiB, dirtyMiB int, f func(*source) error) error {
 	arm := &atomic.Int64{}
 	return b.host.WithManager(lab.Options{VMMs: armTimed{b.host.VMMs, arm}}, func(m *lab.Manager) error {
@@ -83,8 +83,9 @@ type branched struct {
 // baseline is how long the load runs undisturbed before each branch.
 const baseline = time.Second
 
-// branch makes a snapshot of the source and waits until it is on disk. The load stands still while
-// that is written: on a host with one CPU it would be measured, not the disk.
+// branch makes a snapshot of the source and waits until it is on disk. The load is stopped while
+// the snapshot is written. Otherwise, on a host with one CPU, the figure would be that of the load
+// and not of the disk.
 func (s *source) branch(ctx context.Context, mode vm.BranchMode) (*branched, error) {
 	load, err := s.newMeter(ctx)
 	if err != nil {
@@ -111,9 +112,9 @@ func (s *source) branch(ctx context.Context, mode vm.BranchMode) (*branched, err
 	return x, load.send('c')
 }
 
-// underLoad branches between questions to the load program. First the load writes every page once
-// more: the host maps each again at its first write after a branch or a restore, which would make
-// the baseline slow.
+// underLoad branches between two readings of the load's progress. First the load writes every page
+// once more, because the host maps each again at its first write after a branch or a restore, which
+// would make the baseline slow.
 func (s *source) underLoad(ctx context.Context, load *meter, mode vm.BranchMode, x *branched) error {
 	if err := s.fullRound(load); err != nil {
 		return err
@@ -153,7 +154,7 @@ type rolled struct {
 	entered, confirmed time.Duration // from the request
 }
 
-// rollBack puts the source, when it has written its dirty set again, back to a branch of it.
+// rollBack waits until the source has written its dirty set again, and rolls it back to a branch.
 func (s *source) rollBack(ctx context.Context, tag string) (rolled, error) {
 	load, err := s.newMeter(ctx)
 	if err != nil {

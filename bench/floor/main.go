@@ -1,12 +1,12 @@
-// Command floor does the least that any VMM must: it creates a VM, a memory slot over a
+// Command floor does the minimum that any VMM must do: it creates a VM, a memory slot over a
 // copy-on-write mapping of a file, the interrupt controllers and one vCPU, and runs it to its first
-// exit. bench/fork starts it many times and compares.
+// exit. bench/fork starts it many times for comparison.
 //
-// It has no devices, restores no state and talks to nobody. Descriptor 3 is the file with the
-// guest's memory, made by bench/fork, with Code at CodeAddr. On standard output it prints two
-// numbers, CLOCK_MONOTONIC in nanoseconds: when main began and when the first exit came. Then it
-// keeps the VM until its standard input ends: taking VMs apart is not what is measured, and a burst
-// of them should live together like forked children do.
+// It has no devices, restores no state and communicates with no other process. Descriptor 3 is the
+// file with the guest's memory, made by bench/fork, with Code at CodeAddr. On standard output it
+// prints two numbers, CLOCK_MONOTONIC in nanoseconds: when main began and when the first exit came.
+// Then it keeps the VM until its standard input ends. So the time to remove VMs is not measured,
+// and the VMs of a burst exist at the same time, like those of forked children.
 package main
 
 import (
@@ -41,7 +41,7 @@ func now() int64 {
 	return t.Nano()
 }
 
-// run leaves everything to the end of the process, as a VMM that is killed does.
+// run releases nothing; the end of the process does, as for a VMM that is killed.
 func run() error {
 	runtime.LockOSThread()
 	var st unix.Stat_t

@@ -8,7 +8,7 @@ import (
 	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
-// cell is one combination of the matrix and what its forks took.
+// cell is one combination of the matrix and the times of its forks.
 type cell struct {
 	n                  int
 	poolWarm, coldPage bool
@@ -32,8 +32,8 @@ func word(b bool, yes, no string) string {
 	return no
 }
 
-// run forks until the cell has enough children, or it has some and the time is up. The first fork
-// is not counted: it makes the page cache warm and the pool fill itself.
+// run forks until the cell has enough children, or until the time is up and it has some. The first
+// fork is not counted: it warms the page cache and makes the pool fill itself.
 func (c *cell) run(ctx context.Context, m *lab.Manager, samples int, until time.Time, measureMemory bool) error {
 	if _, err := m.Fork(ctx, sandbox.ForkRequest{Tag: tag, N: 1}); err != nil {
 		return err

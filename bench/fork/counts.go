@@ -11,8 +11,8 @@ import (
 	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
-// counts are what the children of forks did, and what they took, which is the same on every host
-// but for chance. Times of CPUs are not: they stand beside.
+// counts are the operations of forked children, which are the same on every host except for chance.
+// The CPU times, which are not, are there for reference.
 type counts struct {
 	n        int
 	poolWarm bool
@@ -27,8 +27,8 @@ type child struct {
 	private        float64    // KiB besides guest memory
 }
 
-// p50 is the median of a figure of the children. A mean would tell of other processes too: one that
-// had the number of a child before it is counted with it.
+// p50 returns the median of a figure over the children. A mean would include other processes: if a
+// child gets the id of an earlier process, that process is counted too.
 func (c *counts) p50(figure func(child) float64) float64 {
 	var all []float64
 	for _, child := range c.children {
@@ -37,14 +37,14 @@ func (c *counts) p50(figure func(child) float64) float64 {
 	return report.Quantile(all, 0.5)
 }
 
-// countSettle is how long after the answer it is counted: what a fork leaves behind for the time
-// after its answer is part of what it costs.
+// countSettle is the delay from the answer to the reading of the counts. Work that a fork does
+// after its answer is part of its cost.
 const countSettle = 100 * time.Millisecond
 
-// countedChildren is how many children at least are counted per row.
+// countedChildren is the minimum number of children counted per row.
 const countedChildren = 20
 
-// countAll counts for every n, from a warm pool and from a cold one, as far as the time allows.
+// countAll counts for every n, from a warm pool and from a cold one, as long as there is time.
 func (b *bench) countAll(ctx context.Context) (rows []*counts, err error) {
 	for _, n := range b.opt.ns.List {
 		for _, warm := range []bool{true, false} {
@@ -63,7 +63,7 @@ func (b *bench) countAll(ctx context.Context) (rows []*counts, err error) {
 	return rows, nil
 }
 
-// count forks n children at a time while the kernel counts.
+// count forks n children at a time while the kernel counts their operations.
 func (b *bench) count(ctx context.Context, n int, poolWarm bool) (*counts, error) {
 	counter, err := lab.NewCounter()
 	if err != nil {
@@ -76,7 +76,7 @@ func (b *bench) count(ctx context.Context, n int, poolWarm bool) (*counts, error
 	}
 	c := &counts{n: n, poolWarm: poolWarm}
 	err = b.withManager(size, func(m *lab.Manager) error {
-		// Not counted: it makes the page cache warm, and the pool fill itself.
+		// Not counted: it warms the page cache and makes the pool fill itself.
 		if _, err := m.Fork(ctx, sandbox.ForkRequest{Tag: tag, N: 1}); err != nil {
 			return err
 		}
@@ -96,7 +96,7 @@ func (c *counts) fork(ctx context.Context, m *lab.Manager, counter *lab.Counter)
 		if err := m.WaitPool(ctx, c.n); err != nil {
 			return err
 		}
-		time.Sleep(countSettle) // what starting them leaves behind is not the request's
+		time.Sleep(countSettle) // work left from starting them is not the request's
 	}
 	before, err := counter.ReadChildren()
 	if err != nil {
@@ -166,7 +166,7 @@ const (
 	dirtiedBudget = 640 // KiB
 )
 
-// budget is that of a child from a warm pool, or of one without.
+// budget is the budget of a child, from a warm pool or without one.
 type budget struct {
 	switches, calls float64 // from the request
 	cpu             float64 // of the VMM, in ms
@@ -179,7 +179,7 @@ func (c *counts) budget() budget {
 	return budget{switches: 70, calls: 475, cpu: 2.5}
 }
 
-// countsTable says what a child costs, and whether that is within the budgets.
+// countsTable shows the cost of a child, and whether it is within the budgets.
 func countsTable(rows []*counts) *report.Table {
 	t := &report.Table{Title: "Counts per child (p50)", Columns: []report.Column{
 		{Name: "n"}, {Name: "pool"}, {Name: "context switches"},
@@ -192,7 +192,7 @@ func countsTable(rows []*counts) *report.Table {
 		private, dirtied := c.p50(func(c child) float64 { return c.private }), c.p50(func(c child) float64 {
 			return c.dirtied
 		})
-		var exits any // kvm-pvm passes no tracepoint at them
+		var exits any // kvm-pvm has no tracepoint at them
 		if v := c.p50(func(c child) float64 { return float64(c.request.Exits) }); v > 0 {
 			exits = report.Cell(v)
 		}

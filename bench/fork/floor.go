@@ -16,7 +16,7 @@ import (
 	"github.com/forkd/forkd/bench/internal/report"
 )
 
-// floor is what bench/floor takes, in milliseconds.
+// floor holds the times of bench/floor, in milliseconds.
 type floor struct {
 	work    []float64       // from its main to the first exit, one run each
 	process []float64       // from before the process was started to the first exit
@@ -62,11 +62,11 @@ func measureFloor(ctx context.Context, bin string, memoryBytes uint64, runs int,
 			return nil, err
 		}
 	}
-	f.burst[1] = report.Quantile(f.process, 0.5) // of many runs, not of one
+	f.burst[1] = report.Quantile(f.process, 0.5) // from all runs instead of one
 	return f, nil
 }
 
-// floorBurst starts n processes at once, as far as the limit that forks have lets it.
+// floorBurst starts n processes at once, within the limit that also applies to forks.
 func floorBurst(ctx context.Context, bin string, memory *os.File, n int) (float64, error) {
 	begin, err := lab.Now()
 	if err != nil {
@@ -93,9 +93,9 @@ func floorBurst(ctx context.Context, bin string, memory *os.File, n int) (float6
 	return float64(last-begin) / 1e6, errors.Join(errs...)
 }
 
-// floorRun is one process that has had its first exit. Times are CLOCK_MONOTONIC in nanoseconds.
+// floorRun is one process after its first exit. Times are CLOCK_MONOTONIC in nanoseconds.
 type floorRun struct {
-	begin int64 // it was asked for
+	begin int64 // it was requested
 	start int64 // its main began
 	exit  int64 // the first exit came
 	cmd   *exec.Cmd

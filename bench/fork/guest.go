@@ -11,7 +11,7 @@ import (
 // tag names the one snapshot of this program.
 const tag = "bench"
 
-// guest is what is forked: how its parent becomes a snapshot, and who answers in a child.
+// guest is the guest that is forked: how its parent becomes a snapshot, and how a child answers.
 type guest struct {
 	name   string
 	bake   func(ctx context.Context, m *lab.Manager) error
@@ -25,7 +25,7 @@ func linuxGuest(d *lab.Daemon, recipe string, memoryMiB uint64) *guest {
 	}}
 }
 
-// stubGuest is a running stub. Its memory map gets so many extents more.
+// stubGuest is a running stub. Its memory map has the given number of additional extents.
 func stubGuest(d *lab.Daemon, memoryMiB uint64, extents int) *guest {
 	name := "stub"
 	if extents > 0 {

@@ -1,8 +1,8 @@
-// Command fork measures how fast children fork from a warm parent, and what they cost: request →
-// vCPUs entered (clock i), → agent confirmed (clock ii), CPU time and memory, beside the least that
-// KVM lets any VMM do. It forks through the daemon's own sandbox manager, store and forkd-vmm
-// processes. One table compares that with requests to the REST API, and has the end of sandboxes and
-// how many a second last.
+// Command fork measures how fast children fork from a warm parent, and their cost: request → vCPUs
+// entered (clock i), → agent confirmed (clock ii), CPU time and memory. For comparison it measures
+// the minimum that KVM requires of any VMM. It forks through the daemon's own sandbox manager, store
+// and forkd-vmm processes. One table compares that with requests to the REST API, and shows how long
+// the deletion of a sandbox takes and how many sandboxes per second are possible.
 //
 // The guest is Linux with the recipe's warm interpreter, or with -guest=stub a hundred bytes of
 // user-mode code, which runs on hosts whose KVM cannot run Linux (package stub). Tables go to
@@ -129,7 +129,7 @@ func (b *bench) measure(ctx context.Context) (*report.Report, error) {
 	return r, err
 }
 
-// cells measures the matrix, as far as the time allows.
+// cells measures the matrix, as long as there is time.
 func (b *bench) cells(ctx context.Context) ([]*cell, error) {
 	o := &b.opt
 	cells := matrix(o)

@@ -9,16 +9,17 @@ import (
 	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
-// memory is the mean per child of a fork, in KiB, taken while all of its children live and idle.
+// memory holds means per child of a fork, in KiB, measured while all of its children are alive and
+// idle.
 type memory struct {
-	children   int // how many were read
+	children   int // number of children that were read
 	alive      int
 	pss        [procmem.Parts]float64
 	private    [procmem.Parts]float64
 	pageTables float64
 	dirtied    float64 // guest pages written between restore and sampling
-	host       float64 // of all children: what the whole host has less than before the fork
-	slab       float64 // of all children: what the whole host has more in slabs
+	host       float64 // of all children: decrease of the host's available memory since before the fork
+	slab       float64 // of all children: increase of the host's slabs
 }
 
 // maxSampled bounds the children of one fork that are read: reading one takes milliseconds on an

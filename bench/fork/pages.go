@@ -17,7 +17,7 @@ import (
 	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
-// pageKind is what a guest's kernel uses a page for.
+// pageKind is the purpose for which a guest's kernel uses a page.
 type pageKind int
 
 // The kinds, by the flags that the guest's kernel has for a page.
@@ -59,23 +59,24 @@ func kindOf(flags uint64) pageKind {
 	return kindOther
 }
 
-// fewWords is how many words of 8 bytes may differ in a page of which little was written.
+// fewWords is the number of 8-byte words up to which a page counts as little changed.
 const fewWords = 8
 
-// pageCounts are pages of one kind by how much of them differs from the snapshot.
+// pageCounts counts pages of one kind by the number of words that differ from the snapshot.
 type pageCounts struct{ same, few, many int }
 
-// pages tells what the guest pages are that idle, confirmed children have written.
+// pages classifies the guest pages that idle, confirmed children have written.
 type pages struct {
 	children int
 	kinds    [pageKinds]pageCounts // of all children
 }
 
-// pagesRead is how many children are looked at.
+// pagesRead is how many children are read.
 const pagesRead = 5
 
-// readPages forks children one after another, and one more that says what its pages are for: as in
-// its siblings, but for the few that the question itself moves.
+// readPages forks children one after another, and another one that reports the purpose of its
+// pages. The purpose is the same in its siblings, except for the few pages that the report itself
+// changes.
 func (b *bench) readPages(ctx context.Context) (p *pages, err error) {
 	p = &pages{}
 	return p, b.withManager(1, func(m *lab.Manager) error {
@@ -108,7 +109,7 @@ func forkOne(ctx context.Context, m *lab.Manager) (sandbox.Info, error) {
 	return r.Sandboxes[0], nil
 }
 
-// pageFlags returns what the guest's kernel says of each page of its memory.
+// pageFlags returns the flags of the guest's kernel for each page of its memory.
 func (b *bench) pageFlags(ctx context.Context, m *lab.Manager) ([]uint64, error) {
 	child, err := forkOne(ctx, m)
 	if err != nil {
@@ -140,8 +141,8 @@ const (
 	pagemapPresent = 1 << 63
 )
 
-// add counts the pages of a VMM's guest memory that are its own. Guest memory is one range: the
-// guests of this program have less than 3 GiB.
+// add counts the pages of a VMM's guest memory that are private. Guest memory is one range, because
+// the guests of this program have less than 3 GiB.
 func (p *pages) add(pid int, guestBytes uint64, flags []uint64) error {
 	parts, base, err := guestParts(pid, guestBytes)
 	if err != nil {
@@ -190,15 +191,15 @@ func (p *pages) add(pid int, guestBytes uint64, flags []uint64) error {
 	return nil
 }
 
-// guestPart is a mapping of guest memory: of a layer, or of nothing.
+// guestPart is a mapping of guest memory, of a layer or without a file.
 type guestPart struct {
 	start, end, offset uint64
 	layer              string // path of the file; empty: none
 }
 
 // guestParts returns the mappings of guest memory in the order of addresses (proc_pid_maps(5)). A
-// layer's pages lie in its file where they lie in the guest, so the first mapping of one says where
-// guest memory begins.
+// page has the same offset in a layer's file as in guest memory, so the first mapping of a layer
+// gives the base of guest memory.
 func guestParts(pid int, guestBytes uint64) (parts []guestPart, base uint64, err error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
 	if err != nil {

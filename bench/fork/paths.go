@@ -14,7 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
-// pathPool is how many VMMs wait while the ways to a fork are compared: enough for ratesAtOnce.
+// pathPool is how many VMMs wait while the paths are compared: enough for ratesAtOnce.
 const pathPool = 16
 
 // ratesAtOnce are the numbers of loops whose rates are measured, and rateTime is how long.
@@ -22,7 +22,7 @@ var ratesAtOnce = []int{1, 4, 16}
 
 const rateTime = 5 * time.Second
 
-// path is a way in which programs ask for forks of one child, and for their end.
+// path is an interface by which programs request forks of one child, and their deletion.
 type path struct {
 	name string
 	fork func(context.Context) (id string, err error)
@@ -32,7 +32,7 @@ type path struct {
 	rates        []rate
 }
 
-// rate is what loops of fork and delete get done together.
+// rate is the combined throughput of loops of fork and delete.
 type rate struct {
 	loops       int
 	took        time.Duration
@@ -40,8 +40,8 @@ type rate struct {
 	fork, kills []time.Duration
 }
 
-// measurePaths compares a call of the manager with a request to the REST API, and measures how long
-// the end of a sandbox takes and how many sandboxes a second last.
+// measurePaths compares a call of the manager with a request to the REST API. It also measures how
+// long the deletion of a sandbox takes and how many sandboxes per second are possible.
 func (b *bench) measurePaths(ctx context.Context) (paths []*path, err error) {
 	err = b.withManager(pathPool, func(m *lab.Manager) error {
 		var undo cleanup.Stack
@@ -51,7 +51,7 @@ func (b *bench) measurePaths(ctx context.Context) (paths []*path, err error) {
 			return err
 		}
 		paths = []*path{managerPath(m), restPath(c)}
-		if _, _, err := paths[0].times(ctx); err != nil { // it makes the page cache warm and the pool fill itself
+		if _, _, err := paths[0].times(ctx); err != nil { // it warms the page cache and makes the pool fill itself
 			return err
 		}
 		for range b.opt.samples {
@@ -124,7 +124,7 @@ func (p *path) times(ctx context.Context) (fork, kill time.Duration, err error) 
 	return forked.Sub(begin), time.Since(forked), err
 }
 
-// measureRate lets loops fork and delete side by side for rateTime. A sandbox counts if it was
+// measureRate runs loops that fork and delete concurrently for rateTime. A sandbox counts if it was
 // deleted in that time.
 func (p *path) measureRate(ctx context.Context, loops int) error {
 	forks, kills := make([][]time.Duration, loops), make([][]time.Duration, loops)

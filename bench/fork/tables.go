@@ -10,8 +10,8 @@ import (
 
 func largest(ns []int) int { return slices.Max(ns) }
 
-// matrix lists the cells. The largest n with a cold page cache takes long and tells little that the
-// others do not.
+// matrix lists the cells. It omits the largest n with a cold page cache, which takes long and adds
+// little information.
 func matrix(o *options) []*cell {
 	var cells []*cell
 	ns := o.ns.List
@@ -41,7 +41,7 @@ func (b *bench) tables(cells []*cell, f *floor) []*report.Table {
 	return tables
 }
 
-// clockOne is the VMM's work, beside the floor.
+// clockOne shows the VMM's work, with the floor for comparison.
 func (b *bench) clockOne(cells []*cell, f *floor) *report.Table {
 	t := &report.Table{Title: "Clock (i): request → vCPUs entered; guest " + b.guest.name, Columns: []report.Column{
 		{Name: "n"}, {Name: "pool"}, {Name: "page cache"}, {Name: "forks"},
@@ -79,7 +79,7 @@ func (b *bench) clockOne(cells []*cell, f *floor) *report.Table {
 	return t
 }
 
-// clockTwo is the time until the guest is ready for use.
+// clockTwo shows the time until the guest is ready for use.
 func (b *bench) clockTwo(cells []*cell) *report.Table {
 	title := "Clock (ii): request → agent confirmed; guest " + b.guest.name
 	if b.opt.guest == "stub" {
@@ -98,7 +98,7 @@ func (b *bench) clockTwo(cells []*cell) *report.Table {
 	return t
 }
 
-// parts says where the VMM's time goes.
+// parts shows the parts of the VMM's time.
 func (b *bench) parts(cells []*cell) *report.Table {
 	t := &report.Table{Title: "Inside the VMM (p50 per child)", Columns: []report.Column{
 		{Name: "n"}, {Name: "pool"}, {Name: "page cache"},

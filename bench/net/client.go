@@ -13,14 +13,14 @@ import (
 )
 
 // clientArg makes this program a client: it carries out one order after another, from standard
-// input to standard output. With tapArg behind it, it first joins the namespace it is in to the
-// frame socket that is its descriptor 3.
+// input to standard output. If tapArg follows, it first joins its namespace to the frame socket
+// that is its descriptor 3.
 const (
 	clientArg = "client"
 	tapArg    = "tap"
 )
 
-// What a client can be told to do, and what it asks the server for with its first byte.
+// Operations of a client. The client also sends them to the server as its first byte.
 const (
 	opDown    = 'd' // read
 	opUp      = 'u' // write
@@ -28,7 +28,7 @@ const (
 	opConnect = 'c' // connect, one byte there and back, close
 )
 
-// order is what a client is to do, and result what came of it.
+// order is an order for a client, and result its result.
 type (
 	order struct {
 		Op   byte
@@ -48,8 +48,8 @@ const (
 	requestBytes = 64
 )
 
-// A connection is opened every connectPause, and connects of them in an order: forkd-net lets a
-// sandbox open 500 in a second, and what is measured is not that limit.
+// A connection is opened every connectPause, and an order opens connects of them. forkd-net lets a
+// sandbox open 500 per second, and that limit is not to be measured.
 const (
 	connects     = 100
 	connectPause = 4 * time.Millisecond
@@ -122,8 +122,8 @@ func (o *order) down(c io.Reader) (r result, err error) {
 	return r, nil
 }
 
-// up counts what has arrived: what waits in sockets when the time is up does so, too, and takes its
-// time.
+// up counts the data that has arrived at the server, including the data that is still in sockets
+// when the time is up. The time to transfer that data counts too.
 func (o *order) up(c *net.TCPConn) (r result, err error) {
 	p, begin := make([]byte, chunkBytes), time.Now()
 	for time.Since(begin) < o.Each {

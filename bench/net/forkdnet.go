@@ -27,8 +27,8 @@ import (
 // startLimit is how long forkd-net may take to answer.
 const startLimit = 10 * time.Second
 
-// startForkdNet starts a forkd-net as the daemon does. It ends with its sandboxes and when undo
-// runs.
+// startForkdNet starts a forkd-net as the daemon does. It exits when undo has run and its sandboxes
+// are gone.
 func startForkdNet(ctx context.Context, undo *cleanup.Stack) (*netclient.Client, error) {
 	dir, err := os.MkdirTemp("/tmp", "fkb")
 	if err != nil {
@@ -101,14 +101,14 @@ func join(c *netclient.Client, id string, setting netclient.Setting, undo *clean
 	return socket, nil
 }
 
-// memory is what a forkd-net occupies, in KiB of Pss.
+// memory is the memory of a forkd-net, in KiB of Pss.
 type memory struct {
 	sandboxes           int
 	empty, idle, active uint64
 }
 
-// measureMemory attaches sandboxes to a forkd-net of their own, and then lets each send one packet,
-// which is refused.
+// measureMemory attaches sandboxes to a forkd-net of their own, and then makes each send one
+// packet, which is refused.
 func measureMemory(ctx context.Context, n int) (*memory, error) {
 	var undo cleanup.Stack
 	defer undo.Run()
@@ -127,12 +127,12 @@ func measureMemory(ctx context.Context, n int) (*memory, error) {
 			return nil, err
 		}
 		undo.Add(func() { socket.Close() })
-		if err := unix.SetNonblock(int(socket.Fd()), false); err != nil { // an answer is waited for
+		if err := unix.SetNonblock(int(socket.Fd()), false); err != nil { // so that reads wait for an answer
 			return nil, err
 		}
 		sockets = append(sockets, socket)
 	}
-	if _, err := c.Totals(ctx); err != nil { // the answer comes behind those to all attachments
+	if _, err := c.Totals(ctx); err != nil { // it is answered after all attachments
 		return nil, err
 	}
 	if m.idle, err = lab.PssKiB(c.PID()); err != nil {

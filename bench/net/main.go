@@ -1,11 +1,10 @@
-// Command net measures forkd-net as a network stack in user space, beside others of its kind: how
-// many bytes pass in a second, how long a request and a new connection take, and how much memory a
-// sandbox costs it.
+// Command net measures forkd-net as a network stack in user space, in comparison with others of its
+// kind: throughput, the time of a request and of a new connection, and the memory per sandbox.
 //
-// The client of every row is the Linux network stack of a namespace with nothing in it but the
-// peer's interface, and the server is a process of the host, reached over the host's loopback
-// interface. So what differs between the rows is the peer. A sandbox has a guest kernel and a VMM
-// in the place of that namespace, which cost more than the peers do; they are not measured here.
+// The client of every row is the Linux network stack of a namespace that contains only the peer's
+// interface. The server is a process of the host, reached over the host's loopback interface. So
+// the rows differ only in the peer. A sandbox has a guest kernel and a VMM instead of that
+// namespace, which cost more than the peers do; they are not measured here.
 //
 //	client ── Linux ── tap ── this process ── frame socket ── forkd-net ──┐
 //	client ── Linux ── tap ── pasta, or slirp4netns ──────────────────────┼── loopback ── server
@@ -68,7 +67,7 @@ func (b *bench) measure(ctx context.Context) (*report.Report, error) {
 	var undo cleanup.Stack
 	defer undo.Run()
 	host, err := lab.Host()
-	if err != nil && !errors.Is(err, lab.ErrUnfit) { // there is no VM in this
+	if err != nil && !errors.Is(err, lab.ErrUnfit) { // this program runs no VM
 		return nil, err
 	}
 	if err := makeWorld(ctx); err != nil {

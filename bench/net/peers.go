@@ -17,19 +17,19 @@ import (
 	"github.com/forkd/forkd/internal/proto/frame"
 )
 
-// peer is one way from a client to the server, with what was measured on it.
+// peer is one path from a client to the server, with its measurements.
 type peer struct {
 	name string
-	note string // about the interface that its client has
-	to   string // the server, as its client sees it
+	note string // about its client's interface
+	to   string // address of the server, as its client sees it
 	in   io.WriteCloser
-	out  *json.Decoder // nil: it is not installed
+	out  *json.Decoder // nil if it is not installed
 
 	down, up                         []float64
 	request, request99, open, open99 []float64
 }
 
-// startPeers starts the clients and what joins them to the host.
+// startPeers starts the clients and the programs that connect them to the host.
 func startPeers(ctx context.Context, port int, undo *cleanup.Stack) ([]*peer, error) {
 	at := func(address string) string { return net.JoinHostPort(address, strconv.Itoa(port)) }
 	peers := []*peer{
@@ -52,7 +52,7 @@ func startLoopback(ctx context.Context, p *peer, undo *cleanup.Stack) error {
 	return p.start(exec.CommandContext(ctx, "/proc/self/exe", clientArg), undo)
 }
 
-// start runs a command that is, or becomes, the peer's client.
+// start runs a command that is, or starts, the peer's client.
 func (p *peer) start(cmd *exec.Cmd, undo *cleanup.Stack) error {
 	out, err := cmd.StdoutPipe()
 	if err != nil {
@@ -66,7 +66,7 @@ func (p *peer) start(cmd *exec.Cmd, undo *cleanup.Stack) error {
 	}
 	p.out = json.NewDecoder(out)
 	undo.Add(func() {
-		p.in.Close() // the client ends with that
+		p.in.Close() // the client exits at the end of its input
 		_ = cmd.Wait()
 	})
 	return nil
@@ -75,7 +75,7 @@ func (p *peer) start(cmd *exec.Cmd, undo *cleanup.Stack) error {
 // largestMTU is pasta's default, and what rootless containers give slirp4netns.
 const largestMTU = 65520
 
-// startPasta lets pasta run the client.
+// startPasta starts pasta, which runs the client.
 func startPasta(ctx context.Context, p *peer, undo *cleanup.Stack) error {
 	path, err := exec.LookPath("pasta")
 	if err != nil {
@@ -85,11 +85,11 @@ func startPasta(ctx context.Context, p *peer, undo *cleanup.Stack) error {
 	if err != nil {
 		return err
 	}
-	// Its standard error is left out: it complains of rights that it does not need for this.
+	// Its standard error is discarded: it complains of missing rights that it does not need here.
 	return p.start(exec.CommandContext(ctx, path, "--foreground", "--config-net", "--ipv4-only", self, clientArg), undo)
 }
 
-// startSlirp joins slirp4netns to the namespace of a client.
+// startSlirp connects slirp4netns to the namespace of a client.
 func startSlirp(ctx context.Context, p *peer, undo *cleanup.Stack) error {
 	path, err := exec.LookPath("slirp4netns")
 	if err != nil {

@@ -6,8 +6,8 @@ import (
 	"net"
 )
 
-// serve starts the server that all clients talk to, on every address of this namespace, and returns
-// its port.
+// serve starts the server for all clients, on every address of this namespace, and returns its
+// port.
 func serve() (int, error) {
 	l, err := net.Listen("tcp4", ":0")
 	if err != nil {
@@ -25,7 +25,7 @@ func serve() (int, error) {
 	return l.Addr().(*net.TCPAddr).Port, nil
 }
 
-// answer does what the first byte asks for, until the client is gone.
+// answer performs the operation named by the first byte, until the client is gone.
 func answer(c net.Conn) {
 	defer c.Close()
 	var op [1]byte

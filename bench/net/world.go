@@ -25,8 +25,8 @@ const (
 	slirpAddress = "10.0.2.2"
 )
 
-// enterNamespace runs this program again in a network namespace of its own and returns its exit
-// code, unless it is the one that was run again.
+// enterNamespace runs this program again in a network namespace of its own and returns the exit
+// code. In the program run like that it returns at once.
 func enterNamespace() (code int, again bool) {
 	if os.Getenv(insideEnv) != "" {
 		return 0, false
@@ -46,8 +46,8 @@ func enterNamespace() (code int, again bool) {
 	return 0, true
 }
 
-// namespace gives a process a network of its own, and a user namespace in which it is root: pasta
-// is not to run as root of the host.
+// namespace gives a process a network of its own, and a user namespace in which it is root, because
+// pasta should not run as root of the host.
 func namespace() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{
 		Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWUSER, Pdeathsig: syscall.SIGKILL,
@@ -56,8 +56,8 @@ func namespace() *syscall.SysProcAttr {
 	}
 }
 
-// makeWorld gives this namespace loopback, and an interface that leads nowhere: pasta copies the
-// addresses and routes of one.
+// makeWorld gives this namespace loopback, and an unconnected interface, because pasta copies the
+// addresses and routes of an interface.
 func makeWorld(ctx context.Context) error {
 	return ip(ctx, "link set lo up", "link add host0 type veth peer name host1", "link set host1 up",
 		"addr add "+hostAddress+"/24 dev host0", "link set host0 up", "route add default via "+hostGateway)
@@ -73,11 +73,11 @@ func ip(ctx context.Context, calls ...string) error {
 	return nil
 }
 
-// frameFD is the frame socket of a client that has one.
+// frameFD is the descriptor of the frame socket in a client that has one.
 const frameFD = 3
 
-// joinTap gives the client's namespace an interface as a VM has it, and carries its frames to the
-// frame socket and back. Both have the same header in front of a frame.
+// joinTap gives the client's namespace an interface like that of a VM, and forwards frames between
+// it and the frame socket. Both use the same header before a frame.
 func joinTap() error {
 	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -116,7 +116,7 @@ func carry(from, to *os.File) {
 		if err != nil {
 			return
 		}
-		if _, err := to.Write(p[:n]); err != nil && !errors.Is(err, unix.EINVAL) { // a frame that the tap does not take
+		if _, err := to.Write(p[:n]); err != nil && !errors.Is(err, unix.EINVAL) { // the tap rejects this frame
 			return
 		}
 	}

@@ -12,23 +12,23 @@ import (
 	"github.com/cilium/ebpf/link"
 )
 
-// Counts is what a process has done since it started, in numbers that do not depend on how fast
-// the host is.
+// Counts are the operations of a process since it started. They do not depend on the speed of the
+// host.
 type Counts struct {
 	Switches uint64 // context switches away from its threads
 	Calls    uint64 // system calls
-	Exits    uint64 // of its VM, those that the kernel handles included
-	Faults   uint64 // page faults of the host, those in guest memory included
+	Exits    uint64 // of its VM, including those that the kernel handles
+	Faults   uint64 // page faults of the host, including those in guest memory
 }
 
-// Sub returns what was done since before.
+// Sub returns the operations since before.
 func (c Counts) Sub(before Counts) Counts {
 	return Counts{Switches: c.Switches - before.Switches, Calls: c.Calls - before.Calls,
 		Exits: c.Exits - before.Exits, Faults: c.Faults - before.Faults}
 }
 
-// Counter counts for every process of the host, from its making until it is closed. It slows all
-// of them down: what is counted is not to be timed.
+// Counter counts for every process of the host, from NewCounter to Close. It slows all of them
+// down, so do not measure times while it counts.
 type Counter struct {
 	counts *ebpf.Map // by counterKey
 	undo   []func() error
@@ -37,15 +37,15 @@ type Counter struct {
 // counterKey is the key of the map in which the kernel counts.
 type counterKey struct{ Process, Kind uint32 }
 
-// counted are the tracepoints of the kernel at which one is added, in the thread that passes them:
-// at sched_switch the one that gives up its CPU. A key's kind is the index.
+// counted are the tracepoints of the kernel that are counted, in the thread that passes them: at
+// sched_switch the thread that gives up its CPU. A key's kind is the index.
 var counted = []string{"sched_switch", "sys_enter", "kvm_exit"}
 
-// maxCounted bounds the keys: the processes that run while a benchmark does, times len(counted).
-// What begins when it is full is not counted.
+// maxCounted bounds the keys: the number of processes that run during a benchmark, times
+// len(counted). Processes that start when the map is full are not counted.
 const maxCounted = 1 << 16
 
-// NewCounter begins to count. It needs root, and a kernel with BPF.
+// NewCounter starts counting. It needs root, and a kernel with BPF.
 func NewCounter() (*Counter, error) {
 	counts, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Hash, KeySize: 8, ValueSize: 8, MaxEntries: maxCounted})
 	if err != nil {
@@ -101,7 +101,7 @@ func addOne(counts *ebpf.Map, kind uint32) asm.Instructions {
 		asm.Add.Imm(asm.R2, key),
 		asm.Mov.Reg(asm.R3, asm.RFP),
 		asm.Add.Imm(asm.R3, first),
-		asm.Mov.Imm(asm.R4, int32(ebpf.UpdateNoExist)), // two threads at once: one is lost
+		asm.Mov.Imm(asm.R4, int32(ebpf.UpdateNoExist)), // if two threads do this at once, one count is lost
 		asm.FnMapUpdateElem.Call(),
 
 		asm.Mov.Imm(asm.R0, 0).WithSymbol("end"),
@@ -109,8 +109,8 @@ func addOne(counts *ebpf.Map, kind uint32) asm.Instructions {
 	}
 }
 
-// Read returns the counts of a process that lives. What it did before the Counter was made is in
-// its faults only.
+// Read returns the counts of a live process. Only its page faults include the time before the
+// Counter was made.
 func (c *Counter) Read(pid int) (Counts, error) {
 	var counts [3]uint64
 	for kind := range counts {
@@ -123,7 +123,7 @@ func (c *Counter) Read(pid int) (Counts, error) {
 	return Counts{Switches: counts[0], Calls: counts[1], Exits: counts[2], Faults: faults}, err
 }
 
-// ReadChildren returns the counts of this process's children that live, by process id.
+// ReadChildren returns the counts of this process's live children, by process id.
 func (c *Counter) ReadChildren() (map[int]Counts, error) {
 	pids, err := Children()
 	if err != nil {
@@ -131,7 +131,7 @@ func (c *Counter) ReadChildren() (map[int]Counts, error) {
 	}
 	out := make(map[int]Counts)
 	for _, pid := range pids {
-		if counts, err := c.Read(pid); err == nil { // or it has ended
+		if counts, err := c.Read(pid); err == nil { // otherwise it has ended
 			out[pid] = counts
 		}
 	}
@@ -157,8 +157,8 @@ func pageFaults(pid int) (uint64, error) {
 	return few + many, err
 }
 
-// statFields returns the fields of /proc/<pid>/stat from the state, which is the third, on: the
-// command's name before it may hold anything.
+// statFields returns the fields of /proc/<pid>/stat from the third, the state, on. The command's
+// name before them may contain any character.
 func statFields(stat string) []string {
 	i := strings.LastIndex(stat, ") ")
 	if i < 0 {
@@ -167,7 +167,7 @@ func statFields(stat string) []string {
 	return strings.Fields(stat[i+2:])
 }
 
-// Close ends the counting.
+// Close stops the counting.
 func (c *Counter) Close() {
 	for i := len(c.undo) - 1; i >= 0; i-- {
 		_ = c.undo[i]()

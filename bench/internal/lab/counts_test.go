@@ -31,7 +31,7 @@ func TestCounter(t *testing.T) {
 	for i := 0; i < len(p); i += 1 << 12 {
 		p[i] = 1
 	}
-	time.Sleep(time.Millisecond) // gives a CPU up
+	time.Sleep(time.Millisecond) // gives up the CPU
 	after, err := c.Read(os.Getpid())
 	if err != nil {
 		t.Fatal(err)

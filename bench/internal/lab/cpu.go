@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CPU is the CPU time used so far by this process and by each of its children that live. A vCPU's
-// time in the guest is part of it.
+// CPU is the CPU time used so far by this process and by each of its live children. It includes a
+// vCPU's time in the guest.
 type CPU struct {
 	begin, end time.Duration         // this process, before and after it read the others
 	children   map[int]time.Duration // by process id
@@ -42,7 +42,7 @@ func Children() (pids []int, err error) {
 	for _, path := range stats {
 		p, err := os.ReadFile(path)
 		if err != nil || parent(string(p)) != os.Getpid() {
-			continue // gone, or not ours
+			continue // gone, or not a child of ours
 		}
 		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path))); err == nil {
 			pids = append(pids, pid)
@@ -59,8 +59,8 @@ func ownCPU() (time.Duration, error) {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano()), nil
 }
 
-// Since returns what this process, and what the children pids, have used since before; a child that
-// did not live then counts from its start. The cost of the two readings is not in it.
+// Since returns the CPU time used since before by this process, and by the children pids. A child
+// that did not exist then counts from its start. The cost of the two readings is not included.
 func (c CPU) Since(before CPU, pids []int) (own, children time.Duration) {
 	for _, pid := range pids {
 		children += c.children[pid] - before.children[pid]

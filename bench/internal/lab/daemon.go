@@ -30,8 +30,8 @@ import (
 	"github.com/forkd/forkd/recipes"
 )
 
-// Daemon is what `forkd daemon` has below its REST API: a store with directories on disk and on
-// tmpfs, forkd-vmm, and sandbox managers over them. All of it is of this process alone.
+// Daemon has the parts of `forkd daemon` below its REST API: a store with directories on disk and
+// on tmpfs, forkd-vmm, and sandbox managers over them. Only this process uses them.
 type Daemon struct {
 	Host   report.Host
 	Assets *vmtest.Assets
@@ -45,7 +45,7 @@ type Daemon struct {
 	made int    // managers so far
 }
 
-// NewDaemon sets up an empty store. Everything goes when undo runs.
+// NewDaemon sets up an empty store. undo removes everything.
 func NewDaemon(host report.Host, undo *cleanup.Stack) (*Daemon, error) {
 	d := &Daemon{Host: host}
 	d.VMMs.KVM = &vmmclient.KVM{}
@@ -111,19 +111,20 @@ type Manager struct {
 	dataDir string
 }
 
-// VsockSocket is where a sandbox's guest is reached.
+// VsockSocket returns the path of the vsock socket of a sandbox's VMM.
 func (m *Manager) VsockSocket(id string) string {
 	return filepath.Join(m.runDir, id, vmmclient.VsockSocket)
 }
 
-// Options are what managers of one Daemon may differ in.
+// Options are the settings in which managers of one Daemon may differ.
 type Options struct {
 	Pool  int                              // VMMs that wait for a fork
 	VMMs  vmpool.VMMs                      // nil: the daemon's
 	Guest func(vsock string) sandbox.Guest // nil: the agent
 }
 
-// WithManager calls f with a sandbox manager as the daemon has it, and ends its sandboxes and pool.
+// WithManager calls f with a sandbox manager configured as in the daemon, and then kills its
+// sandboxes and its pool.
 func (d *Daemon) WithManager(o Options, f func(*Manager) error) error {
 	d.made++
 	name := strconv.Itoa(d.made)
@@ -168,13 +169,13 @@ func (d *Daemon) Bake(ctx context.Context, m *Manager, tag, recipe string, memor
 	return m.Bake(ctx, r)
 }
 
-// Bake bakes a parent that Recipe has described.
+// Bake bakes a parent for a request from Recipe.
 func (m *Manager) Bake(ctx context.Context, r bake.Request) error {
 	_, err := m.baker.Bake(ctx, r)
 	return err
 }
 
-// Recipe returns what a parent with the image of a recipe is made of, and its warm-up.
+// Recipe returns a request for a parent with the image and the warm-up of a recipe.
 func (d *Daemon) Recipe(name string) (bake.Request, error) {
 	dir, ok := d.Assets.Images[name]
 	if !ok {

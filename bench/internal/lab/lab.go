@@ -1,8 +1,8 @@
-// Package lab gives benchmarks the ground they stand on: their common flags, what host this is, the
-// files they run, the daemon's parts that they measure, and what processes cost in CPU time.
+// Package lab has the common parts of benchmarks: their flags, the description of the host, the
+// files they run, the daemon's parts that they measure, and the CPU time of processes.
 //
-// What a benchmark does with them, and what its tables say, is not here. Nothing here is compiled
-// into a product binary.
+// It does not contain the benchmarks themselves or their tables. It is not compiled into a product
+// binary.
 package lab
 
 import (
@@ -26,7 +26,7 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// Kinds of hosts, as report.Host.Accel has them.
+// Kinds of hosts, for report.Host.Accel.
 const (
 	AccelKVM = "kvm"
 	AccelTCG = "tcg" // forkd's own emulated host: an emulated CPU with nested virtualization
@@ -35,8 +35,8 @@ const (
 	AccelNone = "none" // no KVM
 )
 
-// Host describes this host. The error is ErrUnfit if it has no KVM at all; the rest is described
-// all the same.
+// Host describes this host. If the host has no KVM at all, the error is ErrUnfit, and the
+// description is valid anyway.
 func Host() (report.Host, error) {
 	h := report.Host{CPUs: runtime.NumCPU()}
 	var name unix.Utsname
@@ -81,8 +81,8 @@ func assets() (*vmtest.Assets, error) {
 	return a, nil
 }
 
-// CopyBinary copies a program into dir and returns its new path: in the emulated host, what is
-// built lies on a slow shared directory, while a daemon installs its VMM on a disk.
+// CopyBinary copies a program into dir and returns its new path. In the emulated host, built
+// programs lie on a slow shared directory, while a daemon installs its VMM on a disk.
 func CopyBinary(dir, path string) (string, error) {
 	p, err := os.ReadFile(path)
 	if err != nil {
@@ -110,10 +110,10 @@ func DropCaches() error {
 	return nil
 }
 
-// HostMemory is of the whole host, in KiB (proc_meminfo(5)). Every process moves it.
+// HostMemory is the memory of the whole host, in KiB (proc_meminfo(5)). Every process changes it.
 type HostMemory struct {
 	Available uint64 // MemAvailable
-	Slab      uint64 // what the kernel has of small objects
+	Slab      uint64 // small objects of the kernel
 }
 
 // ReadHostMemory reads the host's memory.
@@ -125,8 +125,8 @@ func ReadHostMemory() (h HostMemory, err error) {
 	return h, err
 }
 
-// PssKiB returns what a process occupies, with its share of what it has in common with others
-// (proc_pid_smaps_rollup).
+// PssKiB returns the proportional set size of a process: its private memory and its share of shared
+// memory (proc_pid_smaps_rollup).
 func PssKiB(pid int) (uint64, error) {
 	p, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
 	if err != nil {
@@ -135,8 +135,8 @@ func PssKiB(pid int) (uint64, error) {
 	return statusField(string(p), "Pss")
 }
 
-// PrivateKiB returns the pages that only this process has, without those of its mappings of a file
-// (proc_pid_smaps(5)): the private memory of a VMM besides the RAM of its guest.
+// PrivateKiB returns the private memory of a process, except for its mappings of a file
+// (proc_pid_smaps(5)): the private memory of a VMM without the RAM of its guest.
 func PrivateKiB(pid int, without string) (float64, error) {
 	f, err := os.Open(fmt.Sprintf("/proc/%d/smaps", pid))
 	if err != nil {
@@ -147,7 +147,7 @@ func PrivateKiB(pid int, without string) (float64, error) {
 }
 
 func privateKiB(smaps io.Reader, without string) (total float64, err error) {
-	counts := false // the mapping that is being read
+	counts := false // whether the current mapping counts
 	lines := bufio.NewScanner(smaps)
 	for lines.Scan() {
 		key, rest, _ := strings.Cut(lines.Text(), " ")

@@ -42,7 +42,7 @@ VmFlags: rd mr mw me
 	}
 }
 
-// A child's CPU time counts while it lives.
+// A child's CPU time counts while the child lives.
 func TestCPUSeesChildren(t *testing.T) {
 	before, err := ReadCPU()
 	if err != nil {

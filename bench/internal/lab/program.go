@@ -15,8 +15,7 @@ import (
 	"github.com/forkd/forkd/bench/internal/report"
 )
 
-// Program is the frame of a benchmark: what all of them are told by flags, and how they begin and
-// end.
+// Program is the frame of a benchmark: its common flags, its start and its end.
 type Program struct {
 	name   string
 	begin  time.Time
@@ -24,7 +23,7 @@ type Program struct {
 	out    string
 }
 
-// NewProgram declares the flags that all benchmarks have. leftOut says what -budget leaves out.
+// NewProgram declares the common flags of all benchmarks. leftOut describes what -budget omits.
 func NewProgram(name string, budget time.Duration, leftOut string) *Program {
 	p := &Program{name: name, begin: time.Now()}
 	flag.DurationVar(&p.budget, "budget", budget, "after this time "+leftOut)
@@ -71,7 +70,7 @@ func (p *Program) Report(host report.Host) *report.Report {
 	return &report.Report{Bench: p.name, Time: p.begin.UTC(), Host: host}
 }
 
-// Progress tells the user what is being done, on standard error.
+// Progress prints a progress message to standard error.
 func (p *Program) Progress(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, p.name+": "+format+"\n", args...)
 }
@@ -79,7 +78,7 @@ func (p *Program) Progress(format string, args ...any) {
 // TimeIsUp reports whether -budget has passed.
 func (p *Program) TimeIsUp() bool { return time.Now().After(p.Deadline()) }
 
-// Deadline is when -budget will have passed.
+// Deadline returns the time at which -budget has passed.
 func (p *Program) Deadline() time.Time { return p.begin.Add(p.budget) }
 
 // ErrUnfit means that this host runs no Linux guests; programs that need them end with the code
@@ -96,7 +95,7 @@ func exitCode(err error) int {
 	return 1
 }
 
-// Numbers is a flag: numbers with commas between them.
+// Numbers is a flag with a list of numbers, separated by commas.
 type Numbers struct {
 	List     []int
 	Min, Max int // bounds of each number

@@ -18,12 +18,12 @@ import (
 	"github.com/forkd/forkd/internal/host/workspace"
 )
 
-// Serve puts the REST API before the manager, on a unix socket and with an audit log, and returns a
-// client of it. Nobody has to present a token. Server and client go when undo runs, which must be
-// before the manager goes.
+// Serve serves the REST API of the manager on a unix socket, with an audit log and without tokens,
+// and returns a client of it. undo closes server and client, and must run before the manager is
+// closed.
 //
-// The server is in this process, and so is the client: programs that measure the CPU time of the
-// daemon count both.
+// Server and client are both in this process, so programs that measure the CPU time of the daemon
+// count both.
 func (m *Manager) Serve(ctx context.Context, undo *cleanup.Stack) (*client.Client, error) {
 	quiet := slog.New(slog.DiscardHandler)
 	workspaces, err := workspace.Open(filepath.Join(m.dataDir, "workspaces"), m.Manager, quiet)

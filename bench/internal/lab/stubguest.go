@@ -22,8 +22,9 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// BakeStub makes a snapshot of a running stub; nobody in it could announce that it is ready, as
-// Bake wants. Its memory map gets so many extents more.
+// BakeStub makes a snapshot of a running stub. Bake cannot do that, because it waits for an
+// announcement that the guest is ready. The snapshot's memory map gets the given number of
+// additional extents.
 func (d *Daemon) BakeStub(ctx context.Context, m *Manager, tag string, memoryMiB uint64, extents int) error {
 	kernel := filepath.Join(d.Dir, "stub.elf")
 	if err := os.WriteFile(kernel, stub.Kernel(), 0o600); err != nil {
@@ -42,8 +43,8 @@ func (d *Daemon) BakeStub(ctx context.Context, m *Manager, tag string, memoryMiB
 	return saveStub(ctx, m.Snapshots(), tag, vmm, machine, d.Host.Accel, extents)
 }
 
-// StubSettle is how long the stub's parent runs until it is surely in its loop: a few dozen
-// instructions, which take microseconds on every host, emulated ones included.
+// StubSettle is how long the stub's parent runs until it is certainly in its loop. It gets there
+// after a few dozen instructions, which take microseconds even on emulated hosts.
 const StubSettle = 300 * time.Millisecond
 
 func runStub(ctx context.Context, vmm vmpool.VMM, kernel string) error {
@@ -66,14 +67,14 @@ func runStub(ctx context.Context, vmm vmpool.VMM, kernel string) error {
 	return vmm.Pause(ctx)
 }
 
-// Where the extents that BakeStub adds lie: above all that the stub uses, each followed by a hole
-// of the same length, so that the kernel does not join their mappings.
+// Position of the extents that BakeStub adds: above all memory that the stub uses, each followed by
+// a hole of the same length, so that the kernel does not merge their mappings.
 const (
 	extentsFrom = 32 << 20
 	extentStep  = 64 << 10
 )
 
-// MaxStubExtents is how many of them fit into a guest with 64 MiB of RAM.
+// MaxStubExtents is how many of these extents fit into a guest with 64 MiB of RAM.
 const MaxStubExtents = (64<<20 - extentsFrom) / extentStep
 
 func saveStub(ctx context.Context, s *store.Store, tag string, vmm vmpool.VMM, machine vm.Shape, accel string,
@@ -124,12 +125,12 @@ type stubClient struct {
 	dir string // of its VMM
 }
 
-// stubPoll is the grain of the stub's clock (ii).
+// stubPoll is the resolution of the stub's clock (ii).
 const stubPoll = 200 * time.Microsecond
 
-// Forked waits for the stub's answer on its console: one byte, for a VMM that ends says more. Only
-// the number of bytes is looked at, in one open file. Others wait for a byte on a pipe; to copy the
-// ring of a console takes as long as to restore a vCPU.
+// Forked waits for the stub's answer on its console: one byte, because a VMM that ends writes more.
+// It only checks the number of bytes, in one open file, because copying the ring of a console takes
+// as long as restoring a vCPU. Other VMMs write the byte to a pipe, which is awaited.
 func (c stubClient) Forked(ctx context.Context, _ agentproto.Forked) (*agentproto.Unique, error) {
 	return nil, c.wait(ctx)
 }
@@ -163,8 +164,9 @@ func (c stubClient) wait(ctx context.Context) error {
 	}
 }
 
-// NewTicker returns a timer of the kernel, of which eight bytes can be read in every period. Go's
-// own, in a program that is idle, is late by up to a millisecond: its poller waits for whole ones.
+// NewTicker returns a kernel timer from which eight bytes can be read in every period. In an idle
+// program Go's own timers are late by up to a millisecond, because Go's poller waits for whole
+// milliseconds.
 func NewTicker(period time.Duration) (*os.File, error) {
 	fd, err := unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_NONBLOCK|unix.TFD_CLOEXEC)
 	if err != nil {

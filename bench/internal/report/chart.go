@@ -8,15 +8,15 @@ import (
 	"strconv"
 )
 
-// Chart is groups of horizontal bars with their figures. Each group has a scale of its own, which
-// begins at 0: bars are to be compared within it.
+// Chart is groups of horizontal bars with their figures. Each group has its own scale, which begins
+// at 0: only bars of the same group can be compared.
 type Chart struct {
 	Title, Subtitle string
 	Unit            string
 	Groups          []ChartGroup
 }
 
-// ChartGroup is bars that are to be compared.
+// ChartGroup is a group of bars to compare.
 type ChartGroup struct {
 	Name string
 	Bars []ChartBar
@@ -25,17 +25,17 @@ type ChartGroup struct {
 // ChartBar is one figure.
 type ChartBar struct {
 	Name    string
-	Value   float64 // above 0; else there is no figure, and no bar
-	Missing string  // why there is none
+	Value   float64 // above 0; otherwise there is no figure, and no bar
+	Missing string  // reason why there is none
 	Ours    bool    // it is drawn in another colour
 }
 
-// Measures of a chart in SVG's user units, and its colours, which are read on white whatever the
-// page's background is.
+// Dimensions of a chart in SVG's user units, and its colours. The chart has a white background,
+// whatever the page's background is.
 const (
 	chartWidth    = 820
 	chartBarLeft  = 220
-	chartBarRight = 720 // where the longest bar ends: its figure follows
+	chartBarRight = 720 // right end of the longest bar; its figure follows
 	chartRow      = 18
 	chartGroup    = 30
 	chartHead     = 58
@@ -56,7 +56,7 @@ func (c *Chart) SVG() []byte {
 	b.WriteString(`<rect width="100%" height="100%" fill="#ffffff"/>` + "\n")
 	text := func(x float64, y int, anchor, style, s string) {
 		fmt.Fprintf(&b, `<text x="%.1f" y="%d" text-anchor="%s" %s>`, x, y, anchor, style)
-		_ = xml.EscapeText(&b, []byte(s)) // a Buffer takes everything
+		_ = xml.EscapeText(&b, []byte(s)) // writing to a Buffer never fails
 		b.WriteString("</text>\n")
 	}
 	ink, faint := `fill="`+chartInk+`"`, `fill="`+chartFaint+`"`
@@ -105,7 +105,7 @@ func (g *ChartGroup) longest() (v float64) {
 	return v
 }
 
-// figure prints three digits, or all before the point.
+// figure prints three digits, or all digits before the point.
 func figure(v float64) string {
 	digits := 2
 	switch {

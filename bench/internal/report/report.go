@@ -1,7 +1,7 @@
-// Package report is what a benchmark prints and keeps: tables for people, the same figures as JSON
-// for programs, and the quantiles both are made of.
+// Package report prints and saves the results of a benchmark: tables for people, the same figures
+// as JSON for programs, and the quantiles in both.
 //
-// It measures nothing. A figure that was not measured is a nil cell: it is printed as an empty
+// It measures nothing. A figure that was not measured is a nil cell, which is printed as an empty
 // field and is null in JSON.
 package report
 
@@ -27,7 +27,7 @@ type Report struct {
 	Tables []*Table  `json:"tables"`
 }
 
-// Host is where the figures come from. They mean nothing without it.
+// Host describes the host on which the figures were measured. Without it they mean nothing.
 type Host struct {
 	Accel  string `json:"accel"` // what runs the guests: "kvm", "tcg" (emulated CPU), "pvm" (no hardware virtualization)
 	Kernel string `json:"kernel"`
@@ -35,15 +35,14 @@ type Host struct {
 	RAMMiB uint64 `json:"ram_mib"`
 }
 
-// Column is one kind of figure.
+// Column is a column of a table.
 type Column struct {
 	Name string `json:"name"` // unique in its table; with the unit, as in "pause p50 ms"
 	// Digits is how many places of a float64 are printed after the point. JSON keeps all of them.
 	Digits int `json:"-"`
 }
 
-// Table is a list of rows. Cells are string, int, uint64, float64, or nil for what was not
-// measured.
+// Table is a list of rows. A cell is a string, int, uint64, float64, or nil if it was not measured.
 type Table struct {
 	Title   string
 	Columns []Column
@@ -51,8 +50,8 @@ type Table struct {
 	Notes   []string // how to read it
 }
 
-// Add appends a row. It must have as many cells as there are columns: WriteTo and MarshalJSON
-// report one that has not.
+// Add appends a row. It must have as many cells as there are columns; otherwise WriteTo and
+// MarshalJSON return an error.
 func (t *Table) Add(cells ...any) { t.Rows = append(t.Rows, cells) }
 
 // Notef appends a note.
@@ -163,7 +162,7 @@ func (r *Report) Save(path string) error {
 }
 
 // Quantile returns the smallest sample that at least the fraction q of all samples do not exceed
-// (nearest rank), or NaN without samples. It never interpolates: what it returns was measured.
+// (nearest rank), or NaN without samples. It never interpolates, so the result was measured.
 func Quantile(samples []float64, q float64) float64 {
 	if len(samples) == 0 {
 		return math.NaN()
@@ -174,7 +173,7 @@ func Quantile(samples []float64, q float64) float64 {
 	return s[min(max(rank, 1), len(s))-1]
 }
 
-// Cell returns v, or nil if it is not a number: no figure.
+// Cell returns v, or nil if v is NaN or infinite.
 func Cell(v float64) any {
 	if math.IsNaN(v) || math.IsInf(v, 0) {
 		return nil

@@ -2,13 +2,13 @@
 // like a kernel, with about a hundred bytes of code. It lets the fork path be measured where KVM
 // cannot run Linux, such as kvm-pvm.
 //
-// The code sets up tables, drops to user mode (CPL 3) and reads a device's register again and again
-// until a number in memory changes: with forkd's VMM the VM generation identifier, which is what a
-// restore changes. The copy then answers: it traps to kernel mode, which writes what was read from
-// the register to the serial port, once, and halts. The parent never answers.
+// The code sets up tables, drops to user mode (CPL 3) and reads a device's register repeatedly
+// until a number in memory changes. With forkd's VMM that number is the VM generation identifier,
+// which a restore changes. The copy then answers: it traps to kernel mode, which writes the value
+// read from the register to the serial port, once, and halts. The parent never answers.
 //
-// It has no agent, no interrupts and no devices of its own: what its forks cost in the guest says
-// nothing about Linux.
+// It has no agent, no interrupts and no devices of its own, so the cost of its forks inside the
+// guest says nothing about Linux.
 package stub
 
 import (
@@ -22,15 +22,14 @@ import (
 // every virtio-mmio window begins with (virtio 1.2 §4.2.2).
 const Answer = 'v'
 
-// Layout is where the stub finds what it reads: guest physical addresses, which differ from VMM to
-// VMM.
+// Layout holds the guest physical addresses that the stub reads, which differ between VMMs.
 type Layout struct {
-	Register   uint32 // a virtio-mmio window between 3 and 4 GiB: reading it is an exit to the VMM
-	Generation uint32 // 8 bytes in the first 2 MiB of RAM that are others in a copy
+	Register   uint32 // a virtio-mmio window between 3 and 4 GiB: reading it causes an exit to the VMM
+	Generation uint32 // 8 bytes in the first 2 MiB of RAM that differ in a copy
 }
 
-// Note is a Generation for VMMs whose snapshots hold memory as it is: 8 bytes of RAM that nobody
-// but the stub uses, so that whoever has a snapshot can write another number to them.
+// Note is a Generation for VMMs whose snapshots contain memory unchanged: 8 bytes of RAM that only
+// the stub uses. The holder of a snapshot can write a different number to them.
 const Note = loadAddr + imageSize
 
 // Guest physical layout, from loadAddr on. Every table has a page of its own.
@@ -91,7 +90,7 @@ func Kernel() []byte {
 	return Layout{Register: uint32(boot.VirtioBase), Generation: uint32(boot.VMGenIDAddr)}.Kernel()
 }
 
-// Kernel returns the ELF file for a VMM that enters it in 64-bit mode, as Linux is entered.
+// Kernel returns the ELF file for a VMM that enters it in 64-bit mode, as it enters Linux.
 func (l Layout) Kernel() []byte {
 	return bareguest.ELF(l.image(), loadAddr)
 }
@@ -102,7 +101,7 @@ func (l Layout) Multiboot() []byte {
 	const magic, addressesAreValid = 0x1badb002, 1 << 16
 	m := l.image()
 	copy(m[bootCode:], enter64())
-	var sum uint32 // of the first three fields it is 0
+	var sum uint32 // the sum of the first three fields must be 0
 	sum -= magic + addressesAreValid
 	for i, v := range []uint32{magic, addressesAreValid, sum, loadAddr + bootHeader, loadAddr,
 		loadAddr + imageSize, Note + 8, loadAddr + bootCode} { // the loader clears the Note too
@@ -143,7 +142,7 @@ func Program() []byte {
 	return bareguest.ELF(c, programAddr)
 }
 
-// image returns what lies at loadAddr.
+// image returns the content of memory from loadAddr on.
 func (l Layout) image() []byte {
 	m := make([]byte, imageSize)
 	copy(m, entryCode())

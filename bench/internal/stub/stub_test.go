@@ -95,7 +95,7 @@ func TestMultiboot(t *testing.T) {
 	}
 }
 
-// The code parts do not run into each other, and the page tables map what the code touches.
+// The parts of the code do not overlap, and the page tables map all memory that the code accesses.
 func TestLayout(t *testing.T) {
 	other := Layout{Register: 0xfeb00000, Generation: Note}
 	for _, l := range []Layout{forkd, other} {
