@@ -9,28 +9,28 @@ import (
 	"github.com/forkd/forkd/bench/internal/report"
 )
 
-// cell is one peer at one n, from a pool or without one: what its forks took.
+// cell holds the figures of the forks of one peer at one n, from a pool or without one.
 type cell struct {
 	n     int
-	warm  bool // processes were waiting
+	warm  bool // processes were waiting in the pool
 	width int  // children that the driver starts at a time; 0: the peer decides
 
 	entered, answered []float64     // ms, per child, from the request
 	last              []float64     // ms, per fork: its last child answered
-	vmm, driver       time.Duration // CPU time of all timed children; of this process for them
+	vmm, driver       time.Duration // CPU time of all timed children, and of this process for them
 	timed             int           // children
 	counts            []lab.Counts  // per counted child, from the request
-	private           []float64     // KiB, per counted child, besides guest RAM
+	private           []float64     // KiB, per counted child, without guest RAM
 
-	counter *lab.Counter // nil: forks are timed; else they are counted, and not timed
+	counter *lab.Counter // nil: forks are timed; otherwise they are counted and not timed
 	before  map[int]lab.Counts
 	cpu     lab.CPU
 }
 
-// child is one child of a fork, alive. Times count from the request for all of them.
+// child is one live child of a fork. All times are measured from the request.
 type child struct {
-	pid      int           // of its VMM process; 0: it has none that could be measured
-	entered  time.Duration // its vCPUs run; 0: the peer does not tell
+	pid      int           // of its VMM process; 0: none that could be measured
+	entered  time.Duration // its vCPUs run; 0: the peer does not report it
 	answered time.Duration
 	private  func() (float64, error) // see cell.private
 }
@@ -39,7 +39,7 @@ type child struct {
 // fork leaves behind counts as its cost.
 const quietTime = 100 * time.Millisecond
 
-// begin is called when all is ready for a request.
+// begin is called when everything is ready for a request.
 func (c *cell) begin() (err error) {
 	runtime.GC() // or what ReadCPU leaves behind might have it run in the middle of a fork
 	time.Sleep(quietTime)
@@ -52,7 +52,7 @@ func (c *cell) begin() (err error) {
 	return err
 }
 
-// end is called when the last child has answered, while all of them live.
+// end is called when the last child has answered, while all children are alive.
 func (c *cell) end(children []child) error {
 	now, err := lab.ReadCPU()
 	if err != nil {
@@ -100,7 +100,7 @@ func (c *cell) count(children []child) error {
 	return nil
 }
 
-// p50Entered and p50Answered are NaN where the peer did not tell.
+// p50Entered and p50Answered are NaN if the peer does not report the time.
 func (c *cell) p50Entered() float64 {
 	if len(c.entered) == 0 || c.entered[0] == 0 {
 		return math.NaN()
@@ -112,7 +112,7 @@ func (c *cell) p50Answered() float64 { return report.Quantile(c.answered, 0.5) }
 
 func (c *cell) p50Last() float64 { return report.Quantile(c.last, 0.5) }
 
-// vmmCPU is in ms per child; NaN if it is not known.
+// vmmCPU is in ms per child; NaN if unknown.
 func (c *cell) vmmCPU() float64 {
 	if c.timed == 0 || c.vmm == 0 {
 		return math.NaN()
@@ -137,8 +137,8 @@ func (c *cell) p50Count(figure func(lab.Counts) uint64) float64 {
 	return report.Quantile(all, 0.5)
 }
 
-// exits is the median of the exits of a child's VM, nil where they cannot be had: kvm-pvm passes no
-// tracepoint at them.
+// exits is the median number of VM exits of a child, nil if it is unknown, because kvm-pvm has no
+// tracepoint for them.
 func (c *cell) exits() any {
 	if v := c.p50Count(func(c lab.Counts) uint64 { return c.Exits }); v > 0 {
 		return report.Cell(v)

@@ -11,9 +11,9 @@ import (
 	"github.com/forkd/forkd/bench/internal/stub"
 )
 
-// container starts a container for every child, by a program with the command line of runc. There
-// is no pool, no moment of entering, and no process of which the CPU time and memory were those of
-// the child.
+// container starts a container for every child, with a program that has runc's command line. There
+// is no pool and no time at which vCPUs enter. No process has exactly the child's CPU time and
+// memory.
 func (b *bench) container(ctx context.Context, name, bin string) (*peer, error) {
 	p, version, err := newPeer(ctx, name, bin, false)
 	if err != nil || p.absent != "" {
@@ -28,7 +28,7 @@ func (b *bench) container(ctx context.Context, name, bin string) (*peer, error) 
 		return nil, err
 	}
 	p.fork = processes(func(context.Context) (process, error) { return &running{of: c}, nil }, false)
-	// Where this host lacks something that it needs, it takes no part.
+	// If this host lacks something that it needs, the peer is left out.
 	if err := p.fork(ctx, &cell{n: 1, width: 1}, 1); err != nil {
 		p.absent = fmt.Sprintf("it does not work here: %v", err)
 	}
@@ -39,7 +39,7 @@ type container struct{ bin, dir string }
 
 func (c *container) bundle() string { return filepath.Join(c.dir, "bundle") }
 
-// makeBundle makes what the OCI runtime specification 1.0 calls a bundle.
+// makeBundle makes a bundle as defined by the OCI runtime specification 1.0.
 func (c *container) makeBundle() error {
 	rootfs := filepath.Join(c.bundle(), "rootfs")
 	for _, dir := range []string{"proc", "dev"} {
@@ -68,7 +68,7 @@ func bundleConfig() any {
 		"process": fields{"user": fields{"uid": 0, "gid": 0}, "args": []string{"/answer"}, "cwd": "/",
 			"noNewPrivileges": true},
 		"root": fields{"path": "rootfs", "readonly": true},
-		// All containers have the bundle in common. Each makes its devices in a /dev of its own.
+		// All containers share the bundle. Each makes its devices in a /dev of its own.
 		"mounts": []fields{{"destination": "/proc", "type": "proc", "source": "proc"},
 			{"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": []string{"mode=755"}}},
 		"linux": fields{"namespaces": namespaces},
@@ -99,7 +99,7 @@ func (r *running) start(context.Context) error {
 	return r.cmd.Start()
 }
 
-// flags are for all commands. gVisor would want a network.
+// flags returns the flags for all commands. Without --network=none gVisor would want a network.
 func (c *container) flags() []string {
 	flags := []string{"--root", filepath.Join(c.dir, "state")}
 	if filepath.Base(c.bin) == "runsc" {
@@ -114,10 +114,10 @@ func (r *running) describe(c *child) { c.private = noPrivate }
 
 func (r *running) end() {
 	if r.cmd != nil && r.cmd.Process != nil {
-		// The program that runs it removes it when it has ended. Removing it by force makes runsc
-		// wait for seconds.
+		// The container's own runtime process removes it when it has ended. Removing it by force
+		// makes runsc wait for seconds.
 		if exec.Command(r.of.bin, append(r.of.flags(), "kill", r.id, "KILL")...).Run() != nil {
-			_ = r.cmd.Process.Kill() // there is no container, or it hangs
+			_ = r.cmd.Process.Kill() // there is no container, or the kill hangs
 		}
 		_ = r.cmd.Wait()
 	}

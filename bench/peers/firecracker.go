@@ -18,8 +18,8 @@ import (
 	"github.com/forkd/forkd/bench/internal/stub"
 )
 
-// firecracker forks by Firecracker's snapshots. They are made by Firecracker itself, of a running
-// guest, and every child is a process that loads them by its API socket.
+// firecracker forks from Firecracker's snapshots. Firecracker itself makes them from a running
+// guest, and every child is a process that loads them by a request to its API socket.
 func (b *bench) firecracker(ctx context.Context, name, bin string) (*peer, error) {
 	p, version, err := newPeer(ctx, name, bin, true)
 	if err != nil || p.absent != "" {
@@ -46,7 +46,7 @@ type firecracker struct {
 	bin, dir  string
 	snapshots string    // directory of the snapshot, in RAM
 	baked     bool      // there is a snapshot
-	written   time.Time // by then its parent had last written to its disk, if it has one
+	written   time.Time // time by which its parent's last write to its disk was done; zero without a disk
 }
 
 func (f *firecracker) state() string  { return filepath.Join(f.snapshots, "state") }
@@ -82,7 +82,7 @@ func (f *firecracker) bake(ctx context.Context) error {
 	return f.guest.saved(f)
 }
 
-// tellCopies writes to a snapshot's memory what tells a stub that it is a copy.
+// tellCopies changes a snapshot's memory so that a stub notices that it is a copy.
 func tellCopies(memory string) error {
 	file, err := os.OpenFile(memory, os.O_WRONLY, 0)
 	if err != nil {
@@ -102,7 +102,7 @@ type firecrackerVM struct {
 	in   *bufio.Reader
 }
 
-// apiPoll is how often it is tried whether a VMM answers yet.
+// apiPoll is the interval between attempts to connect to a starting VMM.
 const apiPoll = 200 * time.Microsecond
 
 func (f *firecracker) spawn(ctx context.Context) (*firecrackerVM, error) {
@@ -129,7 +129,7 @@ func (v *firecrackerVM) run(ctx context.Context) error {
 	}
 	defer theirs.Close()
 	v.out = out
-	// A log would be mixed with what the guest says.
+	// A log would be mixed with the guest's output.
 	cmd := exec.Command(v.of.bin, "--api-sock", "api", "--level", "Off")
 	cmd.Dir, cmd.Stdout, cmd.Stderr = v.dir, theirs, os.Stderr
 	if err := cmd.Start(); err != nil {
@@ -164,8 +164,8 @@ func dialSoon(ctx context.Context, path string) (net.Conn, error) {
 	}
 }
 
-// request makes a request of the API. It does so by hand: a client of net/http costs more CPU time
-// than it takes Firecracker to answer.
+// request makes a request to the API. It is written by hand, because a client of net/http would use
+// more CPU time than Firecracker uses for the answer.
 func (v *firecrackerVM) request(ctx context.Context, method, path string, body any) error {
 	p, err := json.Marshal(body)
 	if err != nil {
@@ -191,7 +191,7 @@ func (v *firecrackerVM) request(ctx context.Context, method, path string, body a
 	return err
 }
 
-// boot lets a configured guest run.
+// boot starts a configured guest.
 func (v *firecrackerVM) boot(ctx context.Context) error {
 	return v.request(ctx, "PUT", "/actions", fields{"action_type": "InstanceStart"})
 }
@@ -203,7 +203,7 @@ func (v *firecrackerVM) start(ctx context.Context) error {
 
 func (v *firecrackerVM) answer(ctx context.Context) error { return v.of.guest.awaitAnswer(ctx, v) }
 
-// awaitAnswer waits for what a child says first, which must be the stub's answer.
+// awaitAnswer waits for the first output of a child, which must be the stub's answer.
 func awaitAnswer(ctx context.Context, out *os.File) error {
 	if deadline, ok := ctx.Deadline(); ok {
 		_ = out.SetReadDeadline(deadline)

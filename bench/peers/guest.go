@@ -12,8 +12,8 @@ import (
 	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
-// guest is what virtual machines run: how a parent of it becomes a snapshot in forkd and in
-// Firecracker, and who answers in a child.
+// guest is the guest of the virtual machines: how a parent becomes a snapshot in forkd and in
+// Firecracker, and how a child answers.
 type guest interface {
 	name() string
 	note() string    // how children of Firecracker differ from forkd's
@@ -26,12 +26,12 @@ type guest interface {
 	setUp(f *firecracker, dir string) error
 	// configure returns the requests that make a parent.
 	configure(f *firecracker) ([]request, error)
-	boot(ctx context.Context, vm *firecrackerVM) error // lets a parent run until it can be saved
-	saved(f *firecracker) error                        // is called when it is
+	boot(ctx context.Context, vm *firecrackerVM) error // runs a parent until it can be saved
+	saved(f *firecracker) error                        // called after the parent was saved
 	awaitAnswer(ctx context.Context, vm *firecrackerVM) error
 }
 
-// request is one of Firecracker's API, with an object as its body.
+// request is a request to Firecracker's API with an object as its body.
 type request struct {
 	path string
 	body fields
@@ -58,8 +58,8 @@ func (stubGuest) client() func(vsock string) sandbox.Guest { return lab.StubClie
 
 func (stubGuest) setUp(*firecracker, string) error { return nil }
 
-// firecrackerLayout: the first virtio-mmio window of Firecracker 1.x is behind the page of its boot
-// timer, which is the first of the device hole.
+// firecrackerLayout: the first virtio-mmio window of Firecracker 1.x comes after the page of its
+// boot timer, which is the first page of the device hole.
 var firecrackerLayout = stub.Layout{Register: 0xc0001000, Generation: stub.Note}
 
 func (g stubGuest) configure(f *firecracker) ([]request, error) {
@@ -68,12 +68,12 @@ func (g stubGuest) configure(f *firecracker) ([]request, error) {
 		return nil, err
 	}
 	return append(machine(g.memoryMiB),
-		// Without a console it has no serial port.
+		// Without a console argument it has no serial port.
 		request{"/boot-source", fields{"kernel_image_path": kernel, "boot_args": "console=ttyS0"}}), nil
 }
 
-// machine has two devices of those that forkd's sandboxes have; a network device would need an
-// interface of the host for every child.
+// machine has two of the devices that forkd's sandboxes have; a network device would need an
+// interface on the host for every child.
 func machine(memoryMiB uint64) []request {
 	return []request{
 		{"/machine-config", fields{"vcpu_count": 1, "mem_size_mib": memoryMiB}},

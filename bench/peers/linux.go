@@ -22,8 +22,8 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// linuxGuest is a recipe's image with forkd's kernel and agent, warmed up as `forkd build` does it.
-// A child has answered when its agent has taken up an identity.
+// linuxGuest is a recipe's image with forkd's kernel and agent, warmed up as by `forkd build`. A
+// child has answered when its agent has confirmed its identity.
 type linuxGuest struct {
 	recipe    string
 	parent    bake.Request
@@ -50,14 +50,14 @@ func (g *linuxGuest) bake(ctx context.Context, d *lab.Daemon, m *lab.Manager) er
 
 func (*linuxGuest) client() func(vsock string) sandbox.Guest { return nil }
 
-// Files in the directory of a VM of Firecracker; its snapshot names them without that.
+// Files in the directory of a Firecracker VM. Its snapshot names them relative to that directory.
 const (
 	vsockFile = "vsock"
 	diskFile  = "disk"
 )
 
-// disk is a copy of the image's. All children have it in common: none writes to it until it has
-// answered. One that did would spoil it for the others, and is found by the time of writing.
+// disk is a copy of the image's disk. All children share it, because none writes to it before it
+// has answered. A child that did would spoil it for the others; its write time reveals that.
 func (f *firecracker) disk() string { return filepath.Join(f.snapshots, diskFile) }
 
 func (g *linuxGuest) setUp(f *firecracker, dir string) error {
@@ -84,7 +84,7 @@ func (g *linuxGuest) configure(f *firecracker) ([]request, error) {
 	all := append(machine(g.memoryMiB),
 		request{"/boot-source", fields{"kernel_image_path": g.parent.Kernel, "initrd_path": g.parent.Initrd,
 			"boot_args": vmtest.Cmdline()}},
-		// It is the agent that makes it the root.
+		// The disk is not a root device for Firecracker, because the agent mounts it as the root.
 		request{"/drives/root", fields{"drive_id": "root", "path_on_host": diskFile,
 			"is_root_device": false, "is_read_only": false}})
 	if g.emulated {
@@ -93,8 +93,8 @@ func (g *linuxGuest) configure(f *firecracker) ([]request, error) {
 	return all, nil
 }
 
-// withoutXSAVE hides what vm.TemplateV2 hides, and for the same reason: an emulated host does not
-// keep the extended control register of its guests.
+// withoutXSAVE hides the features that vm.TemplateV2 hides, and for the same reason: an emulated
+// host does not preserve the extended control register of its guests.
 func withoutXSAVE() fields {
 	clear := func(register string, bits ...int) fields {
 		mask := []byte("0bxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx")
@@ -115,11 +115,11 @@ func withoutXSAVE() fields {
 // bakeLimit is how long a parent may take on a busy emulated host.
 const bakeLimit = 10 * time.Minute
 
-// boot does what package bake does with a parent.
+// boot prepares a parent in the same way as package bake.
 func (g *linuxGuest) boot(ctx context.Context, vm *firecrackerVM) error {
 	ctx, cancel := context.WithTimeout(ctx, bakeLimit)
 	defer cancel()
-	// Firecracker connects a guest's streams to sockets whose names end with the port.
+	// Firecracker connects a guest's streams to sockets whose names end in the port number.
 	dials, err := net.Listen("unix", filepath.Join(vm.dir, fmt.Sprintf("%s_%d", vsockFile, agentproto.ReadyPort)))
 	if err != nil {
 		return err
@@ -156,7 +156,7 @@ func (g *linuxGuest) boot(ctx context.Context, vm *firecrackerVM) error {
 	return agent.Sync(ctx)
 }
 
-// awaitAnnouncement waits until the agent of a parent says that it is ready.
+// awaitAnnouncement waits until the agent of a parent announces that it is ready.
 func awaitAnnouncement(ctx context.Context, dials net.Listener) error {
 	stop := context.AfterFunc(ctx, func() { dials.Close() })
 	defer stop()
@@ -178,20 +178,20 @@ func awaitAnnouncement(ctx context.Context, dials net.Listener) error {
 	return nil
 }
 
-// agent speaks to the agent of a VM.
+// agent returns a client of a VM's agent.
 func (v *firecrackerVM) agent() *agentclient.Client {
 	return agentclient.New(agentclient.DialUnix(filepath.Join(v.dir, vsockFile)))
 }
 
-// saved notes when the parent last wrote to its disk.
+// saved records the time of the parent's last write to its disk.
 func (g *linuxGuest) saved(f *firecracker) (err error) {
 	f.written, err = modified(f.disk())
 	return err
 }
 
-// awaitAnswer does what the sandbox manager does with a child. Firecracker passes connections on
-// before the guest has dropped those of its parent, with which a newer one goes too: such a one
-// ends without an answer, and is made again.
+// awaitAnswer confirms a child as the sandbox manager does. Firecracker forwards connections before
+// the guest has dropped those of its parent. A new connection may be dropped together with the old
+// ones: it then ends without an answer, and is made again.
 func (g *linuxGuest) awaitAnswer(ctx context.Context, vm *firecrackerVM) error {
 	dial := agentclient.DialUnix(filepath.Join(vm.dir, vsockFile))
 	agent := agentclient.New(func(ctx context.Context, port uint32) (net.Conn, error) {

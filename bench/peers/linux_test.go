@@ -40,7 +40,7 @@ func TestGuestAndMemoryFlags(t *testing.T) {
 	}
 }
 
-// A recipe whose image is not there is named.
+// If the image of a recipe is missing, the error names the recipe.
 func TestLinuxGuestWantsAnImage(t *testing.T) {
 	d := &lab.Daemon{Assets: &vmtest.Assets{Images: map[string]string{"gone": filepath.Join(t.TempDir(), "gone")}}}
 	if _, err := newLinuxGuest(d, "gone", 512); err == nil {
@@ -63,8 +63,8 @@ func newVMDirs(t *testing.T) (f *firecracker, vm func() string) {
 	}
 }
 
-// All VMs have the same disk, which is the image's with what the parent has written; a child that
-// writes is found.
+// All VMs share one disk: the image with the parent's writes. A child that writes to it is
+// detected.
 func TestChildrenShareADisk(t *testing.T) {
 	f, vm := newVMDirs(t)
 	rootfs := filepath.Join(t.TempDir(), "rootfs")
@@ -140,7 +140,7 @@ func TestCopySparse(t *testing.T) {
 	}
 }
 
-// The template clears bits, and leaves all others as they are.
+// The template clears bits, and leaves all others unchanged.
 func TestWithoutXSAVE(t *testing.T) {
 	hidden := map[string][]int{"0x1 ecx": {12, 26, 27, 28, 29}, "0x7 ebx": {3, 5, 8}}
 	for _, leaf := range withoutXSAVE()["cpuid_modifiers"].([]fields) {
@@ -194,7 +194,7 @@ func TestAwaitAnnouncement(t *testing.T) {
 			t.Errorf("%q: %v", said, err)
 		}
 	}
-	// An agent that never comes does not hold the benchmark up.
+	// An agent that never connects does not block the benchmark.
 	l, _ := listen()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -1,16 +1,16 @@
-// Command peers measures forkd beside other runtimes, in one run and by turns: how long after a
-// request a child runs, and how long until it has answered, what that costs in CPU time, and the
-// memory that it keeps.
+// Command peers compares forkd with other runtimes, interleaved in one run. It measures the time
+// from a request until a child runs and until it has answered, the CPU time that this takes, and
+// the memory that the child keeps.
 //
-// The virtual machines all run the same guest, each from a snapshot that its own VMM has made. It
-// has no operating system (package stub), so that the figures are the VMM's and its driver's, on
-// every KVM; containers, which cannot be forked, start a program that answers, which is the least
-// that they could do. With -guest=linux it is forkd's kernel and agent with a recipe's image, in
+// The virtual machines all run the same guest, each from a snapshot that its own VMM has made. The
+// guest has no operating system (package stub), so the figures are those of the VMM and its driver,
+// and any KVM can run it. Containers cannot be forked; they start a program that answers, which is
+// the minimum. With -guest=linux the guest is forkd's kernel and agent with a recipe's image, in
 // forkd and in Firecracker, and a child has answered when its agent has confirmed.
 //
-// A peer takes part if it is installed, or if its path is given. One that does not is named in the
-// tables, without figures. Tables go to standard output, progress to standard error, the figures as
-// JSON to the file -o, and a chart to the file -chart. It needs root. scripts/bench runs it.
+// A peer takes part if it is installed, or if its path is given. The tables name other peers
+// without figures. Tables go to standard output, progress to standard error, the figures as JSON to
+// the file -o, and a chart to the file -chart. It needs root. scripts/bench runs it.
 package main
 
 import (
@@ -35,15 +35,15 @@ type bench struct {
 	*lab.Program
 	guestName string
 	recipe    string
-	memoryMiB uint64 // 0: as much as the guest wants
+	memoryMiB uint64 // 0: the guest's default
 	ns        lab.Numbers
 	rounds    int
 	counted   int
 	chart     string
-	programs  map[string]*string // paths by names of peers; empty: it takes no part
+	programs  map[string]*string // paths by names of peers; empty: the peer is left out
 
 	guest    guest
-	dir, ram string // where directories makes them
+	dir, ram string // parents of the results of directories
 }
 
 func main() {
@@ -59,13 +59,13 @@ func main() {
 	for _, p := range []struct{ peer, flag, program string }{
 		{firecrackerName, "firecracker", "firecracker"},
 		// A Firecracker that sets memory slots before it makes the interrupt controller and vCPUs,
-		// for the kernel makes it wait when it does so later.
+		// because the kernel makes it wait if it does so later.
 		{memslotsFirstName, "firecracker-memslots-first", ""},
 		{qemuName, "qemu", "qemu-system-x86_64"},
 		{runcName, "runc", "runc"},
 		{gvisorName, "runsc", "runsc"},
 	} {
-		installed, _ := exec.LookPath(p.program) // empty if it is not
+		installed, _ := exec.LookPath(p.program) // empty if it is not installed
 		b.programs[p.peer] = flag.String(p.flag, installed, "path of "+p.peer+"; empty: it takes no part")
 	}
 	b.Main(b.check, b.measure)
@@ -140,7 +140,7 @@ const (
 	gvisorName        = "gVisor runsc"
 )
 
-// peers makes ready who takes part.
+// peers prepares the peers that take part.
 func (b *bench) peers(ctx context.Context, daemon *lab.Daemon) ([]*peer, error) {
 	ours, err := b.forkd(ctx, daemon)
 	if err != nil {
@@ -162,7 +162,7 @@ func (b *bench) peers(ctx context.Context, daemon *lab.Daemon) ([]*peer, error) 
 		}
 		bin := *b.programs[other.name]
 		if bin != "" {
-			if bin, err = filepath.Abs(bin); err != nil { // it is run in other directories
+			if bin, err = filepath.Abs(bin); err != nil { // because it is run in other directories
 				return nil, err
 			}
 		}
@@ -178,7 +178,8 @@ func (b *bench) peers(ctx context.Context, daemon *lab.Daemon) ([]*peer, error) 
 	return peers, nil
 }
 
-// directories makes two for a peer, with short paths: on disk, and in RAM for snapshots.
+// directories makes two directories for a peer, with short paths: on disk, and in RAM for
+// snapshots.
 func (b *bench) directories() (dir, ram string, err error) {
 	if dir, err = os.MkdirTemp(b.dir, "p"); err != nil {
 		return "", "", err
@@ -187,7 +188,7 @@ func (b *bench) directories() (dir, ram string, err error) {
 	return dir, ram, err
 }
 
-// turns measures: round by round, every cell has its turn, and within a cell every peer.
+// turns measures in rounds: in each round every cell is measured, and within a cell every peer.
 func (b *bench) turns(ctx context.Context, m *matrix) error {
 	for round := range b.rounds {
 		for _, row := range m.rows {
@@ -222,11 +223,11 @@ func (b *bench) turns(ctx context.Context, m *matrix) error {
 	return nil
 }
 
-// perTurn is how many children at least a peer forks in one turn of a cell.
+// perTurn is the minimum number of children that a peer forks in one turn of a cell.
 const perTurn = 5
 
-// turn gives every peer its turn. Each round another one begins, so that what the one before leaves
-// behind falls on all.
+// turn measures every peer once. Each round begins with a different peer, so that the after-effects
+// of a turn are spread over all peers.
 func (r *row) turn(ctx context.Context, round int, counter *lab.Counter, children int) error {
 	for i := range r.cells {
 		at := (i + round) % len(r.cells)

@@ -14,16 +14,17 @@ import (
 // peer is one runtime of the comparison.
 type peer struct {
 	name   string
-	how    string // what it does for a child; a note under the tables
-	absent string // why it takes no part; empty: it does
+	how    string // how it makes a child; a note under the tables
+	absent string // reason why it takes no part; empty: it does
 	pool   bool   // its processes can wait for a request
-	driven bool   // this program starts its children, in each of widths; else the peer does by itself
-	// fork forks c.n children so many times, one fork after another, and has c measure each.
+	driven bool   // this program starts its children, once for each of widths; otherwise the peer does so itself
+	// fork forks c.n children the given number of times, one fork after another, and lets c measure
+	// each.
 	fork func(ctx context.Context, c *cell, times int) error
 }
 
-// newPeer returns the peer whose program is at bin, with the first line of what the program says of
-// its version. Without a path it is absent.
+// newPeer returns the peer whose program is at bin, and the first line of the program's version
+// output. Without a path the peer is absent.
 func newPeer(ctx context.Context, name, bin string, pool bool) (p *peer, version string, err error) {
 	p = &peer{name: name, pool: pool, driven: true}
 	if bin == "" {
@@ -38,16 +39,18 @@ func newPeer(ctx context.Context, name, bin string, pool bool) (p *peer, version
 	return p, version, nil
 }
 
-// process is one child of a peer that this program drives by itself, from its process on.
+// process is one child of a peer, from the start of its process, if this program starts the
+// children.
 type process interface {
-	start(ctx context.Context) error  // lets the guest run; returns when the peer says that it does
+	start(ctx context.Context) error  // starts the guest; returns when the peer reports that it runs
 	answer(ctx context.Context) error // returns when the guest has answered
-	end()                             // and nothing is left of it
-	describe(c *child)                // all but times
+	end()                             // ends the child and leaves nothing behind
+	describe(c *child)                // fills in everything except times
 }
 
-// processes is a peer's fork by processes that spawn makes. Without a pool, what spawn does is part
-// of the request. tells says that start returns when the vCPUs have entered.
+// processes returns a fork function for a peer whose children are processes made by spawn. Without
+// a pool, spawn's work is part of the request. tells means that start returns when the vCPUs have
+// entered.
 func processes(spawn func(ctx context.Context) (process, error), tells bool) func(context.Context, *cell, int) error {
 	return func(ctx context.Context, c *cell, times int) error {
 		for range times {
@@ -59,11 +62,12 @@ func processes(spawn func(ctx context.Context) (process, error), tells bool) fun
 	}
 }
 
-// widths are how many children a peer's driver starts at a time. What is best depends on whether a
-// start computes or sleeps, so each peer is measured with all of them, and the tables have the best.
+// widths are the numbers of children that a driver starts concurrently. Which is best depends on
+// whether a start computes or sleeps, so each peer is measured with all of them, and the tables show
+// the best.
 var widths = []int{4, 16, 64}
 
-// widthsFor returns the widths that differ for n children.
+// widthsFor returns the widths that make a difference for n children.
 func widthsFor(n int) []int {
 	for i, w := range widths {
 		if w >= n {
@@ -73,8 +77,8 @@ func widthsFor(n int) []int {
 	return widths
 }
 
-// answerLimit is how long a fork may take; more means that it hangs. A hundred Linux guests on one
-// emulated CPU take half a minute.
+// answerLimit is how long a fork may take; a longer one counts as hanging. A hundred Linux guests
+// on one emulated CPU take half a minute.
 const answerLimit = 3 * time.Minute
 
 func forkProcesses(ctx context.Context, c *cell, spawn func(context.Context) (process, error), tells bool) error {
@@ -136,7 +140,7 @@ func forkProcesses(ctx context.Context, c *cell, spawn func(context.Context) (pr
 	return c.end(children)
 }
 
-// inTurn calls f with 0 to n-1, width of them at a time.
+// inTurn calls f with 0 to n-1, up to width calls at a time.
 func inTurn(n, width int, f func(i int) error) error {
 	places := make(chan struct{}, width)
 	errs := make([]error, n)
@@ -152,5 +156,5 @@ func inTurn(n, width int, f func(i int) error) error {
 	return errors.Join(errs...)
 }
 
-// noPrivate is the private memory of children that have no VMM.
+// noPrivate stands for the private memory of children without a VMM.
 func noPrivate() (float64, error) { return math.NaN(), nil }

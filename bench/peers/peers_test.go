@@ -17,7 +17,7 @@ import (
 	"github.com/forkd/forkd/bench/internal/stub"
 )
 
-// program is a child that is no more than the program of containers.
+// program is a child that only runs the program of the containers.
 type program struct {
 	path  string
 	cmd   *exec.Cmd
@@ -53,7 +53,7 @@ func (p *program) describe(c *child) {
 	c.private = func() (float64, error) { return lab.PrivateKiB(c.pid, "/none") }
 }
 
-// Real processes are forked: all are measured, and none is left.
+// Real processes are forked: all are measured, and none is left over.
 func TestForkProcesses(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "answer")
 	if err := os.WriteFile(path, stub.Program(), 0o700); err != nil {
@@ -81,7 +81,7 @@ func TestForkProcesses(t *testing.T) {
 			t.Errorf("a child took %v ms of CPU", c.vmmCPU())
 		}
 	}
-	// One that cannot be made: the others are ended, and the error is told.
+	// If a process cannot be made, the others are ended and the error is returned.
 	var made atomic.Int32
 	broken := processes(func(context.Context) (process, error) {
 		if made.Add(1) == 3 {
@@ -95,7 +95,7 @@ func TestForkProcesses(t *testing.T) {
 	}
 }
 
-// Only the answer is an answer: not what a program says that fails.
+// Only the exact answer counts, not the output of a program that fails.
 func TestAwaitAnswer(t *testing.T) {
 	for said, want := range map[string]bool{"v": true, "vv": true, "invalid": false, "": false} {
 		out, in, err := os.Pipe()
@@ -113,7 +113,7 @@ func TestAwaitAnswer(t *testing.T) {
 	}
 }
 
-// A peer that is not there is named, and has no figure; ratios are against the first peer.
+// A peer that is missing is named and has no figures; ratios are relative to the first peer.
 func TestMissingPeersAreNamed(t *testing.T) {
 	gone, _, err := newPeer(t.Context(), "gone", "", true)
 	noBox, _, errBox := newPeer(t.Context(), "no box", "", false)
@@ -134,7 +134,7 @@ func TestMissingPeersAreNamed(t *testing.T) {
 	measured(warm.cells[0][0], 2, 2, 9)
 	measured(warm.cells[1][0], 5, 5, 5)
 	measured(cold.cells[3][0], 30)
-	cold.cells[3][0].entered = []float64{0} // it does not tell
+	cold.cells[3][0].entered = []float64{0} // it does not report the time
 	times := m.times()
 	row := func(pool, name string) []any {
 		for _, r := range times.Rows {
@@ -173,7 +173,8 @@ func TestMissingPeersAreNamed(t *testing.T) {
 	}
 }
 
-// A peer has each width that can make a difference, and is shown at its best; forkd has none.
+// A peer is measured with each width that can make a difference, and shown at its best. forkd has
+// no widths.
 func TestBestWidth(t *testing.T) {
 	m := newMatrix("stub", []*peer{{name: "ours", pool: true}, {name: "theirs", pool: true, driven: true}},
 		[]int{1, 10, 100})

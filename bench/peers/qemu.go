@@ -49,10 +49,10 @@ type qemu struct {
 func (q *qemu) state() string  { return filepath.Join(q.snapshots, "state") }
 func (q *qemu) memory() string { return filepath.Join(q.snapshots, "memory") }
 
-// qemuLayout: the first virtio-mmio window of QEMU's microvm, which is there without a device too.
+// qemuLayout: the first virtio-mmio window of QEMU's microvm, which exists even without a device.
 var qemuLayout = stub.Layout{Register: 0xfeb00000, Generation: stub.Note}
 
-// ignoreShared leaves RAM out of a migration that is a file which both sides have.
+// ignoreShared omits RAM from a migration if it is a file that both sides have.
 var ignoreShared = map[string]any{"capabilities": []any{map[string]any{"capability": "x-ignore-shared", "state": true}}}
 
 func (q *qemu) bake(ctx context.Context) error {
@@ -74,8 +74,8 @@ func (q *qemu) bake(ctx context.Context) error {
 			return context.Cause(ctx)
 		}
 	}
-	// It runs while it is migrated, for a copy of a paused VM would be paused too. Its RAM is at
-	// rest.
+	// The guest runs while it is migrated, because a copy of a paused VM would be paused too. Its
+	// RAM does not change.
 	if err := vm.command(ctx, "migrate", map[string]any{"uri": "exec:cat > " + q.state()}); err != nil {
 		return err
 	}
@@ -139,7 +139,7 @@ func (q *qemu) spawn(ctx context.Context, share, accel string, files []*os.File,
 		"-object", fmt.Sprintf("memory-backend-file,id=ram,size=%dM,mem-path=%s,share=%s", q.memoryMiB, q.memory(), share),
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-serial", "stdio", "-qmp", "unix:qmp,server=on,wait=off"}, more...)...)
-	// On standard error each child would warn of what this CPU lacks.
+	// Standard error is discarded, because each child would warn of missing features of this CPU.
 	cmd.Dir, cmd.Stdout, cmd.ExtraFiles = dir, theirs, files
 	if err := cmd.Start(); err != nil {
 		vm.end()
@@ -168,7 +168,7 @@ func (v *qemuVM) connect(ctx context.Context) (err error) {
 	return v.command(ctx, "migrate-set-capabilities", ignoreShared)
 }
 
-// message is what comes from the monitor: an answer, or an event.
+// message is a message of the monitor: an answer, or an event.
 type message struct {
 	Return json.RawMessage
 	Error  *struct{ Desc string }
@@ -203,7 +203,7 @@ func (v *qemuVM) ask(ctx context.Context, name string, arguments, answer any) er
 	}
 }
 
-// start returns with the event that tells that the vCPUs run.
+// start returns after the event which reports that the vCPUs run.
 func (v *qemuVM) start(ctx context.Context) error {
 	if err := v.command(ctx, "migrate-incoming", map[string]any{"uri": "fd:3"}); err != nil {
 		return err
@@ -216,8 +216,8 @@ func (v *qemuVM) start(ctx context.Context) error {
 	return nil
 }
 
-// next reads a message of the monitor. The event that vCPUs run may come before the answer to the
-// command that was its cause.
+// next reads a message of the monitor. The event that vCPUs run may arrive before the answer to the
+// command that caused it.
 func (v *qemuVM) next() (m message, err error) {
 	err = v.in.Decode(&m)
 	v.runs = v.runs || m.Event == "RESUME"

@@ -7,7 +7,7 @@ import (
 	"github.com/forkd/forkd/bench/internal/report"
 )
 
-// matrix is all that is measured.
+// matrix holds all measurements.
 type matrix struct {
 	guest string
 	peers []*peer
@@ -19,10 +19,10 @@ type row struct {
 	n     int
 	warm  bool
 	peers []*peer
-	cells [][]*cell // of each peer, by width; empty: it cannot do this, or takes no part
+	cells [][]*cell // by peer and width; empty: the peer cannot do this, or is left out
 }
 
-// best returns the cell of a peer in which half of its forks were complete first; nil if it has none.
+// best returns the cell of a peer with the lowest median time of complete forks; nil if it has none.
 func (r *row) best(peer int) (best *cell) {
 	for _, c := range r.cells[peer] {
 		if best == nil || c.p50Last() < best.p50Last() {
@@ -62,7 +62,7 @@ func newMatrix(guest string, peers []*peer, ns []int) *matrix {
 	return m
 }
 
-// times is the table of both clocks.
+// times returns the table of both clocks.
 func (m *matrix) times() *report.Table {
 	t := &report.Table{Title: "From one request: its children run, and have answered; guest " + m.guest,
 		Columns: []report.Column{
@@ -102,7 +102,7 @@ func (m *matrix) times() *report.Table {
 	return t
 }
 
-// notes says who the peers are.
+// notes adds notes that describe the peers.
 func (m *matrix) notes(t *report.Table) {
 	for _, p := range m.peers {
 		if p.absent != "" {
@@ -113,7 +113,7 @@ func (m *matrix) notes(t *report.Table) {
 	}
 }
 
-// costs is the table of what a child takes.
+// costs returns the table of a child's cost.
 func (m *matrix) costs() *report.Table {
 	t := &report.Table{Title: "What a child takes, from the request until it has answered and a tenth of a second longer",
 		Columns: []report.Column{{Name: "n"}, {Name: "pool"}, {Name: "peer"},
@@ -140,7 +140,7 @@ func (m *matrix) costs() *report.Table {
 	return t
 }
 
-// chart draws the time to the answer.
+// chart draws the times until the answer.
 func (m *matrix) chart(host report.Host) *report.Chart {
 	c := &report.Chart{
 		Title:    "One request for n sandboxes: how long until a sandbox has answered (p50)",
@@ -162,7 +162,7 @@ func (m *matrix) chart(host report.Host) *report.Chart {
 	return c
 }
 
-// accelWords says for a chart what ran the guests: a reader must not take it for hardware.
+// accelWords names what ran the guests, for a chart, so that readers do not take it for hardware.
 func accelWords(accel string) string {
 	switch accel {
 	case lab.AccelKVM:
