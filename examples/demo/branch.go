@@ -10,18 +10,17 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// branchFigures are what the demo measures of a branch. The last four count children: 3 if all is
-// well.
+// branchFigures are the measurements of a branch. The last four count children: 3 if all is well.
 type branchFigures struct {
 	Mode       string  `json:"mode"`
-	PauseMS    float64 `json:"pause_ms"` // the source stood still
-	ReadyMS    float64 `json:"ready_ms"` // request to children can be forked
+	PauseMS    float64 `json:"pause_ms"` // the source was paused
+	ReadyMS    float64 `json:"ready_ms"` // from the request until children can be forked
 	DirtyBytes uint64  `json:"dirty_bytes"`
 	ForkWallMS float64 `json:"fork_wall_ms"` // of the three children
 	Memory     int     `json:"memory_inherited"`
 	Files      int     `json:"files_inherited"`
 	Process    int     `json:"process_inherited"`
-	Paths      int     `json:"paths_right"` // answers of their different paths
+	Paths      int     `json:"paths_right"` // right answers of their different paths
 }
 
 // branchChildren is how many children are forked from the branch; branchPaths has a path for each.
@@ -54,7 +53,8 @@ threading.Thread(target=add_up, daemon=True).start()
 	branchFile    = "/root/plan.txt"
 )
 
-// branchPaths are what the children go on to do, as Python and as the answer for given n and total.
+// branchPaths are the continuations of the children, as Python and as the answer for given n and
+// total.
 var branchPaths = [branchChildren]struct {
 	code string
 	want func(n, total int64) int64
@@ -103,7 +103,8 @@ func (d *demo) branch() (string, error) {
 		min(b.Memory, b.Files, b.Process, b.Paths), branchChildren), nil
 }
 
-// startComputing gives a sandbox what a branch is to keep: computing memory, a file, and a process.
+// startComputing gives a sandbox state for the branch to keep: computing memory, a file, and a
+// process.
 func (d *demo) startComputing(id string) error {
 	r, err := d.client.Eval(d.ctx, id, client.EvalRequest{Code: branchStart, TimeoutSecs: timeout})
 	if err == nil && r.Error != "" {
@@ -121,7 +122,7 @@ func (d *demo) startComputing(id string) error {
 // computation is the state of the computing thread, and the answer to an expression of it.
 type computation struct{ N, Total, Answer int64 }
 
-// computed takes a consistent look at the computation.
+// computed takes a consistent snapshot of the computation.
 func (d *demo) computed(id, expression string) (c computation, err error) {
 	code := `import json
 with lock:
@@ -137,8 +138,8 @@ print(found)`
 	return c, err
 }
 
-// follow lets one child of the branch go its way and counts what it has inherited. atLeast is how
-// far the source was before the branch.
+// follow lets one child of the branch continue and counts what it has inherited. atLeast is the
+// progress of the source before the branch.
 func (d *demo) follow(i int, id string, atLeast int64) error {
 	b, path := d.figures.Branch, branchPaths[i]
 	c, err := d.computed(id, path.code)

@@ -43,8 +43,8 @@ func (d *demo) forkd(answer any, args ...string) error {
 	return json.Unmarshal(out, answer)
 }
 
-// startHost connects to the daemon that was named, or to the one that the command line finds. If
-// there is none, it starts a daemon where KVM is usable, and else the emulated host.
+// startHost connects to the named daemon, or to the one that the command line finds. If there is
+// none, it starts a daemon, in the emulated host if KVM is not usable.
 func (d *demo) startHost(address string) (string, error) {
 	var i info
 	var err error
@@ -78,7 +78,7 @@ func (d *demo) startHost(address string) (string, error) {
 func (d *demo) findDaemon() (i info, err error) {
 	d.where = host{name: "the daemon of this host"}
 	quiet := *d
-	quiet.progress = io.Discard // it is no news that there is no daemon
+	quiet.progress = io.Discard // it is normal that there is no daemon
 	if err := quiet.forkd(&i, "info"); err == nil && i.Daemon.NoKVM == "" {
 		return i, nil
 	}
@@ -94,7 +94,7 @@ func (d *demo) findDaemon() (i info, err error) {
 	return i, d.forkd(&i, "info")
 }
 
-// hasKVM reports whether this host runs VMs as it should.
+// hasKVM reports whether this host can run VMs.
 func (d *demo) hasKVM() bool {
 	var findings []struct{ Check, Verdict string }
 	out, _ := exec.CommandContext(d.ctx, d.program, "doctor", "-o", "json").Output() // it exits with 1 if a check fails
@@ -147,11 +147,11 @@ func (d *demo) startDaemon() error {
 	return nil
 }
 
-// recipe is what the parent is baked from.
+// recipe is the recipe of the parent.
 const recipe = "python-numpy"
 
-// tagPrefix begins the tags of the demo's snapshots. The rest names the program that baked them, so
-// that a snapshot of another version is not taken for ours.
+// tagPrefix is the prefix of the tags of the demo's snapshots. The rest identifies the program that
+// baked them, so that a snapshot of another version is not used.
 const tagPrefix = "demo-"
 
 // built is the part of `forkd build -o json` that the demo needs.
@@ -191,8 +191,8 @@ func (d *demo) buildParent() error {
 
 func milliseconds(ms float64) time.Duration { return time.Duration(ms * float64(time.Millisecond)) }
 
-// removeOld removes the unused snapshots that earlier versions of the demo baked. It is not the
-// demo's business if that fails.
+// removeOld removes the unused snapshots that earlier versions of the demo baked. It ignores
+// errors.
 func (d *demo) removeOld() {
 	list, err := d.client.Snapshots(d.ctx)
 	if err != nil {

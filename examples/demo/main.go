@@ -1,11 +1,11 @@
-// Command demo forks many children of one warm parent, lets each compute something else, checks every answer
-// and prints what everything took.
+// Command demo forks many children of one warm parent, lets each compute something different, checks every
+// answer and prints how long everything took.
 //
-// It starts what is missing (the emulated host where KVM is not usable, the daemon), lets the
-// command line build and bake the recipe python-numpy unless that was done before, forks children,
-// lets one fetch from a server that its policy allows and from one that it does not, and branches
-// another. It removes its children; the emulated host and the daemon stay. The exit code is 1 unless
-// all answers are right.
+// It starts the daemon if none runs (in the emulated host if KVM is not usable). The command line
+// builds and bakes the recipe python-numpy unless that was done before. Then the demo forks
+// children, lets one fetch from an allowed and from a forbidden server, and branches another. It
+// removes its children; the emulated host and the daemon stay. The exit code is 1 unless all answers
+// are right.
 //
 // Everything that it does to sandboxes goes through package mainent. `forkd` has to be in the PATH.
 package main
@@ -90,7 +90,7 @@ type demo struct {
 	progress io.Writer
 
 	program   string // the path of forkd
-	shown     string // the same, as one would type it
+	shown     string // program as a user would type it
 	client    *client.Client
 	where     host
 	tag       string
@@ -98,11 +98,11 @@ type demo struct {
 	branched  []client.Sandbox // children of the branch
 	branchTag string           // its snapshot
 	figures   figures
-	wrong     []string // the first answers that were not right
+	wrong     []string // the first wrong answers
 	stages    []stage
 }
 
-// stage is a step of the demo that is done.
+// stage is a finished step of the demo.
 type stage struct {
 	name, detail string
 	took         time.Duration
@@ -156,7 +156,7 @@ const ttl = 30 * time.Minute
 
 func (d *demo) fork() (string, error) {
 	var err error
-	// Partial results, because the report is to say how many of them did not start.
+	// Partial results, because the report must say how many children did not start.
 	d.forked, err = d.client.Fork(d.ctx, client.ForkRequest{
 		SnapshotTag: d.tag, N: d.n, HostnamePrefix: "demo", AllowPartial: true, TTLSecs: ttl.Seconds(),
 	})
@@ -175,11 +175,11 @@ func (d *demo) fork() (string, error) {
 	return fmt.Sprintf("%d confirmed", len(d.forked.Sandboxes)), nil
 }
 
-// timeout bounds what runs in a child, in seconds. On an overloaded emulated host importing
-// numpy takes half a minute.
+// timeout bounds the code that runs in a child, in seconds. On an overloaded emulated host
+// importing numpy takes half a minute.
 const timeout = 120
 
-// calls is how many children are asked at once.
+// calls is how many children are called at once.
 const calls = 8
 
 // each calls f for every child, several at once.
@@ -236,7 +236,7 @@ func (d *demo) evaluate() (string, error) {
 	return fmt.Sprintf("%d of %d answers are right", d.figures.Correct, d.n), err
 }
 
-// runs is how often the two ways to run Python are timed; the median counts.
+// runs is how often each of the two ways to run Python is timed; the median counts.
 const runs = 3
 
 // compare times an evaluation in the warm interpreter and a Python that starts and imports numpy,

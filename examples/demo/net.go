@@ -15,20 +15,20 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// netFigures are what became of a child's attempts to fetch from two servers of the demo.
+// netFigures are the results of a child's attempts to fetch from two servers of the demo.
 type netFigures struct {
-	Rule    string `json:"rule"`    // the first server: all that the child's policy lets through
-	Allowed bool   `json:"allowed"` // the child got what that one answers
-	Refused bool   `json:"refused"` // the second one was refused to it, and was not asked
-	Reason  string `json:"reason"`  // of the refusal, in the policy's word
-	Opened  bool   `json:"opened"`  // it got the answer of the second one when its policy allowed it
+	Rule    string `json:"rule"`    // address of the first server, the only one that the child's policy allows
+	Allowed bool   `json:"allowed"` // the child got the first server's answer
+	Refused bool   `json:"refused"` // the child could not connect to the second server
+	Reason  string `json:"reason"`  // reason of the refusal, as the policy names it
+	Opened  bool   `json:"opened"`  // the child got the second server's answer when its policy allowed it
 }
 
-// complete reports whether all is as it should be, or the step was left out.
+// complete reports whether all results are right, or the step was skipped.
 func (n *netFigures) complete() bool { return n == nil || n.Allowed && n.Refused && n.Opened }
 
-// network lets the first child fetch from two servers of which its policy allows one, and then
-// allows the other one as well, to show that the policy alone had kept it away.
+// network lets the first child fetch from two servers, of which its policy allows only the first.
+// Then it allows the second one too, to show that only the policy had prevented the connection.
 func (d *demo) network() (string, error) {
 	if len(d.forked.Sandboxes) == 0 {
 		return "", errors.New("no child to connect")
@@ -76,7 +76,7 @@ func (d *demo) network() (string, error) {
 	return f.String(), nil
 }
 
-// String says in a few words what happened.
+// String describes the results in a few words.
 func (n *netFigures) String() string {
 	if n.complete() {
 		return "the allowed server answered, the other was refused until it was allowed"
@@ -114,8 +114,8 @@ fetch(%q)`, timeout, s.seen)
 
 // server is an HTTP server with one answer.
 type server struct {
-	seen   string // its address, with the port, as sandboxes see it
-	answer string // nobody can guess it
+	seen   string // its address and port, as seen by sandboxes
+	answer string // cannot be guessed
 	asked  atomic.Int64
 	server http.Server
 }
@@ -141,9 +141,10 @@ func (s *server) close() { _ = s.server.Close() }
 // "User-mode networking").
 const hostLoopback = "10.0.2.2"
 
-// serverAddress returns where servers of the demo have to listen for sandboxes to reach them, and
-// the address that sandboxes reach them by. For an emulated host that is this host's loopback.
-// Elsewhere it is an address of this host, which every policy closes that does not name it.
+// serverAddress returns the address at which servers of the demo must listen for sandboxes to reach
+// them, and the address by which sandboxes reach them. For an emulated host that is this host's
+// loopback. Otherwise it is an address of this host, which is closed to every policy that does not
+// name it.
 func (d *demo) serverAddress() (listen, seen string, err error) {
 	switch {
 	case d.where.remote:

@@ -10,13 +10,13 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// figures are what the demo measures. Times are in milliseconds, memory in KiB: the mean over the
-// children, idle after their fork.
+// figures are the measurements of the demo. Times are in milliseconds, memory in KiB, as the mean
+// over the children, idle after their fork.
 type figures struct {
 	Children   int     `json:"children"`
 	Confirmed  int     `json:"confirmed"`
 	Correct    int     `json:"correct"`
-	Accel      string  `json:"accel"`        // what ran the VMs: "kvm", or "tcg" for software emulation
+	Accel      string  `json:"accel"`        // how the VMs ran: "kvm", or "tcg" for software emulation
 	VMMWallMS  float64 `json:"vmm_wall_ms"`  // request to the last child's vCPUs entered
 	ForkWallMS float64 `json:"fork_wall_ms"` // request to the last child confirmed by its agent
 	ChildP50MS float64 `json:"child_p50_ms"` // request to a child confirmed
@@ -26,7 +26,7 @@ type figures struct {
 	EvalWarmMS float64 `json:"eval_warm_ms"`
 	ExecColdMS float64 `json:"exec_cold_ms"`
 
-	Network *netFigures    `json:"network"` // null if the step was left out
+	Network *netFigures    `json:"network"` // null if the step was skipped
 	Branch  *branchFigures `json:"branch"`
 
 	vmmPrivateKiB, guestDirtyKiB uint64 // parts of the above, for the report
@@ -62,7 +62,7 @@ func word(b bool, yes, no string) string {
 	return no
 }
 
-// report prints what was measured.
+// report prints the measurements.
 func (d *demo) report(w io.Writer) error {
 	f := d.figures
 	host := "hardware KVM"

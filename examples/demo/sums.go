@@ -21,14 +21,14 @@ func sumOf(i int) sum {
 		return sum{fmt.Sprintf("int((np.arange(1, %d, dtype=np.int64) ** 2).sum())", m+1),
 			fmt.Sprint(m * (m + 1) * (2*m + 1) / 6)}
 	case 2: // the powers of [[1 1] [1 0]] hold Fibonacci's numbers
-		e := k%88 + 2 // of which int64 holds the first 92
+		e := k%88 + 2 // int64 holds the first 92
 		return sum{fmt.Sprintf("int(np.linalg.matrix_power(np.array([[1, 1], [1, 0]]), %d)[0, 1]) + %d", e, k),
 			fmt.Sprint(fibonacci(e) + k)}
 	case 3: // trace(a·b) of k × k matrices full of 2 and of 3 is k · 6k
 		return sum{fmt.Sprintf("int(np.trace(np.full((%d, %d), 2.0) @ np.full((%d, %d), 3.0)))", k, k, k, k),
 			fmt.Sprint(6 * k * k)}
 	}
-	// The determinant of the k × k matrix with 2 on the diagonal and -1 beside it is k + 1.
+	// A k × k matrix with 2 on the diagonal and -1 next to it has the determinant k + 1.
 	return sum{fmt.Sprintf("round(float(np.linalg.det(2 * np.eye(%d) - np.eye(%d, k=1) - np.eye(%d, k=-1))))", k, k, k),
 		fmt.Sprint(k + 1)}
 }

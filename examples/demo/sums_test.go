@@ -17,7 +17,7 @@ func TestSumsDiffer(t *testing.T) {
 	}
 }
 
-// TestSums asks numpy itself, where there is one.
+// TestSums compares the sums with numpy itself, if it is installed.
 func TestSums(t *testing.T) {
 	python, err := exec.LookPath("python3")
 	if err != nil || exec.Command(python, "-c", "import numpy").Run() != nil {

@@ -1,9 +1,9 @@
-// Package apirig serves the REST API, and E2B's beside it, to tests: the real handlers over a real
-// manager and store, VMs that do nothing, and in each of them a real agent, which is an ordinary
-// process and has the host's file system as its own. test/contract/rigd makes a program of it.
+// Package apirig serves the REST API, and also E2B's, to tests: the real handlers over a real
+// manager and store, with fake VMs. In each VM is a real agent, which is an ordinary process and
+// uses the host's file system. test/contract/rigd makes a program of it.
 //
-// All traffic of the former is compared with the document of the API; see apitest. What VMs do is
-// tested with VMs.
+// All traffic of the REST API is compared with the API's document; see apitest. Other tests, with
+// real VMs, test VMs.
 package apirig
 
 import (
@@ -46,13 +46,13 @@ import (
 	"github.com/forkd/forkd/internal/host/workspace"
 )
 
-// Token is what the API demands.
+// Token is the token that the API requires.
 const Token = "0123456789abcdef"
 
-// Domain has the host names of ports.
+// Domain is the domain of the host names of ports.
 const Domain = "sandboxes.test"
 
-// T is what a rig needs of a testing.TB. The program that serves a rig has one of its own.
+// T is the part of a testing.TB that a rig needs. The program that serves a rig implements it.
 type T interface {
 	Helper()
 	TempDir() string // removed at the end
@@ -71,32 +71,32 @@ type Rig struct {
 	AuditLog string
 	VMs      *vmfake.VMMs
 	Store    *store.Store
-	Builds   template.Config    // of what builds templates
-	Plans    build.Config       // of what carries them out, and Dockerfiles
-	Steps    *build.Builder     // does so
+	Builds   template.Config    // for the builder of templates
+	Plans    build.Config       // for Steps
+	Steps    *build.Builder     // carries out the builds of templates and Dockerfiles
 	Parent   client.BakeRequest // makes a snapshot
-	Tokens   map[string]string  // those of Options, by name
+	Tokens   map[string]string  // tokens of Options, by name
 
-	TokenFile string // has all of them
+	TokenFile string // file with all tokens
 
 	agents *agents
 }
 
-// Options change what is served.
+// Options configure a rig.
 type Options struct {
 	Agent  func(dir string) *exec.Cmd  // makes the command that serves an agent on sockets in dir
-	Dial   func(context.Context) error // called before every connection to one; nil: nothing
-	Guest  sandbox.Guest               // instead, for all sandboxes
+	Dial   func(context.Context) error // called before every connection to an agent; may be nil
+	Guest  sandbox.Guest               // used for all sandboxes instead of an agent
 	Limits face.Limits
 	Admit  admit.Rules
 
 	GuestPort int          // of guests' addresses; 0: they have none
-	Domain    string       // of the host names of ports; Domain if empty
-	Tokens    []auth.Token // that the API takes besides Token
+	Domain    string       // domain of the host names of ports; empty: Domain
+	Tokens    []auth.Token // accepted in addition to Token
 
-	Damaged string // the id of a suspended sandbox of an earlier daemon whose record cannot be read; empty: there is none
+	Damaged string // id of a suspended sandbox of an earlier daemon with an unreadable record; empty: none
 
-	Open bool // no token is demanded: whoever comes over TCP may do everything
+	Open bool // no token is required: every client over TCP has all rights
 
 	NoKVM error // why VMs cannot run on the host; nil: they can
 
@@ -109,7 +109,7 @@ func Start(t T, o Options) *Rig {
 	r := New(t, o)
 	r.Server = httptest.NewServer(r.Handler)
 	t.Cleanup(r.Server.Close)
-	t.Cleanup(r.agents.stop) // before: requests that wait for agents end
+	t.Cleanup(r.agents.stop) // first, because it ends requests that wait for agents
 	r.URL = r.Server.URL
 	var err error
 	if r.Client, err = client.New(r.URL, Token); err != nil {
@@ -118,7 +118,7 @@ func Start(t T, o Options) *Rig {
 	return r
 }
 
-// New returns a rig whose Handler is for the caller to serve. What it has is removed when t ends.
+// New returns a rig whose Handler the caller serves. Its resources are removed when t ends.
 func New(t T, o Options) *Rig {
 	t.Helper()
 	r := &Rig{agents: &agents{t: t, command: o.Agent, dial: o.Dial, running: map[*guest]bool{}}}
@@ -157,7 +157,7 @@ func New(t T, o Options) *Rig {
 	baker := bake.New(bake.Config{Store: st, VMMs: vmms, Guest: func(string) bake.Guest {
 		return vmfake.Guest{All: vmms}
 	}, RunDir: run,
-		Initrd:   os.Open, // nobody reads it
+		Initrd:   os.Open, // it is never read
 		Template: "host", Accel: "kvm", Log: slog.New(slog.DiscardHandler)})
 	counts.SetSource(metrics.Source{Snapshots: func() int { return len(st.List()) }, Pool: m.PoolSize,
 		PoolWanted: m.PoolWanted, Branches: m.BranchesInFlight,
@@ -218,7 +218,7 @@ func New(t T, o Options) *Rig {
 	return r
 }
 
-// builders returns what builds templates, with what carries builds out.
+// builders returns the builder of templates, and the builder that carries out its steps.
 func (r *Rig) builders(dir string, c build.Config) (builder *template.Builder, err error) {
 	c.Dir, c.Log = filepath.Join(dir, "build"), slog.New(slog.DiscardHandler)
 	r.Plans = c
@@ -229,7 +229,7 @@ func (r *Rig) builders(dir string, c build.Config) (builder *template.Builder, e
 	return template.New(r.Builds)
 }
 
-// guard knows Token, and more of them, of which it makes r.Tokens. They are in r.TokenFile.
+// guard accepts Token and more tokens, which it also puts into r.Tokens. They are in r.TokenFile.
 func (r *Rig) guard(more []auth.Token) (g *auth.Guard, err error) {
 	file := fmt.Appendf(nil, "default admin sha256:%x\n", sha256.Sum256([]byte(Token)))
 	r.Tokens = make(map[string]string)
@@ -246,16 +246,16 @@ func (r *Rig) guard(more []auth.Token) (g *auth.Guard, err error) {
 	return g, err
 }
 
-// Names of the images of the registry that builds ask. The latter is for the user me with the password secret.
+// Names of images in the registry for builds. The second is for the user me with the password secret.
 const (
 	Image        = "registry.example/image:1"
 	PrivateImage = "registry.example/private:1"
 )
 
-// imageDigest is the digest of Image.
+// imageDigest is the digest of the image named Image.
 const imageDigest = "sha256:1"
 
-// imageOf answers for the registry.
+// imageOf answers in place of the registry.
 func imageOf(_ context.Context, name string, login *build.Login) (string, dockerfile.Config, error) {
 	switch {
 	case name == PrivateImage && login != nil && *login == build.Login{User: "me", Password: "secret"}:
@@ -268,8 +268,8 @@ func imageOf(_ context.Context, name string, login *build.Login) (string, docker
 	return imageDigest, dockerfile.Config{Env: map[string]string{"PATH": "/usr/bin:/bin", "OF": "image"}, Dir: "/usr"}, nil
 }
 
-// bootOf makes one file of every container image. That of the registry is asked for by the digest that
-// imageOf has answered with.
+// bootOf makes the same file of every container image. An image of the registry is requested with the
+// digest that imageOf has returned.
 func bootOf(file string) build.Boot {
 	return func(_ context.Context, i build.Image, _ func(string)) (bake.Request, error) {
 		switch {
@@ -282,7 +282,7 @@ func bootOf(file string) build.Boot {
 	}
 }
 
-// boots returns what boots parents from snapshots without memory.
+// boots returns the function that boots parents from snapshots without memory.
 func boots(b *bake.Baker) sandbox.Boot {
 	return func(ctx context.Context, from, to string) error {
 		_, err := b.Bake(ctx, bake.Request{Tag: to, From: from, Transient: true})

@@ -1,10 +1,8 @@
 // Package apitest checks the traffic of tests against the document of the REST API,
-// api/openapi.yaml: whatever a test sends and whatever it is answered must be in the document, else
-// the test fails.
+// api/openapi.yaml. A request or an answer that the document does not allow fails the test.
 //
-// It is stricter than a client may be: a field of an answer that the document does not name is an
-// error here, and one that clients are to ignore. It knows nothing of the daemon and is linked into
-// tests only.
+// It is stricter than clients: a field of an answer that the document does not name is an error
+// here, while clients must ignore it. It knows nothing of the daemon and is linked into tests only.
 package apitest
 
 import (
@@ -35,16 +33,16 @@ import (
 	"github.com/forkd/forkd/api"
 )
 
-// T is what is told of traffic that the document does not have, such as a testing.TB.
+// T receives reports of traffic that the document does not allow. A testing.TB is one.
 type T interface {
 	Helper()
 	Errorf(format string, args ...any)
 	Fatalf(format string, args ...any)
 }
 
-// Checked returns a handler that serves what next does and reports to t what of it the document
-// does not have. A request that breaks the rules of the document is reported only if it was not
-// refused: tests send wrong ones on purpose.
+// Checked returns a handler that calls next, and reports to t traffic that the document does not
+// allow. It reports a request that breaks the document's rules only if the request was not refused,
+// because tests send invalid requests on purpose.
 func Checked(t T, next http.Handler) http.Handler {
 	t.Helper()
 	router, err := load()
@@ -70,7 +68,7 @@ type exchange struct {
 	answer answer
 }
 
-// answer keeps a copy of what passes through.
+// answer keeps a copy of the answer that passes through it.
 type answer struct {
 	http.ResponseWriter
 	status int
@@ -87,7 +85,7 @@ func (a *answer) Write(p []byte) (int, error) {
 	return a.ResponseWriter.Write(p)
 }
 
-// Hijack implements http.Hijacker: what follows an upgrade is not the document's.
+// Hijack implements http.Hijacker. The data after an upgrade is not in the document.
 func (a *answer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	a.status = http.StatusSwitchingProtocols
 	return http.NewResponseController(a.ResponseWriter).Hijack()
@@ -103,7 +101,7 @@ func (c *exchange) check(router routers.Router, r *http.Request) error {
 	sent.URL.Scheme, sent.URL.Host = "", "" // the document names no server
 	if own, foreign := guestsRoute(sent); foreign {
 		if own == "" || c.answer.Header().Get("Forkd-Error") == "" {
-			return nil // what a server in a sandbox is asked and answers is not the document's
+			return nil // traffic of a server in a sandbox is not in the document
 		}
 		sent.Method, sent.URL.Path, sent.URL.RawPath = http.MethodGet, own, ""
 	}
@@ -140,8 +138,8 @@ var (
 	byHost = regexp.MustCompile(`(?i)^[0-9]+-sb-`)
 )
 
-// guestsRoute reports whether a request is to a server in a sandbox, and the path by which the
-// document has it, if it does.
+// guestsRoute reports whether a request is for a server in a sandbox. If the document has the
+// request, it also returns the document's path for it.
 func guestsRoute(r *http.Request) (own string, ok bool) {
 	if byHost.MatchString(r.Host) {
 		return "", true
@@ -150,7 +148,8 @@ func guestsRoute(r *http.Request) (own string, ok bool) {
 	return strings.TrimSuffix(prefix, "/") + "/rest", prefix != ""
 }
 
-// Proxy serves, until t ends, the daemon behind a unix socket as Checked does, and returns its URL.
+// Proxy serves the daemon behind a unix socket with the checks of Checked, until t ends, and
+// returns its URL.
 func Proxy(t testing.TB, socket string) string {
 	t.Helper()
 	srv := httptest.NewServer(Checked(t, &httputil.ReverseProxy{
@@ -190,7 +189,7 @@ var load = sync.OnceValues(func() (routers.Router, error) {
 	return legacy.NewRouter(parsed)
 })
 
-// decodeLines decodes a stream of messages as the array that stands for it in the document.
+// decodeLines decodes a stream of messages as an array, which is its form in the document.
 func decodeLines(body io.Reader, _ http.Header, _ *openapi3.SchemaRef, _ openapi3filter.EncodingFn) (any, error) {
 	list := []any{}
 	for dec := json.NewDecoder(body); ; {
@@ -204,13 +203,13 @@ func decodeLines(body io.Reader, _ http.Header, _ *openapi3.SchemaRef, _ openapi
 	}
 }
 
-// decodeEvents does the same for the data of server-sent events.
+// decodeEvents is decodeLines for the data of server-sent events.
 func decodeEvents(body io.Reader, h http.Header, s *openapi3.SchemaRef, enc openapi3filter.EncodingFn) (any, error) {
 	var data bytes.Buffer
 	for lines := bufio.NewReader(body); ; {
 		line, err := lines.ReadString('\n')
 		if err != nil {
-			return decodeLines(&data, h, s, enc) // what is left is a line that was cut off
+			return decodeLines(&data, h, s, enc) // the rest is a line that was cut off
 		}
 		if found, ok := strings.CutPrefix(line, "data: "); ok {
 			data.WriteString(found)

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// reports collects what Checked has to say.
+// reports collects the reports of Checked.
 type reports struct {
 	testing.TB
 	list []string

@@ -51,8 +51,8 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// content is what one write puts into the file: a size that no single step of the kernel covers,
-// all of one byte.
+// content is the content of one write: all bytes are equal, and there are more of them than the
+// kernel writes in one step.
 func content(b byte) []byte { return bytes.Repeat([]byte{b}, 3<<20) }
 
 func role(name, path string) *exec.Cmd {
@@ -61,7 +61,7 @@ func role(name, path string) *exec.Cmd {
 	return cmd
 }
 
-// checkWhole fails the test if p is not what one write puts into the file.
+// checkWhole fails the test if p is not the content of exactly one write.
 func checkWhole(t *testing.T, p []byte) {
 	t.Helper()
 	if len(p) == 0 || !bytes.Equal(p, content(p[0])) {
@@ -94,7 +94,7 @@ func TestReadersAndCrashesFindWholeContent(t *testing.T) {
 		if err := cmd.Process.Kill(); err != nil {
 			t.Fatal(err)
 		}
-		cmd.Wait() // killed: says nothing new
+		cmd.Wait() // it was killed, so its error is known
 		p, err := os.ReadFile(path)
 		if err != nil {
 			t.Fatal(err)

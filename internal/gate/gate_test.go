@@ -10,7 +10,7 @@ import (
 	"testing/synctest"
 )
 
-// One key takes what it may, and another still gets in.
+// One key gets at most its share, and another key still gets in.
 func TestOneKeyLeavesRoomForOthers(t *testing.T) {
 	for _, total := range []int{2, 3, 4, 16, 512} {
 		g, share := New(total), func(key string) Share { return Share{key, Fair(total)} }
@@ -68,8 +68,8 @@ func TestAPlaceCountsInEveryShare(t *testing.T) {
 	leave()
 }
 
-// Who waits for one place does not wait behind all for which another does, however many places there
-// are.
+// A caller that waits for one place does not wait behind all the callers of another key, however
+// many places there are.
 func TestThoseWithTheFewestBeforeThemComeFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := New(1)
@@ -92,7 +92,7 @@ func TestThoseWithTheFewestBeforeThemComeFirst(t *testing.T) {
 				mu.Unlock()
 				leave()
 			})
-			synctest.Wait() // it stands in line
+			synctest.Wait() // it is in the queue
 		}
 		for i := range 4 {
 			enter(fmt.Sprint("a", i), "a")
@@ -111,8 +111,8 @@ func TestThoseWithTheFewestBeforeThemComeFirst(t *testing.T) {
 	})
 }
 
-// Who waits for a share of its own does not keep others from free places, and who gives up leaves
-// nothing behind.
+// A caller that waits because its share is full does not keep others from free places. A caller
+// that gives up leaves no trace in the queue.
 func TestWaiting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := New(2)
@@ -210,7 +210,8 @@ func TestAHoldGrows(t *testing.T) {
 	}
 }
 
-// The queue is bounded, of one key and of all; the first of a key always may wait.
+// The queue is bounded, for one key and for all keys together. The first caller of a key may always
+// wait.
 func TestTheQueueIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := NewQueued(1, Queue{Key: 2, All: 3})
@@ -241,7 +242,7 @@ func TestTheQueueIsBounded(t *testing.T) {
 		wait("a")
 		refused("a")
 		wait("b")
-		refused("b") // three wait
+		refused("b") // three are waiting
 		wait("c")
 		refused("c")
 		if n := g.Waiting(); n != 4 {

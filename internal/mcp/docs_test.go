@@ -21,8 +21,8 @@ const (
 	tableEnds   = "<!-- /tools -->"
 )
 
-// docs/mcp.md describes the tools that there are, with the words and arguments that models see.
-// With FORKD_UPDATE_DOCS the test writes the table.
+// docs/mcp.md describes the existing tools, with the texts and arguments that models see. With
+// FORKD_UPDATE_DOCS the test writes the table.
 func TestDocumentedTools(t *testing.T) {
 	const path = "../../docs/mcp.md"
 	p, err := os.ReadFile(path)
@@ -57,7 +57,7 @@ func toolTable() string {
 		for _, name := range slices.Sorted(maps.Keys(d.Input.Properties)) {
 			list = append(list, argument(d.Input, name))
 		}
-		slices.SortStableFunc(list, func(a, b string) int { // required ones first
+		slices.SortStableFunc(list, func(a, b string) int { // required arguments first
 			return strings.Count(a, "`*") - strings.Count(b, "`*")
 		})
 		fmt.Fprintf(
@@ -84,7 +84,7 @@ func argument(s *jsonschema.Schema, name string) string {
 	return "*`" + text + "`*"
 }
 
-// What is registered, and what the skill tells a model to call, is there.
+// The tools and resources that the skill tells a model to use exist.
 func TestPublishedNames(t *testing.T) {
 	var tools []string
 	for _, d := range mcp.New("").Describe() {

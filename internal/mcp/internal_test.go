@@ -10,8 +10,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// What is kept of an output does not depend on how it was cut into writes, and is never more than
-// was asked for.
+// The kept part of an output does not depend on how the output was divided into writes, and never
+// exceeds the limit.
 func TestExcerpt(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 2000 {
@@ -126,7 +126,7 @@ func TestWinner(t *testing.T) {
 	}
 }
 
-// Whatever a daemon says, each snapshot and sandbox is in its family once.
+// Whatever a daemon answers, each snapshot and sandbox occurs in its family once.
 func TestFamily(t *testing.T) {
 	f := familyOf(
 		[]client.Snapshot{{Tag: "base"}, {Tag: "own", SandboxID: "sb-1", BranchedFrom: "base"}, {Tag: "x", BranchedFrom: "y"},

@@ -14,7 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/mcp"
 )
 
-// leaving calls answered when the daemon has answered a POST that makes something.
+// leaving calls answered when the daemon has answered a POST that creates an object.
 type leaving struct {
 	answered func()
 }
@@ -28,7 +28,7 @@ func (l *leaving) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// over is the rig's client with a transport of its own.
+// over returns the rig's client with a different transport.
 func over(rig *apirig.Rig, rt http.RoundTripper) *client.Client {
 	return client.Over(addressed{rig.URL, rt})
 }
@@ -51,8 +51,8 @@ func (a addressed) RoundTrip(r *http.Request) (*http.Response, error) {
 	return a.next.RoundTrip(there)
 }
 
-// The ids of what a call has made stand in its answer alone. A call that is cancelled takes it back,
-// however far it had come.
+// A caller learns the ids of what a call has made only from the answer. So a cancelled call removes
+// it, at whatever point it was cancelled.
 func TestCancelledCallsLeaveNothing(t *testing.T) {
 	rig := start(t)
 	source, err := rig.Fork(t.Context(), client.ForkRequest{SnapshotTag: "a.b", N: 1})
@@ -73,7 +73,7 @@ func TestCancelledCallsLeaveNothing(t *testing.T) {
 	for _, c := range []struct {
 		tool string
 		in   args
-		keep string // that the caller knows without the answer
+		keep string // id that the caller knows without the answer
 	}{
 		{"spawn_sandboxes", args{"snapshot_tag": "a.b", "n": 2}, ""},
 		{"fork", args{"sandbox_id": id, "n": 2}, ""},
@@ -98,12 +98,12 @@ func TestCancelledCallsLeaveNothing(t *testing.T) {
 					return next(ctx, method, req)
 				}
 			})
-			rt.answered = func() { // until the server knows that its client has left
+			rt.answered = func() { // wait until the server knows that its client has left
 				cancel()
 				select {
 				case ctx := <-called:
 					<-ctx.Done()
-				default: // it does
+				default: // it knows
 				}
 			}
 			here, far := sdk.NewInMemoryTransports()
@@ -127,7 +127,7 @@ func TestCancelledCallsLeaveNothing(t *testing.T) {
 	}
 }
 
-// The program ends when it has taken back what a call has made.
+// The program exits only when it has removed what a cancelled call has made.
 func TestStdioEndsWithNothingLeft(t *testing.T) {
 	rig := start(t)
 	in, toServer, err := os.Pipe()
@@ -144,7 +144,7 @@ func TestStdioEndsWithNothingLeft(t *testing.T) {
 	go func() { ended <- mcp.New("test").ServeStdio(ctx, over(rig, rt), mcp.Run, in, out) }()
 	c := join(t, &sdk.IOTransport{Reader: fromServer, Writer: toServer}, nil)
 	go func() {
-		_, _ = c.CallTool(t.Context(), &sdk.CallToolParams{Name: "spawn_sandboxes", // it may be answered or not
+		_, _ = c.CallTool(t.Context(), &sdk.CallToolParams{Name: "spawn_sandboxes", // it may or may not be answered
 			Arguments: args{"snapshot_tag": "a.b", "n": 3}})
 	}()
 	if err := <-ended; err == nil {

@@ -21,8 +21,8 @@ import (
 	"github.com/forkd/forkd/internal/mcp"
 )
 
-// agentDirEnv makes the test binary the agent of a guest that is an ordinary process; it names the
-// directory of sockets.
+// agentDirEnv makes the test binary the agent of a guest that is an ordinary process. Its value is
+// the directory of the sockets.
 const agentDirEnv = "FORKD_TEST_AGENT_DIR"
 
 func TestMain(m *testing.M) {
@@ -50,7 +50,7 @@ func start(t *testing.T, tokens ...auth.Token) *apirig.Rig {
 	return rig
 }
 
-// talk is a client of the protocol, and what it was told besides answers.
+// talk is a client of the protocol, with the notifications that it received.
 type talk struct {
 	*sdk.ClientSession
 	t        *testing.T
@@ -128,7 +128,7 @@ func (c *talk) answer(name string, in args) *sdk.CallToolResult {
 	return r
 }
 
-// fails calls a tool, which has to fail with texts in its words.
+// fails calls a tool, which must fail with a text that contains the given words.
 func (c *talk) fails(name string, in args, want ...string) *sdk.CallToolResult {
 	c.t.Helper()
 	r := c.answer(name, in)
@@ -161,8 +161,9 @@ func (c *talk) spawn() string {
 	return made.Result[0].ID
 }
 
-// The tools that models see are those of the documentation: each with schemas of both sides, an
-// explanation of every argument that needs one, and hints; at most 16 besides those of forkd 0.5.
+// The tools that models see are those of the documentation. Each has schemas of both sides, an
+// explanation of every argument that needs one, and hints. There are at most 16 in addition to
+// those of forkd 0.5.
 func TestToolsAreDescribed(t *testing.T) {
 	c := connect(t, start(t).Client, mcp.Admin)
 	list, err := c.ListTools(t.Context(), nil)
@@ -227,7 +228,7 @@ func TestToolsAreDescribed(t *testing.T) {
 	}
 }
 
-// A scope sees its own tools and resources, and what it does not see cannot be called.
+// A scope sees only its own tools and resources, and cannot call others.
 func TestToolsOfScopes(t *testing.T) {
 	rig := start(t)
 	want := map[mcp.Scope][]string{mcp.Read: {"get_sandbox", "list_sandboxes", "list_snapshots", "tree"}}
@@ -257,7 +258,7 @@ func TestToolsOfScopes(t *testing.T) {
 	}
 }
 
-// The tools of forkd-mcp do what they did.
+// The tools of forkd-mcp work as before.
 func TestToolsOf05(t *testing.T) {
 	rig := start(t)
 	c := connect(t, rig.Client, mcp.Admin)
@@ -328,7 +329,7 @@ func TestToolsOf05(t *testing.T) {
 	c.fails("get_sandbox", args{"sandbox_id": id}, "404", "sandbox_not_found", "fix: ")
 }
 
-// What the API says of an error reaches the model in words and programs as a structure.
+// An error of the API reaches the model as text, and programs as a structure.
 func TestErrors(t *testing.T) {
 	c := connect(t, start(t).Client, mcp.Admin)
 	r := c.fails(
@@ -363,7 +364,7 @@ func TestErrors(t *testing.T) {
 	c.fails("set_state", args{"sandbox_id": "sb-x", "state": "asleep"}, "state")
 	c.fails("get_sandbox", args{"sandbox_id": ""}, "empty")
 	c.fails("fork_and_run", args{"sandbox_id": "sb-x"}, "400 invalid_field: commands: is missing", "field: commands")
-	// What was done before an error is said in it.
+	// The error also names what was done before it.
 	c.fails(
 		"branch",
 		args{"sandbox_id": c.spawn(), "tag": "made", "n": 1, "labels": args{"": "x"}},
@@ -373,7 +374,7 @@ func TestErrors(t *testing.T) {
 	c.fails("fork_and_run", args{"sandbox_id": "sb-x", "commands": []string{"a"}, "command": "b"}, "command: give either")
 }
 
-// A branch, its children, a rollback, and the tree that they make.
+// TestBranching covers a branch, its children, a rollback, and the resulting tree.
 func TestBranching(t *testing.T) {
 	c := connect(t, start(t).Client, mcp.Admin)
 	id, other := c.spawn(), c.spawn()
@@ -421,7 +422,7 @@ func TestBranching(t *testing.T) {
 	c.fails("delete_snapshot", args{"tag": "a.b"}, "snapshot_in_use")
 }
 
-// Attempts are compared; the winner's copy is left and the others are not.
+// Attempts are compared. The winner's copy stays and the others are removed.
 func TestForkAndRun(t *testing.T) {
 	rig := start(t)
 	c := connect(t, rig.Client, mcp.Admin)
@@ -471,7 +472,7 @@ func TestForkAndRun(t *testing.T) {
 	}
 }
 
-// A caller who leaves finds no copies later.
+// If a caller leaves, no copies remain.
 func TestForkAndRunIsCleanedUp(t *testing.T) {
 	rig := start(t)
 	c := connect(t, rig.Client, mcp.Run)

@@ -61,8 +61,8 @@ func TestResources(t *testing.T) {
 	}
 }
 
-// A client is told of every change after its subscription, until it unsubscribes. (In the newest
-// protocol, the SDK's client does not wait for the subscription: mcphttp tests that.)
+// A client is notified of every change after its subscription, until it unsubscribes. (In the
+// newest protocol, the SDK's client does not wait for the subscription: mcphttp tests that.)
 func TestSubscriptions(t *testing.T) {
 	c := connectWith(t, start(t).Client, mcp.Run, &sdk.ClientSessionOptions{ProtocolVersion: "2025-11-25"})
 	id, other := c.spawn(), c.spawn()

@@ -13,7 +13,7 @@ import (
 	"github.com/forkd/forkd/internal/mcp"
 )
 
-// A command that goes on by itself is found again by its pid, with all that it wrote.
+// A command that continues in the background can be found by its pid, with all its output.
 func TestCommandsThatGoOn(t *testing.T) {
 	c := connect(t, start(t).Client, mcp.Run)
 	id := c.spawn()
@@ -65,7 +65,7 @@ func TestCommandsThatGoOn(t *testing.T) {
 	c.fails("wait_command", args{"sandbox_id": id, "pid": 4294967, "timeout_secs": 0}, "no command of start_command")
 }
 
-// Output that no model could read is cut, and the answer says so.
+// Output that is too long for a model is cut, and the answer says so.
 func TestLongOutput(t *testing.T) {
 	c := connect(t, start(t).Client, mcp.Run)
 	id := c.spawn()

@@ -12,7 +12,7 @@ import (
 
 func TestDirIsMadePrivate(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a", "b")
-	for range 2 { // made, then found
+	for range 2 { // created the first time, found the second
 		d, err := Dir(path, "--x-dir")
 		if err != nil {
 			t.Fatal(err)
@@ -26,8 +26,7 @@ func TestDirIsMadePrivate(t *testing.T) {
 	}
 }
 
-// Whoever else can write to the directory, or put another one in its place, could swap what is in
-// it.
+// A user who can write to the directory, or replace it, could swap its content.
 func TestDirRefusesWhatIsNotPrivate(t *testing.T) {
 	mkdir := func(t *testing.T, path string, mode os.FileMode) {
 		t.Helper()
@@ -45,7 +44,7 @@ func TestDirRefusesWhatIsNotPrivate(t *testing.T) {
 		}
 	}
 	for name, c := range map[string]struct {
-		prepare func(t *testing.T, parent string) // the directory is parent/d
+		prepare func(t *testing.T, parent string) // prepares the directory, which is parent/d
 		want    string
 	}{
 		"writable for all":     {func(t *testing.T, p string) { mkdir(t, p+"/d", 0o777) }, "chmod 700"},

@@ -1,6 +1,6 @@
-// Package rootcert makes the parts of a certificate authority of one's own: a certificate that
-// signs itself, serial numbers, and PEM. It also finds those that a host trusts. For what an
-// authority is good, where it is kept and whom it signs for is its callers' business.
+// Package rootcert makes the parts of a private certificate authority: a self-signed certificate,
+// serial numbers, and PEM. It also finds the authorities that a host trusts. Its callers decide
+// about the use of an authority, its storage, and the certificates it signs.
 package rootcert
 
 import (
@@ -25,8 +25,8 @@ const (
 	KeyBlock         = "PRIVATE KEY" // PKCS #8
 )
 
-// New makes an authority, which signs itself and may sign no other authorities. What tmpl says of
-// its name and of the names that it may sign for is kept; the rest is filled in.
+// New makes a self-signed authority that may not sign other authorities. It uses tmpl's name and
+// constraints of names, and fills in the rest.
 func New(tmpl *x509.Certificate, now time.Time) (*x509.Certificate, *ecdsa.PrivateKey, error) {
 	key, err := NewKey()
 	if err != nil {
@@ -49,26 +49,26 @@ func New(tmpl *x509.Certificate, now time.Time) (*x509.Certificate, *ecdsa.Priva
 // NewKey makes a key for a certificate.
 func NewKey() (*ecdsa.PrivateKey, error) { return ecdsa.GenerateKey(elliptic.P256(), rand.Reader) }
 
-// Serial is a new serial number: 127 random bits, for it has to be positive and of at most 20 bytes
-// (RFC 5280, section 4.1.2.2).
+// Serial returns a new serial number of 127 random bits, because it must be positive and have at
+// most 20 bytes (RFC 5280, section 4.1.2.2).
 func Serial() *big.Int {
 	n, _ := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127)) // crypto/rand never fails
 	return n
 }
 
-// PEM is a certificate, given as DER, in PEM.
+// PEM encodes a certificate, given as DER.
 func PEM(der []byte) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: CertificateBlock, Bytes: der})
 }
 
-// KeyPEM is a key in PEM.
+// KeyPEM encodes a key.
 func KeyPEM(key *ecdsa.PrivateKey) ([]byte, error) {
 	der, err := x509.MarshalPKCS8PrivateKey(key)
 	return pem.EncodeToMemory(&pem.Block{Type: KeyBlock, Bytes: der}), err
 }
 
-// OpenRoots opens the file of the authorities that programs of this host trust. The error is
-// fs.ErrNotExist where there is none.
+// OpenRoots opens the file of the authorities that programs of this host trust. If there is none,
+// the error is fs.ErrNotExist.
 func OpenRoots() (*os.File, error) {
 	for _, name := range []string{ // as in crypto/x509
 		"/etc/ssl/certs/ca-certificates.crt",                // Debian, Arch

@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// What it signs is trusted by those who trust it, but for a name that it may not sign for.
+// Clients that trust the authority trust its certificates, except for a name outside its
+// constraints.
 func TestAuthoritySigns(t *testing.T) {
 	now := time.Now()
 	ca, key, err := New(&x509.Certificate{Subject: pkix.Name{CommonName: "ours"},

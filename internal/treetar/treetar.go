@@ -1,10 +1,11 @@
-// Package treetar carries directories as tar archives: it packs what is below one, and unpacks an
-// archive that nobody trusts beneath one. It runs at both ends, on the host and in the guest.
+// Package treetar transfers directories as tar archives: it packs the content of a directory, and
+// unpacks an untrusted archive into a directory. It runs at both ends, on the host and in the
+// guest.
 //
-// Unpack makes files, directories and links, and nothing else: no devices, no owners, no bits but
-// permissions. Nothing that an archive says leads out of the directory, which is an os.Root; a
-// symbolic link may point out of it, but nothing is written by way of it. The package compresses
-// nothing, and keeps neither sparse files nor extended attributes.
+// Unpack makes files, directories and links, and nothing else: no devices, no owners, and no mode
+// bits except permissions. An archive cannot lead out of the directory, which is an os.Root. A
+// symbolic link may point out of it, but nothing is written through such a link. The package does
+// not compress, and keeps neither sparse files nor extended attributes.
 package treetar
 
 import (
@@ -19,22 +20,22 @@ import (
 	"time"
 )
 
-// Bounds on what Unpack makes of one archive, so that an endless one ends before the disk is full
-// of it. A sparse entry of a few bytes may claim to be of any size.
+// Bounds on what Unpack makes from one archive, so that an endless archive ends before it fills the
+// disk. A sparse entry of a few bytes may claim any size.
 const (
 	MaxBytes   = 64 << 30 // of content
 	MaxEntries = 4 << 20
 )
 
-// Bounds on a name: those of Linux for a path and for one part of it, and a depth that costs
-// whatever walks it little. A few compressed bytes may be a name of a megabyte.
+// Bounds on a name: Linux's for a path and for one part of it, and a depth at which programs that
+// walk the tree stay fast. A few compressed bytes may expand to a name of a megabyte.
 const (
 	maxName  = 4096 // bytes
 	maxPart  = 255  // bytes
 	maxParts = 255
 )
 
-// CheckName refuses the name of an archive's entry that no file system has.
+// CheckName refuses names of entries that no file system can have.
 func CheckName(name string) error {
 	if len(name) > maxName {
 		return fmt.Errorf("the name %.50q… has %d bytes: want at most %d", name, len(name), maxName)
@@ -54,10 +55,10 @@ func CheckName(name string) error {
 	return nil
 }
 
-// Pack writes what is below dir to w as an archive, with permissions and times; dir itself is none
-// of its entries. If dir is a file, that is the only entry. Pipes and devices are named only. A
-// file that is written meanwhile has the length that it began with, and zeros where it became
-// shorter.
+// Pack writes the content of dir to w as an archive, with permissions and times, but without an
+// entry for dir itself. If dir is a file, that is the only entry. Pipes and devices are entries
+// without content. A file that changes during this has its initial length; if it has become
+// shorter, the rest is zeros.
 func Pack(w io.Writer, dir string) error {
 	out := tar.NewWriter(w)
 	err := filepath.WalkDir(dir, func(name string, e fs.DirEntry, err error) error {
@@ -67,7 +68,7 @@ func Pack(w io.Writer, dir string) error {
 		}
 		switch {
 		case err != nil && name != dir && errors.Is(err, fs.ErrNotExist):
-			return nil // removed meanwhile
+			return nil // removed in the meantime
 		case err != nil:
 			return err
 		case rel == "." && e.IsDir():
@@ -100,7 +101,7 @@ func packEntry(out *tar.Writer, name, rel string, e fs.DirEntry) error {
 			return err
 		}
 		return out.WriteHeader(h)
-	case fs.ModeNamedPipe: // so that who unpacks it can say that it is left out
+	case fs.ModeNamedPipe: // so that the receiver can report that it is omitted
 		h.Typeflag = tar.TypeFifo
 		return out.WriteHeader(h)
 	case fs.ModeDevice, fs.ModeDevice | fs.ModeCharDevice:
@@ -108,7 +109,7 @@ func packEntry(out *tar.Writer, name, rel string, e fs.DirEntry) error {
 		return out.WriteHeader(h)
 	case 0:
 	default:
-		return nil // a socket, which archives do not have
+		return nil // a socket; archives have none
 	}
 	f, err := os.Open(name)
 	if err != nil {
@@ -127,7 +128,7 @@ func packEntry(out *tar.Writer, name, rel string, e fs.DirEntry) error {
 	return err
 }
 
-// zeros is an endless reader of them.
+// zeros is an endless reader of zeros.
 type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) {
@@ -135,23 +136,23 @@ func (zeros) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Target is where Unpack makes files.
+// Target is the directory in which Unpack makes files, and how.
 type Target struct {
 	Root *os.Root
-	Bits bool                    // entries get the permissions that the archive says, whatever the umask
-	Left func(name string)       // told of an entry that is left out for what it is; nil: nobody is
-	Made func(name string) error // told of what was made, directories too; nil: nobody is
+	Bits bool                    // entries get the archive's permissions, regardless of the umask
+	Left func(name string)       // called for entries of a type that is omitted; may be nil
+	Made func(name string) error // called for every file and directory that was created; may be nil
 }
 
-// Unpack makes the entries of an archive. One that is there already is replaced, but a directory is
-// added to. Where it fails, what was made until then stays.
+// Unpack makes the entries of an archive. It replaces existing entries, but adds to existing
+// directories. After an error the entries made so far stay.
 func Unpack(r io.Reader, to Target) error {
 	in := NewReader(r)
 	left, entries := int64(MaxBytes), 0
 	for {
 		h, err := in.Next()
 		if errors.Is(err, io.EOF) {
-			_, err = io.Copy(io.Discard, io.LimitReader(r, maxPadding)) // what fills the archive's last block
+			_, err = io.Copy(io.Discard, io.LimitReader(r, maxPadding)) // the padding of the archive's last block
 			return err
 		}
 		if err != nil {
@@ -169,8 +170,8 @@ func Unpack(r io.Reader, to Target) error {
 	}
 }
 
-// maxPadding is how much may follow the end of an archive, in bytes: programs fill up to their
-// block size, which is seldom more than 10 KiB.
+// maxPadding bounds the bytes after the end of an archive: programs pad it to their block size,
+// which is seldom more than 10 KiB.
 const maxPadding = 1 << 20
 
 func (t *Target) unpack(h *tar.Header, content io.Reader) error {
@@ -216,8 +217,8 @@ func (t *Target) unpack(h *tar.Header, content io.Reader) error {
 	return err
 }
 
-// mkdirs makes a directory and its missing parents. It goes down from one to the next: a call by the
-// whole name walks all of them again.
+// mkdirs makes a directory and its missing parents. It opens one directory after the other, because
+// a call with the whole name would resolve all of them each time.
 func (t *Target) mkdirs(name string, mode fs.FileMode) error {
 	info, err := t.Root.Stat(name)
 	switch {
@@ -246,7 +247,7 @@ func (t *Target) mkdirs(name string, mode fs.FileMode) error {
 	return at.Close()
 }
 
-// enter opens a directory in another one, and makes it if it is missing. path is its whole name.
+// enter opens a directory in another one, creating it if it is missing. path is its whole name.
 func (t *Target) enter(at *os.Root, part, path string, mode fs.FileMode) (*os.Root, error) {
 	next, err := at.OpenRoot(part)
 	switch {
@@ -266,8 +267,8 @@ func (t *Target) enter(at *os.Root, part, path string, mode fs.FileMode) (*os.Ro
 	return at.OpenRoot(part)
 }
 
-// remove makes room for a new entry. Opening what is there instead could write through a link, or
-// wait for the reader of a pipe.
+// remove makes room for a new entry. Opening an existing entry instead could write through a link,
+// or wait for the reader of a pipe.
 func (t *Target) remove(name string) error {
 	if err := t.Root.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// open returns a root in a directory whose neighbour must not be touched.
+// open returns a root in a directory whose sibling must not be changed.
 func open(t *testing.T) (root *os.Root, dir, victim string) {
 	t.Helper()
 	base := t.TempDir()
@@ -91,7 +91,7 @@ func TestThereAndBack(t *testing.T) {
 	}
 }
 
-// Permissions are those of the archive where that is wanted, and never more than permissions.
+// Entries have the archive's permissions if Bits is set, and never more than permission bits.
 func TestBits(t *testing.T) {
 	defer unix.Umask(unix.Umask(0o077))
 	for _, exact := range []bool{false, true} {
@@ -129,7 +129,7 @@ func TestPackOfAFile(t *testing.T) {
 	}
 }
 
-// entry is one of a hostile archive.
+// entry is an entry of a hostile archive.
 type entry struct {
 	tar.Header
 	content string
@@ -154,7 +154,7 @@ func archive(t *testing.T, entries ...entry) io.Reader {
 	return &b
 }
 
-// What a hostile archive says stays in the directory.
+// A hostile archive cannot write outside the directory.
 func TestHostileArchives(t *testing.T) {
 	file := func(name string) entry {
 		return entry{tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o6777}, "evil"}
@@ -223,7 +223,7 @@ func TestHostileArchives(t *testing.T) {
 	}
 }
 
-// A few bytes that claim to be more than the bound write nothing.
+// An archive of a few bytes that claims to exceed the bound writes nothing.
 func TestHugeClaim(t *testing.T) {
 	root, dir, _ := open(t)
 	var b bytes.Buffer
@@ -257,7 +257,7 @@ func FuzzUnpack(f *testing.F) {
 	})
 }
 
-// No file system has such names, and whatever walks them takes its time.
+// Such names are impossible on any file system, and would make walking the tree slow.
 func TestNamesOfNoFileSystem(t *testing.T) {
 	for name, c := range map[string]string{
 		"a long name":       strings.Repeat("abc/", 1100) + "f",
@@ -276,7 +276,7 @@ func TestNamesOfNoFileSystem(t *testing.T) {
 	}
 }
 
-// Directories are made below a link that stays within the tree, and Made is told of each once.
+// Directories are made below a link that stays within the tree, and Made is called once for each.
 func TestDirectoriesByALink(t *testing.T) {
 	root, dir, _ := open(t)
 	var made []string

@@ -1,11 +1,11 @@
-// Command host tries the Debian package on a whole host: an emulated one that boots Debian with
+// Command host tests the Debian package on a complete host: an emulated one that boots Debian with
 // systemd, and has KVM. scripts/package runs it:
 //
 //	host -root HOST.tar -earlier EARLIER.deb -earlier-agent FORKD-AGENT -package PACKAGE.deb -version VERSION
 //
-// It makes the disk (disk.go), boots it as often as the steps ask for (run.go), and prints the lines
-// that the steps write. The steps themselves are the script try, which runs in the emulated host.
-// What they need is on the disk: the emulated host has no network.
+// It makes the disk (disk.go), boots it as often as the steps require (run.go), and prints the
+// output of the steps. The steps themselves are the script try, which runs in the emulated host. The
+// files that they need are on the disk, because the emulated host has no network.
 package main
 
 import (
@@ -86,7 +86,7 @@ func run(ctx context.Context, p parts) error {
 	return h.untilDone(ctx)
 }
 
-// guest makes what `forkd build base` would otherwise download.
+// guest makes the files that `forkd build base` would otherwise download.
 func (p *parts) guest(ctx context.Context, cache string) error {
 	agent, err := embedded.Open(embedded.Agent)
 	if err != nil {

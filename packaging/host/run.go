@@ -31,15 +31,16 @@ const (
 const (
 	// maxBoots bounds a script that reboots for ever.
 	maxBoots = 4
-	// silence is how long a host may say nothing. Each step has a limit of its own, which is shorter.
+	// silence is the maximum time without output of a host. Each step has a shorter limit of its own.
 	silence   = 20 * time.Minute
 	lookPause = 500 * time.Millisecond
-	// tail is how many lines of a console an error shows.
+	// tail is the number of console lines in an error.
 	tail = 60
 )
 
-// cmdline of the kernel: systemd finds cgroup v2 and the console as on any Debian. The rest is what
-// QEMU's emulation needs; see tcghost. A busy host can be too late for the check of the timer.
+// cmdline is the kernel's command line. systemd finds cgroup v2 and the console as on any Debian.
+// The other options are for QEMU's emulation; see tcghost. A busy host can fail the kernel's check
+// of the timer.
 const cmdline = "console=ttyS0 quiet panic=-1 mitigations=off norandmaps transparent_hugepage=never " +
 	"systemd.show_status=no no_timer_check"
 
@@ -112,7 +113,7 @@ func qemuError(said string) error {
 	return fmt.Errorf("QEMU says: %s", strings.TrimSpace(said))
 }
 
-// watch passes on what the steps say until QEMU has ended.
+// watch passes on the output of the steps until QEMU has ended.
 func (h host) watch(ctx context.Context, ended <-chan struct{}) (end string, err error) {
 	var shown, heard int
 	spoke := time.Now()

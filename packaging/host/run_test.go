@@ -8,11 +8,11 @@ import (
 	"testing"
 )
 
-// How a run ends is read from the host's serial ports, whatever QEMU's status is.
+// The result of a run is read from the host's serial ports, regardless of QEMU's exit status.
 func TestBoots(t *testing.T) {
 	for _, c := range []struct {
 		name, qemu string
-		want       string // in the error; empty: none
+		want       string // part of the error; empty: no error
 		said       []string
 	}{
 		{"in order", `echo "ok a" >>report.log; echo "forkd: done" >>report.log`, "", []string{"ok a"}},

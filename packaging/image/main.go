@@ -1,5 +1,5 @@
-// Command image makes forkd's container image, without a container engine: a Debian as mmdebstrap
-// has made it, and above it a layer with the program.
+// Command image makes forkd's container image without a container engine: a Debian made by
+// mmdebstrap, and above it a layer with the program.
 //
 //	go run ./packaging/image -base debian.tar -forkd bin/forkd -version 0.6.0 -o image.tar
 //
@@ -54,7 +54,7 @@ func write(base, program, version, out string) error {
 	return tarball.WriteToFile(out, tag, image)
 }
 
-// build puts the image together.
+// build assembles the image.
 func build(base, program, version string, made time.Time) (v1.Image, error) {
 	debian, err := tarball.LayerFromFile(base)
 	if err != nil {
@@ -80,7 +80,7 @@ func build(base, program, version string, made time.Time) (v1.Image, error) {
 	return mutate.ConfigFile(image, file)
 }
 
-// config is how the image is run when nothing else is said.
+// config is the default configuration for running the image.
 func config(version string) v1.Config {
 	return v1.Config{
 		Entrypoint: []string{"/usr/bin/forkd"},
@@ -94,7 +94,8 @@ func config(version string) v1.Config {
 		WorkingDir: "/",
 		Volumes:    map[string]struct{}{stateDir: {}, cacheDir: {}},
 		StopSignal: "SIGTERM",
-		// It asks by the unix socket, for which root needs no token and where places are kept for it.
+		// The health check uses the unix socket, for which root needs no token and where requests
+		// have reserved places.
 		Healthcheck: &v1.HealthConfig{
 			Test: []string{"CMD", "/usr/bin/forkd", "version", "--daemon"}, Interval: 30 * time.Second, Timeout: 5 * time.Second,
 			StartPeriod: time.Minute, Retries: 3,
@@ -109,13 +110,14 @@ func config(version string) v1.Config {
 	}
 }
 
-// Directories that are the daemon's alone.
+// Directories that only the daemon uses.
 const (
 	stateDir = "/var/lib/forkd"
 	cacheDir = "/var/cache/forkd"
 )
 
-// programLayer has the program, and the directories of the volumes with the mode that forkd wants.
+// programLayer has the program, and the directories of the volumes with the mode that forkd
+// requires.
 func programLayer(program string, made time.Time) (v1.Layer, error) {
 	text, err := os.ReadFile(program)
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 )
 
-// What a registry or an engine gets is the program above the base, with a configuration that starts
-// it; and the same files make the same image.
+// The image that a registry or an engine gets has the program above the base, and a configuration
+// that starts it. The same files make the same image.
 func TestImage(t *testing.T) {
 	t.Setenv("SOURCE_DATE_EPOCH", "1700000000")
 	dir := t.TempDir()

@@ -14,7 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/cli"
 )
 
-// container is what of a container in a manifest depends on forkd.
+// container is the part of a container in a manifest that depends on forkd.
 type container struct {
 	Image        string   `yaml:"image"`
 	Args         []string `yaml:"args"`
@@ -80,8 +80,8 @@ func pods(t *testing.T, text []byte) (containers []container, volumes map[string
 	}
 }
 
-// The DaemonSet runs this version's daemon with options that it has, asks it for what it answers,
-// and grants nothing without a word why. kubeconform, in scripts/package, knows the rest.
+// The DaemonSet runs this version's daemon with existing options, its probes use existing paths,
+// and every right is explained in a comment. kubeconform, in scripts/package, checks the rest.
 func TestManifestFitsTheDaemon(t *testing.T) {
 	text, err := os.ReadFile("../kubernetes/forkd.yaml")
 	if err != nil {
@@ -148,7 +148,7 @@ func TestManifestFitsTheDaemon(t *testing.T) {
 	}
 }
 
-// The plugin hands out devices without being privileged itself.
+// The device plugin itself is not privileged.
 func TestDevicePluginIsNotPrivileged(t *testing.T) {
 	text, err := os.ReadFile("../kubernetes/device-plugin.yaml")
 	if err != nil {

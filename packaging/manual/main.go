@@ -1,5 +1,5 @@
-// Command manual writes forkd's man pages and shell completions, from the command line as it is: a
-// page of section 1 per command, and what bash, zsh and fish need.
+// Command manual writes forkd's man pages and shell completions from the definition of the command
+// line: a page of section 1 per command, and files for bash, zsh and fish.
 //
 //	go run ./packaging/manual DIR
 //
@@ -52,7 +52,7 @@ func write(dir string) error {
 	return completions(root, dir)
 }
 
-// completions writes a file per shell, with the name by which that shell finds it.
+// completions writes a file per shell, with the file name that the shell looks for.
 func completions(root *cobra.Command, dir string) error {
 	if err := root.GenBashCompletionFileV2(filepath.Join(dir, "bash", "forkd"), true); err != nil {
 		return err

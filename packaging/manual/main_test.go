@@ -69,8 +69,8 @@ func TestPagesAndCompletions(t *testing.T) {
 	}
 }
 
-// The Debian package has the version of the command line, and packs files that exist: what is in
-// out/package is made by scripts/package.
+// The Debian package has the version of the command line, and packs existing files: scripts/package
+// makes everything in out/package.
 func TestDebianPackageIsOfThisVersion(t *testing.T) {
 	text, err := os.ReadFile("../debian/changelog")
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	apiv1 "github.com/forkd/forkd/api/v1"
 )
 
-// guest answers as its fields say.
+// guest answers as its fields specify.
 type guest struct {
 	ping apiv1.Pong
 	exec func(context.Context, apiv1.ExecRequest) (apiv1.ExecResult, error)
@@ -30,14 +30,14 @@ func (g *guest) Eval(_ context.Context, req apiv1.EvalRequest) (apiv1.EvalResult
 	return g.eval(req)
 }
 
-// only returns who speaks for g to everybody.
+// only returns a function that represents g for every connection.
 func only(g Guest) func(net.Conn) *Server {
 	s := New(g)
 	return func(net.Conn) *Server { return s }
 }
 
-// serve serves g until t ends and returns how to ask it, as clients do: a line, and the end of what
-// they send.
+// serve serves g until t ends. It returns a function that makes a request as clients do: it sends a
+// line, and closes its direction.
 func serve(t *testing.T, g Guest) (ask func(line string) map[string]any, addr string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -134,14 +134,14 @@ func TestActions(t *testing.T) {
 			}
 		}
 	}
-	// A page that makes a browser send this reaches no sandbox.
+	// A browser that sends this for a web page reaches no sandbox.
 	got := ask("POST / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n{\"action\":\"exec\",\"args\":[\"echo\",\"o\"]}\n")
 	if text, _ := got["error"].(string); !strings.Contains(text, "not a line of JSON") {
 		t.Errorf("HTTP was answered with %v", got)
 	}
 }
 
-// Serve leaves no command running that somebody waits for.
+// When Serve ends, no command is left running for a client.
 func TestEndOfServe(t *testing.T) {
 	began, ended := make(chan struct{}), make(chan struct{})
 	g := &guest{exec: func(ctx context.Context, _ apiv1.ExecRequest) (apiv1.ExecResult, error) {
@@ -181,7 +181,7 @@ func TestLongRequest(t *testing.T) {
 	}
 }
 
-// Sandboxes have addresses of the loopback interface, other than those that hosts use.
+// Sandboxes get loopback addresses that hosts do not use themselves.
 func TestAddressesAreLocal(t *testing.T) {
 	seen := map[string]bool{}
 	for i := range 1000 {

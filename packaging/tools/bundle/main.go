@@ -1,13 +1,14 @@
-// Command bundle says how containerd would run the containers of forkd's DaemonSet, for a container
-// runtime (runc, crun) to do it without Kubernetes: what the manifest grants, and nothing else.
+// Command bundle converts the containers of forkd's DaemonSet to bundles, as containerd would. A
+// container runtime (runc, crun) can then run them without Kubernetes, with the rights that the
+// manifest grants and no others.
 //
 //	go run ./bundle MANIFEST.yaml DIR
 //
 // MANIFEST is decoded strictly: a field that Kubernetes does not know is an error. DIR/CONTAINER is
 // then a bundle for each container (opencontainers/runtime-spec, bundle.md) whose root file system is
-// DIR/rootfs, and DIR/volumes has the volumes, with the modes that kubelet gives them; the caller fills
-// the secrets in. The devices of the resource squat.ai/kvm are those that this host has. Probes,
-// limits and the network are left out.
+// DIR/rootfs. DIR/volumes has the volumes, with the modes that kubelet gives them; the caller fills in
+// the secrets. The devices of the resource squat.ai/kvm are those that this host has. Probes, limits
+// and the network are omitted.
 package main
 
 import (
@@ -127,7 +128,7 @@ func makeVolume(path string, v corev1.Volume) error {
 	return os.Chmod(path, mode)
 }
 
-// specOf is what containerd's CRI plugin makes of a container, as far as this program goes.
+// specOf converts a container as containerd's CRI plugin does, as far as this program needs it.
 func specOf(c corev1.Container, dir string) (*specs.Spec, error) {
 	args := append(c.Command, c.Args...)
 	if len(c.Command) == 0 {
