@@ -80,8 +80,9 @@ func pods(t *testing.T, text []byte) (containers []container, volumes map[string
 	}
 }
 
-// The DaemonSet runs this version's daemon with existing options, its probes use existing paths,
-// and every right is explained in a comment. kubeconform, in scripts/package, checks the rest.
+// The DaemonSet runs this version's daemon with existing options, its probes use existing paths and
+// commands, and it has the capabilities that docs/install.md names. kubeconform, in
+// scripts/package, checks the rest.
 func TestManifestFitsTheDaemon(t *testing.T) {
 	text, err := os.ReadFile("../kubernetes/forkd.yaml")
 	if err != nil {

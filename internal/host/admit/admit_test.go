@@ -51,10 +51,10 @@ func TestRulesLookAtTheHost(t *testing.T) {
 		defer a.mu.Unlock()
 		a.asked = at
 	}
-	askedAt(time.Now().Add(time.Hour))            // nobody looks again before the test says so
-	wantRefused(t, CodeHostMemory, a.Enter(1, 1)) // the first is still on its way
+	askedAt(time.Now().Add(time.Hour))            // until then the host's memory is not checked again
+	wantRefused(t, CodeHostMemory, a.Enter(1, 1)) // the first VM is still starting
 	a.Started(1)
-	wantRefused(t, CodeHostMemory, a.Enter(1, 1)) // the host's figures do not have it yet
+	wantRefused(t, CodeHostMemory, a.Enter(1, 1)) // the host's figures do not include it yet
 	askedAt(time.Time{})
 	if err := a.Enter(1, 1); err != nil {
 		t.Errorf("the first has started, and the host's figures have it: %v", err)
@@ -64,7 +64,7 @@ func TestRulesLookAtTheHost(t *testing.T) {
 	}
 }
 
-// Sandboxes that are on their way count, until they are there or will not come.
+// Sandboxes that are starting count until they run or have failed.
 func TestOwnersReserve(t *testing.T) {
 	var o Owners
 	have := func() int { return 1 }

@@ -73,12 +73,13 @@ type Config struct {
 }
 
 // Baker bakes one parent at a time, because each needs the memory and CPUs of its request. Parents with
-// the disk of a client that may not bake have separate places: their guests may never be ready.
+// the disk of a client that may not bake have separate places, because their guests may never get
+// ready.
 type Baker struct {
 	cfg   Config
-	place *gate.Gate    // has one, held by the bake that is under way
+	place *gate.Gate    // has one place, taken by the current bake
 	boots *gate.Gate    // for parents with the disk of a client
-	limit time.Duration // bootTimeout but in tests
+	limit time.Duration // bootTimeout, except in tests
 }
 
 // Bounds on parents with the disk of a client.
@@ -92,7 +93,7 @@ func New(cfg Config) *Baker {
 	return &Baker{cfg: cfg, place: gate.New(1), boots: gate.New(maxBoots), limit: bootTimeout}
 }
 
-// enter waits for a place. It returns the context for making the parent, and a function that leaves the
+// enter waits for a place. It returns the context for making the parent, and a function that frees the
 // place.
 func (k *Baker) enter(ctx context.Context, req *Request) (context.Context, func(), error) {
 	if !req.ofClient() {
@@ -189,7 +190,7 @@ func (b *bake) run(ctx context.Context) error {
 	if err := b.toWarm(ctx); err != nil {
 		return vmpool.Cause(ctx, err)
 	}
-	if b.req.ofClient() { // whose branches have a share of the RAM, too
+	if b.req.ofClient() { // a client has a share of the RAM, which this counts in
 		release, err := b.cfg.Store.ReserveRAM(ctx, b.req.Client, b.req.MemoryMiB<<20, nil)
 		if err != nil {
 			return vmpool.Cause(ctx, err)

@@ -57,7 +57,7 @@ func newKitchen(t *testing.T) *kitchen {
 	return w
 }
 
-// checkClean fails if anything of a bake is left.
+// checkClean fails if files or processes of a bake are left.
 func (w *kitchen) checkClean(t *testing.T) {
 	t.Helper()
 	if n := w.vmms.Count(); n != 0 {
@@ -153,8 +153,8 @@ func TestFailedBakesLeaveNothingAndQuoteTheConsole(t *testing.T) {
 	}
 }
 
-// A warm-up command that fails is its caller's mistake, quoted with what it wrote; what others
-// wrote is in the result.
+// A failing warm-up command is the client's error, which quotes the command's output. The output of
+// successful commands is in the result.
 func TestWarmupCommands(t *testing.T) {
 	w := newKitchen(t)
 	w.request.Commands = []string{"pip install nothing"}
@@ -183,7 +183,7 @@ func TestWarmupCommands(t *testing.T) {
 	}
 }
 
-// A guest that does not answer gives up the place for bakes.
+// If a guest does not answer, its place for bakes is freed.
 func TestGuestThatHangs(t *testing.T) {
 	w := newKitchen(t)
 	w.vmms.SyncHangs = true
@@ -194,8 +194,8 @@ func TestGuestThatHangs(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A parent that is booted for a fork and whose guest never gets ready keeps out neither bakes nor the boots
-// of other clients, and ends by itself.
+// A parent that is booted for a fork and never gets ready blocks neither the bakes nor the boots of other
+// clients, and ends by itself.
 func TestBootsForForksHavePlacesOfTheirOwn(t *testing.T) {
 	w := newKitchen(t)
 	w.vmms.SyncHangs = true
@@ -226,7 +226,7 @@ func TestBootsForForksHavePlacesOfTheirOwn(t *testing.T) {
 	other := w.request
 	other.Client, other.Tag, other.Transient, other.Warmup = "token:b", "b", true, time.Millisecond
 	if _, err := w.Bake(t.Context(), other); err == nil || !strings.Contains(err.Error(), "flush the guest's disk") {
-		t.Errorf("of another client: %v", err) // its guest hangs as well, and it got as far as that
+		t.Errorf("of another client: %v", err) // the guest of another client hangs too, but its boot has started
 	}
 	w.limit = time.Millisecond
 	cancel()
@@ -240,11 +240,12 @@ func TestBootsForForksHavePlacesOfTheirOwn(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A guest that fills the host's disk gives up the place for bakes at once, and the error says why.
+// If a guest fills the host's disk, its place for bakes is freed at once, and the error names the
+// reason.
 func TestGuestThatFillsTheDisk(t *testing.T) {
 	w := newKitchen(t)
 	w.vmms.SyncHangs = true
-	w.request.Warmup = 5 * time.Second // which ends the test where the disk does not
+	w.request.Warmup = 5 * time.Second // ends the test if the disk does not
 	go func() {
 		for ; ; time.Sleep(time.Millisecond) {
 			if vms := w.vmms.All(); len(vms) > 0 {
@@ -260,17 +261,18 @@ func TestGuestThatFillsTheDisk(t *testing.T) {
 	w.checkClean(t)
 }
 
-// The bakes that one client has asked for do not all come before the first of another.
+// If one client has requested many bakes, another client's first bake does not wait for all of
+// them.
 func TestBakesOfOneClientDoNotAllComeFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newKitchen(t)
-		leave, err := w.place.Enter(gate.Share{Key: "token:a"}) // a bake of the first is under way
+		leave, err := w.place.Enter(gate.Share{Key: "token:a"}) // a bake of the first client is in progress
 		if err != nil {
 			t.Fatal(err)
 		}
 		initrd := w.request.Initrd
 		var order []string
-		w.cfg.Initrd = func(kernel string) (*os.File, error) { // each bake asks once, in its turn
+		w.cfg.Initrd = func(kernel string) (*os.File, error) { // each bake calls this once, in its turn
 			order = append(order, filepath.Base(kernel))
 			return os.Open(initrd)
 		}
@@ -286,7 +288,7 @@ func TestBakesOfOneClientDoNotAllComeFirst(t *testing.T) {
 					t.Error(err)
 				}
 			})
-			synctest.Wait() // it stands in line
+			synctest.Wait() // it is in the queue
 		}
 		leave()
 		group.Wait()

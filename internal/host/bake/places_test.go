@@ -6,8 +6,7 @@ import (
 	"time"
 )
 
-// A parent with the disk of a client that may not bake takes no place of those that are baked, and has
-// a time limit.
+// A parent with the disk of a client that may not bake has a place of its own kind and a time limit.
 func TestDisksOfClientsHavePlacesOfTheirOwn(t *testing.T) {
 	k := New(Config{})
 	for _, req := range []Request{{Client: "a", Foreign: true}, {Client: "b", Transient: true}} {

@@ -17,7 +17,7 @@ import (
 type Request struct {
 	Client    string // the client; bakes of different clients take turns
 	Tag       string
-	Foreign   bool               // a client that may not bake made From: place and time limit are those for forks
+	Foreign   bool               // From was made by a client that may not bake: place and time limit are those for forks
 	From      string             // tag of a disk-only snapshot to boot from instead of Rootfs; empty: none
 	Kernel    string             // path of a bzImage or ELF kernel; empty with From: the snapshot's
 	Initrd    string             // path of the initramfs with the agent; empty with Kernel: the Baker makes one
@@ -29,11 +29,11 @@ type Request struct {
 	Commands  []string           // warm-up, each for /bin/sh -c, one after another
 	Python    string             // warm-up, then run in the warm interpreter
 	Ready     time.Duration      // how long the guest may take to boot; 0: 300 s
-	Network   *netclient.Setting // of the warm-up, and of children; nil: none, and that of From or the default
+	Network   *netclient.Setting // nil: none in the warm-up; for children that of From, or the default
 	Limits    vm.Limits          // of children; zero: those of From
-	Strict    bool               // children are, see unique.Strict; also if From is
+	Strict    bool               // strictness of children, see unique.Strict; they are also strict if From is
 	Warmup    time.Duration      // how long each warm-up step may take; 0: 600 s
-	Transient bool               // it is booted for a fork: the snapshot goes with the last sandbox that runs from it
+	Transient bool               // booted for a fork: delete the snapshot with its last sandbox
 }
 
 // Defaults and bounds of a Request.

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// The least bound counts, wherever between the root and the cgroup it is.
+// The smallest limit counts, wherever it is between the root and the cgroup.
 func TestMemoryBound(t *testing.T) {
 	mount := t.TempDir()
 	own := filepath.Join(mount, "a", "b")

@@ -15,11 +15,11 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// eaterEnv makes the test binary a process that takes 128 MiB and then sleeps.
+// eaterEnv makes the test binary allocate 128 MiB and then sleep.
 const eaterEnv = "FORKD_TEST_EATER"
 
-// writerEnv makes it one that writes 8 MiB to a layer in this directory, and 24 to a file of its
-// own.
+// writerEnv makes the test binary write 8 MiB to a layer in the directory that it names, and 24 MiB
+// to another file.
 const writerEnv = "FORKD_TEST_WRITER"
 
 func TestMain(m *testing.M) {
@@ -42,10 +42,10 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// open returns a real tree, or skips the test where the host has none.
+// open returns a real tree, or skips the test if the host has no cgroups.
 func open(t *testing.T) *Tree {
 	t.Helper()
-	state := "/var/lib" // that of the emulated host is on a disk, its root is not
+	state := "/var/lib" // on the emulated host this is on a disk, the root is not
 	if _, err := os.Stat(state + "/forkd"); err == nil {
 		state += "/forkd"
 	}
@@ -88,7 +88,7 @@ func read(t *testing.T, l *Leaf, file string) string {
 func TestLeafHasLimits(t *testing.T) {
 	tree := open(t)
 	l, err := tree.New("sb-a", 1<<30)
-	if err == nil { // one of that name is left, and is replaced
+	if err == nil { // a leaf of that name was left, and is replaced
 		l, err = tree.New("sb-a", 256<<20)
 	}
 	if err != nil {
@@ -151,7 +151,7 @@ func TestLeafHasLimits(t *testing.T) {
 	if use, err := l.Usage(); err != nil || use.Threads != 1 || use.MemoryBytes == 0 {
 		t.Errorf("usage of a process that sleeps: %+v, %v", use, err)
 	}
-	// A later daemon finds the leaf, and sweeps those that nobody wants.
+	// A later daemon finds the leaf, and removes leaves without a sandbox.
 	again := tree.Find("sb-a")
 	if again == nil || tree.Find("sb-b") != nil {
 		t.Fatalf("found %v", again)
@@ -165,7 +165,7 @@ func TestLeafHasLimits(t *testing.T) {
 	if err := tree.Sweep(func(string) bool { return false }); err != nil || tree.Find("sb-a") != nil {
 		t.Errorf("not swept: %v", err)
 	}
-	<-ended // a sweep ends what is in a leaf
+	<-ended // a sweep kills the processes in a leaf
 }
 
 func onTmpfs(t *testing.T) string {
@@ -178,8 +178,8 @@ func onTmpfs(t *testing.T) string {
 	return dir
 }
 
-// What a process has in tmpfs raises its limit only as far as it is a layer that it was asked for,
-// and for as long as that is there.
+// A process's files in tmpfs raise its memory limit only if they are a layer that it was asked to
+// write, and only while that exists.
 func TestOwnSharedMemoryRaisesNoLimit(t *testing.T) {
 	const limit, ram, copied = 64 << 20, 256 << 20, 8 << 20 // bytes
 	tree := open(t)
@@ -260,7 +260,7 @@ func TestKilledByLimit(t *testing.T) {
 	}
 }
 
-// TestNoLimits: a daemon without cgroups works, and says of every limit that it cannot be had.
+// TestNoLimits: a daemon without cgroups works, and refuses every limit.
 func TestNoLimits(t *testing.T) {
 	for _, tree := range []*Tree{nil, Open(Config{Parent: None}), Open(Config{Parent: t.TempDir(), StateDir: "/"})} {
 		l, err := tree.New("sb-a", 1<<30)
@@ -282,7 +282,7 @@ func TestNoLimits(t *testing.T) {
 				t.Errorf("%s: %v", field, err)
 			}
 		}
-		// A leaf that does not exist takes what needs none, and no limit.
+		// A nonexistent leaf accepts settings without limits, and refuses limits.
 		if err := l.Set(vm.Limits{CPUs: 1}, 1); err == nil {
 			t.Error("a limit was set without a leaf")
 		}

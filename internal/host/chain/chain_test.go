@@ -14,8 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// A gap between two extents of a layer that is filled has no holes either, whether the layers below
-// have all of it, a part, or nothing.
+// A filled gap between two extents of a layer has no holes either, whether the layers below have
+// all of it, a part, or nothing.
 func TestFilledGapsHaveNoHoles(t *testing.T) {
 	const page = vm.PageSize
 	for _, c := range []struct {
@@ -71,7 +71,7 @@ func TestFilledGapsHaveNoHoles(t *testing.T) {
 	}
 }
 
-// Copying ends with its context: the sandbox was deleted, or the branch has taken too long.
+// Copying ends with its context, as when the sandbox was deleted or the branch has taken too long.
 func TestCopyingEndsWithItsContext(t *testing.T) {
 	const page = vm.PageSize
 	dir := t.TempDir()

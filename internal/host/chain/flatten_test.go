@@ -12,8 +12,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// A flattened layer reads like the map over all layers, and has no holes inside it, whatever the
-// others have.
+// A flattened layer has the same content as the map over all layers, and has no holes, wherever the
+// other layers have them.
 func TestFlatten(t *testing.T) {
 	const pages = 600
 	r := rand.New(rand.NewPCG(7, 8))
@@ -37,7 +37,7 @@ func TestFlatten(t *testing.T) {
 		n := min(1+r.Uint64N(300), pages-page)
 		e := vm.Extent{GPA: page * vm.PageSize, Length: n * vm.PageSize, Layer: uint32(r.IntN(3)), Offset: page * vm.PageSize}
 		for i := range n {
-			if r.IntN(2) == 0 { // else it is a page of zeros
+			if r.IntN(2) == 0 { // otherwise it is a page of zeros
 				p := bytes.Repeat([]byte{byte(1 + e.Layer)}, vm.PageSize)
 				if _, err := files[e.Layer].WriteAt(p, int64(e.Offset+i*vm.PageSize)); err != nil {
 					t.Fatal(err)

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A file that somebody can still write is found, whatever he does with his descriptor.
+// A file that a process can still write is detected, whatever the process does with its descriptor.
 func TestWritersAreFound(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "f")
 	if err := os.WriteFile(path, make([]byte, 4096), 0o600); err != nil {
@@ -48,8 +48,9 @@ func TestWritersAreFound(t *testing.T) {
 	}
 }
 
-// A process that is being started has copies of what the daemon has open, until it runs its
-// program: what is closed meanwhile is not taken for a file that a VMM keeps.
+// A process that is being started has copies of the daemon's descriptors until it executes its
+// program. A file that the daemon closes at that time is not mistaken for one that a VMM keeps
+// open.
 func TestWritersThatGoAreWaitedFor(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "f")
 	writer, err := os.Create(path)

@@ -14,15 +14,16 @@ const (
 	Trust             // the authority that certifies the hosts of its secrets
 )
 
-// Debts holds the latest message of each kind for one guest: changing the network of a paused sandbox
-// again and again adds none. The zero value is ready to use; methods may be called concurrently.
+// Debts holds the latest message of each kind for one guest, so repeated changes of a paused
+// sandbox's network do not accumulate. The zero value is ready to use; methods may be called
+// concurrently.
 type Debts struct {
 	mu sync.Mutex
 	// +checklocks:mu
 	owed map[Kind]func()
 }
 
-// Owe makes Pay call tell for a kind, instead of an earlier function.
+// Owe makes Pay call tell for a kind. It replaces an earlier function of that kind.
 func (d *Debts) Owe(kind Kind, tell func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

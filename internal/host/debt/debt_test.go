@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// A guest is told the latest of each kind, once and in order.
+// A guest receives the latest message of each kind, once and in order.
 func TestDebtsArePaidOnce(t *testing.T) {
 	var d Debts
 	var told []string

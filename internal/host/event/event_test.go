@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// next reads an event that is there.
+// next reads an available event.
 func next(t *testing.T, f *Follower) (Event, bool) {
 	t.Helper()
 	e, missed, err := f.Next(t.Context())
@@ -41,7 +41,8 @@ func TestFollow(t *testing.T) {
 	}
 }
 
-// Who is too slow, or comes from another daemon, is told so once and goes on with what there is.
+// A follower that is too slow, or comes from another daemon, is notified once and continues with
+// the available events.
 func TestMissed(t *testing.T) {
 	r := NewRing(4)
 	slow, other := r.Follow(""), NewRing(4)
@@ -65,8 +66,8 @@ func TestMissed(t *testing.T) {
 	}
 }
 
-// Large events push out more of the older ones, and a ring of them is as small as any other. An
-// event that is too large alone is kept until the next.
+// Large events displace more of the older ones, so the memory of a ring stays bounded. An event
+// that exceeds the bound alone is kept until the next one.
 func TestRingIsBoundedInBytes(t *testing.T) {
 	r := NewRing(DefaultSize)
 	all := r.Follow("")
@@ -112,7 +113,7 @@ func TestRingIsBoundedInBytes(t *testing.T) {
 	}
 }
 
-// All followers get all events, in one order.
+// All followers receive all events, in the same order.
 func TestConcurrently(t *testing.T) {
 	const emitters, each = 4, 100
 	r := NewRing(emitters * each)

@@ -18,7 +18,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// wholeRecord returns a record of which every field is set.
+// wholeRecord returns a record in which every field is set.
 func wholeRecord(t *testing.T) Record {
 	t.Helper()
 	policy, err := netproto.ParsePolicy("allow", []string{"pypi.org", "*.pythonhosted.org:443", "udp/10.0.0.0/8:53-54"},
@@ -43,15 +43,15 @@ func wholeRecord(t *testing.T) Record {
 			Repeats: []agentproto.Generator{{PID: 18, Program: "p", Library: "l"}}, More: 19},
 		Strict: true, Paused: true, Pending: &durable.PendingTop{Name: "n", Owner: "o", Swaps: 20}, Restoring: true,
 	}
-	secrets := &r.Network.Secrets // they are kept apart
+	secrets := &r.Network.Secrets // they are stored separately
 	*secrets = []netproto.Secret{{Host: "h", Header: "X", Value: "v"}}
 	requireSet(t, reflect.ValueOf(r), "record")
 	*secrets = nil
 	return r
 }
 
-// requireSet fails the test if a field of v is zero: say above what it is, so that the test below
-// checks that it is written down.
+// requireSet fails the test if a field of v is zero. wholeRecord must set it, so that the test
+// below checks that it is stored.
 func requireSet(t *testing.T, v reflect.Value, name string) {
 	t.Helper()
 	switch {
@@ -68,8 +68,7 @@ func requireSet(t *testing.T, v reflect.Value, name string) {
 	}
 }
 
-// Every field of a record is written down and comes back, and everything that lies on disk comes
-// from a field.
+// Every field of a record is stored and read back, and every stored value belongs to a field.
 func TestRecordRoundTrip(t *testing.T) {
 	want, dir := wholeRecord(t), t.TempDir()
 	requireSet(t, reflect.ValueOf(want.durable()), "durable.Sandbox")
@@ -88,7 +87,7 @@ func TestRecordRoundTrip(t *testing.T) {
 	}
 }
 
-// A sandbox that nothing says about where it may connect to is not written down, nor is it read.
+// A sandbox without a network setting is neither stored nor read.
 func TestRecordWithoutANetwork(t *testing.T) {
 	r, dir := wholeRecord(t), t.TempDir()
 	r.Network = netclient.Setting{}
@@ -115,7 +114,7 @@ func TestRecordWithoutANetwork(t *testing.T) {
 	}
 }
 
-// A VMM of another protocol is named as such, whatever its record has besides.
+// A VMM of another protocol is reported as such, whatever else its record contains.
 func TestProtocolIsToldFirst(t *testing.T) {
 	for _, text := range []string{`{"vmm_protocol":1,"later":true}`, `{"version":7,"protocol":1}`} {
 		dir := t.TempDir()

@@ -28,8 +28,8 @@ func sleeper(t *testing.T) (*Process, string) {
 	return p, record
 }
 
-// A process is found again by its record while it lives; a record that names a pid with another
-// start time finds nobody.
+// A live process can be found by its record. A record whose pid belongs to a process with another
+// start time finds none.
 func TestFind(t *testing.T) {
 	p, record := sleeper(t)
 	again, err := Find("sleeper", record)
@@ -76,7 +76,8 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// The descriptor of a process that is gone is soon another's: killing the first must not kill that.
+// The descriptor of an ended process is soon reused for another process, which killing the first
+// one must not kill.
 func TestKillAfterTheEndKillsNobody(t *testing.T) {
 	gone, _ := sleeper(t)
 	number := gone.pidfd.Fd()
@@ -102,8 +103,8 @@ func TestKillAfterTheEndKillsNobody(t *testing.T) {
 	}
 }
 
-// What a process says is known when it has ended, also of one that was found; what it may say is
-// bounded.
+// The output of a process is available when it has ended, also for a process that was found by its
+// record. The amount is bounded.
 func TestSaid(t *testing.T) {
 	dir := t.TempDir()
 	bin, record, fifo := filepath.Join(dir, "speaker"), filepath.Join(dir, "pid"), filepath.Join(dir, "fifo")
@@ -134,7 +135,7 @@ func TestSaid(t *testing.T) {
 	}
 }
 
-// A log that is too long for the daemon loses its middle, and one that is not loses nothing.
+// A log that exceeds the daemon's limit loses its middle, a shorter one loses nothing.
 func TestBothEndsOfALogAreKept(t *testing.T) {
 	for _, size := range []int{0, 1, keptOfLog, keptOfLog + 1, 2*keptOfLog - 1, 2 * keptOfLog, 2*keptOfLog + 1,
 		7*keptOfLog + 5, logSize} {
@@ -144,7 +145,7 @@ func TestBothEndsOfALogAreKept(t *testing.T) {
 		}
 		text := make([]byte, size)
 		for i := range text {
-			text[i] = byte(i%251) + 1 // no period of it divides a chunk
+			text[i] = byte(i%251) + 1 // the period does not divide a chunk
 		}
 		if _, err := f.Write(text); err != nil {
 			t.Fatal(err)
@@ -160,7 +161,8 @@ func TestBothEndsOfALogAreKept(t *testing.T) {
 	}
 }
 
-// Of what is kept of the longest report of Go's runtime it can still be told which call ended it.
+// The kept part of the longest report of Go's runtime still reveals which system call ended the
+// process.
 func TestForbiddenCallIsNamedFromBothEnds(t *testing.T) {
 	f, err := newLog("test")
 	if err != nil {
@@ -177,8 +179,8 @@ func TestForbiddenCallIsNamedFromBothEnds(t *testing.T) {
 	}
 }
 
-// A process whose start time cannot be read, because no more files can be open, is not said to be
-// another one: whoever looks for it would take it for ended.
+// If the start time of a process cannot be read because too many files are open, the process is not
+// reported as another one, because callers would consider it ended.
 func TestFindWithoutFiles(t *testing.T) {
 	p, record := sleeper(t)
 	defer func() {

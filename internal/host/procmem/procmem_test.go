@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A VMM with 64 MiB of guest RAM: a layer page between anonymous ranges, beside the binary with its
-// .bss, the heap, a reservation and a thread's stack.
+// A VMM with 64 MiB of guest RAM: a layer page between anonymous ranges, and also the binary with
+// its .bss, the heap, a reservation and a thread's stack.
 const vmmSmaps = `00400000-00500000 r-xp 00000000 08:01 11 /layers/forkd-vmm
 Pss:                  10 kB
 Private_Clean:         4 kB
@@ -38,7 +38,7 @@ Pss:                   4 kB
 Private_Dirty:         4 kB
 `
 
-// upperRegion is RAM above the device hole, apart from the rest.
+// upperRegion is RAM above the device hole, separate from the rest.
 const upperRegion = `7f2000000000-7f2002000000 rw-p 00000000 00:00 0
 Pss:                  20 kB
 Private_Dirty:        20 kB
@@ -74,11 +74,11 @@ func TestParts(t *testing.T) {
 	}
 }
 
-// What this process maps as a VMM maps guest RAM is found in its real smaps, and written pages are
-// counted.
+// Mappings that this process makes like those of guest RAM are found in its real smaps, and written
+// pages are counted.
 func TestOfThisProcess(t *testing.T) {
 	const size, written = 256 << 20, 4 << 20
-	const guard = 2 << 20 // on both sides: what the Go runtime maps meanwhile must not be next to it
+	const guard = 2 << 20 // on both sides, so that mappings of the Go runtime are not adjacent
 	room, err := unix.Mmap(-1, 0, size+2*guard, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	if err != nil {
 		t.Fatal(err)
@@ -110,8 +110,8 @@ func TestOfThisProcess(t *testing.T) {
 	}
 }
 
-// A VMM that a guest has taken over may have as many mappings as the kernel lets it. A look at its
-// memory ends long before the last of them, and holds few.
+// A VMM that its guest has taken over may have as many mappings as the kernel permits. Reading its
+// memory stops long before the last of them, and stores few.
 func TestMappingsAreBounded(t *testing.T) {
 	var heads strings.Builder
 	for i := range 4 * maxMappings {

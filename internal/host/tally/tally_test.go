@@ -2,8 +2,8 @@ package tally
 
 import "testing"
 
-// Memory and disk are counted over the VMs that a sandbox has had, and from the first look where a
-// VM began with something.
+// Memory and disk are counted over all VMs that a sandbox has had. For a VM that starts with dirty
+// pages, counting begins with the first reading.
 func TestWrittenSinceTheLatestSnapshot(t *testing.T) {
 	var c Tally
 	want := func(when string, now, want Written) {

@@ -10,8 +10,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Of a snapshot with memory, the disk is that of a child that was brought to rest; of one without, it is
-// the snapshot's own. Nothing of either is left.
+// For a snapshot with memory, DiskOf freezes a child and returns its disk. For a snapshot without
+// memory, it returns the snapshot's own disk. Nothing else is left of either.
 func TestDiskOf(t *testing.T) {
 	h := newHost(t)
 	v := h.For(owner.Owner{Name: "token:a"})

@@ -97,12 +97,12 @@ func (v *View) Branch(ctx context.Context, id string, req sandbox.BranchRequest)
 	})
 }
 
-// turnLabel is the label by which clients know the saved turns of a sandbox, and begins the names of the
-// others that a turn has.
+// turnLabel is the label by which clients recognize the saved turns of a sandbox. It is also the prefix
+// of a turn's other labels.
 const turnLabel = "turn"
 
-// mayLabel reports whether the principal may give a snapshot a label of that name. The labels of turns are
-// the same for all: they count for turns of the sandbox that was branched only.
+// mayLabel reports whether the principal may give a snapshot a label of that name. All principals use the
+// same labels for turns, which only count for the sandbox that was branched.
 func (v *View) mayLabel(name string) bool {
 	return strings.HasPrefix(name, string(v.p.Prefix)) || name == turnLabel || strings.HasPrefix(name, turnLabel+".")
 }

@@ -35,7 +35,7 @@ func (metrics) BranchDone(sandbox.BranchResult, error) {}
 func (metrics) RollbackDone(error)                     {}
 func (metrics) SandboxExited(string)                   {}
 
-// newHost returns a Host with the parent "p", which is for all.
+// newHost returns a Host with the parent "p", which all principals may use.
 func newHost(t *testing.T) *Host {
 	t.Helper()
 	dir, log := t.TempDir(), slog.New(slog.DiscardHandler)
@@ -70,11 +70,11 @@ func newHost(t *testing.T) *Host {
 	return New(m, w)
 }
 
-// part is what one team has.
+// part holds the objects of one team.
 type part struct {
 	view      *View
-	sandbox   string // of it
-	tag       string // of a branch of it
+	sandbox   string // a sandbox of the team
+	tag       string // a branch of the sandbox
 	workspace string
 }
 
@@ -97,7 +97,7 @@ func newPart(t *testing.T, h *Host, team string) part {
 	return p
 }
 
-// isMissing reports whether an error says that something is not there.
+// isMissing reports whether an error means that an object does not exist.
 func isMissing(err error) bool {
 	var (
 		box  *sandbox.NotFoundError
@@ -107,12 +107,13 @@ func isMissing(err error) bool {
 	return errors.As(err, &box) || errors.As(err, &tag) || errors.As(err, &name)
 }
 
-// unnamed are the methods of View whose first argument names nothing of others, or that have none: the
-// tests below call them.
+// unnamed are the methods of View whose first argument cannot name an object of another principal, or
+// that have no argument. The tests below call them.
 var unnamed = []string{"Limited", "MayName", "Events", "Fork", "Sandboxes", "Snapshots", "Workspaces", "LeftAlone",
 	"Machines", "TagOf", "BaseImage", "UnnamedBytes", "CreateWorkspace"}
 
-// call calls a method of a View with a name, and zero values for all else, and returns its error.
+// call calls a method of a View with a name, and zero values for all other arguments, and returns
+// its error.
 func call(t *testing.T, v *View, m reflect.Method, name string) error {
 	t.Helper()
 	args, named := []reflect.Value{reflect.ValueOf(v)}, false
@@ -135,8 +136,8 @@ func call(t *testing.T, v *View, m reflect.Method, name string) error {
 	return err
 }
 
-// Whatever a principal names of another, and whatever somebody without a name does, it is as if it were
-// not there: for all methods that there are.
+// For every method, an object of another principal does not exist, and for a caller without a principal
+// no object exists.
 func TestWhatIsOfOthersIsNotThere(t *testing.T) {
 	h := newHost(t)
 	a, b := newPart(t, h, "a"), newPart(t, h, "b")
@@ -172,7 +173,7 @@ func TestWhatIsOfOthersIsNotThere(t *testing.T) {
 	}
 }
 
-// Lists have what is of the principal, and parents.
+// Lists contain the principal's own objects, and parents.
 func TestLists(t *testing.T) {
 	h := newHost(t)
 	a, b := newPart(t, h, "a"), newPart(t, h, "b")
@@ -207,7 +208,7 @@ func TestLists(t *testing.T) {
 	}
 }
 
-// What names nothing of others is bounded by the limit of the principal.
+// Methods that name no object of another principal are bounded by the principal's limit.
 func TestLimits(t *testing.T) {
 	h := newHost(t)
 	a, b := newPart(t, h, "a"), newPart(t, h, "b")
@@ -289,12 +290,12 @@ func detail(t *testing.T, p part) store.Detail {
 	return d
 }
 
-// Who follows learns what happens to sandboxes of its own, and of others nothing.
+// A follower receives the events of its own sandboxes, and none of other principals.
 func TestEvents(t *testing.T) {
 	h := newHost(t)
 	a, b := newPart(t, h, "a"), newPart(t, h, "b")
 	last := func(v *View) (seen []string) {
-		e := v.Events("none") // all that is remembered
+		e := v.Events("none") // all events that are kept
 		for {
 			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 			next, _, err := e.Next(ctx)

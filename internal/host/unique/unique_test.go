@@ -23,7 +23,8 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// What a request says goes before what was; a request that says nothing changes nothing.
+// The setting of a request takes precedence over the earlier one; a request without one changes
+// nothing.
 func TestOr(t *testing.T) {
 	for _, before := range []bool{false, true} {
 		for s, want := range map[Strict]bool{AsBefore: before, Report: false, Refuse: true} {
@@ -37,7 +38,7 @@ func TestOr(t *testing.T) {
 	}
 }
 
-// repeats returns what an agent reports that has found so many generators.
+// repeats returns the findings of an agent that has found so many repeating generators.
 func repeats(n int, more uint32) *agentproto.Unique {
 	u := &agentproto.Unique{More: more}
 	for i := range n {
@@ -47,7 +48,7 @@ func repeats(n int, more uint32) *agentproto.Unique {
 	return u
 }
 
-// A strict sandbox is handed out only if its agent has looked and found nothing.
+// A strict sandbox is handed out only if its agent has searched and found nothing.
 func TestAdmit(t *testing.T) {
 	for _, c := range []struct {
 		strict bool
@@ -66,7 +67,7 @@ func TestAdmit(t *testing.T) {
 	}
 }
 
-// The error names the generators, but no more of them than fit into a message.
+// The error names as many of the generators as fit into a message.
 func TestErrorNamesGenerators(t *testing.T) {
 	for _, c := range []struct {
 		found     *agentproto.Unique

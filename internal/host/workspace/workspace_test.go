@@ -43,7 +43,7 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// start takes over what is in the world's directory, as a daemon does.
+// start takes over the existing files of the world's directory, as a daemon does.
 func (w *world) start(t *testing.T) {
 	t.Helper()
 	var err error
@@ -124,8 +124,8 @@ func TestWorkspace(t *testing.T) {
 	}
 }
 
-// A workspace, suspended or not, survives those who end all sandboxes or its own, before and after
-// a restart. Only who deletes the workspace ends it.
+// A workspace, suspended or not, survives requests to delete all sandboxes or its own, before and
+// after a restart. Only the deletion of the workspace ends it.
 func TestWorkspaceIsNotKilled(t *testing.T) {
 	w := newWorld(t)
 	info, err := w.Create(t.Context(), "ws", sandbox.ForkRequest{Tag: "p"})
@@ -161,7 +161,7 @@ func TestWorkspaceIsNotKilled(t *testing.T) {
 	}
 }
 
-// meddler does something when a sandbox is let go for the first time.
+// meddler calls a function when a sandbox is released for the first time.
 type meddler struct {
 	Sandboxes
 	meddle func()
@@ -175,8 +175,8 @@ func (m *meddler) Release(id string) error {
 	return m.Sandboxes.Release(id)
 }
 
-// A deletion that comes second leaves alone what the name stands for by then: the sandbox of a
-// workspace that is forgotten could not be deleted any more.
+// A second deletion does not affect a sandbox that the name refers to by then. Otherwise a sandbox
+// would belong to a forgotten workspace, and could never be deleted.
 func TestDeletedTwiceAndMadeAgain(t *testing.T) {
 	w := newWorld(t)
 	defer w.stop()
@@ -203,8 +203,8 @@ func TestDeletedTwiceAndMadeAgain(t *testing.T) {
 	}
 }
 
-// Workspaces of before records had versions are as they were. One whose record cannot be read keeps
-// its name and its record.
+// Workspaces from before records had versions are unchanged. A workspace with an unreadable record
+// keeps its name and its record.
 func TestRecords(t *testing.T) {
 	w := newWorld(t)
 	info, err := w.Create(t.Context(), "ws", sandbox.ForkRequest{Tag: "p"})
@@ -261,7 +261,8 @@ func TestRecords(t *testing.T) {
 	}
 }
 
-// While the disk is slow with the record of one workspace, others are listed, made and deleted.
+// While the record of one workspace is being written to a slow disk, others can be listed, created
+// and deleted.
 func TestASlowRecordStopsItsWorkspaceOnly(t *testing.T) {
 	w := newWorld(t)
 	defer w.stop()
@@ -273,7 +274,7 @@ func TestASlowRecordStopsItsWorkspaceOnly(t *testing.T) {
 	w.mu.Lock()
 	e := w.byName["slow"]
 	w.mu.Unlock()
-	e.file.Lock() // as a write that does not end
+	e.file.Lock() // as during a write that does not end
 	suspended := make(chan error)
 	go func() {
 		_, err := w.Suspend(t.Context(), "slow")
