@@ -25,7 +25,7 @@ func Write(path string, data []byte, mode fs.FileMode) error {
 	return write(path, data, mode, false)
 }
 
-// WriteJSON writes v as indented JSON, which everybody may read, and makes the directory of path.
+// WriteJSON writes v as indented JSON, readable by all users, and makes the directory of path.
 func WriteJSON(path string, v any) error {
 	p, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {

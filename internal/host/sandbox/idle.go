@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// minIdle is the shortest idle timeout: suspending takes a good part of a second on a slow disk.
+// minIdle is the minimum idle timeout, because suspending takes most of a second on a slow disk.
 const minIdle = time.Second
 
 func (m *Manager) suspendIdle(s *Sandbox) {

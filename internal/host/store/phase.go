@@ -108,7 +108,7 @@ func (l *life) isUnnamed() bool {
 		l.phase == phaseDeleting && (l.before == phaseUnnamedHot || l.before == phaseUnnamed)
 }
 
-// inRAM reports whether at least the memory layer is in RAM only.
+// inRAM reports whether a part of the snapshot, such as its memory layer, is in RAM only.
 func (l *life) inRAM() bool {
 	p := l.phase
 	if p == phaseDeleting {

@@ -40,7 +40,7 @@ type BranchConfig struct {
 //  4. put new tops on the disks;
 //  5. let it run again;
 //  6. live: copy the frozen pages;
-//  7. if asked to: keep those frozen that nobody writes, for Rebase.
+//  7. if requested: keep the unwritten pages frozen, for Rebase.
 //
 // State, memory and disks are thus of one instant. If a step before the fifth fails, the machine
 // runs on unchanged: its dirty pages stay dirty, because a page is dirty while it is private, and
@@ -236,7 +236,7 @@ func (m *Machine) BranchDisks(cfg BranchConfig) (result vmmproto.BranchResult, e
 	return result, nil
 }
 
-// atRest calls do while the vCPUs stand still, and returns how long they did. A machine that was
+// atRest calls do while the vCPUs are stopped, and returns for how long they were. A machine that was
 // paused before stays paused.
 func (m *Machine) atRest(do func(wasPaused bool) error) (pause time.Duration, err error) {
 	start := time.Now()

@@ -238,7 +238,7 @@ func (q *Queue) DisableNotify() error {
 // StateSize is the length in bytes of what Save appends.
 const StateSize = 4
 
-// Save appends the ring indices; the transport saves the place of the ring.
+// Save appends the ring indices; the transport saves the address of the ring.
 func (q *Queue) Save(w *codec.Writer) {
 	w.U16(q.lastAvail)
 	w.U16(q.usedIdx)
