@@ -56,8 +56,8 @@ type Config struct {
 	CmdlineArgs []string        // added to the kernel command line of parents
 	CPUTemplate string          // of parents
 	Accel       string          // "kvm" or "tcg", for reports
-	// of the addresses that clients of forkd 0.5 are told, which forkd forward-guests serves; 0:
-	// none
+	// Port of the addresses that clients of forkd 0.5 get, which forkd forward-guests serves; 0:
+	// none.
 	GuestPort  int
 	KillOnExit bool // kill all sandboxes when the daemon stops
 	Jail       jail.Options

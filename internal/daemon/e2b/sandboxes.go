@@ -217,7 +217,7 @@ func lengthens(i sandbox.Info, e sandbox.Expiry) bool {
 	return !i.Expires.IsZero() && i.Expires.Before(e.At)
 }
 
-// setTimeout sets the end of a sandbox relative to now. The time of a paused sandbox stands still.
+// setTimeout sets the end of a sandbox relative to now. A paused sandbox does not expire.
 func (a *Server) setTimeout(w http.ResponseWriter, r *http.Request) error {
 	return a.timeout(w, r, false)
 }
@@ -252,7 +252,7 @@ func (a *Server) timeout(w http.ResponseWriter, r *http.Request, onlyLonger bool
 	return nil
 }
 
-// pause suspends a sandbox. Its time stands still until it is resumed.
+// pause suspends a sandbox, which does not expire until it is resumed.
 func (a *Server) pause(w http.ResponseWriter, r *http.Request) error {
 	var req struct {
 		Memory  *bool `json:"memory"`

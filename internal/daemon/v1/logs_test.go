@@ -105,7 +105,7 @@ func TestLogsAreFollowed(t *testing.T) {
 	}
 }
 
-// A slow reader loses output, is told so, and blocks nothing.
+// A slow reader loses output, is notified of that, and blocks nothing else.
 func TestLogsOfASlowReader(t *testing.T) {
 	r, id, guest := consoles(t, face.Limits{Stall: 300 * time.Millisecond})
 	logs, err := r.Logs(t.Context(), id, client.LogsRequest{Follow: true})

@@ -235,8 +235,8 @@ func TestReset(t *testing.T) {
 	})
 }
 
-// A guest without connections is searched once and not again until it has sent something, and
-// nothing is allocated.
+// A guest without connections is searched once, and again only after it has sent something. Nothing
+// is allocated.
 func TestResetOfAGuestWithoutConnections(t *testing.T) {
 	inNamespaces(t, func(t *testing.T, l net.Listener) {
 		if err := Up(); err != nil {
@@ -314,7 +314,7 @@ func TestTruncatedAnswers(t *testing.T) {
 	if _, err := n.messages(p[:unix.SizeofNlMsghdr], nil); !errors.Is(err, errShort) {
 		t.Error(err)
 	}
-	n.seq++ // what came is an answer to another request
+	n.seq++ // the message answers another request
 	if done, err := n.messages(p[:unix.SizeofNlMsghdr], nil); done || err != nil {
 		t.Error(done, err)
 	}

@@ -11,7 +11,7 @@ import (
 
 func TestResolver(t *testing.T) {
 	for name, c := range map[string]struct {
-		text string // of the image; - for none
+		text string // of the image; -: none
 		kept bool
 	}{
 		"none":         {"-", false},
@@ -49,7 +49,7 @@ func TestResolver(t *testing.T) {
 	}
 }
 
-// A link to where a program would put its file, which the guest does not run, gives way to a file.
+// A dangling link, to the file of a program that the guest does not run, is replaced by a file.
 func TestResolverReplacesADanglingLink(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "resolv.conf")
 	if err := os.Symlink("../run/systemd/resolve/stub-resolv.conf", path); err != nil {

@@ -51,8 +51,8 @@ func TestReseedRefusesShortEntropy(t *testing.T) {
 	}
 }
 
-// What was fetched ahead goes, a device that has nothing yet is not waited for, and a guest may
-// have none.
+// Bytes that were fetched in advance are dropped. There is no wait for a device without data, and a
+// guest may have no device.
 func TestDropFetched(t *testing.T) {
 	var ends [2]int
 	if err := unix.Pipe2(ends[:], unix.O_NONBLOCK|unix.O_CLOEXEC); err != nil {

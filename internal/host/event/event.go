@@ -1,8 +1,8 @@
 // Package event keeps the recent events of this host's sandboxes and snapshots for followers.
 //
 // Emit never waits: followers read from the ring at their own pace, and a follower that falls
-// behind by more than the ring's length learns how many events it missed. Nothing is written to
-// disk. A follower that presents an id of an earlier ring is told so. The emitters decide what an
+// behind by more than the ring's length learns how many events it missed. A follower with an id of
+// an earlier ring is notified of that. Nothing is written to disk. The emitters decide what an
 // event is about.
 package event
 

@@ -54,8 +54,8 @@ const (
 	ACPIStart guestmem.GPA = 0xe0000
 	// ACPIEnd ends the area of the ACPI tables.
 	ACPIEnd = ResetVectorAddr
-	// ResetVectorAddr is where a PC's BIOS begins (F000:FFF0). Kernels that are told to reset
-	// through the BIOS jump there in real mode. The code there writes to ResetPort.
+	// ResetVectorAddr is where a PC's BIOS begins (F000:FFF0). Kernels configured to reset through
+	// the BIOS jump there in real mode. The code there writes to ResetPort.
 	ResetVectorAddr guestmem.GPA = 0xffff0
 
 	// HighRAMStart is the 1 MiB boundary, where RAM continues.
@@ -89,9 +89,9 @@ const (
 const (
 	// SerialGSI is COM1's classic interrupt; guests without ACPI drivers expect it there.
 	SerialGSI = 4
-	// FirstVirtioGSI belongs to the first virtio device. GSI 0 is left out because KVM routes it
-	// like a PC's timer, 1 to 3 because Linux treats them as ISA interrupts of devices that do not
-	// exist here.
+	// FirstVirtioGSI belongs to the first virtio device. GSI 0 is not used because KVM routes it
+	// like a PC's timer, and 1 to 3 are not used because Linux treats them as ISA interrupts of
+	// devices that do not exist here.
 	FirstVirtioGSI = 5
 	// VMGenIDGSI is the interrupt of the ACPI event device that reports a new generation
 	// identifier.
