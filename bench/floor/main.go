@@ -41,7 +41,7 @@ func now() int64 {
 	return t.Nano()
 }
 
-// run releases nothing; the end of the process does, as for a VMM that is killed.
+// run runs the VM to its first exit. It leaves all cleanup to the exit of the process.
 func run() error {
 	runtime.LockOSThread()
 	var st unix.Stat_t

@@ -37,7 +37,8 @@ type kept struct {
 	timer   *time.Timer // drops it
 }
 
-// keepIf keeps a complete capture if wanted, else releases it. It reports which.
+// keepIf keeps a complete capture if wanted, and otherwise releases it. It reports whether it was
+// kept.
 //
 // Preconditions: m.mu is held, and nothing is kept.
 func (m *Machine) keepIf(wanted bool, capture *uffd.Capture, serial uint64) bool {

@@ -1,8 +1,8 @@
 // Package e2btls lets E2B's SDKs, as published, reach sandboxes by host names over TLS, with the
 // certificates and the environment that `forkd e2b setup` makes.
 //
-// The API is the real one over fake VMs. Each has a real agent, which is a process of this host. An
-// /etc/hosts for the SDK's program alone makes all names lead here. scripts/compat runs this
+// The API is the real one over fake VMs. Each has a real agent, which is a process of this host. The
+// SDK's program gets its own /etc/hosts, in which all names lead here. scripts/compat runs this
 // package.
 package e2btls
 
