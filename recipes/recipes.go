@@ -6,5 +6,5 @@ import "embed"
 
 // FS has one directory per recipe, named like it.
 //
-//go:embed */recipe.yaml */*.java */*.py
+//go:embed */recipe.yaml */*.java */*.py */*.sh
 var FS embed.FS
