@@ -75,7 +75,7 @@ def test_readme_names_what_there_is() -> None:
     import forkd
 
     readme = (SDK / "README.md").read_text()
-    table = readme[readme.index("## What there is") : readme.index("* **Bytes first.**")]
+    table = readme[readme.index("## Overview") : readme.index("* **Bytes first.**")]
     names = set(re.findall(r"`(?:\w+\.)*(\w+)`", table))
     for cls in (forkd.Client, forkd.Sandbox):
         public = {n for n, v in vars(cls).items() if not n.startswith("_") and callable(getattr(cls, n))}
