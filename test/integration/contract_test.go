@@ -2,6 +2,7 @@ package integration_test
 
 import (
 	"fmt"
+	"path/filepath"
 	"testing"
 
 	"github.com/forkd/forkd/test/contract"
@@ -14,7 +15,9 @@ func TestContractWithVMs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := load(t).start(t)
+	f := load(t)
+	state := f.copyState(t) // builds leave the snapshots of their steps
+	d := f.start(t, withState(state), withRAM(filepath.Join(state, "ram")))
 	there := contract.Daemon{URL: d.url, Snapshot: tag, Tmp: "/tmp"}
 	for i, s := range scenarios {
 		if s.Needs == "fake" {

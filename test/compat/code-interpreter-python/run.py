@@ -11,7 +11,7 @@ os.environ.update(E2B_API_URL=os.environ["FORKD_URL"], E2B_SANDBOX_URL=os.enviro
                   E2B_API_KEY=os.environ["FORKD_TOKEN"], E2B_VALIDATE_API_KEY="false")
 
 import hostnames  # noqa: E402
-from e2b import CommandHandle, SandboxException, TimeoutException  # noqa: E402
+from e2b import CommandHandle, SandboxException, Template, TimeoutException  # noqa: E402
 from e2b.sandbox_sync.commands.command import Commands  # noqa: E402
 from e2b.sandbox_sync.commands.pty import Pty  # noqa: E402
 from e2b.sandbox_sync.filesystem.filesystem import Filesystem  # noqa: E402
@@ -25,7 +25,8 @@ DEFAULT = {"python", "javascript"}  # languages of the contexts that are there a
 
 def unknown_names() -> list[str]:
     """What docs/sdk.md says that E2B's SDK has, and it has not."""
-    places = {"Sandbox": Sandbox, "sandbox": Sandbox, "sandbox.commands": Commands, "sandbox.pty": Pty, "sandbox.files": Filesystem, "handle": CommandHandle}
+    places = {"Sandbox": Sandbox, "sandbox": Sandbox, "sandbox.commands": Commands, "sandbox.pty": Pty,
+              "sandbox.files": Filesystem, "handle": CommandHandle, "Template": Template}
     with open("docs/sdk.md") as f:
         table = f.read().partition("<!-- e2b:")[2].partition("<!-- end of e2b -->")[0]
     missing = []
