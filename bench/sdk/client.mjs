@@ -1,4 +1,5 @@
-// The TypeScript SDK for bench/sdk: each line of input is work, and is answered with the seconds it took.
+// The TypeScript SDK for bench/sdk. Each line of input is one piece of work, which is answered with the
+// seconds that it took; "held N" is answered with KiB per sandbox.
 import { rmSync } from "node:fs";
 import { createInterface } from "node:readline";
 import { Sandbox } from "../../sdk/typescript/src/index.ts";
@@ -33,6 +34,15 @@ for await (const line of createInterface({ input: process.stdin })) {
     const made = await Promise.all(Array.from({ length: Number(n) }, started));
     console.log((performance.now() - began) / 1000);
     await Promise.all(made.map((one) => one.kill()));
+    continue;
+  }
+  if (work === "held") { // how much this process grows for each sandbox that it holds, in KiB
+    const first = await started(); // what all sandboxes share is there
+    const before = process.memoryUsage.rss();
+    const made = [];
+    for (let i = 0; i < Number(n); i++) made.push(await started());
+    console.log((process.memoryUsage.rss() - before) / 1024 / Number(n));
+    await Promise.all([first, ...made].map((one) => one.kill()));
     continue;
   }
   await works[work]();

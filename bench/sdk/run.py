@@ -1,8 +1,9 @@
-"""What an SDK adds to the requests that it makes: the SDKs of this repository for Python and TypeScript, and
-E2B's for Python, each beside the same requests by a plain HTTP client, against one daemon in one run.
+"""What an SDK adds to the requests that it makes: the SDKs of this repository for Python, TypeScript and Go,
+and E2B's for Python, each beside the same requests by a plain HTTP client, against one daemon in one run.
 
 VMs are faked and agents are processes of this host, so that the daemon's own time is small and the
-clients' is not lost in it. Clients take turns. A table goes to standard output, the figures to $COMPAT_OUT.
+clients' is not lost in it. Clients take turns. After that each client holds N sandboxes in a process of its
+own, which is asked how much it has grown. A table goes to standard output, the figures to $COMPAT_OUT.
 Started by scripts/bench sdk; N is how many sandboxes at once (100), RUNS how many one after another (20).
 """
 
@@ -141,20 +142,35 @@ class E2B(Forkd):
         assert len(self.box.files.read(self.path, format="bytes")) == len(LARGE)
 
 
-class Node:
-    """The TypeScript SDK, in a process that does what it is told by lines and says how long that took."""
+class Program:
+    """An SDK of another language: a process that does the work of each line of its input, and answers a number."""
 
-    def __init__(self) -> None:
-        node = os.path.join(os.path.dirname(sys.executable), "node")
-        self.process = subprocess.Popen([node, "--no-warnings", "bench/sdk/client.mjs", TAG, f"{rig['tmp']}/large-node"],
-                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    def __init__(self, *command: str) -> None:
+        self.process = subprocess.Popen([*command, TAG, f"{rig['tmp']}/large-{id(self)}"], stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE, text=True)
 
     def tell(self, work: str) -> float:
         print(work, file=self.process.stdin, flush=True)
         said = self.process.stdout.readline()
         if not said:
-            raise RuntimeError(f"the TypeScript client ended at {work}")
+            raise RuntimeError(f"{self.process.args}: it ended at {work}")
         return float(said)
+
+    def end(self) -> None:
+        self.process.stdin.close()
+        self.process.wait(60)  # it has killed its sandboxes
+
+
+def started(name: str) -> Program:
+    return Program(*PROGRAMS[name])
+
+
+go_client = os.path.join(scratch.name, "client")
+subprocess.run(["go", "build", "-o", go_client, "./bench/sdk/client"], check=True)
+PROGRAMS = {
+    "typescript": (os.path.join(os.path.dirname(sys.executable), "node"), "--no-warnings", "bench/sdk/client.mjs"),
+    "go": (go_client,),
+}
 
 
 def took(f: Callable[[], Any]) -> float:
@@ -164,8 +180,8 @@ def took(f: Callable[[], Any]) -> float:
 
 
 KINDS: dict[str, Callable[[], Any]] = {"http": PlainForkd, "python": Forkd, "http-e2b": PlainE2B, "e2b": E2B}
-times: dict[str, dict[str, list[float]]] = {row: {k: [] for k in (*KINDS, "typescript")} for row in ROWS}
-node = Node()
+times: dict[str, dict[str, list[float]]] = {row: {k: [] for k in (*KINDS, *PROGRAMS)} for row in ROWS}
+programs = {name: started(name) for name in PROGRAMS}
 for run in range(RUNS + 1):  # the first one finds cold caches
     def note(row: str, kind: str, seconds: float) -> None:
         if run > 0:
@@ -182,11 +198,12 @@ for run in range(RUNS + 1):  # the first one finds cold caches
             note(ROWS[4], kind, took(client.down))
             os.remove(client.path)
         client.kill()
-    for row, work in zip(ROWS, ("create", "command", "code", "up", "down")):
-        if work in ("up", "down") and run > max(3, RUNS // 4):
-            continue
-        note(row, "typescript", node.tell(work))
-    node.tell("kill")
+    for name, program in programs.items():
+        for row, work in zip(ROWS, ("create", "command", "code", "up", "down")):
+            if work in ("up", "down") and run > max(3, RUNS // 4):
+                continue
+            note(row, name, program.tell(work))
+        program.tell("kill")
 
 wall: dict[str, float] = {}
 for kind, make in KINDS.items():
@@ -201,25 +218,36 @@ for kind, make in KINDS.items():
         made = list(pool.map(one, range(N)))
         wall[kind] = time.perf_counter() - began
         list(pool.map(lambda c: c.kill(), made))
-wall["typescript"] = node.tell(f"many {N}")
-node.process.stdin.close()
-node.process.wait(60)  # it has killed its sandboxes
+for name, program in programs.items():
+    wall[name] = program.tell(f"many {N}")
+    program.end()
+
+held: dict[str, float] = {}
+for kind, name in (("python", "forkd"), ("e2b", "e2b")):
+    said = subprocess.run([sys.executable, "bench/sdk/held.py", name, TAG, str(N)], check=True, capture_output=True)
+    held[kind] = float(said.stdout)
+for name in PROGRAMS:
+    program = started(name)
+    held[name] = program.tell(f"held {N}")
+    program.end()
 
 print(f"What SDKs add to their own requests, p50 in ms; {RUNS} in turn, {N} at once; {os.cpu_count()} CPUs; VMs are faked\n")
-print("| what | /v1 by HTTP | Python adds | TypeScript adds | E2B's API by HTTP | E2B's SDK adds | Python : E2B |")
-print("| --- |" + " ---: |" * 6)
+print("| what | /v1 by HTTP | Python adds | TypeScript adds | Go adds | E2B's API by HTTP | E2B's SDK adds | Python : E2B |")
+print("| --- |" + " ---: |" * 7)
 figures = []
 ms = lambda row, kind: 1000 * statistics.median(times[row][kind])  # noqa: E731
 for row in ROWS:
-    cells = {kind: ms(row, kind) for kind in (*KINDS, "typescript")}
+    cells = {kind: ms(row, kind) for kind in (*KINDS, *PROGRAMS)}
     figures.append({"what": row, **{k: {"p50_ms": round(v, 2), "count": len(times[row][k])} for k, v in cells.items()}})
 figures.append({"what": f"create → first command, {N} at once", **{k: {"p50_ms": round(1000 * v, 1), "count": 1} for k, v in wall.items()}})
 for f in figures:
     c = {k: v["p50_ms"] for k, v in f.items() if k != "what"}
     ours, theirs = c["python"] - c["http"], c["e2b"] - c["http-e2b"]
     ratio = f"{ours / theirs:.2f}" if theirs > 0 and ours > 0 else ""
-    print(f"| {f['what']} | {c['http']:.1f} | {ours:.1f} | {c['typescript'] - c['http']:.1f} | {c['http-e2b']:.1f} | {theirs:.1f} | {ratio} |")
+    print(f"| {f['what']} | {c['http']:.1f} | {ours:.1f} | {c['typescript'] - c['http']:.1f} | {c['go'] - c['http']:.1f} | {c['http-e2b']:.1f} | {theirs:.1f} | {ratio} |")
+print(f"\nMemory that a process takes for each of {N} sandboxes that it holds, KiB: Python {held['python']:.0f}, "
+      f"TypeScript {held['typescript']:.0f}, Go {held['go']:.0f}, E2B's SDK for Python {held['e2b']:.0f}")
 with open(os.environ["COMPAT_OUT"], "w") as out:
-    json.dump({"runs": RUNS, "at_once": N, "rows": figures}, out, indent=1)
+    json.dump({"runs": RUNS, "at_once": N, "rows": figures, "held_kib": held}, out, indent=1)
 daemon.stdin.close()
 daemon.wait(60)

@@ -1,0 +1,168 @@
+// Client is the Go client for bench/sdk. Each line of its input is one piece of work, which it answers
+// with the seconds that the work took; a line "held N" it answers with KiB per sandbox.
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"log"
+	"os"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/forkd/forkd/client"
+)
+
+// bench is the client and its current sandbox.
+type bench struct {
+	*client.Client
+	tag, path string
+	large     []byte
+	box       string
+}
+
+func main() {
+	c, err := client.Default()
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer c.Close()
+	b := &bench{Client: c, tag: os.Args[1], path: os.Args[2]}
+	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
+		work, n := lines.Text(), 0
+		_, _ = fmt.Sscanf(lines.Text(), "%s %d", &work, &n)
+		if err := b.carryOut(context.Background(), work, n); err != nil {
+			log.Fatal(work, ": ", err)
+		}
+	}
+}
+
+// carryOut does one piece of work, and prints what the caller waits for.
+func (b *bench) carryOut(ctx context.Context, work string, n int) error {
+	switch work { // what must be there before the clock starts
+	case "code":
+		if err := b.code(ctx); err != nil { // starts the interpreter
+			return err
+		}
+	case "up":
+		b.large = bytes.Repeat([]byte{7}, 100<<20)
+	case "held":
+		return b.held(ctx, n)
+	}
+	began := time.Now()
+	if err := b.do(ctx, work, n); err != nil {
+		return err
+	}
+	fmt.Println(time.Since(began).Seconds())
+	if work == "down" {
+		b.large = nil
+		return os.Remove(b.path)
+	}
+	return nil
+}
+
+func (b *bench) do(ctx context.Context, work string, n int) (err error) {
+	switch work {
+	case "create":
+		b.box, err = b.started(ctx)
+	case "command":
+		err = b.command(ctx, b.box)
+	case "code":
+		err = b.code(ctx)
+	case "up":
+		err = b.WriteFile(ctx, b.box, b.path, bytes.NewReader(b.large))
+	case "down":
+		err = b.down(ctx)
+	case "kill":
+		err = b.Kill(ctx, b.box)
+	case "many":
+		_, err = b.many(ctx, n)
+	default:
+		err = fmt.Errorf("unknown work %q", work)
+	}
+	return err
+}
+
+func (b *bench) started(ctx context.Context) (id string, err error) {
+	boxes, err := client.Children(b.Fork(ctx, client.ForkRequest{SnapshotTag: b.tag}))
+	if err != nil {
+		return "", err
+	}
+	return boxes[0].ID, b.command(ctx, boxes[0].ID)
+}
+
+func (b *bench) command(ctx context.Context, id string) error {
+	r, err := client.Checked(b.Exec(ctx, id, client.ExecRequest{Args: client.Shell("echo hi")}))
+	if err == nil && r.Stdout != "hi\n" {
+		err = fmt.Errorf("echo said %q", r.Stdout)
+	}
+	return err
+}
+
+func (b *bench) code(ctx context.Context) error {
+	_, err := b.RunCode(ctx, b.box, client.CodeRequest{Code: "1+1"}, client.CodeHandlers{})
+	return err
+}
+
+func (b *bench) down(ctx context.Context) error {
+	file, err := b.ReadFile(ctx, b.box, b.path)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	if n, err := io.Copy(io.Discard, file); err != nil || n != int64(len(b.large)) {
+		return fmt.Errorf("%d of %d bytes: %w", n, len(b.large), err)
+	}
+	return nil
+}
+
+// many starts n sandboxes at once.
+func (b *bench) many(ctx context.Context, n int) (ids []string, err error) {
+	ids = make([]string, n)
+	var group errgroup.Group
+	for i := range ids {
+		group.Go(func() (err error) {
+			ids[i], err = b.started(ctx)
+			return err
+		})
+	}
+	return ids, group.Wait()
+}
+
+// held prints how much this process has grown for each of n sandboxes that it holds.
+func (b *bench) held(ctx context.Context, n int) error {
+	first, err := b.many(ctx, 1) // makes what all sandboxes share
+	if err != nil {
+		return err
+	}
+	before := residentKiB()
+	ids, err := b.many(ctx, n)
+	if err != nil {
+		return err
+	}
+	fmt.Println(float64(residentKiB()-before) / float64(n))
+	for _, id := range append(ids, first...) {
+		if err := b.Kill(ctx, id); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// residentKiB returns the resident memory of this process (proc(5), VmRSS).
+func residentKiB() (kib int64) {
+	status, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		log.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(status), "VmRSS:")
+	if _, err := fmt.Sscan(rest, &kib); err != nil {
+		log.Fatal(err)
+	}
+	return kib
+}
