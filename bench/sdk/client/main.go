@@ -1,4 +1,4 @@
-// Client is the Go client for bench/sdk. Each line of its input is one piece of work, which it answers
+// Command client is the Go client for bench/sdk. Each line of its input is one piece of work, which it answers
 // with the seconds that the work took; a line "held N" it answers with KiB per sandbox.
 package main
 

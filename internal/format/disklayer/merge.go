@@ -26,6 +26,7 @@ func Merge(ctx context.Context, dst *os.File, layers []*os.File) error {
 		if sources[i], err = openSource(f); err != nil {
 			return fmt.Errorf("merge disk layers: %w", err)
 		}
+		defer sources[i].file.Close()
 		if size := sources[i].size; size != sources[0].size {
 			return fmt.Errorf("merge disk layers: layer %d is of a disk of %d bytes, layer 0 of %d", i, size, sources[0].size)
 		}
@@ -48,6 +49,7 @@ func Merge(ctx context.Context, dst *os.File, layers []*os.File) error {
 // source is a layer to merge.
 type source struct {
 	file *os.File
+	name string
 	size uint64 // of the disk
 	buf  []byte // for data
 
@@ -55,12 +57,18 @@ type source struct {
 	searched, from, to uint64
 }
 
+// openSource opens f once more: lseek(2) locks the open file description, and a VMM that shares that of f
+// could hold the lock for ever.
 func openSource(f *os.File) (*source, error) {
-	size, err := checkFooter(f)
+	own, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
 	if err != nil {
-		return nil, fmt.Errorf("open disk layer %s: %w", f.Name(), err)
+		return nil, fmt.Errorf("open disk layer %s once more: %w", f.Name(), err)
 	}
-	return &source{file: f, size: size}, nil
+	size, err := checkFooter(own)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("open disk layer %s: %w", f.Name(), err), own.Close())
+	}
+	return &source{file: own, name: f.Name(), size: size}, nil
 }
 
 // Bytes per read. Both are whole clusters.
@@ -170,7 +178,7 @@ func (s *source) find(at uint64) error {
 }
 
 func (s *source) cutOff() error {
-	return fmt.Errorf("%w: %s was cut off while it was read", ErrFormat, s.file.Name())
+	return fmt.Errorf("%w: %s was cut off while it was read", ErrFormat, s.name)
 }
 
 // read fills p from offset at.

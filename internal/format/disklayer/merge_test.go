@@ -233,3 +233,36 @@ func TestMergeEndsWithItsContext(t *testing.T) {
 		t.Errorf("the error is %v", err)
 	}
 }
+
+// Merge leaves the offsets of its sources alone: others may share them, and hold their lock.
+func TestMergeSharesNoOffset(t *testing.T) {
+	f := newFile(t)
+	if err := Format(f, 4*ClusterSize); err != nil {
+		t.Fatal(err)
+	}
+	l, err := Open(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.WriteAt(bytes.Repeat([]byte{1}, ClusterSize), ClusterSize); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(l.Set(1, 1), l.Close()); err != nil {
+		t.Fatal(err)
+	}
+	again, err := os.Open(f.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer again.Close()
+	const offset = 3
+	if _, err := again.Seek(offset, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := Merge(t.Context(), newFile(t), []*os.File{again}); err != nil {
+		t.Fatal(err)
+	}
+	if at, err := again.Seek(0, 1); err != nil || at != offset {
+		t.Errorf("the offset is %d, %v", at, err)
+	}
+}

@@ -29,13 +29,15 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 			return result, fmt.Errorf("%s sandbox %q: copy its memory: %w", b.op, b.s.id, err)
 		}
 	}
-	// Copying goes on when the caller has left. It stops when the sandbox is deleted or when it takes too
-	// long.
-	copying, cancel := context.WithTimeout(context.WithoutCancel(ctx), branchTimeout)
+	// Copying goes on when the caller has left. It stops when the sandbox is deleted; copying memory also
+	// when it takes too long. Merging a disk copies no more than the disk's layers take.
+	alive, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer end()
+	defer context.AfterFunc(b.v.calls, end)()
+	copying, cancel := context.WithTimeout(alive, branchTimeout)
 	defer cancel()
-	defer context.AfterFunc(b.v.calls, cancel)()
 	if b.req.Mode == vm.BranchDisk {
-		result.Info, err = b.publishDisk(copying)
+		result.Info, err = b.publishDisk(alive)
 		return result, err
 	}
 	extents, memory := b.done.Save.Extents, []snapshot.File(nil)
@@ -56,7 +58,7 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 		Parent: &snapshot.Ref{ID: parent.ID, Tag: parent.Tag}, Machine: parent.Machine, Guest: guest,
 		Memory: memory, Boot: parent.Boot, Branch: &b.figure, Transient: b.req.Transient,
 	}
-	disk, err := b.disk(copying, m)
+	disk, err := b.disk(alive, m)
 	if err != nil {
 		return result, fmt.Errorf("%s sandbox %q: complete the disk: %w", b.op, b.s.id, err)
 	}
