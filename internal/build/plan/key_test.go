@@ -64,7 +64,7 @@ func TestKeysOfEveryStepAreThoseOfTheirVersion(t *testing.T) {
 	}
 }
 
-// Steps copy most of the build context again and again. Their keys take no memory for that.
+// Even if every step copies most of the build context, computing the keys takes little memory.
 func TestKeysOfManyFilesTakeLittleMemory(t *testing.T) {
 	files := make([]File, 20_000)
 	for i := range files {

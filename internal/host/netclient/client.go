@@ -226,7 +226,7 @@ func (c *Client) Forget() {
 	c.conn.attached = nil
 }
 
-// complain returns a function that logs the failure of a request without a waiting caller.
+// complain returns a function that logs the failure of a request that no caller waits for.
 func (c *Client) complain(id string) func([]byte, error) {
 	return func(_ []byte, err error) {
 		if err != nil && !errors.Is(err, ErrDown) { // ErrDown is repaired by the restart
