@@ -89,7 +89,7 @@ func (b *bench) do(ctx context.Context, work string, n int) (err error) {
 }
 
 func (b *bench) started(ctx context.Context) (id string, err error) {
-	boxes, err := client.Children(b.Fork(ctx, client.ForkRequest{SnapshotTag: b.tag}))
+	boxes, err := client.Children(b.Fork(ctx, client.ForkRequest{SnapshotTag: b.tag, N: 1}))
 	if err != nil {
 		return "", err
 	}
