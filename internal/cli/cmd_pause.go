@@ -3,7 +3,6 @@ package cli
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -35,24 +34,22 @@ func newResumeCmd() *cobra.Command {
 	return cmd
 }
 
-// Bounds on suspending all sandboxes: one that cannot be saved must not keep the others from it.
-const (
-	parallelSuspends = 32
-	suspendWithin    = 2 * time.Minute
-)
-
 func newSuspendCmd() *cobra.Command {
 	var c common
 	var all bool
+	var within time.Duration
 	cmd := &cobra.Command{
 		Use:     "suspend ID… | --all",
 		Aliases: []string{"stop"},
 		Short:   "Save sandboxes to disk and free their memory",
 		Long: "'forkd resume' restores them under the same ids, even after a restart of the host. --all saves " +
-			"them side by side, and gives up on one that takes more than two minutes.",
+			"them side by side. It gives up when no sandbox has been saved for two minutes, or at the end of --within.",
 		Args: func(_ *cobra.Command, args []string) error {
 			if all == (len(args) > 0) {
 				return usageError{errors.New("name sandboxes, or give --all: one of the two")}
+			}
+			if within < 0 || within > 0 && !all {
+				return usageError{errors.New("--within: want a time such as 4m30s, together with --all")}
 			}
 			return nil
 		},
@@ -64,6 +61,9 @@ func newSuspendCmd() *cobra.Command {
 				}, text)
 			}
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
+				a := newSuspendAll(cl, within)
+				ctx, cancel := a.bound(ctx)
+				defer cancel()
 				list, err := cl.Sandboxes(ctx)
 				if err != nil {
 					return err
@@ -73,30 +73,19 @@ func newSuspendCmd() *cobra.Command {
 						ids = append(ids, s.ID)
 					}
 				}
-				return eachOf(cmd, &c, parallelSuspends, ids, func(id string) (client.Sandbox, error) {
-					return suspendSoon(ctx, cl, id, suspendWithin)
-				}, text, func(all []client.Sandbox) any { return all })
+				return eachOf(cmd, &c, -1, ids, func(id string) (client.Sandbox, error) { return a.suspend(ctx, id) },
+					text, func(all []client.Sandbox) any { return all })
 			})
 		},
 	}
 	cmd.Flags().BoolVar(&all, "all", false, "all sandboxes that have not exited, also those of workspaces")
+	cmd.Flags().DurationVar(&within, "within", 0,
+		"with --all: keep trying for this time, such as 4m30s, then give up; 0: see above")
 	noEffectTime(cmd.Flags(), "time", "t", "of docker; no effect: nothing in the sandbox is ended")
 	noEffectTime(cmd.Flags(), "timeout", "", "of docker; no effect: nothing in the sandbox is ended")
 	c.completeSandboxes(cmd)
 	c.register(cmd)
 	return cmd
-}
-
-// suspendSoon suspends a sandbox, and waits no longer than limit for it.
-func suspendSoon(ctx context.Context, cl *client.Client, id string, limit time.Duration) (client.Sandbox, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, limit,
-		fmt.Errorf("suspend sandbox %q: not done within %v: it may still be under way", id, limit))
-	defer cancel()
-	s, err := cl.Suspend(ctx, id)
-	if cause := context.Cause(ctx); err != nil && cause != nil {
-		err = cause
-	}
-	return s, err
 }
 
 // newStateCmd makes a command that puts each of the named sandboxes into another state.

@@ -4,13 +4,17 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/forkd/forkd/client"
 )
@@ -46,29 +50,155 @@ func TestSuspensionsAreSideBySide(t *testing.T) {
 	}
 }
 
-// A suspension that takes too long is given up, by the name of its sandbox.
-func TestSuspensionsAreBounded(t *testing.T) {
-	ends := make(chan struct{})
+// suspender returns a suspendAll for a fake daemon. The daemon answers the nth request to suspend a sandbox with the
+// status that suspend returns, and says that every sandbox is in the given state.
+func suspender(t *testing.T, suspend func(id string, nth int, r *http.Request) (status int), state string) *suspendAll {
+	t.Helper()
+	var mu sync.Mutex
+	asked := make(map[string]int)
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if strings.Contains(r.URL.Path, "sb-stuck") {
-			select {
-			case <-ends:
-			case <-r.Context().Done():
-			}
+		id, verb, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/v1/sandboxes/"), "/")
+		if verb == "" {
+			_ = json.NewEncoder(w).Encode(client.Sandbox{ID: id, State: state})
+			return
 		}
-		_ = json.NewEncoder(w).Encode(client.Sandbox{ID: "sb-good", State: "suspended"})
+		mu.Lock()
+		asked[id]++
+		nth := asked[id]
+		mu.Unlock()
+		status := suspend(id, nth, r)
+		if status == http.StatusServiceUnavailable {
+			w.Header().Set("Retry-After", "1")
+		}
+		w.WriteHeader(status)
+		if status != http.StatusOK {
+			_, _ = io.WriteString(w, `{"error": "no"}`)
+			return
+		}
+		_ = json.NewEncoder(w).Encode(client.Sandbox{ID: id, State: "suspended"})
 	}))
-	defer s.Close()
-	defer close(ends)
+	t.Cleanup(s.Close)
 	cl, err := client.New(s.URL, "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if i, err := suspendSoon(t.Context(), cl, "sb-good", time.Minute); err != nil || i.State != "suspended" {
-		t.Errorf("%+v, %v", i, err)
+	return newSuspendAll(cl, 0)
+}
+
+// hang does not answer before the client is gone.
+func hang(r *http.Request) int {
+	<-r.Context().Done()
+	return http.StatusOK
+}
+
+// A sandbox whose request waits behind others for longer than a request may take is saved all the same.
+func TestSuspensionsThatWaitAreRepeated(t *testing.T) {
+	place := make(chan struct{}, 1) // of the daemon
+	a := suspender(t, func(_ string, _ int, r *http.Request) int {
+		select {
+		case place <- struct{}{}:
+			defer func() { <-place }()
+			time.Sleep(60 * time.Millisecond)
+			return http.StatusOK
+		case <-r.Context().Done():
+			return http.StatusOK
+		}
+	}, "running")
+	a.turn = 150 * time.Millisecond
+	var all errgroup.Group
+	for i := range 8 {
+		all.Go(func() error {
+			_, err := a.suspend(t.Context(), fmt.Sprint("sb-", i))
+			return err
+		})
 	}
-	_, err = suspendSoon(t.Context(), cl, "sb-stuck", 20*time.Millisecond)
-	if err == nil || !strings.Contains(err.Error(), `"sb-stuck": not done within 20ms`) {
+	if err := all.Wait(); err != nil {
+		t.Error(err)
+	}
+}
+
+// Sandboxes that cannot be saved, at first as many as there are requests at once, do not keep the others from it.
+func TestStuckSandboxesAreGivenUp(t *testing.T) {
+	a := suspender(t, func(id string, _ int, r *http.Request) int {
+		if strings.Contains(id, "stuck") {
+			return hang(r)
+		}
+		return http.StatusOK
+	}, "running")
+	a.turn = 50 * time.Millisecond
+	var stuck, good errgroup.Group
+	for i := range cap(a.turns) {
+		stuck.Go(func() error {
+			_, err := a.suspend(t.Context(), fmt.Sprint("sb-stuck", i))
+			if err == nil || !strings.Contains(err.Error(), "sb-stuck") ||
+				!strings.Contains(err.Error(), "not done within 50ms") {
+				return fmt.Errorf("a stuck sandbox: got %w", err)
+			}
+			return nil
+		})
+	}
+	for i := range 8 {
+		good.Go(func() error {
+			_, err := a.suspend(t.Context(), fmt.Sprint("sb-good", i))
+			return err
+		})
+	}
+	if err := errors.Join(good.Wait(), stuck.Wait()); err != nil {
+		t.Error(err)
+	}
+}
+
+// With --within, a sandbox has all of the time, also if no other is saved meanwhile.
+func TestSuspensionsHaveOneDeadline(t *testing.T) {
+	a := suspender(t, func(id string, nth int, r *http.Request) int {
+		if id == "sb-slow" && nth > 3 {
+			return http.StatusOK
+		}
+		return hang(r)
+	}, "running")
+	a.turn, a.within = 20*time.Millisecond, 30*time.Second
+	ctx, cancel := a.bound(t.Context())
+	defer cancel()
+	if s, err := a.suspend(ctx, "sb-slow"); err != nil || s.State != "suspended" {
+		t.Errorf("%+v, %v", s, err)
+	}
+	a.within = 100 * time.Millisecond
+	ctx, cancel = a.bound(t.Context())
+	defer cancel()
+	_, err := a.suspend(ctx, "sb-stuck")
+	if err == nil || !strings.Contains(err.Error(), `"sb-stuck": not done within 100ms`) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// A daemon that is busy is asked again when it says so. A request that an earlier one has made unnecessary is refused,
+// and is a success.
+func TestSuspensionsAreRepeatedWhenTold(t *testing.T) {
+	for name, second := range map[string]int{
+		"then it is saved": http.StatusOK, "it is saved already": http.StatusConflict,
+	} {
+		a := suspender(t, func(_ string, nth int, _ *http.Request) int {
+			if nth == 1 {
+				return http.StatusServiceUnavailable
+			}
+			return second
+		}, "suspended")
+		if s, err := a.suspend(t.Context(), "sb-x"); err != nil || s.State != "suspended" {
+			t.Errorf("%s: %+v, %v", name, s, err)
+		}
+	}
+	a := suspender(t, func(string, int, *http.Request) int { return http.StatusConflict }, "running")
+	if _, err := a.suspend(t.Context(), "sb-secret"); err == nil {
+		t.Error("a refusal is a success")
+	}
+}
+
+func TestSuspendWithinIsForAll(t *testing.T) {
+	cmd := newSuspendCmd()
+	cmd.SetArgs([]string{"sb-x", "--within", "1m"})
+	cmd.SetOut(io.Discard)
+	cmd.SetErr(io.Discard)
+	if err := cmd.Execute(); err == nil || !strings.Contains(err.Error(), "--within") {
 		t.Errorf("got %v", err)
 	}
 }

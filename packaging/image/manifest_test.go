@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"gopkg.in/yaml.v3"
 
@@ -32,6 +33,7 @@ type container struct {
 	Lifecycle struct {
 		PreStop probe `yaml:"preStop"`
 	}
+	grace           time.Duration // of its pod
 	SecurityContext struct {
 		Privileged   bool
 		Capabilities struct{ Add, Drop []string }
@@ -53,6 +55,7 @@ func pods(t *testing.T, text []byte) (containers []container, volumes map[string
 			Spec struct {
 				Template struct {
 					Spec struct {
+						Grace          int         `yaml:"terminationGracePeriodSeconds"`
 						HostNetwork    bool        `yaml:"hostNetwork"`
 						HostPID        bool        `yaml:"hostPID"`
 						InitContainers []container `yaml:"initContainers"`
@@ -70,6 +73,9 @@ func pods(t *testing.T, text []byte) (containers []container, volumes map[string
 			t.Fatal(err)
 		}
 		pod := object.Spec.Template.Spec
+		for i := range pod.Containers {
+			pod.Containers[i].grace = time.Duration(pod.Grace) * time.Second
+		}
 		if pod.HostNetwork || pod.HostPID {
 			t.Error("a pod is in namespaces of its node")
 		}
@@ -123,7 +129,7 @@ func TestManifestFitsTheDaemon(t *testing.T) {
 		{daemon.Liveness.HTTPGet.Path, ""},
 		{strings.Join(daemon.Liveness.Exec.Command, " "), "/usr/bin/forkd version --daemon"},
 		{strings.Join(config("1").Healthcheck.Test, " "), "CMD /usr/bin/forkd version --daemon"},
-		{strings.Join(daemon.Lifecycle.PreStop.Exec.Command, " "), "/usr/bin/forkd suspend --all"},
+		{strings.Join(daemon.Lifecycle.PreStop.Exec.Command, " "), "/usr/bin/forkd suspend --all --within=4m40s"},
 	} {
 		if probe.got != probe.want {
 			t.Errorf("a probe or preStop asks for %q, want %s", probe.got, probe.want)
@@ -133,6 +139,10 @@ func TestManifestFitsTheDaemon(t *testing.T) {
 		if cmd, args, err := root.Find(command[1:]); err != nil || cmd.ParseFlags(args) != nil {
 			t.Errorf("forkd does not know %q: %v", command, err)
 		}
+	}
+	suspend, _, _ := root.Find([]string{"suspend"})
+	if within, err := suspend.Flags().GetDuration("within"); err != nil || within+20*time.Second != daemon.grace {
+		t.Errorf("the suspensions have %v, the pod has %v: want 20 s more, for the daemon (%v)", within, daemon.grace, err)
 	}
 	document, err := os.ReadFile("../../docs/install.md")
 	if err != nil {
