@@ -278,10 +278,7 @@ func (a *Server) pause(w http.ResponseWriter, r *http.Request) error {
 					"try again, or pause it without requireHealthyGuest", i.ID, err))
 		}
 	}
-	err = a.view(r).With(r.Context(), i.ID, func(h *sandbox.Held) error {
-		return h.Suspend(r.Context(), &sandbox.Expiry{Suspends: h.Info().ExpirySuspends})
-	})
-	if err != nil {
+	if _, err := a.view(r).SuspendTimeless(r.Context(), i.ID); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)

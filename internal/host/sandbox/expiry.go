@@ -84,7 +84,7 @@ func (s *Sandbox) dueLocked() bool {
 // suspendExpired suspends a sandbox when other operations on it have finished. An exited sandbox
 // without a suspended state is deleted.
 func (m *Manager) suspendExpired(s *Sandbox) {
-	unlock, err := m.lockToSuspend(s)
+	unlock, err := m.lockToSuspend(context.Background(), s, false)
 	if err != nil {
 		return
 	}
@@ -102,7 +102,7 @@ func (m *Manager) suspendExpired(s *Sandbox) {
 		return // it is suspended already
 	}
 	if err = s.catchUp(); err == nil {
-		err = m.suspend(context.Background(), s, false, nil)
+		err = m.suspend(context.Background(), s, false, false)
 	}
 	if err == nil || s.Info().State == Stopping {
 		return

@@ -143,17 +143,18 @@ func TestSuspendingAndItsTimeAreOneStep(t *testing.T) {
 		}
 		return s.Info()
 	}
-	noEnd := Expiry{Suspends: true}
 	w.vmms.BranchErr = errors.New("no space left on device")
-	if _, err := w.suspendUntil(t, id, noEnd); err == nil {
+	if _, err := w.SuspendTimeless(t.Context(), id); err == nil {
 		t.Fatal("a failed save suspended it")
 	}
 	if i := info(); i.State != Running || !i.ExpirySuspends || time.Until(i.Expires) < far/2 {
 		t.Errorf("after a suspension that failed: %+v", i)
 	}
 	w.vmms.BranchErr = nil
-	found := make(chan State, 1)
-	err := w.With(t.Context(), id, func(h *Held) error {
+	found, saved := make(chan State, 1), make(chan error, 1)
+	err := w.With(t.Context(), id, func(*Held) error {
+		go func() { _, err := w.SuspendTimeless(t.Context(), id); saved <- err }()
+		time.Sleep(20 * time.Millisecond) // it waits for the lock
 		go func() {
 			err := w.With(t.Context(), id, func(h *Held) error {
 				found <- h.Info().State
@@ -163,9 +164,10 @@ func TestSuspendingAndItsTimeAreOneStep(t *testing.T) {
 				t.Error(err)
 			}
 		}()
-		return h.Suspend(t.Context(), &noEnd)
+		time.Sleep(20 * time.Millisecond) // and so does this, behind it
+		return nil
 	})
-	if err != nil {
+	if err := errors.Join(err, <-saved); err != nil {
 		t.Fatal(err)
 	}
 	if state := <-found; state != Suspended {
@@ -253,7 +255,7 @@ func TestTimeAmidASuspension(t *testing.T) {
 		w.expire(s)
 		return err
 	}
-	i, err := w.suspendUntil(t, s.id, Expiry{})
+	i, err := w.SuspendTimeless(t.Context(), s.id)
 	if err != nil || i.State != Suspended || !i.Expires.IsZero() {
 		t.Fatalf("%+v, %v", i, err)
 	}

@@ -21,13 +21,26 @@ type Held struct {
 // unanswered, With first finds out what became of it. The error is a *NotFoundError if the client
 // of ctx may not see the sandbox, whose labels may have changed during the wait.
 func (m *Manager) With(ctx context.Context, id string, f func(*Held) error) error {
-	s, unlock, err := m.lockSandbox(ctx, id)
+	return m.with(ctx, id, (*Sandbox).lock, f)
+}
+
+// with is With for a caller with a lock of its own.
+func (m *Manager) with(ctx context.Context, id string, lock func(*Sandbox, context.Context) (func(), error),
+	f func(*Held) error) error {
+	s, err := m.Get(id)
+	if err != nil {
+		return err
+	}
+	unlock, err := lock(s, ctx)
 	if err != nil {
 		return err
 	}
 	h := &Held{m: m, s: s}
 	h.free.Add(unlock)
 	defer func() { h.free.Run() }()
+	if err := s.usable(ctx); err != nil {
+		return err
+	}
 	return f(h)
 }
 
@@ -46,28 +59,13 @@ func (m *Manager) change(ctx context.Context, id string, f func(*Held) error) (i
 // Info describes the sandbox as it is now.
 func (h *Held) Info() Info { return h.s.Info() }
 
-// lockSandbox waits until no other operation works on a sandbox. It refuses a sandbox whose VMM
-// does not answer, and one that the client of ctx may no longer see, because its labels changed
-// during the wait.
-func (m *Manager) lockSandbox(ctx context.Context, id string) (*Sandbox, func(), error) {
-	s, err := m.Get(id)
-	if err != nil {
-		return nil, nil, err
-	}
-	unlock, err := s.lock(ctx)
-	if err != nil {
-		return nil, nil, err
-	}
+// usable refuses a locked sandbox whose VMM does not answer, and one that the client of ctx may no
+// longer see, because its labels changed while it waited for the lock.
+func (s *Sandbox) usable(ctx context.Context) error {
 	if i := s.Info(); i.State == Stopping || !owner.PrefixOf(ctx).HasLabels(i.Labels) {
-		err = &NotFoundError{ID: id}
-	} else {
-		err = s.catchUp()
+		return &NotFoundError{ID: s.id}
 	}
-	if err != nil {
-		unlock()
-		return nil, nil, err
-	}
-	return s, unlock, nil
+	return s.catchUp()
 }
 
 // lock waits until no other operation works on s.

@@ -12,11 +12,6 @@ func (w *world) setExpiry(t *testing.T, id string, e Expiry) (Info, error) {
 	return w.change(t.Context(), id, func(h *Held) error { return h.SetExpiry(e) })
 }
 
-func (w *world) suspendUntil(t *testing.T, id string, e Expiry) (Info, error) {
-	t.Helper()
-	return w.change(t.Context(), id, func(h *Held) error { return h.Suspend(t.Context(), &e) })
-}
-
 func (w *world) resumeUntil(t *testing.T, id string, e Expiry) (Info, error) {
 	t.Helper()
 	return w.change(t.Context(), id, func(h *Held) error { return h.Resume(t.Context(), &e) })

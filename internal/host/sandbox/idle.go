@@ -10,7 +10,7 @@ import (
 const minIdle = time.Second
 
 func (m *Manager) suspendIdle(s *Sandbox) {
-	unlock, err := m.lockToSuspend(s)
+	unlock, err := m.lockToSuspend(context.Background(), s, true)
 	if err != nil {
 		return
 	}
@@ -19,7 +19,7 @@ func (m *Manager) suspendIdle(s *Sandbox) {
 		return
 	}
 	if err = s.catchUp(); err == nil {
-		err = m.suspend(context.Background(), s, true, nil)
+		err = m.suspend(context.Background(), s, true, false)
 	}
 	if err != nil && !errors.Is(err, errBusy) && s.Info().State != Stopping {
 		m.cfg.Log.Error("suspend an idle sandbox", "sandbox", s.id, "error", err)

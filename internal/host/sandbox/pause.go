@@ -3,8 +3,6 @@ package sandbox
 import (
 	"context"
 	"time"
-
-	"github.com/forkd/forkd/internal/host/owner"
 )
 
 // Pause stops the vCPUs of a sandbox. It keeps its memory and answers no requests until Resume.
@@ -59,29 +57,29 @@ func (h *Held) Resume(ctx context.Context, e *Expiry) error {
 // snapshot is on disk: after an error the sandbox runs on (or stays paused), and its earlier
 // suspended state is untouched.
 func (m *Manager) Suspend(ctx context.Context, id string) (Info, error) {
-	if s, err := m.Get(id); err == nil {
-		defer s.rests.Clear(&CutOffError{ID: id, Op: "branch", By: bySuspend})()
-	}
-	return m.change(ctx, id, func(h *Held) error { return h.Suspend(ctx, nil) })
+	return m.suspendRequested(ctx, id, false)
 }
 
-// Suspend is Manager.Suspend. If e is not nil, the sandbox does not expire while it is saved, and
-// its expiry becomes e when it is suspended. After an error, or if the daemon dies in between, the
-// old expiry applies again.
-func (h *Held) Suspend(ctx context.Context, e *Expiry) error {
-	m, s, v := h.m, h.s, h.s.live
-	if e != nil {
-		startTime, err := m.stopTime(s)
-		if err != nil {
-			return err
+// SuspendTimeless is Suspend for a sandbox that does not expire from now on. After an error, or if
+// the daemon dies in between, the old expiry applies again.
+func (m *Manager) SuspendTimeless(ctx context.Context, id string) (Info, error) {
+	return m.suspendRequested(ctx, id, true)
+}
+
+func (m *Manager) suspendRequested(ctx context.Context, id string, timeless bool) (i Info, err error) {
+	lock := func(s *Sandbox, ctx context.Context) (func(), error) { return m.lockToSuspend(ctx, s, false) }
+	err = m.with(ctx, id, lock, func(h *Held) error {
+		s, v := h.s, h.s.live
+		if timeless {
+			startTime, err := m.stopTime(s)
+			if err != nil {
+				return err
+			}
+			defer startTime()
 		}
-		defer startTime()
-	}
-	// The place counts for the sandbox's owner, also if an operator suspends the sandboxes of all.
-	leave, err := owner.TakePlace(owner.In(ctx, owner.Owner{}), m.suspends, s.Info().Owner)
-	if err != nil {
+		err := s.explain("suspend", v, m.suspend(ctx, s, false, timeless))
+		i = h.Info()
 		return err
-	}
-	defer leave()
-	return s.explain("suspend", v, m.suspend(ctx, s, false, e))
+	})
+	return i, err
 }

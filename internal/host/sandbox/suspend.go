@@ -75,35 +75,44 @@ func (h *Held) Fork(ctx context.Context, req ForkRequest) (ForkResult, error) {
 // errBusy says that an idle sandbox received a request before it was suspended.
 var errBusy = errors.New("a request came in")
 
-// lockToSuspend locks a sandbox for a suspension that no client requested, and takes a place for
-// it. It never holds the lock or a place while it waits for the other. So requests to the sandbox
-// do not wait for other suspensions, and other suspensions do not wait for a long request.
-func (m *Manager) lockToSuspend(s *Sandbox) (unlock func(), err error) {
-	ctx, of := context.Background(), s.Info().Owner
-	for {
-		leave, err := owner.TakePlace(ctx, m.suspends, of)
+// lockToSuspend locks a sandbox for a suspension, and takes a place for it, which counts for the
+// sandbox's owner. It never holds the lock or a place while it waits for the other. So requests to
+// the sandbox do not wait for other suspensions, and other suspensions do not wait for a long
+// request. Until unlock, it calls off branches that wait for the guest to come to rest, except for
+// an automatic suspension, which gives way to them as to all requests.
+func (m *Manager) lockToSuspend(ctx context.Context, s *Sandbox, auto bool) (unlock func(), err error) {
+	var held cleanup.Stack
+	defer func() { held.Run() }()
+	if !auto {
+		held.Add(s.rests.Clear(&CutOffError{ID: s.id, Op: "branch", By: bySuspend}))
+	}
+	for share := owner.PlaceShare(context.Background(), m.suspends, s.Info().Owner); ; {
+		leave, err := m.suspends.Wait(ctx, share)
 		if err != nil {
 			return nil, err
 		}
-		if s.tryLock() {
-			return func() { s.unlock(); leave() }, nil
+		if !s.tryLock() {
+			leave()
+			if _, err = s.lock(ctx); err != nil {
+				return nil, err
+			}
+			if leave, err = m.suspends.Enter(share); err != nil {
+				s.unlock()
+				continue
+			}
 		}
-		leave()
-		unlock, err := s.lock(ctx)
-		if err != nil {
-			return nil, err
-		}
-		if leave, err := m.suspends.Enter(owner.PlaceShare(ctx, m.suspends, of)); err == nil {
-			return func() { unlock(); leave() }, nil
-		}
-		unlock()
+		held.Add(leave)
+		held.Add(s.unlock)
+		kept := held
+		held.Release()
+		return kept.Run, nil
 	}
 }
 
-// suspend is Suspend of a sandbox whose ops the caller holds, with a place in m.suspends. If expiry
-// is not nil, it becomes the sandbox's expiry. An automatic suspension gives way to requests, with
+// suspend is Suspend of a sandbox whose ops the caller holds, with a place in m.suspends. A
+// timeless sandbox has no expiry afterwards. An automatic suspension gives way to requests, with
 // errBusy.
-func (m *Manager) suspend(ctx context.Context, s *Sandbox, auto bool, expiry *Expiry) error {
+func (m *Manager) suspend(ctx context.Context, s *Sandbox, auto, timeless bool) error {
 	var undo cleanup.Stack
 	defer undo.Run()
 	if err := m.standStill(ctx, s, auto, &undo); err != nil {
@@ -136,8 +145,8 @@ func (m *Manager) suspend(ctx context.Context, s *Sandbox, auto bool, expiry *Ex
 	suspended := s.record
 	s.mu.Unlock()
 	suspended.SuspendAs(result.Info.Tag, b.staging.ID(), auto)
-	if expiry != nil {
-		expiry.write(&suspended)
+	if timeless {
+		Expiry{Suspends: suspended.ExpirySuspends}.write(&suspended)
 	}
 	if err := m.commitSuspension(s, suspended, unpin); err != nil {
 		return err

@@ -2,7 +2,6 @@ package sandbox
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -17,7 +16,6 @@ import (
 	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/host/vmpool"
-	"github.com/forkd/forkd/internal/proto/agentproto"
 	"github.com/forkd/forkd/internal/proto/vm"
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
@@ -447,49 +445,6 @@ func TestCompact(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A suspension does not wait for a guest that never comes to rest, however many branches of the disk are
-// queued: the branch that waits for it is called off, and so are those behind it.
-func TestSuspensionCallsOffBranchesThatWaitForTheGuest(t *testing.T) {
-	w := newWorld(t, 0)
-	defer w.stop()
-	id := w.source(t)
-	asked := make(chan struct{}, 100)
-	w.vmms.Told = func(req agentproto.Request) error {
-		if req.Op == agentproto.OpFreeze {
-			asked <- struct{}{}
-			select {} // the guest's root has taken the place of the agent
-		}
-		return nil
-	}
-	const queued = 8
-	ended := make(chan error, queued)
-	for i := range queued {
-		go func() {
-			_, err := w.Branch(t.Context(), id, BranchRequest{Tag: fmt.Sprint("d", i), Mode: vm.BranchDisk})
-			ended <- err
-		}()
-	}
-	<-asked
-	time.Sleep(20 * time.Millisecond) // the others are in the queue
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	defer cancel()
-	if i, err := w.Suspend(ctx, id); err != nil || i.State != Suspended {
-		t.Errorf("%v, %v", i.State, err)
-	}
-	for range queued {
-		var cut *CutOffError
-		var state *StateError
-		if err := <-ended; !errors.As(err, &cut) && !errors.As(err, &state) {
-			t.Errorf("a branch: %v", err)
-		}
-	}
-	if len(asked) != 0 {
-		t.Errorf("the guest was asked for its rest %d more times", len(asked))
-	}
-	w.KillAll()
-	w.checkClean(t)
-}
-
 // Branches of the disk go on after a suspension that failed.
 func TestBranchOfTheDiskAfterAFailedSuspension(t *testing.T) {
 	w := newWorld(t, 0)
@@ -536,7 +491,7 @@ func TestMemoryWithASecretIsNotSaved(t *testing.T) {
 	}
 	_, _, err = w.ForkSandbox(t.Context(), id, BranchRequest{Mode: vm.BranchLive}, ForkRequest{N: 1})
 	refused("a fork", err)
-	if _, err := w.setExpiry(t, id, Expiry{At: time.Now(), Suspends: true}); err != nil {
+	if err := s.updateAll(Expiry{At: time.Now(), Suspends: true}.write); err != nil { // without a timer
 		t.Fatal(err)
 	}
 	w.suspendExpired(s)

@@ -135,6 +135,13 @@ func (v *View) Suspend(ctx context.Context, id string) (sandbox.Info, error) {
 	})
 }
 
+// SuspendTimeless is Manager.SuspendTimeless.
+func (v *View) SuspendTimeless(ctx context.Context, id string) (sandbox.Info, error) {
+	return reached(ctx, v, id, func(ctx context.Context, m *sandbox.Manager) (sandbox.Info, error) {
+		return m.SuspendTimeless(ctx, id)
+	})
+}
+
 // With is Manager.With.
 func (v *View) With(ctx context.Context, id string, f func(*sandbox.Held) error) error {
 	return v.reach(ctx, id, func(ctx context.Context, m *sandbox.Manager) error { return m.With(ctx, id, f) })
