@@ -57,12 +57,22 @@ type source struct {
 	searched, from, to uint64
 }
 
-// openSource opens f once more: lseek(2) locks the open file description, and a VMM that shares that of f
-// could hold the lock for ever.
-func openSource(f *os.File) (*source, error) {
+// Reopen opens the file of f for reading, with an open file description of its own. A process that
+// shares an open file description can change its offset and flags, and can hold the lock that
+// lseek(2) takes for ever. So a VMM shares none with the daemon or with other VMMs.
+func Reopen(f *os.File) (*os.File, error) {
 	own, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
 	if err != nil {
-		return nil, fmt.Errorf("open disk layer %s once more: %w", f.Name(), err)
+		return nil, fmt.Errorf("open %s once more: %w", f.Name(), err)
+	}
+	return own, nil
+}
+
+// openSource opens a layer, which a VMM may have open too.
+func openSource(f *os.File) (*source, error) {
+	own, err := Reopen(f)
+	if err != nil {
+		return nil, err
 	}
 	size, err := checkFooter(own)
 	if err != nil {

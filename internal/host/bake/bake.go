@@ -15,7 +15,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"slices"
 	"time"
 
 	"github.com/forkd/forkd/internal/cleanup"
@@ -274,6 +273,12 @@ func (b *bake) boot(ctx context.Context) error {
 		return err
 	}
 	defer top.Close()
+	var undo cleanup.Stack
+	defer undo.Run()
+	own, err := chain.Reopened(&undo, b.lower)
+	if err != nil {
+		return err
+	}
 	frames, err := b.join()
 	if err != nil {
 		return err
@@ -283,7 +288,7 @@ func (b *bake) boot(ctx context.Context) error {
 		Disks: []vmmproto.Disk{{SizeBytes: size}},
 	}
 	err = b.vmm.Boot(ctx, req, vmmclient.BootFiles{Kernel: kernel, Initrd: initrd,
-		Disks: [][]*os.File{append(slices.Clone(b.lower), top)}, Net: frames})
+		Disks: [][]*os.File{append(own, top)}, Net: frames})
 	if frames != nil {
 		frames.Close()
 	}

@@ -77,7 +77,10 @@ func (b *branch) freeze(ctx context.Context) error {
 			return err
 		}
 		defer top.Close()
-		files.Tops, files.Frozen = []*os.File{top}, b.lower[len(b.lower)-1:]
+		files.Tops = []*os.File{top}
+		if files.Frozen, err = chain.Reopened(&b.undo, b.lower[len(b.lower)-1:]); err != nil {
+			return err
+		}
 	}
 	client := ctx
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), branchTimeout) // its outcome must be known

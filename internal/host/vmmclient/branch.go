@@ -19,7 +19,7 @@ type BranchFiles struct {
 	State  *os.File   // empty file; nil in mode vm.BranchDisk
 	Layer  *os.File   // likewise; on tmpfs if children will run on it
 	Tops   []*os.File // formatted, one for every disk
-	Frozen []*os.File // the present top of every disk, opened for reading
+	Frozen []*os.File // the present top of every disk, opened for reading, for this VMM alone
 }
 
 // Branch saves the machine while it runs. After a live branch (BranchResult.Mode) the layer is
