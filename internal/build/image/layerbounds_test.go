@@ -6,6 +6,8 @@ import (
 	"compress/gzip"
 	"errors"
 	"io"
+	"os"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
@@ -84,9 +86,66 @@ func TestWindowsOfLayersAreBounded(t *testing.T) {
 		e.Write(text[700:])
 		e.Close()
 		img := imageOf(t, z.Bytes())
-		n := allocated(func() { err = writeContainer(t.Context(), io.Discard, img, false) })
-		if errors.Is(err, zstd.ErrWindowSizeExceeded) != c.fails || !c.fails && err != nil || n > 64<<20 {
-			t.Errorf("a window of %d MiB: %v, %d MiB allocated", c.window>>20, err, n>>20)
+		if img, err = mutate.ConfigFile(img, withConfig(t, img, "linux", "amd64")); err != nil {
+			t.Fatal(err)
+		}
+		for what, b := range map[string]base{
+			"an OCI layout": {kind: baseOCI, arg: writeLayout(t, img)},
+			"an archive":    {kind: baseDockerArchive, arg: writeDockerArchive(t, img)},
+			"a registry":    {kind: baseRegistry, arg: strings.TrimPrefix(pushToRegistry(t, img), "//")},
+		} {
+			var from *content
+			n := allocated(func() {
+				if from, err = resolveContainer(t.Context(), b, "", nil); err == nil {
+					err = from.write(t.Context(), io.Discard)
+				}
+			})
+			if errors.Is(err, zstd.ErrWindowSizeExceeded) != c.fails || !c.fails && err != nil || n > 64<<20 {
+				t.Errorf("%s, a window of %d MiB: %v, %d MiB allocated", what, c.window>>20, err, n>>20)
+			}
+		}
+	}
+}
+
+// Layers of an archive that are not compressed are read as they are, also through links, as docker save of some
+// versions writes them. Their content is checked.
+func TestPlainLayersOfArchives(t *testing.T) {
+	layer := archive(t, reg("first"))
+	img := containerOf(t, layer)
+	config, err := img.RawConfigFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for content, damaged := range map[string]bool{string(layer): false, string(archive(t, reg("other"))): true} {
+		file := filepath.Join(t.TempDir(), "image.tar")
+		var out bytes.Buffer
+		w := tar.NewWriter(&out)
+		for _, e := range []struct {
+			name, link, text string
+		}{
+			{"manifest.json", "", `[{"Config": "config.json", "Layers": ["a/layer.tar"]}]`},
+			{"config.json", "", string(config)}, {"a/layer.tar", "../b/layer.tar", ""}, {"b/layer.tar", "", content},
+		} {
+			h := &tar.Header{Typeflag: tar.TypeReg, Name: e.name, Mode: 0o644, Size: int64(len(e.text))}
+			if e.link != "" {
+				h.Typeflag, h.Linkname = tar.TypeSymlink, e.link
+			}
+			err = errors.Join(err, w.WriteHeader(h))
+			_, err2 := io.WriteString(w, e.text)
+			err = errors.Join(err, err2)
+		}
+		if err := errors.Join(err, w.Close(), os.WriteFile(file, out.Bytes(), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		if _, plain, err := openArchive(file); err != nil || !plain {
+			t.Errorf("plain %v, %v", plain, err)
+		}
+		from, err := resolveContainer(t.Context(), base{kind: baseDockerArchive, arg: file}, "", nil)
+		if err == nil {
+			err = from.write(t.Context(), io.Discard)
+		}
+		if (err != nil) != damaged || damaged && !strings.Contains(err.Error(), "damaged: layer 1") {
+			t.Errorf("damaged %v: got %v", damaged, err)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package image
 
 import (
+	"archive/tar"
 	"bufio"
 	"bytes"
 	"compress/gzip"
@@ -40,6 +41,7 @@ type boundedImage struct {
 	v1.Image
 	ctx   context.Context
 	diffs []v1.Hash // digests that the layers' content must have; nil: not checked
+	plain bool      // the layers are not compressed
 }
 
 // Layers returns the image's layers, which share one budget of names.
@@ -47,9 +49,9 @@ func (i boundedImage) Layers() ([]v1.Layer, error) {
 	layers, err := i.Image.Layers()
 	budget := &nameBudget{}
 	for n, l := range layers {
-		bounded := boundedLayer{Layer: l, ctx: i.ctx, names: budget}
+		bounded := boundedLayer{Layer: l, ctx: i.ctx, names: budget, plain: i.plain, number: n + 1}
 		if i.diffs != nil {
-			bounded.number, bounded.diff = n+1, &i.diffs[n]
+			bounded.diff = &i.diffs[n]
 		}
 		layers[n] = bounded
 	}
@@ -61,7 +63,8 @@ type boundedLayer struct {
 	ctx    context.Context
 	names  *nameBudget
 	diff   *v1.Hash // digest that the content must have; nil: not checked
-	number int      // from 1, for errors about diff
+	number int      // from 1, for errors
+	plain  bool     // it is not compressed
 }
 
 // Uncompressed returns the layer's archive unchanged, up to the first entry that is refused. At the end
@@ -86,10 +89,32 @@ func (l boundedLayer) Uncompressed() (io.ReadCloser, error) {
 // maxWindow bounds the memory that a layer's compression may ask for, in bytes: that of zstd's own program.
 const maxWindow = 128 << 20
 
-// open returns the content of the layer. A layer of a registry it decompresses itself, because the
-// library gives zstd as much memory as the layer asks for.
+// compression of a layer.
+type compression int
+
+const (
+	plainLayer compression = iota
+	gzipLayer
+	zstdLayer
+)
+
+const magicBytes = 4 // the longest start of a compressed file
+
+// compressionOf tells the compression of a file from its start.
+func compressionOf(start []byte) compression {
+	switch {
+	case bytes.HasPrefix(start, []byte("\x1f\x8b")): // RFC 1952, section 2.3.1
+		return gzipLayer
+	case bytes.HasPrefix(start, []byte("\x28\xb5\x2f\xfd")): // RFC 8878, section 3.1.1
+		return zstdLayer
+	}
+	return plainLayer
+}
+
+// open returns the content of the layer. It decompresses the layer itself, because the library gives
+// zstd as much memory as the layer asks for.
 func (l boundedLayer) open() (io.ReadCloser, error) {
-	if l.diff == nil {
+	if l.plain {
 		return l.Layer.Uncompressed()
 	}
 	from, err := l.Layer.Compressed()
@@ -98,11 +123,11 @@ func (l boundedLayer) open() (io.ReadCloser, error) {
 	}
 	var plain io.Reader
 	in := bufio.NewReaderSize(from, 64<<10)
-	magic, _ := in.Peek(4) // what is shorter is not compressed
-	switch {
-	case bytes.HasPrefix(magic, []byte("\x1f\x8b")): // RFC 1952, section 2.3.1
+	magic, _ := in.Peek(magicBytes) // what is shorter is not compressed
+	switch compressionOf(magic) {
+	case gzipLayer:
 		plain, err = gzip.NewReader(in)
-	case bytes.HasPrefix(magic, []byte("\x28\xb5\x2f\xfd")): // RFC 8878, section 3.1.1
+	case zstdLayer:
 		plain, err = zstd.NewReader(in, zstd.WithDecoderMaxMemory(maxWindow), zstd.WithDecoderLowmem(true),
 			zstd.WithDecoderConcurrency(1))
 	default:
@@ -157,6 +182,9 @@ func (r *layerReader) advance() error {
 	if errors.Is(err, io.EOF) {
 		r.ended = true
 		return nil
+	}
+	if errors.Is(err, tar.ErrHeader) || errors.Is(err, io.ErrUnexpectedEOF) {
+		err = fmt.Errorf("the container image is damaged: layer %d: %w", r.layer.number, err)
 	}
 	if err != nil {
 		return fmt.Errorf("read archive: %w", err)
