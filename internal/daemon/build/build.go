@@ -162,7 +162,7 @@ func New(cfg Config) (*Builder, error) {
 	if err := os.RemoveAll(filepath.Join(cfg.Dir, "contexts")); err != nil { // of builds of an earlier daemon
 		return nil, fmt.Errorf("open the store of builds: %w", err)
 	}
-	for _, name := range []string{"contexts", "caches", "results", "used"} {
+	for _, name := range []string{"contexts", "caches", "results", "announced", "used"} {
 		if err := os.MkdirAll(filepath.Join(cfg.Dir, name), 0o700); err != nil {
 			return nil, fmt.Errorf("open the store of builds: %w", err)
 		}
@@ -174,9 +174,13 @@ func New(cfg Config) (*Builder, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the store of builds: %w", err)
 	}
-	return &Builder{cfg: cfg, places: gate.New(maxBuilds), lists: gate.New(maxListsMiB),
+	b := &Builder{cfg: cfg, places: gate.New(maxBuilds), lists: gate.New(maxListsMiB),
 		contents: gate.New(maxContentsMiB), bases: make(map[string]dockerfile.Config), busy: make(map[string]bool),
-		pinned: make(map[string]int)}, nil
+		pinned: make(map[string]int)}
+	if err := b.repair(); err != nil {
+		return nil, fmt.Errorf("open the store of builds: %w", err)
+	}
+	return b, nil
 }
 
 // ErrBusy means that too many builds are running.

@@ -5,16 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"runtime/debug"
-	"slices"
 	"sync"
 	"time"
 
 	"github.com/google/uuid"
 
-	"github.com/forkd/forkd/internal/atomicfile"
 	"github.com/forkd/forkd/internal/build/image"
 	"github.com/forkd/forkd/internal/build/plan"
 	"github.com/forkd/forkd/internal/format/snapshot"
@@ -405,6 +401,9 @@ func (w *work) save(ctx context.Context, i int, box string) error {
 	}
 	if i == w.plan.Result {
 		req.Tag, req.Step, req.Replace = w.req.Tag, false, w.req.Replace
+		if err := w.announce(box); err != nil {
+			return err
+		}
 	}
 	for {
 		_, err := w.b.cfg.Manager.Branch(ctx, box, req)
@@ -412,53 +411,13 @@ func (w *work) save(ctx context.Context, i int, box string) error {
 			return w.done()
 		}
 		if !sandbox.IsBusy(err) {
+			if i == w.plan.Result {
+				w.retract()
+			}
 			return err
 		}
 		if err := wait(ctx, saveAgain); err != nil {
 			return err
 		}
 	}
-}
-
-// result is the stored record of a snapshot made by a build.
-type result struct {
-	ID    string `json:"id"`              // of the snapshot
-	Key   string `json:"key"`             // of the step
-	Admin bool   `json:"admin,omitempty"` // Request.Admin
-}
-
-func (b *Builder) resultFile(tag string) string { return filepath.Join(b.cfg.Dir, "results", tag) }
-
-// done stores the record of the result.
-func (w *work) done() error {
-	d, err := w.b.cfg.Manager.Snapshots().Detail(w.req.Tag)
-	if err != nil {
-		return err
-	}
-	text, err := json.Marshal(result{d.ID, w.keys[w.plan.Result], w.req.Admin})
-	if err != nil {
-		return err
-	}
-	return atomicfile.Write(w.b.resultFile(w.req.Tag), text, 0o600)
-}
-
-// isDone reports whether the result of the build exists already.
-func (w *work) isDone() bool {
-	r, ok := w.b.resultOf(w.req.Tag)
-	forced := slices.ContainsFunc(w.plan.Steps, func(s plan.Step) bool { return s.Force })
-	return ok && !w.req.NoCache && !forced && r.Key == w.keys[w.plan.Result] &&
-		w.b.cfg.Manager.Snapshots().Has(w.req.Tag, r.ID)
-}
-
-// resultOf returns the record of the snapshot that a build made with a tag.
-func (b *Builder) resultOf(tag string) (r result, ok bool) {
-	text, err := os.ReadFile(b.resultFile(tag))
-	ok = err == nil && json.Unmarshal(text, &r) == nil
-	return r, ok
-}
-
-// isResult reports whether a build of an admin made the snapshot.
-func (b *Builder) isResult(tag, id string) bool {
-	r, ok := b.resultOf(tag)
-	return ok && r.Admin && r.ID == id
 }

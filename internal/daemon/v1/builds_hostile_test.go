@@ -15,6 +15,7 @@ import (
 	"github.com/forkd/forkd/client"
 	"github.com/forkd/forkd/internal/apirig"
 	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/daemon/build"
 )
 
 // emptyLineShell answers the query for matching files with an empty line.
@@ -150,6 +151,59 @@ func TestFROMTakesNoBranch(t *testing.T) {
 			"\nRUN echo " + from + "\n"}, nil); err != nil {
 			t.Errorf("FROM %s: %v\n%s", from, err, log)
 		}
+	}
+}
+
+// If the daemon dies after it has published the result of a build and before it has recorded that, the next daemon
+// records it: FROM takes the result, and the same build finds it. A branch under an announced tag that is not of
+// the build's sandbox is no result.
+func TestResultsAreRecordedAfterACrash(t *testing.T) {
+	r := start(t, apirig.Options{Tokens: []auth.Token{{Name: "mallory", Scope: auth.Run}}})
+	mallory, id := forkOf(t, r, "mallory")
+	const text = "FROM a.b\nRUN echo hi\n"
+	record := filepath.Join(r.Plans.Dir, "results", "made")
+	if err := os.MkdirAll(filepath.Join(record, "in the way"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := built(t, r.Client, client.BuildRequest{Tag: "made", Dockerfile: text}, nil); err == nil {
+		t.Fatal("the record was written")
+	}
+	from := func() error {
+		_, _, err := built(t, r.Client, client.BuildRequest{Tag: "next", Dockerfile: "FROM made\nRUN echo next\n"}, nil)
+		return err
+	}
+	if err := os.RemoveAll(record); err != nil {
+		t.Fatal(err)
+	}
+	if err := from(); err == nil || !strings.Contains(err.Error(), "is a branch") {
+		t.Errorf("FROM a result without a record: %v", err)
+	}
+	announced := filepath.Join(r.Plans.Dir, "announced")
+	note, err := os.ReadFile(filepath.Join(announced, "made"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := mallory.Branch(t.Context(), id, client.BranchRequest{Tag: "forged"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(announced, "forged"), note, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := build.New(r.Plans); err != nil { // as the next daemon does
+		t.Fatal(err)
+	}
+	if err := from(); err != nil {
+		t.Errorf("FROM a result that was recorded later: %v", err)
+	}
+	if _, log, err := built(t, r.Client, client.BuildRequest{Tag: "made", Dockerfile: text}, nil); err != nil ||
+		!strings.Contains(log, build.Cached) {
+		t.Errorf("the same build: %v\n%s", err, log)
+	}
+	if _, err := os.Stat(filepath.Join(r.Plans.Dir, "results", "forged")); err == nil {
+		t.Error("the branch of a client is a result")
+	}
+	if left, err := os.ReadDir(announced); err != nil || len(left) > 0 {
+		t.Errorf("left: %v, %v", left, err)
 	}
 }
 
