@@ -12,6 +12,7 @@ import (
 	"io"
 	"os"
 	"path"
+	"slices"
 	"strings"
 
 	"github.com/klauspost/compress/zstd"
@@ -26,67 +27,98 @@ import (
 // memory.
 const workDir = "mkdir -p /var/tmp && mktemp -d /var/tmp/forkd-build.XXXXXX"
 
-// copy transfers files to a directory of the guest, and moves them to their target from there.
-func (g *guest) copy(ctx context.Context, cp *plan.Copy) (err error) {
-	dir, err := g.script(ctx, workDir)
-	if err != nil {
-		return err
-	}
-	dir = strings.TrimSpace(dir)
-	defer func() { err = errors.Join(err, g.c.Remove(context.WithoutCancel(ctx), dir, "root")) }()
-	single, others := len(cp.Sources) == 1, ""
-	brought := &links{}
-	for n := range cp.Sources {
-		if src := &cp.Sources[n]; src.Step != nil || src.Git != nil {
-			others = "others"
+// copy puts the files of the sources into a directory of the guest, and moves them to their target from
+// there. What others have made, such as stages, repositories and archives, has a directory of its own:
+// a link in it would lead what comes next out of a common one.
+func (g *guest) copy(ctx context.Context, cp *plan.Copy) error {
+	others := slices.ContainsFunc(cp.Sources, func(s plan.Source) bool { return s.Step != nil || s.Git != nil })
+	for rest := cp.Sources; ; {
+		n := 0
+		for n < len(rest) && rest[n].Step == nil && rest[n].Git == nil && rest[n].Remote == nil && !cp.Unpack {
+			n++
 		}
-		one, err := g.fetch(ctx, &cp.Sources[n], dir, cp.Unpack, brought)
+		if n == 0 {
+			n = min(1, len(rest))
+		}
+		unpacked, err := g.copyTogether(ctx, cp, rest[:n], others)
 		if err != nil {
 			return err
 		}
-		single = single && one
+		if rest = rest[n:]; len(rest) == 0 {
+			return nil
+		}
+		others = others || unpacked
 	}
-	flag := ""
-	if single {
-		flag = "single"
-	}
-	_, err = g.script(ctx, placeScript, dir, cp.Target, cp.Owner, cp.Mode, flag, others)
-	return err
 }
 
-// fetch puts the files of a source into a directory of the guest. It reports whether that is one file,
-// which may get another name.
-func (g *guest) fetch(ctx context.Context, src *plan.Source, dir string, unpack bool, brought *links) (single bool,
+// copyTogether copies sources by way of one directory. If others is set, no directory is placed by way of a
+// link that leads out of the target. It reports whether an archive was unpacked.
+func (g *guest) copyTogether(ctx context.Context, cp *plan.Copy, sources []plan.Source, others bool) (unpacked bool,
 	err error) {
+	dir, err := g.script(ctx, workDir)
+	if err != nil {
+		return false, err
+	}
+	dir = strings.TrimSpace(dir)
+	defer func() { err = errors.Join(err, g.c.Remove(context.WithoutCancel(ctx), dir, "root")) }()
+	single := len(cp.Sources) == 1
+	for n := range sources {
+		got, err := g.fetch(ctx, &sources[n], dir, cp.Unpack)
+		if err != nil {
+			return false, err
+		}
+		single, unpacked = single && got.single, unpacked || got.unpacked
+	}
+	_, err = g.script(ctx, placeScript, dir, cp.Target, cp.Owner, cp.Mode, flag(single, "single"), flag(others, "others"))
+	return unpacked, err
+}
+
+// flag is an argument of a script: name if it is set, and otherwise empty.
+func flag(set bool, name string) string {
+	if !set {
+		return ""
+	}
+	return name
+}
+
+// fetched describes what a source has.
+type fetched struct {
+	single   bool // one file, which may get another name
+	unpacked bool // the content of an archive
+}
+
+// fetch puts the files of a source into a directory of the guest.
+func (g *guest) fetch(ctx context.Context, src *plan.Source, dir string, unpack bool) (got fetched, err error) {
 	switch {
 	case src.Inline != nil:
 		name := path.Join(dir, src.Inline.Path)
 		if err := g.c.WriteFile(ctx, name, "root", strings.NewReader(src.Inline.Data)); err != nil {
-			return false, err
+			return got, err
 		}
 		_, err := output(ctx, g.c, "root", "chmod", "644", name)
-		return true, err
+		return fetched{single: true}, err
 	case src.Step != nil:
-		return g.fetchFrom(ctx, *src.Step, src, dir, brought)
+		got.single, err = g.fetchFrom(ctx, *src.Step, src, dir)
+		return got, err
 	case src.Remote != nil:
-		return true, g.fetchRemote(ctx, src.Remote, dir)
+		return fetched{single: true}, g.fetchRemote(ctx, src.Remote, dir)
 	case src.Git != nil:
-		return false, g.fetchGit(ctx, src.Git, dir)
+		return got, g.fetchGit(ctx, src.Git, dir)
 	}
 	if unpack && !src.Dir && len(src.Files) == 1 {
 		archive, ok, err := openArchive(g.w.files.path(src.Files[0].Digest))
 		if err != nil {
-			return false, fmt.Errorf("%s: %w", src.Files[0].Path, err)
+			return got, fmt.Errorf("%s: %w", src.Files[0].Path, err)
 		}
 		if ok {
 			defer archive.Close()
-			return false, g.unpack(ctx, archive, dir)
+			return fetched{unpacked: true}, g.unpack(ctx, archive, dir)
 		}
 	}
 	r, w := io.Pipe()
 	go func() { w.CloseWithError(g.w.files.pack(w, src)) }()
 	defer r.Close() // ends the writer
-	return !src.Dir && len(src.Files) == 1, g.unpack(ctx, r, dir)
+	return fetched{single: !src.Dir && len(src.Files) == 1}, g.unpack(ctx, r, dir)
 }
 
 // unpack unpacks an archive with the guest's tar. As root, tar keeps owners and all mode bits.
@@ -131,8 +163,7 @@ func (s *sent) Read(p []byte) (int, error) {
 }
 
 // fetchFrom puts files of another step's snapshot into a directory of the guest.
-func (g *guest) fetchFrom(ctx context.Context, step int, src *plan.Source, dir string, brought *links) (single bool,
-	err error) {
+func (g *guest) fetchFrom(ctx context.Context, step int, src *plan.Source, dir string) (single bool, err error) {
 	leave, err := dockerfile.NewIgnore(src.Exclude)
 	if err != nil {
 		return false, err
@@ -159,7 +190,7 @@ func (g *guest) fetchFrom(ctx context.Context, step int, src *plan.Source, dir s
 			return fmt.Errorf("%s: %s has no such file", src.Path, g.w.plan.Steps[step].Name)
 		}
 		single = len(matches) == 1 && strings.HasPrefix(matches[0], "f") && src.Into == ""
-		to := staging{g, dir, src.Into, brought}
+		to := staging{g, dir, src.Into, &links{}}
 		for _, m := range matches {
 			if out, err := leave.Out(path.Base(m)); strings.HasPrefix(m, "f") && (err != nil || out) {
 				if single = false; err != nil {

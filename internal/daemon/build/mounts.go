@@ -96,11 +96,11 @@ func (g *guest) mountOne(ctx context.Context, m *mounted) error {
 		if _, err := output(ctx, g.c, "root", "mkdir", m.dir); err != nil {
 			return err
 		}
-		single, err := g.fetch(ctx, m.Source, m.dir, false, &links{})
+		got, err := g.fetch(ctx, m.Source, m.dir, false)
 		if err != nil {
 			return err
 		}
-		if single {
+		if got.single {
 			name, err := g.script(ctx, `cd "$1" && ls -A`, m.dir)
 			if err != nil {
 				return err

@@ -312,14 +312,23 @@ func TestStepsAreBounded(t *testing.T) {
 // tgz returns a compressed archive with one file.
 func tgz(t *testing.T) string {
 	t.Helper()
+	return tgzOf(t, "in/file", "packed")
+}
+
+// tgzOf returns an archive of one file, or of a link if its content begins with "link:".
+func tgzOf(t *testing.T, name, content string) string {
+	t.Helper()
 	var text strings.Builder
 	z := gzip.NewWriter(&text)
 	out := tar.NewWriter(z)
-	h := &tar.Header{Name: "in/file", Typeflag: tar.TypeReg, Mode: 0o600, Size: 6}
+	h := &tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: 0o600, Size: int64(len(content))}
+	if link, ok := strings.CutPrefix(content, "link:"); ok {
+		h.Typeflag, h.Linkname, h.Size, content = tar.TypeSymlink, link, 0, ""
+	}
 	if err := out.WriteHeader(h); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := out.Write([]byte("packed")); err != nil {
+	if _, err := out.Write([]byte(content)); err != nil {
 		t.Fatal(err)
 	}
 	if err := errors.Join(out.Close(), z.Close()); err != nil {

@@ -57,6 +57,25 @@ func TestCopyThroughALinkOfAnEarlierCopy(t *testing.T) {
 	copyEvil(t, r, dir, "COPY --from=evil DIR/src/1 DIR/dst/\nCOPY --from=evil DIR/src/2 DIR/dst/", "DIR/dst/")
 }
 
+// A link in one archive of an ADD leads no file of the next one, and no file of the context, out of the target.
+func TestAddOfArchivesStaysInItsTarget(t *testing.T) {
+	for what, add := range map[string]string{"an archive": "b.tgz", "a directory": "c"} {
+		t.Run(what, func(t *testing.T) {
+			r, dir := builder(t)
+			_, log, err := built(t, r.Client, client.BuildRequest{Tag: "added", Dockerfile: strings.NewReplacer("DIR", dir,
+				"NEXT", add).Replace("FROM a.b\nRUN mkdir -p DIR/etc && echo mine > DIR/etc/passwd\nADD a.tgz NEXT DIR/dst/\n"),
+			}, map[string]string{"a.tgz": tgzOf(t, "x", "link:"+dir+"/etc"), "b.tgz": tgzOf(t, "x/passwd", "evil"),
+				"c/x/passwd": "evil"})
+			if err == nil || !strings.Contains(err.Error(), "links that lead out") {
+				t.Errorf("the build: %v\n%s", err, log)
+			}
+			if p, err := os.ReadFile(dir + "/etc/passwd"); err != nil || string(p) != "mine\n" {
+				t.Errorf("etc/passwd, which no ADD names, has %q, %v", p, err)
+			}
+		})
+	}
+}
+
 // copyEvil builds from a stage with a link in src/1 and a file behind it in src/2, by instructions that fail.
 func copyEvil(t *testing.T, r *apirig.Rig, dir, instructions, says string) {
 	t.Helper()
