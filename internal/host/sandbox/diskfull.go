@@ -44,7 +44,7 @@ func (m *Manager) waitForRoom(s *Sandbox, v *liveVM) {
 	defer tick.Stop()
 	for {
 		select {
-		case <-m.quit:
+		case <-m.timed.Context().Done():
 			return
 		case <-v.vmm.Done():
 			return

@@ -51,7 +51,7 @@ func (m *Manager) setTimer(s *Sandbox) {
 		s.expiry = nil
 	}
 	if at := s.record.Expires; !at.IsZero() && s.state != Stopping {
-		s.expiry = time.AfterFunc(time.Until(at), func() { m.expire(s) })
+		s.expiry = time.AfterFunc(time.Until(at), func() { m.timed.Do(func() { m.expire(s) }) })
 	}
 }
 
@@ -84,7 +84,7 @@ func (s *Sandbox) dueLocked() bool {
 // suspendExpired suspends a sandbox when other operations on it have finished. An exited sandbox
 // without a suspended state is deleted.
 func (m *Manager) suspendExpired(s *Sandbox) {
-	unlock, err := m.lockToSuspend(context.Background(), s, false)
+	unlock, err := m.lockToSuspend(m.timed.Context(), s, false)
 	if err != nil {
 		return
 	}
@@ -110,5 +110,5 @@ func (m *Manager) suspendExpired(s *Sandbox) {
 	m.cfg.Log.Error("suspend a sandbox whose time has passed", "sandbox", s.id, "error", err)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.expiry = time.AfterFunc(expiryRetry, func() { m.expire(s) })
+	s.expiry = time.AfterFunc(expiryRetry, func() { m.timed.Do(func() { m.expire(s) }) })
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
@@ -102,6 +103,26 @@ func TestExpirySuspends(t *testing.T) {
 	w.KillAll()
 	w.stop()
 	w.checkClean(t)
+}
+
+// Close waits for a suspension that a timer has begun: what follows it closes files that the suspension uses.
+func TestCloseWaitsForTimers(t *testing.T) {
+	w := newWorld(t, 0)
+	mustBake(t, w)
+	begun, end := make(chan struct{}), make(chan struct{})
+	w.vmms.Killing = sync.OnceFunc(func() { close(begun); <-end })
+	forkOne(t, w, ForkRequest{TTL: soon, ExpirySuspends: true})
+	<-begun
+	closed := make(chan struct{})
+	go func() { w.Close(false); close(closed) }()
+	select {
+	case <-closed:
+		t.Error("closed amid a suspension")
+	case <-time.After(20 * time.Millisecond):
+	}
+	close(end)
+	<-closed
+	w.Snapshots().Close()
 }
 
 // The client that brings a sandbox back sets its new expiry. A later client finds the sandbox

@@ -10,7 +10,7 @@ import (
 const minIdle = time.Second
 
 func (m *Manager) suspendIdle(s *Sandbox) {
-	unlock, err := m.lockToSuspend(context.Background(), s, true)
+	unlock, err := m.lockToSuspend(m.timed.Context(), s, true)
 	if err != nil {
 		return
 	}

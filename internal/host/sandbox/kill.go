@@ -125,12 +125,13 @@ func (m *Manager) end(s *Sandbox) {
 	m.free(s)
 }
 
-// Close stops the manager. Sandboxes keep running for the next daemon, unless kill is set.
+// Close stops the manager, after suspensions and deletions that timers have begun. Sandboxes keep
+// running for the next daemon, unless kill is set.
 func (m *Manager) Close(kill bool) {
 	if kill {
 		m.KillAll()
 	}
-	close(m.quit)
+	m.timed.Close()
 	m.background.Wait()
 	m.watchers.Wait()
 	m.pool.Close()

@@ -91,7 +91,7 @@ type Manager struct {
 	patience   time.Duration                    // unwatchedWait, except in tests
 	writers    time.Duration                    // chain.WriterPatience, except in tests
 	room       func(dir string) (uint64, error) // returns the free space of a file system in bytes
-	quit       chan struct{}                    // closed by Close: watchers leave their sandboxes alone
+	timed      gate.Tasks                       // of timers; its context ends with Close: watchers leave sandboxes alone
 	boot       Boot                             // nil: see SetBoot
 	left       []left                           // written by Recover
 }
@@ -122,7 +122,6 @@ func New(cfg Config) (*Manager, error) {
 		patience:  unwatchedWait,
 		writers:   chain.WriterPatience,
 		room:      admit.FreeBytes,
-		quit:      make(chan struct{}),
 	}
 	m.pool = vmpool.New(vmpool.Config{VMMs: cfg.VMMs, RunDir: cfg.RunDir, Size: cfg.PoolSize, Most: cfg.PoolMost,
 		Log:      cfg.Log,

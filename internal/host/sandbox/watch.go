@@ -19,7 +19,7 @@ import (
 func (m *Manager) newSandbox(r ledger.Record) *Sandbox {
 	s := &Sandbox{id: r.ID, data: filepath.Join(m.cfg.DataDir, r.ID), ops: make(chan struct{}, 1), events: m.cfg.Events,
 		record: r}
-	s.usage = idle.New(r.IdleTimeout, func() { m.suspendIdle(s) })
+	s.usage = idle.New(r.IdleTimeout, func() { m.timed.Do(func() { m.suspendIdle(s) }) })
 	return s
 }
 
@@ -54,7 +54,7 @@ func (m *Manager) watch(s *Sandbox, v *liveVM) {
 	var again <-chan time.Time // when stalled is watched again, after it was set to nil
 	for conns := v.vmm.Conns(); ; {
 		select {
-		case <-m.quit:
+		case <-m.timed.Context().Done():
 			return
 		case c, ok := <-conns:
 			if ok {
