@@ -318,6 +318,6 @@ func (j intelJob) on(ctx context.Context, m bochs.Machine, h intelHost, d disk, 
 	if err := run.Results(ctx, resultsDir, results); err != nil {
 		return counts{}, errors.Join(runErr, err)
 	}
-	total, err := report(ctx, packages, filepath.Join(results, filepath.Base(resultsDir)), out)
+	total, err := report(ctx, h.name, packages, filepath.Join(results, filepath.Base(resultsDir)), out)
 	return total, errors.Join(runErr, err)
 }

@@ -15,6 +15,7 @@ func TestReportPackage(t *testing.T) {
 	const begin = "\x16=== RUN   TestA\n"
 	const pass = begin + "\x16--- PASS: TestA (0.10s)\n\x16=== NAME  \n"
 	const end = "\x16PASS\n"
+	chdirWithProgram(t, t.TempDir())
 	for _, c := range []struct {
 		name, log, status string
 		want              string // in the error; empty: none
@@ -25,7 +26,7 @@ func TestReportPackage(t *testing.T) {
 		{"skipped", begin + "\x16--- SKIP: TestA (0.10s)\n" + end, "0\n", "1 tests skipped", 0},
 		{"none ran", end, "0\n", "0 tests ran of 1", 0},
 		{"the host died", begin, "", "did not end", 0},
-		{"the host died after the tests", pass, "", "did not end", 0},
+		{"the host died after the tests", pass, "", "did not end", 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			result := filepath.Join(t.TempDir(), "p")
@@ -38,14 +39,14 @@ func TestReportPackage(t *testing.T) {
 				}
 			}
 			var out bytes.Buffer
-			got, err := reportPackage(t.Context(), vmPkg{"p", []string{"TestA"}}, result, &out)
+			got, err := reportPackage(t.Context(), "ept", vmPkg{"p", []string{"TestA"}}, result, &out)
 			if got.passed != c.passed || c.want == "" && err != nil || c.want != "" &&
 				(err == nil || !strings.Contains(err.Error(), c.want)) {
 				t.Errorf("got %v, %v, want %d passed and %q\n%s", got, err, c.passed, c.want, &out)
 			}
 		})
 	}
-	if _, err := reportPackage(t.Context(), vmPkg{"p", []string{"TestA"}}, filepath.Join(t.TempDir(), "p"),
+	if _, err := reportPackage(t.Context(), "ept", vmPkg{"p", []string{"TestA"}}, filepath.Join(t.TempDir(), "p"),
 		nil); err == nil {
 		t.Error("tests that never began have passed")
 	}

@@ -145,9 +145,9 @@ func link(to, from string) (used int64, err error) {
 }
 
 // report reads the results of all packages' tests from dir, the results of a run.
-func report(ctx context.Context, packages []vmPkg, dir string, out io.Writer) (total counts, err error) {
+func report(ctx context.Context, host string, packages []vmPkg, dir string, out io.Writer) (total counts, err error) {
 	for _, p := range packages {
-		c, packageErr := reportPackage(ctx, p, filepath.Join(dir, p.short()), out)
+		c, packageErr := reportPackage(ctx, host, p, filepath.Join(dir, p.short()), out)
 		total.add(c)
 		if packageErr != nil {
 			err = errors.Join(err, fmt.Errorf("%s: %w", p.path, packageErr))
@@ -161,29 +161,19 @@ func report(ctx context.Context, packages []vmPkg, dir string, out io.Writer) (t
 }
 
 // reportPackage counts the tests in one log. It returns an error unless all of them ran and passed.
-func reportPackage(ctx context.Context, p vmPkg, result string, out io.Writer) (counts, error) {
-	log, err := os.Open(result + ".log")
-	if err != nil {
+func reportPackage(ctx context.Context, host string, p vmPkg, result string, out io.Writer) (counts, error) {
+	log := result + ".log"
+	if _, err := os.Stat(log); err != nil {
 		return counts{}, errors.New("its tests did not begin")
 	}
-	defer log.Close()
-	cmd := exec.CommandContext(ctx, "go", "tool", "test2json", "-p", p.path)
-	cmd.Stdin, cmd.Stderr = log, os.Stderr
-	pipe, err := cmd.StdoutPipe()
-	if err != nil {
-		return counts{}, err
-	}
-	if err := cmd.Start(); err != nil {
-		return counts{}, err
-	}
-	r := &run{out: out, packages: make(map[string]*counts), output: make(map[string][]string)}
-	if err := errors.Join(r.read(pipe), cmd.Wait()); err != nil {
+	r := &run{name: host + "." + p.short(), out: out, each: true,
+		raw: []string{"sh", "-c", `exec go tool test2json -p "$0" <"$1"`, p.path, log}}
+	if _, err := r.do(ctx); err != nil {
 		return counts{}, fmt.Errorf("read its tests' output: %w", err)
 	}
 	status, err := os.ReadFile(result + ".status")
 	switch {
 	case err != nil:
-		r.hung(p.path)
 		return r.total, errors.New("its tests did not end")
 	case strings.TrimSpace(string(status)) != "0":
 		return r.total, fmt.Errorf("its tests ended with status %s", strings.TrimSpace(string(status)))

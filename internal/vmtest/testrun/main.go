@@ -3,8 +3,9 @@
 // usable here. `testrun intel` runs tests on an emulated Intel host. scripts/test calls it after
 // scripts/build.
 //
-// It runs `go test`; it contains no tests and knows nothing about what tests do. It finds VM tests
-// in the source: see discover.go.
+// It runs gotestsum, which runs `go test`, prints what tests print and writes files for CI into
+// out/tests. testrun itself finds VM tests in the source (see discover.go), distributes them among
+// emulated hosts, restarts a host that hangs, and decides which tests may be skipped.
 package main
 
 import (
@@ -49,7 +50,8 @@ func main() {
 // hostTests runs all tests; VM tests skip themselves.
 func hostTests(ctx context.Context) error {
 	start := time.Now()
-	r := &run{out: os.Stdout, args: []string{"-timeout", hostLimit.String(), "./..."}, env: []string{"FORKD_TEST_HOST=1"}}
+	r := &run{name: "host", out: os.Stdout, args: []string{"-timeout", hostLimit.String(), "./..."},
+		env: []string{"FORKD_TEST_HOST=1"}}
 	outcome, err := r.do(ctx)
 	if err != nil {
 		return err
@@ -106,7 +108,7 @@ func vmPackage(ctx context.Context, h host, p vmPkg, out io.Writer) (counts, err
 			return counts{}, err
 		}
 		r := &run{
-			out: out, each: true, env: h.env(), limit: vmLimit + time.Minute,
+			name: p.name(try), out: out, each: true, env: h.env(), limit: vmLimit + time.Minute,
 			args: append(h.args(), "-count=1", "-timeout", vmLimit.String(), "-run", p.pattern(), p.path),
 		}
 		outcome, err := r.do(ctx)
@@ -121,6 +123,11 @@ func vmPackage(ctx context.Context, h host, p vmPkg, out io.Writer) (counts, err
 			return r.total, p.complete(r.total)
 		}
 	}
+}
+
+// name returns the name of the files of one try.
+func (p vmPkg) name(try int) string {
+	return fmt.Sprintf("%s.%s.%d", p.short(), p.tests[0], try)
 }
 
 // complete returns an error if the counts show an incomplete run, although no test failed.

@@ -2,18 +2,26 @@ package main
 
 import (
 	"bufio"
+
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
 
 	"github.com/forkd/forkd/internal/vmtest"
 )
+
+// reportDir receives the events of each run as NAME.json and its results as NAME.xml, for CI.
+const reportDir = "out/tests"
 
 // outcome is the result of a run of go test.
 type outcome int
@@ -55,82 +63,121 @@ func (c counts) printFailures(out io.Writer) {
 	}
 }
 
-// run is a run of go test.
+// run is a run of tests. gotestsum prints it; testrun counts.
 type run struct {
+	name  string // of its files in reportDir
 	out   io.Writer
-	args  []string
+	args  []string // of go test
+	raw   []string // a command that prints events, instead of go test
 	env   []string
 	each  bool          // report every test, not only every package
 	limit time.Duration // everything is killed after that; 0: only go test's -timeout applies
 
-	total    counts
-	packages map[string]*counts
-	output   map[string][]string // by package and test: its lines
-	lost     bool
+	total  counts
+	output map[string][]string // of the tests that have not ended: their last lines, by package and test
+	lost   bool
 }
 
-// event is a line of go test -json; see go doc test2json.
-type event struct {
-	Action, Package, Test, Output, ImportPath string
-	Elapsed                                   float64 // seconds
+// programVariable is the environment variable with the path of another gotestsum.
+const programVariable = "GOTESTSUM"
+
+// gotestsum returns the path of the program gotestsum. It is built if needed.
+func gotestsum(ctx context.Context) (string, error) {
+	if path := os.Getenv(programVariable); path != "" {
+		return path, nil
+	}
+	cmd := exec.CommandContext(ctx, "go", "-C", "internal/lint/tools", "tool", "-n", "gotestsum")
+	cmd.Stderr = os.Stderr
+	path, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("build gotestsum: %w", err)
+	}
+	return strings.TrimSpace(string(path)), nil
 }
 
-// do runs go test to its end. The error means that it could not be run.
+// do runs the tests to their end. The error means that they could not be run.
 func (r *run) do(ctx context.Context) (outcome, error) {
-	r.packages, r.output = make(map[string]*counts), make(map[string][]string)
+	program, err := gotestsum(ctx)
+	if err != nil {
+		return failed, err
+	}
+	if err := os.MkdirAll(reportDir, 0o755); err != nil {
+		return failed, err
+	}
+	file := filepath.Join(reportDir, r.name)
+	format := "pkgname-and-test-fails"
+	if r.each {
+		format = "testname"
+	}
+	args := []string{"--format", format, "--format-icons", "text", "--format-hide-empty-pkg",
+		"--hide-summary", "skipped,failed", "--jsonfile", file + ".json", "--junitfile", file + ".xml"}
+	if r.raw != nil {
+		args = append(append(args, "--raw-command", "--"), r.raw...)
+	} else {
+		args = append(append(args, "--"), r.args...)
+	}
 	caller := ctx
 	if r.limit > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, r.limit)
 		defer cancel()
 	}
-	cmd := exec.CommandContext(ctx, "go", append([]string{"test", "-json"}, r.args...)...)
+	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Env = append(os.Environ(), r.env...)
-	// go test, the -exec program and the test are in one process group, so that all of them are
-	// killed. Otherwise the rest would keep the output open.
+	cmd.Stdout, cmd.Stderr = r.out, os.Stderr
+	// gotestsum, go test, the -exec program and the test are in one process group, so that all of
+	// them are killed. Otherwise the rest would keep the output open.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-	pipe, err := cmd.StdoutPipe()
-	if err != nil {
-		return failed, err
-	}
-	cmd.Stderr = os.Stderr
-	if err := cmd.Start(); err != nil {
-		return failed, fmt.Errorf("run go test: %w", err)
-	}
-	if err := r.read(pipe); err != nil {
-		return failed, fmt.Errorf("read go test -json: %w", err)
-	}
-	err = cmd.Wait()
-	switch {
-	case caller.Err() != nil:
+	runErr := cmd.Run()
+	var exit *exec.ExitError
+	if caller.Err() != nil {
 		return failed, caller.Err()
+	}
+	if ctx.Err() == nil && runErr != nil && !errors.As(runErr, &exit) {
+		return failed, fmt.Errorf("run gotestsum: %w", runErr)
+	}
+	if err := r.count(file + ".json"); err != nil {
+		return failed, fmt.Errorf("read the events of go test: %w", err)
+	}
+	r.hung()
+	switch {
 	case ctx.Err() != nil:
 		fmt.Fprintf(r.out, "KILLED after %v\n", r.limit)
 		return lost, nil
 	case r.lost:
 		return lost, nil
-	case err != nil:
+	case runErr != nil:
 		return failed, nil
 	}
 	return passed, nil
 }
 
-func (r *run) read(from io.Reader) error {
-	lines := bufio.NewScanner(from)
+// event is a line of go test -json; see go doc test2json.
+type event struct {
+	Action, Package, Test, Output string
+}
+
+// count reads the events of a run, of which a killed one may have cut off the last.
+func (r *run) count(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	r.output = make(map[string][]string)
+	lines := bufio.NewScanner(f)
 	lines.Buffer(nil, 16<<20)
 	for lines.Scan() {
 		var e event
-		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
-			fmt.Fprintf(r.out, "%s\n", lines.Bytes()) // output of go itself
-			continue
+		if json.Unmarshal(lines.Bytes(), &e) == nil {
+			r.handle(e)
 		}
-		r.handle(e)
 	}
 	return lines.Err()
 }
 
-// maxLines is the number of lines kept of a test's output, for its failure.
+// maxLines is the number of lines kept of a test's output.
 const maxLines = 80
 
 // lastLines is the number of a failed test's last lines that are repeated at the end.
@@ -139,17 +186,13 @@ const lastLines = 12
 func (r *run) handle(e event) {
 	key := e.Package + " " + e.Test
 	switch e.Action {
-	case "build-output":
-		fmt.Fprint(r.out, e.Output)
 	case "output":
 		r.lost = r.lost || isLost(e.Output)
 		lines := append(r.output[key], e.Output)
 		r.output[key] = lines[max(0, len(lines)-maxLines):]
 	case "pass", "fail", "skip":
-		if e.Test == "" {
-			r.packageEnd(e)
-		} else {
-			r.testEnd(e)
+		if e.Test != "" {
+			r.testEnd(e, r.output[key])
 		}
 		delete(r.output, key)
 	}
@@ -161,12 +204,8 @@ func isLost(line string) bool {
 	return strings.HasPrefix(line, "exit status 125") || strings.HasPrefix(line, "panic: test timed out after")
 }
 
-func (r *run) testEnd(e event) {
-	c := r.packages[e.Package]
-	if c == nil {
-		c = &counts{}
-		r.packages[e.Package] = c
-	}
+func (r *run) testEnd(e event, output []string) {
+	c := &r.total
 	if !strings.Contains(e.Test, "/") {
 		c.top++
 	}
@@ -175,7 +214,7 @@ func (r *run) testEnd(e event) {
 		c.passed++
 	case "skip":
 		c.skipped++
-		why := strings.Join(r.output[e.Package+" "+e.Test], "")
+		why := strings.Join(output, "")
 		if strings.Contains(why, vmtest.Lacking) {
 			c.lacking++
 		}
@@ -186,37 +225,16 @@ func (r *run) testEnd(e event) {
 		}
 	case "fail":
 		c.failed++
-		said := r.output[e.Package+" "+e.Test]
-		fmt.Fprintf(r.out, "---- %s %s failed:\n%s", e.Package, e.Test, strings.Join(said, ""))
-		said = said[max(0, len(said)-lastLines):]
-		c.failures = append(c.failures, fmt.Sprintf("%s %s\n%s", e.Package, e.Test, strings.Join(said, "")))
-	}
-	if r.each {
-		fmt.Fprintf(r.out, "  %-4s  %7.1f s  %s\n", e.Action, e.Elapsed, e.Test)
+		output = output[max(0, len(output)-lastLines):]
+		c.failures = append(c.failures, fmt.Sprintf("%s %s\n%s", e.Package, e.Test, strings.Join(output, "")))
 	}
 }
 
-func (r *run) packageEnd(e event) {
-	c := r.packages[e.Package]
-	if c == nil {
-		c = &counts{}
-	}
-	r.total.add(*c)
-	word := map[string]string{"pass": "ok", "skip": "-", "fail": "FAIL"}[e.Action]
-	if e.Action == "fail" {
-		r.hung(e.Package)
-		fmt.Fprint(r.out, strings.Join(r.output[e.Package+" "], ""))
-	}
-	if e.Action != "skip" { // a package without tests
-		fmt.Fprintf(r.out, "%-5s %-55s %s (%.1f s)\n", word, e.Package, c, e.Elapsed)
-	}
-}
-
-// hung prints the output of tests that have not ended.
-func (r *run) hung(pkg string) {
-	for key, lines := range r.output {
-		if p, test, _ := strings.Cut(key, " "); p == pkg && test != "" {
-			fmt.Fprintf(r.out, "---- %s did not end:\n%s", key, strings.Join(lines, ""))
+// hung prints the last output of tests that have not ended.
+func (r *run) hung() {
+	for _, key := range slices.Sorted(maps.Keys(r.output)) {
+		if !strings.HasSuffix(key, " ") {
+			fmt.Fprintf(r.out, "---- %s did not end:\n%s", key, strings.Join(r.output[key], ""))
 		}
 	}
 }

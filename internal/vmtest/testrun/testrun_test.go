@@ -71,6 +71,18 @@ func TestLinesOfTwoWritersStayWhole(t *testing.T) {
 	}
 }
 
+// chdirWithProgram changes to dir, where the files of runs are written, and builds gotestsum before.
+func chdirWithProgram(t *testing.T, dir string) {
+	t.Helper()
+	t.Chdir("../../..")
+	program, err := gotestsum(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv(programVariable, program)
+	t.Chdir(dir)
+}
+
 // TestRun runs go test on a module of its own.
 func TestRun(t *testing.T) {
 	dir := t.TempDir()
@@ -80,13 +92,14 @@ func TestRun(t *testing.T) {
 		}
 	}
 	write("go.mod", "module m\n\ngo 1.24\n")
+	chdirWithProgram(t, dir)
 	cases := []struct {
 		name, body string
 		outcome    outcome
 		total      counts
 		prints     string
 	}{
-		{"pass", `t.Run("sub", func(t *testing.T) {})`, passed, counts{passed: 2, top: 1}, "ok "},
+		{"pass", `t.Run("sub", func(t *testing.T) {})`, passed, counts{passed: 2, top: 1}, "PASS TestIt/sub"},
 		{"skip", `t.Skip("why not")`, passed, counts{skipped: 1, top: 1}, "why not"},
 		{"lack", `t.Skip("this checkout lacks: history")`, passed, counts{skipped: 1, lacking: 1, top: 1}, "history"},
 		{"fail", `t.Error("because")`, failed, counts{failed: 1, top: 1}, "because"},
@@ -98,9 +111,8 @@ func TestRun(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			write("m_test.go", "package m\nimport \"testing\"\nfunc TestIt(t *testing.T) {\n"+c.body+"\n}\n")
 			var out bytes.Buffer
-			r := &run{out: &out, each: true, args: []string{"-timeout", "2s", "."}}
-			t.Chdir(dir)
-			got, err := r.do(context.Background())
+			r := &run{name: c.name, out: &out, each: true, args: []string{"-timeout", "2s", "."}}
+			got, err := r.do(t.Context())
 			var last bytes.Buffer
 			r.total.printFailures(&last)
 			if strings.Contains(last.String(), "---- failed: m TestIt\n") != (c.total.failed > 0) {
