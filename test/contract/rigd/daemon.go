@@ -273,10 +273,10 @@ func (d *daemon) due(r *http.Request) *fault {
 
 // refuse answers as an overloaded daemon does.
 func (f *fault) refuse(w http.ResponseWriter) {
-	e := apiv1.Error{Message: "too many requests at once; try again", Title: "Too much at once", Status: f.Status,
+	e := apiv1.Error{Message: "too many requests at once; try again", Title: "The daemon is busy", Status: f.Status,
 		Detail: "too many requests at once; try again", Code: "busy", Fix: "try again", Type: "about:blank"}
 	if f.Status == http.StatusTooManyRequests {
-		e.Code, e.Title = "too_many_requests", "More than this client may"
+		e.Code, e.Title = "too_many_requests", "The client exceeds its limit"
 	}
 	w.Header().Set("Content-Type", apiv1.Problem)
 	if f.RetryAfter > 0 {

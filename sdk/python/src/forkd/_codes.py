@@ -39,27 +39,26 @@ class UnauthenticatedError(ForkdError):
 class ForbiddenError(ForkdError):
     """The request is not allowed (forbidden, 403).
 
-    What helps: make it from a program, by a name of the host that the daemon knows, and with a token that
-    may.
+    What helps: send it from a program, not from a web page, and to a host name that the daemon knows.
     """
 
 
 class ScopeError(ForkdError):
-    """The token may not do this (scope, 403).
+    """The token does not allow this (scope, 403).
 
-    What helps: use a token that may, as the detail says: forkd token new.
+    What helps: use a token that allows what the detail names: forkd token new.
     """
 
 
 class DeniedInSandboxError(ForkdError):
-    """The sandbox's kernel does not permit it (denied_in_sandbox, 403).
+    """The sandbox's kernel denies this (denied_in_sandbox, 403).
 
-    What helps: choose another path: /proc and /sys take no new files, and some file systems no writes.
+    What helps: choose another path: /proc and /sys accept no new files, and some file systems are read-only.
     """
 
 
 class NoSuchRouteError(ForkdError):
-    """There is no such route (no_such_route, 404).
+    """The path is unknown (no_such_route, 404).
 
     What helps: compare the path with GET /openapi.yaml.
     """
@@ -87,37 +86,37 @@ class WorkspaceNotFoundError(ForkdError):
 
 
 class NotFoundInSandboxError(ForkdError):
-    """The sandbox does not have it (not_found_in_sandbox, 404).
+    """The sandbox has no such file, process or context (not_found_in_sandbox, 404).
 
-    What helps: look for it in the sandbox.
+    What helps: list what the sandbox has: its files, processes or contexts.
     """
 
 
 class MethodNotAllowedError(ForkdError):
-    """The path has no such method (method_not_allowed, 405).
+    """The path does not support this method (method_not_allowed, 405).
 
     What helps: compare the method with GET /openapi.yaml.
     """
 
 
 class ConflictError(ForkdError):
-    """Something is in the way (conflict, 409).
+    """The request conflicts with the current state (conflict, 409).
 
     What helps: do what the detail says.
     """
 
 
 class SandboxStateError(ForkdError):
-    """The sandbox is not in the state for this (sandbox_state, 409).
+    """The sandbox's state does not allow this (sandbox_state, 409).
 
-    What helps: resume the sandbox, or fork another.
+    What helps: resume the sandbox, or fork a new one.
     """
 
 
 class SandboxCutOffError(ForkdError):
-    """The sandbox was taken away meanwhile (sandbox_cut_off, 409).
+    """The sandbox was deleted, suspended or rolled back (sandbox_cut_off, 409).
 
-    What helps: find out who deleted, suspended or rolled it back, before the request is made again.
+    What helps: read the sandbox's state before you repeat the request: another client changed it.
     """
 
 
@@ -131,27 +130,27 @@ class SandboxOfWorkspaceError(ForkdError):
 class InterpreterBusyError(ForkdError):
     """The interpreter is busy (interpreter_busy, 409).
 
-    What helps: wait for the earlier call, interrupt it, or use another context.
+    What helps: wait until the earlier call ends, interrupt it, or use another context.
     """
 
 
 class NotInLineError(ForkdError):
-    """The snapshot is not in the line of the sandbox (not_in_line, 409).
+    """The sandbox cannot be rolled back to this snapshot (not_in_line, 409).
 
-    What helps: name one of those that the detail lists.
+    What helps: name one of the snapshots that the detail lists.
     """
 
 
 class NotUniqueError(ForkdError):
     """Programs in the sandbox repeat random numbers (not_unique, 409).
 
-    What helps: restart the programs that the detail names in a fork hook, start them after the fork, or leave
-    out unique: strict.
+    What helps: restart the programs that the detail names in a fork hook, start them after the fork, or omit
+    unique: strict.
     """
 
 
 class SnapshotExistsError(ForkdError):
-    """The tag is taken (snapshot_exists, 409).
+    """A snapshot with this tag exists (snapshot_exists, 409).
 
     What helps: remove the snapshot first, or choose another tag.
     """
@@ -160,104 +159,105 @@ class SnapshotExistsError(ForkdError):
 class SnapshotInUseError(ForkdError):
     """The snapshot is in use (snapshot_in_use, 409).
 
-    What helps: end what uses it first; cascade or force concern snapshots that build on it.
+    What helps: delete the sandboxes that run from it; for snapshots that build on it, use cascade or force.
     """
 
 
 class SnapshotUnusableError(ForkdError):
     """The snapshot cannot be used (snapshot_unusable, 409).
 
-    What helps: verify the snapshot, and make it again on this host.
+    What helps: verify the snapshot, and build it again on this host.
     """
 
 
 class WorkspaceExistsError(ForkdError):
-    """The name is taken (workspace_exists, 409).
+    """A workspace with this name exists (workspace_exists, 409).
 
     What helps: delete the workspace first, or choose another name.
     """
 
 
 class OutcomeUnknownError(ForkdError):
-    """Nobody knows what became of the first request (outcome_unknown, 409).
+    """The outcome of the first request is unknown (outcome_unknown, 409).
 
-    What helps: look whether what it was to make is there, then ask again with another Idempotency-Key.
+    What helps: check whether the first request created anything, then send the request with a new
+    Idempotency-Key.
     """
 
 
 class BodyTooLargeError(ForkdError):
     """The body is too large (body_too_large, 413).
 
-    What helps: send less at once.
+    What helps: send a smaller body, or several requests.
     """
 
 
 class IdempotencyKeyReusedError(ForkdError):
     """The Idempotency-Key was used for another request (idempotency_key_reused, 422).
 
-    What helps: use a new key for every request, and the same only to ask again.
+    What helps: use a new key for each request, and reuse a key only to repeat the same request.
     """
 
 
 class UpgradeRequiredError(ForkdError):
-    """The request must ask for an upgrade (upgrade_required, 426).
+    """The request must upgrade the connection (upgrade_required, 426).
 
-    What helps: send the headers Connection and Upgrade as the documentation says.
+    What helps: send the headers Connection and Upgrade that docs/api.md describes.
     """
 
 
 class TooManyRequestsError(ForkdError):
-    """More than this client may (too_many_requests, 429).
+    """The client exceeds its limit (too_many_requests, 429).
 
-    What helps: wait, or end something first.
+    What helps: wait, or end one of the client's requests or sandboxes.
     """
 
 
 class MaxSandboxesError(ForkdError):
-    """The daemon takes no more sandboxes (max_sandboxes, 429).
+    """The daemon has reached its limit of sandboxes (max_sandboxes, 429).
 
-    What helps: end or suspend sandboxes, or raise --max-sandboxes.
+    What helps: delete or suspend sandboxes, or raise --max-sandboxes.
     """
 
 
 class MaxVcpusError(ForkdError):
-    """The daemon takes no more vCPUs (max_vcpus, 429).
+    """The daemon has reached its limit of vCPUs (max_vcpus, 429).
 
-    What helps: end or suspend sandboxes, or raise --vcpu-overcommit.
+    What helps: delete or suspend sandboxes, or raise --vcpu-overcommit.
     """
 
 
 class OwnSandboxesError(ForkdError):
-    """The token has all the sandboxes that it may (own_sandboxes, 429).
+    """The token has reached its limit of sandboxes (own_sandboxes, 429).
 
-    What helps: end some that were forked with it.
+    What helps: delete sandboxes that were forked with this token.
     """
 
 
 class InternalError(ForkdError):
     """The daemon failed (internal, 500).
 
-    What helps: look at the log of the daemon, and run 'forkd doctor'.
+    What helps: read the daemon's log, and run 'forkd doctor'.
     """
 
 
 class VmEndedError(ForkdError):
-    """The VM ended meanwhile (vm_ended, 500).
+    """The VM ended during the request (vm_ended, 500).
 
-    What helps: ask again: the detail says how it ended, and what is left; if that repeats, run 'forkd
-    doctor'.
+    What helps: repeat the request: the detail says how the VM ended, and whether a saved state is left; if it
+    fails again, run 'forkd doctor'.
     """
 
 
 class SandboxFailedError(ForkdError):
     """The sandbox failed (sandbox_failed, 502).
 
-    What helps: look at the console of the sandbox.
+    What helps: read the sandbox's console.
     """
 
 
 class BusyError(ForkdError):
-    """Too much at once (busy, 503).
+    """The daemon is busy (busy, 503).
 
     What helps: try again.
     """
@@ -266,35 +266,35 @@ class BusyError(ForkdError):
 class HostMemoryError(ForkdError):
     """The host has too little free memory (host_memory, 503).
 
-    What helps: end or suspend sandboxes.
+    What helps: delete or suspend sandboxes.
     """
 
 
 class HostDiskError(ForkdError):
-    """The host has too little free disk (host_disk, 503).
+    """The host has too little free disk space (host_disk, 503).
 
-    What helps: remove snapshots or sandboxes (see forkd df).
+    What helps: delete snapshots or sandboxes (see forkd df).
     """
 
 
 class NoKvmError(ForkdError):
     """The host cannot run VMs (no_kvm, 503).
 
-    What helps: run 'forkd doctor' on the daemon's host; 'forkd machine start' emulates one that can.
+    What helps: run 'forkd doctor' on the daemon's host; 'forkd machine start' emulates a host with KVM.
     """
 
 
 class TimeoutError(ForkdError, builtins.TimeoutError):
-    """It took too long (timeout, 504).
+    """The request timed out (timeout, 504).
 
-    What helps: give it more time, or look at what the sandbox does.
+    What helps: raise the timeout, or find out what the sandbox is doing.
     """
 
 
 class NoSpaceError(ForkdError):
     """A disk is full (no_space, 507).
 
-    What helps: free room on the disk that the detail names.
+    What helps: free space on the disk that the detail names.
     """
 
 

@@ -17,13 +17,13 @@ export class UnauthenticatedError extends ForkdError {}
 /** The request is not allowed (403, `forbidden`). */
 export class ForbiddenError extends ForkdError {}
 
-/** The token may not do this (403, `scope`). */
+/** The token does not allow this (403, `scope`). */
 export class ScopeError extends ForkdError {}
 
-/** The sandbox's kernel does not permit it (403, `denied_in_sandbox`). */
+/** The sandbox's kernel denies this (403, `denied_in_sandbox`). */
 export class DeniedInSandboxError extends ForkdError {}
 
-/** There is no such route (404, `no_such_route`). */
+/** The path is unknown (404, `no_such_route`). */
 export class NoSuchRouteError extends ForkdError {}
 
 /** There is no such sandbox (404, `sandbox_not_found`). */
@@ -35,19 +35,19 @@ export class SnapshotNotFoundError extends ForkdError {}
 /** There is no such workspace (404, `workspace_not_found`). */
 export class WorkspaceNotFoundError extends ForkdError {}
 
-/** The sandbox does not have it (404, `not_found_in_sandbox`). */
+/** The sandbox has no such file, process or context (404, `not_found_in_sandbox`). */
 export class NotFoundInSandboxError extends ForkdError {}
 
-/** The path has no such method (405, `method_not_allowed`). */
+/** The path does not support this method (405, `method_not_allowed`). */
 export class MethodNotAllowedError extends ForkdError {}
 
-/** Something is in the way (409, `conflict`). */
+/** The request conflicts with the current state (409, `conflict`). */
 export class ConflictError extends ForkdError {}
 
-/** The sandbox is not in the state for this (409, `sandbox_state`). */
+/** The sandbox's state does not allow this (409, `sandbox_state`). */
 export class SandboxStateError extends ForkdError {}
 
-/** The sandbox was taken away meanwhile (409, `sandbox_cut_off`). */
+/** The sandbox was deleted, suspended or rolled back (409, `sandbox_cut_off`). */
 export class SandboxCutOffError extends ForkdError {}
 
 /** The sandbox belongs to a workspace (409, `sandbox_of_workspace`). */
@@ -56,13 +56,13 @@ export class SandboxOfWorkspaceError extends ForkdError {}
 /** The interpreter is busy (409, `interpreter_busy`). */
 export class InterpreterBusyError extends ForkdError {}
 
-/** The snapshot is not in the line of the sandbox (409, `not_in_line`). */
+/** The sandbox cannot be rolled back to this snapshot (409, `not_in_line`). */
 export class NotInLineError extends ForkdError {}
 
 /** Programs in the sandbox repeat random numbers (409, `not_unique`). */
 export class NotUniqueError extends ForkdError {}
 
-/** The tag is taken (409, `snapshot_exists`). */
+/** A snapshot with this tag exists (409, `snapshot_exists`). */
 export class SnapshotExistsError extends ForkdError {}
 
 /** The snapshot is in use (409, `snapshot_in_use`). */
@@ -71,10 +71,10 @@ export class SnapshotInUseError extends ForkdError {}
 /** The snapshot cannot be used (409, `snapshot_unusable`). */
 export class SnapshotUnusableError extends ForkdError {}
 
-/** The name is taken (409, `workspace_exists`). */
+/** A workspace with this name exists (409, `workspace_exists`). */
 export class WorkspaceExistsError extends ForkdError {}
 
-/** Nobody knows what became of the first request (409, `outcome_unknown`). */
+/** The outcome of the first request is unknown (409, `outcome_unknown`). */
 export class OutcomeUnknownError extends ForkdError {}
 
 /** The body is too large (413, `body_too_large`). */
@@ -83,43 +83,43 @@ export class BodyTooLargeError extends ForkdError {}
 /** The Idempotency-Key was used for another request (422, `idempotency_key_reused`). */
 export class IdempotencyKeyReusedError extends ForkdError {}
 
-/** The request must ask for an upgrade (426, `upgrade_required`). */
+/** The request must upgrade the connection (426, `upgrade_required`). */
 export class UpgradeRequiredError extends ForkdError {}
 
-/** More than this client may (429, `too_many_requests`). */
+/** The client exceeds its limit (429, `too_many_requests`). */
 export class TooManyRequestsError extends ForkdError {}
 
-/** The daemon takes no more sandboxes (429, `max_sandboxes`). */
+/** The daemon has reached its limit of sandboxes (429, `max_sandboxes`). */
 export class MaxSandboxesError extends ForkdError {}
 
-/** The daemon takes no more vCPUs (429, `max_vcpus`). */
+/** The daemon has reached its limit of vCPUs (429, `max_vcpus`). */
 export class MaxVcpusError extends ForkdError {}
 
-/** The token has all the sandboxes that it may (429, `own_sandboxes`). */
+/** The token has reached its limit of sandboxes (429, `own_sandboxes`). */
 export class OwnSandboxesError extends ForkdError {}
 
 /** The daemon failed (500, `internal`). */
 export class InternalError extends ForkdError {}
 
-/** The VM ended meanwhile (500, `vm_ended`). */
+/** The VM ended during the request (500, `vm_ended`). */
 export class VmEndedError extends ForkdError {}
 
 /** The sandbox failed (502, `sandbox_failed`). */
 export class SandboxFailedError extends ForkdError {}
 
-/** Too much at once (503, `busy`). */
+/** The daemon is busy (503, `busy`). */
 export class BusyError extends ForkdError {}
 
 /** The host has too little free memory (503, `host_memory`). */
 export class HostMemoryError extends ForkdError {}
 
-/** The host has too little free disk (503, `host_disk`). */
+/** The host has too little free disk space (503, `host_disk`). */
 export class HostDiskError extends ForkdError {}
 
 /** The host cannot run VMs (503, `no_kvm`). */
 export class NoKvmError extends ForkdError {}
 
-/** It took too long (504, `timeout`). */
+/** The request timed out (504, `timeout`). */
 export class TimeoutError extends ForkdError {}
 
 /** A disk is full (507, `no_space`). */
