@@ -16,9 +16,9 @@ import (
 func (o *buildOptions) registerFrom(f *pflag.FlagSet) {
 	f.StringVar(&o.from.From, "from", "", "boot from the disk of this snapshot, instead of making an image")
 	f.Var((*mibValue)(&o.from.MemSizeMiB), "memory-mib",
-		"memory of the VM, in MiB or such as 4g, with --from (default that of the snapshot) or for the image of a Dockerfile (1024)")
+		"memory of the VM, in MiB or such as 4g, with --from (default: the snapshot's) or for a Dockerfile that starts from an image (default: 1024)")
 	f.Uint32Var(&o.from.VCPUs, "vcpus", 0,
-		"processors of the VM, with --from (default those of the snapshot) or for the image of a Dockerfile (1)")
+		"processors of the VM, with --from (default: the snapshot's) or for a Dockerfile that starts from an image (default: 1)")
 }
 
 // runFrom makes a parent that boots from the disk of a snapshot.

@@ -50,11 +50,11 @@ func newBranchCmd() *cobra.Command {
 	f := cmd.Flags()
 	f.StringVar(&req.Tag, "tag", "", "the snapshot's tag (default: branch-<id>-<time>-<random>)")
 	f.StringVar(&req.Mode, "mode", "live",
-		"live, diff (pause it and copy the pages that it has written) or full (pause it and copy all)")
+		"live, diff (pause the sandbox and copy the pages that it has written) or full (pause it and copy all pages)")
 	f.StringVar(&req.ParentTag, "parent-tag", "", "refuse if the sandbox does not run from this snapshot")
 	f.BoolVar(&req.NoWait, "no-wait", false,
 		"return when the sandbox runs again, before the snapshot is complete; live only")
-	f.StringArrayVarP(&labels, "label", "l", nil, "NAME=VALUE that the snapshot has (repeatable)")
+	f.StringArrayVarP(&labels, "label", "l", nil, "NAME=VALUE to find the snapshot by (repeatable)")
 	f.BoolVar(&req.DiskOnly, "disk-only", false,
 		"save the disk without memory; forks of the snapshot boot")
 	f.BoolVarP(&figures, "verbose", "v", false, "print how much was saved, and the duration of each part")
@@ -128,7 +128,7 @@ func newRollbackCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rollback ID",
 		Short: "Put a sandbox back to a snapshot of its line",
-		Long: "Restores memory, disk and processes of the sandbox ID from the snapshot; the id stays. Targets are the\n" +
+		Long: "Restores memory, disk and processes of the sandbox ID from the snapshot. The id does not change. Targets are the\n" +
 			"snapshot that it runs from, the ancestors of that snapshot, and branches of the sandbox.",
 		Args: usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {

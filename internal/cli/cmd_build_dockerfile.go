@@ -56,7 +56,7 @@ func (o *dockerfileOptions) register(f *pflag.FlagSet) {
 		"of a Dockerfile: id=ID,src=FILE or id=ID,env=VARIABLE for RUN --mount=type=secret",
 	)
 	f.StringVar(&o.progress, "progress", "auto", "of a Dockerfile: auto, plain or tty")
-	f.IntVar(&o.disk, "disk-mib", 0, "of a Dockerfile: MiB of disk of a VM made from an image (default 8192)")
+	f.IntVar(&o.disk, "disk-mib", 0, "size in MiB of the VM's disk, for a Dockerfile that starts from an image (default 8192)")
 }
 
 // isDockerfile reports whether an argument of `forkd build` is the context of a Dockerfile. It

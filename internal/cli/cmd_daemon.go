@@ -64,49 +64,49 @@ func newDaemonCmd() *cobra.Command {
 	f.StringVar(&cfg.Bind, "bind", "",
 		"TCP address such as 127.0.0.1:8889; beyond loopback it needs --token-file or --tls-client-ca")
 	f.StringVar(&cfg.TokenFile, "token-file", "",
-		"file with tokens, of which clients must send one: see 'forkd token'; or a file with a single token. Changes apply at once")
+		"file of the tokens that clients may send: see 'forkd token'; or a file with a single token. Changes apply at once")
 	f.StringArrayVar(&peers, "allow-peer", nil,
 		"let a user of this host, or a group, use the socket: user:NAME or group:NAME, with an optional\n"+
 			"=read, =run or =admin; default run (repeatable)")
 	f.StringVar(&cfg.TLS.Cert, "tls-cert", "",
 		"certificate of --bind, in PEM with its intermediate certificates; changes apply at once")
-	f.StringVar(&cfg.TLS.Key, "tls-key", "", "its key, in PEM")
-	f.StringVar(&cfg.TLS.ClientCA, "tls-client-ca", "", "authority, in PEM, of the certificates that clients must have")
+	f.StringVar(&cfg.TLS.Key, "tls-key", "", "private key of --tls-cert, in PEM")
+	f.StringVar(&cfg.TLS.ClientCA, "tls-client-ca", "", "certificate authority, in PEM; clients need a certificate that it has signed")
 	f.StringArrayVar(&cfg.Hosts, "allow-host", nil,
 		"host name that TCP clients may use without a token, besides localhost (repeatable)")
 	f.StringVar(&cfg.ProxyDomain, "proxy-domain", "",
 		"give ports of sandboxes host names PORT-ID.DOMAIN. Write DOMAIN as clients use it, optionally with\n"+
 			"http:// or https:// and :PORT; localhost works for browsers on this host")
-	f.StringVar(&cfg.StateDir, "state-dir", "", "snapshots and private disks (default /var/lib/forkd, or the user's state directory)")
+	f.StringVar(&cfg.StateDir, "state-dir", "", "directory of snapshots and private disks (default /var/lib/forkd, or the user's state directory)")
 	f.StringVar(&cfg.RAMDir, "ram-dir", "", "tmpfs directory for hot memory (default /dev/shm/forkd-<uid>)")
 	f.StringVar(&cfg.RunDir, "run-dir", "",
-		"sockets and records of sandboxes (default /run/forkd, or the user's runtime directory)")
+		"directory of the sockets and records of sandboxes (default /run/forkd, or the user's runtime directory)")
 	f.StringVar(&cfg.AuditLog, "audit-log", "",
 		"append one JSON line per request to this file; SIGHUP opens it again after a rotation")
 	f.StringVar(&cfg.FlowLog, "flow-log", "",
 		"append one JSON line per connection of a sandbox to this file; SIGHUP opens it again after a rotation")
 	f.StringArrayVar(&resolvers, "resolver", nil,
-		"DNS server to ask for sandboxes, an address with or without a port (repeatable; default those of /etc/resolv.conf)")
+		"DNS server for the names that sandboxes look up, an address with or without a port (repeatable; default those of /etc/resolv.conf)")
 	f.StringVar(&cfg.Cgroup, "cgroup", "",
 		"cgroup v2 directory below which sandboxes get their limits; none: no limits (default: what systemd\n"+
 			"delegated to the daemon, or for root the root of the hierarchy)")
 	f.IntVar(&cfg.Admit.MaxSandboxes, "max-sandboxes", 0,
-		"most running or paused sandboxes; further forks are refused (429). 0: no limit")
+		"maximum number of running and paused sandboxes; further forks are refused (429). 0: no limit")
 	f.Float64Var(&cfg.Admit.VCPUsPerCPU, "vcpu-overcommit", 0,
-		"most vCPUs of all sandboxes per CPU of this host (429). 0: no limit")
+		"maximum number of vCPUs of all sandboxes, per CPU of this host; further forks are refused (429). 0: no limit")
 	f.Var(&memoryReserve, "memory-reserve-mib",
-		"forks are refused (503) that would leave less of this host's memory available; 0: never")
+		"memory of this host to keep available: forks that would leave less are refused (503); 0: none")
 	f.Var(&diskReserve, "disk-reserve-mib",
-		"forks are refused (503) while less is free on the state directory's disk; 0: never")
+		"space to keep free on the state directory's disk: forks are refused (503) while less is free; 0: none")
 	f.StringVar(&proxy, "upstream-proxy", "",
 		"HTTP proxy for outgoing TCP connections of sandboxes: http://HOST:PORT, or env for\n"+
 			"HTTPS_PROXY of the daemon; NO_PROXY lists direct destinations")
-	f.IntVar(&cfg.Branches, "branch-concurrency", 4, "branches made at once; more are refused")
+	f.IntVar(&cfg.Branches, "branch-concurrency", 4, "maximum number of concurrent branches; more are refused")
 	openPrivateFlag(f, &cfg.OpenPrivate)
 	f.IntVar(&cfg.PoolSize, "pool", cfg.PoolSize,
-		"VMM processes to keep ready for each machine shape that is forked; 0: none")
+		"number of VMM processes to keep ready for each size of VM that is forked; 0: none")
 	f.IntVar(&cfg.PoolMost, "pool-most", cfg.PoolMost,
-		"after forks that used more than --pool, keep that many ready for 5 minutes, up to this; 0: never")
+		"maximum of --pool after larger forks: the daemon keeps as many ready as they used, for 5 minutes; 0: never")
 	f.StringArrayVar(&cfg.CmdlineArgs, "cmdline-extra", nil,
 		"add a parameter to the kernel command line of parents (repeatable)")
 	f.StringVar(&cfg.CPUTemplate, "cpu-template", cfg.CPUTemplate, "CPU template of parents: host, portable or x86-64-v2")
@@ -121,8 +121,8 @@ func newDaemonCmd() *cobra.Command {
 
 func openPrivateFlag(f *pflag.FlagSet, open *bool) {
 	f.BoolVar(open, "run-may-open-private", false,
-		"let clients of the scope run open private networks, the host and metadata services to sandboxes,\n"+
-			"as only those of the scope admin may otherwise")
+		"let clients of the scope run give sandboxes access to private networks, the host and metadata services;\n"+
+			"by default only clients of the scope admin may")
 }
 
 // onHangup receives SIGHUP until stop is called. The daemon does so even without a log to reopen,

@@ -49,7 +49,7 @@ func newDoctorCmd() *cobra.Command {
 	}
 	f := cmd.Flags()
 	f.BoolVarP(&all, "all", "a", false, "print all checks")
-	f.BoolVarP(&all, "verbose", "v", false, "the same")
+	f.BoolVarP(&all, "verbose", "v", false, "the same as --all")
 	f.BoolVar(&fixing, "fix", false, "fix what this command can fix")
 	f.BoolVarP(&yes, "yes", "y", false, "with --fix: do not ask before this host is changed")
 	f.BoolVar(&dry, "dry-run", false, "with --fix: only print what would be done")

@@ -11,8 +11,8 @@ import (
 )
 
 // exitCodes documents the exit codes of commands that run something in a sandbox.
-const exitCodes = "The exit code is the command's, or 124 it timed out, 126 it cannot be executed, 127 there is no such command,\n" +
-	"128+n signal n ended it."
+const exitCodes = "The exit code is the command's, or 124 after a timeout, 126 if the command cannot be executed, 127 if it does\n" +
+	"not exist, 128+n if signal n ended it."
 
 func newExecCmd() *cobra.Command {
 	c := common{streams: true}
@@ -149,7 +149,7 @@ func newAttachCmd() *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVarP(&run.stdin, "stdin", "i", false, "pass standard input to the process as it arrives")
-	cmd.Flags().BoolVarP(&run.tty, "tty", "t", false, "the process has a terminal: forward all keys, and the size")
+	cmd.Flags().BoolVarP(&run.tty, "tty", "t", false, "the process has a terminal: forward all keys and the terminal's size")
 	c.completeProcess(cmd)
 	c.register(cmd)
 	return cmd

@@ -91,8 +91,8 @@ func newForkCmd() *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.IntVarP(&req.N, "count", "n", 1, "how many, 1 to 1000")
-	f.StringVar(&req.SourceID, "from-sandbox", "", "a running sandbox, which is branched")
+	f.IntVarP(&req.N, "count", "n", 1, "number of sandboxes, 1 to 1000")
+	f.StringVar(&req.SourceID, "from-sandbox", "", "branch this running sandbox, and fork the branch")
 	f.StringVar(&req.Mode, "mode", "", "with --from-sandbox: live (default), diff or full")
 	f.Var((*secondsValue)(&req.IdleTimeoutSecs), "idle-timeout-secs",
 		"suspend a sandbox after this many seconds without a request, until the next one; 0: never")

@@ -41,12 +41,12 @@ func newHookCmd() *cobra.Command {
 	f := cmd.Flags()
 	workspaceFlag(&o.common, cmd, &o.workspace)
 	f.StringVar(&o.project, "project", "",
-		"the settings of the project in this directory, not the user's; Claude Code only")
+		"change the settings of the project in this directory instead of the user's; Claude Code only")
 	f.BoolVar(&o.install, "install", false, "add the hook to the settings file")
 	f.BoolVar(&o.uninstall, "uninstall", false, "remove the hook from the settings file")
-	f.BoolVar(&o.tools, "tools", false, "save after each tool call that changed something too; Claude Code only")
+	f.BoolVar(&o.tools, "tools", false, "also save after each tool call that changed something; Claude Code only")
 	f.BoolVar(&o.noPrompt, "no-prompt", false, "do not save the prompt")
-	f.IntVar(&o.keep, "keep", defaultKeep, "how many turns of the workspace to keep; 0: all")
+	f.IntVar(&o.keep, "keep", defaultKeep, "number of the workspace's turns to keep; 0: all")
 	cmd.MarkFlagsMutuallyExclusive("install", "uninstall")
 	o.register(cmd)
 	return cmd

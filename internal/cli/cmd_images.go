@@ -94,9 +94,9 @@ func newRmiCmd() *cobra.Command {
 			})
 		},
 	}
-	cmd.Flags().BoolVar(&opts.Cascade, "cascade", false, "also remove the snapshots that build on it")
+	cmd.Flags().BoolVar(&opts.Cascade, "cascade", false, "also remove the snapshots that build on the removed ones")
 	cmd.Flags().BoolVarP(&opts.Force, "force", "f", false,
-		"keep the snapshots that build on it: they have their own links to its files")
+		"remove them although other snapshots build on them: those keep their own links to the files")
 	c.completeTags(cmd)
 	c.register(cmd)
 	return cmd

@@ -42,11 +42,11 @@ type limitFlags struct{ client.Limits }
 func (l *limitFlags) register(f *pflag.FlagSet) {
 	f.VarP((*mibValue)(&l.MemoryMiB), "memory", "m",
 		"limit of a sandbox's own memory, in MiB or such as 2g; a sandbox above it is killed")
-	f.Var((*mibValue)(&l.SwapMiB), "swap", "besides, on the host's swap; with --memory only, and none without it")
+	f.Var((*mibValue)(&l.SwapMiB), "swap", "additional memory on the host's swap, in MiB or such as 1g; needs --memory (default none)")
 	f.Float64Var(&l.CPUs, "cpus", 0, "limit of processor time, such as 1.5 processors")
 	f.Uint32Var(&l.CPUWeight, "cpu-weight", 0, "share of processor time where sandboxes compete, 1 to 10000 (default 100)")
-	f.Uint64Var(&l.IOBytesPerSecond, "io-bytes-per-second", 0, "limit in each direction on the host's disk")
-	f.Uint64Var(&l.IOOpsPerSecond, "io-ops-per-second", 0, "likewise, of operations")
+	f.Uint64Var(&l.IOBytesPerSecond, "io-bytes-per-second", 0, "limit of bytes per second in each direction on the host's disk")
+	f.Uint64Var(&l.IOOpsPerSecond, "io-ops-per-second", 0, "limit of operations per second in each direction on the host's disk")
 }
 
 // given returns the limits in the flags, or nil.

@@ -34,7 +34,7 @@ func newMachineCmd() *cobra.Command {
 		Args: usageArgs(knownCommand),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.PersistentFlags().StringVar(&name, "name", name, "which emulated host; default from $"+machineEnv)
+	cmd.PersistentFlags().StringVar(&name, "name", name, "name of the emulated host; default $"+machineEnv)
 	open := func() (tcghost.Machine, error) {
 		cache, err := cachedir.Dir()
 		if err != nil {
@@ -81,11 +81,11 @@ func newMachineStart(open openMachine) *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.IntVar(&o.MemoryMiB, "memory-mib", o.MemoryMiB, "memory of the emulated host")
-	f.IntVar(&o.DiskGiB, "disk-gib", o.DiskGiB, "size of the state disk (a sparse file) when it is first made")
+	f.IntVar(&o.MemoryMiB, "memory-mib", o.MemoryMiB, "memory of the emulated host in MiB")
+	f.IntVar(&o.DiskGiB, "disk-gib", o.DiskGiB, "size in GiB of the state disk (a sparse file); applies when the disk is created")
 	f.DurationVar(&o.HangLimit, "hang-limit", o.HangLimit,
 		"silence after which the emulated host counts as hung and is restarted")
-	f.StringVar(&o.QEMU, "qemu", o.QEMU, "QEMU program (default: the host's, or where that is too old one from backports)")
+	f.StringVar(&o.QEMU, "qemu", o.QEMU, "QEMU program (default: the host's, or one from Debian's backports if that is too old)")
 	f.StringVarP(&output, "output", "o", "text", "text or json")
 	return cmd
 }

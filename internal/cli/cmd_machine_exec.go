@@ -39,9 +39,9 @@ func newMachineExec(open openMachine) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "exec [flags] -- program [argument ...]",
 		Short: "Run a program in the emulated host, with this terminal's input and output",
-		Long: fmt.Sprintf("The program ends with its exit code; it and everything it started are killed when it ends or when this\n"+
-			"command does. Further exit codes: %d timed out, %d no emulated host or it went away, %d not started, %d not found,\n"+
-			"%d+n killed by signal n.", exitTimedOut, exitMachine, exitNotStarted, exitNotFound, exitSignalBase),
+		Long: fmt.Sprintf("Exits with the program's exit code. When the program or this command ends, the program's child processes\n"+
+			"are killed. Other exit codes: %d after a timeout, %d if there is no emulated host or it went away, %d if the\n"+
+			"program cannot be started, %d if it does not exist, %d+n if signal n ended it.", exitTimedOut, exitMachine, exitNotStarted, exitNotFound, exitSignalBase),
 		Args: usageArgs(func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return errors.New("name the program to run after --")

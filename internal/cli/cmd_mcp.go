@@ -19,7 +19,7 @@ func newMCPCmd() *cobra.Command {
 		Short: "Serve sandboxes to a language model, as tools of the Model Context Protocol",
 		Long: "Speaks the Model Context Protocol over standard input and output, until input ends. Programs for models, such as\n" +
 			"Claude Code or an editor, start it: docs/mcp.md has their settings. Its tools call the daemon with your token, and a\n" +
-			"model sees those that the token may use. The daemon serves the same tools over HTTP at /mcp.",
+			"model sees only the tools that the token may use. The daemon serves the same tools over HTTP at /mcp.",
 		Example: "  claude mcp add forkd -- forkd mcp",
 		Args:    usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -42,7 +42,7 @@ func newMCPCmd() *cobra.Command {
 			})
 		},
 	}
-	cmd.Flags().BoolVar(&readOnly, "read-only", false, "offer only the tools that change nothing and read nothing in a sandbox")
+	cmd.Flags().BoolVar(&readOnly, "read-only", false, "offer only tools that change nothing and that do not read from sandboxes")
 	c.register(cmd)
 	return cmd
 }

@@ -12,7 +12,7 @@ import (
 
 func newPauseCmd() *cobra.Command {
 	return newStateCmd("pause", "Stop the vCPUs of sandboxes",
-		"They keep their memory; 'forkd resume' lets them run on.",
+		"Paused sandboxes keep their memory. 'forkd resume' continues them.",
 		func(ctx context.Context, cl *client.Client, id string) (client.Sandbox, error) {
 			return cl.Pause(ctx, id)
 		})
@@ -21,7 +21,7 @@ func newPauseCmd() *cobra.Command {
 func newResumeCmd() *cobra.Command {
 	var cmd *cobra.Command
 	var unique string
-	cmd = newStateCmd("resume", "Continue paused sandboxes, or restore suspended ones", "They keep their ids.",
+	cmd = newStateCmd("resume", "Continue paused sandboxes, or restore suspended ones", "The ids do not change.",
 		func(ctx context.Context, cl *client.Client, id string) (client.Sandbox, error) {
 			s, err := cl.ResumeWith(ctx, id, client.ResumeRequest{Unique: unique})
 			if err == nil {
@@ -78,7 +78,7 @@ func newSuspendCmd() *cobra.Command {
 			})
 		},
 	}
-	cmd.Flags().BoolVar(&all, "all", false, "all sandboxes that have not exited, also those of workspaces")
+	cmd.Flags().BoolVar(&all, "all", false, "all sandboxes that have not exited, including those of workspaces")
 	cmd.Flags().DurationVar(&within, "within", 0,
 		"with --all: keep trying for this time, such as 4m30s, then give up; 0: see above")
 	noEffectTime(cmd.Flags(), "time", "t", "of docker; no effect: nothing in the sandbox is ended")

@@ -155,8 +155,8 @@ func newPruneCmd() *cobra.Command {
 		Use:   "prune",
 		Short: "Remove unused branches",
 		Long: "Removes branches that no sandbox runs from and that no remaining snapshot builds on. --all also removes\n" +
-			"such parents, which would have to be built again. Without --yes it only lists them. Data that forkd\n" +
-			"keeps for sandboxes ('forkd df') is deleted with them: 'forkd kill'.",
+			"unused parents, which must be built again before they can be forked. Without --yes, nothing is removed.\n" +
+			"Data that forkd keeps for a sandbox ('forkd df') is deleted with the sandbox ('forkd kill').",
 		Example: "  forkd prune --older-than 24h\n  forkd prune --older-than 24h --yes",
 		Args:    usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -195,9 +195,9 @@ func newPruneCmd() *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.Var(&older, "older-than", "only those older than this: a number of seconds, or a time such as 24h or 7d")
-	f.Uint64Var(&larger, "larger-than-mib", 0, "only those that use at least this much disk")
-	f.BoolVarP(&all, "all", "a", false, "parents too")
+	f.Var(&older, "older-than", "only branches older than this: a number of seconds, or a time such as 24h or 7d")
+	f.Uint64Var(&larger, "larger-than-mib", 0, "only branches that use at least this much disk")
+	f.BoolVarP(&all, "all", "a", false, "also parents")
 	f.BoolVarP(&yes, "yes", "y", false, "remove them")
 	f.BoolVarP(&yes, "force", "f", false, "docker's name for --yes")
 	_ = f.MarkHidden("force") // fails only for a flag that does not exist

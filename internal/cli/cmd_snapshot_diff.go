@@ -32,7 +32,7 @@ func newSnapshotDiffCmd() *cobra.Command {
 	f := cmd.Flags()
 	f.StringVar(&from, "from", "", "the snapshot to start from")
 	f.StringVar(&tag, "tag", "", "the new snapshot")
-	f.StringVar(&command, "exec", "", "what to run, a line for /bin/sh -c")
+	f.StringVar(&command, "exec", "", "command line for /bin/sh -c")
 	limit = 600
 	f.Var((*secondsValue)(&limit), "exec-timeout-secs", "how long it may take")
 	for _, name := range []string{"from", "tag", "exec"} {

@@ -131,9 +131,9 @@ func newTokenNewCmd() *cobra.Command {
 	f.register(cmd)
 	cmd.Flags().StringVar(&scope, "scope", scope, "rights of the holder: read, run or admin")
 	cmd.Flags().StringVar(&prefix, "label-prefix", "",
-		"limit it to sandboxes with a label whose name begins with this, such as team-a/,\n"+
-			"and to snapshots of its own and parents; see docs/security.md")
-	cmd.Flags().IntVar(&t.MaxSandboxes, "max-sandboxes", 0, "most sandboxes of the holder at once; 0: no limit")
+		"limit the token to sandboxes with a label whose name begins with this, such as team-a/,\n"+
+			"to its own snapshots and to parents; see docs/security.md")
+	cmd.Flags().IntVar(&t.MaxSandboxes, "max-sandboxes", 0, "maximum number of the holder's sandboxes; 0: no limit")
 	cmd.Flags().BoolVar(&e2b, "e2b", false, "use the form of an API key that E2B's clients require")
 	return cmd
 }
@@ -199,7 +199,7 @@ func newTokenRmCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "rm NAME",
 		Aliases: []string{"remove", "revoke"},
-		Short:   "Remove a token: a daemon then refuses it",
+		Short:   "Remove a token, so that the daemon refuses it",
 		Args:    usageArgs(arguments(1, 1)),
 		RunE: func(_ *cobra.Command, args []string) error {
 			_, err := f.change(func(old []byte) ([]byte, error) { return auth.Remove(old, args[0]) })

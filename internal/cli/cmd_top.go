@@ -44,7 +44,7 @@ func newStatsCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "stats [ID…]",
 		Short: "Show the resource use of running sandboxes",
-		Long:  "Without an ID it is 'forkd top'.",
+		Long:  "Without an ID, it shows all running sandboxes, as 'forkd top' does.",
 		RunE: func(cmd *cobra.Command, refs []string) error {
 			if len(refs) == 0 {
 				return t.run(cmd)

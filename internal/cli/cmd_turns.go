@@ -34,7 +34,7 @@ func newTurnsCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "turns",
 		Short: "List the turns of an agent in a workspace",
-		Long: "* marks the turn that the workspace is at, or has continued from, - marks turns that were undone. MEMORY\n" +
+		Long: "* marks the turn that the workspace is at or has continued from; - marks turns that were undone. MEMORY\n" +
 			"and DISK are the amounts that the workspace had written since the previous turn.",
 		Args: usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -52,7 +52,7 @@ func newVersionCmd() *cobra.Command {
 			return nil
 		},
 	}
-	cmd.Flags().BoolVar(&must, "daemon", false, "fail if the daemon does not answer: for probes")
+	cmd.Flags().BoolVar(&must, "daemon", false, "fail if the daemon does not answer, for use as a probe")
 	c.register(cmd)
 	return cmd
 }

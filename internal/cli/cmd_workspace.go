@@ -44,7 +44,7 @@ func newWorkspaceCreateCmd() *cobra.Command {
 	var limits limitFlags
 	cmd := &cobra.Command{
 		Use:   "create NAME",
-		Short: "Start a sandbox under a name",
+		Short: "Start a sandbox with a name",
 		Long:  "Prints the name. Commands accept it in place of a sandbox's id, and it stays the same if the id changes.",
 		Args:  usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {

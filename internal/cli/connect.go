@@ -54,7 +54,7 @@ func (c *common) register(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&c.url, "daemon-url", "",
 		"daemon to talk to, unix:///path, http://host:port or https://host:port; default $"+urlEnv+", the running emulated host's, or the local socket")
 	cmd.Flags().StringVar(&c.ca, "ca", "",
-		"file in PEM with the authority of the certificate of a daemon at https://…; default $"+caEnv+", or the host's")
+		"certificate authority, in PEM, that verifies a daemon at https://…; default $"+caEnv+", or the host's")
 	formats, words := "text or json", []string{"text", "json"}
 	if c.hasWide {
 		formats, words = "text, wide or json", append(words, "wide")
