@@ -17,19 +17,19 @@ class Error(Record):
     error: str = ""
     """the same as detail, for clients of forkd 0.5"""
     type: str = ""
-    """where the code is described"""
+    """address of the code's description"""
     title: str = ""
     """the same for all errors of the code"""
     status: int = 0
-    """of HTTP"""
+    """HTTP status"""
     detail: str = ""
-    """what is wrong, and as a rule how to put it right"""
+    """the problem, and usually its solution"""
     code: str = ""
-    """never changes its meaning; more may be added"""
+    """a code never changes its meaning; new codes may be added"""
     field: str | None = None
-    """of the request, that is wrong; with invalid_field only"""
+    """name of the wrong field; with invalid_field only"""
     fix: str = ""
-    """what helps against most errors of the code"""
+    """the solution for most errors with this code"""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -38,11 +38,11 @@ class Ready(Record):
 
     ready: bool = False
     pool_warm: bool = False
-    """every fork finds a waiting VMM"""
+    """whether every fork finds a waiting VMM"""
     pool_shells: int = 0
-    """VMMs that wait"""
+    """number of waiting VMMs"""
     pool_wanted: int = 0
-    """of a warm pool; 0 until something was forked"""
+    """number of waiting VMMs in a warm pool; 0 before the first fork"""
     reason: str | None = None
     """why it is not ready"""
 
@@ -56,16 +56,16 @@ class Health(Record):
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Admission(Record):
-    """How many sandboxes the daemon takes; 0 is no limit."""
+    """Limits of the daemon for all sandboxes; 0: no limit."""
 
     max_sandboxes: int = 0
-    """that run or are paused"""
+    """maximum number of running and paused sandboxes"""
     vcpu_overcommit: float = 0.0
-    """vCPUs of all of them, per CPU of the host"""
+    """maximum number of vCPUs of all sandboxes, per CPU of the host"""
     memory_reserve_mib: int = 0
-    """of the host's memory, stays available"""
+    """memory of the host that stays available"""
     disk_reserve_mib: int = 0
-    """stays free on the disk of the state directory"""
+    """space that stays free on the disk of the state directory"""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -74,7 +74,7 @@ class VersionLeftAlone(Record):
 
     id: str = ""
     pid: int | None = None
-    """of its VMM; absent: it has none, or that is not known"""
+    """process id of its VMM; absent: none, or unknown"""
     reason: str = ""
 
 
@@ -86,17 +86,17 @@ class Version(Record):
     api: str = ""
     accel: str = ""
     scope: str | None = None
-    """of the client that asks"""
+    """scope of the client's token"""
     host_memory_mib: int = 0
-    """that the daemon's host has: no VM can have more"""
+    """memory of the daemon's host, the maximum for a VM"""
     no_kvm: str | None = None
-    """why no VM can run on the daemon's host; absent: they can"""
+    """why the daemon's host cannot run VMs; absent: it can"""
     limits_missing: str | None = None
-    """why limits of sandboxes cannot all be enforced"""
+    """why some limits of sandboxes cannot be enforced"""
     admission: Admission = _field(default_factory=Admission)
     left_alone: list[VersionLeftAlone] | None = None
-    """sandboxes of an earlier daemon that this one could not take over when it started, and has not touched.
-    Tokens with a label prefix are not told"""
+    """sandboxes of an earlier daemon that this daemon could not take over at its start, and left unchanged. Absent
+    for tokens with a label prefix"""
     _nested: ClassVar[Nested] = {
         "admission": Admission,
         "left_alone": VersionLeftAlone,
@@ -116,7 +116,7 @@ class CreatePortURL(Record):
     """The message CreatePortURL of the API."""
 
     ttl_secs: float | None = None
-    """how long it is good; an hour if absent or 0"""
+    """lifetime of the URL; absent or 0: an hour"""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -143,20 +143,20 @@ class Pong(Record):
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Limits(Record):
-    """Always given whole; what is left out has no limit of its own. docs/limits.md says more."""
+    """Replaces all limits: an omitted field means no limit. docs/limits.md describes them."""
 
     memory_mib: int | None = None
-    """of the sandbox's own memory, its VMM's included, at least 32; one that needs more is killed"""
+    """limit of the sandbox's own memory, including its VMM's, at least 32; a sandbox that needs more is killed"""
     swap_mib: int | None = None
-    """besides, on the host's swap; only with memory_mib, and none without it"""
+    """additional memory on the host's swap; only with memory_mib; absent: none"""
     cpus: float | None = None
-    """processors' worth of time in every 100 ms"""
+    """number of processors, enforced in periods of 100 ms"""
     cpu_weight: int | None = None
-    """share of processor time where sandboxes compete; 0 is 100"""
+    """share of processor time if sandboxes compete; 0: 100"""
     io_bytes_per_second: int | None = None
-    """in each direction, on the disk of the daemon's state directory; 1048576 or more"""
+    """limit in each direction on the disk of the daemon's state directory; 1048576 or more"""
     io_ops_per_second: int | None = None
-    """likewise; 64 or more"""
+    """limit in each direction on the disk of the daemon's state directory; 64 or more"""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -171,15 +171,15 @@ class Generator(Record):
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Unique(Record):
     """Random number generators that programs had in memory when the sandbox was last forked, rolled back or
-    resumed, at most 64 of both lists; absent if the agent of its snapshot does not look for them. The guest
+    resumed, at most 64 in both lists together; absent if the snapshot's agent does not search for them. The guest
     chooses the names."""
 
     reseeded: list[Generator] = _field(default_factory=list)
-    """they draw from the kernel's generator before their next use"""
+    """generators that reseed from the kernel's generator before their next use"""
     repeats: list[Generator] = _field(default_factory=list)
-    """they give what they give in siblings, if they were used before"""
+    """generators that give the same numbers as in sibling sandboxes, if they were used before the fork"""
     more: int | None = None
-    """how many the lists have no room for"""
+    """number of further generators, which exceed the lists"""
     _nested: ClassVar[Nested] = {
         "reseeded": Generator,
         "repeats": Generator,
@@ -195,48 +195,47 @@ class SandboxInfo(Record):
     """sb- and 128 random bits"""
     snapshot_tag: str = ""
     guest_addr: str = ""
-    """of forkd 0.5: where forkd forward-guests serves it; empty without --guest-port"""
+    """of forkd 0.5: address at which forkd forward-guests serves the sandbox; empty without --guest-port"""
     created_at_unix: int = 0
     pid: int | None = None
-    """of the VMM process"""
+    """process id of the VMM"""
     memory_limit_mib: int | None = None
     """of forkd 0.5: memory_mib of limits"""
     memory_limit_enforced: bool | None = None
-    """there where memory_limit_mib is"""
+    """of forkd 0.5: present together with memory_limit_mib"""
     limits: Limits | None = None
     has_branched: bool = False
     branch_count: int = 0
     hostname: str = ""
     state: str = ""
     not_answering: bool | None = None
-    """its VMM process did not answer the latest request; delete it if that lasts"""
+    """its VMM did not answer the latest request; if this persists, delete the sandbox"""
     disk_full: bool | None = None
-    """paused until the host has room for what it writes to its disk"""
+    """paused until the host has space for the sandbox's disk"""
     idle_timeout_secs: float | None = None
     expires_at_unix: int | None = None
     exit_reason: str | None = None
     exit_detail: str | None = None
     vmm_ms: float | None = None
-    """request to all vCPUs entered"""
+    """time from the request until all vCPUs run"""
     ready_ms: float | None = None
-    """request to confirmed by its agent"""
+    """time from the request until its agent has confirmed"""
     pooled: bool | None = None
     deleted_snapshot_bytes: int | None = None
-    """what its latest branch takes, which was deleted and on which its memory lies; goes with the sandbox, with
-    its next branch, or when it is suspended or rolled back"""
+    """disk space of its latest branch, if that was deleted while the sandbox still uses it for its memory; freed
+    with the sandbox, or by its next branch, suspension or rollback"""
     workspace: str | None = None
-    """that it belongs to; it cannot be killed but with that"""
+    """workspace that it belongs to; it can only be deleted with the workspace"""
     network: str = ""
     """the mode of its network policy"""
     unique: Unique | None = None
     latest_tag: str | None = None
-    """the snapshot it was last branched to or rolled back to, else the one it was forked from; absent if that was
-    deleted"""
+    """the snapshot of its latest branch or rollback, otherwise of its fork; absent if that was deleted"""
     calls_since_latest: int | None = None
-    """requests since latest_tag that may have changed files or processes; absent if the daemon does not know,
-    because it has been started since"""
+    """number of requests since latest_tag that may have changed files or processes; absent if the daemon was
+    started since, and does not know it"""
     unique_strict: bool | None = None
-    """its fork, rollback or resume fails with not_unique where programs repeat random numbers"""
+    """its fork, rollback or resume fails with not_unique if programs repeat random numbers"""
     _nested: ClassVar[Nested] = {
         "limits": Limits,
         "unique": Unique,
@@ -249,15 +248,15 @@ class Forked(Record):
 
     sandboxes: list[SandboxInfo] = _field(default_factory=list)
     failed: int = 0
-    """children that did not start; only with allow_partial"""
+    """number of children that did not start; only with allow_partial"""
     unconfirmed: int = 0
-    """of these, killed because their agent did not confirm"""
+    """number of failed children that were killed because their agent did not confirm"""
     vmm_wall_ms: float = 0.0
-    """request to the last child's vCPUs entered"""
+    """time from the request until the vCPUs of the last child run"""
     fork_wall_ms: float = 0.0
-    """request to the last child's agent confirmed"""
+    """time from the request until the agent of the last child has confirmed"""
     pause_ms: float | None = None
-    """how long the source sandbox stood still; only with source_id"""
+    """how long the source sandbox was paused; only with source_id"""
     _nested: ClassVar[Nested] = {
         "sandboxes": SandboxInfo,
     }
@@ -273,46 +272,47 @@ class CreateSnapshotWarmup(Record):
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class NetworkLimits(Record):
-    """0 is the daemon's default."""
+    """0: the daemon's default."""
 
     bytes_per_second: int | None = None
-    """of payload, in each direction"""
+    """limit of payload in each direction"""
     packets_per_second: int | None = None
     connections: int | None = None
-    """at a time"""
+    """limit of concurrent connections"""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class NetworkSecret(Record):
-    """A header of requests to one HTTPS server, at port 443; the policy has to let them through."""
+    """A header of requests to one HTTPS server, at port 443; the policy must permit these requests."""
 
     host: str
     """name of the server"""
     header: str
     """such as Authorization"""
     value: str | None = None
-    """all of it; without it, the one that the sandbox has for that header of that host. Never in an answer"""
+    """full value of the header; absent: keep the sandbox's current value for this header and host. Never
+    returned"""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Network(Record):
-    """Always given whole; what is left out has its default."""
+    """Replaces the whole policy: an omitted field takes its default."""
 
     mode: Literal["none", "public", "allow", "open"] | None = None
-    """none; public: the internet without private networks and the host's own addresses; allow: only what allow
-    lists; open: all but loopback, link-local and the host's own addresses. If it is empty, allow if that is given;
-    else the request is refused"""
+    """none: no network; public: the internet without private networks and the host's addresses; allow: only what
+    allow lists; open: everything except loopback, link-local and the host's addresses. Empty: allow if allow lists
+    destinations, otherwise the request is refused"""
     allow: list[str] | None = None
-    """with public and open: exceptions to what these close, by address or network"""
+    """with public and open: addresses and networks that are permitted although the mode denies them"""
     deny: list[str] | None = None
-    """wins in every mode"""
+    """denied in every mode"""
     allow_ech: bool | None = None
-    """let TLS with encrypted_client_hello through where a rule by name decides: it can hide another server's name,
-    and browsers send it always"""
+    """permit TLS with encrypted_client_hello if a rule by name decides. Browsers always send it, and it can hide
+    another server's name"""
     limits: NetworkLimits | None = None
     secrets: list[NetworkSecret] | None = None
-    """headers that are added outside of the sandbox, which never knows their values; branches do not inherit them,
-    and a build takes none"""
+    """headers that are added outside of the sandbox, which never receives their values; branches do not inherit
+    them, and builds do not accept them"""
     _nested: ClassVar[Nested] = {
         "limits": NetworkLimits,
         "secrets": NetworkSecret,
@@ -325,15 +325,15 @@ class CreateSnapshot(Record):
 
     tag: str
     from_: str | None = None
-    """boots from the disk of this snapshot in the place of rootfs; what is left out of kernel, mem_size_mib,
-    vcpus, cpu_template, network, limits and unique is the snapshot's, and env is added to its own"""
+    """boot from the disk of this snapshot instead of rootfs. Omitted fields among kernel, mem_size_mib, vcpus,
+    cpu_template, network, limits and unique default to the snapshot's; env is added to the snapshot's"""
     kernel: str | None = None
     """absolute path on the daemon's host"""
     initrd: str | None = None
-    """initramfs with the guest agent; without it, one is made with the daemon's own and, if there is a directory
-    modules beside the kernel, with modules of it"""
+    """initramfs with the guest agent; absent: one with the daemon's agent and, if the kernel's directory has a
+    directory modules, with its modules"""
     rootfs: str | None = None
-    """raw root file system; never written"""
+    """raw image of the root file system; never written to"""
     mem_size_mib: int | None = None
     vcpus: int | None = None
     cpu_template: Literal["host", "portable"] | None = None
@@ -341,19 +341,19 @@ class CreateSnapshot(Record):
     warmup: CreateSnapshotWarmup | None = None
     ready_timeout_secs: float | None = None
     warmup_timeout_secs: float | None = None
-    """for each step"""
+    """time limit of each step"""
     network: Network | None = None
-    """of the warm-up and of children; without it the warm-up reaches nobody, and children have mode public"""
+    """policy of the warm-up and of children; absent: the warm-up has no network, and children have mode public"""
     limits: Limits | None = None
-    """of children that are given none"""
+    """default for children"""
     unique: Literal["report", "strict"] | None = None
-    """of children that are given none"""
+    """default for children"""
     rw: bool | None = None
     """of forkd 0.5; the root disk is always writable through a private layer"""
     tap: str | None = None
     """of forkd 0.5; must be empty"""
     boot_wait_secs: float | None = None
-    """of forkd 0.5; readiness is announced and not slept for"""
+    """of forkd 0.5; no effect: the guest reports when it is ready"""
     _nested: ClassVar[Nested] = {
         "warmup": CreateSnapshotWarmup,
         "network": Network,
@@ -370,12 +370,12 @@ class SnapshotInfo(Record):
     dir: str = ""
     created_at_unix: int = 0
     branched_from: str | None = None
-    """absent if the client may not see it"""
+    """absent if hidden from the client"""
     warning: str | None = None
-    """why it cannot be used"""
+    """why the snapshot cannot be used"""
     status: str = ""
     step: str | None = None
-    """what is being done, in words; of a bake that is under way"""
+    """the current step in words, while the snapshot is built"""
     bootable: bool = False
     mem_size_mib: int | None = None
     vcpus: int | None = None
@@ -384,44 +384,44 @@ class SnapshotInfo(Record):
     kernel: str | None = None
     warm: list[str] | None = None
     base_image: str | None = None
-    """path, on the daemon's host, of the image of its disk; in lists only"""
+    """path of its disk image on the daemon's host; in lists only"""
     sandboxes: int = 0
     transient: bool | None = None
-    """removed with the last sandbox that needs it"""
+    """deleted with the last sandbox that needs it"""
     disk_only: bool | None = None
-    """it has no memory: forks of it boot from its disk"""
+    """it has no memory; forks boot from its disk"""
     labels: dict[str, str] | None = None
-    """given with the request for the branch"""
+    """labels that the request for the branch gave"""
     sandbox_id: str | None = None
-    """of a branch; so are the following"""
+    """the branched sandbox; this and the following fields are present for branches only"""
     after: str | None = None
-    """the snapshot that the sandbox was at before; absent: the one it ran from, or deleted"""
+    """the previous snapshot of the sandbox; absent: the one that it ran from, or a deleted one"""
     mode: str | None = None
     """disk: without memory"""
     fallback_reason: str | None = None
-    """why another mode than the one asked for"""
+    """why the mode differs from the requested one"""
     pause_ms: float | None = None
-    """the sandbox stood still"""
+    """how long the sandbox was paused"""
     storm_stop_ms: float | None = None
-    """and again, because it wrote faster than could be copied"""
+    """how long it was paused again, because it wrote faster than pages could be copied"""
     ready_ms: float | None = None
-    """request to the snapshot's being usable"""
+    """time from the request until the snapshot could be used"""
     dirty_bytes: int | None = None
-    """memory that was saved: what the sandbox had written since the branch before"""
+    """bytes of memory saved: those that the sandbox wrote since its previous branch"""
     shared_bytes: int | None = None
-    """of it, what the sandbox now shares with the snapshot; in the answer to a branch only"""
+    """bytes of dirty_bytes that the sandbox now shares with the snapshot; in the answer to a branch only"""
     diff_physical_bytes: int | None = None
-    """dirty_bytes under the name of forkd 0.5"""
+    """of forkd 0.5: dirty_bytes"""
     diff_ms: float | None = None
-    """of forkd 0.5, with mode diff: how long saving stopped the sandbox, which is all of pause_ms"""
+    """of forkd 0.5, with mode diff: pause_ms"""
     diff_logical_bytes: int | None = None
-    """of forkd 0.5, with mode diff: what a full branch would have saved, the guest's memory"""
+    """of forkd 0.5, with mode diff: size of the guest's memory, which a full branch would have saved"""
     faults: int | None = None
-    """pages copied because the sandbox wrote them meanwhile"""
+    """pages that the sandbox wrote to before they were copied"""
     persist_status: str = ""
-    """failed - it lives as long as its layer in RAM, and writing it is tried again"""
+    """failed: the snapshot is in RAM only; the daemon tries again to write it"""
     persisted_ms: float | None = None
-    """request to being on disk"""
+    """time from the request until the snapshot was on disk"""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -432,12 +432,12 @@ class Baked(Record):
     dir: str = ""
     created_at_unix: int = 0
     branched_from: str | None = None
-    """absent if the client may not see it"""
+    """absent if hidden from the client"""
     warning: str | None = None
-    """why it cannot be used"""
+    """why the snapshot cannot be used"""
     status: str = ""
     step: str | None = None
-    """what is being done, in words; of a bake that is under way"""
+    """the current step in words, while the snapshot is built"""
     bootable: bool = False
     mem_size_mib: int | None = None
     vcpus: int | None = None
@@ -446,44 +446,44 @@ class Baked(Record):
     kernel: str | None = None
     warm: list[str] | None = None
     base_image: str | None = None
-    """path, on the daemon's host, of the image of its disk; in lists only"""
+    """path of its disk image on the daemon's host; in lists only"""
     sandboxes: int = 0
     transient: bool | None = None
-    """removed with the last sandbox that needs it"""
+    """deleted with the last sandbox that needs it"""
     disk_only: bool | None = None
-    """it has no memory: forks of it boot from its disk"""
+    """it has no memory; forks boot from its disk"""
     labels: dict[str, str] | None = None
-    """given with the request for the branch"""
+    """labels that the request for the branch gave"""
     sandbox_id: str | None = None
-    """of a branch; so are the following"""
+    """the branched sandbox; this and the following fields are present for branches only"""
     after: str | None = None
-    """the snapshot that the sandbox was at before; absent: the one it ran from, or deleted"""
+    """the previous snapshot of the sandbox; absent: the one that it ran from, or a deleted one"""
     mode: str | None = None
     """disk: without memory"""
     fallback_reason: str | None = None
-    """why another mode than the one asked for"""
+    """why the mode differs from the requested one"""
     pause_ms: float | None = None
-    """the sandbox stood still"""
+    """how long the sandbox was paused"""
     storm_stop_ms: float | None = None
-    """and again, because it wrote faster than could be copied"""
+    """how long it was paused again, because it wrote faster than pages could be copied"""
     ready_ms: float | None = None
-    """request to the snapshot's being usable"""
+    """time from the request until the snapshot could be used"""
     dirty_bytes: int | None = None
-    """memory that was saved: what the sandbox had written since the branch before"""
+    """bytes of memory saved: those that the sandbox wrote since its previous branch"""
     shared_bytes: int | None = None
-    """of it, what the sandbox now shares with the snapshot; in the answer to a branch only"""
+    """bytes of dirty_bytes that the sandbox now shares with the snapshot; in the answer to a branch only"""
     diff_physical_bytes: int | None = None
-    """dirty_bytes under the name of forkd 0.5"""
+    """of forkd 0.5: dirty_bytes"""
     diff_ms: float | None = None
-    """of forkd 0.5, with mode diff: how long saving stopped the sandbox, which is all of pause_ms"""
+    """of forkd 0.5, with mode diff: pause_ms"""
     diff_logical_bytes: int | None = None
-    """of forkd 0.5, with mode diff: what a full branch would have saved, the guest's memory"""
+    """of forkd 0.5, with mode diff: size of the guest's memory, which a full branch would have saved"""
     faults: int | None = None
-    """pages copied because the sandbox wrote them meanwhile"""
+    """pages that the sandbox wrote to before they were copied"""
     persist_status: str = ""
-    """failed - it lives as long as its layer in RAM, and writing it is tried again"""
+    """failed: the snapshot is in RAM only; the daemon tries again to write it"""
     persisted_ms: float | None = None
-    """request to being on disk"""
+    """time from the request until the snapshot was on disk"""
     boot_ms: float = 0.0
     warmup_ms: float = 0.0
     save_ms: float = 0.0
@@ -491,7 +491,7 @@ class Baked(Record):
     memory_layer_bytes: int = 0
     guest_errors: list[str] | None = None
     warmup_output: str | None = None
-    """the last of what the warm-up steps wrote, up to 64 KiB"""
+    """end of the output of the warm-up steps, up to 64 KiB"""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -502,12 +502,12 @@ class SnapshotInfoDetail(Record):
     dir: str = ""
     created_at_unix: int = 0
     branched_from: str | None = None
-    """absent if the client may not see it"""
+    """absent if hidden from the client"""
     warning: str | None = None
-    """why it cannot be used"""
+    """why the snapshot cannot be used"""
     status: str = ""
     step: str | None = None
-    """what is being done, in words; of a bake that is under way"""
+    """the current step in words, while the snapshot is built"""
     bootable: bool = False
     mem_size_mib: int | None = None
     vcpus: int | None = None
@@ -516,51 +516,51 @@ class SnapshotInfoDetail(Record):
     kernel: str | None = None
     warm: list[str] | None = None
     base_image: str | None = None
-    """path, on the daemon's host, of the image of its disk; in lists only"""
+    """path of its disk image on the daemon's host; in lists only"""
     sandboxes: int = 0
     transient: bool | None = None
-    """removed with the last sandbox that needs it"""
+    """deleted with the last sandbox that needs it"""
     disk_only: bool | None = None
-    """it has no memory: forks of it boot from its disk"""
+    """it has no memory; forks boot from its disk"""
     labels: dict[str, str] | None = None
-    """given with the request for the branch"""
+    """labels that the request for the branch gave"""
     sandbox_id: str | None = None
-    """of a branch; so are the following"""
+    """the branched sandbox; this and the following fields are present for branches only"""
     after: str | None = None
-    """the snapshot that the sandbox was at before; absent: the one it ran from, or deleted"""
+    """the previous snapshot of the sandbox; absent: the one that it ran from, or a deleted one"""
     mode: str | None = None
     """disk: without memory"""
     fallback_reason: str | None = None
-    """why another mode than the one asked for"""
+    """why the mode differs from the requested one"""
     pause_ms: float | None = None
-    """the sandbox stood still"""
+    """how long the sandbox was paused"""
     storm_stop_ms: float | None = None
-    """and again, because it wrote faster than could be copied"""
+    """how long it was paused again, because it wrote faster than pages could be copied"""
     ready_ms: float | None = None
-    """request to the snapshot's being usable"""
+    """time from the request until the snapshot could be used"""
     dirty_bytes: int | None = None
-    """memory that was saved: what the sandbox had written since the branch before"""
+    """bytes of memory saved: those that the sandbox wrote since its previous branch"""
     shared_bytes: int | None = None
-    """of it, what the sandbox now shares with the snapshot; in the answer to a branch only"""
+    """bytes of dirty_bytes that the sandbox now shares with the snapshot; in the answer to a branch only"""
     diff_physical_bytes: int | None = None
-    """dirty_bytes under the name of forkd 0.5"""
+    """of forkd 0.5: dirty_bytes"""
     diff_ms: float | None = None
-    """of forkd 0.5, with mode diff: how long saving stopped the sandbox, which is all of pause_ms"""
+    """of forkd 0.5, with mode diff: pause_ms"""
     diff_logical_bytes: int | None = None
-    """of forkd 0.5, with mode diff: what a full branch would have saved, the guest's memory"""
+    """of forkd 0.5, with mode diff: size of the guest's memory, which a full branch would have saved"""
     faults: int | None = None
-    """pages copied because the sandbox wrote them meanwhile"""
+    """pages that the sandbox wrote to before they were copied"""
     persist_status: str = ""
-    """failed - it lives as long as its layer in RAM, and writing it is tried again"""
+    """failed: the snapshot is in RAM only; the daemon tries again to write it"""
     persisted_ms: float | None = None
-    """request to being on disk"""
+    """time from the request until the snapshot was on disk"""
     id: str = ""
     memory_logical_bytes: int = 0
     memory_physical_bytes: int = 0
     disk_physical_bytes: int = 0
     vmstate_bytes: int = 0
     parent_tag: str | None = None
-    """absent if the client may not see it"""
+    """absent if hidden from the client"""
     parent_content_hash: str | None = None
     chain_depth: int = 0
     """number of ancestors"""
@@ -568,9 +568,9 @@ class SnapshotInfoDetail(Record):
     disk_layers: int = 0
     dependents: list[str] = _field(default_factory=list)
     ancestors: list[str] = _field(default_factory=list)
-    """root first; without those that the client may not see"""
+    """root first; without snapshots that are hidden from the client"""
     sealed: bool = False
-    """digests are recorded"""
+    """whether digests of its files are recorded"""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -579,28 +579,28 @@ class CreateSandboxes(Record):
 
     labels: dict[str, str] | None = None
     source_id: str | None = None
-    """a running sandbox; it is branched to a transient snapshot"""
+    """a running sandbox, which is branched to a transient snapshot"""
     mode: Literal["live", "diff", "full"] | None = None
-    """how source_id is branched; live if it is empty"""
+    """how source_id is branched; empty: live"""
     idle_timeout_secs: float | None = None
-    """suspend after so long without a request until the next one; 0 is never"""
+    """suspend after this many seconds without a request, until the next request; 0: never"""
     snapshot_tag: str | None = None
     n: int | None = None
     env: dict[str, str] | None = None
     hostname_prefix: str | None = None
     unique: Literal["report", "strict"] | None = None
-    """without it that of the snapshot, or of source_id"""
+    """absent: that of the snapshot or of source_id"""
     allow_partial: bool | None = None
     memory_limit_mib: int | None = None
     """of forkd 0.5: memory_mib of limits"""
     limits: Limits | None = None
-    """without them those of the snapshot, or of source_id"""
+    """absent: those of the snapshot or of source_id"""
     ttl_secs: float | None = None
-    """delete after so many seconds; 0 is never"""
+    """delete after this many seconds; 0: never"""
     network: Network | None = None
-    """without it that of the snapshot, or of source_id"""
+    """absent: that of the snapshot or of source_id"""
     per_child_netns: bool | None = None
-    """of forkd 0.5; no effect: every child has a network of its own already"""
+    """of forkd 0.5; no effect: every child has its own network"""
     prewarm: bool | None = None
     """of forkd 0.5; no effect"""
     live_fork: bool | None = None
@@ -618,27 +618,27 @@ class TTL(Record):
     """The message TTL of the API."""
 
     ttl_secs: float
-    """delete it after so many seconds from now; 0 is never"""
+    """delete after this many seconds from now; 0: never"""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Usage(Record):
-    """What a sandbox takes from its host; zeros for one without a VM, and where the host cannot enforce limits."""
+    """Resource use of a sandbox on its host; zeros if it has no VM, or if the host cannot enforce limits."""
 
     memory_bytes: int = 0
-    """charged to it now, with page cache and copies made by branches"""
+    """memory charged to the sandbox, including page cache and copies made by branches"""
     own_memory_bytes: int = 0
-    """of these, what counts against memory_mib and cannot be taken back"""
+    """part of memory_bytes that counts against memory_mib and cannot be reclaimed"""
     swap_bytes: int = 0
     cpu_seconds: float = 0.0
     """since its VMM was started"""
     throttled_seconds: float = 0.0
-    """held back by cpus"""
+    """time throttled by the limit cpus"""
     throttled_periods: int = 0
     threads: int = 0
-    """of its VMM"""
+    """number of threads of its VMM"""
     read_bytes: int = 0
-    """from disks of the host"""
+    """bytes read from disks of the host"""
     written_bytes: int = 0
 
 
@@ -666,16 +666,17 @@ class NetworkRefusal(Record):
     address: str | None = None
     """with its port; absent for dns"""
     name: str | None = None
-    """of the server, or that DNS was asked for; the sandbox chose it"""
+    """name of the server, or of the DNS query; chosen by the sandbox"""
     reason: str = ""
     """a key of refused"""
     why: str = ""
     """the reason in words, such as: private range"""
     fix: str | None = None
-    """how forkd net set lets it through, such as: allow it with --allow 1.2.3.4; absent if it cannot"""
+    """how to permit it with forkd net set, such as: allow it with --allow 1.2.3.4; absent if it cannot be
+    permitted"""
     count: int = 0
     last_unix: int = 0
-    """the last time, in seconds since 1970"""
+    """time of the last denial, in seconds since 1970"""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -683,19 +684,19 @@ class NetworkStats(Record):
     """The message NetworkStats of the API."""
 
     open: int = 0
-    """connections now"""
+    """number of open connections"""
     connections: int = 0
-    """that were let through and have ended"""
+    """number of permitted connections that have ended"""
     up_bytes: int = 0
-    """payload of these from the sandbox"""
+    """payload that these connections sent from the sandbox"""
     down_bytes: int = 0
     dns_queries: int = 0
     dropped: int = 0
-    """frames that the sandbox had no room for, or that were malformed"""
+    """frames that were malformed, or for which the sandbox had no room"""
     refused: dict[str, int] | None = None
-    """connections that were not let through, by reason"""
+    """number of denied connections, by reason"""
     recent: list[NetworkRefusal] | None = None
-    """the last destinations of these, the latest first"""
+    """the last denied destinations, the newest first"""
     _nested: ClassVar[Nested] = {
         "recent": NetworkRefusal,
     }
@@ -713,7 +714,7 @@ class SandboxNetwork(Record):
     secrets: list[NetworkSecret] | None = None
     """without their values"""
     stats: NetworkStats = _field(default_factory=NetworkStats)
-    """since it was started, rolled back or resumed; 0 for one that does not run"""
+    """since the sandbox was started, rolled back or resumed; zeros if it does not run"""
     _nested: ClassVar[Nested] = {
         "limits": NetworkLimits,
         "secrets": NetworkSecret,
@@ -726,24 +727,24 @@ class Branch(Record):
     """The message Branch of the API."""
 
     tag: str | None = None
-    """one is made up if it is absent"""
+    """absent: the daemon chooses one"""
     mode: Literal["live", "diff", "full"] | None = None
-    """live if it is empty"""
+    """empty: live"""
     wait: bool | None = None
-    """false: answer when the sandbox runs again; only a live branch is not complete then"""
+    """false: answer as soon as the sandbox runs again; a live branch is not complete yet then"""
     memory: bool | None = None
-    """false: save the disk alone, with the guest's file system at rest; forks of the snapshot boot. It excludes
+    """false: save only the disk, while the guest's file system is frozen; forks of the snapshot boot. Excludes
     mode, and the sandbox must run"""
     parent_tag: str | None = None
     """the snapshot that the sandbox runs from"""
     labels: dict[str, str] | None = None
-    """of the snapshot; what is forked from it does not inherit them"""
+    """labels of the snapshot; its forks do not inherit them"""
     diff: bool | None = None
     """of forkd 0.5"""
     live: bool | None = None
     """of forkd 0.5"""
     measure_diff: bool | None = None
-    """of forkd 0.5; the same as diff and may stand beside it"""
+    """of forkd 0.5; the same as diff, and may be given together with it"""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -751,9 +752,10 @@ class Rollback(Record):
     """The message Rollback of the API."""
 
     to: str | None = None
-    """its own snapshot (also if empty), an ancestor of that, or a branch made of it"""
+    """the snapshot that the sandbox runs from (also if empty), an ancestor of that snapshot, or a branch of the
+    sandbox"""
     unique: Literal["report", "strict"] | None = None
-    """from now on"""
+    """the sandbox's mode from now on"""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -761,7 +763,7 @@ class Resume(Record):
     """The message Resume of the API."""
 
     unique: Literal["report", "strict"] | None = None
-    """from now on"""
+    """the sandbox's mode from now on"""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -773,48 +775,47 @@ class RolledBack(Record):
     """sb- and 128 random bits"""
     snapshot_tag: str = ""
     guest_addr: str = ""
-    """of forkd 0.5: where forkd forward-guests serves it; empty without --guest-port"""
+    """of forkd 0.5: address at which forkd forward-guests serves the sandbox; empty without --guest-port"""
     created_at_unix: int = 0
     pid: int | None = None
-    """of the VMM process"""
+    """process id of the VMM"""
     memory_limit_mib: int | None = None
     """of forkd 0.5: memory_mib of limits"""
     memory_limit_enforced: bool | None = None
-    """there where memory_limit_mib is"""
+    """of forkd 0.5: present together with memory_limit_mib"""
     limits: Limits | None = None
     has_branched: bool = False
     branch_count: int = 0
     hostname: str = ""
     state: str = ""
     not_answering: bool | None = None
-    """its VMM process did not answer the latest request; delete it if that lasts"""
+    """its VMM did not answer the latest request; if this persists, delete the sandbox"""
     disk_full: bool | None = None
-    """paused until the host has room for what it writes to its disk"""
+    """paused until the host has space for the sandbox's disk"""
     idle_timeout_secs: float | None = None
     expires_at_unix: int | None = None
     exit_reason: str | None = None
     exit_detail: str | None = None
     vmm_ms: float | None = None
-    """request to all vCPUs entered"""
+    """time from the request until all vCPUs run"""
     ready_ms: float | None = None
-    """request to confirmed by its agent"""
+    """time from the request until its agent has confirmed"""
     pooled: bool | None = None
     deleted_snapshot_bytes: int | None = None
-    """what its latest branch takes, which was deleted and on which its memory lies; goes with the sandbox, with
-    its next branch, or when it is suspended or rolled back"""
+    """disk space of its latest branch, if that was deleted while the sandbox still uses it for its memory; freed
+    with the sandbox, or by its next branch, suspension or rollback"""
     workspace: str | None = None
-    """that it belongs to; it cannot be killed but with that"""
+    """workspace that it belongs to; it can only be deleted with the workspace"""
     network: str = ""
     """the mode of its network policy"""
     unique: Unique | None = None
     latest_tag: str | None = None
-    """the snapshot it was last branched to or rolled back to, else the one it was forked from; absent if that was
-    deleted"""
+    """the snapshot of its latest branch or rollback, otherwise of its fork; absent if that was deleted"""
     calls_since_latest: int | None = None
-    """requests since latest_tag that may have changed files or processes; absent if the daemon does not know,
-    because it has been started since"""
+    """number of requests since latest_tag that may have changed files or processes; absent if the daemon was
+    started since, and does not know it"""
     unique_strict: bool | None = None
-    """its fork, rollback or resume fails with not_unique where programs repeat random numbers"""
+    """its fork, rollback or resume fails with not_unique if programs repeat random numbers"""
     rolled_back_to: str = ""
     rollback_vmm_ms: float = 0.0
     rollback_ready_ms: float = 0.0
@@ -841,13 +842,13 @@ class CreateWorkspace(Record):
     memory_limit_mib: int | None = None
     """of forkd 0.5: memory_mib of limits"""
     limits: Limits | None = None
-    """without them those of the snapshot"""
+    """absent: those of the snapshot"""
     env: dict[str, str] | None = None
     idle_timeout_secs: float | None = None
     network: Network | None = None
-    """without it that of the snapshot"""
+    """absent: that of the snapshot"""
     per_child_netns: bool | None = None
-    """of forkd 0.5; no effect: every child has a network of its own already"""
+    """of forkd 0.5; no effect: every child has its own network"""
     _nested: ClassVar[Nested] = {
         "limits": Limits,
         "network": Network,
@@ -872,7 +873,7 @@ class WorkspaceInfo(Record):
     current_state_tag: str | None = None
     """the snapshot of its suspended state"""
     status: str = ""
-    """stale - its VM has ended; resume brings back its latest suspended state, if it has one"""
+    """stale: its VM has ended; resume restores its latest suspended state, if there is one"""
     live_sandbox_id: str | None = None
     created_at_unix: int = 0
     last_active_unix: int = 0
@@ -880,7 +881,7 @@ class WorkspaceInfo(Record):
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class TTYSize(Record):
-    """In characters; 80 by 24 if one of both is absent or 0."""
+    """In characters; 80 by 24 if either is absent or 0."""
 
     cols: int | None = None
     rows: int | None = None
@@ -892,19 +893,19 @@ class Exec(Record):
 
     args: list[str]
     timeout_secs: float | None = None
-    """30 if absent, and at most 3600 unless the answer is in lines; no limit if absent and detached or over a
-    WebSocket"""
+    """absent: 30, or no limit if detached or over a WebSocket; at most 3600 unless the answer is in lines"""
     env: dict[str, str] | None = None
     cwd: str | None = None
     user: str | None = None
     stdin: str | None = None
-    """what the command reads, at most 8 MiB; not over a WebSocket, and not with the fields below"""
+    """standard input of the command, at most 8 MiB; not over a WebSocket, and not together with the fields
+    below"""
     open_stdin: bool | None = None
-    """keep the input open for what is sent to the process"""
+    """keep standard input open for later requests"""
     tty: TTYSize | None = None
-    """a terminal for the command, whose output is all stdout; TERM is xterm-256color unless env has it"""
+    """give the command a terminal, whose output is all in stdout; TERM is xterm-256color unless env sets it"""
     detach: bool | None = None
-    """answer as soon as it runs, and let it go on; its output is lost while nobody is attached"""
+    """answer as soon as the command has started; output is lost while no client is attached"""
     _nested: ClassVar[Nested] = {
         "tty": TTYSize,
     }
@@ -915,13 +916,13 @@ class ExecEnd(Record):
     """The message ExecEnd of the API."""
 
     exit_code: int = 0
-    """the command's; 124 timeout, 126 not_executable, 127 not_found, 128 + n ended by signal n"""
+    """exit code of the command; 124: timeout, 126: not_executable, 127: not_found, 128 + n: ended by signal n"""
     outcome: str = ""
     signal: str | None = None
-    """name of the signal that ended it, such as SIGKILL"""
+    """name of the signal that ended the command, such as SIGKILL"""
     status: str | None = None
     error: str | None = None
-    """set unless it exited by itself with its output whole"""
+    """set unless the command exited by itself and its output is complete"""
     timed_out: bool = False
 
 
@@ -930,13 +931,13 @@ class ExecResult(Record):
     """The message ExecResult of the API."""
 
     exit_code: int = 0
-    """the command's; 124 timeout, 126 not_executable, 127 not_found, 128 + n ended by signal n"""
+    """exit code of the command; 124: timeout, 126: not_executable, 127: not_found, 128 + n: ended by signal n"""
     outcome: str = ""
     signal: str | None = None
-    """name of the signal that ended it, such as SIGKILL"""
+    """name of the signal that ended the command, such as SIGKILL"""
     status: str | None = None
     error: str | None = None
-    """set unless it exited by itself with its output whole"""
+    """set unless the command exited by itself and its output is complete"""
     timed_out: bool = False
     stdout: str = ""
     """the first 8 MiB"""
@@ -945,11 +946,11 @@ class ExecResult(Record):
     stdout_truncated: bool = False
     stderr_truncated: bool = False
     stdout_base64: str | None = None
-    """stdout as it is, set if it is not UTF-8, or large and full of control characters, which stdout is then
-    without"""
+    """unchanged stdout, present if it is not UTF-8, or large with many control characters; stdout then omits
+    those"""
     stderr_base64: str | None = None
-    """stderr as it is, set if it is not UTF-8, or large and full of control characters, which stderr is then
-    without"""
+    """unchanged stderr, present if it is not UTF-8, or large with many control characters; stderr then omits
+    those"""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -967,7 +968,7 @@ class Process(Record):
     pid: int = 0
     args: list[str] = _field(default_factory=list)
     cwd: str | None = None
-    """as it was asked for"""
+    """as requested"""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -979,16 +980,16 @@ class Signal(Record):
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class ExecInput(Record):
-    """A text message of a WebSocket from the client, with one of the fields."""
+    """A text message from the client over a WebSocket; exactly one field is set."""
 
     start: Exec | None = None
     resize: TTYSize | None = None
     signal: str | None = None
-    """such as SIGINT, for the process and its group"""
+    """signal for the process and its group, such as SIGINT"""
     close_stdin: bool | None = None
-    """end the input; a terminal is sent Ctrl-D"""
+    """close the input; a terminal receives Ctrl-D"""
     detach: bool | None = None
-    """let the process go on, and end the stream"""
+    """end the stream; the process keeps running"""
     _nested: ClassVar[Nested] = {
         "start": Exec,
         "resize": TTYSize,
@@ -997,31 +998,31 @@ class ExecInput(Record):
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class BuildRequest(Record):
-    """The file build.json of a build's archive."""
+    """Content of the file build.json in a build's archive."""
 
     tag: str
-    """of the snapshot"""
+    """tag of the snapshot"""
     replace: bool | None = None
-    """a snapshot with the tag gives way, unless sandboxes run from it"""
+    """replace an existing snapshot with the tag, unless sandboxes run from it"""
     dockerfile: str
-    """its text"""
+    """text of the Dockerfile"""
     name: str | None = None
-    """of the Dockerfile, for errors"""
+    """name of the Dockerfile in error messages"""
     target: str | None = None
-    """name or number of the stage to build; without it the last"""
+    """name or number of the stage to build; absent: the last"""
     args: dict[str, str] | None = None
     """values of ARG instructions"""
     no_cache: bool | None = None
-    """carry out all steps, but fetch no image again"""
+    """run all steps again; images that are present are not fetched again"""
     vcpus: int | None = None
-    """of a VM made from an image"""
+    """of the VM of a stage that starts from an image"""
     memory_mib: int | None = None
-    """of a VM made from an image"""
+    """of the VM of a stage that starts from an image"""
     disk_mib: int | None = None
-    """of a VM made from an image"""
+    """of the VM of a stage that starts from an image"""
     secrets: dict[str, str] | None = None
-    """what RUN --mount=type=secret gives to commands, by id: up to 64 of 500 KiB. The daemon keeps them for the
-    build only, and in memory only"""
+    """secrets for RUN --mount=type=secret, by id: at most 64, of at most 500 KiB each. The daemon keeps them in
+    memory only, and for this build only"""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -1029,7 +1030,7 @@ class BuildNote(Record):
     """The message BuildNote of the API."""
 
     line: int | None = None
-    """of the Dockerfile, from 1"""
+    """line number in the Dockerfile, from 1"""
     text: str = ""
 
 
@@ -1038,7 +1039,7 @@ class BuildPlan(Record):
     """The message BuildPlan of the API."""
 
     steps: list[str] = _field(default_factory=list)
-    """names of the steps, by number from 0"""
+    """names of the steps, in the order of their numbers"""
     notes: list[BuildNote] = _field(default_factory=list)
     """instructions that have no effect"""
     _nested: ClassVar[Nested] = {
@@ -1054,7 +1055,7 @@ class BuildStep(Record):
     """from 0"""
     state: str = ""
     ms: float | None = None
-    """milliseconds that it took"""
+    """duration of the step in milliseconds"""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -1072,27 +1073,27 @@ class BuildResult(Record):
 
     tag: str = ""
     cached: int = 0
-    """steps whose snapshots were there"""
+    """number of steps whose snapshots existed"""
     run: int = 0
-    """steps that were carried out"""
+    """number of steps that were run"""
     ms: float = 0.0
-    """milliseconds that the build took"""
+    """duration of the build in milliseconds"""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class BuildEvent(Record):
-    """One line of a build's progress, with one field: plan first, result or error last."""
+    """One line of a build's progress, with exactly one field: the first has plan, the last result or error."""
 
     plan: BuildPlan | None = None
     step: BuildStep | None = None
     output: BuildOutput | None = None
     result: BuildResult | None = None
     keepalive: bool | None = None
-    """nothing has happened for 15 seconds"""
+    """sent after 15 seconds without other messages"""
     error: str | None = None
     """why the build has failed"""
     status: int | None = None
-    """with error: the HTTP status that it would have been answered with"""
+    """with error: its HTTP status"""
     code: str | None = None
     """with error: the code of the problem"""
     _nested: ClassVar[Nested] = {
@@ -1117,17 +1118,16 @@ class ExecEvent(Record):
     stdin_taken: int | None = None
     """bytes of input that the process has taken so far; over a WebSocket only"""
     stdin_closed: bool | None = None
-    """it takes no more; over a WebSocket only"""
+    """the process accepts no more input; over a WebSocket only"""
     keepalive: bool | None = None
-    """nothing has happened for a while: every 15 seconds over a WebSocket, and in lines of JSON after 15 silent
-    seconds"""
+    """sent every 15 seconds over a WebSocket, and in lines of JSON after 15 seconds without other messages"""
     detached: bool | None = None
     """the last message after a detach"""
     end: ExecEnd | None = None
     error: str | None = None
-    """why nobody knows how the command ended"""
+    """why it is unknown how the command ended"""
     status: int | None = None
-    """with error: the HTTP status that it would have been answered with"""
+    """with error: its HTTP status"""
     code: str | None = None
     """with error: the code of the problem"""
     _nested: ClassVar[Nested] = {
@@ -1143,7 +1143,7 @@ class Eval(Record):
     code: str | None = None
     timeout_secs: float | None = None
     language: str | None = None
-    """python, javascript, typescript or bash, where the image has it"""
+    """python, javascript, typescript or bash, if the image has it"""
     context_id: str | None = None
     """not together with language"""
     env: dict[str, str] | None = None
@@ -1156,12 +1156,12 @@ class Code(Record):
     code: str | None = None
     timeout_secs: float | None = None
     language: str | None = None
-    """python, javascript, typescript or bash, where the image has it"""
+    """python, javascript, typescript or bash, if the image has it"""
     context_id: str | None = None
     """not together with language"""
     env: dict[str, str] | None = None
     repr: bool | None = None
-    """keep the quotes of a string in the text of a result"""
+    """keep the quotes of a string in the text form of a result"""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -1169,18 +1169,18 @@ class CodeStarted(Record):
     """The message CodeStarted of the API."""
 
     execution_count: int = 0
-    """of the interpreter, from 1"""
+    """counted per interpreter, from 1"""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class CodeResult(Record):
-    """A value that code has shown."""
+    """A result that the code displayed or returned."""
 
     main: bool = False
-    """the value of the last expression; false for what was displayed"""
+    """true for the value of the last expression, false for displayed values"""
     data: dict[str, Any] = _field(default_factory=dict)
-    """The value by media type: text, or base64 for image/png, image/jpeg and application/pdf, or JSON for
-    application/json, e2b/data (the columns of a data frame) and e2b/chart (what a figure shows)."""
+    """The value by media type: base64 for image/png, image/jpeg and application/pdf; JSON for application/json,
+    e2b/data (the columns of a data frame) and e2b/chart (the data of a figure); otherwise text."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -1198,7 +1198,7 @@ class CodeEnd(Record):
 
     execution_count: int = 0
     outcome: str = ""
-    """died: the interpreter did"""
+    """died: the interpreter ended"""
     state_lost: bool = False
     """the interpreter died or was killed: the variables of its context are lost"""
 
@@ -1213,12 +1213,12 @@ class CodeEvent(Record):
     result: CodeResult | None = None
     exception: CodeException | None = None
     keepalive: bool | None = None
-    """nothing has happened for 15 seconds"""
+    """sent after 15 seconds without other messages"""
     end: CodeEnd | None = None
     error: str | None = None
-    """why it is not known how the code ended"""
+    """why it is unknown how the code ended"""
     status: int | None = None
-    """with error: the HTTP status that it would have been answered with"""
+    """with error: its HTTP status"""
     code: str | None = None
     """with error: the code of the problem"""
     _nested: ClassVar[Nested] = {
@@ -1234,7 +1234,7 @@ class CodeContext(Record):
     """The message CodeContext of the API."""
 
     id: str = ""
-    """of a default context: its language"""
+    """id; a default context has its language as id"""
     language: str = ""
     cwd: str = ""
 
@@ -1245,7 +1245,7 @@ class CodeContextRequest(Record):
 
     language: str | None = None
     cwd: str | None = None
-    """the home of the user if absent"""
+    """absent: the user's home"""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -1253,7 +1253,7 @@ class Interpreter(Record):
     """The message Interpreter of the API."""
 
     context_id: str | None = None
-    """the default one of Python if absent"""
+    """absent: the default context of Python"""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -1285,7 +1285,7 @@ class EvalResult(Record):
     """0; 1 after an exception; 124 after a timeout"""
     timed_out: bool = False
     truncated: bool = False
-    """something was longer than 8 MiB; a result then ends with its length in all"""
+    """an output or the result was longer than 8 MiB; a cut result ends with its full length"""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -1298,13 +1298,13 @@ class Event(Record):
     type: str = ""
     """more may be added"""
     sandbox_id: str | None = None
-    """that it happened to, or that the snapshot was branched from"""
+    """the event's sandbox, or the one that the snapshot was branched from"""
     snapshot_tag: str | None = None
-    """that it happened to, or that the sandbox runs from"""
+    """the event's snapshot, or the one that the sandbox runs from"""
     reason: str | None = None
-    """what was done, or how the sandbox exited, in a word"""
+    """what was done, or how the sandbox exited, as one word"""
     detail: str | None = None
-    """the same in words; a guest may have chosen them"""
+    """the reason in words, which a guest may have chosen"""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -1314,7 +1314,7 @@ class File(Record):
     name: str = ""
     path: str = ""
     type: str = ""
-    """of what a link leads to, if that is there"""
+    """for a link: the type of its target, if that exists"""
     size: int = 0
     """bytes"""
     mode: int = 0
@@ -1325,7 +1325,7 @@ class File(Record):
     group: str = ""
     modified: str = ""
     symlink_target: str | None = None
-    """of a link: where it leads in the end"""
+    """final target of a link"""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -1333,9 +1333,9 @@ class MakeDir(Record):
     """The message MakeDir of the API."""
 
     path: str
-    """absolute, or from the user's home"""
+    """absolute, or relative to the user's home"""
     username: str | None = None
-    """whose it is"""
+    """owner"""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -1345,7 +1345,7 @@ class MoveFile(Record):
     from_: str
     to: str
     username: str | None = None
-    """whose the parents of the new path are"""
+    """owner of created parents of the new path"""
     _renamed: ClassVar[dict[str, str]] = {"from_": "from"}
 
 
@@ -1357,7 +1357,7 @@ class FileChange(Record):
     name: str | None = None
     """relative to the directory"""
     problem: Error | None = None
-    """why the stream ends"""
+    """why the stream ended"""
     _nested: ClassVar[Nested] = {
         "problem": Error,
     }
@@ -1375,7 +1375,7 @@ class Stats(Record):
     memory_since_latest_kib: int | None = None
     """guest memory written since the sandbox's latest_tag; an idle guest writes a little"""
     disk_since_latest_kib: int | None = None
-    """of its disk, written since the sandbox's latest_tag"""
+    """disk data written since the sandbox's latest_tag"""
     guest_pss_kib: int = 0
     vmm_private_kib: int = 0
     """private pages that are not guest RAM"""

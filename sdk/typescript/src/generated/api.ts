@@ -9,33 +9,33 @@ export interface components {
             error: string;
             /**
              * Format: uri
-             * @description where the code is described
+             * @description address of the code's description
              */
             type: string;
             /** @description the same for all errors of the code */
             title: string;
-            /** @description of HTTP */
+            /** @description HTTP status */
             status: number;
-            /** @description what is wrong, and as a rule how to put it right */
+            /** @description the problem, and usually its solution */
             detail: string;
             /**
-             * @description never changes its meaning; more may be added
+             * @description a code never changes its meaning; new codes may be added
              * @enum {string}
              */
             code: "bad_request" | "invalid_field" | "warmup_failed" | "unauthenticated" | "forbidden" | "scope" | "denied_in_sandbox" | "no_such_route" | "sandbox_not_found" | "snapshot_not_found" | "workspace_not_found" | "not_found_in_sandbox" | "method_not_allowed" | "conflict" | "sandbox_state" | "sandbox_cut_off" | "sandbox_of_workspace" | "interpreter_busy" | "not_in_line" | "not_unique" | "snapshot_exists" | "snapshot_in_use" | "snapshot_unusable" | "workspace_exists" | "outcome_unknown" | "body_too_large" | "idempotency_key_reused" | "upgrade_required" | "too_many_requests" | "max_sandboxes" | "max_vcpus" | "own_sandboxes" | "internal" | "vm_ended" | "sandbox_failed" | "busy" | "host_memory" | "host_disk" | "no_kvm" | "timeout" | "no_space";
-            /** @description of the request, that is wrong; with invalid_field only */
+            /** @description name of the wrong field; with invalid_field only */
             field?: string;
-            /** @description what helps against most errors of the code */
+            /** @description the solution for most errors with this code */
             fix: string;
         };
         Empty: Record<string, never>;
         Ready: {
             ready: boolean;
-            /** @description every fork finds a waiting VMM */
+            /** @description whether every fork finds a waiting VMM */
             pool_warm: boolean;
-            /** @description VMMs that wait */
+            /** @description number of waiting VMMs */
             pool_shells: number;
-            /** @description of a warm pool; 0 until something was forked */
+            /** @description number of waiting VMMs in a warm pool; 0 before the first fork */
             pool_wanted: number;
             /** @description why it is not ready */
             reason?: string;
@@ -50,21 +50,21 @@ export interface components {
             /** @enum {string} */
             accel: "kvm" | "tcg";
             /**
-             * @description of the client that asks
+             * @description scope of the client's token
              * @enum {string}
              */
             scope?: "read" | "run" | "admin";
-            /** @description that the daemon's host has: no VM can have more */
+            /** @description memory of the daemon's host, the maximum for a VM */
             host_memory_mib: number;
-            /** @description why no VM can run on the daemon's host; absent: they can */
+            /** @description why the daemon's host cannot run VMs; absent: it can */
             no_kvm?: string;
-            /** @description why limits of sandboxes cannot all be enforced */
+            /** @description why some limits of sandboxes cannot be enforced */
             limits_missing?: string;
             admission: components["schemas"]["Admission"];
-            /** @description sandboxes of an earlier daemon that this one could not take over when it started, and has not touched. Tokens with a label prefix are not told */
+            /** @description sandboxes of an earlier daemon that this daemon could not take over at its start, and left unchanged. Absent for tokens with a label prefix */
             left_alone?: {
                 id: string;
-                /** @description of its VMM; absent: it has none, or that is not known */
+                /** @description process id of its VMM; absent: none, or unknown */
                 pid?: number;
                 reason: string;
             }[];
@@ -74,7 +74,7 @@ export interface components {
             verify_ms: number;
         };
         CreatePortURL: {
-            /** @description how long it is good; an hour if absent or 0 */
+            /** @description lifetime of the URL; absent or 0: an hour */
             ttl_secs?: number;
         };
         PortURL: {
@@ -94,18 +94,18 @@ export interface components {
         };
         Forked: {
             sandboxes: components["schemas"]["SandboxInfo"][];
-            /** @description children that did not start; only with allow_partial */
+            /** @description number of children that did not start; only with allow_partial */
             failed: number;
-            /** @description of these, killed because their agent did not confirm */
+            /** @description number of failed children that were killed because their agent did not confirm */
             unconfirmed: number;
-            /** @description request to the last child's vCPUs entered */
+            /** @description time from the request until the vCPUs of the last child run */
             vmm_wall_ms: number;
-            /** @description request to the last child's agent confirmed */
+            /** @description time from the request until the agent of the last child has confirmed */
             fork_wall_ms: number;
-            /** @description how long the source sandbox stood still; only with source_id */
+            /** @description how long the source sandbox was paused; only with source_id */
             pause_ms?: number;
         };
-        /** @description what the caller calls it; 4096 bytes of names and values together */
+        /** @description chosen by the client; at most 4096 bytes of names and values in total */
         Labels: {
             [key: string]: string;
         };
@@ -117,13 +117,13 @@ export interface components {
         };
         CreateSnapshot: {
             tag: components["schemas"]["Tag"];
-            /** @description boots from the disk of this snapshot in the place of rootfs; what is left out of kernel, mem_size_mib, vcpus, cpu_template, network, limits and unique is the snapshot's, and env is added to its own */
+            /** @description boot from the disk of this snapshot instead of rootfs. Omitted fields among kernel, mem_size_mib, vcpus, cpu_template, network, limits and unique default to the snapshot's; env is added to the snapshot's */
             from?: components["schemas"]["Tag"];
             /** @description absolute path on the daemon's host */
             kernel?: string;
-            /** @description initramfs with the guest agent; without it, one is made with the daemon's own and, if there is a directory modules beside the kernel, with modules of it */
+            /** @description initramfs with the guest agent; absent: one with the daemon's agent and, if the kernel's directory has a directory modules, with its modules */
             initrd?: string;
-            /** @description raw root file system; never written */
+            /** @description raw image of the root file system; never written to */
             rootfs?: string;
             /** @default 512 */
             mem_size_mib?: number;
@@ -139,34 +139,34 @@ export interface components {
             /** @default 300 */
             ready_timeout_secs?: number;
             /**
-             * @description for each step
+             * @description time limit of each step
              * @default 600
              */
             warmup_timeout_secs?: number;
-            /** @description of the warm-up and of children; without it the warm-up reaches nobody, and children have mode public */
+            /** @description policy of the warm-up and of children; absent: the warm-up has no network, and children have mode public */
             network?: components["schemas"]["Network"];
-            /** @description of children that are given none */
+            /** @description default for children */
             limits?: components["schemas"]["Limits"];
-            /** @description of children that are given none */
+            /** @description default for children */
             unique?: components["schemas"]["UniqueMode"];
             /** @description of forkd 0.5; the root disk is always writable through a private layer */
             rw?: boolean;
             /** @description of forkd 0.5; must be empty */
             tap?: string | null;
-            /** @description of forkd 0.5; readiness is announced and not slept for */
+            /** @description of forkd 0.5; no effect: the guest reports when it is ready */
             boot_wait_secs?: number;
         } & (unknown | unknown);
         SnapshotInfo: {
             tag: components["schemas"]["Tag"];
             dir: string;
             created_at_unix: number;
-            /** @description absent if the client may not see it */
+            /** @description absent if hidden from the client */
             branched_from?: string;
-            /** @description why it cannot be used */
+            /** @description why the snapshot cannot be used */
             warning?: string;
             /** @enum {string} */
             status: "writing" | "ready" | "failed";
-            /** @description what is being done, in words; of a bake that is under way */
+            /** @description the current step in words, while the snapshot is built */
             step?: string;
             bootable: boolean;
             mem_size_mib?: number;
@@ -175,50 +175,50 @@ export interface components {
             accel?: string;
             kernel?: string;
             warm?: string[];
-            /** @description path, on the daemon's host, of the image of its disk; in lists only */
+            /** @description path of its disk image on the daemon's host; in lists only */
             base_image?: string;
             sandboxes: number;
-            /** @description removed with the last sandbox that needs it */
+            /** @description deleted with the last sandbox that needs it */
             transient?: boolean;
-            /** @description it has no memory: forks of it boot from its disk */
+            /** @description it has no memory; forks boot from its disk */
             disk_only?: boolean;
-            /** @description given with the request for the branch */
+            /** @description labels that the request for the branch gave */
             labels?: components["schemas"]["Labels"];
-            /** @description of a branch; so are the following */
+            /** @description the branched sandbox; this and the following fields are present for branches only */
             sandbox_id?: string;
-            /** @description the snapshot that the sandbox was at before; absent: the one it ran from, or deleted */
+            /** @description the previous snapshot of the sandbox; absent: the one that it ran from, or a deleted one */
             after?: string;
             /**
              * @description disk: without memory
              * @enum {string}
              */
             mode?: "live" | "diff" | "full" | "disk";
-            /** @description why another mode than the one asked for */
+            /** @description why the mode differs from the requested one */
             fallback_reason?: string;
-            /** @description the sandbox stood still */
+            /** @description how long the sandbox was paused */
             pause_ms?: number;
-            /** @description and again, because it wrote faster than could be copied */
+            /** @description how long it was paused again, because it wrote faster than pages could be copied */
             storm_stop_ms?: number;
-            /** @description request to the snapshot's being usable */
+            /** @description time from the request until the snapshot could be used */
             ready_ms?: number;
-            /** @description memory that was saved: what the sandbox had written since the branch before */
+            /** @description bytes of memory saved: those that the sandbox wrote since its previous branch */
             dirty_bytes?: number;
-            /** @description of it, what the sandbox now shares with the snapshot; in the answer to a branch only */
+            /** @description bytes of dirty_bytes that the sandbox now shares with the snapshot; in the answer to a branch only */
             shared_bytes?: number;
-            /** @description dirty_bytes under the name of forkd 0.5 */
+            /** @description of forkd 0.5: dirty_bytes */
             diff_physical_bytes?: number;
-            /** @description of forkd 0.5, with mode diff: how long saving stopped the sandbox, which is all of pause_ms */
+            /** @description of forkd 0.5, with mode diff: pause_ms */
             diff_ms?: number;
-            /** @description of forkd 0.5, with mode diff: what a full branch would have saved, the guest's memory */
+            /** @description of forkd 0.5, with mode diff: size of the guest's memory, which a full branch would have saved */
             diff_logical_bytes?: number;
-            /** @description pages copied because the sandbox wrote them meanwhile */
+            /** @description pages that the sandbox wrote to before they were copied */
             faults?: number;
             /**
-             * @description failed - it lives as long as its layer in RAM, and writing it is tried again
+             * @description failed: the snapshot is in RAM only; the daemon tries again to write it
              * @enum {string}
              */
             persist_status: "pending" | "done" | "failed";
-            /** @description request to being on disk */
+            /** @description time from the request until the snapshot was on disk */
             persisted_ms?: number;
         };
         Baked: components["schemas"]["SnapshotInfo"] & {
@@ -228,7 +228,7 @@ export interface components {
             persist_ms: number;
             memory_layer_bytes: number;
             guest_errors?: string[];
-            /** @description the last of what the warm-up steps wrote, up to 64 KiB */
+            /** @description end of the output of the warm-up steps, up to 64 KiB */
             warmup_output?: string;
         };
         SnapshotInfoDetail: components["schemas"]["SnapshotInfo"] & {
@@ -237,7 +237,7 @@ export interface components {
             memory_physical_bytes: number;
             disk_physical_bytes: number;
             vmstate_bytes: number;
-            /** @description absent if the client may not see it */
+            /** @description absent if hidden from the client */
             parent_tag?: string;
             parent_content_hash?: string;
             /** @description number of ancestors */
@@ -245,21 +245,21 @@ export interface components {
             memory_layers: number;
             disk_layers: number;
             dependents: string[];
-            /** @description root first; without those that the client may not see */
+            /** @description root first; without snapshots that are hidden from the client */
             ancestors: string[];
-            /** @description digests are recorded */
+            /** @description whether digests of its files are recorded */
             sealed: boolean;
         };
         CreateSandboxes: {
             labels?: components["schemas"]["Labels"];
-            /** @description a running sandbox; it is branched to a transient snapshot */
+            /** @description a running sandbox, which is branched to a transient snapshot */
             source_id?: string;
             /**
-             * @description how source_id is branched; live if it is empty
+             * @description how source_id is branched; empty: live
              * @enum {string}
              */
             mode?: "" | "live" | "diff" | "full";
-            /** @description suspend after so long without a request until the next one; 0 is never */
+            /** @description suspend after this many seconds without a request, until the next request; 0: never */
             idle_timeout_secs?: number;
             snapshot_tag?: components["schemas"]["Tag"];
             /** @default 1 */
@@ -267,22 +267,22 @@ export interface components {
             env?: components["schemas"]["Env"];
             /** @default sb */
             hostname_prefix?: string;
-            /** @description without it that of the snapshot, or of source_id */
+            /** @description absent: that of the snapshot or of source_id */
             unique?: components["schemas"]["UniqueMode"];
             /** @default false */
             allow_partial?: boolean;
             /** @description of forkd 0.5: memory_mib of limits */
             memory_limit_mib?: number | null;
-            /** @description without them those of the snapshot, or of source_id */
+            /** @description absent: those of the snapshot or of source_id */
             limits?: components["schemas"]["Limits"];
             /**
-             * @description delete after so many seconds; 0 is never
+             * @description delete after this many seconds; 0: never
              * @default 0
              */
             ttl_secs?: number;
-            /** @description without it that of the snapshot, or of source_id */
+            /** @description absent: that of the snapshot or of source_id */
             network?: components["schemas"]["Network"];
-            /** @description of forkd 0.5; no effect: every child has a network of its own already */
+            /** @description of forkd 0.5; no effect: every child has its own network */
             per_child_netns?: boolean;
             /** @description of forkd 0.5; no effect */
             prewarm?: boolean;
@@ -292,7 +292,7 @@ export interface components {
             hugepages?: boolean;
         } & (unknown | unknown);
         TTL: {
-            /** @description delete it after so many seconds from now; 0 is never */
+            /** @description delete after this many seconds from now; 0: never */
             ttl_secs: number;
         };
         SandboxInfo: {
@@ -300,15 +300,15 @@ export interface components {
             /** @description sb- and 128 random bits */
             id: string;
             snapshot_tag: string;
-            /** @description of forkd 0.5: where forkd forward-guests serves it; empty without --guest-port */
+            /** @description of forkd 0.5: address at which forkd forward-guests serves the sandbox; empty without --guest-port */
             guest_addr: string;
             created_at_unix: number;
-            /** @description of the VMM process */
+            /** @description process id of the VMM */
             pid?: number;
             /** @description of forkd 0.5: memory_mib of limits */
             memory_limit_mib?: number;
             /**
-             * @description there where memory_limit_mib is
+             * @description of forkd 0.5: present together with memory_limit_mib
              * @constant
              */
             memory_limit_enforced?: true;
@@ -318,23 +318,23 @@ export interface components {
             hostname: string;
             /** @enum {string} */
             state: "running" | "paused" | "suspended" | "restoring" | "exited" | "stopping";
-            /** @description its VMM process did not answer the latest request; delete it if that lasts */
+            /** @description its VMM did not answer the latest request; if this persists, delete the sandbox */
             not_answering?: boolean;
-            /** @description paused until the host has room for what it writes to its disk */
+            /** @description paused until the host has space for the sandbox's disk */
             disk_full?: boolean;
             idle_timeout_secs?: number;
             expires_at_unix?: number;
             /** @enum {string} */
             exit_reason?: "poweroff" | "reset" | "panic" | "fault" | "internal" | "memory_limit" | "host_memory" | "unknown";
             exit_detail?: string;
-            /** @description request to all vCPUs entered */
+            /** @description time from the request until all vCPUs run */
             vmm_ms?: number;
-            /** @description request to confirmed by its agent */
+            /** @description time from the request until its agent has confirmed */
             ready_ms?: number;
             pooled?: boolean;
-            /** @description what its latest branch takes, which was deleted and on which its memory lies; goes with the sandbox, with its next branch, or when it is suspended or rolled back */
+            /** @description disk space of its latest branch, if that was deleted while the sandbox still uses it for its memory; freed with the sandbox, or by its next branch, suspension or rollback */
             deleted_snapshot_bytes?: number;
-            /** @description that it belongs to; it cannot be killed but with that */
+            /** @description workspace that it belongs to; it can only be deleted with the workspace */
             workspace?: string;
             /**
              * @description the mode of its network policy
@@ -342,25 +342,25 @@ export interface components {
              */
             network: "none" | "public" | "allow" | "open";
             unique?: components["schemas"]["Unique"];
-            /** @description the snapshot it was last branched to or rolled back to, else the one it was forked from; absent if that was deleted */
+            /** @description the snapshot of its latest branch or rollback, otherwise of its fork; absent if that was deleted */
             latest_tag?: string;
-            /** @description requests since latest_tag that may have changed files or processes; absent if the daemon does not know, because it has been started since */
+            /** @description number of requests since latest_tag that may have changed files or processes; absent if the daemon was started since, and does not know it */
             calls_since_latest?: number;
-            /** @description its fork, rollback or resume fails with not_unique where programs repeat random numbers */
+            /** @description its fork, rollback or resume fails with not_unique if programs repeat random numbers */
             unique_strict?: boolean;
         };
         /**
-         * @description strict: a fork, rollback or resume fails with not_unique where programs repeat random numbers; report: they are named in unique; empty: as before
+         * @description strict: a fork, rollback or resume fails with not_unique if programs repeat random numbers; report: the field unique names these programs; empty: unchanged
          * @enum {string}
          */
         UniqueMode: "" | "report" | "strict";
-        /** @description random number generators that programs had in memory when the sandbox was last forked, rolled back or resumed, at most 64 of both lists; absent if the agent of its snapshot does not look for them. The guest chooses the names */
+        /** @description random number generators that programs had in memory when the sandbox was last forked, rolled back or resumed, at most 64 in both lists together; absent if the snapshot's agent does not search for them. The guest chooses the names */
         Unique: {
-            /** @description they draw from the kernel's generator before their next use */
+            /** @description generators that reseed from the kernel's generator before their next use */
             reseeded: components["schemas"]["Generator"][];
-            /** @description they give what they give in siblings, if they were used before */
+            /** @description generators that give the same numbers as in sibling sandboxes, if they were used before the fork */
             repeats: components["schemas"]["Generator"][];
-            /** @description how many the lists have no room for */
+            /** @description number of further generators, which exceed the lists */
             more?: number;
         };
         Generator: {
@@ -368,65 +368,65 @@ export interface components {
             program: string;
             library: string;
         };
-        /** @description always given whole; what is left out has its default */
+        /** @description replaces the whole policy: an omitted field takes its default */
         Network: {
             /**
-             * @description none; public: the internet without private networks and the host's own addresses; allow: only what allow lists; open: all but loopback, link-local and the host's own addresses. If it is empty, allow if that is given; else the request is refused
+             * @description none: no network; public: the internet without private networks and the host's addresses; allow: only what allow lists; open: everything except loopback, link-local and the host's addresses. Empty: allow if allow lists destinations, otherwise the request is refused
              * @enum {string}
              */
             mode?: "" | "none" | "public" | "allow" | "open";
-            /** @description with public and open: exceptions to what these close, by address or network */
+            /** @description with public and open: addresses and networks that are permitted although the mode denies them */
             allow?: components["schemas"]["NetworkRule"][];
-            /** @description wins in every mode */
+            /** @description denied in every mode */
             deny?: components["schemas"]["NetworkRule"][];
             /**
-             * @description let TLS with encrypted_client_hello through where a rule by name decides: it can hide another server's name, and browsers send it always
+             * @description permit TLS with encrypted_client_hello if a rule by name decides. Browsers always send it, and it can hide another server's name
              * @default false
              */
             allow_ech?: boolean;
             limits?: components["schemas"]["NetworkLimits"];
-            /** @description headers that are added outside of the sandbox, which never knows their values; branches do not inherit them, and a build takes none */
+            /** @description headers that are added outside of the sandbox, which never receives their values; branches do not inherit them, and builds do not accept them */
             secrets?: components["schemas"]["NetworkSecret"][];
         };
-        /** @description a header of requests to one HTTPS server, at port 443; the policy has to let them through */
+        /** @description a header of requests to one HTTPS server, at port 443; the policy must permit these requests */
         NetworkSecret: {
             /** @description name of the server */
             host: string;
             /** @description such as Authorization */
             header: string;
-            /** @description all of it; without it, the one that the sandbox has for that header of that host. Never in an answer */
+            /** @description full value of the header; absent: keep the sandbox's current value for this header and host. Never returned */
             value?: string;
         };
-        /** @description always given whole; what is left out has no limit of its own. docs/limits.md says more */
+        /** @description replaces all limits: an omitted field means no limit. docs/limits.md describes them */
         Limits: {
-            /** @description of the sandbox's own memory, its VMM's included, at least 32; one that needs more is killed */
+            /** @description limit of the sandbox's own memory, including its VMM's, at least 32; a sandbox that needs more is killed */
             memory_mib?: number;
-            /** @description besides, on the host's swap; only with memory_mib, and none without it */
+            /** @description additional memory on the host's swap; only with memory_mib; absent: none */
             swap_mib?: number;
-            /** @description processors' worth of time in every 100 ms */
+            /** @description number of processors, enforced in periods of 100 ms */
             cpus?: number;
-            /** @description share of processor time where sandboxes compete; 0 is 100 */
+            /** @description share of processor time if sandboxes compete; 0: 100 */
             cpu_weight?: number;
-            /** @description in each direction, on the disk of the daemon's state directory; 1048576 or more */
+            /** @description limit in each direction on the disk of the daemon's state directory; 1048576 or more */
             io_bytes_per_second?: number;
-            /** @description likewise; 64 or more */
+            /** @description limit in each direction on the disk of the daemon's state directory; 64 or more */
             io_ops_per_second?: number;
         };
-        /** @description what a sandbox takes from its host; zeros for one without a VM, and where the host cannot enforce limits */
+        /** @description resource use of a sandbox on its host; zeros if it has no VM, or if the host cannot enforce limits */
         Usage: {
-            /** @description charged to it now, with page cache and copies made by branches */
+            /** @description memory charged to the sandbox, including page cache and copies made by branches */
             memory_bytes: number;
-            /** @description of these, what counts against memory_mib and cannot be taken back */
+            /** @description part of memory_bytes that counts against memory_mib and cannot be reclaimed */
             own_memory_bytes: number;
             swap_bytes: number;
             /** @description since its VMM was started */
             cpu_seconds: number;
-            /** @description held back by cpus */
+            /** @description time throttled by the limit cpus */
             throttled_seconds: number;
             throttled_periods: number;
-            /** @description of its VMM */
+            /** @description number of threads of its VMM */
             threads: number;
-            /** @description from disks of the host */
+            /** @description bytes read from disks of the host */
             read_bytes: number;
             written_bytes: number;
         };
@@ -439,32 +439,32 @@ export interface components {
             io_ops_per_second?: number;
             usage: components["schemas"]["Usage"];
         };
-        /** @description [tcp/|udp/]name, *.name, address or network, then :port or :first-last if not all; a name without a port means TCP 80 and 443. A name in allow means TCP unless the rule says udp/, and never UDP 443 */
+        /** @description [tcp/|udp/]name, *.name, address or network, optionally with :port or :first-last. A name without a port means TCP 80 and 443. A name in allow means TCP unless the rule begins with udp/, and never UDP 443 */
         NetworkRule: string;
-        /** @description 0 is the daemon's default */
+        /** @description 0: the daemon's default */
         NetworkLimits: {
-            /** @description of payload, in each direction */
+            /** @description limit of payload in each direction */
             bytes_per_second?: number;
             packets_per_second?: number;
-            /** @description at a time */
+            /** @description limit of concurrent connections */
             connections?: number;
         };
         NetworkStats: {
-            /** @description connections now */
+            /** @description number of open connections */
             open: number;
-            /** @description that were let through and have ended */
+            /** @description number of permitted connections that have ended */
             connections: number;
-            /** @description payload of these from the sandbox */
+            /** @description payload that these connections sent from the sandbox */
             up_bytes: number;
             down_bytes: number;
             dns_queries: number;
-            /** @description frames that the sandbox had no room for, or that were malformed */
+            /** @description frames that were malformed, or for which the sandbox had no room */
             dropped: number;
-            /** @description connections that were not let through, by reason */
+            /** @description number of denied connections, by reason */
             refused?: {
                 [key: string]: number;
             };
-            /** @description the last destinations of these, the latest first */
+            /** @description the last denied destinations, the newest first */
             recent?: components["schemas"]["NetworkRefusal"][];
         };
         NetworkRefusal: {
@@ -472,16 +472,16 @@ export interface components {
             protocol: "tcp" | "udp" | "icmp" | "dns";
             /** @description with its port; absent for dns */
             address?: string;
-            /** @description of the server, or that DNS was asked for; the sandbox chose it */
+            /** @description name of the server, or of the DNS query; chosen by the sandbox */
             name?: string;
             /** @description a key of refused */
             reason: string;
             /** @description the reason in words, such as: private range */
             why: string;
-            /** @description how forkd net set lets it through, such as: allow it with --allow 1.2.3.4; absent if it cannot */
+            /** @description how to permit it with forkd net set, such as: allow it with --allow 1.2.3.4; absent if it cannot be permitted */
             fix?: string;
             count: number;
-            /** @description the last time, in seconds since 1970 */
+            /** @description time of the last denial, in seconds since 1970 */
             last_unix: number;
         };
         SandboxNetwork: {
@@ -493,57 +493,57 @@ export interface components {
             limits?: components["schemas"]["NetworkLimits"];
             /** @description without their values */
             secrets?: components["schemas"]["NetworkSecret"][];
-            /** @description since it was started, rolled back or resumed; 0 for one that does not run */
+            /** @description since the sandbox was started, rolled back or resumed; zeros if it does not run */
             stats: components["schemas"]["NetworkStats"];
         };
-        /** @description how many sandboxes the daemon takes; 0 is no limit */
+        /** @description limits of the daemon for all sandboxes; 0: no limit */
         Admission: {
-            /** @description that run or are paused */
+            /** @description maximum number of running and paused sandboxes */
             max_sandboxes: number;
-            /** @description vCPUs of all of them, per CPU of the host */
+            /** @description maximum number of vCPUs of all sandboxes, per CPU of the host */
             vcpu_overcommit: number;
-            /** @description of the host's memory, stays available */
+            /** @description memory of the host that stays available */
             memory_reserve_mib: number;
-            /** @description stays free on the disk of the state directory */
+            /** @description space that stays free on the disk of the state directory */
             disk_reserve_mib: number;
         };
         Branch: {
-            /** @description one is made up if it is absent */
+            /** @description absent: the daemon chooses one */
             tag?: string;
             /**
-             * @description live if it is empty
+             * @description empty: live
              * @enum {string}
              */
             mode?: "" | "live" | "diff" | "full";
             /**
-             * @description false: answer when the sandbox runs again; only a live branch is not complete then
+             * @description false: answer as soon as the sandbox runs again; a live branch is not complete yet then
              * @default true
              */
             wait?: boolean;
             /**
-             * @description false: save the disk alone, with the guest's file system at rest; forks of the snapshot boot. It excludes mode, and the sandbox must run
+             * @description false: save only the disk, while the guest's file system is frozen; forks of the snapshot boot. Excludes mode, and the sandbox must run
              * @default true
              */
             memory?: boolean;
             /** @description the snapshot that the sandbox runs from */
             parent_tag?: string;
-            /** @description of the snapshot; what is forked from it does not inherit them */
+            /** @description labels of the snapshot; its forks do not inherit them */
             labels?: components["schemas"]["Labels"];
             /** @description of forkd 0.5 */
             diff?: boolean;
             /** @description of forkd 0.5 */
             live?: boolean;
-            /** @description of forkd 0.5; the same as diff and may stand beside it */
+            /** @description of forkd 0.5; the same as diff, and may be given together with it */
             measure_diff?: boolean;
         };
         Rollback: {
-            /** @description its own snapshot (also if empty), an ancestor of that, or a branch made of it */
+            /** @description the snapshot that the sandbox runs from (also if empty), an ancestor of that snapshot, or a branch of the sandbox */
             to?: string;
-            /** @description from now on */
+            /** @description the sandbox's mode from now on */
             unique?: components["schemas"]["UniqueMode"];
         };
         Resume: {
-            /** @description from now on */
+            /** @description the sandbox's mode from now on */
             unique?: components["schemas"]["UniqueMode"];
         };
         RolledBack: components["schemas"]["SandboxInfo"] & {
@@ -560,13 +560,13 @@ export interface components {
             snapshot_tag: components["schemas"]["Tag"];
             /** @description of forkd 0.5: memory_mib of limits */
             memory_limit_mib?: number | null;
-            /** @description without them those of the snapshot */
+            /** @description absent: those of the snapshot */
             limits?: components["schemas"]["Limits"];
             env?: components["schemas"]["Env"];
             idle_timeout_secs?: number;
-            /** @description without it that of the snapshot */
+            /** @description absent: that of the snapshot */
             network?: components["schemas"]["Network"];
-            /** @description of forkd 0.5; no effect: every child has a network of its own already */
+            /** @description of forkd 0.5; no effect: every child has its own network */
             per_child_netns?: boolean;
         };
         SuspendWorkspace: {
@@ -580,7 +580,7 @@ export interface components {
             /** @description the snapshot of its suspended state */
             current_state_tag?: string;
             /**
-             * @description stale - its VM has ended; resume brings back its latest suspended state, if it has one
+             * @description stale: its VM has ended; resume restores its latest suspended state, if there is one
              * @enum {string}
              */
             status: "running" | "suspended" | "stale";
@@ -590,35 +590,35 @@ export interface components {
         };
         Exec: {
             args: string[];
-            /** @description 30 if absent, and at most 3600 unless the answer is in lines; no limit if absent and detached or over a WebSocket */
+            /** @description absent: 30, or no limit if detached or over a WebSocket; at most 3600 unless the answer is in lines */
             timeout_secs?: number;
             env?: components["schemas"]["Env"];
             cwd?: string;
             user?: string;
-            /** @description what the command reads, at most 8 MiB; not over a WebSocket, and not with the fields below */
+            /** @description standard input of the command, at most 8 MiB; not over a WebSocket, and not together with the fields below */
             stdin?: string;
             /**
-             * @description keep the input open for what is sent to the process
+             * @description keep standard input open for later requests
              * @default false
              */
             open_stdin?: boolean;
-            /** @description a terminal for the command, whose output is all stdout; TERM is xterm-256color unless env has it */
+            /** @description give the command a terminal, whose output is all in stdout; TERM is xterm-256color unless env sets it */
             tty?: components["schemas"]["TTYSize"];
             /**
-             * @description answer as soon as it runs, and let it go on; its output is lost while nobody is attached
+             * @description answer as soon as the command has started; output is lost while no client is attached
              * @default false
              */
             detach?: boolean;
         };
         ExecEnd: {
-            /** @description the command's; 124 timeout, 126 not_executable, 127 not_found, 128 + n ended by signal n */
+            /** @description exit code of the command; 124: timeout, 126: not_executable, 127: not_found, 128 + n: ended by signal n */
             exit_code: number;
             /** @enum {string} */
             outcome: "exited" | "signaled" | "timeout" | "not_found" | "not_executable";
-            /** @description name of the signal that ended it, such as SIGKILL */
+            /** @description name of the signal that ended the command, such as SIGKILL */
             signal?: string;
             status?: string;
-            /** @description set unless it exited by itself with its output whole */
+            /** @description set unless the command exited by itself and its output is complete */
             error?: string;
             timed_out: boolean;
         };
@@ -629,16 +629,16 @@ export interface components {
             stderr: string;
             stdout_truncated: boolean;
             stderr_truncated: boolean;
-            /** @description stdout as it is, set if it is not UTF-8, or large and full of control characters, which stdout is then without */
+            /** @description unchanged stdout, present if it is not UTF-8, or large with many control characters; stdout then omits those */
             stdout_base64?: string;
-            /** @description stderr as it is, set if it is not UTF-8, or large and full of control characters, which stderr is then without */
+            /** @description unchanged stderr, present if it is not UTF-8, or large with many control characters; stderr then omits those */
             stderr_base64?: string;
         };
         ExecStarted: {
             /** @description in the sandbox */
             pid: number;
         };
-        /** @description in characters; 80 by 24 if one of both is absent or 0 */
+        /** @description in characters; 80 by 24 if either is absent or 0 */
         TTYSize: {
             cols?: number;
             rows?: number;
@@ -646,7 +646,7 @@ export interface components {
         Process: {
             pid: number;
             args: string[];
-            /** @description as it was asked for */
+            /** @description as requested */
             cwd?: string;
         };
         Signal: {
@@ -656,87 +656,87 @@ export interface components {
              */
             signal: string;
         };
-        /** @description a text message of a WebSocket from the client, with one of the fields */
+        /** @description a text message from the client over a WebSocket; exactly one field is set */
         ExecInput: {
             start?: components["schemas"]["Exec"];
             resize?: components["schemas"]["TTYSize"];
-            /** @description such as SIGINT, for the process and its group */
+            /** @description signal for the process and its group, such as SIGINT */
             signal?: string;
-            /** @description end the input; a terminal is sent Ctrl-D */
+            /** @description close the input; a terminal receives Ctrl-D */
             close_stdin?: boolean;
-            /** @description let the process go on, and end the stream */
+            /** @description end the stream; the process keeps running */
             detach?: boolean;
         };
-        /** @description the file build.json of a build's archive */
+        /** @description content of the file build.json in a build's archive */
         BuildRequest: {
-            /** @description of the snapshot */
+            /** @description tag of the snapshot */
             tag: string;
             /**
-             * @description a snapshot with the tag gives way, unless sandboxes run from it
+             * @description replace an existing snapshot with the tag, unless sandboxes run from it
              * @default false
              */
             replace?: boolean;
-            /** @description its text */
+            /** @description text of the Dockerfile */
             dockerfile: string;
             /**
-             * @description of the Dockerfile, for errors
+             * @description name of the Dockerfile in error messages
              * @default Dockerfile
              */
             name?: string;
-            /** @description name or number of the stage to build; without it the last */
+            /** @description name or number of the stage to build; absent: the last */
             target?: string;
             /** @description values of ARG instructions */
             args?: {
                 [key: string]: string;
             };
             /**
-             * @description carry out all steps, but fetch no image again
+             * @description run all steps again; images that are present are not fetched again
              * @default false
              */
             no_cache?: boolean;
             /**
-             * @description of a VM made from an image
+             * @description of the VM of a stage that starts from an image
              * @default 1
              */
             vcpus?: number;
             /**
-             * @description of a VM made from an image
+             * @description of the VM of a stage that starts from an image
              * @default 1024
              */
             memory_mib?: number;
             /**
-             * @description of a VM made from an image
+             * @description of the VM of a stage that starts from an image
              * @default 8192
              */
             disk_mib?: number;
-            /** @description what RUN --mount=type=secret gives to commands, by id: up to 64 of 500 KiB. The daemon keeps them for the build only, and in memory only */
+            /** @description secrets for RUN --mount=type=secret, by id: at most 64, of at most 500 KiB each. The daemon keeps them in memory only, and for this build only */
             secrets?: {
                 [key: string]: string;
             };
         };
-        /** @description one line of a build's progress, with one field: plan first, result or error last */
+        /** @description one line of a build's progress, with exactly one field: the first has plan, the last result or error */
         BuildEvent: {
             plan?: components["schemas"]["BuildPlan"];
             step?: components["schemas"]["BuildStep"];
             output?: components["schemas"]["BuildOutput"];
             result?: components["schemas"]["BuildResult"];
-            /** @description nothing has happened for 15 seconds */
+            /** @description sent after 15 seconds without other messages */
             keepalive?: boolean;
             /** @description why the build has failed */
             error?: string;
-            /** @description with error: the HTTP status that it would have been answered with */
+            /** @description with error: its HTTP status */
             status?: number;
             /** @description with error: the code of the problem */
             code?: string;
         };
         BuildPlan: {
-            /** @description names of the steps, by number from 0 */
+            /** @description names of the steps, in the order of their numbers */
             steps: string[];
             /** @description instructions that have no effect */
             notes: components["schemas"]["BuildNote"][];
         };
         BuildNote: {
-            /** @description of the Dockerfile, from 1 */
+            /** @description line number in the Dockerfile, from 1 */
             line?: number;
             text: string;
         };
@@ -745,7 +745,7 @@ export interface components {
             number: number;
             /** @enum {string} */
             state: "started" | "cached" | "done" | "failed";
-            /** @description milliseconds that it took */
+            /** @description duration of the step in milliseconds */
             ms?: number;
         };
         BuildOutput: {
@@ -755,11 +755,11 @@ export interface components {
         };
         BuildResult: {
             tag: string;
-            /** @description steps whose snapshots were there */
+            /** @description number of steps whose snapshots existed */
             cached: number;
-            /** @description steps that were carried out */
+            /** @description number of steps that were run */
             run: number;
-            /** @description milliseconds that the build took */
+            /** @description duration of the build in milliseconds */
             ms: number;
         };
         /** @description one message of the stream of a command */
@@ -773,16 +773,16 @@ export interface components {
             stderr_base64?: string;
             /** @description bytes of input that the process has taken so far; over a WebSocket only */
             stdin_taken?: number;
-            /** @description it takes no more; over a WebSocket only */
+            /** @description the process accepts no more input; over a WebSocket only */
             stdin_closed?: boolean;
-            /** @description nothing has happened for a while: every 15 seconds over a WebSocket, and in lines of JSON after 15 silent seconds */
+            /** @description sent every 15 seconds over a WebSocket, and in lines of JSON after 15 seconds without other messages */
             keepalive?: boolean;
             /** @description the last message after a detach */
             detached?: boolean;
             end?: components["schemas"]["ExecEnd"];
-            /** @description why nobody knows how the command ended */
+            /** @description why it is unknown how the command ended */
             error?: string;
-            /** @description with error: the HTTP status that it would have been answered with */
+            /** @description with error: its HTTP status */
             status?: number;
             /** @description with error: the code of the problem */
             code?: string;
@@ -793,7 +793,7 @@ export interface components {
             /** @default 30 */
             timeout_secs?: number;
             /**
-             * @description python, javascript, typescript or bash, where the image has it
+             * @description python, javascript, typescript or bash, if the image has it
              * @default python
              */
             language?: string;
@@ -807,7 +807,7 @@ export interface components {
             /** @default 30 */
             timeout_secs?: number;
             /**
-             * @description python, javascript, typescript or bash, where the image has it
+             * @description python, javascript, typescript or bash, if the image has it
              * @default python
              */
             language?: string;
@@ -815,7 +815,7 @@ export interface components {
             context_id?: string;
             env?: components["schemas"]["Env"];
             /**
-             * @description keep the quotes of a string in the text of a result
+             * @description keep the quotes of a string in the text form of a result
              * @default false
              */
             repr?: boolean;
@@ -827,27 +827,27 @@ export interface components {
             stderr?: string;
             result?: components["schemas"]["CodeResult"];
             exception?: components["schemas"]["CodeException"];
-            /** @description nothing has happened for 15 seconds */
+            /** @description sent after 15 seconds without other messages */
             keepalive?: boolean;
             end?: components["schemas"]["CodeEnd"];
-            /** @description why it is not known how the code ended */
+            /** @description why it is unknown how the code ended */
             error?: string;
-            /** @description with error: the HTTP status that it would have been answered with */
+            /** @description with error: its HTTP status */
             status?: number;
             /** @description with error: the code of the problem */
             code?: string;
         };
         CodeStarted: {
-            /** @description of the interpreter, from 1 */
+            /** @description counted per interpreter, from 1 */
             execution_count: number;
         };
-        /** @description a value that code has shown */
+        /** @description a result that the code displayed or returned */
         CodeResult: {
-            /** @description the value of the last expression; false for what was displayed */
+            /** @description true for the value of the last expression, false for displayed values */
             main: boolean;
             /**
-             * @description The value by media type: text, or base64 for image/png, image/jpeg and application/pdf, or JSON for application/json,
-             *     e2b/data (the columns of a data frame) and e2b/chart (what a figure shows).
+             * @description The value by media type: base64 for image/png, image/jpeg and application/pdf; JSON for application/json, e2b/data
+             *     (the columns of a data frame) and e2b/chart (the data of a figure); otherwise text.
              */
             data: {
                 [key: string]: unknown;
@@ -861,7 +861,7 @@ export interface components {
         CodeEnd: {
             execution_count: number;
             /**
-             * @description died: the interpreter did
+             * @description died: the interpreter ended
              * @enum {string}
              */
             outcome: "finished" | "exception" | "timeout" | "died";
@@ -869,7 +869,7 @@ export interface components {
             state_lost: boolean;
         };
         CodeContext: {
-            /** @description of a default context: its language */
+            /** @description id; a default context has its language as id */
             id: string;
             language: string;
             cwd: string;
@@ -877,11 +877,11 @@ export interface components {
         CodeContextRequest: {
             /** @default python */
             language?: string;
-            /** @description the home of the user if absent */
+            /** @description absent: the user's home */
             cwd?: string;
         };
         Interpreter: {
-            /** @description the default one of Python if absent */
+            /** @description absent: the default context of Python */
             context_id?: string;
         };
         Interrupted: {
@@ -901,7 +901,7 @@ export interface components {
             /** @description 0; 1 after an exception; 124 after a timeout */
             exit_code: number;
             timed_out: boolean;
-            /** @description something was longer than 8 MiB; a result then ends with its length in all */
+            /** @description an output or the result was longer than 8 MiB; a cut result ends with its full length */
             truncated: boolean;
         };
         Event: {
@@ -914,20 +914,20 @@ export interface components {
              * @enum {string}
              */
             type: "sandbox.created" | "sandbox.adopted" | "sandbox.running" | "sandbox.paused" | "sandbox.suspended" | "sandbox.restoring" | "sandbox.exited" | "sandbox.labels" | "sandbox.deleted" | "snapshot.created" | "snapshot.persisted" | "snapshot.failed" | "snapshot.deleted" | "missed";
-            /** @description that it happened to, or that the snapshot was branched from */
+            /** @description the event's sandbox, or the one that the snapshot was branched from */
             sandbox_id?: string;
-            /** @description that it happened to, or that the sandbox runs from */
+            /** @description the event's snapshot, or the one that the sandbox runs from */
             snapshot_tag?: string;
-            /** @description what was done, or how the sandbox exited, in a word */
+            /** @description what was done, or how the sandbox exited, as one word */
             reason?: string;
-            /** @description the same in words; a guest may have chosen them */
+            /** @description the reason in words, which a guest may have chosen */
             detail?: string;
         };
         File: {
             name: string;
             path: string;
             /**
-             * @description of what a link leads to, if that is there
+             * @description for a link: the type of its target, if that exists
              * @enum {string}
              */
             type: "file" | "directory" | "symlink" | "other";
@@ -941,19 +941,19 @@ export interface components {
             group: string;
             /** Format: date-time */
             modified: string;
-            /** @description of a link: where it leads in the end */
+            /** @description final target of a link */
             symlink_target?: string;
         };
         MakeDir: {
-            /** @description absolute, or from the user's home */
+            /** @description absolute, or relative to the user's home */
             path: string;
-            /** @description whose it is */
+            /** @description owner */
             username?: string;
         };
         MoveFile: {
             from: string;
             to: string;
-            /** @description whose the parents of the new path are */
+            /** @description owner of created parents of the new path */
             username?: string;
         };
         FileChange: {
@@ -961,7 +961,7 @@ export interface components {
             type: "begun" | "create" | "write" | "remove" | "rename" | "chmod" | "error";
             /** @description relative to the directory */
             name?: string;
-            /** @description why the stream ends */
+            /** @description why the stream ended */
             problem?: components["schemas"]["Error"];
         };
         /** @description memory of the VMM process in KiB */
@@ -973,7 +973,7 @@ export interface components {
             guest_dirty_kib: number;
             /** @description guest memory written since the sandbox's latest_tag; an idle guest writes a little */
             memory_since_latest_kib?: number;
-            /** @description of its disk, written since the sandbox's latest_tag */
+            /** @description disk data written since the sandbox's latest_tag */
             disk_since_latest_kib?: number;
             guest_pss_kib: number;
             /** @description private pages that are not guest RAM */
@@ -985,7 +985,7 @@ export interface components {
         };
     };
     responses: {
-        /** @description What is wrong and how to put it right; with Retry-After where the same request may succeed later */
+        /** @description The problem and its solution; with Retry-After if the same request may succeed later */
         Error: {
             headers: {
                 "Retry-After"?: number;
@@ -998,25 +998,25 @@ export interface components {
     };
     parameters: {
         tag: components["schemas"]["Tag"];
-        /** @description number of the process in the sandbox */
+        /** @description process id in the sandbox */
         pid: number;
         id: string;
-        /** @description id of the context; of a default one, its language */
+        /** @description id of the context; a default context has its language as id */
         context: string;
-        /** @description absolute, or from the user's home */
+        /** @description absolute, or relative to the user's home */
         path: string;
         /** @description user in the guest */
         username: string;
-        /** @description NAME=VALUE, or NAME with any value; may be repeated, then a sandbox has to have all of them */
+        /** @description NAME=VALUE, or NAME for any value; may be repeated: sandboxes with all of these labels */
         label: string[];
-        /** @description at most so many; Link then has where the list goes on */
+        /** @description maximum number of items; the header Link has the address of the next page */
         limit: number;
-        /** @description of a Link: what follows there */
+        /** @description from a Link header: where the page begins */
         cursor: string;
-        /** @description the same key and body within 24 hours get the same answer, and nothing is made twice */
+        /** @description requests with the same key and body within 24 hours get the same answer and are executed once */
         once: string;
         port: number;
-        /** @description with its slashes, and as it is: nothing is cleaned or decoded */
+        /** @description the rest of the path with its slashes, neither cleaned nor decoded */
         rest: string;
         name: components["schemas"]["Tag"];
     };
