@@ -21,6 +21,22 @@ const (
 	plainLogs    = time.Minute // between two lines of the log
 )
 
+// secure is a listener with encrypted connections.
+type secure struct {
+	net.Listener
+	config *tls.Config
+}
+
+// accepting returns the listener for a server: at most conns connections at once, encrypted if TLS
+// is configured.
+func accepting(l net.Listener, conns int, log *slog.Logger) net.Listener {
+	s, ok := l.(*secure)
+	if !ok {
+		return newLimited(l, conns)
+	}
+	return redirecting(newLimited(s.Listener, conns), s.config, log)
+}
+
 // redirecting returns a listener of TLS connections. A client that speaks HTTP without TLS is
 // redirected to https://, and its request is not served.
 func redirecting(l net.Listener, config *tls.Config, log *slog.Logger) net.Listener {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"os"
 	"sync"
 
@@ -113,20 +112,4 @@ func (c *certificates) loadLocked() error {
 	}
 	c.config = config
 	return nil
-}
-
-// secure is a listener with encrypted connections.
-type secure struct {
-	net.Listener
-	config *tls.Config
-}
-
-// accepting returns the listener for a server: at most conns connections at once, encrypted if TLS
-// is configured.
-func accepting(l net.Listener, conns int, log *slog.Logger) net.Listener {
-	s, ok := l.(*secure)
-	if !ok {
-		return newLimited(l, conns)
-	}
-	return redirecting(newLimited(s.Listener, conns), s.config, log)
 }

@@ -1,0 +1,194 @@
+package daemon
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/daemon/inbound"
+	"github.com/forkd/forkd/internal/host/admit"
+	"github.com/forkd/forkd/internal/host/bake"
+	"github.com/forkd/forkd/internal/host/netclient"
+	"github.com/forkd/forkd/internal/jail"
+	"github.com/forkd/forkd/internal/private"
+)
+
+// Config configures a daemon.
+type Config struct {
+	Socket    string          // unix socket; empty: none
+	Bind      string          // TCP address; empty: none
+	Peers     []auth.PeerRule // other users that may use the socket, besides the daemon's own and root
+	TLS       TLS             // for the TCP address
+	TokenFile string          // clients on TCP must have one of its tokens; empty: no token is needed
+	Hosts     []string        // further names, besides those of loopback, that clients without a token may use on TCP
+	// parent domain of the host names of ports; empty: ports have none. See inbound.ParseDomain
+	ProxyDomain string
+	StateDir    string           // snapshots and private disks
+	RAMDir      string           // tmpfs for hot memory layers
+	RunDir      string           // sockets and records of running sandboxes
+	AuditLog    string           // empty: none
+	FlowLog     string           // connections of sandboxes; empty: none
+	Reopen      <-chan os.Signal // each signal reopens the logs, which another program has renamed; may be nil
+	Resolvers   []netip.AddrPort // DNS servers for sandboxes; none: those of /etc/resolv.conf
+	Cgroup      string           // where VMs get their limits; see cgroup.Config.Parent
+	Admit       admit.Rules
+	Proxy       netclient.Proxy // for outgoing TCP connections of sandboxes
+	OpenPrivate bool            // clients with the scope run may give sandboxes access to private networks and to the host
+	PoolSize    int             // waiting VMM processes per machine shape; 0: none
+	PoolMost    int             // temporary maximum of PoolSize, after forks found too few
+	Branches    int             // concurrent branches; 0: 4
+	CmdlineArgs []string        // added to the kernel command line of parents
+	CPUTemplate string          // of parents
+	Accel       string          // "kvm" or "tcg", for reports
+	// Port of the addresses that clients of forkd 0.5 get, which forkd forward-guests serves; 0:
+	// none.
+	GuestPort  int
+	KillOnExit bool // kill all sandboxes when the daemon stops
+	Jail       jail.Options
+	Version    string
+	Log        *slog.Logger
+
+	// Probe says why no VM can run on this host, as far as a few guest instructions can tell, and
+	// whether that is certain. Without KVM the daemon still serves what needs no VM. nil: not
+	// probed.
+	Probe func() (sure bool, reason error)
+}
+
+// Defaults fills in the directories and the socket for the calling user: system directories for
+// root, those of the XDG Base Directory specification for other users.
+func (c *Config) Defaults(uid int, getenv func(string) string) error {
+	state, run := "/var/lib/forkd", "/run/forkd"
+	if uid != 0 {
+		home := getenv("HOME")
+		if state = getenv("XDG_STATE_HOME"); !filepath.IsAbs(state) {
+			state = filepath.Join(home, ".local", "state")
+		}
+		if run = getenv("XDG_RUNTIME_DIR"); !filepath.IsAbs(run) {
+			run = filepath.Join(os.TempDir(), fmt.Sprintf("forkd-run-%d", uid))
+		}
+		if !filepath.IsAbs(state) {
+			return errors.New("no directory for the daemon's state: set HOME, or give --state-dir")
+		}
+		state, run = filepath.Join(state, "forkd"), filepath.Join(run, "forkd")
+	}
+	for _, d := range []struct {
+		field *string
+		def   string
+	}{
+		{&c.StateDir, state}, {&c.RunDir, run}, {&c.RAMDir, fmt.Sprintf("/dev/shm/forkd-%d", uid)},
+	} {
+		if *d.field == "" {
+			*d.field = d.def
+		}
+	}
+	if c.Socket == "" && c.Bind == "" {
+		c.Socket = filepath.Join(c.RunDir, "forkd.sock")
+	}
+	return nil
+}
+
+// SetProxy reads the option --upstream-proxy: a URL, or "env". A password is accepted only from the
+// environment, because every user of this host can read command lines.
+func (c *Config) SetProxy(text string, getenv func(string) string) (err error) {
+	switch {
+	case text == "":
+		return nil
+	case text == "env":
+		text = cmp.Or(getenv("HTTPS_PROXY"), getenv("https_proxy"))
+	case strings.Contains(text, "@"):
+		return errors.New("--upstream-proxy: a user and a password are only taken from HTTPS_PROXY, by --upstream-proxy env")
+	}
+	if c.Proxy, err = netclient.ParseProxy(text, cmp.Or(getenv("NO_PROXY"), getenv("no_proxy"))); err != nil {
+		return fmt.Errorf("--upstream-proxy: %w", err)
+	}
+	return nil
+}
+
+// domain returns the domain of host names, with the port that clients are most likely to use.
+func (c *Config) domain() (d inbound.Domain, err error) {
+	if c.ProxyDomain == "" {
+		return d, nil
+	}
+	if d, err = inbound.ParseDomain(c.ProxyDomain); err != nil {
+		return d, fmt.Errorf("--proxy-domain %w", err)
+	}
+	if _, port, err := net.SplitHostPort(c.Bind); err == nil && port != "0" && !strings.Contains(c.ProxyDomain, "://") {
+		d = d.WithPort(port)
+	}
+	return d, nil
+}
+
+// check reports errors in a configuration.
+func (c *Config) check() error {
+	if _, err := c.domain(); err != nil {
+		return err
+	}
+	if err := c.TLS.check(c.Bind); err != nil {
+		return err
+	}
+	if strings.HasPrefix(c.Socket, c.RunDir+"/") && len(c.Peers) > 0 {
+		return fmt.Errorf("--allow-peer: nobody else reaches %s, whose directory is the daemon's alone: give another --socket, "+
+			"such as /run/forkd.sock", c.Socket)
+	}
+	for flag, dir := range map[string]string{"--state-dir": c.StateDir, "--ram-dir": c.RAMDir, "--run-dir": c.RunDir} {
+		if !filepath.IsAbs(dir) {
+			return fmt.Errorf("%s %q: want an absolute path", flag, dir)
+		}
+	}
+	if c.PoolSize < 0 || c.PoolSize > maxPool {
+		return fmt.Errorf("--pool %d: want 0 to %d", c.PoolSize, maxPool)
+	}
+	if c.PoolMost < 0 || c.PoolMost > maxPool {
+		return fmt.Errorf("--pool-most %d: want 0 to %d", c.PoolMost, maxPool)
+	}
+	if a := c.Admit; a.MaxSandboxes < 0 || !(a.VCPUsPerCPU >= 0 && a.VCPUsPerCPU <= maxOvercommit) {
+		return fmt.Errorf("--max-sandboxes %d, --vcpu-overcommit %g: want 0 or more, and at most %d of the latter",
+			a.MaxSandboxes, a.VCPUsPerCPU, maxOvercommit)
+	}
+	if c.GuestPort < 0 || c.GuestPort > 65535 {
+		return fmt.Errorf("--guest-port %d: want 1 to 65535, or 0 for no addresses", c.GuestPort)
+	}
+	if c.Branches < 0 || c.Branches > maxBranches {
+		return fmt.Errorf("--branch-concurrency %d: want 1 to %d", c.Branches, maxBranches)
+	}
+	return nil
+}
+
+// checkDirs makes the daemon's directories. Their paths are well known, and some parent directories
+// are writable for all users. A user who can change their content could swap guest memory or take
+// over control sockets.
+func (c *Config) checkDirs() error {
+	for _, d := range []struct{ option, path string }{
+		{"--state-dir", c.StateDir}, {"--ram-dir", c.RAMDir}, {"--run-dir", c.RunDir},
+	} {
+		f, err := private.Dir(d.path, d.option)
+		if err != nil {
+			return err
+		}
+		if err := f.Close(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+const maxBranches = 64
+
+const maxPool = 1000
+
+const maxOvercommit = 10_000 // vCPUs per CPU
+
+// DefaultReserve returns how much host memory is withheld from sandboxes by default, in bytes:
+// enough for the rest of the system, but only a small share of a small host.
+func DefaultReserve() uint64 { return min(bake.HostMemoryMiB()/32, 512) << 20 }
+
+// DefaultDiskReserve is the disk space withheld by default, in bytes. With less, sandboxes that
+// write would soon be paused.
+const DefaultDiskReserve = 64 << 20
