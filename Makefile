@@ -48,13 +48,13 @@ bench: setup build ## Run the benchmarks; tables here, figures in out/
 	@scripts/bench
 
 torture: setup build ## Branch sandboxes under fire N times (default 300)
-	@scripts/torture $(or $(N),300)
+	@scripts/torture vmm $(or $(N),300)
 
 torture-intel: setup build ## The same on kvm-intel, in an emulated Intel host (default 30)
 	@scripts/test torture-intel $(or $(N),30)
 
 soak: setup build ## Let clients work while the daemon is killed and disks fail, for DURATION (10m); out/soak.json
-	@scripts/soak $(or $(DURATION),10m)
+	@scripts/torture soak $(or $(DURATION),10m)
 
 compat: setup build ## Run published clients against a daemon with real VMs; out/compat.json (GROUPS=…, DURATION=10m)
 	@scripts/setup $(COMPAT_NEEDS)

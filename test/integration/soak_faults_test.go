@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/forkd/forkd/test/deck"
+	"github.com/forkd/forkd/test/rig"
 	"github.com/forkd/forkd/test/soak"
 )
 
@@ -44,11 +44,11 @@ func (x *soaking) pass(seconds int) {
 }
 
 // allFaults returns the faults, in a shuffled deck.
-func (x *soaking) allFaults() *deck.Deck[func()] {
-	return deck.New(x.rng, deck.Card[func()]{Weight: 3, Do: x.killDaemon}, deck.Card[func()]{Weight: 1, Do: x.killNet},
-		deck.Card[func()]{Weight: 4, Do: x.killVMM}, deck.Card[func()]{Weight: 2, Do: x.fillDisk},
-		deck.Card[func()]{Weight: 1, Do: x.fillRAM}, deck.Card[func()]{Weight: 2, Do: x.stallDisk},
-		deck.Card[func()]{Weight: 1, Do: x.killBoth})
+func (x *soaking) allFaults() *rig.Deck[func()] {
+	return rig.NewDeck(x.rng, rig.Card[func()]{Weight: 3, Do: x.killDaemon}, rig.Card[func()]{Weight: 1, Do: x.killNet},
+		rig.Card[func()]{Weight: 4, Do: x.killVMM}, rig.Card[func()]{Weight: 2, Do: x.fillDisk},
+		rig.Card[func()]{Weight: 1, Do: x.fillRAM}, rig.Card[func()]{Weight: 2, Do: x.stallDisk},
+		rig.Card[func()]{Weight: 1, Do: x.killBoth})
 }
 
 // killDaemon kills the daemon and starts it again. Then only acknowledged sandboxes and snapshots

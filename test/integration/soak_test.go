@@ -4,6 +4,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/forkd/forkd/client"
 	"github.com/forkd/forkd/test/soak"
+	"github.com/forkd/forkd/test/torture"
 )
 
 var (
@@ -104,7 +106,7 @@ func newSoaking(t *testing.T, f *fixture) *soaking {
 			t.Errorf("seed %d: see what was found above", *soakSeed)
 		}
 	})
-	x.fire = &fire{t: t, d: x.d, rng: x.rng, points: map[string]point{}, counts: counts{byMode: map[string]int{}}}
+	x.fire = &fire{t: t, d: x.d, rng: x.rng, points: map[string]point{}, report: torture.NewReport(*soakSeed, io.Discard)}
 	x.fire.makeBase()
 	s := x.fire.fork(baseTag)
 	x.d.sh(t, s.ID, "mkdir -p "+soak.Dir)

@@ -43,10 +43,10 @@ func (x *fire) settleCut(answer client.Snapshot, err error, p point) {
 		}
 		x.took(d.Snapshot, p)
 	case missing == nil && d.Status == "failed" && answer.Status == "writing": // listed until it is removed
-		x.counts.cut++
+		x.report.Count(&x.report.CutOff)
 		x.delete(answer.Tag, client.DeleteOptions{})
 	case client.IsNotFound(missing) && (err != nil || answer.Status == "writing"):
-		x.counts.cut++
+		x.report.Count(&x.report.CutOff)
 	default:
 		x.t.Fatalf("branch answered with %+v, %v, then listed as %+v, %v", answer, err, d, missing)
 	}
@@ -58,7 +58,7 @@ func (x *fire) killDaemon() {
 	p, tag := x.mark(x.source.ID, x.hot()...), x.newTag()
 	answer, err := x.cutShort(tag, 300, func() { x.d.crash(x.t) })
 	answer.Tag = tag
-	x.counts.daemons++
+	x.report.Count(&x.report.DaemonKills)
 	x.d.launch(x.t)
 	s, lost := x.d.Sandbox(x.d.ctx(x.t, stepLimit), x.source.ID)
 	if lost != nil || s.State != "running" || s.PID != x.source.PID || s.SnapshotTag != x.source.SnapshotTag {
@@ -95,7 +95,7 @@ func (x *fire) killVMM() {
 		}
 	})
 	answer.Tag = tag
-	x.counts.vmms++
+	x.report.Count(&x.report.Kills)
 	if err != nil {
 		wantError(x.t, "branch of a VM that was killed", err, 409, x.source.ID, "exited")
 	}
@@ -176,7 +176,7 @@ func (x *fire) noRoom() {
 	if d.Persist != "failed" || d.Status != "ready" || !strings.Contains(d.Warning, "no space left") {
 		x.t.Fatalf("snapshot without room: %+v", d)
 	}
-	x.counts.unflushed++
+	x.report.Count(&x.report.FullFS)
 	if x.rng.IntN(2) == 0 {
 		x.d.crash(x.t)
 		x.d.launch(x.t)

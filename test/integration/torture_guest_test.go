@@ -3,7 +3,6 @@ package integration_test
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -78,10 +77,7 @@ func (x *fire) fail(err error) {
 	if err == nil {
 		return
 	}
-	var m *guest.Mismatch
-	if errors.As(err, &m) {
-		x.counts.mismatches += len(m.Found)
-	}
+	x.report.Fail(err)
 	x.t.Fatal(err)
 }
 
@@ -124,12 +120,11 @@ func (x *fire) branch(id, tag string, req client.BranchRequest) (client.Snapshot
 
 // branched counts a complete branch.
 func (x *fire) branched(s client.Snapshot) {
-	x.counts.mu.Lock()
-	defer x.counts.mu.Unlock()
-	x.counts.byMode[s.Mode]++
+	var faults uint64
 	if s.Faults != nil {
-		x.counts.faults += *s.Faults
+		faults = *s.Faults
 	}
+	x.report.Branched(s.Mode, faults)
 }
 
 // took records a complete snapshot and its instant.
@@ -139,7 +134,7 @@ func (x *fire) took(s client.Snapshot, p point) {
 	x.fail(err)
 	p.depth = d.MemoryLayers - 1
 	x.points[s.Tag] = p
-	x.counts.deepest = max(x.counts.deepest, p.depth)
+	x.report.Reached(p.depth)
 }
 
 // latest makes tag the snapshot to roll back to, and removes the previous one unless the source
@@ -160,7 +155,7 @@ func (x *fire) delete(tag string, opts client.DeleteOptions) {
 		x.t.Fatalf("remove snapshot %s: %v", tag, err)
 	}
 	delete(x.points, tag)
-	x.counts.removals++
+	x.report.Count(&x.report.Removals)
 }
 
 // fork starts a child.
@@ -204,14 +199,14 @@ func (x *fire) verifyMarked() {
 	r, err := x.ask(x.source.ID, "mark", fmt.Sprint(p.Mark), "verify")
 	x.fail(err)
 	x.fail(inSandbox(x.source.ID, r.Check(p.Instant, guestSize)))
-	x.counts.sources++
+	x.report.Count(&x.report.SourcesVerified)
 }
 
 // verifySource checks the source, whose latest mark is p's.
 func (x *fire) verifySource(p point) {
 	x.t.Helper()
 	x.fail(x.verifyCopy(x.source.ID, p))
-	x.counts.sources++
+	x.report.Count(&x.report.SourcesVerified)
 }
 
 // verifyChildren checks children of the instant p and kills them. One runs at a time.
@@ -230,7 +225,7 @@ func (x *fire) verifyChildren(list []client.Sandbox, p point) error {
 		if err := x.verifyCopy(s.ID, p); err != nil {
 			return err
 		}
-		x.counts.add(&x.counts.children)
+		x.report.Count(&x.report.ChildrenVerified)
 		if err := x.d.Kill(x.d.ctx(x.t, stepLimit), s.ID); err != nil {
 			return err
 		}

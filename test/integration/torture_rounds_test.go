@@ -125,7 +125,7 @@ func (x *fire) replace() {
 	x.d.kill(x.t, x.source)
 	x.source, x.own, x.saved = x.fork(x.last), x.points[x.last], nil
 	x.fail(x.verifyCopy(x.source.ID, x.own))
-	x.counts.children++
+	x.report.Count(&x.report.ChildrenVerified)
 }
 
 // rollback rolls the running source back to a snapshot of its line, twice, and verifies it. Then
@@ -145,9 +145,9 @@ func (x *fire) rollback() {
 			x.t.Fatalf("rolled back to %q: %+v", to, r)
 		}
 		x.source, x.own = r.Sandbox, want
-		x.counts.rollbacks++
+		x.report.Count(&x.report.Rollbacks)
 		x.fail(x.verifyCopy(x.source.ID, want))
-		x.counts.sources++
+		x.report.Count(&x.report.SourcesVerified)
 	}
 	if to != "" {
 		x.last = to
@@ -198,7 +198,7 @@ func (x *fire) suspend() {
 	}
 	p.depth = x.own.depth + 1
 	x.source, x.own, x.saved = s, p, &p
-	x.counts.suspends++
+	x.report.Count(&x.report.Suspensions)
 	x.verifySource(p)
 }
 
@@ -233,7 +233,7 @@ func (x *fire) remove() {
 			x.t.Fatalf("snapshot %s after its parent was removed with cascade: %v", leaf, err)
 		}
 		delete(x.points, leaf)
-		x.counts.removals++
+		x.report.Count(&x.report.Removals)
 	})
 	x.verifySource(now)
 }
@@ -250,7 +250,7 @@ func (x *fire) grow(now point) (tags []string, boxes []client.Sandbox) {
 		x.took(s, now)
 		child := x.fork(tag)
 		x.fail(x.verifyCopy(child.ID, now))
-		x.counts.children++
+		x.report.Count(&x.report.ChildrenVerified)
 		tags, boxes, from = append(tags, tag), append(boxes, child), child.ID
 		if i < 2 {
 			now = x.mark(child.ID)

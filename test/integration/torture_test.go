@@ -1,24 +1,29 @@
 package integration_test
 
 import (
+	"flag"
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"os"
 	"path/filepath"
 	"slices"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/forkd/forkd/client"
-	"github.com/forkd/forkd/test/deck"
+	"github.com/forkd/forkd/test/rig"
+	"github.com/forkd/forkd/test/torture"
 	"github.com/forkd/forkd/test/torture/guest"
 )
 
-// Number of branches and seed of a run without FORKD_TORTURE_BRANCHES and FORKD_TORTURE_SEED.
-const (
-	tortureBranches = 22
-	tortureSeed     = 1
+// tortureBranches is the default number of branches.
+const tortureBranches = 22
+
+var (
+	tortureN      = flag.Int("torture.n", tortureBranches, "how many branches")
+	tortureSeed   = flag.Uint64("torture.seed", 1, "of the choices")
+	tortureReport = flag.String("torture.report", "", "file for the counts, as JSON, rewritten after every step")
 )
 
 // Depths of a line of descent, in memory layers over the first snapshot.
@@ -33,21 +38,21 @@ const (
 // guest, VMM and daemon do not. Package test/torture does the same to VMMs without a daemon.
 func TestTorture(t *testing.T) {
 	f := open(t)
-	seed := envInt(t, "FORKD_TORTURE_SEED", tortureSeed)
-	branches := envInt(t, "FORKD_TORTURE_BRANCHES", tortureBranches)
 	dir := filepath.Join(f.root, "t")
 	state := filepath.Join(dir, "s")
 	mount(t, state, "size=1g") // a file system of its own, which can be filled
 	d := f.start(t, withState(state), withRun(filepath.Join(dir, "r")), withRAM(filepath.Join(dir, "m")))
-	x := &fire{t: t, d: d, rng: rand.New(rand.NewPCG(uint64(seed), 0)), points: map[string]point{},
-		long: branches > 2*tortureBranches}
-	x.deck = deck.New(x.rng, rounds()...)
-	x.counts = counts{byMode: map[string]int{}, start: time.Now()}
-	t.Cleanup(func() { t.Logf("seed %d: %v", seed, &x.counts) })
+	x := &fire{t: t, d: d, rng: rand.New(rand.NewPCG(*tortureSeed, 0)), points: map[string]point{},
+		long: *tortureN > 2*tortureBranches, report: torture.NewReport(*tortureSeed, os.Stdout)}
+	x.deck = rig.NewDeck(x.rng, rounds()...)
+	t.Cleanup(func() {
+		t.Logf("seed %d: %s", *tortureSeed, x.report.Line())
+		x.write()
+	})
 	x.makeBase()
 	free := x.freeBytes()
 	x.newLine()
-	for n := 0; x.counts.done() < branches || x.counts.deepest < wantDepth || n < len(rounds()); n++ {
+	for n := 0; x.report.Done() < *tortureN || x.report.DeepestChain < wantDepth || n < len(rounds()); n++ {
 		x.step(x.deck.Draw())
 		if x.own.depth >= lineDepth {
 			x.endLine()
@@ -66,10 +71,10 @@ type fire struct {
 	t      *testing.T
 	d      *daemon
 	rng    *rand.Rand
-	deck   *deck.Deck[round]
+	deck   *rig.Deck[round]
 	long   bool // there is time to compute digests
 	names  int
-	counts counts
+	report *torture.Report
 
 	source client.Sandbox   // it writes all the time
 	own    point            // the instant that it runs from
@@ -90,8 +95,8 @@ type round struct {
 	run  func(*fire)
 }
 
-func rounds() []deck.Card[round] {
-	return []deck.Card[round]{
+func rounds() []rig.Card[round] {
+	return []rig.Card[round]{
 		{Weight: 4, Do: round{"plain", (*fire).plain}},
 		{Weight: 3, Do: round{"early", (*fire).early}},
 		{Weight: 3, Do: round{"race", (*fire).race}},
@@ -108,10 +113,17 @@ func rounds() []deck.Card[round] {
 func (x *fire) step(r round) {
 	x.t.Helper()
 	start := time.Now()
-	fmt.Printf("%s %s\n", start.Format("15:04:05"), r.name)
+	x.report.Say("%s", r.name)
 	r.run(x)
+	x.write()
 	x.t.Logf("%s: %.1f s, source of depth %d, %d snapshots", r.name, time.Since(start).Seconds(), x.own.depth,
 		len(x.points))
+}
+
+func (x *fire) write() {
+	if err := x.report.Write(*tortureReport); err != nil {
+		x.t.Error(err)
+	}
 }
 
 // newLine starts a source from the base.
@@ -137,7 +149,7 @@ func (x *fire) endLine() {
 		}
 	}
 	x.d.audit(x.t)
-	x.t.Logf("%v", &x.counts)
+	x.t.Log(x.report.Line())
 }
 
 // newTag returns a new, unique tag.
@@ -160,52 +172,4 @@ func (x *fire) mode() string {
 // millis draws a time below n milliseconds.
 func (x *fire) millis(n int) time.Duration {
 	return time.Duration(x.rng.IntN(n*1000)) * time.Microsecond
-}
-
-// counts are the numbers of operations done.
-type counts struct {
-	mu         sync.Mutex
-	byMode     map[string]int
-	children   int // verified
-	sources    int // verified
-	deepest    int
-	daemons    int // killed in the middle of a branch
-	vmms       int // killed in the middle of a branch
-	cut        int // branches that did not exist afterwards
-	rollbacks  int
-	suspends   int
-	removals   int // snapshots
-	unflushed  int // snapshots that did not fit onto the disk at first
-	faults     uint64
-	mismatches int
-	start      time.Time
-}
-
-func (c *counts) add(n *int) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	*n++
-}
-
-// done returns the number of whole branches.
-func (c *counts) done() int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	n := 0
-	for _, m := range c.byMode {
-		n += m
-	}
-	return n
-}
-
-func (c *counts) String() string {
-	n := c.done()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return fmt.Sprintf("%d branches (live %d, diff %d, full %d), %d children and %d sources verified, depth %d, "+
-		"%d kills of the daemon and %d of VMMs, %d branches cut off, %d rollbacks, %d suspends, %d removals, %d without room, "+
-		"%d write faults, %d mismatches, %.0f s", n, c.byMode["live"], c.byMode["diff"], c.byMode["full"], c.children,
-		c.sources, c.deepest,
-		c.daemons, c.vmms, c.cut, c.rollbacks, c.suspends, c.removals, c.unflushed, c.faults, c.mismatches,
-		time.Since(c.start).Seconds())
 }

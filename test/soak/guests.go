@@ -94,7 +94,7 @@ func (w *worker) verify(b *box) {
 	if b.now.newest(fit) {
 		b.now = fit
 	}
-	w.rep.count(&w.rep.Verified)
+	w.rep.Count(&w.rep.Verified)
 }
 
 // verifyFiles returns the points of p that match the files of a sandbox; none if the files are

@@ -7,11 +7,9 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 	"text/tabwriter"
-	"time"
 
-	"github.com/forkd/forkd/internal/atomicfile"
+	"github.com/forkd/forkd/test/rig"
 )
 
 // maxFindings limits the number of findings in the report; all are counted.
@@ -19,9 +17,8 @@ const maxFindings = 50
 
 // Report holds the operations and findings of a run. It is written as out/soak.json.
 type Report struct {
-	Seed    uint64  `json:"seed"`
-	Clients int     `json:"clients"`
-	Seconds float64 `json:"duration_s"`
+	rig.Report
+	Clients int `json:"clients"`
 
 	Operations  int                       `json:"operations"`   // requests that were answered in any way, or cut off
 	ByOperation map[string]map[string]int `json:"by_operation"` // operation → answer → how often
@@ -39,37 +36,24 @@ type Report struct {
 	LostSandboxes int      `json:"lost_sandboxes"`
 	LostSnapshots int      `json:"lost_snapshots"`
 	Corrupt       int      `json:"corrupt"`    // sandboxes that are damaged, or copies of a different instant
-	HalfMade      int      `json:"half_made"`  // things that exist although no client was told of them
+	HalfMade      int      `json:"half_made"`  // objects that exist although no request for them was acknowledged
 	Unexpected    int      `json:"unexpected"` // answers that no fault explains
-	Leaks         int      `json:"leaks"`      // kinds of resources of which more are in use than before
+	Leaks         int      `json:"leaks"`      // kinds of resources with more in use than before
 	Findings      []string `json:"findings"`   // the first findings
-
-	mu    sync.Mutex
-	start time.Time
-	out   io.Writer // of Say
 }
 
 // NewReport starts the clock. Messages about the run are written to out as it proceeds.
 func NewReport(seed uint64, clients int, out io.Writer) *Report {
-	return &Report{Seed: seed, Clients: clients, ByOperation: map[string]map[string]int{}, Excused: map[string]int{},
-		Findings: []string{}, start: time.Now(), out: out}
-}
-
-// Say writes a line about a request with its answer, a fault, or a finding.
-func (r *Report) Say(format string, args ...any) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.sayLocked(fmt.Sprintf(format, args...))
-}
-
-func (r *Report) sayLocked(text string) {
-	fmt.Fprintf(r.out, "%s %5.1f s: %s\n", time.Now().UTC().Format("15:04:05"), time.Since(r.start).Seconds(), text)
+	r := &Report{Clients: clients, ByOperation: map[string]map[string]int{}, Excused: map[string]int{},
+		Findings: []string{}}
+	r.Start(seed, out)
+	return r
 }
 
 // answered counts a request: "ok", the code of an error, or "cut_off".
 func (r *Report) answered(operation, answer string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Lock()
+	defer r.Unlock()
 	r.Operations++
 	if r.ByOperation[operation] == nil {
 		r.ByOperation[operation] = map[string]int{}
@@ -78,34 +62,27 @@ func (r *Report) answered(operation, answer string) {
 }
 
 func (r *Report) excused(answer string, by Kind) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Lock()
+	defer r.Unlock()
 	r.Excused[answer+": "+string(by)]++
 }
 
-// count adds one to a number of r.
-func (r *Report) count(n *int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	*n++
-}
-
 // Audited counts a comparison of what exists with what was acknowledged.
-func (r *Report) Audited() { r.count(&r.Audits) }
+func (r *Report) Audited() { r.Count(&r.Audits) }
 
 // find counts a finding in n.
 func (r *Report) find(n *int, format string, args ...any) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Lock()
+	defer r.Unlock()
 	*n++
 	text := fmt.Sprintf(format, args...)
-	r.sayLocked("FOUND: " + text)
+	r.SayLocked("FOUND: %s", text)
 	if len(r.Findings) < maxFindings {
-		r.Findings = append(r.Findings, fmt.Sprintf("%.1f s: %s", time.Since(r.start).Seconds(), text))
+		r.Findings = append(r.Findings, fmt.Sprintf("%.1f s: %s", r.Elapsed(), text))
 	}
 }
 
-// Leak records a kind of resource of which more are in use than before.
+// Leak records a kind of resource with more in use than before.
 func (r *Report) Leak(kind, what string) { r.find(&r.Leaks, "leak of %s: %s", kind, what) }
 
 // HalfMadeThing records a finding of an audit.
@@ -113,16 +90,15 @@ func (r *Report) HalfMadeThing(format string, args ...any) { r.find(&r.HalfMade,
 
 // Failed reports whether there are findings.
 func (r *Report) Failed() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Lock()
+	defer r.Unlock()
 	return r.LostSandboxes+r.LostSnapshots+r.Corrupt+r.HalfMade+r.Unexpected+r.Leaks > 0
 }
 
 // Write writes the report to path, completely or not at all, with the faults in log so far.
 func (r *Report) Write(path string, log *FaultLog) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.Seconds = time.Since(r.start).Seconds()
+	r.Lock()
+	defer r.Unlock()
 	r.Faults, r.ByFault = 0, map[Kind]int{}
 	for _, kind := range Kinds() {
 		n := log.Count(kind)
@@ -130,16 +106,13 @@ func (r *Report) Write(path string, log *FaultLog) error {
 		r.ByFault[kind] = n
 	}
 	r.DaemonKills = r.ByFault[KillDaemon]
-	if path == "" {
-		return nil
-	}
-	return atomicfile.WriteJSON(path, r)
+	return r.WriteLocked(path, r)
 }
 
 // Print writes the report in a form for people. It has the faults of the last Write.
 func (r *Report) Print(to io.Writer) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Lock()
+	defer r.Unlock()
 	w := tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "OPERATION\tANSWERS")
 	for _, operation := range slices.Sorted(maps.Keys(r.ByOperation)) {

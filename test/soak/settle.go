@@ -60,7 +60,7 @@ func (w *worker) settle(b *box, states ...string) bool {
 			there = true
 			b.now = b.saved
 			b.suspend()
-			w.rep.count(&w.rep.Resurrected)
+			w.rep.Count(&w.rep.Resurrected)
 			return true, nil
 		}
 		why = "it is " + s.State
@@ -94,7 +94,7 @@ func (w *worker) mourn(b *box, why string) bool {
 		return false
 	}
 	if b.saved == nil {
-		w.rep.count(&w.rep.EndedByFault)
+		w.rep.Count(&w.rep.EndedByFault)
 		w.kill(b, "sandbox_not_found")
 		return false
 	}
@@ -112,7 +112,7 @@ func (w *worker) mourn(b *box, why string) bool {
 		return false
 	}
 	b.start(from, b.saved)
-	w.rep.count(&w.rep.Resurrected)
+	w.rep.Count(&w.rep.Resurrected)
 	w.verify(b)
 	return w.has(b)
 }

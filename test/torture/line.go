@@ -27,7 +27,7 @@ func (v *running) rebase(p *pending) error {
 	defer cancel()
 	result, err := v.Rebase(ctx, p.result.Serial, layer)
 	if errors.Is(err, vm.ErrNotKept) {
-		v.rig.rep.count(&v.rig.rep.NotKept)
+		v.rig.rep.Count(&v.rig.rep.NotKept)
 		return nil
 	}
 	if err != nil {
@@ -105,7 +105,7 @@ func (l *line) rollInto(ctx context.Context, line []*Snapshot) error {
 	if err := l.source.restore(ctx, to); err != nil {
 		return err
 	}
-	l.rig.rep.count(&l.rig.rep.Rollbacks)
+	l.rig.rep.Count(&l.rig.rep.Rollbacks)
 	if err := l.source.verifyCopy(ctx, to); err != nil {
 		return fmt.Errorf("rolled back into the line: %w", err)
 	}

@@ -62,7 +62,7 @@ func (l *line) layerWithoutRoom(ctx context.Context) (err error) {
 	if s, err = v.complete(p); err != nil {
 		return err
 	}
-	l.rig.rep.count(&l.rig.rep.FullFS)
+	l.rig.rep.Count(&l.rig.rep.FullFS)
 	if err := l.verifySource(ctx); err != nil {
 		return err
 	}
@@ -104,9 +104,9 @@ func (l *line) failed(ctx context.Context, p *pending, err error) error {
 	if !errors.Is(err, unix.ENOSPC) {
 		return err
 	}
-	l.rig.rep.count(&l.rig.rep.Failed)
+	l.rig.rep.Count(&l.rig.rep.Failed)
 	if p != nil && p.copied.Faults > 0 {
-		l.rig.rep.count(&l.rig.rep.FailedUnderFire)
+		l.rig.rep.Count(&l.rig.rep.FailedUnderFire)
 	}
 	if err := l.goesOn(ctx); err != nil {
 		return err

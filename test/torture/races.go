@@ -67,7 +67,7 @@ func (l *line) race(ctx context.Context) error {
 	}
 	racers[0].req.Mode = vm.BranchLive
 	for _, c := range racers {
-		l.rig.rep.count(&l.rig.rep.Races)
+		l.rig.rep.Count(&l.rig.rep.Races)
 		wg.Go(func() { c.run(ctx, v) })
 	}
 	wg.Wait()
@@ -77,7 +77,7 @@ func (l *line) race(ctx context.Context) error {
 		case c.err == nil:
 			whole = append(whole, c.p)
 		case c.p == nil && errors.Is(c.err, vm.ErrCopying):
-			l.rig.rep.count(&l.rig.rep.Refused)
+			l.rig.rep.Count(&l.rig.rep.Refused)
 		default:
 			return c.err
 		}
@@ -120,7 +120,7 @@ func (l *line) interrupt(ctx context.Context) error {
 	}
 	c.snap.at = at
 	c.before, c.after = l.delay(20*time.Millisecond), l.delay(20*time.Millisecond)
-	l.rig.rep.count(&l.rig.rep.Races)
+	l.rig.rep.Count(&l.rig.rep.Races)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -175,7 +175,7 @@ func (l *line) undo(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	l.rig.rep.count(&l.rig.rep.Races)
+	l.rig.rep.Count(&l.rig.rep.Races)
 	copied := make(chan error, 1)
 	late := l.delay(40 * time.Millisecond)
 	go func() {
@@ -187,7 +187,7 @@ func (l *line) undo(ctx context.Context) error {
 	if err := errors.Join(err, <-copied); err != nil {
 		return err
 	}
-	l.rig.rep.count(&l.rig.rep.Rollbacks)
+	l.rig.rep.Count(&l.rig.rep.Rollbacks)
 	if err := v.verifyCopy(ctx, l.last); err != nil {
 		return fmt.Errorf("rolled back while being copied: %w", err)
 	}
@@ -217,6 +217,6 @@ func (l *line) kill(ctx context.Context) error {
 	if c.err != nil && !errors.Is(c.err, vmmclient.ErrGone) {
 		return fmt.Errorf("branch of a killed VMM: %w", c.err)
 	}
-	l.rig.rep.count(&l.rig.rep.Kills)
+	l.rig.rep.Count(&l.rig.rep.Kills)
 	return l.restart(ctx)
 }

@@ -3,16 +3,17 @@ package torture
 import (
 	"errors"
 	"fmt"
-	"sync"
-	"time"
+	"io"
 
-	"github.com/forkd/forkd/internal/atomicfile"
 	"github.com/forkd/forkd/internal/proto/vmmproto"
+	"github.com/forkd/forkd/test/rig"
 	"github.com/forkd/forkd/test/torture/guest"
 )
 
-// Report counts the operations of a run. It is written as out/torture.json.
+// Report counts the operations of a run, on VMMs here or through a daemon in test/integration. It is
+// written as out/torture.json.
 type Report struct {
+	rig.Report
 	Branches         int            `json:"branches"` // complete branches
 	ByMode           map[string]int `json:"by_mode"`
 	ChildrenVerified int            `json:"children_verified"`
@@ -23,7 +24,11 @@ type Report struct {
 	FullFS           int            `json:"whole_on_full_fs"`  // complete branches on a full file system
 	Races            int            `json:"races"`             // branches concurrent with another request
 	Kills            int            `json:"kills"`             // VMMs killed in the middle of a branch
+	DaemonKills      int            `json:"daemon_kills"`      // daemons killed in the middle of a branch
+	CutOff           int            `json:"cut_off"`           // branches that did not exist after a kill
 	Rollbacks        int            `json:"rollbacks"`
+	Suspensions      int            `json:"suspensions"`
+	Removals         int            `json:"removals"` // snapshots
 	Rebases          int            `json:"rebases"`
 	NotKept          int            `json:"not_rebased"`     // branches after which another operation had come
 	MostShared       uint64         `json:"most_shared_kib"` // maximum of one rebase
@@ -36,63 +41,61 @@ type Report struct {
 	MostOwnFiles     int            `json:"vmm_own_fds"`        // of a source's VMM, besides disk layers
 	MostOwnKiB       uint64         `json:"vmm_own_memory_kib"` // maximum of private memory of a VMM, besides the guest's
 	Errors           []string       `json:"errors,omitempty"`
-	Seconds          float64        `json:"duration_s"`
-	Seed             uint64         `json:"seed"`
-
-	mu    sync.Mutex
-	start time.Time
 }
 
-// NewReport starts the clock.
-func NewReport(seed uint64) *Report {
-	return &Report{Seed: seed, ByMode: map[string]int{}, start: time.Now()}
+// NewReport starts the clock. Messages about the run are written to out as it proceeds.
+func NewReport(seed uint64, out io.Writer) *Report {
+	r := &Report{ByMode: map[string]int{}}
+	r.Start(seed, out)
+	return r
+}
+
+// Branched counts a complete branch, with the pages that it copied because of write faults.
+func (r *Report) Branched(mode string, faults uint64) {
+	r.Lock()
+	defer r.Unlock()
+	r.Branches++
+	r.ByMode[mode]++
+	r.Faults += faults
 }
 
 func (r *Report) branched(p *pending) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.Branches++
-	r.ByMode[p.req.Mode.String()]++
-	r.Faults += p.copied.Faults
+	r.Branched(p.req.Mode.String(), p.copied.Faults)
+	r.Lock()
+	defer r.Unlock()
 	r.MostDirtyMiB = max(r.MostDirtyMiB, p.result.Save.DirtyBytes/mib)
 	if p.copied.Stop > 0 {
 		r.Storms++
 	}
 }
 
-func (r *Report) verified() { r.count(&r.ChildrenVerified) }
-
-func (r *Report) count(n *int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	*n++
-}
+func (r *Report) verified() { r.Count(&r.ChildrenVerified) }
 
 // held records the resources of a VMM.
 func (r *Report) held(files int, kib uint64) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Lock()
+	defer r.Unlock()
 	r.MostOwnFiles, r.MostOwnKiB = max(r.MostOwnFiles, files), max(r.MostOwnKiB, kib)
 }
 
-// done returns the number of complete branches.
-func (r *Report) done() int {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+// Done returns the number of complete branches.
+func (r *Report) Done() int {
+	r.Lock()
+	defer r.Unlock()
 	return r.Branches
 }
 
-// reached records the depth of a snapshot.
-func (r *Report) reached(depth int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+// Reached records the depth of a snapshot.
+func (r *Report) Reached(depth int) {
+	r.Lock()
+	defer r.Unlock()
 	r.DeepestChain = max(r.DeepestChain, depth)
 }
 
-// Fail records the error that ended the run.
+// Fail records the error that ended the run, and counts damage.
 func (r *Report) Fail(err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Lock()
+	defer r.Unlock()
 	var m *guest.Mismatch
 	if errors.As(err, &m) {
 		r.Mismatches += len(m.Found)
@@ -102,31 +105,31 @@ func (r *Report) Fail(err error) {
 
 // Line returns the counts in one line.
 func (r *Report) Line() string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return fmt.Sprintf("%d branches (live %d, diff %d, full %d), %d children and %d sources verified, depth %d, %d kills, "+
-		"%d rollbacks, %d rebases (%d refused, up to %d mappings), %d races, %d refused, "+
+	r.Lock()
+	defer r.Unlock()
+	return fmt.Sprintf("%d branches (live %d, diff %d, full %d), %d children and %d sources verified, depth %d, "+
+		"%d kills of VMMs and %d of the daemon, %d branches cut off, %d rollbacks, %d suspensions, %d removals, "+
+		"%d rebases (%d refused, up to %d mappings), %d races, %d refused, "+
 		"%d without room (%d under fire), %d on full file systems, %d write faults, "+
 		"%d storms, up to %d MiB dirty, %d mismatches, %.0f s",
 		r.Branches, r.ByMode["live"], r.ByMode["diff"], r.ByMode["full"], r.ChildrenVerified, r.SourcesVerified,
-		r.DeepestChain, r.Kills,
-		r.Rollbacks, r.Rebases, r.NotKept, r.MostMappings, r.Races, r.Refused,
+		r.DeepestChain, r.Kills, r.DaemonKills, r.CutOff, r.Rollbacks, r.Suspensions, r.Removals,
+		r.Rebases, r.NotKept, r.MostMappings, r.Races, r.Refused,
 		r.Failed, r.FailedUnderFire, r.FullFS, r.Faults,
-		r.Storms, r.MostDirtyMiB, r.Mismatches, time.Since(r.start).Seconds())
+		r.Storms, r.MostDirtyMiB, r.Mismatches, r.Elapsed())
 }
 
 // Write writes the report to path, completely or not at all.
 func (r *Report) Write(path string) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.Seconds = time.Since(r.start).Seconds()
-	return atomicfile.WriteJSON(path, r)
+	r.Lock()
+	defer r.Unlock()
+	return r.WriteLocked(path, r)
 }
 
 // rebased records a rebase.
 func (r *Report) rebased(result vmmproto.RebaseResult) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.Lock()
+	defer r.Unlock()
 	r.Rebases++
 	r.MostShared, r.MostMappings = max(r.MostShared, result.Bytes>>10), max(r.MostMappings, result.Mappings)
 }

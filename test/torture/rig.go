@@ -31,7 +31,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 	"github.com/forkd/forkd/internal/vmtest"
-	"github.com/forkd/forkd/test/deck"
+	"github.com/forkd/forkd/test/rig"
 	"github.com/forkd/forkd/test/torture/guest"
 )
 
@@ -62,7 +62,7 @@ type Rig struct {
 	ram   string // tmpfs, for layers and disk tops
 	names atomic.Uint64
 	rng   *rand.Rand
-	deck  *deck.Deck[round]
+	deck  *rig.Deck[round]
 	rep   *Report
 	logf  func(format string, args ...any)
 }
@@ -74,7 +74,7 @@ func NewRig(cfg Config, dir, ram string, rng *rand.Rand, rep *Report, logf func(
 		MemoryBytes: uint64(systemMiB+cfg.Guest.MemoryMiB) * mib, VCPUs: uint32(cfg.Guest.CPUs), Template: vmtest.Template(),
 	}
 	return &Rig{cfg: cfg, shape: shape, dir: dir, ram: ram, rng: rng,
-		deck: deck.New(rng, rounds()...), rep: rep, logf: logf}
+		deck: rig.NewDeck(rng, rounds()...), rep: rep, logf: logf}
 }
 
 // file returns a new file without a name on tmpfs. Its memory is freed with the last mapping and

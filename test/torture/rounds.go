@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/proto/vm"
-	"github.com/forkd/forkd/test/deck"
+	"github.com/forkd/forkd/test/rig"
 )
 
 // maxDepth is the maximum number of memory layers of a line of descent over its base.
@@ -35,8 +35,8 @@ type round struct {
 }
 
 // rounds lists the operations on a line with their weights.
-func rounds() []deck.Card[round] {
-	return []deck.Card[round]{
+func rounds() []rig.Card[round] {
+	return []rig.Card[round]{
 		{Weight: 10, Do: round{"plain", (*line).plain}},
 		{Weight: 2, Do: round{"storm", (*line).storm}},
 		{Weight: 2, Do: round{"overlap", (*line).overlap}},
@@ -59,7 +59,7 @@ func (r *Rig) Run(ctx context.Context, base *Snapshot, n int) error {
 	if err != nil {
 		return err
 	}
-	for r.rep.done() < n {
+	for r.rep.Done() < n {
 		if err := r.descend(ctx, base, n); err != nil {
 			return err
 		}
@@ -78,7 +78,7 @@ func (r *Rig) descend(ctx context.Context, base *Snapshot, n int) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, l.source.Kill()) }()
-	for l.last.depth < maxDepth && len(l.source.files) < maxDiskLayers && r.rep.done() < n {
+	for l.last.depth < maxDepth && len(l.source.files) < maxDiskLayers && r.rep.Done() < n {
 		roomy, err := r.roomy()
 		if err != nil {
 			return err
@@ -103,7 +103,7 @@ func (r *Rig) descend(ctx context.Context, base *Snapshot, n int) (err error) {
 		return err
 	}
 	for _, s := range l.snaps {
-		r.rep.reached(s.depth)
+		r.rep.Reached(s.depth)
 		if err := r.check(ctx, s, "anc"); err != nil {
 			return fmt.Errorf("ancestor %s at the end: %w", s.name, err)
 		}
@@ -119,7 +119,7 @@ func (l *line) step(ctx context.Context, x round) error {
 	if err := l.lean(ctx); err != nil {
 		return fmt.Errorf("after %s: %w", x.name, err)
 	}
-	l.rig.logf("%s %s: %s, depth %d, %d disk layers, %v", time.Now().Format("15:04:05"), l.source.name, x.name,
+	l.rig.logf("%s: %s, depth %d, %d disk layers, %v", l.source.name, x.name,
 		l.last.depth, len(l.source.files), time.Since(start).Round(time.Millisecond))
 	runtime.GC() // closes the files of forgotten snapshots
 	return nil
@@ -150,7 +150,7 @@ func (l *line) verifySource(ctx context.Context) error {
 	if _, err := l.source.ask(ctx, "verify"); err != nil {
 		return fmt.Errorf("source: %w", err)
 	}
-	l.rig.rep.count(&l.rig.rep.SourcesVerified)
+	l.rig.rep.Count(&l.rig.rep.SourcesVerified)
 	return nil
 }
 
@@ -224,7 +224,7 @@ func (l *line) overlap(ctx context.Context) error {
 		return err
 	}
 	if c.p == nil {
-		l.rig.rep.count(&l.rig.rep.Refused)
+		l.rig.rep.Count(&l.rig.rep.Refused)
 	} else {
 		if err := l.check(ctx, l.last); err != nil {
 			return err
@@ -287,7 +287,7 @@ func (l *line) rollback(ctx context.Context) error {
 		if err := l.source.restore(ctx, l.last); err != nil {
 			return err
 		}
-		l.rig.rep.count(&l.rig.rep.Rollbacks)
+		l.rig.rep.Count(&l.rig.rep.Rollbacks)
 		if err := l.source.verifyCopy(ctx, l.last); err != nil {
 			return fmt.Errorf("rolled back: %w", err)
 		}

@@ -3,8 +3,8 @@ package torture
 import (
 	"context"
 	"flag"
-	"fmt"
 	"math/rand/v2"
+	"os"
 	"strconv"
 	"strings"
 	"testing"
@@ -45,11 +45,8 @@ func TestTorture(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir := vmtest.ShortDir(t)
-	rep := NewReport(*seed)
+	rep := NewReport(*seed, os.Stdout)
 	write := func() {
-		if *report == "" {
-			return
-		}
 		if err := rep.Write(*report); err != nil {
 			t.Error(err)
 		}
@@ -59,7 +56,7 @@ func TestTorture(t *testing.T) {
 		write()
 	})
 	progress := func(format string, args ...any) {
-		fmt.Printf(format+"\n", args...)
+		rep.Say(format, args...)
 		write()
 	}
 	ctx := context.WithoutCancel(t.Context()) // a step that was cancelled would leave a VMM behind

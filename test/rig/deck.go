@@ -1,6 +1,6 @@
-// Package deck draws the next action of a random test, such that even a short run performs each
-// action once. + The test provides the actions and the seed.
-package deck
+// Package rig contains what the random tests have in common, soak and both kinds of torture: the deck
+// that draws the next action, and the report. The tests themselves provide actions, checks and counts.
+package rig
 
 import (
 	"math/rand/v2"
@@ -13,8 +13,8 @@ type Card[T any] struct {
 	Do     T
 }
 
-// Deck is a shuffled deck of cards. In the first round it has each card once, later as often as the
-// card's weight says.
+// Deck is a shuffled deck of cards. In the first round it has each card once, so that even a short
+// run performs each action. Later it has a card as often as the card's weight says.
 type Deck[T any] struct {
 	rng   *rand.Rand
 	cards []Card[T]
@@ -22,8 +22,10 @@ type Deck[T any] struct {
 	dealt bool
 }
 
-// New returns a deck that is shuffled by rng.
-func New[T any](rng *rand.Rand, cards ...Card[T]) *Deck[T] { return &Deck[T]{rng: rng, cards: cards} }
+// NewDeck returns a deck that is shuffled by rng.
+func NewDeck[T any](rng *rand.Rand, cards ...Card[T]) *Deck[T] {
+	return &Deck[T]{rng: rng, cards: cards}
+}
 
 // Draw takes the next card. If none is left, a new round begins.
 func (d *Deck[T]) Draw() T {

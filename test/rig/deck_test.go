@@ -1,4 +1,4 @@
-package deck
+package rig
 
 import (
 	"maps"
@@ -7,7 +7,7 @@ import (
 )
 
 func TestDeck(t *testing.T) {
-	d := New(rand.New(rand.NewPCG(1, 2)), Card[string]{3, "a"}, Card[string]{1, "b"})
+	d := NewDeck(rand.New(rand.NewPCG(1, 2)), Card[string]{3, "a"}, Card[string]{1, "b"})
 	for round, want := range []map[string]int{{"a": 1, "b": 1}, {"a": 3, "b": 1}, {"a": 3, "b": 1}} {
 		total, got := 0, map[string]int{}
 		for _, n := range want {
