@@ -109,7 +109,7 @@ func (c *BuildContext) place(dockerfile string) (name string, inside bool, err e
 // maxIgnore bounds a .dockerignore, in bytes.
 const maxIgnore = 1 << 20
 
-// readIgnore reads the patterns of what is left out, and reports whether there is such a file.
+// readIgnore reads the patterns of ignored files, and reports whether there is such a file.
 func (c *BuildContext) readIgnore(name string, inside bool) (bool, error) {
 	text, err := c.read(name, inside, maxIgnore, false)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -58,5 +58,5 @@ func (i ignore) out(name string) (bool, error) {
 	return i.m.MatchesOrParentMatches(name)
 }
 
-// exceptions reports whether something below a directory that is left out may be in the context all the same.
+// exceptions reports whether entries below an ignored directory may still be in the context.
 func (i ignore) exceptions() bool { return i.m != nil && i.m.Exclusions() }

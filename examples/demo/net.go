@@ -27,7 +27,7 @@ type netFigures struct {
 // complete reports whether all results are right, or the step was skipped.
 func (n *netFigures) complete() bool { return n == nil || n.Allowed && n.Refused && n.Opened }
 
-// network lets the first child fetch from two servers, of which its policy allows only the first.
+// network lets the first child fetch from two servers. Its policy allows only the first.
 // Then it allows the second one too, to show that only the policy had prevented the connection.
 func (d *demo) network() (string, error) {
 	if len(d.forked.Sandboxes) == 0 {

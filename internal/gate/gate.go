@@ -1,7 +1,7 @@
 // Package gate bounds concurrent work: in total, and for each client, so that no client can lock
 // the others out.
 //
-// It counts places, of which a caller may take many, and queues callers. Its users decide what is
+// It counts places and queues callers. A caller may take several places. Its users decide what is
 // counted, who the clients are, and the error for a refused caller.
 package gate
 

@@ -35,7 +35,7 @@ const (
 	openWorld                     // it may reach beyond the daemon: to the internet, or into a guest
 )
 
-// limit changes the schema of one argument, of which reflection knows only the Go type.
+// limit changes the schema of one argument: reflection knows only its Go type.
 type limit struct {
 	argument string
 	change   func(*jsonschema.Schema)

@@ -9,7 +9,7 @@ import (
 )
 
 // maxHeaders bounds the headers before one entry, in bytes. An entry may have any number of extended
-// headers, of which a tar.Reader takes up to 1 MiB each.
+// headers, and a tar.Reader accepts up to 1 MiB for each.
 const maxHeaders = 4 << 20
 
 // ErrHeaders means that an archive has more headers before an entry than a Reader takes.

@@ -59,8 +59,8 @@ func Main() int {
 }
 
 // growStack grows this goroutine's stack to 16 KiB at once, which it needs anyway. In steps it
-// would also have a stack of 8 KiB, of which the runtime allocates four at a time, and be copied
-// once more; nothing else in a VMM uses the other three.
+// would also have a stack of 8 KiB and be copied once more. The runtime allocates four such
+// stacks at a time; nothing else in a VMM uses the other three.
 //
 //go:noinline
 func growStack() byte {

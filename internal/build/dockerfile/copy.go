@@ -364,8 +364,8 @@ func (r *reader) list(i, own int, below []plan.File, leave *exclude) ([]plan.Fil
 	return slices.Concat(r.req.Files[i:own], below), nil
 }
 
-// without is list with patterns of what is left out. They are compared with names below the source, and
-// that of the source itself.
+// without returns the files of below that no pattern of leave matches. The patterns are compared with
+// names below the source, and with the name of the source itself.
 func (r *reader) without(leave *exclude, i, own int, below []plan.File) (kept []plan.File, err error) {
 	prefix := 0
 	if i != whole && r.req.Files[i].Kind == plan.KindDir {

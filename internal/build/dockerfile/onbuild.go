@@ -17,7 +17,7 @@ type trigger struct {
 	text string
 }
 
-// Bounds on triggers. Each stage reads those of its base anew.
+// Bounds on triggers. Each stage reads the triggers of its base again.
 const (
 	maxTriggers  = 100      // of a base
 	maxTrigger   = 64 << 10 // bytes of one

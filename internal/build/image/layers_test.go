@@ -53,7 +53,7 @@ func TestNamesTogether(t *testing.T) {
 	}
 }
 
-// If nothing of a layer is written, no write can fail. Reading stops with the context all the same.
+// If nothing of a layer is written, no write can fail. Reading still stops with the context.
 func TestLayersEndWithTheirContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -126,8 +126,8 @@ func TestSearchesForASignatureAreLimited(t *testing.T) {
 	}
 }
 
-// Ports of E2B's sandboxes are open to whoever knows the id, as their creators expect; those of
-// others, and where it was said so, want a token.
+// Ports of E2B's sandboxes are open to every client that knows the id, as their creators expect. Ports of
+// other sandboxes, and of those that ask for it, need a token.
 func TestPorts(t *testing.T) {
 	r := start(t)
 	guest := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -223,7 +223,7 @@ func (a *Server) template(w http.ResponseWriter, r *http.Request) error {
 }
 
 // templatePart answers two routes of E2B that a ServeMux cannot distinguish: the template of a name
-// (/templates/aliases/NAME), and the tags of a template, of which there is one
+// (/templates/aliases/NAME), and the tags of a template, which has one tag
 // (/templates/ID/tags).
 func (a *Server) templatePart(w http.ResponseWriter, r *http.Request) error {
 	id, what := r.PathValue("id"), r.PathValue("what")

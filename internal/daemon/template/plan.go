@@ -18,7 +18,7 @@ type Plan struct {
 	FromTemplate string       // tag of a snapshot
 	Steps        []Step
 	Force        bool   // run steps even if their snapshots exist
-	MayReplace   bool   // replace a template of that name, whoever made it
+	MayReplace   bool   // replace a template of that name, even if another client made it
 	StartCmd     string // keeps running in the template; empty: none
 	ReadyCmd     string // succeeds when the template is ready; empty: ready at once, or some time after the start
 }

@@ -10,7 +10,7 @@ import (
 const MaxTag = 128
 
 // CheckTag returns an error unless tag is a valid snapshot tag: 1 to 128 characters of
-// [A-Za-z0-9._-], of which the first is not a dot or a dash. All parts of forkd use this rule; a
+// [A-Za-z0-9._-]. The first is not a dot or a dash. All parts of forkd use this rule; a
 // valid tag is a safe file name.
 func CheckTag(tag string) error {
 	position := 0

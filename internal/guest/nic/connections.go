@@ -170,7 +170,7 @@ func (c *Connections) take(message []byte) {
 	}
 }
 
-// address4 returns the IPv4 address in an address of 16 bytes, of which AF_INET uses the first 4.
+// address4 returns the IPv4 address in an address of 16 bytes. AF_INET uses the first 4 bytes.
 func address4(family uint8, p []byte) (a [4]byte, ok bool) {
 	if family == unix.AF_INET {
 		return [4]byte(p), true

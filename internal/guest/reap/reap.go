@@ -37,7 +37,7 @@ type Child struct {
 // New returns a Reaper that waits for its own children only.
 func New() *Reaper { return &Reaper{children: map[int]*Child{}} }
 
-// NewInit returns a Reaper for PID 1: it collects every child of this process, whoever started it,
+// NewInit returns a Reaper for PID 1: it collects every child of this process, including adopted ones,
 // until the process ends. Nothing else in the process may wait for children.
 func NewInit() *Reaper {
 	r := New()

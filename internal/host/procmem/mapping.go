@@ -31,8 +31,8 @@ func (v *mapping) mayBeGuest() bool {
 	return v.mode == "rw-p" && (v.name == "" && v.start >= mmapFloor || strings.Contains(v.name, "layer"))
 }
 
-// maxMappings is more than an intact VMM ever has: two per range of a rebase, of which there are at
-// most 4096 (see machine), and the extents of its snapshot. The kernel allows four times as many,
+// maxMappings is more than an intact VMM ever has: two per range of a rebase (at most 4096 ranges,
+// see machine), and the extents of its snapshot. The kernel allows four times as many,
 // and describing each takes some microseconds: with that many, a VMM that its guest has taken over
 // would make each measurement last for seconds.
 const maxMappings = 16384

@@ -206,8 +206,9 @@ func TestRollbackEndsAtABootedParent(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A client rolls back to a parent that others have made, and to no snapshot that it may not fork. To
-// what its sandbox was forked from it always may, whoever has made that, and after a suspension too.
+// A client can roll back to a parent that another client made, but not to a snapshot that it may not
+// fork. It can always roll back to the snapshot that its sandbox was forked from, no matter who made
+// the snapshot, also after a suspension.
 func TestRollbackToSnapshotsOfOthers(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

@@ -79,7 +79,7 @@ func polled(t testing.TB, f *os.File) *os.File {
 	return os.NewFile(uintptr(fd), f.Name())
 }
 
-// On returns a guest whose device has the given end of a frame socket, of which it takes ownership.
+// On returns a guest whose device has the given end of a frame socket. The guest owns file.
 func On(t testing.TB, file *os.File) *Guest {
 	t.Helper()
 	g := &Guest{t: t, file: file}

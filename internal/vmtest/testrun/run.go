@@ -158,7 +158,7 @@ type event struct {
 	Action, Package, Test, Output string
 }
 
-// count reads the events of a run, of which a killed one may have cut off the last.
+// count reads the events of a run. The last one is incomplete if the run was killed.
 func (r *run) count(path string) error {
 	f, err := os.Open(path)
 	if err != nil {
