@@ -76,9 +76,10 @@ func tables(rows []*row, skipped int) []*report.Table {
 		{Name: "source slower by %", Digits: 0}, {Name: "asking p50 ms", Digits: 1}}}
 	times.Notef("arm: write-protecting (live) or copying (diff, full), part of the pause; ready: request → children can " +
 		"start; persisted: request → all files of the snapshot flushed to disk, with the load stopped from ready on")
-	times.Notef("work lost: the time that the source would have needed, at the speed of the second before, for what it has " +
-		"not written from the request to ready; slower by: this in per cent of request → ready; asking: the longer of the " +
-		"two questions, before and after, which the source answers while it works; blank if they took longer than the branch")
+	times.Notef("work lost: the source wrote less than usual from the request to ready; this is the time that it would have " +
+		"needed for the difference, at its speed in the second before; slower by: this time in per cent of request → ready; " +
+		"asking: the longer of two questions, before and after the branch, which the source answers while it works; blank " +
+		"if they took longer than the branch")
 	if skipped > 0 {
 		times.Notef("%d rows are left out: the time of -budget was up", skipped)
 	}

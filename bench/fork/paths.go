@@ -162,8 +162,8 @@ func (b *bench) pathsTable(paths []*path) *report.Table {
 				quantile(r.kills, 0.5), quantile(r.kills, 0.99), report.Cell(float64(r.done)/r.took.Seconds()))
 		}
 	}
-	t.Notef("loops: none: one sandbox is forked, of one child, and deleted when the pool has a ready VMM; else so many loops " +
-		"fork and delete side by side for 5 s, and the pool of 16 fills itself meanwhile")
+	t.Notef("loops: none: one sandbox is forked, of one child, and deleted when the pool has a ready VMM; otherwise " +
+		"this many loops fork and delete concurrently for 5 s, while the pool of 16 is refilled")
 	t.Notef("a delete ends when the VMM's process has ended and the sandbox's files are gone; here it has no cgroup")
 	t.Notef("REST has JSON, the audit log and metrics; client and server are in one process")
 	return t

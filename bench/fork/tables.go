@@ -71,8 +71,8 @@ func (b *bench) clockOne(cells []*cell, f *floor) *report.Table {
 			t.Notef("n=%d, pool warm: %d of %d children found no ready VMM", c.n, len(c.vmm)-c.pooled, len(c.vmm))
 		}
 	}
-	t.Notef("a child's time counts from the request for all n; floor: n processes of bench/floor, as many at a time as " +
-		"forks restore, from the first one's start to the last one's first exit")
+	t.Notef("a child's time begins with the request for all n; floor: n processes of bench/floor, as many concurrent " +
+		"ones as forks have, from the start of the first to the first exit of the last")
 	if b.host.Host.Accel != lab.AccelKVM {
 		t.Notef("accel=%s: not what hardware virtualization gives; compare within the table only", b.host.Host.Accel)
 	}

@@ -163,9 +163,9 @@ func peersTable(peers []*peer) *report.Table {
 		}
 		t.Add(row...)
 	}
-	t.Notef("the client is a Linux network stack in a namespace; a sandbox has a guest kernel and a VMM in its place")
+	t.Notef("the client is a Linux network stack in a namespace; a sandbox has a guest kernel and a VMM instead")
 	t.Notef("request: %d bytes there and back on one connection; connect: open, one byte there and back", requestBytes)
-	t.Notef("forkd-net's row has one copy more than a VM would: a process between tap device and frame socket")
+	t.Notef("forkd-net's row has one more copy than with a VM: a process between tap device and frame socket")
 	t.Notef("a blank row: the program is not installed (Debian packages passt and slirp4netns)")
 	return t
 }
