@@ -101,6 +101,9 @@ type Options struct {
 	NoKVM error // why VMs cannot run on the host; nil: they can
 
 	Unchecked bool // traffic is not compared with the document: another program does so
+
+	Dir     string             // state of the rig, continued if an earlier rig has used it; empty: a temporary directory
+	Prepare func(*vmfake.VMMs) // called before the first VM starts; may be nil
 }
 
 // Start serves the API on a loopback address until t ends.
@@ -122,7 +125,7 @@ func Start(t T, o Options) *Rig {
 func New(t T, o Options) *Rig {
 	t.Helper()
 	r := &Rig{agents: &agents{t: t, command: o.Agent, dial: o.Dial, running: map[*guest]bool{}}}
-	dir := t.TempDir()
+	dir, part := o.state(t)
 	events := event.NewRing(64)
 	st, err := store.Open(store.Config{Root: filepath.Join(dir, "state"), RAM: filepath.Join(dir, "ram"), Events: events})
 	if err != nil {
@@ -130,6 +133,9 @@ func New(t T, o Options) *Rig {
 	}
 	counts := metrics.New("test")
 	vmms, run := &vmfake.VMMs{GuestDirty: 8192}, filepath.Join(dir, "run")
+	if o.Prepare != nil {
+		o.Prepare(vmms)
+	}
 	m, err := sandbox.New(sandbox.Config{
 		Store: st, VMMs: vmms, Guest: r.agents.guests(o.Guest, vmms),
 		NewTop: disklayer.Format,
@@ -145,6 +151,8 @@ func New(t T, o Options) *Rig {
 			0o600)); err != nil {
 			t.Fatal(err)
 		}
+	}
+	if o.Damaged != "" || o.Dir != "" {
 		if _, err := m.Recover(); err != nil {
 			t.Fatal(err)
 		}
@@ -191,10 +199,6 @@ func New(t T, o Options) *Rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	part := filepath.Join(dir, "part")
-	if err := os.WriteFile(part, make([]byte, 4096), 0o600); err != nil {
-		t.Fatal(err)
-	}
 	r.Store = st
 	builder, err := r.builders(dir, build.Config{Manager: m, Baker: baker, Image: imageOf, Boot: bootOf(part)})
 	if err != nil {
@@ -216,6 +220,20 @@ func New(t T, o Options) *Rig {
 	t.Cleanup(r.agents.stop)
 	r.Parent = client.BakeRequest{Tag: "a.b", Kernel: part, Initrd: part, Rootfs: part}
 	return r
+}
+
+// state returns the directory of a rig, and a file in it that VMs boot from.
+func (o *Options) state(t T) (dir, part string) {
+	if dir = o.Dir; dir == "" {
+		dir = t.TempDir()
+	}
+	part = filepath.Join(dir, "part")
+	if _, err := os.Stat(part); err != nil { // snapshots of an earlier rig need the file as it was
+		if err := os.WriteFile(part, make([]byte, 4096), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir, part
 }
 
 // builders returns the builder of templates, and the builder that carries out its steps.

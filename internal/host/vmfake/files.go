@@ -21,6 +21,16 @@ func newConsole(path string) (*console.Ring, error) {
 	return console.Open(f)
 }
 
+// openConsole opens the console of a VM of an earlier process.
+func openConsole(path string) (*console.Ring, error) {
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return console.Open(f)
+}
+
 // OpenConsole implements vmpool.VMMs.
 func (f *VMMs) OpenConsole(dir string) (*os.File, error) {
 	return os.Open(filepath.Join(dir, consoleFile))

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/forkd/forkd/internal/format/console"
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/vmmclient"
@@ -57,6 +58,8 @@ type VMMs struct {
 	KeepTops   bool
 	RebaseErr  error // before any page is replaced
 	LateRebase error // after pages were replaced
+
+	Outlived bool // Attach finds a running VM in every directory of an earlier VMMs, as if it had outlived its daemon
 }
 
 // Spawn implements vmpool.VMMs.
@@ -76,13 +79,8 @@ func (f *VMMs) Spawn(ctx context.Context, c vmpool.ShellConfig) (vmpool.VMM, err
 	if err != nil {
 		return nil, err
 	}
-	v := &VMM{all: f, dir: c.Dir, shape: c.Shape, conns: make(chan vmmclient.Conn, 1), done: make(chan struct{}),
-		stalled: make(chan struct{}, 1), console: ring, copies: make(map[uint64]bool)}
 	ring.WriteString("hello\nKernel panic - not syncing: x\nbye\n")
-	if f.Live == nil {
-		f.Live = make(map[string]*VMM)
-	}
-	f.Live[c.Dir] = v
+	v := f.addLocked(c, ring)
 	f.Spawned++
 	if f.Wrap != nil {
 		return f.Wrap(v), nil
@@ -90,11 +88,31 @@ func (f *VMMs) Spawn(ctx context.Context, c vmpool.ShellConfig) (vmpool.VMM, err
 	return v, nil
 }
 
+// addLocked adds a VM to Live.
+func (f *VMMs) addLocked(c vmpool.ShellConfig, ring *console.Ring) *VMM {
+	v := &VMM{all: f, dir: c.Dir, shape: c.Shape, conns: make(chan vmmclient.Conn, 1), done: make(chan struct{}),
+		stalled: make(chan struct{}, 1), console: ring, copies: make(map[uint64]bool)}
+	if f.Live == nil {
+		f.Live = make(map[string]*VMM)
+	}
+	f.Live[c.Dir] = v
+	return v
+}
+
 // Attach implements vmpool.VMMs.
 func (f *VMMs) Attach(_, dir string) (vmpool.VMM, error) {
 	f.Mu.Lock()
 	defer f.Mu.Unlock()
 	if v := f.Live[dir]; v != nil {
+		return v, nil
+	}
+	if f.Outlived {
+		ring, err := openConsole(filepath.Join(dir, consoleFile))
+		if err != nil {
+			return nil, err
+		}
+		v := f.addLocked(vmpool.ShellConfig{Dir: dir}, ring)
+		v.used, v.running = true, true
 		return v, nil
 	}
 	return nil, errors.New("no such process")
