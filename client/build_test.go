@@ -42,6 +42,12 @@ func TestBuildArguments(t *testing.T) {
 		{"tag", BuildRequest{Dockerfile: "FROM x"}}, {"dockerfile", BuildRequest{Tag: "x", Dockerfile: " \n"}},
 		{"dockerfile", BuildRequest{Tag: "x", Dockerfile: strings.Repeat("#", 1<<20+1)}},
 		{"secrets", BuildRequest{Tag: "x", Dockerfile: "FROM x", Secrets: many}},
+		{"registry_auth", BuildRequest{Tag: "x", Dockerfile: "FROM x", RegistryAuth: map[string]RegistryAuth{"ghcr.io": {
+			Username: "me"}}}},
+		{"registry_auth", BuildRequest{Tag: "x", Dockerfile: "FROM x", RegistryAuth: map[string]RegistryAuth{"": {
+			RegistryToken: "x"}}}},
+		{"registry_auth", BuildRequest{Tag: "x", Dockerfile: "FROM x", RegistryAuth: map[string]RegistryAuth{"ghcr.io": {
+			RegistryToken: "\xff"}}}},
 		{"secrets", BuildRequest{Tag: "x", Dockerfile: "FROM x", Secrets: map[string][]byte{"": nil}}},
 		{"secrets", BuildRequest{Tag: "x", Dockerfile: "FROM x", Secrets: map[string][]byte{"a": make([]byte, 512001)}}},
 	} {

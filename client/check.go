@@ -128,6 +128,21 @@ func checkBuild(req BuildRequest) error {
 			return wrong("secrets", "%.100q: %d bytes: want an id, and at most %d bytes", id, len(secret), v1.MaxBuildSecret)
 		}
 	}
+	return checkRegistries(req.RegistryAuth)
+}
+
+func checkRegistries(auths map[string]v1.RegistryAuth) error {
+	if n := len(auths); n > v1.MaxBuildRegistries {
+		return wrong("registry_auth", "there are %d registries: want at most %d", n, v1.MaxBuildRegistries)
+	}
+	for host, a := range auths {
+		if host == "" || a.IdentityToken == "" && a.RegistryToken == "" && (a.Username == "" || a.Password == "") {
+			return wrong("registry_auth", "%q: want a host with a username and a password, or with a token", host)
+		}
+		if !utf8.ValidString(a.Username + a.Password + a.IdentityToken + a.RegistryToken) {
+			return wrong("registry_auth", "%q: the credentials are not UTF-8, and JSON would change them", host)
+		}
+	}
 	return nil
 }
 

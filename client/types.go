@@ -21,6 +21,7 @@ type (
 	BakeRequest      = v1.BakeRequest
 	Baked            = v1.Baked
 	BuildRequest     = v1.BuildRequest
+	RegistryAuth     = v1.RegistryAuth
 	BuildEvent       = v1.BuildEvent
 	BuildPlan        = v1.BuildPlan
 	BuildNote        = v1.BuildNote

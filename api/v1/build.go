@@ -19,6 +19,9 @@ const (
 	MaxDockerfile   = 1 << 20 // bytes
 	MaxBuildSecrets = 64
 	MaxBuildSecret  = 500 << 10 // bytes of each
+
+	MaxBuildRegistries = 64       // with credentials
+	MaxRegistryAuth    = 64 << 10 // bytes of each of their texts
 )
 
 // BuildRequest asks for a snapshot to be built from a Dockerfile.
@@ -34,6 +37,16 @@ type BuildRequest struct {
 	MemoryMiB  uint64            `json:"memory_mib,omitempty"` // likewise; 0: 1024
 	DiskMiB    int               `json:"disk_mib,omitempty"`   // likewise; 0: 8192
 	Secrets    map[string][]byte `json:"secrets,omitempty"`    // for RUN --mount=type=secret, by id
+
+	RegistryAuth map[string]RegistryAuth `json:"registry_auth,omitempty"` // for images, by host of the registry
+}
+
+// RegistryAuth holds credentials for a registry: a username with a password, or one token.
+type RegistryAuth struct {
+	Username      string `json:"username,omitempty"`
+	Password      string `json:"password,omitempty"`
+	IdentityToken string `json:"identity_token,omitempty"` // exchanged for tokens of images
+	RegistryToken string `json:"registry_token,omitempty"` // sent to the registry as it is
 }
 
 // BuildEvent is a line of a build's progress. One field is set. The first event contains the plan, the

@@ -2,10 +2,14 @@ package cli
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"io"
 	"os"
 	"strings"
+
+	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/build/image"
 )
 
 // maxSecretFile is the maximum number of bytes read from a secret's file. The daemon's limit is
@@ -68,4 +72,26 @@ func readSecret(id, file, variable string) ([]byte, error) {
 		err = fmt.Errorf("%s: more than %d bytes", f.Name(), maxSecretFile)
 	}
 	return secret, err
+}
+
+// registryAuth returns the credentials that Docker's configuration has for registries.
+func registryAuth(ctx context.Context, hosts []string) (map[string]client.RegistryAuth, error) {
+	auths := make(map[string]client.RegistryAuth)
+	for _, host := range hosts {
+		registry, err := image.Registry(host)
+		if err != nil {
+			return nil, usageError{fmt.Errorf("--registry-auth: %w", err)}
+		}
+		l, ok, err := image.StoredLogin(ctx, registry)
+		if err != nil {
+			return nil, fmt.Errorf("--registry-auth %s: read Docker's configuration: %w", host, err)
+		}
+		if !ok {
+			return nil, fmt.Errorf("--registry-auth %s: Docker's configuration has no credentials for it: run 'docker login %[1]s'",
+				host)
+		}
+		auths[registry] = client.RegistryAuth{Username: l.User, Password: l.Password, IdentityToken: l.IdentityToken,
+			RegistryToken: l.RegistryToken}
+	}
+	return auths, nil
 }

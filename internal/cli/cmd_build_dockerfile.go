@@ -26,6 +26,7 @@ type dockerfileOptions struct {
 	check    bool
 	progress string
 	secrets  []string
+	auth     []string
 	vcpus    uint32
 	memory   uint64
 	disk     int
@@ -33,8 +34,9 @@ type dockerfileOptions struct {
 
 // onlyOfDockerfiles and onlyOfRecipes are the flags for only one kind of build.
 var (
-	onlyOfDockerfiles = []string{"build-arg", "target", "no-cache", "check", "progress", "secret", "disk-mib"}
-	onlyOfRecipes     = []string{"kernel", "reuse", "ready-timeout-secs", "verbose", "net", "allow", "deny", "allow-ech",
+	onlyOfDockerfiles = []string{"build-arg", "target", "no-cache", "check", "progress", "secret", "disk-mib",
+		"registry-auth"}
+	onlyOfRecipes = []string{"kernel", "reuse", "ready-timeout-secs", "verbose", "net", "allow", "deny", "allow-ech",
 		"memory", "swap", "cpus", "cpu-weight", "io-bytes-per-second", "io-ops-per-second"}
 )
 
@@ -55,6 +57,8 @@ func (o *dockerfileOptions) register(f *pflag.FlagSet) {
 		nil,
 		"of a Dockerfile: id=ID,src=FILE or id=ID,env=VARIABLE for RUN --mount=type=secret",
 	)
+	f.StringArrayVar(&o.auth, "registry-auth", nil,
+		"of a Dockerfile: HOST of a registry whose 'docker login' the daemon may use in this build")
 	f.StringVar(&o.progress, "progress", "auto", "of a Dockerfile: auto, plain or tty")
 	f.IntVar(&o.disk, "disk-mib", 0, "size in MiB of the VM's disk, for a Dockerfile that starts from an image (default 8192)")
 }
@@ -209,6 +213,10 @@ func (o *dockerfileOptions) run(cmd *cobra.Command, c *common, tag, dir string) 
 	if err != nil {
 		return err
 	}
+	auths, err := registryAuth(cmd.Context(), o.auth)
+	if err != nil {
+		return err
+	}
 	req := client.BuildRequest{
 		Tag:        tag,
 		Replace:    true,
@@ -221,6 +229,8 @@ func (o *dockerfileOptions) run(cmd *cobra.Command, c *common, tag, dir string) 
 		MemoryMiB:  o.memory,
 		DiskMiB:    o.disk,
 		Secrets:    secrets,
+
+		RegistryAuth: auths,
 	}
 	return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
 		w := cmd.ErrOrStderr()

@@ -158,3 +158,23 @@ func TestReadSecrets(t *testing.T) {
 		}
 	}
 }
+
+// --registry-auth reads Docker's configuration, and says what to do if a registry is not in it.
+func TestRegistryAuth(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("DOCKER_CONFIG", dir)
+	t.Setenv("HOME", t.TempDir())
+	config := `{"auths": {"ghcr.io": {"auth": "bWU6c2VjcmV0"}}}` // me:secret
+	if err := os.WriteFile(filepath.Join(dir, "config.json"), []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	got, err := registryAuth(t.Context(), []string{"ghcr.io"})
+	if err != nil || len(got) != 1 || got["ghcr.io"].Username != "me" || got["ghcr.io"].Password != "secret" {
+		t.Errorf("%d credentials, %v", len(got), err)
+	}
+	for host, want := range map[string]string{"docker.io": "docker login docker.io", "https://x": "name of a registry"} {
+		if _, err := registryAuth(t.Context(), []string{host}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", host, err, want)
+		}
+	}
+}

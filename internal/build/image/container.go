@@ -13,7 +13,6 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/layout"
@@ -174,12 +173,8 @@ func openRegistry(ctx context.Context, reference string, login *Login) (v1.Image
 	if err != nil {
 		return nil, err
 	}
-	auth := remote.WithAuthFromKeychain(authn.DefaultKeychain)
-	if login != nil {
-		auth = remote.WithAuth(&authn.Basic{Username: login.User, Password: login.Password})
-	}
-	img, err := remote.Image(ref, remote.WithContext(ctx), auth, remote.WithTransport(boundedManifests{}),
-		remote.WithPlatform(v1.Platform{OS: "linux", Architecture: "amd64"}))
+	img, err := remote.Image(ref, append(login.options(), remote.WithContext(ctx),
+		remote.WithPlatform(v1.Platform{OS: "linux", Architecture: "amd64"}))...)
 	if err != nil {
 		return nil, err
 	}
@@ -188,10 +183,17 @@ func openRegistry(ctx context.Context, reference string, login *Login) (v1.Image
 
 // boundedManifests is the transport to registries. It limits manifests to maxRegistryManifest: the library
 // would read 100 MiB, and parse that into several GiB of values.
-type boundedManifests struct{}
+type boundedManifests struct {
+	encrypted bool // credentials need TLS; see checkEncrypted
+}
 
 // RoundTrip implements http.RoundTripper.
-func (boundedManifests) RoundTrip(r *http.Request) (*http.Response, error) {
+func (b boundedManifests) RoundTrip(r *http.Request) (*http.Response, error) {
+	if b.encrypted {
+		if err := checkEncrypted(r); err != nil {
+			return nil, err
+		}
+	}
 	resp, err := remote.DefaultTransport.RoundTrip(r)
 	if err == nil && r.Header.Get("Accept") != "" { // set for manifests, with their media types, and not for blobs
 		resp.Body = &boundedBody{resp.Body, maxRegistryManifest}

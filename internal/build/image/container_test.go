@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"log"
-	"net/http"
 	"net/http/httptest"
 	"os"
 	"os/exec"
@@ -16,7 +15,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/registry"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -122,40 +120,6 @@ func push(reference string, img v1.Image) error {
 		return err
 	}
 	return remote.Write(ref, img)
-}
-
-// The login in the recipe is sent to a registry that requires one. Without it nothing can be
-// fetched.
-func TestLogin(t *testing.T) {
-	t.Setenv("DOCKER_CONFIG", t.TempDir()) // no stored login
-	open := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if user, password, _ := r.BasicAuth(); user != "me" || password != "secret" {
-			w.Header().Set("WWW-Authenticate", `Basic realm="test"`)
-			w.WriteHeader(http.StatusUnauthorized)
-			return
-		}
-		open.ServeHTTP(w, r)
-	}))
-	defer server.Close()
-	reference := strings.TrimPrefix(server.URL, "http://") + "/test/image:v1"
-	ref, err := name.ParseReference(reference)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := remote.Write(ref, testImage(t), remote.WithAuth(&authn.Basic{Username: "me",
-		Password: "secret"})); err != nil {
-		t.Fatal(err)
-	}
-	for _, c := range []struct {
-		login *Login
-		want  bool
-	}{{nil, false}, {&Login{"me", "wrong"}, false}, {&Login{"me", "secret"}, true}} {
-		got, err := resolveContainer(t.Context(), base{baseRegistry, reference}, "/", c.login)
-		if (err == nil) != c.want || c.want && got.digest == "" {
-			t.Errorf("%v: %+v, %v", c.login, got, err)
-		}
-	}
 }
 
 func debugfs(t *testing.T, fs, command string) string {

@@ -69,9 +69,6 @@ type Recipe struct {
 	files []overlayFile // content of Files
 }
 
-// Login holds the credentials for a registry.
-type Login struct{ User, Password string }
-
 // File names a file of the recipe's directory, or a directory with all its content, that is copied
 // into the image. Its owner there is root.
 type File struct {

@@ -30,7 +30,7 @@ func (b *Builder) base(ctx context.Context, req Request, name string) (plan.Base
 	d, err := b.cfg.Manager.Snapshots().Detail(name)
 	switch {
 	case err != nil, d.Transient:
-		digest, config, err := b.cfg.Image(ctx, name, req.Login)
+		digest, config, err := b.cfg.Image(ctx, name, req.login(name))
 		if err != nil {
 			return plan.Base{}, config, fmt.Errorf("it is no snapshot; as an image: %w", err)
 		}
@@ -77,7 +77,7 @@ func (b *Builder) Begin(ctx context.Context, req Request, from plan.Base, userEl
 	dockerfile.Config, error) {
 	name := from.Image
 	if name != "" {
-		digest, _, err := b.cfg.Image(ctx, name, req.Login)
+		digest, _, err := b.cfg.Image(ctx, name, req.login(name))
 		if err != nil {
 			return from, dockerfile.Config{}, err
 		}

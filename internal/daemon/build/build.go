@@ -25,6 +25,7 @@ import (
 
 	apiv1 "github.com/forkd/forkd/api/v1"
 	"github.com/forkd/forkd/internal/build/dockerfile"
+	"github.com/forkd/forkd/internal/build/image"
 	"github.com/forkd/forkd/internal/build/plan"
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/gate"
@@ -60,7 +61,11 @@ type Request struct {
 	Tag     string
 	Replace bool
 	NoCache bool
-	Login   *Login // to the registries of images; nil: the login stored by `docker login` for the daemon's user
+	Login   *Login // to the registry of the image that BuildFrom begins with; nil: see Logins
+
+	// Logins are the client's credentials, by registry as image.Registry names it. They are in no key, file or
+	// message of a build, and sent to no other registry. For other registries the daemon's user may have logged in.
+	Logins map[string]Login
 
 	Dockerfile dockerfile.Request // without Files and Base; empty: see BuildFrom
 	VCPUs      uint32             // of a VM that boots from an image; 0: 1
@@ -76,6 +81,15 @@ const (
 	maxSecrets = apiv1.MaxBuildSecrets
 	maxSecret  = apiv1.MaxBuildSecret // bytes
 )
+
+// login returns the credentials for the registry of an image; nil: those that `docker login` has stored for
+// the daemon's user, if any.
+func (r *Request) login(reference string) *Login {
+	if l, ok := r.Logins[image.RegistryOf(reference)]; ok {
+		return &l
+	}
+	return r.Login
+}
 
 // Check returns an error if a request is invalid, as an *invalid.Error.
 func (r *Request) Check() error {

@@ -249,7 +249,7 @@ func (w *work) bake(ctx context.Context, i int) error {
 	base := w.plan.Steps[i].Base
 	var req bake.Request
 	if base.Image != "" {
-		from, err := w.b.cfg.Boot(ctx, Image{image.Pinned(base.Image, base.Digest), w.req.Login, base.DiskMiB},
+		from, err := w.b.cfg.Boot(ctx, Image{image.Pinned(base.Image, base.Digest), w.req.login(base.Image), base.DiskMiB},
 			func(stage string) { w.o.Output(i, stage) })
 		if err != nil {
 			return err

@@ -13,6 +13,7 @@ import (
 
 	apiv1 "github.com/forkd/forkd/api/v1"
 	"github.com/forkd/forkd/internal/build/dockerfile"
+	"github.com/forkd/forkd/internal/build/image"
 	"github.com/forkd/forkd/internal/build/plan"
 	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/daemon/build"
@@ -112,11 +113,40 @@ func (a *api) readBuild(ctx context.Context, in *treetar.Reader) (req build.Requ
 		Dockerfile: dockerfile.Request{Name: short(cmp.Or(ask.Name, "Dockerfile")), Text: []byte(ask.Dockerfile),
 			Target: ask.Target, Args: ask.Args},
 	}
+	if req.Logins, err = loginsOf(ask.RegistryAuth); err != nil {
+		return req, nil, err
+	}
 	if err := req.Check(); err != nil {
 		return req, nil, err
 	}
 	files, err = a.Builds.Store(ctx, auth.From(ctx).Who, in, apiv1.BuildContext)
 	return req, files, archiveError(err)
+}
+
+// loginsOf returns the credentials of a request by registry.
+func loginsOf(auths map[string]apiv1.RegistryAuth) (map[string]build.Login, error) {
+	const field = "registry_auth"
+	if n := len(auths); n > apiv1.MaxBuildRegistries {
+		return nil, invalid.Errorf(field, "there are %d registries: want at most %d", n, apiv1.MaxBuildRegistries)
+	}
+	logins := make(map[string]build.Login)
+	for host, a := range auths {
+		registry, err := image.Registry(host)
+		switch {
+		case err != nil:
+			return nil, &invalid.Error{Field: field, Reason: err.Error()}
+		case max(len(a.Username), len(a.Password), len(a.IdentityToken), len(a.RegistryToken)) > apiv1.MaxRegistryAuth:
+			return nil, invalid.Errorf(field, "%s: a text has more than %d KiB", registry, apiv1.MaxRegistryAuth>>10)
+		case a.IdentityToken == "" && a.RegistryToken == "" && (a.Username == "" || a.Password == ""):
+			return nil, invalid.Errorf(field, "%s: want a username and a password, or a token", registry)
+		}
+		if _, twice := logins[registry]; twice {
+			return nil, invalid.Errorf(field, "%s: it is given twice, by two of its names", registry)
+		}
+		logins[registry] = build.Login{User: a.Username, Password: a.Password, IdentityToken: a.IdentityToken,
+			RegistryToken: a.RegistryToken}
+	}
+	return logins, nil
 }
 
 // archiveError converts the error of an invalid archive to an error of the client.

@@ -259,6 +259,7 @@ def test_what_failed_first_and_the_end_of_its_output() -> None:
         ("dockerfile_text", {"dockerfile_text": "#" * ((1 << 20) + 1), "tag": "x"}),
         ("target", {"dockerfile_text": "FROM x", "tag": "x", "target": ""}),
         ("build_args", {"dockerfile_text": "FROM x", "tag": "x", "build_args": {"A": 1}}),
+        ("registry_auth['h']", {"dockerfile_text": "FROM x", "tag": "x", "registry_auth": {"h": {"user": "me"}}}),
         ("secrets", {"dockerfile_text": "FROM x", "tag": "x", "secrets": {"a": 1}}),
         ("secrets", {"dockerfile_text": "FROM x", "tag": "x", "secrets": {"a": b"x" * 512_001}}),
         ("secrets", {"dockerfile_text": "FROM x", "tag": "x", "secrets": {str(i): "" for i in range(65)}}),

@@ -24,6 +24,14 @@ export type BuildProgress =
 /** What a build did. */
 export type BuildResult = Camel<Schemas["BuildResult"]>;
 
+/** Credentials for a registry: a username with a password, or one token. */
+export interface RegistryAuth {
+  username?: string | undefined;
+  password?: string | undefined;
+  identityToken?: string | undefined;
+  registryToken?: string | undefined;
+}
+
 /** Options of a build; docs/build.md says what of a Dockerfile is carried out. */
 export interface BuildOptions extends CallOptions {
   /** Directory whose files the build may copy, but for those that its .dockerignore leaves out. */
@@ -40,6 +48,8 @@ export interface BuildOptions extends CallOptions {
   buildArgs?: Record<string, string> | undefined;
   /** By id, for commands that ask for them by RUN --mount=type=secret. */
   secrets?: Record<string, string | Uint8Array> | undefined;
+  /** Credentials for registries of images, by host such as "ghcr.io". The daemon keeps them for this build only. */
+  registryAuth?: Record<string, RegistryAuth> | undefined;
   /** Do all steps again. */
   noCache?: boolean | undefined;
   /** false: a snapshot with the tag is an error. */
@@ -60,6 +70,7 @@ export const buildOptions = [
   "target",
   "buildArgs",
   "secrets",
+  "registryAuth",
   "noCache",
   "replace",
   "vcpus",
@@ -97,6 +108,7 @@ export async function build(client: Client, options: BuildOptions): Promise<Snap
     args: buildArgs,
     no_cache: noCache || undefined,
     secrets: secretsOf(options.secrets),
+    registry_auth: registryAuthOf(options.registryAuth),
     vcpus,
     memory_mib: memoryMib,
     disk_mib: diskMib,
@@ -177,6 +189,29 @@ function secretsOf(secrets: BuildOptions["secrets"]): Record<string, string> | u
       throw new InvalidArgumentError("secrets", `${JSON.stringify(id)}: ${want}`);
     }
     found.push([id, toBase64(data)]);
+  }
+  return Object.fromEntries(found);
+}
+
+/** Credentials for registries as the request has them. */
+function registryAuthOf(auths: BuildOptions["registryAuth"]): Schemas["BuildRequest"]["registry_auth"] {
+  if (auths === undefined) {
+    return undefined;
+  }
+  const found: [string, Schemas["RegistryAuth"]][] = [];
+  for (const [host, auth] of Object.entries(auths)) {
+    const { username, password, identityToken, registryToken } = auth;
+    const sent: Schemas["RegistryAuth"] = {};
+    const fields = { username, password, identity_token: identityToken, registry_token: registryToken };
+    for (const [name, text] of Object.entries(fields)) {
+      if (text !== undefined && typeof text !== "string") {
+        throw new InvalidArgumentError(`registryAuth[${JSON.stringify(host)}].${name}`, "want a string");
+      }
+      if (text !== undefined) {
+        sent[name as keyof typeof sent] = text;
+      }
+    }
+    found.push([host, sent]);
   }
   return Object.fromEntries(found);
 }

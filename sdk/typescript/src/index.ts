@@ -4,7 +4,7 @@
  * @packageDocumentation
  */
 export { bestOf, type Attempt, type Best, type Judge, type Score } from "./best.ts";
-export type { BuildOptions, BuildProgress, BuildResult } from "./build.ts";
+export type { BuildOptions, BuildProgress, BuildResult, RegistryAuth } from "./build.ts";
 export type { Data } from "./bytes.ts";
 export type { Camel, CamelName } from "./case.ts";
 export {

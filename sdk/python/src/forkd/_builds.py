@@ -62,6 +62,24 @@ def secrets_of(secrets: Mapping[str, str | bytes] | None) -> dict[str, str] | No
     return out
 
 
+AUTH_FIELDS = ("username", "password", "identity_token", "registry_token")
+
+
+def registry_auth_of(auth: Mapping[str, Mapping[str, str]] | None) -> dict[str, dict[str, str]] | None:
+    """Credentials for registries as the request has them."""
+    if auth is None:
+        return None
+    if not isinstance(auth, Mapping):
+        raise bad("registry_auth", "want a mapping of hosts to credentials")
+    out = {}
+    for host, fields in auth.items():
+        where = f"registry_auth[{host!r}]"
+        if not isinstance(fields, Mapping) or not fields or any(name not in AUTH_FIELDS for name in fields):
+            raise bad(where, f"want a mapping with {', '.join(AUTH_FIELDS[:2])}, or with {' or '.join(AUTH_FIELDS[2:])}")
+        out[_args.text("registry_auth", host)] = {name: _args.text(where, value) for name, value in fields.items()}
+    return out
+
+
 def request(context: BuildContext, tag: str, **fields: Any) -> dict[str, Any]:
     """The request of a build."""
     if not context.text.strip():

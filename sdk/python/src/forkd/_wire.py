@@ -997,6 +997,18 @@ class ExecInput(Record):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class RegistryAuth(Record):
+    """Credentials for a registry: a username with a password, or one token, of up to 64 KiB each."""
+
+    username: str | None = None
+    password: str | None = None
+    identity_token: str | None = None
+    """exchanged for tokens of images, as credential helpers return it"""
+    registry_token: str | None = None
+    """sent to the registry as it is"""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class BuildRequest(Record):
     """Content of the file build.json in a build's archive."""
 
@@ -1023,6 +1035,9 @@ class BuildRequest(Record):
     secrets: dict[str, str] | None = None
     """secrets for RUN --mount=type=secret, by id: at most 64, of at most 500 KiB each. The daemon keeps them in
     memory only, and for this build only"""
+    registry_auth: dict[str, RegistryAuth] | None = None
+    """credentials for registries of images, by host such as ghcr.io: up to 64. The daemon keeps them for the build
+    only, and in memory only, and sends each to its registry only"""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -1443,6 +1458,7 @@ __all__ = [
     "PortURL",
     "Process",
     "Ready",
+    "RegistryAuth",
     "Restarted",
     "Resume",
     "Rollback",

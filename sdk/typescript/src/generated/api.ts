@@ -713,6 +713,19 @@ export interface components {
             secrets?: {
                 [key: string]: string;
             };
+            /** @description credentials for registries of images, by host such as ghcr.io: up to 64. The daemon keeps them for the build only, and in memory only, and sends each to its registry only */
+            registry_auth?: {
+                [key: string]: components["schemas"]["RegistryAuth"];
+            };
+        };
+        /** @description credentials for a registry: a username with a password, or one token, of up to 64 KiB each */
+        RegistryAuth: {
+            username?: string;
+            password?: string;
+            /** @description exchanged for tokens of images, as credential helpers return it */
+            identity_token?: string;
+            /** @description sent to the registry as it is */
+            registry_token?: string;
         };
         /** @description one line of a build's progress, with exactly one field: the first has plan, the last result or error */
         BuildEvent: {

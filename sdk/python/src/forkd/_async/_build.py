@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import _args
 from .._answers import problem_of
-from .._builds import BuildProgress, Steps, opened, request, secrets_of, tag_of
+from .._builds import BuildProgress, Steps, opened, registry_auth_of, request, secrets_of, tag_of
 from .._errors import StreamBrokenError
 from .._lines import Lines
 from .._output import event_of
@@ -31,6 +31,7 @@ async def build(
     target: str | None,
     build_args: Mapping[str, str] | None,
     secrets: Mapping[str, str | bytes] | None,
+    registry_auth: Mapping[str, Mapping[str, str]] | None,
     no_cache: bool,
     replace: bool,
     vcpus: int | None,
@@ -47,6 +48,7 @@ async def build(
         "args": _args.strings("build_args", build_args),
         "no_cache": no_cache or None,
         "secrets": secrets_of(secrets),
+        "registry_auth": registry_auth_of(registry_auth),
         "vcpus": None if vcpus is None else _args.whole("vcpus", vcpus, 1, 4096),
         "memory_mib": None if memory_mib is None else _args.whole("memory_mib", memory_mib, 64, 1 << 30),
         "disk_mib": None if disk_mib is None else _args.whole("disk_mib", disk_mib, 1, 1 << 20),

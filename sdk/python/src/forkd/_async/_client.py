@@ -131,6 +131,7 @@ class AsyncClient:
         target: str | None = None,
         build_args: Mapping[str, str] | None = None,
         secrets: Mapping[str, str | bytes] | None = None,
+        registry_auth: Mapping[str, Mapping[str, str]] | None = None,
         no_cache: bool = False,
         replace: bool = True,
         vcpus: int | None = None,
@@ -147,7 +148,8 @@ class AsyncClient:
         directory. With replace=False a snapshot with that tag is an error.
 
         target is a stage, build_args are values of ARG instructions, and secrets, by id, are for commands that
-        ask for them by RUN --mount=type=secret. no_cache does all steps again. vcpus, memory_mib and disk_mib
+        ask for them by RUN --mount=type=secret. registry_auth has credentials for registries of images, by host:
+        {"ghcr.io": {"username": "me", "password": "…"}}; the daemon keeps them for this build only. no_cache does all steps again. vcpus, memory_mib and disk_mib
         are for a VM that is made from an image.
 
         on_progress is called with a BuildPlan, then with BuildSteps and BuildOutputs (forkd.types). The step
@@ -163,6 +165,7 @@ class AsyncClient:
             target,
             build_args,
             secrets,
+            registry_auth,
             no_cache,
             replace,
             vcpus,
