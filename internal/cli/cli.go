@@ -86,7 +86,8 @@ func newRoot(stdio Stdio) *cobra.Command {
 		title    string
 		commands []*cobra.Command
 	}{
-		{"Snapshots:", []*cobra.Command{newBuildCmd(), newImagesCmd(), newTreeCmd(), newHistoryCmd(), newSnapshotInfoCmd(),
+		{"Snapshots:", []*cobra.Command{newBuildCmd(), newFromImageCmd(), newImagesCmd(), newTreeCmd(),
+			newHistoryCmd(), newSnapshotInfoCmd(),
 			newBranchCmd(),
 			newSnapshotCmd(), newSnapshotDiffCmd(), newSnapshotCompactCmd(), newVerifyCmd(), newRmiCmd(), newPruneCmd(),
 			newDfCmd()}},
@@ -102,7 +103,7 @@ func newRoot(stdio Stdio) *cobra.Command {
 			newPortForwardCmd(), newURLCmd(), newForwardGuestsCmd(), newMCPCmd()}},
 		{"This host:", []*cobra.Command{newDoctorCmd(), newInfoCmd(), newVersionCmd(), newDaemonCmd(), newTokenCmd(),
 			newMachineCmd(),
-			newCacheCmd(), newCleanupCmd(), newE2BCmd()}},
+			newCacheCmd(), newCleanupCmd(), newE2BCmd(), newBenchCmd()}},
 	} {
 		root.AddGroup(&cobra.Group{ID: g.title, Title: g.title})
 		for _, c := range g.commands {

@@ -1,0 +1,187 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/build/image"
+)
+
+// imageOf05 is the image of forkd 0.5's `from-image`, with the sizes of its flags.
+type imageOf05 struct {
+	disk, memory int // MiB
+}
+
+func (i imageOf05) recipe(name string) (*image.Recipe, error) {
+	r, ok, err := image.FromContainer("docker://" + name)
+	if err == nil && !ok {
+		err = fmt.Errorf("%.200q: want the name of a container image, such as python:3.12-slim", name)
+	}
+	if err != nil {
+		return nil, usageError{err}
+	}
+	if i.disk < 0 || i.memory < 0 {
+		return nil, usageError{errors.New("--size-mib and --mem-size-mib: want MiB, more than 0")}
+	}
+	if i.disk > 0 {
+		r.DiskMiB = i.disk
+	}
+	if i.memory > 0 {
+		r.MemoryMiB = i.memory
+	}
+	return r, nil
+}
+
+// newFromImageCmd makes forkd 0.5's command for `build docker://IMAGE`.
+func newFromImageCmd() *cobra.Command {
+	c := common{streams: true}
+	var o buildOptions
+	var from imageOf05
+	var extra []string
+	cmd := &cobra.Command{
+		Use:    "from-image IMAGE --tag TAG",
+		Short:  "Make a snapshot of a container image; see build",
+		Long:   "The same as 'forkd build docker://IMAGE --tag TAG', as forkd 0.5 names it.",
+		Hidden: true,
+		Args:   usageArgs(arguments(1, 1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(extra) > 0 {
+				return usageError{errors.New("--extra: packages are installed by a Dockerfile, with RUN: 'forkd build -t TAG DIR'")}
+			}
+			r, err := from.recipe(args[0])
+			if err != nil {
+				return err
+			}
+			if o.tag == "" {
+				o.tag = r.Name
+			}
+			return show(cmd, &c, func(ctx context.Context, cl *client.Client) (built, error) {
+				st := newStatus(cmd.ErrOrStderr())
+				defer st.end()
+				return build(ctx, cl, r, o, st)
+			}, func(b built) error {
+				printBuilt(cmd, b)
+				return nil
+			})
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.tag, "tag", "", "the snapshot's tag (default the name of the image)")
+	f.StringVar(&o.kernel, "kernel", "", "kernel to boot, with all drivers built in")
+	f.IntVar(&from.disk, "size-mib", 0, "size of the disk (default 1024)")
+	f.IntVar(&from.memory, "mem-size-mib", 0, "memory (default 512)")
+	f.StringSliceVar(&extra, "extra", nil, "of forkd 0.5; refused")
+	_ = f.MarkHidden("extra") // fails only for a flag that does not exist
+	f.Float64Var(&o.ready, "boot-wait-secs", 0, "how long the guest may take to boot (default 300)")
+	for _, name := range []string{"tap", "cache"} {
+		f.String(name, "", "of forkd 0.5; no effect")
+		_ = f.MarkHidden(name)
+	}
+	c.register(cmd)
+	return cmd
+}
+
+// bench05 is the result of `bench`, in milliseconds.
+type bench05 struct {
+	Spawn  float64 `json:"spawn_ms"`
+	Exec   float64 `json:"exec_ms"`
+	Branch float64 `json:"branch_ms"`
+	FanOut float64 `json:"fan_out_ms"`
+	Clean  float64 `json:"cleanup_ms"`
+	Total  float64 `json:"total_ms"`
+	N      int     `json:"n"`
+}
+
+// newBenchCmd makes forkd 0.5's benchmark: a sandbox, a command in it, a branch, n forks of that, and the
+// end of all of them.
+func newBenchCmd() *cobra.Command {
+	var c common
+	var tag string
+	var n int
+	cmd := &cobra.Command{
+		Use:    "bench --tag TAG [-n N]",
+		Short:  "Time a fork, a command, a branch and forks of it",
+		Hidden: true,
+		Args:   usageArgs(arguments(0, 0)),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if tag == "" || n < 1 {
+				return usageError{fmt.Errorf("want --tag TAG, and -n of at least 1; others come with the source: 'make bench'")}
+			}
+			return show(cmd, &c, func(ctx context.Context, cl *client.Client) (bench05, error) {
+				return bench(ctx, cl, tag, n)
+			}, func(b bench05) error {
+				printf(cmd.OutOrStdout(), "spawn 1      %8.1f ms\nexec         %8.1f ms\nbranch       %8.1f ms\n"+
+					"fan out %-5d%8.1f ms\ncleanup      %8.1f ms\ntotal        %8.1f ms\n", b.Spawn, b.Exec, b.Branch, n, b.FanOut,
+					b.Clean, b.Total)
+				return nil
+			})
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&tag, "tag", "", "the snapshot")
+	f.IntVarP(&n, "n", "n", 5, "forks of the branch")
+	noEffect(f, "per-child-netns", "", "of forkd 0.5; no effect")
+	c.completeFlag(cmd, "tag", tags)
+	c.register(cmd)
+	return cmd
+}
+
+func bench(ctx context.Context, cl *client.Client, tag string, n int) (b bench05, err error) {
+	whole := context.WithoutCancel(ctx) // nothing that was made is left behind
+	var ids []string
+	var branch string
+	clean := func() error {
+		var errs []error
+		for _, id := range ids {
+			errs = append(errs, removeSandbox(whole, cl, id))
+		}
+		ids = nil
+		if branch != "" {
+			errs = append(errs, cl.DeleteSnapshot(whole, branch, client.DeleteOptions{}))
+			branch = ""
+		}
+		return errors.Join(errs...)
+	}
+	defer func() { err = errors.Join(err, clean()) }()
+	fork := func(tag string, n int) error {
+		f, err := cl.Fork(whole, client.ForkRequest{SnapshotTag: tag, N: n})
+		for i := range f.Sandboxes {
+			ids = append(ids, f.Sandboxes[i].ID)
+		}
+		return err
+	}
+	begin := time.Now()
+	for _, part := range []struct {
+		took *float64
+		do   func() error
+	}{
+		{&b.Spawn, func() error { return fork(tag, 1) }},
+		{&b.Exec, func() error {
+			r, err := cl.Exec(ctx, ids[0], client.ExecRequest{Args: []string{"true"}})
+			if err == nil && r.ExitCode != 0 {
+				err = fmt.Errorf("the command true has exited with %d", r.ExitCode)
+			}
+			return err
+		}},
+		{&b.Branch, func() error {
+			s, err := cl.Branch(whole, ids[0], client.BranchRequest{Mode: "diff"})
+			branch = s.Tag
+			return err
+		}},
+		{&b.FanOut, func() error { return fork(branch, n) }},
+		{&b.Clean, clean},
+	} {
+		start := time.Now()
+		if err := part.do(); err != nil {
+			return b, err
+		}
+		*part.took = msSince(start)
+	}
+	b.Total, b.N = msSince(begin), n
+	return b, nil
+}

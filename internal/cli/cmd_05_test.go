@@ -1,0 +1,70 @@
+package cli
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	"github.com/forkd/forkd/internal/apirig"
+)
+
+// run05 runs a command of forkd 0.5 with a rig's daemon.
+func run05(t *testing.T, rig *apirig.Rig, args ...string) (code int, out, errs string) {
+	t.Helper()
+	t.Setenv("FORKD_URL", rig.URL)
+	t.Setenv("FORKD_TOKEN", apirig.Token)
+	var o, e bytes.Buffer
+	code = Main(args, Stdio{In: strings.NewReader(""), Out: &o, Err: &e})
+	return code, o.String(), e.String()
+}
+
+// `forkd from-image IMAGE --tag TAG` is a build of the image with the sizes that its flags give.
+func TestFromImage(t *testing.T) {
+	r, err := imageOf05{disk: 1536, memory: 768}.recipe("python:3.12-slim")
+	if err != nil || r.Base != "docker://python:3.12-slim" || r.DiskMiB != 1536 || r.MemoryMiB != 768 {
+		t.Errorf("%+v, %v", r, err)
+	}
+	if r, err := (imageOf05{}).recipe("a"); err != nil || r.DiskMiB == 0 || r.MemoryMiB == 0 {
+		t.Errorf("%+v, %v", r, err)
+	}
+	rig := apirig.Start(t, apirig.Options{})
+	if _, err := rig.Bake(t.Context(), rig.Parent); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("FORKD_CACHE", "/dev/null/nothing") // prevents any build
+	for want, args := range map[string][]string{
+		"a.b\": exists":   {"from-image", "python:3.12-slim", "--tag", rig.Parent.Tag},
+		"by a Dockerfile": {"from-image", "python:3.12-slim", "--tag", "x", "--extra", "git"},
+		"more than 0":     {"from-image", "python:3.12-slim", "--tag", "x", "--size-mib", "-1"},
+	} {
+		if code, _, errs := run05(t, rig, args...); code == 0 || !strings.Contains(errs, want) {
+			t.Errorf("%v: %d, %s", args, code, errs)
+		}
+	}
+}
+
+// `forkd bench --tag TAG` says what each part took, and leaves nothing, also if a part fails.
+func TestBench05(t *testing.T) {
+	rig := apirig.Start(t, apirig.Options{Agent: agentHere})
+	if _, err := rig.Bake(t.Context(), rig.Parent); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		n    string
+		code int
+		want string
+	}{{"3", 0, "fan out 3"}, {"0", exitUsage, "at least 1"}} {
+		code, out, errs := run05(t, rig, "bench", "--tag", rig.Parent.Tag, "-n", c.n)
+		if code != c.code || !strings.Contains(out+errs, c.want) {
+			t.Errorf("-n %s: %d, %s%s", c.n, code, out, errs)
+		}
+	}
+	if code, _, errs := run05(t, rig, "bench", "--tag", "nothing"); code != 1 || !strings.Contains(errs, "nothing") {
+		t.Errorf("of no snapshot: %d, %s", code, errs)
+	}
+	list, err := rig.Sandboxes(t.Context())
+	snapshots, err2 := rig.Snapshots(t.Context())
+	if err != nil || err2 != nil || len(list) != 0 || len(snapshots) != 1 {
+		t.Errorf("left: %+v, %+v, %v, %v", list, snapshots, err, err2)
+	}
+}
