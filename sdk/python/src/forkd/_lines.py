@@ -14,16 +14,16 @@ class Lines:
     def __init__(self) -> None:
         self.rest = bytearray()
 
-    def feed(self, chunk: bytes) -> Iterator[bytes]:
+    def feed(self, chunk: bytes) -> list[bytes]:
         """The lines that are complete with chunk, without their ends."""
-        self.rest += chunk
-        if len(self.rest) > MAX_LINE:
+        if len(self.rest) + len(chunk) > MAX_LINE:
             raise ValueError("a line of the daemon has more than 64 MiB")
-        *lines, rest = bytes(self.rest).split(b"\n") if b"\n" in chunk else (bytes(self.rest),)
-        if lines:
-            self.rest = bytearray(rest)
-        for line in lines:
-            yield line.removesuffix(b"\r")
+        if b"\n" not in chunk:
+            self.rest += chunk
+            return []
+        *lines, rest = (bytes(self.rest) + chunk if self.rest else chunk).split(b"\n")
+        self.rest = bytearray(rest)
+        return [line.removesuffix(b"\r") for line in lines]
 
 
 class ServerEvent(NamedTuple):

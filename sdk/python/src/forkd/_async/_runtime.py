@@ -27,10 +27,10 @@ class AsyncPools:
     def __init__(self, address: Address, options: Callable[[Address], dict[str, Any]]) -> None:
         self.address, self.options = address, options
         self.lock = threading.Lock()
-        self.pools: dict[asyncio.AbstractEventLoop, tuple[httpx2.AsyncClient, AsyncGenerator[None, None]]] = {}
+        self.pools: dict[asyncio.AbstractEventLoop, tuple[httpx2.AsyncHTTPTransport, AsyncGenerator[None, None]]] = {}
         self.closed = False
 
-    async def get(self) -> httpx2.AsyncClient:
+    async def get(self) -> httpx2.AsyncHTTPTransport:
         loop = asyncio.get_running_loop()
         with self.lock:
             if self.closed:
@@ -41,16 +41,14 @@ class AsyncPools:
                 return there[0]
             import httpx2
 
-            pool = httpx2.AsyncClient(
-                transport=httpx2.AsyncHTTPTransport(**self.options(self.address)), trust_env=False
-            )
+            pool = httpx2.AsyncHTTPTransport(**self.options(self.address))
             guard = self._until_loop_ends(loop, pool)
             self.pools[loop] = pool, guard
         await anext(guard)
         return pool
 
     async def _until_loop_ends(
-        self, loop: asyncio.AbstractEventLoop, pool: httpx2.AsyncClient
+        self, loop: asyncio.AbstractEventLoop, pool: httpx2.AsyncHTTPTransport
     ) -> AsyncGenerator[None, None]:
         try:
             yield

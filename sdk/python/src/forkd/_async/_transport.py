@@ -7,7 +7,8 @@ import socket
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._address import Address, what_helps
@@ -68,6 +69,10 @@ class AsyncTransport:
         self.address, self.timeout, self.retries = address, timeout, retries
         self.idle = IDLE  # how long a stream may be silent
         self.pools = _runtime.AsyncPools(address, pool_options)
+        self.always = [(b"User-Agent", f"forkd-python/{VERSION}".encode()), (b"Accept-Encoding", b"identity")]
+        if address.token:
+            self.always.append((b"Authorization", f"Bearer {address.token}".encode()))
+        self.url = lru_cache(maxsize=256)(self.parsed)
 
     async def aclose(self) -> None:
         await self.pools.aclose()
@@ -88,17 +93,17 @@ class AsyncTransport:
 
         A GET, and with once a POST that carries a key of its own, is sent again if the connection fails or
         the daemon says when to: at most retries times, and within the timeout. Nothing else is."""
-        sent = self.headers(headers, json)
         if once:
-            sent["Idempotency-Key"] = str(uuid.uuid4())
-        if json is not None:
-            content = jsonlib.dumps(json).encode()
+            headers = {**(headers or {}), "Idempotency-Key": str(uuid.uuid4())}
         limit = timeout or self.timeout
         deadline = time.monotonic() + limit
         left = self.retries if once or method == "GET" else 0
         while True:
             try:
-                return await self.send(method, path, params, content, sent, limit)
+                async with self.stream(
+                    method, path, params=params, content=content, headers=headers, json=json, idle=limit
+                ) as response:
+                    return Answer(response.status_code, response.headers, await self.body(response, limit))
             except (ConnectionFailedError, ForkdError) as e:
                 failed_at_all = isinstance(e, ConnectionFailedError)
                 wait = (
@@ -112,23 +117,6 @@ class AsyncTransport:
                     raise
             left -= 1
             await _runtime.sleep(wait)
-
-    async def send(
-        self, method: str, path: str, params: Params, content: Any, headers: Mapping[str, str], limit: float
-    ) -> Answer:
-        async with self.stream(method, path, params=params, content=content, headers=headers, idle=limit) as response:
-            try:
-                return Answer(response.status_code, response.headers, await response.aread())
-            except Exception as e:
-                raise self.lost(e, limit) from e
-
-    def headers(self, more: Mapping[str, str] | None = None, json: Any = None) -> dict[str, str]:
-        out = {"User-Agent": f"forkd-python/{VERSION}", "Accept-Encoding": "identity"}
-        if self.address.token:
-            out["Authorization"] = f"Bearer {self.address.token}"
-        if json is not None:
-            out["Content-Type"] = "application/json"
-        return out | dict(more or {})
 
     @asynccontextmanager
     async def stream(
@@ -149,30 +137,54 @@ class AsyncTransport:
 
         if idle == -1:
             idle = self.idle
+        request = self.request(method, path, params, content, headers or {}, json)
+        request.extensions["timeout"] = {"connect": CONNECT, "read": idle, "write": idle}
+        pool = await self.pools.get()
+        try:
+            response = await pool.handle_async_request(request)
+        except httpx2.TransportError as e:
+            raise self.lost(e, idle) from e
+        try:
+            if response.status_code >= 300 or (response.status_code == 101) != switch:
+                body = b"" if response.status_code == 101 else await self.body(response, idle)
+                raise error_of(response.status_code, response.headers, body)
+            yield response
+        finally:
+            await response.aclose()
 
+    def request(
+        self, method: str, path: str, params: Params, content: Any, headers: Mapping[str, str], json: Any
+    ) -> httpx2.Request:
+        """A request whose body is bytes, JSON, or what can be iterated. Its headers are made here: httpx2 takes
+        longer for them than for all the rest."""
+        import httpx2
+
+        if params:
+            path += "?" + str(httpx2.QueryParams(list(params)))
+        url = self.url(path)
+        sent = [(b"Host", url.netloc), *self.always]
+        for name, value in headers.items():
+            sent.append((name.encode(), value.encode()))
         if json is not None:
             content = jsonlib.dumps(json).encode()
-        url = self.address.base + path
-        if params:
-            url += "?" + str(httpx2.QueryParams(list(params)))
-        pool = await self.pools.get()
-        async with AsyncExitStack() as stack:
-            try:
-                response = await stack.enter_async_context(
-                    pool.stream(
-                        method,
-                        url,
-                        content=content,
-                        headers=self.headers(headers, json),
-                        timeout=httpx2.Timeout(idle, connect=CONNECT, pool=None),
-                    )
-                )
-                if response.status_code >= 300 or (response.status_code == 101) != switch:
-                    body = b"" if response.status_code == 101 else await response.aread()
-                    raise error_of(response.status_code, response.headers, body)
-            except httpx2.TransportError as e:
-                raise self.lost(e, idle) from e
-            yield response
+            sent.append((b"Content-Type", b"application/json"))
+        if content is not None and not isinstance(content, bytes):
+            return httpx2.Request(method, url, headers=sent, content=content)
+        if content is not None or method != "GET":
+            sent.append((b"Content-Length", b"%d" % len(content or b"")))
+        return httpx2.Request(method, url, headers=sent, stream=httpx2.ByteStream(content or b""))
+
+    def parsed(self, path: str) -> httpx2.URL:
+        import httpx2
+
+        return httpx2.URL(self.address.base + path)
+
+    async def body(self, response: httpx2.Response, limit: float | None) -> bytes:
+        """All of an answer."""
+        try:
+            return await response.aread()
+        except Exception as e:
+            raise self.lost(e, limit) from e
 
     def lost(self, e: Exception, limit: float | None) -> Exception:
         """The error for a request that got no answer."""
@@ -194,11 +206,12 @@ class AsyncTransport:
         return e
 
     async def chunks(self, response: httpx2.Response, what: str) -> AsyncIterator[bytes]:
-        """The bytes of a stream. Its end is that of the iteration, or an error if it broke off."""
+        """The bytes of a stream, which no server may have encoded. Its end is that of the iteration, or an error if
+        it broke off."""
         import httpx2
 
         try:
-            async for chunk in response.aiter_bytes():
+            async for chunk in response.aiter_raw():
                 yield chunk
         except httpx2.TransportError as e:
             why = (

@@ -24,18 +24,18 @@ class Pools:
     def __init__(self, address: Address, options: Callable[[Address], dict[str, Any]]) -> None:
         self.address, self.options = address, options
         self.lock = threading.Lock()
-        self.pool: httpx2.Client | None = None
+        self.pool: httpx2.HTTPTransport | None = None
         self.owner = 0  # the process that made it
         self.closed = False
 
-    def get(self) -> httpx2.Client:
+    def get(self) -> httpx2.HTTPTransport:
         with self.lock:
             if self.closed:
                 raise RuntimeError("this client was closed")
             if self.pool is None or self.owner != os.getpid():
                 import httpx2
 
-                self.pool = httpx2.Client(transport=httpx2.HTTPTransport(**self.options(self.address)), trust_env=False)
+                self.pool = httpx2.HTTPTransport(**self.options(self.address))
                 self.owner = os.getpid()
             return self.pool
 

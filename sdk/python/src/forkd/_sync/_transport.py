@@ -8,7 +8,8 @@ import socket
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._address import Address, what_helps
@@ -69,6 +70,10 @@ class Transport:
         self.address, self.timeout, self.retries = address, timeout, retries
         self.idle = IDLE  # how long a stream may be silent
         self.pools = _runtime.Pools(address, pool_options)
+        self.always = [(b"User-Agent", f"forkd-python/{VERSION}".encode()), (b"Accept-Encoding", b"identity")]
+        if address.token:
+            self.always.append((b"Authorization", f"Bearer {address.token}".encode()))
+        self.url = lru_cache(maxsize=256)(self.parsed)
 
     def close(self) -> None:
         self.pools.close()
@@ -89,17 +94,17 @@ class Transport:
 
         A GET, and with once a POST that carries a key of its own, is sent again if the connection fails or
         the daemon says when to: at most retries times, and within the timeout. Nothing else is."""
-        sent = self.headers(headers, json)
         if once:
-            sent["Idempotency-Key"] = str(uuid.uuid4())
-        if json is not None:
-            content = jsonlib.dumps(json).encode()
+            headers = {**(headers or {}), "Idempotency-Key": str(uuid.uuid4())}
         limit = timeout or self.timeout
         deadline = time.monotonic() + limit
         left = self.retries if once or method == "GET" else 0
         while True:
             try:
-                return self.send(method, path, params, content, sent, limit)
+                with self.stream(
+                    method, path, params=params, content=content, headers=headers, json=json, idle=limit
+                ) as response:
+                    return Answer(response.status_code, response.headers, self.body(response, limit))
             except (ConnectionFailedError, ForkdError) as e:
                 failed_at_all = isinstance(e, ConnectionFailedError)
                 wait = (
@@ -113,23 +118,6 @@ class Transport:
                     raise
             left -= 1
             _runtime.sleep(wait)
-
-    def send(
-        self, method: str, path: str, params: Params, content: Any, headers: Mapping[str, str], limit: float
-    ) -> Answer:
-        with self.stream(method, path, params=params, content=content, headers=headers, idle=limit) as response:
-            try:
-                return Answer(response.status_code, response.headers, response.read())
-            except Exception as e:
-                raise self.lost(e, limit) from e
-
-    def headers(self, more: Mapping[str, str] | None = None, json: Any = None) -> dict[str, str]:
-        out = {"User-Agent": f"forkd-python/{VERSION}", "Accept-Encoding": "identity"}
-        if self.address.token:
-            out["Authorization"] = f"Bearer {self.address.token}"
-        if json is not None:
-            out["Content-Type"] = "application/json"
-        return out | dict(more or {})
 
     @contextmanager
     def stream(
@@ -150,30 +138,54 @@ class Transport:
 
         if idle == -1:
             idle = self.idle
+        request = self.request(method, path, params, content, headers or {}, json)
+        request.extensions["timeout"] = {"connect": CONNECT, "read": idle, "write": idle}
+        pool = self.pools.get()
+        try:
+            response = pool.handle_request(request)
+        except httpx2.TransportError as e:
+            raise self.lost(e, idle) from e
+        try:
+            if response.status_code >= 300 or (response.status_code == 101) != switch:
+                body = b"" if response.status_code == 101 else self.body(response, idle)
+                raise error_of(response.status_code, response.headers, body)
+            yield response
+        finally:
+            response.close()
 
+    def request(
+        self, method: str, path: str, params: Params, content: Any, headers: Mapping[str, str], json: Any
+    ) -> httpx2.Request:
+        """A request whose body is bytes, JSON, or what can be iterated. Its headers are made here: httpx2 takes
+        longer for them than for all the rest."""
+        import httpx2
+
+        if params:
+            path += "?" + str(httpx2.QueryParams(list(params)))
+        url = self.url(path)
+        sent = [(b"Host", url.netloc), *self.always]
+        for name, value in headers.items():
+            sent.append((name.encode(), value.encode()))
         if json is not None:
             content = jsonlib.dumps(json).encode()
-        url = self.address.base + path
-        if params:
-            url += "?" + str(httpx2.QueryParams(list(params)))
-        pool = self.pools.get()
-        with ExitStack() as stack:
-            try:
-                response = stack.enter_context(
-                    pool.stream(
-                        method,
-                        url,
-                        content=content,
-                        headers=self.headers(headers, json),
-                        timeout=httpx2.Timeout(idle, connect=CONNECT, pool=None),
-                    )
-                )
-                if response.status_code >= 300 or (response.status_code == 101) != switch:
-                    body = b"" if response.status_code == 101 else response.read()
-                    raise error_of(response.status_code, response.headers, body)
-            except httpx2.TransportError as e:
-                raise self.lost(e, idle) from e
-            yield response
+            sent.append((b"Content-Type", b"application/json"))
+        if content is not None and not isinstance(content, bytes):
+            return httpx2.Request(method, url, headers=sent, content=content)
+        if content is not None or method != "GET":
+            sent.append((b"Content-Length", b"%d" % len(content or b"")))
+        return httpx2.Request(method, url, headers=sent, stream=httpx2.ByteStream(content or b""))
+
+    def parsed(self, path: str) -> httpx2.URL:
+        import httpx2
+
+        return httpx2.URL(self.address.base + path)
+
+    def body(self, response: httpx2.Response, limit: float | None) -> bytes:
+        """All of an answer."""
+        try:
+            return response.read()
+        except Exception as e:
+            raise self.lost(e, limit) from e
 
     def lost(self, e: Exception, limit: float | None) -> Exception:
         """The error for a request that got no answer."""
@@ -195,11 +207,12 @@ class Transport:
         return e
 
     def chunks(self, response: httpx2.Response, what: str) -> Iterator[bytes]:
-        """The bytes of a stream. Its end is that of the iteration, or an error if it broke off."""
+        """The bytes of a stream, which no server may have encoded. Its end is that of the iteration, or an error if
+        it broke off."""
         import httpx2
 
         try:
-            for chunk in response.iter_bytes():
+            for chunk in response.iter_raw():
                 yield chunk
         except httpx2.TransportError as e:
             why = (
