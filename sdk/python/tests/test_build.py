@@ -20,7 +20,7 @@ import forkd
 from forkd import AsyncClient, BuildFailed, Client, InvalidArgumentError, Snapshot
 from forkd._builds import MAX_OUTPUT, Steps
 from forkd._context import BuildContext
-from forkd._ignore import BadPattern, Ignore
+from forkd._ignore import MAX_KEPT, Automaton, BadPattern, Ignore, Parser, Part, expression
 from forkd.errors import BadRequestError, SnapshotExistsError
 from forkd.types import BuildOutput, BuildPlan, BuildStep
 
@@ -37,6 +37,38 @@ def test_ignore(case: dict[str, Any]) -> None:
     ignore = Ignore(case["file"].encode())
     assert {p: ignore.out(p) for p in case.get("in", [])} == dict.fromkeys(case.get("in", []), False)
     assert {p: ignore.out(p) for p in case.get("out", [])} == dict.fromkeys(case.get("out", []), True)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path"),
+    [("a*" * 1000 + "b", "a" * 2000), ("**/a/" * 300 + "b", "a/" * 1000 + "a"), ("x{1000}" * 200 + "*b", "x" * 2000)],
+)
+def test_a_hostile_pattern_takes_no_more_steps_than_pattern_times_path(pattern: str, path: str) -> None:
+    parser = Parser(expression(pattern)[1])
+    automaton, steps = Automaton(parser), 0
+
+    class Counted(list[Part]):
+        def __getitem__(self, i: Any) -> Any:
+            nonlocal steps
+            steps += 1
+            return super().__getitem__(i)
+
+    automaton.parts = Counted(parser.parts)
+    assert not automaton.matches(path)
+    assert steps <= 2 * len(parser.parts) * (len(path) + 1)
+    steps = 0
+    for _ in range(100):
+        automaton.matches(path[:100])
+    assert steps <= 2 * len(parser.parts) * 101, "an automaton keeps what it has found out"
+
+
+def test_an_automaton_keeps_only_so_much() -> None:
+    automaton = Automaton(Parser(expression("*a" + "?" * 12 + "b")[1]))
+    for i in range(3000):
+        automaton.matches(f"{i:012b}".replace("0", "a").replace("1", "c") * 3)
+        assert automaton.kept < 2 * MAX_KEPT
+    with pytest.raises(BadPattern, match="it repeats too much"):
+        Ignore(b"x{1000}" * 300 + b"*")
 
 
 def made(root: Path, **files: str | Callable[[Path], Any]) -> Path:

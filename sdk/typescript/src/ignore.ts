@@ -2,17 +2,26 @@
  * What a .dockerignore leaves out of a build context. The rules are those of Docker, whose code
  * (github.com/moby/patternmatcher) makes a regular expression of Go of each pattern.
  * test/contract/ignore.yaml has examples, which the SDKs for Python and Go follow too.
+ *
+ * RegExp backtracks, and a pattern with twenty stars can take it years. So these expressions are matched as Go
+ * matches them: by an automaton that reads each character of a path once, for the path and all its parents.
  */
 
 const maxLine = 64 << 10; // bytes
 const maxRepeat = 1000; // that a regular expression of Go may ask for
 
-const space = "[\\t-\\r \\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000]+";
-const outerSpace = new RegExp(`^${space}|${space}$`, "g");
+const maxParts = 1 << 18; // of an expression, with its repetitions written out
+const maxKept = 1 << 14; // parts and transitions of states that an automaton keeps
+
+const space = /[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]/;
 const escaped = ".+()$"; // characters of a pattern that are themselves in its regular expression
-const classes: Readonly<Record<string, string>> = { d: "0-9", w: "0-9A-Za-z_", s: "\\t\\n\\f\\r " };
+const classes: Readonly<Record<string, readonly string[]>> = {
+  d: ["09"],
+  w: ["09", "AZ", "__", "az"],
+  s: ["\t\n", "\f\r", "  "],
+};
 const characters: Readonly<Record<string, string>> = { a: "\x07", f: "\f", n: "\n", r: "\r", t: "\t", v: "\v" };
-const places: Readonly<Record<string, string>> = { b: "\\b", B: "\\B", A: "^", z: "$" };
+const places: Readonly<Record<string, Place>> = { b: "b", B: "B", A: "^", z: "$" };
 
 /** Why a pattern is none. */
 export class BadPattern extends Error {}
@@ -36,14 +45,9 @@ export class Ignore {
 
   /** Whether a path of the context, with slashes, is left out. */
   out(path: string): boolean {
-    if (this.#patterns.length === 0) {
-      return false;
-    }
-    const parts = path.split("/");
-    const all = [path, ...parts.slice(0, -1).map((_, i) => parts.slice(0, i + 1).join("/"))];
     let left = false;
     for (const { exception, matches } of this.#patterns) {
-      if (exception === left && all.some(matches)) {
+      if (exception === left && matches(path)) {
         left = !exception;
       }
     }
@@ -52,7 +56,14 @@ export class Ignore {
 }
 
 function trimmed(text: string): string {
-  return text.replace(outerSpace, "");
+  let [from, to] = [0, text.length];
+  while (from < to && space.test(text[from]!)) {
+    from++;
+  }
+  while (from < to && space.test(text[to - 1]!)) {
+    to--;
+  }
+  return text.slice(from, to);
 }
 
 /** The patterns of a file, in their short form. */
@@ -92,7 +103,7 @@ function clean(path: string): string {
   return (rooted ? "/" : "") + parts.join("/") || ".";
 }
 
-/** Whether a path is one that a pattern means, with or without an exclamation mark before it. */
+/** Whether a pattern, with or without an exclamation mark before it, means a path or one of its parents. */
 function matcher(pattern: string): Matches {
   const meant = pattern.replace(/^!/, "");
   try {
@@ -103,24 +114,29 @@ function matcher(pattern: string): Matches {
     check(chars);
     const { kind, source } = expression(chars);
     if (kind === "exact") {
-      return (path) => path === meant;
+      return (path) => path === meant || path.startsWith(`${meant}/`);
     }
     if (kind === "prefix") {
       const start = meant.slice(0, -2);
       return (path) => path.startsWith(start);
     }
     if (kind === "suffix") {
-      const end = meant.slice(2);
-      return (path) => path.endsWith(end) || (end.startsWith("/") && path === end.slice(1));
+      const end = meant.slice(2); // if it begins with a slash, the first part of a path is meant too
+      return (path) => ends(path).some((to) => `/${path}`.endsWith(end, 1 + to));
     }
-    const translated = new RegExp(new Translation(source).text, "u");
-    return (path) => translated.test(path);
+    const automaton = new Automaton(new Parser(source));
+    return (path) => automaton.matches(path);
   } catch (error) {
     if (error instanceof BadPattern) {
       throw new BadPattern(`the pattern ${JSON.stringify(pattern)}: ${error.message}`);
     }
     throw error;
   }
+}
+
+/** The lengths of a path's parents and of the path. */
+function ends(path: string): number[] {
+  return [...path.matchAll(/\//g), { index: path.length }].map(({ index }) => index);
 }
 
 /** Refuses what Go's path.Match does. */
@@ -191,94 +207,135 @@ function expression(chars: readonly string[]): { kind: "exact" | "prefix" | "suf
   return { kind, source: `${source}$` };
 }
 
-function literal(c: string): string {
-  return `\\u{${c.codePointAt(0)!.toString(16)}}`;
+/** The characters of some ranges, each the first and the last in one string; or all others. */
+class Chars {
+  readonly #ranges: readonly (readonly [number, number])[];
+  readonly #others: boolean;
+
+  constructor(ranges: readonly string[], others = false) {
+    this.#ranges = ranges.map((range) => {
+      const [first, last] = Array.from(range, (c) => c.codePointAt(0)!);
+      return [first!, last!];
+    });
+    this.#others = others;
+  }
+
+  has(c: string): boolean {
+    const code = c.codePointAt(0)!;
+    return this.#ranges.some(([first, last]) => first <= code && code <= last) !== this.#others;
+  }
 }
 
-/** A regular expression of Go, made by expression, in the syntax of JavaScript with the flag u. */
-class Translation {
-  text = "^";
+/** "^" is the beginning, "$" the end, "b" the beginning or the end of a word, "B" what is neither, "" every place. */
+type Place = "^" | "$" | "b" | "B" | "";
+
+/** A part of an expression: a character, or a place between two. At "found" the expression ends. */
+interface Part {
+  readonly what: Chars | Place | "found";
+  readonly loop?: boolean; // any number of these characters
+  readonly skip?: number; // the expression may also go on so many parts further
+}
+
+const word = new Chars(classes["w"]!);
+const slash: Part = { what: new Chars(["//"]) };
+const anything: Part = { what: new Chars(["\n\n"], true), loop: true, skip: 1 };
+const found: Part = { what: "found" };
+
+/** The parts of a regular expression of Go that was made by expression, one alternative after the other. */
+class Parser {
+  readonly parts: Part[] = [{ what: "^" }];
+  readonly first = [0]; // where alternatives begin
   readonly #source: readonly string[];
   readonly #end: number;
   #at = 1;
-  #last: string | undefined = "^"; // what may be repeated
+  #last: Part | undefined = this.parts[0]; // what may be repeated
 
   constructor(source: string) {
     this.#source = Array.from(source);
     this.#end = this.#source.length - 1;
     while (this.#at < this.#end) {
       this.#one();
+      if (this.parts.length > maxParts) {
+        throw new BadPattern("it repeats too much");
+      }
     }
-    this.text += "$";
+    this.#add(0, { what: "$" }, found);
   }
 
-  #add(text: string, length: number, again = true): void {
-    this.text += text;
+  /** Adds what so many characters of the source mean. */
+  #add(length: number, ...parts: Part[]): void {
     this.#at += length;
-    this.#last = again ? text : undefined;
+    this.parts.push(...parts);
+    this.#last = parts.length === 1 && parts[0] !== anything ? parts[0] : undefined;
   }
 
   #one(): void {
-    const rest = this.#source.slice(this.#at, this.#end).join("");
+    const next = this.#source.slice(this.#at, Math.min(this.#at + 64, this.#end)).join("");
     const c = this.#source[this.#at]!;
-    const times = /^\{([0-9]+)(,([0-9]*))?\}/.exec(rest);
-    if (rest.startsWith("(.*/)?")) {
-      this.#add("(?:[^\\n]*/)?", 6, false);
-    } else if (rest.startsWith(".*")) {
-      this.#add("[^\\n]*", 2, false);
+    const times = /^\{(0|[1-9][0-9]*)(,(0|[1-9][0-9]*)?)?\}/.exec(next);
+    if (next.startsWith("(.*/)?")) {
+      this.#add(6, { what: "", skip: 3 }, anything, slash);
+    } else if (next.startsWith(".*")) {
+      this.#add(2, anything);
     } else if (c === "[") {
       this.#addClass();
     } else if (c === "*") {
-      this.#repeat("*", 1, 0);
+      this.#repeat("*", 0, undefined);
     } else if (times !== null) {
       const least = Number(times[1]);
       const most = Number(times[3] || times[1]);
       if (!(least <= most && most <= maxRepeat)) {
         throw new BadPattern(`${times[0]}: it repeats something too often`);
       }
-      this.#repeat(times[0], times[0].length, least);
+      this.#repeat(times[0], least, times[2] === "," ? undefined : most);
     } else if (c === "|") {
-      this.#add(c, 1, false);
+      this.#add(1, found);
+      this.first.push(this.parts.length);
+      this.#last = undefined;
     } else if (c === "^") {
-      this.#add(c, 1);
+      this.#add(1, { what: "^" });
     } else if (c === "\\") {
       this.#addEscaped(this.#source[this.#at + 1]!);
     } else {
-      this.#add(literal(c), 1);
+      this.#add(1, { what: new Chars([c + c]) });
     }
   }
 
   /** Repeats what is last. A place is the same place however often it is asked for. */
-  #repeat(text: string, length: number, least: number): void {
-    const last = this.#last;
-    if (last === undefined) {
+  #repeat(text: string, least: number, most: number | undefined): void {
+    const part = this.#last;
+    if (part === undefined) {
       throw new BadPattern(`${text}: there is nothing to repeat before it`);
     }
-    const place = Object.values(places).includes(last);
-    if (place && least === 0) {
-      this.text = this.text.slice(0, -last.length);
+    const { what } = part;
+    const often = (n: number, of: Part): Part[] => Array.from({ length: n }, () => of);
+    this.parts.pop();
+    if (typeof what === "string") {
+      this.#add(text.length, ...often(Math.min(least, 1), part));
+    } else if (most === undefined) {
+      this.#add(text.length, ...often(least, part), { what, loop: true, skip: 1 });
+    } else {
+      this.#add(text.length, ...often(least, part), ...often(most - least, { what, skip: 1 }));
     }
-    this.#add(place ? "" : text, length, false);
+    this.#last = undefined;
   }
 
   #addEscaped(c: string): void {
     const lower = c.toLowerCase();
     if (Object.hasOwn(classes, lower)) {
-      this.#add(`[${c === lower ? "" : "^"}${classes[lower]}]`, 2);
+      this.#add(2, { what: new Chars(classes[lower]!, c !== lower) });
     } else if (Object.hasOwn(places, c)) {
-      this.#add(places[c]!, 2);
+      this.#add(2, { what: places[c]! });
     } else {
-      this.#add(literal(meaning(c)), 2);
+      this.#add(2, { what: new Chars([meaning(c).repeat(2)]) });
     }
   }
 
   #addClass(): void {
     let at = this.#at + 1;
-    let out = "[";
-    if (this.#source[at] === "^") {
-      at++;
-      out += "^";
-    }
+    const ranges: string[] = [];
+    const others = this.#source[at] === "^";
+    at += others ? 1 : 0;
     const character = (): string => {
       if (at >= this.#end) {
         throw new BadPattern("a class has no end");
@@ -292,7 +349,7 @@ class Translation {
       }
       const next = this.#source[at + 1] ?? "";
       if (this.#source[at] === "\\" && Object.hasOwn(classes, next)) {
-        out += classes[next];
+        ranges.push(...classes[next]!);
         at += 2;
         continue;
       }
@@ -305,9 +362,110 @@ class Translation {
       if (high.codePointAt(0)! < low.codePointAt(0)!) {
         throw new BadPattern(`${low}-${high}: a range is backwards`);
       }
-      out += `${literal(low)}-${literal(high)}`;
+      ranges.push(low + high);
     }
-    this.#add(`${out}]`, at + 1 - this.#at);
+    this.#add(at + 1 - this.#at, { what: new Chars(ranges, others) });
+  }
+}
+
+/** What an automaton knows behind a character of a path. */
+class State {
+  readonly next = new Map<string, State>(); // by the next character, or "" for the end
+  readonly parts: readonly number[]; // that may come next
+  readonly word: boolean | undefined; // whether the character is one of a word; undefined: the path begins
+
+  constructor(parts: readonly number[] = [], word?: boolean) {
+    this.parts = parts;
+    this.word = word;
+  }
+}
+
+const yes = new State(); // whatever follows
+const no = new State();
+
+/**
+ * Finds an expression in paths. A character takes at most as many steps as the expression has parts, and one
+ * if the automaton has been in the same state before.
+ */
+class Automaton {
+  readonly #parts: readonly Part[];
+  readonly #first: readonly number[];
+  readonly #later: readonly number[]; // those of first that may begin anywhere
+  readonly #states = new Map<string, State>();
+  #begin: State;
+  #kept = 0;
+
+  constructor({ parts, first }: Parser) {
+    this.#parts = parts;
+    this.#first = first;
+    this.#later = first.filter((i) => parts[i]!.what !== "^");
+    this.#begin = new State(first);
+  }
+
+  /** Whether the expression is in a path or in one of its parents. */
+  matches(path: string): boolean {
+    let state = this.#begin;
+    for (const c of path) {
+      if (c === "/" && this.#then(state, "") === yes) {
+        return true;
+      }
+      state = this.#then(state, c);
+      if (state === yes || state === no) {
+        return state === yes;
+      }
+    }
+    return this.#then(state, "") === yes;
+  }
+
+  /** The state that follows a state by a character, or by the end of the path. */
+  #then(state: State, c: string): State {
+    let then = state.next.get(c);
+    if (then === undefined) {
+      if (this.#kept > maxKept) {
+        this.#states.clear();
+        this.#begin = new State(this.#first);
+        this.#kept = 0;
+      }
+      then = this.#found(state, c);
+      state.next.set(c, then);
+      this.#kept++;
+    }
+    return then;
+  }
+
+  #found(state: State, c: string): State {
+    const inWord = c !== "" && word.has(c);
+    const edge = inWord !== (state.word ?? false);
+    const here = { "": true, "^": state.word === undefined, $: c === "", b: edge, B: !edge };
+    const todo = new Set(state.parts); // it grows while it is gone through
+    const after = new Set(this.#later);
+    for (const i of todo) {
+      const { what, loop, skip } = this.#parts[i]!;
+      if (skip !== undefined) {
+        todo.add(i + skip);
+      }
+      if (what instanceof Chars) {
+        if (c !== "" && what.has(c)) {
+          after.add(loop ? i : i + 1);
+        }
+      } else if (what === "found") {
+        return yes;
+      } else if (here[what]) {
+        todo.add(i + 1);
+      }
+    }
+    if (c === "" || after.size === 0) {
+      return no;
+    }
+    const parts = [...after].sort((a, b) => a - b);
+    const key = `${inWord} ${parts.join(" ")}`;
+    let then = this.#states.get(key);
+    if (then === undefined) {
+      then = new State(parts, inWord);
+      this.#states.set(key, then);
+      this.#kept += parts.length;
+    }
+    return then;
   }
 }
 

@@ -74,6 +74,27 @@ for (const { name, file, error, ...paths } of cases) {
   });
 }
 
+test("a hostile .dockerignore takes little time", () => {
+  const encoded = (text: string): Uint8Array => new TextEncoder().encode(text);
+  const files: [string, string][] = [
+    [`${"a*".repeat(1000)}b`, "a".repeat(2000)],
+    [`${"**/a/".repeat(300)}b`, `${"a/".repeat(1000)}a`],
+    [`${"x{1000}".repeat(200)}*b`, "x".repeat(2000)],
+    [`${"x{2}".repeat(16000)}*`, "x"],
+    [`x${" ".repeat(60000)}x\n`.repeat(16), "x"],
+  ];
+  const began = performance.now();
+  for (const [file, path] of files) {
+    assert.equal(new Ignore(encoded(file)).out(path), false);
+  }
+  const ignore = new Ignore(encoded(`*a${"?".repeat(12)}b`));
+  for (let i = 0; i < 3000; i++) {
+    ignore.out(i.toString(2).padStart(12, "0").replaceAll("0", "a").replaceAll("1", "c").repeat(3));
+  }
+  assert.ok(performance.now() - began < 30_000, `it took ${performance.now() - began} ms`);
+  assert.throws(() => new Ignore(encoded(`${"x{1000}".repeat(300)}*`)), /it repeats too much/);
+});
+
 type Files = Record<string, string | ((path: string) => unknown)>;
 
 /** A new directory with files. */

@@ -1,24 +1,31 @@
 """What a .dockerignore leaves out of a build context.
 
 The rules are those of Docker, whose code (github.com/moby/patternmatcher) makes a regular expression of Go of each
-pattern. test/contract/ignore.yaml has examples, which the SDKs for TypeScript and Go follow too."""
+pattern. test/contract/ignore.yaml has examples, which the SDKs for TypeScript and Go follow too.
+
+The module re backtracks, and a pattern with twenty stars can take it years. So these expressions are matched as Go
+matches them: by an automaton that reads each character of a path once, for the path and all its parents."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 MAX_LINE = 64 << 10  # bytes
 MAX_REPEAT = 1000  # that a regular expression of Go may ask for
+MAX_PARTS = 1 << 18  # of an expression, with its repetitions written out
+MAX_KEPT = 1 << 14  # parts and transitions of states that an automaton keeps
 
 SPACE = (
     "\t\n\v\f\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u2028\u2029\u202f"
     "\u205f\u3000"
 )
 ESCAPED = ".+()$"  # characters of a pattern that are themselves in its regular expression
-CLASSES = {"d": "0-9", "w": "0-9A-Za-z_", "s": r"\t\n\f\r "}  # what a backslash makes of letters
+CLASSES = {"d": ["09"], "w": ["09", "AZ", "__", "az"], "s": ["\t\n", "\f\r", "  "]}  # what a backslash makes of letters
 CHARACTERS = {"a": "\a", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
-PLACES = {"b": r"(?a:\b)", "B": r"(?a:\B)", "A": r"\A", "z": r"\Z"}
+PLACES = {"b": "b", "B": "B", "A": "^", "z": "$"}  # see Part
+TIMES = re.compile(r"\{(0|[1-9][0-9]*)(,(0|[1-9][0-9]*)?)?\}")
 
 
 class BadPattern(ValueError):
@@ -36,13 +43,9 @@ class Ignore:
 
     def out(self, path: str) -> bool:
         """Whether a path of the context, with slashes, is left out."""
-        if not self.patterns:
-            return False
-        parts = path.split("/")
-        places = [path, *("/".join(parts[: i + 1]) for i in range(len(parts) - 1))]
         left = False
         for exception, matches in self.patterns:
-            if exception == left and any(map(matches, places)):
+            if exception == left and matches(path):
                 left = not exception
         return left
 
@@ -81,7 +84,7 @@ def clean(path: str) -> str:
 
 
 def matcher(pattern: str) -> Callable[[str], bool]:
-    """Whether a path is one that a pattern means, with or without an exclamation mark before it."""
+    """Whether a pattern, with or without an exclamation mark before it, means a path or one of its parents."""
     try:
         return _matcher(pattern.removeprefix("!"))
     except BadPattern as e:
@@ -94,15 +97,23 @@ def _matcher(pattern: str) -> Callable[[str], bool]:
     check(pattern)
     kind, text = expression(pattern)
     if kind == "exact":
-        return pattern.__eq__
+        return lambda path: path == pattern or path.startswith(pattern + "/")
     if kind == "prefix":
         start = pattern[:-2]
         return lambda path: path.startswith(start)
     if kind == "suffix":
-        end = pattern[2:]
-        return lambda path: path.endswith(end) or end[:1] == "/" and path == end[1:]
-    search = re.compile(Translation(text).text).search
-    return lambda path: search(path) is not None
+        end = pattern[2:]  # if it begins with a slash, the first part of a path is meant too
+        return lambda path: any(("/" + path).endswith(end, 0, 1 + to) for to in ends(path))
+    return Automaton(Parser(text)).matches
+
+
+def ends(path: str) -> Iterator[int]:
+    """The lengths of a path's parents and of the path."""
+    to = path.find("/")
+    while to >= 0:
+        yield to
+        to = path.find("/", to + 1)
+    yield len(path)
 
 
 def check(pattern: str) -> None:
@@ -170,63 +181,101 @@ def expression(pattern: str) -> tuple[str, str]:
     return kind, out + "$"
 
 
-def literal(c: str) -> str:
-    return f"\\U{ord(c):08x}"
+class Chars(NamedTuple):
+    """The characters of some ranges, each the first and the last in one string; or all others."""
+
+    ranges: tuple[str, ...]
+    others: bool = False
+
+    def has(self, c: str) -> bool:
+        return any(r[0] <= c <= r[1] for r in self.ranges) != self.others
 
 
-class Translation:
-    """A regular expression of Go, made by expression, in the syntax of Python."""
+class Part(NamedTuple):
+    """A part of an expression: a character, or a place between two. "^" is the beginning, "$" the end, "b" the
+    beginning or the end of a word, "B" what is neither, and "" every place. At "found" the expression ends."""
+
+    what: Chars | str
+    loop: bool = False
+    """It is any number of these characters."""
+    skip: int = 0
+    """The expression may also go on so many parts further; 0: it may not."""
+
+
+WORD = Chars(tuple(CLASSES["w"]))
+SLASH = Part(Chars(("//",)))
+ANY = Part(Chars(("\n\n",), others=True), loop=True, skip=1)
+FOUND = Part("found")
+
+
+class Parser:
+    """The parts of a regular expression of Go that was made by expression, one alternative after the other."""
 
     def __init__(self, source: str) -> None:
-        self.source, self.at, self.text = source, 1, "^"
-        self.last: str | None = "^"  # what may be repeated; None: nothing
-        while self.at < len(source) - 1:
+        self.source, self.at, self.end = source, 1, len(source) - 1
+        self.parts = [Part("^")]
+        self.first = [0]  # where alternatives begin
+        self.last: Part | None = self.parts[0]  # what may be repeated; None: nothing
+        while self.at < self.end:
             self.one()
-        self.text += r"\Z"
+            if len(self.parts) > MAX_PARTS:
+                raise BadPattern("it repeats too much")
+        self.add(0, Part("$"), FOUND)
 
-    def add(self, text: str, length: int, again: bool = True) -> None:
-        self.text, self.at, self.last = self.text + text, self.at + length, text if again else None
+    def add(self, length: int, *parts: Part) -> None:
+        """Adds what so many characters of the source mean."""
+        self.at += length
+        self.parts += parts
+        self.last = parts[0] if len(parts) == 1 and parts[0] is not ANY else None
 
     def one(self) -> None:
-        rest, c = self.source[self.at : -1], self.source[self.at]
-        if rest.startswith("(.*/)?"):
-            self.add(r"(?:[^\n]*/)?", 6, again=False)
-        elif rest.startswith(".*"):
-            self.add(r"[^\n]*", 2, again=False)
+        source, c = self.source, self.source[self.at]
+        if source.startswith("(.*/)?", self.at):
+            self.add(6, Part("", skip=3), ANY, SLASH)
+        elif source.startswith(".*", self.at):
+            self.add(2, ANY)
         elif c == "[":
             self.add_class()
         elif c == "*":
-            self.repeat("*", 1)
-        elif c == "{" and (times := re.match(r"\{([0-9]+)(,([0-9]*))?\}", rest)):
+            self.repeat("*", 0, None)
+        elif c == "{" and (times := TIMES.match(source, self.at, self.end)):
             least, most = int(times[1]), int(times[3] or times[1])
             if not least <= most <= MAX_REPEAT:
                 raise BadPattern(f"{times[0]}: it repeats something too often")
-            self.repeat(times[0], len(times[0]), least)
+            self.repeat(times[0], least, None if times[2] == "," else most)
         elif c == "|":
-            self.add(c, 1, again=False)
+            self.add(1, FOUND)
+            self.first.append(len(self.parts))
+            self.last = None
         elif c == "^":
-            self.add(c, 1)
+            self.add(1, Part("^"))
         elif c == "\\":
-            self.add_escaped(rest[1])
+            self.add_escaped(source[self.at + 1])
         else:
-            self.add(literal(c), 1)
+            self.add(1, Part(Chars((c + c,))))
 
-    def repeat(self, text: str, length: int, least: int = 0) -> None:
+    def repeat(self, text: str, least: int, most: int | None) -> None:
         """Repeats what is last. A place is the same place however often it is asked for."""
-        if self.last is None:
+        part = self.last
+        if part is None:
             raise BadPattern(f"{text}: there is nothing to repeat before it")
-        if self.last == "^" or self.last in PLACES.values():
-            self.text = self.text.removesuffix("" if least else self.last)
-            text = ""
-        self.add(text, length, again=False)
+        self.parts.pop()
+        if isinstance(part.what, str):
+            more = [part] * min(least, 1)
+        elif most is None:
+            more = [part] * least + [Part(part.what, loop=True, skip=1)]
+        else:
+            more = [part] * least + [Part(part.what, skip=1)] * (most - least)
+        self.add(len(text), *more)
+        self.last = None
 
     def add_escaped(self, c: str) -> None:
         if c.lower() in CLASSES:
-            self.add(f"[{'^' if c.isupper() else ''}{CLASSES[c.lower()]}]", 2)
+            self.add(2, Part(Chars(tuple(CLASSES[c.lower()]), others=c.isupper())))
         elif c in PLACES:
-            self.add(PLACES[c], 2)
+            self.add(2, Part(PLACES[c]))
         else:
-            self.add(literal(self.escaped(c)), 2)
+            self.add(2, Part(Chars((self.escaped(c) * 2,))))
 
     def escaped(self, c: str) -> str:
         """The character that a backslash makes of another."""
@@ -235,10 +284,10 @@ class Translation:
         return CHARACTERS.get(c, c)
 
     def add_class(self) -> None:
-        at = self.at + 1
-        out = "[^" if self.source[at] == "^" else "["
-        at += self.source[at] == "^"
-        end, first = len(self.source) - 1, True
+        at, ranges = self.at + 1, list[str]()
+        others = self.source[at] == "^"
+        at += others
+        end, first = self.end, True
 
         def character() -> str:
             nonlocal at
@@ -254,7 +303,8 @@ class Translation:
             if self.source[at : at + 2] == "[:":
                 raise BadPattern("a class has no names such as [:alpha:]")
             if self.source[at] == "\\" and self.source[at + 1] in CLASSES:
-                out, at = out + CLASSES[self.source[at + 1]], at + 2
+                ranges += CLASSES[self.source[at + 1]]
+                at += 2
                 continue
             low = high = character()
             if self.source[at : at + 1] == "-" and self.source[at + 1] != "]" and at + 1 < end:
@@ -262,5 +312,76 @@ class Translation:
                 high = character()
             if high < low:
                 raise BadPattern(f"{low}-{high}: a range is backwards")
-            out += f"{literal(low)}-{literal(high)}"
-        self.add(out + "]", at + 1 - self.at)
+            ranges.append(low + high)
+        self.add(at + 1 - self.at, Part(Chars(tuple(ranges), others)))
+
+
+class State:
+    """What an automaton knows behind a character of a path."""
+
+    def __init__(self, parts: frozenset[int] = frozenset(), word: bool | None = None) -> None:
+        self.parts = parts  # that may come next
+        self.word = word  # whether the character is one of a word; None: the path begins
+        self.next: dict[str, State] = {}  # by the next character, or "" for the end
+
+
+YES, NO = State(), State()  # whatever follows
+
+
+class Automaton:
+    """Finds an expression in paths. A character takes at most as many steps as the expression has parts, and one
+    if the automaton has been in the same state before."""
+
+    def __init__(self, parser: Parser) -> None:
+        self.parts, self.first = parser.parts, frozenset(parser.first)
+        self.later = frozenset(i for i in self.first if self.parts[i] != Part("^"))  # they may begin anywhere
+        self.forget()
+
+    def forget(self) -> None:
+        self.begin, self.kept = State(self.first), 0
+        self.states: dict[tuple[frozenset[int], bool], State] = {}
+
+    def matches(self, path: str) -> bool:
+        """Whether the expression is in a path or in one of its parents."""
+        state = self.begin
+        for c in path:
+            if c == "/" and self.then(state, "") is YES:
+                return True
+            state = state.next.get(c) or self.then(state, c)
+            if state is YES or state is NO:
+                return state is YES
+        return self.then(state, "") is YES
+
+    def then(self, state: State, c: str) -> State:
+        """The state that follows a state by a character, or by the end of the path."""
+        if c not in state.next:
+            if self.kept > MAX_KEPT:
+                self.forget()
+            state.next[c] = self.found(state, c)
+            self.kept += 1
+        return state.next[c]
+
+    def found(self, state: State, c: str) -> State:
+        word = c != "" and WORD.has(c)
+        edge = word != bool(state.word)
+        here = {"": True, "^": state.word is None, "$": c == "", "b": edge, "B": not edge}
+        todo, seen, after = list(state.parts), set(state.parts), set(self.later)
+        for i in todo:
+            what, loop, skip = self.parts[i]
+            ahead = [i + skip] if skip else []
+            if isinstance(what, Chars):
+                if c and what.has(c):
+                    after.add(i if loop else i + 1)
+            elif what == "found":
+                return YES
+            elif here[what]:
+                ahead.append(i + 1)
+            todo += (n for n in ahead if n not in seen)
+            seen.update(ahead)
+        if c == "" or not after:
+            return NO
+        key = frozenset(after), word
+        if key not in self.states:
+            self.states[key] = State(*key)
+            self.kept += len(after)
+        return self.states[key]
