@@ -80,8 +80,12 @@ def agent() -> Iterator[str]:
                         answer = {"error": "NameError: fail"}
                     stream.write(json.dumps(answer).encode())
 
-        threading.Thread(target=serve, daemon=True).start()
+        serving = threading.Thread(target=serve, daemon=True)
+        serving.start()
         yield f"127.0.0.1:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)  # a thread in accept does not see that the socket is closed
+        serving.join(60)
+        assert not serving.is_alive()
 
 
 def test_sandbox_of_05(agent: str) -> None:
