@@ -1,5 +1,5 @@
 // The TypeScript SDK for bench/sdk. Each line of input is one piece of work, which is answered with the
-// seconds that it took; "held N" is answered with KiB per sandbox.
+// seconds that it took, and those of CPU time; "held N" is answered with KiB per sandbox.
 import { rmSync } from "node:fs";
 import { createInterface } from "node:readline";
 import { Sandbox } from "../../sdk/typescript/src/index.ts";
@@ -23,16 +23,22 @@ const works = {
   down: async () => {
     if ((await box.files.readBytes(path)).length !== large.length) throw new Error("a part of the file is missing");
   },
-  kill: () => box.kill(),
+  kill: () => {
+    rmSync(path, { force: true });
+    return box.kill();
+  },
 };
 
 for await (const line of createInterface({ input: process.stdin })) {
   const [work, n] = line.split(" ");
-  if (work === "code") await box.runCode("1+1"); // starts the interpreter
-  const began = performance.now();
+  const [began, cpu] = [performance.now(), process.cpuUsage()];
+  const tell = () => {
+    const { user, system } = process.cpuUsage(cpu);
+    console.log((performance.now() - began) / 1000, (user + system) / 1e6);
+  };
   if (work === "many") {
     const made = await Promise.all(Array.from({ length: Number(n) }, started));
-    console.log((performance.now() - began) / 1000);
+    tell();
     await Promise.all(made.map((one) => one.kill()));
     continue;
   }
@@ -46,6 +52,5 @@ for await (const line of createInterface({ input: process.stdin })) {
     continue;
   }
   await works[work]();
-  console.log((performance.now() - began) / 1000);
-  if (work === "down") rmSync(path);
+  tell();
 }

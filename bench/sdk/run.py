@@ -2,9 +2,11 @@
 and E2B's for Python, each beside the same requests by a plain HTTP client, against one daemon in one run.
 
 VMs are faked and agents are processes of this host, so that the daemon's own time is small and the
-clients' is not lost in it. Clients take turns. After that each client holds N sandboxes in a process of its
-own, which is asked how much it has grown. A table goes to standard output, the figures to $COMPAT_OUT.
-Started by scripts/bench sdk; N is how many sandboxes at once (100), RUNS how many one after another (20).
+clients' is not lost in it. Clients take turns at every single piece of work. Beside its time, each
+counts the CPU time that the client's process takes for it, which the daemon and other programs hardly touch. After
+that each client holds N sandboxes in a process of its own, which is asked how much it has grown. Tables go to
+standard output, the figures to $COMPAT_OUT. Started by scripts/bench sdk; N is how many sandboxes at once (100), RUNS
+how many one after another (20); commands are run 5 times as often, code 25 times, and files are sent a quarter as often.
 """
 
 from __future__ import annotations
@@ -28,7 +30,13 @@ ROOT = os.getcwd()
 N, RUNS = int(os.environ.get("N", "100")), int(os.environ.get("RUNS", "20"))
 FILE_MB = 100
 LARGE = os.urandom(1 << 20) * FILE_MB
-ROWS = ("create → first command", "first command again", 'run_code("1+1")', f"{FILE_MB} MB up", f"{FILE_MB} MB down")
+WORKS = {  # what they are called, and how often they are done
+    "create": ("create → first command", RUNS),
+    "command": ("a command", 5 * RUNS),
+    "code": ('run_code("1+1")', 25 * RUNS),
+    "up": (f"{FILE_MB} MB up", max(3, RUNS // 4)),
+    "down": (f"{FILE_MB} MB down", max(3, RUNS // 4)),
+}
 
 scratch = tempfile.TemporaryDirectory()
 binary = os.path.join(scratch.name, "rigd")
@@ -43,14 +51,32 @@ import e2b_code_interpreter as e2b  # noqa: E402
 import forkd  # noqa: E402
 
 
+Cost = tuple[float, float]  # seconds that passed, and of the client's CPU time
+
+
+def cost(work: Callable[..., Any], *args: Any) -> Cost:
+    cpu, began = time.process_time(), time.perf_counter()
+    work(*args)
+    return time.perf_counter() - began, time.process_time() - cpu
+
+
+def tell(client: Any, work: str) -> Cost:
+    """Has a client of this process do a piece of work; create includes the first command."""
+    if work == "create":
+        return cost(lambda: (client.create(), client.command()))
+    return cost(getattr(client, work))
+
+
 class Plain:
     """The requests of an SDK, on one connection."""
+
+    tell = tell
 
     def __init__(self) -> None:
         self.path = f"{rig['tmp']}/large-{id(self)}"
         self.conn = http.client.HTTPConnection(urlsplit(URL).netloc, timeout=600)
 
-    def ask(self, method: str, path: str, body: bytes = b"", **headers: str) -> bytes:
+    def ask(self, method: str, path: str, body: bytes | list[bytes] = b"", **headers: str) -> bytes:
         self.conn.request(method, path, body, {"Authorization": "Bearer " + TOKEN, "Content-Type": "application/json",
                                                **{k.replace("_", "-"): v for k, v in headers.items()}})
         resp = self.conn.getresponse()
@@ -86,8 +112,9 @@ class PlainE2B(Plain):
     def create(self) -> None:
         self.box = json.loads(self.ask("POST", "/v2/sandboxes", json.dumps({"templateID": TAG}).encode(), X_API_KEY=TOKEN))
 
-    def service(self, port: int, method: str, path: str, body: bytes, kind: str = "application/json") -> bytes:
-        return self.ask(method, path, body, E2b_Sandbox_Id=self.box["sandboxID"], E2b_Sandbox_Port=str(port),
+    def service(self, port: int, method: str, path: str, body: bytes | list[bytes], kind: str = "application/json") -> bytes:
+        parts = [body] if isinstance(body, bytes) else body
+        return self.ask(method, path, parts, Content_Length=str(sum(map(len, parts))), E2b_Sandbox_Id=self.box["sandboxID"], E2b_Sandbox_Port=str(port),
                         X_Access_Token=self.box["envdAccessToken"], Content_Type=kind)
 
     def command(self) -> None:
@@ -102,7 +129,7 @@ class PlainE2B(Plain):
     def up(self) -> None:
         edge = "----------sdk"
         head = f'--{edge}\r\nContent-Disposition: form-data; name="file"; filename="{self.path}"\r\n\r\n'.encode()
-        self.service(49983, "POST", f"/files?path={quote(self.path)}", head + LARGE + f"\r\n--{edge}--\r\n".encode(),
+        self.service(49983, "POST", f"/files?path={quote(self.path)}", [head, LARGE, f"\r\n--{edge}--\r\n".encode()],
                      "multipart/form-data; boundary=" + edge)
 
     def down(self) -> None:
@@ -113,6 +140,8 @@ class PlainE2B(Plain):
 
 
 class Forkd:
+    tell = tell
+
     def create(self) -> None:
         self.box = forkd.Sandbox.create(TAG)
         self.path = f"{rig['tmp']}/large-{id(self)}"
@@ -143,18 +172,18 @@ class E2B(Forkd):
 
 
 class Program:
-    """An SDK of another language: a process that does the work of each line of its input, and answers a number."""
+    """An SDK of another language: a process that does the work of each line of its input, and answers its cost."""
 
     def __init__(self, *command: str) -> None:
         self.process = subprocess.Popen([*command, TAG, f"{rig['tmp']}/large-{id(self)}"], stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE, text=True)
 
-    def tell(self, work: str) -> float:
+    def tell(self, work: str) -> Cost:
         print(work, file=self.process.stdin, flush=True)
         said = self.process.stdout.readline()
         if not said:
             raise RuntimeError(f"{self.process.args}: it ended at {work}")
-        return float(said)
+        return tuple(map(float, said.split()))
 
     def end(self) -> None:
         self.process.stdin.close()
@@ -173,54 +202,42 @@ PROGRAMS = {
 }
 
 
-def took(f: Callable[[], Any]) -> float:
-    began = time.perf_counter()
-    f()
-    return time.perf_counter() - began
-
-
 KINDS: dict[str, Callable[[], Any]] = {"http": PlainForkd, "python": Forkd, "http-e2b": PlainE2B, "e2b": E2B}
-times: dict[str, dict[str, list[float]]] = {row: {k: [] for k in (*KINDS, *PROGRAMS)} for row in ROWS}
-programs = {name: started(name) for name in PROGRAMS}
-for run in range(RUNS + 1):  # the first one finds cold caches
-    def note(row: str, kind: str, seconds: float) -> None:
-        if run > 0:
-            times[row][kind].append(seconds)
+clients = {**{kind: make() for kind, make in KINDS.items()}, **{name: started(name) for name in PROGRAMS}}
+costs: dict[str, dict[str, list[Cost]]] = {work: {kind: [] for kind in clients} for work in WORKS}
+for work, (_, often) in WORKS.items():
+    for run in range(often + 1):  # the first one finds cold caches
+        for kind, client in clients.items():
+            took = client.tell(work)
+            if run > 0:
+                costs[work][kind].append(took)
+            if work == "create" and run < often:
+                client.tell("kill")
+for kind, client in clients.items():
+    client.tell("kill")
+    if kind in KINDS:
+        os.remove(client.path)
 
-    for kind, make in KINDS.items():
-        client = make()
-        note(ROWS[0], kind, took(lambda: (client.create(), client.command())))
-        note(ROWS[1], kind, took(client.command))
-        client.code()  # starts the interpreter
-        note(ROWS[2], kind, took(client.code))
-        if run <= max(3, RUNS // 4):
-            note(ROWS[3], kind, took(client.up))
-            note(ROWS[4], kind, took(client.down))
-            os.remove(client.path)
-        client.kill()
-    for name, program in programs.items():
-        for row, work in zip(ROWS, ("create", "command", "code", "up", "down")):
-            if work in ("up", "down") and run > max(3, RUNS // 4):
-                continue
-            note(row, name, program.tell(work))
-        program.tell("kill")
 
-wall: dict[str, float] = {}
-for kind, make in KINDS.items():
-    def one(_: int) -> Any:
+def many(make: Callable[[], Any], made: list[Any]) -> None:
+    def one(_: int) -> None:
         client = make()
         client.create()
         client.command()
-        return client
+        made.append(client)
 
     with ThreadPoolExecutor(N) as pool:
-        began = time.perf_counter()
-        made = list(pool.map(one, range(N)))
-        wall[kind] = time.perf_counter() - began
-        list(pool.map(lambda c: c.kill(), made))
-for name, program in programs.items():
-    wall[name] = program.tell(f"many {N}")
-    program.end()
+        list(pool.map(one, range(N)))
+
+
+costs["many"] = {}
+for kind, client in clients.items():
+    made: list[Any] = []
+    costs["many"][kind] = [client.tell(f"many {N}") if kind in PROGRAMS else cost(many, KINDS[kind], made)]
+    for one in made:
+        one.kill()
+    if kind in PROGRAMS:
+        client.end()
 
 held: dict[str, float] = {}
 for kind, name in (("python", "forkd"), ("e2b", "e2b")):
@@ -228,26 +245,26 @@ for kind, name in (("python", "forkd"), ("e2b", "e2b")):
     held[kind] = float(said.stdout)
 for name in PROGRAMS:
     program = started(name)
-    held[name] = program.tell(f"held {N}")
+    held[name], = program.tell(f"held {N}")
     program.end()
 
-print(f"What SDKs add to their own requests, p50 in ms; {RUNS} in turn, {N} at once; {os.cpu_count()} CPUs; VMs are faked\n")
-print("| what | /v1 by HTTP | Python adds | TypeScript adds | Go adds | E2B's API by HTTP | E2B's SDK adds | Python : E2B |")
-print("| --- |" + " ---: |" * 7)
-figures = []
-ms = lambda row, kind: 1000 * statistics.median(times[row][kind])  # noqa: E731
-for row in ROWS:
-    cells = {kind: ms(row, kind) for kind in (*KINDS, *PROGRAMS)}
-    figures.append({"what": row, **{k: {"p50_ms": round(v, 2), "count": len(times[row][k])} for k, v in cells.items()}})
-figures.append({"what": f"create → first command, {N} at once", **{k: {"p50_ms": round(1000 * v, 1), "count": 1} for k, v in wall.items()}})
-for f in figures:
-    c = {k: v["p50_ms"] for k, v in f.items() if k != "what"}
-    ours, theirs = c["python"] - c["http"], c["e2b"] - c["http-e2b"]
-    ratio = f"{ours / theirs:.2f}" if theirs > 0 and ours > 0 else ""
-    print(f"| {f['what']} | {c['http']:.1f} | {ours:.1f} | {c['typescript'] - c['http']:.1f} | {c['go'] - c['http']:.1f} | {c['http-e2b']:.1f} | {theirs:.1f} | {ratio} |")
+NAMES = {**{work: name for work, (name, _) in WORKS.items()}, "many": f"create → first command, {N} at once"}
+figures = {name: {kind: {"p50_ms": round(1000 * statistics.median(wall for wall, _ in got), 2),
+                         "cpu_ms": round(1000 * statistics.mean(cpu for _, cpu in got), 2), "count": len(got)}
+                  for kind, got in costs[work].items()} for work, name in NAMES.items()}
+print(f"{RUNS} runs, {N} at once; {os.cpu_count()} CPUs, load {os.getloadavg()[1]:.1f}; VMs are faked")
+for title, unit in (("Time, p50 in ms", "p50_ms"), ("CPU time of the client, mean in ms", "cpu_ms")):
+    print(f"\n{title}\n\n| what | /v1 by HTTP | Python adds | TypeScript adds | Go adds | E2B's API by HTTP | E2B's SDK adds | Python : E2B |")
+    print("| --- |" + " ---: |" * 7)
+    for name, row in figures.items():
+        c = {kind: figure[unit] for kind, figure in row.items()}
+        ours, theirs = c["python"] - c["http"], c["e2b"] - c["http-e2b"]
+        ratio = f"{ours / theirs:.2f}" if theirs > 0 and ours > 0 else ""
+        cells = c["http"], ours, c["typescript"] - c["http"], c["go"] - c["http"], c["http-e2b"], theirs
+        print(f"| {name} | " + " | ".join(f"{cell:.2f}" for cell in cells) + f" | {ratio} |")
 print(f"\nMemory that a process takes for each of {N} sandboxes that it holds, KiB: Python {held['python']:.0f}, "
       f"TypeScript {held['typescript']:.0f}, Go {held['go']:.0f}, E2B's SDK for Python {held['e2b']:.0f}")
 with open(os.environ["COMPAT_OUT"], "w") as out:
-    json.dump({"runs": RUNS, "at_once": N, "rows": figures, "held_kib": held}, out, indent=1)
+    json.dump({"runs": RUNS, "at_once": N, "rows": [{"what": name, **row} for name, row in figures.items()], "held_kib": held}, out, indent=1)
 daemon.stdin.close()
 daemon.wait(60)

@@ -1,5 +1,5 @@
 // Command client is the Go client for bench/sdk. Each line of its input is one piece of work, which it answers
-// with the seconds that the work took; a line "held N" it answers with KiB per sandbox.
+// with the seconds that the work took and those of CPU time; a line "held N" it answers with KiB per sandbox.
 package main
 
 import (
@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 
 	"github.com/forkd/forkd/client"
 )
@@ -45,23 +46,19 @@ func main() {
 // carryOut does one piece of work, and prints what the caller waits for.
 func (b *bench) carryOut(ctx context.Context, work string, n int) error {
 	switch work { // what must be there before the clock starts
-	case "code":
-		if err := b.code(ctx); err != nil { // starts the interpreter
-			return err
-		}
 	case "up":
 		b.large = bytes.Repeat([]byte{7}, 100<<20)
 	case "held":
 		return b.held(ctx, n)
 	}
-	began := time.Now()
+	began, cpu := time.Now(), cpuSeconds()
 	if err := b.do(ctx, work, n); err != nil {
 		return err
 	}
-	fmt.Println(time.Since(began).Seconds())
-	if work == "down" {
+	fmt.Println(time.Since(began).Seconds(), cpuSeconds()-cpu)
+	if work == "kill" {
 		b.large = nil
-		return os.Remove(b.path)
+		return os.RemoveAll(b.path)
 	}
 	return nil
 }
@@ -152,6 +149,15 @@ func (b *bench) held(ctx context.Context, n int) error {
 		}
 	}
 	return nil
+}
+
+// cpuSeconds returns how much CPU time this process has taken.
+func cpuSeconds() float64 {
+	var used unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &used); err != nil {
+		log.Fatal(err)
+	}
+	return time.Duration(used.Utime.Nano() + used.Stime.Nano()).Seconds()
 }
 
 // residentKiB returns the resident memory of this process (proc(5), VmRSS).
