@@ -72,6 +72,8 @@ with tempfile.TemporaryDirectory() as scratch:
     r.case("mypy --strict", lambda: tool("mypy", "--cache-dir", os.path.join(scratch, "mypy")))
     r.case("pyright --verifytypes: all of it is typed", typed)
 
+    r.case("the reference is made", lambda: run(sys.executable, "-m", "pdoc", "-o", scratch + "/reference", "forkd", cwd=scratch))
+
     def install() -> None:
         run(sys.executable, "-m", "venv", empty)
         run(empty + "/bin/pip", "install", "--quiet", "--disable-pip-version-check", *glob.glob(dist + "/*.whl"))
