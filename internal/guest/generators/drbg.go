@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"time"
+	"unsafe"
 )
 
 // OpenSSL from 1.1.1 on keeps its generators on the heap, in structs of which this part has the
@@ -53,7 +54,7 @@ var (
 // reseedDRBGs makes every generator of OpenSSL in the memory of a process reseed at its next use.
 // It writes two aligned words, so that a thread that uses the generator sees them before or after.
 func (p *process) reseedDRBGs() error {
-	return p.searchMemory(needle, func(addr uint64) error {
+	return p.searchMemory(needle, func(r *region) bool { return r.anonymous }, func(addr uint64) error {
 		if addr%8 != 0 {
 			return nil
 		}
@@ -104,16 +105,30 @@ func (p *process) drbg(text *[drbgSize]byte) (library string, ok bool) {
 // chunkSize is the size of one read of memory.
 const chunkSize = 256 << 10
 
+// buffer returns memory for one read. It begins at a page boundary.
 func (s *search) buffer() []byte {
 	if s.chunk == nil {
-		s.chunk = make([]byte, chunkSize)
+		memory := make([]byte, chunkSize+2*pageSize)
+		skip := -uintptr(unsafe.Pointer(&memory[0])) % pageSize
+		s.chunk = memory[skip : skip+chunkSize+pageSize]
 	}
 	return s.chunk
 }
 
-// searchMemory calls found with the address of each occurrence of text in the writable anonymous
-// memory of a process. It skips pages that were never written.
-func (p *process) searchMemory(text []byte, found func(addr uint64) error) error {
+// spend fails if a search has no time left, or cannot read n more bytes.
+func (s *search) spend(n int) error {
+	if time.Now().After(s.deadline) {
+		return errTime
+	}
+	if s.left -= n; s.left < 0 {
+		return errMemory
+	}
+	return nil
+}
+
+// searchMemory calls found with the address of each occurrence of text in those regions of a
+// process that are wanted. It skips pages that were never written.
+func (p *process) searchMemory(text []byte, want func(*region) bool, found func(addr uint64) error) error {
 	pagemap, err := os.Open(p.path(p.pid, "pagemap"))
 	if err != nil {
 		return err
@@ -121,7 +136,7 @@ func (p *process) searchMemory(text []byte, found func(addr uint64) error) error
 	defer pagemap.Close()
 	for i := range p.regions {
 		r := &p.regions[i]
-		if !r.anonymous {
+		if !want(r) {
 			continue
 		}
 		for at := r.start; at < r.end; {
@@ -173,12 +188,9 @@ func (p *process) present(pagemap *os.File, at, end uint64) (from, to uint64, er
 func (p *process) searchRun(text []byte, from, to uint64, found func(addr uint64) error) error {
 	buf := p.buffer()
 	for from < to {
-		if time.Now().After(p.deadline) {
-			return errTime
-		}
 		n := min(to-from, uint64(len(buf)))
-		if p.left -= int(n); p.left < 0 {
-			return errMemory
+		if err := p.spend(int(n)); err != nil {
+			return err
 		}
 		if _, err := p.mem.ReadAt(buf[:n], int64(from)); err != nil {
 			return nil // unmapped in the meantime

@@ -38,6 +38,7 @@ type Finder struct {
 	managed   Managed
 	maxTime   time.Duration
 	maxMemory int
+	files     map[fileID]marks
 
 	// quiet is the last process id that the kernel had allocated when Rehearse found no process; 0
 	// if it found one. loadavg is /proc/loadavg, which contains that id; it stays open, so that a
@@ -63,7 +64,7 @@ func New(managed Managed) *Finder {
 // in returns a finder for the system whose procfs is at proc.
 func in(proc string, managed Managed) *Finder {
 	f := &Finder{proc: proc, managed: managed, maxTime: maxTime, maxMemory: maxMemory,
-		own: proc + "/" + strconv.Itoa(os.Getpid()) + "/task/"}
+		files: map[fileID]marks{}, own: proc + "/" + strconv.Itoa(os.Getpid()) + "/task/"}
 	var err error
 	if f.loadavg, err = unix.Open(proc+"/loadavg", unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
 		f.loadavg = -1 // every search then checks all processes
@@ -77,6 +78,7 @@ type search struct {
 	deadline time.Time
 	left     int // bytes of memory that may still be read
 	chunk    []byte
+	mapped   map[string]marks // of the files that are mapped now, by device and inode
 	report   agentproto.Unique
 	unnamed  map[int]bool
 	entries  []byte // of pagemap
@@ -84,7 +86,7 @@ type search struct {
 
 // Rehearse is called just before a snapshot. If the guest runs no process to search, it records
 // that for Renew, and the children of the snapshot are spared the walk through /proc, which would
-// copy 900 KiB of memory in each.
+// copy 900 KiB of memory in each. Otherwise it reads the marks of all programs, for the children.
 func (f *Finder) Rehearse() error {
 	before := f.lastPID()
 	renewed, _ := f.managed()
@@ -94,6 +96,14 @@ func (f *Finder) Rehearse() error {
 	// The search itself may make the runtime start a thread, which children must not count as new.
 	if last := f.lastPID(); before > 0 && !f.news(before, last) && err == nil && len(pids) == 0 {
 		f.quiet = last
+	}
+	s := f.search()
+	for _, pid := range pids {
+		p := &process{search: s, pid: pid}
+		if p.open() == nil {
+			_, _, _ = p.classify() // a child finds the error again, and reports it
+			p.mem.Close()
+		}
 	}
 	return err
 }
@@ -109,7 +119,7 @@ func (f *Finder) Renew() (agentproto.Unique, error) {
 	if err != nil || len(pids) == 0 {
 		return agentproto.Unique{}, err
 	}
-	s := &search{Finder: f, deadline: time.Now().Add(f.maxTime), left: f.maxMemory, unnamed: map[int]bool{}}
+	s := f.search()
 	for _, pid := range partly {
 		s.unnamed[pid] = true
 	}
@@ -117,6 +127,11 @@ func (f *Finder) Renew() (agentproto.Unique, error) {
 		s.process(pid)
 	}
 	return s.report, nil
+}
+
+func (f *Finder) search() *search {
+	return &search{Finder: f, deadline: time.Now().Add(f.maxTime), left: f.maxMemory,
+		unnamed: map[int]bool{}, mapped: map[string]marks{}}
 }
 
 // lastPID returns the last process id that the kernel has allocated; 0 if that cannot be read.
@@ -197,9 +212,8 @@ func (s *search) process(pid int) {
 	if err != nil {
 		return
 	}
-	program := base(exe)
-	p := &process{search: s, pid: pid, program: program}
-	if err := p.run(exe); err != nil && !gone(err) {
+	p := &process{search: s, pid: pid, program: base(exe)}
+	if err := p.run(); err != nil && !gone(err) {
 		p.repeats(fmt.Sprintf("not searched: %v", err))
 	}
 }
@@ -218,26 +232,32 @@ type process struct {
 	mem     *os.File
 }
 
-func (p *process) run(exe string) error {
+// open reads the mappings of the process, and opens its memory, which the caller closes.
+func (p *process) open() error {
 	maps, err := os.ReadFile(p.path(p.pid, "maps"))
 	if err != nil {
 		return err
 	}
-	if p.regions, err = parseMaps(maps); err != nil || len(p.regions) == 0 {
+	if p.regions, err = parseMaps(maps); err != nil {
 		return err
 	}
-	if p.mem, err = os.OpenFile(p.path(p.pid, "mem"), os.O_RDWR, 0); err != nil {
+	p.mem, err = os.OpenFile(p.path(p.pid, "mem"), os.O_RDWR, 0)
+	return err
+}
+
+func (p *process) run() error {
+	if err := p.open(); err != nil {
 		return err
 	}
 	defer p.mem.Close()
-	traits := p.classify(exe)
-	for _, library := range traits.repeats {
+	repeats, openssl, err := p.classify()
+	if err != nil {
+		return err
+	}
+	for _, library := range repeats {
 		p.repeats(library)
 	}
-	if traits.ownHeap {
-		return nil
-	}
-	if err := p.wipe(); err != nil {
+	if err := p.wipe(); err != nil || !openssl {
 		return err
 	}
 	return p.reseedDRBGs()

@@ -28,7 +28,8 @@ func noneManaged() (renewed, partly []int) { return nil, nil }
 func renew(t *testing.T, pid int) agentproto.Unique {
 	t.Helper()
 	f := New(noneManaged)
-	s := &search{Finder: f, deadline: time.Now().Add(time.Minute), left: f.maxMemory}
+	f.maxTime = time.Minute
+	s := f.search()
 	s.process(pid)
 	return s.report
 }
@@ -256,7 +257,7 @@ func due(t *testing.T, pid int) (all, reseed int) {
 		t.Fatal(err)
 	}
 	defer p.mem.Close()
-	err = p.searchMemory(needle, func(addr uint64) error {
+	err = p.searchMemory(needle, func(r *region) bool { return r.anonymous }, func(addr uint64) error {
 		var text [drbgSize]byte
 		if _, err := p.mem.ReadAt(text[:], int64(addr-drbgHead)); err != nil {
 			return err

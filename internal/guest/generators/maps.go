@@ -12,7 +12,9 @@ import (
 type region struct {
 	start, end uint64
 	exec       bool
-	anonymous  bool // writable, private and without a file
+	anonymous  bool   // writable, private and without a file
+	loaded     bool   // readable and without a file, but not anonymous: code that the program has put there
+	inode      string // device and inode of the file; "" without one
 	path       string
 }
 
@@ -34,8 +36,12 @@ func parseMaps(text []byte) ([]region, error) {
 		if len(fields) > 5 {
 			r.path = strings.TrimSuffix(strings.Join(fields[5:], " "), " (deleted)")
 		}
-		r.anonymous = fields[1] == "rw-p" && fields[4] == "0" && (r.path == "" || r.path == "[heap]" ||
-			strings.HasPrefix(r.path, "[anon:"))
+		if fields[4] != "0" {
+			r.inode = fields[3] + " " + fields[4]
+		}
+		plain := r.inode == "" && (r.path == "" || r.path == "[heap]" || strings.HasPrefix(r.path, "[anon:"))
+		r.anonymous = plain && fields[1] == "rw-p"
+		r.loaded = plain && !r.anonymous && fields[1][0] == 'r'
 		regions = append(regions, r)
 	}
 	return regions, nil

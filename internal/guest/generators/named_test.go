@@ -2,12 +2,15 @@ package generators
 
 import (
 	"errors"
+	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 )
 
 func TestWhatCannotBeReseededIsNamed(t *testing.T) {
@@ -61,25 +64,129 @@ func TestWhatCannotBeReseededIsNamed(t *testing.T) {
 	})
 }
 
-// A Rust program with the crate rand cannot be built here without the crate, so the test imitates
-// its mark.
-func TestARustProgramIsKnownByThePathsOfItsCrates(t *testing.T) {
-	text := append(make([]byte, chunkSize-20),
-		"/root/.cargo/registry/src/index.crates.io-6f17d22bba15001f/rand-0.8.5/src/rngs/thread.rs"...)
-	file := filepath.Join(t.TempDir(), "program")
-	for want, content := range map[bool][]byte{true: text, false: []byte("/rand/src /randall-0.8.5/src/ rand-0.8.5/src")} {
-		if err := os.WriteFile(file, content, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		f, err := os.Open(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		p := &process{search: &search{}}
-		if got := p.hasRustCrate(f); got != want {
-			t.Errorf("%.200q: %v", content, got)
-		}
-		f.Close()
+// A Rust program with the crate rand, a Go program and a library with OpenSSL cannot all be built
+// here, so the test imitates their marks, across the end of a read.
+func TestMarksOfFiles(t *testing.T) {
+	elf := func(at int, mark string) string {
+		return "\x7fELF" + strings.Repeat("\x00", at) + mark + strings.Repeat("\x00", 3*chunkSize)
+	}
+	rust := "/root/.cargo/registry/src/index.crates.io-6f17d22bba15001f/rand-0.8.5/src/rngs/thread.rs"
+	for name, c := range map[string]struct {
+		content string
+		want    marks
+	}{
+		"rust":                      {elf(chunkSize-20, rust), marks{rust: true}},
+		"no crate":                  {elf(9, "/rand/src /randall-0.8.5/src/ rand-0.8.5/src"), marks{}},
+		"openssl in the first read": {elf(99, string(openSSL)), marks{openssl: true}},
+		"openssl in two reads":      {elf(2*chunkSize-20, string(openSSL)), marks{openssl: true}},
+		"openssl at the end":        {"\x7fELF" + strings.Repeat("-", chunkSize-9) + string(openSSL), marks{openssl: true}},
+		"go":                        {elf(4000, string(goNote)), marks{golang: true}},
+		"a note further on":         {elf(maxHead, string(goNote)), marks{}},
+		"a text":                    {string(openSSL), marks{}},
+		"empty":                     {"", marks{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), "program")
+			if err := os.WriteFile(file, []byte(c.content), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			got, err := New(noneManaged).search().readMarks(file)
+			if err != nil || got != c.want {
+				t.Errorf("%+v, %v; want %+v", got, err, c.want)
+			}
+		})
+	}
+}
+
+// A child must not read the programs that ran before its snapshot, and must read a program that
+// has changed.
+func TestProgramsAreReadOnceBeforeTheSnapshot(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root, as the agent has it")
+	}
+	program := filepath.Join(t.TempDir(), "sleeper")
+	text, err := os.ReadFile("/bin/sleep")
+	if err == nil {
+		err = os.WriteFile(program, text, 0o700)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid := strconv.Itoa(serveSleep(t, program))
+	// A procfs with this process alone.
+	dir := t.TempDir()
+	if err := errors.Join(os.WriteFile(filepath.Join(dir, "loadavg"), []byte("0 0 0 1/1 1\n"), 0o600),
+		os.Symlink("/proc/"+pid, filepath.Join(dir, pid))); err != nil {
+		t.Fatal(err)
+	}
+	f := in(dir, noneManaged)
+	if err := f.Rehearse(); err != nil || len(f.files) < 2 {
+		t.Fatalf("%d files are known, want the program and its libraries; %v", len(f.files), err)
+	}
+	known := maps.Clone(f.files)
+	before := len(known)
+	for id := range f.files {
+		f.files[id] = marks{rust: true} // so that a second reading would be seen
+	}
+	report, err := f.Renew()
+	if err != nil || !has(report.Repeats, "rust: crate rand") {
+		t.Errorf("the program was read again: %+v, %v", report, err)
+	}
+	f.files = known
+	if err := os.Chtimes(program, time.Unix(1, 0), time.Unix(1, 0)); err != nil { // moves ctime
+		t.Fatal(err)
+	}
+	if _, err := f.Renew(); err != nil || len(f.files) != before+1 {
+		t.Errorf("%d files are known after a change of the program, want one more than %d; %v",
+			len(f.files), before, err)
+	}
+}
+
+func serveSleep(t *testing.T, program string) (pid int) {
+	t.Helper()
+	cmd := exec.Command(program, "600")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	time.Sleep(200 * time.Millisecond) // until its libraries are mapped
+	return cmd.Process.Pid
+}
+
+// A process whose files have no OpenSSL is not searched, unless it has loaded code into memory
+// without a file.
+func TestOnlyProcessesWithOpenSSLAreSearched(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root, as the agent has it")
+	}
+	packed := "import mmap; m = mmap.mmap(-1, 1 << 20, flags=mmap.MAP_PRIVATE|mmap.MAP_ANONYMOUS, prot=%s)\n" +
+		"import ctypes; at = ctypes.addressof(ctypes.c_char.from_buffer(m))\n" +
+		"m[9:37] = bytes(b ^ 1 for b in b%q); ctypes.CDLL(None).mprotect(ctypes.c_void_p(at), 1 << 20, %s)"
+	hidden := make([]byte, len(openSSL))
+	for i, b := range openSSL {
+		hidden[i] = b ^ 1
+	}
+	for name, c := range map[string]struct {
+		program []string
+		want    bool
+	}{
+		"a shell":            {[]string{"sh", "-c", "while read line; do echo $$; done"}, false},
+		"python":             {append([]string{"python3"}, onEachLine("", "1")...), false},
+		"python with ssl":    {append([]string{"python3"}, onEachLine("import ssl", "1")...), true},
+		"unpacked, read":     {append([]string{"python3"}, onEachLine(fmt.Sprintf(packed, "3", hidden, "1"), "1")...), true},
+		"unpacked, executed": {append([]string{"python3"}, onEachLine(fmt.Sprintf(packed, "7", hidden, "7"), "1")...), true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := serve(t, "", c.program[0], c.program[1:]...)
+			p := &process{search: New(noneManaged).search(), pid: s.pid}
+			if err := p.open(); err != nil {
+				t.Fatal(err)
+			}
+			defer p.mem.Close()
+			if _, openssl, err := p.classify(); err != nil || openssl != c.want {
+				t.Errorf("OpenSSL found: %v, %v; want %v", openssl, err, c.want)
+			}
+		})
 	}
 }
 
@@ -123,14 +230,15 @@ func TestNothingIsLookedForTwice(t *testing.T) {
 func TestMapsOfAllKinds(t *testing.T) {
 	regions, err := parseMaps([]byte("7f0-8f0 rw-p 00000000 00:00 0 \n" +
 		"1000-2000 r-xp 00000000 fe:00 12 /lib/a b.so (deleted)\n3000-4000 rw-p 00000000 00:00 0 [heap]\n" +
-		"5000-6000 rw-p 00000000 00:00 0 [stack]\n7000-8000 rw-s 00000000 00:01 9 /dev/zero\n"))
-	if err != nil || len(regions) != 5 {
+		"5000-6000 rw-p 00000000 00:00 0 [stack]\n7000-8000 rw-s 00000000 00:01 9 /dev/zero\n" +
+		"9000-a000 r-xp 00000000 00:00 0 \n"))
+	if err != nil || len(regions) != 6 {
 		t.Fatalf("%+v, %v", regions, err)
 	}
 	for i, want := range []region{
-		{0x7f0, 0x8f0, false, true, ""}, {0x1000, 0x2000, true, false, "/lib/a b.so"},
-		{0x3000, 0x4000, false, true, "[heap]"},
-		{0x5000, 0x6000, false, false, "[stack]"}, {0x7000, 0x8000, false, false, "/dev/zero"},
+		{0x7f0, 0x8f0, false, true, false, "", ""}, {0x1000, 0x2000, true, false, false, "fe:00 12", "/lib/a b.so"},
+		{0x3000, 0x4000, false, true, false, "", "[heap]"}, {0x5000, 0x6000, false, false, false, "", "[stack]"},
+		{0x7000, 0x8000, false, false, false, "00:01 9", "/dev/zero"}, {0x9000, 0xa000, true, false, true, "", ""},
 	} {
 		if regions[i] != want {
 			t.Errorf("line %d: %+v, want %+v", i, regions[i], want)
