@@ -1,6 +1,6 @@
-// Package api holds the document of the daemon's REST API, built into the programs that serve or
-// check it. The types of its messages are in package v1 below; the document and they are compared
-// by the daemon's tests.
+// Package api embeds the document that describes the daemon's REST API, for programs that serve the
+// API or check its traffic. The Go types of the API's messages are in package v1; the daemon's
+// tests compare them with the document.
 package api
 
 import "embed"

@@ -11,10 +11,11 @@ import (
 	"strings"
 )
 
-// Default returns a client of the daemon that the command forkd would use: the one at $FORKD_URL, with
-// the token in $FORKD_TOKEN and, for https, the files in $FORKD_CA, $FORKD_CERT and $FORKD_KEY; else
-// the one in the emulated host that runs ('forkd machine'); else the one at the socket of this user.
-// Options are applied on top of that. Default does not connect yet.
+// Default returns a client of the daemon that the command forkd would use. That is the daemon at
+// $FORKD_URL, with the token in $FORKD_TOKEN and, for https, the files in $FORKD_CA, $FORKD_CERT
+// and $FORKD_KEY. Without $FORKD_URL it is the daemon in the emulated host, if that runs ('forkd
+// machine'), and otherwise the daemon at this user's socket. Options are applied on top of that.
+// Default does not connect yet.
 func Default(options ...Option) (*Client, error) {
 	address, token := os.Getenv("FORKD_URL"), os.Getenv("FORKD_TOKEN")
 	if address == "" {
@@ -70,8 +71,8 @@ func localSocket(uid int) string {
 	return filepath.Join(run, "forkd", "forkd.sock")
 }
 
-// dialSocket connects to a unix socket. A private one is checked when the connection stands and
-// before anything is sent: its directory may have appeared since New.
+// dialSocket connects to a unix socket. A private socket is checked after connecting and before
+// anything is sent, because its directory may have been created after New.
 func dialSocket(ctx context.Context, path string, private bool) (net.Conn, error) {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "unix", path)
@@ -85,12 +86,12 @@ func dialSocket(ctx context.Context, path string, private bool) (net.Conn, error
 	return conn, nil
 }
 
-// runPrefix begins the name of a user's directory for sockets, in the directory for temporary files,
-// where anybody can make one of that name.
+// runPrefix is the prefix of a user's socket directory in the directory for temporary files. Any
+// user can create a directory of that name there.
 const runPrefix = "forkd-run-"
 
-// checkSocket returns an error if another user than root and this one can have made the unix socket
-// at path. Directories that do not exist have no socket, which connecting finds out.
+// checkSocket returns an error if a user other than root and this one may have created the unix
+// socket at path. It accepts missing directories: connecting fails then.
 func checkSocket(path string) error {
 	dirs := []string{filepath.Dir(path)}
 	if above := filepath.Dir(dirs[0]); strings.HasPrefix(filepath.Base(above), runPrefix) {

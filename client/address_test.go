@@ -18,12 +18,12 @@ func runDir(t *testing.T) string {
 	return filepath.Join(dir, "forkd.sock")
 }
 
-// A daemon's socket is somebody else's where others can have made it: no client is made for it.
+// No client is made for a socket that another user may have created.
 func TestPrivateSocketIsNobodyElses(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(dir string) error
 		above  bool   // the directory above is changed
-		want   string // "": it is taken
+		want   string // empty: accepted
 	}{
 		"private":                 {func(string) error { return nil }, false, ""},
 		"missing":                 {os.RemoveAll, true, ""},
@@ -71,7 +71,7 @@ func toLink(dir string) error {
 	return os.Symlink(dir+".real", dir)
 }
 
-// Who makes the directory between the check and the connection is sent no token.
+// If another user creates the directory between the check and the connection, no token is sent.
 func TestPrivateSocketThatAppearsLaterGetsNoToken(t *testing.T) {
 	socket := runDir(t)
 	dir := filepath.Dir(socket)

@@ -103,10 +103,10 @@ func Checked(r ExecResult, err error) (ExecResult, error) {
 // Shell returns the arguments that run a command line with /bin/sh.
 func Shell(line string) []string { return []string{"/bin/sh", "-c", line} }
 
-// WithRetries repeats a call up to n times until its context ends, if the connection fails or the
-// daemon says when to try again. Only calls that can be repeated without harm are: calls that only
-// read, and calls that make a sandbox, a snapshot, a workspace or a context, which the daemon
-// carries out once however often they arrive. By default no call is repeated.
+// WithRetries repeats a call up to n times, until its context ends, if the connection fails or the
+// daemon says when to try again. It repeats only calls that are safe to repeat: calls that read,
+// and calls that make a sandbox, a snapshot, a workspace or a context, which the daemon carries out
+// once however often they arrive. By default no call is repeated.
 func WithRetries(n int) Option {
 	return func(s *settings) error {
 		if n < 0 {

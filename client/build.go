@@ -15,9 +15,10 @@ import (
 )
 
 // Build has the daemon build a snapshot from a Dockerfile. files, if not nil, writes the build
-// context, as BuildContext.Pack does; its names begin with v1.BuildContext. on, if not nil, is called
-// with every event except the last one and those that only keep the connection alive. A step that fails
-// is a *BuildError. If the client disconnects, the build stops, and the next build resumes there.
+// context, as BuildContext.Pack does; the names of the entries begin with v1.BuildContext. on, if
+// not nil, is called with every event except the last one and keepalives. If a step fails, the
+// error is a *BuildError. If the client disconnects, the build stops, and the next build continues
+// after the last complete step.
 func (c *Client) Build(ctx context.Context, req BuildRequest, files func(*tar.Writer) error,
 	on func(BuildEvent) error) (result BuildResult, err error) {
 	if err := checkBuild(req); err != nil {
@@ -28,7 +29,7 @@ func (c *Client) Build(ctx context.Context, req BuildRequest, files func(*tar.Wr
 		return result, err
 	}
 	r, w := io.Pipe()
-	defer r.Close() // makes the writer end
+	defer r.Close() // ends the writer
 	packed := make(chan error, 1)
 	go func() {
 		err := writeBuild(w, text, files)
@@ -45,7 +46,7 @@ func (c *Client) Build(ctx context.Context, req BuildRequest, files func(*tar.Wr
 	if err != nil {
 		r.Close()
 		if failed := <-packed; failed != nil && !errors.Is(failed, io.ErrClosedPipe) {
-			err = failed // the archive is not whole: no build was asked for
+			err = failed // the archive is incomplete, so no build was requested
 		}
 		return result, err
 	}
@@ -79,25 +80,26 @@ func (c *Client) Build(ctx context.Context, req BuildRequest, files func(*tar.Wr
 type BuildError struct {
 	Number int    // of the step, from 0
 	Step   string // its name, such as "[stage-0 2/3] RUN make"
-	Output string // the end of what its command wrote, at most 64 KiB
-	Err    *Error // what the daemon says of it
+	Output string // last output of its command, at most 64 KiB
+	Err    *Error // the daemon's error
 }
 
 func (e *BuildError) Error() string { return e.Err.Error() }
 
 func (e *BuildError) Unwrap() error { return e.Err }
 
-// Bounds on what is kept for a BuildError.
+// Bounds on the output that is kept for a BuildError.
 const (
 	maxKeptOutput = 64 << 10 // bytes of the output of a step
-	maxKeptSteps  = 64       // that write output at once
+	maxKeptSteps  = 64       // steps that write output at the same time
 )
 
-// buildSteps is what is known of the steps of a build. The zero value is that before its first event.
+// buildSteps holds what the events of a build have said about its steps. The zero value is ready
+// for the first event.
 type buildSteps struct {
 	names  []string
-	output map[int]*ending // of the steps that run
-	first  *BuildError     // without Err; the step that ended the others; nil: none has failed
+	output map[int]*ending // of the running steps, by number
+	first  *BuildError     // the step that failed first, without Err; nil if none has failed
 }
 
 func (b *buildSteps) add(e BuildEvent) {
@@ -135,7 +137,7 @@ func (b *buildSteps) failed(err *Error) error {
 	return b.first
 }
 
-// ending is the end of an output.
+// ending keeps the last bytes of an output.
 type ending struct{ kept []byte }
 
 func (e *ending) add(line string) {
@@ -144,7 +146,7 @@ func (e *ending) add(line string) {
 	}
 }
 
-// cut drops what is too much, up to the end of a line.
+// cut drops the oldest bytes above the bound, up to the end of a line.
 func (e *ending) cut() {
 	if len(e.kept) <= maxKeptOutput {
 		return
@@ -164,11 +166,12 @@ func (e *ending) text() string {
 	return strings.ToValidUTF8(strings.TrimSuffix(string(e.kept), "\n"), "\ufffd")
 }
 
-// maxBuildEvent bounds an event of a build, in bytes. The longest is the plan of a Dockerfile, which is at
-// most a MiB.
+// maxBuildEvent bounds an event of a build, in bytes. The longest event is the plan of a Dockerfile
+// of at most 1 MiB.
 const maxBuildEvent = 16 << 20
 
-// eventReader fails where an event is too long: the decoder keeps it until it has it whole.
+// eventReader returns an error if an event is too long, because the decoder holds an event in
+// memory until it is complete.
 type eventReader struct {
 	from io.Reader
 	left int // bytes that may be read until the event is complete

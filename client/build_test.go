@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// A build is not asked for with other bytes than those it was given: JSON has no bytes but text.
+// Arguments that are not valid UTF-8 are refused, because JSON would change their bytes.
 func TestBuildOfBytes(t *testing.T) {
 	c, err := New("http://127.0.0.1:1", "")
 	if err != nil {
@@ -25,7 +25,7 @@ func TestBuildOfBytes(t *testing.T) {
 	}
 }
 
-// A wrong request is refused by the name of its field, and nothing is sent.
+// A wrong request gets an error that names the field, and nothing is sent.
 func TestBuildArguments(t *testing.T) {
 	c, err := New("http://127.0.0.1:1", "")
 	if err != nil {
@@ -59,7 +59,8 @@ func TestBuildArguments(t *testing.T) {
 	}
 }
 
-// The error of a build names the step that failed first, with the end of its output, and is the daemon's too.
+// The error of a build contains the step that failed first, the end of its output, and the daemon's
+// error.
 func TestBuildThatFails(t *testing.T) {
 	long := strings.Repeat("x", 1000)
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -93,13 +94,13 @@ func TestBuildThatFails(t *testing.T) {
 	}
 }
 
-// An event without an end is not read into memory, whatever number of short ones comes before it.
+// An endless event is not read into memory, however many short events come before it.
 func TestBuildOfAHostileDaemon(t *testing.T) {
 	var sent int
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
 		output := `{"output":{"number":1,"line":"` + strings.Repeat("x", 1<<20) + `"}}` + "\n"
-		for range 20 { // more than one event may have
+		for range 20 { // more bytes than one event may have
 			_, _ = io.WriteString(w, output)
 		}
 		_, _ = io.WriteString(w, `{"error":"`)

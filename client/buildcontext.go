@@ -33,13 +33,13 @@ type BuildContext struct {
 // defaultDockerfile is the path of a Dockerfile below its context.
 const defaultDockerfile = "Dockerfile"
 
-// OpenBuildContext opens a directory as the context of a build, and reads its Dockerfile and the
-// .dockerignore. A relative path of the Dockerfile begins at dir; empty means "Dockerfile", and "-" a
-// Dockerfile whose text the caller has. NAME.dockerignore beside the Dockerfile NAME takes the place of the
-// .dockerignore.
+// OpenBuildContext opens a directory as the context of a build and reads its Dockerfile and its
+// .dockerignore. A relative path of the Dockerfile begins at dir. Empty means "Dockerfile"; "-"
+// means that the caller has the text. A file NAME.dockerignore beside the Dockerfile NAME replaces
+// the .dockerignore.
 //
-// What lies below dir is read as files of a stranger: a symbolic link must not lead out of dir, and a pipe
-// is refused. A Dockerfile outside of dir is one that the caller has chosen, and is read as it is.
+// The files below dir are not trusted: a symbolic link must not lead out of dir, and a pipe is
+// refused. A Dockerfile outside dir was chosen by the caller and is read as it is.
 func OpenBuildContext(dir, dockerfile string) (_ *BuildContext, err error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -86,8 +86,8 @@ func (c *BuildContext) Close() error {
 	return c.root.Close()
 }
 
-// place returns the path of a Dockerfile: below the context if it lies inside, and else as the system finds
-// it.
+// place returns the path of a Dockerfile: relative to the context if the file is inside, or else a
+// path for os.Open.
 func (c *BuildContext) place(dockerfile string) (name string, inside bool, err error) {
 	if !filepath.IsAbs(dockerfile) {
 		dockerfile = filepath.Join(c.dir, dockerfile)
@@ -124,7 +124,7 @@ func (c *BuildContext) readIgnore(name string, inside bool) (bool, error) {
 	return true, nil
 }
 
-// shown is how errors name a file of the context.
+// shown returns the name of a context file for errors.
 func (c *BuildContext) shown(name string) string {
 	if filepath.IsAbs(name) {
 		return name
@@ -132,8 +132,8 @@ func (c *BuildContext) shown(name string) string {
 	return filepath.Join(c.dir, name)
 }
 
-// read reads a file that is a part of the request. chosen says that the caller has named it: a pipe outside of
-// the context is read then.
+// read reads a file that becomes a part of the request. chosen means that the caller has named the
+// file; then a pipe outside the context is read too.
 func (c *BuildContext) read(name string, inside bool, most int64, chosen bool) ([]byte, error) {
 	f, err := c.open(name, inside, chosen)
 	if err != nil {
@@ -173,7 +173,7 @@ func (c *BuildContext) open(name string, inside, chosen bool) (*os.File, error) 
 	return f, c.named(err, name)
 }
 
-// named returns an error of the root with the whole path of the file.
+// named puts the full path of a file into an error of the root.
 func (c *BuildContext) named(err error, name string) error {
 	var of *fs.PathError
 	if !errors.As(err, &of) {
@@ -182,8 +182,8 @@ func (c *BuildContext) named(err error, name string) error {
 	return &fs.PathError{Op: "open", Path: c.shown(name), Err: of.Err}
 }
 
-// notThere returns err as one that errors.Is does not take for a missing file: a link that leads nowhere must
-// not count as no .dockerignore.
+// notThere hides the cause of err from errors.Is, so that a dangling link does not count as a
+// missing .dockerignore.
 func notThere(err error) error { return errors.New(err.Error()) }
 
 // kindOf names a file that is not a regular one.
@@ -201,8 +201,9 @@ func kindOf(mode fs.FileMode) string {
 	return "a device"
 }
 
-// Pack writes the files of the context. It may be the files of Client.Build. The order of the entries follows
-// from their names. Sockets are left out; a pipe or a device is an error, because no build can copy one.
+// Pack writes the files of the context; Client.Build accepts it as files. The order of the entries
+// depends only on their names. Sockets are omitted. A pipe or a device is an error, because no
+// build can copy one.
 func (c *BuildContext) Pack(out *tar.Writer) error {
 	if c.root == nil {
 		return nil
@@ -224,7 +225,7 @@ func (c *BuildContext) Pack(out *tar.Writer) error {
 		case left:
 			return nil
 		}
-		for _, dir := range p.above(rel) { // something in them is an exception
+		for _, dir := range p.above(rel) { // an entry in them is an exception
 			if err := p.add(dir); err != nil {
 				return err
 			}
@@ -239,13 +240,13 @@ type packing struct {
 	out     *tar.Writer
 	root    *os.Root
 	dir     string
-	omitted []string // directories that were left out, each in the one before it
+	omitted []string // omitted directories, each inside the previous one
 
 	entries      int
 	bytes, names int64
 }
 
-// above returns the omitted directories that a path is below.
+// above returns the omitted directories that contain a path.
 func (p *packing) above(rel string) (dirs []string) {
 	for _, dir := range p.omitted {
 		if strings.HasPrefix(rel, dir+"/") {
@@ -255,7 +256,7 @@ func (p *packing) above(rel string) (dirs []string) {
 	return dirs
 }
 
-// count counts an entry, and fails beyond the bounds that the daemon has too.
+// count counts an entry, and returns an error above the bounds, which are the daemon's.
 func (p *packing) count(h *tar.Header) error {
 	const leave = "leave files out in .dockerignore"
 	p.entries++
@@ -327,15 +328,15 @@ func (p *packing) file(rel string, info fs.FileInfo, h *tar.Header) error {
 	return nil
 }
 
-// openSame opens the file that info is of. By now its name may be that of a link, or of a pipe, whose opening
-// would wait.
+// openSame opens the file that info describes. By now the name may belong to a link or to a pipe,
+// and opening a pipe would wait.
 func openSame(root *os.Root, rel string, info fs.FileInfo) (*os.File, error) {
 	f, err := root.OpenFile(rel, os.O_RDONLY|notFollowing|notWaiting, 0)
 	if err != nil {
 		return nil, err
 	}
 	now, err := f.Stat()
-	if err == nil && (!os.SameFile(info, now) || !now.Mode().IsRegular()) { // another may have its number by now
+	if err == nil && (!os.SameFile(info, now) || !now.Mode().IsRegular()) { // another file may have its inode by now
 		err = fmt.Errorf("%s: it was replaced while the build context was read", rel)
 	}
 	if err != nil {

@@ -18,8 +18,8 @@ import (
 	v1 "github.com/forkd/forkd/api/v1"
 )
 
-// filesIn makes files with contents in a new directory; "link:" before a content makes a symbolic link, "hard:"
-// another name of a file that is there, and "pipe:" a pipe.
+// filesIn makes files with contents in a new directory. The content "link:TARGET" makes a symbolic
+// link, "hard:NAME" a hard link to an existing file, and "pipe:" a pipe.
 func filesIn(t *testing.T, files ...string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -45,7 +45,7 @@ func filesIn(t *testing.T, files ...string) string {
 	return dir
 }
 
-// packed returns the entries of a packed context, in their order, with what they have.
+// packed returns the entries of a packed context in order, with their contents.
 func packed(t *testing.T, dir, dockerfile string) (string, error) {
 	t.Helper()
 	c, err := OpenBuildContext(dir, dockerfile)
@@ -96,8 +96,8 @@ func packed(t *testing.T, dir, dockerfile string) (string, error) {
 	}
 }
 
-// A context has what .dockerignore does not leave out, links as links, hard links as files, and the directories
-// of exceptions with their own modes.
+// A packed context lacks the entries that .dockerignore excludes. Links stay links, hard links
+// become files, and the directories of exceptions keep their own modes.
 func TestPackContext(t *testing.T) {
 	dir := filesIn(t, "Dockerfile=FROM x # 1", "a.log=1", "keep.log=2", "sub/b.log=3", "sub/c=4", "out/big=5", "run=6",
 		"l=link:/etc", "same=hard:sub/c", "out/deep/kept=7", ".dockerignore=**/*.log\n!keep.log\nout\n!out/deep/kept\n",
@@ -127,8 +127,8 @@ func TestPackContext(t *testing.T) {
 	}
 }
 
-// What a repository has made of its files is refused by name, and in no time: nothing outside of it is read,
-// and nobody waits for a pipe.
+// Links out of the context and pipes are refused by name and without waiting. Nothing outside the
+// context is read.
 func TestHostileContexts(t *testing.T) {
 	outside := filesIn(t, "secret=*.txt", "D=FROM outside")
 	secret := filepath.Join(outside, "secret")
@@ -166,7 +166,7 @@ func TestHostileContexts(t *testing.T) {
 	}
 }
 
-// A file that is replaced after it was looked at is not read, be it by a link or by a pipe.
+// A file that is replaced by a link or a pipe after it was inspected is not read.
 func TestContextsThatChange(t *testing.T) {
 	dir := t.TempDir()
 	root, err := os.OpenRoot(dir)
@@ -195,7 +195,7 @@ func TestContextsThatChange(t *testing.T) {
 		} else {
 			f.Close()
 		}
-		leave := os.Remove // its number is free
+		leave := os.Remove // frees the inode number
 		if name == "file" {
 			leave = func(a string) error { return os.Rename(a, a+".before") }
 		}
@@ -212,7 +212,7 @@ func TestContextsThatChange(t *testing.T) {
 	}
 }
 
-// A context has the bounds of the daemon, and is refused before all of it was sent.
+// A context above the daemon's bounds is refused before all of it is sent.
 func TestContextsAreBounded(t *testing.T) {
 	for want, p := range map[string]packing{
 		"more than 1048576 files": {entries: v1.MaxBuildEntries},

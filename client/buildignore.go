@@ -10,7 +10,7 @@ import (
 	"github.com/moby/patternmatcher/ignorefile"
 )
 
-// ignore is what a .dockerignore leaves out of a build context. The zero ignore leaves nothing out.
+// ignore holds the patterns of a .dockerignore. The zero value excludes nothing.
 type ignore struct {
 	m *patternmatcher.PatternMatcher
 }
@@ -30,8 +30,8 @@ func parseIgnore(text []byte) (ignore, error) {
 	return ignore{m}, err
 }
 
-// checkPattern returns what is wrong with a pattern. patternmatcher.New does not see all of it: it compiles a
-// pattern when it is used.
+// checkPattern returns an error for an invalid pattern. patternmatcher.New does not find every such
+// pattern, because it compiles a pattern at its first use.
 func checkPattern(p string) error {
 	if rest := strings.TrimRight(p, `\`); (len(p)-len(rest))%2 != 0 {
 		return errors.New("it ends with a backslash")
@@ -40,7 +40,7 @@ func checkPattern(p string) error {
 	if err != nil || len(m.Patterns()) == 0 {
 		return err
 	}
-	// Without its exclamation mark a pattern is compiled, unless it has another.
+	// Compile the pattern without its exclamation mark. One that still begins with a mark is not checked.
 	if p = m.Patterns()[0].String(); strings.HasPrefix(strings.TrimSpace(p), "!") {
 		return nil
 	}
@@ -50,7 +50,7 @@ func checkPattern(p string) error {
 	return err
 }
 
-// out reports whether a path of the context, with slashes, is left out.
+// out reports whether a path of the context, with slashes, is excluded.
 func (i ignore) out(name string) (bool, error) {
 	if i.m == nil {
 		return false, nil

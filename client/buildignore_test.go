@@ -7,7 +7,7 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// A .dockerignore leaves out what test/contract says, as it does in the other SDKs.
+// A .dockerignore excludes the paths that test/contract lists. The other SDKs share the list.
 func TestIgnore(t *testing.T) {
 	text, err := os.ReadFile("../test/contract/ignore.yaml")
 	if err != nil {

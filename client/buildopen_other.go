@@ -2,7 +2,7 @@
 
 package client
 
-// A system without such flags has neither these links nor such pipes in directories.
+// Systems without these flags have no such links, and no pipes in directories.
 const (
 	notFollowing = 0
 	notWaiting   = 0

@@ -16,7 +16,7 @@ import (
 type ArgumentError struct {
 	Field  string // the argument, or the field of the request, by its name in the API, such as "timeout_secs"
 	Reason string
-	Err    error // what Reason is of, if it is an error
+	Err    error // the error that Reason describes, if any
 }
 
 func (e *ArgumentError) Error() string { return e.Field + ": " + e.Reason }
@@ -36,8 +36,8 @@ const (
 	maxDepth    = 64
 )
 
-// checkPath refuses a path that a server would take for another one. For example, an empty id would
-// make the next part of the path the id.
+// checkPath refuses a path that a server would read as a different one. For example, after an empty
+// id a server would take the next part of the path as the id.
 func checkPath(of string) error {
 	of, _, _ = strings.Cut(of, "?")
 	if path.Clean(of) == of {
@@ -103,8 +103,8 @@ func checkCode(req CodeRequest) error {
 	return checkEnv(req.Env)
 }
 
-// checkBuild refuses builds that the daemon would refuse, or would get with other bytes than these: JSON has
-// text only.
+// checkBuild refuses builds that the daemon would refuse, and texts whose bytes JSON would change,
+// because JSON carries only valid UTF-8.
 func checkBuild(req BuildRequest) error {
 	switch {
 	case req.Tag == "":

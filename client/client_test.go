@@ -47,7 +47,7 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// A server that redirects gets neither the token nor the request carried elsewhere.
+// Redirects are not followed: neither the token nor the request reaches another server.
 func TestRedirectsAreNotFollowed(t *testing.T) {
 	other := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		t.Errorf("the other server got %s %s with %q", r.Method, r.URL, r.Header.Get("Authorization"))
@@ -83,7 +83,8 @@ func TestRedirectsAreNotFollowed(t *testing.T) {
 	}
 }
 
-// An empty id is refused before a request, which would have the next part of the path for its id.
+// An empty id is refused before a request is sent, because a server would take the next part of the
+// path as the id.
 func TestEmptyNames(t *testing.T) {
 	srv := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		t.Errorf("a request for %s", r.URL)

@@ -7,7 +7,7 @@ import (
 	v1 "github.com/forkd/forkd/api/v1"
 )
 
-// An Execution has no more than its caller wants to keep, and handlers are called with all of it.
+// An Execution holds at most CodeHandlers.Keep bytes. The handlers receive all of the output.
 func TestKeepOfCode(t *testing.T) {
 	told := 0
 	var e Execution

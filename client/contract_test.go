@@ -53,7 +53,7 @@ func fakeDaemon() contract.Daemon {
 		File: os.Getenv(fileEnv), Fake: true}
 }
 
-// The Go client does what the contract of the SDKs says, against the fake daemon.
+// The Go client passes the contract of the SDKs against the fake daemon.
 func TestContract(t *testing.T) {
 	scenarios, err := contract.Scenarios()
 	if err != nil {
@@ -71,7 +71,7 @@ func TestContract(t *testing.T) {
 	}
 }
 
-// There is a method for every operation, and a scenario that calls it.
+// Every operation has a method, and a scenario calls the method.
 func TestContractIsWhole(t *testing.T) {
 	operations, err := contract.Operations()
 	if err != nil {

@@ -22,7 +22,7 @@ type EventsRequest struct {
 	After     string   // ID of an event; later events are sent; empty: from now on
 	Sandboxes []string // ids; empty: all sandboxes and snapshots
 	Labels    []string // NAME=VALUE or NAME; the sandbox must have all of them
-	Begun     func()   // called when the stream has begun: later events are not missed; may be nil
+	Begun     func()   // called when the stream has begun, from where no event is missed; may be nil
 }
 
 // EventMissed is the type of an event that stands for events that were lost.
@@ -58,8 +58,8 @@ func (c *Client) Events(ctx context.Context, req EventsRequest, f func(Event) er
 	})
 }
 
-// readEvents calls f with the data of each server-sent event. Such a stream has no end of its own,
-// so that its end is a *StreamError.
+// readEvents calls f with the data of each server-sent event. A daemon never ends such a stream, so
+// its end is a *StreamError.
 func readEvents(ctx context.Context, what string, r io.Reader, f func(data []byte) error) error {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, maxEvent)

@@ -14,7 +14,7 @@ import (
 // PageRequest asks for a part of a list.
 type PageRequest struct {
 	Limit  int      // at most this many; 0: all
-	Cursor string   // from the page before; empty: start at the beginning
+	Cursor string   // from the previous page; empty: start at the beginning
 	Labels []string // of sandboxes, NAME=VALUE or NAME; a sandbox must have all of them
 }
 

@@ -8,7 +8,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// What does not upgrade is no connection.
+// DialPort returns an error if the server does not upgrade the connection.
 func TestDialPortOfSomethingElse(t *testing.T) {
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Write([]byte("hello")) }))
 	defer s.Close()

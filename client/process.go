@@ -91,7 +91,7 @@ func (c *Client) follow(ctx context.Context, path string, first *v1.ExecInput) (
 	case e.Started != nil:
 		p.PID = e.Started.PID
 		return p, nil
-	case e.End != nil: // the command ended before it began
+	case e.End != nil: // the command could not be started
 		err = &NotStartedError{*e.End}
 	case e.Error != "":
 		err = &Error{Status: e.Status, Message: e.Error, Code: e.Code}
@@ -223,8 +223,8 @@ func (p *Process) noInput() error {
 	return ErrStdinClosed
 }
 
-// notWritten returns the error of a connection that broke under a write, which is ErrStdinClosed if the process
-// has ended.
+// notWritten returns the error of a write whose connection broke. It is ErrStdinClosed if the
+// process has ended.
 func (p *Process) notWritten(err error) error {
 	select {
 	case <-p.done:
@@ -294,7 +294,7 @@ func (c *Client) ResizeProcess(ctx context.Context, id string, pid uint32, size 
 	return c.call(ctx, http.MethodPost, processPath(id, pid, "/resize"), size, nil)
 }
 
-// DetachProcess ends an ExecStream and lets its process, which would end with it, run on.
+// DetachProcess ends an ExecStream without killing its process.
 func (c *Client) DetachProcess(ctx context.Context, id string, pid uint32) error {
 	return c.call(ctx, http.MethodPost, processPath(id, pid, "/detach"), nil, nil)
 }

@@ -2,9 +2,9 @@ package client
 
 import "testing"
 
-// Input that a process has taken is written, though the process has ended since.
+// A write succeeds if the process has taken the input, even if the process has ended since.
 func TestInputOfAProcessThatHasEndedWasWritten(t *testing.T) {
-	for range 100 { // which of the two was noticed was chance
+	for range 100 { // Write may notice either of the two first
 		p := &Process{sent: 2, taken: make(chan int64, 1), closed: make(chan struct{}), done: make(chan struct{})}
 		p.taken <- 2
 		close(p.done)

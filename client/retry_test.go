@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// busyThen answers 503 so many times, and then with JSON. It notes the keys of requests.
+// busyThen answers 503 the given number of times, and then with JSON. It records the idempotency
+// keys of the requests.
 func busyThen(t *testing.T, times int, retryAfter, answer string) (url string, keys *[]string) {
 	keys = &[]string{}
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -27,7 +28,7 @@ func busyThen(t *testing.T, times int, retryAfter, answer string) (url string, k
 	return srv.URL, keys
 }
 
-// What can be repeated is, with the same key, and nothing else is.
+// Calls that are safe to repeat are repeated with the same key, and no others.
 func TestRetries(t *testing.T) {
 	fork := func(ctx context.Context, c *Client) error {
 		_, err := c.Fork(ctx, ForkRequest{SnapshotTag: "x", N: 1})
@@ -117,7 +118,7 @@ func TestConnectionErrors(t *testing.T) {
 	}
 }
 
-// An end of the context is that, and no failure of the connection.
+// If the context ends, the error is the context's and not a failure of the connection.
 func TestContextErrorsAreTheContexts(t *testing.T) {
 	c, err := New("http://127.0.0.1:1", "", WithRetries(3))
 	if err != nil {

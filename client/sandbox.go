@@ -42,7 +42,7 @@ func (c *Client) ChangeLabels(ctx context.Context, id string, change map[string]
 	return s, err
 }
 
-// SetTTL has a sandbox deleted so many seconds from now, a year at most, or never with 0.
+// SetTTL has a sandbox deleted ttlSecs seconds from now, at most a year; 0: never.
 func (c *Client) SetTTL(ctx context.Context, id string, ttlSecs float64) (s Sandbox, err error) {
 	if !(ttlSecs >= 0) { // NaN too
 		return s, wrong("ttl_secs", "%g: want 0 or more", ttlSecs)

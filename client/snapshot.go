@@ -10,7 +10,7 @@ import (
 // deletion is refused if there are any.
 type DeleteOptions struct {
 	Cascade bool // delete them too
-	Force   bool // keep them: they have links of their own to its layers
+	Force   bool // keep them: they have their own links to the layers of the deleted snapshot
 }
 
 func snapshotPath(tag, suffix string) string { return "/v1/snapshots/" + url.PathEscape(tag) + suffix }

@@ -16,9 +16,10 @@ type settings struct {
 	private bool // the unix socket is at a well-known place; see WithPrivateSocket
 }
 
-// WithPrivateSocket refuses a unix socket that another user than root and the caller can have made:
-// its directory, and one above it whose name begins with forkd-run-, must be theirs and not writable
-// for others. It is for the place where a daemon serves without options, and Default uses it there.
+// WithPrivateSocket refuses a unix socket that a user other than root and the caller may have
+// created. The socket's directory, and a directory above it whose name begins with forkd-run-, must
+// belong to root or the caller and must not be writable for others. It is meant for the default
+// socket of a daemon, and Default uses it there.
 func WithPrivateSocket() Option {
 	return func(s *settings) error {
 		s.private = true

@@ -1,7 +1,8 @@
 package v1
 
 // Names in the archive that is the body of a build request. The first entry is BuildFile, a
-// BuildRequest as JSON. The names of the others begin with BuildContext; they are the build context.
+// BuildRequest as JSON. All other entries are the build context; their names begin with
+// BuildContext.
 const (
 	BuildFile    = "build.json"
 	BuildContext = "context/"

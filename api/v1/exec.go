@@ -50,8 +50,9 @@ type SignalRequest struct {
 }
 
 // ExecEnd describes how a command ended. Outcome is "exited", "signaled", "timeout", "not_found" or
-// "not_executable". ExitCode is the command's own, or else the code that a shell would report: 128
-// plus the signal's number, 124, 127 or 126, in the order of the other outcomes.
+// "not_executable". ExitCode is the command's own if it exited. Otherwise it is the code that a
+// shell would report: 128 plus the number of the signal, 124 after a timeout, 127 for "not_found"
+// and 126 for "not_executable".
 type ExecEnd struct {
 	ExitCode int    `json:"exit_code"`
 	Outcome  string `json:"outcome"`

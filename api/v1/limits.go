@@ -3,7 +3,7 @@ package v1
 // Limits bounds a sandbox's use of host resources. A request replaces all limits: an omitted field
 // means no limit, not the previous one.
 type Limits struct {
-	// limit of the sandbox's own memory, including its VMM; it is killed above the limit
+	// limit of the sandbox's own memory, including its VMM; a sandbox above the limit is killed
 	MemoryMiB uint64 `json:"memory_mib,omitempty"`
 	// on swap, in addition to MemoryMiB, which must be set; 0: no swap
 	SwapMiB uint64  `json:"swap_mib,omitempty"`

@@ -25,13 +25,13 @@ type Sandbox struct {
 	Pooled       bool     `json:"pooled,omitempty"` // its VMM process came from the pool
 	// size of its latest branch, if that was deleted and the sandbox still needs it
 	DeletedBytes uint64 `json:"deleted_snapshot_bytes,omitempty"`
-	Workspace    string `json:"workspace,omitempty"` // the workspace that it belongs to, and ends with
+	Workspace    string `json:"workspace,omitempty"` // the workspace that it belongs to and is deleted with
 	Network      string `json:"network"`             // the mode of its network policy
 	Limits       Limits `json:"limits,omitzero"`
 
 	Labels map[string]string `json:"labels,omitempty"`
 
-	// snapshot of its last branch or rollback, or else the one it was forked from; empty: deleted
+	// snapshot of its last branch or rollback, or else the snapshot it was forked from; empty: deleted
 	LatestTag string `json:"latest_tag,omitempty"`
 	// requests since then that may have changed files or processes; nil: unknown
 	Calls *uint64 `json:"calls_since_latest,omitempty"`
@@ -41,8 +41,8 @@ type Sandbox struct {
 	UniqueStrict bool    `json:"unique_strict,omitempty"`
 }
 
-// Unique lists random number generators in programs' memory that a sandbox shares with its
-// snapshot. The guest chooses the names.
+// Unique lists random number generators that a sandbox has from its snapshot, in the memory of
+// programs. The guest chooses the names.
 type Unique struct {
 	Reseeded []Generator `json:"reseeded"`
 	Repeats  []Generator `json:"repeats"`        // used before the snapshot, they return the same numbers in siblings

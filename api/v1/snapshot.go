@@ -18,16 +18,16 @@ type Snapshot struct {
 	Warm         []string `json:"warm,omitempty"`
 	BaseImage    string   `json:"base_image,omitempty"` // path of its disk's image; in lists only
 	Sandboxes    int      `json:"sandboxes"`            // running from it
-	Transient    bool     `json:"transient,omitempty"`  // deleted with the last of them
+	Transient    bool     `json:"transient,omitempty"`  // deleted with the last of its sandboxes
 	DiskOnly     bool     `json:"disk_only,omitempty"`  // it has no memory: its forks boot
 
 	// Set for a branch. Times are in milliseconds; ReadyMS and PersistedMS are measured from the
 	// request.
 	SandboxID string `json:"sandbox_id,omitempty"`
-	// the sandbox's previous snapshot; empty: the one it ran from, or deleted
+	// the sandbox's previous snapshot; empty: the snapshot it ran from, or it was deleted
 	After       string   `json:"after,omitempty"`
 	Mode        string   `json:"mode,omitempty"`
-	Fallback    string   `json:"fallback_reason,omitempty"` // why another mode was used than requested
+	Fallback    string   `json:"fallback_reason,omitempty"` // why the mode differs from the requested one
 	PauseMS     *float64 `json:"pause_ms,omitempty"`        // how long the sandbox was paused
 	StormStopMS *float64 `json:"storm_stop_ms,omitempty"`   // second pause, because it wrote faster than the copy
 	ReadyMS     *float64 `json:"ready_ms,omitempty"`        // sandboxes can be forked from it

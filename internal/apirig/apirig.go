@@ -264,7 +264,8 @@ func (r *Rig) guard(more []auth.Token) (g *auth.Guard, err error) {
 	return g, err
 }
 
-// Names of images in the registry for builds. The second is for the user me with the password secret.
+// Names of images in the registry for builds. The second requires a login: the user me with the
+// password secret.
 const (
 	Image        = "registry.example/image:1"
 	PrivateImage = "registry.example/private:1"
@@ -286,8 +287,8 @@ func imageOf(_ context.Context, name string, login *build.Login) (string, docker
 	return imageDigest, dockerfile.Config{Env: map[string]string{"PATH": "/usr/bin:/bin", "OF": "image"}, Dir: "/usr"}, nil
 }
 
-// bootOf makes the same file of every container image. An image of the registry is requested with the
-// digest that imageOf has returned.
+// bootOf returns the same file for every container image. It expects images of the registry with
+// the digest that imageOf returned.
 func bootOf(file string) build.Boot {
 	return func(_ context.Context, i build.Image, _ func(string)) (bake.Request, error) {
 		switch {

@@ -24,7 +24,7 @@ import (
 type agents struct {
 	t       T
 	command func(dir string) *exec.Cmd
-	dial    func(context.Context) error // nil: nothing
+	dial    func(context.Context) error // called before every connection; may be nil
 
 	mu      sync.Mutex
 	running map[*guest]bool
@@ -44,7 +44,8 @@ type guest struct {
 	cmd *exec.Cmd
 }
 
-// guests returns what makes the guests of VMs: always the same one, if it is not nil, or agents.
+// guests returns a function that makes the guest of a VM. The guest is one if that is not nil, or
+// else a new agent.
 func (a *agents) guests(one sandbox.Guest, vmms *vmfake.VMMs) func(string) sandbox.Guest {
 	return func(vsock string) sandbox.Guest {
 		if one != nil {
@@ -79,7 +80,7 @@ func (a *agents) run(g *guest) error {
 	return nil
 }
 
-// end stops an agent, once, and what it runs.
+// end stops an agent, once, and all processes below it.
 func (a *agents) end(g *guest) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -123,7 +124,7 @@ func descendants(pid int) []int {
 		own, _ := strconv.Atoi(filepath.Base(filepath.Dir(path))) // the pattern matches numbers
 		var state string
 		var parent int
-		behind := text[bytes.LastIndexByte(text, ')')+1:] // of the name, which may be anything
+		behind := text[bytes.LastIndexByte(text, ')')+1:] // after the name, which may contain anything
 		if _, err := fmt.Sscan(string(behind), &state, &parent); err == nil {
 			children[parent] = append(children[parent], own)
 		}
@@ -136,13 +137,14 @@ func descendants(pid int) []int {
 	return below
 }
 
-// Forked confirms at once: the agent of a child is a new one, which begins with the variables.
+// Forked confirms at once. The agent of a child is a new process that starts with the variables of
+// the fork.
 func (g *guest) Forked(_ context.Context, f agentproto.Forked) (*agentproto.Unique, error) {
 	g.env = f.Env
 	return &agentproto.Unique{}, nil
 }
 
-// Dial starts the agent when it is called first.
+// Dial starts the agent at its first call.
 func (g *guest) Dial(ctx context.Context, port uint32) (net.Conn, error) {
 	g.start.Do(func() {
 		if g.err = g.of.run(g); g.err == nil && len(g.env) > 0 {

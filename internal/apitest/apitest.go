@@ -217,9 +217,9 @@ func decodeEvents(body io.Reader, h http.Header, s *openapi3.SchemaRef, enc open
 	}
 }
 
-// closeObjects makes every object schema of a document refuse the fields that it does not name. The
-// parts of an allOf stay open, since each sees the fields of the others, and their sum is closed
-// instead.
+// closeObjects makes every object schema of a document refuse unknown fields. The parts of an allOf
+// stay open, because each part sees the fields of the others; the combined schema refuses unknown
+// fields instead.
 func closeObjects(doc map[string]any) {
 	schemas := asMap(asMap(doc["components"])["schemas"])
 	for _, name := range slices.Collect(maps.Keys(schemas)) {

@@ -1,8 +1,8 @@
-// Package atomicfile replaces whole files: a reader, and a process that starts after a crash, finds
+// Package atomicfile replaces whole files. A reader, and a process that starts after a crash, finds
 // the old content or the new one and never a part of it.
 //
-// It does so by writing a temporary file in the same directory and renaming it. It neither locks,
-// so of two writers the last one wins, nor makes directories, nor publishes directories as a whole.
+// It writes a temporary file in the same directory and renames it. It takes no lock: the last of
+// several writers wins. It does not publish directories as a whole.
 package atomicfile
 
 import (
@@ -15,10 +15,9 @@ import (
 	"path/filepath"
 )
 
-// Write replaces the file path by data, with exactly the permissions mode. A power failure may
-// still take the new content back, or leave an empty file; WriteDurable is for what must outlive
-// one. When Write fails, the old file is as it was. Any number of processes may write one path at
-// once.
+// Write replaces the file path by data, with exactly the permissions mode. If Write fails, the old
+// file is unchanged. Any number of processes may write one path at once. A power failure may undo
+// the write or leave an empty file; WriteDurable is for content that must survive one.
 //
 // A process that is killed in Write leaves a file ".NAME.new-*" beside path.
 func Write(path string, data []byte, mode fs.FileMode) error {
@@ -37,8 +36,8 @@ func WriteJSON(path string, v any) error {
 	return Write(path, append(p, '\n'), 0o644)
 }
 
-// WriteDurable is Write, and once it has returned nil a power failure does not take the new content
-// back.
+// WriteDurable is like Write, but once it has returned nil, the new content survives a power
+// failure.
 func WriteDurable(path string, data []byte, mode fs.FileMode) error {
 	if err := write(path, data, mode, true); err != nil {
 		return err
@@ -98,10 +97,10 @@ func finish(f *os.File, data []byte, mode fs.FileMode, sync bool) error {
 	return errors.Join(err, f.Close())
 }
 
-// Fill makes the file path out of what fill puts into the file tmp, which does not exist when fill
-// is called: it is for large files that another program or a copy inside the kernel makes. The
-// caller sees to it that no other Fill of path runs at the same time. When Fill fails, the old file
-// is as it was.
+// Fill creates or replaces the file path. It calls fill, which writes the content to the file tmp;
+// tmp does not exist before. Fill is for large files that another program or a copy inside the
+// kernel makes. The caller ensures that no other Fill of path runs at the same time. If Fill fails,
+// the old file is unchanged.
 //
 // A process that is killed in Fill leaves the file path+".new", and the next Fill of path removes
 // it.
@@ -121,8 +120,8 @@ func Fill(path string, fill func(tmp string) error) error {
 	return nil
 }
 
-// SyncDir makes the names in a directory outlive a power failure: files that were made, renamed or
-// removed there.
+// SyncDir flushes a directory to disk. Files that were created, renamed or removed in it stay so
+// after a power failure.
 func SyncDir(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {

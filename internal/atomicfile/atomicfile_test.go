@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// roleVariable makes the test binary one of the processes below; pathVariable is the file that it
-// works on.
+// The environment variable roleVariable makes the test binary one of the processes below.
+// pathVariable names the file for that process.
 const (
 	roleVariable = "ATOMICFILE_TEST_ROLE"
 	pathVariable = "ATOMICFILE_TEST_PATH"

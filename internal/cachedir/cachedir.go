@@ -1,5 +1,5 @@
-// Package cachedir says where forkd keeps what it can make again: kernels, images, and the emulated
-// host's state. It creates nothing.
+// Package cachedir returns the directory for files that forkd can recreate: kernels, images, and
+// the state of the emulated host. It creates nothing.
 package cachedir
 
 import (

@@ -1,8 +1,7 @@
 // Package cleanup is an undo stack for functions that build something in several steps.
 //
-// It runs functions in reverse order of their addition and nothing else: it collects no errors,
-// because what is undone after a failure can only be reported beside the first error, which its
-// caller already has.
+// It runs functions in reverse order of their addition. It collects no errors: a function that
+// fails after its first error reports that error.
 package cleanup
 
 // Stack holds the functions that undo what was done so far. The zero Stack is ready to use. It is

@@ -89,8 +89,8 @@ func refuseFlags(cmd *cobra.Command, names []string, kind string) error {
 	return nil
 }
 
-// open opens the context of a build with its Dockerfile. The path of that is one of the shell's, and its
-// name in errors is as it was typed.
+// open opens the context of a build and its Dockerfile. A relative path of the Dockerfile starts at
+// the working directory. Errors name the Dockerfile as it was typed.
 func (o *dockerfileOptions) open(dir string, in io.Reader) (*client.BuildContext, error) {
 	name, path := o.file, o.file
 	switch name {

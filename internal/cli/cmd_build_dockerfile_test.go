@@ -31,8 +31,8 @@ func writeFiles(t *testing.T, files map[string]string) string {
 	return dir
 }
 
-// A Dockerfile is found from where the command runs, and is called as it was typed. Those of a repository that
-// lead out of it are not read.
+// A relative path of a Dockerfile starts at the working directory, and errors name the file as it
+// was typed. A link of the context that leads out of the context is not read.
 func TestOpenDockerfile(t *testing.T) {
 	dir := writeFiles(t, map[string]string{"Dockerfile": strings.Repeat("#", 1<<20+1), "secret": "no Dockerfile",
 		"ctx/Dockerfile": "FROM a", "dev/Dockerfile": "FROM b", "bad/Dockerfile": "link:../secret",
@@ -46,7 +46,7 @@ func TestOpenDockerfile(t *testing.T) {
 		{"-", "ctx", "Dockerfile", "FROM stdin", ""},
 		{"", ".", "", "", "more than 1048576 bytes"},
 		{"", "bad", "", "", "bad/Dockerfile: the link leads to no file of the build context"},
-		{"secret", "bad", "secret", "no Dockerfile", ""}, // it was chosen
+		{"secret", "bad", "secret", "no Dockerfile", ""}, // the user has named this file
 		{"", "ignore", "", "", "ignore/.dockerignore: the link leads to no file of the build context"},
 		{"", "none", "", "", "none"},
 	} {

@@ -100,8 +100,8 @@ var (
 	noField = regexp.MustCompile(`at <(\.[^>]*)>: can't evaluate field (\S+) in type`)
 )
 
-// formatError names the missing name of a template, and the name that was probably meant: docker's
-// have capital letters and are in groups.
+// formatError names the missing name of a template, and the name that was probably meant. Docker's
+// names have capital letters and are in groups.
 func formatError(err error, fields map[string]any) error {
 	found := noEntry.FindStringSubmatch(err.Error())
 	if found == nil {

@@ -19,7 +19,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// One sandbox that takes for ever does not keep others from being suspended, and one that fails neither.
+// A sandbox that takes for ever, or fails, does not keep others from being suspended.
 func TestSuspensionsAreSideBySide(t *testing.T) {
 	var out bytes.Buffer
 	cmd := &cobra.Command{}

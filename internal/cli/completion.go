@@ -138,8 +138,9 @@ func either(a, b namesOf) namesOf {
 // a command line to eval, so a word that a shell would expand runs commands at the next Tab.
 var plainName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._:/@-]*$`)
 
-// candidates returns the names with the given beginning that are not among the arguments yet. The
-// daemon is not trusted: it drops names that mean something to a shell. It does not start a daemon.
+// candidates returns the names that begin with begin and are not among the arguments yet. It omits
+// names that mean something to a shell, because the daemon is not trusted. It does not start a
+// daemon.
 func (c *common) candidates(cmd *cobra.Command, names namesOf, args []string, begin string) ([]string,
 	cobra.ShellCompDirective) {
 	cl, _, err := connectWith(cmd.Context(), c.url, c.ca, nil)

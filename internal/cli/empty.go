@@ -12,8 +12,8 @@ import (
 // empty text: words for a program in a sandbox. All arguments of other commands are names.
 var freeAfter = map[string]int{"forkd exec": 1, "forkd run": 1, "forkd eval": 1, "forkd machine exec": 0}
 
-// refuseEmpty makes an empty argument or flag a usage error, for cmd and all commands below it. It
-// usually comes from an unset variable of a script, and must not mean the default.
+// refuseEmpty makes an empty argument or flag a usage error, for cmd and all commands below it. An
+// empty text usually comes from an unset variable of a script, and must not mean the default.
 func refuseEmpty(cmd *cobra.Command) {
 	for _, c := range cmd.Commands() {
 		refuseEmpty(c)

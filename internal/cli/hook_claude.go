@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// hookTimeout is how long Claude Code waits for a hook, in seconds: longer than `forkd turn`
-// itself, which reports errors.
+// hookTimeout is how long Claude Code waits for a hook, in seconds. `forkd turn` gives up earlier,
+// and reports the error.
 const hookTimeout = 15
 
 // claudeHook is an event of Claude Code with its entry in the settings.

@@ -150,7 +150,7 @@ func wantClaudeHooks(t *testing.T, before string, after []byte) {
 	}
 }
 
-// Where there are no settings the file is made; a link to the user's own stays one.
+// A missing settings file is created. A link to the user's own settings stays a link.
 func TestInstallMakesTheFile(t *testing.T) {
 	home := hookHome(t)
 	project := t.TempDir()

@@ -33,8 +33,8 @@ type place struct {
 	patterns  []string
 }
 
-// places returns all of them. The names do not match forkd-run-UID, our run directory for users
-// without XDG_RUNTIME_DIR.
+// places returns all places of leftovers. Their patterns do not match forkd-run-UID, our run
+// directory for users without XDG_RUNTIME_DIR.
 func places() []place {
 	list := []place{
 		{"doctor", os.TempDir(), []string{"forkd-doctor*"}},

@@ -30,14 +30,14 @@ func printLine(w io.Writer, args ...any) (int, error) {
 	return fmt.Fprintln(w, args...)
 }
 
-// multiline is an argument that keeps its tabs and its ends of lines. So do errors.
+// multiline is an argument that keeps its tabs and line ends. Errors keep theirs too.
 type multiline string
 
 // styled is an argument with control sequences of this program, which is printed unchanged.
 type styled string
 
-// cleaned returns an argument without what would control a terminal. Numbers keep their type, for
-// their verbs; anything else becomes text.
+// cleaned returns an argument without characters that control a terminal. Numbers keep their type,
+// for their verbs; anything else becomes text.
 func cleaned(arg any) any {
 	switch arg := arg.(type) {
 	case nil, styled:
@@ -58,7 +58,7 @@ func cleaned(arg any) any {
 // written a part of it.
 func printable(err error) string { return printableText(err.Error()) }
 
-// printableText removes from text what would control a terminal.
+// printableText removes characters that control a terminal from text.
 func printableText(text string) string {
 	return strings.Map(func(r rune) rune {
 		if r == '\n' || r == '\t' || unicode.IsPrint(r) {
@@ -68,7 +68,7 @@ func printableText(text string) string {
 	}, text)
 }
 
-// oneLine removes from text what would break a table or control a terminal.
+// oneLine removes characters from text that would break a table or control a terminal.
 func oneLine(text string) string {
 	return strings.Map(func(r rune) rune {
 		switch {

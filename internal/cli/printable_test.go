@@ -148,8 +148,8 @@ func hostileDaemon(t *testing.T) {
 	t.Setenv(urlEnv, srv.URL)
 }
 
-// No command passes a daemon's words to the terminal as they are: not as text, and not as JSON, from
-// which they come back whole.
+// No command passes a daemon's words to the terminal unchanged. JSON output escapes them, so that
+// its reader gets them back whole.
 func TestWordsOfDaemonsAreForReading(t *testing.T) {
 	hostileDaemon(t)
 	for _, line := range []string{"version", "images", "images -q", "history base", "snapshot-info base", "ls", "ls -q",
@@ -187,7 +187,7 @@ func TestWordsOfDaemonsAreForReading(t *testing.T) {
 	}
 }
 
-// The line that a command waits with shows a stage that the daemon names.
+// The waiting line cleans the name of a stage, which comes from the daemon.
 func TestStagesAreForReading(t *testing.T) {
 	var out strings.Builder
 	s := &status{w: &out}
@@ -227,7 +227,8 @@ func TestTextIsPrintedInOnePlace(t *testing.T) {
 	}
 }
 
-// An argument keeps its type for the verb where that is safe, and its lines where its type says so.
+// A number keeps its type for the verb. Only a multiline argument and an error keep their line
+// ends.
 func TestArgumentsAreCleaned(t *testing.T) {
 	type name string
 	const bad = "a\x1b\nb"

@@ -117,8 +117,9 @@ func (t *turns) find(ref string) (turn, bool) {
 	return t.saved[i], true
 }
 
-// nearest returns the tag of the turn that a snapshot is, or of the latest turn before it. It is
-// empty if there is none, or if snapshots in between have been deleted.
+// nearest returns the tag of a snapshot if the snapshot is a turn, or else the tag of the latest
+// turn before it. It returns "" if there is no such turn, or if snapshots in between have been
+// deleted.
 func (t *turns) nearest(tag string) string {
 	for range t.all { // bounded, because damaged snapshots may form a ring
 		s, ok := t.all[tag]
@@ -184,8 +185,8 @@ func (t *turns) line(tag string) []string {
 	return line
 }
 
-// forward returns the turns that were undone after the turn or snapshot at, the next one first:
-// those up to the newest turn whose line contains at.
+// forward returns the turns that were undone after the turn or snapshot at, the next one first. It
+// ends with the newest turn whose line contains at.
 func (t *turns) forward(at string) []string {
 	for _, p := range slices.Backward(t.saved) {
 		line := t.line(p.Snapshot.Tag)
@@ -199,7 +200,7 @@ func (t *turns) forward(at string) []string {
 }
 
 // current returns the turn that a sandbox was last at, or the snapshot that it started from. If the
-// snapshot that it was last at has been deleted, that is the newest turn.
+// snapshot that it was last at has been deleted, current returns the newest turn.
 func (t *turns) current(s client.Sandbox) string {
 	if tag := t.nearest(s.LatestTag); tag != "" {
 		return tag

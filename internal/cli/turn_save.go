@@ -46,8 +46,8 @@ func (t *turnStore) look(ctx context.Context) (client.Sandbox, *turns, error) {
 	if err != nil {
 		return client.Sandbox{}, nil, err
 	}
-	// The list is fetched first: a turn that is saved afterwards is not in it, and has the tag that
-	// this one would get. A turn in the list is known to the sandbox.
+	// Fetch the list first. A turn that is saved afterwards is not in the list, and takes the tag that
+	// this turn would get. A turn in the list is known to the sandbox.
 	list, err := t.cl.Snapshots(ctx)
 	if err != nil {
 		return client.Sandbox{}, nil, err

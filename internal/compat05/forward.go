@@ -14,8 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/compat05/agent05"
 )
 
-// Forward answers on this host, as the agent of forkd 0.5 did, at the addresses that a daemon with
-// --guest-port gives sandboxes, until ctx ends. say prints errors.
+// Forward serves the protocol of forkd 0.5's agent on this host until ctx ends, at the addresses
+// that a daemon with --guest-port gives sandboxes. say prints errors.
 func Forward(ctx context.Context, cl *client.Client, port int, say func(text string)) error {
 	l, err := listenLoopback(ctx, port)
 	if err != nil {
@@ -42,7 +42,7 @@ func listenLoopback(ctx context.Context, port int) (net.Listener, error) {
 	return l, nil
 }
 
-// guests are all sandboxes, by their addresses according to the daemon.
+// guests finds sandboxes by the addresses that the daemon has given them.
 type guests struct {
 	cl  *client.Client
 	say func(text string)

@@ -12,9 +12,9 @@ import (
 	"strings"
 )
 
-// isOurs returns an error unless a connection within this host comes from a program of the user
-// that runs this one. The protocol of forkd 0.5's agent knows no token: without this check, every
-// user of the host could run commands in sandboxes.
+// isOurs returns an error unless a connection within this host comes from a program of this user.
+// The protocol of forkd 0.5's agent knows no token: without this check, every user of the host
+// could run commands in sandboxes.
 func isOurs(conn net.Conn) error {
 	from, to := addrOf(conn.RemoteAddr()), addrOf(conn.LocalAddr())
 	if !to.Addr().IsValid() || from.Addr() != to.Addr() && !from.Addr().IsLoopback() {

@@ -46,7 +46,7 @@ func found(v Verdict, detail string, args []any) Finding {
 	return Finding{Verdict: v, Detail: detail}
 }
 
-// by returns f with a fix other than that of the check's row.
+// by returns f with a fix that replaces that of the check's row.
 func (f Finding) by(fix Fix) Finding {
 	f.Fix = &fix
 	return f

@@ -16,7 +16,7 @@ import (
 	"github.com/forkd/forkd/internal/emu/tcghost"
 )
 
-// everything that a finding says.
+// everything returns all texts of a finding.
 func everything(f Finding) string {
 	if f.Fix == nil {
 		return f.Detail
@@ -24,7 +24,7 @@ func everything(f Finding) string {
 	return f.Detail + "\n" + f.Fix.Kind + " " + f.Fix.Command
 }
 
-// with is a host that has these files, given as name and content in turn.
+// with returns a host with these files, given as name and content in turn.
 func with(files ...string) *Host {
 	return &Host{read: func(name string) string {
 		for i := 0; i < len(files); i += 2 {
@@ -36,7 +36,7 @@ func with(files ...string) *Host {
 	}}
 }
 
-// check does the check of that name, with the fix in its row.
+// check runs the check with the given name. The finding has the fix of the check's row.
 func (h *Host) check(t *testing.T, name string) Finding {
 	first, kernel, last := checks()
 	for _, c := range slices.Concat(first, kernel, last) {
@@ -67,7 +67,7 @@ func TestDoctorKnowsHostSettings(t *testing.T) {
 		name    string
 		got     Finding
 		verdict Verdict
-		detail  string // part of it, or of the command that mends it
+		detail  string // part of the detail, or of the command that fixes it
 	}{
 		{"an old kernel", with("/proc/sys/kernel/osrelease", "5.15.0-91-generic").check(t, "kernel"),
 			Warn, "no /dev/userfaultfd"},
@@ -172,7 +172,7 @@ func TestDoctorKnowsHostSettings(t *testing.T) {
 	}
 }
 
-// Where an emulated host serves, nothing of this host's kernel is to be fixed, and VMs can run.
+// If VMs run in an emulated host, no finding about this host's kernel needs a fix.
 func TestDoctorInAnEmulatedHost(t *testing.T) {
 	made := func(check string, v Verdict) Finding {
 		return Finding{Check: check, Verdict: v, Fix: &Fix{Command: "x"}}
@@ -195,8 +195,8 @@ func TestDoctorInAnEmulatedHost(t *testing.T) {
 	}
 }
 
-// Every check says something on a host without a daemon, once and by its name, and a row's fix goes
-// with what is not well.
+// On a host without a daemon, every check that is not about the daemon has exactly one finding. A
+// warning or failure has a fix if the check's row has one.
 func TestEveryCheck(t *testing.T) {
 	tokens := filepath.Join(t.TempDir(), "tokens")
 	if err := os.WriteFile(tokens, []byte("x"), 0o600); err != nil {

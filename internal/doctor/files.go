@@ -90,8 +90,8 @@ func (h *Host) space(n need, here, inMachine string, fix Fix) Finding {
 	return f.by(fix)
 }
 
-// machineFile checks the file system of this host that holds an emulated host's disk, a growing
-// file.
+// machineFile checks the file system of this host that holds the disk of an emulated host, a file
+// that grows.
 func (h *Host) machineFile() Finding {
 	cache, err := cachedir.Dir()
 	if !h.inMachine || err != nil {
@@ -100,7 +100,7 @@ func (h *Host) machineFile() Finding {
 	return diskNeed.at(cache)
 }
 
-// spaceLimit bounds the question to an emulated host.
+// spaceLimit bounds the time for an emulated host to answer.
 const spaceLimit = 10 * time.Second
 
 // askMachine asks the daemon's emulated host, if there is one, for its free space.

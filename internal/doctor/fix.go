@@ -12,7 +12,7 @@ import (
 
 // How a fix may be made.
 const (
-	safeFix   = "safe"   // --fix does it: it changes only a file of forkd's
+	safeFix   = "safe"   // --fix runs it: it changes only a file of forkd
 	askFix    = "ask"    // --fix asks first: it changes the host, usually until the next boot
 	manualFix = "manual" // never: it needs a decision, a reboot or another computer
 )

@@ -24,9 +24,9 @@ func TestDoctorFixes(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		fixer  Fixer
-		answer string // to questions, if somebody can be asked
+		answer string // to questions; empty: not interactive
 		ran    []string
-		result string // of the second
+		result string // of the second finding's fix
 	}{
 		{"nobody to ask", Fixer{}, "", []string{"safe"}, "give --yes"},
 		{"asked", Fixer{}, "y\nno\n", []string{"safe", "first"}, "not run"},

@@ -93,7 +93,7 @@ func judgeLandlock(there bool) Finding {
 	return pass("there")
 }
 
-// cores asks for this process's cookie, which changes nothing.
+// cores checks for core scheduling. It asks for this process's cookie, which changes nothing.
 func (h *Host) cores() Finding {
 	err := unix.Prctl(unix.PR_SCHED_CORE, unix.PR_SCHED_CORE_GET, 0, unix.PR_SCHED_CORE_SCOPE_THREAD, 0)
 	// Without room for the cookie the error is EFAULT, or ENODEV without SMT.
@@ -128,7 +128,7 @@ func (h *Host) cpuFlaws() Finding {
 	return judgeCPUFlaws(flaws, h.read("/proc/cpuinfo"), h.read("/proc/cmdline"))
 }
 
-// crossing are the flaws by which one guest, or a guest and the host, could read each other's
+// crossing lists the flaws by which one guest, or a guest and the host, could read each other's
 // memory. Processes inside one guest are not considered.
 var crossing = []string{"gather_data_sampling", "indirect_target_selection", "itlb_multihit", "l1tf", "mds", "meltdown",
 	"mmio_stale_data", "old_microcode", "reg_file_data_sampling", "retbleed", "spec_rstack_overflow", "spectre_v2",

@@ -235,12 +235,12 @@ func (h *Host) swap() Finding {
 		total>>10)
 }
 
-// muchReserved, in MiB, is more than would be reserved by mistake without being missed.
+// muchReserved, in MiB, is an amount of reserved memory that is worth a report.
 const muchReserved = 256
 
 // hugePages reports memory reserved for huge pages, which forkd does not use: a child that writes
-// one byte would copy 2 MiB. For the same reason it disables transparent ones for guests, whatever
-// the host's setting.
+// one byte would copy 2 MiB. For the same reason forkd disables transparent huge pages for guests,
+// whatever the host's setting.
 func (h *Host) hugePages() Finding {
 	kib := h.meminfo()
 	free := kib["HugePages_Free"] * kib["Hugepagesize"] >> 10

@@ -15,7 +15,7 @@ import (
 	"github.com/forkd/forkd/internal/vmm/kvm"
 )
 
-// Checks of what VMs cannot do without.
+// Checks of features without which no VM runs.
 
 const emulateHost = "forkd machine start"
 
@@ -139,11 +139,12 @@ func (h *Host) program() Finding {
 	return pass("forkd " + h.Version + ", complete")
 }
 
-// enoughDescriptors is the need of a hundred sandboxes with forty connections each.
+// enoughDescriptors is the number of file descriptors for a hundred sandboxes with forty
+// connections each.
 const enoughDescriptors = 4096
 
-// network checks what sandboxes need of the host to reach the outside: sockets of an ordinary user,
-// and nothing else.
+// network checks what forkd-net needs to connect sandboxes: sockets of an ordinary user, a name
+// server in /etc/resolv.conf, and file descriptors.
 func (h *Host) network() Finding {
 	var files unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {

@@ -12,20 +12,20 @@ import (
 	"sync"
 )
 
-// Share is the part of a gate's places for one key.
+// Share limits the places that one key may have.
 type Share struct {
 	Key  string
 	Most int // most places at once; 0: as many as the gate has
 }
 
-// Fair returns how many of a gate's places one client may have so that others find some: three
-// quarters of them, or all but one. A single place is for everyone.
+// Fair returns how many of a gate's places one client may have, so that other clients find free
+// ones: three quarters of them, or all but one. A single place is for everyone.
 func Fair(total int) int { return max(1, total-max(1, total/4)) }
 
 // FullError says that a gate, or the share of a key in it, has no free place.
 type FullError struct {
 	Limit   int
-	Key     string // whose share is used up; empty: the gate is full
+	Key     string // the key whose share is used up; empty: the gate is full
 	Waiting bool   // the queue is full, not the gate
 }
 
@@ -39,7 +39,7 @@ func (e *FullError) Error() string {
 	return fmt.Sprintf("%d are under way, the most at once", e.Limit)
 }
 
-// Queue bounds how many callers wait for a place of a gate. One caller of each key always may.
+// Queue bounds how many callers wait for a place of a gate. One caller of each key may always wait.
 type Queue struct {
 	Key int // callers of one key; 0: no bound
 	All int // 0: no bound
@@ -179,8 +179,9 @@ func (g *Gate) Wait(ctx context.Context, first Share, others ...Share) (leave fu
 	return nil, ctx.Err()
 }
 
-// overfullLocked removes the last waiter from the queue and returns a *FullError if there are too
-// many waiters, in the queue or of w's key, which has others more.
+// overfullLocked checks the bounds of the queue if w is its last waiter; others is the number of
+// other waiters of w's key. If there are too many waiters, in total or of the key, overfullLocked
+// removes w and returns a *FullError.
 func (g *Gate) overfullLocked(w *waiter, others int) error {
 	last := len(g.queue) - 1
 	if last < 0 || g.queue[last] != w || others == 0 {

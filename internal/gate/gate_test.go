@@ -180,7 +180,7 @@ func TestAPlaceThatWasWaitedForCountsInEveryShare(t *testing.T) {
 	})
 }
 
-// What takes many places gets all that it asks for or none, and gives all of them back at once.
+// A Hold gets all of the places that it asks for or none, and frees all of them at once.
 func TestAHoldGrows(t *testing.T) {
 	g := New(100)
 	one, other := g.Hold(Share{"a", 75}), g.Hold(Share{"b", 75})

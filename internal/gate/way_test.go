@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// Work has a way until there is urgent work, and again when all of that is done.
+// Work may go on until there is urgent work, and again when all urgent work is done.
 func TestWay(t *testing.T) {
 	var w Way
 	free := func(want bool) {

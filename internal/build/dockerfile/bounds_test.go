@@ -42,8 +42,8 @@ func numbered(format string, n int) string {
 	return b.String()
 }
 
-// Before memory is allocated for a Dockerfile's instructions, their demand is checked against the
-// bounds.
+// The memory that a Dockerfile's instructions need is compared with the bounds before it is
+// allocated.
 func TestSmallDockerfilesTakeLittleMemory(t *testing.T) {
 	files := make([]plan.File, 2000)
 	for i := range files {
@@ -216,7 +216,7 @@ func TestBasesThatSayTooMuch(t *testing.T) {
 	}
 }
 
-// What images say of themselves is read for each stage, and kept for each image.
+// The settings of all base images together are bounded.
 func TestBasesThatSayTooMuchTogether(t *testing.T) {
 	long := strings.Repeat("x", 60<<10)
 	copies := func(from string, n int) string { return numbered("COPY --from="+from+"%d /a /a\n", n) }
@@ -260,7 +260,7 @@ func TestBasesThatSayTooMuchTogether(t *testing.T) {
 	}
 }
 
-// The triggers of a stage's base are not kept when the stage is read.
+// A stage does not keep the triggers of its base after it has been read.
 func TestTriggersAreNotKept(t *testing.T) {
 	const text = "FROM x AS a\nONBUILD RUN x\nFROM a\n"
 	src, err := parse("Dockerfile", []byte(text), nil)
@@ -274,7 +274,7 @@ func TestTriggersAreNotKept(t *testing.T) {
 	}
 }
 
-// A directory without files is a source too, and so is each of many.
+// Directories without files are counted too.
 func TestEmptyDirectoriesAreCounted(t *testing.T) {
 	var files []plan.File
 	for i := range 2000 {
@@ -286,7 +286,7 @@ func TestEmptyDirectoriesAreCounted(t *testing.T) {
 	}
 }
 
-// A source has a part of the context's list, and no copy of it.
+// A source shares a part of the context's list of files instead of copying it.
 func TestSourcesShareTheListOfFiles(t *testing.T) {
 	files := make([]plan.File, 50_000)
 	for i := range files {
@@ -301,7 +301,7 @@ func TestSourcesShareTheListOfFiles(t *testing.T) {
 	}
 }
 
-// All commands have the proxies of the request.
+// Every command has the proxies of the request, so their size is bounded.
 func TestManyProxies(t *testing.T) {
 	args := map[string]string{"HTTP_PROXY": "p", "X": "y"}
 	read := func() (*plan.Plan, error) {
@@ -310,7 +310,7 @@ func TestManyProxies(t *testing.T) {
 	if p, err := read(); err != nil || len(p.Steps[1].Run.Env) != 1 || p.Steps[1].Run.Env["HTTP_PROXY"] != "p" {
 		t.Errorf("the command's variables are %v, %v", p.Steps[1].Run.Env, err)
 	}
-	for i := range 8 { // names in any case are proxies
+	for i := range 8 { // a proxy's name may be in any case
 		name := []byte("all_proxy")
 		for bit := range 3 {
 			if i>>bit&1 == 1 {
@@ -324,7 +324,8 @@ func TestManyProxies(t *testing.T) {
 	}
 }
 
-// A name is resolved once: a Dockerfile cannot have a registry asked again and again.
+// The name of a base is resolved once, so that a Dockerfile cannot make forkd send many requests to
+// a registry.
 func TestBasesAreResolvedOnce(t *testing.T) {
 	asked := 0
 	_, err := Read(t.Context(), Request{Name: "Dockerfile",
@@ -397,7 +398,8 @@ func TestReadEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// Names without a pattern, and directories, are looked up and not compared with every file.
+// Names without a pattern and the content of directories are found by a search in the sorted list
+// of files. They are not compared with every file.
 func TestSourcesAreLookedUp(t *testing.T) {
 	var files []plan.File
 	for _, name := range []string{"a", "a-b", "a/b", "a/b/c", "a/d", "a0", "b"} {

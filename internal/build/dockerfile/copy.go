@@ -26,9 +26,9 @@ const (
 	maxSources   = 1000     // names in one instruction
 	maxNames     = 100_000  // names in all instructions
 	maxExcludes  = 100      // patterns in one instruction
-	maxExclude   = 4 << 10  // bytes of them
-	maxRepeated  = 16 << 20 // bytes of the patterns, for each source that they are kept with, in all instructions
-	maxCompared  = 1 << 25  // names of the build context with patterns, in the Dockerfile
+	maxExclude   = 4 << 10  // bytes of the patterns in one instruction
+	maxRepeated  = 16 << 20 // bytes of the patterns in all instructions, counted for each source that keeps them
+	maxCompared  = 1 << 25  // comparisons of names with patterns, in the Dockerfile
 	spareEntries = 1 << 17  // see MaxCopied
 	entriesTimes = 3
 )
@@ -239,7 +239,8 @@ func bytesOf(texts []string) (n int) {
 // patternUnit is how many bytes of a pattern count as one more comparison.
 const patternUnit = 64
 
-// compare counts comparisons of names of the build context with patterns of so many bytes in all.
+// compare counts comparisons of names of the build context with patterns. The patterns have this
+// many bytes in total.
 func (r *reader) compare(names, patterns, bytes int) error {
 	if r.compared += names * (patterns + bytes/patternUnit); r.compared > maxCompared {
 		return fmt.Errorf("the Dockerfile has too many patterns for a build context of %d files: name directories, "+
@@ -248,7 +249,7 @@ func (r *reader) compare(names, patterns, bytes int) error {
 	return nil
 }
 
-// whole stands for the context itself where entries of its list have their index.
+// whole is the index that stands for the context itself, as opposed to an entry of its list.
 const whole = -1
 
 // matches returns the entries of the context that a source names, by their indexes.
@@ -312,7 +313,7 @@ func (r *reader) search(name string) (i int, found bool) {
 	})
 }
 
-// sourceOf returns an entry of the context as a source, with what is below it if it is a directory.
+// sourceOf returns an entry of the context as a source, with its content if it is a directory.
 func (r *reader) sourceOf(i int, pattern string, parents bool, leave *exclude) (src plan.Source, err error) {
 	if i == whole {
 		src.Dir = true
@@ -342,8 +343,8 @@ func (r *reader) sourceOf(i int, pattern string, parents bool, leave *exclude) (
 	return src, err
 }
 
-// list returns what a source has of its own entries, from one index to another, and of those below them.
-// It is a part of the context's list, unless that has others between them.
+// list returns the files of a source: the source's own entries, from index i to own, and the files
+// below them. The result shares the context's list if these files are adjacent there.
 func (r *reader) list(i, own int, below []plan.File, leave *exclude) ([]plan.File, error) {
 	n := own - i + len(below)
 	if r.entries += max(1, n); r.entries > MaxCopied(len(r.req.Files)) {

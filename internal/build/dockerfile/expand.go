@@ -23,7 +23,7 @@ const (
 
 	maxSubstitutions = 64        // in a word, of the forms other than ${NAME}; they can be nested
 	maxPatterns      = 4 << 10   // bytes in a word of substitutions with a pattern, such as ${NAME//a/b}
-	maxReplaced      = 256 << 10 // those bytes, multiplied by the bytes of the values that the word uses
+	maxReplaced      = 256 << 10 // bytes of the patterns, multiplied by the bytes of the values that the word uses
 	maxNested        = 1 << 10   // bytes of a word and of the values it uses, where a pattern has variables or quotes
 )
 

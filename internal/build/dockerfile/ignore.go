@@ -2,13 +2,13 @@ package dockerfile
 
 import "github.com/moby/patternmatcher"
 
-// Ignore is what patterns of a .dockerignore leave out, such as those of --exclude. The zero Ignore leaves
-// nothing out.
+// Ignore excludes files by patterns in the form of a .dockerignore, such as those of --exclude. The
+// zero Ignore excludes nothing.
 type Ignore struct {
 	m *patternmatcher.PatternMatcher
 }
 
-// NewIgnore returns what leaves out what matches patterns of a .dockerignore.
+// NewIgnore returns an Ignore that excludes the files that match patterns.
 func NewIgnore(patterns []string) (Ignore, error) {
 	if len(patterns) == 0 {
 		return Ignore{}, nil

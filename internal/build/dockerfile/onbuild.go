@@ -21,8 +21,8 @@ type trigger struct {
 const (
 	maxTriggers  = 100      // of a base
 	maxTrigger   = 64 << 10 // bytes of one
-	maxTriggered = 8 << 20  // bytes of those of all stages, with triggerSize for each
-	triggerSize  = 512      // bytes that a trigger takes besides its text
+	maxTriggered = 8 << 20  // bytes of the triggers of all stages, with triggerSize for each
+	triggerSize  = 512      // bytes that a trigger takes in addition to its text
 )
 
 // trigger executes the triggers of a stage's base at the start of the stage, as if they stood at its

@@ -221,7 +221,7 @@ type reader struct {
 	repeated  int  // bytes; see maxRepeated
 	mounts    int  // of all commands
 	triggered int  // bytes of the triggers that stages begin with, with triggerSize for each
-	settings  int  // bytes of what the bases say of themselves
+	settings  int  // bytes of the settings of the bases
 }
 
 // resolved is the result of a Resolver.
@@ -300,7 +300,7 @@ func (r *reader) takeProxies() error {
 	return nil
 }
 
-// global gives the ARG instructions before the first FROM their values.
+// global evaluates the ARG instructions before the first FROM.
 func (r *reader) global() error {
 	for _, a := range platform {
 		r.args[a.key] = a.value

@@ -20,7 +20,7 @@ import (
 // while it runs.
 const scriptDir = "/var/tmp/forkd-heredoc"
 
-// Bounds on mounts. Each may have the stage's directory in its target.
+// Bounds on mounts. The target of each mount may contain the stage's directory.
 const (
 	maxMounts    = 100  // of a command
 	maxAllMounts = 5000 // of all commands

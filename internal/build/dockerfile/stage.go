@@ -29,7 +29,7 @@ type stage struct {
 	memory bool // its base has memory, and its steps preserve it
 
 	triggers []trigger              // ONBUILD instructions, for stages that continue this one
-	onbuild  []instructions.Command // what it begins with, until it is read
+	onbuild  []instructions.Command // triggers of its base, until they are read
 
 	args     map[string]string // ARG instructions of this stage
 	argBytes int               // see Put
@@ -197,7 +197,7 @@ func (r *reader) resolve(ctx context.Context, name string) (plan.Base, Config, e
 	return b, config, nil
 }
 
-// maxSettings bounds what is kept of all bases, in bytes.
+// maxSettings bounds the settings that are kept of all bases, in bytes.
 const maxSettings = 16 << 20
 
 // size returns how much memory a Config takes, in bytes.
@@ -350,8 +350,8 @@ func (r *reader) instruction(ctx context.Context, st *stage, cmd instructions.Co
 	return nil
 }
 
-// arg sets the arguments of a stage. In this order of precedence the value comes from the request, from an
-// ARG before the first FROM, or from the default.
+// arg sets the arguments of a stage. A value in the request takes precedence over an ARG before the
+// first FROM, and that over the default.
 func (r *reader) arg(st *stage, c *instructions.ArgCommand) error {
 	for _, a := range c.Args {
 		value, ok := r.req.Args[a.Key]

@@ -67,8 +67,8 @@ const (
 	inHeredoc
 )
 
-// within returns where a line stands. nodes begins with the first instruction that ends at or below the
-// line.
+// within returns the place of a line. nodes begins with the first instruction that ends at or below
+// the line.
 func within(nodes []*parser.Node, line int) place {
 	switch {
 	case len(nodes) == 0 || line < nodes[0].StartLine:

@@ -152,8 +152,8 @@ func requireFor(ctx context.Context, r *Recipe) error {
 }
 
 // cacheKey returns a digest over everything that determines an image's file system, and nothing
-// else: another warm-up or another VM size needs no other image. The digest of a container image
-// covers its environment. buildVersion is raised when this package builds images differently.
+// else. A recipe with another warm-up or VM size uses the same image. The digest of a container
+// image covers its environment. buildVersion is raised when this package builds images differently.
 func cacheKey(r *Recipe, baseDigest string) string {
 	const buildVersion = 2
 	h := sha256.New()

@@ -62,8 +62,8 @@ func resolveContainer(ctx context.Context, b base, dir string, login *Login) (*c
 			config.Architecture,
 		)
 	}
-	// The digest of the configuration covers the layers' content, and an archive has it without
-	// compressing anything.
+	// The digest of the configuration covers the layers' content. For an archive it is known without
+	// compressing a layer.
 	digest, err := img.ConfigName()
 	if err != nil {
 		return nil, fmt.Errorf("base %s:%s: %w", b.kind, b.arg, err)

@@ -77,9 +77,10 @@ func debianSources(ctx context.Context, suite string) ([]string, error) {
 	return lines, nil
 }
 
-// sourcesFor converts indextargets (fields: see debianSources) to deb lines. If the host uses the
-// suite itself, it takes the suite ("trixie") and its updates ("trixie-updates",
-// "trixie-security"). Otherwise it derives the same three from the host's suite.
+// sourcesFor converts indextargets to deb lines; debianSources lists their fields. If the host's
+// sources have the suite, such as trixie, the lines are those of trixie, trixie-updates and
+// trixie-security in the host's sources. Otherwise they are made from the lines of the host's own
+// suite.
 func sourcesFor(suite string, indextargets []byte) ([]string, error) {
 	components := make(map[string][]string) // by "URI suite"
 	var order []string

@@ -8,8 +8,7 @@ import (
 	"strings"
 )
 
-// notInName matches characters that the name of a container image may have and that of a recipe may
-// not.
+// notInName matches characters that a container image may have in its name and a recipe may not.
 var notInName = regexp.MustCompile(`[^a-z0-9._-]+`)
 
 // FromContainer returns the recipe of a snapshot that consists of a container image alone. text is

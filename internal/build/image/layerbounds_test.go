@@ -69,7 +69,8 @@ func TestHeadersOfLayersAreBounded(t *testing.T) {
 	}
 }
 
-// A layer of zstd is read as others are, and refused if its window has more than 128 MiB.
+// A layer that zstd compressed is read like any other, but refused if its window has more than 128
+// MiB.
 func TestWindowsOfLayersAreBounded(t *testing.T) {
 	for _, c := range []struct {
 		window int

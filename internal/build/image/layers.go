@@ -86,7 +86,8 @@ func (l boundedLayer) Uncompressed() (io.ReadCloser, error) {
 	return r, nil
 }
 
-// maxWindow bounds the memory that a layer's compression may ask for, in bytes: that of zstd's own program.
+// maxWindow bounds the window of a layer that zstd compressed, in bytes. The program zstd has the
+// same bound.
 const maxWindow = 128 << 20
 
 // compression of a layer.
@@ -142,7 +143,7 @@ func (l boundedLayer) open() (io.ReadCloser, error) {
 	}{plain, from}, nil
 }
 
-// layerReader passes an archive on behind the tar.Reader that checks it.
+// layerReader passes on the bytes of an archive after a tar.Reader has checked them.
 type layerReader struct {
 	io.Closer
 	from    io.Reader
@@ -190,7 +191,7 @@ func (r *layerReader) advance() error {
 		return fmt.Errorf("read archive: %w", err)
 	}
 	size := len(h.Name)
-	if _, ok := h.PAXRecords["path"]; ok { // the name is part of the PAX records, which it keeps in memory
+	if _, ok := h.PAXRecords["path"]; ok { // the name keeps the PAX records in memory, because it is a part of them
 		size += r.ahead.Len()
 	}
 	err = errors.Join(treetar.CheckName(h.Name), treetar.CheckName(h.Linkname), r.layer.names.keep(size))

@@ -7,8 +7,8 @@ import (
 	"unicode/utf8"
 )
 
-// undistinguished calls found with the texts of a step that JSON may encode like others, in their order: it
-// writes U+FFFD for every byte that is not UTF-8, and names of files are any bytes.
+// undistinguished calls found, in order, with the texts of a step that JSON may encode like other
+// texts: JSON has U+FFFD for every byte that is not UTF-8. Names of files may contain any bytes.
 func undistinguished(step *Step, found func(string)) {
 	text := func(s string) {
 		if strings.ContainsRune(s, utf8.RuneError) { // invalid bytes count as this rune
@@ -25,7 +25,7 @@ func undistinguished(step *Step, found func(string)) {
 				walk(v.Elem())
 			}
 		case reflect.Struct:
-			if src, ok := v.Interface().(Source); ok { // its files are the first of it
+			if src, ok := v.Interface().(Source); ok { // its files come first
 				for i := range src.Files {
 					text(src.Name(&src.Files[i]))
 					text(src.Files[i].Link)

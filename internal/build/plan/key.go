@@ -45,14 +45,14 @@ func (p *Plan) Keys(agent, format string) ([]string, error) {
 // part adds a text to a hash so that no two lists of texts are the same bytes.
 func part(h hash.Hash, text string) {
 	begin(h, len(text))
-	_, _ = io.WriteString(h, text) // a hash takes everything
+	_, _ = io.WriteString(h, text) // a hash returns no error
 	_, _ = io.WriteString(h, "\n")
 }
 
 func begin(h hash.Hash, size int) { fmt.Fprintf(h, "%d:", size) }
 
-// encode adds what a step does to a hash: its JSON, and the texts that JSON may encode like others. The
-// files of its sources may be most of the build context, so they are encoded one by one.
+// encode adds what a step does to a hash: its JSON, and the texts that undistinguished finds. The
+// files of the step's sources may be most of the build context, so they are encoded one by one.
 func (s *Step) encode(h hash.Hash) error {
 	c := s.canonical()
 	short, lists := c.withoutFiles()
@@ -99,7 +99,8 @@ func (c *counter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// encoded is a file in the JSON of a step. Where the context has it is not in it: content is what counts.
+// encoded is a file in the JSON of a step. It omits the file's path in the build context, because
+// only the content matters.
 type encoded struct {
 	Path   string `json:"path"` // empty
 	To     string `json:"to,omitempty"`
@@ -110,11 +111,11 @@ type encoded struct {
 	Link   string `json:"link,omitempty"`
 }
 
-// listMark is the JSON of the zero File, which stands for the files of a source in the JSON of a step. No
-// text has it: the quotes of texts are escaped.
+// listMark is the JSON of the zero File, which stands for the files of a source in the JSON of a
+// step. No text contains it, because JSON escapes the quotes in texts.
 var listMark = []byte(`{"path":"","kind":"","mode":0}`)
 
-// encodeFiles writes what stands between the brackets of the JSON of a source's files.
+// encodeFiles writes the JSON list of a source's files without its brackets.
 func (s *Source) encodeFiles(w io.Writer) error {
 	var buf bytes.Buffer
 	var e encoded

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// every is a plan whose steps have all that can be part of a key.
+// every returns a plan whose steps use everything that can be part of a key.
 func every() Plan {
 	zero := 0
 	files := []File{

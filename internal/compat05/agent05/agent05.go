@@ -49,20 +49,19 @@ type Guest interface {
 	Eval(context.Context, apiv1.EvalRequest) (apiv1.EvalResult, error)
 }
 
-// Addr returns the address of a sandbox for clients on this host, on the loopback interface. Among
-// a thousand sandboxes two have the same in 3 of 100 cases.
+// Addr returns the address of a sandbox for clients on this host, on the loopback interface. With a
+// thousand sandboxes, the probability that any two have the same address is 3 %.
 func Addr(id string, port int) string {
 	h := fnv.New32a()
 	h.Write([]byte(id))
 	n := h.Sum32()
-	// Not 127.0.x.y, where hosts have names and resolvers of their own, nor a last byte of 0 or
-	// 255.
+	// Avoid 127.0.x.y, which hosts use for their own names and resolvers, and a last byte of 0 or 255.
 	ip := net.IPv4(127, byte(1+n%255), byte(n/255), byte(1+n/255/256%254))
 	return net.JoinHostPort(ip.String(), strconv.Itoa(port))
 }
 
-// Serve answers connections on l until ctx ends, closes l, and waits for running requests. of
-// returns the server for a connection, which is closed if that is nil.
+// Serve answers connections on l until ctx ends. Then it closes l and waits for running requests.
+// of returns the server for a connection; a connection without a server is closed.
 func Serve(ctx context.Context, l net.Listener, of func(net.Conn) *Server) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var conns sync.WaitGroup
@@ -120,8 +119,8 @@ type fault struct {
 	ExitCode  int    `json:"exit_code"`
 }
 
-// answer serves one connection. It ignores that the client has closed its direction, as all of them
-// do.
+// answer serves one connection. All clients close their direction after the request; answer ignores
+// that.
 func (s *Server) answer(ctx context.Context, conn net.Conn) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -183,7 +182,8 @@ func (s *Server) ping(ctx context.Context) any {
 	return reply
 }
 
-// numpyVersion asks the interpreter once for its loaded numpy, without making it load one.
+// numpyVersion returns the version of numpy that the interpreter has loaded. It asks once, and
+// never makes the interpreter load numpy.
 func (s *Server) numpyVersion(ctx context.Context) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()

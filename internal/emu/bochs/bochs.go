@@ -1,5 +1,5 @@
-// Package bochs runs a job in an emulated Intel host. Tests of kvm-intel and of code that depends
-// on it can so run on any machine: QEMU's TCG emulates only AMD's SVM, but Bochs emulates VMX.
+// Package bochs runs a job in an emulated Intel host. So tests of kvm-intel, and of code that
+// depends on it, run on any machine. QEMU's TCG emulates only AMD's SVM, but Bochs emulates VMX.
 //
 // A host exists for one run: it boots, does its job with a disk made for it, and powers off. Then
 // the caller reads the results from the disk. During the run there is no network and no way to

@@ -144,7 +144,8 @@ func (t *Text) Behind(seen uint64) (p []byte, lost uint64) {
 // because blocks are omitted completely or not at all. Lines of unknown time count as later.
 func (t *Text) Since(at time.Time) []byte {
 	first := t.Written - uint64(len(t.Bytes))
-	// The remains of the oldest block share their place, and so the time, with the latest block.
+	// The rest of the oldest block shares its place in the ring, and therefore its time, with the
+	// latest block.
 	for i := (block - first%block) % block; i < uint64(len(t.Bytes)); i += block {
 		if when := t.times[slot(first+i)]; when == 0 || int64(when) >= at.UnixMilli() {
 			return t.Bytes[bytes.LastIndexByte(t.Bytes[:i], '\n')+1:]

@@ -9,8 +9,8 @@ func (l *Layer) Has(cluster uint64) bool {
 	return cluster < l.clusters && l.present[cluster/clustersPerPage] && l.bits[cluster/8]&(1<<(cluster%8)) != 0
 }
 
-// Run reports whether the cluster is in the layer, and for how many clusters from there, at most
-// limit, the answer is the same. limit is positive.
+// Run reports whether the cluster is in the layer, and the number of clusters from there, at most
+// limit, with the same answer. limit is positive.
 func (l *Layer) Run(cluster, limit uint64) (has bool, n uint64) {
 	has = l.Has(cluster)
 	var same byte

@@ -15,7 +15,7 @@ import (
 // Merge makes the empty file dst a layer with the content of layers, which are stacked, base first.
 // It reads the layers without mapping them: truncating a mapped file would kill the process that
 // reads it, which is the daemon. Holes stay holes, so that what a guest has discarded takes no space.
-// An error of ctx ends the copying.
+// If ctx ends, the copying stops with its error.
 func Merge(ctx context.Context, dst *os.File, layers []*os.File) error {
 	if len(layers) == 0 {
 		return fmt.Errorf("merge disk layers into %s: no layers", dst.Name())
@@ -53,7 +53,8 @@ type source struct {
 	size uint64 // of the disk
 	buf  []byte // for data
 
-	// The data of the file from searched on begins at from, and goes to the hole at to.
+	// The latest search began at searched. The first data after that begins at from and ends at the
+	// hole at to.
 	searched, from, to uint64
 }
 

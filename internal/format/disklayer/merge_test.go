@@ -111,7 +111,8 @@ func TestMergeOfALayerThatIsCutOff(t *testing.T) {
 		if err := f.Truncate(left); err != nil {
 			t.Fatal(err)
 		}
-		// The footer was read before: without it the rest is still whole.
+		// The footer was read before, so a file that lacks only the last byte of its footer can still be
+		// merged.
 		if err := s.addTo(t.Context(), merged); (err == nil) != (left == int64(fileSize)-1) {
 			t.Errorf("cut to %d bytes while it is merged: %v", left, err)
 		}
@@ -124,7 +125,8 @@ func TestMergeOfALayerThatIsCutOff(t *testing.T) {
 	}
 }
 
-// layerOf makes a layer of a disk: of each run of clusters the value, 0 for discarded.
+// layerOf makes a layer of a disk. A run is the number of its first cluster, the number of clusters,
+// and their value; the value 0 means that they are discarded.
 func layerOf(t *testing.T, size uint64, runs ...[3]uint64) *os.File {
 	t.Helper()
 	f := newFile(t)
@@ -160,7 +162,7 @@ func allocated(t *testing.T, f *os.File) int64 {
 	return st.Blocks * 512
 }
 
-// What a guest has discarded takes no space, neither in its tops nor where they are merged.
+// Clusters that a guest has discarded take no space, in its tops and in the merged layer.
 func TestMergedDiscardsTakeNoSpace(t *testing.T) {
 	const size = 2 << 30
 	top := layerOf(t, size, [3]uint64{0, size / ClusterSize, 0})
@@ -181,8 +183,8 @@ func TestMergedDiscardsTakeNoSpace(t *testing.T) {
 	}
 }
 
-// Of writes and discards of a cluster the highest layer's counts, and what is discarded there takes no space,
-// whatever lies below.
+// The highest layer decides whether a cluster is written or discarded. A cluster discarded there
+// takes no space, whatever the lower layers have.
 func TestMergeOfWritesAndDiscards(t *testing.T) {
 	const clusters = 2000
 	r := rand.New(rand.NewPCG(7, 8))
@@ -234,7 +236,8 @@ func TestMergeEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// Merge leaves the offsets of its sources alone: others may share them, and hold their lock.
+// Merge does not move the file offsets of its sources, because other processes may share them and
+// hold their lock.
 func TestMergeSharesNoOffset(t *testing.T) {
 	f := newFile(t)
 	if err := Format(f, 4*ClusterSize); err != nil {

@@ -7,11 +7,11 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Coalesce bounds the map of a branch. It returns the ranges of guest memory, each between two
-// extents of the branch's own layer, to copy from lower into that layer, so that Overlay(lower, the
-// result of Fill) has at most limit extents. Ranges that save most extents per byte come first.
-// Extents of lower outside the branch's own extents may exceed the bound, by at most two more than
-// lower has.
+// Coalesce bounds the number of extents of a branch. It returns ranges of guest memory to copy from
+// lower into the branch's own layer; each range lies between two extents of that layer.
+// Overlay(lower, the result of Fill) then has at most limit extents. Ranges that save most extents
+// per byte come first. Extents of lower outside the branch's own extents may exceed the bound, by
+// at most two more than lower has.
 //
 // Only ranges that are contiguous in the layer too qualify, because a layer has no space for
 // addresses without RAM.

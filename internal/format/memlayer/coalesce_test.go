@@ -7,7 +7,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Filling changes no page: it copies what the lower map has in the range.
+// Filling does not change the content of a page, because it copies the pages of the lower map.
 func TestCoalesceKeepsContentWithinTheLimit(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	sizes := []uint64{testPages * vm.PageSize, testPages * vm.PageSize}

@@ -34,8 +34,8 @@ func CheckExtents(extents []vm.Extent, layerSizes []uint64) error {
 }
 
 // CheckSaved checks the extents of a layer that a VMM saved. The guest has memoryBytes of memory.
-// There must be at most limit extents, valid over that one layer, each at the offset of its memory
-// without the device hole.
+// There must be at most limit extents, valid over that one layer. The layer has the guest's memory
+// without the device hole, and each extent must be at the offset of its memory there.
 func CheckSaved(extents []vm.Extent, memoryBytes uint64, limit int) error {
 	if len(extents) > limit {
 		return fmt.Errorf("%d extents: at most %d were asked for", len(extents), limit)

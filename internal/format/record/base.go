@@ -1,13 +1,14 @@
 package record
 
-// Base is the record of a base image: the file with the content of a digest.
+// Base is the record of a base image: a digest, and the file with that content.
 type Base struct {
 	Digest string `json:"digest"`
 	Path   string `json:"path"` // of the image in the latest bake from it
 	File   File   `json:"file"` // the file whose digest was computed
 }
 
-// File identifies one version of a file: it differs for other files, and after a change.
+// File identifies one version of a file. Another file, or the same file after a change, has another
+// value.
 type File struct {
 	Dev      uint64 `json:"dev"`
 	Ino      uint64 `json:"ino"`

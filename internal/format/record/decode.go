@@ -82,7 +82,7 @@ func fillStruct(v reflect.Value, text json.RawMessage, field string) *fault {
 	for _, f := range reflect.VisibleFields(v.Type()) {
 		name, options, _ := strings.Cut(f.Tag.Get("json"), ",")
 		if f.Anonymous {
-			continue // its fields are visible themselves
+			continue // VisibleFields also returns its fields
 		}
 		known[name] = v.FieldByIndex(f.Index)
 		if options == "" {

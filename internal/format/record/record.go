@@ -55,8 +55,8 @@ func wrong(field, format string, args ...any) *fault {
 // otherForkd is the fix for everything that this version does not support.
 const otherForkd = "use the forkd that wrote it"
 
-// parse decodes a record of any version: now receives a record of this version, and old one of
-// version 0, which upgrade then converts to the present form.
+// parse decodes a record of any version. A record of this version is decoded into now. A record of
+// version 0 is decoded into old, and upgrade then converts it to the present form.
 func parse(path string, p []byte, now, old any, upgrade func()) error {
 	version, err := versionOf(p)
 	if err != nil {

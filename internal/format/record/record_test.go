@@ -211,7 +211,7 @@ const optional = " origin owner expires fork limits env labels annotation idle_t
 	"allow deny allow_ech bytes_per_second packets_per_second connections " + // of a network with a mode
 	"memory_mib swap_mib cpus cpu_weight io_bytes_per_second io_ops_per_second reseeded repeats more pid answer "
 
-// mutated calls f with every version of an object, or of an object within it, that change produces.
+// mutated applies change to an object and to each object within it, and calls f with every result.
 func mutated(object map[string]any, change func(object map[string]any, name string) (undo func()),
 	f func(field string)) {
 	for name, member := range object {

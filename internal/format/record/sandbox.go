@@ -41,11 +41,11 @@ type Sandbox struct {
 	Count    int         `json:"branch_count,omitempty"`
 	Suspends int         `json:"suspends,omitempty"`
 
-	// At is the snapshot that it was last branched or rolled back to; nil: the one it was forked
+	// At is the snapshot of the last branch or rollback; nil: the snapshot that the sandbox was forked
 	// from.
 	At *snapshot.Ref `json:"at,omitempty"`
 
-	Rebased   *Rebased       `json:"rebased,omitempty"`  // nil: its memory is over its snapshot
+	Rebased   *Rebased       `json:"rebased,omitempty"`  // nil: its memory is based on its snapshot
 	Rebasing  *PendingRebase `json:"rebasing,omitempty"` // set while a rebase is in progress
 	Pending   *PendingTop    `json:"pending,omitempty"`  // set while a branch is in progress
 	Paused    bool           `json:"paused,omitempty"`
@@ -71,21 +71,23 @@ type FrozenTop struct {
 	Owner string `json:"owner"` // the ID of the layer's owner in snapshots
 }
 
-// PendingTop is a disk top that a VMM may be using: it is if its count of swaps exceeds Swaps.
+// PendingTop is a disk top that a VMM may be using. The VMM uses it if the VMM's count of swaps
+// exceeds Swaps.
 type PendingTop struct {
 	Name  string `json:"name"`
 	Owner string `json:"owner"` // of the layer that the present top becomes
 	Swaps uint64 `json:"swaps"`
 }
 
-// Rebased is the branch below the memory of a sandbox: private pages are those that differ from it.
+// Rebased is the branch that a sandbox's memory is based on. The private pages are those that
+// differ from the branch.
 type Rebased struct {
 	ID   string `json:"id"`   // of the snapshot
 	Line int    `json:"line"` // number of consecutive rebases, each branch over the previous one
 }
 
-// PendingRebase is a branch that a VMM may have been rebased onto: it has if its count of rebases
-// exceeds Rebases.
+// PendingRebase is a branch that a VMM may have been rebased onto. That is so if the VMM's count of
+// rebases exceeds Rebases.
 type PendingRebase struct {
 	To      Rebased `json:"to"`
 	Rebases uint64  `json:"rebases"`

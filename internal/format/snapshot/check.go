@@ -201,8 +201,8 @@ func maxDiskLayer(size uint64) uint64 {
 	return size + size/(8*cluster) + 3*cluster
 }
 
-// checkChain checks a list of layers: the last belongs to snapshot id and the others to its
-// ancestors. None is longer than most, because VMMs wrote them.
+// checkChain checks a list of layers. The last belongs to snapshot id and the others to its
+// ancestors. VMMs wrote the layers, so none may be longer than most bytes.
 func checkChain(layers []File, id string, branched bool, most uint64) error {
 	if len(layers) == 0 || len(layers) > MaxChain {
 		return fmt.Errorf("%d layers: want 1 to %d", len(layers), MaxChain)

@@ -14,8 +14,8 @@ import (
 // layers.
 const DigestChunk = 4096
 
-// digestPrefix is the name of the algorithm at the beginning of every digest, so that another one
-// can follow.
+// digestPrefix is the name of the algorithm at the beginning of every digest, so that a later
+// version can use another one.
 const digestPrefix = "sha256-4k:"
 
 // zeroChunk is the chunk that digests omit.

@@ -28,8 +28,7 @@ func TestMemoryMapRoundTrip(t *testing.T) {
 	}
 }
 
-// The bytes are those that every forkd has written. The encoding of messages may change, but not
-// that of this file.
+// The encoding of memory.map never changes, unlike that of messages.
 func TestMemoryMapBytes(t *testing.T) {
 	extents, sizes, end := sampleMap()
 	p, err := EncodeMemoryMap(extents, sizes, end)
