@@ -111,9 +111,9 @@ func endsAmidLine(f *os.File) bool {
 	return err == nil && last[0] != '\n'
 }
 
-// maxField bounds the fields of an entry whose text a client chooses, in bytes. Their origin bounds
-// the others: RequestID its form, Route the table of routes, Remote the kernel, and Sandboxes the
-// largest fork.
+// maxField bounds the fields of an entry whose text a client chooses, in bytes. The other fields
+// are bounded by their origin: RequestID by its form, Route by the table of routes, Remote by the
+// kernel, and Sandboxes by the largest fork.
 const maxField = 1024
 
 // Write appends e as one line in one write call.

@@ -54,10 +54,11 @@ type Guard struct {
 // Demands reports whether clients over TCP need credentials.
 func (g *Guard) Demands() bool { return g != nil && (g.Tokens != nil || g.Certs) }
 
-// Identify returns the principal of a request. A token in TokenHeader or Authorization names it.
-// Without one, the connection does: the user at the other end of the unix socket or, if no token is
-// required, the name in the client's certificate. For a user without a rule, Identify returns both
-// the principal and an error; like every client without credentials, it should lose its connection.
+// Identify returns the principal of a request. A token in TokenHeader or Authorization names the
+// principal. Without a token, the connection does: the user at the other end of the unix socket or,
+// if no token is required, the name in the client's certificate. For a user without a rule,
+// Identify returns both the principal and an error. Such a connection should be closed, like that
+// of every client without credentials.
 func (g *Guard) Identify(r *http.Request) (Principal, error) { return g.IdentifyBy(r, presented(r)) }
 
 // IdentifyBy is Identify for a token that was sent in another way, such as the API keys of E2B's
@@ -113,8 +114,8 @@ func (g *Guard) IsToken(text string) bool {
 	return ok
 }
 
-// Holds reports whether a principal, given as Principal.Who, still has at least a scope. Only
-// tokens can have lost it: they can be removed while the daemon runs.
+// Holds reports whether a principal, given as Principal.Who, still has at least a scope. Only the
+// holder of a token can have lost it, because tokens can be removed while the daemon runs.
 func (g *Guard) Holds(who string, want Scope) bool {
 	name, ok := strings.CutPrefix(who, tokenWho)
 	return g == nil || g.Tokens == nil || !ok || g.Tokens.has(name, want)

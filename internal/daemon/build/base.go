@@ -22,10 +22,11 @@ const (
 	ImageDiskMiB   = 8 << 10
 )
 
-// base resolves what a FROM instruction names: a snapshot with that tag, or else an image of a registry,
-// as Docker takes an image that it has before it asks for one. A branch of a sandbox is refused unless a
-// build made it: clients that may not build make branches too, and could choose an image's name. The image
-// is not taken then either: the same file would mean another thing once the branch is gone.
+// base resolves the name in a FROM instruction: a snapshot with that tag, or else an image of a
+// registry. (Docker also prefers an image that it has.) A branch of a sandbox is refused unless a
+// build made it, because clients that may not build can make a branch with the name of an image.
+// The image of that name is not used either: the same Dockerfile would mean something else once the
+// branch is deleted.
 func (b *Builder) base(ctx context.Context, req Request, name string) (plan.Base, dockerfile.Config, error) {
 	d, err := b.cfg.Manager.Snapshots().Detail(name)
 	switch {
@@ -50,7 +51,8 @@ func (b *Builder) base(ctx context.Context, req Request, name string) (plan.Base
 	return plan.Base{Snapshot: name, Digest: d.ID, Memory: !d.DiskOnly}, config, err
 }
 
-// isBase reports whether builds of admins may begin with a snapshot: a parent, or what such a build made.
+// isBase reports whether builds of admins may begin with a snapshot. They may if it is a parent, or
+// the result of such a build.
 func (b *Builder) isBase(tag string, d store.Detail) bool {
 	return d.Branch == nil || b.isResult(tag, d.ID)
 }
@@ -69,10 +71,10 @@ func imageBase(req Request, name, digest string) plan.Base {
 	return base
 }
 
-// Begin finds what a build begins with that is no Dockerfile's: from has the name of an image or of a
-// snapshot. It makes the snapshot of an image, and of a snapshot whose machine is to have another size, and
-// asks a guest for the settings. Their user is userElse, if the guest has that account and no default of
-// its own. For an admin the snapshot must be one that FROM takes.
+// Begin resolves the base of a build without a Dockerfile. from has the name of an image or of a
+// snapshot. Begin makes a snapshot if from is an image, or a snapshot whose machine is to have
+// another size. It reads the settings in a guest. Their user is userElse, if the guest has that
+// account and no default user of its own. For an admin the snapshot must be one that FROM accepts.
 func (b *Builder) Begin(ctx context.Context, req Request, from plan.Base, userElse string, o Observer) (plan.Base,
 	dockerfile.Config, error) {
 	name := from.Image

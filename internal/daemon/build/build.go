@@ -57,7 +57,7 @@ type Config struct {
 // Request is a build to execute.
 type Request struct {
 	Who     string // client
-	Admin   bool   // Who has all rights; otherwise its steps are cached for it alone, and FROM does not accept its results
+	Admin   bool   // Who has all rights; otherwise steps are cached for Who alone, and FROM does not accept results
 	Tag     string
 	Replace bool
 	NoCache bool
@@ -158,9 +158,9 @@ type Builder struct {
 
 	mu    sync.Mutex
 	bases map[string]dockerfile.Config // settings of snapshots, by id
-	busy  map[string]bool              // keys of steps that builds are at, and tags that they make
+	busy  map[string]bool              // keys of steps that builds execute, and tags that builds make
 
-	pinned map[string]int // tags of the steps of builds that run, with the number of these
+	pinned map[string]int // tags of the steps of running builds, with the number of these builds
 }
 
 // New returns a Builder. It kills the sandboxes of an earlier daemon's builds.
@@ -208,8 +208,9 @@ func (b *Builder) Enter(who string) (leave func(), err error) {
 	return leave, nil
 }
 
-// Wait is Enter for a build that BuildFrom carries out. It waits for a place until ctx is done. Such builds
-// leave a place for those of Dockerfiles, which do not wait, and one client leaves one for others.
+// Wait is Enter for a build that BuildFrom carries out. It waits for a place until ctx is done.
+// Such builds leave one place for builds of Dockerfiles, which do not wait. The builds of one
+// client leave one place for other clients.
 func (b *Builder) Wait(ctx context.Context, who string) (leave func(), err error) {
 	all := gate.Share{Key: "templates", Most: gate.Fair(maxBuilds)}
 	own := owner.FairShare(who, all.Most)

@@ -34,7 +34,7 @@ const (
 	maxNames   = apiv1.MaxBuildNames
 	keepFree   = 1 << 30 // bytes on the disk, for others
 
-	entrySize = 384 // bytes of memory that an entry takes besides its name and the target of a link
+	entrySize = 384 // bytes of memory that an entry takes in addition to its name and the target of a link
 )
 
 // Bounds on all build contexts together, in MiB. One client may have its fair share of each.
@@ -56,14 +56,15 @@ type Context struct {
 	contents *held
 }
 
-// held is what a context takes of what all of them share, in steps of a MiB.
+// held counts the places of a shared gate that one context holds, in steps of a MiB.
 type held struct {
 	hold  *gate.Hold
-	bytes int64 // that are used
-	mib   int64 // that are held
+	bytes int64 // bytes in use
+	mib   int64 // places held
 }
 
-// shareOf is what a context of a client takes of a gate with a place for each MiB: nothing yet.
+// shareOf returns the held of a client's context, which holds no place yet. The gate has a place
+// for each MiB.
 func shareOf(g *gate.Gate, who string) *held {
 	_, total := g.Count()
 	return &held{hold: g.Hold(owner.FairShare(who, total))}
@@ -81,8 +82,8 @@ func (h *held) add(bytes int64) error {
 	return nil
 }
 
-// take is held.add with an error for the client: what is too much for itself alone, or what other contexts
-// have left too little for.
+// take is held.add with an error for the client. The error distinguishes a context that is too
+// large by itself from one for which other contexts leave too little room.
 func take(h *held, bytes int64, what string) error {
 	err := h.add(bytes)
 	var full *gate.FullError
@@ -103,8 +104,9 @@ func (c *Context) Close() error {
 	return os.RemoveAll(c.dir)
 }
 
-// Store takes the entries of an archive of a client whose names begin with prefix as a build context, until
-// ctx is done. The error is an *invalid.Error if the archive is at fault, and ErrBusy if other builds are.
+// Store makes a build context of the entries of a client's archive whose names begin with prefix.
+// It stops when ctx is done. The error is an *invalid.Error if the archive is at fault, and ErrBusy
+// if other builds are.
 func (b *Builder) Store(ctx context.Context, who string, in *treetar.Reader, prefix string) (*Context, error) {
 	c, err := b.NewContext(who)
 	if err == nil {
@@ -262,7 +264,8 @@ func (c *Context) add(h *tar.Header, in io.Reader, prefix, dir string) error {
 	return c.insert(f)
 }
 
-// count counts an entry with its name and the target of a link, also where it replaces another.
+// count counts an entry, even one that replaces another. The entry's name and link target have this
+// many bytes.
 func (c *Context) count(bytes int) error {
 	if c.names += bytes; c.names > maxNames {
 		return invalid.Errorf("archive", "the names and links of the build context have more than %d MiB: leave files "+

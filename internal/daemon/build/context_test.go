@@ -51,7 +51,7 @@ func newContext(t *testing.T) *Context {
 	return c
 }
 
-// newStore is a Builder whose contexts have so much together.
+// newStore returns a Builder with these bounds on all its contexts together.
 func newStore(t *testing.T, lists, contents int) *Builder {
 	t.Helper()
 	b := &Builder{cfg: Config{Dir: t.TempDir()}, lists: gate.New(lists), contents: gate.New(contents)}
@@ -61,7 +61,7 @@ func newStore(t *testing.T, lists, contents int) *Builder {
 	return b
 }
 
-// linksOf are so many entries that take no room on the disk.
+// linksOf returns n entries that take no space on the disk.
 func linksOf(n int) []tar.Header {
 	list := make([]tar.Header, n)
 	for i := range list {
@@ -70,7 +70,8 @@ func linksOf(n int) []tar.Header {
 	return list
 }
 
-// What all contexts hold is bounded: in all, and of one client. It is given back when they are closed.
+// The memory and disk space of all contexts together are bounded, and so is one client's share. A
+// closed context frees its part.
 func TestContextsOfAllBuildsAreBounded(t *testing.T) {
 	names := linksOf(3000) // more than a MiB
 	content := []tar.Header{{Name: "x", Typeflag: tar.TypeReg, Size: 1<<20 + 1}}
@@ -135,8 +136,8 @@ func live() int64 {
 	return int64(m.HeapAlloc)
 }
 
-// A list of files takes no more memory than it is counted for, with steps that copy all of it, and
-// whatever else is in the headers of an archive.
+// A list of files takes no more memory than was counted for it, even if steps copy all of its files
+// and the headers of the archive are long.
 func TestEntriesAreCountedForTheirMemory(t *testing.T) {
 	long := linksOf(40)
 	for i := range long {
@@ -176,7 +177,8 @@ func TestEntriesAreCountedForTheirMemory(t *testing.T) {
 	}
 }
 
-// What is remembered of a snapshot goes with it. Builds that go on meanwhile make others.
+// The records of a snapshot are removed with it. Running builds make other snapshots at the same
+// time.
 func TestForgetAsksForEachSnapshot(t *testing.T) {
 	b := &Builder{cfg: Config{Dir: t.TempDir(), Log: slog.New(slog.DiscardHandler)}, busy: make(map[string]bool)}
 	there := make(map[string]bool)

@@ -207,16 +207,16 @@ func (g *guest) fetchFrom(ctx context.Context, step int, src *plan.Source, dir s
 	return single, err
 }
 
-// staging is the directory of a guest that a COPY unpacks archives of other guests into.
+// staging is the directory of a guest into which a COPY unpacks the archives of other guests.
 type staging struct {
 	guest   *guest
 	dir     string
-	into    string // directory in it that the files of one source come into; empty: itself
+	into    string // directory in it for the files of one source; empty: itself
 	brought *links
 }
 
-// send sends a file, or what is in a directory and not left out, to another guest. match is a line of
-// findScript.
+// send sends a file, or the content of a directory without the excluded files, to another guest.
+// match is a line of findScript.
 func (g *guest) send(ctx context.Context, to staging, match string, leave dockerfile.Ignore) error {
 	if len(match) < 2 || match[1] != '/' {
 		return fmt.Errorf("the guest's answer %.100q is no path", match)

@@ -13,9 +13,10 @@ import (
 	"github.com/forkd/forkd/internal/treetar"
 )
 
-// filtered returns an archive of a guest as another guest may unpack it into the directory below of what a
-// COPY brings: without the entries that are left out, and checked against the links that came before. A
-// hard link to a file that is left out is an error: the archive does not have its content.
+// filtered returns a guest's archive in a form that another guest may unpack, into the directory
+// below of a COPY's staging directory. It omits excluded entries, and checks the others against the
+// links that the COPY has brought. A hard link to an excluded file is an error, because the archive
+// does not have the file's content.
 func filtered(archive io.Reader, leave dockerfile.Ignore, brought *links, below string) io.ReadCloser {
 	r, w := io.Pipe()
 	go func() { w.CloseWithError(filter(w, archive, leave, brought, below)) }()
@@ -53,7 +54,7 @@ func filter(w io.Writer, archive io.Reader, leave dockerfile.Ignore, brought *li
 		if h.Typeflag == tar.TypeXGlobalHeader {
 			continue
 		}
-		if h.Format != tar.FormatPAX { // the others have names that their form cannot be written with
+		if h.Format != tar.FormatPAX { // other formats cannot be written with every name
 			h.Format = tar.FormatGNU
 		}
 		if err := out.WriteHeader(h); err != nil {
@@ -74,14 +75,16 @@ func isOut(leave dockerfile.Ignore, name string) (bool, error) {
 	return leave.Out(name)
 }
 
-// links has the paths of the symbolic links that a COPY has brought, in the directory that its archives are
-// unpacked into one after another. Nothing may be unpacked by way of one: it could come to lie anywhere.
+// links holds the paths of the symbolic links that a COPY has brought. The COPY unpacks its
+// archives one after another into the same directory. No entry may be unpacked through such a link,
+// because the link may lead anywhere.
 type links struct {
 	paths map[string]bool
 	bytes int
 }
 
-// add checks an entry of an archive that is unpacked into the directory below, and notes it if it is a link.
+// add checks an entry of an archive that is unpacked into the directory below, and records the
+// entry if it is a link.
 func (l *links) add(h *tar.Header, below string) error {
 	name, err := pathBelow(below, h.Name)
 	if err != nil {
@@ -109,7 +112,7 @@ func (l *links) add(h *tar.Header, below string) error {
 	return nil
 }
 
-// check refuses a path below a link, and a directory that has the path of one.
+// check refuses a path below a link, and a directory with the path of a link.
 func (l *links) check(name string, dir bool) error {
 	if len(l.paths) == 0 {
 		return nil

@@ -79,11 +79,11 @@ func TestEntriesAreLeftOut(t *testing.T) {
 	}
 }
 
-// Nothing is unpacked by way of a link that the same COPY has brought, be it by another archive.
+// No entry is unpacked through a link that the same COPY has brought, even in another archive.
 func TestNothingIsCopiedThroughALinkOfTheSameCopy(t *testing.T) {
 	for name, c := range map[string]struct {
 		first, second []string
-		below         string // directory of the second
+		below         string // directory of the second archive
 		refused       bool
 	}{
 		"a file below it":              {[]string{"./x>/etc"}, []string{"./x/passwd"}, ".", true},

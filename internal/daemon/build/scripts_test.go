@@ -102,8 +102,9 @@ echo y >in/sub/y && echo q >in/alias/q && ln -s real dst/alias && ln -s x in/lin
 	}
 }
 
-// What others bring stays in the target: a link in it that leads out is not followed for them, and none of their
-// own is for owners and modes. Links that stay in the target are followed.
+// Files from other guests stay in the target. A link in the target that leads out of it is not
+// followed, and owners and modes are not applied through the links among the files. Links that stay
+// in the target are followed.
 func TestFilesOfOthersStayInTheTarget(t *testing.T) {
 	for name, shell := range shells(t) {
 		for where, refused := range map[string]bool{"out": true, "deep/out": true, "again": true, "line": true, "in": false,
@@ -134,7 +135,7 @@ ln -s ../real dst/deep/in && ln -s "../dst
 	}
 }
 
-// A single file replaces a link by its name, as Docker has it, and does not follow it.
+// A single file replaces a link of the same name, as in Docker, and does not follow the link.
 func TestAFileReplacesALink(t *testing.T) {
 	for name, shell := range shells(t) {
 		dir := t.TempDir()

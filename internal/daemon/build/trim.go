@@ -49,8 +49,8 @@ func (b *Builder) isPinned(tag string) bool {
 	return b.pinned[tag] > 0
 }
 
-// Trim removes the snapshots of steps that are too many, unless a build that runs has them, and what is
-// remembered of snapshots that are not there any more.
+// Trim removes the least recently used snapshots of steps beyond the number most, except those of
+// running builds. It also removes the records of deleted snapshots.
 func (b *Builder) Trim(most int) {
 	type step struct {
 		tag  string
@@ -84,8 +84,9 @@ func (b *Builder) Trim(most int) {
 	})
 }
 
-// forget removes what is remembered of snapshots that are not there. It asks for each when it removes it,
-// while no build makes it: other builds go on meanwhile, and write what they remember after the snapshot.
+// forget removes the records of deleted snapshots. It checks each snapshot just before it removes
+// the record, while no build makes the snapshot: other builds are running, and write a record after
+// its snapshot.
 func (b *Builder) forget(there func(tag string) bool) {
 	for dir, claim := range map[string]string{"used": "step ", "results": "tag "} {
 		entries, err := os.ReadDir(filepath.Join(b.cfg.Dir, dir))

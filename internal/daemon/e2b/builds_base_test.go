@@ -9,8 +9,9 @@ import (
 	"github.com/forkd/forkd/internal/daemon/auth"
 )
 
-// A client with the scope run may give a branch the name of the SDKs' default template. A template of an
-// admin does not begin with that, as FROM of a Dockerfile does not. The client's own templates do.
+// A client with the scope run may give a branch the name of the SDKs' default template. A template
+// of an admin does not begin with that branch, and neither does a Dockerfile. The client's own
+// templates do.
 func TestTemplatesOfAdminsDoNotBeginWithBranches(t *testing.T) {
 	r := startWith(t, apirig.Options{Tokens: []auth.Token{{Name: "runner", Scope: auth.Run}}})
 	as := func(token string) {

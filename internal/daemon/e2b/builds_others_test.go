@@ -97,8 +97,8 @@ func TestBuildsBesideOthers(t *testing.T) {
 	r.call("GET", late.path()+"/status", "", 200, nil)
 }
 
-// A client has most of the places for builds of templates, and not all. Its other builds wait, and can be
-// replaced. A place is left for the build of a Dockerfile.
+// The builds of templates of one client get most of the places, but not all. Its other builds wait,
+// and can be replaced. One place is left for the build of a Dockerfile.
 func TestBuildsOfTemplatesWaitForPlaces(t *testing.T) {
 	r := startWith(t, apirig.Options{Tokens: []auth.Token{{Name: "runner", Scope: auth.Run},
 		{Name: "other", Scope: auth.Run}}})
@@ -163,7 +163,8 @@ func TestBuildsOfTemplatesWaitForPlaces(t *testing.T) {
 	}
 }
 
-// The guest says what variables are. A client may use one as often as there is room in a request.
+// The guest determines the values of variables, and a client may use a variable many times in a
+// request. The result is bounded.
 func TestVariablesAreBounded(t *testing.T) {
 	r := start(t)
 	var many []string

@@ -363,7 +363,7 @@ func TestUploads(t *testing.T) {
 	r.checkClean("a.b")
 }
 
-// checkClean fails if there are sandboxes, archives, or snapshots but those with these tags.
+// checkClean fails if there are sandboxes, archives, or snapshots with tags other than these.
 func (r *rig) checkClean(tags ...string) {
 	r.t.Helper()
 	list, err := r.Sandboxes(r.t.Context())

@@ -108,8 +108,8 @@ func TestSignedFiles(t *testing.T) {
 	}
 }
 
-// A signature that names no sandbox is looked for among those of all: the search counts against the rate of
-// strangers' requests.
+// A signed URL that names no sandbox is compared with the tokens of all sandboxes. This search
+// counts against the rate of strangers' requests.
 func TestSearchesForASignatureAreLimited(t *testing.T) {
 	o := apirig.Options{}
 	o.Limits.SignedPerSecond, o.Limits.SignedBurst = 0.001, 2
@@ -120,7 +120,7 @@ func TestSearchesForASignatureAreLimited(t *testing.T) {
 			t.Errorf("search %d: %s %s, want %d", n, resp.Status, out, want)
 		}
 	}
-	named := header{"E2b-Sandbox-Id": b.ID} // is no search
+	named := header{"E2b-Sandbox-Id": b.ID} // needs no search
 	if resp, out := r.send("GET", sign("/x", "read", "", "wrong", 0), named, ""); resp.StatusCode != 401 {
 		t.Errorf("of a sandbox that is named: %s %s", resp.Status, out)
 	}
@@ -161,7 +161,8 @@ func TestPorts(t *testing.T) {
 		{"of /v1, by headers", headers(v1), 403},
 		{"of /v1, token", headers(v1).with("E2B-Traffic-Access-Token", v1.Traffic), 200},
 	} {
-		// A path of the control plane belongs to the guest there, and no secret reaches the guest.
+		// At a sandbox's host name, a path of the control plane belongs to the guest. No secret reaches
+		// the guest.
 		resp, out := r.send("GET", "/sandboxes", c.h.with("X-API-Key", "e2b_"+apirig.Token), "")
 		if resp.StatusCode != c.want || c.want == 200 && out != "/sandboxes" {
 			t.Errorf("%s: %s %s", c.name, resp.Status, out)

@@ -185,8 +185,8 @@ func (a *Server) routes() {
 	a.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) { reads.Serve(w, r, a.unserved, a.fail) })
 }
 
-// Routes in the audit log and the metrics for requests without a pattern: those to the control
-// plane that were refused before they reached one, and those to sandboxes.
+// Routes in the audit log and the metrics for requests without a pattern: requests to the control
+// plane that were refused before they were routed, and requests to sandboxes.
 const (
 	controlRoute = "E2B"
 	dataRoute    = "E2B sandbox"

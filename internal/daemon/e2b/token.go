@@ -24,22 +24,22 @@ const (
 // signatureSize is "v1_" and a SHA-256 in base64 without padding.
 const signatureSize = 3 + 43
 
-// Bounds on what a stranger's URL has us hash, in bytes.
+// Bounds on the parts of a stranger's URL that are hashed, in bytes.
 const (
 	maxSignedPath = 4096 // PATH_MAX
 	maxSignedUser = 256
 	maxExpiry     = 20 // digits of an int64
 )
 
-// claim is what the query of a request says of its signature. A signature is the hash of path, operation,
-// user, token and, if it expires, the expiry in seconds, with colons between them.
+// claim is the signature in the query of a request, with its parameters. A signature is the hash of
+// path, operation, user, token and, if it expires, the expiry in seconds, with colons between them.
 type claim struct {
 	signature string
 	begun     hash.Cloner // with all that stands before the token
 	expiry    string
 }
 
-// claimOf returns the claim of a request to a file. It refuses one that is too long to be true before it
+// claimOf returns the claim of a request to a file. It refuses a claim that is too long before it
 // hashes anything.
 func claimOf(r *http.Request, q url.Values) (*claim, error) {
 	name, user := q.Get("path"), q.Get("username")
@@ -55,7 +55,7 @@ func claimOf(r *http.Request, q url.Values) (*claim, error) {
 		return nil, errExpiry
 	}
 	h := sha256.New()
-	_, _ = io.WriteString(h, name+":"+operationOf(r)+":"+user+":") // a hash takes everything
+	_, _ = io.WriteString(h, name+":"+operationOf(r)+":"+user+":") // a hash returns no error
 	c.begun = h.(hash.Cloner)                                      // as all hashes of the standard library
 	return c, nil
 }

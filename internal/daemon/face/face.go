@@ -43,7 +43,7 @@ func BadRequest(format string, args ...any) error {
 type Config struct {
 	Host     *tenancy.Host
 	Guard    *auth.Guard // nil: every client has all rights
-	Hosts    []string    // names of this host, besides those of loopback, that clients without a token may use
+	Hosts    []string    // names of this host, in addition to those of loopback, that clients without a token may use
 	Audit    *audit.Log  // nil: none
 	Answers  *once.Book  // to requests that must not be carried out twice
 	Limits   Limits

@@ -35,7 +35,7 @@ const (
 )
 
 // valueSize is the approximate size of a decoded value of a body, in bytes: a list element may take
-// three and become an object with many fields. Values are counted by the commas between them.
+// three bytes and become an object with many fields. Values are counted by the commas between them.
 const valueSize = 64
 
 // ErrNoMemory refuses a request that would exceed the bound.

@@ -91,9 +91,9 @@ func contain(resp *http.Response, in *http.Request, route *Route) {
 	containLocation(h, in, route)
 }
 
-// containLocation removes a redirect that leads elsewhere. Browsers may follow one: they do not
-// send the token along. Programs do, because no client knows that Forkd-Token is a secret; and
-// where a daemon requires no token, they would carry out a request that the guest chose.
+// containLocation removes a redirect that leads elsewhere. Browsers could follow it, because they
+// do not send the token along. Programs send it, because no client knows that Forkd-Token is a
+// secret. If a daemon requires no token, programs would carry out a request that the guest chose.
 func containLocation(h http.Header, in *http.Request, route *Route) {
 	at := h.Get("Location")
 	if at == "" {

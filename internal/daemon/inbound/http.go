@@ -189,8 +189,8 @@ func (b *requestBody) isLeft() bool {
 	return b.left
 }
 
-// forsake aborts the reading of the remaining body. The transport waits for that, even if the guest
-// is gone.
+// forsake aborts the reading of the remaining body. The transport waits until that reading ends,
+// even if the guest is gone.
 func (b *requestBody) forsake() {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -40,7 +40,7 @@ func New(version string, keepalive time.Duration, log *slog.Logger) func(api htt
 }
 
 // Served returns a handler for the servers that serverOf returns; otherwise it is like New's. The
-// conformance suite uses it with a server that has the tools it expects.
+// conformance suite uses Served with a server that has the tools which the suite expects.
 func Served(serverOf func(*http.Request) *sdk.Server, keepalive time.Duration) http.Handler {
 	return kept(protocol(serverOf), keepalive)
 }

@@ -99,8 +99,8 @@ type underWay struct {
 }
 
 // Open returns the book in dir, which is created if missing. Records that a power failure truncated
-// are dropped. Other unreadable records are kept as long as answers are: until then their requests
-// are refused, because they may have been carried out.
+// are dropped. Other unreadable records are kept as long as answers. Until then their requests are
+// refused, because they may have been carried out.
 func Open(dir string) (*Book, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("open the book of answers: %w", err)

@@ -22,7 +22,7 @@ func variables(prefix string, n int) Step {
 	return s
 }
 
-// Before memory is allocated for a template's steps, their demand is checked against the bounds.
+// The memory that a template's steps need is compared with the bounds before it is allocated.
 func TestSmallTemplatesTakeLittleMemory(t *testing.T) {
 	files := make([]plan.File, 2000)
 	for i := range files {

@@ -17,7 +17,7 @@ const (
 const (
 	maxEntries = 10_000
 	maxLogged  = 1 << 20 // bytes of all messages
-	maxLine    = 4 << 10 // of one
+	maxLine    = 4 << 10 // bytes of one message
 )
 
 // Entry is a line of a build's log.

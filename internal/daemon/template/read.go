@@ -29,8 +29,8 @@ var userScript string
 // loginShell runs $1 in a login shell.
 const loginShell = `shell=/bin/sh; [ ! -x /bin/bash ] || shell=/bin/bash; exec "$shell" -l -c "$1"`
 
-// reader makes a plan from a template. The Line of a plan's step is the number of the template's step,
-// from 1, and 0 for steps before and after these.
+// reader makes a plan from a template. The Line of a step in the plan is the number of the step in
+// the template, from 1. It is 0 for the steps that the reader adds before and after them.
 type reader struct {
 	from  Plan
 	files []plan.File // of the uploaded archives, each below its hash; sorted by path
@@ -39,7 +39,7 @@ type reader struct {
 	words    *dockerfile.Expander
 	env      map[string]string
 	envBytes int               // see dockerfile.Put
-	elses    map[string]string // values of variables that no step has set: those of root
+	elses    map[string]string // values of variables that no step has set: root's
 	entries  int               // archive entries in all sources
 
 	user    string // empty: root

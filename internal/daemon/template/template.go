@@ -226,8 +226,9 @@ func (b *Builder) Start(ctx context.Context, bd *Build, plan Plan) error {
 	return nil
 }
 
-// finish ends a build that was carried out. It removes the archives once more when the build has ended: an
-// upload that was not done before may have stored one since, and looks for the end itself only after that.
+// finish ends a build that was carried out. After the end it removes the archives once more,
+// because an upload may have stored one in the meantime. An upload checks for the end only after it
+// has stored its archive.
 func (b *Builder) finish(bd *Build, err error) {
 	b.uploads.drop(bd)
 	b.mu.Lock()

@@ -112,7 +112,7 @@ func TestUploadsAreBounded(t *testing.T) {
 	}
 }
 
-// An archive whose upload ends while the build ends does not count for ever.
+// An archive whose upload ends together with its build does not count against the bounds for ever.
 func TestUploadAtTheEndOfItsBuild(t *testing.T) {
 	u, err := newUploads(filepath.Join(t.TempDir(), "x"))
 	if err != nil {

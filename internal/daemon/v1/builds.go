@@ -71,8 +71,8 @@ func (a *api) build(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// buildError converts a mistake in a Dockerfile, a failed command of it, or a tag that another build makes,
-// to an error of the client.
+// buildError converts errors that the client has caused: a mistake in a Dockerfile, a failed
+// command in it, or a tag that another build is making.
 func buildError(err error) error {
 	if errors.Is(err, build.ErrTaken) {
 		return face.NewError(http.StatusConflict, err.Error()+": wait until it has ended")

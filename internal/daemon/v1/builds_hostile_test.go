@@ -132,7 +132,8 @@ func TestTagsOfStepsAreForBuilds(t *testing.T) {
 	}
 }
 
-// FROM ignores snapshots that clients with the scope run may have made: the name may be an image's.
+// FROM ignores snapshots that clients with the scope run may have made, because the name may be
+// that of an image.
 func TestFROMTakesNoBranch(t *testing.T) {
 	r := start(t, apirig.Options{Tokens: []auth.Token{{Name: "mallory", Scope: auth.Run}}})
 	mallory, id := forkOf(t, r, "mallory")

@@ -361,7 +361,7 @@ func TestPlacesOfBuilds(t *testing.T) {
 	}
 }
 
-// The steps of a build that runs are kept, however many others have made.
+// The steps of a running build are kept, however many steps other builds have made.
 func TestStepsOfARunningBuildAreKept(t *testing.T) {
 	r, dir := builder(t)
 	done := make(chan error, 1)
@@ -397,7 +397,8 @@ func TestStepsOfARunningBuildAreKept(t *testing.T) {
 	}
 }
 
-// Of two builds of one tag the second is told to wait, and is no error of the daemon.
+// While a build of a tag runs, a second build of the tag is refused. That is not an error of the
+// daemon.
 func TestTwoBuildsOfATag(t *testing.T) {
 	r, _ := builder(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -453,8 +454,9 @@ func TestBuildFromAnImage(t *testing.T) {
 	}
 }
 
-// While a command has a secret, its sandbox is not suspended, as all are before a pod ends, nor branched
-// with its memory. The build goes on, and nothing of the memory is on disk.
+// While a command has a secret, its sandbox can be neither suspended nor branched with its memory.
+// That holds even when all sandboxes are suspended before a pod ends. The build goes on, and no
+// memory is written to the disk.
 func TestSandboxesWithSecretsAreNotSuspended(t *testing.T) {
 	r, dir := builder(t)
 	done := make(chan error, 1)

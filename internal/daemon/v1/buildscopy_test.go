@@ -11,14 +11,15 @@ import (
 	"github.com/forkd/forkd/internal/apirig"
 )
 
-// hostileTar is the tar of a hostile stage: of src/2 it sends a file without its directory.
+// hostileTar is the tar program of a hostile stage. For src/2 it sends a file without the file's
+// directory.
 const hostileTar = `#!/bin/bash
 if [ "$1 $2 $3" = "-cf - -C" ] && [[ $4 = */src/2 ]]; then set -- -cf - -C "$4" x/passwd; fi
 exec REAL "$@"
 `
 
-// What another stage has stays in the target of a COPY, whatever its programs send: a link that one source
-// brings leads the next nowhere.
+// The files of another stage stay in the target of a COPY, whatever the stage's programs send. A
+// link in one source does not redirect the files of the next source.
 func TestCopyFromAHostileStageStaysInItsTarget(t *testing.T) {
 	self, err := os.Executable()
 	if err != nil {
@@ -51,7 +52,8 @@ func TestCopyFromAHostileStageStaysInItsTarget(t *testing.T) {
 	copyEvil(t, r, t.TempDir(), "COPY --from=evil DIR/src/* DIR/dst/", "x")
 }
 
-// A link that an earlier COPY has brought leads out of the target of a later one no more.
+// A link that an earlier COPY has brought does not lead the files of a later COPY out of its
+// target.
 func TestCopyThroughALinkOfAnEarlierCopy(t *testing.T) {
 	r, dir := builder(t)
 	copyEvil(t, r, dir, "COPY --from=evil DIR/src/1 DIR/dst/\nCOPY --from=evil DIR/src/2 DIR/dst/", "DIR/dst/")

@@ -329,11 +329,12 @@ func (s *socket) control(ctx context.Context, f func(context.Context) error) {
 	_ = f(ctx)
 }
 
-// settleTime bounds how long the end of a command waits for the part of its input that is being sent: something
-// else may have the same pipe, and not read it.
+// settleTime bounds how long the end of a command waits for the part of its input that is being
+// sent. Another process may have the same pipe, and never read it.
 const settleTime = 500 * time.Millisecond
 
-// settle waits until the client has been told of input that the process took before it ended, and ends feed.
+// settle waits until the client knows what input the process took before it ended, and then ends
+// feed.
 func (s *socket) settle() {
 	select {
 	case s.sending <- struct{}{}:

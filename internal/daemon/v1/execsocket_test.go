@@ -336,7 +336,8 @@ func TestBrokenWebSocket(t *testing.T) {
 	}
 }
 
-// A process that reads its input and ends has taken it: the client learns of that before the end.
+// If a process reads its input and exits, the client learns that the input was taken before it
+// learns of the exit.
 func TestInputOfAProcessThatEnds(t *testing.T) {
 	r, _, id := forked(t)
 	for i := range 60 {

@@ -27,7 +27,7 @@ func (a *api) tools(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	// as in version 2025-03-26: many calls would take one place
+	// Batches, as in version 2025-03-26, are refused, because many calls would take one place.
 	if bytes.HasPrefix(bytes.TrimLeft(body, " \t\r\n"), []byte("[")) {
 		return face.BadRequest("the message: it is an array: send one message at a time")
 	}

@@ -340,8 +340,8 @@ func TestPrefixHolds(t *testing.T) {
 	}
 }
 
-// A parent that was baked from another team's disk says nothing of that team's snapshots, and leads to
-// none of them. What a client may see stays named.
+// A parent that was baked from another team's disk does not name that team's snapshots, and gives
+// no access to them. Snapshots that the client may see are still named.
 func TestParentsLeadToNoSnapshotOfOthers(t *testing.T) {
 	w := startTenants(t)
 	ctx := t.Context()

@@ -151,8 +151,8 @@ func (a *api) changeLabels(r *http.Request, change *map[string]*string) (apiv1.S
 	return described(a.sandboxesFor(r))(a.view(r).ChangeLabels(r.Context(), r.PathValue("id"), *change))
 }
 
-// setTTL changes the time when a sandbox is deleted, or suspended if it was created so. The sandbox of
-// a workspace has no such time.
+// setTTL changes the time when a sandbox is deleted, or suspended if its creator chose that. The
+// sandbox of a workspace has no such time.
 func (a *api) setTTL(r *http.Request, req *apiv1.TTLRequest) (s apiv1.Sandbox, err error) {
 	if req.TTLSecs == nil {
 		return s, invalid.Errorf("ttl_secs", "missing: want seconds from now, or 0 for no end")

@@ -185,8 +185,8 @@ func newAgent(log *kmsg.Log, reaper *reap.Reaper, id identity) *agent {
 	}
 }
 
-// trust makes programs that start from here on trust an authority, including those of warm
-// interpreters. Variables that were given to the guest stay.
+// trust makes all programs that start later trust an authority, including programs that warm
+// interpreters start. Variables that were given to the guest stay.
 func (a *agent) trust(certificate string) error {
 	env, err := trust.Install(certificate)
 	if err != nil {

@@ -323,7 +323,6 @@ func TestFilesThroughTheClient(t *testing.T) {
 	}
 }
 
-// The control request that ends connections does it, and an agent that cannot says so.
 // rests is a file system whose calls fail with the given error.
 type rests struct {
 	calls []string

@@ -130,10 +130,10 @@ type halfConn interface {
 }
 
 // goneInterval is how often a stream checks whether the host's end still exists. No event
-// distinguishes the host's close from the end of its data, after which a server may wait for ever,
-// or not read the host's data. It is also the interval for checking a server that has sent
-// everything: the guest's kernel keeps answering for it until it has closed its socket, and for a
-// minute after that.
+// distinguishes the host's close from the end of its data, and after that end a server may wait for
+// ever, or leave the host's data unread. The interval is also that of checks on a server that has
+// sent everything: the guest's kernel keeps answering for the server until it has closed its
+// socket, and for a minute after that.
 const goneInterval = 10 * time.Second
 
 // join carries bytes in both directions until both have ended or one has failed.

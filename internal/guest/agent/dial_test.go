@@ -36,8 +36,8 @@ func server(t *testing.T, address string, f func(*net.TCPConn)) uint16 {
 	return uint16(l.Addr().(*net.TCPAddr).Port)
 }
 
-// summing reads to the end and answers with the digest of its input: it distinguishes the ends of
-// both directions.
+// summing reads to the end of its input and then answers with its digest. That works only if the
+// two directions end separately.
 func summing(conn *net.TCPConn) {
 	sum := sha256.New()
 	if _, err := io.Copy(sum, conn); err == nil {

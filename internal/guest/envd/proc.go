@@ -222,8 +222,8 @@ func (p *proc) read(f *os.File, kind outputKind, chunk int) {
 	}
 }
 
-// rest publishes the data now in the pipe. It bypasses the deadline that made read stop, which also
-// keeps os.File from reading that data.
+// rest publishes the data now in the pipe. os.File no longer reads that data, because the deadline
+// that made read stop has passed; rest bypasses the deadline.
 func (p *proc) rest(f *os.File, kind outputKind, buf []byte) {
 	raw, err := f.SyscallConn()
 	if err != nil {

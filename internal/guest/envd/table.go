@@ -8,7 +8,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/envdproto/process"
 )
 
-// connectableFor is how long after its end clients can still connect to a process, to learn how it
+// connectableFor is how long clients can still connect to a process after its end, to learn how it
 // ended.
 const connectableFor = 30 * time.Second
 

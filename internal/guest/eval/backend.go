@@ -58,8 +58,8 @@ type backend struct {
 	// encode encodes a call for the driver.
 	encode func(runRequest) ([]byte, error)
 
-	// listens says that the driver reads its control socket while code runs. Others learn of a fork
-	// with their next call: runRequest.Late.
+	// listens says that the driver reads its control socket while code runs. Other drivers learn of a
+	// fork at their next call, from runRequest.Late.
 	listens bool
 }
 
@@ -131,7 +131,7 @@ func encodeJSON(req runRequest) ([]byte, error) {
 	return append(line, '\n'), err
 }
 
-// encodeShell encodes a request as assignments for bash, which reads no JSON, up to a NUL byte.
+// encodeShell encodes a request as assignments for bash, which reads no JSON. A NUL byte ends them.
 func encodeShell(req runRequest) ([]byte, error) {
 	if strings.ContainsRune(req.Code, 0) {
 		return nil, &unsupportedError{bash, "takes no code with a NUL byte in it"}

@@ -66,8 +66,8 @@ func (i *interpreter) catchUp() error {
 	return i.awaitControl()
 }
 
-// sendControl writes a request; the caller reads its answer with awaitControl. They are separate so
-// that several interpreters work at the same time.
+// sendControl writes a request; the caller reads its answer with awaitControl. These are two
+// functions so that several interpreters work at the same time.
 func (i *interpreter) sendControl(req controlRequest) error {
 	line, err := json.Marshal(req)
 	if err != nil {

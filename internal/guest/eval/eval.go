@@ -93,9 +93,9 @@ func (s *Server) Warm() ([]string, error) {
 // because a callback of user code failed, or because it is in a call that holds the interpreter
 // lock for longer than forkTimeout.
 //
-// An interpreter in which no code can run before the next call is left asleep: that call does it
-// first. Waking it would copy half a megabyte of its memory in every child, even in those that
-// never use it.
+// An interpreter in which no code can run before the next call is left asleep, and the next call
+// makes it take up the identity first. Waking it now would copy half a megabyte of its memory in
+// every child, even in those that never use it.
 func (s *Server) Forked(env map[string]string) error {
 	return s.control(controlRequest{Op: opForked, Env: env})
 }
@@ -160,7 +160,8 @@ func (s *Server) control(req controlRequest) error {
 		if err := c.interp.awaitControl(); err != nil && !c.interp.endedInstead(err) {
 			errs = append(errs, fmt.Errorf("context %s: %w", c.ID, err))
 		}
-		// Code may be on its way that the driver has not seen; its sender takes the turn first.
+		// The driver may not have seen code that is on its way, but the sender of that code has taken the
+		// turn.
 		c.interp.idle = c.interp.idle && len(c.turn) == 1
 		c.mu.Unlock()
 	}
@@ -289,7 +290,7 @@ func (c *session) awake(cfg Config) (*interpreter, error) {
 	defer c.mu.Unlock()
 	interp.idle = !interp.backend.listens
 	if err := interp.catchUp(); err != nil {
-		// It may still have its siblings' random numbers; the next call starts another.
+		// The interpreter may still have its siblings' random numbers; the next call starts another one.
 		interp.stop()
 		return nil, fmt.Errorf("context %s: %w", c.ID, err)
 	}

@@ -132,8 +132,8 @@ func (s *Server) handleRestart(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// handleInterrupt interrupts the running code, once: the code may continue; restart certainly ends
-// it.
+// handleInterrupt interrupts the running code, once. The code may continue; a restart certainly
+// ends it.
 func (s *Server) handleInterrupt(w http.ResponseWriter, r *http.Request) {
 	c := s.get(r.PathValue("id"))
 	if c == nil {

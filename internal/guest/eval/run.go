@@ -25,9 +25,9 @@ const interruptInterval = time.Second
 // function never sees it.
 const interruptGrace = agentproto.EvalGrace
 
-// abandonedGrace is interruptGrace for code whose client has left. It is longer, because no client waits
-// for the answer: every fork of a source with running code begins like this, and a child has much
-// to do in its first seconds.
+// abandonedGrace is interruptGrace for code whose client has left. It is longer, because no client
+// waits for the answer. In a fork, code that was running in the source has no client, and a child
+// has much to do in its first seconds.
 const abandonedGrace = 30 * time.Second
 
 // busyWait is how long a call with a timeout waits for its turn. Other calls wait as long as their
@@ -138,9 +138,9 @@ func (c *session) takeTurn(ctx context.Context, timeout time.Duration) error {
 
 // execute runs code in a context and passes its output to write, line by line without newlines. It
 // first waits for its turn. When timeout (0: none) has passed, it interrupts the code, and kills
-// the interpreter if that does not end it; the client is told the outcome. When ctx ends, the same
-// happens and execute returns at once. The context becomes free when the code has really ended. An
-// error means that nothing was written.
+// the interpreter if the code does not end; the client receives the outcome. When ctx ends, the
+// same happens and execute returns at once. The context becomes free when the code has really
+// ended. An error means that nothing was written.
 func (s *Server) execute(ctx context.Context, c *session, req runRequest, timeout time.Duration,
 	write func(line []byte)) error {
 	if err := c.takeTurn(ctx, timeout); err != nil {

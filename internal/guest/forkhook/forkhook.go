@@ -28,7 +28,7 @@ import (
 // confirmation.
 const limit = 15 * time.Second
 
-// maxOutput bounds the output of a failed hook in the error, in bytes: the end of it.
+// maxOutput bounds the end of a failed hook's output that the error quotes, in bytes.
 const maxOutput = 2 << 10
 
 // Hooks are the hooks of one guest. Its paths are fields so that tests can use other ones.

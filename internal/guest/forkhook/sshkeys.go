@@ -15,8 +15,8 @@ import (
 
 const sshKeygen = "ssh-keygen"
 
-// keyless is a directory that had no host keys when it was last searched. It spares children of an
-// image with an SSH client the search, which would copy 350 KiB of memory in each.
+// keyless is a directory that had no host keys when it was last searched. Children of an image with
+// an SSH client need not search it again, which would copy 350 KiB of memory in each child.
 type keyless struct {
 	inode  uint64
 	change unix.Timespec // ctime: it changes when a file is added or removed

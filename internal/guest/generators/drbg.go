@@ -52,7 +52,8 @@ var (
 )
 
 // reseedDRBGs makes every generator of OpenSSL in the memory of a process reseed at its next use.
-// It writes two aligned words, so that a thread that uses the generator sees them before or after.
+// It writes two aligned words, so that a thread that uses the generator sees each word either old
+// or new.
 func (p *process) reseedDRBGs() error {
 	return p.searchMemory(needle, func(r *region) bool { return r.anonymous }, func(addr uint64) error {
 		if addr%8 != 0 {

@@ -52,8 +52,8 @@ type Finder struct {
 const maxNew = 64
 
 // Managed returns the agent's own interpreters. Those in renewed reseed all of their generators,
-// and are not searched. Those in partly renew the generators that would be named as repeating; the
-// rest is reseeded here without being named.
+// and are not searched. Those in partly renew the generators that would be named as repeating;
+// their other generators are reseeded here and not named.
 type Managed func() (renewed, partly []int)
 
 // New returns a finder for this system.

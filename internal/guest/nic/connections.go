@@ -86,8 +86,8 @@ func openConnections() (*Connections, error) {
 	return c, nil
 }
 
-// probe asks the kernel for its connections, and to close a nonexistent one. Without tcp_diag both
-// answers are ENOENT, which is the right answer to the latter.
+// probe asks the kernel for its connections, and to close a nonexistent one. The right answer to
+// the second request is ENOENT; without tcp_diag both answers are ENOENT.
 func (c *Connections) probe() error {
 	if err := c.search(); err != nil {
 		return err
@@ -110,8 +110,8 @@ func (c *Connections) Reset() error {
 	if c == nil {
 		return nil
 	}
-	// At most twice, because a connection that closes during the first search may hide another. New
-	// connections belong to the child, and a busy one would always have some.
+	// Search at most twice. A connection that closes during the first search may hide another one.
+	// Connections made since then belong to the child, and a busy child would always have some.
 	for range 2 {
 		if err := c.search(); err != nil || len(c.found) == 0 {
 			return err

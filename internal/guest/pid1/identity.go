@@ -13,8 +13,8 @@ import (
 )
 
 // clockTolerance is the difference between the guest's wall clock and the host's up to which a fork
-// does not set it: setting it wakes every timer on it, and messages take part of that time to
-// arrive.
+// does not set the clock. Setting it wakes every timer on it, and a message takes part of that time
+// to arrive.
 const clockTolerance = 2 * time.Millisecond
 
 // ioctls of random(4).

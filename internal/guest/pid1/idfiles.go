@@ -24,7 +24,7 @@ const idDir = "/run/forkd"
 const (
 	machineIDPath = "/etc/machine-id"
 	dbusIDPath    = "/var/lib/dbus/machine-id"        // machineIDPath, in images where it is not a link
-	bootIDPath    = "/proc/sys/kernel/random/boot_id" // the kernel makes it once; its own is under the mount
+	bootIDPath    = "/proc/sys/kernel/random/boot_id" // the kernel makes it once per boot; ours is mounted over it
 	hostsPath     = "/etc/hosts"
 )
 
