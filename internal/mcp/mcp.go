@@ -31,8 +31,8 @@ const (
 	Admin
 )
 
-// ParseScope reads the name of a scope in the form of GET /version. Daemons without that field
-// refuse tools by the API alone, so an empty name is Admin.
+// ParseScope reads a scope as GET /version names it. An older daemon names none, and only its API
+// checks the scope of each call. So an empty name means Admin, which offers all tools.
 func ParseScope(name string) (Scope, error) {
 	switch name {
 	case "read":

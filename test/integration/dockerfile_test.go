@@ -130,7 +130,8 @@ tr '\0' ' ' < /proc/$(cat /run/warm.pid)/cmdline; echo; grep -lxz 123[4] /proc/[
 	d.dropBuilt(t, "app")
 }
 
-// buildByProgram builds the tag app with the command, with a file that .dockerignore excludes.
+// buildByProgram builds the tag app with the forkd command. Its context has a file that .dockerignore
+// excludes.
 func (d *daemon) buildByProgram(t *testing.T, text, secret string, files map[string]string) {
 	t.Helper()
 	dir, other := t.TempDir(), t.TempDir()
@@ -156,9 +157,9 @@ func (d *daemon) buildByProgram(t *testing.T, text, secret string, files map[str
 }
 
 // TestDaemonCrashWhileBuildingADockerfile kills the daemon while a step runs. The next daemon kills the
-// sandbox of the build, has no incomplete step, and the build continues after the previous step. The
-// stage is saved without memory, because it has a secret mount: its result boots, and has the files that
-// were never synced.
+// sandbox of the build and has no snapshot of the incomplete step. A second build continues after the
+// last complete step. The stage has a secret mount, so it is saved without memory. Its result boots, and
+// has files that the steps wrote and never synced.
 func TestDaemonCrashWhileBuildingADockerfile(t *testing.T) {
 	d := load(t).start(t)
 	text := "FROM " + tag + "\nRUN --mount=type=secret,id=none echo one | tee /one /dev/shm/mark\n" +

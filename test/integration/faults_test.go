@@ -130,7 +130,7 @@ func remount(t *testing.T, dir, options string) {
 	}
 }
 
-// TestFullWhileForking fills the file systems that a fork writes to in the middle of the fork.
+// TestFullWhileForking lets a fork of eight children fill a file system that it writes to.
 func TestFullWhileForking(t *testing.T) {
 	for _, c := range []struct{ name, dir, small, large string }{
 		{"run directory", "run/vm", "nr_inodes=40", "nr_inodes=400"},

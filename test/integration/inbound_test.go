@@ -281,8 +281,8 @@ func testPortForward(t *testing.T, d *daemon, id string, sent []byte, digest str
 	}
 }
 
-// testGone leaves a server that waits after the end of its input: the agent must reset it, because
-// the host does not wait for its answer.
+// testGone closes its connection to a server that waits after the end of its input. The agent must
+// reset the connection to the server, because the host no longer waits for an answer.
 func testGone(t *testing.T, d *daemon, id string) {
 	guest := agentclient.New(agentclient.DialUnix(filepath.Join(d.run, "vm", id, vmmclient.VsockSocket)))
 	conn, err := guest.DialPort(d.ctx(t, quietLimit), 8002)

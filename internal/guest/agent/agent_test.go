@@ -357,6 +357,7 @@ func TestFreezeOverControl(t *testing.T) {
 	}
 }
 
+// An agent that is not the machine's init cannot end connections, and says so.
 func TestResetOverControl(t *testing.T) {
 	line := []byte(`{"op":"reset"}`)
 	if _, err := (&control{}).handle(line); err == nil {

@@ -60,7 +60,7 @@ type Host struct {
 	// +checklocks:mu
 	vcpus int
 	// +checklocks:mu
-	starting int // of vms
+	starting int // part of vms
 	// +checklocks:mu
 	free uint64 // last result of available
 	// +checklocks:mu

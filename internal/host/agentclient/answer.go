@@ -104,7 +104,8 @@ func (s streams) Do(req *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// streamBody is a stream of messages. Before each are a byte of flags and four bytes of its length.
+// streamBody is a stream of messages. Before each message are a byte of flags and four bytes with
+// the message's length.
 type streamBody struct {
 	io.ReadCloser
 	head [5]byte

@@ -140,7 +140,7 @@ func (c *Client) control(ctx context.Context, req agentproto.Request) (agentprot
 	return reply, nil
 }
 
-// Defaults apply to requests to a guest that do not say otherwise. Empty fields leave the guest's
+// Defaults are values for requests to a guest that omit them. Empty fields leave the guest's
 // defaults unchanged.
 type Defaults struct {
 	User string            `json:"defaultUser,omitempty"`    // an account of the guest

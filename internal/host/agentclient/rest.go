@@ -30,8 +30,8 @@ func (c *Client) AtRest(ctx, lasting context.Context, f func() error) error {
 	return errors.Join(f(), within(lasting, wakeTimeout, "end its rest", c.Thaw))
 }
 
-// within calls f, which waits for the guest, with a deadline. If ctx has ended, its error is the cause
-// of that.
+// within calls f, which waits for the guest, with a deadline. If ctx has ended, the error is the
+// cause of its end.
 func within(ctx context.Context, limit time.Duration, what string, f func(context.Context) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("the guest did not %s within %v: %w", what, limit,
 		context.DeadlineExceeded))

@@ -20,7 +20,7 @@ import (
 // Bounds on a snapshot's cost for its forks.
 const (
 	MaxDepth   = 32  // layers of a snapshot; the next one becomes self-contained while its sandbox runs
-	MaxLine    = 16  // memory layers added by a sandbox's own branches; they live until the sandbox leaves them
+	MaxLine    = 16  // memory layers added by a sandbox's own branches, until the sandbox no longer uses them
 	MaxTops    = 16  // frozen tops of a sandbox: each costs its VMM a descriptor, a bitmap and a lookup
 	maxExtents = 256 // extents in a snapshot's whole memory map: each costs every fork one mmap
 )
@@ -47,9 +47,10 @@ func Memory(ctx context.Context, own *os.File, extents []vm.Extent, parent *stor
 	return memlayer.Overlay(lower, memlayer.Fill(extents, fill)), slices.Clone(parent.Manifest().Memory), nil
 }
 
-// EndLine reports whether the next branch of a sandbox ends its line of rebases: it holds all that
-// was written since the fork, over the snapshot the sandbox was forked from. rebases is the number
-// of consecutive rebases, and layers the number of memory layers of the latest branch.
+// EndLine reports whether the next branch of a sandbox ends its line of rebases. Such a branch
+// holds all pages written since the fork, over the snapshot that the sandbox was forked from.
+// rebases is the number of consecutive rebases, and layers the number of memory layers of the
+// latest branch.
 func EndLine(rebases, layers int) bool { return rebases >= MaxLine || layers >= MaxDepth }
 
 // fillGaps fills gaps between ascending extents of own by copying from the layers below. It writes

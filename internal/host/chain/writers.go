@@ -16,8 +16,8 @@ const (
 	writerPause    = 2 * time.Millisecond
 )
 
-// NoWriters returns an error if any process has a file open for writing, or mapped, and still has
-// after patience.
+// NoWriters returns an error if, after patience, a process still has a file open for writing, or
+// mapped.
 func NoWriters(path string, patience time.Duration) error {
 	f, err := os.Open(path)
 	if err != nil {

@@ -1,7 +1,7 @@
 package ledger
 
 // usualEnv is the largest environment, in bytes, of a child whose first writes are representative.
-// With 500 KiB of it a guest writes two MiB more.
+// With an environment of 500 KiB a guest writes two MiB more.
 const usualEnv = 1 << 10
 
 // WritesAsOthers reports whether a new child writes the same pages as other children of its

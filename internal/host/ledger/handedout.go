@@ -16,8 +16,8 @@ func Lost(format string, args ...any) error { return &LostError{fmt.Errorf(forma
 
 // HandedOut returns the record of the sandbox id, if a client may use it. dir is the directory of
 // its VM, data its data directory, and runDir the run directory of all. A *LostError says that no
-// client may use it. If the record is damaged, or this daemon does not understand it, that is
-// unknown, and the error is another one.
+// client may use the sandbox. If the record is damaged, or this daemon does not understand it, it
+// is unknown whether a client may; then the error has another type.
 func HandedOut(runDir, dir, data, id string) (Record, error) {
 	r, err := Read(dir)
 	switch {

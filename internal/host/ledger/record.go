@@ -52,7 +52,7 @@ type Record struct {
 
 	// Its disk consists of its snapshot's, the frozen tops, and the top above them. Its memory
 	// consists of its snapshot's, or that of the branch that it was rebased onto, and the private
-	// pages above it. That branch is invisible to users: for them it runs from its snapshot, and
+	// pages above it. Users do not see that branch: for them the sandbox runs from its snapshot, and
 	// they can delete the branch.
 	Frozen   []durable.FrozenTop
 	Top      string // file in its data directory
@@ -61,9 +61,9 @@ type Record struct {
 	Count    int
 	Suspends int // distinguishes a VM from the suspended state that followed it
 
-	At *snapshot.Ref // the snapshot it was last branched or rolled back to; nil: the one it was forked from
+	At *snapshot.Ref // the snapshot of its last branch or rollback; nil: the snapshot it was forked from
 
-	Rebased  *durable.Rebased       // nil: its memory is over its snapshot
+	Rebased  *durable.Rebased       // nil: its memory is based on its snapshot
 	Rebasing *durable.PendingRebase // not nil while a rebase is in progress
 
 	Unique *agentproto.Unique // findings of its agent when it last took up an identity
@@ -82,9 +82,9 @@ func (r *Record) Tag() string {
 	return r.SnapshotTag
 }
 
-// Latest returns the snapshot that the sandbox was last branched or rolled back to, else the one
-// that it was forked from. Its ID is empty for a sandbox that has been suspended since its fork,
-// because then the record has only the tag of the latter.
+// Latest returns the snapshot of the sandbox's last branch or rollback, or else the snapshot that
+// it was forked from. For a sandbox that was suspended since its fork, the record has only the tag
+// of the latter, and the ID is empty.
 func (r *Record) Latest() snapshot.Ref {
 	switch {
 	case r.At != nil:
@@ -95,8 +95,8 @@ func (r *Record) Latest() snapshot.Ref {
 	return snapshot.Ref{ID: r.SnapshotID, Tag: r.SnapshotTag}
 }
 
-// Write publishes a sandbox's record atomically. It need not survive a reboot, because VMs do not
-// either.
+// Write publishes a sandbox's record atomically. The record need not survive a reboot, because no
+// VM does.
 func Write(dir string, r *Record) error {
 	stamped := r.durable()
 	stamped.Protocol = vmmproto.Version // a VMM that speaks another version has not been taken over

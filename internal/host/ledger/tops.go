@@ -14,8 +14,8 @@ const FirstTop = "disk.top"
 // NextTop returns the name for the sandbox's next top.
 func (r *Record) NextTop() string { return fmt.Sprintf("%s.%d", FirstTop, r.Tops+1) }
 
-// ClearOrphans removes disk tops of a sandbox that a daemon made or replaced but died before it
-// recorded that. They take space, and new tops reuse their names.
+// ClearOrphans removes disk tops that the sandbox's record does not name, because a daemon made or
+// replaced them and died before it recorded that. They take space, and new tops reuse their names.
 func (r *Record) ClearOrphans(data string) {
 	keep := []string{r.Top, SuspendedFile, SecretsFile}
 	for _, f := range r.Frozen {

@@ -1,15 +1,15 @@
 // Package netclient is the daemon's side of forkd-net: it starts the process, finds it again after
 // a restart of the daemon, restarts it when it has died, and joins sandboxes to it.
 //
-// It decides no policy and parses no frame: its callers do the former, forkd-net the latter.
+// Its callers decide the policies, and forkd-net parses the frames.
 //
 // No fork waits for forkd-net. A sandbox gets its end of the frame socket at once, and its guest
 // may send. The frames wait in the socket until forkd-net knows their sandbox and its policy, so
 // that no frame bypasses a policy.
 //
 // When forkd-net is replaced, every sandbox gets a new frame socket, and with it a new network
-// stack. Its connections are reset; it is not affected otherwise. The process has a directory with
-// these files:
+// stack. The sandbox's connections are reset; it is not affected otherwise. The process has a
+// directory with these files:
 //
 //	control.sock   its listening control socket
 //	net.pid        process id and start time, to find it again
@@ -106,7 +106,7 @@ func New(cfg Config) (*Client, error) {
 	return c, nil
 }
 
-// Delays between starts of a forkd-net that does not live.
+// Delays between starts of a forkd-net that keeps ending.
 const (
 	firstDelay = 100 * time.Millisecond
 	lastDelay  = 30 * time.Second
@@ -259,8 +259,8 @@ func (c *Client) Close() {
 	}
 }
 
-// lastWords returns the end of the standard error of a forkd-net that has ended, such as a panic.
-// For a system call that the jail forbids it returns the name of the call.
+// lastWords says how a forkd-net has ended: that the kernel killed it for memory, the system call
+// that its jail forbids, or the end of its standard error, such as a panic.
 func (n *conn) lastWords() string {
 	select {
 	case <-n.ended:

@@ -52,9 +52,9 @@ type request struct {
 	answer func(body []byte, err error) // called once; body is valid during the call
 }
 
-// answerTimeout is how long forkd-net may take for a request after it has answered those before it.
-// That normally takes microseconds. A forkd-net that exceeds it hangs, however overloaded the host:
-// it is killed and replaced.
+// answerTimeout is how long forkd-net may take for a request after it has answered all earlier
+// requests. That normally takes microseconds. A forkd-net that takes longer hangs, even on an
+// overloaded host, so it is killed and replaced.
 const answerTimeout = 30 * time.Second
 
 func newConn(proc *process.Process, leaf *cgroup.Leaf, ctl *ctlsock.Conn, timeout time.Duration) *conn {

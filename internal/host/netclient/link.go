@@ -30,7 +30,7 @@ type Link struct {
 
 // Join joins the VM of a sandbox, and returns the end of the frame socket to donate to the VM. It
 // does not wait, and causes no work that would compete with the VM for the host's CPUs: forkd-net
-// gets its end in Ready. Call that when the VM has its end, and before the sandbox is announced as
+// gets its end in Ready. Call Ready when the VM has its end, and before the sandbox is announced as
 // online. An earlier link of that id ends here, and needs no Close.
 func (c *Client) Join(id string, setting Setting, give Give) (*Link, *os.File, error) {
 	if c == nil {
@@ -116,8 +116,8 @@ func (l *Link) renewLocked() {
 	go l.handOver(vmm, n)
 }
 
-// handOver gives the VM its end of the frame socket whose other end n has. If there is a newer
-// socket by then, it does nothing.
+// handOver gives the VM its end of a frame socket; n has the other end. If the VM is to get a newer
+// socket by then, handOver does nothing.
 func (l *Link) handOver(vmm *os.File, n *conn) {
 	defer vmm.Close()
 	l.giving.Lock()

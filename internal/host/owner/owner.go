@@ -44,7 +44,7 @@ func TakePlace(ctx context.Context, g *gate.Gate, other string) (release func(),
 }
 
 // PlaceShare is the share of TakePlace's client or owner. It leaves one place to others, so that
-// the VMs of one client, if they do not answer, cannot hold all of them.
+// one client, whose VMs may not answer, cannot hold all places.
 func PlaceShare(ctx context.Context, g *gate.Gate, other string) gate.Share {
 	_, total := g.Count()
 	return Share(cmp.Or(Of(ctx).Name, other), total-1)

@@ -19,9 +19,9 @@ type Boot func(ctx context.Context, from, to string) error
 func (m *Manager) SetBoot(boot Boot) { m.boot = boot }
 
 // booted returns the tag of a snapshot with memory that can be forked instead of tag. The snapshot
-// stays until release is called. It is tag itself, unless that is disk-only: then booted boots a
-// parent, whose snapshot is deleted with the last sandbox that runs from it. It first checks that
-// there is room for n children.
+// stays until release is called. If tag is not disk-only, booted returns tag itself. Otherwise it
+// boots a parent, whose snapshot is deleted with the last sandbox that runs from it. It first
+// checks that there is room for n children.
 func (m *Manager) booted(ctx context.Context, tag string, n int) (_ string, release func(), err error) {
 	lease, err := m.acquireToFork(ctx, tag)
 	if none := (*store.DiskOnlyError)(nil); !errors.As(err, &none) || m.boot == nil {

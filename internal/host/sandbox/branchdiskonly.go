@@ -53,8 +53,8 @@ func (b *branch) askAtRest(client, ctx context.Context, files vmmclient.BranchFi
 	return done, vmpool.Cause(ctx, err)
 }
 
-// publishDisk completes a branch of the disk alone. The sandbox cannot be put back to it, so it is
-// not at it, nor in its line.
+// publishDisk completes a branch of the disk alone. The sandbox cannot be rolled back to it. So the
+// branch does not become the sandbox's latest snapshot, and is not in the sandbox's line.
 func (b *branch) publishDisk(ctx context.Context) (store.Info, error) {
 	if err := b.refuseWriters(); err != nil {
 		return store.Info{}, fmt.Errorf("%s sandbox %q: complete the disk: %w", b.op, b.s.id, err)

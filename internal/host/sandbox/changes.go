@@ -7,7 +7,7 @@ import (
 )
 
 // countChanges restarts the counting of changes after a complete branch. shared is how many bytes
-// of memory the sandbox now shares with it.
+// of memory the sandbox now shares with the branch.
 func (b *branch) countChanges(shared uint64) {
 	dirty := b.done.Save.DirtyBytes
 	base := &tally.Written{Memory: dirty - min(dirty, shared), Disk: b.fresh}

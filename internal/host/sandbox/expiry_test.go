@@ -13,7 +13,8 @@ import (
 	"github.com/forkd/forkd/internal/host/ledger"
 )
 
-// soon is the expiry of sandboxes that expire during the test, far of those that do not.
+// soon is the expiry of sandboxes that expire during the test, and far that of sandboxes that do
+// not.
 const (
 	soon = 50 * time.Millisecond
 	far  = time.Hour

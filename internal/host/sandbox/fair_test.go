@@ -127,8 +127,8 @@ func (v *slowVMM) Branch(ctx context.Context, req vmmproto.Branch, f vmmclient.B
 	return v.VMM.Branch(ctx, req, f)
 }
 
-// Sandboxes that expire at the same moment are suspended a few at a time, and those of one client do
-// not all go before those of another.
+// Sandboxes that expire at the same moment are suspended a few at a time. One client's sandboxes
+// are not all suspended before those of another client.
 func TestSuspensionsAreFew(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

@@ -29,8 +29,9 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 			return result, fmt.Errorf("%s sandbox %q: copy its memory: %w", b.op, b.s.id, err)
 		}
 	}
-	// Copying goes on when the caller has left. It stops when the sandbox is deleted; copying memory also
-	// when it takes too long. Merging a disk copies no more than the disk's layers take.
+	// Copying goes on when the caller has left, and stops when the sandbox is deleted. Copying memory
+	// also stops when it takes too long. Merging a disk has no time limit, because it copies no more
+	// than the disk's layers take.
 	alive, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
 	defer context.AfterFunc(b.v.calls, end)()

@@ -122,7 +122,7 @@ func (m *Manager) Fork(ctx context.Context, req ForkRequest) (ForkResult, error)
 		return ForkResult{}, err
 	}
 	defer lease.Release()
-	// Checked again, now that no other snapshot can take the tag: booted may have waited.
+	// Check again, because booted may have waited. From here on no other snapshot can take the tag.
 	if err := m.MayUse(ctx, req.Tag); err != nil {
 		return ForkResult{}, err
 	}

@@ -117,8 +117,8 @@ func TestLaterChildrenAreToldTheFirstWrites(t *testing.T) {
 	}
 }
 
-// The environment is part of the record of every child. One so large that a fork of a thousand would
-// fill the run directory, and the next daemon's memory, is refused before any child starts.
+// The environment is part of the record of every child. It is refused before any child starts if a
+// fork of a thousand children would fill the run directory, or the next daemon's memory.
 func TestEnvironmentsAreBounded(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

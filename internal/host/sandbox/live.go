@@ -19,7 +19,7 @@ func (m *Manager) newLiveVM(shell *vmpool.Shell, lease *store.Lease) *liveVM {
 	return v
 }
 
-// release frees what the VM had besides its process.
+// release frees everything that the VM had except its process.
 func (v *liveVM) release() {
 	v.link.Close()
 	if v.lease != nil {

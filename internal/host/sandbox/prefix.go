@@ -23,9 +23,9 @@ func (m *Manager) Reach(ctx context.Context, id string) error {
 	return err
 }
 
-// isWithin reports whether a snapshot is visible within p: by its tag, as a parent, which is for
-// all clients, or as the state of a sandbox within p. What an incomplete snapshot will be is
-// unknown.
+// isWithin reports whether a snapshot is visible within p: by its tag, as the state of a sandbox
+// within p, or as a parent. Parents are visible to all clients. It is not known yet whether an
+// incomplete snapshot will be a parent.
 func (m *Manager) isWithin(p owner.Prefix, i store.Info) bool {
 	switch {
 	case p.HasTag(i.Tag):

@@ -13,7 +13,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// waitingCtx calls waits when a goroutine begins to wait for its end.
+// waitingCtx calls waits when a goroutine begins to wait for the end of the context.
 type waitingCtx struct {
 	context.Context
 	waits func()
@@ -24,8 +24,9 @@ func (c waitingCtx) Done() <-chan struct{} {
 	return c.Context.Done()
 }
 
-// A fork may wait for a branch to be complete. If the tag then belongs to a snapshot that the client
-// may not see, the fork is refused, although the earlier snapshot was a parent, visible to all.
+// While a fork waits for a snapshot to be complete, another snapshot may take the tag. If the
+// client may not see that other snapshot, the fork is refused, even if the client could see the
+// first one.
 func TestAForkMayNotUseWhatTookTheTag(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

@@ -21,9 +21,9 @@ func (s *Sandbox) update(change func(*ledger.Record)) error {
 	return nil
 }
 
-// updateAll changes what a sandbox keeps in every state. It also changes its suspended state, even
-// an earlier one that it may return to, which must not restore the old value. The caller holds
-// s.ops.
+// updateAll changes a part of the record that the sandbox keeps in every state. It also changes the
+// sandbox's suspended state, even an earlier one: if the sandbox returns to that state, the old
+// value must not come back. The caller holds s.ops.
 func (s *Sandbox) updateAll(change func(*ledger.Record)) error {
 	if err := ledger.UpdateSuspended(s.data, change); err != nil {
 		return err

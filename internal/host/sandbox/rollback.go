@@ -29,12 +29,13 @@ type RollbackResult struct {
 }
 
 // Rollback puts a sandbox back to the snapshot to: memory, disk, vCPUs and devices, in the same VMM
-// process and under the same id. If to is empty, that is the snapshot it runs from. Its line is
-// that snapshot, the ancestors back to the one that was booted, and the branches made of the
-// sandbox; others are refused. The client must be able to use the snapshot, unless the sandbox runs
-// from it. A failure before the restore leaves the sandbox unchanged. After that there is nothing
-// to return to: a sandbox that fails or does not confirm is killed, which the *RollbackError says.
-// Only its latest suspended state is left, if it has one.
+// process and under the same id. If to is empty, Rollback uses the snapshot that the sandbox runs
+// from. The line of a sandbox is the snapshot it runs from, the ancestors of that snapshot back to
+// the one that was booted, and the branches made of the sandbox. Other snapshots are refused. The
+// client must be able to use the snapshot, unless the sandbox runs from it. A failure before the
+// restore leaves the sandbox unchanged. After that there is nothing to return to: a sandbox that
+// fails or does not confirm is killed, which the *RollbackError says. Only its latest suspended
+// state is left, if it has one.
 func (m *Manager) Rollback(ctx context.Context, id, to string) (r RollbackResult, err error) {
 	start := time.Now()
 	err = m.With(ctx, id, func(h *Held) (err error) {

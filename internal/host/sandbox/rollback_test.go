@@ -169,8 +169,8 @@ func TestRollbackWaitsBeforeItsPointOfNoReturn(t *testing.T) {
 	w.checkClean(t)
 }
 
-// The line of a sandbox ends at the snapshot that was booted: a parent that was baked from a branch of
-// a disk is for all, and the memory above that branch is not.
+// The line of a sandbox ends at the snapshot that was booted. A parent that was baked from a branch
+// of a disk is for all clients, but the snapshots with memory before that branch are not.
 func TestRollbackEndsAtABootedParent(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

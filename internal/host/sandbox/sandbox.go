@@ -113,7 +113,7 @@ type Info struct {
 	ExpirySuspends bool            // on expiry, suspend it instead of deleting it
 	Annotation     json.RawMessage // see ForkRequest
 
-	At    snapshot.Ref // the snapshot it was last branched or rolled back to, else the one it was forked from
+	At    snapshot.Ref // the snapshot of its last branch or rollback, else the snapshot it was forked from
 	Calls *uint64      // see package tally; nil: unknown
 }
 

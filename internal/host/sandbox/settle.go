@@ -105,7 +105,7 @@ func (s *Sandbox) swapLeases(change func()) error {
 }
 
 // settleRebase records whether a VM, given its number of rebases, has begun the pending rebase.
-// Once begun, the branch is below its memory.
+// Once the rebase has begun, the branch is below the VM's memory.
 func (s *Sandbox) settleRebase(v *liveVM, rebases uint64) error {
 	s.mu.Lock()
 	pending := s.record.Rebasing

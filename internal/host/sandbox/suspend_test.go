@@ -294,8 +294,8 @@ func TestBranchOfTheDiskAfterAFailedSuspension(t *testing.T) {
 	w.checkClean(t)
 }
 
-// The memory of a sandbox with a build's secret is saved by nothing: not on request, not for being idle
-// and not at its expiry. Its disk is, and it runs on.
+// The memory of a sandbox with a build's secret is never saved: not on request, not when the
+// sandbox is idle, and not at its expiry. Its disk can be saved, and the sandbox runs on.
 func TestMemoryWithASecretIsNotSaved(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

@@ -40,9 +40,9 @@ func (b *branch) refuse(files []*os.File) error {
 	return nil
 }
 
-// refuseKeeper ensures that a VMM that has refused a branch does not keep the files that it was
-// given for it, which are removed now: each could grow until the VMM ends. top is the new disk top,
-// which the VMM may use in spite of its answer; nil if there is none.
+// refuseKeeper ensures that a VMM that has refused a branch does not keep files of the branch. They
+// are removed now, and a file that the VMM keeps could grow until the VMM ends. top is the new disk
+// top, which the VMM may use in spite of its answer; nil if there is none.
 func (b *branch) refuseKeeper(top *os.File) error {
 	unused := b.saved()
 	if top != nil {

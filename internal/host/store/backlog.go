@@ -64,12 +64,12 @@ func (e *BacklogError) Error() string {
 
 func (e *BacklogError) Unwrap() error { return e.Flush }
 
-// ReserveRAM reserves room for the memory layer of a branch, of at most so many bytes. It is not called
-// for a branch that is to be Awaited. If most does not fit at once, and exact is not nil, exact returns a
-// better estimate. ReserveRAM waits until the disk has caught up with the branches of owner, but no longer
-// than a client can wait. After that, or if the disk cannot be written, the error is a *BacklogError. A
-// branch is never refused while no other layer is in RAM only. The caller calls release when the snapshot
-// is published or abandoned.
+// ReserveRAM reserves room for the memory layer of a branch, which has at most most bytes. It is
+// not called for a branch that is to be Awaited. If most does not fit at once, and exact is not
+// nil, exact returns a better estimate. ReserveRAM waits until the disk has caught up with the
+// branches of owner, but no longer than a client can wait. After that, or if the disk cannot be
+// written, the error is a *BacklogError. A branch is never refused while no other layer is in RAM
+// only. The caller calls release when the snapshot is published or abandoned.
 func (s *Store) ReserveRAM(ctx context.Context, owner string, most uint64, exact func() (uint64, error)) (
 	release func(), err error) {
 	b := &s.backlog

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// slowDisk opens a store whose RAM has room for so many layers of publish, and whose disk is not written
-// until catchUp is called.
+// slowDisk opens a store whose RAM has room for the given number of publish's layers. Its disk is
+// not written until catchUp is called.
 //
 // +checklocksignore: it returns with the flusher's lock held
 func slowDisk(t *testing.T, layers int) (s *Store, d dirs, catchUp func()) {

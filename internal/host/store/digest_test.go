@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sparse makes a file of size bytes with some content at each of the offsets, and zeros written out
-// over zeroed bytes.
+// sparse makes a file of size bytes with some content at each of the offsets. The first zeroed
+// bytes are zeros that were written, and the rest is holes.
 func sparse(t *testing.T, name string, size, zeroed int64, offsets ...int64) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)

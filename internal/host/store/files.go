@@ -47,8 +47,8 @@ func (s *Store) openSized(path string, size uint64) (*os.File, error) {
 	return f, nil
 }
 
-// openAlone is openSized for a file that the store never links: another link to it would be in
-// other hands.
+// openAlone is openSized for a file that the store never links. Another link to the file would
+// belong to another program.
 func (s *Store) openAlone(path string, size uint64) (*os.File, error) {
 	f, err := s.openSized(path, size)
 	if err != nil {
@@ -91,7 +91,8 @@ func (s *Store) readBounded(path string, limit int64) ([]byte, error) {
 	return p, err
 }
 
-// fileID identifies one version of a file: it differs for other files, and after a change.
+// fileID identifies one version of a file. Another file, or the same file after a change, has
+// another value.
 type fileID struct {
 	Dev      uint64 `json:"dev"`
 	Ino      uint64 `json:"ino"`

@@ -115,8 +115,8 @@ func (g *Staging) completeMemory(m *snapshot.Manifest, extents []vm.Extent) erro
 }
 
 // linkMemory gives the snapshot its own links to inherited memory layers that are on disk. If RAM
-// is short they may be nowhere else, and the snapshots that have them may be deleted before this
-// one is flushed.
+// is short, these layers may be on disk only, and the snapshots that have them may be deleted
+// before this one is flushed.
 func (g *Staging) linkMemory(m *snapshot.Manifest) error {
 	for _, l := range m.Memory {
 		if _, err := g.store.linkLayer(m, g.below, l.Owner, g.dir); err != nil {
@@ -153,8 +153,8 @@ func (g *Staging) linkDisk(d *snapshot.Disk, files []*os.File) error {
 	return nil
 }
 
-// linkFile links an open file to another name, unless that is done. The name by which it was opened
-// may be gone, but it must have some name.
+// linkFile links an open file to another name, unless the name exists already. The name by which
+// the file was opened may be gone, but the file must have some name.
 func linkFile(f *os.File, to string) error {
 	if id, err := identify(f); err == nil && id == identifyPath(to) {
 		return nil
@@ -277,7 +277,7 @@ func (s *Store) flushLayer(dir string, m *snapshot.Manifest, l snapshot.File) er
 		if err := disk.Sync(); err != nil {
 			return err
 		}
-		return setOrigin(s.layerDir(l.Owner), disk) // first, so that all who find the file know it
+		return setOrigin(s.layerDir(l.Owner), disk) // first, so that every caller that finds the file knows its origin
 	})
 }
 

@@ -32,8 +32,8 @@ type Info struct {
 	FlushErr  string        // why it is not on disk after an attempt: it lives as long as its layer in RAM
 }
 
-// ForAll reports whether a snapshot that is not a branch is a parent that every client may fork. The
-// snapshots that builds start from are not: their image may need a password.
+// ForAll reports whether a snapshot that is not a branch is a parent that every client may fork. A
+// step of a build is not, because its image may need a password.
 func (i *Info) ForAll() bool { return !i.Transient && !snapshot.IsStepTag(i.Tag) }
 
 // Detail is everything the store knows about one snapshot. Sizes are in bytes.
@@ -135,7 +135,7 @@ func (s *Store) Detail(tag string) (Detail, error) {
 	return d, err
 }
 
-// detail is Detail without the disk usage of the files, which it returns.
+// detail is Detail without the disk usage of the files. It returns the paths of these files.
 func (s *Store) detail(tag string) (Detail, ownFiles, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -210,7 +210,7 @@ func (s *Store) inheritDigests(m *snapshot.Manifest) {
 	}
 }
 
-// inherit does it for the layers of one kind.
+// inherit is inheritDigests for the layers of one kind.
 func (s *Store) inherit(m *snapshot.Manifest, kind string, layers []snapshot.File,
 	of func(*snapshot.Manifest) []snapshot.File) {
 	type known struct{ path, digest string }

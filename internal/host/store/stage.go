@@ -96,8 +96,8 @@ func (g *Staging) SetStep(step string) {
 // For sets the owner of the snapshot. The flusher takes turns between owners.
 func (g *Staging) For(owner string) { g.owner = owner }
 
-// Awaited says that a stopped sandbox waits until the snapshot is on disk, so that it is not queued
-// behind snapshots without a waiting caller.
+// Awaited says that a stopped sandbox waits until the snapshot is on disk. Such a snapshot is not
+// queued behind snapshots without a waiting caller.
 func (g *Staging) Awaited() { g.awaited = true }
 
 // DurableFirst makes Publish flush the snapshot to disk before it becomes visible.

@@ -44,8 +44,8 @@ func (s *Store) follow(id string) (*entry, error) {
 	return e, nil
 }
 
-// UnnamedBytes returns the disk usage of the snapshot with an ID, or its RAM usage if it was not
-// flushed, if it was deleted and is still followed. Otherwise it returns 0.
+// UnnamedBytes returns the space that a deleted snapshot takes while it is followed: on disk, or in
+// RAM if it was not flushed. It returns 0 for any other ID.
 func (s *Store) UnnamedBytes(id string) uint64 {
 	s.mu.Lock()
 	e := s.byTag[unnamedPrefix+id]

@@ -9,7 +9,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// childLimit is how long the child lives that DiskOf forks, should the daemon be killed meanwhile.
+// childLimit is the lifetime of the child that DiskOf forks. It matters only if the daemon is
+// killed in between.
 const childLimit = time.Hour
 
 // DiskOf calls the function DiskOf for the view's principal.
@@ -20,9 +21,10 @@ func (v *View) DiskOf(ctx context.Context, tag string) (_ string, release func()
 	return DiskOf(v.as(ctx), v.host.manager, sandbox.ForkRequest{Tag: tag, N: 1, TTL: childLimit})
 }
 
-// DiskOf returns a disk-only snapshot with the disk of a snapshot, held until release is called: that
-// itself if it is one, else a branch of a child that is forked for it, whose guest writes its page
-// cache back. What was written to a disk before a snapshot with memory may be in the memory only.
+// DiskOf returns a disk-only snapshot with the disk of a snapshot, held until release is called. A
+// disk-only snapshot is returned itself. Otherwise DiskOf forks a child, whose guest writes its
+// page cache back, and branches the child's disk: data that a guest has written may be only in the
+// memory of its snapshot.
 func DiskOf(ctx context.Context, m *sandbox.Manager, fork sandbox.ForkRequest) (tag string, release func(), err error) {
 	tag = fork.Tag
 	if err := m.MayUse(ctx, tag); err != nil {

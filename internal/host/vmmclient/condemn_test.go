@@ -140,7 +140,7 @@ func TestDisksThatCannotBe(t *testing.T) {
 	}
 }
 
-// check fails unless a request has succeeded or, if it is not good, has ended its VMM.
+// check fails the test unless a good answer was accepted, or a bad one has ended the VMM.
 func check(t *testing.T, v *VMM, good bool, err error) {
 	t.Helper()
 	if good {

@@ -91,8 +91,8 @@ func TestABranchWithoutAnswerRaisesNoLimit(t *testing.T) {
 	}
 }
 
-// A VMM that was copying a layer when its daemon ended keeps the extra memory until the time limit of
-// a copy has passed. That it refuses branches until then does not change this.
+// A VMM that was copying a layer when its daemon ended keeps the extra memory until the time limit
+// of a copy has passed, even if it refuses branches until then.
 func TestACopyForAnEarlierDaemonRaisesNoLimit(t *testing.T) {
 	const ram = 1 << 30
 	leaf, dir := filesOfALeaf(t)

@@ -15,9 +15,9 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// maxUnasked bounds the messages that a VMM may send between two answers. An intact VMM has at most
-// eight: four streams that its guest opened after a boot, that its disks have no room, the ends of
-// two live branches, and its exit.
+// maxUnasked bounds the messages that a VMM may send between two answers. An intact VMM sends at
+// most eight: four about streams that its guest opened after a boot, one that its disks have no
+// room, two about the ends of live branches, and one about its exit.
 const maxUnasked = 16
 
 // receive handles the VMM's messages until the connection ends. It never waits for a receiver: a

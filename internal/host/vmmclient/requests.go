@@ -94,14 +94,14 @@ func (v *VMM) Hurry() (done func()) { return v.leaf.Hurry() }
 // Usage returns the present and total usage of the VMM; zero without limits.
 func (v *VMM) Usage() (cgroup.Usage, error) { return v.leaf.Usage() }
 
-// Merge makes merged replace the layers that the request names, whose content it has. Without
+// Merge replaces the layers that the request names by merged, which has their content. Without
 // merging, a VMM that is branched repeatedly would run out of descriptors and memory for bitmaps.
 func (v *VMM) Merge(ctx context.Context, req vmmproto.Merge, merged *os.File) error {
 	return v.call(ctx, vmmproto.KindMerge, &req, descriptors(merged), nil)
 }
 
-// SetNet gives the machine another frame socket, or none if it is nil. The guest is not notified;
-// the new peer resets its connections. The caller keeps and closes its own descriptor.
+// SetNet gives the machine another frame socket, or none if socket is nil. The guest is not
+// notified; the new peer resets its connections. The caller keeps and closes its own descriptor.
 func (v *VMM) SetNet(ctx context.Context, socket *os.File) error {
 	var fds []int
 	if socket != nil {

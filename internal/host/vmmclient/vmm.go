@@ -217,8 +217,8 @@ func newVMM(id, dir string, proc *process.Process, leaf *cgroup.Leaf, ctl *ctlso
 // reap waits for the end of the process and of its connection, and then announces it.
 func (v *VMM) reap() {
 	_ = v.proc.Wait()
-	// Messages that the VMM has sent are still received, such as its exit event. Its end of the
-	// connection may live on, if it has passed a descriptor on.
+	// Messages that the VMM has sent are still received, such as its exit event. The VMM's end of the
+	// connection may outlive the VMM, if the VMM has passed the descriptor on.
 	v.ctl.Shutdown()
 	<-v.lost
 	v.mu.Lock()

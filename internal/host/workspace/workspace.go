@@ -160,7 +160,7 @@ func (s *Set) save(w *entry, change func(*Workspace)) error {
 	if err != nil {
 		return err
 	}
-	for range 3 { // the directory may go with the last of other workspaces
+	for range 3 { // another call may remove the directory with the last other workspace
 		if err = os.MkdirAll(s.dir, 0o700); err == nil {
 			err = atomicfile.WriteDurable(s.path(r.Name), p, 0o600)
 		}

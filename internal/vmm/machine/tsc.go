@@ -42,9 +42,9 @@ func checkTSCRate(saved, host uint32, scaling bool) error {
 	}
 }
 
-// alignTSC gives a vCPU the TSC of vCPU 0, both from a snapshot. KVM keeps TSCs in step that are
-// set to values within a second of each other, but saving many vCPUs one after the other may take
-// longer. If a guest has made its TSCs differ, they stay different; then TSC_ADJUST differs too.
+// alignTSC sets the saved TSC of a vCPU to the saved TSC of vCPU 0. KVM synchronizes TSCs only if they
+// are set to values within a second of each other, and saving many vCPUs one after another may take
+// longer. TSCs that the guest has made different stay different: their TSC_ADJUST differs too.
 func alignTSC(first, msrs []kvm.MSREntry) {
 	from, to := findMSR(first, cpuid.MSRTSC), findMSR(msrs, cpuid.MSRTSC)
 	if from == nil || to == nil {

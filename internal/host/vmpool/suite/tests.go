@@ -95,8 +95,8 @@ func (g *guest) checkEnded(t *testing.T, reason vm.ExitReason) {
 	}
 }
 
-// CheckLimits refuses a limit below the minimum and names its field. A VM takes the default limits, and
-// tells its usage.
+// CheckLimits refuses a limit below the minimum and names its field. A VM takes the default limits,
+// and reports its usage.
 func limits(t *testing.T, h *Host) {
 	if err := h.VMMs.CheckLimits("limits.", vm.Limits{}); err != nil {
 		t.Error(err)
