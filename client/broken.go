@@ -43,8 +43,8 @@ func (e *StreamError) Error() string {
 
 func (e *StreamError) Unwrap() error { return e.Err }
 
-// broken returns a *StreamError for err, an error of reading a stream, or ctx's error if ctx has
-// ended.
+// broken converts err, an error of reading a stream, to a *StreamError. If ctx has ended, it
+// returns the error of ctx.
 func broken(ctx context.Context, what string, pid uint32, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()

@@ -201,7 +201,7 @@ func kindOf(mode fs.FileMode) string {
 	return "a device"
 }
 
-// Pack writes the files of the context; Client.Build accepts it as files. The order of the entries
+// Pack writes the files of the context. Pass it to Client.Build as files. The order of the entries
 // depends only on their names. Sockets are omitted. A pipe or a device is an error, because no
 // build can copy one.
 func (c *BuildContext) Pack(out *tar.Writer) error {

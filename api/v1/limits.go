@@ -5,7 +5,7 @@ package v1
 type Limits struct {
 	// limit of the sandbox's own memory, including its VMM; a sandbox above the limit is killed
 	MemoryMiB uint64 `json:"memory_mib,omitempty"`
-	// on swap, in addition to MemoryMiB, which must be set; 0: no swap
+	// maximum swap, in addition to MemoryMiB, which must be set; 0: no swap
 	SwapMiB uint64  `json:"swap_mib,omitempty"`
 	CPUs    float64 `json:"cpus,omitempty"` // CPU time, in CPUs, averaged over 100 ms
 	// relative share when sandboxes compete for CPUs, 1 to 10000; 0: 100

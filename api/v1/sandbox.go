@@ -23,7 +23,7 @@ type Sandbox struct {
 	BranchCount  int      `json:"branch_count"`
 	IdleTimeout  float64  `json:"idle_timeout_secs,omitempty"`
 	Pooled       bool     `json:"pooled,omitempty"` // its VMM process came from the pool
-	// size of its latest branch, if that was deleted and the sandbox still needs it
+	// size of its latest branch, if the branch was deleted and the sandbox still needs it
 	DeletedBytes uint64 `json:"deleted_snapshot_bytes,omitempty"`
 	Workspace    string `json:"workspace,omitempty"` // the workspace that it belongs to and is deleted with
 	Network      string `json:"network"`             // the mode of its network policy

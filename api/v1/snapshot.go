@@ -19,7 +19,7 @@ type Snapshot struct {
 	BaseImage    string   `json:"base_image,omitempty"` // path of its disk's image; in lists only
 	Sandboxes    int      `json:"sandboxes"`            // running from it
 	Transient    bool     `json:"transient,omitempty"`  // deleted with the last of its sandboxes
-	DiskOnly     bool     `json:"disk_only,omitempty"`  // it has no memory: its forks boot
+	DiskOnly     bool     `json:"disk_only,omitempty"`  // it has no memory, so its forks boot
 
 	// Set for a branch. Times are in milliseconds; ReadyMS and PersistedMS are measured from the
 	// request.
@@ -72,9 +72,9 @@ type BakeRequest struct {
 	Kernel string `json:"kernel,omitempty"` // empty with From: the snapshot's kernel
 	Initrd string `json:"initrd,omitempty"` // empty: the daemon creates one
 	Rootfs string `json:"rootfs,omitempty"`
-	// tag of a snapshot whose disk the parent boots from, instead of rootfs. An omitted kernel,
-	// mem_size_mib, vcpus, cpu_template, network, limits or unique is taken from that snapshot; env is
-	// added to the snapshot's.
+	// tag of a snapshot whose disk the parent boots from, instead of rootfs. The snapshot supplies an
+	// omitted kernel, mem_size_mib, vcpus, cpu_template, network, limits or unique. env is added to
+	// the snapshot's env.
 	From              string            `json:"from,omitempty"`
 	MemSizeMiB        uint64            `json:"mem_size_mib,omitempty"` // 0: 512
 	VCPUs             uint32            `json:"vcpus,omitempty"`        // 0: 1

@@ -68,5 +68,5 @@ type Error struct {
 	Detail  string `json:"detail"`          // what is wrong, and usually how to fix it; the same as Message
 	Code    string `json:"code"`            // never changes its meaning: see docs/errors.md
 	Field   string `json:"field,omitempty"` // the invalid field of the request
-	Fix     string `json:"fix"`             // what helps against most errors with the code
+	Fix     string `json:"fix"`             // how to fix most errors with this code
 }

@@ -44,8 +44,8 @@ type guest struct {
 	cmd *exec.Cmd
 }
 
-// guests returns a function that makes the guest of a VM. The guest is one if that is not nil, or
-// else a new agent.
+// guests returns a function that makes the guest of a VM: the guest one, if it is not nil, or else
+// a new agent.
 func (a *agents) guests(one sandbox.Guest, vmms *vmfake.VMMs) func(string) sandbox.Guest {
 	return func(vsock string) sandbox.Guest {
 		if one != nil {
@@ -119,7 +119,7 @@ func descendants(pid int) []int {
 	for _, path := range stats {
 		text, err := os.ReadFile(path)
 		if err != nil {
-			continue // it has ended
+			continue // the process has ended
 		}
 		own, _ := strconv.Atoi(filepath.Base(filepath.Dir(path))) // the pattern matches numbers
 		var state string
@@ -171,7 +171,7 @@ func (g *guest) connect(ctx context.Context, port uint32) (net.Conn, error) {
 			return conn, err
 		}
 		select {
-		case <-time.After(5 * time.Millisecond): // it is about to listen
+		case <-time.After(5 * time.Millisecond): // the agent is about to listen
 		case <-g.ended:
 			return nil, errors.New("the VM has ended")
 		case <-ctx.Done():

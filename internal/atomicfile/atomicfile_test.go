@@ -94,7 +94,7 @@ func TestReadersAndCrashesFindWholeContent(t *testing.T) {
 		if err := cmd.Process.Kill(); err != nil {
 			t.Fatal(err)
 		}
-		cmd.Wait() // it was killed, so its error is known
+		cmd.Wait() // the process was killed, so the error is known
 		p, err := os.ReadFile(path)
 		if err != nil {
 			t.Fatal(err)

@@ -103,7 +103,7 @@ func (p *progress) event(e client.BuildEvent) error {
 			printf(p.w, "#%d %.3f %s\n", n+1, time.Since(p.begun[n]).Seconds(), e.Output.Line)
 			break
 		}
-		if _, ok := p.begun[n]; !ok { // it is shown with its step only
+		if _, ok := p.begun[n]; !ok { // the step is not shown, so its output is not either
 			break
 		}
 		last := append(slices.Clone(p.last[n]), strings.Clone(firstRunes(e.Output.Line, maxShownText)))

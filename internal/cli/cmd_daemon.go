@@ -125,8 +125,8 @@ func openPrivateFlag(f *pflag.FlagSet, open *bool) {
 			"by default only clients of the scope admin may")
 }
 
-// onHangup receives SIGHUP until stop is called. The daemon does so even without a log to reopen,
-// because a reload must not end it.
+// onHangup receives SIGHUP until stop is called. The daemon calls it even without a log to reopen,
+// because a reload must not end the daemon.
 func onHangup() (hangups chan os.Signal, stop func()) {
 	hangups = make(chan os.Signal, 1)
 	signal.Notify(hangups, syscall.SIGHUP)

@@ -64,7 +64,7 @@ func newForkCmd() *cobra.Command {
 			}
 			req.Limits = limits.given()
 			switch {
-			case old.tag != "" && cmd.Name() == spawn: // its sandboxes are kept
+			case old.tag != "" && cmd.Name() == spawn: // spawn keeps its sandboxes
 				req.SnapshotTag = old.tag
 			case old.tag != "":
 				return old.run(cmd, &c, req)

@@ -91,7 +91,7 @@ func parseSecret(text string) (s client.NetworkSecret, err error) {
 			return s, err
 		}
 		s.Value = strings.TrimRight(string(p), "\r\n")
-	default: // it may be the value, which must not be printed
+	default: // the text may be the secret value, which must not be printed
 		return s, fmt.Errorf("%s: after = give the source of the value: env:NAME or file:PATH", about)
 	}
 	if s.Value == "" {

@@ -26,7 +26,7 @@ func details(ctx context.Context, cl *client.Client) ([]client.SnapshotDetail, e
 	for _, s := range list {
 		d, err := cl.Snapshot(ctx, s.Tag)
 		if client.IsNotFound(err) {
-			continue // it was removed in the meantime
+			continue // the snapshot was removed in the meantime
 		}
 		if err != nil {
 			return nil, err
@@ -36,8 +36,8 @@ func details(ctx context.Context, cl *client.Client) ([]client.SnapshotDetail, e
 	return all, nil
 }
 
-// removable returns the snapshots that want selects and that nothing uses except other selected
-// ones, dependents first.
+// removable returns the snapshots that want selects, dependents first. It omits a snapshot that
+// anything uses except other selected snapshots.
 func removable(all []client.SnapshotDetail, want func(*client.SnapshotDetail) bool) (chosen []client.SnapshotDetail) {
 	isChosen := map[string]bool{}
 	for again := true; again; {
@@ -70,8 +70,8 @@ func (u *usage) add(bytes uint64, inUse bool) {
 	u.Bytes += bytes
 }
 
-// usageOf returns the disk usage of snapshots and builds. Only the sandboxes know what they need of
-// deleted snapshots.
+// usageOf returns the disk usage of snapshots and builds. The space that deleted snapshots take is
+// known from the sandboxes that still need it.
 func usageOf(all []client.SnapshotDetail, sandboxes []client.Sandbox, builds cacheList) []usage {
 	parents, branches := usage{Kind: "parents"}, usage{Kind: "branches"}
 	states, deleted := usage{Kind: "states of sandboxes"}, usage{Kind: "removed branches"}

@@ -23,7 +23,7 @@ type command struct {
 	stdin    bool
 	tty      bool
 	detach   bool
-	bound    bool // it ends with this program, so that keys do not detach from it
+	bound    bool // the process ends with this program, so no keys detach from it
 
 	flags *pflag.FlagSet
 }

@@ -45,7 +45,7 @@ func (o *oldFork) run(cmd *cobra.Command, c *common, req client.ForkRequest) (er
 		return usageError{fmt.Errorf("--settle-secs %g: want 0 to %d", o.settle, compat05.MaxSettle)}
 	}
 	req.SnapshotTag = o.tag
-	c.streams = true // it runs for long, and prints why
+	c.streams = true // the command runs for long, and prints the reason
 	hold := compat05.Hold{Settle: o.settle, Say: sayTo(cmd)}
 	if req.N == 1 && !req.PerChildNetns {
 		if hold.Listener, err = compat05.ListenTarget(os.Getenv(compat05.TargetEnv)); err != nil {

@@ -130,8 +130,8 @@ func whatHelps(where string, err error) string {
 }
 
 // connect finds the daemon: the named one, else the one in a running emulated host, else the one at
-// the local socket. It starts the one in the emulated host if that is not running, and writes that
-// to progress, which may be nil.
+// the local socket. If the daemon in the emulated host is not running, connect starts it and
+// reports that to progress, which may be nil.
 func connect(ctx context.Context, address string, progress io.Writer) (*client.Client, string, error) {
 	return connectWith(ctx, address, "", progress)
 }

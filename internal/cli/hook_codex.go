@@ -71,7 +71,7 @@ func addNotify(text []byte, line string) ([]byte, error) {
 	if len(text) > 0 {
 		line += "\n"
 	}
-	added := append([]byte(line), text...) // before the first table, to which it would belong otherwise
+	added := append([]byte(line), text...) // before the first table: a line after it would belong to the table
 	return added, sameButNotify(all, added)
 }
 

@@ -108,7 +108,7 @@ func measure(root string) (bytes int64, changed time.Time, err error) {
 			err = unix.Lstat(path, &st)
 		}
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil // it was removed in the meantime
+			return nil // the file was removed in the meantime
 		}
 		if err != nil {
 			return fmt.Errorf("look at %s: %w", path, err)

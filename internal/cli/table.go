@@ -50,7 +50,7 @@ func writeTable(w io.Writer, width int, heading string, rows func(row func(cells
 		lines = append(lines, line)
 	}
 	var first []any
-	for name := range strings.SplitSeq(heading, "\t") { // it may have values: see function values
+	for name := range strings.SplitSeq(heading, "\t") { // the heading may contain values: see function values
 		first = append(first, name)
 	}
 	add(first...)

@@ -33,7 +33,7 @@ type turnStore struct {
 // change describes what may have happened in a sandbox since its latest turn.
 type change struct {
 	used      bool // a request may have changed it, or that is unknown
-	wrote     bool // it has written more than an idle guest does
+	wrote     bool // the sandbox has written more than an idle guest does
 	memoryKiB uint64
 	diskKiB   uint64
 }

@@ -30,8 +30,8 @@ const (
 	shutdownTimeout = 30 * time.Second
 )
 
-// Limits of the HTTP server. Each listener has its own number of connections, so that clients who
-// use up those of a TCP address cannot lock the daemon's owner out of its unix socket.
+// Limits of the HTTP server. Each listener has its own number of connections. So clients who use up
+// the connections of a TCP address cannot lock the daemon's owner out of its unix socket.
 const (
 	maxConns   = 2048
 	maxHeaders = 16 << 10  // bytes, as in Node.js; parsing short headers takes twenty times that

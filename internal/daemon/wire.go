@@ -377,7 +377,7 @@ func install(dir, name string) (string, error) {
 	if have, unread := os.ReadFile(path); err == nil && (unread != nil || !bytes.Equal(have, p)) {
 		err = atomicfile.Write(path, p, mode)
 	}
-	if err == nil { // whatever mode an earlier build or the umask gave them
+	if err == nil { // an earlier build or the umask may have given them another mode
 		err = errors.Join(os.Chmod(dir, dirMode), os.Chmod(path, mode))
 	}
 	if err != nil {

@@ -173,7 +173,7 @@ func (g *Gate) Wait(ctx context.Context, first Share, others ...Share) (leave fu
 		g.queue = slices.Delete(g.queue, at, at+1)
 	}
 	g.mu.Unlock()
-	if at < 0 { // it has just got its place
+	if at < 0 { // w has just got its place
 		leave()
 	}
 	return nil, ctx.Err()

@@ -92,7 +92,7 @@ func TestThoseWithTheFewestBeforeThemComeFirst(t *testing.T) {
 				mu.Unlock()
 				leave()
 			})
-			synctest.Wait() // it is in the queue
+			synctest.Wait() // the caller is in the queue
 		}
 		for i := range 4 {
 			enter(fmt.Sprint("a", i), "a")

@@ -22,8 +22,8 @@ import (
 	"time"
 )
 
-// Fetch downloads pkg (from suite if that is not empty) and unpacks it into a new directory in dir.
-// The caller removes that directory.
+// Fetch downloads pkg (from suite, unless suite is empty) and unpacks it into a new directory in
+// dir. The caller removes that directory.
 func Fetch(ctx context.Context, dir, suite, pkg string) (tree string, err error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", fmt.Errorf("fetch %s: %w", pkg, err)

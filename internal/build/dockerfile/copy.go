@@ -332,7 +332,7 @@ func (r *reader) sourceOf(i int, pattern string, parents bool, leave *exclude) (
 	}
 	switch pivot, _, ok := strings.Cut(pattern, "/./"); {
 	case !parents && isDir:
-		own = i // it is the target
+		own = i // the directory itself becomes the target
 	case !parents:
 	case ok && strings.HasPrefix(f.Path, path.Clean("/" + pivot)[1:]+"/"):
 		src.Strip = len(path.Clean("/" + pivot))

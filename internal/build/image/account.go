@@ -82,7 +82,7 @@ func (f *tarFilter) addAccount() error {
 		if o.name != passwd && o.name != grp || len(files[o.name].data) > 0 {
 			continue
 		}
-		if _, held := files[o.name]; !held { // its path has not been checked yet
+		if _, held := files[o.name]; !held { // the path of o has not been checked yet
 			if err := f.claim(o.name, o.typ); err != nil {
 				return fmt.Errorf("/%s: %w", o.name, err)
 			}

@@ -204,7 +204,7 @@ func treeBytes(dir string) (n int64, err error) {
 		if err == nil {
 			err = unix.Lstat(name, &st)
 		}
-		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) { // the latter: files of subordinate ids
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) { // ErrPermission: files of subordinate ids
 			return nil
 		}
 		n += st.Blocks * 512 // st_blocks counts 512-byte units, stat(2)

@@ -31,7 +31,7 @@ var (
 
 // MissingError means that the host lacks something that its administrator must add.
 type MissingError struct {
-	Packages []string // Debian packages to install; empty if that does not help
+	Packages []string // Debian packages to install; empty if no package helps
 	Problem  string   // if Packages is empty: the problem and its solution
 }
 
@@ -161,7 +161,7 @@ func startAndWait(ctx context.Context, cmd *exec.Cmd) error {
 		}
 		select {
 		case <-time.After(cleanupTime):
-			_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // it may just have exited
+			_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // the process may just have exited
 		case <-ended:
 		}
 	}()

@@ -59,7 +59,7 @@ func debianSource(ctx context.Context, w io.Writer, suite string, packages []str
 }
 
 // debianSources returns the lines of a sources.list for suite. They have the mirrors, components
-// and keyrings of the host's apt; the host's suite is replaced if it is another one.
+// and keyrings of the host's apt. If the host uses another suite, its name is replaced by suite.
 func debianSources(ctx context.Context, suite string) ([]string, error) {
 	text, err := output(ctx, 16*mib, "apt-get", "indextargets", "--format",
 		"$(CREATED_BY) $(ORIGIN) $(CODENAME) $(RELEASE) $(COMPONENT) $(REPO_URI)")

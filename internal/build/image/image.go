@@ -46,7 +46,7 @@ type Manifest struct {
 	Created       time.Time         `json:"created"`
 	Recipe        string            `json:"recipe"` // the image was first made for
 	Base          string            `json:"base"`
-	BaseDigest    string            `json:"base_digest,omitempty"` // container images: what the base resolved to
+	BaseDigest    string            `json:"base_digest,omitempty"` // container images: digest that the base resolved to
 	Packages      []string          `json:"packages,omitempty"`
 	Env           map[string]string `json:"env,omitempty"` // container images: of their configuration
 }

@@ -61,7 +61,7 @@ func Kernel(ctx context.Context, cacheDir string, agent []byte, progress func(St
 }
 
 // UserKernel prepares a kernel that the user supplies: a bzImage or an ELF file with everything
-// built in, such as that of guest/kernel. The initramfs has no modules.
+// built in, such as the kernel that guest/kernel builds. The initramfs has no modules.
 func UserKernel(ctx context.Context, cacheDir, name string, agent []byte) (*KernelFiles, error) {
 	data, err := readKernel(name)
 	if err != nil {

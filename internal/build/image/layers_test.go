@@ -72,8 +72,8 @@ func TestLayersEndWithTheirContext(t *testing.T) {
 	}
 }
 
-// A layer is passed on byte for byte, including the data after the archive's end: the digest covers
-// it.
+// A layer is passed on byte for byte, including the data after the archive's end, because the
+// digest covers that data too.
 func TestLayersAreUnchanged(t *testing.T) {
 	in := append(archive(t, reg("a"), tar.Header{Typeflag: tar.TypeReg, Name: "big", Size: 100_000},
 		tar.Header{Typeflag: tar.TypeDir, Name: "d/"}), "behind the end"...)

@@ -265,10 +265,10 @@ func (f *tarFilter) claim(name string, typ byte) error {
 			return fmt.Errorf("%q is not a directory", dir)
 		}
 		if ok {
-			break // its parents were checked already
+			break // the parents of this directory were checked already
 		}
 		// A parent may get its entry later, but from now on it must be a directory.
-		if err := f.names.keep(0); err != nil { // it shares the bytes of the name
+		if err := f.names.keep(0); err != nil { // the parent's name shares the bytes of the name
 			return err
 		}
 		f.seen[dir] = tar.TypeDir

@@ -194,7 +194,7 @@ func read(path string) ([]byte, error) {
 }
 
 // signatureMagic ends a signed module. Before it comes the signature, then its 12-byte description.
-// The last 4 bytes of that are the signature's length, big endian (Linux
+// The last 4 bytes of the description are the signature's length, big endian (Linux
 // include/linux/module_signature.h).
 const (
 	signatureMagic   = "~Module signature appended~\n"

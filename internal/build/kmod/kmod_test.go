@@ -125,7 +125,8 @@ func TestCollectRefuses(t *testing.T) {
 	}
 }
 
-// Kernels that check signatures must find them, and they must not hide the dependencies.
+// Modules keep their signatures for kernels that check them, and the signatures do not hide the
+// dependencies.
 func TestCollectKeepsSignatures(t *testing.T) {
 	dir := modulesDir(t, map[string]string{"a.ko": "b", "b.ko": ""})
 	path := filepath.Join(dir, "kernel", "a.ko")

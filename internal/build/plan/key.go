@@ -177,7 +177,7 @@ func (s *Step) withoutFiles() (*Step, []*Source) {
 func (s *Step) canonical() *Step {
 	c := *s
 	c.Name, c.Line, c.From = "", 0, 0
-	if s.Base != nil { // the digest identifies what the name meant
+	if s.Base != nil { // the digest identifies the base that the name meant
 		b := *s.Base
 		if b.Snapshot != "" {
 			b.Snapshot = "snapshot"

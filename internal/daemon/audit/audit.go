@@ -55,8 +55,8 @@ func (e *Entry) isStranger() bool {
 	return e.Who == "" && e.Status >= http.StatusBadRequest || e.Who == SignedURL && refused
 }
 
-// Rate of lines about refused strangers, per second, and the burst after a quiet time. Without it
-// anyone who reaches the daemon could fill the disk. The next line counts the omitted ones.
+// Rate of lines about refused strangers, per second, and the burst after a quiet time. Without this
+// limit anyone who reaches the daemon could fill the disk. The next line counts the omitted lines.
 const (
 	strangersPerSecond = 10
 	strangersAtOnce    = 200

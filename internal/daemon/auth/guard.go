@@ -89,7 +89,7 @@ func (g *Guard) IdentifyBy(r *http.Request, token string) (Principal, error) {
 	return Principal{Who: "cert:" + r.TLS.VerifiedChains[0][0].Subject.CommonName, Scope: Admin}, nil
 }
 
-// apiKeyPrefix is the prefix of E2B's API keys. Its SDKs of 2025 accept no others.
+// apiKeyPrefix is the prefix of E2B's API keys. Its SDKs of 2025 accept no other prefix.
 const apiKeyPrefix = "e2b_"
 
 // IdentifyByAPIKey is IdentifyBy for a token as an E2B API key: with or without the prefix "e2b_".

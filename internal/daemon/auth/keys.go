@@ -34,8 +34,8 @@ func (k *Keys) Is(purpose, id, token string) bool {
 	return hmac.Equal([]byte(token), []byte(k.Token(purpose, id)))
 }
 
-// openKey reads a key, or makes one. what and loss describe for errors the key and the effect of
-// its loss.
+// openKey reads a key, or makes one. what and loss are texts for errors: the name of the key, and
+// the effect of its loss.
 func openKey(path, what, loss string) (key [32]byte, err error) {
 	p, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {

@@ -106,7 +106,7 @@ func (c *Context) Close() error {
 
 // Store makes a build context of the entries of a client's archive whose names begin with prefix.
 // It stops when ctx is done. The error is an *invalid.Error if the archive is at fault, and ErrBusy
-// if other builds are.
+// if other builds take the space.
 func (b *Builder) Store(ctx context.Context, who string, in *treetar.Reader, prefix string) (*Context, error) {
 	c, err := b.NewContext(who)
 	if err == nil {
@@ -225,7 +225,7 @@ func (c *Context) add(h *tar.Header, in io.Reader, prefix, dir string) error {
 			return invalid.Errorf("archive", "entry %.200q: the target of the link has more than %d bytes", h.Name, unix.PathMax-1)
 		}
 		f.Kind, f.Mode = plan.KindLink, 0o777
-		f.Link = strings.Clone(h.Linkname) // it may be a part of a header of a MiB
+		f.Link = strings.Clone(h.Linkname) // the link may be a part of a header of a MiB
 	case tar.TypeReg:
 		f.Kind, f.Size = plan.KindFile, h.Size
 		if c.left -= h.Size; c.left < 0 {

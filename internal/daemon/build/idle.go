@@ -21,7 +21,7 @@ type idle struct {
 func (w *work) begin(ctx context.Context, i int) (string, error) {
 	from := w.plan.Steps[i].From
 	box := w.takeIdle(from)
-	if box != "" && w.memory[i] && !w.memory[from] { // its memory differs from that of a fresh boot
+	if box != "" && w.memory[i] && !w.memory[from] { // its memory differs from the memory after a fresh boot
 		w.b.end(box)
 		box = ""
 	}

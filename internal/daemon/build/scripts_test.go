@@ -42,7 +42,7 @@ func shells(t *testing.T) map[string]func(script string, args ...string) *exec.C
 }
 
 // Processes that a command leaves running are found by their environment, wherever the mark is in
-// it.
+// the environment.
 func TestLeftoversAreKilled(t *testing.T) {
 	for name, shell := range shells(t) {
 		mark := stepVariable + "=test of " + name
@@ -57,7 +57,7 @@ func TestLeftoversAreKilled(t *testing.T) {
 		if err != nil {
 			t.Errorf("%s: %v\n%s", name, err, out)
 		}
-		if err := other.Process.Kill(); err != nil { // it is still running
+		if err := other.Process.Kill(); err != nil { // the process is still running
 			t.Errorf("%s: a process with another mark: %v", name, err)
 		}
 		_ = other.Wait()                                               // returns that it was killed

@@ -127,8 +127,8 @@ func (a *Server) findBuild(r *http.Request, id string) (*template.Build, error) 
 	return a.Builder.Find(auth.From(r.Context()).Who, tag, id)
 }
 
-// registry holds the credentials for fetching an image. For the clouds' registries the host's own
-// credentials are used.
+// registry holds the credentials for fetching an image. For the registries of cloud providers the
+// host's own credentials are used.
 type registry struct {
 	Type     string `json:"type"`
 	Username string `json:"username"`

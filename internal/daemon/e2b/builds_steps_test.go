@@ -24,8 +24,8 @@ func runs(t *testing.T, dir string) string {
 	return strings.Join(strings.Fields(string(text)), " ")
 }
 
-// A step runs once, for whichever template. It runs again if it has changed or is forced, and so do the
-// steps after it.
+// A step that several templates have runs once. It runs again if it has changed or is forced, and
+// so do the steps after it.
 func TestStepsOfTemplatesAreKept(t *testing.T) {
 	r := start(t)
 	dir := t.TempDir()

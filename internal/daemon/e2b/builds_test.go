@@ -193,9 +193,9 @@ func TestBuildOfATemplate(t *testing.T) {
 	}
 	r.checkClean("mine", "a.b")
 	r.call("GET", "/templates/aliases/mine", "", 200, nil)
-	r.call("POST", "/v2"+b.path(), `{"fromTemplate":"a.b"}`, 400, nil) // it was started
+	r.call("POST", "/v2"+b.path(), `{"fromTemplate":"a.b"}`, 400, nil) // the build was started already
 	in := r.create(`{"templateID":"mine"}`)
-	r.call("POST", "/v3/templates", `{"name":"mine"}`, 409, nil) // it is in use
+	r.call("POST", "/v3/templates", `{"name":"mine"}`, 409, nil) // the name is in use
 	r.call("POST", "/sandboxes/"+in.ID+"/snapshots", `{"name":"of-it"}`, 201, nil)
 	var list []struct {
 		ID string `json:"snapshotID"`
@@ -255,7 +255,7 @@ func TestBuildOfAnImage(t *testing.T) {
 	if d, err := r.Store.Detail("mine"); err != nil || d.Machine.VCPUs != 2 || d.Machine.MemoryBytes != 128<<20 {
 		t.Errorf("its machine: %+v, %v", d.Machine, err)
 	}
-	r.call("POST", "/v2"+r.request("other").path(), `{"fromImage":"e2bdev/base:latest"}`, 404, nil) // it does not exist
+	r.call("POST", "/v2"+r.request("other").path(), `{"fromImage":"e2bdev/base:latest"}`, 404, nil) // no template "base"
 	b = build{}
 	r.call("POST", "/v3/templates", `{"name":"other"}`, 202, &b)
 	if end := r.built(b, `{"fromImage":"no.such/image"}`); end.Status != "error" || end.Reason.Step != "base" ||

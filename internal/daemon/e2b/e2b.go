@@ -35,12 +35,12 @@ const envdVersion = "0.6.13"
 const (
 	maxBody     = 1 << 20 // bytes of a JSON body
 	maxWorks    = 256     // concurrent requests that change or measure something
-	maxWakes    = 64      // concurrent resumptions for requests to sandboxes,
-	maxWaiting  = 48      // and requests that wait for one of them
-	maxUploads  = 16      // concurrent uploads of archives for builds,
-	maxOwn      = 4       // and of one client; others wait,
-	maxQueue    = 100     // of one client: the JavaScript SDK sends all archives of a template at once;
-	maxQueueAll = 500     // of all clients, so that other requests keep most connections of a listener
+	maxWakes    = 64      // concurrent resumptions for requests to sandboxes
+	maxWaiting  = 48      // requests that wait for such a resumption
+	maxUploads  = 16      // concurrent uploads of archives for builds
+	maxOwn      = 4       // concurrent uploads of one client; its other uploads wait
+	maxQueue    = 100     // waiting uploads of one client: the JavaScript SDK sends all archives of a template at once
+	maxQueueAll = 500     // waiting uploads of all clients, so that other requests keep most connections of a listener
 	maxTimeout  = 365 * 24 * time.Hour
 )
 
@@ -97,8 +97,8 @@ func (a *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a.Face.Audited(http.HandlerFunc(h)).ServeHTTP(w, r)
 }
 
-// Carry carries a request for which Carries returned true to the sandbox's port that its host
-// names.
+// Carry carries a request to the port that the request's host names. Carries has returned true for
+// the request.
 func (a *Server) Carry(w http.ResponseWriter, r *http.Request, route inbound.Route) {
 	route.Agent = isAgentPort(route.Port)
 	a.Face.Audited(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { a.data(w, r, route) })).ServeHTTP(w, r)

@@ -51,7 +51,7 @@ func (a *Server) fork(w http.ResponseWriter, r *http.Request) error {
 	}
 	var made sandbox.ForkResult
 	start := time.Now()
-	if i.State == sandbox.Suspended { // it stays suspended: the copies are forked from its suspended state
+	if i.State == sandbox.Suspended { // the sandbox stays suspended, and the copies are forked from its suspended state
 		err = a.view(r).With(r.Context(), i.ID, func(h *sandbox.Held) (err error) {
 			made, err = h.Fork(r.Context(), ask)
 			return err
@@ -111,7 +111,7 @@ func (a *Server) createSnapshot(w http.ResponseWriter, r *http.Request) error {
 	if i.State == sandbox.Suspended && ask.Mode == vm.BranchDisk {
 		return unsupported("memory: false", "the file system of a paused sandbox cannot be brought to rest: connect to it first")
 	}
-	if i.State == sandbox.Suspended { // it stays suspended
+	if i.State == sandbox.Suspended { // the sandbox stays suspended
 		err = a.view(r).With(r.Context(), i.ID, func(h *sandbox.Held) (err error) {
 			made, err = h.Copy(r.Context(), ask.Tag)
 			return err

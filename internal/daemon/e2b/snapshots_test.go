@@ -79,7 +79,8 @@ func TestIdempotencyKey(t *testing.T) {
 	}
 }
 
-// Names of templates may be as long as E2B's. They are found in any case if that is unambiguous.
+// Names of templates may be as long as E2B's. They are found regardless of case, if only one name
+// matches.
 func TestNamesOfTemplates(t *testing.T) {
 	r := start(t)
 	b := r.create(`{"templateID":"A.B"}`) // a.b

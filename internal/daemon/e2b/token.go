@@ -35,7 +35,7 @@ const (
 // path, operation, user, token and, if it expires, the expiry in seconds, with colons between them.
 type claim struct {
 	signature string
-	begun     hash.Cloner // with all that stands before the token
+	begun     hash.Cloner // hash of everything before the token
 	expiry    string
 }
 

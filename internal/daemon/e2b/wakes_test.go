@@ -35,7 +35,7 @@ func TestWakes(t *testing.T) {
 		enter(fmt.Sprint(i), true, nil)
 	}
 	enter("another", true, face.ErrTooMany)
-	enter("1", true, nil) // it already has a place
+	enter("1", true, nil) // the sandbox already has a place
 	for i := strangersOf(maxWakes); i < maxWakes; i++ {
 		enter(fmt.Sprint(i), false, nil)
 	}

@@ -115,8 +115,8 @@ func ClientOf(r *http.Request) string {
 	return addressOf(r)
 }
 
-// View returns what the principal of the request with context ctx may see. Without a principal,
-// that is nothing.
+// View returns the part of the host that the principal of the request with context ctx may see.
+// Without a principal, nothing is visible.
 func (f *Face) View(ctx context.Context) *tenancy.View {
 	who := auth.From(ctx)
 	return f.Host.For(who.Owner())

@@ -24,7 +24,7 @@ type Memory struct {
 func newMemory(total int) *Memory { return &Memory{total, gate.New(total)} }
 
 // smallShare is what every request may hold in addition, in bytes, so that small requests are
-// served regardless of large ones. The gates bound their number.
+// served regardless of large ones. The gates bound the number of requests.
 const smallShare = 64 << 10
 
 // Approximate number of copies of each byte: of a body, raw and decoded; of an answer, in a growing

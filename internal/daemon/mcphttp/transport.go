@@ -173,7 +173,7 @@ func (a *answer) FlushError() error {
 }
 
 // Flush implements http.Flusher.
-func (a *answer) Flush() { _ = a.FlushError() } // it has none
+func (a *answer) Flush() { _ = a.FlushError() } // there is no error to return
 
 // SetReadDeadline is called by http.ResponseController. The request's body is in memory already.
 func (a *answer) SetReadDeadline(time.Time) error { return nil }

@@ -26,8 +26,8 @@ import (
 	"github.com/forkd/forkd/internal/format/record"
 )
 
-// Bounds on the answers kept for all clients. Above them, the oldest answer of the client that has
-// most is dropped, so that no client can push out the answers of others.
+// Bounds on the answers kept for all clients. Above them, the oldest answer of the client with the
+// largest share is dropped, so that no client can push out the answers of others.
 const (
 	Keep       = 24 * time.Hour
 	maxAnswers = 4096
@@ -94,7 +94,7 @@ type Book struct {
 // underWay is a use of a key: by a request, or by prune.
 type underWay struct {
 	done    chan struct{} // closed at its end
-	begun   bool          // it is recorded and being executed
+	begun   bool          // the request is recorded and being executed
 	request Request       // valid if begun
 }
 
@@ -249,7 +249,7 @@ func (b *Book) carryOut(key Key, request Request, do func() (Answer, error)) (a 
 		if err != nil {
 			b.drop(key)
 		} else {
-			_ = b.write(key, request, &a) // it was executed; a repetition gets ErrUnknown
+			_ = b.write(key, request, &a) // the request was executed; a repetition gets ErrUnknown
 		}
 		b.leave(key)
 		b.prune()

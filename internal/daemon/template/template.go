@@ -237,7 +237,7 @@ func (b *Builder) finish(bd *Build, err error) {
 	b.uploads.drop(bd)
 }
 
-// callOffLocked ends a build, or has it end itself.
+// callOffLocked cancels a running build, and ends a waiting one.
 func (b *Builder) callOffLocked(bd *Build, why error) {
 	switch bd.status {
 	case Building:

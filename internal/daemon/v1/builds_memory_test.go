@@ -56,7 +56,7 @@ func TestStepsHaveADiskOnly(t *testing.T) {
 		t.Errorf("with a warm step they are %q", got)
 	}
 	r.Steps.Trim(0)
-	req.Dockerfile = "FROM a.b\n" + steps // its base has memory
+	req.Dockerfile = "FROM a.b\n" + steps // the base a.b has memory
 	if res, log, err := built(t, r.Client, req, nil); err != nil || res.Run != 3 || kept(t, r) != "mm" {
 		t.Errorf("on a snapshot with memory: %+v, %v, %s\n%s", res, err, kept(t, r), log)
 	}
@@ -103,7 +103,7 @@ RUN echo "${TOK-gone}" > ` + dir + "/after\n"}
 	if text, err := os.ReadFile(dir + "/after"); err != nil || string(text) != "gone\n" {
 		t.Errorf("the next step has %q, %v", text, err)
 	}
-	req.Secrets["tok"] = []byte("another secret") // it does not change the build's keys
+	req.Secrets["tok"] = []byte("another secret") // a secret does not change the build's keys
 	req.Replace = true
 	if res, log, err := built(t, r.Client, req, nil); err != nil || res.Run != 0 {
 		t.Errorf("with another secret: %+v, %v\n%s", res, err, log)

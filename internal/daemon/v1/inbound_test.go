@@ -325,7 +325,7 @@ func TestDialPort(t *testing.T) {
 	if err := r.Kill(t.Context(), boxes[0].ID); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := second.Read(make([]byte, 1)); err == nil { // it ends with the sandbox
+	if _, err := second.Read(make([]byte, 1)); err == nil { // the connection ends with the sandbox
 		t.Error("the stream of a killed sandbox goes on")
 	}
 	for { // the handler ends slightly later

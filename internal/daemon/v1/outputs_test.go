@@ -35,7 +35,7 @@ func TestOutputsStaySmallInJSON(t *testing.T) {
 			t.Errorf("%s: the output is not all there: %v", name, err)
 		}
 		line, err := json.Marshal(dataEvent(agentclient.Stdout, p))
-		if err != nil || name != "markup" && len(line) > 3*size { // its encoder does not escape '<'
+		if err != nil || name != "markup" && len(line) > 3*size { // the encoder of this answer does not escape '<'
 			t.Errorf("%s: %d bytes in a line of %d: %v", name, size, len(line), err)
 		}
 	}

@@ -9,7 +9,8 @@ import (
 // CPU is a processor model of Bochs.
 type CPU string
 
-// Models with VMX on which a Linux host can run guests with several vCPUs. Not all models can.
+// Models with VMX on which a Linux host can run guests with several vCPUs. Other models with VMX
+// cannot.
 const (
 	Skylake CPU = "corei7_skylake_x"
 	Haswell CPU = "corei7_haswell_4770"

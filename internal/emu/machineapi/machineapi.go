@@ -90,7 +90,7 @@ type DaemonStart struct {
 // daemon that exits by itself soon after its first start is not.
 type DaemonStatus struct {
 	Running    bool      `json:"running"`
-	Restarting bool      `json:"restarting,omitempty"` // it died and will be restarted shortly
+	Restarting bool      `json:"restarting,omitempty"` // the daemon died and will be restarted shortly
 	Restarts   int       `json:"restarts,omitempty"`   // since the last start by the host
 	PID        int       `json:"pid,omitempty"`        // inside the emulated host
 	Exit       *ExecExit `json:"exit,omitempty"`       // how the last process ended

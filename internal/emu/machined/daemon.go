@@ -38,7 +38,7 @@ var errDaemonRuns = errors.New("the daemon runs already: `forkd machine stop` en
 //	   │                  │ or it was abandoned                             │
 //	   └──────────────────┴─────────────────────────────────────────────────┘
 type daemon struct {
-	cgroup string        // its own cgroup directory; empty: it runs in the server's
+	cgroup string        // cgroup directory for the daemon; empty: it runs in the server's cgroup
 	pause  time.Duration // before the first restart
 
 	mu sync.Mutex

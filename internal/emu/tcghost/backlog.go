@@ -33,7 +33,7 @@ func deepen(pid int, addrs ...string) error {
 		}
 		fd, err := unix.PidfdGetfd(process, number, 0)
 		if errors.Is(err, unix.EBADF) {
-			continue // it has been closed since
+			continue // the descriptor has been closed since
 		}
 		if err != nil {
 			return fmt.Errorf("take a descriptor of process %d: %w", pid, err)

@@ -40,7 +40,7 @@ func testSupervisor(cache, name string) int {
 	signal.Ignore(syscall.SIGHUP)
 	ctx, cancel := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer cancel()
-	// Unlike the real one, this supervisor must not outlive a test that was killed.
+	// Unlike a real supervisor, this one must not outlive a test that was killed.
 	go func() {
 		for parent := os.Getppid(); os.Getppid() == parent; {
 			time.Sleep(time.Second)

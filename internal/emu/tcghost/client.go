@@ -34,7 +34,7 @@ func newClient(addr, token string) *client {
 // close closes idle connections.
 func (c *client) close() { c.http.CloseIdleConnections() }
 
-// do sends a request and decodes the response into out, unless that is nil.
+// do sends a request and decodes the response into out, unless out is nil.
 func (c *client) do(ctx context.Context, method, path string, in, out any) error {
 	var body io.Reader
 	if in != nil {

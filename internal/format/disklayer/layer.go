@@ -57,8 +57,8 @@ func checkSize(size uint64) error {
 	return nil
 }
 
-// Format makes f, whose previous content is lost, an empty layer of a disk of size bytes, a
-// positive multiple of 512.
+// Format makes f an empty layer of a disk of size bytes, a positive multiple of 512. The previous
+// content of f is lost.
 func Format(f *os.File, size uint64) error {
 	if err := checkSize(size); err != nil {
 		return fmt.Errorf("format disk layer %s: %w", f.Name(), err)

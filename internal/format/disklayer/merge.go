@@ -14,8 +14,8 @@ import (
 
 // Merge makes the empty file dst a layer with the content of layers, which are stacked, base first.
 // It reads the layers without mapping them: truncating a mapped file would kill the process that
-// reads it, which is the daemon. Holes stay holes, so that what a guest has discarded takes no space.
-// If ctx ends, the copying stops with its error.
+// reads it, which is the daemon. Holes stay holes, so that clusters which a guest has discarded
+// take no space. If ctx ends, the copying stops with its error.
 func Merge(ctx context.Context, dst *os.File, layers []*os.File) error {
 	if len(layers) == 0 {
 		return fmt.Errorf("merge disk layers into %s: no layers", dst.Name())

@@ -41,9 +41,9 @@ type finder interface {
 }
 
 // forks serves agentproto.ForkPort. Every page that it touches is copied in every child. So it
-// allocates nothing for a message of the usual size, and waits for connections in the runtime's
-// poller: the one thread that sleeps there wakes and, by calls of package rawcall, wakes no other.
-// Connections are served one after another; a client must not be slow.
+// allocates nothing for a message of the usual size. It waits for connections in the runtime's
+// poller, where one thread sleeps. That thread makes its calls by package rawcall, and so wakes no
+// other thread. Connections are served one after another; a client must not be slow.
 type forks struct {
 	identity identity // nil unless the agent is the machine's init, as in tests
 	env      interface{ Merge(map[string]string) }
@@ -81,7 +81,7 @@ func (f *forks) serveConn(conn int) (prepared bool) {
 	return prepared
 }
 
-// readMessage reads a message into buf, or into new memory if that is too short, and returns it
+// readMessage reads a message into buf, or into new memory if buf is too short, and returns it
 // without its length.
 func readMessage(conn int, buf []byte) ([]byte, error) {
 	n, err := readAtLeast(conn, buf, agentproto.LengthSize)

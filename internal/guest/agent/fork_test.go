@@ -79,7 +79,7 @@ func TestPrepareThenFlush(t *testing.T) {
 	}
 }
 
-// The children of a guest that was saved too early must not wait because of that.
+// A connection ends the settling, so that children of a guest that was saved too early do not wait.
 func TestAConnectionEndsSettling(t *testing.T) {
 	dir := t.TempDir()
 	open := unixSockets(dir)

@@ -119,7 +119,7 @@ func metadata(path string) map[string]string {
 		value := make([]byte, maxMetadataTotal)
 		n, err := unix.Lgetxattr(path, name, value)
 		if err != nil {
-			continue // it was removed in the meantime
+			continue // the entry was removed in the meantime
 		}
 		if out == nil {
 			out = map[string]string{}

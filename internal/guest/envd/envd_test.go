@@ -271,8 +271,8 @@ func TestClientLeavingDoesNotKill(t *testing.T) {
 func TestOutputLeftInThePipeIsNotLost(t *testing.T) {
 	c := procClient(serve(t))
 	stream, sel := startProc(t, c, shell("sleep 1000 & head -c 60000 /dev/zero; kill -9 $$"))
-	defer syscall.Kill(-int(sel.GetPid()), syscall.SIGKILL) // it leads a group; the sleep would outlive the test
-	// The sleep keeps the pipe open; the end event must not wait long for that.
+	defer syscall.Kill(-int(sel.GetPid()), syscall.SIGKILL) // the process leads a group; its sleep would outlive the test
+	// The sleep keeps the pipe open; the end event must not wait long for the sleep.
 	out, end := finish(t, stream)
 	if len(out) != 60000 || end.GetExitCode() != -1 {
 		t.Fatalf("%d bytes, end %v", len(out), end)

@@ -83,7 +83,7 @@ func (fsv *filesystemService) Stat(_ context.Context,
 }
 
 // ListDir lists a directory to a depth, depth first, in the order of names. It follows a link if
-// that is the requested directory, but none below it.
+// the requested directory is one, and follows no link below it.
 func (fsv *filesystemService) ListDir(_ context.Context,
 	req *connect.Request[filesystem.ListDirRequest]) (*connect.Response[filesystem.ListDirResponse], error) {
 	path, _, err := fsv.target(req, req.Msg.GetPath())
@@ -113,7 +113,7 @@ func list(d *describer, dir string, depth uint32, out *filesystem.ListDirRespons
 		path := filepath.Join(dir, entry.Name())
 		e, err := d.entry(path)
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // it was removed in the meantime
+			continue // the entry was removed in the meantime
 		}
 		if err != nil {
 			return fsError(err)

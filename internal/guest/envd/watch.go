@@ -84,7 +84,7 @@ func (w *watch) add(dir string) error {
 			err = w.notices.Add(path)
 		}
 		if errors.Is(err, fs.ErrNotExist) && path != w.root {
-			return nil // it was removed in the meantime
+			return nil // the directory was removed in the meantime
 		}
 		return err
 	})

@@ -54,7 +54,7 @@ func dialects() map[string]dialect {
 		fail:      "function f() { return null.x }\nf()", name: "TypeError", broken: "1 +",
 		variable: "console.log(process.env.FORKD_T ?? 'gone')", directory: "console.log(process.cwd())",
 		endless: "while (true) {}", stubborn: "await 1\nwhile (true) {}", exit: "process.exit(9)",
-		// No code can seed the generators of V8 and OpenSSL: their functions are replaced.
+		// No code can seed the generators of V8 and OpenSSL, so their functions are replaced.
 		draw: "console.log([Math.random, require('crypto').randomBytes, require('crypto').webcrypto.getRandomValues].map(f => /native|size/.test(f)).join())",
 	}
 	ts := js

@@ -105,7 +105,7 @@ func (i *interpreter) awaitControl() error {
 
 func (i *interpreter) controlError(err error) error {
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		// Otherwise a late answer would be mistaken for that of the next request.
+		// Otherwise a late answer would be mistaken for the answer to the next request.
 		i.stop()
 		return errors.New("interpreter: no answer in time; is it in a long call that holds the interpreter lock?")
 	}
@@ -121,7 +121,7 @@ func (i *interpreter) endedInstead(err error) bool {
 	select {
 	case <-i.child.Done():
 		return true
-	case <-time.After(lastReplies): // its socket is closed, but it lives
+	case <-time.After(lastReplies): // the interpreter's socket is closed, but its process lives
 		return false
 	}
 }

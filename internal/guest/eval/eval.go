@@ -89,9 +89,9 @@ func (s *Server) Warm() ([]string, error) {
 }
 
 // Forked makes every live interpreter take up the identity of a new copy, and adds env to its
-// environment. It returns after all have confirmed. It fails if one cannot: because it is broken,
-// because a callback of user code failed, or because it is in a call that holds the interpreter
-// lock for longer than forkTimeout.
+// environment. It returns after all have confirmed. It fails if an interpreter cannot: because the
+// interpreter is broken, because a callback of user code failed, or because a call holds the
+// interpreter lock for longer than forkTimeout.
 //
 // An interpreter in which no code can run before the next call is left asleep, and the next call
 // makes it take up the identity first. Waking it now would copy half a megabyte of its memory in
@@ -129,8 +129,8 @@ func (s *Server) Processes() (renewed, partly []int) {
 	return renewed, partly
 }
 
-// control sends a request to every live interpreter that must not sleep on, and then collects the
-// answers.
+// control sends a request to every live interpreter for which the request cannot be put off, and
+// then collects the answers.
 func (s *Server) control(req controlRequest) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -208,7 +208,7 @@ func (s *Server) execute(ctx context.Context, c *session, req runRequest, timeou
 type running struct {
 	interp  *interpreter
 	started time.Time
-	late    atomic.Bool // its timeout has passed
+	late    atomic.Bool // the code's timeout has passed
 
 	mu    sync.Mutex
 	ended chan struct{} // closed under mu together with releasing the turn, so that no interrupt can hit the next call

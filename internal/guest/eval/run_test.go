@@ -238,7 +238,7 @@ threading.Thread(target=late).start()`, dir+"/go", dir+"/done")))
 	}
 }
 
-// An interpreter that ends when a fork asks it to reseed cannot repeat random numbers: the fork
+// An interpreter that ends when a fork asks it to reseed cannot repeat random numbers, so the fork
 // goes on.
 func TestAForkGoesOnWithoutAnInterpreterThatEnds(t *testing.T) {
 	s, h := newServer(t)
@@ -246,7 +246,7 @@ func TestAForkGoesOnWithoutAnInterpreterThatEnds(t *testing.T) {
 		t.Fatal(got)
 	}
 	child := s.contexts[python].interp.child
-	if err := child.SignalGroup(syscall.SIGSTOP); err != nil { // it must not answer before its end
+	if err := child.SignalGroup(syscall.SIGSTOP); err != nil { // the process must not answer before its end
 		t.Fatal(err)
 	}
 	forked := make(chan error, 1)

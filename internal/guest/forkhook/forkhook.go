@@ -1,6 +1,6 @@
-// Package forkhook runs an image's hooks in every fork before the fork confirms: it runs the
-// programs of /etc/forkd/fork.d, and gives a guest that has SSH host keys a new one. A guest with
-// neither pays for two system calls, even if it has an SSH client.
+// Package forkhook runs an image's hooks in every fork before the fork confirms. The hooks are the
+// programs of /etc/forkd/fork.d, and the replacement of SSH host keys, if the guest has any. In a
+// guest without hooks the package makes two system calls, even if the guest has an SSH client.
 //
 // It restarts no service: hooks handle programs that read the old keys, or that must know of the
 // fork.

@@ -9,10 +9,11 @@ import (
 	"unsafe"
 )
 
-// OpenSSL from 1.1.1 on keeps its generators on the heap, in structs of which this part has the
-// same layout in all versions (RAND_DRBG in 1.1.1, PROV_DRBG from 3.0 on). The generator reseeds
-// when its use finds generate_counter at reseed_interval, and the generators of threads reseed when
-// they find that their parent's reseed_counter has moved. Offsets are from max_perslen:
+// OpenSSL from 1.1.1 on keeps its generators on the heap, in structs (RAND_DRBG in 1.1.1, PROV_DRBG
+// from 3.0 on). The part of the struct that is listed here has the same layout in all versions. A
+// generator reseeds when its use finds generate_counter at reseed_interval. The generators of
+// threads also reseed when they find that their parent's reseed_counter has moved. Offsets are from
+// max_perslen:
 //
 //	-40  max_request           65536
 //	-32  min_entropylen

@@ -57,7 +57,7 @@ func inNamespaces(t *testing.T, guest func(t *testing.T, listener net.Listener))
 		host := <-tid
 		err := unix.Unshare(unix.CLONE_NEWNET | unix.CLONE_NEWNS)
 		err = errors.Join(err, unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
-		err = errors.Join(err, unix.Mount("sysfs", "/sys", "sysfs", 0, "")) // it shows the network of its mounter
+		err = errors.Join(err, unix.Mount("sysfs", "/sys", "sysfs", 0, "")) // sysfs shows the mounter's network
 		if err == nil {
 			err = command("link set lo up")
 		}

@@ -57,8 +57,8 @@ func OpenIdentity(log *kmsg.Log) (*Identity, error) {
 // content as in its siblings.
 func (id *Identity) Shared() []string { return id.files.shared }
 
-// Rehearse does what SetHostname does without changing anything, so that all that it needs is in
-// memory.
+// Rehearse makes the calls of SetHostname without changing anything, so that everything that
+// SetHostname needs is in memory.
 func (id *Identity) Rehearse() error { return id.files.rehearse() }
 
 // Reseed mixes entropy into the kernel's pool, credits it and reseeds the generator from the pool

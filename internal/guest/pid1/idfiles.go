@@ -205,8 +205,8 @@ func newIDFile(path string, mode fs.FileMode, content []byte) (int, error) {
 	return fd, nil
 }
 
-// mountOver mounts a file over the targets. It creates the first if missing; of the others, it
-// covers those that are regular files.
+// mountOver mounts a file over the targets. It creates the first target if missing. It covers the
+// other targets only if they are regular files.
 func mountOver(path string, targets []string) error {
 	for i, target := range targets {
 		info, err := os.Lstat(target)

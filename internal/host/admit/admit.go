@@ -147,7 +147,7 @@ func refuse(code, format string, args ...any) error {
 	return &Error{Code: code, Reason: fmt.Sprintf(format, args...)}
 }
 
-// askLocked reads the host's available memory, unless that was done just now.
+// askLocked reads the host's available memory, unless the last reading is recent.
 //
 // +checklocks:h.mu
 func (h *Host) askLocked() error {
@@ -182,7 +182,8 @@ func (h *Host) Leave(vcpus uint32) {
 	h.vms, h.vcpus = h.vms-1, h.vcpus-int(vcpus)
 }
 
-// Leaver returns a function that frees the place of one VM, once however often it is called.
+// Leaver returns a function that frees the place of one VM. Further calls of the function do
+// nothing.
 func (h *Host) Leaver(vcpus uint32) func() {
 	return sync.OnceFunc(func() { h.Leave(vcpus) })
 }

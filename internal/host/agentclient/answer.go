@@ -173,7 +173,7 @@ func (c boundedJSON) Unmarshal(data []byte, message any) error {
 	if !ok {
 		return fmt.Errorf("%T is no message", message)
 	}
-	objects, values := count(data) // before Unmarshal, whose result takes hundreds of bytes for three
+	objects, values := count(data) // before Unmarshal, which can turn three bytes into hundreds
 	if objects > c.most.objects || values > c.most.values {
 		return fmt.Errorf("%w: more than %d entries or %d values", errTooMuch, c.most.objects, c.most.values)
 	}

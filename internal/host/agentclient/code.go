@@ -144,7 +144,7 @@ func (c *codeRun) line(line []byte) (done bool, err error) {
 	if err := json.Unmarshal(line, &kind); err != nil {
 		return false, err
 	}
-	if kind.Type == "result" { // its text field need not be a string, and is not decoded
+	if kind.Type == "result" { // the field text of a result need not be a string, and is not decoded
 		main, data, err := formsOf(bytes.ToValidUTF8(line, []byte("\uFFFD")))
 		if err == nil {
 			err = c.sink.Result(main, data)

@@ -288,7 +288,7 @@ func TestBakesOfOneClientDoNotAllComeFirst(t *testing.T) {
 					t.Error(err)
 				}
 			})
-			synctest.Wait() // it is in the queue
+			synctest.Wait() // the bake is in the queue
 		}
 		leave()
 		group.Wait()

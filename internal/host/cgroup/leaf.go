@@ -244,8 +244,9 @@ func (l *Leaf) limitMiB() uint64 {
 	return memoryOf(l.limits, l.ram) >> 20
 }
 
-// Killed says why the kernel killed the leaf's process, if that was for memory: by its own limit,
-// or because the host (or a cgroup above) ran out of it. Otherwise why is empty.
+// Killed says whether and why the kernel killed the leaf's process for memory. byLimit says that
+// the process exceeded its own limit; otherwise the host, or a cgroup above, ran out of memory. If
+// the process was not killed for memory, why is empty.
 func (l *Leaf) Killed() (byLimit bool, why string) {
 	if l == nil {
 		return false, ""

@@ -25,10 +25,10 @@ const (
 	maxExtents = 256 // extents in a snapshot's whole memory map: each costs every fork one mmap
 )
 
-// Memory completes the memory layer own of a new snapshot over parent, the snapshot over which its
-// pages were written. It returns the snapshot's map, whose size it bounds, and the layers that the
-// snapshot inherits. extents are those of own, without layer numbers, and valid by
-// memlayer.CheckSaved. An error of ctx ends the copying.
+// Memory completes own, the memory layer of a new snapshot. parent is the snapshot over which the
+// layer's pages were written. Memory returns the new snapshot's map, whose size it bounds, and the
+// layers that the snapshot inherits. extents are those of own, without layer numbers, and valid by
+// memlayer.CheckSaved. If ctx ends, the copying stops with its error.
 func Memory(ctx context.Context, own *os.File, extents []vm.Extent, parent *store.Lease) ([]vm.Extent, []snapshot.File,
 	error) {
 	lower, layers := parent.Extents(), parent.Layers()

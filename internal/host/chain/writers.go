@@ -39,7 +39,7 @@ func NoWriters(path string, patience time.Duration) error {
 func hasWriter(f *os.File) bool {
 	_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_RDLCK)
 	if err == nil {
-		_, _ = unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_UNLCK) // it also ends when f is closed
+		_, _ = unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_UNLCK) // the lease also ends when f is closed
 	}
 	return err == unix.EAGAIN
 }

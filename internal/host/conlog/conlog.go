@@ -93,7 +93,7 @@ func (l *Log) look() (text console.Text, ended bool, err error) {
 	switch {
 	case errors.Is(err, os.ErrNotExist) && ended:
 		return s.Last, ended, nil
-	case errors.Is(err, os.ErrNotExist): // it is just ending
+	case errors.Is(err, os.ErrNotExist): // the VM is just ending
 		l.vm = nil
 		return text, false, nil
 	case err != nil:
@@ -103,7 +103,7 @@ func (l *Log) look() (text console.Text, ended bool, err error) {
 	return text, ended, err
 }
 
-// read returns the content of the ring, if that is more than was seen.
+// read returns the content of the ring, if there is more than was seen before.
 func (l *Log) read() (text console.Text, err error) {
 	if l.ring == nil {
 		return text, nil

@@ -20,14 +20,14 @@ type Kind string
 
 // The kinds. Those of a sandbox, except the first and the last two, are states that it enters.
 const (
-	SandboxCreated   Kind = "sandbox.created" // it is running
+	SandboxCreated   Kind = "sandbox.created" // the sandbox is running
 	SandboxAdopted   Kind = "sandbox.adopted" // taken over from an earlier daemon
 	SandboxRunning   Kind = "sandbox.running"
 	SandboxPaused    Kind = "sandbox.paused"
 	SandboxSuspended Kind = "sandbox.suspended"
-	SandboxRestoring Kind = "sandbox.restoring" // it is being rolled back or resumed
+	SandboxRestoring Kind = "sandbox.restoring" // the sandbox is being rolled back or resumed
 	SandboxExited    Kind = "sandbox.exited"
-	SandboxLabels    Kind = "sandbox.labels" // its labels changed
+	SandboxLabels    Kind = "sandbox.labels" // the sandbox's labels changed
 	SandboxDeleted   Kind = "sandbox.deleted"
 
 	SnapshotCreated   Kind = "snapshot.created"   // sandboxes can be forked from it
@@ -127,7 +127,7 @@ func (r *Ring) ID(seq uint64) string {
 type Follower struct {
 	ring   *Ring
 	seen   uint64 // Seq of the last event that was read or skipped
-	missed bool   // it began at a place that the ring does not know
+	missed bool   // the follower began at a place that the ring does not know
 }
 
 // Follow returns a follower of the events after the place that id names, or from now on if id is
@@ -157,9 +157,9 @@ func (r *Ring) Follow(id string) *Follower {
 // Place returns the id of the place after the last event that was read.
 func (f *Follower) Place() string { return f.ring.ID(f.seen) }
 
-// Next waits for the next event. If missed is true, there is no e: events were overwritten before
-// they could be read, or are not in this ring, and the following Next returns the oldest event. The
-// error is that of ctx.
+// Next waits for the next event. If missed is true, it returns no event: events were overwritten
+// before they could be read, or are not in this ring. The following Next then returns the oldest
+// event. The error is that of ctx.
 func (f *Follower) Next(ctx context.Context) (e Event, missed bool, err error) {
 	if f.ring == nil {
 		<-ctx.Done()

@@ -17,8 +17,8 @@ import (
 // entropyBytes is the size of the seed for a guest's random number generators: 256 bits.
 const entropyBytes = 32
 
-// Guest is the agent that takes up an identity. It returns when that is done, with its findings in
-// the memory of the guest's processes; nil if it did not look.
+// Guest is the agent that takes up an identity. Forked returns when the agent has done so, with what
+// the agent has found in the memory of the guest's processes; nil if it did not look.
 type Guest interface {
 	Forked(context.Context, agentproto.Forked) (*agentproto.Unique, error)
 }

@@ -83,8 +83,8 @@ func (r *Record) Tag() string {
 }
 
 // Latest returns the snapshot of the sandbox's last branch or rollback, or else the snapshot that
-// it was forked from. For a sandbox that was suspended since its fork, the record has only the tag
-// of the latter, and the ID is empty.
+// it was forked from. If the sandbox was suspended since its fork, the record has only the tag of
+// the snapshot that it was forked from, and the ID is empty.
 func (r *Record) Latest() snapshot.Ref {
 	switch {
 	case r.At != nil:

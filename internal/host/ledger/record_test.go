@@ -43,7 +43,7 @@ func wholeRecord(t *testing.T) Record {
 			Repeats: []agentproto.Generator{{PID: 18, Program: "p", Library: "l"}}, More: 19},
 		Strict: true, Paused: true, Pending: &durable.PendingTop{Name: "n", Owner: "o", Swaps: 20}, Restoring: true,
 	}
-	secrets := &r.Network.Secrets // they are stored separately
+	secrets := &r.Network.Secrets // secrets are stored separately
 	*secrets = []netproto.Secret{{Host: "h", Header: "X", Value: "v"}}
 	requireSet(t, reflect.ValueOf(r), "record")
 	*secrets = nil

@@ -22,7 +22,7 @@ type conn struct {
 	leaf     *cgroup.Leaf // nil: no limits
 	ctl      *ctlsock.Conn
 	attached map[string]bool // sandboxes of an earlier daemon; guarded by the client's lock
-	trusted  bool            // it knows the authority; guarded likewise
+	trusted  bool            // forkd-net has the authority; guarded by the client's lock
 
 	killed string // why the kernel killed it for memory; valid when it has ended
 

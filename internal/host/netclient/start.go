@@ -115,8 +115,8 @@ func startIn(leaf *cgroup.Leaf, spec process.Spec) (*process.Process, error) {
 	return process.Start(spec)
 }
 
-// findTimeout is how long the forkd-net of an earlier daemon may take to answer. After it the
-// daemon starts another one.
+// findTimeout is how long the forkd-net of an earlier daemon may take to answer. After that time
+// the daemon starts another forkd-net.
 const findTimeout = 5 * time.Second
 
 // find returns the forkd-net that an earlier daemon has left running. It kills a forkd-net of

@@ -76,8 +76,8 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// The descriptor of an ended process is soon reused for another process, which killing the first
-// one must not kill.
+// The descriptor of an ended process is soon reused for another process. Killing the first process
+// must not kill the other one.
 func TestKillAfterTheEndKillsNobody(t *testing.T) {
 	gone, _ := sleeper(t)
 	number := gone.pidfd.Fd()
@@ -179,8 +179,8 @@ func TestForbiddenCallIsNamedFromBothEnds(t *testing.T) {
 	}
 }
 
-// If the start time of a process cannot be read because too many files are open, the process is not
-// reported as another one, because callers would consider it ended.
+// If the start time of a process cannot be read because too many files are open, Find does not
+// report that the process has ended.
 func TestFindWithoutFiles(t *testing.T) {
 	p, record := sleeper(t)
 	defer func() {

@@ -15,9 +15,9 @@ import (
 )
 
 // disk adds the disk and its inherited layers to the manifest, and returns the files of all layers,
-// the snapshot's own last. It keeps chains short: if the tops that the sandbox has written since
-// its fork no longer fit, they are merged into one; if the snapshot below has the maximum depth,
-// all layers are. An error of ctx ends a merge.
+// the snapshot's own last. It keeps chains short. If the tops that the sandbox has written since
+// its fork no longer fit, they are merged into one. If the snapshot below has the maximum depth,
+// all layers are merged. If ctx ends, so does a merge.
 func (b *branch) disk(ctx context.Context, m *snapshot.Manifest) ([]*os.File, error) {
 	parent := b.lease.Manifest().Disk
 	if parent == nil {

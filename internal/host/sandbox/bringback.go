@@ -142,5 +142,5 @@ func (m *Manager) awake(ctx context.Context, id string) (*Sandbox, error) {
 	if !info.Silent && (info.State == Running || info.State == Exited || info.IdleTimeout == 0) {
 		return s, nil
 	}
-	return s, m.With(ctx, id, func(h *Held) error { return h.wake(ctx) }) // it may be about to be suspended
+	return s, m.With(ctx, id, func(h *Held) error { return h.wake(ctx) }) // the sandbox may be about to be suspended
 }

@@ -10,7 +10,7 @@ const (
 	// With less it would soon be paused again.
 	roomToResume = 64 << 20
 
-	// roomInterval is the interval at which free space is checked for such a sandbox.
+	// roomInterval is the interval at which free space is checked for a sandbox that waits for room.
 	roomInterval = 2 * time.Second
 )
 
@@ -29,7 +29,7 @@ func (m *Manager) diskFull(s *Sandbox, v *liveVM) {
 		return // the next operation asks again and resumes it, and the VM reports again
 	}
 	if !st.DiskFull {
-		return // it was resumed or rolled back in the meantime
+		return // the sandbox was resumed or rolled back in the meantime
 	}
 	if s.live != v || s.transition("pause", Paused, func() { s.full = true }) != nil {
 		return

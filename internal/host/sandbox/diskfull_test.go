@@ -25,8 +25,8 @@ func until(t *testing.T, w *world, id string, ok func(Info) bool) {
 	}
 }
 
-// A sandbox whose VM finds the disk full is shown as paused for that, and runs on when there is
-// room, or when it is resumed.
+// A sandbox whose VM finds the disk full is shown as paused because of the disk. It runs on when
+// there is room, or when it is resumed.
 func TestFullDiskPausesASandbox(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

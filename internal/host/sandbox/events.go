@@ -43,8 +43,8 @@ func (s *Sandbox) event(kind event.Kind, reason string) event.Event {
 	return s.eventLocked(kind, reason)
 }
 
-// transition enters a state. Nothing else writes s.state. change, if not nil, changes what must be
-// seen together with the new state, under the same lock. If the transition is not allowed, the
+// transition enters a state. Nothing else writes s.state. change, if not nil, changes fields that
+// must change together with the state, under the same lock. If the transition is not allowed, the
 // error is a *StateError.
 func (s *Sandbox) transition(op string, to State, change func()) error {
 	s.mu.Lock()

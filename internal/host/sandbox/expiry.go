@@ -99,7 +99,7 @@ func (m *Manager) suspendExpired(s *Sandbox) {
 		_ = m.remove(s)
 		return
 	case !state.hasVM():
-		return // it is suspended already
+		return // the sandbox is suspended already
 	}
 	if err = s.catchUp(); err == nil {
 		err = m.suspend(context.Background(), s, false, false)

@@ -192,7 +192,7 @@ func TestSuspensionsWithoutARequestWaitUnlocked(t *testing.T) {
 	if _, err := w.setExpiry(t, id, soon); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(20 * time.Millisecond) // it would have been locked by then
+	time.Sleep(20 * time.Millisecond) // the sandbox would have been locked by then
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if _, err := w.Pause(ctx, id); err != nil {
@@ -205,7 +205,7 @@ func TestSuspensionsWithoutARequestWaitUnlocked(t *testing.T) {
 	for _, done := range leave {
 		done()
 	}
-	time.Sleep(20 * time.Millisecond) // it would have kept its place by then
+	time.Sleep(20 * time.Millisecond) // the suspension would have kept its place by then
 	if n, _ := w.suspends.Count(); n != 0 {
 		t.Errorf("%d places are taken by a sandbox that something else is done with", n)
 	}

@@ -80,7 +80,7 @@ func (r *ForkRequest) checkChildren() error {
 func (m *Manager) checkAgainst(ctx context.Context, r *ForkRequest, parent *snapshot.Manifest) error {
 	if r.Network != nil {
 		present, err := netclient.FromSnapshot(parent.Guest.Network)
-		if err != nil { // it can be forked with another policy
+		if err != nil { // the snapshot can be forked with another policy
 			present = netclient.Isolated()
 		}
 		if r.present != nil {
@@ -180,10 +180,10 @@ func (m *Manager) fork(ctx context.Context, start time.Time, req ForkRequest, vc
 	return result, nil
 }
 
-// startChildren starts the children in waves: those of one wave concurrently, as far as the
-// semaphores allow, and the next wave when these have confirmed. In a single wave of a hundred
-// children on one CPU, half of them would answer nearly as late as the last one. If all children
-// are required, the first failure cancels the others.
+// startChildren starts the children in waves. The children of one wave start concurrently, as far
+// as the semaphores allow. The next wave starts when they have confirmed. In a single wave of a
+// hundred children on one CPU, half of them would answer nearly as late as the last one. If all
+// children are required, the first failure cancels the others.
 func (m *Manager) startChildren(ctx context.Context, start time.Time, req ForkRequest, fork string) ([]*Sandbox,
 	[]error) {
 	ctx, cancel := context.WithCancel(ctx)

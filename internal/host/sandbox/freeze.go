@@ -83,7 +83,7 @@ func (b *branch) freeze(ctx context.Context) error {
 		}
 	}
 	client := ctx
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), branchTimeout) // its outcome must be known
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), branchTimeout) // the branch's outcome must be known
 	defer cancel()
 	b.calls = b.s.since.Calls()
 	if b.req.Mode == vm.BranchDisk {

@@ -111,7 +111,7 @@ func (m *Manager) Use(ctx context.Context, id, op string, f func(context.Context
 	}
 	defer call.stop()
 	call.s.since.Count()
-	defer call.s.since.Count() // it may have changed something after a concurrent branch
+	defer call.s.since.Count() // the call may have changed something after a concurrent branch
 	return call.explain(f(call.ctx, call.dial))
 }
 

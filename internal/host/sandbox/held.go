@@ -17,9 +17,9 @@ type Held struct {
 }
 
 // With calls f with a sandbox when no other operation works on it, and makes others wait until f
-// returns. So what f reads of the sandbox stays true while it acts. If the VMM has left a request
-// unanswered, With first finds out what became of it. The error is a *NotFoundError if the client
-// of ctx may not see the sandbox, whose labels may have changed during the wait.
+// returns. So the state that f reads stays true while f acts. If the VMM has left a request
+// unanswered, With first finds out the outcome of that request. The error is a *NotFoundError if
+// the client of ctx may not see the sandbox, whose labels may have changed during the wait.
 func (m *Manager) With(ctx context.Context, id string, f func(*Held) error) error {
 	return m.with(ctx, id, (*Sandbox).lock, f)
 }

@@ -222,7 +222,7 @@ func TestRestartDuringAFork(t *testing.T) {
 		t.Errorf("left: %v", notes)
 	}
 	close(hang)
-	<-forked // its daemon is gone by now
+	<-forked // the daemon that began the fork is gone by now
 	w.KillAll()
 	if list := w.vmms.Count(); list != 0 {
 		t.Errorf("%d VMs are left", list)

@@ -79,7 +79,7 @@ func (m *Manager) Usage(id string) (vm.Limits, cgroup.Usage, error) {
 	return limits, use, err
 }
 
-// vcpus returns the number of vCPUs of s's VM, 1 if that is unknown.
+// vcpus returns the number of vCPUs of s's VM, 1 if the number is unknown.
 func (s *Sandbox) vcpus() uint32 {
 	s.mu.Lock()
 	defer s.mu.Unlock()

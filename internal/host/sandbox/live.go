@@ -58,7 +58,7 @@ func (s *Sandbox) explain(op string, v *liveVM, err error) error {
 	if err == nil || v == nil {
 		return err
 	}
-	if errors.Is(err, vmmclient.ErrGone) { // its process is about to exit
+	if errors.Is(err, vmmclient.ErrGone) { // the VM's process is about to exit
 		select {
 		case <-v.vmm.Done():
 		case <-time.After(exitDelay):
@@ -137,7 +137,7 @@ func (m *Manager) leased(s *Sandbox, op string, v *liveVM) (*store.Lease, error)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.state == Stopping { // its resources are being freed
+	if s.state == Stopping { // the resources of s are being freed
 		lease.Release()
 		return nil, s.stateErrorLocked(op)
 	}

@@ -106,7 +106,7 @@ func TestWhatCanBeResumedCounts(t *testing.T) {
 		}
 		w.awaitExit(t, id)
 	}
-	gone, err := fork() // it exited without a suspended state
+	gone, err := fork() // this sandbox exited without a suspended state
 	if err != nil {
 		t.Fatal(err)
 	}

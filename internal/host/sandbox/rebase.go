@@ -16,9 +16,10 @@ import (
 // memory to rebase, and a full branch has none of the layers below the sandbox's other pages.
 func (b *branch) keeps() bool { return b.op == "branch" && b.req.Mode != vm.BranchFull }
 
-// chooseBelow chooses the snapshot below the branch's memory layer: the branch that the sandbox was
-// last rebased onto. If the line of such branches has become long, or cannot be used, it is the
-// snapshot from which the sandbox runs, and the layer holds all pages written since.
+// chooseBelow chooses the snapshot below the branch's memory layer. That is the branch that the
+// sandbox was last rebased onto. If the line of such branches has become long, or cannot be used,
+// it is the snapshot from which the sandbox runs; then the layer holds all pages written since that
+// snapshot.
 func (b *branch) chooseBelow(rec *ledger.Record) {
 	b.below, b.line = b.lease, 1
 	if rec.Rebased == nil || b.req.Mode == vm.BranchFull {
@@ -65,7 +66,7 @@ func (b *branch) tryRebase(ctx context.Context) (shared uint64, err error) {
 	}
 	defer layer.Close()
 	unfollow, err := b.m.cfg.Store.Follow(id)
-	if err != nil { // it has been deleted
+	if err != nil { // the branch has been deleted
 		return 0, err
 	}
 	stats, err := v.vmm.Stats(ctx)

@@ -11,7 +11,7 @@ func (s *Sandbox) update(change func(*ledger.Record)) error {
 	r := s.record
 	change(&r)
 	if s.state == Exited || s.state == Stopping {
-		s.record = r // its directory is being removed
+		s.record = r // the sandbox's directory is being removed
 		return nil
 	}
 	if err := ledger.Write(s.live.dir, &r); err != nil {

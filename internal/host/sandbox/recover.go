@@ -42,7 +42,7 @@ func (m *Manager) Recover() (int, error) {
 			}
 		}
 	}
-	if running == 0 { // otherwise the forks of those would count as finished
+	if running == 0 { // otherwise the forks of running sandboxes would count as finished
 		for _, e := range entries {
 			if strings.HasPrefix(e.Name(), ledger.ForkPrefix) {
 				os.Remove(filepath.Join(m.cfg.RunDir, e.Name()))
@@ -213,7 +213,7 @@ func (m *Manager) settleTakenOver(s *Sandbox) error {
 	if err == nil {
 		err = s.settlePause(ctx, v, paused)
 	}
-	if errors.Is(err, vmmclient.ErrGone) { // it ended with the daemon, but later
+	if errors.Is(err, vmmclient.ErrGone) { // the VMM has ended too, after the daemon
 		m.kill(s.id, v)
 		v.release()
 		if s.unpin != nil {
@@ -225,7 +225,7 @@ func (m *Manager) settleTakenOver(s *Sandbox) error {
 	if err != nil {
 		m.cfg.Log.Warn("sandbox does not answer", "sandbox", s.id, "error", err)
 		s.mu.Lock()
-		s.silent = true // it is asked again, see catchUp
+		s.silent = true // the next operation asks it again, see catchUp
 		s.mu.Unlock()
 	}
 	s.record.ClearOrphans(s.data)

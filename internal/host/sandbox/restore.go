@@ -18,7 +18,7 @@ import (
 )
 
 // newTopOver makes an empty top with the given name in the data directory of a sandbox, over the
-// disk of lease; nil if that has no disk.
+// disk of lease; nil if the snapshot has no disk.
 func (m *Manager) newTopOver(data string, lease *store.Lease, name string) (*os.File, error) {
 	d := lease.Manifest().Disk
 	if d == nil {
@@ -64,7 +64,7 @@ func (m *Manager) confirm(ctx context.Context, v *liveVM, r *ledger.Record) erro
 	if err == nil {
 		return admitUnique(r, found)
 	}
-	if brokenOff(err) { // its process may be about to exit
+	if brokenOff(err) { // the VM's process may be about to exit
 		select {
 		case <-wait.Done():
 		case <-time.After(exitDelay):

@@ -115,7 +115,7 @@ func (m *Manager) endRolledBack(s *Sandbox, v *liveVM, to string, err error) err
 		return &CutOffError{ID: s.id, Op: rollBackOp, By: byDelete}
 	}
 	failed := &RollbackError{ID: s.id, Tag: to, Err: err}
-	if !isUnconfirmed(err) { // that error quotes the console itself
+	if !isUnconfirmed(err) { // an unconfirmed error quotes the console itself
 		console, _ := vmpool.Console(m.cfg.VMMs, v.dir)
 		failed.Console = excerpt.Console(console.Bytes, 5)
 	}

@@ -190,7 +190,7 @@ func (m *Manager) standStill(ctx context.Context, s *Sandbox, auto bool, undo *c
 	}
 	undo.Add(func() {
 		if s.Info().State != Paused {
-			return // its VM is gone
+			return // the sandbox's VM is gone
 		}
 		if err := s.startVM(ctx, v); err != nil {
 			m.cfg.Log.Error("resume a sandbox that could not be suspended", "sandbox", s.id, "error", err)
@@ -212,7 +212,7 @@ func (m *Manager) commitSuspension(s *Sandbox, suspended ledger.Record, unpin fu
 		earlier, s.unpin = s.unpin, unpin
 		s.record = suspended
 	})
-	if err != nil { // it is being deleted
+	if err != nil { // the sandbox is being deleted
 		return err
 	}
 	s.usage.Stop()

@@ -109,7 +109,7 @@ func (v *takenOverVMM) serve() {
 		v.all.mu.Lock()
 		ok := v.answer(kind, append([]byte(nil), body...), fds)
 		v.all.mu.Unlock()
-		if !ok { // it answers at once: other tests measure what a silent VMM costs
+		if !ok { // the VMM answers at once: other tests measure the cost of a silent VMM
 			_ = v.proc.Kill()
 			v.ctl.Shutdown()
 			return

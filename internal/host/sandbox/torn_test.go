@@ -203,7 +203,7 @@ func TestBranchOfAVMThatEnds(t *testing.T) {
 			w.vmms.CopyErr = vmmclient.ErrGone
 			err = w.whileCopying(t, s, "a", end)
 		} else {
-			v.branch = func() error { // its process exits a little later
+			v.branch = func() error { // the VM's process exits a little later
 				time.AfterFunc(20*time.Millisecond, end)
 				return vmmclient.ErrGone
 			}

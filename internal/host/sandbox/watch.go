@@ -80,7 +80,7 @@ func (m *Manager) watch(s *Sandbox, v *liveVM) {
 	}
 	exit := v.vmm.Exit()
 	if !s.exited(v, exit, last) {
-		return // it is being deleted or has been suspended
+		return // the sandbox is being deleted or has been suspended
 	}
 	m.cfg.Log.Info("sandbox exited", "sandbox", s.id, "reason", exit.Reason.String(), "detail", exit.Detail)
 	m.cfg.Observer.SandboxExited(exit.Reason.String())
@@ -90,13 +90,13 @@ func (m *Manager) watch(s *Sandbox, v *liveVM) {
 	}
 	defer unlock()
 	if !s.has(v) {
-		return // it was resumed: v's remains are gone, and its directory belongs to another VM
+		return // the sandbox was resumed: v's remains are gone, and its directory belongs to another VM
 	}
 	m.kill(s.id, v)
 	switch {
 	case !s.hasSuspension():
 		m.free(s)
-	case s.Info().State == Exited: // its suspended state remains, and it can be resumed
+	case s.Info().State == Exited: // the sandbox's suspended state remains, and it can be resumed
 		ledger.ClearTops(s.data)
 		v.release()
 	}

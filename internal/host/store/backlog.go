@@ -202,8 +202,8 @@ func (b *backlog) usageLocked() backlogUsage {
 	return u
 }
 
-// stuck returns a *BacklogError if waiting is in vain: the disk is full, or refuses snapshots of the
-// same owner.
+// stuck returns a *BacklogError if waiting would not help: the disk is full, or refuses snapshots
+// of the same owner.
 func (b *backlog) stuck(w *layerRoom) error {
 	for _, l := range b.store.unflushed() {
 		full := errors.Is(l.err, unix.ENOSPC) || errors.Is(l.err, unix.EDQUOT)

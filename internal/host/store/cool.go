@@ -37,8 +37,8 @@ type coldLayer struct {
 // permanently.
 func (s *Store) coolUnused() { s.coolUntil(0) }
 
-// coolUntil is coolUnused that also frees at least so many bytes. It reports whether it has freed a
-// layer.
+// coolUntil is coolUnused, but frees at least the given number of bytes. It reports whether it has
+// freed a layer.
 func (s *Store) coolUntil(bytes uint64) (freed bool) {
 	if s.ramHas(bytes) || !s.cooling.CompareAndSwap(false, true) {
 		return false
@@ -58,8 +58,8 @@ func (s *Store) coolUntil(bytes uint64) (freed bool) {
 
 func (s *Store) ramIsWide() bool { return s.ramHas(0) }
 
-// ramHas reports whether so many bytes of the RAM file system are free, and the part that is kept for
-// later branches.
+// ramHas reports whether the given number of bytes of the RAM file system is free, in addition to
+// the part that is kept for later branches.
 func (s *Store) ramHas(bytes uint64) bool {
 	free, all, err := s.ramRoom()
 	return err != nil || free >= max(bytes, all/ramPart)

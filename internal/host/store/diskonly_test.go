@@ -111,7 +111,7 @@ func TestDiskOnlySnapshots(t *testing.T) {
 		t.Fatal(err)
 	}
 	s = d.open(t)
-	for _, other := range []string{"disk", "parent"} { // it has its own links to all that it needs
+	for _, other := range []string{"disk", "parent"} { // the snapshot has its own links to all files that it needs
 		if err := os.RemoveAll(s.dir(other)); err != nil {
 			t.Fatal(err)
 		}
@@ -161,7 +161,7 @@ func TestLostKernel(t *testing.T) {
 	if err := s.Verify(context.Background(), "disk"); !errors.As(err, &damaged) {
 		t.Errorf("verify: %v", err)
 	}
-	if err := s.Verify(context.Background(), "parent"); err != nil { // it restores without
+	if err := s.Verify(context.Background(), "parent"); err != nil { // restoring memory needs no kernel
 		t.Errorf("verify the parent: %v", err)
 	}
 }

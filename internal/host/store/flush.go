@@ -16,9 +16,9 @@ const flushRetry = 30 * time.Second
 
 // flusher writes hot snapshots to disk. Snapshots that a stopped sandbox waits for are written
 // concurrently with the others, by a goroutine of their own. Owners take turns. Each owner's oldest
-// snapshot comes first, so that a parent is usually on disk before branches of its children:
-// snapshots written earlier have its layers twice for a while. Failed flushes are repeated and
-// logged.
+// snapshot comes first, so that a parent is usually on disk before branches of its children.
+// Branches that are written before the parent have copies of its layers for a while. Failed flushes
+// are repeated and logged.
 type flusher struct {
 	store *Store
 	runs  sync.WaitGroup

@@ -47,7 +47,7 @@ func (g *Staging) Publish(m *snapshot.Manifest, extents []vm.Extent, disk []*os.
 		published: time.Now(), owner: g.owner, awaited: g.awaited}
 	e.enterLocked(phaseHot)
 	if old := s.byTag[g.tag]; old != nil {
-		old.enterLocked(phaseGone) // it was a failed one
+		old.enterLocked(phaseGone) // the old snapshot was a failed one
 	}
 	s.addLocked(e)
 	s.tell(event.SnapshotCreated, e)

@@ -59,8 +59,8 @@ func layerPath(dir string, m *snapshot.Manifest, owner string) string {
 	return filepath.Join(dir, snapshot.LayerFile(snapshot.MemoryLayerFile, m.ID, owner))
 }
 
-// openHot opens a layer in RAM without checking its origin. The caller knows that it is the right
-// one.
+// openHot opens a layer in RAM without checking its origin. The caller knows that the layer is the
+// right one.
 func (s *Store) openHot(l snapshot.File) (*os.File, error) {
 	return s.openAlone(s.ramLayer(l.Owner), l.Bytes)
 }

@@ -177,7 +177,7 @@ func (s *Store) seal(ctx context.Context, tag string) error {
 	e := s.byTag[tag]
 	s.mu.Unlock()
 	if e == nil {
-		return nil // it was deleted
+		return nil // the snapshot was deleted
 	}
 	e.flushMu.Lock() // makes a deletion wait
 	defer e.flushMu.Unlock()

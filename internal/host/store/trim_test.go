@@ -28,7 +28,7 @@ func (d *dirs) onTmpfs(t *testing.T) {
 	d.ram = filepath.Join(dir, "ram")
 }
 
-// publishSparse publishes a snapshot whose memory layer has so many bytes, and data in two pages of it. If
+// publishSparse publishes a snapshot whose memory layer has size bytes, with data in two pages. If
 // first is set, the snapshot is on disk before it is visible.
 func publishSparse(t *testing.T, s *Store, d dirs, tag string, size int64, first bool) {
 	t.Helper()

@@ -27,7 +27,7 @@ func DiskBytes(path string) uint64 {
 	return uint64(st.Blocks) * 512 // st_blocks is in units of 512 bytes, stat(2)
 }
 
-// minus returns what w has more than other.
+// minus returns by how much w exceeds other; 0 if it does not.
 func (w Written) minus(other Written) Written {
 	return Written{w.Memory - min(w.Memory, other.Memory), w.Disk - min(w.Disk, other.Disk)}
 }
@@ -112,8 +112,8 @@ func (c *Tally) Carry(now Written, base *Written) {
 	c.base = base
 }
 
-// CarryDisk is Carry for a disk-only branch: now was written to the disk until now, and base is the
-// disk's new count.
+// CarryDisk is Carry for a disk-only branch. now is the number of bytes written to the disk so far,
+// and base is the new count of the disk.
 func (c *Tally) CarryDisk(now, base uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -77,7 +77,7 @@ func (v *View) Limited(what string) error {
 }
 
 // MayName returns a *owner.PrefixError if the principal may not give a snapshot or workspace this
-// name. what is the error's word for the thing.
+// name. what names the kind of object in the error.
 func (v *View) MayName(what, name string) error {
 	return owner.Within(v.as(context.Background()), v.p.Prefix.HasTag(name), "%s: %.70q", what, name)
 }

@@ -38,7 +38,7 @@ func TestOr(t *testing.T) {
 	}
 }
 
-// repeats returns the findings of an agent that has found so many repeating generators.
+// repeats returns the findings of an agent that lists n repeating generators, and has found more.
 func repeats(n int, more uint32) *agentproto.Unique {
 	u := &agentproto.Unique{More: more}
 	for i := range n {

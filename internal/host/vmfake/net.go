@@ -16,7 +16,7 @@ import (
 // ServeNet is for TestMain. If a client started the test binary as forkd-net, ServeNet runs a fake
 // forkd-net in it; otherwise it returns. The fake answers requests like the real one. It sends
 // every frame back, prefixed with the mode of the sandbox's policy and a space. Once it has
-// received the CA, it inserts the values of the sandbox's secrets between them.
+// received the CA, it inserts the values of the sandbox's secrets between mode and frame.
 func ServeNet() {
 	if os.Args[0] != "forkd-net" {
 		return

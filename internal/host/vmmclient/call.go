@@ -53,7 +53,7 @@ func (v *VMM) call(ctx context.Context, kind vmmproto.Kind, body vmmproto.Messag
 	case <-v.lost:
 		return v.gone()
 	case <-ctx.Done():
-		return v.noAnswer(ctx) // it was not sent
+		return v.noAnswer(ctx) // the request was not sent
 	}
 	answer := make(chan reply, 1)
 	v.replyTo(answer)

@@ -43,7 +43,7 @@ func checkOnTime(t *testing.T, name string, pid int) {
 	for _, thread := range threads {
 		its := filepath.Join("/proc", thread.Name())
 		if called, err := os.ReadFile(filepath.Join(its, "comm")); err != nil || strings.HasPrefix(string(called), "kvm-") {
-			continue // it has ended, or is KVM's thread
+			continue // the thread has ended, or is KVM's
 		}
 		slack, err := os.ReadFile(filepath.Join(its, "timerslack_ns"))
 		if text := string(slack); err == nil && text != "50000\n" {

@@ -147,7 +147,7 @@ func (p *Pool) takeReady(shape vm.Shape) *Shell {
 		if s.alive() {
 			return s
 		}
-		go p.kill([]*Shell{s}) // it died while waiting, so only reap it
+		go p.kill([]*Shell{s}) // the shell died while waiting, so only reap it
 	}
 }
 
@@ -242,7 +242,7 @@ func (p *Pool) watch(shape vm.Shape, s *Shell) {
 	case <-s.VMM.Done():
 	}
 	if !p.remove(shape, s) {
-		return // it was taken, or killed by the pool
+		return // the shell was taken, or killed by the pool
 	}
 	p.cfg.Log.Warn("a pooled VMM has ended", "id", s.ID, "reason", DescribeExit(s.VMM.Exit()))
 	p.kill([]*Shell{s})

@@ -78,7 +78,7 @@ type Set struct {
 
 	mu sync.Mutex // never held while a file is written: a slow disk stops one workspace, not all
 	// +checklocks:mu
-	byName map[string]*entry // a new one has no sandbox until that is created
+	byName map[string]*entry // a new workspace has no sandbox until the sandbox is created
 	// +checklocks:mu
 	unread map[string]bool // names of workspaces whose records cannot be read and must not be replaced
 }
@@ -219,7 +219,7 @@ func (s *Set) Create(ctx context.Context, name string, req sandbox.ForkRequest) 
 	req.N, req.AllowPartial = 1, false
 	forked, err := s.sandboxes.Fork(ctx, req)
 	if err != nil {
-		_ = s.remove(w) // it has no record
+		_ = s.remove(w) // the workspace has no record
 		return Info{}, err
 	}
 	id := forked.Sandboxes[0].ID

@@ -90,7 +90,7 @@ func (g *guest) checkEnded(t *testing.T, reason vm.ExitReason) {
 	if x := g.Exit(); x.Reason != reason || x.Detail == "" {
 		t.Errorf("exit %+v, want %v with a detail", x, reason)
 	}
-	for c := range g.Conns() { // it is closed
+	for c := range g.Conns() { // the channel is closed
 		c.Conn.Close()
 	}
 }
@@ -268,8 +268,8 @@ func refusedBranch(t *testing.T, h *Host) {
 	g.checkStats(t, false, 1, 0)
 }
 
-// A VM can be rebased onto its last branch that saved memory, once, and only if the branch was asked
-// for with Keep. A refused rebase changes nothing.
+// A VM can be rebased onto its last branch that saved memory, once, and only if the branch was
+// requested with Keep. A refused rebase changes nothing.
 func rebase(t *testing.T, h *Host) {
 	g := h.boot(t)
 	rebases := uint64(0)
