@@ -34,9 +34,9 @@ type BuildContext struct {
 const defaultDockerfile = "Dockerfile"
 
 // OpenBuildContext opens a directory as the context of a build and reads its Dockerfile and its
-// .dockerignore. A relative path of the Dockerfile begins at dir. Empty means "Dockerfile"; "-"
-// means that the caller has the text. A file NAME.dockerignore beside the Dockerfile NAME replaces
-// the .dockerignore.
+// .dockerignore. dockerfile is the path of the Dockerfile; a relative path begins at dir. Empty
+// means "Dockerfile"; "-" means that the caller has the text. A file NAME.dockerignore beside the
+// Dockerfile NAME replaces the .dockerignore.
 //
 // The files below dir are not trusted: a symbolic link must not lead out of dir, and a pipe is
 // refused. A Dockerfile outside dir was chosen by the caller and is read as it is.

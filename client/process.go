@@ -25,8 +25,8 @@ type (
 // runs on.
 var ErrDetached = errors.New("detached from the process, which goes on")
 
-// ErrStdinClosed is returned by Write when the process no longer accepts input: it has closed its stdin, or
-// ended before it took all of it.
+// ErrStdinClosed is returned by Write when the process no longer accepts input. The process has
+// closed its stdin, or has ended before it took all of the input.
 var ErrStdinClosed = errors.New("the process takes no more input")
 
 // Process is a process of a sandbox, started by StartExec or found by Attach. Its methods may be

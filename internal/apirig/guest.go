@@ -89,11 +89,11 @@ func (a *agents) end(g *guest) {
 	}
 	delete(a.running, g)
 	below := descendants(g.cmd.Process.Pid)
-	_ = g.cmd.Process.Kill() // fails only if it has ended
+	_ = g.cmd.Process.Kill() // fails only if the agent has ended
 	for _, pid := range below {
 		_ = syscall.Kill(pid, syscall.SIGKILL)
 	}
-	_ = g.cmd.Wait() // says that it was killed
+	_ = g.cmd.Wait() // returns that the agent was killed
 	if err := os.RemoveAll(g.dir); err != nil {
 		a.t.Errorf("agent: %v", err)
 	}

@@ -1,8 +1,9 @@
 // Package apitest checks the traffic of tests against the document of the REST API,
 // api/openapi.yaml. A request or an answer that the document does not allow fails the test.
 //
-// It is stricter than clients: a field of an answer that the document does not name is an error
-// here, while clients must ignore it. It knows nothing of the daemon and is linked into tests only.
+// It is stricter than clients. A field of an answer that the document does not name is an error
+// here, while clients must ignore such a field. The package knows nothing of the daemon and is
+// linked into tests only.
 package apitest
 
 import (

@@ -69,7 +69,8 @@ func newEventsCmd() *cobra.Command {
 	return cmd
 }
 
-// oldest is not the id of an event: the daemon then begins with the oldest event that it has.
+// oldest asks for all events that the daemon still has. It works because it is not the id of an
+// event.
 const oldest = "oldest"
 
 // parseSince reads a time, or a duration before now.

@@ -21,9 +21,9 @@ func sayTo(cmd *cobra.Command) func(string) {
 	return func(text string) { printf(cmd.ErrOrStderr(), "forkd: %s\n", multiline(text)) }
 }
 
-// oldFork is `forkd fork --tag TAG --settle-secs N` of forkd 0.5: the sandboxes live as long as the
-// command does, at most N seconds, and $FORKD_TARGET is the address of a single one. The class
-// Sandbox of the Python package runs it.
+// oldFork is `forkd fork --tag TAG --settle-secs N` of forkd 0.5. The sandboxes live as long as the
+// command does, at most N seconds. If there is a single sandbox, $FORKD_TARGET is its address. The
+// class Sandbox of the Python package runs it.
 type oldFork struct {
 	tag    string
 	settle float64

@@ -140,7 +140,7 @@ func ownHooks(text []byte) (list []claudeHook, err error) {
 				continue
 			}
 			h := claudeHook{event: event.key}
-			_ = json.Unmarshal(text[item.value.start:item.value.end], &h) // an edited one differs
+			_ = json.Unmarshal(text[item.value.start:item.value.end], &h) // an edited hook differs
 			list = append(list, h)
 		}
 	}

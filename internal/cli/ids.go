@@ -20,7 +20,7 @@ const idPrefix = "sb-"
 var wholeID = regexp.MustCompile(`^sb-[a-z2-7]{26}$`)
 
 // sandboxID returns the id of the sandbox that ref means: an id, the beginning of one that no other
-// sandbox shares, or the name of a workspace. Other text is returned unchanged: the daemon then
+// sandbox shares, or the name of a workspace. It returns other text unchanged, so that the daemon
 // reports that there is no such sandbox.
 func sandboxID(ctx context.Context, cl *client.Client, ref string) (string, error) {
 	if wholeID.MatchString(ref) {

@@ -54,8 +54,8 @@ func cleaned(arg any) any {
 	return oneLine(fmt.Sprint(arg))
 }
 
-// printable returns the text of an error without terminal control sequences: a guest may have
-// written a part of it.
+// printable returns the text of an error without terminal control sequences, because a guest may
+// have written a part of it.
 func printable(err error) string { return printableText(err.Error()) }
 
 // printableText removes characters that control a terminal from text.

@@ -17,7 +17,7 @@ const (
 	turnText     = "turn.text"     // first words of the prompt, or the tool's command
 	turnAgent    = "turn.agent"    // the agent that reported it
 	turnSession  = "turn.session"  // of the agent
-	turnID       = "turn.id"       // of the agent; a repeated report with it saves nothing
+	turnID       = "turn.id"       // id of the agent; a repeated report with the same id saves nothing
 	turnPast     = "turn.past"     // numbers of the turns before it, the latest first; some may be deleted
 	turnDiskKiB  = "turn.disk-kib" // KiB that the sandbox had written to its disk since the previous turn
 	turnPrompt   = "turn.prompt"   // of the sandbox: session and text of the prompt that it works on

@@ -32,7 +32,7 @@ type turnStore struct {
 
 // change describes what may have happened in a sandbox since its latest turn.
 type change struct {
-	used      bool // a request may have changed it, or that is unknown
+	used      bool // a request may have changed the sandbox, or it is unknown whether one has
 	wrote     bool // the sandbox has written more than an idle guest does
 	memoryKiB uint64
 	diskKiB   uint64
@@ -72,7 +72,7 @@ func (t *turnStore) changed(ctx context.Context, s client.Sandbox, has *turns) (
 	}
 	st, err := t.cl.Stats(ctx, s.ID)
 	if err != nil && (c.used || client.IsStatus(err, http.StatusConflict)) {
-		return c, nil // without the figures, or because it is being suspended
+		return c, nil // without the figures, or while the sandbox is being suspended
 	}
 	c.memoryKiB, c.diskKiB = st.MemorySince, st.DiskSince
 	c.wrote = c.memoryKiB >= quietMemoryKiB || c.diskKiB >= quietDiskKiB

@@ -28,7 +28,7 @@ const MaxSettle = 86400
 
 // Hold keeps sandboxes for as long as a call lasts.
 type Hold struct {
-	Settle   float64      // seconds until it ends
+	Settle   float64      // seconds until the call ends
 	Listener net.Listener // clients of forkd 0.5 reach the single sandbox here; may be nil
 	Say      func(text string)
 }

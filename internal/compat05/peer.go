@@ -13,7 +13,7 @@ import (
 )
 
 // isOurs returns an error unless a connection within this host comes from a program of this user.
-// The protocol of forkd 0.5's agent knows no token: without this check, every user of the host
+// The protocol of forkd 0.5's agent has no token, so without this check every user of the host
 // could run commands in sandboxes.
 func isOurs(conn net.Conn) error {
 	from, to := addrOf(conn.RemoteAddr()), addrOf(conn.LocalAddr())

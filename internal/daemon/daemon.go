@@ -185,8 +185,8 @@ func hostOf(addr string) string {
 	return host
 }
 
-// socketMode lets all users connect if users other than the owner may: the daemon checks each
-// connection's user.
+// socketMode lets all users connect if users other than the owner may use the socket, because the
+// daemon checks each connection's user.
 func (c *Config) socketMode() os.FileMode {
 	if len(c.Peers) > 0 {
 		return 0o666

@@ -8,8 +8,8 @@ import (
 	"github.com/forkd/forkd/internal/host/cgroup"
 )
 
-// Bounds of the daemon's own memory: a share of the memory available, but at least minHeap, unless
-// that is more than half. Requests may hold 512 MiB of bodies and answers (face.Limits.Memory).
+// Bounds of the daemon's own memory: a share of the available memory, at least minHeap, but never
+// more than half. Requests may hold 512 MiB of bodies and answers (face.Limits.Memory).
 const (
 	heapShare = 8
 	minHeap   = 1 << 30

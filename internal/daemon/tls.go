@@ -30,7 +30,7 @@ func (t *TLS) check(bind string) error {
 	return nil
 }
 
-// certificates holds the daemon's certificates as their files are now: a changed file applies from
+// certificates holds the daemon's certificates as their files are now. A changed file applies from
 // the next connection on. A file that cannot be used is logged, and the previous certificates stay
 // in force.
 type certificates struct {

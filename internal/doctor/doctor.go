@@ -169,8 +169,8 @@ func (h *Host) do(rows []check) (findings []Finding) {
 	return findings
 }
 
-// needless marks findings about this host's kernel as irrelevant, for a host whose VMs run in an
-// emulated one: the emulated host has its own kernel.
+// needless marks findings about this host's kernel as irrelevant. It is for a host whose VMs run in
+// an emulated host, which has its own kernel.
 func needless(findings []Finding) []Finding {
 	for i, f := range findings {
 		if f.Verdict == Warn || f.Verdict == Fail {

@@ -121,7 +121,7 @@ func (h *Host) pidsLeft() uint64 {
 	}
 	for dir := path.Clean(at); ; dir = path.Dir(dir) {
 		limit, err := strconv.ParseUint(h.read("/sys/fs/cgroup"+dir+"/pids.max"), 10, 64)
-		if err == nil { // otherwise there is none, or it is "max"
+		if err == nil { // otherwise there is no limit, or it is "max"
 			used, _ := strconv.ParseUint(h.read("/sys/fs/cgroup"+dir+"/pids.current"), 10, 64)
 			left = min(left, limit-min(limit, used))
 		}
@@ -238,9 +238,9 @@ func (h *Host) swap() Finding {
 // muchReserved, in MiB, is an amount of reserved memory that is worth a report.
 const muchReserved = 256
 
-// hugePages reports memory reserved for huge pages, which forkd does not use: a child that writes
-// one byte would copy 2 MiB. For the same reason forkd disables transparent huge pages for guests,
-// whatever the host's setting.
+// hugePages reports memory reserved for huge pages. forkd does not use huge pages, because a child
+// that writes one byte would copy 2 MiB. For the same reason forkd disables transparent huge pages
+// for guests, whatever the host's setting.
 func (h *Host) hugePages() Finding {
 	kib := h.meminfo()
 	free := kib["HugePages_Free"] * kib["Hugepagesize"] >> 10

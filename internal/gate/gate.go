@@ -60,7 +60,7 @@ type Gate struct {
 type waiter struct {
 	shares []Share
 	rank   int           // number of places and waiters of its first key when it arrived
-	in     chan struct{} // closed when it has its place
+	in     chan struct{} // closed when the waiter has its place
 }
 
 func (w *waiter) key() string { return w.shares[0].Key }

@@ -20,7 +20,7 @@ type trigger struct {
 // Bounds on triggers. Each stage reads the triggers of its base again.
 const (
 	maxTriggers  = 100      // of a base
-	maxTrigger   = 64 << 10 // bytes of one
+	maxTrigger   = 64 << 10 // bytes of one trigger
 	maxTriggered = 8 << 20  // bytes of the triggers of all stages, with triggerSize for each
 	triggerSize  = 512      // bytes that a trigger takes in addition to its text
 )

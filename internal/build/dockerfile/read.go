@@ -214,7 +214,7 @@ type reader struct {
 	proxies map[string]string // those of Request.Args that all commands have
 
 	words     *Expander
-	full      bool // there are more steps than a plan has
+	full      bool // the plan has no room for more steps
 	names     int  // of sources
 	entries   int  // of the build context in all sources
 	compared  int  // names of the build context with patterns

@@ -144,7 +144,7 @@ func (st *stage) takeEnv(c Config) error {
 	return checkShell(c.Shell)
 }
 
-// checkShell returns an error if a shell is too long: every step has a copy of it.
+// checkShell returns an error if a shell is too long, because every step has a copy of it.
 func checkShell(shell []string) error {
 	if size := len(strings.Join(shell, " ")); len(shell) > maxShellWords || size > MaxPath {
 		return fmt.Errorf("the shell has %d words of %d bytes: want at most %d words of %d bytes", len(shell), size,

@@ -14,9 +14,9 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
-// A registry serves an image with the public configuration of another image, and with its own layers. This
-// image is not mistaken for the other one: a Dockerfile build identifies them by different digests, and the
-// layers are refused.
+// If a registry serves an image with the public configuration of another image and with its own
+// layers, the image is not mistaken for the other one. A Dockerfile build identifies the two images
+// by different digests, and the layers are refused.
 func TestConfigurationOfAnotherImage(t *testing.T) {
 	official := containerOf(t, archive(t, dir("etc"), reg("etc/official")))
 	hostile := containerOf(t, archive(t, dir("etc"), reg("etc/hostile")))

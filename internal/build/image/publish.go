@@ -26,9 +26,10 @@ const (
 	stagingSuffix = ".staging"
 )
 
-// publish creates the directory parent/name: it calls fill with an empty staging directory beside
-// it, and renames that. If parent/name already exists, or appears while publish waits for another
-// process that creates it, fill is not called. waiting is called once if publish has to wait.
+// publish creates the directory parent/name. It calls fill with an empty staging directory beside
+// parent/name, and then renames the staging directory. If parent/name already exists, or appears
+// while publish waits for another process that creates it, fill is not called. waiting is called
+// once if publish has to wait.
 //
 // A process that dies in fill leaves its staging directory; the next publish of the same name
 // removes it.

@@ -117,8 +117,8 @@ func decompress(payload []byte) ([]byte, error) {
 		head(payload))
 }
 
-// zstdFrame decompresses exactly one frame: the decoder would treat the appended size as a damaged
-// second frame.
+// zstdFrame decompresses exactly one frame, because the decoder would treat the appended size as a
+// damaged second frame.
 func zstdFrame(payload []byte) ([]byte, error) {
 	r, err := zstd.NewReader(bytes.NewReader(trimSize(payload)),
 		zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(MaxVMLinuxBytes), zstd.WithDecoderMaxWindow(xzDictMax))

@@ -13,7 +13,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/stamp"
 )
 
-// Tokens holds the tokens of a token file, as the file is now: a changed file applies from the next
+// Tokens holds the tokens of a token file as the file is now. A changed file applies from the next
 // request on. A file that cannot be used is logged, and the previous tokens stay valid. Methods may
 // be called concurrently.
 type Tokens struct {
@@ -41,8 +41,8 @@ func OpenTokens(path string, log *slog.Logger) (*Tokens, error) {
 	return t, nil
 }
 
-// Resolve returns the holder of a token. Its time does not depend on the token's bytes or length:
-// it compares digests, in constant time, with those of all tokens.
+// Resolve returns the holder of a token. Its time does not depend on the token's bytes or length,
+// because it compares digests, in constant time, with those of all tokens.
 func (t *Tokens) Resolve(token string) (p Principal, ok bool) {
 	sum := sha256.Sum256([]byte(token))
 	for _, k := range t.current() {

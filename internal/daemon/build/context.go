@@ -328,7 +328,7 @@ func (c *Context) keep(in io.Reader, size int64) (string, error) {
 	defer f.Close()
 	h := sha256.New()
 	for left := size; left > 0; left -= roomEvery {
-		if err := room(c.dir, min(left, roomEvery)); err != nil { // others write concurrently
+		if err := room(c.dir, min(left, roomEvery)); err != nil { // other builds write concurrently
 			return "", err
 		}
 		if _, err := io.CopyN(io.MultiWriter(f, h), in, min(left, roomEvery)); err != nil {

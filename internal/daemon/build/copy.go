@@ -255,7 +255,7 @@ func (g *guest) send(ctx context.Context, to staging, match string, leave docker
 		leave = dockerfile.Ignore{}
 	}
 	rest := filtered(r, leave, to.brought, below)
-	defer rest.Close() // before r: its reader ends
+	defer rest.Close() // before r, so that r's reader ends
 	return to.guest.unpack(ctx, rest, path.Join(to.dir, below))
 }
 
@@ -298,7 +298,7 @@ func decompress(in *bufio.Reader) (io.Reader, error) {
 	case bytes.HasPrefix(magic, []byte("\x1f\x8b")): // RFC 1952, section 2.3.1
 		z, err := gzip.NewReader(in)
 		if err != nil {
-			return nil, nil // only the first bytes look like it
+			return nil, nil // only the first bytes look like an archive
 		}
 		return z, nil
 	case bytes.HasPrefix(magic, []byte("BZh")):

@@ -77,7 +77,7 @@ func (b *Builder) carryOut(ctx context.Context, req Request, p *plan.Plan, files
 	if err != nil {
 		return Result{}, err
 	}
-	defer b.Trim(maxSteps) // when nothing runs from them any more
+	defer b.Trim(maxSteps) // when no sandbox runs from the snapshots any more
 	defer w.pin()()
 	defer w.endIdle()
 	if w.isDone() {

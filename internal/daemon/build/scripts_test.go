@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// shells returns functions that run a script like an image with GNU programs, and like an image with
-// busybox: the host's shell, and busybox with nothing else in its PATH.
+// shells returns functions that run a script in the host's shell, like an image with GNU programs,
+// and in busybox with nothing else in its PATH, like an image with busybox.
 func shells(t *testing.T) map[string]func(script string, args ...string) *exec.Cmd {
 	t.Helper()
 	run := func(shell []string, path string) func(string, ...string) *exec.Cmd {
@@ -60,12 +60,12 @@ func TestLeftoversAreKilled(t *testing.T) {
 		if err := other.Process.Kill(); err != nil { // the process is still running
 			t.Errorf("%s: a process with another mark: %v", name, err)
 		}
-		_ = other.Wait()                                               // returns that it was killed
+		_ = other.Wait()                                               // returns that the process was killed
 		if strings.Contains(statusOf(left.Process.Pid), "State:\tS") { // not a zombie
 			t.Errorf("%s: the process still runs", name)
 			_ = left.Process.Kill()
 		}
-		_ = left.Wait() // returns that it was killed
+		_ = left.Wait() // returns that the process was killed
 	}
 }
 

@@ -22,7 +22,7 @@ func (b *Builder) used(tag string) {
 	if err := os.Chtimes(name, now, now); err == nil {
 		return
 	}
-	if err := os.WriteFile(name, nil, 0o600); err != nil { // otherwise the time of its creation counts
+	if err := os.WriteFile(name, nil, 0o600); err != nil { // on an error the time of its creation counts
 		b.cfg.Log.Warn("note the use of a build's step", "snapshot", tag, "error", err)
 	}
 }
@@ -95,7 +95,7 @@ func (b *Builder) forget(there func(tag string) bool) {
 		}
 		for _, e := range entries {
 			tag := e.Name()
-			if strings.HasPrefix(tag, ".") || there(tag) { // another build is writing the former
+			if strings.HasPrefix(tag, ".") || there(tag) { // ".": another build is writing this record
 				continue
 			}
 			free, err := b.claim(claim + tag)

@@ -157,8 +157,9 @@ type startRequest struct {
 	Force        bool            `json:"force"`
 }
 
-// baseImage is the image that the SDKs build on by default. The template baseTemplate stands for
-// it: it contains the image and everything that E2B adds to an image, and needs no registry.
+// baseImage is the image that the SDKs build on by default. The template baseTemplate is used
+// instead of it. The template contains the image and everything that E2B adds to an image, and
+// needs no registry.
 const (
 	baseImage    = "e2bdev/base"
 	baseTemplate = "base"

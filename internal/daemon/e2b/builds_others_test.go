@@ -86,7 +86,7 @@ func TestBuildsBesideOthers(t *testing.T) {
 		`{"snapshot_tag":"`+step+`"}`); resp.StatusCode != 404 {
 		t.Errorf("forked by a team: %s %s", resp.Status, text)
 	}
-	for range 40 { // each replaces the one before
+	for range 40 { // each replaces the previous build
 		r.request("team-a.x")
 	}
 	as(apirig.Token)
@@ -145,7 +145,7 @@ func TestBuildsOfTemplatesWaitForPlaces(t *testing.T) {
 	if err != nil {
 		t.Errorf("a Dockerfile meanwhile: %v", err)
 	}
-	own = append(own, begin("waits")) // in place of the one that waits
+	own = append(own, begin("waits")) // replaces the waiting build
 	if end := r.finished(waits); end.Status != "error" || !strings.Contains(end.Reason.Message, "another build") {
 		t.Errorf("the build that was replaced: %+v", end)
 	}
@@ -371,7 +371,7 @@ func TestScopesOfBuilds(t *testing.T) {
 func TestCaseOfNamesHidesTheTagsOfOthers(t *testing.T) {
 	r := startWith(t, apirig.Options{Tokens: []auth.Token{{Name: "team", Scope: auth.Run, Prefix: "team-a/"}}})
 	team := header{"X-API-Key": r.Tokens["team"]}
-	for range 2 { // before others have the tag, and when they do
+	for range 2 { // before other clients have the tag, and after
 		resp, out := r.send("POST", "/v2/sandboxes", team, `{"templateID":"A.B"}`)
 		if resp.StatusCode != 201 || !strings.Contains(out, `"templateID":"a.b"`) {
 			t.Errorf("%s %s", resp.Status, out)

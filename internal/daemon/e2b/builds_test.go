@@ -147,7 +147,7 @@ func TestBuildOfATemplate(t *testing.T) {
 	hash, other := strings.Repeat("a", 64), strings.Repeat("b", 64)
 	r.upload(b, hash, archive(t, "src/x.txt", "x", "src/sub/y.txt", "y", "src/l", "link:/etc/passwd"))
 	r.upload(b, other, archive(t, "one.txt", "wrong"))
-	r.upload(b, other, archive(t, "one.txt", "1")) // replaces the one before
+	r.upload(b, other, archive(t, "one.txt", "1")) // replaces the previous archive
 	step := func(kind string, args ...string) string {
 		quoted := make([]string, len(args))
 		for n, a := range args {

@@ -42,8 +42,9 @@ func sign(path, operation, user, token string, end int64) string {
 	return "/files?" + q.Encode()
 }
 
-// A signed file is at the daemon's own address. A page there gets an opaque origin: otherwise its
-// scripts would have the daemon's origin, which a daemon without tokens obeys.
+// A signed file is at the daemon's own address. A page there gets an opaque origin. Otherwise its
+// scripts would have the daemon's origin, and a daemon without tokens obeys requests of that
+// origin.
 func TestSignedPageHasNoOrigin(t *testing.T) {
 	r := start(t)
 	b := r.create(simple)

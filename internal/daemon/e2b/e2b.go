@@ -200,7 +200,7 @@ func (a *Server) control(w http.ResponseWriter, r *http.Request) {
 	}
 	who, err := a.identify(r)
 	e := audit.From(r.Context())
-	e.Who, e.Route = who.Who, controlRoute // replaced by its pattern's once routed
+	e.Who, e.Route = who.Who, controlRoute // replaced by its pattern once the request is routed
 	if err != nil {
 		face.LetGo(w)
 		a.fail(w, r, err)

@@ -151,7 +151,7 @@ func pageOf[T any](w http.ResponseWriter, q url.Values, all []T, name func(T) st
 			return nil, face.BadRequest("nextToken: it is not one of this API")
 		}
 		at := slices.IndexFunc(all, func(item T) bool { return name(item) == string(last) })
-		if at < 0 { // it was removed in the meantime
+		if at < 0 { // the member was removed in the meantime
 			return nil, face.BadRequest("nextToken: the thing that it follows no longer exists: start again")
 		}
 		all = all[at+1:]

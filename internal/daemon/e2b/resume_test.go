@@ -53,7 +53,7 @@ func TestAutoResumeOfTwo(t *testing.T) {
 	for state() != "restoring" {
 	}
 	go ask()
-	for range 20 { // so that the first one has most likely arrived too
+	for range 20 { // so that the first request has most likely arrived too
 		state()
 	}
 	restore()

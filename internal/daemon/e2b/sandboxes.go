@@ -197,7 +197,7 @@ func (a *Server) connectAs(w http.ResponseWriter, r *http.Request, ifRunning int
 		if stateOf(was) == paused {
 			status = http.StatusCreated
 			_, own := annotationOf(was)
-			changes = own || !was.Expires.IsZero() // a sandbox of /v1 without an end may be meant to have none
+			changes = own || !was.Expires.IsZero() // a sandbox of /v1 without an end may be meant to live for ever
 		}
 		if !changes {
 			e = nil

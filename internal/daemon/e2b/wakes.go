@@ -9,10 +9,10 @@ import (
 )
 
 // wakes holds the requests that wait until their sandboxes are resumed. All requests to one sandbox
-// share a place: they may first have to wait until the sandbox's memory is written, and would block
-// requests to others for that time. A third of the places is closed to strangers, so that they
-// cannot block clients with a token. Neither an owner of sandboxes nor the strangers to one owner's
-// sandboxes can take all places.
+// share a place. They may have to wait until the sandbox's memory is written, and would otherwise
+// block requests to other sandboxes for that time. A third of the places is closed to strangers, so
+// that strangers cannot block clients with a token. Neither an owner of sandboxes nor the strangers
+// to one owner's sandboxes can take all places.
 type wakes struct {
 	sandboxes *gate.Gate
 	requests  *gate.Gate // by sandbox; at most as many as connections

@@ -59,9 +59,9 @@ func (g *Gate) Enter(client, sandboxID string) (leave func(), err error) {
 	return leave, nil
 }
 
-// Serve answers a request with h if there is a place for it, and with fail otherwise or if h
-// returns an error. A short answer keeps its place until the client has received it: otherwise an
-// HTTP/2 client that reads nothing could make the daemon hold any number of answers.
+// Serve answers a request with h if there is a place for it. If there is none, or if h returns an
+// error, it answers with fail. A short answer keeps its place until the client has received it.
+// Otherwise an HTTP/2 client that reads nothing could make the daemon hold any number of answers.
 func (g *Gate) Serve(w http.ResponseWriter, r *http.Request, h Handler,
 	fail func(http.ResponseWriter, *http.Request, error)) {
 	leave, err := g.Enter(ClientOf(r), r.PathValue("id"))

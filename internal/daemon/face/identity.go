@@ -10,11 +10,11 @@ import (
 	"github.com/forkd/forkd/internal/daemon/auth"
 )
 
-// CheckOrigin refuses two kinds of requests over TCP: those that carry another host's name and need
-// no token (see auth.CheckHost), and those that a web page of another origin makes a browser on
-// this host send. A daemon on loopback without a token would obey the latter. Requests that only
-// read are refused too, because the page must not see the answer either. Programs send no Origin
-// and are not affected. hosts are names of this host in addition to those in the daemon's
+// CheckOrigin refuses two kinds of requests over TCP: requests that carry another host's name and
+// need no token (see auth.CheckHost), and requests that a web page of another origin makes a
+// browser on this host send. A daemon on loopback without a token would obey such a page. Requests
+// that only read are refused too, because the page must not see the answer either. Programs send no
+// Origin and are not affected. hosts are names of this host in addition to those in the daemon's
 // configuration.
 func (f *Face) CheckOrigin(r *http.Request, hosts ...string) error {
 	addr, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr)

@@ -13,7 +13,7 @@ type Limits struct {
 	Stall      time.Duration // time without progress of a request's body or a file; 2 minutes
 
 	// Concurrent streams to ports of guests, and those to one guest. Streams by signed URLs have
-	// numbers of their own, so that strangers lock no one else out. An agent carries
+	// limits of their own, so that strangers lock no other client out. An agent carries
 	// agentproto.MaxDialed streams of both kinds.
 	Streams, StreamsPerSandbox int           // 512, 64
 	Signed, SignedPerSandbox   int           // 256, 48

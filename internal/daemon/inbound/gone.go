@@ -15,9 +15,9 @@ import (
 var errGone = errors.New("the other side has gone")
 
 // endWhenGone ends a stream by end when one side has closed its connection. The end of the side's
-// data does not prove that: the side may only have finished sending. So the connection is watched
-// from then on; otherwise, when both sides wait, the sandbox would be in use until the idle
-// timeout. Data of a client that has left may still be on its way.
+// data does not prove that the connection is closed, because the side may only have finished
+// sending. So the connection is watched from then on. Otherwise, when both sides wait, the sandbox
+// would be in use until the idle timeout. Data of a client that has left may still be on its way.
 func (p *Proxy) endWhenGone(ctx context.Context, client *clientConn, guest *guestConn, end func(error)) {
 	client.sent = func() {
 		if hangUp(guest.PortConn) {

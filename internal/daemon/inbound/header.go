@@ -126,9 +126,9 @@ var originWide = []string{
 	"Secure-Session-Registration",
 }
 
-// ownLocation returns the target of a redirect if it is below the route's prefix. Other redirects
-// are not passed on: the client would follow them with its token, method and body, and over a unix
-// socket every host is the daemon.
+// ownLocation returns the target of a redirect if the target is below the route's prefix. Other
+// redirects are not passed on. The client would follow them with its token, method and body, and
+// over a unix socket every host is the daemon.
 func ownLocation(location, host string, route *Route) (string, bool) {
 	base := &url.URL{Scheme: "http", Host: host, RawPath: route.Path}
 	var err error

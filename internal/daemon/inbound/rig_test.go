@@ -92,8 +92,8 @@ func listen(t *testing.T, f func(*net.TCPConn)) net.Listener {
 	return listenOn(t, "tcp", "127.0.0.1:0", f)
 }
 
-// listenUnix is like listen, with connections like those of real guests: closing one differs from
-// ending its data.
+// listenUnix is like listen, but its connections are like those of real guests: to close one is not
+// the same as to end its data.
 func listenUnix(t *testing.T, f func(*net.UnixConn)) net.Listener {
 	return listenOn(t, "unix", t.TempDir()+"/s", f)
 }

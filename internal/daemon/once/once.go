@@ -93,7 +93,7 @@ type Book struct {
 
 // underWay is a use of a key: by a request, or by prune.
 type underWay struct {
-	done    chan struct{} // closed at its end
+	done    chan struct{} // closed when the use ends
 	begun   bool          // the request is recorded and being executed
 	request Request       // valid if begun
 }

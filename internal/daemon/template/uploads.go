@@ -17,7 +17,7 @@ import (
 
 // Bounds on archives, in bytes.
 const (
-	maxArchive  = 4 << 30  // of one
+	maxArchive  = 4 << 30  // of one archive
 	maxOfClient = 8 << 30  // of all builds of one client
 	maxArchives = 16 << 30 // of all builds
 	maxFiles    = maxSteps // number of archives of one build, including empty ones

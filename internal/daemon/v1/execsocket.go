@@ -85,7 +85,7 @@ func (a *api) serveSocket(w http.ResponseWriter, r *http.Request, op string,
 		})
 	}
 	if cause := context.Cause(ctx); err != nil && cause != nil {
-		err = cause // instead of an error that it caused
+		err = cause // err may be only a consequence of the cause
 	}
 	if err == nil {
 		s.settle()

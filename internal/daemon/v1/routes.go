@@ -101,7 +101,7 @@ func newAPI(cfg Config) *api {
 	}
 }
 
-// serve carries out a row of the table, with its checks in order: a request without the scope takes
+// serve carries out a row of the table, with its checks in order. A request without the scope takes
 // no place and learns nothing, not even whether its query is valid.
 func (a *api) serve(row route) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {

@@ -70,7 +70,7 @@ func setBranch(view *tenancy.View, s *apiv1.Snapshot, b *snapshot.Branch) {
 
 func (a *api) listSnapshots(r *http.Request) (list[store.Info, apiv1.Snapshot], error) {
 	view := a.view(r)
-	images := make(map[snapshot.Base]string) // each is in its own file, and most snapshots share one
+	images := make(map[snapshot.Base]string) // each image has a file of its own, and most snapshots share an image
 	describe := func(i store.Info) apiv1.Snapshot {
 		s := snapshotOf(view, i)
 		image, known := images[i.Base]

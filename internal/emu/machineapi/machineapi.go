@@ -115,9 +115,9 @@ const (
 	frameTypesEnd                       // not a frame
 )
 
-// One FrameStdin at a time keeps the emulated host's receive window open. If it were full of input
-// that the process does not read, the machine would not see the end of the connection behind it,
-// and so not notice the death of the client.
+// One FrameStdin at a time keeps the emulated host's receive window open. If the window were full
+// of input that the process does not read, the machine would not see the end of the connection
+// behind that input, and would not notice the death of the client.
 
 // MaxFrame is the maximum length of a frame's payload in bytes.
 const MaxFrame = 1 << 20

@@ -19,8 +19,8 @@ const (
 	// and keep the pipe open.
 	daemonPipeGrace = time.Second
 	// daemonProven is how long a daemon must run before its exit counts as an accident. If the first
-	// process exits earlier by itself, its command line is wrong, and it is not restarted: the host
-	// sees the exit in the status.
+	// process exits earlier by itself, its command line is wrong. Then it is not restarted, and the
+	// host sees the exit in the status.
 	daemonProven = 10 * time.Second
 	// daemonPause is the pause before a restart. It doubles after another early exit, up to
 	// daemonMaxPause.

@@ -12,8 +12,8 @@ import (
 )
 
 // deepen enlarges the accept queues of process pid at the TCP addresses. QEMU listens with a queue
-// of one: of ten clients that connect together, the kernel resets some or makes them wait a second.
-// The queue belongs to the socket, so listen on a duplicate of QEMU's descriptor changes it.
+// of one. If ten clients connect together, the kernel resets some or makes them wait a second. The
+// queue belongs to the socket, so calling listen on a duplicate of QEMU's descriptor changes it.
 func deepen(pid int, addrs ...string) error {
 	dir := fmt.Sprintf("/proc/%d/fd", pid)
 	names, err := os.ReadDir(dir)

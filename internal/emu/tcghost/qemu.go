@@ -22,8 +22,8 @@ import (
 func (m Machine) qemuDir() string { return filepath.Join(m.cache, "machine-qemu") }
 
 // cmdline is the command line of the emulated host's kernel. Huge pages and address randomisation
-// are off: with either, QEMU 7.2 accumulates translated blocks until page clearing stalls for tens
-// of seconds. panic=-1 with -no-reboot makes QEMU exit on a panic.
+// are off, because with either of them QEMU 7.2 accumulates translated blocks until page clearing
+// stalls for tens of seconds. panic=-1 with -no-reboot makes QEMU exit on a panic.
 const cmdline = "console=ttyS0 quiet panic=-1 mitigations=off norandmaps transparent_hugepage=never"
 
 // qemuArgs returns QEMU's arguments. There is one emulated CPU and one translation thread: with

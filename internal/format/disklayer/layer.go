@@ -132,8 +132,8 @@ type Layer struct {
 	bits     []byte // the bitmap, mapped shared and read-only; writes go through the file, which is coherent with it
 
 	// present marks the pages of the bitmap that are not holes of the file. A hole is all zero and
-	// never accessed through the mapping: on tmpfs even a load would allocate the page, and kill
-	// the process if no memory is left.
+	// never accessed through the mapping. On tmpfs even a load would allocate the page, and kill the
+	// process if no memory is left.
 	present []bool
 }
 

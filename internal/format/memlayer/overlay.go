@@ -18,7 +18,7 @@ func Overlay(lower, upper []vm.Extent) []vm.Extent {
 			out = appendExtent(out, lower[i])
 			i++
 		}
-		if i < len(lower) && lower[i].GPA < u.GPA { // u covers the tail or the middle of this one
+		if i < len(lower) && lower[i].GPA < u.GPA { // u covers the tail or the middle of this extent
 			head, rest := split(lower[i], u.GPA)
 			out = appendExtent(out, head)
 			lower[i] = rest

@@ -22,7 +22,7 @@ func fill(v reflect.Value, text json.RawMessage, field string) *fault {
 		v.SetBytes(bytes.Clone(text))
 		return nil
 	case string(text) == "null":
-		if kind == reflect.Slice || kind == reflect.Map { // package json writes nil ones as null
+		if kind == reflect.Slice || kind == reflect.Map { // package json writes nil slices and maps as null
 			return nil
 		}
 		return wrong(field, "null: want a value; "+otherForkd)

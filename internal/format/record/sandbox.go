@@ -136,8 +136,9 @@ func ParseSandbox(path string, p []byte) (*Sandbox, error) {
 	return &now.Sandbox, nil
 }
 
-// ProtocolOf returns the control protocol version of a sandbox's VMM, from a record of any version:
-// the field has the same name and place in all of them. It is 0 if the record lacks it.
+// ProtocolOf returns the control protocol version of a sandbox's VMM, from a record of any version.
+// The field has the same name and place in all versions. ProtocolOf returns 0 if the record lacks
+// the field.
 func ProtocolOf(p []byte) int {
 	var head struct {
 		Protocol   int `json:"protocol"`

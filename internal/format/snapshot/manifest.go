@@ -116,7 +116,7 @@ type Branch struct {
 	Stop       Micros `json:"stop_us,omitempty"`  // second stop, because it wrote faster than the copying
 	Ready      Micros `json:"ready_us"`           // from the request until children could start
 	DirtyBytes uint64 `json:"dirty_bytes"`        // pages that the sandbox had written
-	Faults     uint64 `json:"faults,omitempty"`   // of these, pages copied because it wrote them again
+	Faults     uint64 `json:"faults,omitempty"`   // of these, pages copied because the sandbox wrote them again
 
 	After  *Ref              `json:"after,omitempty"`  // the snapshot that the sandbox was at before; nil: the parent
 	Labels map[string]string `json:"labels,omitempty"` // from the request

@@ -45,8 +45,8 @@ import (
 const memoryLimit = 64 << 20
 
 // maxProcs is how many threads may run the agent's Go code. Each has its own caches, which children
-// would copy. It is two even on one CPU: when a thread waits in the kernel, as the one for forks
-// does, the runtime wakes another thread to look for work unless it has a spare processor.
+// would copy. It is two even on one CPU. When a thread waits in the kernel, like the thread for
+// forks, the runtime wakes another thread to look for work unless it has a spare processor.
 const maxProcs = 2
 
 // Main runs the agent with the given arguments and returns the exit code. As PID 1 it powers the
@@ -140,7 +140,7 @@ func serveGuest(log *kmsg.Log) error {
 	a.control.disk = disk.New("/")
 	a.forks.flush, a.forks.quiet = unix.Sync, true
 	a.forks.network = nic.OpenConnections(log)
-	a.control.reset = func() error { // with its own sockets, because those of a fork are used only by a fork
+	a.control.reset = func() error { // with sockets of its own, because a fork's sockets are for forks only
 		c := nic.OpenConnections(log)
 		if c == nil {
 			return errors.New("reset connections: this kernel cannot")

@@ -259,7 +259,7 @@ func TestExecCancelledBeforeItsStartIsKnown(t *testing.T) {
 		time.Sleep(time.Millisecond)
 	}
 	cancel()
-	time.Sleep(10 * time.Millisecond) // so that the client notices it before the guest's answer
+	time.Sleep(10 * time.Millisecond) // so that the client notices the cancellation before the guest's answer
 	close(may)
 	if err := <-done; !errors.Is(err, context.Canceled) {
 		t.Errorf("%v", err)

@@ -15,7 +15,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
-// ports serves agentproto.DialPort: it carries streams of the host to TCP ports on the guest's
+// ports serves agentproto.DialPort. It carries streams of the host to TCP ports on the guest's
 // loopback, and to no other address. Its memory is in every guest. So it allocates none before the
 // first stream, an idle stream holds no buffer, and buffers are reused, because nothing is
 // collected below memoryLimit.
@@ -102,7 +102,7 @@ func dialLoopback(port uint16) (halfConn, agentproto.DialAnswer) {
 			return conn.(*net.TCPConn), agentproto.DialOK
 		}
 		if a := answerTo(err); a != agentproto.DialRefused && answer == agentproto.DialRefused {
-			answer = a // more informative than a refusal by the other address
+			answer = a // this answer says more than a refusal by the other address
 		}
 	}
 	return nil, answer

@@ -42,8 +42,8 @@ func New(path string) *Disk {
 }
 
 // Rest discards free blocks, writes everything to the disk, and stops all writing to the file
-// system until Wake, or until Limit has passed. During that time its disk is in the state of an
-// unmounted one.
+// system until Wake, or until Limit has passed. During that time the disk looks as if the file
+// system were unmounted.
 func (d *Disk) Rest() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

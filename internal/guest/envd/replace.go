@@ -102,7 +102,7 @@ func fill(f *os.File, content io.Reader, old fs.FileInfo, u *userenv.User) error
 			uid, gid = int(st.Uid), int(st.Gid)
 		}
 	}
-	if os.Geteuid() == 0 { // otherwise there is no other owner
+	if os.Geteuid() == 0 { // without root a file can have no other owner
 		if err := f.Chown(uid, gid); err != nil {
 			return err
 		}

@@ -152,7 +152,7 @@ func (w *watch) translate(n fsnotify.Event) bool {
 		}
 		ev := &filesystem.FilesystemEvent{Name: text(name), Type: k.event}
 		if k.entry && w.entries {
-			ev.Entry, _ = newDescriber().entry(n.Name) // nil if it is gone
+			ev.Entry, _ = newDescriber().entry(n.Name) // nil if the entry is gone
 		}
 		select {
 		case w.events <- ev:

@@ -144,7 +144,7 @@ func (d dialect) testErrors(t *testing.T, h *httptest.Server) {
 		t.Errorf("at its end: %v", got)
 	}
 	for _, m := range got {
-		if m["type"] == "error" && m["traceback"] == nil { // E2B's client for Python requires one
+		if m["type"] == "error" && m["traceback"] == nil { // E2B's client for Python requires a traceback
 			t.Errorf("an error without a traceback: %v", m)
 		}
 	}

@@ -113,7 +113,8 @@ func (i *interpreter) controlError(err error) error {
 }
 
 // endedInstead reports whether a control request failed because the interpreter has ended, for
-// example because its code is being killed: then nothing can repeat a sibling's numbers.
+// example because its code is being killed. An interpreter that has ended cannot repeat a sibling's
+// numbers.
 func (i *interpreter) endedInstead(err error) bool {
 	if !errors.Is(err, io.EOF) && !errors.Is(err, syscall.EPIPE) && !errors.Is(err, syscall.ECONNRESET) {
 		return false

@@ -214,7 +214,7 @@ func disconnect(t *testing.T, h *httptest.Server, body string) {
 	resp.Body.Close()
 }
 
-// A client may hang up as soon as it has read the end, and call again at once: the interrupt of the
+// A client may hang up as soon as it has read the end, and call again at once. The interrupt of the
 // old call must not hit the new one.
 func TestHangingUpAtTheEndDoesNotInterruptTheNextCall(t *testing.T) {
 	_, h := newServer(t)

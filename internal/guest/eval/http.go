@@ -68,7 +68,7 @@ func (s *Server) handleExecute(w http.ResponseWriter, r *http.Request) {
 	case errors.As(err, &busy):
 		http.Error(w, err.Error(), http.StatusConflict)
 	case errors.As(err, new(*unsupportedError)):
-		s.remove(c.ID) // it has no interpreter and will not get one
+		s.remove(c.ID) // the context has no interpreter and will not get one
 		http.Error(w, err.Error(), http.StatusBadRequest)
 	default:
 		http.Error(w, err.Error(), http.StatusInternalServerError)

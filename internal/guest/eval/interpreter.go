@@ -211,7 +211,7 @@ func readLine(r *bufio.Reader, limit int) ([]byte, error) {
 
 // stop kills the interpreter and everything it started, and waits until it has ended.
 func (i *interpreter) stop() {
-	_ = i.child.SignalGroup(syscall.SIGKILL) // an error means that it is gone
+	_ = i.child.SignalGroup(syscall.SIGKILL) // an error means that the process is gone
 	<-i.child.Done()
 	i.close()
 }

@@ -112,7 +112,7 @@ func (h *Hooks) run(deadline time.Time, path string, args ...string) error {
 	select {
 	case <-child.Done():
 	case <-timer.C:
-		_ = child.SignalGroup(syscall.SIGKILL) // an error means that it is gone
+		_ = child.SignalGroup(syscall.SIGKILL) // an error means that the process is gone
 		child.Status()
 		return fmt.Errorf("%s: not done after %v%s", path, h.limit, tail(output))
 	}

@@ -39,7 +39,7 @@ const (
 	offSeconds   = drbgHead + 32
 	offReseeds   = drbgHead + 40
 	maxRequest   = 1 << 16
-	maxSeed      = 4096    // a larger minimum means that it is not a generator
+	maxSeed      = 4096    // a larger minimum means that this is not a generator
 	maxReseeding = 1 << 24 // that may be set as reseed_interval, and as seconds
 	reseedsStep  = 0x10000 // added to reseed_counter: no generator reseeds that often in between
 )

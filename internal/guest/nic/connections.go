@@ -29,9 +29,9 @@ const (
 // LAST_ACK, and not yet accepted ones. The numbers are Linux's (include/net/tcp_states.h).
 const wantedStates = 1<<1 | 1<<2 | 1<<3 | 1<<4 | 1<<5 | 1<<8 | 1<<9 | 1<<11 | 1<<12
 
-// Connections closes the guest's TCP connections in a fork: their other ends are connected to the
-// source, and a child that reads from one would wait for ever. Readers and writers get ECONNABORTED
-// at once.
+// Connections closes the guest's TCP connections in a fork. Their other ends are connected to the
+// source, and a child that reads from such a connection would wait for ever. Readers and writers
+// get ECONNABORTED at once.
 //
 // It closes all connections from the interface's address to another. Connections inside the guest
 // continue, because both of their ends were copied. So do UDP sockets, which have no other end, and

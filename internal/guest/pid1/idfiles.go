@@ -16,8 +16,8 @@ import (
 )
 
 // idDir holds the files that a fork rewrites. They are on tmpfs and mounted over the files that
-// programs read: a write to the disk would cost each child its own blocks, and wake it again when
-// the journal is committed.
+// programs read. A write to the disk would cost each child its own blocks, and wake the child again
+// when the journal is committed.
 const idDir = "/run/forkd"
 
 // Paths of what a fork rewrites.

@@ -1,9 +1,9 @@
 // Package agentclient is the host side of the guest agent: it calls one guest over a dial function,
 // which normally connects to the unix socket of the guest's VMM and names a vsock port.
 //
-// Every call makes its own connection. A vsock stream does not survive a fork, so none is kept: a
-// kept one could be stale. The package does not start or find guests, does not retry, and trusts no
-// answer of a guest: every answer is bounded.
+// Every call makes its own connection. A vsock stream does not survive a fork, so none is kept. The
+// package does not start or find guests, does not retry, and trusts no answer of a guest: every
+// answer is bounded.
 package agentclient
 
 import (
@@ -105,8 +105,8 @@ func (c *Client) Trust(ctx context.Context, certificate []byte) error {
 	return err
 }
 
-// Freeze brings the guest's root file system to rest: its disk is then in the state of an unmounted
-// one, until Thaw or for 30 seconds.
+// Freeze brings the guest's root file system to rest. Until Thaw, or for 30 seconds, its disk looks
+// as if the file system were unmounted.
 func (c *Client) Freeze(ctx context.Context) error {
 	_, err := c.control(ctx, agentproto.Request{Op: agentproto.OpFreeze})
 	return err

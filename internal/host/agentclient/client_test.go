@@ -253,7 +253,7 @@ func TestExecUnpacksNothing(t *testing.T) {
 		if err != nil {
 			return
 		}
-		io.Copy(io.Discard, req.Body) // otherwise the client may still be sending it when the connection ends
+		io.Copy(io.Discard, req.Body) // otherwise the client may still be sending the body when the connection ends
 		accepted <- req.Header.Get("Connect-Accept-Encoding")
 		io.WriteString(c, "HTTP/1.1 200 x\r\nContent-Type: application/connect+json\r\nConnect-Content-Encoding: gzip\r\n"+
 			"Content-Length: 6\r\n\r\n\x01\x00\x00\x00\x01x")
@@ -307,7 +307,7 @@ func TestInputIsSentOnceWhateverTheGuestSays(t *testing.T) {
 	select {
 	case <-input:
 		t.Error("the input was read by a second goroutine")
-	case <-time.After(100 * time.Millisecond): // without the limit it would come at once
+	case <-time.After(100 * time.Millisecond): // without the limit the answer would come at once
 	}
 	cancel()
 	if err := <-done; !errors.Is(err, context.Canceled) {

@@ -27,7 +27,7 @@ type EvalOptions struct {
 
 // EvalResult is the end of an evaluation.
 type EvalResult struct {
-	Result    *string // repr of the last expression; nil if the code has none or it is None
+	Result    *string // repr of the last expression; nil if there is none, or its value is None
 	Stdout    []byte
 	Stderr    []byte
 	Error     *EvalError // exception that ended the code
@@ -59,8 +59,8 @@ func (r EvalResult) Err() error {
 	return nil
 }
 
-// evalSlack is how long, after its timeout and agentproto.EvalGrace, a guest may take to report the
-// end of the code.
+// evalSlack is how long a guest may take to report the end of the code, after the timeout and
+// agentproto.EvalGrace have passed.
 const evalSlack = 5 * time.Second
 
 // Eval runs code in a warm interpreter of the guest. The error is nil if the guest reported how the

@@ -187,7 +187,7 @@ type execCall struct {
 }
 
 // untilStarted is stream for a caller that may leave before the guest has reported the id of the
-// process: the call goes on for a moment, because otherwise the process could not be killed.
+// process. The call then goes on for a moment, because otherwise the process could not be killed.
 func (e *execCall) untilStarted(ctx context.Context) (ExecResult, error) {
 	call, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
@@ -245,7 +245,7 @@ func (e *execCall) stream(ctx context.Context) (ExecResult, error) {
 func (e *execCall) event(ctx context.Context, event *process.ProcessEvent) (*process.ProcessEvent_EndEvent, error) {
 	switch ev := event.GetEvent().(type) {
 	case *process.ProcessEvent_Start:
-		if e.pid != 0 { // only once, even if the guest repeats it: the request's reader is for one goroutine
+		if e.pid != 0 { // only once, even if the guest repeats the event: one goroutine reads the input
 			return nil, nil
 		}
 		e.pid = max(ev.Start.GetPid(), 1) // 0 is not a process id

@@ -44,7 +44,7 @@ type Result struct {
 	Save     time.Duration // state and memory into RAM
 	Persist  time.Duration // flushed to disk and published
 	MemBytes uint64        // length of the memory layer
-	Output   string        // of the warm-up steps: the end of it, stdout before stderr of each
+	Output   string        // end of the output of the warm-up steps; of each step, stdout before stderr
 }
 
 // Guest is the agent in a parent.
@@ -83,7 +83,7 @@ type Baker struct {
 
 // Bounds on parents with the disk of a client.
 const (
-	maxBoots    = 2               // at once; one client has one of them
+	maxBoots    = 2               // at once; one client may have one
 	bootTimeout = 5 * time.Minute // from the start of the VM to the snapshot
 )
 
@@ -240,7 +240,7 @@ func (b *bake) toWarm(ctx context.Context) error {
 	start = time.Now()
 	b.begin("set up the guest")
 	err = within(ctx, b.req.Ready, func(ctx context.Context) error {
-		_, err := identity.Give(ctx, b.guest, parentHostname, b.req.Env) // each fork finds it again
+		_, err := identity.Give(ctx, b.guest, parentHostname, b.req.Env) // each fork finds the environment again
 		return err
 	})
 	if err != nil {

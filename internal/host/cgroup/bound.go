@@ -8,8 +8,9 @@ import (
 	"strings"
 )
 
-// MemoryBound returns the memory available to the daemon's cgroup, in bytes: the least memory.max
-// and memory.high of it and of those above. Without any limit it is MaxUint64.
+// MemoryBound returns the memory available to the daemon's cgroup, in bytes. That is the least
+// memory.max and memory.high of the cgroup and of those above it. Without any limit it is
+// MaxUint64.
 func MemoryBound() uint64 {
 	mount, err := mounted("/proc/self/mounts")
 	if err != nil {

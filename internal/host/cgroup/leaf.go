@@ -30,7 +30,7 @@ type Leaf struct {
 	// +checklocks:mu
 	spare uint64 // allowance above the memory limit: copies in RAM that belong to a snapshot
 	// +checklocks:mu
-	copies copies // of these, the files written for this daemon
+	copies copies // of the copies, the files written for this daemon
 	// +checklocks:mu
 	before uint64 // allowance of an earlier daemon
 	// +checklocks:mu

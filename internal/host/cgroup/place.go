@@ -82,7 +82,7 @@ func isDelegated(dir string) bool {
 	return false
 }
 
-// leave moves this process out of parent, if it is in it, so that children of parent can have
+// leave moves this process out of the cgroup parent, so that children of parent can have
 // controllers. It does not touch other processes.
 func leave(parent string) error {
 	pids, err := fields(parent, "cgroup.procs")

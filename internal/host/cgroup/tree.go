@@ -3,15 +3,15 @@
 // ends, so that it never runs without its limits.
 //
 // It finds a place in the hierarchy that the daemon may use, or says why there is none. Its callers
-// decide the limits of a sandbox and who may change them. It does not see inside guests: a guest is
-// memory and time of its process.
+// decide the limits of a sandbox and who may change them. It does not see inside guests, only the
+// memory and time that a VM process uses.
 //
-// Charging: a page is charged to the leaf whose process touched it first, until it is freed. Pages
-// of layers that a VMM only reads belong to its snapshot, and are charged to the daemon or to the
-// VMM that made the snapshot. A guest's writes are copied and charged to its own leaf. Layers in
-// RAM that its VMM writes for branches are charged to the leaf too, although they belong to the
-// snapshot: see Leaf.Spare. Page cache of disks is charged as well, but a leaf at its limit
-// reclaims that first.
+// A page is charged to the leaf whose process touched it first, until it is freed. Pages of layers
+// that a VMM only reads belong to its snapshot, and are charged to the daemon or to the VMM that
+// made the snapshot. A guest's writes are copied and charged to its own leaf. Layers in RAM that
+// its VMM writes for branches are charged to the leaf too, although they belong to the snapshot;
+// see Leaf.Spare. Page cache of disks is charged as well, but a leaf at its limit reclaims page
+// cache first.
 //
 // Sizes are in bytes unless a name says otherwise. The package uses a dozen small files of the
 // kernel (Documentation/admin-guide/cgroup-v2.rst) directly; containerd/cgroups would bring D-Bus
@@ -97,7 +97,7 @@ func (t *Tree) prepare(parent, name string) error {
 		}
 	}
 	if len(t.enabled) == 0 {
-		_ = os.Remove(dir) // fails if it has leaves
+		_ = os.Remove(dir) // fails if the cgroup has leaves
 		return cmp.Or(err, fmt.Errorf("cgroup %s has none of the controllers %s; where cgroup v1 has them, boot with %s",
 			parent, strings.Join(controllers, ", "), unified))
 	}

@@ -29,9 +29,9 @@ func flatten(ctx context.Context, dst *os.File, own uint32, extents []vm.Extent,
 // copyBuffer is the size of one copy step, in bytes: a multiple of the page size.
 const copyBuffer = 1 << 20
 
-// copyExtent copies one extent of src to the same place in dst, including zeros: a layer has no
-// holes inside its extents. On tmpfs the first access to a hole through a mapping allocates a page,
-// and if there is no room the VM dies.
+// copyExtent copies one extent of src to the same place in dst, including zeros, because a layer
+// has no holes inside its extents. On tmpfs the first access to a hole through a mapping allocates
+// a page, and if there is no room the VM dies.
 func copyExtent(ctx context.Context, dst, src *os.File, e vm.Extent, buf []byte) error {
 	for at, end := int64(e.Offset), int64(e.Offset+e.Length); at < end; {
 		if err := ctx.Err(); err != nil {

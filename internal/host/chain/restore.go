@@ -13,8 +13,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// Restore restores the snapshot of lease into a VM, with top, from NewTop, on its disk and frames,
-// from join, as its network, and starts it.
+// Restore restores the snapshot of lease into a VM and starts it. top, made by NewTop, becomes the
+// top of the VM's disk. frames, returned by join, becomes its network.
 func Restore(ctx context.Context, vmm vmpool.VMM, lease *store.Lease, top, frames *os.File) (vmmproto.RestoreResult,
 	error) {
 	files := vmmclient.RestoreFiles{State: lease.State(), Layers: lease.Layers(), Net: frames}

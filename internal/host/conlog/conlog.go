@@ -13,13 +13,13 @@ import (
 	"github.com/forkd/forkd/internal/format/console"
 )
 
-// Log follows the console of a sandbox until the sandbox ends, through all of its VMs: a suspended
-// sandbox is silent, and continues when it is resumed. Following is not use: it neither wakes a
-// sandbox nor keeps it awake. A Log has one caller at a time.
+// Log follows the console of a sandbox until the sandbox ends, through all of its VMs. A suspended
+// sandbox is silent, and its log continues when it is resumed. Following is not use: it neither
+// wakes a sandbox nor keeps it awake. A Log has one caller at a time.
 type Log struct {
 	screen func() Screen
 	vm     any      // whose console is read; nil: none so far
-	ring   *os.File // of vm; nil: it is gone
+	ring   *os.File // of vm; nil: the VM is gone
 	seen   uint64   // bytes of ring read so far
 }
 

@@ -71,7 +71,7 @@ type Record struct {
 
 	Paused    bool                // on request; a paused VM without it is being suspended
 	Pending   *durable.PendingTop // not nil while a branch is in progress
-	Restoring bool                // a rollback is in progress: it may not have confirmed
+	Restoring bool                // a rollback is in progress, so the guest may not have confirmed
 }
 
 // Tag returns the snapshot that users see the sandbox run from.
@@ -133,8 +133,8 @@ func Read(dir string) (Record, error) {
 }
 
 // SuspendedFile is the file in a sandbox's data directory that holds its latest suspended state. It
-// is written when the snapshot of that state is on disk, and stays when the sandbox is resumed: if
-// its VM is lost with the host, the sandbox returns to that state.
+// is written when the snapshot of that state is on disk, and stays when the sandbox is resumed. If
+// the sandbox's VM is lost with the host, the sandbox returns to that state.
 const SuspendedFile = "suspended.json"
 
 // WriteSuspended makes a suspended state durable: the record of the sandbox to resume, whose
@@ -172,7 +172,7 @@ func (r *Record) SuspendAs(tag, snapshotID string, auto bool) {
 	}
 	r.Origin, r.SnapshotTag, r.SnapshotID, r.PID, r.AutoResume = r.Tag(), tag, snapshotID, 0, auto
 	r.Rebased, r.Rebasing = nil, nil
-	r.Frozen, r.Top, r.Pending, r.Paused = nil, "", nil, false // Branches stay: it can still be rolled back to them
+	r.Frozen, r.Top, r.Pending, r.Paused = nil, "", nil, false // Branches stay, for rollbacks
 	r.Suspends++
 }
 

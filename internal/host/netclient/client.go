@@ -95,7 +95,7 @@ func New(cfg Config) (*Client, error) {
 	}
 	c.quit, c.stop = context.WithCancel(context.Background())
 	found, err := c.find()
-	if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, syscall.ESRCH) { // there is none
+	if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, syscall.ESRCH) { // these mean that there is none
 		cfg.Log.Info("the forkd-net of an earlier daemon is not used", "reason", err)
 	}
 	if found != nil {

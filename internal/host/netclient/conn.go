@@ -24,9 +24,9 @@ type conn struct {
 	attached map[string]bool // sandboxes of an earlier daemon; guarded by the client's lock
 	trusted  bool            // forkd-net has the authority; guarded by the client's lock
 
-	killed string // why the kernel killed it for memory; valid when it has ended
+	killed string // why the kernel killed forkd-net for memory; valid when it has ended
 
-	lost  chan struct{} // closed when it has hung up
+	lost  chan struct{} // closed when forkd-net has hung up
 	ended chan struct{} // closed when its process has ended, or is left to the next daemon
 	left  chan struct{} // closed by leave
 

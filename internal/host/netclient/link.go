@@ -59,8 +59,8 @@ func (c *Client) Adopt(id string, setting Setting, give Give) *Link {
 	c.putLocked(l)
 	if c.conn != nil && c.conn.attached[id] {
 		l.conn = c.conn
-		// The sandbox's record is authoritative: the earlier daemon may have died after writing it
-		// and before sending it.
+		// The sandbox's record is authoritative, because the earlier daemon may have died after it wrote
+		// the record and before it sent the setting.
 		if len(setting.Secrets) > 0 {
 			c.trustLocked(c.conn)
 		}

@@ -80,8 +80,8 @@ func (c *Client) start() (*conn, error) {
 	}
 	listenerFile := os.NewFile(uintptr(listener), "control listener")
 	defer listenerFile.Close()
-	// Connected before the process starts, as with a VMM: if the daemon dies now, the process sees
-	// that it has no peer, and exits.
+	// Connect before the process starts, as with a VMM. If the daemon dies now, the process sees that
+	// it has no peer, and exits.
 	ctl, err := ctlsock.Dial(c.path(socketFile))
 	if err != nil {
 		return nil, err
@@ -92,7 +92,7 @@ func (c *Client) start() (*conn, error) {
 	}
 	proc, err := startIn(leaf, process.Spec{Name: Name, Bin: c.cfg.Bin,
 		Env: env, Record: c.path(recordFile), Listener: listenerFile, Jail: c.cfg.Jail, Online: true})
-	_ = listenerFile.Close() // so that its exit is noticed before it has accepted the connection
+	_ = listenerFile.Close() // so that the process's exit is noticed before it has accepted the connection
 	if err != nil {
 		return nil, errors.Join(err, ctl.Close(), leaf.Remove())
 	}

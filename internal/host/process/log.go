@@ -51,10 +51,10 @@ func findLog(pid int) *os.File {
 	return f
 }
 
-// keptOfLog is how much is kept of each end of a log, in bytes: after a Go program died of a
-// signal, the signal is at the beginning and the registers are at the end. The bound matters
-// because exited sandboxes stay listed for any time, and their guest may have written the log of
-// their VMM.
+// keptOfLog is how much is kept of each end of a log, in bytes. After a Go program died of a
+// signal, the signal is at the beginning of the log and the registers are at the end. The bound
+// matters because exited sandboxes stay listed for any time, and their guest may have written the
+// log of their VMM.
 const keptOfLog = 16 << 10
 
 // logGap stands for the omitted part of a log.

@@ -50,10 +50,10 @@ func adopt(pid, pidfd int, child *os.Process) (*Process, error) {
 	return &Process{pid: pid, pidfd: os.NewFile(uintptr(pidfd), "pidfd"), child: child}, nil
 }
 
-// Start runs a program in the root directory. It leads its own process group, so that signals to
-// the daemon's group, such as a terminal's, do not reach it. It stays in the daemon's session,
-// because Linux shares CPUs among sessions (autogroups, sched(7)): with a session per VMM, the
-// daemon would get only the share of one of its guests.
+// Start runs a program in the root directory. The program leads its own process group, so that
+// signals to the daemon's group, such as a terminal's, do not reach it. It stays in the daemon's
+// session, because Linux shares CPUs among sessions (autogroups, sched(7)). With a session per VMM,
+// the daemon would get only the share of one of its guests.
 func Start(spec Spec) (*Process, error) {
 	log, err := newLog(spec.Name)
 	if err != nil {

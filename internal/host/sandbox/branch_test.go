@@ -221,7 +221,7 @@ func TestBranchWithoutWaiting(t *testing.T) {
 		t.Errorf("rollback beside a branch: %v", err)
 	}
 	time.AfterFunc(20*time.Millisecond, func() { close(w.vmms.Copying) })
-	w.fork(t, "b") // waits for it
+	w.fork(t, "b") // waits for the branch
 
 	w.vmms.CopyErr = errors.New("lost")
 	if _, err := w.Branch(t.Context(), id, BranchRequest{Tag: "f", Mode: vm.BranchLive, NoWait: true}); err != nil {

@@ -12,10 +12,10 @@ import (
 )
 
 // bringBack starts a VM from the state of a suspended sandbox. After an error the sandbox is still
-// suspended, unless it is being deleted. When it runs, its expiry is set to the result of expiry.
-// If expiry is nil, it does not change, with one exception: a sandbox that should have been
-// suspended at a time now past would be suspended again at once, so it gets no expiry. The caller
-// holds s.ops.
+// suspended, unless it is being deleted. When the sandbox runs, its expiry is set to the result of
+// expiry. If expiry is nil, the sandbox keeps its expiry, with one exception. A sandbox that should
+// have been suspended at a time now past would be suspended again at once, so it gets no expiry.
+// The caller holds s.ops.
 func (m *Manager) bringBack(ctx context.Context, s *Sandbox, expiry func() Expiry) error {
 	err := m.tryBringBack(ctx, s, expiry)
 	if err != nil && s.Info().State == Suspended {
@@ -31,7 +31,7 @@ func (m *Manager) tryBringBack(ctx context.Context, s *Sandbox, expiry func() Ex
 	if err := s.transition("resume", Restoring, nil); err != nil {
 		return err
 	}
-	undo.Add(func() { _ = s.transition("resume", Suspended, nil) }) // refused if it is being deleted
+	undo.Add(func() { _ = s.transition("resume", Suspended, nil) }) // refused if s is being deleted
 	rec := s.record
 	if expiry == nil && rec.ExpirySuspends && s.due() {
 		expiry = func() Expiry { return Expiry{Suspends: true} }

@@ -15,7 +15,7 @@ const (
 )
 
 // diskFull marks s as paused after its VM paused itself because the host has no room for the
-// guest's writes, and resumes it when there is room. The record does not say paused: a later daemon
+// guest's writes, and resumes it when there is room. The record does not say paused. A later daemon
 // resumes the VM, and learns from the VM if there still is no room.
 func (m *Manager) diskFull(s *Sandbox, v *liveVM) {
 	ctx := context.Background()

@@ -24,8 +24,8 @@ func (h *Held) SetExpiry(e Expiry) error {
 	return nil
 }
 
-// stopTime suspends a sandbox's expiry until startTime is called. This is not recorded: if the
-// daemon dies in between, the next daemon applies the old expiry. Errors are those of SetExpiry.
+// stopTime suspends a sandbox's expiry until startTime is called. The record keeps the expiry: if
+// the daemon dies in between, the next daemon applies the old one. Errors are those of SetExpiry.
 // The caller holds s.ops.
 func (m *Manager) stopTime(s *Sandbox) (startTime func(), err error) {
 	s.mu.Lock()
@@ -66,7 +66,7 @@ func (m *Manager) expire(s *Sandbox) {
 	case suspends:
 		m.suspendExpired(s)
 	default:
-		_ = m.remove(s) // refused if another call deletes it
+		_ = m.remove(s) // refused if another call deletes s
 	}
 }
 

@@ -13,7 +13,7 @@ func (m *Manager) ForkSandbox(ctx context.Context, source string, mode BranchReq
 	if err := req.checkChildren(); err != nil { // before the branch is made; its tag is chosen here
 		return ForkResult{}, BranchResult{}, err
 	}
-	if _, err := owner.Of(ctx).Label(req.Labels); err != nil { // likewise
+	if _, err := owner.Of(ctx).Label(req.Labels); err != nil { // before the branch is made
 		return ForkResult{}, BranchResult{}, err
 	}
 	if err := m.Reach(ctx, source); err != nil {
@@ -23,13 +23,13 @@ func (m *Manager) ForkSandbox(ctx context.Context, source string, mode BranchReq
 	if err != nil {
 		return ForkResult{}, BranchResult{}, err
 	}
-	if err := m.mayOpen(ctx, "network.", req.Network, s.Info().Network.Policy); err != nil { // likewise
+	if err := m.mayOpen(ctx, "network.", req.Network, s.Info().Network.Policy); err != nil { // before the branch is made
 		return ForkResult{}, BranchResult{}, err
 	}
 	if err := m.admitted.Check(req.N, s.vcpus()); err != nil { // again, now that a snapshot to fork from exists
 		return ForkResult{}, BranchResult{}, err
 	}
-	release, err := m.reserve(owner.Of(ctx), req.N) // likewise
+	release, err := m.reserve(owner.Of(ctx), req.N) // again, now that a snapshot to fork from exists
 	if err != nil {
 		return ForkResult{}, BranchResult{}, err
 	}

@@ -77,7 +77,7 @@ func (m *Manager) remove(s *Sandbox) error {
 		}
 	})
 	if err != nil {
-		return &NotFoundError{ID: id} // another Kill is deleting it
+		return &NotFoundError{ID: id} // another Kill is deleting the sandbox
 	}
 	s.usage.Stop()
 	if v != nil {

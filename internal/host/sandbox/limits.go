@@ -40,7 +40,8 @@ func (s *Sandbox) setLimits(limits vm.Limits) error {
 			return s.explain("limit", s.live, err)
 		}
 	}
-	// The record is written after the limits are in force: a daemon that takes over applies it.
+	// The record is written after the limits are in force. A daemon that takes over applies the limits
+	// in the record.
 	if err := s.updateAll(func(r *ledger.Record) { r.Limits = limits }); err != nil {
 		if s.live != nil {
 			_ = s.live.limit(&before) // the first error is the one that matters

@@ -169,14 +169,14 @@ func (s *Sandbox) pause(ctx context.Context, v *liveVM) error {
 	}
 	if err != nil {
 		err = errors.Join(err, s.update(func(r *ledger.Record) { r.Paused = false }))
-		_ = s.transition("pause", Running, nil) // refused if it has ended
+		_ = s.transition("pause", Running, nil) // refused if the VM has ended
 	}
 	return err
 }
 
 // unpause resumes the VM of a paused s.
 func (m *Manager) unpause(ctx context.Context, s *Sandbox, v *liveVM) error {
-	if s.record.Paused { // not if it waits for disk room, which writing would need
+	if s.record.Paused { // not if s waits for disk room, because the record could not be written
 		if err := s.update(func(r *ledger.Record) { r.Paused = false }); err != nil {
 			return err
 		}

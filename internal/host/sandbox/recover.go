@@ -102,8 +102,8 @@ func (m *Manager) readoptAll(entries []os.DirEntry) {
 	slices.SortFunc(m.left, func(a, b left) int { return strings.Compare(a.ID, b.ID) })
 }
 
-// recoverData takes over the sandbox of a data directory without a VM: a suspended sandbox is kept,
-// and remains of others are removed.
+// recoverData takes over the sandbox of a data directory without a VM. It keeps a suspended
+// sandbox, and removes the remains of other sandboxes.
 func (m *Manager) recoverData(id string) error {
 	dir := filepath.Join(m.cfg.DataDir, id)
 	_, err := os.Stat(filepath.Join(dir, ledger.SuspendedFile))
@@ -144,10 +144,10 @@ func (e *aloneError) Error() string {
 }
 
 // readopt takes over one VM, which settleTakenOver makes a running sandbox. If no client may use
-// the VM any more, it kills the VM and returns a *ledger.LostError: it was never handed out, may
-// not have confirmed, or has been replaced by a suspended state. After any other error nothing has
-// been touched. A healthy VM is taken over whatever else is missing: without its snapshot it runs
-// as before.
+// the VM any more, readopt kills it and returns a *ledger.LostError. Such a VM was never handed
+// out, may not have confirmed, or has been replaced by a suspended state. After any other error
+// nothing has been touched. A healthy VM is taken over whatever else is missing. Without its
+// snapshot it runs as before.
 func (m *Manager) readopt(id string) (*Sandbox, error) {
 	dir := m.vmDir(id)
 	vmm, err := m.cfg.VMMs.Attach(id, dir)
@@ -232,7 +232,7 @@ func (m *Manager) settleTakenOver(s *Sandbox) error {
 	meantToStand := s.record.Paused
 	m.adopt(s, event.SandboxAdopted)
 	if meantToStand {
-		_ = s.transition("recover", Paused, nil) // refused if it has ended
+		_ = s.transition("recover", Paused, nil) // refused if the VM has ended
 	}
 	return nil
 }

@@ -41,8 +41,8 @@ type Guest interface {
 // during its life.
 //
 // An operation that changes a sandbox holds ops, and also mu while it changes the fields below mu.
-// The holder of ops may read these fields without mu, all others need mu. Deletion is the
-// exception: it does not wait for ops, and the holder of ops then finds the sandbox stopping.
+// The holder of ops may read these fields without mu; all others need mu. Deletion is the
+// exception. It does not wait for ops, and the holder of ops then finds the sandbox stopping.
 type Sandbox struct {
 	id     string
 	data   string        // directory of its private disk tops, and of its suspended state

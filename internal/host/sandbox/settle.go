@@ -46,7 +46,7 @@ func (s *Sandbox) catchUp() error {
 		meant = Paused
 	}
 	s.mu.Unlock()
-	_ = s.transition("settle", meant, nil) // refused if it is in that state, or has ended
+	_ = s.transition("settle", meant, nil) // refused if s is in that state already, or has ended
 	return nil
 }
 
@@ -81,8 +81,8 @@ func (s *Sandbox) settle(ctx context.Context, v *liveVM) (paused bool, err error
 }
 
 // settlePause puts a VM that an earlier daemon left, or that did not answer, into the state that
-// the record intends. A VM that is paused without a request for it was about to be suspended, and
-// runs on.
+// the record intends. A VM that is paused, although its record does not say so, was about to be
+// suspended, and runs on.
 func (s *Sandbox) settlePause(ctx context.Context, v *liveVM, paused bool) error {
 	switch {
 	case paused && !s.record.Paused:
@@ -93,7 +93,8 @@ func (s *Sandbox) settlePause(ctx context.Context, v *liveVM, paused bool) error
 	return nil
 }
 
-// swapLeases changes the leases of s's VM, unless s is being deleted: then they are being released.
+// swapLeases changes the leases of s's VM, unless s is being deleted, because then the leases are
+// being released.
 func (s *Sandbox) swapLeases(change func()) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

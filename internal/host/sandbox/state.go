@@ -35,8 +35,8 @@ const (
 	Stopping
 )
 
-// next lists the states that may follow each state: the drawing above in code, which is what
-// counts.
+// next lists the states that may follow each state. It is the drawing above in code, and the code
+// is what counts.
 var next = map[State][]State{
 	Starting:  {Running, Suspended, Stopping},
 	Running:   {Paused, Restoring, Exited, Stopping},

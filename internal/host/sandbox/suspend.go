@@ -164,7 +164,7 @@ func (m *Manager) standStill(ctx context.Context, s *Sandbox, auto bool, undo *c
 		if err := s.transition("suspend", Paused, nil); err != nil {
 			return err
 		}
-		undo.Add(func() { _ = s.transition("suspend", Running, nil) }) // refused if it has ended
+		undo.Add(func() { _ = s.transition("suspend", Running, nil) }) // refused if the VM has ended
 		if auto && !s.usage.Idle() {
 			return errBusy
 		}

@@ -21,7 +21,7 @@ import (
 // tornVMM is a VM that runs a function of the test when it is asked to branch.
 type tornVMM struct {
 	*vmfake.VMM
-	branch func() error // before the VM carries it out; may be nil
+	branch func() error // called before the VM carries out the branch; may be nil
 }
 
 func (v *tornVMM) Branch(ctx context.Context, req vmmproto.Branch, f vmmclient.BranchFiles) (vmmproto.BranchResult,

@@ -37,7 +37,7 @@ func (m *Manager) add(s *Sandbox, kind event.Kind) {
 // adopt makes a sandbox with a confirmed child running, and watches it.
 func (m *Manager) adopt(s *Sandbox, kind event.Kind) {
 	v := s.live
-	_ = s.transition("start", Running, nil) // no other goroutine knows it yet
+	_ = s.transition("start", Running, nil) // no other goroutine knows s yet
 	s.usage.Touch()
 	m.add(s, kind)
 	m.watchers.Go(func() { m.watch(s, v) })

@@ -56,7 +56,7 @@ func TestBaseOnAnotherFileSystem(t *testing.T) {
 	s := d.open(t)
 	publish(t, s, d, "a", "")
 	digest := s.manifestOf("a").Disk.Base.Digest
-	if err := os.Remove(s.baseLink(digest)); err != nil { // as if it had never been made
+	if err := os.Remove(s.baseLink(digest)); err != nil { // as if the link had never been made
 		t.Fatal(err)
 	}
 	if err := acquire(s, "a"); err != nil {

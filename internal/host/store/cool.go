@@ -31,10 +31,10 @@ type coldLayer struct {
 	of    []*entry
 }
 
-// coolUnused frees layers in RAM that are not in use, least recently used first, until a part of the
-// file system is free. The next fork of their snapshots reads them back. Branches do not free layers
-// beyond that part: otherwise one client's branches could take the RAM of all other clients' layers
-// permanently.
+// coolUnused frees layers in RAM that are not in use, least recently used first, until a part of
+// the file system is free. The next fork of their snapshots reads them back. Branches do not free
+// layers beyond that part. Otherwise one client's branches could take the RAM of all other clients'
+// layers permanently.
 func (s *Store) coolUnused() { s.coolUntil(0) }
 
 // coolUntil is coolUnused, but frees at least the given number of bytes. It reports whether it has
@@ -125,6 +125,6 @@ func (s *Store) dropCold(owner string) {
 	}
 	s.mu.Unlock()
 	if err := os.Rename(s.layerDir(owner), gone); err == nil {
-		_ = os.RemoveAll(gone) // otherwise the next start removes it
+		_ = os.RemoveAll(gone) // on an error the next start removes it
 	}
 }

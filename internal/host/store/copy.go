@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// copyFile copies src to the new file to, with its holes: a memory layer is as long as the guest's
+// copyFile copies src to the new file to, with its holes. A memory layer is as long as the guest's
 // RAM and mostly empty, and on a RAM file system every written page takes a page of the host's
-// memory. An error leaves no file behind.
+// memory. After an error no file is left behind.
 func copyFile(to string, src *os.File) error { return copyParts(to, src, nil) }
 
 // copyParts is copyFile for parts of src; nil: all of it. The rest becomes a hole.

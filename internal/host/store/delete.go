@@ -16,9 +16,9 @@ type DeleteMode int
 // sandboxes only follow loses its name, and its files are deleted when the last of them stops
 // following it.
 const (
-	DeleteSingle  DeleteMode = iota // refuse the deletion if there are any
-	DeleteCascade                   // delete them first
-	DeleteForce                     // keep them: they have links of their own to all their layers
+	DeleteSingle  DeleteMode = iota // refuse the deletion if any snapshot builds on the deleted one
+	DeleteCascade                   // delete the snapshots that build on it first
+	DeleteForce                     // keep the snapshots that build on it: they have their own links to its layers
 )
 
 // deletedPrefix marks a directory whose deletion has begun; no tag begins with a dot.

@@ -15,7 +15,7 @@ func (e *NotFoundError) Error() string {
 // ExistsError reports a tag that is taken.
 type ExistsError struct {
 	Tag      string
-	InFlight bool // another call is making it right now
+	InFlight bool // another call is making the snapshot right now
 }
 
 func (e *ExistsError) Error() string {

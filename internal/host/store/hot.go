@@ -179,7 +179,7 @@ func (s *Store) flush(e *entry) error {
 	if err := s.persist(dir, m); err != nil {
 		return err
 	}
-	e.hotMu.Lock() // makes opening its files wait
+	e.hotMu.Lock() // makes calls that open its files wait
 	defer e.hotMu.Unlock()
 	if err := s.moveIn(e); err != nil {
 		return err
@@ -307,12 +307,12 @@ func syncFile(path string) error {
 }
 
 // reload takes over a hot snapshot that an earlier daemon left unflushed, if its memory layers are
-// still in RAM or are on disk: its own layer is there only if everything else is, see persist. A
-// snapshot whose layers are lost is listed as failed, unless it was a transient one.
+// still in RAM or are on disk. The snapshot's own layer is on disk only if everything else is, see
+// persist. A snapshot whose layers are lost is listed as failed, unless it was transient.
 func (s *Store) reload(name string) bool {
 	dir := filepath.Join(s.staging(), name)
 	m, err := s.readManifest(filepath.Join(dir, snapshot.ManifestFile))
-	if err != nil || m.ID != name || s.byTag[m.Tag] != nil || m.DiskOnly() { // a disk-only one was not published
+	if err != nil || m.ID != name || s.byTag[m.Tag] != nil || m.DiskOnly() { // a disk-only snapshot was not published
 		return false
 	}
 	for _, l := range m.Memory {

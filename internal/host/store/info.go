@@ -29,7 +29,7 @@ type Info struct {
 	DiskOnly  bool          // without memory
 	FlushedIn time.Duration // time from usable until on disk, for a branch made by this daemon
 	InRAM     bool          // not on disk yet
-	FlushErr  string        // why it is not on disk after an attempt: it lives as long as its layer in RAM
+	FlushErr  string        // why the latest attempt to write it to disk failed; it lives as long as its layer in RAM
 }
 
 // ForAll reports whether a snapshot that is not a branch is a parent that every client may fork. A

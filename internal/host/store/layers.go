@@ -25,10 +25,10 @@ import (
 // An imported snapshot that names a layer of another snapshot maps its own file from disk.
 const originFile = "origin"
 
-// openLayer opens a memory layer, in RAM if it is there or there is room for it. Otherwise it opens
-// the file on disk: the first access to a page is slower then, the rest is the same. unflushed says
-// that the snapshot may have the layer in RAM only. usual is the disk usage of the layer without
-// pages that VMMs have added, as far as known.
+// openLayer opens a memory layer in RAM, if the layer is there or fits. Otherwise it opens the file
+// on disk, where the first access to a page is slower and nothing else differs. unflushed says that
+// the snapshot may have the layer in RAM only. usual is the disk usage of the layer without pages
+// that VMMs have added, as far as known.
 func (s *Store) openLayer(dir string, m *snapshot.Manifest, l snapshot.File, unflushed bool) (
 	f *os.File, usual uint64, err error) {
 	disk, err := s.openSized(layerPath(dir, m, l.Owner), l.Bytes)
@@ -154,7 +154,7 @@ func (s *Store) findLayer(m *snapshot.Manifest, below, owner string) string {
 		}
 	}
 	s.mu.Unlock()
-	if fromParent != "" && identifyPath(fromParent) != (fileID{}) { // an unflushed snapshot may not have it yet
+	if fromParent != "" && identifyPath(fromParent) != (fileID{}) { // an unflushed snapshot may not have the layer yet
 		return fromParent
 	}
 	origin := s.origin(owner)

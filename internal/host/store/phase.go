@@ -38,8 +38,8 @@ const (
 	phaseGone
 )
 
-// nextPhases lists the phases that may follow each phase: the drawing above in code, which is what
-// counts. After deleting, the phase before it also matters.
+// nextPhases lists the phases that may follow each phase. It is the drawing above in code, and the
+// code is what counts. After deleting, the phase before it also matters.
 var nextPhases = map[phase][]phase{
 	phaseHot:        {phaseStored, phaseDeleting},
 	phaseStored:     {phaseDamaged, phaseDeleting},

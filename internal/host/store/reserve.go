@@ -11,8 +11,7 @@ import (
 
 // reserveBytes is the disk space that the store keeps for its own small files, in bytes: a few
 // manifests, maps and records. The disks of sandboxes are on the same file system and grow until it
-// is full. Even then the store must be able to record its promises and free space (digests, a
-// deletion).
+// is full. Even then the store must be able to write digests and to delete snapshots.
 const reserveBytes = 8 << 20
 
 func (s *Store) reserveFile() string { return filepath.Join(s.root, "reserve") }

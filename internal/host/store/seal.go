@@ -26,7 +26,7 @@ type sealer struct {
 	// +checklocks:mu
 	tag string // the snapshot being sealed, or empty
 	// +checklocks:mu
-	stop context.CancelFunc // cancels it
+	stop context.CancelFunc // cancels the sealing of tag
 	wake chan struct{}      // has a buffer of one
 }
 

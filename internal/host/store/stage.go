@@ -38,9 +38,9 @@ type Staging struct {
 // is taken.
 func (s *Store) Stage(tag string) (*Staging, error) { return s.stage(tag, false) }
 
-// StageOver is Stage for a snapshot that replaces one with its tag, if there is one: Publish
-// deletes the old one as Delete does with DeleteForce, once the new one is complete and on disk.
-// The error is an *InUseError if that deletion would fail now.
+// StageOver is Stage for a snapshot that replaces the snapshot with its tag, if there is one. Once
+// the new snapshot is complete and on disk, Publish deletes the old one as Delete does with
+// DeleteForce. The error is an *InUseError if that deletion would fail now.
 func (s *Store) StageOver(tag string) (*Staging, error) { return s.stage(tag, true) }
 
 func (s *Store) stage(tag string, over bool) (*Staging, error) {

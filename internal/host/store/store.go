@@ -66,7 +66,7 @@ type Config struct {
 // Store is the set of snapshots under one root. Its methods may be called concurrently.
 type Store struct {
 	root, ram       string
-	rootDir, ramDir *os.File // files below them are opened through these
+	rootDir, ramDir *os.File // the store's files are opened through these
 	lock            *os.File
 	sealer          *sealer
 	flusher         *flusher

@@ -26,16 +26,16 @@ func (s *Store) dropTransientLocked(e *entry) {
 }
 
 // HoldTransient keeps transient snapshots until all sandboxes that run from them have been taken
-// over: a lost sandbox must not delete the snapshot of the others. release ends that, and deletes
-// unused ones. If allKnown is false, unused snapshots are kept for a later daemon that knows all
-// sandboxes.
+// over, because a lost sandbox must not delete the snapshot of the others. release ends that, and
+// deletes unused transient snapshots. If allKnown is false, release keeps them for a later daemon
+// that knows all sandboxes.
 func (s *Store) HoldTransient() (release func(allKnown bool)) {
 	held := make(map[string]func()) // by tag
 	for _, info := range s.List() {
 		if !info.Transient {
 			continue
 		}
-		if unpin, err := s.Pin(info.Tag); err == nil { // otherwise it is being deleted
+		if unpin, err := s.Pin(info.Tag); err == nil { // otherwise the snapshot is being deleted
 			held[info.Tag] = unpin
 		}
 	}

@@ -53,7 +53,7 @@ func (s *Store) trim(e *entry, h *hotFiles) {
 		s.mu.Lock()
 		dir := e.dir
 		s.mu.Unlock()
-		if s.trimLayer(dir, h.manifest, l, h.layers[i]) == nil { // otherwise it is tried again when the next lease ends
+		if s.trimLayer(dir, h.manifest, l, h.layers[i]) == nil { // otherwise trimming is tried again when the next lease ends
 			h.usual[i].Store(fileBlocks(h.layers[i])) // the disk's blocks may be larger, or compressed
 		}
 	}

@@ -81,10 +81,10 @@ func (s *Store) takeAway(e *entry) error {
 	if !followed {
 		return s.remove(e)
 	}
-	e.flushMu.Lock() // because it is moved
+	e.flushMu.Lock() // because the directory is moved
 	defer e.flushMu.Unlock()
 	s.sealer.drop(e.tag)
-	e.hotMu.Lock() // makes opening its files wait
+	e.hotMu.Lock() // makes calls that open its files wait
 	defer e.hotMu.Unlock()
 	s.moves.Lock()
 	defer s.moves.Unlock()

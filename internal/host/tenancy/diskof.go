@@ -40,7 +40,7 @@ func DiskOf(ctx context.Context, m *sandbox.Manager, fork sandbox.ForkRequest) (
 			return "", nil, err
 		}
 		id := child.Sandboxes[0].ID
-		defer func() { _ = m.Kill(id) }() // fails only if it has ended
+		defer func() { _ = m.Kill(id) }() // fails only if the child has ended
 		b, err := m.Branch(ctx, id, sandbox.BranchRequest{Mode: vm.BranchDisk, Transient: true})
 		if err != nil {
 			return "", nil, err

@@ -12,7 +12,7 @@ import (
 
 // TestIdleChildIsSmall measures the memory of an idle child after it has taken up its identity,
 // because hundreds of children share a host. The memory that a child has written counts as the
-// minimum over several children: on a busy host confirming takes longer, and the kernel's timers
+// minimum over several children. On a busy host confirming takes longer, and the kernel's timers
 // write during that time.
 func TestIdleChildIsSmall(t *testing.T) {
 	const maxDirty, maxVMM = 1 * mib, 1 * mib

@@ -51,7 +51,7 @@ func TestConnectionsEndInAChild(t *testing.T) {
 	s := save(t, parent, shape)
 	child := fork(t, a, s, "child")
 	t.Log(child.sh(t, "until grep end /run/state; do sleep 0.1; done; cat /run/log"))
-	if err := child.Pause(t.Context()); err != nil { // it must not take CPU time from the source
+	if err := child.Pause(t.Context()); err != nil { // the child must not take CPU time from the source
 		t.Fatal(err)
 	}
 	if err := parent.Resume(t.Context()); err != nil {

@@ -74,7 +74,7 @@ type VMM struct {
 	done    chan struct{} // closed when the process has ended too
 
 	limits limits
-	turn   chan struct{} // has a buffer of one: held from a request to its reply, even if no caller waits for that
+	turn   chan struct{} // has a buffer of one: held from a request to its reply, even if no caller waits for the reply
 
 	first uint64        // base of this client's serials: a random number
 	asked atomic.Uint64 // number of branches requested by this client; first+asked is the latest serial
@@ -124,8 +124,8 @@ func Spawn(ctx context.Context, cfg Config) (_ *VMM, err error) {
 	}
 	listenerFile := os.NewFile(uintptr(listener), "control listener")
 	defer listenerFile.Close()
-	// Connected before the process starts, because the process exits when its daemon hangs up: a
-	// daemon that dies before it has recorded the process leaves none behind.
+	// Connect before the process starts, because the process exits when its daemon hangs up. So a
+	// daemon that dies before it has recorded the process leaves no process behind.
 	ctl, err := ctlsock.Dial(filepath.Join(cfg.Dir, ControlSocket))
 	if err != nil {
 		return nil, err
@@ -134,7 +134,7 @@ func Spawn(ctx context.Context, cfg Config) (_ *VMM, err error) {
 		Name: "forkd-vmm", Bin: cfg.Bin, Env: vmmEnv, Listener: listenerFile, Cgroup: place, Jail: cfg.Jail,
 		Record: filepath.Join(cfg.Dir, pidFile),
 	})
-	_ = listenerFile.Close() // so that its exit is noticed before it has accepted the connection
+	_ = listenerFile.Close() // so that the process's exit is noticed before it has accepted the connection
 	if err != nil {
 		return nil, errors.Join(err, ctl.Close())
 	}
@@ -171,8 +171,8 @@ func Attach(cgroups *cgroup.Tree, id, dir string) (*VMM, error) {
 	return nil, fmt.Errorf("%w: process %d: %w", errUndecided, pid, err)
 }
 
-// errUndecided marks errors of connecting that leave open whether a VMM listens, such as EAGAIN: a
-// living VMM has not accepted the connections of earlier daemons yet.
+// errUndecided marks errors of connecting that leave open whether a VMM listens. An example is
+// EAGAIN: a living VMM has not accepted the connections of earlier daemons yet.
 var errUndecided = errors.New("it is not known whether the VMM can be reached")
 
 // IsShortage reports whether an error means that the daemon lacks a resource, and says nothing

@@ -22,9 +22,9 @@ import (
 // the memory of a killed VM. Taking over a VM that does not answer takes long.
 const AtOnce = 16
 
-// Pool keeps shells ready for every machine shape that was forked lately: Size of them, and
-// temporarily more if forks found too few. It never delays a fork: it refills in the background,
-// one shell at a time, while no fork is running.
+// Pool keeps Size shells ready for every machine shape that was forked lately, and temporarily more
+// if forks found too few. It never delays a fork. It refills in the background, one shell at a
+// time, while no fork is running.
 type Pool struct {
 	cfg Config
 

@@ -74,7 +74,7 @@ type Shell struct {
 	Dir string
 	VMM VMM
 
-	taken chan struct{} // closed when it leaves the pool for a fork
+	taken chan struct{} // closed when the shell leaves the pool for a fork
 }
 
 // Spawn starts a shell with a new id, in a directory of that name below runDir.

@@ -177,8 +177,8 @@ func (s *Set) save(w *entry, change func(*Workspace)) error {
 	return nil
 }
 
-// remove removes a workspace and its record, unless another call has: the name may belong to
-// another workspace by then.
+// remove removes a workspace and its record, unless another call has done so. By then the name may
+// belong to another workspace.
 func (s *Set) remove(w *entry) error {
 	w.file.Lock()
 	defer w.file.Unlock()
@@ -191,7 +191,7 @@ func (s *Set) remove(w *entry) error {
 	if err := os.Remove(s.path(w.Name)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	_ = os.Remove(s.dir) // fails unless it was the last one
+	_ = os.Remove(s.dir) // fails unless this was the last workspace
 	s.mu.Lock()
 	delete(s.byName, w.Name)
 	s.mu.Unlock()
