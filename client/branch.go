@@ -18,8 +18,8 @@ func (c *Client) Branch(ctx context.Context, id string, req BranchRequest) (s Sn
 	return s, err
 }
 
-// Rollback puts a sandbox back to a snapshot of its line. If to is empty, that is the snapshot it
-// runs from.
+// Rollback puts a sandbox back to a snapshot of its line. An empty to means the snapshot that the
+// sandbox runs from.
 func (c *Client) Rollback(ctx context.Context, id, to string) (r RolledBack, err error) {
 	return c.RollbackWith(ctx, id, RollbackRequest{To: to})
 }

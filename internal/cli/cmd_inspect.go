@@ -120,8 +120,8 @@ func formatError(err error, fields map[string]any) error {
 	return fmt.Errorf("--format: %s: no %s in what is printed: %s", found[1], found[2], hint)
 }
 
-// nearest returns the name that a misspelled name probably means: the only name that differs from
-// it just in case or underscores.
+// nearest returns the name that a misspelled name probably means. That is the only name with the
+// same letters, without regard to case and underscores.
 func nearest(names []string, wrong string) string {
 	plain := func(s string) string { return strings.ToLower(strings.ReplaceAll(s, "_", "")) }
 	found := ""

@@ -174,7 +174,7 @@ func (r *reader) base(ctx context.Context, name string, line int, step string) (
 		}
 	}
 	i := r.add(plan.Step{Name: step, Line: line, From: -1, Base: &b})
-	return i, config, r.bounds(line) // if there is a step, it is a base
+	return i, config, r.bounds(line) // an error if the plan had no room for the step
 }
 
 // resolve resolves the name of a base, once for each name.

@@ -7,8 +7,9 @@ import (
 	"unicode/utf8"
 )
 
-// undistinguished calls found, in order, with the texts of a step that JSON may encode like other
-// texts: JSON has U+FFFD for every byte that is not UTF-8. Names of files may contain any bytes.
+// undistinguished calls found, in order, with the texts of a step that are not valid UTF-8. Their
+// JSON may equal that of other texts, because JSON has U+FFFD for every invalid byte. Names of files
+// may contain any bytes.
 func undistinguished(step *Step, found func(string)) {
 	text := func(s string) {
 		if strings.ContainsRune(s, utf8.RuneError) { // invalid bytes count as this rune

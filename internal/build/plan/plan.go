@@ -116,7 +116,7 @@ type Copy struct {
 // the plan itself.
 type Source struct {
 	Files   []File   `json:"files,omitempty"`   // of the build context: a part of its list, for reading only
-	Strip   int      `json:"-"`                 // how many leading bytes of each path of Files Name omits
+	Strip   int      `json:"-"`                 // number of leading bytes that Name omits from each path
 	Dir     bool     `json:"dir,omitempty"`     // Files are the content of a directory
 	Step    *int     `json:"step,omitempty"`    // index of the step whose snapshot contains the files
 	Path    string   `json:"path,omitempty"`    // in that snapshot, absolute; may be a shell pattern

@@ -78,7 +78,7 @@ func TestContextsOfAllBuildsAreBounded(t *testing.T) {
 	for what, c := range map[string]struct {
 		lists, contents int
 		entries         []tar.Header
-		most            string // that one client may have
+		most            string // bound for one client
 	}{"names": {8, 1000, names, "the names of the build context take more than 6 MiB"},
 		"content": {1000, 8, content, "the files of the build context take more than 6 MiB"}} {
 		b := newStore(t, c.lists, c.contents)

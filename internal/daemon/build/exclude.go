@@ -54,7 +54,7 @@ func filter(w io.Writer, archive io.Reader, leave dockerfile.Ignore, brought *li
 		if h.Typeflag == tar.TypeXGlobalHeader {
 			continue
 		}
-		if h.Format != tar.FormatPAX { // other formats cannot be written with every name
+		if h.Format != tar.FormatPAX { // the other formats do not support every name
 			h.Format = tar.FormatGNU
 		}
 		if err := out.WriteHeader(h); err != nil {

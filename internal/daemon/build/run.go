@@ -37,7 +37,7 @@ type work struct {
 	memory []bool // by number: the snapshot has the memory that the step left; see plan.Plan.Memory
 
 	mu    sync.Mutex
-	idle  []idle // most recently kept last
+	idle  []idle // in the order in which they were kept
 	count Result
 
 	within string // prefix of the tags of steps: the client's label prefix; empty: none

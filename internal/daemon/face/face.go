@@ -69,8 +69,8 @@ type Face struct {
 	Open      *Gate // requests that need no token, counted by the client's address
 	Followers *Gate // event streams
 	Logs      *Gate // answers with console output
-	Streams   *Gate // streams to ports of guests,
-	Signed    *Gate // and those by strangers with signed URLs
+	Streams   *Gate // streams to ports of guests
+	Signed    *Gate // such streams of strangers with signed URLs
 	Carried   *Gate // requests that enter Streams or Signed themselves; unbounded
 
 	Memory    *Memory

@@ -8,7 +8,7 @@ type Limits struct {
 	Calls      int           // concurrent calls to guests, and as many operations on sandboxes and snapshots; 512
 	PerSandbox int           // concurrent calls to one guest; 128
 	Memory     int           // bytes of bodies and answers, except small ones, that all requests may hold; 512 MiB
-	Reads      int           // concurrent reads of one thing, and as many ends and requests without a token; 2048
+	Reads      int           // for each of the gates Reads, Ends and Open; 2048
 	Lists      int           // concurrent lists of all things of a kind, half of them for one client; 64
 	Stall      time.Duration // time without progress of a request's body or a file; 2 minutes
 

@@ -193,7 +193,7 @@ func (b *Book) begin(key Key, request Request) (*Answer, <-chan struct{}, error)
 	return nil, nil, nil
 }
 
-// take takes a key. If the key is in use, take returns a channel that is closed when it is free.
+// take takes a key. If the key is in use, take returns a channel that is closed when the key is free.
 func (b *Book) take(key Key, request Request) (mine *underWay, wait <-chan struct{}, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -31,7 +31,7 @@ func (ps *processService) Start(ctx context.Context, req *connect.Request[proces
 	}
 	defer p.unsubscribe(sub)
 	ps.s.procs.add(p)
-	var late atomic.Bool // set when the process is killed at its deadline, so that its end is not the answer
+	var late atomic.Bool // set when the process is killed at its deadline: the answer is then the timeout
 	if deadline, ok := ctx.Deadline(); ok {
 		timer := time.AfterFunc(time.Until(deadline), func() {
 			late.Store(true)

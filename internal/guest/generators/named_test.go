@@ -213,7 +213,7 @@ func TestNothingIsLookedForTwice(t *testing.T) {
 	write("43/exe", "") // a process
 	for _, step := range []struct {
 		last string
-		want int // walks
+		want int // number of walks through /proc
 	}{{"40", 0}, {"41", 0}, {"42", 0}, {"43", 1}, {"39", 1}, {"200", 1}, {"", 1}, {"x", 1}} {
 		last(step.last)
 		walks = 0

@@ -84,7 +84,7 @@ func (id *Identity) Reseed(entropy []byte) error {
 }
 
 // maxFetched bounds the bytes that Linux fetches in advance for readers of /dev/hwrng: 64 in the
-// driver and 64 in the core of all such drivers.
+// driver and 64 in the core that all such drivers share.
 const maxFetched = 2 * 64
 
 // dropFetched reads the available bytes of the non-blocking /dev/hwrng. It does not wait: bytes

@@ -86,7 +86,7 @@ func newBootID(random int) (id [37]byte, err error) {
 // of /dev/urandom.
 type idFiles struct {
 	random, machineID, bootID, hosts int
-	shared                           []string // files that could not be mounted: the image's, as in every sibling
+	shared                           []string // files that could not be mounted: all siblings have the image's
 }
 
 // write writes the ids for a host name.

@@ -144,7 +144,7 @@ func (b *backlog) leave(w *layerRoom) {
 }
 
 // admit gives room to layers in the queue. It returns how many bytes would have to be free for the
-// next one, 0 if the queue is empty.
+// next layer, 0 if the queue is empty.
 func (b *backlog) admit() (missing uint64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

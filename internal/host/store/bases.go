@@ -319,7 +319,8 @@ func (s *Store) dropBases() error {
 	return emptyDir(s.bases(), func(name string) bool { return used[strings.TrimSuffix(name, recordSuffix)] })
 }
 
-// basesOf returns the files outside a snapshot that it names by their digests, none for nil.
+// basesOf returns the files outside a snapshot that its manifest names by their digests: none if m
+// is nil.
 func basesOf(m *snapshot.Manifest) (bases []snapshot.Base) {
 	if m != nil && m.Disk != nil {
 		bases = append(bases, m.Disk.Base)

@@ -257,7 +257,7 @@ func refusedBranch(t *testing.T, h *Host) {
 	g := h.boot(t)
 	disk := g.disk
 	for _, mode := range []vm.BranchMode{vm.BranchDiff, vm.BranchFull, vm.BranchDisk} {
-		g.disk = append(disk[:1:1], h.newTop(t)) // another file than the top of the VM
+		g.disk = append(disk[:1:1], h.newTop(t)) // a file other than the VM's top
 		if _, err := g.branch(t, t.Context(), vmmproto.Branch{Mode: mode}); err == nil || vmpool.IsEnd(err) {
 			t.Errorf("a %v branch with another file for the former top: %v", mode, err)
 		}
