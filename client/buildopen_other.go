@@ -2,7 +2,7 @@
 
 package client
 
-// Systems without these flags have no such links, and no pipes in directories.
+// Systems that are not Unix do not have these flags.
 const (
 	notFollowing = 0
 	notWaiting   = 0

@@ -17,11 +17,11 @@ func uniqueFlag(cmd *cobra.Command, unique *string) {
 	completeWords(cmd, "unique", "report", "strict")
 }
 
-// maxRepeats bounds the programs named in a line.
+// maxRepeats bounds the programs that printRepeats names.
 const maxRepeats = 5
 
-// printRepeats names the programs of sandboxes that repeat random numbers, in one line. They are
-// the same for all sandboxes of one fork.
+// printRepeats names, in one line, the programs that repeat random numbers in sandboxes of one fork.
+// All these sandboxes have the same programs.
 func printRepeats(cmd *cobra.Command, siblings ...client.Sandbox) {
 	if len(siblings) == 0 {
 		return

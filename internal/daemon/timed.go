@@ -10,10 +10,10 @@ import (
 	"time"
 )
 
-// timed gives the client of each answer of next a time to receive it. Otherwise a client that sends
-// a request and reads nothing would hold the connection, and the answer in memory, for ever,
-// because a connection with a request is not idle. Streams set write deadlines of their own as they
-// progress. For them this limit covers only the bytes that remain when their handler returns.
+// timed limits the time that a client takes to receive an answer of next. Without a limit, a client
+// that sends a request and reads nothing would hold the connection, and the answer in memory, for
+// ever, because a connection with a request is not idle. Streams set write deadlines of their own as
+// they progress. For them this limit covers only the bytes that remain when their handler returns.
 func timed(next http.Handler, limit time.Duration) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		t := &timedWriter{ResponseWriter: w, limit: limit}

@@ -347,7 +347,7 @@ func TestUnixSocket(t *testing.T) {
 		t.Fatal(text)
 	}
 	want := []byte(fmt.Sprintf(`"remote":"unix:%d"`, os.Getpid()))
-	for begun := time.Now(); ; time.Sleep(10 * time.Millisecond) { // a line is written after the answer
+	for begun := time.Now(); ; time.Sleep(10 * time.Millisecond) { // the audit log gets a line only after the answer
 		p, err := os.ReadFile(rig.AuditLog)
 		if err != nil {
 			t.Fatal(err)

@@ -3,8 +3,8 @@
 // use, and the rules of deletion.
 //
 // It starts no VM, does not interpret vmstate and layers, and never hashes or copies during a fork:
-// the first use of a snapshot opens its files (and reads missing memory layers back into RAM),
-// later uses share them. Images belong to package image; a snapshot only names its base.
+// the first use of a snapshot opens its files (and reads missing memory layers back into RAM), and
+// later uses share the open files. Images belong to package image; a snapshot only names its base.
 //
 // Files in the store may have been made elsewhere. So files are opened without following links or
 // leaving the store's directories. The store's own records, and no manifest, say which file is a
