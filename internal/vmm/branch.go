@@ -40,7 +40,7 @@ func (s *server) branch(r *codec.Reader, files *donated, w *codec.Writer) error 
 	return err
 }
 
-// branchDisks is branch without state and memory.
+// branchDisks branches only the disks, without state and memory.
 func (s *server) branchDisks(req *vmmproto.Branch, files *donated, w *codec.Writer) error {
 	if len(files.fds) != 2*int(req.Disks) {
 		return fmt.Errorf("branch of the tops of %d disks came with %d descriptors", req.Disks, len(files.fds))

@@ -11,17 +11,17 @@ import (
 
 //go:generate go test -run TestFilterIsThatOfTheCalls . -update
 
-// maxFiles bounds the descriptors of a VMM: connections of the guest (vsock's maxConns), layers of
-// its disks, and those of one request.
+// maxFiles bounds the descriptors of a VMM: the guest's connections (vsock's maxConns), the layers
+// of its disks, and the descriptors of one request.
 const maxFiles = 4096
 
-// calls are all system calls of the process. setUpCalls are those that it no longer makes once it
-// has a machine. The filters in zfilter_linux_amd64.go are generated from them: the first permits
-// calls, the second then forbids setUpCalls.
+// calls returns all system calls of the process. setUpCalls returns the calls that are forbidden
+// once the process has a machine. The filters in zfilter_linux_amd64.go are generated from both:
+// the first filter permits calls, the second forbids setUpCalls.
 func calls() []jail.Call {
 	return slices.Concat(jail.RuntimeCalls(), machine.Calls(), setUpCalls(),
 		jail.Calls(unix.SYS_ACCEPT4, unix.SYS_RECVFROM, unix.SYS_RECVMSG, unix.SYS_SENDMSG, unix.SYS_SHUTDOWN, // ctlsock's
-			unix.SYS_FTRUNCATE), // of new layers
+			unix.SYS_FTRUNCATE), // for new layers
 		[]jail.Call{
 			jail.LimitFilesCall(),
 			jail.With(unix.SYS_SETSOCKOPT, jail.Is(1, unix.SOL_SOCKET), jail.Is(2, unix.SO_SNDBUF)),

@@ -14,9 +14,9 @@ import (
 // announce that it is ready.
 const maxDials = 4
 
-// dials passes streams that the guest opened to the daemon: a few after a boot, which is part of a
-// bake, and none after a restore. Each costs the daemon a descriptor, and nothing in a running
-// sandbox dials the host.
+// dials passes streams that the guest opened to the daemon. A guest may open a few after a boot,
+// which is part of a bake, and none after a restore. Each stream costs the daemon a descriptor, and
+// no program in a running sandbox needs to dial the host.
 type dials struct {
 	forward func(kind vmmproto.Kind, body []byte, fds ...int) error
 
@@ -33,9 +33,9 @@ func (d *dials) allow(n int) {
 	d.left = n
 }
 
-// take takes ownership of fd, unless the guest may open no more streams. It does not block, because
-// the device calls it with a lock held that a pause waits for. A daemon that reads nothing blocks
-// only a goroutine here.
+// take takes ownership of fd, unless the guest may open no more streams. It must not block, because
+// the device calls it while it holds a lock that pausing needs. If the daemon does not read, only a
+// goroutine blocks.
 func (d *dials) take(port uint32, fd int) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -46,7 +46,7 @@ func (d *dials) take(port uint32, fd int) error {
 	var w codec.Writer
 	w.U32(port)
 	go func() {
-		_ = d.forward(vmmproto.KindConn, w.Bytes(), fd) // without a daemon the guest sees the end of the stream
+		_ = d.forward(vmmproto.KindConn, w.Bytes(), fd) // without a daemon, the stream just ends for the guest
 		_ = unix.Close(fd)
 	}()
 	return nil

@@ -11,8 +11,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/machine"
 )
 
-// A guest may open a few streams after a boot and none after a restore. A daemon that accepts none
-// blocks nothing.
+// A guest may open a few streams after a boot and none after a restore. If the daemon accepts none
+// of them, the device does not block.
 func TestGuestDialsAreBounded(t *testing.T) {
 	taken, proceed := make(chan int, 100), make(chan struct{})
 	d := &dials{forward: func(kind vmmproto.Kind, _ []byte, fds ...int) error {
@@ -62,8 +62,8 @@ func TestGuestDialsAreBounded(t *testing.T) {
 	}
 }
 
-// A restore ends the permission to dial when it begins, even if it fails as here, with an empty
-// state.
+// A restore withdraws the permission to dial as soon as it begins, even if it fails, here because
+// of an empty state.
 func TestRestoreEndsDials(t *testing.T) {
 	s := &server{machine: &machine.Machine{}, limitFiles: func(uint64) error { return nil }}
 	s.dials.forward = s.event

@@ -12,8 +12,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/net"
 )
 
-// donated holds the descriptors of one request, taken in order. Those not taken are closed with the
-// request.
+// donated holds the descriptors of one request, which are taken in order. Descriptors that were not
+// taken are closed with the request.
 type donated struct{ fds []int }
 
 func donate(fds []int) *donated { return &donated{fds} }
@@ -26,14 +26,14 @@ func (d *donated) take() *os.File {
 	return os.NewFile(uintptr(d.takeFD()), "donated")
 }
 
-// takeFD is take for a bare descriptor. There must be one.
+// takeFD is like take but returns a bare descriptor. The request must have one left.
 func (d *donated) takeFD() int {
 	fd := d.fds[0]
 	d.fds = d.fds[1:]
 	return fd
 }
 
-// takeFDs is takeFD for n descriptors.
+// takeFDs takes n descriptors.
 func (d *donated) takeFDs(n int) ([]int, error) {
 	if n < 0 || n > len(d.fds) {
 		return nil, fmt.Errorf("request names %d files, %d descriptors came with it", n, len(d.fds))
@@ -72,7 +72,7 @@ func (d *donated) disks(specs []vmmproto.Disk) ([]machine.Disk, error) {
 	return disks, nil
 }
 
-// peer takes the frame socket, if there is one.
+// peer takes the frame socket, or returns nil if the request has none.
 func (d *donated) peer(there bool) (*net.Peer, error) {
 	if !there {
 		return nil, nil

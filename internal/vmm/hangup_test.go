@@ -12,8 +12,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// A daemon may exit at any moment, even before it has read a response. Any other reason for a
-// broken connection is logged.
+// No broken connection is logged if the daemon has just exited, which it may do even before it has
+// read a response. Any other reason is logged.
 func TestDaemonsThatHangUp(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	listener, err := ctlsock.Listen(path)

@@ -10,12 +10,12 @@ import (
 const (
 	panicWords  = "Kernel panic - not syncing" // Linux, kernel/panic.c
 	panicSearch = 16 << 10                     // bytes of console; a panic is followed by a dump of one stack
-	panicLine   = 256                          // bytes of it that are reported
+	panicLine   = 256                          // bytes of the panic's line that are reported
 )
 
-// namePanic distinguishes a panic from the reset that our guests' kernels request after it
-// (panic=-1), by the last text on the guest's console. A guest that prints such a line and resets
-// looks the same, which harms only itself.
+// namePanic distinguishes a panic from an ordinary reset by the last text on the guest's console.
+// Our guests' kernels request a reset after a panic (panic=-1). If a guest prints such a line
+// itself and resets, the result looks the same, which harms only that guest.
 func namePanic(e vm.Exit, console []byte) vm.Exit {
 	if e.Reason != vm.ExitReset {
 		return e

@@ -17,7 +17,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// Roles of the test program, for checks that need its own view.
+// Roles of the test program, for checks that must run inside such a process.
 const (
 	inside = "inside" // a jail whose filter permits all calls
 	watch  = "watch"  // a non-root daemon that starts a VMM without namespaces
@@ -44,9 +44,9 @@ func lookInside() int {
 	return 0
 }
 
-// Properties of a jail that /proc does not show are tested inside: Landlock denies access to the
-// (empty) root directory, other processes cannot read its memory, it shares no core with others,
-// and its number of threads is limited.
+// Properties of a jail that /proc does not show are tested inside it: Landlock denies access to the
+// (empty) root directory, other processes cannot read the VMM's memory, the VMM shares no core with
+// others, and its number of threads is limited.
 func TestPostureInside(t *testing.T) {
 	program := program(t)
 	for name, c := range map[string]struct {
@@ -86,8 +86,8 @@ func TestPostureInside(t *testing.T) {
 	}
 }
 
-// A non-root daemon without namespaces can still see a VMM's memory usage and program, and set how
-// early the kernel kills it.
+// A non-root daemon without namespaces can still see a VMM's memory usage and program, and can
+// choose how early the kernel kills the VMM when memory runs out.
 func TestPostureWithoutNamespaces(t *testing.T) {
 	dir, err := os.MkdirTemp("", "fkt") // the test's own directory is private to its user
 	if err != nil {
@@ -143,7 +143,7 @@ func watchAVMM() int {
 	}
 	defer p.Wait()
 	defer conn.Close()
-	// A response comes from within the jail.
+	// The VMM can respond only after it has entered its jail.
 	if err := conn.Send(vmmproto.KindCreate, nil); err != nil {
 		return fail("send", err)
 	}

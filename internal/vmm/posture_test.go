@@ -24,7 +24,8 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// With this variable the test program runs as a VMM. Its value may be an attempt, a call to try.
+// With this variable the test program runs as a VMM. Its value may be the name of an attempt, a
+// call that the VMM then makes.
 const role = "FORKD_TEST_ROLE"
 
 func TestMain(m *testing.M) {
@@ -137,7 +138,8 @@ func TestPostureBoundsFiles(t *testing.T) {
 	}
 }
 
-// raw makes a call with the given first arguments. The others are those of an anonymous mapping.
+// raw makes a call with the given first arguments. The remaining arguments suit an anonymous
+// mapping.
 func raw(number uintptr, first ...uintptr) func() error {
 	args := [6]uintptr{4: ^uintptr(0)}
 	copy(args[:], first)
@@ -156,8 +158,8 @@ func program(t *testing.T) string {
 	return path
 }
 
-// start starts the test program in a role, like the daemon starts a VMM. It returns the daemon's
-// end of the control socket, and the file with the process's output.
+// start starts the test program in a role, in the way that the daemon starts a VMM. It returns the
+// daemon's end of the control socket, and the file that gets the process's output.
 func start(t *testing.T, program, do string) (*os.Process, *ctlsock.Conn, *os.File) {
 	t.Helper()
 	return startWith(t, jail.Options{}, program, do)
@@ -199,7 +201,7 @@ func startWith(t *testing.T, o jail.Options, program, do string) (*os.Process, *
 }
 
 // A process can be started with descriptors of any number, even if the numbers after them are in
-// use: while descriptors move to their places they may occupy those numbers.
+// use. Descriptors on the way to their places may occupy those numbers.
 func TestStartWithHighDescriptors(t *testing.T) {
 	bin := program(t)
 	jails, err := jail.New(jail.Options{})
@@ -233,7 +235,7 @@ func TestStartWithHighDescriptors(t *testing.T) {
 	}
 }
 
-// A VMM that waits for its daemon is in its jail.
+// A VMM that waits for its daemon is already in its jail.
 func TestPostureOfAShell(t *testing.T) {
 	p, conn, log := start(t, program(t), "vmm")
 	t.Cleanup(func() {
@@ -243,7 +245,8 @@ func TestPostureOfAShell(t *testing.T) {
 			t.Errorf("the VMM ended with %v, %v:\n%s", state, err, text)
 		}
 	})
-	// A response comes from within the jail, even if it only reports an unknown request.
+	// The VMM can respond only after it has entered its jail, even if it only reports an unknown
+	// request.
 	if err := conn.Send(vmmproto.KindCreate, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -296,7 +299,7 @@ func pageOf(t *testing.T, pid int) uint64 {
 	return 0
 }
 
-// A VMM is killed for a call that it does not need, and the call is named.
+// A call that a VMM does not need kills the VMM, and the exit names the call.
 func TestPostureDeniesCalls(t *testing.T) {
 	program := program(t)
 	for _, do := range slices.Sorted(maps.Keys(attempts)) {
@@ -319,7 +322,7 @@ func TestPostureDeniesCalls(t *testing.T) {
 }
 
 // Once a VMM has created its machine, it can create no other, and cannot change the machine's
-// parts. Other requests stay permitted, so that it can run the machine.
+// parts. It may still make the requests that run the machine.
 func TestPostureNarrowsWithAMachine(t *testing.T) {
 	program := program(t)
 	for _, request := range slices.Sorted(maps.Keys(setUpRequests)) {

@@ -1,9 +1,9 @@
 // Package vmm is the forkd-vmm process: it serves the control socket and drives one machine.
 //
 // It works on descriptors that the daemon donates. It opens only its own page map in /proc, before
-// it enters its jail (package jail), in which it can open nothing. A VMM without a running VM exits
-// when the daemon hangs up; one with a VM keeps running it and waits for a daemon. When the guest
-// stops, the process reports that and exits.
+// it enters its jail (package jail), where it can open nothing. When the daemon hangs up, a VMM
+// without a running VM exits; a VMM with a running VM keeps it running and waits for a daemon. When
+// the guest stops, the process reports that and exits.
 package vmm
 
 import (
@@ -38,11 +38,12 @@ const (
 )
 
 // Main enters the jail, serves the control socket until the machine ends, and returns the process's
-// exit code. Nothing is read from the socket before the process is in its jail.
+// exit code. It reads nothing from the socket before the process is in its jail.
 func Main() int {
 	growStack()
 	var tracker *guestmem.Tracker
-	// A page map opened with CAP_SYS_ADMIN reveals where pages are in the host's memory.
+	// A page map that was opened with CAP_SYS_ADMIN would reveal the pages' addresses in host
+	// memory.
 	err := jail.Unprivileged(func() (err error) {
 		tracker, err = guestmem.NewTracker(jail.Proc)
 		return err
@@ -68,10 +69,10 @@ func growStack() byte {
 	return room[os.Getpagesize()]
 }
 
-// Serve is the part of Main in the jail. limitFiles bounds the files that the process writes, once
-// their maximum length is known. narrow drops, once there is a machine, the rights that only its
-// creation needs. maxProcs bounds the threads that run Go code. It is exported for benchmarks that
-// measure the cost of the jail and of such a thread.
+// Serve is the part of Main in the jail. It calls limitFiles with the maximum length of the files
+// that the process writes, when that is known. It calls narrow when there is a machine, to drop the
+// rights that only creating a machine needs. maxProcs bounds the threads that run Go code. Serve is
+// exported for benchmarks that measure the cost of the jail and of such a thread.
 func Serve(tracker *guestmem.Tracker, limitFiles func(most uint64) error, narrow func() error, maxProcs int) int {
 	s := &server{listener: ListenerFD, tracker: tracker, limitFiles: limitFiles, narrow: narrow, maxProcs: maxProcs}
 	s.dials.forward = s.event
@@ -101,18 +102,18 @@ func hungUp(err error) bool {
 
 type server struct {
 	listener int
-	tracker  *guestmem.Tracker // of the machine, once there is one
+	tracker  *guestmem.Tracker // the machine's tracker, once there is a machine
 	machine  *machine.Machine
 	ring     *console.Ring
-	memory   uint64 // of the machine, in bytes
-	started  bool   // the VM was booted or restored, so it lives on without a daemon
+	memory   uint64 // size of the machine's memory, in bytes
+	started  bool   // the VM was booted or restored, so it continues without a daemon
 
-	dials      dials // of the guest to the host
+	dials      dials // the guest's connections to the host
 	limitFiles func(most uint64) error
 	narrow     func() error
 	maxProcs   int // MaxProcs, except in a benchmark
 
-	answer *kvm.Notice // answers the current request from a vCPU's thread; nil: handle answers it
+	answer *kvm.Notice // lets a vCPU's thread answer the current request; nil: handle answers it
 
 	mu   sync.Mutex
 	conn *ctlsock.Conn // nil while no daemon is connected
@@ -134,8 +135,8 @@ func (s *server) event(kind vmmproto.Kind, body []byte, fds ...int) error {
 	return s.conn.Send(kind, body, fds...)
 }
 
-// exited reports the end of the machine and exits: KVM and the kernel clean up faster than this
-// process could.
+// exited reports the end of the machine and exits without cleaning up, because KVM and the kernel
+// do that faster than this process could.
 func (s *server) exited(e vm.Exit) {
 	e = namePanic(e, s.ring.Tail())
 	s.ring.WriteString(fmt.Sprintf("\nforkd-vmm: machine stopped: %s %s\n", e.Reason, e.Detail))
@@ -146,7 +147,7 @@ func (s *server) exited(e vm.Exit) {
 }
 
 // stalled tells the daemon that the machine is paused until there is room on the disk. A daemon
-// that connects later reads that from the statistics.
+// that connects later finds that in the statistics.
 func (s *server) stalled() { _ = s.event(vmmproto.KindStalled, nil) }
 
 func (s *server) serve(conn *ctlsock.Conn) error {
@@ -160,7 +161,7 @@ func (s *server) serve(conn *ctlsock.Conn) error {
 		s.answer = nil
 		err = s.handle(kind, codec.NewReader(body), files, &w)
 		files.closeRest()
-		if s.answer.Sent() { // nothing can fail after it
+		if s.answer.Sent() { // nothing can fail once the answer is sent
 			continue
 		}
 		if err != nil {
@@ -261,16 +262,17 @@ func (s *server) create(r *codec.Reader, files *donated, w *codec.Writer) error 
 	if err := jail.OnTime(); err != nil {
 		return err
 	}
-	// Before anything of a guest is read, and while a shell in the pool has time.
+	// Narrow the rights before the process reads anything of a guest. A shell in the pool has time
+	// for it.
 	return s.narrow()
 }
 
 // MaxProcs is how many threads may run Go code at once: for devices, the exits of vCPUs, the page
 // faults of a live branch, and requests of the daemon. All of these are short, and a vCPU inside
-// its guest does not count (see kvm.VCPU.Run), so one would suffice for most guests. But a vCPU
-// that leaves its guest repeatedly keeps its processor of the Go scheduler for up to a millisecond,
-// and with one processor devices wait for that (bench/results.md). A second costs 90 KiB of
-// allocator caches, and makes the scheduler wake threads to look for work.
+// its guest does not count (see kvm.VCPU.Run), so one thread would suffice for most guests. But a
+// vCPU that leaves its guest repeatedly keeps its processor of the Go scheduler for up to a
+// millisecond. With only one processor, devices would wait for that (bench/results.md). A second
+// one costs 90 KiB of allocator caches, and makes the scheduler wake threads to look for work.
 const MaxProcs = 2
 
 func (s *server) boot(r *codec.Reader, files *donated) error {
@@ -312,7 +314,7 @@ func (s *server) restore(r *codec.Reader, files *donated, w *codec.Writer) error
 	if err != nil {
 		return err
 	}
-	defer closeAll(memory) // the mappings keep the files
+	defer closeAll(memory) // the mappings keep the files alive
 	disks, err := s.disks(files, req.Disks)
 	if err != nil {
 		return err
@@ -331,7 +333,7 @@ func (s *server) restore(r *codec.Reader, files *donated, w *codec.Writer) error
 	return err
 }
 
-// entering lets a vCPU's thread answer a restore (see kvm.Notice).
+// entering returns a notice by which a vCPU's thread answers a restore (see kvm.Notice).
 func (s *server) entering(t vmmproto.RestoreResult) *kvm.Notice {
 	var w codec.Writer
 	t.Append(&w)
@@ -341,8 +343,8 @@ func (s *server) entering(t vmmproto.RestoreResult) *kvm.Notice {
 	return s.answer
 }
 
-// disks takes the layers of all disks. Before there is a guest it bounds the files that this
-// process may write: none is longer than a layer of the largest disk, or of the memory.
+// disks takes the layers of all disks. Before there is a guest it also bounds the files that this
+// process may write, by the longest possible layer of a disk or of the memory.
 func (s *server) disks(files *donated, specs []vmmproto.Disk) ([]machine.Disk, error) {
 	most := s.memory
 	for _, d := range specs {

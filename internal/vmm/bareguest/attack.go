@@ -16,9 +16,9 @@ type Target struct {
 	Features uint64 // features that a driver accepts
 	Queues   int
 	Size     uint32   // of each queue
-	Out      []byte   // a valid request: the bytes that the device reads,
-	In       uint32   // and the number of bytes that it writes
-	Sends    int      // the queue for it
+	Out      []byte   // a valid request: the bytes for the device to read,
+	In       uint32   // and the number of bytes that the device writes
+	Sends    int      // the queue that takes the request
 	More     [][]byte // other requests
 }
 
@@ -61,8 +61,8 @@ func Targets() []Target {
 	}
 }
 
-// disk returns a disk request with n bytes of data. For requests that zero sectors, the data names
-// 64 sectors from sector 3 on (virtio 1.2 §5.2.6).
+// disk returns a disk request with n bytes of data. The data also serves requests that zero
+// sectors: it names 64 sectors from sector 3 on (virtio 1.2 §5.2.6).
 func disk(kind byte, n int) []byte {
 	p := make([]byte, 16+n)
 	p[0] = kind
@@ -160,7 +160,7 @@ func (w *writer) queue(q int, size uint32, table, avail, used uint64) {
 	w.set(regQueueSel, uint32(q))
 	w.set(regQueueSize, size)
 	for i, at := range []uint64{table, avail, used} {
-		reg := uint32(regQueueDesc + i*(regQueueDriver-regQueueDesc)) // driver and device registers have the same distance
+		reg := uint32(regQueueDesc + i*(regQueueDriver-regQueueDesc)) // the three registers are equally spaced
 		w.set(reg, uint32(at))
 		w.set(reg+4, uint32(at>>32))
 	}
@@ -209,8 +209,8 @@ func (w *writer) request(table uint32) {
 	}
 }
 
-// Seeds returns short programs: valid requests, accesses to every register, and after a valid
-// request each of the invalid chains.
+// Seeds returns short programs: valid requests, accesses to every register, and each invalid chain
+// after a valid request.
 func Seeds(t Target, pages []uint32) []Program {
 	w := &writer{Target: t, Pages: pages}
 	w.right()

@@ -46,14 +46,15 @@ func (w *writer) badChains() {
 	}
 }
 
-// badRings places rings at invalid addresses, over each other and over memory with another use.
+// badRings places rings at invalid addresses, on top of each other, and in memory that has another
+// use.
 func (w *writer) badRings() {
 	page := uint64(w.Pages[w.Sends])
 	for _, r := range []struct {
 		size               uint32
 		table, avail, used uint64
 	}{
-		{8, page, page + ringAvail, page + ringAvail}, // one over another
+		{8, page, page + ringAvail, page + ringAvail}, // rings that overlap
 		{8, page, page, page},
 		{8, page, page + ringUsed, page + ringUsed - 2},
 		{8, 1 << 63, 1 << 63, 1 << 63},
@@ -130,7 +131,7 @@ func (w *writer) resets() {
 	}
 }
 
-// storm kicks, and provokes and acknowledges interrupts, without a pause.
+// storm kicks the device and provokes and acknowledges interrupts, without a pause.
 func (w *writer) storm() {
 	w.start()
 	w.request(w.Pages[w.Sends])

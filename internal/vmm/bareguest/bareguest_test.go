@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// Decoding an encoded program returns the program, and the code of every Kind fits its slot.
+// Decode returns the program that Encode encoded, and the code of every Kind fits its slot.
 func TestPrograms(t *testing.T) {
 	var all Program
 	for _, target := range Targets() {

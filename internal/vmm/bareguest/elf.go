@@ -3,7 +3,7 @@ package bareguest
 import "encoding/binary"
 
 // ELF puts an image into an ELF-64 executable with one segment at loadAddr, where execution begins
-// (gABI 4.1, chapters 4 and 5). It starts on a page of its own, as segments do.
+// (gABI 4.1, chapters 4 and 5). The segment starts at a page boundary of the file.
 func ELF(image []byte, loadAddr uint32) []byte {
 	const headerSize, progSize, segment = 64, 56, 0x1000
 	le := binary.LittleEndian

@@ -7,8 +7,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/boot"
 )
 
-// Addresses of the guest's parts, relative to loadAddr. It runs at CPL 0 on the loader's page
-// tables, which map addresses below 4 GiB to themselves.
+// Addresses of the guest's parts, relative to loadAddr. The guest runs at CPL 0 on the loader's
+// page tables, which map addresses below 4 GiB to themselves.
 const (
 	loadAddr = uint32(boot.MinKernelAddr)
 
@@ -23,14 +23,14 @@ const (
 	vectors     = 32
 )
 
-// Done is the last output of a guest of Kernel on the serial port.
+// Done is the last output of a Kernel guest on the serial port.
 const Done = "\nbare guest: done\n"
 
-// Kernel returns an ELF file that the machine boots like a kernel. It carries out p, writes Done to
-// the serial port, and halts.
+// Kernel returns an ELF file that the machine boots like a kernel. The guest carries out p, writes
+// Done to the serial port, and halts.
 func Kernel(p Program) []byte {
 	p = slices.Clone(p)
-	for reg := range uint32(4) { // no interrupt, no FIFO, no divisor in place of the data, no loop
+	for reg := range uint32(4) { // IER, FCR, LCR and MCR: no interrupts, no FIFO, no divisor latch, no loopback
 		p = append(p, Op{Out8, boot.SerialPort + 1 + reg, 0})
 	}
 	for _, c := range []byte(Done) {
@@ -78,7 +78,8 @@ func dispatch() []byte {
 	return append(c, 0xff, 0xe0)                  // jmp *%rax
 }
 
-// handlerCode returns the code of each Kind, to be followed by a jump back to the dispatcher.
+// handlerCode returns the code of each Kind without the jump back to the dispatcher, which follows
+// it.
 func handlerCode() [Kinds][]byte {
 	rewind := abs32([]byte{0xbe}, loadAddr+program) // mov $program,%esi
 	return [Kinds][]byte{
@@ -112,8 +113,9 @@ func handlerCode() [Kinds][]byte {
 	}
 }
 
-// putIDT sends every exception to the handler for exceptions with an error code, which is right for
-// the only survivable one: a general protection fault of RDMSR and WRMSR.
+// putIDT sends every exception to the handler for exceptions that push an error code. A guest
+// survives only one exception, the general protection fault of RDMSR and WRMSR, and that one pushes
+// an error code.
 func putIDT(m []byte) {
 	le := binary.LittleEndian
 	const kernelCode = 0x10 // selector of the boot protocol (Linux, Documentation/arch/x86/boot.rst)

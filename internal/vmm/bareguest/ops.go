@@ -1,10 +1,10 @@
 // Package bareguest has guests without an operating system, for tests of the machine. Such a guest
 // carries out a list of accesses, by a few instructions in a real VM (Kernel). Tests can also carry
-// out the list themselves without KVM, or in the memory of a Linux guest. Attacks makes lists that
-// no driver would.
+// out the list themselves without KVM, or in the memory of a Linux guest. Attacks returns lists
+// that no real driver would produce.
 //
 // It knows the machine's addresses and the registers of virtio, but not the implementation of
-// devices. It is for tests only; they check that an attack does not harm the host.
+// devices. It is for tests only, which check that an attack does not harm the host.
 package bareguest
 
 import "encoding/binary"
@@ -29,14 +29,14 @@ const (
 	In8                  // from port Addr
 	In16                 //
 	In32                 //
-	Outs                 // Value bytes, from the beginning of the list, to port Addr, with one instruction
+	Outs                 // one instruction that writes the first Value bytes of the program to port Addr
 	Spin                 // turns of an empty loop
 	CPUID                // leaf Value, subleaf Addr
 	ReadMSR              // number Addr; the guest survives a general protection fault
 	WriteMSR             //
 	Fault                // three times, so that the processor shuts down
 	Jump                 // to Addr
-	Again                // back to the first Op, until Value times
+	Again                // jumps to the first Op, until this Op has run Value times
 
 	Kinds = iota
 )

@@ -7,7 +7,7 @@ import (
 	"github.com/forkd/forkd/internal/vmm/guestmem"
 )
 
-// Probes returns attacks on the rest of the machine, by guests that continue afterwards.
+// Probes returns attacks on the rest of the machine. The guest survives each of them.
 func Probes(seed uint64) []Attack {
 	return []Attack{
 		{"ports", ports(seed)},
@@ -83,8 +83,8 @@ func leaves() (p Program) {
 	return p
 }
 
-// msrs reads registers of all kinds and writes most of them. It omits those that the guest needs to
-// survive: its mode (EFER), and the address of its local APIC.
+// msrs reads registers of all kinds and writes most of them. It omits two that the guest needs to
+// survive: its mode (EFER) and the address of its local APIC.
 func msrs(seed uint64) (p Program) {
 	const efer, apicBase, icr = 0xc0000080, 0x1b, 0x830
 	r := rand.New(rand.NewPCG(seed, 3))
@@ -122,7 +122,8 @@ func interrupts() (p Program) {
 			if pin != boot.FirstVirtioGSI+1 && round%8 != 0 {
 				continue
 			}
-			// Fixed, lowest priority, reserved and ExtINT; SMI, NMI and INIT would end the guest.
+			// Fixed, lowest priority, reserved and ExtINT. The other modes (SMI, NMI and INIT)
+			// would end the guest.
 			mode := []uint64{0, 1, 3, 7}[round%4]
 			p = append(p, Op{Store32, selector, uint64(0x10 + 2*pin)}, Op{Store32, window, round | mode<<8 | round&0xe0<<8},
 				Op{Store32, selector, uint64(0x11 + 2*pin)}, Op{Store32, window, round << 24})

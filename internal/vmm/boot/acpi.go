@@ -8,7 +8,7 @@ import (
 )
 
 // ACPI tables of a hardware-reduced platform (ACPI 6.5 §4.1): no PM timer, no SCI, no fixed events,
-// no FACS. Sections in this file are of that edition.
+// no FACS. Section numbers in this file refer to ACPI 6.5.
 
 // Common header of a table, §5.2.6.
 const (
@@ -24,7 +24,7 @@ const (
 // RSDP, §5.2.5.3.
 const (
 	rsdpRevision = 2
-	rsdpV1Size   = 20 // what the first checksum covers
+	rsdpV1Size   = 20 // bytes that the first checksum covers
 	rsdpSize     = 36
 )
 
@@ -43,8 +43,8 @@ const (
 	fadtSleepStatus = 256
 
 	// Hardware that a PC may have and this machine lacks (IAPC_BOOT_ARCH, §5.2.9.3), so that Linux
-	// does not look for it. The bits for legacy devices and a keyboard controller say "present"
-	// when set, and stay clear.
+	// does not look for it. The bits for legacy devices and for a keyboard controller mean
+	// "present"; they stay clear.
 	bootNoVGA  = 1 << 2
 	bootNoMSI  = 1 << 3
 	bootNoASPM = 1 << 4
@@ -76,15 +76,15 @@ const (
 const (
 	dsdtRevision = 2 // integers of 64 bits
 
-	// vmGenIDHID is our own name of the device, vmGenIDCID the one that drivers look for (Virtual
-	// Machine Generation ID, Microsoft 2012).
+	// vmGenIDHID is our own name for the device. vmGenIDCID is the name that drivers look for
+	// (Virtual Machine Generation ID, Microsoft 2012).
 	vmGenIDHID = "FRKD0001"
 	vmGenIDCID = "VM_Gen_Counter"
-	// vmGenIDChanged is the notification of a new identifier (same source).
+	// vmGenIDChanged is the notification that reports a new identifier (same source).
 	vmGenIDChanged = 0x80
-	// gedHID is the Generic Event Device, §5.6.9.
+	// gedHID is the ACPI name of the Generic Event Device, §5.6.9.
 	gedHID = "ACPI0013"
-	// virtioMMIOHID is the ACPI name of a virtio-mmio transport in Linux and in all VMMs.
+	// virtioMMIOHID is the ACPI name of a virtio-mmio transport. Linux and all VMMs use it.
 	virtioMMIOHID = "LNRO0005"
 )
 
@@ -107,7 +107,7 @@ func loadACPI(mem *guestmem.Memory, p Params) error {
 	return mem.WriteAt(image, ACPIStart)
 }
 
-// acpiImage returns the RSDP and the tables behind it, laid out for ACPIStart.
+// acpiImage returns the RSDP and the tables that follow it, for loading at ACPIStart.
 func acpiImage(vcpus int, devices []MMIODevice) []byte {
 	image := make([]byte, rsdpSize)
 	place := func(table []byte) uint64 {
@@ -194,9 +194,9 @@ func fadt(dsdtAt uint64) []byte {
 	return sdt("FACP", fadtRevision, b[sdtHeaderSize:])
 }
 
-// madt lists the processors and the I/O APIC. ISA interrupts are the GSIs of the same number, edge
-// triggered and active high, which is the default: no overrides. Flags are zero: there is no 8259
-// pair to mask.
+// madt lists the processors and the I/O APIC. It has no overrides: an ISA interrupt has the GSI of
+// the same number, edge triggered and active high, which is the default. Flags are zero because
+// there is no pair of 8259s to mask.
 func madt(vcpus int) []byte {
 	le := binary.LittleEndian
 	b := le.AppendUint32(nil, uint32(LocalAPICAddr))
@@ -211,7 +211,7 @@ func madt(vcpus int) []byte {
 	return sdt("APIC", madtRevision, b)
 }
 
-// dsdt names the devices and the one sleep state, "off".
+// dsdt names the devices and the only sleep state, "off".
 func dsdt(devices []MMIODevice) []byte {
 	terms := [][]byte{
 		// The port needs a node of its own to have an interrupt: no legacy controller implies one.

@@ -98,8 +98,8 @@ func sized(body []byte) []byte {
 	if n+1 < 1<<6 {
 		return append([]byte{uint8(n + 1)}, body...)
 	}
-	// The lead byte has the number of bytes that follow it in bits 6 and 7 and the low 4 bits of
-	// the length.
+	// The lead byte holds two numbers: in bits 6 and 7 how many length bytes follow, and in bits 0
+	// to 3 the low 4 bits of the length.
 	extra := 1
 	for n+1+extra >= 1<<(4+8*extra) {
 		extra++

@@ -23,7 +23,7 @@ import (
 type MMIODevice struct {
 	Addr guestmem.GPA // first byte of its register window
 	Size uint32       // bytes of the window
-	GSI  uint32       // its interrupt, edge triggered, active high
+	GSI  uint32       // the device's interrupt: edge triggered, active high
 }
 
 // Params describes a boot. The files are read from offset 0 with pread; Load neither moves their
@@ -132,8 +132,9 @@ func loadCmdline(mem *guestmem.Memory, zp *zeroPage, cmdline string, max uint32)
 	return nil
 }
 
-// loadInitrd reads the initrd to the highest page-aligned place in low RAM that the kernel accepts:
-// away from the kernel, which grows upwards while it unpacks itself.
+// loadInitrd reads the initrd to the highest page-aligned address in low RAM that the kernel
+// accepts. The distance to the kernel matters because the kernel grows upwards while it unpacks
+// itself.
 func loadInitrd(mem *guestmem.Memory, zp *zeroPage, f file, kern kernel) error {
 	if f.size <= 0 {
 		return fmt.Errorf("the file is empty")
@@ -148,7 +149,7 @@ func loadInitrd(mem *guestmem.Memory, zp *zeroPage, f file, kern kernel) error {
 	if err := f.readInto(mem, addr, 0, size); err != nil {
 		return err
 	}
-	// Both lie below 4 GiB, so the ext_ramdisk fields stay zero.
+	// The address and the size are below 4 GiB, so the ext_ramdisk fields stay zero.
 	zp.put32(offRamdiskImage, uint32(addr))
 	zp.put32(offRamdiskSize, uint32(size))
 	return nil

@@ -33,9 +33,9 @@ type elfSegment struct {
 	memsz  uint64
 }
 
-// loadELF loads the segments of a vmlinux to their physical addresses. Its entry point is the
-// physical address of startup_64, which takes the same registers as the 64-bit entry of a bzImage
-// (arch/x86/kernel/head_64.S).
+// loadELF loads the segments of a vmlinux to their physical addresses. The entry point is the
+// physical address of startup_64, which expects the same register values as the 64-bit entry of a
+// bzImage (arch/x86/kernel/head_64.S).
 func loadELF(mem *guestmem.Memory, f file, head []byte) (kernel, error) {
 	segs, err := elfSegments(f, head)
 	if err != nil {
@@ -51,8 +51,8 @@ func loadELF(mem *guestmem.Memory, f file, head []byte) (kernel, error) {
 		if err := f.readInto(mem, s.paddr, s.offset, s.filesz); err != nil {
 			return kernel{}, fmt.Errorf("ELF: segment %d: %w", i, err)
 		}
-		// The rest up to memsz is zero because the memory is fresh; the kernel clears its .bss
-		// itself too.
+		// The rest up to memsz is zero because the memory is fresh. The kernel clears its .bss in
+		// any case.
 		k.end = max(k.end, s.paddr+guestmem.GPA(s.memsz))
 		if entry >= s.paddr && uint64(entry-s.paddr) < s.filesz {
 			entryLoaded = true
@@ -65,7 +65,7 @@ func loadELF(mem *guestmem.Memory, f file, head []byte) (kernel, error) {
 	return k, nil
 }
 
-// elfSegments returns the loadable segments of the file whose first bytes are head.
+// elfSegments returns the loadable segments of a file that begins with head.
 func elfSegments(f file, head []byte) ([]elfSegment, error) {
 	le := binary.LittleEndian
 	if head[4] != elfClass64 || head[5] != elfDataLSB || le.Uint16(head[18:]) != elfMachineX86 {

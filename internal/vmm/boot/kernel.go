@@ -9,26 +9,26 @@ import (
 
 // kernel is a kernel in guest memory.
 type kernel struct {
-	entry      guestmem.GPA // of the 64-bit boot protocol
-	end        guestmem.GPA // end of the memory that it uses while it starts
-	initrdEnd  guestmem.GPA // first address an initrd may not reach
+	entry      guestmem.GPA // address of the 64-bit entry
+	end        guestmem.GPA // end of the memory that the kernel uses while it starts
+	initrdEnd  guestmem.GPA // the initrd must end here or below
 	cmdlineMax uint32       // longest command line in bytes, without the final zero
 	header     []byte       // setup header from offSetupSects on; nil for a vmlinux
 }
 
-// minBootProtocol is the first version whose header says whether the kernel has a 64-bit entry
-// (xloadflags, 2.12).
+// minBootProtocol is the first version with xloadflags in the header, which say whether the kernel
+// has a 64-bit entry (2.12).
 const minBootProtocol = 0x020c
 
 // Bits of the setup header.
 const (
 	xlfKernel64 = 1 << 0
 	sectorSize  = 512
-	// entry64 is the distance of the 64-bit entry from where the protected-mode kernel was loaded.
+	// entry64 is the offset of the 64-bit entry from the load address of the protected-mode kernel.
 	entry64 = 0x200
 )
 
-// setupHeaderBytes is the length of the file's start that contains all that a loader reads.
+// setupHeaderBytes is the length of the part of the file that a loader reads to load the rest.
 const setupHeaderBytes = offHeaderEnd
 
 // loadKernel determines the kind of kernel in the file and loads it.
@@ -49,7 +49,7 @@ func loadKernel(mem *guestmem.Memory, f file) (kernel, error) {
 	return kernel{}, fmt.Errorf("neither a bzImage nor an ELF file (it starts with % x)", head[:4])
 }
 
-// loadBzImage loads the protected-mode part of a bzImage to the address it prefers.
+// loadBzImage loads the protected-mode part of a bzImage to the preferred address in its header.
 func loadBzImage(mem *guestmem.Memory, f file, head []byte) (kernel, error) {
 	le := binary.LittleEndian
 	if v := le.Uint16(head[offBootFlag:]); v != bootFlag {
@@ -73,8 +73,8 @@ func loadBzImage(mem *guestmem.Memory, f file, head []byte) (kernel, error) {
 	if off+max(code, entry64+1) > f.size {
 		return kernel{}, fmt.Errorf("bzImage: the file has %d bytes, its header names %d: it is truncated", f.size, off+code)
 	}
-	// The rest of the file is loaded too, as by other boot loaders: the code may be followed by its
-	// checksum.
+	// Other boot loaders also load the whole rest of the file, because a checksum may follow the
+	// code.
 	size := uint64(f.size - off)
 	addr := guestmem.GPA(le.Uint64(head[offPrefAddress:]))
 	need := max(size, uint64(le.Uint32(head[offInitSize:])))

@@ -38,19 +38,19 @@ const (
 	// CmdlineMax is Linux's COMMAND_LINE_SIZE on x86 less its final zero, in bytes.
 	CmdlineMax = 2047
 
-	// LowRAMEnd ends the RAM below 640 KiB. Linux takes 0x9f000 as the start of the BIOS area when
-	// the BIOS data area does not say otherwise (arch/x86/kernel/ebda.c), so the page above is
-	// never its own.
+	// LowRAMEnd ends the RAM below 640 KiB. Unless the BIOS data area names another address, Linux
+	// assumes that the BIOS area starts at 0x9f000 (arch/x86/kernel/ebda.c), so Linux never uses
+	// the page at this address.
 	LowRAMEnd guestmem.GPA = 0x9f000
-	// VMGenIDPage is the page that holds nothing but the VM generation identifier: the
-	// specification wants it in reserved RAM that shares no page with anything the guest uses.
+	// VMGenIDPage is the page of the VM generation identifier. It holds nothing else: the
+	// specification requires reserved RAM that shares no page with anything the guest uses.
 	VMGenIDPage guestmem.GPA = 0x9f000
 	// VMGenIDAddr is the 16-byte generation identifier, 8-byte aligned (Virtual Machine Generation
 	// ID, Microsoft 2012). After a fork the machine writes a new one and raises VMGenIDGSI.
 	VMGenIDAddr = VMGenIDPage
 
-	// ACPIStart is where the RSDP is: the area that ACPI 6.5 §5.2.5.1 has searched for it. The
-	// kernel also gets the address in its boot parameters.
+	// ACPIStart is the address of the RSDP. It lies in the area that guests search for it (ACPI 6.5
+	// §5.2.5.1). The kernel also gets the address in its boot parameters.
 	ACPIStart guestmem.GPA = 0xe0000
 	// ACPIEnd ends the area of the ACPI tables.
 	ACPIEnd = ResetVectorAddr
@@ -68,30 +68,30 @@ const (
 const (
 	// VirtioBase is the first virtio-mmio window.
 	VirtioBase guestmem.GPA = 0xd0000000
-	// VirtioStep is the size of a window and the distance between two, in bytes: a page, so that no
-	// two devices share one.
+	// VirtioStep is the size of a window in bytes, and the distance from one window to the next. It
+	// is a page, so that no two devices share one.
 	VirtioStep = 0x1000
 
-	// IOAPICAddr and LocalAPICAddr are where KVM's in-kernel interrupt controllers answer; they are
-	// the architecture's reset values.
+	// IOAPICAddr and LocalAPICAddr are the addresses of KVM's in-kernel interrupt controllers,
+	// which are the architecture's reset values.
 	IOAPICAddr    guestmem.GPA = 0xfec00000
 	LocalAPICAddr guestmem.GPA = 0xfee00000
 
-	// KVMIdentityMapAddr is the page for KVM_SET_IDENTITY_MAP_ADDR and KVMTSSAddr the three pages
-	// for KVM_SET_TSS_ADDR: Intel CPUs without unrestricted guest mode keep real-mode helpers
-	// there. They must lie in no memslot and below 4 GiB.
+	// KVMIdentityMapAddr is the page for KVM_SET_IDENTITY_MAP_ADDR, and KVMTSSAddr the first of
+	// three pages for KVM_SET_TSS_ADDR. On Intel CPUs without unrestricted guest mode, KVM keeps
+	// its real-mode helpers there. The pages must lie below 4 GiB and in no memslot.
 	KVMIdentityMapAddr guestmem.GPA = 0xfffbc000
 	KVMTSSAddr         guestmem.GPA = 0xfffbd000
 )
 
-// Interrupts, as GSIs of the one I/O APIC, which has 24 pins (Intel 82093AA). All are edge
+// Interrupts, as GSIs of the only I/O APIC, which has 24 pins (Intel 82093AA). All are edge
 // triggered and active high.
 const (
-	// SerialGSI is COM1's classic interrupt; guests without ACPI drivers expect it there.
+	// SerialGSI is the traditional interrupt of COM1, which guests without ACPI drivers assume.
 	SerialGSI = 4
-	// FirstVirtioGSI belongs to the first virtio device. GSI 0 is not used because KVM routes it
-	// like a PC's timer, and 1 to 3 are not used because Linux treats them as ISA interrupts of
-	// devices that do not exist here.
+	// FirstVirtioGSI belongs to the first virtio device. GSI 0 is unused because KVM routes it like
+	// a PC's timer. GSIs 1 to 3 are unused because Linux takes them for ISA interrupts of devices
+	// that do not exist here.
 	FirstVirtioGSI = 5
 	// VMGenIDGSI is the interrupt of the ACPI event device that reports a new generation
 	// identifier.
@@ -99,7 +99,7 @@ const (
 	// IOAPICPins is the number of GSIs.
 	IOAPICPins = 24
 
-	// MaxVirtioDevices is what fits between the fixed GSIs.
+	// MaxVirtioDevices is the number of GSIs between the fixed ones.
 	MaxVirtioDevices = VMGenIDGSI - FirstVirtioGSI
 )
 
@@ -107,7 +107,7 @@ const (
 const (
 	// SerialPort is the first of COM1's 8 ports.
 	SerialPort = 0x3f8
-	// SerialPorts is how many it has.
+	// SerialPorts is the number of COM1's ports.
 	SerialPorts = 8
 
 	// SleepControlPort and SleepStatusPort are the 8-bit registers of ACPI 6.5 §4.8.3.7. A guest
@@ -118,16 +118,16 @@ const (
 	ResetPort  = 0x602
 	ResetValue = 0x01
 
-	// I8042Port with I8042Reset, and PCIResetPort with bits 1 and 2 set, reset a PC without an ACPI
-	// reset register. Linux tries them if ours did not work. The machine treats them as a reset
-	// too.
+	// A PC without an ACPI reset register is reset by I8042Reset at I8042Port, or by bits 1 and 2
+	// at PCIResetPort. Linux tries both if ResetPort did not work. The machine resets on these
+	// writes too.
 	I8042Port     = 0x64
 	I8042Reset    = 0xfe
 	PCIResetPort  = 0xcf9
 	PCIResetValue = 0x06
 
-	// PowerOffValue is SLP_EN (bit 5) and SLP_TYP (bits 2 to 4) as the _S5 package of our DSDT has
-	// it.
+	// PowerOffValue is SLP_EN (bit 5) together with the SLP_TYP (bits 2 to 4) in the _S5 package of
+	// our DSDT.
 	PowerOffValue = slpEnable | s5SleepType<<slpTypeShift
 	slpEnable     = 1 << 5
 	slpTypeShift  = 2

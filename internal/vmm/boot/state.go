@@ -34,10 +34,10 @@ type MSR struct {
 	Value uint64
 }
 
-// State is the architectural state of the boot vCPU at the kernel's first instruction: 64-bit mode
-// as Documentation/arch/x86/boot.rst ("64-bit Boot Protocol") wants it, interrupts off. Registers
-// not named are zero. The other vCPUs wait for INIT and SIPI as they do after reset. KVM accepts
-// EFER.LMA only after KVM_SET_CPUID2.
+// State is the architectural state of the boot vCPU at the kernel's first instruction. It is in
+// 64-bit mode with interrupts off, as Documentation/arch/x86/boot.rst ("64-bit Boot Protocol")
+// requires. Registers that State does not name are zero. The other vCPUs wait for INIT and SIPI as
+// they do after reset. KVM accepts EFER.LMA only after KVM_SET_CPUID2.
 type State struct {
 	RIP, RSI, RSP, RFlags uint64
 	CR0, CR3, CR4, EFER   uint64
@@ -76,7 +76,8 @@ const (
 	pageEntryLarge   = 1 << 7
 )
 
-// Selectors of the boot protocol, and of a task register that VT-x wants to be valid.
+// Selectors that the boot protocol requires, and that of the task register, which VT-x requires to
+// be valid.
 const (
 	bootCS = 0x10
 	bootDS = 0x18
@@ -101,8 +102,8 @@ func newState(mem *guestmem.Memory, entry guestmem.GPA) (State, error) {
 		MSRs: []MSR{
 			// "rep movs" in whole cache lines, as every firmware leaves it.
 			{msrMiscEnable, miscFastStrings},
-			// All memory is write-back unless the page tables say otherwise. With MTRRs off, Linux
-			// maps memory that is not RAM for it uncached, such as the ACPI tables and the
+			// All memory is write-back unless the page tables specify otherwise. If MTRRs are off,
+			// Linux maps memory that is not its RAM uncached, such as the ACPI tables and the
 			// generation identifier.
 			{msrMTRRDefType, mtrrEnable | mtrrWriteBack},
 		},
@@ -141,9 +142,9 @@ func descriptor(s Segment) uint64 {
 	return limit&0xffff | access<<40 | limit>>16&0xf<<48 | flags<<52
 }
 
-// writePageTables maps the first 4 GiB to themselves, writable, in pages of 2 MiB: the kernel at
-// its entry may read its own image, the boot parameters and the command line there, and maps the
-// rest itself.
+// writePageTables maps the first 4 GiB to themselves, writable, in pages of 2 MiB. The kernel's
+// entry code may read its own image, the boot parameters and the command line there, and maps
+// everything else itself.
 func writePageTables(mem *guestmem.Memory) error {
 	const (
 		entries   = 512

@@ -28,7 +28,7 @@ const (
 	offCmdlineSize  = 0x238
 	offPrefAddress  = 0x258
 	offInitSize     = 0x260
-	offHeaderEnd    = 0x290 // what follows in boot_params is not the header's
+	offHeaderEnd    = 0x290 // end of the header in boot_params
 	offE820Table    = 0x2d0
 
 	bootFlag      = 0xaa55
@@ -50,9 +50,9 @@ const (
 // zeroPage is the page of boot parameters.
 type zeroPage struct{ bytes [guestmem.PageSize]byte }
 
-// newZeroPage starts with the setup header of the kernel file (its bytes from offSetupSects on) or,
-// without one, with the fields that a vmlinux reads. It adds the fields that every boot loader must
-// set.
+// newZeroPage starts with the setup header of the kernel file (its bytes from offSetupSects on). If
+// header is nil, it starts with the fields that a vmlinux reads. It adds the fields that every boot
+// loader must set.
 func newZeroPage(header []byte) *zeroPage {
 	zp := &zeroPage{}
 	if header != nil {
@@ -79,8 +79,8 @@ type e820Entry struct {
 	kind uint32
 }
 
-// e820 returns the memory map of a machine with this RAM. It omits the device hole, because devices
-// use the addresses that are not in the map.
+// e820 returns the memory map of a machine with this RAM. It omits the device hole, because guests
+// expect devices at addresses that are not in the map.
 func e820(mem *guestmem.Memory) []e820Entry {
 	low := lowRAMEnd(mem)
 	m := []e820Entry{

@@ -11,10 +11,10 @@ import (
 // IncompatibleError reports that a host lacks a feature that a snapshot's guest has seen.
 type IncompatibleError struct {
 	Feature string // /proc/cpuinfo's name, if it has one
-	Have    string // the host's value, if that says more than "missing"
+	Have    string // the host's value; empty if the feature is simply missing
 }
 
-// Error names the feature and the way out.
+// Error names the feature and how to avoid the error.
 func (e *IncompatibleError) Error() string {
 	if e.Have != "" {
 		return fmt.Sprintf("this host's cpu does not fit the snapshot: it has %s, the snapshot was taken with %s: "+
@@ -24,9 +24,10 @@ func (e *IncompatibleError) Error() string {
 		"snapshot again with cpu template %q", e.Feature, vm.TemplatePortable)
 }
 
-// Compatible returns nil if a host that supports the entries host can run a vCPU whose guest was
-// shown the entries saved, else an *IncompatibleError. It compares features, the layout of the
-// XSAVE area and the width of physical addresses; model, caches and names are only shown, not used.
+// Compatible returns an *IncompatibleError if a host that supports the entries host cannot run a
+// vCPU whose guest has seen the entries saved. It compares features, the layout of the XSAVE area
+// and the width of physical addresses. It ignores model, caches and names, which guests only
+// display.
 func Compatible(saved, host []Entry) error {
 	if err := sameVendor(saved, host); err != nil {
 		return err
@@ -81,8 +82,9 @@ func physBits(entries []Entry) uint32 {
 	return 36 // width of a CPU without the leaf, Intel SDM vol. 3 §4.1.4
 }
 
-// sameXSAVE compares size and offset of the extended state components that the guest may use. The
-// guest's saved XSAVE area, and layouts in its kernel and programs, must mean the same here.
+// sameXSAVE compares size and offset of the extended state components that the guest may use. Both
+// hosts must lay out the XSAVE area alike, because the guest's kernel and programs have adopted the
+// saved layout.
 func sameXSAVE(saved, host []Entry) error {
 	x := find(saved, leafXSAVE, 0)
 	if x == nil {
@@ -128,10 +130,10 @@ type featureWord struct {
 	function, index uint32
 	reg             register
 	emulated        uint32 // bits that do not depend on the host
-	names           string // from bit 0 on, separated by blanks; "-" for a bit without a name
+	names           string // names of the bits, starting at bit 0 and separated by blanks; "-" for a bit without a name
 }
 
-// word returns the bits of w, zero if the leaf is not there.
+// word returns the bits of w, or zero if the leaf is missing.
 func word(entries []Entry, w featureWord) uint32 {
 	e := find(entries, w.function, w.index)
 	if e == nil {

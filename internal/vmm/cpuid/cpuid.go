@@ -21,10 +21,11 @@ type Entry struct {
 	EAX, EBX, ECX, EDX     uint32
 }
 
-// FlagIndexed marks an entry that is selected by ECX too (KVM_CPUID_FLAG_SIGNIFCANT_INDEX).
+// FlagIndexed marks an entry that is selected by ECX in addition to EAX
+// (KVM_CPUID_FLAG_SIGNIFCANT_INDEX).
 const FlagIndexed = 1 << 0
 
-// Leaves with a name of their own.
+// Leaves that have a name in this package.
 const (
 	leafVendor      = 0x0
 	leafFeatures    = 0x1
@@ -59,9 +60,10 @@ const (
 	leafTopologyExt = 0x80000026 // AMD's counterpart of leaf 0x1f
 )
 
-// Apply returns the entries of vCPU vcpu of a machine with vcpus of them, from the entries that KVM
-// supports (KVM_GET_SUPPORTED_CPUID) and a template. Each vCPU is one core of one socket; its local
-// APIC identifier is its number. The result is what a snapshot records; supported is not changed.
+// Apply returns the CPUID entries of vCPU number vcpu in a machine with vcpus vCPUs. It derives
+// them from a template and from supported, the entries that KVM supports (KVM_GET_SUPPORTED_CPUID);
+// supported is not changed. Each vCPU is one core of one socket, and its number is its local APIC
+// identifier. A snapshot records the result.
 func Apply(template string, supported []Entry, vcpu, vcpus int) ([]Entry, error) {
 	if vcpus < 1 || vcpu < 0 || vcpu >= vcpus {
 		return nil, fmt.Errorf("cpuid: vCPU %d of %d does not exist", vcpu, vcpus)
@@ -87,7 +89,7 @@ func Apply(template string, supported []Entry, vcpu, vcpus int) ([]Entry, error)
 	return setTopology(e, uint32(vcpu), uint32(vcpus)), nil
 }
 
-// find returns the entry of a leaf and subleaf, nil if there is none.
+// find returns the entry of a leaf and subleaf, or nil.
 func find(entries []Entry, function, index uint32) *Entry {
 	for i := range entries {
 		if e := &entries[i]; e.Function == function && (e.Index == index || e.Flags&FlagIndexed == 0) {
@@ -104,15 +106,15 @@ func drop(entries []Entry, leaves ...uint32) []Entry {
 
 // addEmulated sets the features that KVM provides with its in-kernel APIC on every host. KVM
 // reports some of them only as capabilities (KVM_CAP_TSC_DEADLINE_TIMER). Linux needs the deadline
-// timer: without it, it would calibrate the APIC timer against a PIT, which this machine lacks.
+// timer. Otherwise it would calibrate the APIC timer against a PIT, which this machine lacks.
 func addEmulated(entries []Entry) {
 	f := find(entries, leafFeatures, 0)
 	f.ECX |= bitX2APIC | bitTSCDeadline | bitHypervisor
 	f.EDX |= bitAPIC
 }
 
-// vendorIntelEBX is "Genu", the start of Intel's vendor string; the others follow AMD's layout
-// where the two differ.
+// vendorIntelEBX is "Genu", the start of Intel's vendor string. Where the vendors' layouts differ,
+// every other vendor follows AMD.
 const vendorIntelEBX = 0x756e6547
 
 // Bits of leaf 1 that this file sets or clears.
@@ -132,10 +134,10 @@ const (
 	bitHTT  = 1 << 28
 )
 
-// setTopology rewrites all leaves about the position of a processor: KVM passes on the host's
-// numbers of the CPU that asked.
+// setTopology rewrites all leaves about a processor's position. KVM's values describe the host CPU
+// that the query ran on.
 func setTopology(e []Entry, id, vcpus uint32) []Entry {
-	shift := uint32(bits.Len32(vcpus - 1)) // APIC identifier bits that number the cores
+	shift := uint32(bits.Len32(vcpus - 1)) // number of APIC identifier bits for the core
 	slots := uint32(1) << shift
 
 	f := find(e, leafFeatures, 0)
@@ -171,8 +173,8 @@ func setTopology(e []Entry, id, vcpus uint32) []Entry {
 		Entry{leafTopology, 2, FlagIndexed, 0, 0, 2, id})
 }
 
-// shareCache sets how many processors share a cache (bits 14 to 25, less one): all of them the
-// third level, one each the others. Both vendors use the same format.
+// shareCache sets how many processors share a cache (bits 14 to 25, less one). All share the third
+// level; the other levels belong to one processor each. Both vendors use the same format.
 func shareCache(c *Entry, slots uint32) {
 	sharing := uint32(0)
 	if level := c.EAX >> 5 & 7; level >= 3 {

@@ -273,7 +273,7 @@ func TestCompatible(t *testing.T) {
 			t.Errorf("%s: error %v, want an IncompatibleError with %q", name, err, tc.want)
 		}
 	}
-	// The purpose of the portable template: a snapshot from a newer host runs on an older one.
+	// The portable template lets a snapshot from a newer host run on an older one.
 	old := clearBits(intel(), leafExtended, 0, func(e *Entry) { e.EBX &^= 0xffff << 16 &^ portable7EBX; e.ECX = 0 })
 	if err := Compatible(portable, old); err != nil {
 		t.Errorf("portable snapshot on an older host: %v", err)
@@ -285,7 +285,8 @@ func TestCompatible(t *testing.T) {
 	}
 }
 
-// TestFeatureNames checks the names of well-known bits, to detect a word missing from a table.
+// TestFeatureNames checks the names of well-known bits. A word missing from a table would shift
+// them.
 func TestFeatureNames(t *testing.T) {
 	last := map[string]bool{}
 	for _, w := range featureWords() {
@@ -325,7 +326,7 @@ func TestFeatureNames(t *testing.T) {
 
 func TestSavedMSRs(t *testing.T) {
 	all := append(slices.Clone(savedMSRs()), timeMSRs()...)
-	slices.Reverse(all) // the kernel's order must not matter
+	slices.Reverse(all) // the order in the kernel's list must not matter
 	got := SavedMSRs(append(all, 0x11, 0x12345))
 	if len(got) != len(all)+len(mtrrs()) {
 		t.Errorf("%d registers, want %d", len(got), len(all)+len(mtrrs()))

@@ -1,13 +1,13 @@
 package cpuid
 
-// Features that the host template passes on from the host. The lists contain features known to need
-// no state, or only state that a snapshot carries: a new processor has features with registers of
-// their own, which a guest would lose in every fork. Excluded for that reason, among the features
-// that KVM may offer today: FRED, APX, AVX10, key locker, protection keys for supervisor pages,
-// ENQCMD, bus lock detection (DEBUGCTL), user-level interrupts and MSR accesses.
+// Features that the host template passes on from the host. The lists contain only features that
+// need no state, or whose state a snapshot carries. A new processor has features with registers of
+// their own, which a guest would lose in every fork. This excludes the following features that KVM
+// may offer today: FRED, APX, AVX10, key locker, protection keys for supervisor pages, ENQCMD, bus
+// lock detection (DEBUGCTL), user-level interrupts and MSR accesses.
 const (
-	// hostXCR0 is x87, SSE, AVX, the three AVX-512 components and PKRU, all of which the 4 KiB
-	// form of KVM_GET_XSAVE has.
+	// hostXCR0 is x87, SSE, AVX, the three AVX-512 components and PKRU. The 4 KiB form of
+	// KVM_GET_XSAVE holds all of them.
 	hostXCR0  = 0x2e7
 	hostXSAVE = 1<<0 | 1<<1 | 1<<2 | 1<<3 // xsaveopt xsavec xgetbv1 xsaves; no component in XSS
 
@@ -60,7 +60,8 @@ func hostLeaf(c *Entry) bool {
 	case leafFeatures, 0x2, leafCache, leafTopology, leafTopologyV2, leafTSC, leafFrequency, leafKVM,
 		0x80000002, 0x80000003, 0x80000004, 0x80000005, 0x80000006, // brand string, caches
 		0x80000019, 0x8000001a, leafCacheAMD, leafTopologyAMD, leafTopologyExt:
-		// Every bit of leaf 1 is known, see maskUnsaved; the others describe and enable nothing.
+		// Every bit of leaf 1 is known, see maskUnsaved. The other leaves only describe the
+		// processor.
 	case leafThermal:
 		c.EAX, c.EBX, c.ECX, c.EDX = c.EAX&hostPowerEAX, 0, 0, 0
 	case leafExtended:

@@ -65,12 +65,12 @@ func maskXSAVE(c *Entry) {
 	}
 }
 
-// Features that the portable template shows: x86-64-v3, and those of every server processor of the
-// same vendor since Intel Skylake-SP and AMD Zen (both 2017), with current microcode. A bit of only
-// one vendor is listed if all of that vendor's processors since then have it. Excluded are bits
-// that one vendor introduced later (ERMS, PCID and SHA are old with one vendor and new with the
-// other), and AVX-512, AMX, TSX, XSAVES and the TSC's frequency leaves. IA32_ARCH_CAPABILITIES is
-// excluded so that the guest assumes the vulnerabilities of any host.
+// Features that the portable template shows: x86-64-v3, and the features that every server
+// processor of the same vendor has had since Intel Skylake-SP and AMD Zen (both 2017), with current
+// microcode. A bit that only one vendor has is listed if all processors of that vendor since then
+// have it. A bit is excluded if one of the vendors introduced it later (ERMS, PCID and SHA).
+// AVX-512, AMX, TSX, XSAVES and the TSC's frequency leaves are also excluded, and
+// IA32_ARCH_CAPABILITIES, so that the guest assumes the vulnerabilities of any host.
 const (
 	portable1ECX = 1<<0 | 1<<1 | 1<<9 | 1<<12 | 1<<13 | // sse3 pclmulqdq ssse3 fma cx16
 		1<<19 | 1<<20 | 1<<21 | 1<<22 | 1<<23 | 1<<24 | 1<<25 | // sse4_1 sse4_2 x2apic movbe popcnt tsc_deadline aes
@@ -103,12 +103,12 @@ const (
 
 	portableMaxLeaf    = leafXSAVE
 	portableMaxExtLeaf = leafTopologyAMD
-	// portablePhysBits is the physical address width of Skylake-SP, the narrowest of the processors
-	// above.
+	// portablePhysBits is the physical address width of Skylake-SP, the narrowest of these
+	// processors.
 	portablePhysBits = 46
 )
 
-// maskPortable reduces entries to the portable template. Leaves it does not know are removed.
+// maskPortable reduces entries to the portable template. It removes leaves that it does not know.
 func maskPortable(entries []Entry) []Entry {
 	out := make([]Entry, 0, len(entries))
 	for _, c := range entries {
@@ -134,8 +134,8 @@ func maskPortable(entries []Entry) []Entry {
 		case leafPower:
 			c.EAX, c.EBX, c.ECX, c.EDX = 0, 0, 0, 0
 		case leafAddress:
-			// The guest's own width for nested paging (bits 16 to 23) goes with nested
-			// virtualization.
+			// Bits 16 to 23, the width for nested paging, are cleared like nested virtualization
+			// itself.
 			c.EAX = c.EAX&0xff00 | min(c.EAX&0xff, portablePhysBits)
 			c.EBX, c.EDX = c.EBX&portable8EBX, 0
 		case leafKVMFeatures:

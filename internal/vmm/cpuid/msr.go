@@ -2,10 +2,10 @@ package cpuid
 
 import "slices"
 
-// MSRs that matter for the order of a restore.
+// MSRs whose place in the order of a restore matters.
 const (
 	MSRTSC         = 0x10  // IA32_TIME_STAMP_COUNTER
-	MSRTSCAdjust   = 0x3b  // IA32_TSC_ADJUST: the guest's addition to the TSC
+	MSRTSCAdjust   = 0x3b  // IA32_TSC_ADJUST: the offset that the guest has added to the TSC
 	MSRTSCDeadline = 0x6e0 // IA32_TSC_DEADLINE
 )
 
@@ -13,18 +13,18 @@ const (
 // restore must set them. supported is the result of KVM_GET_MSR_INDEX_LIST. ShownMSRs then reduces
 // the list to registers that a vCPU can have used.
 //
-// Order of a whole vCPU: CPUID entries, then KVM_SET_SREGS (which has EFER, FS and GS base and the
-// APIC base), XCRS and XSAVE, then KVM_SET_LAPIC, then these. A deadline is ignored while the local
-// APIC's timer is not in deadline mode, and it is compared with the TSC; kvm-clock's page is
-// computed from the TSC and from KVM_SET_CLOCK, which comes first too.
+// A whole vCPU is restored in this order: CPUID entries, then KVM_SET_SREGS (which has EFER, FS and
+// GS base and the APIC base), XCRS and XSAVE, then KVM_SET_LAPIC, then these registers. KVM ignores
+// a deadline unless the local APIC's timer is in deadline mode, and compares it with the TSC.
+// kvm-clock's page is computed from the TSC and from KVM_SET_CLOCK, which must come first too.
 //
-// Not in the list, and why:
-//   - MSR_KVM_WALL_CLOCK(_NEW): it keeps nothing; setting it makes KVM write a page of the guest,
-//     in every child. A guest that wants the wall clock sets it first.
+// Not in the list:
+//   - MSR_KVM_WALL_CLOCK(_NEW): it keeps no state; setting it makes KVM write a page of the guest,
+//     in every child. A guest sets it before each use of the wall clock.
 //   - MSR_KVM_ASYNC_PF_*, performance counters, VMX, SVM, processor trace, XFD: their features are
 //     hidden by every template.
 //   - Machine check banks: the machine injects no machine checks.
-//   - SMBASE and the like: there is no system management mode without firmware.
+//   - SMBASE and other registers of system management mode, which does not exist without firmware.
 func SavedMSRs(supported []uint32) []uint32 {
 	var list []uint32
 	for _, m := range savedMSRs() {
@@ -33,7 +33,7 @@ func SavedMSRs(supported []uint32) []uint32 {
 		}
 	}
 	list = append(list, mtrrs()...)
-	// The time comes last, and the deadline after it.
+	// The TSC comes after all others, and the deadline after the TSC.
 	for _, m := range timeMSRs() {
 		if slices.Contains(supported, m) {
 			list = append(list, m)
@@ -43,8 +43,8 @@ func SavedMSRs(supported []uint32) []uint32 {
 }
 
 // ShownMSRs returns the registers in msrs that a vCPU with these entries can have used, in the same
-// order. Without it a snapshot would carry registers of features that its template hides, and a
-// host without them would refuse it.
+// order. Otherwise a snapshot would carry registers of features that its template hides, and hosts
+// without these registers would refuse the snapshot.
 func ShownMSRs(msrs []uint32, entries []Entry) []uint32 {
 	list := make([]uint32, 0, len(msrs))
 	for _, m := range msrs {
@@ -73,7 +73,7 @@ const (
 	msrKVMPoll       = 0x4b564d05
 	msrMTRRFirst     = 0x200
 	msrMTRRLast      = 0x2ff
-	msrPAT           = 0x277 // among the MTRRs by number only
+	msrPAT           = 0x277 // among the MTRRs only by its number
 )
 
 // savedMSRs may be set in any order.
@@ -103,8 +103,8 @@ func savedMSRs() []uint32 {
 // timeMSRs are set last, in this order.
 func timeMSRs() []uint32 {
 	return []uint32{
-		MSRTSCAdjust,   // the guest's addition, which it can read; the next one includes it
-		MSRTSC,         // restored unchanged: KVM keeps TSCs of vCPUs that are set to the same value in step
+		MSRTSCAdjust,   // the guest's offset, which it can read; MSRTSC below includes it
+		MSRTSC,         // restored unchanged: KVM keeps vCPUs in step whose TSCs are set to the same value
 		msrKVMClock,    // computed from the TSC
 		MSRTSCDeadline, // the next timer interrupt
 	}
@@ -134,8 +134,8 @@ func (f feature) in(entries []Entry) bool {
 	return word(entries, featureWord{function: f.function, index: f.index, reg: f.reg})>>f.bit&1 == 1
 }
 
-// msrFeatures returns the features each of which gives a guest the register; nil if every guest has
-// it.
+// msrFeatures returns the features that give a guest the register. Any one of them is enough. For a
+// register that every guest has, it returns nil.
 func msrFeatures(m uint32) []feature {
 	switch m {
 	case MSRTSCAdjust:

@@ -5,9 +5,9 @@ import (
 	"slices"
 )
 
-// CheckSaved returns an error for entries of a saved vCPU that this build would not have made: a
-// leaf that every template removes, or a bit that it hides. No snapshot has the state of such a
-// feature, so a guest that has seen it, or a forged snapshot that shows it, is refused.
+// CheckSaved returns an error for entries of a saved vCPU that this build would not have produced:
+// a leaf that every template removes, or a bit that every template hides. Snapshots do not carry
+// the state of such a feature. A snapshot that shows one comes from another build or is forged.
 func CheckSaved(template string, saved []Entry, vcpu, vcpus int) error {
 	want, err := Apply(template, saved, vcpu, vcpus)
 	if err != nil {

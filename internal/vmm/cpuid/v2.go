@@ -1,8 +1,8 @@
 package cpuid
 
-// Features that vm.TemplateV2 hides: all that need the extended control register. Hosts that
-// emulate or nest KVM may not preserve that register for their guests, and then lose wider vector
-// registers.
+// Features that vm.TemplateV2 hides: all features that need the extended control register. Hosts
+// that emulate or nest KVM may not preserve that register for their guests, which then lose the
+// upper halves of vector registers.
 const (
 	v2Hidden1ECX = 1<<12 | 1<<26 | 1<<27 | 1<<28 | 1<<29 // fma xsave osxsave avx f16c
 	v2Hidden7EBX = 1<<3 | 1<<5 | 1<<8                    // bmi1 avx2 bmi2: x86-64-v3

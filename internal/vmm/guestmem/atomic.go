@@ -6,8 +6,8 @@ import (
 	"unsafe"
 )
 
-// LoadUint16 reads the aligned little-endian 16-bit word at gpa with acquire semantics: the guest's
-// writes before its store of this word are visible to later reads.
+// LoadUint16 reads the aligned little-endian 16-bit word at gpa with acquire semantics: what the
+// guest wrote before it stored this word is visible to later reads.
 func (m *Memory) LoadUint16(gpa GPA) (uint16, error) {
 	w, shift, err := m.word(gpa)
 	if err != nil {
@@ -16,9 +16,9 @@ func (m *Memory) LoadUint16(gpa GPA) (uint16, error) {
 	return uint16(atomic.LoadUint32(w) >> shift), nil
 }
 
-// StoreUint16 writes the aligned little-endian 16-bit word at gpa. Earlier writes are visible to
-// the guest before it, and it is visible before later loads (a full barrier, as virtqueue
-// notification suppression needs; virtio 1.2 §2.7.7.1).
+// StoreUint16 writes the aligned little-endian 16-bit word at gpa. It is a full barrier: the guest
+// sees the caller's earlier writes before this one, and sees this one before the caller's later
+// loads. Virtqueue notification suppression needs that (virtio 1.2 §2.7.7.1).
 func (m *Memory) StoreUint16(gpa GPA, v uint16) error {
 	if _, err := m.WriteView(gpa&^3, 4); err != nil {
 		return err
@@ -28,7 +28,8 @@ func (m *Memory) StoreUint16(gpa GPA, v uint16) error {
 		return err
 	}
 	for {
-		// Another writer may write the neighbouring half concurrently: keep it unchanged.
+		// The guest may write the other half of w at the same time, so the exchange must not change
+		// it.
 		old := atomic.LoadUint32(w)
 		if atomic.CompareAndSwapUint32(w, old, old&^(0xffff<<shift)|uint32(v)<<shift) {
 			return nil
@@ -36,7 +37,8 @@ func (m *Memory) StoreUint16(gpa GPA, v uint16) error {
 	}
 }
 
-// word returns the aligned 32-bit word that holds the 16 bits at gpa, and their position in it.
+// word returns the aligned 32-bit word that holds the 16 bits at gpa, and the position of these
+// bits in it.
 func (m *Memory) word(gpa GPA) (w *uint32, shift uint, err error) {
 	if gpa%2 != 0 {
 		return nil, 0, fmt.Errorf("%w: 16-bit word at odd address %#x", ErrBounds, uint64(gpa))

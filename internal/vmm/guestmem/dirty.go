@@ -10,22 +10,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Range is Length bytes of guest memory from GPA, whole pages.
+// Range is Length bytes of guest memory from GPA on. Both are multiples of PageSize.
 type Range struct {
 	GPA    GPA
 	Length uint64
 }
 
-// Tracker finds the pages of this process's mappings that were written since they were mapped: the
-// anonymous pages, copy-on-write copies included. Writes by the guest and by devices look the same
-// to it. It is not safe for concurrent use.
+// Tracker finds the pages of this process's mappings that were written since they were mapped.
+// These are the anonymous pages, including copy-on-write copies, whether the guest or a device
+// wrote them. A Tracker is not safe for concurrent use.
 type Tracker struct {
 	pagemap *os.File
 	noScan  bool            // the kernel lacks PAGEMAP_SCAN (before Linux 6.7)
-	vec     [128]pageRegion // for the kernel; on the heap: a stack may move, and only a number points here
+	vec     [128]pageRegion // filled by the kernel; on the heap, because a stack may move
 }
 
-// NewTracker opens the page map of this process, in the procfs mounted at proc.
+// NewTracker opens the page map of this process. The procfs is mounted at proc.
 func NewTracker(proc string) (*Tracker, error) {
 	fd, err := unix.Open(proc+"/self/pagemap", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -107,8 +107,8 @@ func (t *Tracker) scan(ranges []Range, r *Region) ([]Range, error) {
 		arg := pmScanArg{
 			start: at, end: base + r.Size,
 			vec: uint64(uintptr(unsafe.Pointer(&t.vec[0]))), vecLen: uint64(len(t.vec)),
-			// In memory or swapped out, and neither a page of the file nor the shared page of
-			// zeros.
+			// Select pages that are in memory or swapped out, except pages of the file and the
+			// shared page of zeros.
 			categoryInverted: pageIsFile | pageIsPFNZero, categoryMask: pageIsFile | pageIsPFNZero,
 			categoryAnyOfMask: pageIsPresent | pageIsSwapped, returnMask: pageIsPresent,
 		}
@@ -136,7 +136,7 @@ const (
 )
 
 func (t *Tracker) read(ranges []Range, r *Region) ([]Range, error) {
-	var buf [64 << 10]byte // the map of 32 MiB
+	var buf [64 << 10]byte // enough words for 32 MiB of memory
 	first := int64(uint64(r.HVA()) / PageSize)
 	for done := uint64(0); done < r.Size; {
 		want := min((r.Size-done)/PageSize*8, uint64(len(buf)))

@@ -104,8 +104,8 @@ func TestDirtyFindsExactlyTheWrittenPages(t *testing.T) {
 		}
 		defer tr.Close()
 		tr.noScan = noScan
-		// Read some of the file's pages: they must not count. Write others, and some anonymous
-		// pages.
+		// Pages of the file that were only read must not count. Writes to its pages and to
+		// anonymous pages must.
 		sum := byte(0)
 		v, _ := m.ReadView(mib, 2*mib)
 		for i := 0; i < len(v); i += PageSize {
@@ -165,7 +165,7 @@ func TestMapAndClearReplaceContents(t *testing.T) {
 	}
 }
 
-// Pages copied ahead count as written, keep their bytes, and no longer belong to the file.
+// Pages that OwnNow copies count as written, keep their bytes, and no longer belong to the file.
 func TestOwnNow(t *testing.T) {
 	f := layerFile(t, mib, 0xaa)
 	tr, err := NewTracker("/proc")
@@ -196,7 +196,7 @@ func TestOwnNow(t *testing.T) {
 	}
 }
 
-// Pages are detached from their file with their current bytes, and never all at once.
+// Detach copies the pages' current bytes out of their file, and never all pages at once.
 func TestDetachNeedsLittleMemory(t *testing.T) {
 	const size = 16 * mib
 	f, err := os.Create(filepath.Join(t.TempDir(), "layer"))
@@ -221,7 +221,7 @@ func TestDetachNeedsLittleMemory(t *testing.T) {
 	if n := after.TotalAlloc - before.TotalAlloc; n > size/4 {
 		t.Errorf("%d bytes for a copy of %d", n, size)
 	}
-	if err := f.Truncate(PageSize); err != nil { // pages still mapped from it would be lost
+	if err := f.Truncate(PageSize); err != nil { // reading a page that is still mapped from the file would now fail
 		t.Fatal(err)
 	}
 	if got, err := m.ReadView(0, size); err != nil || !bytes.Equal(got, layer) {

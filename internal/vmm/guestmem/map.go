@@ -26,8 +26,8 @@ func (m *Memory) Map(gpa GPA, length uint64, fd int, offset uint64) error {
 	return smallPages(v)
 }
 
-// MapLayers is Map for a whole memory map, whose extents have been checked; files are the
-// descriptors of its layers. It makes the system calls without informing Go's scheduler.
+// MapLayers maps a whole memory map, whose extents have been checked, in the way of Map; files are
+// the descriptors of its layers. It makes the system calls without informing Go's scheduler.
 func (m *Memory) MapLayers(extents []vm.Extent, files []int) error {
 	for _, e := range extents {
 		v, err := m.pages(GPA(e.GPA), e.Length, e.Offset)
@@ -61,8 +61,8 @@ func (m *Memory) Clear(gpa GPA, length uint64) error {
 	return smallPages(v)
 }
 
-// Own gives the VM private copies of the pages at gpa that are still a file's, with the same bytes.
-// The guest and the devices may run; no page there may be write-protected.
+// Own gives the VM private copies of those pages at gpa that still belong to a file, with the same
+// bytes. The guest and the devices may run. None of the pages may be write-protected.
 func (m *Memory) Own(gpa GPA, length uint64) error {
 	v, err := m.view(gpa, int(length))
 	if err != nil {
@@ -79,7 +79,7 @@ func (m *Memory) Own(gpa GPA, length uint64) error {
 	}
 }
 
-// OwnNow is Own for few pages that are in memory, which takes next to no time. It makes the system
+// OwnNow is Own for a few pages that are in memory, and takes almost no time. It makes the system
 // call without informing Go's scheduler, so that no other thread wakes.
 func (m *Memory) OwnNow(gpa GPA, length uint64) error {
 	v, err := m.view(gpa, int(length))
@@ -97,13 +97,13 @@ func (m *Memory) OwnNow(gpa GPA, length uint64) error {
 	}
 }
 
-// detachBytes is how much of the guest's memory exists twice during a detach, in bytes: the memory
-// limit of the process leaves no room for a second copy of all of it.
+// detachBytes is how much of the guest's memory exists twice during a detach, in bytes. The memory
+// limit of the process leaves no room for a second copy of all memory.
 const detachBytes = 1 << 20
 
-// Detach makes the pages at gpa, all of them private, independent of the file that they were copied
-// from, which the mapping keeps alive. After an error only a part of them may be independent; all
-// have their bytes.
+// Detach makes the pages at gpa independent of the file that they were copied from, which their
+// mapping keeps alive. All of them must be private. After an error, only some of the pages may be
+// independent, but all have their bytes.
 //
 // Preconditions: the vCPUs are stopped and the devices quiesced.
 func (m *Memory) Detach(gpa GPA, length uint64) error {
@@ -123,7 +123,7 @@ func (m *Memory) Detach(gpa GPA, length uint64) error {
 	return nil
 }
 
-// remap maps the range and returns it.
+// remap maps the range of guest memory and returns its bytes.
 func (m *Memory) remap(gpa GPA, length uint64, fd int, offset uint64, flags int) ([]byte, error) {
 	v, err := m.pages(gpa, length, offset)
 	if err != nil {
@@ -137,7 +137,7 @@ func (m *Memory) remap(gpa GPA, length uint64, fd int, offset uint64, flags int)
 	return v, nil
 }
 
-// pages returns the range, after checking that it can be mapped from offset.
+// pages returns the bytes of the range, after checking that it can be mapped from offset.
 func (m *Memory) pages(gpa GPA, length, offset uint64) ([]byte, error) {
 	if (uint64(gpa)|length|offset)%PageSize != 0 || length == 0 || length > m.Size() {
 		return nil, fmt.Errorf("map guest memory %#x+%#x from offset %#x: not whole pages of it", uint64(gpa), length, offset)
@@ -145,8 +145,8 @@ func (m *Memory) pages(gpa GPA, length, offset uint64) ([]byte, error) {
 	return m.view(gpa, int(length))
 }
 
-// smallPages keeps huge pages out of a range. Copy-on-write and dirty tracking work page by page: a
-// huge page would turn one written byte into 2 MiB.
+// smallPages prevents huge pages in a range. Copy-on-write and dirty tracking work page by page,
+// and with a huge page one written byte would count as 2 MiB.
 func smallPages(v []byte) error {
 	if err := rawcall.Advise(v, unix.MADV_NOHUGEPAGE); err != nil && !errors.Is(err, unix.EINVAL) {
 		return fmt.Errorf("disable huge pages for guest memory: %w", err)

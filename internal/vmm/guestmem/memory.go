@@ -1,6 +1,6 @@
-// Package guestmem is the guest physical address space of one VM as host memory: regions that
-// devices read and write with bounds checks, mapped copy-on-write over snapshot layers, whose
-// written pages can be listed.
+// Package guestmem provides the guest physical address space of one VM as host memory. Devices read
+// and write its regions with bounds checks. The regions are mapped copy-on-write over snapshot
+// layers, and the pages that were written can be listed.
 //
 // It does not talk to KVM (the machine registers the regions as memslots) and knows no snapshot
 // format (it maps a donated file at an offset). Guest memory lies outside the Go heap.
@@ -44,16 +44,16 @@ type Region struct {
 func (r *Region) HVA() uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(r.host))) }
 
 // Memory is the RAM of one VM. Its regions never move; Map may replace their content while the
-// vCPUs are stopped and the devices quiesced. Several goroutines may call the access methods at
-// once; like real RAM, they do not order accesses.
+// vCPUs are stopped and the devices quiesced. The access methods may be called concurrently. Like
+// real RAM, they do not order accesses.
 type Memory struct {
 	regions     []Region
 	beforeWrite atomic.Pointer[func(gpa GPA, n int)] // nil until SetFreezer
 }
 
 // SetFreezer makes every later WriteView, WriteAt and StoreUint16 call f first, so that f can save
-// the bytes that are about to change. Devices may be running, because nothing is frozen before they
-// have been quiesced and hold no views.
+// the bytes before they change. Devices may run during the call: f has nothing to save before the
+// devices have been quiesced, and quiesced devices hold no views.
 func (m *Memory) SetFreezer(f func(gpa GPA, n int)) { m.beforeWrite.Store(&f) }
 
 // HVA returns the host virtual address of gpa.
@@ -136,12 +136,12 @@ func (m *Memory) view(gpa GPA, n int) ([]byte, error) {
 }
 
 // ReadView returns the n bytes at gpa in place, for reading only. The guest may change them at any
-// moment: copy bytes that must not change between a check and their use.
+// moment. A caller that checks bytes before it uses them must copy them first.
 func (m *Memory) ReadView(gpa GPA, n int) ([]byte, error) { return m.view(gpa, n) }
 
-// WriteView returns the n bytes at gpa in place, for a device to write (directly or by a system
-// call). The view must not be kept beyond the end of the request, because a branch may freeze the
-// memory when the device is quiescent.
+// WriteView returns the n bytes at gpa in place, for a device or a system call to write. The view
+// must not be kept after the end of the request, because a branch may freeze the memory when the
+// device is quiescent.
 func (m *Memory) WriteView(gpa GPA, n int) ([]byte, error) {
 	v, err := m.view(gpa, n)
 	if f := m.beforeWrite.Load(); err == nil && f != nil && n > 0 {

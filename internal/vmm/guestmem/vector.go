@@ -6,7 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Vector holds the parts of one message, for a system call that takes several. It keeps its
+// Vector holds the parts of one message, for a system call that takes several parts. It keeps its
 // storage: the heap of a VMM is hardly ever collected, so memory allocated per message would never
 // be freed.
 type Vector struct{ parts []unix.Iovec }
@@ -17,7 +17,7 @@ func (v *Vector) Reset() { v.parts = v.parts[:0] }
 // Len returns the number of parts.
 func (v *Vector) Len() int { return len(v.parts) }
 
-// Add appends a view or other memory, which must stay valid until the call. Empty ones are skipped.
+// Add appends a view or other memory, which must stay valid until the call. It skips empty parts.
 func (v *Vector) Add(p []byte) {
 	if len(p) > 0 {
 		v.parts = append(v.parts, unix.Iovec{Base: &p[0], Len: uint64(len(p))})
@@ -30,8 +30,8 @@ func (v *Vector) Send(fd, flags int) error {
 	return err
 }
 
-// Receive fills the parts with one message of a socket. It returns the message's length in bytes;
-// with MSG_TRUNC, the full length even if there was not enough room.
+// Receive fills the parts with one message from a socket and returns the message's length in bytes.
+// With MSG_TRUNC that is the full length, even if the parts were too short.
 func (v *Vector) Receive(fd, flags int) (n int, err error) {
 	return v.call(unix.SYS_RECVMSG, fd, flags)
 }

@@ -6,13 +6,14 @@ import (
 	"unsafe"
 )
 
-// capability is a capability for KVM_CHECK_EXTENSION, with its name in <linux/kvm.h> less KVM_CAP_.
+// capability is a capability for KVM_CHECK_EXTENSION, with its name in <linux/kvm.h> without the
+// prefix KVM_CAP_.
 type capability struct {
 	id   uintptr
 	name string
 }
 
-// required are the capabilities that running, saving and restoring a VM needs.
+// required returns the capabilities that are needed to run, save and restore a VM.
 func required() []capability {
 	return []capability{
 		{CapIRQChip, "IRQCHIP"}, // a kernel may be built without the in-kernel IOAPIC
@@ -55,10 +56,14 @@ func checkCapabilities(extension func(uintptr) (int, error)) error {
 	return nil
 }
 
-// SetPolicy enables what protects the host from its guests, where KVM supports it: an exit for
-// every bus lock that a guest takes, which slows the whole host down; an exit for a guest that
-// keeps a CPU from seeing events; and no polling in halted vCPUs, which costs a host with many idle
-// VMs more than it saves. vCPUs must be made afterwards.
+// SetPolicy enables KVM features that protect the host from its guests, as far as KVM supports
+// them:
+//
+//   - an exit for every bus lock that a guest takes, which slows down the whole host;
+//   - an exit for a guest that keeps a CPU from seeing events;
+//   - no polling in halted vCPUs, which costs a host with many idle VMs more than it saves.
+//
+// The vCPUs must be created afterwards.
 func (v *VM) SetPolicy(s *System) error {
 	for _, c := range []struct {
 		id   uintptr
@@ -66,7 +71,7 @@ func (v *VM) SetPolicy(s *System) error {
 		arg  uint64
 	}{
 		{CapBusLockExit, BusLockExit, BusLockExit},
-		{CapNotifyVMExit, 1, NotifyEnabled | NotifyUser}, // high half: no window beyond KVM's own
+		{CapNotifyVMExit, 1, NotifyEnabled | NotifyUser}, // high half 0: no time in addition to KVM's own
 		{CapHaltPoll, 1, 0},
 	} {
 		have, err := s.Extension(c.id)

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// If a kernel lacks several capabilities, one error names them all, as in its headers.
+// One error names all capabilities that a kernel lacks, by their names in the headers.
 func TestMissingCapabilitiesAreNamedTogether(t *testing.T) {
 	without := func(missing ...uintptr) func(uintptr) (int, error) {
 		return func(id uintptr) (int, error) {

@@ -7,19 +7,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Register is a device register, four bytes wide, that a vCPU's thread serves itself. Otherwise an
-// exit to Go code has to wait for a processor of the Go scheduler, and wakes the runtime's monitor
-// thread, which then keeps interrupting the vCPU for a while.
+// Register is a device register, four bytes wide, that a vCPU's thread serves itself. Any other
+// exit to Go code has to wait for a processor of the Go scheduler. It also wakes the runtime's
+// monitor thread, which then keeps interrupting the vCPU for a while.
 type Register struct {
 	GPA   uint64
-	Word  *atomic.Uint32 // value of a load
-	Clear bool           // the register is write-only: bits written are cleared in Word
+	Word  *atomic.Uint32 // value that a load returns
+	Clear bool           // the register is write-only: a store clears its bits in Word
 }
 
 // enter calls KVM_RUN until an exit needs Go code, or until an error. It first waits at the gate,
-// if there is one. With block it first gives up the processor of the Go scheduler, because a vCPU
-// may stay in its guest for hours. In an ordinary system call the runtime takes the processor back
-// itself, but only after up to 10 ms, during which its monitor thread keeps waking up.
+// if there is one. If block is set, it first gives up the processor of the Go scheduler, because a
+// vCPU may stay in its guest for hours. In an ordinary system call the runtime takes the processor
+// back itself, but only after up to 10 ms, during which its monitor thread keeps waking up.
 //
 // Between the calls of the runtime no code may run that could grow the stack, allocate, or write a
 // pointer: the goroutine has no processor, and the collector may be running.
@@ -46,7 +46,7 @@ func (c *VCPU) enter(block bool, gate *Gate) unix.Errno {
 }
 
 // serveRegister handles the exit if it is an access to one of the registers, and reports whether it
-// was. It has the same restrictions as enter.
+// did. It has the same restrictions as enter.
 //
 //go:nosplit
 //go:norace
@@ -61,7 +61,7 @@ func (c *VCPU) serveRegister() bool {
 		if e.Phys_addr != r.GPA || e.Len != 4 || (e.Is_write != 0) != r.Clear {
 			continue
 		}
-		word := (*uint32)(unsafe.Pointer(r.Word)) // not by its methods, which a compiler may not inline
+		word := (*uint32)(unsafe.Pointer(r.Word)) // without its methods, which a compiler may decide not to inline
 		if r.Clear {
 			atomic.AndUint32(word, ^*data)
 		} else {
@@ -73,8 +73,8 @@ func (c *VCPU) serveRegister() bool {
 	return false
 }
 
-// Functions that the runtime calls before and after system calls. It keeps them available to
-// packages outside it (go.dev/issue/67401). enterSyscallBlock gives up the processor of the Go
+// Functions that the runtime calls before and after system calls. The runtime keeps them available
+// to other packages (go.dev/issue/67401). enterSyscallBlock gives up the processor of the Go
 // scheduler.
 
 //go:linkname enterSyscall runtime.entersyscall

@@ -8,27 +8,27 @@ import (
 )
 
 // Gate lets vCPUs enter their guests together. A thread that waits at a gate holds no processor of
-// the Go scheduler, and enters the guest without one, so that a child's first entry waits only for
-// the kernel. A new gate is shut.
+// the Go scheduler and enters the guest without one. So a child's first entry waits only for the
+// kernel. A new gate is shut.
 //
 // The order is: threads wait, WaitArrived, Open, WaitPassed, Shut, and again from the start.
 type Gate struct {
 	open    uint32 // 1 or 0
-	arrived uint32 // threads that have arrived since it was last opened
-	passed  uint32 // threads that have passed since then
-	asked   uint32 // 1 while a thread may be waiting for one of these two to grow
+	arrived uint32 // threads that have arrived since the gate was last opened
+	passed  uint32 // threads that have passed since the gate was last opened
+	asked   uint32 // 1 while a thread may be waiting for arrived or passed to grow
 
 	notice *Notice // nil: none
 }
 
-// WaitArrived waits until n threads wait at the gate, none of which holds a processor of the Go
+// WaitArrived waits until n threads wait at the gate and have given up their processors of the Go
 // scheduler.
 func (g *Gate) WaitArrived(n int) {
 	g.waitFor(&g.arrived, uint32(n), waitInGo)
 }
 
 // Open opens the gate and wakes the waiting threads. The last of the n waiting threads sends the
-// notice, if it is not nil.
+// notice unless it is nil.
 func (g *Gate) Open(n int, notice *Notice) {
 	if notice != nil {
 		notice.left = uint32(n)
@@ -40,8 +40,8 @@ func (g *Gate) Open(n int, notice *Notice) {
 	futex(&g.open, futexWake, futexAll)
 }
 
-// WaitPassed waits until n threads have passed. They are awake and need nothing of this process for
-// that, so the wait does not inform the Go runtime.
+// WaitPassed waits until n threads have passed. It does not inform the Go runtime, because the
+// threads are awake and need nothing of this process to pass.
 func (g *Gate) WaitPassed(n int) {
 	wait := waitRaw
 	if serveNone {
@@ -107,7 +107,7 @@ const (
 	futexAll  = 1<<31 - 1
 )
 
-// futex returns nothing: the waiter checks the word again, whatever woke it.
+// futex returns no result: the waiter checks the word again, for whatever reason it woke.
 //
 //go:nosplit
 //go:norace
@@ -118,7 +118,7 @@ func futex(word *uint32, op uintptr, value uint32) {
 // waitRaw waits while the word has the value; it may return earlier.
 func waitRaw(word *uint32, value uint32) { futex(word, futexWait, value) }
 
-// waitInGo is waitRaw in a call that informs the Go runtime.
+// waitInGo is waitRaw by a system call that the Go runtime knows of.
 func waitInGo(word *uint32, value uint32) {
 	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWait, uintptr(value), 0, 0, 0)
 }

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Threads pass a gate only when it is open, each time it is opened. The thread that opens it is
-// notified when all have passed.
+// Threads pass a gate only while it is open, and wait again after it has been shut. The thread that
+// opens the gate learns when all have passed.
 func TestGate(t *testing.T) {
 	const threads, rounds = 4, 50
 	var g Gate

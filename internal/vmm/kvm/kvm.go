@@ -86,8 +86,8 @@ func (s *System) MSRIndices() ([]uint32, error) {
 	return append([]uint32(nil), t.indices[:t.n]...), nil
 }
 
-// FeatureMSR returns the value that the host and KVM support for an MSR of feature bits, such as
-// IA32_ARCH_CAPABILITIES; false if they lack it.
+// FeatureMSR returns the value of an MSR of feature bits, such as IA32_ARCH_CAPABILITIES, that the
+// host and KVM support. ok is false if they do not support the MSR.
 func (s *System) FeatureMSR(index uint32) (value uint64, ok bool, err error) {
 	var t msrTable
 	t.head.Nmsrs = 1
@@ -129,8 +129,8 @@ func ioctlPtr(fd int, req uintptr, arg unsafe.Pointer) (uintptr, error) {
 	})
 }
 
-// ioctlNow is ioctlPtr without informing the Go runtime, for calls that read or set state: in them
-// KVM waits only for its own short locks, and perhaps for a page of the guest.
+// ioctlNow is ioctlPtr without informing the Go runtime, for calls that read or set state. Such a
+// call waits only for short locks of KVM, and perhaps for a page of the guest.
 func ioctlNow(fd int, req uintptr, arg unsafe.Pointer) (uintptr, error) {
 	return uninterrupted(func() (uintptr, uintptr, unix.Errno) {
 		return unix.RawSyscall(unix.SYS_IOCTL, uintptr(fd), req, uintptr(arg))

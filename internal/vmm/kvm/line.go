@@ -10,19 +10,19 @@ import (
 
 // Line is an input of a VM's interrupt controllers.
 //
-// An eventfd as the source of the interrupt (irqfd) would also work. But KVM has a kernel thread
-// deliver that, unless the interrupt is a message, and a restore waits until KVM has registered an
-// irqfd.
+// An eventfd (irqfd) could raise the interrupt too. But KVM delivers it by a kernel thread unless
+// the interrupt is a message, and a restore would have to wait until KVM has registered the irqfd.
 type Line struct {
 	vm  int
 	gsi uint32
-	mu  sync.Mutex // because an edge is lost while the line is up
+	mu  sync.Mutex // held while the line is up: another edge would be lost
 }
 
 // Line returns the input number gsi.
 func (v *VM) Line(gsi uint32) *Line { return &Line{vm: v.fd, gsi: gsi} }
 
-// Raise raises an edge. It does not wait, and does not inform the Go runtime (see package rawcall).
+// Raise raises an edge. It does not block, and does not inform the Go runtime (see package
+// rawcall).
 func (l *Line) Raise() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

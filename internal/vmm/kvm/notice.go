@@ -8,9 +8,9 @@ import (
 )
 
 // Notice is a packet that announces that all vCPUs are about to enter their guests. The last of
-// their threads to pass a gate sends it. The thread that opened the gate could send it only when
-// the kernel schedules it again, perhaps after the guest's first exit: a woken thread often takes
-// the processor of the thread that woke it.
+// their threads to pass a gate sends it. The thread that opened the gate would send it too late,
+// because a woken thread often takes the processor of the thread that woke it: the kernel might
+// schedule that thread only after the guest's first exit.
 type Notice struct {
 	fd   int
 	msg  unix.Msghdr
@@ -19,8 +19,8 @@ type Notice struct {
 	sent bool
 }
 
-// NewNotice returns a notice that is sent on a socket in non-blocking mode. The socket must stay
-// open until all threads have passed.
+// NewNotice returns a notice that is sent on fd, a socket in non-blocking mode. The socket must
+// stay open until all threads have passed.
 func NewNotice(fd int, packet []byte) *Notice {
 	n := &Notice{fd: fd, iov: unix.Iovec{Base: unsafe.SliceData(packet), Len: uint64(len(packet))}}
 	n.msg = unix.Msghdr{Iov: &n.iov, Iovlen: 1}

@@ -15,7 +15,7 @@ import (
 // UnfitError says why a /dev/kvm that exists cannot run a stock guest kernel.
 type UnfitError struct {
 	Reason string
-	Slow   bool // it did not end in time, which on a busy host proves nothing
+	Slow   bool // the probe did not finish in time, which on a busy host proves nothing
 }
 
 func (e *UnfitError) Error() string { return "KVM is unfit for a stock guest kernel: " + e.Reason }
@@ -51,7 +51,7 @@ const (
 	probeXSave   = 0xa000
 	probePort    = 0x10
 	probeDone    = 0x42
-	probeHandler = 0x100 // of probeCode
+	probeHandler = 0x100 // offset in probeCode
 )
 
 // probeProgram runs at probeCode in 64-bit mode, CPL 0. It records each step before it tries it.
@@ -201,8 +201,8 @@ func runProbe(vcpu *VCPU, mem []byte) error {
 	return nil
 }
 
-// runUntil runs a guest again whenever a signal interrupts it, until it is late: Go's scheduler
-// sends some signals itself.
+// runUntil runs a guest until it exits or late is set. It repeats runs that a signal interrupted,
+// because Go's scheduler sends signals too.
 func runUntil(late *atomic.Bool, run func() error) error {
 	for {
 		if err := run(); !errors.Is(err, ErrKicked) || late.Load() {

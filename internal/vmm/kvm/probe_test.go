@@ -23,7 +23,7 @@ func TestProbe(t *testing.T) {
 	}
 }
 
-// Only the timer's signal ends the probe.
+// The timer's signal ends the probe; other signals do not.
 func TestProbeInterrupted(t *testing.T) {
 	var late atomic.Bool
 	runs := 0

@@ -18,7 +18,7 @@ type VCPU struct {
 	run  []byte
 	head *runHead
 
-	// waiting is set while the vCPU may wait for its start-up IPI, including the one Run that ends
+	// waiting is set while the vCPU may wait for its start-up IPI, including the Run that returns
 	// because the IPI has arrived.
 	waiting bool
 
@@ -28,15 +28,15 @@ type VCPU struct {
 	served    uint64 // number of exits that accessed them; atomic
 }
 
-// ErrKicked is returned by Run when a signal or SetImmediateExit ended it.
+// ErrKicked is returned by a Run that a signal or SetImmediateExit ended.
 var ErrKicked = errors.New("vCPU kicked")
 
 // Close unmaps and closes the vCPU.
 func (c *VCPU) Close() error { return errors.Join(unix.Munmap(c.run), unix.Close(c.fd)) }
 
 // giveAwayEvery is the shortest time after which a vCPU gives up its processor of the Go scheduler
-// again. Giving up the only one takes 20 us, which a guest that writes to its console byte by byte
-// would notice.
+// again. Giving up the only processor takes 20 us, which would slow down a guest that writes to its
+// console byte by byte.
 const giveAwayEvery = time.Millisecond
 
 // SetRegisters sets the registers whose accesses Run handles itself. It must not be called during
@@ -57,7 +57,7 @@ func (c *VCPU) Run() error {
 	return c.entered(c.enter(block, nil))
 }
 
-// RunAt is Run that first waits at a gate.
+// RunAt waits at a gate and then behaves like Run.
 func (c *VCPU) RunAt(g *Gate) error {
 	if serveNone {
 		g.passInGo()
@@ -66,7 +66,7 @@ func (c *VCPU) RunAt(g *Gate) error {
 	return c.entered(c.enter(true, g))
 }
 
-// entered returns the error of a Run.
+// entered returns the error that Run returns for errno.
 func (c *VCPU) entered(errno unix.Errno) error {
 	if errno == 0 {
 		return nil
@@ -74,9 +74,9 @@ func (c *VCPU) entered(errno unix.Errno) error {
 	return c.runError(errno, c.MPState)
 }
 
-// Prepare makes KVM do the work that it defers to the first Run of a VM and that a guest cannot
-// see: with Linux 6.14 or later, starting a thread. It is called like Run, for a vCPU that is not
-// waiting.
+// Prepare makes KVM do the work that it postpones to the first Run of a VM: with Linux 6.14 or
+// later, starting a thread. The guest does not see it. Prepare is called like Run, for a vCPU that
+// is not waiting.
 func (c *VCPU) Prepare() error {
 	c.SetImmediateExit(true)
 	defer c.SetImmediateExit(false)
@@ -87,9 +87,9 @@ func (c *VCPU) Prepare() error {
 }
 
 // runError interprets the error of a Run. EAGAIN has two meanings. A vCPU that waits for its
-// start-up IPI returns it when it is woken, and must be run again. Any other vCPU returns it when
+// start-up IPI returns it when it is woken, and must be run again. Any other vCPU returns it if
 // Linux 6.14 or later could not start the thread that it gives every VM at its first Run
-// (kvm-nx-lpage-recovery), and would return it for ever.
+// (kvm-nx-lpage-recovery). Such a vCPU would return EAGAIN forever.
 func (c *VCPU) runError(errno unix.Errno, mpState func() (MPState, error)) error {
 	switch {
 	case errno == unix.EINTR:
@@ -108,8 +108,9 @@ func (c *VCPU) runError(errno unix.Errno, mpState func() (MPState, error)) error
 	return fmt.Errorf("run vCPU %d: %w", c.id, errno)
 }
 
-// SetImmediateExit makes the next and, together with a signal to its thread, the current Run return
-// ErrKicked, after pending I/O is completed. It may be called from any thread.
+// SetImmediateExit makes the next Run return ErrKicked after pending I/O is completed. Together
+// with a signal to the vCPU's thread it also ends the current Run. It may be called from any
+// thread.
 func (c *VCPU) SetImmediateExit(on bool) {
 	// immediate_exit is byte 1 of the run area. The other bytes of the same word are never written
 	// while the vCPU exists (request_interrupt_window is unused with an in-kernel irqchip, the rest
@@ -132,7 +133,7 @@ func (c *VCPU) MMIO() (gpa uint64, data []byte, write bool) {
 }
 
 // IO returns the access of an ExitIO: count units of size bytes each in data. For input the caller
-// fills data before the next Run. Data is nil if the kernel's answer does not lie in the run area.
+// fills data before the next Run. data is nil if the kernel's answer does not lie in the run area.
 func (c *VCPU) IO() (port uint16, size int, data []byte, out bool) {
 	e := (*ioExit)(unsafe.Pointer(&c.head.Exit))
 	n := uint64(e.Size) * uint64(e.Count)
@@ -142,13 +143,16 @@ func (c *VCPU) IO() (port uint16, size int, data []byte, out bool) {
 	return e.Port, int(e.Size), c.run[e.Offset : e.Offset+n], e.Direction == ioDirectionOut
 }
 
-// BusLocked reports whether the guest took a bus lock before the last exit, whose reason may be a
-// different one.
+// BusLocked reports whether the guest took a bus lock before the last exit, for whatever reason
+// that exit happened.
 func (c *VCPU) BusLocked() bool { return c.head.Flags&runBusLock != 0 }
 
-// Suberror returns the first word of an exit's payload: the suberror of ExitInternalError, the
-// hardware reason of ExitFailEntry (low half), the type of ExitSystemEvent, the flags of
-// ExitNotify.
+// Suberror returns the first word of an exit's payload, which is
+//
+//   - the suberror of an ExitInternalError;
+//   - the low half of the hardware reason of an ExitFailEntry;
+//   - the type of an ExitSystemEvent;
+//   - the flags of an ExitNotify.
 func (c *VCPU) Suberror() uint32 { return *(*uint32)(unsafe.Pointer(&c.head.Exit)) }
 
 func (c *VCPU) call(req uintptr, arg unsafe.Pointer, what string) error {
@@ -167,8 +171,8 @@ func (c *VCPU) SetCPUID(entries []CPUIDEntry) error {
 	return c.call(ioSetCPUID2, unsafe.Pointer(unsafe.SliceData(t)), "set CPUID")
 }
 
-// table returns the bytes of a head and the entries after it, as KVM takes arrays. It has exactly
-// their length: room for the maximum would make the stack of every VMM grow.
+// table returns the bytes of a head and the entries after it, which is KVM's form of an array. It
+// allocates exactly their length: room for the maximum would make the stack of every VMM grow.
 func table[H cpuidHead | msrsHead, E CPUIDEntry | MSREntry](head H, entries []E) []byte {
 	p := unsafe.Slice((*byte)(unsafe.Pointer(&head)), unsafe.Sizeof(head))
 	return append(p[:len(p):len(p)], RawSlice(entries)...)
@@ -182,8 +186,8 @@ type msrTable struct {
 	entries [maxMSRs]MSREntry
 }
 
-// MSRs fills in the Data of entries and returns how many were read: fewer than len(entries) if the
-// host does not know the MSR entries[n].
+// MSRs reads the MSRs of entries into their Data and returns how many it read. n < len(entries)
+// means that the host does not know the MSR of entries[n].
 func (c *VCPU) MSRs(entries []MSREntry) (n int, err error) {
 	var t msrTable
 	t.head.Nmsrs = uint32(copy(t.entries[:], entries))
@@ -194,7 +198,7 @@ func (c *VCPU) MSRs(entries []MSREntry) (n int, err error) {
 	return copy(entries, t.entries[:got]), nil
 }
 
-// SetMSRs sets MSRs in order and returns how many were set: fewer than len(entries) if the host
+// SetMSRs sets MSRs in order and returns how many it set. n < len(entries) means that the host
 // refuses entries[n].
 func (c *VCPU) SetMSRs(entries []MSREntry) (n int, err error) {
 	if len(entries) > maxMSRs {
@@ -226,8 +230,8 @@ func (c *VCPU) SetSregs(v *Sregs) error {
 	return c.call(ioSetSregs, unsafe.Pointer(v), "set special registers")
 }
 
-// XSave returns the FPU and vector state (legacy 4 KiB form: everything up to AVX-512 and PKRU, not
-// AMX).
+// XSave returns the FPU and vector state. The legacy 4 KiB form holds everything up to AVX-512 and
+// PKRU, but not AMX.
 func (c *VCPU) XSave() (v XSave, err error) {
 	return v, c.call(ioGetXSave, unsafe.Pointer(&v), "get XSAVE state")
 }
@@ -293,8 +297,8 @@ func (c *VCPU) TSCKHz() (uint32, error) {
 	return uint32(v), nil
 }
 
-// SetTSCKHz sets the frequency of the guest's TSC in kHz; hosts without TSC scaling accept only
-// their own.
+// SetTSCKHz sets the frequency of the guest's TSC in kHz. A host without TSC scaling accepts only
+// its own frequency.
 func (c *VCPU) SetTSCKHz(khz uint32) error {
 	if _, err := ioctl(c.fd, ioSetTSCKHz, uintptr(khz)); err != nil {
 		return fmt.Errorf("set TSC frequency of vCPU %d to %d kHz: %w", c.id, khz, err)
@@ -303,8 +307,7 @@ func (c *VCPU) SetTSCKHz(khz uint32) error {
 }
 
 // MarkPaused tells the guest, through its kvm-clock page, that it was stopped, so that its stall
-// detectors do not mistake the pause for a lockup. If a guest has not set up kvm-clock, nothing
-// happens.
+// detectors do not mistake the pause for a lockup. In a guest without kvm-clock it has no effect.
 func (c *VCPU) MarkPaused() error {
 	_, err := ioctlNow(c.fd, ioKVMClockCtrl, nil)
 	if err != nil && !errors.Is(err, unix.EINVAL) {

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Only a vCPU that waits for its start-up IPI may run again after EAGAIN; any other would loop
+// Only a vCPU that waits for its start-up IPI may run again after EAGAIN. Any other vCPU would loop
 // forever.
 func TestRunTakesEAGAINFromAWaitingVCPUOnly(t *testing.T) {
 	state := func(s uint32) func() (MPState, error) {
@@ -47,7 +47,7 @@ func TestRunTakesEAGAINFromAWaitingVCPUOnly(t *testing.T) {
 	}
 }
 
-// Only accesses to registers, with their width and direction, are served without Go code.
+// Run serves an access without Go code only if it has the width and direction of a register.
 func TestServeRegister(t *testing.T) {
 	if serveNone {
 		t.Skip("with the race detector none is served")
@@ -65,7 +65,7 @@ func TestServeRegister(t *testing.T) {
 		write  uint8
 		data   uint32
 		served bool
-		after  uint32 // of the word, which is 7 before
+		after  uint32 // value of the word, which is 7 before
 	}{
 		{"load", ExitMMIO, 0, status, 4, 0, 0, true, 7},
 		{"clear two bits", ExitMMIO, 0, ack, 4, 1, 5, true, 2},

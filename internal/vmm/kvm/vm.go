@@ -7,9 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// VM is one virtual machine. Order of construction: memory slots, then the interrupt controllers,
-// then vCPUs. A memory slot set after CreateIRQChip waits for an SRCU grace period: milliseconds
-// instead of microseconds.
+// VM is one virtual machine. It must be set up in this order: memory slots, interrupt controllers,
+// vCPUs. Setting a memory slot after CreateIRQChip waits for an SRCU grace period, which takes
+// milliseconds instead of microseconds.
 type VM struct {
 	fd      int
 	runSize int
@@ -70,8 +70,8 @@ func (v *VM) SetIRQChip(c *IRQChip) error {
 }
 
 // AddIOEventFD makes every guest write to gpa signal eventfd without leaving the kernel. With
-// anyLength (CapIOEventFDAnyLength) KVM does not decode the instruction; otherwise only 32-bit
-// writes match.
+// anyLength, which needs CapIOEventFDAnyLength, KVM does not decode the instruction; otherwise only
+// 32-bit writes match.
 func (v *VM) AddIOEventFD(eventfd int, gpa uint64, anyLength bool) error {
 	f := ioeventfd{Addr: gpa, Len: 4, Fd: int32(eventfd)}
 	if anyLength {
@@ -92,7 +92,7 @@ func (v *VM) Clock() (uint64, error) {
 	return c.Clock, nil
 }
 
-// SetClock sets the VM's kvm-clock in nanoseconds; it runs on from there.
+// SetClock sets the VM's kvm-clock in nanoseconds. The clock continues from there.
 func (v *VM) SetClock(nanos uint64) error {
 	c := ClockData{Clock: nanos}
 	if _, err := ioctlNow(v.fd, ioSetClock, unsafe.Pointer(&c)); err != nil {
@@ -101,7 +101,7 @@ func (v *VM) SetClock(nanos uint64) error {
 	return nil
 }
 
-// CreateVCPU makes vCPU number id, whose APIC id is the same number.
+// CreateVCPU makes vCPU number id. Its APIC identifier is the same number.
 func (v *VM) CreateVCPU(id uint32) (*VCPU, error) {
 	fd, err := ioctl(v.fd, ioCreateVCPU, uintptr(id))
 	if err != nil {

@@ -12,11 +12,11 @@ import (
 // BootConfig describes a boot.
 type BootConfig struct {
 	Kernel  *os.File
-	Initrd  *os.File // nil for none
+	Initrd  *os.File // nil if the guest has none
 	Cmdline string
 	Disks   []Disk
 	VMGenID [16]byte
-	Net     *net.Peer // ownership passes to Boot; nil for none
+	Net     *net.Peer // ownership passes to Boot; nil for no network
 }
 
 // Boot loads a kernel into an empty machine and leaves it paused at the first instruction.

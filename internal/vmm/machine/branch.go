@@ -17,18 +17,18 @@ import (
 type BranchConfig struct {
 	Mode        vm.BranchMode
 	MaxExtents  int
-	Serial      uint64 // of the request, for the result and Copied
+	Serial      uint64 // number of the request, for the result and Copied
 	StormFaults uint64 // see vmmproto.Branch
 	State       *os.File
 	Layer       *os.File   // empty; ownership passes to Branch
 	Tops        []*os.File // a new top for every disk; ownership passes to Branch
-	Frozen      []*os.File // the present top of every disk, opened for reading; ownership passes to Branch
-	Device      int        // open /dev/userfaultfd, -1 if the host has none
+	Frozen      []*os.File // the current top of every disk, opened for reading; ownership passes to Branch
+	Device      int        // an open /dev/userfaultfd; -1 if the host has none
 
 	Keep, SinceRestore bool // see vmmproto.Branch
 
-	// Copied is called once after a live branch has succeeded, when its layer is complete or has
-	// failed.
+	// Copied is called once after a live branch has succeeded: when its layer is complete, or when
+	// copying the pages has failed.
 	Copied func(vmmproto.Branched)
 }
 
@@ -38,19 +38,19 @@ type BranchConfig struct {
 //  2. save vCPU and device state;
 //  3. freeze the dirty pages (live), or copy them (diff), or copy all pages (full);
 //  4. put new tops on the disks;
-//  5. let it run again;
+//  5. let the machine run again;
 //  6. live: copy the frozen pages;
 //  7. if requested: keep the unwritten pages frozen, for Rebase.
 //
-// State, memory and disks are thus of one instant. If a step before the fifth fails, the machine
-// runs on unchanged: its dirty pages stay dirty, because a page is dirty while it is private, and
-// its disks keep their tops.
+// So state, memory and disks belong to the same instant. If a step before the fifth fails, the
+// machine continues unchanged. Its disks keep their tops, and its dirty pages stay dirty, because
+// every private page counts as dirty.
 func (m *Machine) Branch(cfg BranchConfig) (result vmmproto.BranchResult, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var capture *uffd.Capture
 	defer func() {
-		for _, f := range slices.Concat(cfg.Tops, cfg.Frozen) { // those that no disk took over
+		for _, f := range slices.Concat(cfg.Tops, cfg.Frozen) { // files that no disk took over
 			_ = f.Close()
 		}
 		if capture != nil && result.Mode == vm.BranchLive {
@@ -60,7 +60,7 @@ func (m *Machine) Branch(cfg BranchConfig) (result vmmproto.BranchResult, err er
 			return
 		}
 		err = errors.Join(err, cfg.Layer.Close())
-		if capture != nil { // it is complete
+		if capture != nil { // every frozen page is in the layer
 			result.Kept = m.keepIf(err == nil, capture, cfg.Serial)
 		}
 	}()
@@ -71,7 +71,7 @@ func (m *Machine) Branch(cfg BranchConfig) (result vmmproto.BranchResult, err er
 	if err := m.dropKept(); err != nil {
 		return result, fmt.Errorf("branch: %w", err)
 	}
-	// The layer has the size of the memory, so that a truncated one shows.
+	// The layer has the size of the memory, so that truncation is noticed.
 	result.Save.LayerBytes = m.mem.Size()
 	if err := cfg.Layer.Truncate(int64(result.Save.LayerBytes)); err != nil {
 		return result, fmt.Errorf("branch: size memory layer: %w", err)
@@ -103,14 +103,14 @@ func (m *Machine) Branch(cfg BranchConfig) (result vmmproto.BranchResult, err er
 	return result, nil
 }
 
-// branchPaused is the part of a branch for which the machine is stopped. A capture that it returns
-// must be copied, even after an error, because its pages are write-protected.
+// branchPaused is the part of a branch for which the machine is stopped. If it returns a capture,
+// the capture's pages are write-protected and must be copied, even after an error.
 func (m *Machine) branchPaused(cfg *BranchConfig, result *vmmproto.BranchResult) (*uffd.Capture, error) {
 	state, err := m.saveState()
 	if err != nil {
 		return nil, fmt.Errorf("save machine state: %w", err)
 	}
-	// A few KiB. Everything that can fail comes before the disks change.
+	// The state takes a few KiB. Everything that can fail comes before the disks change.
 	if _, err := cfg.State.WriteAt(state, 0); err != nil {
 		return nil, fmt.Errorf("write machine state: %w", err)
 	}
@@ -146,10 +146,10 @@ func (m *Machine) prepareFreezer(device int) (err error) {
 			return err
 		}
 	}
-	return m.freezer.Register() // mappings may be new
+	return m.freezer.Register() // to cover mappings made since the last freeze
 }
 
-// saveDirty writes the dirty pages while the machine is stopped. To keep them for Rebase, it
+// saveDirty writes the dirty pages while the machine is stopped. If Rebase will need them, it
 // freezes them first and returns a complete capture.
 func (m *Machine) saveDirty(cfg *BranchConfig, result *vmmproto.SaveResult) (*uffd.Capture, error) {
 	if !cfg.Keep {
@@ -157,18 +157,18 @@ func (m *Machine) saveDirty(cfg *BranchConfig, result *vmmproto.SaveResult) (*uf
 	}
 	before := *result
 	capture, err := m.freeze(cfg.Layer, cfg.MaxExtents, result)
-	if err != nil { // the branch can do without it
+	if err != nil { // the branch does not depend on it
 		*result = before
 		return nil, m.saveMemory(cfg.Layer, cfg.MaxExtents, result)
 	}
 	if _, err := capture.Copy(func() bool { return false }); err != nil {
-		return nil, err // nothing is frozen any more
+		return nil, err // after an error of Copy nothing is frozen
 	}
 	return capture, nil
 }
 
-// freeze write-protects the dirty pages. The pages that fill gaps between them are not dirty and
-// cannot be protected on every kernel, so they are copied now.
+// freeze write-protects the dirty pages. Gaps between them are not dirty and cannot be protected on
+// every kernel, so freeze copies the pages in the gaps at once.
 func (m *Machine) freeze(layer *os.File, maxExtents int, result *vmmproto.SaveResult) (*uffd.Capture, error) {
 	dirty, err := m.tracker.Dirty(m.mem)
 	if err != nil {
@@ -183,8 +183,8 @@ func (m *Machine) freeze(layer *os.File, maxExtents int, result *vmmproto.SaveRe
 	return m.freezer.Freeze(dirty, int(layer.Fd()))
 }
 
-// gaps returns the parts of outer that are not in inner. Both are ascending without overlap, and
-// inner lies inside outer.
+// gaps returns the parts of outer that are not in inner. Both lists are ascending without overlap,
+// and every range of inner lies inside a range of outer.
 func gaps(outer, inner []guestmem.Range) []guestmem.Range {
 	var out []guestmem.Range
 	for _, o := range outer {
@@ -203,8 +203,8 @@ func gaps(outer, inner []guestmem.Range) []guestmem.Range {
 	return out
 }
 
-// swapTops freezes the disks' tops below new ones, and removes the files it has used from the
-// lists.
+// swapTops freezes the disks' tops below new ones, and removes the files that it has used from
+// cfg's lists.
 func (m *Machine) swapTops(cfg *BranchConfig) error {
 	if len(cfg.Tops) != len(m.disks) || len(cfg.Frozen) != len(m.disks) {
 		return fmt.Errorf("%d new and %d frozen disk tops for %d disks", len(cfg.Tops), len(cfg.Frozen), len(m.disks))
@@ -219,13 +219,13 @@ func (m *Machine) swapTops(cfg *BranchConfig) error {
 	return nil
 }
 
-// BranchDisks puts new tops on the disks while they are at rest, and saves nothing else. The
-// machine's knowledge of its dirty pages stays the same. After an error the disks keep their tops.
+// BranchDisks puts new tops on the disks while the machine is stopped, and saves nothing else. It
+// does not change which pages are dirty. After an error the disks keep their tops.
 func (m *Machine) BranchDisks(cfg BranchConfig) (result vmmproto.BranchResult, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	defer func() {
-		for _, f := range slices.Concat(cfg.Tops, cfg.Frozen) { // those that no disk took over
+		for _, f := range slices.Concat(cfg.Tops, cfg.Frozen) { // files that no disk took over
 			_ = f.Close()
 		}
 	}()
@@ -236,8 +236,8 @@ func (m *Machine) BranchDisks(cfg BranchConfig) (result vmmproto.BranchResult, e
 	return result, nil
 }
 
-// atRest calls do while the vCPUs are stopped, and returns for how long they were. A machine that was
-// paused before stays paused.
+// atRest calls do while the vCPUs are stopped, and returns how long they were stopped. A machine
+// that was already paused stays paused.
 func (m *Machine) atRest(do func(wasPaused bool) error) (pause time.Duration, err error) {
 	start := time.Now()
 	wasPaused, _ := m.cpus.stats()
@@ -251,9 +251,9 @@ func (m *Machine) atRest(do func(wasPaused bool) error) (pause time.Duration, er
 	return time.Since(start), err
 }
 
-// MergeLayers replaces a disk's layers from number first, counted above the base image, to the last
-// one below the top by merged, which then belongs to the machine. The guest is stopped for as long
-// as opening a file takes.
+// MergeLayers replaces layers of a disk by merged, which then belongs to the machine: all from
+// number first, counted above the base image, to the last one below the top. The guest is stopped
+// while a file is opened.
 func (m *Machine) MergeLayers(disk, first int, merged *os.File) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -270,9 +270,9 @@ func (m *Machine) MergeLayers(disk, first int, merged *os.File) error {
 	return err
 }
 
-// copyBranch copies the frozen pages of a live branch. A guest that writes them faster than they
-// are copied is stopped until the rest is copied. It would make little progress anyway, and so the
-// copying ends in bounded time.
+// copyBranch copies the frozen pages of a live branch. It stops a guest that writes them faster
+// than they are copied until the rest is copied. Such a guest would make little progress in any
+// case, and stopping it bounds the time of the copying.
 func (m *Machine) copyBranch(capture *uffd.Capture, cfg BranchConfig, failed error) {
 	start := time.Now()
 	done := vmmproto.Branched{Serial: cfg.Serial}
@@ -295,7 +295,7 @@ func (m *Machine) copyBranch(capture *uffd.Capture, cfg BranchConfig, failed err
 	done.Copy = time.Since(start)
 	_ = cfg.Layer.Close()
 	m.mu.Lock()
-	if err == nil { // otherwise nothing is frozen any more
+	if err == nil { // Copy leaves nothing frozen after an error
 		m.keepIf(cfg.Keep && failed == nil, capture, cfg.Serial)
 	}
 	close(m.copying)
@@ -310,7 +310,7 @@ func (m *Machine) copyBranch(capture *uffd.Capture, cfg BranchConfig, failed err
 const stormFaults = 2048
 
 // storm reports whether the guest writes faster than the copying: it has caused as many faults as
-// the caller allows or, with bound 0, faults have captured most of the pages.
+// bound allows or, with bound 0, faults have captured most of the pages.
 func storm(bound, captured, faults uint64) bool {
 	if bound > 0 {
 		return faults >= bound
@@ -320,7 +320,7 @@ func storm(bound, captured, faults uint64) bool {
 
 // waitCopied waits until no live branch is being copied.
 //
-// Preconditions: m.mu is held; it is released while waiting.
+// Preconditions: m.mu is held; waitCopied releases it while it waits.
 func (m *Machine) waitCopied() {
 	for m.copying != nil {
 		done := m.copying

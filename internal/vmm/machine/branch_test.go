@@ -2,7 +2,8 @@ package machine
 
 import "testing"
 
-// A storm is defined by the caller's bound, or else by a majority of faults among enough captures.
+// storm applies the caller's bound. Without a bound, it needs a majority of faults among enough
+// captures.
 func TestStorm(t *testing.T) {
 	for _, c := range []struct {
 		bound, captured, faults uint64

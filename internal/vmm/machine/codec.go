@@ -12,12 +12,12 @@ import (
 
 // A saved machine state is
 //
-//	magic "FKDSTATE" | format version u32 | sections | CRC-32 (IEEE) u32 of all before it
+//	magic "FKDSTATE" | format version u32 | sections | CRC-32 (IEEE) u32 of everything before
 //
-// and a section is its name (string) and its contents (blob), which its component defines. The
-// first section lists the devices, which determine the names and the order of the others;
-// components version their contents themselves. The checksum is not CRC-32C, because Go computes
-// megabytes of tables for that, which would cost every VMM 0.15 ms.
+// A section is its name (string) and its contents (blob), which its component defines and versions.
+// The first section lists the devices, which determine the names and the order of the other
+// sections. The checksum is not CRC-32C, because Go computes megabytes of tables for CRC-32C, which
+// would cost every VMM 0.15 ms.
 const (
 	stateMagic   = "FKDSTATE"
 	stateVersion = 4
@@ -73,8 +73,8 @@ func checkState(p []byte) (*codec.Reader, error) {
 	return r, nil
 }
 
-// section restores the next section with restore. Errors are of kind "bad state", unless restore
-// says otherwise.
+// section restores the next section with restore. Errors become errors of kind "bad state", unless
+// restore returns another kind.
 func (s *stateReader) section(name string, restore func(r *codec.Reader) error) error {
 	return vm.WithCode(vm.ErrBadState, s.take(name, restore))
 }

@@ -15,8 +15,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/vsock"
 )
 
-// Slots of the virtio devices. A slot gives a device its register window and its interrupt, which
-// are part of every snapshot.
+// Slots of the virtio devices. The slot determines a device's register window and interrupt, which
+// every snapshot contains.
 const (
 	slotVsock     = 0
 	slotRNG       = 1
@@ -56,7 +56,7 @@ type kvmWires struct{ *kvm.VM }
 // Line implements wires.
 func (w kvmWires) Line(gsi uint32) virtio.Interrupt { return w.VM.Line(gsi) }
 
-// addDevice puts dev into slot i, quiesced as all devices of a paused machine are.
+// addDevice puts dev into slot i. The device is quiesced, as all devices of a paused machine are.
 func (m *Machine) addDevice(i int, kind string, dev virtio.Device) error {
 	place := boot.VirtioDevice(i)
 	t, err := mmio.New(m.mem, dev, m.wires.Line(place.GSI))
@@ -101,7 +101,7 @@ func (m *Machine) unquiesce() error {
 	return nil
 }
 
-// addFixedDevices adds the devices that every machine has, whatever it boots.
+// addFixedDevices adds the devices that every machine has.
 func (m *Machine) addFixedDevices() error {
 	m.genIntr = m.wires.Line(boot.VMGenIDGSI)
 	m.serial = newSerial(m.cfg.Console, m.wires.Line(boot.SerialGSI))
@@ -118,15 +118,15 @@ func (m *Machine) addFixedDevices() error {
 	return errors.Join(m.addDevice(slotRNG, kindRNG, rng.New()), m.addDevice(slotNet, kindNet, m.net))
 }
 
-// SetNet gives the machine another network peer, nil for none, and closes the previous one. The
-// guest may be running.
+// SetNet replaces the machine's network peer and closes the previous one. A nil peer disconnects
+// the network. The guest may be running.
 func (m *Machine) SetNet(peer *net.Peer) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.slots[slotNet].transport.Exclusive(func() { m.net.SetPeer(peer) })
 }
 
-// setDisks makes the disks, or replaces those of a machine that is restored again. Ownership of
+// setDisks creates the disks. If the machine is restored again, it replaces them. Ownership of
 // their files passes to the machine.
 func (m *Machine) setDisks(disks []Disk) error {
 	again := len(m.disks) > 0

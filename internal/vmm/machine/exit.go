@@ -19,8 +19,8 @@ func stop(reason vm.ExitReason, format string, args ...any) error {
 	return &exitError{vm.Exit{Reason: reason, Detail: fmt.Sprintf(format, args...)}}
 }
 
-// harmPause is how long a vCPU is delayed that has locked the memory bus or kept its CPU from
-// seeing events. So it can do either at most a thousand times a second.
+// harmPause is the delay of a vCPU that has locked the memory bus, or has kept its CPU from seeing
+// events. It limits each vCPU to a thousand such exits a second.
 const harmPause = time.Millisecond
 
 // handleExit handles an exit of a vCPU from the guest. It runs on the vCPU's thread.
@@ -55,7 +55,7 @@ func (m *Machine) handleExit(c *kvm.VCPU) error {
 	}
 }
 
-// mmio answers an access outside RAM: device registers, or nothing, which reads as zero.
+// mmio handles an access outside RAM. An address without a device reads as zero.
 func (m *Machine) mmio(gpa guestmem.GPA, data []byte, write bool) error {
 	if gpa >= boot.VirtioBase {
 		i := uint64(gpa-boot.VirtioBase) / boot.VirtioStep
@@ -75,7 +75,7 @@ func (m *Machine) mmio(gpa guestmem.GPA, data []byte, write bool) error {
 	return nil
 }
 
-// io answers a port access of one or more units of size bytes. Ports without a device read as all
+// io handles a port access of one or more units of size bytes. Ports without a device read as all
 // ones.
 func (m *Machine) io(port uint16, size int, data []byte, out bool) error {
 	for len(data) >= size && size > 0 {

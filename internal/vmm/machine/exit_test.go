@@ -52,8 +52,8 @@ func runArea(t *testing.T) func(at int64, p []byte) {
 }
 
 // A guest that locks the bus, or keeps its CPU from seeing events, is delayed, whatever the reason
-// of its exit. It is stopped only if its state is lost. The processors that run the tests cannot
-// cause these exits, so the test writes them to the run area.
+// of its exit. It is stopped only if its state is lost. The CPUs that run the tests cannot cause
+// these exits, so the test writes them to the run area.
 func TestHarmfulExitsHoldTheGuestUp(t *testing.T) {
 	m := mustBare(t, openKVM(t))
 	write := runArea(t)
@@ -87,7 +87,7 @@ func TestHarmfulExitsHoldTheGuestUp(t *testing.T) {
 		write(runExit, binary.LittleEndian.AppendUint32(nil, x.detail))
 		start := time.Now()
 		err := m.handleExit(c)
-		// A sleep guarantees a minimum on any host, but no maximum.
+		// A sleep has a guaranteed minimum on any host, but no maximum.
 		if took := time.Since(start); x.held && took < harmPause {
 			t.Errorf("%s: held up for %v, want %v at least", x.name, took, harmPause)
 		}

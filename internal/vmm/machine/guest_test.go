@@ -21,12 +21,12 @@ import (
 	"github.com/forkd/forkd/internal/vmm/regtest"
 )
 
-// The guest of these tests is the test binary itself, as PID 1 of the minimal kernel. There is no
-// distribution, no agent and no file system except the initramfs, so tests observe the machine
-// alone.
+// The guest of these tests is the test binary itself, as PID 1 of the minimal kernel. Without a
+// distribution, an agent or a file system other than the initramfs, the tests observe only the
+// machine.
 
 const (
-	guestEnv    = "FORKD_TEST_GUEST" // on the kernel command line, from which it becomes a variable of PID 1
+	guestEnv    = "FORKD_TEST_GUEST" // on the kernel command line, whose variables PID 1 gets
 	guestPort   = 1024               // port at which the guest accepts commands, one per line
 	readyPort   = 7                  // port that the guest dials when it is ready
 	guestDisk   = "/dev/vda"
@@ -38,8 +38,8 @@ func TestMain(m *testing.M) {
 	if os.Getpid() == 1 && os.Getenv(guestEnv) != "" {
 		runGuest()
 	}
-	// The first thread of a process does not exit with the goroutine that is locked to it. A vCPU
-	// on it would leave its low priority behind.
+	// A goroutine that is locked to the first thread of a process does not end that thread when it
+	// returns. A vCPU on the first thread would leave its low priority behind.
 	runtime.LockOSThread()
 	os.Exit(m.Run())
 }
@@ -50,13 +50,13 @@ type guest struct {
 	memory  []byte
 	streams atomic.Int64 // currently open
 	ticks   []atomic.Uint64
-	broken  atomic.Pointer[string] // first wrong result of a worker
-	holding chan error             // receives the result of each CPU's holder of registers
-	signal  regtest.Signal         // shared with the holders
+	broken  atomic.Pointer[string] // first wrong result of any worker
+	holding chan error             // receives a result from the thread that holds registers, once for each CPU
+	signal  regtest.Signal         // shared with the threads that hold registers
 	packets int                    // socket for whole frames
 }
 
-// runGuest never returns. When PID 1 exits the kernel panics, which the machine sees as a reset.
+// runGuest never returns. When PID 1 exits, the kernel panics and the machine reports a reset.
 func runGuest() {
 	debug.SetGCPercent(-1) // only tests should change pages
 	n := runtime.NumCPU()
@@ -92,14 +92,14 @@ func (g *guest) serve() error {
 	for {
 		fd, _, err := unix.Accept4(listener, unix.SOCK_CLOEXEC)
 		if err != nil {
-			continue // a stream that ended before it was accepted, as in a restored guest
+			continue // the stream ended before it was accepted, as happens in a restored guest
 		}
 		g.streams.Add(1)
 		go g.talk(os.NewFile(uintptr(fd), "stream"))
 	}
 }
 
-// talk executes the commands of one stream until it ends.
+// talk executes the commands that arrive on one stream, until the stream ends.
 func (g *guest) talk(f *os.File) {
 	defer g.streams.Add(-1)
 	defer f.Close()
@@ -181,7 +181,8 @@ func (g *guest) scribble(seed, n uint64) error {
 	return scribble(g.memory, seed, n)
 }
 
-// scribble runs on both sides, so that the host knows the content of the guest's memory.
+// scribble runs both in the guest and on the host, so the host knows the content of the guest's
+// memory.
 func scribble(p []byte, seed, n uint64) error {
 	if len(p) == 0 {
 		return errors.New("there is no memory yet")
@@ -249,8 +250,8 @@ func sumDisk(off, n uint64) (string, error) {
 	return sum, errors.Join(err, unix.Munmap(p))
 }
 
-// random reads from the random number device, more than the 128 bytes that Linux may have read
-// before the guest was saved.
+// random reads from the random number device. It reads more than the 128 bytes that Linux may have
+// buffered before the guest was saved.
 func random() (string, error) {
 	f, err := os.Open("/dev/hwrng")
 	if err != nil {
@@ -272,8 +273,8 @@ func dialHost(port uint32) error {
 	return unix.Connect(fd, &unix.SockaddrVM{CID: unix.VMADDR_CID_HOST, Port: port})
 }
 
-// work repeats a computation with a known result on one CPU. It detects registers that a save or a
-// pause has lost.
+// work repeats a computation with a known result on one CPU. A wrong result means that a save or a
+// pause has lost registers.
 func (g *guest) work(cpu int) {
 	if err := stayOn(cpu); err != nil {
 		g.fail(fmt.Sprintf("worker %d: %v", cpu, err))
@@ -298,8 +299,8 @@ func stayOn(cpu int) error {
 	return unix.SchedSetaffinity(0, &set)
 }
 
-// hold starts a thread on each CPU that holds values derived from seed in its registers, until held
-// is called.
+// hold starts a thread on each CPU. Until held is called, the thread keeps values derived from seed
+// in its registers.
 func (g *guest) hold(seed uint64) {
 	g.signal.Held.Store(0)
 	g.signal.LetGo.Store(0)
@@ -317,7 +318,7 @@ func (g *guest) hold(seed uint64) {
 	}
 }
 
-// held stops the holders and returns an error that names changed registers.
+// held stops the threads that hold registers and returns an error that names changed registers.
 func (g *guest) held() error {
 	g.signal.LetGo.Store(1)
 	var errs []error

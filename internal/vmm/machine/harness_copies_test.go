@@ -14,8 +14,8 @@ import (
 	vnet "github.com/forkd/forkd/internal/vmm/virtio/net"
 )
 
-// snapshot is the result of a save or a branch: a machine state, memory layers, and the disk below
-// a new top.
+// snapshot is the result of a save or a branch: a machine state, memory layers, and the disk
+// without its new top.
 type snapshot struct {
 	state   string
 	layers  []string
@@ -41,13 +41,13 @@ func (h *host) create(t *testing.T) *os.File {
 	return f
 }
 
-// restore restores a snapshot into v and starts it.
+// restore restores snapshot s into v and starts v.
 func (v *testVM) restore(t *testing.T, s *snapshot) {
 	t.Helper()
 	v.restoreWith(t, s, nil)
 }
 
-// restoreWith is restore with a network peer.
+// restoreWith is like restore, with a network peer.
 func (v *testVM) restoreWith(t *testing.T, s *snapshot, peer *vnet.Peer) {
 	t.Helper()
 	v.files = append(slices.Clone(s.files), v.host.newTop(t))
@@ -75,14 +75,15 @@ func (h *host) fork(t *testing.T, s *snapshot) *testVM {
 	return v
 }
 
-// branch makes a snapshot of the running v, which is based on base, and waits until it is complete.
+// branch makes a snapshot of the running v, whose own snapshot is base, and waits until it is
+// complete.
 func (v *testVM) branch(t *testing.T, base *snapshot, mode vm.BranchMode) *snapshot {
 	t.Helper()
 	s, _ := v.branchWith(t, base, machine.BranchConfig{Mode: mode})
 	return s
 }
 
-// branchWith is branch with a configuration. It also returns the VMM's result.
+// branchWith is like branch, with a configuration. It also returns the VMM's result.
 func (v *testVM) branchWith(t *testing.T, base *snapshot, cfg machine.BranchConfig) (*snapshot, vmmproto.BranchResult) {
 	t.Helper()
 	mode := cfg.Mode
@@ -112,7 +113,7 @@ func (v *testVM) branchWith(t *testing.T, base *snapshot, cfg machine.BranchConf
 	}
 	s := &snapshot{state: state.Name(), layers: []string{layer.Name()}, extents: r.Save.Extents, files: v.files}
 	v.files = append(slices.Clone(v.files), top)
-	if mode != vm.BranchFull { // its layer is above those of the base
+	if mode != vm.BranchFull { // otherwise its layer lies above those of the base
 		s.layers = append(slices.Clone(base.layers), layer.Name())
 		for i := range s.extents {
 			s.extents[i].Layer = uint32(len(base.layers))

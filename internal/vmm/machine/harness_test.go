@@ -30,7 +30,7 @@ import (
 const (
 	mib      = 1 << 20
 	diskSize = 8 * mib
-	patience = 2 * time.Minute // after which a guest counts as dead; long enough for an emulated host
+	patience = 2 * time.Minute // a guest that is silent for this long counts as dead; an emulated host needs so much
 )
 
 // host creates machines with our guest.
@@ -61,8 +61,8 @@ func newHost(t *testing.T, vcpus int) *host {
 	return h
 }
 
-// writeInitrd makes an initramfs of this test binary, with its shared libraries if it has any, as
-// with the race detector.
+// writeInitrd makes an initramfs of this test binary. With the race detector, for example, the
+// binary has shared libraries, which the initramfs then contains too.
 func writeInitrd(t *testing.T, path string) {
 	t.Helper()
 	exe, err := os.Executable()
@@ -190,7 +190,7 @@ func (h *host) newVM(t *testing.T) *testVM {
 			select {
 			case v.dialed <- port:
 				return unix.Close(fd)
-			default: // a hostile guest dials endlessly, and its device must not wait
+			default: // the device must not wait: a hostile guest dials endlessly
 				return errors.New("no more streams are taken")
 			}
 		},

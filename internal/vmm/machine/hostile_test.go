@@ -54,8 +54,8 @@ func (h *host) bootBare(t *testing.T, p bareguest.Program) *testVM {
 	return v
 }
 
-// attack runs a program in a guest to its end. It returns how the machine ended; ended is false if
-// it did not.
+// attack runs a program in a guest to its end. If the machine stopped, ended is true and e tells
+// why.
 func (h *host) attack(t *testing.T, p bareguest.Program) (v *testVM, e vm.Exit, ended bool) {
 	t.Helper()
 	v = h.bootBare(t, p)
@@ -79,7 +79,7 @@ func (c *console) endsWith(s string) bool {
 	return bytes.HasSuffix(c.text, []byte(s))
 }
 
-// A device serves a valid request, so the attacks below reach it.
+// The devices serve valid requests, so the attacks below reach them.
 func TestBareGuestIsServed(t *testing.T) {
 	h := newBareHost(t)
 	pages := bareguest.FreePages()
@@ -98,8 +98,8 @@ func TestBareGuestIsServed(t *testing.T) {
 	}
 }
 
-// After anything a guest does to its devices, its machine can be paused, saved and restored, and so
-// can the copy.
+// Whatever a guest does to its devices, its machine can be paused, saved and restored, and so can
+// the restored machine.
 func TestHostileGuests(t *testing.T) {
 	h := newBareHost(t)
 	pages := bareguest.FreePages()
@@ -123,7 +123,7 @@ func TestHostileGuests(t *testing.T) {
 	}
 }
 
-// If a guest ends its machine, the reason is reported.
+// If a guest stops its machine, the machine reports the reason.
 func TestHostileGuestsThatEnd(t *testing.T) {
 	h := newBareHost(t)
 	want := map[string]vm.ExitReason{"power off": vm.ExitPowerOff, "reset": vm.ExitReset, "keyboard reset": vm.ExitReset,
@@ -143,7 +143,7 @@ func TestHostileGuestsThatEnd(t *testing.T) {
 	}
 }
 
-// A guest that never stops attacking a device is branched, and its copies continue the attack.
+// A machine can be branched while its guest attacks a device, and the children continue the attack.
 func TestHostileGuestsAreBranched(t *testing.T) {
 	h := newBareHost(t)
 	for _, target := range bareguest.Targets() {
@@ -165,7 +165,7 @@ func TestHostileGuestsAreBranched(t *testing.T) {
 					case <-time.After(time.Millisecond):
 					}
 				}
-				if err := child.Pause(); err != nil { // so that it takes no time from the others
+				if err := child.Pause(); err != nil { // takes no CPU time from the other guests
 					t.Fatal(err)
 				}
 			}

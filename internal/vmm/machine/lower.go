@@ -9,13 +9,13 @@ import (
 )
 
 // lower describes the mappings of layers below the private pages of a machine. The layers of the
-// restore have the first numbers, and each rebase gives its layer the next one.
+// restore have the first numbers. Each rebase adds one layer, which gets the next number.
 type lower struct {
-	mapped   []vm.Extent // none after Boot
-	restored uint32      // layers of the restore
-	layers   uint32      // layers so far
-	owned    uint32      // all pages over layers below this number, except those of the restore, are private
-	stale    uint32      // likewise, and all of them that could be replaced have been
+	mapped   []vm.Extent // empty after Boot
+	restored uint32      // number of layers in the restore
+	layers   uint32      // number of layers so far
+	owned    uint32      // all pages over rebase layers with lower numbers are private
+	stale    uint32      // likewise, and all of these pages that could be replaced have been
 }
 
 func newLower(extents []vm.Extent, layers int) lower {
@@ -31,8 +31,8 @@ func (l *lower) covered() []vm.Extent {
 	return memlayer.Overlay(nil, covered)
 }
 
-// mappings returns how many mappings the memory of a machine consists of: extents and the gaps
-// between them. lasting is their number without those that detach removes.
+// mappings returns the number of mappings in a machine's memory: extents and the gaps between them.
+// lasting excludes the mappings that detach will remove.
 func (l *lower) mappings() (lasting, all int) {
 	count := func(counts func(e vm.Extent) bool) int {
 		n, end := 1, uint64(0)
@@ -52,14 +52,14 @@ func (l *lower) mappings() (lasting, all int) {
 	return lasting, count(func(vm.Extent) bool { return true })
 }
 
-// room returns how many ranges a rebase may replace. Each adds two mappings. Afterwards there are
-// at most maxMappings lasting ones, and at most twice as many in total.
+// room returns how many ranges a rebase may replace. Each of them adds two mappings. Afterwards at
+// most maxMappings mappings are lasting, and there are at most twice as many in total.
 func (l *lower) room() int {
 	lasting, all := l.mappings()
 	return min(maxMappings-lasting, 2*maxMappings-all) / 2
 }
 
-// rebased records that ascending ranges are now over one more layer.
+// rebased records that one more layer lies below the given ranges, which are ascending.
 func (l *lower) rebased(ranges []guestmem.Range) {
 	upper := make([]vm.Extent, len(ranges))
 	for i, r := range ranges {
@@ -70,7 +70,7 @@ func (l *lower) rebased(ranges []guestmem.Range) {
 	l.stale = l.owned
 }
 
-// own makes all pages over layers of rebases private.
+// own makes all pages over the layers of rebases private.
 func (l *lower) own(mem *guestmem.Memory) error {
 	for _, e := range l.mapped {
 		if e.Layer >= l.restored {
@@ -83,9 +83,9 @@ func (l *lower) own(mem *guestmem.Memory) error {
 	return nil
 }
 
-// detach makes private pages over stale layers independent of them, so that the mapping does not
-// keep the layers alive. It handles at most most bytes, in whole pages, and reports whether there
-// were any.
+// detach makes private pages independent of the stale layers below them, so that the mapping does
+// not keep these layers alive. It detaches up to most bytes, in whole pages, and reports whether
+// any page had to be detached.
 //
 // Preconditions: the machine is stopped and nothing is frozen.
 func (l *lower) detach(mem *guestmem.Memory, most uint64) (any bool, err error) {

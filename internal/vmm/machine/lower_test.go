@@ -10,8 +10,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/guestmem"
 )
 
-// Remaining pages of old layers are detached in parts, some in each pause. Afterwards the files are
-// not needed.
+// Each pause detaches some of the remaining pages of old layers. After the last one the files are
+// no longer needed.
 func TestDetachInParts(t *testing.T) {
 	const size, page = 64 * guestmem.PageSize, guestmem.PageSize
 	mem, err := guestmem.New(size)
@@ -64,12 +64,12 @@ func TestDetachInParts(t *testing.T) {
 	}
 }
 
-// A rebase stays within the limit on mappings of the process, even if pauses still have mappings to
-// remove.
+// A rebase stays within the process's limit on mappings, even before pauses have removed stale
+// mappings.
 func TestMappingsAreBounded(t *testing.T) {
 	const page = guestmem.PageSize
 	l := newLower(nil, 0)
-	replace := func(first, n int) { // every other page
+	replace := func(first, n int) { // replaces every other page
 		ranges := make([]guestmem.Range, n)
 		for i := range ranges {
 			ranges[i] = guestmem.Range{GPA: guestmem.GPA((first + 2*i) * page), Length: page}
@@ -84,6 +84,6 @@ func TestMappingsAreBounded(t *testing.T) {
 		if lasting, all := l.mappings(); lasting > maxMappings+2 || all > 2*maxMappings+2 {
 			t.Errorf("line %d: %d mappings, %d of them to stay", line, all, lasting)
 		}
-		l.owned = l.layers // and no pause removes any
+		l.owned = l.layers // and no pause removes any mappings
 	}
 }

@@ -30,11 +30,11 @@ import (
 type Config struct {
 	KVM           *kvm.System
 	Supported     []kvm.CPUIDEntry  // earlier result of the function Supported on this host; nil: New calls it
-	Tracker       *guestmem.Tracker // of this process
+	Tracker       *guestmem.Tracker // finds the written pages of this process
 	Shape         vm.Shape
-	Console       io.ByteWriter                   // receives the serial output
-	VsockListener *os.File                        // listening unix socket; ownership passes to New
-	GuestConn     func(port uint32, fd int) error // receives a stream that the guest opened; owns fd if it returns nil
+	Console       io.ByteWriter                   // gets the serial output
+	VsockListener *os.File                        // a listening unix socket; ownership passes to New
+	GuestConn     func(port uint32, fd int) error // gets a stream that the guest opened; if it returns nil, it owns fd
 	Exited        func(vm.Exit)                   // called once, when the guest has stopped by itself
 	// called when the machine has been paused because the host has no room for its disks
 	Stalled func()
@@ -57,20 +57,20 @@ type Machine struct {
 	msrs    []uint32           // registers that a save reads; nil until first needed
 	cpus    *vcpus
 
-	wires     wires // those of m.vm, except in tests without KVM
-	anyLength bool  // KVM need not decode a kick
+	wires     wires // the wires of vm; tests without KVM replace them
+	anyLength bool  // KVM can signal a kick without decoding it
 
 	serial    *serial
 	genIntr   virtio.Interrupt // raises the event that announces a new generation id
 	slots     []*slot          // by slot number; nil if empty
-	registers []kvm.Register   // of the slots: registers that a driver accesses for every interrupt
+	registers []kvm.Register   // those registers of the slots that a driver accesses for every interrupt
 	net       *net.Device
 	disks     []*blk.Device
 	ended     sync.Once
 
-	stalling atomic.Bool // a disk found no room on the host, and the machine is about to be paused for it
+	stalling atomic.Bool // a disk found no room on the host; the machine will be paused
 
-	mu       sync.Mutex    // one request at a time, and the end of a live branch
+	mu       sync.Mutex    // held for each request, and for the end of a live branch
 	used     bool          // Boot or Restore has been called
 	lower    lower         // layers below the private pages
 	freezer  *uffd.Freezer // nil before the first branch that needs one
@@ -78,7 +78,7 @@ type Machine struct {
 	rebases  uint64        // see vm.Stats
 	topSwaps uint64        // see vm.Stats
 	stalled  bool          // paused because a disk has found no room on the host
-	copying  chan struct{} // closed when the current live branch is copied; nil if there is none
+	copying  chan struct{} // closed when the pages of the current live branch are copied; nil if there is none
 }
 
 // Supported checks that KVM has all features that a machine needs, and returns the CPUID entries
@@ -90,8 +90,8 @@ func Supported(k *kvm.System) ([]kvm.CPUIDEntry, error) {
 	return k.SupportedCPUID()
 }
 
-// New makes a machine of the given shape. It sets memory slots first, because setting one after the
-// interrupt controllers exist waits for an SRCU grace period.
+// New makes a machine of the given shape. It sets memory slots first: once the interrupt
+// controllers exist, setting one waits for an SRCU grace period.
 func New(cfg Config) (_ *Machine, err error) {
 	m := &Machine{cfg: cfg, tracker: cfg.Tracker, slots: make([]*slot, boot.MaxVirtioDevices),
 		registers: make([]kvm.Register, 0, 2*boot.MaxVirtioDevices)}
@@ -135,7 +135,7 @@ func New(cfg Config) (_ *Machine, err error) {
 	if err := m.addFixedDevices(); err != nil {
 		return nil, err
 	}
-	_ = crc32.ChecksumIEEE(nil) // computes its tables now, so that a restore need not wait for them
+	_ = crc32.ChecksumIEEE(nil) // computes its tables now: a restore must not wait for that
 	undo.Release()
 	return m, nil
 }
@@ -163,7 +163,7 @@ func (m *Machine) addVCPUs(undo *cleanup.Stack) (err error) {
 	return nil
 }
 
-// stopped is called on a vCPU's thread when the vCPU cannot run on.
+// stopped is called on a vCPU's thread when the vCPU cannot continue.
 func (m *Machine) stopped(err error) {
 	var exit *exitError
 	if !errors.As(err, &exit) {
@@ -179,8 +179,8 @@ func (m *Machine) Resume() error {
 	return m.resume(nil)
 }
 
-// resume resumes a paused machine. The notice that entering returns is sent when every vCPU is
-// about to enter the guest; entering may be nil. After entering was called nothing can fail.
+// resume resumes a paused machine. It calls entering, unless that is nil, when nothing can fail any
+// more. The notice that entering returns is sent when every vCPU is about to enter the guest.
 func (m *Machine) resume(entering func() *kvm.Notice) error {
 	if paused, _ := m.cpus.stats(); !paused {
 		return nil
@@ -218,8 +218,8 @@ func (m *Machine) pause() {
 	m.quiesce()
 }
 
-// Written returns the pages that the machine has written over its layers, or nil if their number
-// exceeds most. The machine may be running.
+// Written returns the pages that the machine has written over its layers, or nil if there are more
+// than most. The machine may be running.
 func (m *Machine) Written(most int) ([]vm.Range, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -9,7 +9,7 @@ import (
 )
 
 // savedMSRs lists the MSRs that a save reads: those that KVM has and that some vCPU can have used.
-// It asks KVM at the first save, so that a fork that is never saved does not.
+// It asks KVM at the first save, because most forks are never saved.
 func (m *Machine) savedMSRs() ([]uint32, error) {
 	if m.msrs != nil {
 		return m.msrs, nil
@@ -26,7 +26,7 @@ func (m *Machine) savedMSRs() ([]uint32, error) {
 	return list, nil
 }
 
-// readMSRs reads the MSRs in indices that this host has.
+// readMSRs reads those MSRs in indices that this host has.
 func readMSRs(c *kvm.VCPU, indices []uint32) ([]kvm.MSREntry, error) {
 	entries := make([]kvm.MSREntry, len(indices))
 	for i, index := range indices {
@@ -61,7 +61,7 @@ func writeMSRs(c *kvm.VCPU, entries []kvm.MSREntry) error {
 	return err
 }
 
-// findMSR returns the entry of an MSR, nil if there is none.
+// findMSR returns the entry of an MSR, or nil.
 func findMSR(entries []kvm.MSREntry, index uint32) *kvm.MSREntry {
 	i := slices.IndexFunc(entries, func(e kvm.MSREntry) bool { return e.Index == index })
 	if i < 0 {
@@ -70,9 +70,9 @@ func findMSR(entries []kvm.MSREntry, index uint32) *kvm.MSREntry {
 	return &entries[i]
 }
 
-// verifyMSRs writes back the MSRs that a branch would read. So an MSR that this host does not
-// accept is reported by its index when the snapshot is made, and not in every restore. It omits the
-// TSC, because setting it changes it.
+// verifyMSRs writes back the MSRs that a branch would read. If this host does not accept one, the
+// error appears when the snapshot is made, with the index of the MSR, and not at every restore. It
+// omits the TSC, which would change.
 //
 // Preconditions: the machine is paused.
 func (m *Machine) verifyMSRs() error {
@@ -93,12 +93,12 @@ func (m *Machine) verifyMSRs() error {
 	return nil
 }
 
-// checkArchCaps refuses a guest that has chosen its mitigations for another host and would lack one
-// here. KVM itself accepts any value of the register.
+// checkArchCaps refuses a guest that has chosen its mitigations on another host and would lack one
+// on this host. KVM itself accepts any value of the register.
 func (m *Machine) checkArchCaps(saved []kvm.MSREntry) error {
 	shown := findMSR(saved, cpuid.MSRArchCapabilities)
 	if shown == nil {
-		return nil // the guest has never seen it
+		return nil // the guest has never seen the register
 	}
 	host, _, err := m.cfg.KVM.FeatureMSR(cpuid.MSRArchCapabilities) // zero if the host has none
 	if err != nil {

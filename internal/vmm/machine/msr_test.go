@@ -9,8 +9,8 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// A guest that was shown an immunity which this host lacks is refused. A guest that has never read
-// the register is not.
+// A host refuses a guest that was shown an immunity which the host lacks. It accepts a guest that
+// has never read the register.
 func TestArchCapabilitiesAreComparedWithTheHosts(t *testing.T) {
 	vmtest.NeedKVM(t)
 	sys, err := kvm.Open()

@@ -18,7 +18,8 @@ import (
 const (
 	guestNIC = "eth0"
 
-	// etherType is reserved for experiments (IEEE Std 802): no kernel sends or answers such frames.
+	// etherType is reserved for experiments (IEEE Std 802), so no kernel sends or answers such
+	// frames.
 	etherType = 0x88b5
 )
 
@@ -90,7 +91,7 @@ type wire struct {
 	*os.File
 }
 
-// newWire makes a frame socket, and also returns the machine's end.
+// newWire makes a frame socket, and returns the test's end and the machine's end.
 func newWire(t *testing.T) (*wire, *vnet.Peer) {
 	t.Helper()
 	theirs, ours, err := frame.Pair()
@@ -109,7 +110,7 @@ func newWire(t *testing.T) (*wire, *vnet.Peer) {
 	}
 	polled := os.NewFile(uintptr(fd), "frame socket") // Pair returns descriptors without polling
 	t.Cleanup(func() { polled.Close() })
-	_ = polled.SetReadDeadline(time.Now().Add(10 * patience)) // for the whole test
+	_ = polled.SetReadDeadline(time.Now().Add(10 * patience)) // one deadline for the whole test
 	return &wire{t, polled}, vnet.NewPeer(peer)
 }
 
@@ -166,8 +167,8 @@ func (w *wire) wantEnd(what string) {
 	}
 }
 
-// Every copy of a machine has its own network, and the guest's interface continues where it was: in
-// children, in a source after a branch, after a rollback, and after its peer was replaced.
+// Each copy of a machine has its own network, on which the guest's interface continues. This holds
+// in children, in a source after a branch, after a rollback, and after its peer was replaced.
 func TestNetworkGoesOnInEveryCopy(t *testing.T) {
 	h := newHost(t, 2)
 	parent := h.boot(t)
@@ -191,7 +192,7 @@ func TestNetworkGoesOnInEveryCopy(t *testing.T) {
 	child.restoreWith(t, branched, peer)
 	ofChild.check(child, 4)
 	ofSource.check(source, 5)
-	if err := child.Pause(); err != nil { // so that it takes no time from the source
+	if err := child.Pause(); err != nil { // takes no CPU time from the source
 		t.Fatal(err)
 	}
 
@@ -205,7 +206,7 @@ func TestNetworkGoesOnInEveryCopy(t *testing.T) {
 		t.Fatal(err)
 	}
 	replaced.wantEnd("a peer that was taken away")
-	source.call(t, "frames 7 1000") // more than the queue has room for
+	source.call(t, "frames 7 1000") // more frames than fit in the queue
 	rolledBack, peer := newWire(t)
 	source.restoreWith(t, branched, peer)
 	rolledBack.check(source, 8)

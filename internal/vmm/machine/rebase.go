@@ -14,27 +14,27 @@ import (
 	"github.com/forkd/forkd/internal/vmm/uffd"
 )
 
-// maxMappings bounds the number of mappings of a machine's memory after a rebase, without those
-// that its next pauses remove, which are at most as many. Memory is not the reason: a mapping costs
-// the kernel about 200 bytes and frees a page or more. The reasons are that a process may have at
-// most 65530 (vm.max_map_count), and that every search for dirty pages walks all of them, at 0.1 µs
-// each, while the guest is stopped. A restore maps the extents of its snapshot, which have a
-// separate, tighter bound.
+// maxMappings bounds the number of mappings of a machine's memory after a rebase. It does not count
+// the mappings that the next pauses remove, which are at most as many. There are two reasons for
+// the bound. A process may have at most 65530 mappings (vm.max_map_count). And every search for
+// dirty pages walks all mappings while the guest is stopped, at 0.1 µs each. Memory is no reason: a
+// mapping costs the kernel about 200 bytes and frees at least a page. A restore maps the extents of
+// its snapshot, which have a separate, tighter bound.
 const maxMappings = 4096
 
-// maxDetach bounds the bytes that are detached from old layers in one pause, which they lengthen by
-// 4 to 16 ms at 1 to 4 GiB/s. The rest waits for the next pause.
+// maxDetach bounds the bytes that one pause detaches from old layers. That lengthens the pause by 4
+// to 16 ms (at 1 to 4 GiB/s). The rest waits for the next pause.
 const maxDetach = 16 << 20
 
-// keepFor is how long a machine keeps track of the pages that equal a branch while it waits for a
-// rebase. The first write to each of them costs a fault.
+// keepFor is how long a machine waits for a rebase. Until then it tracks which pages still equal
+// the branch, so the first write to each such page costs a fault.
 const keepFor = 30 * time.Second
 
-// kept is a branch with a complete layer. Its pages are protected as long as they equal the layer.
+// kept is a branch with a complete layer. A page stays protected while it equals the layer.
 type kept struct {
 	capture *uffd.Capture
 	serial  uint64
-	timer   *time.Timer // drops it
+	timer   *time.Timer // drops the branch
 }
 
 // keepIf keeps a complete capture if wanted, and otherwise releases it. It reports whether it was
@@ -43,7 +43,7 @@ type kept struct {
 // Preconditions: m.mu is held, and nothing is kept.
 func (m *Machine) keepIf(wanted bool, capture *uffd.Capture, serial uint64) bool {
 	if !wanted {
-		_ = capture.Release() // an error is the fault handler's, which the next freeze returns
+		_ = capture.Release() // the only possible error is the fault handler's, which the next freeze returns
 		return false
 	}
 	k := &kept{capture: capture, serial: serial}
@@ -58,8 +58,8 @@ func (m *Machine) keepIf(wanted bool, capture *uffd.Capture, serial uint64) bool
 	return true
 }
 
-// dropKept drops the protection of a branch that the machine was not rebased onto. Its next branch
-// has these pages again.
+// dropKept drops the protection of a branch that the machine was not rebased onto. The machine's
+// next branch saves these pages again.
 //
 // Preconditions: m.mu is held.
 func (m *Machine) dropKept() error {
@@ -72,9 +72,9 @@ func (m *Machine) dropKept() error {
 	return k.capture.Release()
 }
 
-// Rebase makes the layer of a branch the one below the machine's private pages; see
-// vmmproto.Rebase. It takes ownership of layer. After a vm.ErrNotKept nothing has changed. On any
-// other error the layer is below the machine nevertheless: pages that were not replaced are
+// Rebase puts the layer of a branch directly below the machine's private pages; see
+// vmmproto.Rebase. It takes ownership of layer. After a vm.ErrNotKept nothing has changed. After
+// any other error the layer is below the machine nevertheless: pages that were not replaced are
 // private, or identical to the layer.
 func (m *Machine) Rebase(serial uint64, layer *os.File) (result vmmproto.RebaseResult, err error) {
 	defer layer.Close()
@@ -104,8 +104,9 @@ func (m *Machine) Rebase(serial uint64, layer *os.File) (result vmmproto.RebaseR
 	return result, nil
 }
 
-// replaceUnchanged maps layer over at most most ranges that equal it, the longest first, and
-// returns them ascending. A range in the middle of a mapping adds two mappings.
+// replaceUnchanged maps layer over ranges that equal it, over the longest first and over no more
+// than most. It returns the replaced ranges in ascending order. A range in the middle of a mapping
+// adds two mappings.
 func replaceUnchanged(capture *uffd.Capture, layer, most int) (replaced []guestmem.Range, err error) {
 	ranges := capture.Unchanged()
 	slices.SortFunc(ranges, func(a, b guestmem.Range) int { return cmp.Compare(b.Length, a.Length) })
@@ -121,10 +122,10 @@ func replaceUnchanged(capture *uffd.Capture, layer, most int) (replaced []guestm
 	return replaced, err
 }
 
-// detach releases layers over which the machine has only private pages, after a branch of all that
-// it had written, so that their files can be deleted. Usually there are few such pages: those
-// written between the branch and the rebase onto it. If a rebase ran out of mappings there are
-// many, and several pauses share the work.
+// detach releases layers over which the machine has only private pages, so that their files can be
+// deleted. It follows a branch that saved all written pages. Usually few pages remain to detach:
+// those written between the branch and the rebase onto it. If a rebase ran out of mappings, many
+// remain, and several pauses share the work.
 //
 // Preconditions: the machine is stopped and nothing is frozen.
 func (m *Machine) detach() error {

@@ -11,7 +11,7 @@ import (
 	"github.com/forkd/forkd/internal/vmm/machine"
 )
 
-// dirty returns the bytes of private pages.
+// dirty returns the number of bytes in private pages.
 func (v *testVM) dirty(t *testing.T) uint64 {
 	t.Helper()
 	st, err := v.Stats()
@@ -22,8 +22,8 @@ func (v *testVM) dirty(t *testing.T) uint64 {
 }
 
 // A machine that is rebased onto each of its branches saves only the pages written since the
-// previous one. Every snapshot in the line is complete: with a branch that the machine was not
-// rebased onto, after a rollback into the line, and after the line was merged into one layer.
+// previous one. Every snapshot in the line is complete: after a branch without a rebase, after a
+// rollback into the line, and after the line was merged into one layer.
 func TestLineOfBranches(t *testing.T) {
 	h := newHost(t, 2)
 	parent := h.boot(t)
@@ -35,7 +35,7 @@ func TestLineOfBranches(t *testing.T) {
 		model *model
 	}
 	var line []link
-	below, first := base, base // of the source: its current base, and the snapshot it was restored from
+	below, first := base, base // of the source: its current base, and the snapshot that it was restored from
 	branch := func(mode vm.BranchMode, since bool) (vmmproto.BranchResult, *snapshot) {
 		m.change(t, source, uint64(60+len(line)))
 		at := below
@@ -90,7 +90,7 @@ func TestLineOfBranches(t *testing.T) {
 	_, s = branch(vm.BranchLive, false)
 	rebase(s)
 	m.check(t, source, "source")
-	if err := source.Pause(); err != nil { // so that it takes no time from the others
+	if err := source.Pause(); err != nil { // takes no CPU time from the children
 		t.Fatal(err)
 	}
 	child := h.newVM(t)
@@ -100,7 +100,7 @@ func TestLineOfBranches(t *testing.T) {
 	}
 }
 
-// A rebase onto any branch but the last one is refused and changes nothing.
+// A rebase onto any branch but the latest one is refused and changes nothing.
 func TestRebaseIsRefused(t *testing.T) {
 	h := newHost(t, 1)
 	parent := h.boot(t)

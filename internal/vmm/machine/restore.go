@@ -18,31 +18,31 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/net"
 )
 
-// RestoreConfig is a snapshot with the differences of this copy.
+// RestoreConfig describes a snapshot, and what differs in this copy of it.
 type RestoreConfig struct {
-	State   int   // a file
-	Layers  []int // files with layers of the memory, base first
+	State   int   // descriptor of the state file
+	Layers  []int // descriptors of memory layers, base first
 	Extents []vm.Extent
 	Disks   []Disk
 	VMGenID [16]byte
 	Resume  bool      // start the vCPUs
-	Net     *net.Peer // ownership passes to Restore; nil for none
+	Net     *net.Peer // ownership passes to Restore; nil for no network
 
 	FirstWrites []vm.Range // copied before the vCPUs run; see vmmproto.Restore
 
-	// Entering is called, with Resume, when nothing can fail any more. The notice that it returns
-	// is sent when every vCPU is about to enter the guest. It may be nil, and may return nil.
+	// Entering, which may be nil, is called if Resume is set, when nothing can fail any more. It
+	// may return a notice, which is sent when every vCPU is about to enter the guest.
 	Entering func(vmmproto.RestoreResult) *kvm.Notice
 }
 
-// Restore makes the machine a copy of a snapshot, and announces a new generation id to the guest. A
-// machine that already has a guest is rolled back: its private pages are dropped, and its disks and
-// network peer replaced. After an error the machine is unusable.
+// Restore makes the machine a copy of a snapshot, and announces a new generation id to the guest.
+// If the machine already has a guest, it is rolled back: its private pages are dropped, and its
+// disks and network peer are replaced. After an error the machine is unusable.
 func (m *Machine) Restore(cfg RestoreConfig) (t vmmproto.RestoreResult, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	peer := cfg.Net
-	defer func() { peer.Close() }() // unless the device has taken it over
+	defer func() { peer.Close() }() // has no effect once the device has taken the peer over
 	start := time.Now()
 	lap := func() time.Duration {
 		now := time.Now()
@@ -90,8 +90,8 @@ func (m *Machine) Restore(cfg RestoreConfig) (t vmmproto.RestoreResult, err erro
 	return t, err
 }
 
-// own copies pages before the guest writes them. If a page cannot be copied, for example on a
-// kernel before Linux 5.14, the guest's own write copies it, or meets the error.
+// own copies pages before the guest writes them. It ignores errors, which occur for example on
+// kernels before Linux 5.14: the guest's own write then copies the page, or meets the error.
 func (m *Machine) own(pages []vm.Range) {
 	for _, r := range pages {
 		if err := m.mem.OwnNow(guestmem.GPA(r.GPA), r.Length); err != nil {
@@ -102,12 +102,12 @@ func (m *Machine) own(pages []vm.Range) {
 
 // forget stops the guest and drops its memory.
 func (m *Machine) forget() error {
-	m.waitCopied() // because a write-protected page must not be replaced
+	m.waitCopied() // a write-protected page must not be replaced
 	m.pause()
 	if err := m.dropKept(); err != nil {
 		return err
 	}
-	m.stalling.Store(false) // the write without room belonged to the previous guest
+	m.stalling.Store(false) // the write that found no room belonged to the previous guest
 	regions := m.mem.Regions()
 	for i := range regions {
 		if err := m.mem.Clear(regions[i].GPA, regions[i].Size); err != nil {
@@ -117,8 +117,8 @@ func (m *Machine) forget() error {
 	return nil
 }
 
-// readState returns the contents of a state file as a mapping, which can be freed. On the heap,
-// which is never collected, they would stay allocated. The restored state keeps no reference to it.
+// readState maps the state file and returns its contents, which the caller unmaps. Go's heap, which
+// is never collected, would keep them. The restored state does not refer to them.
 func readState(file int) ([]byte, error) {
 	size, err := rawcall.Size(file)
 	if err != nil {
@@ -179,9 +179,9 @@ func (m *Machine) restoreState(p []byte) error {
 	if err := r.section("vm", whole.Restore); err != nil {
 		return err
 	}
-	// The clock continues at its saved value: time stood still for the guest's timers, and the
-	// agent corrects the time of day. It is set before the vCPUs, whose kvm-clock pages are
-	// computed from it.
+	// The clock continues at its saved value, so no time has passed for the guest's timers; the
+	// agent corrects the time of day. It is set before the vCPUs, because KVM computes their
+	// kvm-clock pages from it.
 	if err := m.vm.SetClock(whole.clock); err != nil {
 		return err
 	}
@@ -251,7 +251,7 @@ func (m *Machine) restoreCPU(i int, c *kvm.VCPU, s *vcpuState, tscKHz uint32) er
 	return nil
 }
 
-// announceFork gives the guest a new generation id and raises the event that makes its kernel
+// announceFork gives the guest a new generation id and raises the interrupt that makes its kernel
 // reseed its random numbers.
 func (m *Machine) announceFork(id [16]byte) error {
 	if err := m.mem.WriteAt(id[:], boot.VMGenIDAddr); err != nil {

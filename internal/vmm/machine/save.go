@@ -50,9 +50,10 @@ func (m *Machine) saveMemory(layer *os.File, maxExtents int, result *vmmproto.Sa
 	return m.writeRanges(layer, m.describe(dirty, maxExtents, result))
 }
 
-// saveAllMemory writes all pages that are not zero, from whichever layer. It reads only memory that
-// is in a layer or was written: the rest is zero, and reading it would add a page table entry for
-// every page, which each later search for dirty pages would have to visit.
+// saveAllMemory writes all pages that are not zero, whichever layer they come from. It reads only
+// memory that is in a layer or was written. All other memory is zero, and reading it would add a
+// page table entry for every page. Each later search for dirty pages would have to visit these
+// entries.
 func (m *Machine) saveAllMemory(layer *os.File, maxExtents int, result *vmmproto.SaveResult) error {
 	dirty, err := m.tracker.Dirty(m.mem)
 	if err != nil {
@@ -80,14 +81,14 @@ func (m *Machine) saveAllMemory(layer *os.File, maxExtents int, result *vmmproto
 	return m.writeRanges(layer, m.describe(filled, maxExtents, result))
 }
 
-// anyLayer describes a range of guest memory so that neighbours can be joined regardless of their
-// layers.
+// anyLayer describes a range of guest memory as an extent without a particular layer, so that
+// neighbours can be joined.
 func anyLayer(gpa, length uint64) vm.Extent {
 	return vm.Extent{GPA: gpa, Length: length, Offset: gpa}
 }
 
-// describe converts ranges of pages to at most maxExtents extents, and returns the ranges that
-// these cover.
+// describe converts ranges of pages to at most maxExtents extents, and returns the ranges that the
+// extents cover.
 func (m *Machine) describe(ranges []guestmem.Range, maxExtents int, result *vmmproto.SaveResult) []guestmem.Range {
 	for _, r := range ranges {
 		result.DirtyBytes += r.Length
@@ -109,9 +110,9 @@ func (m *Machine) writeRanges(layer *os.File, ranges []guestmem.Range) error {
 	return nil
 }
 
-// writeRange writes guest memory to its place in a layer, including pages of zeros: a layer has no
-// holes inside its extents. On tmpfs the first access to a hole through a mapping, even a load,
-// allocates a page; if there is no room for it, the VM of a child dies.
+// writeRange writes guest memory to its place in a layer, including pages of zeros, because a layer
+// has no holes inside its extents. On tmpfs the first access to a hole through a mapping, even a
+// load, allocates a page. A child would be killed if there were no room for the page.
 func (m *Machine) writeRange(layer *os.File, r guestmem.Range) error {
 	view, err := m.mem.ReadView(r.GPA, int(r.Length))
 	if err != nil {
@@ -121,7 +122,8 @@ func (m *Machine) writeRange(layer *os.File, r guestmem.Range) error {
 	return err
 }
 
-// bound joins neighbouring ranges of one region until at most limit remain, or one per region.
+// bound joins neighbouring ranges of one region until at most limit ranges remain, or one for each
+// region.
 func bound(mem *guestmem.Memory, ranges []guestmem.Range, limit int) []guestmem.Range {
 	var out []guestmem.Range
 	regions := mem.Regions()
@@ -141,7 +143,7 @@ func bound(mem *guestmem.Memory, ranges []guestmem.Range, limit int) []guestmem.
 	return out
 }
 
-// run returns the length of the longest prefix of p whose pages are all zero, or all not.
+// run returns the length of the longest prefix of p whose pages are either all zero or all not.
 func run(p []byte, zeros bool) int {
 	n := guestmem.PageSize
 	for n < len(p) && zero(p[n:n+guestmem.PageSize]) == zeros {

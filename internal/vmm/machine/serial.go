@@ -32,7 +32,7 @@ const (
 	msrReady = 0xb0 // carrier, data set ready, clear to send
 )
 
-// serial is a transmit-only 16550A: its output goes to out, and its receiver never has data.
+// serial is a 16550A that only transmits: its output goes to out, and its receiver never has data.
 // Transmission takes no time, so the transmitter is always empty.
 type serial struct {
 	mu   sync.Mutex
@@ -151,7 +151,7 @@ func (s *serial) Save(w *codec.Writer) {
 	w.Bool(r.thre)
 }
 
-// Restore sets the UART's state and repeats an interrupt that was pending.
+// Restore sets the UART's state, and raises an interrupt again if it was pending.
 func (s *serial) Restore(rd *codec.Reader) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -13,14 +13,14 @@ import (
 
 const shapeVersion = 1
 
-// machineShape is the first section of a saved state: the properties that a machine must have for
-// the rest to fit.
+// machineShape is the first section of a saved state. It lists the properties that a machine needs
+// to restore the other sections.
 type machineShape struct {
 	vm.Shape
 	devices []deviceInSlot // by ascending slot
 }
 
-// deviceInSlot is a virtio device and its slot, which the guest relies on.
+// deviceInSlot is a virtio device in its slot, which the guest relies on.
 type deviceInSlot struct {
 	slot uint8
 	kind string
@@ -59,7 +59,7 @@ func (s *machineShape) Restore(r *codec.Reader) error {
 		return errors.Join(fmt.Errorf("machine shape version %d, want %d", v, shapeVersion), r.Err())
 	}
 	s.Shape = vm.Shape{MemoryBytes: r.U64(), VCPUs: r.U32(), Template: r.String()}
-	const least = 1 + 4 // bytes of a device with an empty kind
+	const least = 1 + 4 // bytes of a device whose kind is empty
 	n := r.Count(least)
 	if n > boot.MaxVirtioDevices {
 		return fmt.Errorf("machine shape has %d devices, at most %d", n, boot.MaxVirtioDevices)
@@ -83,7 +83,7 @@ func (s *machineShape) check(r *codec.Reader) error {
 			saved.MemoryBytes, saved.VCPUs, saved.Template, s.MemoryBytes, s.VCPUs, s.Template))
 	}
 	if slices.Equal(saved.devices, s.devices) {
-		return nil // the following comparison takes long for every fork to wait
+		return nil // every fork waits for check, and the comparison below takes long
 	}
 	for i := range max(len(saved.devices), len(s.devices)) {
 		was, is := deviceAt(saved.devices, i), deviceAt(s.devices, i)
@@ -95,7 +95,7 @@ func (s *machineShape) check(r *codec.Reader) error {
 	return nil
 }
 
-// deviceAt describes the device at an index of a list, which may be past its end.
+// deviceAt describes the device at index i of a list, even if i is past the end.
 func deviceAt(list []deviceInSlot, i int) string {
 	if i < len(list) {
 		return fmt.Sprintf("%q", list[i])

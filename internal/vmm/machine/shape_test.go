@@ -50,7 +50,7 @@ func TestShapeIsThatOfTheSnapshot(t *testing.T) {
 	}
 }
 
-// The shape lists the devices that a machine has. The network's slot is not listed as a disk.
+// The shape lists the devices of a machine. It does not list the network's slot as a disk.
 func TestShapeListsTheDevicesOfTheMachine(t *testing.T) {
 	m := &Machine{slots: make([]*slot, slotFirstDisk+1)}
 	m.slots[slotNet] = &slot{kind: kindNet}

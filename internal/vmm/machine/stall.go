@@ -1,11 +1,11 @@
 package machine
 
 // diskFull pauses the machine because the host has no room for the guest's writes to a disk. The
-// write waits in the disk's queue. It is tried again when the machine is resumed. diskFull is
-// called on a device's goroutine, with its run lock held, which a pause waits for.
+// write stays in the disk's queue until the machine is resumed, and is then tried again. diskFull
+// runs on a device's goroutine, which holds the device's run lock. Pausing needs that lock.
 func (m *Machine) diskFull() {
 	if m.stalling.Swap(true) {
-		return // it is about to be paused
+		return // another goroutine is about to pause the machine
 	}
 	go func() {
 		m.mu.Lock()
@@ -18,7 +18,7 @@ func (m *Machine) diskFull() {
 		m.stalling.Store(false) // the devices are quiesced
 		m.stalled = m.stalled || !paused
 		m.mu.Unlock()
-		if !paused { // otherwise the write is tried again when the machine is resumed
+		if !paused { // not paused: the disk tries the write again when the machine is resumed
 			m.cfg.Stalled()
 		}
 	}()

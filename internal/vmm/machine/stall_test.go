@@ -7,8 +7,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/guestmem"
 )
 
-// A write without space on the host pauses the machine, unless a rollback has returned it to a time
-// before the write.
+// A write that finds no space on the host pauses the machine, unless the machine has been rolled
+// back in the meantime.
 func TestStallOfThePastPausesNobody(t *testing.T) {
 	for name, restored := range map[string]bool{"": false, "rolled back": true} {
 		t.Run(name, func(t *testing.T) {
@@ -17,7 +17,7 @@ func TestStallOfThePastPausesNobody(t *testing.T) {
 				m := &Machine{mem: &guestmem.Memory{}, cfg: Config{Stalled: func() { told = true }}}
 				m.cpus = newVCPUs(nil, nil, nil)
 				m.cpus.resume(nil)
-				m.mu.Lock() // like a running rollback
+				m.mu.Lock() // a rollback holds this lock
 				m.diskFull()
 				if restored {
 					if err := m.forget(); err != nil {

@@ -25,10 +25,13 @@ type vcpuState struct {
 
 const vcpuVersion = 1
 
-// saveVCPU reads the state of a stopped vCPU. The order matters: reading the MP state makes KVM
-// accept pending INIT and SIPI events, which changes the registers; pending events come late
-// because reading others can queue them; and reading them puts the address of a pending page fault
-// into CR2 and the cause of a debug exception into DR6.
+// saveVCPU reads the state of a stopped vCPU, in an order that matters:
+//
+//   - The MP state comes first: reading it makes KVM accept pending INIT and SIPI events, which
+//     changes the registers.
+//   - Pending events come late, because reading other state can queue some.
+//   - Reading pending events puts the address of a pending page fault into CR2, and the cause of a
+//     debug exception into DR6.
 func saveVCPU(c *kvm.VCPU, cpuidEntries []kvm.CPUIDEntry, msrs []uint32) (*vcpuState, error) {
 	s := &vcpuState{cpuid: cpuidEntries}
 	var err error
@@ -49,16 +52,16 @@ func saveVCPU(c *kvm.VCPU, cpuidEntries []kvm.CPUIDEntry, msrs []uint32) (*vcpuS
 	return s, err
 }
 
-// restoreVCPU sets the state of a vCPU that is not running and has its CPUID, against which KVM
-// checks it. The special registers hold the APIC base, so the LAPIC follows them; the
-// TSC-deadline MSR arms a timer of the LAPIC, so MSRs follow that; pending events come last
-// because setting registers drops them.
+// restoreVCPU sets the state of a vCPU that is not running. KVM checks the state against the vCPU's
+// CPUID, which must be set already. The LAPIC follows the special registers, which hold the APIC
+// base. MSRs follow the LAPIC, because the TSC-deadline MSR arms its timer. Pending events come
+// last, because setting registers drops them.
 func restoreVCPU(c *kvm.VCPU, s *vcpuState) error {
 	if err := errors.Join(c.SetMPState(&s.mp), c.SetRegs(&s.regs), c.SetSregs(&s.sregs),
 		c.SetXSave(&s.xsave), c.SetDebugRegs(&s.debug), c.SetLAPIC(&s.lapic)); err != nil {
 		return err
 	}
-	if s.xcrs.Count() > 0 { // none on a host without XSAVE, which then refuses the call
+	if s.xcrs.Count() > 0 { // a host without XSAVE has none and refuses the call
 		if err := c.SetXCRs(&s.xcrs); err != nil {
 			return err
 		}
@@ -112,7 +115,7 @@ func takeRaw[T kvm.State](r *codec.Reader, v *T) {
 	copy(raw, r.Raw(len(raw)))
 }
 
-// irqchips are the interrupt controllers of a VM in the order in which they are saved.
+// irqchips are the interrupt controllers of a VM, in the order of a saved state.
 var irqchips = [...]uint32{kvm.IRQChipPICMaster, kvm.IRQChipPICSlave, kvm.IRQChipIOAPIC}
 
 const vmVersion = 1
@@ -143,8 +146,8 @@ func saveVM(vm *kvm.VM, cpu *kvm.VCPU) (*vmState, error) {
 	return s, nil
 }
 
-// restoreChips sets the interrupt controllers. It comes after the LAPICs, so that an interrupt
-// which waits in the IOAPIC is delivered into a restored LAPIC and not lost.
+// restoreChips sets the interrupt controllers. It must follow the LAPICs: an interrupt that waits
+// in the IOAPIC would otherwise be delivered to a LAPIC that is not restored yet, and be lost.
 func (s *vmState) restoreChips(vm *kvm.VM) error {
 	for i := range s.chips {
 		if err := vm.SetIRQChip(&s.chips[i]); err != nil {

@@ -57,8 +57,8 @@ type component interface {
 	Restore(r *codec.Reader) error
 }
 
-// Every component restores exactly what it saved. It refuses every truncation of it, and other
-// versions.
+// Every component restores exactly the state that it saved. It refuses other versions, and every
+// prefix of a saved state.
 func TestComponentsRoundTrip(t *testing.T) {
 	for name, c := range map[string]struct{ saved, empty component }{
 		"vcpu":  {randomVCPU(), &vcpuState{}},
@@ -129,8 +129,7 @@ func TestStateRefusesForeignAndDamagedFiles(t *testing.T) {
 	}
 }
 
-// State files may come from other sources. For arbitrary bytes a restore may fail or succeed, but
-// not crash.
+// State files may be forged. A restore of arbitrary bytes may fail or succeed, but must not crash.
 func FuzzState(f *testing.F) {
 	good := sampleState()
 	f.Add(good[len(stateMagic)+4 : len(good)-4])

@@ -8,8 +8,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/kvm"
 )
 
-// tscTolerance is the difference, in millionths of the rate, up to which KVM treats a TSC as equal
-// to the host's own (module parameter tsc_tolerance_ppm).
+// tscTolerance is in millionths. KVM treats two TSC rates as equal if they differ by no more than
+// this (module parameter tsc_tolerance_ppm).
 const tscTolerance = 250
 
 // setTSCRate gives a vCPU the TSC rate of a snapshot.
@@ -28,9 +28,9 @@ func (m *Machine) setTSCRate(c *kvm.VCPU, saved uint32) error {
 	return c.SetTSCKHz(saved)
 }
 
-// checkTSCRate refuses a host whose CPU cannot give the guest the rate that it has measured. KVM
-// itself would only refuse a faster host; on a slower one it would correct the guest's TSC at every
-// exit, by jumps.
+// checkTSCRate refuses a host whose CPU cannot give the guest the TSC rate that the guest has
+// measured. KVM itself refuses only faster hosts. On a slower host it would correct the guest's TSC
+// at every exit, so that the TSC jumps.
 func checkTSCRate(saved, host uint32, scaling bool) error {
 	slack := uint64(host) * tscTolerance / 1e6
 	if scaling || uint64(saved)+slack >= uint64(host) && uint64(saved) <= uint64(host)+slack {

@@ -46,7 +46,7 @@ func TestTSCsAreAligned(t *testing.T) {
 		name       string
 		first, own []kvm.MSREntry
 		want       uint64
-		pos        int // position of the TSC in own
+		pos        int // index of the TSC in own
 	}{
 		{"read seconds later", msrs(1000, 0), msrs(9e9, 0), 1000, 2},
 		{"shifted together", msrs(1000, 7), msrs(9e9, 7), 1000, 2},

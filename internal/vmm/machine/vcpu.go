@@ -13,8 +13,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/kvm"
 )
 
-// vcpus runs the vCPUs of a machine, each on an OS thread of its own, and stops and starts them
-// together.
+// vcpus runs the vCPUs of a machine, each on an OS thread of its own, and stops and starts all of
+// them together.
 //
 //	paused ──resume──▶ running ──pause──▶ paused
 //	   └───────close──────┴────▶ closed
@@ -22,7 +22,7 @@ type vcpus struct {
 	exit func(c *kvm.VCPU) error // handles one exit; an error ends the machine
 	fail func(error)             // called once per vCPU thread that ends with an error
 
-	gate kvm.Gate // closed while the machine is paused
+	gate kvm.Gate // shut while the machine is paused
 
 	mu      sync.Mutex
 	cond    sync.Cond
@@ -36,13 +36,13 @@ type vcpus struct {
 
 type vcpu struct {
 	kvm   *kvm.VCPU
-	first bool // of its machine
+	first bool // the first vCPU of its machine
 	tid   int
-	dead  bool // its thread has ended
+	dead  bool // the vCPU's thread has ended
 	exits atomic.Uint64
 }
 
-// newVCPUs takes over cpus and starts their threads, paused.
+// newVCPUs takes over cpus and starts their threads. The vCPUs are paused.
 func newVCPUs(cpus []*kvm.VCPU, exit func(*kvm.VCPU) error, fail func(error)) *vcpus {
 	v := &vcpus{exit: exit, fail: fail, paused: true}
 	v.cond.L = &v.mu
@@ -57,25 +57,25 @@ func newVCPUs(cpus []*kvm.VCPU, exit func(*kvm.VCPU) error, fail func(error)) *v
 	return v
 }
 
-// vcpuNice is the nice value of a vCPU relative to the other threads of its process, and so to the
-// daemon that started it. When guests use all CPU time, the daemon and the devices still get nine
-// times the CPU of each vCPU (sched_prio_to_weight, kernel/sched/core.c). On an idle CPU, a nice
-// thread is as fast as any other.
+// vcpuNice is the nice value of a vCPU, relative to the other threads of its process and to the
+// daemon that started the process. When guests use all CPU time, the daemon and the devices still
+// get nine times the CPU of each vCPU (sched_prio_to_weight, kernel/sched/core.c). On an idle CPU,
+// a nice thread is as fast as any other.
 const vcpuNice = 10
 
-// headStart is how long a machine runs before its vCPUs get a lower priority than the host, so that
-// a client's fork is not delayed by guests that are already busy.
+// headStart is how long a machine runs before its vCPUs get a lower priority than the host's
+// threads. So busy guests do not delay a client's new fork.
 const headStart = time.Second
 
 // comeAfterHost lowers the priority of the vCPUs. Linux permits that to all processes, within
-// limits; if it fails, for example in a jail, guests run with the normal priority.
+// limits. If it fails, for example in a jail, guests run with the normal priority.
 func (v *vcpus) comeAfterHost() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	const zero = 20 // nice 0: the system call returns 20 - nice (getpriority(2))
 	for _, u := range v.all {
 		if u.dead {
-			continue // its thread may be gone, and another thread have its number
+			continue // the thread may be gone, and another thread may have its number
 		}
 		if raw, err := unix.Getpriority(unix.PRIO_PROCESS, u.tid); err == nil {
 			_ = unix.Setpriority(unix.PRIO_PROCESS, u.tid, zero-raw+vcpuNice)
@@ -100,7 +100,7 @@ func (v *vcpus) thread(u *vcpu) {
 
 func (v *vcpus) loop(u *vcpu) error {
 	if u.first {
-		if err := u.kvm.Prepare(); err != nil { // so that a restore need not wait for it
+		if err := u.kvm.Prepare(); err != nil { // a restore need not wait for it then
 			return err
 		}
 	}
@@ -158,8 +158,8 @@ func (v *vcpus) pause() {
 	v.waitParkedLocked()
 }
 
-// kickLocked makes every vCPU return to park. The vCPU may be handling an exit: the flag then makes
-// its next Run complete the I/O and return at once.
+// kickLocked makes every vCPU return to park. If a vCPU is handling an exit, the flag makes its
+// next Run complete the I/O and return at once.
 func (v *vcpus) kickLocked() {
 	for _, u := range v.all {
 		u.kvm.SetImmediateExit(true)
@@ -185,8 +185,8 @@ func (v *vcpus) waitParkedLocked() {
 	}
 }
 
-// resume lets the vCPUs run and returns when every thread is about to enter the guest. The last one
-// sends the notice, if it is not nil.
+// resume lets the vCPUs run and returns when every thread is about to enter the guest. The last
+// thread sends the notice unless it is nil.
 func (v *vcpus) resume(notice *kvm.Notice) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -203,7 +203,7 @@ func (v *vcpus) resume(notice *kvm.Notice) {
 	v.lower.Do(func() { time.AfterFunc(headStart, v.comeAfterHost) })
 }
 
-// markPaused tells the guest that it was stopped for some time.
+// markPaused tells the guest that it was stopped.
 //
 // Preconditions: the vCPUs are paused.
 func (v *vcpus) markPaused() error {
@@ -241,7 +241,7 @@ func (v *vcpus) close() error {
 	v.mu.Lock()
 	v.closed = true
 	v.kickLocked()
-	v.gate.Open(v.parked, nil) // for threads that will not enter their guests: they have been kicked
+	v.gate.Open(v.parked, nil) // lets the threads end; their vCPUs do not enter the guest because they have been kicked
 	v.mu.Unlock()
 	v.threads.Wait()
 	var errs []error

@@ -18,7 +18,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/regtest"
 )
 
-// model is the expected state of a guest. The host keeps the same bytes and compares checksums.
+// model is the expected state of a guest. The host keeps the same bytes as the guest and compares
+// checksums.
 type model struct{ memory, disk []byte }
 
 const (
@@ -45,7 +46,7 @@ func (m *model) writeDisk(t *testing.T, v *testVM, off, n int, seed uint64) {
 	copy(m.disk[off:], pattern(seed, n))
 }
 
-// change changes parts of memory and disk, on both sides.
+// change changes parts of memory and disk, in the guest and in the model.
 func (m *model) change(t *testing.T, v *testVM, seed uint64) {
 	t.Helper()
 	v.call(t, "scribble %d 300", seed)
@@ -55,8 +56,8 @@ func (m *model) change(t *testing.T, v *testVM, seed uint64) {
 	m.writeDisk(t, v, int(seed%8)*12<<10, 8<<10, seed)
 }
 
-// check compares the guest with the model, and checks that its devices work: the disk, the random
-// number device, streams in both directions, and a worker on every CPU.
+// check compares the guest with the model, and checks that its devices work. These are the disk,
+// the random number device, streams in both directions, and a worker on every CPU.
 func (m *model) check(t *testing.T, v *testVM, what string) {
 	t.Helper()
 	if got, want := v.call(t, "sum"), checksum(m.memory); got != want {
@@ -94,7 +95,7 @@ func (v *testVM) ticks(t *testing.T) []uint64 {
 	return counts
 }
 
-// waitAlone waits until the guest has no open stream except s. If another one stays open, the test
+// waitAlone waits until s is the guest's only open stream. If another one stays open, the test
 // times out.
 func (s *stream) waitAlone(t *testing.T) {
 	t.Helper()
@@ -108,8 +109,7 @@ func forVCPUs(t *testing.T, counts []int, f func(t *testing.T, h *host)) {
 	}
 }
 
-// Children of one snapshot have its memory and disk, continue from there, and do not see each
-// other's changes.
+// Children of one snapshot begin with its memory and disk, and do not see each other's changes.
 func TestSaveAndRestore(t *testing.T) {
 	forVCPUs(t, []int{1, 2}, func(t *testing.T, h *host) {
 		parent := h.boot(t)
@@ -140,7 +140,7 @@ func TestSaveAndRestore(t *testing.T) {
 }
 
 // Every kind of branch saves the state at its instant, whatever the source does afterwards. A child
-// of it can be rolled back repeatedly.
+// of the branch can be rolled back repeatedly.
 func TestBranchAndRollback(t *testing.T) {
 	forVCPUs(t, []int{1, 2}, func(t *testing.T, h *host) {
 		parent := h.boot(t)
@@ -159,7 +159,7 @@ func TestBranchAndRollback(t *testing.T) {
 				child.restore(t, s)
 				branched.check(t, child, fmt.Sprintf("rolled back to the %v branch", mode))
 			}
-			if err := child.Pause(); err != nil { // so that it takes no time from the others
+			if err := child.Pause(); err != nil { // takes no CPU time from the others
 				t.Fatal(err)
 			}
 		}
@@ -168,8 +168,8 @@ func TestBranchAndRollback(t *testing.T) {
 }
 
 // Vector registers and PKRU of user programs are the same in every child of a saved or branched
-// machine and after a rollback, and the source keeps them. The guest detects which registers exist:
-// emulated hosts have only XMM.
+// machine and after a rollback, and the source keeps them too. The guest detects which registers
+// exist: emulated hosts have only XMM.
 func TestRegistersAreCarried(t *testing.T) {
 	forVCPUs(t, []int{1, 2}, func(t *testing.T, h *host) {
 		parent := h.boot(t)
@@ -211,7 +211,7 @@ func TestFourVCPUs(t *testing.T) {
 	s := source.branch(t, base, vm.BranchLive)
 	m.change(t, source, 51)
 	m.check(t, source, "source")
-	if err := source.Pause(); err != nil { // so that it takes no time from the child
+	if err := source.Pause(); err != nil { // takes no CPU time from the child
 		t.Fatal(err)
 	}
 	child := h.fork(t, s)
@@ -254,7 +254,7 @@ func priorities(t *testing.T) map[int]int {
 		}
 		name, err := os.ReadFile("/proc/self/task/" + task.Name() + "/comm")
 		raw, errRaw := unix.Getpriority(unix.PRIO_PROCESS, tid)
-		if err == nil && errRaw == nil && string(name) == string(program) { // otherwise it has exited, or is KVM's own worker
+		if err == nil && errRaw == nil && string(name) == string(program) { // otherwise exited, or KVM's own worker
 			threads[raw]++
 		}
 	}
@@ -272,8 +272,8 @@ func TestExitIsReported(t *testing.T) {
 	}
 }
 
-// A guest that writes to a full host is paused, and paused again if it is resumed too early. It
-// loses no data, not even in a branch taken while it waits.
+// If the host is full, a guest that writes is paused, and paused again if it is resumed too early.
+// It loses no data, not even in a branch taken while it waits.
 func TestFullHostPausesTheMachine(t *testing.T) {
 	h := newHost(t, 2)
 	parent := h.boot(t)

@@ -23,12 +23,12 @@ import (
 )
 
 // FuzzMachine simulates the vCPU of a machine with all devices but without KVM, and the host around
-// it. The fuzzer chooses accesses to memory, registers and ports, and the actions of clients, peers
-// and pauses in between. Nothing must panic or hang, a saved state must be restored and saved again
-// with the same result, and no descriptor may stay open.
+// the machine. The fuzzer chooses accesses to memory, registers and ports, and the actions of
+// clients, peers and pauses in between. Nothing must panic or hang. A saved state must be restored
+// and saved again with the same result. No descriptor may stay open.
 func FuzzMachine(f *testing.F) {
 	pages := bareguest.FreePages()
-	var around []byte // the host's actions between two of the guest's
+	var around []byte // actions of the host between two actions of the guest
 	for k := range hostKinds {
 		around = append(around, bareguest.Program{{Kind: bareguest.Kinds + k, Value: 1000}}.Encode()...)
 	}
@@ -68,14 +68,14 @@ const (
 	hostRestore                       // save and restore
 	hostDial                          // to the guest's port Addr
 	hostSend                          // Value bytes on the youngest stream
-	hostReceive                       // up to Value bytes from it
-	hostHangUp                        // close it
+	hostReceive                       // up to Value bytes from the youngest stream
+	hostHangUp                        // close the youngest stream
 	hostFrame                         // of Value bytes, to the guest
-	hostPeer                          // another peer for the network, none if Value is 0
+	hostPeer                          // another peer for the network; Value 0: none
 	hostKinds
 )
 
-// fuzzed is a machine without KVM, with what the host needs to act on it.
+// fuzzed is a machine without KVM, with the resources that the host needs to act on it.
 type fuzzed struct {
 	*Machine
 	t       *testing.T
@@ -250,7 +250,7 @@ func (w *fuzzed) setPeer(on bool) {
 // pause is Machine.pause without vCPUs.
 func (w *fuzzed) pause() { w.quiesce() }
 
-// checkSaved saves all devices, restores them, and saves them again, with the same result.
+// checkSaved saves all devices, restores them, and saves them again. Both saves must be equal.
 // Preconditions: the machine is paused.
 func (w *fuzzed) checkSaved() {
 	w.t.Helper()

@@ -20,8 +20,8 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// These tests use machines of real KVM without a guest, because the KVM calls of New, Save and
-// Restore and their order do not depend on a guest.
+// These tests use real KVM with a machine that has no guest. A guest does not matter for the KVM
+// calls of New, Save and Restore, or for their order.
 
 // newBare makes a machine of two vCPUs without a guest.
 func newBare(t *testing.T, sys *kvm.System) (*Machine, error) {
@@ -73,7 +73,7 @@ func mustBare(t *testing.T, sys *kvm.System) *Machine {
 	return m
 }
 
-// tamper writes the state of m to a file after edit has changed it. edit may leave either argument
+// tamper changes the state of m with edit and writes it to a file. edit may leave either argument
 // unchanged.
 func tamper(t *testing.T, m *Machine, edit func(whole *vmState, cpus []*vcpuState)) *os.File {
 	t.Helper()
@@ -126,7 +126,8 @@ func tamper(t *testing.T, m *Machine, edit func(whole *vmState, cpus []*vcpuStat
 	return f
 }
 
-// A restore sets the TSC rate that the guest has measured. If it cannot, the error names the rate.
+// A restore sets the TSC rate that the guest has measured. If the host cannot provide the rate, the
+// error names it.
 func TestRestoreSetsTheTSCRate(t *testing.T) {
 	sys := openKVM(t)
 	m := mustBare(t, sys)
@@ -157,7 +158,7 @@ func TestRestoreSetsTheTSCRate(t *testing.T) {
 	}
 }
 
-// TSCs that were read a long time apart are synchronous after a restore.
+// A restore makes TSCs synchronous again that were read a long time apart.
 func TestRestoreAlignsTSCs(t *testing.T) {
 	m := mustBare(t, openKVM(t))
 	const apart = 1 << 45 // hours
@@ -180,7 +181,7 @@ func TestRestoreAlignsTSCs(t *testing.T) {
 	}
 }
 
-// A guest that was shown an immunity which this host lacks is not restored.
+// A restore refuses a guest that was shown an immunity which this host lacks.
 func TestRestoreComparesArchCapabilities(t *testing.T) {
 	m := mustBare(t, openKVM(t))
 	for i := range m.cpuid { // as if the template showed the register
@@ -205,7 +206,7 @@ func TestRestoreComparesArchCapabilities(t *testing.T) {
 	}
 }
 
-// An MSR that the host can read but not set is detected when a snapshot is made.
+// If the host can read an MSR but not set it, making a snapshot returns an error.
 func TestSaveFindsAnMSRThatNoRestoreCouldSet(t *testing.T) {
 	m := mustBare(t, openKVM(t))
 	dir := t.TempDir()
@@ -249,7 +250,7 @@ func TestNewChecksCapabilitiesFirst(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer null.Close()
-	if err := unix.Dup3(int(null.Fd()), fd, unix.O_CLOEXEC); err != nil { // it has no capabilities now
+	if err := unix.Dup3(int(null.Fd()), fd, unix.O_CLOEXEC); err != nil { // this file has no KVM capabilities
 		t.Fatal(err)
 	}
 	if _, err := newBare(t, sys); !errors.Is(err, unix.ENOTTY) || !strings.Contains(err.Error(), "check KVM capability") {

@@ -1,9 +1,9 @@
 // Package regtest holds known values in the vector registers of a processor, and in PKRU, while a
-// test saves, branches or restores the machine around it, and finds those that changed. It is for
+// test saves, branches or restores the machine. Then it finds registers that changed. It is for
 // tests only.
 //
-// It holds registers that a user program of the guest can reach: XMM, and also YMM, ZMM with the
-// mask registers, and PKRU if processor and kernel support them. It does not cover x87, MXCSR or
+// It holds the registers that a user program of the guest can reach: XMM and, if processor and
+// kernel support them, YMM, ZMM with the mask registers, and PKRU. It does not cover x87, MXCSR or
 // kernel registers.
 package regtest
 
@@ -30,7 +30,7 @@ const (
 // All lists the registers that can be held if all are supported.
 var All = [...]string{XMM, YMM, ZMM, PKU}
 
-// Held returns those of All that this processor and its kernel support.
+// Held returns the registers of All that this processor and its kernel support.
 func Held() []string {
 	held := []string{XMM}
 	if cpu.X86.HasAVX {
@@ -65,19 +65,20 @@ type registers struct {
 	pkru   uint32
 }
 
-// pkruOpen are the bits of PKRU that must stay clear: they would deny access to pages without a
-// key.
+// pkruOpen are the bits of PKRU that must stay clear, because they would deny access to pages
+// without a key.
 const pkruOpen = 3
 
-// Signal connects holders with the code that started them. The assembly depends on its layout.
+// Signal connects the goroutines in Hold with the code that started them. The assembly depends on
+// its layout.
 type Signal struct {
-	Held  atomic.Uint32 // holders that have filled their registers; each adds one
-	LetGo atomic.Uint32 // stops the holders when it is not zero
+	Held  atomic.Uint32 // number of Hold calls that have filled their registers
+	LetGo atomic.Uint32 // not zero: Hold returns
 }
 
 // Hold fills the registers with values derived from seed, and spins until LetGo is set. It returns
-// an error that names the registers with other values. It occupies a processor of the Go scheduler
-// meanwhile, and the world cannot be stopped.
+// an error that names the registers whose values changed. While it spins, it occupies a processor
+// of the Go scheduler, and the runtime cannot stop the world.
 func Hold(seed uint64, signal *Signal) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -104,7 +105,7 @@ func Hold(seed uint64, signal *Signal) error {
 	return want.compare(&got, width, hasPKRU())
 }
 
-// values returns registers with different values.
+// values fills the registers with values that all differ.
 func values(seed uint64) *registers {
 	r, v := rand.New(rand.NewPCG(seed, 2)), &registers{}
 	for i := range v.vector {
@@ -119,8 +120,8 @@ func values(seed uint64) *registers {
 	return v
 }
 
-// compare returns an error that names the registers that differ: vectors of width bytes, the masks
-// if the vectors are the widest, and PKRU.
+// compare returns an error that names the registers that differ: vectors of width bytes, PKRU and,
+// with the widest vectors, the masks.
 func (want *registers) compare(got *registers, width int, pkru bool) error {
 	var wrong []string
 	name := map[int]string{16: XMM, 32: YMM, 64: ZMM}[width]

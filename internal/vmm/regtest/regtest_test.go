@@ -61,7 +61,7 @@ func TestChangedRegistersAreNamed(t *testing.T) {
 	for _, c := range []struct {
 		change func(r *registers)
 		name   string
-		width  int // the narrowest width with it
+		width  int // the narrowest width that includes these registers
 		pkru   bool
 	}{
 		{func(r *registers) { r.vector[15][15] ^= 1 }, "xmm15 ", 16, false},

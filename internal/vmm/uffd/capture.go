@@ -11,19 +11,19 @@ import (
 	"github.com/forkd/forkd/internal/vmm/guestmem"
 )
 
-// copyPages is how many pages the copier claims at a time: few enough that a writer of the last of
-// them does not wait long, many enough that one system call moves a useful amount.
+// copyPages is how many pages the copier claims at a time. It is small enough that a writer of the
+// last page does not wait long, and large enough that one system call moves a useful amount.
 const copyPages = 64
 
 // Capture is one freeze: the pages at one instant, which are copied to a layer. It knows which
-// pages still equal the layer. Freezer has the states of a page.
+// pages still equal the layer. See Freezer for the states of a page.
 type Capture struct {
 	f      *Freezer
 	ranges []guestmem.Range
 	layer  int
 	total  uint64 // frozen pages
 
-	frozenPages bitmap // fixed by Freeze
+	frozenPages bitmap // the pages that Freeze has frozen; does not change afterwards
 	claimed     bitmap
 	captured    bitmap
 	released    bitmap
@@ -52,20 +52,20 @@ func pageOf(gpa guestmem.GPA) uint64 { return guestmem.Linear(gpa) / guestmem.Pa
 
 func (c *Capture) frozen(i uint64) bool { return c.frozenPages.get(i) }
 
-// claim reports whether page i is frozen and the caller must capture it.
+// claim reports whether page i is frozen and was unclaimed. The caller must then capture it.
 func (c *Capture) claim(i uint64) bool { return c.frozen(i) && c.claimed.set(i) }
 
-// release reports whether page i is captured and still protected, and the caller must open it.
+// release reports whether page i is captured and still protected. The caller must then open it.
 func (c *Capture) release(i uint64) bool { return c.captured.get(i) && c.released.set(i) }
 
-// fail records the first error. After it the layer is useless.
+// fail records the first error, which makes the layer useless.
 func (c *Capture) fail(err error) {
 	if err != nil {
 		c.failed.CompareAndSwap(nil, &err)
 	}
 }
 
-// capture writes claimed pages to the layer. They stay protected. After an error they are marked as
+// capture writes claimed pages to the layer. They stay protected. After an error it marks them as
 // captured nevertheless, so that no writer waits for them.
 func (c *Capture) capture(gpa guestmem.GPA, pages int) {
 	c.fail(c.write(gpa, pages))
@@ -94,7 +94,7 @@ func (c *Capture) write(gpa guestmem.GPA, pages int) error {
 	return nil
 }
 
-// unprotect makes released pages writable and wakes their writers.
+// unprotect makes released pages writable and wakes the threads that wait to write them.
 func (c *Capture) unprotect(gpa guestmem.GPA, pages uint64) {
 	hva, err := c.f.mem.HVA(gpa)
 	if err == nil {
@@ -110,20 +110,21 @@ func (c *Capture) opened(gpa guestmem.GPA, pages uint64) {
 	c.openCount.Add(pages)
 }
 
-// letWrite makes the frozen page at gpa writable, and up to around-1 captured pages after it. It
-// first captures the page if it is not in the layer yet. While another thread has the page, it
-// calls wait repeatedly. It reports whether it captured and whether it opened the page itself.
+// letWrite makes the frozen page at gpa writable, together with up to around-1 captured pages after
+// it. If the page is not in the layer yet, letWrite captures it first. While another thread has the
+// page, letWrite calls wait repeatedly. It reports whether it captured the page and whether it
+// opened it.
 func (c *Capture) letWrite(gpa guestmem.GPA, around uint64, wait func()) (captured, opened bool) {
 	i := pageOf(gpa)
 	if captured = c.claim(i); captured {
 		c.capture(gpa, 1)
 	}
 	for !c.captured.get(i) {
-		wait() // another thread is writing it with pwrite
+		wait() // another thread is writing the page to the layer
 	}
 	if !c.release(i) {
 		for !c.open.get(i) {
-			wait() // another thread is about to open or replace it
+			wait() // another thread is about to open or replace the page
 		}
 		return captured, false
 	}
@@ -135,33 +136,33 @@ func (c *Capture) letWrite(gpa guestmem.GPA, around uint64, wait func()) (captur
 	return captured, true
 }
 
-// openRun makes the frozen page at gpa writable for a device, with the pages after it, at most most
-// in total. They lie in one region. It returns their number. It writes pages that are not in the
+// openRun makes the frozen page at gpa and the pages after it writable for a device. It opens at
+// most most pages, all in one region, and returns their number. It writes pages that are not in the
 // layer yet in one piece, which costs far less than page by page.
 func (c *Capture) openRun(gpa guestmem.GPA, most uint64) uint64 {
 	first, pages := pageOf(gpa), uint64(0)
 	for pages < most && c.claim(first+pages) {
 		pages++
 	}
-	if pages == 0 { // another thread has claimed it
+	if pages == 0 { // another thread has claimed the page
 		c.letWrite(gpa, most, runtime.Gosched)
 		return 1
 	}
 	c.capture(gpa, int(pages))
 	for at := uint64(0); at < pages; at++ {
 		page := gpa + guestmem.GPA(at*guestmem.PageSize)
-		if !c.open.get(first + at) { // the next ones are opened with it
+		if !c.open.get(first + at) { // opened together with the next pages
 			c.letWrite(page, pages-at, runtime.Gosched)
 		}
 	}
 	return pages
 }
 
-// Copy captures all pages that no other thread has captured, until the whole freeze is in the
-// layer. It calls stop now and then; if stop returns true, Copy returns, and the caller's next Copy
-// captures the rest (a machine that dirties pages faster than they are copied is paused first). It
-// returns whether all pages are captured. Unwritten pages stay protected until Release, except
-// after an error.
+// Copy captures all pages that no other thread has captured, until the layer contains the whole
+// freeze. It calls stop now and then. If stop returns true, Copy returns, and the caller's next
+// Copy captures the rest, so that the caller can first pause a machine that dirties pages faster
+// than they are copied. complete reports whether all pages are captured. Unwritten pages stay
+// protected until Release, except after an error.
 func (c *Capture) Copy(stop func() bool) (complete bool, err error) {
 	for _, r := range c.ranges {
 		for at := r.GPA; at < r.GPA+guestmem.GPA(r.Length); {
@@ -172,10 +173,10 @@ func (c *Capture) Copy(stop func() bool) (complete bool, err error) {
 		}
 	}
 	for c.capturedCount.Load() < c.total {
-		_ = unix.Nanosleep(&unix.Timespec{Nsec: 50_000}, nil) // other threads are writing the last pages with pwrite
+		_ = unix.Nanosleep(&unix.Timespec{Nsec: 50_000}, nil) // other threads are writing the last pages
 	}
 	if err := c.failed.Load(); err != nil {
-		_ = c.Release() // returns that error
+		_ = c.Release() // returns the same error
 		return true, *err
 	}
 	return true, nil

@@ -14,26 +14,26 @@ import (
 
 // Freezer freezes the pages of one guest memory, repeatedly.
 //
-// A frozen page goes through these states, each page once per freeze:
+// Each frozen page goes through these states once per freeze:
 //
 //	pending ──claim──▶ claimed ──bytes written to the layer──▶ captured ──release──▶ released ──▶ open
 //
 // The thread that claims a page captures it: the copier (many at a time), the fault handler, or a
-// device about to write. A captured page stays protected, and equals the layer, until it is
+// device about to write. A captured page stays protected, and equal to the layer, until it is
 // written. The thread that releases a page opens it: a writer drops its protection, Replace maps
 // the layer in its place, and Release opens all remaining pages. No thread touches a page that
-// another has claimed or released; its writers wait until it is open.
+// another thread has claimed or released; threads that want to write it wait until it is open.
 type Freezer struct {
 	uffd fd
 	mem  *guestmem.Memory
 
 	mu      sync.Mutex              // held to set current, and to prevent a freeze from starting
-	current atomic.Pointer[Capture] // cleared by its Release
+	current atomic.Pointer[Capture] // cleared by Capture.Release
 	failed  atomic.Pointer[error]   // error of the fault handler; after it nothing can be frozen
 }
 
-// NewFreezer prepares mem for freezing. device is an open /dev/userfaultfd; it stays the caller's.
-// Call Register before each Freeze.
+// NewFreezer prepares mem for freezing. device is an open /dev/userfaultfd, which still belongs to
+// the caller. Call Register before each Freeze.
 func NewFreezer(device int, mem *guestmem.Memory) (*Freezer, error) {
 	u, err := open(device)
 	if err != nil {
@@ -45,8 +45,8 @@ func NewFreezer(device int, mem *guestmem.Memory) (*Freezer, error) {
 	return f, nil
 }
 
-// Register registers the whole memory, because mappings made by Memory.Map, Memory.Clear and
-// Capture.Replace are new to the kernel. It fails for files of most file systems.
+// Register registers the whole memory, because the kernel does not know the mappings that
+// Memory.Map, Memory.Clear and Capture.Replace have made. It fails for files of most file systems.
 func (f *Freezer) Register() error {
 	regions := f.mem.Regions()
 	for i := range regions {
@@ -57,9 +57,9 @@ func (f *Freezer) Register() error {
 	return nil
 }
 
-// serveFaults captures the pages that vCPUs want to write. It has its own thread, and no Go code
-// can wait for it while holding the scheduler: vCPUs fault inside KVM_RUN, which is a system call,
-// and devices call beforeWrite first.
+// serveFaults captures the pages that vCPUs want to write. It has its own thread. No Go code waits
+// for it while holding a processor of the Go scheduler: vCPUs fault inside KVM_RUN, which is a
+// system call, and devices call beforeWrite first.
 func (f *Freezer) serveFaults() {
 	runtime.LockOSThread()
 	for {
@@ -79,15 +79,16 @@ func (f *Freezer) serveFaults() {
 	}
 }
 
-// A guest that writes many captured pages causes a fault for each. After manyFaults of them it gets
-// aroundPages at a time: then fewer pages can be replaced, and it is hardly slowed down.
+// A guest that writes many captured pages causes a fault for each. After manyFaults faults, each
+// further fault opens aroundPages pages. The guest is then hardly slowed down, but fewer pages can
+// be replaced.
 const (
 	manyFaults  = 512
 	aroundPages = 64
 )
 
-// serveFault makes a page with a waiting writer writable. The fault may belong to an earlier
-// freeze, which has ended since it was read.
+// serveFault makes a page that a thread waits to write writable. The fault may belong to an earlier
+// freeze, which has ended since the fault was read.
 func (f *Freezer) serveFault(page uintptr, gpa guestmem.GPA) error {
 	c := f.current.Load()
 	if c == nil {
@@ -109,19 +110,19 @@ func (f *Freezer) serveFault(page uintptr, gpa guestmem.GPA) error {
 	if opened {
 		return nil
 	}
-	// Another thread had the page, maybe before this writer began to wait, so that the wake-up when
-	// it was opened may have come too early.
+	// Another thread has opened the page, perhaps before this writer began to wait. Then that
+	// thread's wake-up came too early.
 	return f.uffd.wake(page, guestmem.PageSize)
 }
 
-// thaw drops the protection of a page that no freeze needs. mu prevents a freeze from starting,
-// which would lose the page.
+// thaw drops the protection of a page that belongs to no freeze. It holds mu so that no freeze
+// starts, because the new freeze would lose the page.
 func (f *Freezer) thaw(page uintptr) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.current.Load() == nil {
 		err := f.uffd.writeProtect(page, guestmem.PageSize, false)
-		if !errors.Is(err, unix.ENOENT) { // its mapping has been replaced
+		if !errors.Is(err, unix.ENOENT) { // ENOENT: the page's mapping has been replaced
 			return err
 		}
 	}
@@ -154,7 +155,7 @@ func (f *Freezer) rest(gpa guestmem.GPA) uint64 {
 // write them. Devices must not fault: a Go thread that faults holds its scheduler slot while the
 // handler may need one.
 //
-// A failed capture makes the branch fail, not the device: the page is writable nevertheless.
+// If a capture fails, the branch fails but the device does not: the page is writable nevertheless.
 func (f *Freezer) beforeWrite(gpa guestmem.GPA, n int) {
 	c := f.current.Load()
 	if c == nil {
@@ -170,9 +171,9 @@ func (f *Freezer) beforeWrite(gpa guestmem.GPA, n int) {
 	}
 }
 
-// Freeze protects ranges, whole pages in ascending order, so that they keep their bytes for the
-// layer file: page i of the linear memory goes to offset i*PageSize. Capture.Copy must follow, and
-// then Capture.Release.
+// Freeze protects ranges, so that they keep their bytes until these are in the layer file: page i
+// of the linear memory goes to offset i*PageSize. The ranges are whole pages in ascending order.
+// Capture.Copy must follow, and then Capture.Release.
 //
 // Preconditions: the vCPUs are stopped and the devices quiesced, now and until Freeze returns.
 func (f *Freezer) Freeze(ranges []guestmem.Range, layer int) (*Capture, error) {

@@ -8,13 +8,13 @@ import (
 	"github.com/forkd/forkd/internal/vmm/guestmem"
 )
 
-// replacePages is how many pages are replaced at a time. While the kernel frees the old ones,
-// faults in this memory wait, and so does a device that wants to write one of them. 4 MiB take the
-// kernel well under a millisecond.
+// replacePages is how many pages are replaced at a time. While the kernel frees the old pages,
+// faults in this memory wait, and so does a device that wants to write one of the pages. The kernel
+// takes well under a millisecond for 4 MiB.
 const replacePages = 1024
 
-// Unchanged returns the frozen ranges that are unwritten since, ascending, when all pages are
-// captured. They may shrink at any moment.
+// Unchanged returns the frozen ranges that have not been written since the freeze, in ascending
+// order. All pages must be captured. The ranges may shrink at any moment.
 func (c *Capture) Unchanged() []guestmem.Range {
 	var out []guestmem.Range
 	for _, r := range c.ranges {
@@ -35,10 +35,10 @@ func (c *Capture) Unchanged() []guestmem.Range {
 }
 
 // Replace maps layer, which has the captured pages at their linear offsets, privately over the
-// pages of r that are still unchanged. r is one of the ranges of Unchanged. It returns at most most
-// replaced ranges, ascending and without overlap. The machine may run: until a page's mapping is
-// replaced, the page is protected and equal to the layer. Then its waiting writers wake and write a
-// copy of the new page.
+// pages of r that are still unchanged. r is one of the ranges of Unchanged. It replaces at most
+// most ranges, and returns them in ascending order and without overlap. The machine may run: a page
+// stays protected and equal to the layer until its mapping is replaced. Then threads that wait to
+// write it wake and write a copy of the new page.
 func (c *Capture) Replace(r guestmem.Range, layer, most int) (done []guestmem.Range, err error) {
 	end := r.GPA + guestmem.GPA(r.Length)
 	for at := r.GPA; at < end; {
@@ -72,7 +72,7 @@ func (c *Capture) Replace(r guestmem.Range, layer, most int) (done []guestmem.Ra
 // replace replaces released pages.
 func (c *Capture) replace(r guestmem.Range, layer int) error {
 	if err := c.f.mem.Map(r.GPA, r.Length, layer, guestmem.Linear(r.GPA)); err != nil {
-		c.unprotect(r.GPA, r.Length/guestmem.PageSize) // they are unchanged
+		c.unprotect(r.GPA, r.Length/guestmem.PageSize) // their content has not changed
 		return err
 	}
 	hva, err := c.f.mem.HVA(r.GPA)
@@ -83,8 +83,8 @@ func (c *Capture) replace(r guestmem.Range, layer int) error {
 	return err
 }
 
-// Release drops the remaining protection and ends the freeze. Afterwards it is no longer known
-// which pages are unchanged. All pages must be captured; further calls do nothing.
+// Release drops the remaining protection and ends the freeze, which also ends the tracking of
+// unchanged pages. All pages must be captured. Further calls do nothing.
 func (c *Capture) Release() error {
 	for _, r := range c.Unchanged() {
 		c.openRange(r)

@@ -63,8 +63,8 @@ func (w *writer) check(t *testing.T, m *guestmem.Memory, round int) {
 	}
 }
 
-// Layers repeatedly replace the pages that they equal while a "vCPU" and a "device" write. No write
-// is lost, only pages that differ from the layers are private, and replaced memory is freed.
+// Layers repeatedly replace the pages that they equal, while a "vCPU" and a "device" write. No
+// write is lost, only pages that differ from the layers are private, and replaced memory is freed.
 func TestReplaceUnderFire(t *testing.T) {
 	m, f, dir := newFrozenMemory(t, 8*mib)
 	tracker, err := guestmem.NewTracker("/proc")
@@ -84,7 +84,7 @@ func TestReplaceUnderFire(t *testing.T) {
 		}
 		view, err := m.ReadView(gpa, len(word))
 		if err == nil {
-			_, err = unix.Pread(int(src.Fd()), view, 0) // faults inside a system call, like a vCPU
+			_, err = unix.Pread(int(src.Fd()), view, 0) // faults inside a system call, as a vCPU does
 		}
 		return err
 	}}
@@ -103,7 +103,7 @@ func TestReplaceUnderFire(t *testing.T) {
 		device.mu.Lock()
 		return func() { cpu.mu.Unlock(); device.mu.Unlock() }
 	}
-	var parent []byte // content below the private pages; nil if unknown
+	var parent []byte // content of the layer below the private pages; nil if unknown
 	replaced, refaults := uint64(0), uint64(0)
 	for round := range 30 {
 		if err := f.Register(); err != nil {
@@ -145,7 +145,7 @@ func TestReplaceUnderFire(t *testing.T) {
 		if complete, err := c.Copy(func() bool { return false }); err != nil || !complete {
 			t.Fatal(complete, err)
 		}
-		if round%3 == 2 { // the capture is dropped without effect
+		if round%3 == 2 { // the capture is dropped without a rebase
 			if err := c.Release(); err != nil {
 				t.Fatal(err)
 			}
@@ -173,8 +173,8 @@ func TestReplaceUnderFire(t *testing.T) {
 	}
 }
 
-// A guest that writes all captured pages does not fault for every page. Pages that were opened
-// together are not replaced.
+// After many faults, one fault opens several pages. A guest that writes all captured pages does not
+// fault for every page, and pages that were opened together are not replaced.
 func TestManyWritersOpenMoreThanTheirPage(t *testing.T) {
 	m, f, dir := newFrozenMemory(t, 8*mib)
 	if err := m.WriteAt(bytes.Repeat([]byte{7}, 8*mib), 0); err != nil {

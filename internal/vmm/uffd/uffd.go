@@ -1,10 +1,10 @@
 // Package uffd freezes guest memory without stopping the guest for long. It write-protects the
-// dirty pages with userfaultfd and copies them to a layer file in the background; a page about to
-// be written is copied first. Once the layer is part of a snapshot, pages that are still unwritten
-// can be replaced by a mapping of it.
+// dirty pages with userfaultfd and copies them to a layer file in the background. If the guest is
+// about to write a page, that page is copied first. Once the layer is part of a snapshot, a mapping
+// of it can replace the pages that are still unwritten.
 //
-// The machine decides what to freeze and when: it stops the vCPUs and quiesces the devices around
-// Freeze. Linux's interface is described in Documentation/admin-guide/mm/userfaultfd.rst.
+// The machine decides what to freeze and when. It stops the vCPUs and quiesces the devices around
+// Freeze. Documentation/admin-guide/mm/userfaultfd.rst describes Linux's interface.
 package uffd
 
 import (
@@ -17,7 +17,7 @@ import (
 
 // ioctl requests of <linux/userfaultfd.h>.
 const (
-	ioNew          = 0xaa00     // USERFAULTFD_IOC_NEW, of /dev/userfaultfd
+	ioNew          = 0xaa00     // USERFAULTFD_IOC_NEW, for /dev/userfaultfd
 	ioAPI          = 0xc018aa3f // UFFDIO_API
 	ioRegister     = 0xc020aa00 // UFFDIO_REGISTER
 	ioWake         = 0x8010aa02 // UFFDIO_WAKE
@@ -30,14 +30,14 @@ const (
 	protect       = 1 << 0 // UFFDIO_WRITEPROTECT_MODE_WP
 	eventFault    = 0x12   // UFFD_EVENT_PAGEFAULT
 	messageSize   = 32     // struct uffd_msg
-	addressOffset = 16     // of the address in a page-fault message
+	addressOffset = 16     // offset of the address in a page-fault message
 )
 
 // fd is a userfaultfd of this process.
 type fd int
 
-// open makes a userfaultfd for this process from an open /dev/userfaultfd. It also sees faults in
-// kernel mode, because KVM writes guest memory there.
+// open makes a userfaultfd for this process from an open /dev/userfaultfd. It also reports faults
+// in kernel mode, because KVM writes guest memory there.
 func open(device int) (fd, error) {
 	n, err := ioctl(device, ioNew, unix.O_CLOEXEC)
 	if err != nil {
@@ -64,7 +64,8 @@ func (u fd) register(start uintptr, length uint64) error {
 	return nil
 }
 
-// writeProtect sets or drops the protection of whole pages; dropping it wakes the waiting writers.
+// writeProtect sets or drops the protection of whole pages. Dropping it wakes the threads that wait
+// to write them.
 func (u fd) writeProtect(start uintptr, length uint64, on bool) error {
 	r := struct{ start, length, mode uint64 }{uint64(start), length, 0}
 	if on {
@@ -76,7 +77,7 @@ func (u fd) writeProtect(start uintptr, length uint64, on bool) error {
 	return nil
 }
 
-// wake makes threads that wait for whole pages try again.
+// wake makes the threads that wait for these pages try again.
 func (u fd) wake(start uintptr, length uint64) error {
 	r := struct{ start, length uint64 }{uint64(start), length}
 	if err := u.call(ioWake, unsafe.Pointer(&r)); err != nil {
@@ -100,8 +101,8 @@ func (u fd) nextFault() (uintptr, error) {
 	}
 }
 
-// call retries while a signal interrupts the ioctl, or while it races with another change of the
-// mappings (EAGAIN).
+// call makes an ioctl. It retries while a signal interrupts the ioctl, or while the ioctl races
+// with another change of the mappings (EAGAIN).
 func (u fd) call(req uintptr, arg unsafe.Pointer) error {
 	for {
 		_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(u), req, uintptr(arg))

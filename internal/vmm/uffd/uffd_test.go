@@ -60,8 +60,8 @@ func newFrozenMemory(t *testing.T, size uint64) (*guestmem.Memory, *Freezer, str
 	return m, f, dir
 }
 
-// scribbler writes increasing numbers to random words of the memory, like a vCPU: its thread faults
-// inside a system call. It can be stopped like a vCPU.
+// scribbler writes increasing numbers to random words of the memory. Like a vCPU, it faults inside
+// a system call and can be stopped.
 type scribbler struct {
 	mem  *guestmem.Memory
 	mu   sync.Mutex // held while writing: taking it stops the "vCPU"
@@ -98,7 +98,7 @@ func (s *scribbler) run(t *testing.T, seed uint64) {
 }
 
 // A capture contains the memory at one instant, although "vCPUs" and "devices" write while it is
-// copied. The test repeats that many times.
+// copied. The test takes many captures.
 func TestFreezeIsOneInstantUnderFire(t *testing.T) {
 	m, f, dir := newFrozenMemory(t, 16*mib)
 	tracker, err := guestmem.NewTracker("/proc")
@@ -242,7 +242,7 @@ func TestDevicesDoNotSeeAFailedCapture(t *testing.T) {
 	if err := m.WriteAt([]byte("device"), 5000); err != nil {
 		t.Errorf("write by a device: %v", err)
 	}
-	// A write of a vCPU, captured by the fault handler.
+	// A "vCPU" writes a page, and the fault handler captures it.
 	src, err := os.Open("/dev/zero")
 	if err != nil {
 		t.Fatal(err)
@@ -261,8 +261,8 @@ func TestDevicesDoNotSeeAFailedCapture(t *testing.T) {
 	_, _ = c.Copy(func() bool { return false })
 }
 
-// A device that is about to write a range makes all of its pages writable, whatever their state: not
-// frozen, in the layer, or written since. The layer has the bytes at the time of the freeze.
+// A device that is about to write a range makes all of its pages writable, whatever their state:
+// not frozen, in the layer, or written since. The layer has the bytes of the moment of the freeze.
 func TestDeviceOpensARange(t *testing.T) {
 	const size, page = 2 * mib, guestmem.PageSize
 	m, f, dir := newFrozenMemory(t, size)

@@ -22,8 +22,8 @@ type EventFD struct {
 	raw    syscall.RawConn
 	closed bool
 
-	err error              // of the last try
-	try func(uintptr) bool // made once: Wait allocates nothing
+	err error              // error of the last try
+	try func(uintptr) bool // created once, so that Wait allocates nothing
 }
 
 // NewEventFD returns an eventfd with count 0.
@@ -35,7 +35,7 @@ func NewEventFD() (*EventFD, error) {
 	return &EventFD{fd: fd}, nil
 }
 
-// FD returns the descriptor, which the EventFD keeps owning.
+// FD returns the descriptor, which still belongs to the EventFD.
 func (e *EventFD) FD() int { return e.fd }
 
 // Signal adds one to the counter and wakes the waiter. It never blocks: a counter at its maximum
@@ -65,7 +65,8 @@ func (e *EventFD) Wait() error {
 	return nil
 }
 
-// clear clears the counter and reports whether it was positive, or there was an error.
+// clear clears the counter. It reports whether the wait is over: the counter was positive, or there
+// was an error.
 func (e *EventFD) clear(fd uintptr) bool {
 	var count [8]byte
 	_, e.err = rawcall.Read(int(fd), count[:])

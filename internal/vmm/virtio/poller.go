@@ -11,9 +11,9 @@ import (
 )
 
 // Poller waits for many descriptors in one goroutine. Its epoll descriptor is itself in the
-// runtime's poller, so that waiting occupies no thread. Add, Change and Remove may be called during
-// Wait. (A descriptor directly in the runtime's poller would wake the process for every event,
-// wanted or not.)
+// runtime's poller, so waiting occupies no thread. (If the descriptors were in the runtime's poller
+// themselves, every event would wake the process, wanted or not.) Add, Change and Remove may be
+// called during Wait.
 type Poller struct {
 	file *os.File
 	raw  syscall.RawConn
@@ -22,7 +22,7 @@ type Poller struct {
 	events [32]unix.EpollEvent
 	n      int
 	err    error
-	try    func(uintptr) bool // made once: Wait allocates nothing
+	try    func(uintptr) bool // created once, so that Wait allocates nothing
 }
 
 // NewPoller returns a poller that waits for nothing yet.
@@ -31,7 +31,8 @@ func NewPoller() (*Poller, error) {
 	if err != nil {
 		return nil, fmt.Errorf("create epoll: %w", err)
 	}
-	// Non-blocking makes os.NewFile add it to the runtime's poller; epoll itself ignores the flag.
+	// A non-blocking descriptor makes os.NewFile use the runtime's poller. epoll itself ignores the
+	// flag.
 	if err := unix.SetNonblock(fd, true); err != nil {
 		_ = unix.Close(fd)
 		return nil, fmt.Errorf("epoll: %w", err)
@@ -45,7 +46,7 @@ func NewPoller() (*Poller, error) {
 	return p, nil
 }
 
-// poll collects events and reports whether there are any; if not, the runtime calls it again later.
+// poll collects events and reports whether there are any. If not, the runtime calls it again later.
 func (p *Poller) poll(fd uintptr) bool {
 	p.n, p.err = rawcall.EpollWait(int(fd), p.events[:])
 	return p.n != 0 || p.err != nil
@@ -62,7 +63,7 @@ func (p *Poller) Wait() ([]unix.EpollEvent, error) {
 	return p.events[:p.n], nil
 }
 
-// Add makes Wait also wait for events, such as EPOLLIN, of fd.
+// Add adds events of fd, such as EPOLLIN, to those that Wait waits for.
 func (p *Poller) Add(fd int, events uint32) error {
 	ev := unix.EpollEvent{Events: events, Fd: int32(fd)}
 	if err := rawcall.EpollCtl(p.fd, unix.EPOLL_CTL_ADD, fd, &ev); err != nil {

@@ -33,8 +33,8 @@ const (
 	IDVsock = 19
 )
 
-// Feature bits that belong to the transport and the rings (virtio 1.2 §6). A transport offers them
-// for every device; devices do not list them in Info.
+// Feature bits of the transport and the rings (virtio 1.2 §6). A transport offers them for every
+// device; devices do not list them in Info.
 const (
 	FIndirectDesc uint64 = 1 << 28 // VIRTIO_F_INDIRECT_DESC
 	FEventIdx     uint64 = 1 << 29 // VIRTIO_F_EVENT_IDX
@@ -59,23 +59,23 @@ type Device interface {
 	// Info may be called at any time, by any goroutine.
 	Info() Info
 
-	// ReadConfig fills p with the device's configuration space from offset off; bytes beyond its
-	// end read as zero. It may be called at any time, by any goroutine. No device here has writable
-	// configuration.
+	// ReadConfig fills p with the device's configuration space from offset off. Bytes beyond the
+	// end of the space read as zero. ReadConfig may be called at any time, by any goroutine. No
+	// device here has writable configuration.
 	ReadConfig(off uint64, p []byte)
 
 	// Activate starts the device with the features and queues that the driver chose. A queue that
-	// the driver did not set up is nil. Activate must not touch guest memory: it also runs while a
-	// restored machine is still quiesced. An error means that the driver broke the rules; the
+	// the driver did not set up is nil. Activate must not touch guest memory, because it also runs
+	// while a restored machine is quiesced. An error means that the driver broke the rules. The
 	// transport then sets DEVICE_NEEDS_RESET.
 	Activate(t Transport, queues []*virtq.Queue, features uint64) error
 
 	// Notify serves every queue, because the driver kicked or because a kick may have been lost. It
-	// returns more if it stopped early to let others take the run lock; it is then called again. An
-	// error means that the driver broke the rules.
+	// returns more if it stopped early to release the run lock, and is then called again. An error
+	// means that the driver broke the rules.
 	Notify() (more bool, err error)
 
-	// Reset drops everything that came from the driver. Reset of an inactive device does nothing.
+	// Reset drops everything that came from the driver. It does nothing if the device is inactive.
 	Reset()
 
 	Stater
@@ -86,24 +86,24 @@ type Stater interface {
 	// Save appends the device's own state, beginning with a version.
 	Save(w *codec.Writer)
 
-	// Restore reads what Save wrote, in a device that has just been created or reset. It refuses
-	// state of another version or of a device with another configuration. Activate follows if the
-	// saved driver had been running.
+	// Restore reads the state that Save wrote, in a device that has just been created or reset. It
+	// refuses state of another version, or of a device with another configuration. If the saved
+	// driver had started its device, Activate follows.
 	Restore(r *codec.Reader) error
 }
 
 // Transport is an activated device's view of its transport.
 type Transport interface {
-	// Enter takes the device's run lock for one of its own goroutines, waiting while the device is
-	// quiesced. If it returns false the device is not running (never activated, reset or failed)
-	// and the lock is not held.
+	// Enter takes the device's run lock for one of the device's own goroutines. While the device is
+	// quiesced it waits. If it returns false, the device is not running (never activated, reset or
+	// failed) and the lock is not held.
 	Enter() bool
 
 	// Leave releases the lock that Enter took.
 	Leave()
 
-	// Wanted reports whether another goroutine waits for the run lock to pause the machine or to
-	// reset the device. Device code that holds the lock then stops before its next request: the
+	// Wanted reports whether another goroutine waits for the run lock, to pause the machine or to
+	// reset the device. Device code that holds the lock must then stop before its next request: the
 	// duration of a pause must not depend on how much the guest has queued.
 	Wanted() bool
 
@@ -111,8 +111,8 @@ type Transport interface {
 	// that. The run lock must be held.
 	Interrupt(q *virtq.Queue) error
 
-	// Fail resets the device and sets DEVICE_NEEDS_RESET because the driver broke the rules, for
-	// failures found outside Notify. The run lock must be held; afterwards the device must only
+	// Fail resets the device and sets DEVICE_NEEDS_RESET because the driver broke the rules. It is
+	// for failures found outside Notify. The run lock must be held; afterwards the device must only
 	// call Leave.
 	Fail(err error)
 }

@@ -1,16 +1,16 @@
-// Package blk is the virtio block device (virtio 1.2 §5.2) over an Overlay: immutable image and
-// layers below one private top.
+// Package blk is the virtio block device (virtio 1.2 §5.2) over an Overlay, which stacks an
+// immutable image, immutable layers and one private top.
 //
 // The transport's goroutine executes requests one at a time, in order, with preadv and pwritev
-// between files and guest memory. The package caches nothing, and a quiesced device has nothing in
-// flight. So a device has no state to save except its shape. The package opens no files and knows
-// no snapshots.
+// between files and guest memory. The package caches nothing, and a quiesced device has no request
+// in progress. So a device has no state to save except its shape. The package opens no files and
+// knows no snapshots.
 //
-// The device works in pieces of at most maxPiece bytes, and stops between two of them for a pause.
-// A request that is incomplete, or found no space on the host, stays in its queue, and this device
-// continues it with the next piece. A device restored from a snapshot of that moment executes the
-// request again from the start. The result is the same, because the guest has received no response,
-// and no later request has been executed.
+// The device works in pieces of at most maxPiece bytes, and may stop after each of them for a
+// pause. A request that is incomplete, or that found no space on the host, stays in its queue, and
+// the device continues later with its next piece. If a snapshot is taken before that, the restored
+// device executes the request again from the start. The result is the same, because the guest has
+// received no response, and no later request has been executed.
 package blk
 
 import (
@@ -32,32 +32,32 @@ const (
 )
 
 const (
-	sectorSize = 512 // unit of every sector number (virtio 1.2 §5.2.4), also the logical block size
+	sectorSize = 512 // unit of every sector number (virtio 1.2 §5.2.4), and the logical block size
 	queueSize  = 128
 	segMax     = queueSize - 2 // a request also has a header and a status descriptor
 
 	// maxRequest bounds the data of one request in bytes. Linux drivers stay below 4 MiB.
 	maxRequest = 8 << 20
 
-	// maxPiece bounds the work between two checks of Transport.Wanted, in bytes of the disk. A
-	// piece of a discard may free an extent of the host's file system for each cluster in it. It is
-	// a multiple of cluster.
+	// maxPiece bounds the work between two checks of Transport.Wanted, in bytes of the disk. It is
+	// a multiple of cluster. For each cluster in a piece, a discard may free an extent of the
+	// host's file system.
 	maxPiece = 1 << 20
 
-	// maxHold is the number of bytes after which the device lets others take the run lock, such as
-	// a driver that resets it.
+	// maxHold is the number of bytes after which the device releases the run lock for others, such
+	// as a driver that resets it.
 	maxHold = 8 << 20
 
-	// pieceCost is added to each piece's data when counting towards maxHold, because a request
-	// without data takes time too.
+	// pieceCost is added to the data of each piece when counting towards maxHold, because even a
+	// request without data takes time.
 	pieceCost = 64 << 10
 
 	// Announced limits of a discard or write-zeroes request: one segment of 64 MiB, in sectors.
 	announcedZero     = 64 << 20 / sectorSize
 	announcedSegments = 1
 
-	// Accepted limits of such a request: 16 segments of 1 GiB each. Earlier releases announced these,
-	// and a driver that was restored from one of their snapshots never reads the limits again.
+	// Accepted limits of such a request: 16 segments of 1 GiB each. Earlier releases announced
+	// these limits, and drivers in their snapshots never read them again.
 	acceptedZero     = 1 << 30 / sectorSize
 	acceptedSegments = 16
 )
@@ -72,7 +72,7 @@ type Device struct {
 	transport virtio.Transport
 	queue     *virtq.Queue
 
-	done  uint64   // completed bytes of the request at the head of the queue
+	done  uint64   // bytes already processed of the request at the head of the queue
 	views [][]byte // scratch: guest memory of one piece
 }
 
@@ -81,12 +81,12 @@ type Device struct {
 const serialSize = 20
 
 // New returns a device for disk, which it owns, with a serial number. The guest sees the first 20
-// bytes of it (as /dev/disk/by-id/virtio-SERIAL).
+// bytes of the serial number (as /dev/disk/by-id/virtio-SERIAL).
 //
 // If the host's file system has no space for a write, the guest gets no error, because most guests
-// would lose the data. The write stays in the queue, full is called, and the device stops serving.
-// It tries again on the driver's next kick or on Unquiesce. full is called with the run lock held,
-// possibly more than once, and must not block.
+// would lose the data. The write stays in the queue, the device calls full, and it stops serving
+// until the driver's next kick or Unquiesce. full is called with the run lock held, possibly more
+// than once, and must not block.
 func New(disk *Overlay, serial string, full func()) *Device {
 	d := &Device{disk: disk, full: full}
 	copy(d.serial[:], serial)
@@ -169,7 +169,8 @@ func (d *Device) Notify() (more bool, err error) {
 		if err := d.queue.Push(c.Head, written); err != nil {
 			return false, err
 		}
-		// One interrupt per request, if the driver wants one: the next request may wait for a disk.
+		// Send an interrupt for each request, if the driver wants one, because the next request may
+		// wait for a disk.
 		if err := d.transport.Interrupt(d.queue); err != nil {
 			return false, err
 		}
@@ -183,8 +184,8 @@ func (d *Device) SwapTop(newTop, frozen *os.File) error { return d.disk.SwapTop(
 // Merge is Overlay.Merge. Preconditions: the transport is quiesced.
 func (d *Device) Merge(first int, merged *os.File) error { return d.disk.Merge(first, merged) }
 
-// SetDisk replaces the whole disk, as a rollback does, and closes the old one. It must be of the
-// same size. After an error nothing has changed and disk still is the caller's.
+// SetDisk replaces the whole disk, as a rollback does, and closes the old one. Both must have the
+// same size. After an error nothing has changed and disk still belongs to the caller.
 // Preconditions: the transport is quiesced.
 func (d *Device) SetDisk(disk *Overlay) error {
 	if disk.Size() != d.disk.Size() {
@@ -192,7 +193,7 @@ func (d *Device) SetDisk(disk *Overlay) error {
 	}
 	old := d.disk
 	d.disk = disk
-	_ = old.Close() // nothing in it is needed any more
+	_ = old.Close() // its content is no longer needed
 	return nil
 }
 

@@ -62,7 +62,7 @@ func (g *guest) submit(kind uint32, sector uint64, out []byte, in uint32) {
 		g.t.Fatal(err)
 	}
 	dataAt := guestmem.GPA(bufBase + headerSize + len(out))
-	g.ring.Add(virtiotest.Buf{GPA: bufBase, Len: 7}, // headers may be split anywhere
+	g.ring.Add(virtiotest.Buf{GPA: bufBase, Len: 7}, // a header may be split anywhere
 		virtiotest.Buf{GPA: bufBase + 7, Len: headerSize - 7 + uint32(len(out))},
 		virtiotest.Buf{GPA: dataAt, Len: in, Write: true}, virtiotest.Buf{GPA: dataAt + guestmem.GPA(in), Len: 1,
 			Write: true})
@@ -149,7 +149,7 @@ func TestBadRequestsGetAStatus(t *testing.T) {
 	}
 }
 
-// TestFailedWriteLeavesOldData makes every write fail, like on a full file system, by a top that is
+// TestFailedWriteLeavesOldData makes every write fail, as on a full file system, by a top that is
 // open for reading only.
 func TestFailedWriteLeavesOldData(t *testing.T) {
 	o := newDisk(t, 4*cluster, bytes.Repeat([]byte{7}, 4*cluster))
@@ -222,10 +222,10 @@ func TestRestoreServesLostKicks(t *testing.T) {
 	}
 }
 
-// A pause waits for one request, not for all that the guest has queued.
+// A pause waits for one request, not for all requests that the guest has queued.
 func TestRequestsStopForAPause(t *testing.T) {
 	g := start(t, newDisk(t, 64*cluster, nil))
-	g.tr.Quiesce() // the requests below wait; the device is called by hand
+	g.tr.Quiesce() // holds the requests back; the test calls the device itself
 	defer func() {
 		if err := g.tr.Unquiesce(); err != nil {
 			t.Error(err)
@@ -256,7 +256,7 @@ func TestRequestsStopForAPause(t *testing.T) {
 	d.Reset()
 }
 
-// However large its requests are, a guest keeps the run lock for only a few of them.
+// A guest keeps the run lock only for a few requests, however large they are.
 func TestBytesInOneTurnAreBounded(t *testing.T) {
 	const large = 1 << 20
 	mem, err := guestmem.New(8 << 20)

@@ -19,8 +19,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/virtiotest"
 )
 
-// inNamespace runs the test again in a process that may mount. It reports whether this process is
-// that one.
+// inNamespace runs the test again in a child process that may mount. It reports whether this
+// process is that child.
 func inNamespace(t *testing.T) bool {
 	const mark = "FORKD_TEST_NAMESPACE"
 	if os.Getenv(mark) != "" {
@@ -42,8 +42,8 @@ func inNamespace(t *testing.T) bool {
 	return false
 }
 
-// A write for which the host has no space gets no response. It is executed when there is space
-// again, and the requests after it wait. No data is lost and the guest sees no error.
+// A write that finds no space on the host gets no response until there is space again, and the
+// requests after it wait. No data is lost and the guest sees no error.
 func TestWritesWaitForRoom(t *testing.T) {
 	if !inNamespace(t) {
 		return
@@ -93,7 +93,7 @@ func TestWritesWaitForRoom(t *testing.T) {
 	g.submit(typeOut, 0, payload, 0)
 	g.ring.Kick()
 	<-full
-	g.tr.Quiesce() // like the machine does; there were no responses yet
+	g.tr.Quiesce() // as the machine does; there were no responses yet
 	if n := g.irq.Count(); n != 0 {
 		t.Errorf("%d interrupts for a write that found no room", n)
 	}
@@ -116,7 +116,7 @@ func TestWritesWaitForRoom(t *testing.T) {
 	}
 }
 
-// An exhausted quota is treated like a full disk: the guest sees no error.
+// An exhausted quota is handled like a full disk: the guest sees no error.
 func TestQuotaIsNoRoom(t *testing.T) {
 	for _, full := range []error{unix.ENOSPC, unix.EDQUOT} {
 		if _, pending := result(&os.PathError{Op: "write", Path: "top", Err: full}); !errors.Is(pending, full) {

@@ -19,22 +19,22 @@ import (
 // holdDisk is the size of the disks for hostile requests, below announcedZero.
 const holdDisk = 32 << 20
 
-// The maximum work between two checks for a pause: 1 MiB in one call for each cluster, the bitmap,
-// partial clusters, and the measurement itself.
+// The maximum work between two checks for a pause: 1 MiB in one call for each cluster. The rest
+// allows for the bitmap, partial clusters, and the measurement itself.
 const (
 	mostBytes = 1<<20 + 64<<10
 	mostCalls = 256 + 32
 )
 
-// hostile are the requests that keep a device busy longest, over a fragmented top. dataAt is the
-// address of their data in the guest's memory, maxRequest bytes.
+// hostile are the requests that keep a device busy longest, over a fragmented top. Their data, of
+// maxRequest bytes, is at dataAt in the guest's memory.
 var hostile = []struct {
 	name    string
 	kind    uint32
 	sector  uint64
-	segment uint32 // of a list of segments: sectors of each
+	segment uint32 // sectors of each segment, for lists of segments
 	count   int    // segments
-	size    uint32 // of other requests: bytes of data
+	size    uint32 // bytes of data, for other requests
 }{
 	{name: "read", kind: typeIn, size: maxRequest},
 	{name: "write", kind: typeOut, sector: 1, size: maxRequest},
@@ -77,7 +77,7 @@ func submitHostile(t testing.TB, mem *guestmem.Memory, i int) *virtq.Queue {
 	return q
 }
 
-// fragmentedDisk returns a disk in dir. Its top, and the layers below, have one extent per cluster.
+// fragmentedDisk returns a disk in dir whose files, above the base, have one extent per cluster.
 func fragmentedDisk(t testing.TB, dir string) *Overlay {
 	t.Helper()
 	base, err := os.CreateTemp(dir, "base")
@@ -109,10 +109,10 @@ func fragmentedDisk(t testing.TB, dir string) *Overlay {
 	return o
 }
 
-// fileSystems are created by the test, one of each. ramfs cannot punch holes.
+// fileSystems are the kinds of file system that the test creates. ramfs cannot punch holes.
 var fileSystems = []struct {
 	name string
-	make []string // program that makes one in a file; none: it needs no file
+	make []string // program that makes one in a file; empty for file systems without a file
 }{
 	{"tmpfs", nil},
 	{"ramfs", nil},
@@ -185,7 +185,7 @@ func TestHoldIsBounded(t *testing.T) {
 	}
 }
 
-// holdOf serves request i of hostile to its end.
+// holdOf serves request i of hostile completely.
 func holdOf(t testing.TB, dir string, i int) *virtiotest.Hold {
 	t.Helper()
 	mem, err := guestmem.New(holdMemory)
@@ -225,7 +225,7 @@ func hostileStatus(t testing.TB, mem *guestmem.Memory, i int) byte {
 	return s[0]
 }
 
-// allocated returns how many bytes of its file system a file occupies.
+// allocated returns how many bytes a file occupies on its file system.
 func allocated(t testing.TB, f *os.File) uint64 {
 	t.Helper()
 	info, err := f.Stat()

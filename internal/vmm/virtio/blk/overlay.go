@@ -14,14 +14,14 @@ import (
 const cluster = disklayer.ClusterSize
 
 // Overlay is a disk of size bytes made of files: a raw immutable base, immutable layers above it,
-// and a private top that takes all writes. Reads find each cluster in the topmost file that has
-// it; the base has all clusters, and those beyond its end are zero.
+// and a private top that takes all writes. A read finds each cluster in the topmost file that has
+// it. The base has all clusters; clusters beyond the end of its file are zero.
 //
-// Data is always written before the bit that makes it visible, so that a process that dies at any
-// point leaves a valid layer. Nothing is synced: a top need not survive a reboot until a branch
-// makes it a layer, and the owner of layers syncs them.
+// Data is always written before the bit that makes it visible, so the layer is valid whenever the
+// process is killed. Nothing is synced: a top need not survive a reboot before a branch makes it a
+// layer, and the owner of layers syncs them.
 //
-// It is the disk of one device and is not safe for concurrent use.
+// An Overlay is the disk of one device and is not safe for concurrent use.
 type Overlay struct {
 	size   uint64
 	base   *os.File
@@ -30,12 +30,12 @@ type Overlay struct {
 	top    *disklayer.Layer
 
 	rest    [][]byte // remaining part of a request
-	part    [][]byte // of rest: one run of clusters
+	part    [][]byte // the next run of clusters of rest
 	scratch []byte   // one cluster, for copying on partial writes
 }
 
 // NewOverlay opens a disk over donated files: the base, then layers, the last of which is the
-// writable top. size is a multiple of 512, and every layer must be of a disk of that size. The
+// writable top. size is a multiple of 512, and every layer must belong to a disk of that size. The
 // Overlay owns the files from here on, even after an error.
 func NewOverlay(files []*os.File, size uint64) (*Overlay, error) {
 	o := &Overlay{size: size}
@@ -95,10 +95,10 @@ func (o *Overlay) openLayer(f *os.File) (*disklayer.Layer, error) {
 	return l, nil
 }
 
-// SwapTop makes the top an immutable layer, and newTop, an empty layer of the same size, the top
-// above it. From then on the former top is read through frozen, the same file opened for reading.
-// The descriptor it was written through is closed, so that nothing here can change it any more.
-// SwapTop copies nothing. After an error the disk is unchanged and both files are the caller's;
+// SwapTop makes the top an immutable layer, below newTop, an empty layer of the same size. frozen
+// is the file of the former top, opened for reading. The Overlay reads through it from now on, and
+// closes the descriptor that it wrote through, so that this process can no longer change the file.
+// SwapTop copies nothing. After an error the disk is unchanged and both files belong to the caller;
 // otherwise the Overlay owns them.
 func (o *Overlay) SwapTop(newTop, frozen *os.File) error {
 	old := o.top
@@ -119,7 +119,7 @@ func (o *Overlay) SwapTop(newTop, frozen *os.File) error {
 	return nil
 }
 
-// sameFile returns an error unless both are descriptors of one file.
+// sameFile returns an error unless both descriptors refer to the same file.
 func sameFile(a, b *os.File) error {
 	first, err := a.Stat()
 	if err != nil {
@@ -135,9 +135,9 @@ func sameFile(a, b *os.File) error {
 	return nil
 }
 
-// Merge replaces all layers from first to the last one below the top by merged, a layer with their
-// content, and closes them. After an error the disk is unchanged and merged is the caller's;
-// otherwise the Overlay owns it.
+// Merge replaces all layers from number first to the last one below the top by merged, a layer with
+// their content, and closes them. After an error the disk is unchanged and merged belongs to the
+// caller; otherwise the Overlay owns it.
 func (o *Overlay) Merge(first int, merged *os.File) error {
 	last := len(o.layers) - 1 // the top
 	if first < 0 || first >= last {
@@ -149,7 +149,7 @@ func (o *Overlay) Merge(first int, merged *os.File) error {
 	old := slices.Clone(o.layers[first:last])
 	o.layers = append(o.layers[:first], o.layers[last+1], o.top)
 	for _, l := range old {
-		_ = l.Close() // nothing in it is needed any more
+		_ = l.Close() // its content is no longer needed
 		_ = l.File().Close()
 	}
 	return nil
@@ -185,8 +185,8 @@ func (o *Overlay) ReadV(views [][]byte, off uint64) error {
 	return nil
 }
 
-// locate returns the file that has the byte at off, nil for zeros, and how many of the next left
-// bytes that file has.
+// locate returns the file that has the byte at off, or nil if the byte is zero, and how many of the
+// next left bytes have the same source.
 func (o *Overlay) locate(off, left uint64) (*os.File, uint64) {
 	first := off / cluster
 	count := (off+left+cluster-1)/cluster - first
@@ -233,8 +233,8 @@ func (o *Overlay) take(n uint64) [][]byte {
 	return o.part
 }
 
-// transfer calls rw until all bytes of views are done. A file that ends early is an error: it has
-// been truncated in the meantime.
+// transfer calls rw until all bytes of views are transferred. A file that ends early has been
+// truncated in the meantime, which is an error.
 func transfer(views [][]byte, off uint64, rw func([][]byte, int64) (int, error)) error {
 	for len(views) > 0 {
 		n, err := rw(views, int64(off))

@@ -45,8 +45,8 @@ func newDisk(t testing.TB, size uint64, base []byte) *Overlay {
 	return o
 }
 
-// TestOverlayAgreesWithModel applies random operations to an overlay, whose top it freezes
-// occasionally, and to a byte slice.
+// TestOverlayAgreesWithModel applies random operations to an overlay and to a byte slice, and
+// freezes the overlay's top now and then.
 func TestOverlayAgreesWithModel(t *testing.T) {
 	const size = 40*cluster + 3*sectorSize
 	rng := rand.New(rand.NewPCG(7, 7))
@@ -116,7 +116,7 @@ func stepWithModel(t *testing.T, o *Overlay, model []byte, rng *rand.Rand, off, 
 	}
 }
 
-// mergeFrom merges the layers of o from first up to its top.
+// mergeFrom merges the layers of o from number first to the last one below the top.
 func mergeFrom(t *testing.T, o *Overlay, first int) {
 	t.Helper()
 	var files []*os.File
@@ -207,7 +207,7 @@ func TestSwapTopRefusesWrongFiles(t *testing.T) {
 			t.Errorf("%s: the disk afterwards: %v", name, err)
 		}
 		for _, f := range files {
-			f.Close() // fails if there is none
+			f.Close() // fails if the file does not exist
 		}
 	}
 }

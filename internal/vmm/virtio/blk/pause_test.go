@@ -12,13 +12,13 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/virtq"
 )
 
-// A pause can stop a request between any two pieces. The machine completes it after the pause, and a
-// branch of that moment executes it again from the start. Both end with the same disk, the same data
-// in the guest's memory, and one response.
+// A pause can stop a request between any two pieces. The machine continues the request after the
+// pause, while a branch of that moment executes it again from the start. Both end with the same
+// disk, the same data in the guest's memory, and one response.
 func TestPauseInsideARequest(t *testing.T) {
 	for i, r := range hostile {
 		if r.kind == typeFlush {
-			continue // it has one piece
+			continue // this request has only one piece
 		}
 		t.Run(r.name, func(t *testing.T) {
 			want := runPaused(t, i, -1)
@@ -39,7 +39,7 @@ func TestPauseInsideARequest(t *testing.T) {
 	}
 }
 
-// ending is the result of a request in a machine and in a branch of it.
+// ending is the result of a request in a machine, or in a branch of the machine.
 type ending struct {
 	looks         int // how often the device checked for a pause
 	parent, child string
@@ -89,7 +89,7 @@ func newHoldMemory(t *testing.T) *guestmem.Memory {
 	return mem
 }
 
-// branchAndFinish branches d, gives it a new top, and serves the branch's queue to its end.
+// branchAndFinish branches d, gives it a new top, and serves the branch's queue completely.
 func branchAndFinish(t *testing.T, d *Device, q *virtq.Queue, mem *guestmem.Memory, i int) string {
 	t.Helper()
 	var w codec.Writer
@@ -107,7 +107,7 @@ func branchAndFinish(t *testing.T, d *Device, q *virtq.Queue, mem *guestmem.Memo
 		}
 		files = append(files, g)
 	}
-	files[len(files)-1].Close() // the parent's new top: the branch has its own
+	files[len(files)-1].Close() // the parent's new top; the branch has its own top
 	files[len(files)-1] = newTop(t, dir, holdDisk)
 	o, err := NewOverlay(files, holdDisk)
 	if err != nil {
@@ -172,7 +172,7 @@ func contents(t *testing.T, o *Overlay, q *virtq.Queue, mem *guestmem.Memory, i 
 	return string(disk) + string(memory)
 }
 
-// The device announces small limits, accepts those of earlier releases, and refuses larger
+// The device announces small limits, accepts the limits of earlier releases, and refuses larger
 // requests.
 func TestLimitsOfZeroing(t *testing.T) {
 	g := start(t, newDisk(t, 4*cluster, nil))

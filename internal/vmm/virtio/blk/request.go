@@ -29,7 +29,7 @@ const (
 const (
 	headerSize  = 16 // struct virtio_blk_req: type, reserved, sector
 	segmentSize = 16 // struct virtio_blk_discard_write_zeroes: sector, num_sectors, flags
-	flagUnmap   = 1  // in a write-zeroes segment: the space may be freed; otherwise a mere hint to keep it
+	flagUnmap   = 1  // write-zeroes segment: the device may free the space; if clear, it should keep the space
 )
 
 var (
@@ -40,11 +40,11 @@ var (
 // errMore means that a request has more pieces.
 var errMore = errors.New("block request is not complete")
 
-// serve executes the next piece of the request in c, the one after d.done. After the last piece it
-// returns the number of bytes that the device wrote to c, otherwise errMore. Errors of the disk or
-// its addresses are reported to the driver in the request's status. For another error, either
-// noRoom returns true, and the piece must be served again when the host has space; or the status
-// could not be written.
+// serve executes the next piece of the request in c, which begins d.done bytes into the request.
+// Before the last piece it returns errMore, and after it the number of bytes that the device wrote
+// to c. Errors of the disk or its addresses are reported to the driver in the request's status.
+// There are two other kinds of errors: if noRoom holds, the piece must be served again when the
+// host has space; otherwise the status could not be written.
 func (d *Device) serve(c *virtq.Chain) (written uint32, err error) {
 	status := c.CutLast()
 	if status == nil {
@@ -63,7 +63,7 @@ func (d *Device) serve(c *virtq.Chain) (written uint32, err error) {
 		}
 	case typeOut:
 		s, err = result(d.write(c, sector))
-	case typeFlush: // nothing is cached, see Overlay
+	case typeFlush: // has no effect: nothing is cached, see Overlay
 	case typeGetID:
 		written = uint32(c.CopyOut(d.serial[:]))
 	case typeDiscard, typeWriteZeroes:
@@ -77,7 +77,7 @@ func (d *Device) serve(c *virtq.Chain) (written uint32, err error) {
 	return written + 1, err
 }
 
-// onDisk reports whether n bytes from the sector are on the disk. n is at most 1<<41.
+// onDisk reports whether n bytes from sector on lie within the disk. n is at most 1<<41.
 func (d *Device) onDisk(sector, n uint64) bool {
 	sectors := d.disk.Size() / sectorSize
 	return n%sectorSize == 0 && sector <= sectors && n/sectorSize <= sectors-sector
@@ -114,8 +114,8 @@ func (d *Device) write(c *virtq.Chain, sector uint64) error {
 }
 
 // piece returns the next piece of a request that moves size bytes: n bytes at off of the disk. left
-// is the total that remains. A hostile driver may have changed the request since the last piece, so
-// everything is checked again.
+// is the number of bytes that remain in total. A hostile driver may have changed the request since
+// the last piece, so everything is checked again.
 func (d *Device) piece(size uint32, sector uint64) (off, n, left uint64, err error) {
 	if size > maxRequest || !d.onDisk(sector, uint64(size)) {
 		return 0, 0, 0, errRange
@@ -125,11 +125,11 @@ func (d *Device) piece(size uint32, sector uint64) (off, n, left uint64, err err
 	return off, pieceOf(off, left), left, nil
 }
 
-// pieceOf returns how many of left bytes at off are processed in one piece. A piece ends between
-// two clusters, so that clusters are completed or discarded as for the whole request.
+// pieceOf returns how many of left bytes at off are processed in one piece. A piece ends at a
+// cluster boundary, so pieces complete and discard the same clusters as one whole request would.
 func pieceOf(off, left uint64) uint64 { return min(left, maxPiece-off%maxPiece) }
 
-// progress records that n of left bytes have been done.
+// progress records that n of the remaining left bytes have been processed.
 func (d *Device) progress(n, left uint64) error {
 	d.done += n
 	if n < left {
@@ -179,8 +179,8 @@ func (d *Device) zero(c *virtq.Chain, kind uint32) error {
 	return nil
 }
 
-// result converts an error to a status, which reveals nothing about the host. It returns errMore
-// and errors of noRoom unchanged, because the driver gets no response yet.
+// result converts an error to a status, which reveals nothing about the host. It returns errMore,
+// and errors for which noRoom holds, unchanged, because the driver gets no response yet.
 func result(err error) (status byte, pending error) {
 	switch {
 	case err == nil:

@@ -28,8 +28,9 @@ func (o *Overlay) WriteV(views [][]byte, off uint64) error {
 }
 
 // writeRun returns how many of the next left bytes can be written in the same way. With whole they
-// are written straight to the top, because they are whole clusters or the top has the cluster
-// already. Otherwise one cluster must first be completed with data from the files below.
+// are written straight to the top, because they are whole clusters or the top already has the
+// cluster. Otherwise they lie in one cluster, which must first be completed with data from the
+// files below.
 func (o *Overlay) writeRun(off, left uint64) (n uint64, whole bool) {
 	end := off + left
 	if !o.fills(off/cluster, off, end) {
@@ -42,7 +43,8 @@ func (o *Overlay) writeRun(off, left uint64) (n uint64, whole bool) {
 	return left, true
 }
 
-// fills reports whether a write of [off, end), which touches cluster c, may go straight to the top.
+// fills reports whether a write of [off, end), which touches cluster c, may write c straight to the
+// top.
 func (o *Overlay) fills(c, off, end uint64) bool {
 	begins := c * cluster
 	return off <= begins && end >= min(begins+cluster, o.size) || o.top.Has(c)
@@ -62,7 +64,7 @@ func (o *Overlay) writeWhole(part [][]byte, off, n uint64) error {
 	return o.mark(off, n)
 }
 
-// mark sets the bits of the clusters that [off, off+n) touches and the top does not have.
+// mark sets the bits of the clusters that [off, off+n) touches, as far as they are not set.
 func (o *Overlay) mark(off, n uint64) error {
 	first, end := off/cluster, (off+n+cluster-1)/cluster
 	if has, run := o.top.Run(first, end-first); has && run == end-first {
@@ -71,8 +73,8 @@ func (o *Overlay) mark(off, n uint64) error {
 	return o.top.Set(first, end-first)
 }
 
-// writePartial writes n bytes inside one cluster that the top does not have, together with the rest
-// of that cluster from the files below.
+// writePartial writes n bytes inside a cluster that the top does not have. It also writes the rest
+// of the cluster, from the files below.
 func (o *Overlay) writePartial(part [][]byte, off, n uint64) error {
 	if o.scratch == nil {
 		o.scratch = make([]byte, cluster)
@@ -124,7 +126,8 @@ func (o *Overlay) Zero(off, n uint64) error {
 	return o.writeZeros(last, end-last)
 }
 
-// Discard frees the space of the whole clusters within n bytes from off, which then read as zero.
+// Discard frees the space of the clusters that lie completely within n bytes from off. They then
+// read as zero.
 func (o *Overlay) Discard(off, n uint64) error {
 	first, last := (off+cluster-1)/cluster*cluster, (off+n)/cluster*cluster
 	if first >= last {

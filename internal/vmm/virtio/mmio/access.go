@@ -25,7 +25,7 @@ func (t *Transport) Read(off uint64, p []byte) {
 }
 
 func (t *Transport) readRegister(off uint64) uint32 {
-	switch off { // without locks: read in every interrupt handler, perhaps while the device is busy
+	switch off { // without locks, because every interrupt handler reads it, perhaps while the device is busy
 	case RegInterruptStatus:
 		return t.interrupt.Load()
 	case regStatus:
@@ -95,7 +95,7 @@ func (t *Transport) Write(off uint64, p []byte) {
 		t.interrupt.And(^v)
 		return
 	case RegQueueNotify:
-		// Writing to the eventfd fails only if it is closed: then the machine is ending.
+		// Signal fails only if the eventfd is closed, which means that the machine is ending.
 		_ = t.kick.Signal()
 		return
 	}
@@ -109,7 +109,7 @@ func (t *Transport) Write(off uint64, p []byte) {
 	case regDriverFeaturesSel:
 		t.driverFeaturesSel = v
 	case regDriverFeatures:
-		if t.status.Load()&statusFeaturesOK == 0 { // fixed by FEATURES_OK
+		if t.status.Load()&statusFeaturesOK == 0 { // FEATURES_OK fixes the features
 			setHalf(&t.driverFeatures, t.driverFeaturesSel, v)
 		}
 	case regQueueSel:
@@ -134,7 +134,7 @@ func (t *Transport) writeQueue(off uint64, v uint32) {
 	}
 	switch off {
 	case regQueueSize:
-		// A bad size is kept as 0, which activation refuses.
+		// An invalid size is kept as 0, which activation refuses.
 		if q.size = 0; v <= uint32(t.info.QueueSizes[t.queueSel]) {
 			q.size = uint16(v)
 		}
@@ -157,7 +157,7 @@ func (t *Transport) writeQueue(off uint64, v uint32) {
 //
 //	0 ─▶ ACKNOWLEDGE ─▶ DRIVER ─▶ FEATURES_OK ─▶ DRIVER_OK      0 from anywhere resets
 //
-// The driver may only add bits, in this order. Other stores change nothing; the driver sees that
+// The driver may only add bits, in this order. Other stores change nothing. The driver sees that
 // when it reads the register back, as it must after FEATURES_OK.
 func (t *Transport) writeStatus(v uint32) {
 	old := t.status.Load()
@@ -190,13 +190,13 @@ func (t *Transport) writeStatus(v uint32) {
 			t.Fail(err)
 		}
 		t.run.Unlock()
-		// Chains made available before DRIVER_OK came with kicks that found no device.
+		// The kicks of chains that were made available before DRIVER_OK had no effect.
 		_ = t.kick.Signal()
 	}
 }
 
-// acceptable reports whether the driver chose a legal set of features: only offered ones, and not
-// those of a legacy driver.
+// acceptable reports whether the driver chose a legal set of features: only offered ones, and
+// VERSION_1, which legacy drivers lack.
 func (t *Transport) acceptable() bool {
 	return t.driverFeatures&^t.offered() == 0 && t.driverFeatures&virtio.FVersion1 != 0
 }

@@ -19,9 +19,9 @@ const (
 	regQueueSizeMax      = 0x034
 	regQueueSize         = 0x038
 	regQueueReady        = 0x044
-	RegQueueNotify       = 0x050 // where KVM's ioeventfd goes
+	RegQueueNotify       = 0x050 // address of KVM's ioeventfd
 	RegInterruptStatus   = 0x060 // loaded from Transport.InterruptStatus
-	RegInterruptACK      = 0x064 // clears bits of it
+	RegInterruptACK      = 0x064 // clears bits of Transport.InterruptStatus
 	regStatus            = 0x070
 	regQueueDescLow      = 0x080
 	regQueueDescHigh     = 0x084
@@ -40,7 +40,7 @@ const (
 const (
 	magic    = 0x74726976 // "virt"
 	version  = 2
-	vendorID = 0x646b7266 // "frkd"; the value is ours to choose
+	vendorID = 0x646b7266 // "frkd"; virtio does not assign vendor IDs
 )
 
 // Device status bits (virtio 1.2 §2.1).

@@ -39,9 +39,9 @@ func (t *Transport) Save(w *codec.Writer) {
 	t.dev.Save(w)
 }
 
-// Restore resets the device and reads what Save wrote, from this or another transport over the same
-// kind of device. It does not touch guest memory. After an error the transport is as after a reset.
-// Preconditions: the transport is quiesced, and stays so until Unquiesce.
+// Restore resets the device and reads the state that Save wrote, for this or another transport over
+// the same kind of device. It does not touch guest memory. After an error the transport is as after
+// a reset. Preconditions: the transport is quiesced, and stays so until Unquiesce.
 func (t *Transport) Restore(r *codec.Reader) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()

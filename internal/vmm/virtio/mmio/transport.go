@@ -1,6 +1,6 @@
-// Package mmio is the virtio-mmio transport, version 2 (virtio 1.2 §4.2): the register window
-// through which a driver finds a device, negotiates features and sets up queues, and the goroutine
-// that serves its kicks.
+// Package mmio is the virtio-mmio transport, version 2 (virtio 1.2 §4.2). It consists of the
+// register window through which a driver finds a device, negotiates features and sets up queues,
+// and of the goroutine that serves the driver's kicks.
 //
 // It does not decode bus addresses (callers pass offsets into one window), and it neither creates
 // nor registers KVM objects. The machine registers NotifyFD as an ioeventfd, and connects Interrupt
@@ -31,9 +31,8 @@ type queueConfig struct {
 
 // Transport shows one device to the guest.
 //
-// Locks, in the order they are taken: mu (registers), run (device execution). Status and interrupt
-// bits are atomic: the device sets them while it holds run, the driver reads them while it holds
-// mu.
+// Lock order: mu (registers), then run (device execution). Status and interrupt bits are atomic,
+// because the device sets them under run and the driver reads them under mu.
 type Transport struct {
 	mem  *guestmem.Memory
 	dev  virtio.Device
@@ -52,7 +51,7 @@ type Transport struct {
 	queueSel          uint32
 	queueConfigs      []queueConfig
 
-	wanted   atomic.Int32 // number of callers that wait for run to stop the device, see lockRun
+	wanted   atomic.Int32 // number of callers that want the device to stop and release run, see lockRun
 	run      sync.Mutex   // held while device code runs, and from Quiesce to Unquiesce
 	queues   []*virtq.Queue
 	running  bool // activated and not failed
@@ -61,8 +60,8 @@ type Transport struct {
 	failure  error
 }
 
-// New returns a transport for dev with interrupts to irq, and starts its goroutine. Close ends the
-// goroutine.
+// New returns a transport for dev with interrupts to irq, and starts the transport's goroutine,
+// which Close ends.
 func New(mem *guestmem.Memory, dev virtio.Device, irq virtio.Interrupt) (*Transport, error) {
 	kick, err := virtio.NewEventFD()
 	if err != nil {
@@ -74,9 +73,10 @@ func New(mem *guestmem.Memory, dev virtio.Device, irq virtio.Interrupt) (*Transp
 	return t, nil
 }
 
-// NotifyFD returns the eventfd for KVM's ioeventfd at RegQueueNotify. It matches every value:
-// register it without datamatch. Use length 0 if KVM has KVM_CAP_IOEVENTFD_ANY_LENGTH, so that it
-// need not decode the instruction, else length 4. The transport keeps owning it.
+// NotifyFD returns the eventfd for KVM's ioeventfd at RegQueueNotify. Register it without
+// datamatch, so that it matches every value. If KVM has KVM_CAP_IOEVENTFD_ANY_LENGTH, register it
+// with length 0, so that KVM need not decode the instruction; otherwise with length 4. It still
+// belongs to the transport.
 func (t *Transport) NotifyFD() int { return t.kick.FD() }
 
 // InterruptStatus returns the word of RegInterruptStatus and RegInterruptACK. The runner of vCPUs
@@ -104,17 +104,18 @@ func (t *Transport) Err() error {
 	return t.failure
 }
 
-// Quiesce waits until no device code runs, and keeps it from running until Unquiesce: no register,
-// queue or guest memory is touched in between. The vCPUs must be stopped, because their register
-// accesses would block. Only the goroutine that pauses the machine calls Quiesce, Unquiesce, Save
-// and Restore.
+// Quiesce waits until no device code runs, and prevents device code from running until Unquiesce.
+// In between, registers, queues and guest memory are not touched. The vCPUs must be stopped,
+// because their register accesses would block. Only the goroutine that pauses the machine calls
+// Quiesce, Unquiesce, Save and Restore.
 func (t *Transport) Quiesce() {
 	t.lockRun()
 	t.quiesced = true
 }
 
-// lockRun takes run from a device that may be busy: the device releases run after its present piece
-// of work. A vCPU that resets a device waits here as well, and so does a pause of that vCPU.
+// lockRun takes run from a device that may be busy: the device releases run after its current piece
+// of work. A vCPU that resets the device waits here too, and a pause of that vCPU then waits for
+// it.
 func (t *Transport) lockRun() {
 	t.wanted.Add(1)
 	t.run.Lock()
@@ -122,7 +123,7 @@ func (t *Transport) lockRun() {
 }
 
 // Unquiesce lets the device run again. It serves every queue as if kicked, because a kick may have
-// been lost with its eventfd, and raises unacknowledged interrupts again. So the state of the
+// been lost with its eventfd. It also raises unacknowledged interrupts again, so the state of the
 // interrupt controllers must be restored before.
 func (t *Transport) Unquiesce() error {
 	idle := t.idle()
@@ -146,7 +147,7 @@ func (t *Transport) idle() bool {
 }
 
 // Exclusive calls f while no device code runs, and then lets the device serve its queues. The
-// transport may be quiesced. Only the goroutine that may call Quiesce may call it.
+// transport may be quiesced. Only the goroutine that may call Quiesce may call Exclusive.
 func (t *Transport) Exclusive(f func()) error {
 	if t.quiesced {
 		f()
@@ -183,9 +184,9 @@ func (t *Transport) Interrupt(q *virtq.Queue) error {
 	return t.raise(interruptUsed)
 }
 
-// raise records the reason first, because the driver reads it in its handler. It raises the line
-// even if the driver has not yet acknowledged an earlier interrupt, because an edge is lost while
-// the line is masked.
+// raise records the reason first, because the driver's interrupt handler reads it. It raises the
+// line even if the driver has not yet acknowledged an earlier interrupt, because an edge is lost
+// while the line is masked.
 func (t *Transport) raise(reason uint32) error {
 	t.interrupt.Or(reason)
 	return t.irq.Raise()
@@ -193,7 +194,7 @@ func (t *Transport) raise(reason uint32) error {
 
 // Fail implements virtio.Transport.
 func (t *Transport) Fail(err error) {
-	t.dev.Reset() // releases its descriptors, which would not be served
+	t.dev.Reset() // releases the device's descriptors, which are no longer served
 	t.running, t.failure = false, err
 	if t.status.Or(statusNeedsReset)&statusDriverOK == 0 {
 		return // virtio 1.2 §2.1.2: a driver that is not up gets no notification

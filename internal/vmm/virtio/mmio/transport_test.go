@@ -21,8 +21,8 @@ const (
 	bufAt       = 0x40000
 )
 
-// echo is a device with two queues that returns every chain. A chain without writable bytes
-// violates its rules.
+// echo is a device with two queues that returns every chain. Chains without writable bytes are
+// invalid for it.
 type echo struct {
 	t      virtio.Transport
 	queues []*virtq.Queue
@@ -275,7 +275,8 @@ func TestCloseWhileQuiesced(t *testing.T) {
 	}
 }
 
-// endless is a device that always has work, and releases the lock when it is wanted.
+// endless is a device that always has work, and releases the run lock when another goroutine wants
+// it.
 type endless struct {
 	echo
 	busy atomic.Bool
@@ -289,8 +290,8 @@ func (e *endless) Notify() (bool, error) {
 	return true, nil
 }
 
-// A busy device notices that the machine is to be paused. It also notices that a vCPU waits to
-// reset it, which would delay a pause too. Otherwise this test would not end.
+// A busy device notices that the machine is about to be paused. It also notices that a vCPU waits
+// to reset it, because a pause would wait for that vCPU too. Otherwise this test would not end.
 func TestQuiesceInterruptsABusyDevice(t *testing.T) {
 	mem, err := guestmem.New(1 << 20)
 	if err != nil {

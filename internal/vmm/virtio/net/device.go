@@ -1,20 +1,20 @@
-// Package net is the virtio network device (virtio 1.2 §5.1): it moves Ethernet frames between a
+// Package net is the virtio network device (virtio 1.2 §5.1). It moves Ethernet frames between a
 // driver and a frame socket (package frame), whose other end is its peer.
 //
-// It parses no frame, knows no address except that in its configuration, and has neither a control
-// queue nor a link status: a driver is not told that it has no peer, and its frames are dropped.
+// It parses no frame, knows no address except that in its configuration, and has no control queue.
+// It has no link status either: a driver does not learn that it has no peer, and its frames are
+// dropped.
 //
-//   - Checksums and TCP segmentation are left to the receiver of a frame. The device checks that a
-//     header is valid for its frame and passes it on; otherwise it drops the frame and returns its
-//     buffer.
+//   - Checksums and TCP segmentation are left to the receiver of a frame. The device passes a header
+//     on if it is valid for its frame. Otherwise it drops the frame and returns the buffer.
 //   - If the peer accepts no more, frames stay in the driver's queue. If the driver has no receive
-//     buffers, they stay in the socket. A peer that is gone is dropped.
+//     buffers, they stay in the socket. A peer that has hung up is dropped.
 //   - Payload moves between the socket and guest memory without a copy in this process.
 //
 // One goroutine waits for the socket, through an epoll descriptor; the transport's goroutine serves
-// the queues. Both hold the run lock while they work, and neither ever blocks. The former goroutine
-// and its descriptor are created when the driver sends its first frame to a peer. Until then
-// nothing is received, so that a guest that never uses the network costs nothing.
+// the queues. Both hold the run lock while they work, and neither ever blocks. The socket's
+// goroutine and its descriptor are created when the driver sends its first frame to a peer. Until
+// then nothing is received, so a guest that never uses the network costs nothing.
 package net
 
 import (
@@ -45,11 +45,11 @@ const (
 	queueRX = 0 // device to driver
 	queueTX = 1 // driver to device
 
-	// queueSize is the same as in other VMMs. Linux fills the receive queue with buffers of a page
-	// or less.
+	// queueSize is the usual size of other VMMs. Linux fills the receive queue with buffers of a
+	// page or less.
 	queueSize = 256
 
-	// burst is how many frames move in one direction before others get a turn.
+	// burst is how many frames move in one direction before the device does other work.
 	burst = 64
 
 	// maxParts bounds the parts of one message (Linux's UIO_MAXIOV).
@@ -63,7 +63,7 @@ type Device struct {
 	done chan struct{}  // closed when the poll goroutine has ended; nil before the first frame
 
 	peer   *Peer  // nil if there is none
-	polled uint32 // events for which the peer's socket is in the poller; 0: it is not in it
+	polled uint32 // events that the poller watches on the peer's socket; 0: the socket is not in the poller
 
 	transport virtio.Transport
 	rx, tx    *virtq.Queue
@@ -73,16 +73,17 @@ type Device struct {
 	stalled   bool // receive buffers ran out: frames wait in the socket
 
 	raw   [frame.HeaderBytes]byte // scratch: the header of the current frame
-	parts guestmem.Vector         // scratch: its parts in memory
-	used  []virtq.Used            // scratch: its receive buffers
+	parts guestmem.Vector         // scratch: the parts of the current frame in memory
+	used  []virtq.Used            // scratch: the receive buffers of the current frame
 	first [][]byte                // scratch: the views of the first receive buffer
 }
 
 // New returns a device without a peer.
 func New() *Device { return &Device{} }
 
-// SetPeer gives the device another peer, nil for none, and closes the previous one. Preconditions:
-// the run lock is held, or the transport quiesced. Call Notify afterwards if the device is running.
+// SetPeer replaces the device's peer and closes the previous one; nil disconnects the device.
+// Preconditions: the run lock is held, or the transport quiesced. Call Notify afterwards if the
+// device is running.
 func (d *Device) SetPeer(p *Peer) {
 	d.dropPeer()
 	d.peer = p
@@ -163,7 +164,7 @@ func (d *Device) serve() (more bool, err error) {
 		return false, err
 	}
 	d.watch()
-	freed := blocked && !d.blocked // the peer is gone, and no kick will come for the waiting frames
+	freed := blocked && !d.blocked // the peer has hung up, so no kick will come for the frames that waited
 	for _, q := range [...]*virtq.Queue{d.rx, d.tx} {
 		if err := d.transport.Interrupt(q); err != nil {
 			return false, err
@@ -185,11 +186,11 @@ func (d *Device) servePeer(t virtio.Transport) {
 	}
 }
 
-// serveOnce tries both directions, whichever the socket is ready for, and reports whether there is
+// serveOnce tries both directions, regardless of the socket's event, and reports whether there is
 // more to do.
 func (d *Device) serveOnce(t virtio.Transport) bool {
 	if !t.Enter() {
-		return false // a reset has emptied the poller in the meantime
+		return false // a reset has emptied the poller since the event
 	}
 	defer t.Leave()
 	d.blocked = false
@@ -215,8 +216,8 @@ func (d *Device) wake() error {
 	return nil
 }
 
-// watch makes the poller wait for the events that the device can use now. If it can use none, it
-// removes the socket: a hang-up would be reported regardless, repeatedly.
+// watch makes the poller wait for the events that the device can use now. If there are none, it
+// removes the socket, because the poller would report a hang-up regardless, again and again.
 func (d *Device) watch() {
 	if d.peer == nil || !d.awake {
 		return

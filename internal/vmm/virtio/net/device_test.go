@@ -28,7 +28,7 @@ func TestFramesGoBothWays(t *testing.T) {
 	}
 }
 
-// Fields of the guest's header that must not be passed on are cleared.
+// The device clears the fields of the guest's header that must not be passed on.
 func TestHeadersArePassedOnClean(t *testing.T) {
 	g := start(t, allFeatures, 2048, 8)
 	g.awaken()
@@ -97,7 +97,7 @@ func TestBadFramesAreDropped(t *testing.T) {
 	}
 }
 
-// The same holds for incomplete headers, and for frames with too many pieces for one message.
+// Frames with incomplete headers, or with too many pieces for one message, are dropped too.
 func TestFragmentsAreDropped(t *testing.T) {
 	g := start(t, allFeatures, 2048, 8)
 	g.awaken()
@@ -129,7 +129,7 @@ func TestFragmentsAreDropped(t *testing.T) {
 	g.wantAtGuest(h)
 }
 
-// A driver that accepts fewer features gets only frames that it can handle.
+// A driver that has accepted fewer features gets only frames that it can handle.
 func TestSmallDriver(t *testing.T) {
 	g := start(t, virtio.FVersion1, 2048, 8)
 	g.awaken()
@@ -144,7 +144,7 @@ func TestSmallDriver(t *testing.T) {
 	}
 }
 
-// Without mergeable buffers a frame uses one buffer, or is dropped.
+// Without mergeable buffers a frame must fit in one buffer, or is dropped.
 func TestOneBufferForOneFrame(t *testing.T) {
 	g := start(t, virtio.FVersion1|FGuestCsum|FGuestTSO4, 3000, 8)
 	g.awaken()
@@ -200,13 +200,13 @@ func TestSlowPeer(t *testing.T) {
 	}
 	g.tx.Kick()
 	g.waitUntil("the socket is full", func(d *Device) bool { return d.blocked })
-	g.fromPeer(message(header{}, 60)) // the other direction is not blocked
+	g.fromPeer(message(header{}, 60)) // the other direction still works
 	g.rx.Wait()
 	for _, m := range sent {
 		g.wantAtPeer(m)
 		g.tx.Wait()
 	}
-	g.awaken() // kicks are enabled again
+	g.awaken() // makes the device ask for kicks again
 }
 
 func (g *guest) waitUntil(what string, cond func(d *Device) bool) {
@@ -217,8 +217,8 @@ func (g *guest) waitUntil(what string, cond func(d *Device) bool) {
 	})
 }
 
-// Without a peer frames are dropped and their buffers returned: if there never was a peer, if it
-// dies while the device waits for it, or while the device is idle.
+// Without a peer, frames are dropped and their buffers returned. There may never have been a peer,
+// or it hangs up while the device waits for it or is idle.
 func TestNoPeer(t *testing.T) {
 	g := attach(t, newMem(t))
 	g.drive(allFeatures, 1536, 8)

@@ -32,9 +32,9 @@ type guest struct {
 	dev    *Device
 	tr     *mmio.Transport
 	rx, tx *virtiotest.Ring
-	rxLen  uint32                  // of each receive buffer
-	rxGPA  map[uint16]guestmem.GPA // by head
-	txAt   guestmem.GPA            // of the next frame
+	rxLen  uint32                  // bytes of each receive buffer
+	rxGPA  map[uint16]guestmem.GPA // addresses of the receive buffers, by head
+	txAt   guestmem.GPA            // address of the next frame
 	peer   int                     // -1: none
 }
 
@@ -131,7 +131,7 @@ func (g *guest) exclusive(f func(d *Device)) {
 	}
 }
 
-// post makes the driver send p, in pieces of the given lengths and the rest, without a kick.
+// post makes the driver send p without a kick. The last piece has the bytes that pieces leaves.
 func (g *guest) post(p []byte, pieces ...int) {
 	g.t.Helper()
 	at := g.txAt
@@ -150,7 +150,7 @@ func (g *guest) post(p []byte, pieces ...int) {
 	g.tx.Add(bufs...)
 }
 
-// send is post, and waits until the device has returned the buffer.
+// send is like post, and waits until the device has returned the buffer.
 func (g *guest) send(p []byte, pieces ...int) {
 	g.t.Helper()
 	g.post(p, pieces...)

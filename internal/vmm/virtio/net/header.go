@@ -21,12 +21,12 @@ const (
 // ethernetBytes is the length of an Ethernet header, and so of the shortest valid frame.
 const ethernetBytes = 14
 
-// header is struct virtio_net_hdr_v1 without num_buffers, which belongs to the queue and not to the
-// frame.
+// header is struct virtio_net_hdr_v1 without num_buffers, which describes the use of the queue and
+// not the frame.
 type header struct {
 	flags, gsoType        uint8
 	hdrLen, gsoSize       uint16 // in bytes
-	csumStart, csumOffset uint16 // in bytes; the latter from the former
+	csumStart, csumOffset uint16 // in bytes; csumOffset counts from csumStart
 }
 
 func decodeHeader(b *[frame.HeaderBytes]byte) header {

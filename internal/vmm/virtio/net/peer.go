@@ -6,17 +6,17 @@ import (
 	"github.com/forkd/forkd/internal/vmm/guestmem"
 )
 
-// Peer is the device's end of a frame socket. No method blocks, regardless of the descriptor's
-// flags: a message is read or written completely or not at all.
+// Peer is the device's end of a frame socket. No method blocks, whatever the descriptor's flags. A
+// message is read or written completely or not at all.
 type Peer struct{ fd int }
 
 // NewPeer takes over fd, one end of a frame socket.
 func NewPeer(fd int) *Peer { return &Peer{fd} }
 
-// Close closes the socket. A nil Peer has none.
+// Close closes the socket. It does nothing for a nil Peer.
 func (p *Peer) Close() {
 	if p != nil {
-		_ = unix.Close(p.fd) // no buffered data could fail to be written
+		_ = unix.Close(p.fd) // has no buffered data whose loss an error would report
 	}
 }
 
@@ -26,7 +26,7 @@ func (p *Peer) peek(parts *guestmem.Vector) (n int, err error) {
 	return parts.Receive(p.fd, unix.MSG_PEEK|unix.MSG_TRUNC|unix.MSG_DONTWAIT)
 }
 
-// read removes the next message and stores as much of it as fits into parts. There must be one.
+// read removes the next message, which must exist, and stores as much of it as fits into parts.
 func (p *Peer) read(parts *guestmem.Vector) error {
 	_, err := parts.Receive(p.fd, unix.MSG_DONTWAIT)
 	return err

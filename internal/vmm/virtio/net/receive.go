@@ -43,14 +43,14 @@ func (d *Device) receive() (more bool, err error) {
 	return true, nil
 }
 
-// deliver moves the next message, of n bytes, to the driver; its header is in d.raw. It drops a
-// message that the driver cannot accept. If there are too few buffers now, it leaves the message in
-// the socket and sets d.stalled.
+// deliver moves the next message, of n bytes, to the driver; the message's header is in d.raw. It
+// drops a message that the driver cannot accept. If there are currently too few buffers, it leaves
+// the message in the socket and sets d.stalled.
 func (d *Device) deliver(n int) error {
 	h := decodeHeader(&d.raw)
 	csum := d.features&FGuestCsum != 0
 	if h.flags &= flagNeedsCsum | flagDataValid; !csum {
-		h.flags &^= flagDataValid // a hint that this driver must not get (virtio 1.2 §5.1.6.4.1)
+		h.flags &^= flagDataValid // only a hint, which this driver must not get (virtio 1.2 §5.1.6.4.1)
 	}
 	d.used = d.used[:0]
 	room, err := false, error(nil)
@@ -63,8 +63,8 @@ func (d *Device) deliver(n int) error {
 		d.parts.Reset()
 	}
 	if err := d.peer.read(&d.parts); err != nil {
-		// Guest memory cannot be written, or the host is out of memory. The message may be lost;
-		// the buffers are not.
+		// Guest memory cannot be written, or the host is out of memory. The message may be lost,
+		// but the buffers must not be.
 		d.putBack()
 		return nil
 	}
@@ -115,7 +115,7 @@ func (d *Device) collect(n int) (bool, error) {
 	return true, nil
 }
 
-// popBuffer takes a receive buffer; if it returns none, the driver kicks for the next.
+// popBuffer takes a receive buffer. If it returns nil, the driver will kick for its next buffer.
 func (d *Device) popBuffer() (*virtq.Chain, error) {
 	for {
 		c, err := d.rx.Pop()
@@ -128,7 +128,7 @@ func (d *Device) popBuffer() (*virtq.Chain, error) {
 	}
 }
 
-// putBack returns the buffers that collect took to the queue.
+// putBack puts the buffers that collect took back into the queue.
 func (d *Device) putBack() {
 	for range d.used {
 		d.rx.Unpop()

@@ -12,8 +12,7 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/virtiotest"
 )
 
-// A guest that never uses the network pays nothing for it: no goroutine, no descriptor, no page of
-// the rings.
+// An unused network costs a guest nothing: no goroutine, no descriptor, no page of the rings.
 func TestIdleDeviceCostsNothing(t *testing.T) {
 	g := start(t, allFeatures, 1536, 8)
 	g.fromPeer(message(header{}, 60))
@@ -36,7 +35,8 @@ func TestIdleDeviceCostsNothing(t *testing.T) {
 	}
 }
 
-// A copy of a device has its own peer, which receives the frames that were not yet sent.
+// A copy of a device has its own peer, which receives the frames that were not sent before the
+// copy.
 func TestSaveAndRestore(t *testing.T) {
 	g := start(t, allFeatures, 1536, 64)
 	g.awaken()
@@ -89,7 +89,7 @@ func rekick(r *virtiotest.Ring, g *guest) *virtiotest.Ring {
 	return &c
 }
 
-// Frames allocate nothing on the heap, which is hardly ever collected.
+// Frames allocate nothing on the Go heap, which a VMM hardly ever collects.
 func TestFramesAreNotAllocated(t *testing.T) {
 	g := start(t, allFeatures, 1536, 96)
 	g.awaken()
@@ -103,7 +103,7 @@ func TestFramesAreNotAllocated(t *testing.T) {
 	exchange()
 	got := make([]byte, frame.MaxMessage)
 	first := true
-	n := testing.AllocsPerRun(1, func() { // AllocsPerRun calls it once before it counts
+	n := testing.AllocsPerRun(1, func() { // AllocsPerRun calls the function once before it counts
 		for _, way := range []func() (bool, error){g.dev.transmit, g.dev.receive} {
 			if _, err := way(); err != nil {
 				t.Error(err)
@@ -156,7 +156,7 @@ func TestStopsForAPause(t *testing.T) {
 	}
 }
 
-// A broken ring makes the device fail, as with other devices.
+// A broken ring makes this device fail like any other.
 func TestBrokenRingFailsTheDevice(t *testing.T) {
 	for name, spoil := range map[string]func(g *guest){
 		"index": func(g *guest) {
@@ -184,7 +184,7 @@ func TestBrokenRingFailsTheDevice(t *testing.T) {
 			g.awaken()
 			spoil(g)
 			virtiotest.Eventually(t, "the device fails", func() bool { return g.tr.Err() != nil })
-			g.drive(allFeatures, 1536, 8) // a restarted driver has its network again
+			g.drive(allFeatures, 1536, 8) // a restarted driver can use the network again
 			g.txAt = txBase
 			g.awaken()
 		})

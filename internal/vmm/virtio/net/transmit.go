@@ -10,7 +10,7 @@ import (
 )
 
 // transmit sends the driver's frames. When it returns, either the driver will kick for its next
-// frame, or the socket is full and frames wait: a restored device relies on that.
+// frame, or the socket is full and frames wait. A restored device relies on that.
 func (d *Device) transmit() (more bool, err error) {
 	if d.blocked {
 		return false, nil
@@ -41,7 +41,7 @@ func (d *Device) transmit() (more bool, err error) {
 	return d.tx.EnableNotify()
 }
 
-// send passes a frame to the peer or drops it, unless the socket is full: then it returns EAGAIN.
+// send passes a frame to the peer or drops it. If the socket is full, it returns EAGAIN instead.
 func (d *Device) send(c *virtq.Chain) error {
 	if d.peer == nil || c.CopyIn(d.raw[:]) != frame.HeaderBytes {
 		return nil

@@ -18,7 +18,8 @@ import (
 const (
 	queueSize = 8 // Linux has at most one request in flight
 
-	// maxFill bounds the answer to one request, in bytes: a device may give less than requested.
+	// maxFill bounds the answer to one request, in bytes. A device may return less than was
+	// requested.
 	maxFill = 4096
 
 	// stateVersion changes whenever the layout of Save does.

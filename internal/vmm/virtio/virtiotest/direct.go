@@ -52,10 +52,10 @@ func (d *Direct) Fail(err error) { d.Failed = err }
 // zero.
 const FuzzMemory = 1 << 16
 
-// Fuzz activates dev on queues of 8 entries, 512 bytes apart from address 0, in a memory that
-// begins with content, and lets it serve them. In each 512 bytes the descriptors are at 0, the
-// available ring at 128, the used ring at 256. Any outcome is correct except a panic or an endless
-// loop.
+// Fuzz activates dev and lets it serve its queues, in a memory that begins with content. The queues
+// have 8 entries each and lie 512 bytes apart, the first at address 0. In each 512 bytes the
+// descriptors are at 0, the available ring at 128, the used ring at 256. Any outcome is correct
+// except a panic or an endless loop.
 func Fuzz(tb testing.TB, mem *guestmem.Memory, dev virtio.Device, content []byte, features uint64) {
 	tb.Helper()
 	view, err := mem.WriteView(0, FuzzMemory)
@@ -88,8 +88,8 @@ func Fuzz(tb testing.TB, mem *guestmem.Memory, dev virtio.Device, content []byte
 	dev.Reset()
 }
 
-// FuzzSeed returns content for Fuzz in which queue number queue has one chain: out, readable, at
-// address 0x1000, then in bytes, writable, at 0x3000.
+// FuzzSeed returns content for Fuzz. Queue number queue has one chain: the readable bytes out at
+// address 0x1000, then in writable bytes at 0x3000.
 func FuzzSeed(queue int, out []byte, in uint32) []byte {
 	content := make([]byte, 0x1000+len(out))
 	ring := content[queue*512:]

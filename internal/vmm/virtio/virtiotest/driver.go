@@ -1,7 +1,7 @@
-// Package virtiotest is a small guest: the driver side of virtio-mmio and split rings over the same
-// memory a device uses. It is for tests only.
+// Package virtiotest is a small guest: the driver side of virtio-mmio and split rings, over the
+// memory that a device uses. It is for tests only.
 //
-// It is a well-behaved driver; tests of hostile drivers write to the memory themselves.
+// It is a well-behaved driver. Tests of hostile drivers write to the memory themselves.
 package virtiotest
 
 import (
@@ -79,7 +79,7 @@ func PutDesc(tb testing.TB, mem *guestmem.Memory, gpa guestmem.GPA, i uint16, b 
 }
 
 // Add makes a chain of bufs available without a kick and returns its head. It uses descriptors
-// round robin, so at most Size may be in use at once.
+// round robin, so at most Size descriptors may be in use at once.
 func (r *Ring) Add(bufs ...Buf) uint16 {
 	r.tb.Helper()
 	head := r.nextDesc

@@ -10,13 +10,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Hold measures the work that a device does between two checks of Transport.Wanted: how long a
-// pause may have to wait for it. The device runs in the calling goroutine, which is locked to its
-// thread.
+// Hold measures the work that a device does between two checks of Transport.Wanted, which a pause
+// may have to wait for. The device runs in the calling goroutine, which is locked to its thread.
 type Hold struct {
 	Bytes uint64        // most bytes that one piece of work moved
 	Calls uint64        // most system calls that read or write, in one piece of work
-	Time  time.Duration // of the longest piece of work
+	Time  time.Duration // duration of the longest piece of work
 	CPU   time.Duration // most processor time of one piece of work, which on a busy host is more reliable than Time
 
 	tb    testing.TB
@@ -31,8 +30,9 @@ type work struct {
 	cpu                 time.Duration
 }
 
-// NewHold returns a Hold. It reads the kernel's accounting of its thread's reads and writes. It
-// also counts the change of extra, if not nil: bytes that the device moves in other ways.
+// NewHold returns a Hold that reads the kernel's accounting of its thread's reads and writes. If
+// extra is not nil, it returns the number of bytes that the device has moved in other ways, which
+// the Hold counts too.
 func NewHold(tb testing.TB, extra func() uint64) *Hold {
 	tb.Helper()
 	if _, err := os.Stat("/proc/thread-self/io"); err != nil {

@@ -7,17 +7,18 @@ import (
 	"github.com/forkd/forkd/internal/vmm/guestmem"
 )
 
-// MaxChain bounds the descriptors of one chain, whether indirect or not. Drivers build indirect
-// chains longer than their queue; Linux stops at the segment limit a device announces, far below
-// this, and preadv takes no more.
+// MaxChain bounds the descriptors of one chain, indirect or not. Drivers build indirect chains that
+// are longer than their queue. Linux stops far below this bound, at the segment limit that a device
+// announces, and preadv takes no more than this.
 const MaxChain = 1024
 
-// MaxBytes bounds the bytes of one chain: the longest request of any device is a disk's, 8 MiB and
-// its header. During a live branch, taking a chain off its queue saves the pages that the device
-// may write, at most MaxPages, and a pause waits for that.
+// MaxBytes bounds the bytes of one chain. The longest request of any device is that of a disk: 8
+// MiB and its header. During a live branch, taking a chain off its queue saves the pages that the
+// device may write, at most MaxPages, and a pause waits for that.
 const MaxBytes = 9 << 20
 
-// MaxPages bounds the pages that one chain touches: each descriptor may begin and end inside a page.
+// MaxPages bounds the pages that one chain touches. Each descriptor may begin and end inside a
+// page.
 const MaxPages = MaxBytes/guestmem.PageSize + 2*MaxChain
 
 // Descriptor flags (virtio 1.2 §2.7.5).
@@ -29,9 +30,9 @@ const (
 
 const descSize = 16
 
-// Chain holds the buffers of one request, as views of guest memory: Readable ones from the driver,
-// then Writable ones for the device. The guest may change their content at any time: read a field
-// once, into a copy.
+// Chain holds the buffers of one request, as views of guest memory. Readable buffers come from the
+// driver; the device fills Writable ones. The guest may change their content at any time, so read a
+// field only once, into a copy.
 type Chain struct {
 	Head     uint16 // for Queue.Push
 	Readable [][]byte
@@ -40,7 +41,7 @@ type Chain struct {
 	ReadLen  uint32 // bytes left in Readable
 	WriteLen uint32 // bytes left in Writable
 
-	readable, writable [][]byte // backing storage of the two, from its beginning
+	readable, writable [][]byte // backing storage of Readable and Writable, from its beginning
 }
 
 // CopyIn moves up to len(p) bytes from the front of Readable to p and returns how many.
@@ -91,7 +92,7 @@ func advance(views [][]byte, n int) [][]byte {
 	return views
 }
 
-// Slice appends to dst the part of views that begins after skip bytes and is at most limit long.
+// Slice appends to dst the part of views that begins after skip bytes, limited to limit bytes.
 func Slice(dst, views [][]byte, skip, limit int) [][]byte {
 	for _, v := range views {
 		k := min(skip, len(v))
@@ -120,7 +121,8 @@ func (q *Queue) walk(head uint16) error {
 			return err
 		}
 		if flags&descIndirect != 0 {
-			// One level only, and nothing beside it (virtio 1.2 §2.7.5.3.1).
+			// An indirect table must not be nested, and the descriptor must have no next (virtio
+			// 1.2 §2.7.5.3.1).
 			if !q.cfg.Indirect || indirect || flags&descNext != 0 || length == 0 || length%descSize != 0 {
 				return errIndirect
 			}
@@ -128,7 +130,7 @@ func (q *Queue) walk(head uint16) error {
 			limit = min(limit+min(size, MaxChain), MaxChain)
 			continue
 		}
-		// Counting every step ends loops: no loop is shorter than the limit allows.
+		// Counting every step ends loops.
 		if count++; count > limit {
 			return errLoop
 		}
@@ -156,7 +158,7 @@ func (q *Queue) desc(at guestmem.GPA) (gpa guestmem.GPA, length uint32, flags, n
 	return guestmem.GPA(le.Uint64(d[0:])), le.Uint32(d[8:]), le.Uint16(d[12:]), le.Uint16(d[14:]), nil
 }
 
-// add appends one buffer. Empty ones are legal and carry nothing.
+// add appends one buffer. Empty buffers are legal; it skips them.
 func (c *Chain) add(mem *guestmem.Memory, gpa guestmem.GPA, length uint32, write bool) error {
 	if !write && len(c.writable) > 0 {
 		return errOrder

@@ -2,9 +2,10 @@
 // event indices and indirect descriptors.
 //
 // Everything in a ring is hostile: each address is checked, chains are bounded in descriptors and
-// bytes (so a loop ends), and the guest's values are read once. A violated rule is an error, which
-// the transport turns into DEVICE_NEEDS_RESET; it is never a panic. The package notifies no one,
-// has no locks (the device's run lock covers it) and knows neither devices nor registers.
+// bytes (so a loop ends), and the guest's values are read once. A violated rule is an error, never
+// a panic; the transport turns the error into DEVICE_NEEDS_RESET. The package sends no
+// notifications, has no locks (the device's run lock covers it) and knows neither devices nor
+// registers.
 package virtq
 
 import (
@@ -45,7 +46,7 @@ type Queue struct {
 	usedIdx   uint16 // next entry of the used ring to fill
 	signalled uint16 // usedIdx at the driver's last notification
 
-	chain Chain // last result of Pop, with storage that is reused
+	chain Chain // last result of Pop; its storage is reused
 }
 
 // New checks that the three parts of the ring are aligned and lie in guest memory. It does not read
@@ -96,8 +97,7 @@ func (q *Queue) Pending() (int, error) {
 	return int(n), nil
 }
 
-// AvailIdx returns the driver's free-running count of chains made available, modulo 1<<16. It
-// changes when the driver adds buffers.
+// AvailIdx returns the driver's free-running count of chains made available, modulo 1<<16.
 func (q *Queue) AvailIdx() (uint16, error) { return q.mem.LoadUint16(q.availIdx()) }
 
 // Pop takes the next available chain, or returns nil if there is none. The chain and its views are
@@ -119,8 +119,8 @@ func (q *Queue) Pop() (*Chain, error) {
 	return &q.chain, nil
 }
 
-// Unpop puts back the chain that the last Pop returned; called again, the one before it. It must
-// follow as many successful Pops, with no Push in between.
+// Unpop puts back the chain that the last Pop returned. A second call puts back the chain before
+// it, and so on. There must be no Push in between.
 func (q *Queue) Unpop() { q.lastAvail-- }
 
 // Used is a chain that is returned to the driver, with the number of bytes that the device has
@@ -171,7 +171,8 @@ func (q *Queue) publish(n uint16) error {
 }
 
 // NeedsInterrupt reports whether the driver wants a notification of the chains pushed since the
-// last one, and counts it as sent (virtio 1.2 §2.7.7.2). The caller raises the interrupt.
+// last notification. If so, it counts the notification as sent (virtio 1.2 §2.7.7.2), and the
+// caller raises the interrupt.
 func (q *Queue) NeedsInterrupt() (bool, error) {
 	old := q.signalled
 	if q.signalled = q.usedIdx; old == q.usedIdx {
@@ -185,10 +186,11 @@ func (q *Queue) NeedsInterrupt() (bool, error) {
 	return q.usedIdx-event-1 < q.usedIdx-old, err
 }
 
-// EnableNotify asks the driver to kick for the next chain that Pop has not seen. It reports whether
-// such a chain is already there: then no kick will come for it, and the caller must Pop again.
+// EnableNotify asks the driver to kick for the next chain that Pop has not seen. If such a chain is
+// already there, it returns pending: no kick will come for the chain, and the caller must Pop
+// again.
 func (q *Queue) EnableNotify() (pending bool, err error) {
-	if at, v := q.kickWord(); !q.says(at, v) { // an unneeded write would make a child copy the page of every idle queue
+	if at, v := q.kickWord(); !q.says(at, v) { // an unneeded write would make each child copy the page of every idle queue
 		if err := q.mem.StoreUint16(at, v); err != nil {
 			return false, fmt.Errorf("enable kicks: %w", err)
 		}
@@ -203,8 +205,8 @@ func (q *Queue) Idle() bool {
 	return err == nil && n == 0 && q.says(q.kickWord())
 }
 
-// kickWord returns the address and the value by which the driver is asked to kick for the next
-// chain that Pop has not seen.
+// kickWord returns the address and the value that ask the driver to kick for the next chain that
+// Pop has not seen.
 func (q *Queue) kickWord() (guestmem.GPA, uint16) {
 	if q.cfg.EventIdx {
 		return q.availEvent(), q.lastAvail
@@ -217,8 +219,8 @@ func (q *Queue) says(at guestmem.GPA, v uint16) bool {
 	return err == nil && have == v
 }
 
-// NotifyAfter asks the driver to kick when it adds a chain beyond the available index idx, leaving
-// older chains in the queue for later.
+// NotifyAfter asks the driver to kick when it adds a chain beyond the available index idx. Older
+// chains may stay in the queue.
 func (q *Queue) NotifyAfter(idx uint16) error {
 	if q.cfg.EventIdx {
 		return q.mem.StoreUint16(q.availEvent(), idx)
@@ -226,8 +228,8 @@ func (q *Queue) NotifyAfter(idx uint16) error {
 	return q.mem.StoreUint16(q.cfg.Device, 0)
 }
 
-// DisableNotify asks the driver not to kick. With event indices there is nothing to do, because the
-// first kick ends the last EnableNotify.
+// DisableNotify asks the driver not to kick. With event indices it does nothing, because each
+// EnableNotify is good for only one kick.
 func (q *Queue) DisableNotify() error {
 	if q.cfg.EventIdx {
 		return nil
@@ -235,7 +237,7 @@ func (q *Queue) DisableNotify() error {
 	return q.mem.StoreUint16(q.cfg.Device, usedNoNotify)
 }
 
-// StateSize is the length in bytes of what Save appends.
+// StateSize is the number of bytes that Save appends.
 const StateSize = 4
 
 // Save appends the ring indices; the transport saves the address of the ring.
@@ -244,8 +246,9 @@ func (q *Queue) Save(w *codec.Writer) {
 	w.U16(q.usedIdx)
 }
 
-// Restore reads what Save wrote, in a queue with the same Config. The driver has been notified of
-// everything pushed before, because devices call NeedsInterrupt before they release the run lock.
+// Restore reads the state that Save wrote, in a queue with the same Config. The driver has been
+// notified of all chains pushed before the save, because devices call NeedsInterrupt before they
+// release the run lock.
 func (q *Queue) Restore(r *codec.Reader) error {
 	q.lastAvail, q.usedIdx = r.U16(), r.U16()
 	q.signalled = q.usedIdx

@@ -20,7 +20,7 @@ const (
 	memSize = 1 << 20
 )
 
-// driver is a hand-written driver of a queue, because tests also violate the rules.
+// driver drives a queue by hand, because tests also violate the rules.
 type driver struct {
 	t   *testing.T
 	mem *guestmem.Memory
@@ -176,8 +176,8 @@ func TestHostileChainsAreErrors(t *testing.T) {
 	}
 }
 
-// The bytes in a chain are bounded. While a branch is copied, the pages that the device may write
-// are saved, and a pause waits for that.
+// The bytes in a chain are bounded, because taking a chain saves the pages that the device may
+// write while a branch is copied, and a pause waits for that.
 func TestTotalBytesAreBounded(t *testing.T) {
 	d := newDriver(t, false)
 	const n = 1 << 12 // descriptors in the table, each naming most of memory
@@ -257,7 +257,7 @@ func TestPushAllPublishesOnce(t *testing.T) {
 	d := newDriver(t, false)
 	stores := 0
 	d.mem.SetFreezer(func(gpa guestmem.GPA, _ int) {
-		if gpa == usedAt { // the word with flags and index
+		if gpa == usedAt { // the word that contains flags and index
 			stores++
 		}
 	})

@@ -6,9 +6,9 @@ import (
 	"github.com/forkd/forkd/internal/jail"
 )
 
-// Calls returns the system calls of this package, in addition to the runtime's. It makes pairs of
-// sockets and accepts connections; it cannot make a socket that connects anywhere. The pairs are
-// streams: a datagram socket would send to any address that it names.
+// Calls returns the system calls of this package, without those of the Go runtime. They make pairs
+// of sockets and accept connections, but cannot make a socket that connects anywhere. The pairs are
+// streams, because a datagram socket could send to any address.
 func Calls() []jail.Call {
 	return append(jail.Calls(unix.SYS_ACCEPT4, unix.SYS_RECVFROM, unix.SYS_SHUTDOWN, unix.SYS_PPOLL, unix.SYS_READV,
 		unix.SYS_WRITEV),

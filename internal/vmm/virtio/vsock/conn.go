@@ -22,10 +22,10 @@ type connKey struct{ host, guest uint32 }
 type connState uint8
 
 const (
-	stateHandshake  connState = iota // the client's CONNECT line is incomplete; not in Device.conns
+	stateHandshake  connState = iota // the client's CONNECT line is incomplete; the connection is not in Device.conns yet
 	stateConnecting                  // REQUEST sent
 	stateOpen
-	stateClosing // the host end is closed; the guest has been told and owes an RST
+	stateClosing // the host end is closed; the guest has been notified and must send an RST
 )
 
 // Control packets that are due to the guest, in the order in which they are sent.
@@ -42,10 +42,10 @@ type conn struct {
 	key   connKey
 	fd    int // host end, non-blocking; -1 when closed
 	state connState
-	line  []byte // of the client's CONNECT, in stateHandshake
+	line  []byte // in stateHandshake: the beginning of the client's CONNECT line
 
 	armed  bool   // fd is in the poller
-	events uint32 // events for which it is there
+	events uint32 // events that the poller waits for on fd
 
 	// Guest to host. pending holds at most bufAlloc bytes that the host end has not accepted.
 	pending    []byte
@@ -54,19 +54,19 @@ type conn struct {
 	guestShut  uint32 // shutdown flags of the guest
 
 	// Host to guest.
-	peerAlloc   uint32 // the guest's buffer
-	peerFwd     uint32 // bytes that the guest took out of it
-	sent        uint32 // bytes sent to it, modulo 1<<32
-	hostEOF     bool   // the host end has sent all its data
+	peerAlloc   uint32 // size of the guest's buffer
+	peerFwd     uint32 // bytes that the guest has taken out of its buffer
+	sent        uint32 // bytes sent to the guest, modulo 1<<32
+	hostEOF     bool   // the host end will send no more data
 	askedCredit bool   // a credit request is pending
 	stalled     bool   // in Device.stalled
 
 	owed   uint8 // control packets due
 	listed bool  // in Device.owing
-	gone   bool  // removed; other lists may still contain it
+	gone   bool  // removed, although other lists may still contain it
 }
 
-// credit returns how many bytes the guest has room for.
+// credit returns how many bytes the guest's buffer has room for.
 func (c *conn) credit() uint32 {
 	used := c.sent - c.peerFwd
 	if used >= c.peerAlloc {
@@ -81,12 +81,12 @@ func (c *conn) readable() bool {
 	return c.state == stateOpen && !c.gone && c.owed == 0 && !c.hostEOF && c.guestShut&shutdownReceive == 0
 }
 
-// burst is how many packets of one connection are sent before others get a turn.
+// burst is how many packets of one connection are sent before other connections get a turn.
 const burst = 16
 
 // pump moves data from the host end to the guest. It stops when there is no data, no room or no
-// credit, when other connections get a turn, or when the machine will be paused. Then it sets the
-// events that the poller waits for; data left in the socket is reported again.
+// credit, when it is the turn of other connections, or when a pause waits. Then it sets the events
+// that the poller waits for. The poller reports data left in the socket again.
 func (d *Device) pump(c *conn) error {
 	for range burst {
 		if !c.readable() || c.stalled {
@@ -151,15 +151,15 @@ func (d *Device) pumpOne(c *conn) (again bool, err error) {
 	return true, d.rx.Push(chain.Head, headerSize+uint32(n))
 }
 
-// header returns the header of a packet on c, with credit as in every packet.
+// header returns the header of a packet on c, including the credit that every packet carries.
 func (d *Device) header(c *conn, op uint16) header {
 	c.advertised = c.forwarded
 	return header{srcCID: hostCID, dstCID: uint64(d.cfg.GuestCID), srcPort: c.key.host, dstPort: c.key.guest,
 		kind: typeStream, op: op, bufAlloc: bufAlloc, fwdCount: c.forwarded}
 }
 
-// endOfHost handles the end of the host's data. A client that only closed its sending direction may
-// still read.
+// endOfHost handles the end of the host's data. A client that has closed only its sending direction
+// may still read.
 func (d *Device) endOfHost(c *conn) error {
 	c.hostEOF = true
 	if !rawcall.HungUp(c.fd) {
@@ -179,7 +179,7 @@ func (d *Device) hostGone(c *conn) error {
 func (d *Device) owe(c *conn, what uint8) error {
 	c.owed |= what
 	if !c.listed {
-		if len(d.owing) >= maxConns { // otherwise a guest that takes no packets makes it grow
+		if len(d.owing) >= maxConns { // bounds owing for a guest that takes no packets
 			d.owing = slices.DeleteFunc(d.owing, func(c *conn) bool { return c.gone })
 		}
 		c.listed = true
@@ -209,7 +209,7 @@ func (d *Device) flush() error {
 	return nil
 }
 
-// pay sends the control packets due to c's guest. It returns false if the receive buffers ran out.
+// pay sends the control packets that are due on c. It returns false if the receive buffers ran out.
 func (d *Device) pay(c *conn) (bool, error) {
 	for c.owed != 0 && !c.gone {
 		bit := c.owed & -c.owed
@@ -241,7 +241,7 @@ func (d *Device) control(c *conn, bit uint8) header {
 	return h
 }
 
-// send puts a packet without data into the receive queue. It reports false if there is no buffer.
+// send puts a packet without data into the receive queue, or returns false if there is no buffer.
 func (d *Device) send(h *header) (bool, error) {
 	chain, err := pop(d.rx)
 	if err != nil || chain == nil {
@@ -287,14 +287,14 @@ func (d *Device) closeFD(c *conn) {
 	c.fd = -1
 }
 
-// arm makes the poller wait for the events that c can use now. If c can use none, it is removed
-// from the poller: a hang-up would be reported regardless, repeatedly.
+// arm makes the poller wait for the events that c can use now. If there are none, it removes c from
+// the poller, which would report a hang-up regardless, again and again.
 func (d *Device) arm(c *conn) {
 	if c.fd < 0 {
 		return
 	}
 	var events uint32
-	watch := c.hostEOF || c.state == stateConnecting // to notice the hang-up
+	watch := c.hostEOF || c.state == stateConnecting // detects a hang-up
 	if c.state == stateHandshake || c.readable() && !c.stalled && c.credit() > 0 {
 		events |= unix.EPOLLIN
 	}
@@ -307,7 +307,7 @@ func (d *Device) arm(c *conn) {
 		d.poll.Remove(c.fd)
 	case watch && !c.armed:
 		if d.poll.Add(c.fd, events) != nil {
-			d.remove(c) // out of kernel memory; the guest notices when it next sends
+			d.remove(c) // out of kernel memory; the guest will notice when it next sends
 			return
 		}
 	case watch && events != c.events:

@@ -1,10 +1,10 @@
 // Package vsock is the virtio socket device (virtio 1.2 §5.10): stream connections between guest
 // ports and unix sockets of the host.
 //
-// Host to guest: the device accepts connections on a donated listening socket. A client sends
+// From host to guest, the device accepts connections on a donated listening socket. A client sends
 // "CONNECT <guest port>\n" and gets "OK <host port>\n" once the guest has accepted; then the stream
-// is raw. If the guest refuses, the client sees the end of the stream. Guest to host: for a
-// connection to CID 2 the device passes one end of a socket pair to a callback.
+// is raw. If the guest refuses, the client sees the end of the stream. From guest to host, the
+// device passes one end of a socket pair to a callback for each connection to CID 2.
 //
 // Connections do not survive a fork. If there were any, a restored device sends
 // VIRTIO_VSOCK_EVENT_TRANSPORT_RESET. The driver returns the event's buffer after it has dropped
@@ -42,14 +42,14 @@ const (
 	// bufAlloc bounds the bytes from the guest that a connection holds for a slow host reader.
 	bufAlloc = 64 << 10
 
-	// maxData bounds the data of one packet to the guest, which its buffers bound further.
+	// maxData bounds the data of one packet to the guest. The guest's buffers bound it further.
 	maxData = 64 << 10
 
-	// maxConns bounds the connections of a VM, those still in their handshake included.
+	// maxConns bounds the connections of a VM, including those in their handshake.
 	maxConns = 256
 
-	// maxOrphans bounds the RST packets due for packets without a connection. Beyond it such
-	// packets get no answer.
+	// maxOrphans bounds the RST packets that are due in response to packets without a connection.
+	// Above the limit, the device ignores such packets.
 	maxOrphans = 128
 )
 
@@ -63,8 +63,8 @@ type Config struct {
 	// Listener is a listening unix stream socket. The device owns it.
 	Listener *os.File
 
-	// Dial takes one end of a stream that the guest opened to a host port. If it returns nil it
-	// owns fd; an error refuses the connection. It must not block.
+	// Dial takes one end of a stream that the guest opened to a host port. If it returns nil, it
+	// owns fd. If it returns an error, the connection is refused. It must not block.
 	Dial func(port uint32, fd int) error
 }
 
@@ -81,14 +81,14 @@ type Device struct {
 	listening     bool // the listener is in the poller
 
 	resetDue  bool   // a transport reset event must be sent
-	holding   bool   // it was sent, and the driver has not returned its buffer
-	holdUntil uint16 // available index of the event queue at which it has
+	holding   bool   // the event was sent, and the driver has not returned its buffer
+	holdUntil uint16 // available index of the event queue once the driver has returned the buffer
 
 	conns    map[connKey]*conn
 	byFD     map[int32]*conn // connections with a host socket
 	nextPort uint32          // starts at a random value, see New
-	owing    []*conn         // connections with control packets due, in order
-	orphans  []header        // due RSTs without a connection
+	owing    []*conn         // connections with control packets due, in the order of sending
+	orphans  []header        // RSTs that are due and belong to no connection
 	stalled  []*conn         // connections with host data but no receive buffer
 	views    [][]byte        // scratch
 }
@@ -107,9 +107,9 @@ func New(cfg Config) (*Device, error) {
 		return nil, err
 	}
 	d := &Device{cfg: cfg, lfd: lfd, poll: p}
-	// A restored guest may still hold sockets of connections on an earlier device's first ports:
-	// Linux keeps a socket for seconds after its end, and refuses another connection between the
-	// same ports.
+	// Start at a random port. A restored guest may still hold sockets of connections on the ports
+	// that an earlier device used first: Linux keeps a socket for seconds after its connection has
+	// ended, and refuses another connection between the same ports.
 	d.nextPort = firstHostPort + rand.Uint32N(lastHostPort-firstHostPort+1)
 	d.forget()
 	return d, nil
@@ -189,8 +189,8 @@ func (d *Device) Notify() (more bool, err error) {
 	return more, d.signal()
 }
 
-// mayConnect reports whether the device may carry connections: not before the driver has handled a
-// transport reset.
+// mayConnect reports whether the device may carry connections. After a transport reset it may not
+// until the driver has handled the reset.
 func (d *Device) mayConnect() (bool, error) {
 	if d.resetDue {
 		sent, err := d.sendReset()
@@ -214,8 +214,8 @@ func (d *Device) mayConnect() (bool, error) {
 	return true, nil
 }
 
-// sendReset puts the transport reset event into the event queue and requests a kick when the driver
-// has handled it. It returns false if the driver has provided no buffer yet.
+// sendReset puts the transport reset event into the event queue, and asks for a kick when the
+// driver has handled the event. It returns false if the driver has not provided a buffer yet.
 func (d *Device) sendReset() (bool, error) {
 	c, err := pop(d.event)
 	if err != nil || c == nil {
@@ -230,20 +230,20 @@ func (d *Device) sendReset() (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	// A snapshot taken while an earlier reset was pending contains that reset too: the driver
-	// returns both buffers.
+	// If the snapshot was taken while an earlier reset was pending, its queue contains that reset
+	// too. The driver returns both buffers.
 	if d.holding && int16(idx-d.holdUntil) < 0 {
 		idx = d.holdUntil
 	}
 	d.resetDue, d.holding, d.holdUntil = false, true, idx+1
-	// Requests the kick before the event, so that the driver's answer cannot be missed.
+	// Ask for the kick before sending the event, so that the driver's answer cannot be missed.
 	if err := d.event.NotifyAfter(idx); err != nil {
 		return false, err
 	}
 	return true, d.event.Push(c.Head, uint32(len(event)))
 }
 
-// pop takes a chain from q. If it returns none, the driver kicks for the next.
+// pop takes a chain from q. If it returns nil, the driver will kick for the next one.
 func pop(q *virtq.Queue) (*virtq.Chain, error) {
 	for {
 		c, err := q.Pop()

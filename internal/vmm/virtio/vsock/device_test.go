@@ -55,7 +55,7 @@ func TestGuestRefuses(t *testing.T) {
 	}
 }
 
-// If a guest accepts no packets, the device does not keep connections that are gone.
+// If a guest accepts no packets, the device does not keep closed connections.
 func TestNobodyAnswers(t *testing.T) {
 	h := newHost(t)
 	mem := newMem(t)
@@ -67,7 +67,7 @@ func TestNobodyAnswers(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	h.connect(t, 1024) // waits to be announced, before all others
+	h.connect(t, 1024) // comes before all others in the list of due packets
 	for range 2 * maxConns {
 		c, err := net.Dial("unix", h.path)
 		if err != nil {
@@ -128,7 +128,7 @@ func TestGuestConnects(t *testing.T) {
 	if line, err := bufio.NewReader(f).ReadString('\n'); err != nil || line != "ready\n" {
 		t.Fatalf("%q, %v", line, err)
 	}
-	// The guest's buffer has 4096 bytes. No more data arrives until the guest reports that it has
+	// The guest's buffer has 4096 bytes. More data arrives only when the guest reports that it has
 	// taken some.
 	go f.Write(bytes.Repeat([]byte{1}, 5000))
 	var n int
@@ -162,7 +162,8 @@ func TestGuestConnects(t *testing.T) {
 	}
 }
 
-// TestSlowReaderBlocksNobody fills one stream until its credit is exhausted, and uses another one.
+// TestSlowReaderBlocksNobody fills one stream until its credit is exhausted, while another stream
+// still works.
 func TestSlowReaderBlocksNobody(t *testing.T) {
 	h := newHost(t)
 	g := start(t, h, newMem(t))
@@ -196,7 +197,7 @@ func TestSlowReaderBlocksNobody(t *testing.T) {
 	if _, err := io.ReadFull(slowR, got); err != nil || !bytes.Equal(got, bytes.Repeat([]byte("slow"), int(sent)/4)) {
 		t.Fatalf("slow stream differs: %v", err)
 	}
-	// A guest that exceeds its credit is disconnected.
+	// The device disconnects a guest that exceeds its credit.
 	for range bufAlloc/len(chunk) + 200 {
 		g.send(reply(slowReq, opRW), chunk)
 	}
@@ -247,7 +248,7 @@ func TestPlacesAreBounded(t *testing.T) {
 	for i := range maxConns + 20 {
 		c := h.connect(t, 9)
 		g.open(c, 9)
-		c.Close() // the guest is told, but keeps its end
+		c.Close() // the guest is notified, but keeps its end
 		if h := g.expect(opShutdown); h.flags != shutdownBoth {
 			t.Fatalf("connection %d: flags %d", i, h.flags)
 		}

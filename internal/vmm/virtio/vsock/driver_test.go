@@ -69,7 +69,7 @@ func (h *host) connect(t testing.TB, port uint32) *net.UnixConn {
 	return c.(*net.UnixConn)
 }
 
-// guest is the driver. Calls of next receive its packets.
+// guest is the driver. Its packets arrive through next.
 type guest struct {
 	t             testing.TB
 	mem           *guestmem.Memory
@@ -176,7 +176,7 @@ func (g *guest) send(h header, data []byte) {
 	g.tx.Wait()
 }
 
-// post gives the device a packet.
+// post gives the device a packet without waiting.
 func (g *guest) post(h header, data []byte) {
 	g.t.Helper()
 	h.srcCID, h.dstCID, h.kind, h.length = guestCID, hostCID, typeStream, uint32(len(data))
@@ -190,7 +190,7 @@ func (g *guest) post(h header, data []byte) {
 	g.tx.Kick()
 }
 
-// reply returns a header in the direction opposite to h.
+// reply returns a header for the opposite direction of h.
 func reply(h header, op uint16) header {
 	return header{srcPort: h.dstPort, dstPort: h.srcPort, op: op, bufAlloc: 256 << 10}
 }

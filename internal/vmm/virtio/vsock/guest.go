@@ -108,7 +108,7 @@ func (d *Device) receive(chain *virtq.Chain) error {
 	return d.pump(c)
 }
 
-// refuse answers a packet without a connection.
+// refuse answers a packet that belongs to no connection.
 func (d *Device) refuse(h *header) error {
 	if h.op == opRST {
 		return nil
@@ -117,7 +117,7 @@ func (d *Device) refuse(h *header) error {
 		kind: h.kind, op: opRST})
 }
 
-// reject sends an RST without a connection, now or when there is a buffer.
+// reject sends an RST that belongs to no connection. Without a receive buffer it waits for one.
 func (d *Device) reject(h header) error {
 	if len(d.orphans) < maxOrphans {
 		d.orphans = append(d.orphans, h)
@@ -132,7 +132,7 @@ func (d *Device) dial(h *header) error {
 	}
 	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return d.refuse(h) // out of descriptors: the guest may try again
+		return d.refuse(h) // out of descriptors; the guest may try again
 	}
 	err = unix.SetNonblock(ends[0], true)
 	if err == nil {
@@ -165,7 +165,7 @@ func (d *Device) accepted(c *conn) error {
 	return d.pump(c)
 }
 
-// guestShutdown handles a half or whole close by the guest.
+// guestShutdown handles the guest's close of one direction or of both.
 func (d *Device) guestShutdown(c *conn, flags uint32) error {
 	if c.state != stateOpen {
 		return d.drop(c)
@@ -177,10 +177,11 @@ func (d *Device) guestShutdown(c *conn, flags uint32) error {
 	return d.drained(c)
 }
 
-// toHost delivers n bytes of data to the host end, and keeps what it does not accept now.
+// toHost delivers n bytes of data to the host end, and keeps the bytes that the host end does not
+// accept yet.
 func (d *Device) toHost(c *conn, views [][]byte, n uint32) error {
 	if c.state == stateClosing {
-		return nil // sent before the guest knew that
+		return nil // the guest sent it before it learned of the close
 	}
 	if c.state != stateOpen || c.guestShut&shutdownSend != 0 || n > bufAlloc-uint32(len(c.pending)) {
 		return d.drop(c)
@@ -220,7 +221,7 @@ func (d *Device) drain(c *conn) error {
 	return d.afterDelivery(c)
 }
 
-// drained continues a close by the guest that waited for its data.
+// drained continues a close by the guest that waited for its data to be delivered.
 func (d *Device) drained(c *conn) error {
 	if len(c.pending) == 0 && c.guestShut == shutdownBoth {
 		return d.drop(c) // the RST tells the guest that the close is complete

@@ -19,7 +19,7 @@ func TestHoldIsBounded(t *testing.T) {
 	const (
 		conns  = 60
 		packet = 64 << 10
-		slot   = 128 << 10 // guest memory of a packet
+		slot   = 128 << 10 // guest memory for a packet
 		txAt   = 1 << 20
 		rxAt   = 16 << 20
 	)
@@ -57,7 +57,7 @@ func TestHoldIsBounded(t *testing.T) {
 		}
 	}
 	tr := &virtiotest.Direct{}
-	tr.Lock() // stops the device's own goroutine
+	tr.Lock() // keeps the device's own goroutine from running
 	defer func() {
 		tr.Failed = errors.New("the end of the test")
 		h.dev.Reset()

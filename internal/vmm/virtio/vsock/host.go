@@ -16,7 +16,7 @@ const (
 	firstHostPort = 1 << 30
 	lastHostPort  = 1<<31 - 1
 
-	// maxLine bounds a client's first line, in bytes: "CONNECT 4294967295\n" with some slack.
+	// maxLine bounds a client's first line, in bytes. "CONNECT 4294967295\n" is shorter.
 	maxLine = 32
 
 	// maxAccepts bounds the clients accepted in one turn.
@@ -32,7 +32,7 @@ func (d *Device) serveHost(t virtio.Transport) {
 			return // the poller is closed
 		}
 		if !t.Enter() {
-			continue // a reset has emptied the poller in the meantime
+			continue // a reset has emptied the poller since the event
 		}
 		if err := d.handle(events); err != nil {
 			t.Fail(err)
@@ -41,8 +41,7 @@ func (d *Device) serveHost(t virtio.Transport) {
 	}
 }
 
-// handle serves host sockets with events, until the machine will be paused; the poller reports the
-// rest again.
+// handle serves the host sockets of events until a pause waits. The poller reports the rest again.
 func (d *Device) handle(events []unix.EpollEvent) error {
 	for i := range events {
 		if d.transport.Wanted() {
@@ -55,8 +54,8 @@ func (d *Device) handle(events []unix.EpollEvent) error {
 			}
 			continue
 		}
-		// A descriptor that was closed and reused within this batch gets a stale event, which is
-		// harmless because all calls are non-blocking.
+		// If a descriptor was closed and reused within this batch, its new owner gets a stale
+		// event. That is harmless because all calls are non-blocking.
 		if c := d.byFD[ev.Fd]; c != nil {
 			if err := d.hostEvent(c, ev.Events); err != nil {
 				return err
@@ -79,7 +78,7 @@ func (d *Device) hostEvent(c *conn, events uint32) error {
 	if events&hangUp != 0 {
 		switch {
 		case c.state == stateConnecting:
-			return d.drop(c) // the client gave up
+			return d.drop(c) // the client has hung up
 		case c.hostEOF:
 			return d.hostGone(c)
 		}
@@ -90,7 +89,7 @@ func (d *Device) hostEvent(c *conn, events uint32) error {
 // accept accepts new clients.
 func (d *Device) accept() error {
 	if !d.listening {
-		return nil // a stale event: the device has been restored in the meantime
+		return nil // a stale event: the device has been restored since
 	}
 	for range maxAccepts {
 		fd, err := rawcall.Accept(d.lfd, unix.SOCK_NONBLOCK)
@@ -106,7 +105,7 @@ func (d *Device) accept() error {
 		}
 		c := &conn{fd: fd}
 		d.byFD[int32(fd)] = c
-		// The line has usually arrived; if not, this arms the poller.
+		// Usually the line has already arrived. Otherwise handshake arms the poller.
 		if err := d.handshake(c); err != nil {
 			return err
 		}
@@ -114,11 +113,11 @@ func (d *Device) accept() error {
 	return nil
 }
 
-// roomForConn reports whether another connection may be opened. If all places are taken, it drops a
-// connection whose host end is closed and whose guest end lingers.
+// roomForConn reports whether another connection may be opened. At the limit, it makes room by
+// dropping a connection whose host end is closed and whose guest end lingers.
 func (d *Device) roomForConn() bool {
 	if len(d.conns)+len(d.byFD) < maxConns {
-		return true // counts most connections twice; exact below
+		return true // an upper bound that counts most connections twice; the exact count follows
 	}
 	n := len(d.byFD)
 	var lingering *conn
@@ -177,7 +176,7 @@ func (d *Device) handshake(c *conn) error {
 	if err := d.owe(c, oweRequest); err != nil {
 		return err
 	}
-	d.arm(c) // so that it is noticed if the client leaves before the guest answers
+	d.arm(c) // to notice a client that hangs up before the guest answers
 	return nil
 }
 

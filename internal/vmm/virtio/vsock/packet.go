@@ -19,7 +19,7 @@ const (
 	opCreditRequest = 7 // VIRTIO_VSOCK_OP_CREDIT_REQUEST
 )
 
-// Flags of opShutdown: what its sender will not do any more (virtio 1.2 §5.10.6.5).
+// Flags of opShutdown: directions that its sender has closed (virtio 1.2 §5.10.6.5).
 const (
 	shutdownReceive = 1
 	shutdownSend    = 2
@@ -30,11 +30,11 @@ const (
 type header struct {
 	srcCID, dstCID   uint64
 	srcPort, dstPort uint32
-	length           uint32 // of the data that follows, in bytes
+	length           uint32 // length of the data that follows, in bytes
 	kind, op         uint16
 	flags            uint32
 	bufAlloc         uint32 // the sender's receive buffer, in bytes
-	fwdCount         uint32 // bytes the sender has taken out of it, modulo 1<<32
+	fwdCount         uint32 // bytes that the sender has taken out of its buffer, modulo 1<<32
 }
 
 func (h *header) encode() (b [headerSize]byte) {

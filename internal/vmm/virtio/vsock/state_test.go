@@ -14,8 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/virtiotest"
 )
 
-// fork saves the device of g, whose driver stops, and restores another device that does not run
-// yet. A client of the child waits for port 77.
+// fork saves the device of g, stops g's driver, and restores a device that does not run yet. A
+// client of the child waits for port 77.
 func fork(t *testing.T, mem *guestmem.Memory, g *guest) (child *host, k *guest, waiting net.Conn) {
 	t.Helper()
 	g.tr.Quiesce()
@@ -99,7 +99,8 @@ func checkGrandchild(t *testing.T, child *Device, holdUntil uint16) {
 	}
 }
 
-// TestNoConnectionsNoReset forks a device without connections: clients need not wait for a reset.
+// TestNoConnectionsNoReset forks a device without connections, whose clients need not wait for a
+// reset.
 func TestNoConnectionsNoReset(t *testing.T) {
 	mem := newMem(t)
 	g := start(t, newHost(t), mem)
@@ -123,7 +124,7 @@ func TestNoConnectionsNoReset(t *testing.T) {
 	}
 }
 
-// A reset is also required for a guest with a pending RST, and for a snapshot that does not say
+// A restore must send a reset if the guest has a pending RST, or if the snapshot does not record
 // whether there are connections.
 func TestARestoreThatMustReset(t *testing.T) {
 	parent := &Device{cfg: Config{GuestCID: guestCID}, orphans: []header{{op: opRST}}}
