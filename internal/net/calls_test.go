@@ -9,7 +9,7 @@ import (
 
 var update = flag.Bool("update", false, "write the filter that is generated")
 
-// The filter that the process installs is generated from the calls that its parts declare.
+// The installed filter is generated from the calls that the packages of the process declare.
 func TestFilterIsThatOfTheCalls(t *testing.T) {
 	if err := filter.CheckSource("zfilter_linux_amd64.go", "net", calls(), nil, *update); err != nil {
 		t.Error(err)

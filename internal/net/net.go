@@ -1,11 +1,10 @@
 // Package net is the forkd-net process: it serves the control socket (package netproto) and
 // connects every sandbox to the network as the sandbox's policy permits.
 //
-// The process opens nothing but sockets and reads no file: the daemon sends resolvers, the host's
-// addresses, the flow log and the frame sockets. It has one network stack for each sandbox whose
-// guest has sent a packet, and for each other sandbox a descriptor and a small record. It lives on
-// without a daemon while there are sandboxes. It restarts nothing: when it dies, the daemon starts
-// another.
+// The process opens nothing but sockets and reads no file. The daemon sends resolvers, the host's
+// addresses, the flow log and the frame sockets. Each sandbox whose guest has sent a packet has a
+// network stack; every other sandbox has a descriptor and a small record. The process stays alive
+// without a daemon while there are sandboxes. If it is killed, the daemon starts another.
 package net
 
 import (
@@ -26,11 +25,11 @@ import (
 )
 
 const (
-	loneliness = 10 * time.Second // with neither daemon nor sandbox, before the process exits
+	loneliness = 10 * time.Second // after this time without a daemon and a sandbox, the process exits
 	sweepTime  = 5 * time.Second  // interval of checks for idle flows
 )
 
-// patience is how many frames of a sandbox are read before it gets a stack.
+// patience is how many frames of a sandbox are read before it must get a stack.
 const patience = 100
 
 // Exit codes of the process.
@@ -74,10 +73,10 @@ func Main() int {
 	}
 }
 
-// memoryLimit returns the memory limit of this process in bytes: the daemon's value in GOMEMLIMIT,
-// or the value for the smallest hosts.
+// memoryLimit returns the memory limit of this process in bytes. The daemon sets it in GOMEMLIMIT;
+// by default it is the limit for the smallest hosts.
 func memoryLimit() int64 {
-	if limit := debug.SetMemoryLimit(-1); limit < math.MaxInt64 { // a negative value only queries
+	if limit := debug.SetMemoryLimit(-1); limit < math.MaxInt64 { // a negative argument only queries
 		return limit
 	}
 	return stack.LeastMemory

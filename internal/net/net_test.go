@@ -29,7 +29,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// asProcess is the name under which the test binary is forkd-net.
+// asProcess is the name by which the test binary runs as forkd-net.
 const asProcess = "forkd-net"
 
 func TestMain(m *testing.M) {
@@ -41,7 +41,7 @@ func TestMain(m *testing.M) {
 
 const web = "93.184.216.34"
 
-// daemon is a control connection.
+// daemon is the daemon's end of a control connection.
 type daemon struct {
 	t    testing.TB
 	conn *ctlsock.Conn
@@ -171,8 +171,8 @@ func serveHello(t testing.TB, w *nettest.World) {
 	}))
 }
 
-// TestSandbox follows a sandbox from Attach to Detach: it fetches a page, is refused, is counted
-// and logged, and its policy changes.
+// TestSandbox follows a sandbox from Attach to Detach. It fetches a page, is refused, is counted
+// and logged, and gets a new policy.
 func TestSandbox(t *testing.T) {
 	w := nettest.New(t, web, "10.1.2.3")
 	serveHello(t, w)
@@ -248,7 +248,7 @@ func checkLog(t *testing.T, path string) {
 	}
 }
 
-// A sandbox that has sent nothing takes a descriptor and a record, and no goroutine.
+// A sandbox that has sent nothing takes a descriptor and a record, but no goroutine.
 func TestIdleSandboxesHaveNoGoroutines(t *testing.T) {
 	d := start(t)
 	var files []*os.File
@@ -271,8 +271,8 @@ func TestIdleSandboxesHaveNoGoroutines(t *testing.T) {
 	waitFor(t, "sandboxes end with their sockets", func() bool { return len(d.list()) == 0 })
 }
 
-// IPv6, which guests send by themselves, needs no stack. But no guest can keep the shared goroutine
-// busy with it.
+// IPv6, which guests send by themselves, needs no stack. But a guest cannot keep the shared
+// goroutine busy with IPv6.
 func TestFramesThatNeedNoStack(t *testing.T) {
 	d := start(t)
 	mine, theirs := guesttest.Pair(t)
@@ -295,7 +295,7 @@ func TestFramesThatNeedNoStack(t *testing.T) {
 	waitFor(t, "a stack", func() bool { return d.stats("sb-1").Active })
 }
 
-// When a sandbox has ended, its stack leaves nothing behind.
+// The stack of a sandbox frees all its resources when the sandbox ends.
 func TestEndedStacksLeaveNothing(t *testing.T) {
 	w := nettest.New(t, web)
 	serveHello(t, w)

@@ -14,7 +14,7 @@ func TestPosture(t *testing.T) {
 	d.must(netproto.KindHello, &netproto.Hello{Version: netproto.Version})
 	for _, loose := range posture.Check(p.Pid, posture.Want{Online: true, Descriptors: []string{
 		"(/dev)?/null", `(socket|pipe):\[\d+\]`, `anon_inode:\[(eventpoll|eventfd)\]`,
-		`/.*cpu\.(max|cfs_quota_us|cfs_period_us)`, // of the cgroup: the runtime follows its limit
+		`/.*cpu\.(max|cfs_quota_us|cfs_period_us)`, // the limit of the cgroup, which the Go runtime follows
 	}}) {
 		t.Error(loose)
 	}

@@ -21,8 +21,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// startProcess starts this test program as forkd-net, in its jail, with variables added to its
-// environment, and returns the path of its control socket.
+// startProcess starts this test program as forkd-net, in its jail, and returns the path of its
+// control socket. env is added to the process's environment.
 func startProcess(t *testing.T, env ...string) (path string, p *os.Process) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "s")
@@ -87,8 +87,8 @@ func TestMemoryOfEndedStacksIsFreed(t *testing.T) {
 	waitFor(t, fmt.Sprintf("less than half of %d KiB", full), func() bool { return anonymous(t, p) < full/2 })
 }
 
-// When its daemon ends, the process lives on with the connections of its sandboxes, and another
-// daemon finds it.
+// When its daemon exits, forkd-net keeps the connections of its sandboxes, and another daemon finds
+// it.
 func TestProcessSurvivesItsDaemon(t *testing.T) {
 	w := nettest.New(t, web)
 	nettest.Serve(w.Listen(t, web+":80"), func(c net.Conn) { _, _ = io.Copy(c, c) })

@@ -18,7 +18,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// donated holds the descriptors of one request; those not taken are closed with it.
+// donated holds the descriptors of one request. Descriptors that were not taken are closed with it.
 type donated struct{ fds []int }
 
 func (d *donated) take() (int, bool) {
@@ -102,7 +102,8 @@ func (s *server) config(r *codec.Reader, files *donated) error {
 	return nil
 }
 
-// maxRoots bounds the root certificates for servers, in bytes. A distribution's are 220 KiB.
+// maxRoots bounds the root certificates for servers, in bytes. Those of a distribution take 220
+// KiB.
 const maxRoots = 16 << 20
 
 // trust handles the authority for secrets and the root certificates for servers.

@@ -17,12 +17,12 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// server holds the sandboxes of all daemons so far.
+// server holds the sandboxes, which daemons past and present have attached.
 type server struct {
 	host       *stack.Host
 	idle       *poller // for sandboxes whose guests have not sent anything
 	loneliness time.Duration
-	lonely     chan struct{}  // receives a value after loneliness without daemon and sandbox
+	lonely     chan struct{}  // receives a value after loneliness without a daemon and a sandbox
 	past       stack.Counters // of removed sandboxes
 
 	mu        sync.Mutex
@@ -58,8 +58,8 @@ func newServer(host *stack.Host, loneliness time.Duration) (*server, error) {
 	return s, nil
 }
 
-// companyLocked stops the timer that ends the process, or restarts it if neither a daemon nor a
-// sandbox remains.
+// companyLocked stops the timer that ends the process. If neither a daemon nor a sandbox remains,
+// it restarts the timer.
 func (s *server) companyLocked() {
 	if s.daemons > 0 || len(s.sandboxes) > 0 {
 		s.alone.Stop()
@@ -104,7 +104,7 @@ func (s *server) count(daemons int) {
 	s.companyLocked()
 }
 
-// detachLocked removes a sandbox, if it is not nil, and closes its stack.
+// detachLocked removes a sandbox and closes its stack. It does nothing if b is nil.
 func (s *server) detachLocked(b *sandbox) {
 	if b == nil || s.sandboxes[b.ID] != b {
 		return
@@ -116,8 +116,7 @@ func (s *server) detachLocked(b *sandbox) {
 		_ = unix.Close(b.fd)
 		return
 	}
-	// In the background, because it waits for the tasks of the stack, for which others must not
-	// wait.
+	// Close waits for the tasks of the stack. Other requests must not wait for these.
 	go func() {
 		b.stack.Close()
 		s.past.Add(b.counters)
@@ -127,8 +126,8 @@ func (s *server) detachLocked(b *sandbox) {
 	}()
 }
 
-// wake is called when the frame socket of a sandbox without a stack is readable: frames, or the
-// end.
+// wake is called when the frame socket of a sandbox without a stack is readable. It has frames, or
+// the peer has hung up.
 func (s *server) wake(fd int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -141,8 +140,8 @@ func (s *server) wake(fd int) {
 	}
 }
 
-// wakeLocked reads frames that need no stack, up to a limit. A guest that sends more gets a stack,
-// which has a rate limit, because this goroutine serves all sandboxes.
+// wakeLocked drops frames that need no stack, up to a limit. This goroutine serves all sandboxes,
+// so a guest that sends more gets a stack, which has a rate limit.
 func (s *server) wakeLocked(b *sandbox) {
 	var head [inspect.WakeBytes]byte
 	for {
@@ -157,7 +156,7 @@ func (s *server) wakeLocked(b *sandbox) {
 			s.startLocked(b)
 			return
 		}
-		_, _, _ = unix.Recvfrom(b.fd, head[:], unix.MSG_DONTWAIT) // it was readable before
+		_, _, _ = unix.Recvfrom(b.fd, head[:], unix.MSG_DONTWAIT) // the peek found a message
 		b.counters.Dropped.Add(1)
 	}
 }
@@ -181,8 +180,8 @@ func (s *server) startLocked(b *sandbox) {
 	}()
 }
 
-// sweep periodically ends idle flows, and returns the memory of removed stacks to the host, because
-// a mostly idle process rarely collects its garbage.
+// sweep periodically ends idle flows. It also returns the memory of removed stacks to the host,
+// because Go rarely collects garbage in a mostly idle process.
 func (s *server) sweep() {
 	for now := range time.Tick(sweepTime) {
 		s.mu.Lock()

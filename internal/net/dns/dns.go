@@ -2,11 +2,11 @@
 // names of the addresses that it returned, and limits the data that questions and answers can
 // carry.
 //
-// A name that the policy denies is refused and not looked up. Only the question of a query leaves
-// the host, in a new message. There is no IPv6 outside, so questions for it get empty answers. So
-// do those for service bindings (RFC 9460), whose keys would encrypt the name of a connection's
-// server. The package listens on no socket: the owner of a socket calls Answer. It caches nothing,
-// because the host's resolver does.
+// A name that the policy denies is refused and not looked up. Of a query, only the question leaves
+// the host, in a new message. Questions for IPv6 get empty answers, because there is no IPv6
+// outside. Questions for service bindings (RFC 9460) do too, because keys in these would encrypt
+// the name of a connection's server. The package listens on no socket; the owner of a socket calls
+// Answer. It caches nothing, because the host's resolver does.
 package dns
 
 import (
@@ -23,7 +23,7 @@ import (
 )
 
 // Limits of one sandbox. Names have about 30 bytes, and most programs ask for a few. A tunnel
-// through DNS sends its bytes in names and in answers other than addresses; these limits leave it
+// through DNS sends its bytes in names, and in answers other than addresses. These limits leave it
 // some hundred bytes a second.
 const (
 	queriesPerSecond = 50
@@ -34,14 +34,14 @@ const (
 	otherBurst       = 64 << 10
 )
 
-// plainAnswer is the largest answer with addresses, in bytes, that counts towards no other limit:
-// the maximum of plain DNS over UDP (RFC 1035 §4.2.1).
+// plainAnswer is the largest answer with addresses, in bytes, that no other limit counts. It is the
+// maximum of plain DNS over UDP (RFC 1035 §4.2.1).
 const plainAnswer = 512
 
-// Reason says why a query was refused by this package.
+// Reason is the reason why this package refused a query.
 type Reason string
 
-// Reasons. Others come from the policy.
+// Reasons of this package. Further reasons come from the policy.
 const (
 	Malformed Reason = "dns-malformed"
 	Kind      Reason = "dns-type"   // a type of question that is not answered
@@ -60,9 +60,9 @@ type Guest struct {
 	other    *rate.Limiter // bytes of answers other than addresses
 }
 
-// New returns a Guest that has received no addresses yet. allowed says whether the policy permits a
-// name, given in the normalized form of package policy. refused is called for queries that were not
-// answered.
+// New returns a Guest that has received no addresses yet. allowed reports whether the policy
+// permits a name in the normalized form of package policy. refused is called for every query that
+// is refused.
 func New(r *Resolver, allowed func(string) (bool, Reason), refused func(string, Reason)) *Guest {
 	return &Guest{resolver: r, allowed: allowed, refused: refused,
 		queries: rate.NewLimiter(queriesPerSecond, queryBurst),
@@ -78,12 +78,12 @@ func (g *Guest) Names(addr netip.Addr) []string { return g.memory.names(addr, ti
 type query struct {
 	header   dnsmessage.Header
 	question dnsmessage.Question
-	name     string // of the question, in the normalized form of package policy
+	name     string // name in the question, in the normalized form of package policy
 	edns     bool
 	room     int // maximum size of the answer, in bytes
 }
 
-// Answer returns the answer to a query that arrived by TCP or UDP, or nil if it gets none.
+// Answer returns the answer to a query that arrived by TCP or UDP. If it returns nil, send none.
 func (g *Guest) Answer(ctx context.Context, message []byte, tcp bool) []byte {
 	q, ok := parse(message, tcp)
 	if !ok {
@@ -118,7 +118,7 @@ func (g *Guest) Answer(ctx context.Context, message []byte, tcp bool) []byte {
 	return answer
 }
 
-// Types of questions that dnsmessage has no name for: RFC 9460 §14.1, RFC 1995, RFC 1035 §3.2.3.
+// Types of questions that dnsmessage does not name: RFC 9460 §14.1, RFC 1995, RFC 1035 §3.2.3.
 const (
 	typeSVCB  dnsmessage.Type = 64
 	typeHTTPS dnsmessage.Type = 65
@@ -128,7 +128,7 @@ const (
 // admit returns the reason why a query is refused, or "".
 func (g *Guest) admit(q *query) Reason {
 	now := time.Now()
-	if !g.queries.AllowN(now, 1) { // first, because comparing a name with the policy and logging a refusal cost time too
+	if !g.queries.AllowN(now, 1) { // first, because a comparison with the policy and a log line take time
 		return Rate
 	}
 	if ok, reason := g.allowed(q.name); !ok {
@@ -151,8 +151,8 @@ func parse(message []byte, tcp bool) (*query, bool) {
 	if err != nil || h.Response || h.OpCode != 0 {
 		return nil, false
 	}
-	// A message of 64 KiB can hold ten thousand questions, each of which unpacks into an array of
-	// 255 bytes: only the first is unpacked.
+	// Unpack only the first question. A message of 64 KiB can hold ten thousand questions, each of
+	// which would take an array of 255 bytes.
 	question, err := p.Question()
 	if err != nil || question.Class != dnsmessage.ClassINET || !errors.Is(p.SkipQuestion(), dnsmessage.ErrSectionDone) {
 		return nil, false
@@ -160,7 +160,7 @@ func parse(message []byte, tcp bool) (*query, bool) {
 	q := &query{header: h, question: question, room: 512} // RFC 1035 §4.2.1
 	q.name = strings.TrimSuffix(q.question.Name.String(), ".")
 	if strings.ContainsFunc(q.name, func(r rune) bool { return r > unicode.MaxASCII }) {
-		return nil, false // in lower case, some letters would become those of another name
+		return nil, false // in lower case, some letters would turn into those of another name
 	}
 	q.name = strings.ToLower(q.name)
 	if p.SkipAllAnswers() == nil && p.SkipAllAuthorities() == nil {
@@ -184,7 +184,7 @@ func parse(message []byte, tcp bool) (*query, bool) {
 	return q, true
 }
 
-// remember stores the addresses in an answer, whichever aliases lead to them.
+// remember stores the addresses in an answer for the question's name, even if aliases lead to them.
 func (g *Guest) remember(q *query, answer []byte) {
 	var p dnsmessage.Parser
 	h, err := p.Start(answer)

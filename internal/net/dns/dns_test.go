@@ -27,8 +27,8 @@ type upstream struct {
 	mu    sync.Mutex
 	zone  map[string]string
 	text  int  // bytes of TXT answers
-	mute  bool // it does not answer
-	forge bool // before the answer, it sends answers to other questions
+	mute  bool // it gives no answers
+	forge bool // it sends answers to other questions before the right answer
 }
 
 func newUpstream(t testing.TB, zone ...string) *upstream {
@@ -215,8 +215,8 @@ func TestAnswersAreForwardedAndRemembered(t *testing.T) {
 	}
 }
 
-// Questions for IPv6, which does not exist outside, and for service bindings, whose keys would hide
-// the server's name, get empty answers.
+// Questions for IPv6 and for service bindings get empty answers. There is no IPv6 outside, and keys
+// in service bindings would hide the server's name.
 func TestWhatIsAnsweredWithNothing(t *testing.T) {
 	u := newUpstream(t, "example.com=93.184.216.34")
 	g := newGuest(t, all, u)
@@ -250,7 +250,7 @@ func TestNamesAreRefusedByPolicy(t *testing.T) {
 	}
 }
 
-// If a resolver does not answer, the next one is asked. Without any resolver the guest gets an
+// If a resolver does not answer, the next one is asked. If there is no resolver, the guest gets an
 // error at once.
 func TestAnotherResolverIsAsked(t *testing.T) {
 	mute, good := newUpstream(t), newUpstream(t, "example.com=93.184.216.34")
@@ -263,7 +263,7 @@ func TestAnotherResolverIsAsked(t *testing.T) {
 	}
 }
 
-// A long answer comes by TCP. Over UDP it is no longer than the guest has room for.
+// A long answer arrives by TCP. Over UDP it is no longer than the guest's query permits.
 func TestLongAnswers(t *testing.T) {
 	u := newUpstream(t, "example.com=93.184.216.34")
 	u.set(func() { u.text = 700 })
@@ -298,8 +298,8 @@ func TestOnlyTheQuestionGetsOut(t *testing.T) {
 	}
 }
 
-// TestTunnelVolume: a guest that moves bytes in names or in text records is refused before it has
-// moved many, and so is a guest that sends queries without end.
+// TestTunnelVolume checks that a guest is refused before it has moved many bytes in names or in
+// text records, or after it has sent many queries.
 func TestTunnelVolume(t *testing.T) {
 	u := newUpstream(t)
 	long := strings.Repeat("a", 60) + "." + strings.Repeat("b", 60) + "." + strings.Repeat("c", 60) + ".example.com"
@@ -356,7 +356,7 @@ func TestNamesOfOneAddressAreBounded(t *testing.T) {
 	for i := range maxNames {
 		m.put(name(i), addr, time.Hour, now)
 	}
-	m.put(name(0), addr, time.Hour, now) // answered again, so it is the newest
+	m.put(name(0), addr, time.Hour, now) // put again, so it is the newest
 	m.put(name(maxNames), addr, time.Hour, now)
 	got := m.names(addr, now)
 	if len(got) != maxNames || len(m.order) != maxNames {
@@ -381,7 +381,7 @@ func FuzzAnswer(f *testing.F) {
 	})
 }
 
-// FuzzRemember: answers come from servers that a guest may own.
+// FuzzRemember remembers arbitrary answers, because they come from servers that a guest may own.
 func FuzzRemember(f *testing.F) {
 	u := &upstream{zone: map[string]string{"example.com": "93.184.216.34"}}
 	query := pack(f, "example.com", dnsmessage.TypeA, 0)
@@ -391,8 +391,8 @@ func FuzzRemember(f *testing.F) {
 	f.Fuzz(func(_ *testing.T, p []byte) { new(Guest).remember(q, p) })
 }
 
-// Some letters, such as the Kelvin sign, become ASCII letters in lower case. A name with such a
-// letter must not count as the ASCII name that is allowed.
+// A name with non-ASCII letters must not count as an allowed ASCII name: some letters, such as the
+// Kelvin sign, become ASCII letters in lower case.
 func TestNamesAreASCII(t *testing.T) {
 	u := newUpstream(t)
 	g := newGuest(t, all, u)
@@ -402,8 +402,7 @@ func TestNamesAreASCII(t *testing.T) {
 	}
 }
 
-// Queries for names that the policy refuses are counted too: above the limit, names are not compared
-// with the policy.
+// Refused queries count too. Above the limit, names are not compared with the policy.
 func TestRefusedNamesAreLimited(t *testing.T) {
 	b := dnsmessage.NewBuilder(nil, dnsmessage.Header{ID: 1, RecursionDesired: true})
 	if err := errors.Join(b.StartQuestions(), b.Question(dnsmessage.Question{Name: dnsmessage.MustNewName("a.example."),

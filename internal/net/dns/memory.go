@@ -12,13 +12,12 @@ const (
 	// dropped first.
 	maxMemory = 2048
 
-	// maxNames bounds the names of one address. A decision about a connection compares each of them
+	// maxNames bounds the names of one address. A decision about a connection compares each name
 	// with each rule of the policy, and a new policy decides about all connections at once.
 	maxNames = 128
 
-	// A pair is kept for its TTL, but at least for minKeep, because programs look a name up once
-	// and then connect to the address as long as they run. It is kept for at most maxKeep, whatever
-	// its TTL.
+	// A pair is kept for its TTL, within minKeep and maxKeep. minKeep is long because programs look
+	// up a name once and then connect to the address as long as they run.
 	minKeep = 10 * time.Minute
 	maxKeep = 24 * time.Hour
 )
@@ -64,7 +63,7 @@ func (m *memory) put(name string, addr netip.Addr, ttl time.Duration, now time.T
 
 func (m *memory) forgetLocked(p pair) {
 	if i := slices.Index(m.order, p); i == 0 {
-		m.order = m.order[1:] // without moving the other two thousand
+		m.order = m.order[1:] // does not move the other entries
 	} else {
 		m.order = slices.Delete(m.order, i, i+1)
 	}

@@ -20,13 +20,13 @@ const (
 	tries      = 2               // rounds over all resolvers, as in resolv.conf(5)
 	tryTimeout = 2 * time.Second // for one resolver to answer
 
-	// udpBytes is the largest answer requested by UDP, in bytes: it passes every path unfragmented
-	// (DNS flag day 2020).
+	// udpBytes is the largest answer requested by UDP, in bytes. An answer of this size passes
+	// every path unfragmented (DNS flag day 2020).
 	udpBytes = 1232
-	maxBytes = 65535 // of an answer by TCP (RFC 1035 §4.2.2)
+	maxBytes = 65535 // size of an answer by TCP (RFC 1035 §4.2.2)
 )
 
-// Resolver asks the host's resolvers. It is safe for use by several goroutines.
+// Resolver asks the host's resolvers. It is safe for concurrent use.
 type Resolver struct {
 	servers atomic.Pointer[[]netip.AddrPort]
 }
@@ -34,8 +34,8 @@ type Resolver struct {
 // Set replaces the resolvers, in the order in which they are asked.
 func (r *Resolver) Set(servers []netip.AddrPort) { r.servers.Store(&servers) }
 
-// ask returns the answer to a question: the whole message, with an id that is not the guest's. By
-// UDP it may be truncated.
+// ask returns the answer to a question, as a whole message whose id is not the guest's. By UDP the
+// answer may be truncated.
 func (r *Resolver) ask(ctx context.Context, q dnsmessage.Question, tcp, edns bool) ([]byte, error) {
 	servers := r.servers.Load()
 	if servers == nil || len(*servers) == 0 {
@@ -56,7 +56,7 @@ func (r *Resolver) ask(ctx context.Context, q dnsmessage.Question, tcp, edns boo
 	return nil, errors.Join(errs...)
 }
 
-// try asks one resolver, from a port and with an id that cannot be guessed.
+// try asks one resolver. The source port and the id cannot be guessed.
 func (r *Resolver) try(ctx context.Context, server netip.AddrPort, q dnsmessage.Question, tcp, edns bool) ([]byte,
 	error) {
 	var id [2]byte
@@ -88,7 +88,7 @@ func (r *Resolver) try(ctx context.Context, server netip.AddrPort, q dnsmessage.
 	return answer, nil
 }
 
-// overUDP waits for the right answer, because other messages may be forged.
+// overUDP waits for the right answer and skips other messages, which may be forged.
 func overUDP(conn net.Conn, query []byte, right func([]byte) bool) ([]byte, error) {
 	if _, err := conn.Write(query); err != nil {
 		return nil, err
@@ -123,7 +123,7 @@ func overTCP(conn net.Conn, query []byte, right func([]byte) bool) ([]byte, erro
 	return buf, nil
 }
 
-// buildQuery makes a new query, so that only the question of a guest's query leaves the host.
+// buildQuery makes a new query, so that of a guest's query only the question leaves the host.
 func buildQuery(id uint16, q dnsmessage.Question, edns bool) ([]byte, error) {
 	b := dnsmessage.NewBuilder(nil, dnsmessage.Header{ID: id, RecursionDesired: true})
 	err := errors.Join(b.StartQuestions(), b.Question(q))
@@ -138,7 +138,7 @@ func buildQuery(id uint16, q dnsmessage.Question, edns bool) ([]byte, error) {
 	return b.Finish()
 }
 
-// answers reports whether p is an answer to the query of that id and question.
+// answers reports whether p is an answer to the query with that id and question.
 func answers(p []byte, id [2]byte, q dnsmessage.Question) bool {
 	var parser dnsmessage.Parser
 	h, err := parser.Start(p)

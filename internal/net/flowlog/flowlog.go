@@ -1,8 +1,9 @@
-// Package flowlog writes the flow log: one JSON line for each flow that has ended or was refused.
+// Package flowlog writes the flow log, which has one JSON line for each flow that has ended or was
+// refused.
 //
-// The reporter of a flow never waits for the disk. Records that arrive faster than they can be
-// written are dropped, and the next line gives their number. The package opens no file: the daemon
-// donates one, opened for appending.
+// The reporter of a flow never waits for the disk. If records arrive faster than they can be
+// written, some are dropped, and the next line gives their number. The package opens no file; the
+// daemon donates one, opened for appending.
 package flowlog
 
 import (
@@ -37,7 +38,7 @@ type Log struct {
 	records chan Record
 	lost    atomic.Uint64
 
-	mu sync.Mutex     // not held while a line is written: the disk may be slow
+	mu sync.Mutex     // not held while a line is written, because the disk may be slow
 	to io.WriteCloser // nil: records are discarded
 }
 
@@ -53,7 +54,7 @@ func (l *Log) Set(to io.WriteCloser) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.to != nil {
-		_ = l.to.Close() // each line was written at once
+		_ = l.to.Close() // has no buffered data that could be lost
 	}
 	l.to = to
 }
@@ -79,7 +80,7 @@ func (l *Log) write() {
 	}
 }
 
-// line writes a record in one call, so that lines of several writers do not mix.
+// line writes a record in one call, so that lines of several writers are not interleaved.
 func (l *Log) line(r *Record) {
 	l.mu.Lock()
 	to := l.to

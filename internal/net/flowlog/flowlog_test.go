@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// full is a file whose disk is full for the given number of writes.
+// full is a file whose first writes fail because the disk is full.
 type full struct {
 	*os.File
 	times int

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// ECHConfigs returns a list with one key for encrypted ClientHellos (RFC 9849 §4), which the guest
-// supplies. A ClientHello encrypted with it shows the name outer.
+// ECHConfigs returns a list with one key for encrypted ClientHellos (RFC 9849 §4), to be used by
+// the guest. outer is the name that such a ClientHello shows.
 func ECHConfigs(t testing.TB, outer string) []byte {
 	t.Helper()
 	key, err := ecdh.X25519().GenerateKey(rand.Reader)

@@ -1,6 +1,6 @@
-// Package guesttest plays the guest at the other end of a frame socket, for tests: a gVisor stack
-// with the addresses of a VM. Like a Linux guest, it leaves checksums and segmentation to the
-// device, and uses ARP.
+// Package guesttest simulates the guest at the other end of a frame socket, for tests. The guest is
+// a gVisor stack with the addresses of a VM. Like a Linux guest, it leaves checksums and
+// segmentation to the device, and uses ARP.
 //
 // Send writes messages that no honest guest sends. The package starts no VM, and does not depend on
 // forkd-net.
@@ -33,7 +33,7 @@ import (
 
 const nic = 1
 
-// Guest is a guest.
+// Guest is a simulated guest.
 type Guest struct {
 	t     testing.TB
 	file  *os.File
@@ -47,14 +47,14 @@ type Guest struct {
 	watchers []func(message []byte)
 }
 
-// New returns a guest and the other end of its frame socket. It ends with the test.
+// New returns a guest and the other end of its frame socket. The guest ends with the test.
 func New(t testing.TB) (*Guest, *os.File) {
 	t.Helper()
 	mine, theirs := Pair(t)
 	return On(t, mine), theirs
 }
 
-// Pair returns both ends of a frame socket, for reading and writing here.
+// Pair returns both ends of a frame socket, for use in this process.
 func Pair(t testing.TB) (mine, theirs *os.File) {
 	t.Helper()
 	mine, theirs, err := frame.Pair()
@@ -64,8 +64,8 @@ func Pair(t testing.TB) (mine, theirs *os.File) {
 	return polled(t, mine), polled(t, theirs)
 }
 
-// polled returns a file for f's descriptor that waits in Go's poller, as in the process that
-// receives a donated end. It takes ownership of f.
+// polled takes ownership of f and returns a file for its descriptor that waits in Go's poller. A
+// process that receives a donated end does the same.
 func polled(t testing.TB, f *os.File) *os.File {
 	t.Helper()
 	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
@@ -156,10 +156,10 @@ func (g *Guest) Watch(f func(message []byte)) {
 	g.watchers = append(g.watchers, f)
 }
 
-// Die ends the guest as if its VMM had died.
+// Die closes the socket as a killed VMM does.
 func (g *Guest) Die() { _ = g.file.Close() }
 
-// Stop ends the guest and frees its stack. It may be called more than once.
+// Stop stops the guest and frees its stack. It may be called more than once.
 func (g *Guest) Stop() {
 	g.Die()
 	g.reader.Wait()
@@ -192,7 +192,7 @@ func IPv4(from, to string, protocol uint8, payload []byte) []byte {
 	return append(p, payload...)
 }
 
-// UDP returns a packet without a checksum, which UDP leaves to its sender (RFC 768).
+// UDP returns a packet without a checksum, which is optional for UDP (RFC 768).
 func UDP(from, to string, fromPort, toPort uint16, payload []byte) []byte {
 	p := make(header.UDP, header.UDPMinimumSize, header.UDPMinimumSize+len(payload))
 	p.Encode(&header.UDPFields{SrcPort: fromPort, DstPort: toPort, Length: uint16(cap(p))})
@@ -254,7 +254,7 @@ func (g *Guest) check(m []byte) error {
 	return nil
 }
 
-// WritePackets sends what the guest's stack sends.
+// WritePackets writes packets of the guest's stack to the frame socket.
 func (g *Guest) WritePackets(pkts stack.PacketBufferList) (int, tcpip.Error) {
 	for _, pkt := range pkts.AsSlice() {
 		m := make([]byte, frame.HeaderBytes, frame.HeaderBytes+pkt.Size())

@@ -2,11 +2,11 @@
 // with a certificate of its own, sets headers that the guest does not know in each request, and
 // forwards the request to the real server, whose certificate it checks.
 //
-// It speaks HTTP/1.1 on both sides, with net/http. A request is read completely and written from
+// It speaks HTTP/1.1 on both sides, with net/http. It reads a request completely and writes it from
 // its parsed form, so nothing can be smuggled past the headers. It forwards to one host only, over
-// connections that its caller makes; the caller decides whether the guest may connect there, and to
-// which address. Its errors contain nothing from a request or an answer, since a server could echo
-// the secret.
+// connections that its caller makes. The caller decides whether the guest may connect to the host,
+// and to which address. Errors contain nothing from a request or an answer, because a server could
+// echo the secret.
 package inject
 
 import (
@@ -31,8 +31,8 @@ import (
 const (
 	handshakeTime = 10 * time.Second // with the guest, and with the server
 	headerTime    = 30 * time.Second // for the headers of a request, once they have begun
-	maxHeaders    = 64 << 10         // bytes, of a request
-	maxAnswer     = 64 << 10         // bytes, of the headers of an answer
+	maxHeaders    = 64 << 10         // bytes, for the headers of a request
+	maxAnswer     = 64 << 10         // bytes, for the headers of an answer
 )
 
 // Proxy serves connections of a guest to Host, port 443.
@@ -46,8 +46,8 @@ type Proxy struct {
 	server atomic.Pointer[headed] // the latest connection to the server
 }
 
-// Serve serves a connection, whose first bytes are those of TLS, and returns when it has ended. The
-// requests on it end with ctx.
+// Serve serves a connection that begins with TLS, and returns when it has ended. The end of ctx
+// ends its requests.
 func (p *Proxy) Serve(ctx context.Context, conn net.Conn) error {
 	defer conn.Close()
 	config, err := p.Trust.guestConfig(p.Host)
@@ -85,7 +85,7 @@ func (p *Proxy) Serve(ctx context.Context, conn net.Conn) error {
 	return nil
 }
 
-// silent discards logs of net/http, which a guest could fill, and which could quote the guest.
+// silent discards the log of net/http. A guest could fill it, and its lines could quote the guest.
 var silent = log.New(io.Discard, "", 0)
 
 // transport carries requests to the server, over one connection at a time.
@@ -106,8 +106,8 @@ func http1() *http.Protocols {
 	return p
 }
 
-// unreachable is the error if no request could be sent. Its text is from before the first request,
-// so it holds no secret.
+// unreachable is the error of a connection to the server. It stems from before the first request,
+// so its text holds no secret.
 type unreachable struct{ error }
 
 // dial connects to the server and verifies its identity.
@@ -132,10 +132,10 @@ func (p *Proxy) dial(ctx context.Context) (net.Conn, error) {
 // answers counts the headers of each answer.
 type answers struct {
 	http.RoundTripper
-	server *atomic.Pointer[headed] // the connection; there is one at a time
+	server *atomic.Pointer[headed] // the only connection at the time
 }
 
-// RoundTrip is called for one request at a time.
+// RoundTrip must be called for one request at a time.
 func (a *answers) RoundTrip(r *http.Request) (*http.Response, error) {
 	if h := a.server.Load(); h != nil {
 		h.expect()
@@ -168,7 +168,7 @@ func (p *Proxy) handler(transport http.RoundTripper) http.Handler {
 }
 
 // check refuses requests that are not clearly for Host. If the URL and the Host of a request
-// differ, a server may use either. TRACE would return the request with the secret.
+// differ, servers disagree about which one counts. A TRACE request would return the secret.
 func (p *Proxy) check(r *http.Request) (text string, status int) {
 	switch {
 	case r.Method == http.MethodConnect || r.Method == http.MethodTrace || r.Method == "TRACK":
@@ -181,8 +181,8 @@ func (p *Proxy) check(r *http.Request) (text string, status int) {
 	return "", 0
 }
 
-// rewrite makes the request for the server. Headers named in the guest's Connection are already
-// removed, so a guest cannot have the secret headers removed.
+// rewrite makes the request for the server. Headers named in the guest's Connection header have
+// already been removed, so a guest cannot use it to remove the secret headers.
 func (p *Proxy) rewrite(r *httputil.ProxyRequest) {
 	r.Out.URL.Scheme, r.Out.URL.Host, r.Out.Host = "https", p.Host, p.Host
 	r.Out.URL.RawQuery = r.In.URL.RawQuery // unchanged, even if it does not parse
@@ -192,7 +192,7 @@ func (p *Proxy) rewrite(r *httputil.ProxyRequest) {
 	}
 }
 
-// answerError answers a request for which the server gave no answer.
+// answerError answers the guest if the server gave no answer.
 func (p *Proxy) answerError(w http.ResponseWriter, _ *http.Request, err error) {
 	text := "the server gave no answer"
 	if u, ok := errors.AsType[unreachable](err); ok {
@@ -202,7 +202,7 @@ func (p *Proxy) answerError(w http.ResponseWriter, _ *http.Request, err error) {
 	http.Error(w, "forkd: "+text, http.StatusBadGateway)
 }
 
-// listener returns one connection, and ends with it.
+// listener accepts one connection, and then ends when the connection does.
 type listener struct {
 	net.Conn
 	first chan net.Conn

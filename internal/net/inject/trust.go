@@ -15,11 +15,11 @@ import (
 )
 
 // Trust holds the CA that signs our certificates for guests, and the roots that we verify servers
-// against. It does not change.
+// against. It is immutable.
 type Trust struct {
 	authority *x509.Certificate
 	key       crypto.Signer
-	own       *ecdsa.PrivateKey // for all certificates that the authority signs
+	own       *ecdsa.PrivateKey // key of all certificates that the authority signs
 	roots     *x509.CertPool
 }
 
@@ -32,7 +32,7 @@ func NewTrust(certificate, key, roots []byte) (*Trust, error) {
 	}
 	parsed, err := x509.ParsePKCS8PrivateKey(key)
 	if err != nil {
-		return nil, errors.New("key of the authority: it cannot be read") // the error could quote it
+		return nil, errors.New("key of the authority: it cannot be read") // the original error could quote the key
 	}
 	signer, ok := parsed.(crypto.Signer)
 	if !ok {
@@ -42,13 +42,13 @@ func NewTrust(certificate, key, roots []byte) (*Trust, error) {
 	if err != nil {
 		return nil, err
 	}
-	pool := x509.NewCertPool() // an empty pool trusts no server; nil would mean this host's files
+	pool := x509.NewCertPool() // an empty pool trusts no server; nil would use the files of this host
 	pool.AppendCertsFromPEM(roots)
 	return &Trust{authority, signer, own, pool}, nil
 }
 
-// How long a certificate is valid. A connection gets a certificate of its own; a guest's clock may
-// be somewhat wrong.
+// Validity of a certificate. Each connection gets a new certificate, and a guest's clock may be
+// somewhat wrong.
 const (
 	validBefore = 24 * time.Hour
 	validAfter  = 7 * 24 * time.Hour
@@ -81,7 +81,7 @@ func (t *Trust) guestConfig(host string) (*tls.Config, error) {
 	}
 	return &tls.Config{
 		MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}, Certificates: []tls.Certificate{*c},
-		SessionTicketsDisabled: true, // no later connection could resume a session
+		SessionTicketsDisabled: true, // sessions cannot be resumed by later connections
 	}, nil
 }
 

@@ -1,6 +1,6 @@
 // Package inspect checks messages from a frame socket before a network stack sees them. A guest
-// writes these bytes, so they are hostile: only IPv4 packets from the guest's own address reach the
-// stack, and of ARP only requests for the gateway's address are answered.
+// writes these bytes, so they are hostile. Only IPv4 packets from the guest's own address reach the
+// stack. The only ARP messages that are answered are requests for the gateway's address.
 //
 // It looks at one message at a time and keeps no state. Package policy decides where a guest may
 // connect to, and package stack reassembles fragments.
@@ -26,7 +26,7 @@ const (
 	Echo          // an ICMP echo request to a host other than the gateway
 )
 
-// Reason says why a message is dropped.
+// Reason is the reason why a message is dropped.
 type Reason string
 
 // Reasons. No driver sends malformed messages.
@@ -37,7 +37,7 @@ const (
 	NotToUs   Reason = "not-to-gateway" // a frame for another station, or an ARP request for another address
 	Options   Reason = "ip-options"     // source routes and other unneeded options
 	Checksum  Reason = "bad-checksum"
-	Fragment  Reason = "fragment" // of TCP or ICMP: their segments fit into the MTU
+	Fragment  Reason = "fragment" // a fragment of TCP or ICMP, whose segments always fit into the MTU
 	Protocol  Reason = "protocol" // not TCP, UDP or an ICMP echo request
 )
 
@@ -46,7 +46,8 @@ type Packet struct {
 	Class Class
 	IP    []byte     // the whole packet; for ARP the bytes after the Ethernet header
 	To    netip.Addr // destination of an IP packet
-	// Partial: the sender left the checksum of TCP or UDP to the device, so it cannot be verified.
+	// Partial reports that the sender left the checksum of TCP or UDP to the device, so it cannot
+	// be verified.
 	Partial bool
 	Opens   bool // the first segment of a TCP connection
 	Piece   bool // a fragment of a packet
@@ -106,8 +107,8 @@ func Message(p []byte) (Packet, Reason) {
 	return Packet{}, Ethertype
 }
 
-// Wakes reports whether a message needs a stack, judging by its first WakeBytes bytes. A Linux
-// guest that does not use its network occasionally sends a little IPv6.
+// Wakes reports, from the first WakeBytes bytes of a message, whether it needs a stack. A Linux
+// guest that does not use its network now and then sends a little IPv6, which needs none.
 func Wakes(p []byte) bool {
 	if len(p) < WakeBytes {
 		return false
@@ -116,12 +117,12 @@ func Wakes(p []byte) bool {
 	return ethertype == typeIPv4 || ethertype == typeARP
 }
 
-// WakeBytes is the length of the headers before the packet in a message.
+// WakeBytes is the length of the headers that precede the packet in a message.
 const WakeBytes = frame.HeaderBytes + etherBytes
 
 func arp(ether []byte) (Packet, Reason) {
 	p := ether[etherBytes:]
-	// Hardware Ethernet, protocol IPv4, their lengths, and the operation request.
+	// Expect hardware Ethernet, protocol IPv4, the lengths of their addresses, and a request.
 	if len(p) < arpBytes || [8]byte(p) != [8]byte{0, 1, 8, 0, 6, 4, 0, 1} {
 		return Packet{}, Malformed
 	}
@@ -215,8 +216,8 @@ func (k *Packet) tcp(fragment bool) Reason {
 	return ""
 }
 
-// icmp selects echo requests. The stack answers those to the gateway; it would also answer all
-// others.
+// icmp refuses everything except echo requests. The stack answers echo requests to the gateway, but
+// it would also answer all others.
 func (k *Packet) icmp(fragment bool) Reason {
 	const echo = 8
 	switch {
@@ -235,14 +236,13 @@ func (k *Packet) icmp(fragment bool) Reason {
 	return ""
 }
 
-// offload checks that the virtio header requests only what a driver may request for the following
-// packet.
+// offload checks that the virtio header requests only what it may request for the packet.
 func (k *Packet) offload(h []byte, fragment bool) Reason {
 	flags, gso := h[0], h[1]&^gsoECN
 	start, offset := binary.LittleEndian.Uint16(h[6:8]), binary.LittleEndian.Uint16(h[8:10])
 	k.Partial = flags&needsCsum != 0
 	if k.Partial {
-		want := uint16(0) // where the checksum is in its header
+		want := uint16(0) // offset of the checksum in the protocol's header
 		switch k.IP[9] {
 		case protoTCP:
 			want = 16

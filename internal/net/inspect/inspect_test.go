@@ -10,8 +10,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/frame"
 )
 
-// message returns the message of a valid IPv4 packet from the guest. sum corrects its checksum
-// after a change.
+// message returns the message of a valid IPv4 packet from the guest. After a change, sum corrects
+// the checksum.
 func message(protocol byte, to [4]byte, payload ...byte) []byte {
 	p := make([]byte, ipBytes, ipBytes+len(payload))
 	p[0], p[8], p[9] = 0x45, 64, protocol
@@ -147,7 +147,7 @@ func TestMessage(t *testing.T) {
 	}
 }
 
-// patch is change for a message without an IP header.
+// patch is like change, for a message without an IP header.
 func patch(m []byte, at int, to ...byte) []byte {
 	copy(m[at:], to)
 	return m
@@ -165,8 +165,8 @@ func TestARPReply(t *testing.T) {
 	}
 }
 
-// FuzzMessage: whatever a guest sends, an accepted packet comes from the guest's own address and
-// lies within the message.
+// FuzzMessage checks that every accepted packet comes from the guest's own address and lies within
+// the message, whatever a guest sends.
 func FuzzMessage(f *testing.F) {
 	f.Add(message(protoTCP, outside, tcpSegment(2)...))
 	f.Add(message(protoUDP, outside, make([]byte, 20)...))

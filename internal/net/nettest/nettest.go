@@ -1,9 +1,9 @@
-// Package nettest builds a small internet for tests: a network namespace in which servers of the
-// test have public, private and metadata addresses. A pair of virtual devices connects it to the
+// Package nettest builds a small internet for tests. It is a network namespace in which the test's
+// servers have public, private and metadata addresses. A pair of virtual devices connects it to the
 // namespace of the test.
 //
 // It is not connected to the computer's network. It needs root, or a kernel that permits user
-// namespaces, and the program ip; without them tests are skipped.
+// namespaces, and the program ip. Without them, tests are skipped.
 package nettest
 
 import (
@@ -24,7 +24,7 @@ import (
 )
 
 // insideEnv is set if the test binary runs in the child process. Its value is the reason why the
-// child has no namespace, empty if it has one.
+// child has no namespace, or empty if it has one.
 const insideEnv = "FORKD_NETTEST"
 
 // Own is the address of the test's side, "the host".
@@ -70,8 +70,8 @@ type World struct {
 	calls chan func()
 }
 
-// New makes a world in which servers may have the given addresses, and routes all addresses except
-// the test's own into it.
+// New makes a world in which servers may have the given addresses. It routes all addresses into the
+// world, except the test's own.
 func New(t testing.TB, addrs ...string) *World {
 	t.Helper()
 	if why := os.Getenv(insideEnv); why != "" {
@@ -113,8 +113,8 @@ func New(t testing.TB, addrs ...string) *World {
 	return w
 }
 
-// ipProgram returns the path of ip, or "". For users other than root, its directory may be missing
-// in PATH.
+// ipProgram returns the path of the program ip, or "". It also looks in directories that are often
+// missing in the PATH of users other than root.
 func ipProgram() string {
 	for _, name := range []string{"ip", "/usr/sbin/ip", "/sbin/ip"} {
 		if path, err := exec.LookPath(name); err == nil {
@@ -125,7 +125,7 @@ func ipProgram() string {
 }
 
 // IP runs the program ip with arguments in the test's namespace. Devices that it adds are removed
-// with the world or with the process.
+// with the world or when the process exits.
 func IP(t testing.TB, args string) {
 	t.Helper()
 	if out, err := exec.Command(ipProgram(), strings.Fields(args)...).CombinedOutput(); err != nil {
@@ -133,7 +133,7 @@ func IP(t testing.TB, args string) {
 	}
 }
 
-// Do runs f in the world's namespace: sockets that it opens stay there.
+// Do runs f in the world's namespace. Sockets that f opens stay in that namespace.
 func (w *World) Do(f func()) {
 	done := make(chan struct{})
 	w.calls <- func() {
@@ -156,7 +156,7 @@ func (w *World) Listen(t testing.TB, addr string) net.Listener {
 	return l
 }
 
-// ListenUDP is Listen for UDP.
+// ListenUDP returns a UDP socket in the world, which ends with the test.
 func (w *World) ListenUDP(t testing.TB, addr string) *net.UDPConn {
 	t.Helper()
 	var c *net.UDPConn

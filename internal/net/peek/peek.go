@@ -1,10 +1,9 @@
-// Package peek determines the server that a TCP connection is for from the client's first bytes:
-// the server name of a TLS ClientHello (RFC 6066 §3), or the Host of an HTTP/1 request (RFC 9112
-// §3.2).
+// Package peek determines from a client's first bytes which server a TCP connection is for: the
+// server name of a TLS ClientHello (RFC 6066 §3), or the Host of an HTTP/1 request (RFC 9112 §3.2).
 //
-// It reads at most MaxBytes, keeps them for forwarding, and sends nothing. A request is parsed only
-// when all of its headers have arrived, so that an endless one costs only its bytes. The reader's
-// deadline bounds the time. Later data, such as the Host inside TLS, is invisible to it.
+// It reads at most MaxBytes, keeps them for forwarding, and sends nothing. It parses a request only
+// when all headers have arrived, so an endless request costs only its bytes. The reader's deadline
+// bounds the time. Later data, such as the Host inside TLS, is invisible to the package.
 package peek
 
 import (
@@ -21,8 +20,8 @@ import (
 	"time"
 )
 
-// MaxBytes bounds the bytes read to find a name: a ClientHello with keys for post-quantum exchanges
-// has 2 KiB, and servers accept 8 KiB of HTTP headers.
+// MaxBytes bounds the bytes that are read to find a name. A ClientHello with keys for post-quantum
+// exchanges has 2 KiB, and servers accept 8 KiB of HTTP headers.
 const MaxBytes = 16 << 10
 
 // recordHandshake is the first byte of a TLS connection (RFC 8446 §5.1).
@@ -31,13 +30,13 @@ const recordHandshake = 22
 // Seen describes the first bytes of a connection.
 type Seen struct {
 	Name    string // in the normalized form of package policy; "" if there is none
-	Unclear bool   // servers could interpret the request differently: Name is empty
-	ECH     bool   // Name is the outer one: another may be encrypted (RFC 9849)
+	Unclear bool   // servers could interpret the request differently; Name is empty
+	ECH     bool   // Name is the outer name; another name may be encrypted (RFC 9849)
 	Sent    []byte // all bytes that were read
 }
 
-// Server reads from r until it knows the server that the client names. An error other than the end
-// of r means that r failed. Data that is neither TLS nor HTTP has no name, which is not an error.
+// Server reads from r until it knows the server that the client names. Data that is neither TLS nor
+// HTTP names none, and neither that nor the end of r is an error.
 func Server(r io.Reader) (Seen, error) {
 	t := &tee{from: r}
 	in := bufio.NewReaderSize(t, 4096)
@@ -58,15 +57,15 @@ func Server(r io.Reader) (Seen, error) {
 	return seen, t.failure()
 }
 
-// maxLines bounds the lines of a request, most of which are headers: parsed, a short line takes
-// twenty times its bytes. Browsers send thirty.
+// maxLines bounds the lines of a request, most of which are headers. A short line takes twenty
+// times its bytes when it is parsed. Browsers send thirty lines.
 const maxLines = 256
 
 // readHead reads to the end of a request's headers, and reports whether they are complete. It stops
-// as soon as the data cannot be a request, because a client of another protocol may wait for an
-// answer.
+// as soon as the data cannot be a request: a client of another protocol may be waiting for the
+// server.
 func (t *tee) readHead() (whole bool) {
-	from, lines := 0, 0 // start of the present line in sent, and number of lines before it
+	from, lines := 0, 0 // start of the current line in sent, and number of lines before it
 	part := make([]byte, 1024)
 	for lines <= maxLines {
 		line, _, ended := bytes.Cut(t.sent.Bytes()[from:], []byte("\n"))
@@ -98,8 +97,8 @@ func parse(head []byte) (*http.Request, error) {
 	return http.ReadRequest(bufio.NewReaderSize(bytes.NewReader(head), 4096))
 }
 
-// isHTTP reports whether the first line is a request line or could be mistaken for one. Servers
-// skip empty lines before it (RFC 9112 §2.2).
+// isHTTP reports whether the first line is a request line, or similar enough that a server might
+// take it for one. Servers skip empty lines before it (RFC 9112 §2.2).
 func isHTTP(p []byte) bool {
 	line, _, _ := bytes.Cut(bytes.TrimLeft(p, "\r\n"), []byte("\n"))
 	return bytes.Contains(bytes.ToUpper(line), []byte("HTTP/"))
@@ -136,10 +135,10 @@ var errSeen = errors.New("seen")
 // extensionECH is encrypted_client_hello (RFC 9849 §5).
 const extensionECH = 0xfe0d
 
-// tlsName returns the server name of a ClientHello. ech reports whether it contains an encrypted
-// one, or the random bytes that browsers send instead: they cannot be told apart (RFC 9849 §6.2). A
-// ClientHello that Go's parser refuses, or that is longer than MaxBytes, is unclear, because
-// servers may accept it.
+// tlsName returns the server name of a ClientHello. ech reports whether the ClientHello contains an
+// encrypted name, or the random bytes that browsers send instead, which look the same (RFC 9849
+// §6.2). A ClientHello that Go's parser refuses, or that is longer than MaxBytes, is unclear,
+// because servers may accept it.
 func tlsName(in io.Reader) (name string, ech, unclear bool) {
 	unclear = true
 	server := tls.Server(readOnly{in}, &tls.Config{
@@ -149,22 +148,22 @@ func tlsName(in io.Reader) (name string, ech, unclear bool) {
 			return nil, errSeen
 		},
 	})
-	_ = server.Handshake() // returns errSeen, or has seen no name
+	_ = server.Handshake() // returns errSeen, or an error before a name was seen
 	return canonical(name), ech, unclear
 }
 
 func httpName(sent []byte) (name string, unclear bool) {
 	req, err := parse(sent)
 	if err != nil {
-		return "", true // for example because of two Hosts
+		return "", true // for example because it has two Host headers
 	}
-	// An absolute URL's host takes precedence over the header, which ReadRequest then omits.
-	// Servers differ in which of them they use, so a request in proxy form names no server here.
+	// The host of an absolute URL takes precedence over the header, which ReadRequest then omits.
+	// Servers differ in which of the two they use, so a request in proxy form names no server here.
 	if req.URL.Host != "" || req.Method == http.MethodConnect || req.ProtoMajor != 1 {
 		return "", true
 	}
 	for key := range req.Header {
-		if strings.EqualFold(strings.TrimSpace(key), "Host") { // Go distinguishes "Host :" from Host
+		if strings.EqualFold(strings.TrimSpace(key), "Host") { // servers may take "Host :" for Host, unlike Go
 			return "", true
 		}
 	}
@@ -179,14 +178,14 @@ func httpName(sent []byte) (name string, unclear bool) {
 	return name, name == ""
 }
 
-// canonical returns a name in lower case without a trailing dot. It returns "" unless all
-// characters are those of host names (RFC 1123 §2.1) or underscores.
+// canonical returns a name in lower case without a trailing dot. It returns "" if the name has a
+// character other than underscores and those of host names (RFC 1123 §2.1).
 func canonical(name string) string {
 	name = strings.TrimSuffix(name, ".")
 	if len(name) > 253 {
 		return ""
 	}
-	for _, c := range []byte(name) { // before conversion to lower case, which converts some other letters to ASCII
+	for _, c := range []byte(name) { // before the conversion to lower case, which turns some other letters into ASCII
 		switch {
 		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '-', c == '_', c == '.':
 		default:

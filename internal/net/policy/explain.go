@@ -20,8 +20,8 @@ var whys = map[Reason]string{
 	Broadcast: "broadcast", Reserved: "reserved range",
 }
 
-// Explain describes why a flow was refused, and which flags of forkd net set would permit it; fix
-// is empty if none would.
+// Explain describes why a flow was refused. fix has the flags of forkd net set that would permit
+// the flow, or is empty if no flags would.
 func Explain(p *netproto.Policy, f *Flow, reason Reason) (why, fix string) {
 	why = whys[reason]
 	rule := ""
@@ -56,7 +56,7 @@ func Explain(p *netproto.Policy, f *Flow, reason Reason) (why, fix string) {
 	return why, "allow it with " + withMode(p, "--allow "+rule)
 }
 
-// ExplainName is Explain for a name that DNS refused.
+// ExplainName is like Explain, for a name that DNS refused.
 func ExplainName(p *netproto.Policy, name string, reason Reason) (why, fix string) {
 	switch reason {
 	case NoRule, PrivateName:
@@ -74,7 +74,7 @@ func ExplainName(p *netproto.Policy, name string, reason Reason) (why, fix strin
 	return Explain(p, &Flow{}, reason)
 }
 
-// withMode puts the mode before a flag, because --allow alone would select the mode allow.
+// withMode adds the current mode before a flag, because --allow alone would select the mode allow.
 func withMode(p *netproto.Policy, flag string) string {
 	if p.Mode == netproto.ModeAllow {
 		return flag
@@ -90,8 +90,8 @@ func address(f *Flow, withPort bool) string {
 	return netip.AddrPortFrom(addr, f.To.Port()).String()
 }
 
-// narrowest returns a rule for a flow without a matching rule: for the latest of its names, if a
-// rule by name can permit it.
+// narrowest returns a rule that would permit a flow. The rule is for the latest name of the flow,
+// if a rule by name can permit it.
 func narrowest(f *Flow) string {
 	if len(f.Names) == 0 || f.Protocol == ICMP || isQUIC(f) {
 		return address(f, true)

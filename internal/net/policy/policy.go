@@ -1,7 +1,7 @@
-// Package policy decides whether a sandbox may open a connection: Decide is one pure function of
-// the sandbox's policy and the known facts about the connection, and gives the reason.
+// Package policy decides whether a sandbox may open a connection. Decide is a pure function of the
+// sandbox's policy and the known facts about the connection, and returns a reason with its verdict.
 //
-// It has no state and does no I/O: the caller finds out the names of an address and the
+// The package has no state and does no I/O. The caller finds out the names of an address and the
 // connection's server (packages dns and peek). Package netproto defines the closed ranges.
 package policy
 
@@ -30,11 +30,11 @@ type Flow struct {
 	Protocol Protocol
 	To       netip.AddrPort // the port is 0 for ICMP
 	Own      bool           // the address is the host's own
-	Names    []string       // for which our DNS gave this sandbox the address; lower case, no trailing dot
+	Names    []string       // names for which our DNS gave this sandbox the address; lower case, no trailing dot
 	Peeked   bool           // Server is known from the connection's first bytes
-	Server   string         // TLS server name or HTTP host, "" if the connection named none; in the form of Names
+	Server   string         // TLS server name or HTTP host, in the form of Names; "" if the connection named none
 	Unclear  bool           // servers could disagree about the name
-	ECH      bool           // an encrypted name may differ
+	ECH      bool           // the connection may have an encrypted name that differs
 }
 
 // Verdict is the decision about a flow.
@@ -50,23 +50,23 @@ const (
 // String returns the verdict's name in flow logs.
 func (v Verdict) String() string { return [...]string{"refuse", "pass", "peek"}[v] }
 
-// Reason is the reason of a verdict, as one word for flow logs and counters.
+// Reason is the reason of a verdict: one word for flow logs and counters.
 type Reason string
 
-// Reasons of refusals. The second group are the ranges that ModePublic closes.
+// Reasons of refusals. The second group contains the ranges that ModePublic closes.
 const (
 	ModeNone    Reason = "mode-none"    // the policy permits nothing
 	Denied      Reason = "deny-rule"    // a rule of Deny
 	NoRule      Reason = "no-rule"      // mode allow, and no rule of Allow
 	ForeignDNS  Reason = "foreign-dns"  // port 53 or 853 at any address except the gateway
-	NoName      Reason = "no-name"      // an allowed name's address, but the connection names no server
+	NoName      Reason = "no-name"      // the address of an allowed name, but the connection names no server
 	OtherName   Reason = "other-name"   // the connection names a server that is not allowed
 	NameAddress Reason = "name-address" // DNS did not give the address for the server that the connection names
 	IPv6        Reason = "ipv6"         // there is no IPv6 outside
 	PrivateName Reason = "private-name" // mode public, and a name of the host's network
-	Unclear     Reason = "unclear-name" // a name is denied, and the connection may be for it
-	ECH         Reason = "ech"          // a name decides, and the connection may contain an encrypted one
-	QUIC        Reason = "quic"         // a name decides, and UDP 443 does not reveal one
+	Unclear     Reason = "unclear-name" // a name is denied, and the connection may be for that name
+	ECH         Reason = "ech"          // a name decides, and the connection may contain an encrypted name
+	QUIC        Reason = "quic"         // a name decides, and UDP 443 reveals no name
 
 	Host       Reason = netproto.Host
 	SandboxNet Reason = netproto.SandboxNet
@@ -92,13 +92,13 @@ const (
 //  1. Unreachable destinations are refused: IPv6, and the network inside the VM.
 //  2. Mode none refuses. Rules of Deny refuse, by address or by name.
 //  3. A rule of Allow by address permits. But a closed range is opened only by a rule that lies
-//     within it: 0.0.0.0/0 means the internet, not this host.
+//     within it. The rule 0.0.0.0/0 means the internet, not this host.
 //  4. Remaining closed ranges are refused, and so is DNS that bypasses the gateway.
 //  5. Modes public and open permit the rest. Mode allow requires a rule by name.
 //
 // If a name decides about TCP at port 80 or 443, the verdict is Peek until the connection has named
 // its server. A connection that may contain another, encrypted name is refused, except with
-// AllowECH. If a name would decide about UDP at port 443, which is QUIC, the flow is refused:
+// AllowECH. If a name would decide about UDP at port 443, which is QUIC, the flow is refused, and
 // clients then use TCP.
 func Decide(p *netproto.Policy, f *Flow) (Verdict, Reason) {
 	addr := f.To.Addr().Unmap()
@@ -156,8 +156,8 @@ func allow(p *netproto.Policy, f *Flow, addr netip.Addr, ranged netproto.Closed)
 }
 
 // allowName decides by the rules for names. DNS must have given the address for an allowed name. If
-// the connection names its server, DNS must have given the address for that name, and the name must
-// be allowed too.
+// the connection names its server, that name must be allowed too, and DNS must have given the
+// address for it.
 func allowName(p *netproto.Policy, f *Flow) (Verdict, Reason) {
 	given := slices.ContainsFunc(f.Names, func(name string) bool { return matchName(p.Allow, f, name) })
 	switch {
@@ -182,7 +182,7 @@ func allowName(p *netproto.Policy, f *Flow) (Verdict, Reason) {
 }
 
 // denyRule returns the first rule of Deny that matches the address, one of its names, or the peeked
-// name; nil if none does.
+// name. If no rule matches, it returns nil.
 func denyRule(p *netproto.Policy, f *Flow, addr netip.Addr) *netproto.Rule {
 	for i := range p.Deny {
 		r := &p.Deny[i]
@@ -200,7 +200,7 @@ func denyRule(p *netproto.Policy, f *Flow, addr netip.Addr) *netproto.Rule {
 	return nil
 }
 
-// Names reports whether DNS may answer for a name under the policy, and the reason if not.
+// Names reports whether the policy permits DNS to answer for a name. If not, it returns the reason.
 func Names(p *netproto.Policy, name string) (bool, Reason) {
 	if p.Mode == netproto.ModeNone {
 		return false, ModeNone
@@ -247,8 +247,8 @@ func hasNameRule(rules []netproto.Rule, f *Flow) bool {
 }
 
 // matchPort reports whether an allow rule matches protocol and port. A rule for a name applies to
-// TCP unless it says udp/. Without a port it applies to the ports at which connections name their
-// server.
+// TCP unless its text begins with udp/. Without a port it applies to the ports at which connections
+// name their server.
 func matchPort(r *netproto.Rule, f *Flow) bool {
 	switch {
 	case r.IsName() && !r.HasPorts():
@@ -259,8 +259,9 @@ func matchPort(r *netproto.Rule, f *Flow) bool {
 	return matchDenyPort(r, f)
 }
 
-// matchDenyPort is matchPort for a deny rule. Without a port it applies to all ports, and without a
-// protocol to all protocols, also for a name: a denied server's SSH and QUIC are closed too.
+// matchDenyPort is matchPort for a deny rule. Without a port the rule applies to all ports, and
+// without a protocol to all protocols, even if it is for a name. So it also denies a server's SSH
+// and QUIC.
 func matchDenyPort(r *netproto.Rule, f *Flow) bool {
 	switch {
 	case r.Protocol == netproto.TCP && f.Protocol != TCP, r.Protocol == netproto.UDP && f.Protocol != UDP:
@@ -271,19 +272,19 @@ func matchDenyPort(r *netproto.Rule, f *Flow) bool {
 	return f.Protocol != ICMP && r.First <= f.To.Port() && f.To.Port() <= r.Last
 }
 
-// peekable reports whether clients first name their server at the flow's port.
+// peekable reports whether clients at the flow's port begin by naming their server.
 func peekable(f *Flow) bool {
 	return f.Protocol == TCP && (f.To.Port() == 80 || f.To.Port() == 443)
 }
 
-// isQUIC reports whether a flow goes to the port of HTTP/3 (RFC 9114 §3.1). Its first packet
-// encrypts the server's name under a key derived from the packet itself (RFC 9001 §5.2). But the
-// name may be spread over several packets in any order, so QUIC is not peeked: it is refused if a
-// name decides.
+// isQUIC reports whether a flow goes to the port of HTTP/3 (RFC 9114 §3.1). QUIC is refused if a
+// name decides, and never peeked. Its first packet encrypts the server's name under a key that can
+// be derived from the packet itself (RFC 9001 §5.2). But the name may be spread over several
+// packets in any order.
 func isQUIC(f *Flow) bool { return f.Protocol == UDP && f.To.Port() == 443 }
 
-// isDNS reports whether a flow would bypass our resolver: DNS (RFC 1035), and DNS over TLS and QUIC
-// (RFC 7858, RFC 9250).
+// isDNS reports whether a flow would bypass our resolver. It recognizes DNS (RFC 1035), and DNS
+// over TLS and over QUIC (RFC 7858, RFC 9250).
 func isDNS(f *Flow) bool {
 	return f.Protocol != ICMP && (f.To.Port() == 53 || f.To.Port() == 853)
 }

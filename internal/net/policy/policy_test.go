@@ -38,7 +38,7 @@ func makePolicy(t testing.TB, mode netproto.Mode, rules string) *netproto.Policy
 	return &p
 }
 
-// makeFlow reads "tcp/1.2.3.4:443 own names=a,b server=a".
+// makeFlow parses a text such as "tcp/1.2.3.4:443 own names=a,b server=a".
 func makeFlow(t testing.TB, text string) *Flow {
 	t.Helper()
 	words := strings.Fields(text)
@@ -121,7 +121,7 @@ func TestDecide(t *testing.T) {
 		{public, "", "tcp/1.1.1.1:80 own", Refuse, Host},
 		{public, "", "tcp/10.0.0.5:8889 own", Refuse, Host},
 		{public, "", "tcp/127.0.0.1:80 own", Refuse, Loopback},
-		// The same addresses in other spellings.
+		// The same addresses in other notations.
 		{public, "", "tcp/[::ffff:127.0.0.1]:80", Refuse, Loopback},
 		{public, "", "tcp/[::ffff:10.0.0.1]:80", Refuse, Private},
 		{public, "", "tcp/[::ffff:169.254.169.254]:80", Refuse, Metadata},
@@ -132,7 +132,7 @@ func TestDecide(t *testing.T) {
 		{open, "", "tcp/[fd00:ec2::254]:80", Refuse, IPv6},
 		{open, "", "tcp/[64:ff9b::7f00:1]:80", Refuse, IPv6},
 		{open, "", "tcp/[2606:4700::1111]:443", Refuse, IPv6},
-		// Mode public: exceptions are opened by address, by a rule that lies within the closed
+		// Mode public: exceptions are opened by address, with a rule that lies within the closed
 		// range.
 		{public, "10.1.0.0/16", "tcp/10.1.2.3:80", Pass, ByRule},
 		{public, "10.1.0.0/16", "tcp/10.2.2.3:80", Refuse, Private},
@@ -316,8 +316,8 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// FuzzDecide: a decision is final once the server is known, mode none permits nothing, and loopback
-// is permitted only by a rule for it.
+// FuzzDecide checks that a decision is final once the server is known, that mode none permits
+// nothing, and that only a rule for loopback permits loopback.
 func FuzzDecide(f *testing.F) {
 	f.Add(uint8(2), []byte{1, 1, 1, 1}, uint16(443), uint8(0), "a.example", "a.example", "a.example")
 	f.Add(uint8(4), []byte{127, 0, 0, 1}, uint16(53), uint8(1), "", "", "0.0.0.0/0")

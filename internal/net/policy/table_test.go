@@ -10,12 +10,12 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// The table asks Decide about every combination of the types below, and compares it with a model
-// that is written from docs/network.md and shares no code with it.
+// The table asks Decide about every combination of the types below. It compares the answers with a
+// model that is written from docs/network.md and shares no code with Decide.
 
 // spec is a rule in the form of the model.
 type spec struct {
-	about  string // what it matches: name, below, address, network, all or other
+	about  string // what the rule matches: name, below, address, network, all or other
 	proto  string // tcp, udp, or empty
 	lo, hi uint16 // 0: no ports
 }
@@ -44,7 +44,7 @@ type place struct {
 	own    bool
 	closed Reason // why it is closed; empty if it is not
 	always bool   // mode open closes it too
-	opened string // the rules that open it
+	opened string // the rule that opens it
 }
 
 var places = []place{
@@ -58,7 +58,7 @@ var places = []place{
 	{"192.0.2.3", false, SandboxNet, true, ""},
 }
 
-// said is the known information about the server at the time of the decision.
+// said is what is known about the server at the time of the decision.
 type said struct {
 	peeked  bool
 	server  string
@@ -178,7 +178,7 @@ func specs() []*spec {
 			for _, ports := range [][2]uint16{{}, {443, 443}, {400, 500}, {53, 53}, {80, 80}} {
 				r := &spec{about, proto, ports[0], ports[1]}
 				if r.named() && proto == "udp" && r.hi == 0 {
-					continue // no rule: it needs a port
+					continue // skipped: this rule needs a port
 				}
 				list = append(list, r)
 			}
@@ -187,7 +187,7 @@ func specs() []*spec {
 	return list
 }
 
-// rule returns the list of one rule.
+// rule returns a list that contains only r.
 func (r *spec) rule(t *testing.T, to netip.Addr) []netproto.Rule {
 	if r == nil {
 		return nil
@@ -234,7 +234,7 @@ func TestDecideTable(t *testing.T) {
 					for _, mode := range []netproto.Mode{none, public, listed, open} {
 						for _, ech := range []bool{false, true} {
 							if ech && !c.ech {
-								continue // AllowECH matters only for encrypted names
+								continue // skipped: AllowECH matters only for encrypted names
 							}
 							c.mode, c.allow, c.deny, c.allowECH = mode, lists[0], lists[1], ech
 							p := netproto.Policy{Mode: mode, Allow: allow, Deny: deny, AllowECH: ech}
@@ -259,7 +259,7 @@ func TestDecideTable(t *testing.T) {
 	t.Logf("%d cells", cells)
 }
 
-// checkFix follows the advice for a refusal, and expects the flow to be permitted.
+// checkFix applies the suggested fix for a refusal, and expects the flow to be permitted.
 func checkFix(t *testing.T, p netproto.Policy, f Flow, verdict Verdict, reason Reason) {
 	if verdict != Refuse {
 		return
@@ -268,7 +268,7 @@ func checkFix(t *testing.T, p netproto.Policy, f Flow, verdict Verdict, reason R
 	if why == "" {
 		t.Fatalf("%s is not explained", reason)
 	}
-	// If the server was peeked before the rule decided, a new connection is peeked again.
+	// The server had been peeked before the rule decided. A new connection is peeked again.
 	if reason == NoRule {
 		f.Peeked, f.Server, f.Unclear, f.ECH = false, "", false, false
 	}
@@ -293,7 +293,7 @@ func checkFix(t *testing.T, p netproto.Policy, f Flow, verdict Verdict, reason R
 			p.AllowECH = true
 		}
 	}
-	// Another reason may remain: a deny rule by name, or an encrypted name behind an allowed one.
+	// Another reason may remain: a deny rule by name, or an encrypted name behind an allowed name.
 	if v, r := Decide(&p, &f); v == Refuse && (r == reason || len(p.Deny) == 0 && r != ECH) {
 		t.Fatalf("%+v, refused for %s: %q does not let it through: %s", f, reason, fix, r)
 	}

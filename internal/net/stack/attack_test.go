@@ -21,7 +21,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// An allowed name permits only the address that DNS gave for it, under that name.
+// An allowed name permits only the address that DNS gave for it, in a connection that names it.
 func TestAllowedNamePasses(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web+":80"), echo)
@@ -41,7 +41,8 @@ func TestAllowedNamePasses(t *testing.T) {
 	}
 }
 
-// TestAttackRebinding: a name whose address changes to a private one, or to one of the host.
+// TestAttackRebinding changes the address of an allowed name to a private one, or to one of the
+// host.
 func TestAttackRebinding(t *testing.T) {
 	w := newWorld(t)
 	for _, a := range []string{web, private, metadata} {
@@ -67,7 +68,7 @@ func TestAttackRebinding(t *testing.T) {
 	}
 }
 
-// TestAttackForgedSNI: TLS to a raw address under an allowed name that DNS did not give for it.
+// TestAttackForgedSNI uses TLS to an address under an allowed name for which DNS did not give it.
 func TestAttackForgedSNI(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web+":443"), echo)
@@ -86,8 +87,8 @@ func TestAttackForgedSNI(t *testing.T) {
 	r.mustCount(t, "name-address", 1)
 }
 
-// TestAttackOtherServerName: the address is right, but the connection names a server that is not
-// allowed. The server must check the Host inside TLS, because the gateway cannot read it.
+// TestAttackOtherServerName connects to an allowed address, but names a server that is not allowed.
+// The server must check the Host inside TLS, because the gateway cannot read it.
 func TestAttackOtherServerName(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web+":443"), echo)
@@ -115,7 +116,7 @@ func TestAttackOtherServerName(t *testing.T) {
 	}
 }
 
-// TestAttackForeignResolver: DNS over UDP and TCP, and over TLS, past the gateway.
+// TestAttackForeignResolver sends DNS past the gateway, over UDP, TCP and TLS.
 func TestAttackForeignResolver(t *testing.T) {
 	w := newWorld(t)
 	heard := w.ListenUDP(t, foreign+":53")
@@ -139,14 +140,14 @@ func TestAttackForeignResolver(t *testing.T) {
 		if i == 0 {
 			continue
 		}
-		_ = heard.SetReadDeadline(time.Now().Add(200 * time.Millisecond)) // what got through would be here by now
+		_ = heard.SetReadDeadline(time.Now().Add(200 * time.Millisecond)) // time for a packet to arrive
 		if n, _, err := heard.ReadFrom(make([]byte, 100)); err == nil {
 			t.Errorf("%d bytes got through by UDP", n)
 		}
 	}
 }
 
-// TestAttackNameNotAllowed: DNS refuses a name before it asks any server outside.
+// TestAttackNameNotAllowed checks that DNS refuses a name before it asks any server outside.
 func TestAttackNameNotAllowed(t *testing.T) {
 	w := newWorld(t)
 	r := newRig(t, w, "allow good.example")
@@ -159,9 +160,9 @@ func TestAttackNameNotAllowed(t *testing.T) {
 	r.mustCount(t, "no-rule", 2)
 }
 
-// TestAttackClosedAddresses tries metadata, loopback in its spellings, the daemon's API on the
-// host's own addresses, and other sandboxes, as programs with raw sockets would. Where possible, a
-// server listens there.
+// TestAttackClosedAddresses tries metadata, loopback in several notations, the daemon's API on the
+// host's own addresses, and other sandboxes. It acts as programs with raw sockets would. Where
+// possible, a server listens at the address.
 func TestAttackClosedAddresses(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, metadata+":80"), echo)
@@ -178,7 +179,7 @@ func TestAttackClosedAddresses(t *testing.T) {
 	}
 	for _, policy := range []string{"public", "open", "allow 0.0.0.0/0"} {
 		r := newRig(t, w, policy)
-		r.guest.Send(guesttest.Frame(guesttest.SYN(frame.Guest, "0.0.0.0", 1024, 80))) // no address at all: dropped
+		r.guest.Send(guesttest.Frame(guesttest.SYN(frame.Guest, "0.0.0.0", 1024, 80))) // not a valid address; dropped
 		for _, c := range []struct{ to, reason string }{
 			{metadata, "metadata"}, {"127.0.0.1", "loopback"}, {"127.255.255.254", "loopback"}, {"0.1.2.3", "loopback"},
 			{nettest.Own, "host"}, {"192.0.2.3", "sandbox-net"}, {frame.Gateway, "sandbox-net"},
@@ -193,7 +194,7 @@ func TestAttackClosedAddresses(t *testing.T) {
 	}
 }
 
-// TestAttackIPv6: IPv6 does not get outside in any form.
+// TestAttackIPv6 checks that IPv6 does not get outside in any form.
 func TestAttackIPv6(t *testing.T) {
 	r := newRig(t, newWorld(t), "open")
 	p := make(header.IPv6, header.IPv6MinimumSize+header.TCPMinimumSize)
@@ -206,8 +207,8 @@ func TestAttackIPv6(t *testing.T) {
 	waitFor(t, "it is dropped", func() bool { return r.counters.Dropped.Load() == 1 })
 }
 
-// TestAttackSpoofedSource: packets whose source is not the guest's address, and ARP messages that
-// claim or ask for other addresses.
+// TestAttackSpoofedSource sends packets whose source is not the guest's address, and ARP messages
+// that claim other addresses or ask for them.
 func TestAttackSpoofedSource(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web+":80"), echo)
@@ -255,7 +256,8 @@ func arpRequest(sender, target string) []byte {
 	return m
 }
 
-// TestAttackRefusedUDPIsAnswered: a program whose packet is refused gets an error at once.
+// TestAttackRefusedUDPIsAnswered checks that a program whose packet is refused gets an error at
+// once.
 func TestAttackRefusedUDPIsAnswered(t *testing.T) {
 	r := newRig(t, newWorld(t), "none")
 	answer := make(chan byte, 1)
@@ -282,8 +284,8 @@ func TestAttackRefusedUDPIsAnswered(t *testing.T) {
 	r.mustCount(t, "mode-none", 2)
 }
 
-// TestAttackDeniedNameAsProxy: requests that name a denied server in a way that servers interpret
-// differently, at an address that the sandbox learned elsewhere.
+// TestAttackDeniedNameAsProxy sends requests that name a denied server in a form that servers
+// interpret differently. The sandbox has the server's address from elsewhere.
 func TestAttackDeniedNameAsProxy(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web+":80"), echo)
@@ -311,8 +313,8 @@ func TestAttackDeniedNameAsProxy(t *testing.T) {
 	}
 }
 
-// TestAttackPrivateNames: names of the host's network, and reverse lookups of addresses, under a
-// policy for the internet. No resolver is asked.
+// TestAttackPrivateNames asks for names of the host's network, and for reverse lookups of
+// addresses, under a policy for the internet. No resolver is asked.
 func TestAttackPrivateNames(t *testing.T) {
 	w := newWorld(t)
 	h := NewHost(10000)
@@ -332,7 +334,7 @@ func TestAttackPrivateNames(t *testing.T) {
 	}
 }
 
-// TestAttackOwnAddresses: addresses of the host that its connections do not come from. These are a
+// TestAttackOwnAddresses tries addresses of the host that its own connections do not come from: a
 // second address in a network, ranges that are routed to the host, and an address that is added
 // while a connection is open. If the kernel does not answer, every address counts as the host's.
 func TestAttackOwnAddresses(t *testing.T) {

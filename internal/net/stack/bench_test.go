@@ -13,7 +13,7 @@ import (
 )
 
 // The guest of these benchmarks is a gVisor stack in the same process, so it takes half of the
-// time. Compare the results only with those of an earlier run.
+// time. Compare the results only with those of another run of these benchmarks.
 
 func BenchmarkDownload(b *testing.B) {
 	w := newWorld(b)

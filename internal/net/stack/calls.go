@@ -6,10 +6,10 @@ import (
 	"github.com/forkd/forkd/internal/jail"
 )
 
-// Calls returns the system calls of this package, including those of Go's package net, in addition
-// to the runtime's. It makes outgoing connections, and no socket pairs. Its sockets are TCP, UDP
-// and ping sockets of the internet families, and one of rtnetlink, with which a process without
-// capabilities can only query.
+// Calls returns the system calls of this package and of Go's package net, without those of the Go
+// runtime. They make outgoing connections, but no socket pairs. Sockets are TCP, UDP and ping
+// sockets of the internet families, and one of rtnetlink. A process without capabilities can only
+// make queries with the latter.
 func Calls() []jail.Call {
 	calls := jail.Calls(unix.SYS_CONNECT, unix.SYS_BIND, unix.SYS_GETSOCKNAME, unix.SYS_GETPEERNAME, unix.SYS_GETSOCKOPT,
 		unix.SYS_SETSOCKOPT,

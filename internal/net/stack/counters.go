@@ -23,7 +23,7 @@ type Counters struct {
 	recent  []netproto.Refusal // latest first
 }
 
-// note adds a refused destination. If there are too many, it replaces the oldest.
+// note adds a refused destination. If the list is full, it replaces the oldest one.
 func (c *Counters) note(r netproto.Refusal) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -41,7 +41,7 @@ func (c *Counters) note(r netproto.Refusal) {
 	c.recent = slices.Insert(c.recent, 0, r)
 }
 
-// refuse counts a refusal. Reasons are fixed words of this program: a guest cannot add any.
+// refuse counts a refusal. Reasons are fixed words of this program, so a guest cannot add any.
 func (c *Counters) refuse(reason string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -51,7 +51,7 @@ func (c *Counters) refuse(reason string) {
 	c.reasons[reason]++
 }
 
-// Stats returns the counters in the form for the daemon.
+// Stats returns the counters in the form that the daemon receives.
 func (c *Counters) Stats() netproto.Stats {
 	m := netproto.Stats{Active: c.Active.Load(), Open: uint32(c.Open.Load()), Connections: c.Passed.Load(),
 		UpBytes: c.Up.Load(), DownBytes: c.Down.Load(), DNSQueries: c.DNSQueries.Load(), Dropped: c.Dropped.Load()}
@@ -65,7 +65,7 @@ func (c *Counters) Stats() netproto.Stats {
 	return m
 }
 
-// Add adds the counters of o, except values that are states.
+// Add adds the counters of o. It leaves out values that describe a state, such as Active.
 func (c *Counters) Add(o *Counters) {
 	c.Passed.Add(o.Passed.Load())
 	c.Up.Add(o.Up.Load())

@@ -15,8 +15,8 @@ import (
 	"github.com/forkd/forkd/internal/net/policy"
 )
 
-// takeEcho forwards an echo request (ping). If the policy refuses it or the host does not permit
-// sending it, it answers that the destination is unreachable.
+// takeEcho forwards an echo request (ping). If the policy or the host does not permit it, takeEcho
+// answers that the destination is unreachable.
 func (s *Stack) takeEcho(packet inspect.Packet) {
 	to := netip.AddrPortFrom(packet.To, 0)
 	select {
@@ -47,8 +47,8 @@ func (s *Stack) takeEcho(packet inspect.Packet) {
 }
 
 // echo sends a request through a ping socket (IPPROTO_ICMP of type SOCK_DGRAM, see icmp(7)) and
-// passes the answer to the guest. net.ipv4.ping_group_range permits such sockets. A missing answer
-// is not an error.
+// passes the answer to the guest. net.ipv4.ping_group_range must permit such sockets. It is no
+// error if there is no answer.
 func (s *Stack) echo(f *flow, request []byte) error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_ICMP)
 	if err != nil {
@@ -77,8 +77,8 @@ func (s *Stack) echo(f *flow, request []byte) error {
 	return nil
 }
 
-// unreachable returns an answer to a packet that its destination is unreachable (RFC 792, RFC 1812
-// §5.2.7.1), from the gateway.
+// unreachable answers a packet, in the name of the gateway, that its destination is unreachable
+// (RFC 792, RFC 1812 §5.2.7.1).
 func unreachable(packet []byte, code header.ICMPv4Code) []byte {
 	quoted := packet[:min(len(packet), header.IPv4MinimumSize+header.ICMPv4MinimumSize)]
 	message := append([]byte{byte(header.ICMPv4DstUnreachable), byte(code), 0, 0, 0, 0, 0, 0}, quoted...)

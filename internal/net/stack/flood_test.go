@@ -47,8 +47,8 @@ func TestAttackSYNFlood(t *testing.T) {
 			}
 		}
 	}
-	// Each connection being opened has its goroutine, and a few of the standard library's while it
-	// is dialled.
+	// Each connection that is being opened has a goroutine, and while it is dialled, a few more of
+	// the standard library.
 	if n := runtime.NumGoroutine() - before; n > 4*maxOpening+100 {
 		t.Errorf("%d goroutines", n)
 	}
@@ -58,8 +58,8 @@ func TestAttackSYNFlood(t *testing.T) {
 	flooder.mustCount(t, openRate, 1)
 }
 
-// TestAttackHalfOpen: clients that send nothing on connections for which a name decides. These
-// connections end by themselves, and their number is bounded.
+// TestAttackHalfOpen opens connections for which a name decides, and sends nothing. The stack ends
+// these connections after a while, and bounds their number.
 func TestAttackHalfOpen(t *testing.T) {
 	w := newWorld(t)
 	h := NewHost(10000)
@@ -79,8 +79,8 @@ func TestAttackHalfOpen(t *testing.T) {
 	waitFor(t, "they are gone", func() bool { return r.counters.Open.Load() == 0 })
 }
 
-// TestAttackSlowReader: a guest that requests much and reads nothing, and a server that does the
-// same. The data that waits for them is bounded, and the sandbox's other connections go on.
+// TestAttackSlowReader has a guest that requests much and reads nothing, and a server that does the
+// same. The data that waits for them is bounded, and the sandbox's other connections still work.
 func TestAttackSlowReader(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web+":80"), func(c net.Conn) { // sends without end
@@ -107,7 +107,7 @@ func TestAttackSlowReader(t *testing.T) {
 		held = r.counters.moving(r.Stack)
 		return held == earlier
 	})
-	// The guest is in this process too, and has its own buffers.
+	// The guest runs in this process too, and has its own buffers.
 	if n := int64(heap()) - int64(before); n > 2*each*8*maxBuffer {
 		t.Errorf("%d connections hold %d KiB", 2*each, n>>10)
 	}
@@ -120,7 +120,7 @@ type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { return len(p), nil }
 
-// moving returns the bytes that the open flows have carried.
+// moving returns the number of bytes that the open flows have carried.
 func (c *Counters) moving(s *Stack) (n uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -130,8 +130,8 @@ func (c *Counters) moving(s *Stack) (n uint64) {
 	return n
 }
 
-// TestAttackFragments: fragments that overlap or never become whole, fragments of protocols that
-// need none, and packets with bad checksums. The stack keeps little of them, and goes on.
+// TestAttackFragments sends fragments that overlap or never become whole, fragments of protocols
+// that need none, and packets with bad checksums. The stack keeps little of them and still works.
 func TestAttackFragments(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web+":80"), echo)
@@ -186,7 +186,7 @@ func badUDP(to string, port uint16) []byte {
 	return guesttest.IPv4(frame.Guest, to, uint8(header.UDPProtocolNumber), p)
 }
 
-// TestAttackManyUDPFlows: a new flow replaces the oldest one.
+// TestAttackManyUDPFlows checks that a new flow replaces the oldest one.
 func TestAttackManyUDPFlows(t *testing.T) {
 	w := newWorld(t)
 	w.ListenUDP(t, web+":123")
@@ -200,7 +200,7 @@ func TestAttackManyUDPFlows(t *testing.T) {
 	})
 }
 
-// A guest that exceeds its packet or byte rate is throttled, and nothing is lost.
+// A guest that exceeds its packet or byte rate is throttled, but loses nothing.
 func TestLimitsSlowDown(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web+":80"), echo)
@@ -216,7 +216,7 @@ func TestLimitsSlowDown(t *testing.T) {
 		t.Errorf("%d bytes, %v", len(got), err)
 	}
 	for _, limiter := range []*rate.Limiter{r.up, r.down} {
-		left := limiter.TokensAt(time.Time{}) // as of the last send; by now all may be refilled
+		left := limiter.TokensAt(time.Time{}) // as of the last send; they may all be refilled by now
 		if limiter.Limit() != 1<<20 || left >= minBurst {
 			t.Errorf("a limit of %v has %v bytes left", limiter.Limit(), left)
 		}
@@ -226,7 +226,7 @@ func TestLimitsSlowDown(t *testing.T) {
 	}
 }
 
-// FuzzFrames: whatever a guest writes into its frame socket, the stack goes on.
+// FuzzFrames checks that the stack survives whatever a guest writes into its frame socket.
 func FuzzFrames(f *testing.F) {
 	f.Add(guesttest.Frame(guesttest.SYN(frame.Guest, web, 1024, 80)))
 	f.Add(arpRequest(frame.Guest, frame.Gateway))
@@ -243,8 +243,8 @@ func FuzzFrames(f *testing.F) {
 		if len(m) == 0 {
 			return // the end of the socket
 		}
-		// Sent once unchanged, and once with the fields corrected that package inspect would
-		// refuse.
+		// Send the message unchanged, and again after correcting the fields that package inspect
+		// would refuse.
 		guest.Send(m)
 		if at := frame.HeaderBytes + header.EthernetMinimumSize; len(m) >= at+header.IPv4MinimumSize {
 			m = append(guesttest.Frame(nil), m[at:]...)
@@ -264,7 +264,7 @@ func FuzzFrames(f *testing.F) {
 	})
 }
 
-// The number of the host's UDP ports that all sandboxes together use is bounded.
+// All sandboxes together may use only a limited number of the host's UDP ports.
 func TestUDPFlowsOfTheHostAreBounded(t *testing.T) {
 	h := NewHost(2 * maxHostUDP)
 	for range maxHostUDP {
@@ -284,8 +284,8 @@ func TestUDPFlowsOfTheHostAreBounded(t *testing.T) {
 	}
 }
 
-// TestAttackManyLines: the flow log has a limited number of lines per second for one sandbox, for
-// permitted and for refused flows, and reports how many are missing.
+// TestAttackManyLines checks that one sandbox can log only a limited number of permitted and
+// refused flows per second. The flow log reports how many are missing.
 func TestAttackManyLines(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web+":80"), echo)
@@ -310,7 +310,8 @@ func TestAttackManyLines(t *testing.T) {
 		for range 5 {
 			c.flow()
 		}
-		// A line that is written late also counts records that were dropped after it was made.
+		// A line that is written late also counts records that were dropped after its flow had
+		// ended.
 		waitFor(t, "three lines are missing", func() bool { return lines.lost(t)+r.host.Log.Missing() >= 3 })
 		waitFor(t, "two are there", func() bool { return count() == 2 })
 		c.limiter.SetLimit(rate.Inf)

@@ -15,10 +15,10 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// Reasons of refusals for flows that the policy permits.
+// Reasons for refusing flows that the policy permits.
 const (
-	tooMany     = "connection-limit" // of the sandbox
-	tooManyHost = "host-limit"       // sockets of this process
+	tooMany     = "connection-limit" // the sandbox has too many connections
+	tooManyHost = "host-limit"       // this process has too many sockets
 )
 
 // limitReasons describes the reasons that do not come from the policy.
@@ -44,12 +44,13 @@ type flow struct {
 
 	// The stack's mu guards the fields below.
 	decided bool   // the policy has decided, and decides again when it changes
-	verdict string // for the log
+	verdict string // verdict for the log
 	reason  string
 	err     error
 }
 
-// enter counts a task that the stack did not start itself. It returns false if the stack is closed.
+// enter counts a task that was not started by the stack itself. It returns false if the stack is
+// closed.
 func (s *Stack) enter() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -59,7 +60,7 @@ func (s *Stack) enter() bool {
 	return !s.closed
 }
 
-// begin registers a flow, if there is room for one. Every registered flow must be ended.
+// begin registers a flow if there is room for one. Every registered flow must end with end.
 func (s *Stack) begin(protocol policy.Protocol, to netip.AddrPort) (*flow, string) {
 	f := &flow{stack: s, started: time.Now(), Flow: policy.Flow{Protocol: protocol, To: to}}
 	f.Names = s.dns.Names(to.Addr())
@@ -79,10 +80,10 @@ func (s *Stack) begin(protocol policy.Protocol, to netip.AddrPort) (*flow, strin
 	return f, ""
 }
 
-// decide asks the policy about a flow, with the first bytes of the connection if they are known;
-// seen is nil before they were read.
+// decide asks the policy about a flow. seen describes the first bytes of the connection; it is nil
+// before they were read.
 func (s *Stack) decide(f *flow, seen *peek.Seen) policy.Verdict {
-	own := s.host.isOwn(f.To.Addr()) // each time, because it may have changed while the guest was peeked at
+	own := s.host.isOwn(f.To.Addr()) // may have changed since the last decision
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f.Own = own
@@ -154,7 +155,7 @@ var (
 	errSecrets = errors.New("the sandbox was given other secrets")
 )
 
-// given reports whether our DNS gave the sandbox the flow's address for a name.
+// given reports whether our DNS has given the sandbox the flow's address for a name.
 func (f *flow) given(name string) bool { return slices.Contains(f.Names, name) }
 
 func (f *flow) touch() { f.last.Store(time.Now().UnixNano()) }
@@ -175,10 +176,11 @@ type record struct {
 	address        netip.AddrPort
 	started        time.Time
 	up, down       uint64
-	why, fix       string // of a refusal by the policy, see policy.Explain
+	why, fix       string // of a refusal by the policy; see policy.Explain
 }
 
-// addressText returns "" for an unknown address, and no port for ICMP.
+// addressText returns the address and port. It returns "" if the address is unknown, and omits the
+// port for ICMP.
 func (r *record) addressText() string {
 	switch {
 	case !r.address.IsValid():

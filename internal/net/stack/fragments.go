@@ -10,12 +10,13 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 )
 
-// fragments reassembles the packets that a guest sends in fragments (RFC 791 §3.2). gVisor's stack could
-// do that too, but would keep up to 4 MiB for each sandbox that count in no room. + A packet whose
-// fragments contradict each other is dropped. If there is no room, the packet that was begun first is
-// dropped, because its fragments are likely lost.
+// fragments reassembles the packets that a guest sends in fragments (RFC 791 §3.2). gVisor's stack
+// could do that too, but would keep up to 4 MiB for each sandbox that no room counts.
+//
+// A packet whose fragments contradict each other is dropped. If there is no room, the packet whose
+// first fragment arrived earliest is dropped, because its missing fragments are probably lost.
 type fragments struct {
-	room room // for the fragments that are kept
+	room room // memory of the fragments that are kept
 
 	mu      sync.Mutex
 	packets map[packetID]*partial
@@ -32,37 +33,37 @@ type packetID struct {
 type partial struct {
 	begun  time.Time
 	pieces []piece // by offset, without overlap
-	has    int     // bytes of payload
+	has    int     // bytes of payload that have arrived
 	wants  int     // length of the whole payload; 0 until the last fragment has arrived
-	cost   int64   // bytes in the room
+	cost   int64   // bytes that the packet takes in the room
 }
 
 // piece is a fragment.
 type piece struct {
 	packet []byte // with its header
-	offset int    // of its payload, in bytes
+	offset int    // offset of its payload, in bytes
 }
 
 func (p *piece) payload() []byte { return p.packet[header.IPv4MinimumSize:] }
 func (p *piece) end() int        { return p.offset + len(p.payload()) }
 
-// Limits for the incomplete packets of one sandbox. A guest sends all fragments of a packet at once
-// and none is lost on the way, so few packets are incomplete at a time.
+// Limits for the incomplete packets of one sandbox. A guest sends all fragments of a packet
+// together and none is lost on the way, so few packets are incomplete at a time.
 const (
 	maxPartials  = 64
 	maxFragments = 256 << 10        // bytes: four of the largest packets
-	fragmentTime = 15 * time.Second // for a packet to become whole, as in RFC 791
+	fragmentTime = 15 * time.Second // time for a packet to become complete, as in RFC 791
 
-	// Memory that a fragment and a packet take in addition to their bytes.
+	// Memory that a fragment and a packet take, in addition to their bytes.
 	pieceBytes   = 96
 	partialBytes = 512
 
 	maxPayload = 65535 - header.IPv4MinimumSize
 )
 
-// add takes a fragment, which it copies. If that was the last missing fragment, it returns the
-// whole packet. kept is false if the fragment was dropped. The header has no options and was
-// checked.
+// add takes a fragment, which it copies. If it was the last missing fragment, add returns the whole
+// packet. kept is false if the fragment was dropped. The caller has checked the header, which has
+// no options.
 func (f *fragments) add(packet []byte, now time.Time) (whole []byte, kept bool) {
 	h := header.IPv4(packet)
 	id := packetID{netip.AddrFrom4(h.DestinationAddress().As4()), h.Protocol(), h.ID()}
@@ -103,8 +104,8 @@ func (f *fragments) add(packet []byte, now time.Time) (whole []byte, kept bool) 
 
 func (p *partial) isOld(now time.Time) bool { return now.Sub(p.begun) > fragmentTime }
 
-// place returns the index at which a fragment belongs among the pieces, or -1 if it is there already. It
-// does not fit if it contradicts the present pieces, or cannot belong to any packet.
+// place returns the index at which a fragment belongs among the pieces, or -1 if it is already
+// there. fits is false if the fragment contradicts the pieces, or cannot belong to any packet.
 func (p *partial) place(next *piece, more bool) (at int, fits bool) {
 	size := len(next.payload())
 	switch {
@@ -128,7 +129,7 @@ func (p *partial) place(next *piece, more bool) (at int, fits bool) {
 	return at, fits
 }
 
-// whole returns the packet made of the pieces, with the header of the first piece.
+// whole joins the pieces to a packet, with the header of the first piece.
 func (p *partial) whole() []byte {
 	packet := make([]byte, 0, header.IPv4MinimumSize+p.wants)
 	packet = append(packet, p.pieces[0].packet[:header.IPv4MinimumSize]...)
@@ -143,7 +144,7 @@ func (p *partial) whole() []byte {
 	return packet
 }
 
-// reserveLocked makes room for a fragment of p, and adds p to the list if it is not there.
+// reserveLocked makes room for a fragment of p, and adds p to the list if it is missing there.
 func (f *fragments) reserveLocked(id packetID, p *partial, size int) bool {
 	cost := int64(size + pieceBytes)
 	if f.packets[id] == nil {
@@ -165,8 +166,8 @@ func (f *fragments) reserveLocked(id packetID, p *partial, size int) bool {
 	return true
 }
 
-// dropOldestLocked drops the packet that was begun first, and returns its ID. The list must not be
-// empty.
+// dropOldestLocked drops the packet whose first fragment arrived earliest, and returns its ID. The
+// list must not be empty.
 func (f *fragments) dropOldestLocked() (oldest packetID) {
 	var first *partial
 	for id, p := range f.packets {

@@ -30,7 +30,7 @@ func fragmentOf(id uint16, payload []byte, offset int, more bool) []byte {
 	return p
 }
 
-// cut returns the fragments of a packet with that payload, of at most so many bytes each.
+// cut returns the fragments of a packet with that payload. A fragment carries at most most bytes.
 func cut(id uint16, payload []byte, most int) (all [][]byte) {
 	for at := 0; at < len(payload); at += most {
 		end := min(at+most, len(payload))
@@ -45,7 +45,7 @@ func newFragments(own, all int64) *fragments {
 	return f
 }
 
-// Packets become whole in whatever order their fragments arrive, also if interleaved with other
+// Packets become whole in whatever order their fragments arrive, even interleaved with other
 // packets.
 func TestFragmentsBecomeWhole(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
@@ -67,7 +67,7 @@ func TestFragmentsBecomeWhole(t *testing.T) {
 				parts = cut(id, payload, 8)
 			}
 			sent = append(sent, parts...)
-			sent = append(sent, parts[random.IntN(len(parts)-1)]) // one fragment comes twice, before the packet is complete
+			sent = append(sent, parts[random.IntN(len(parts)-1)]) // one fragment comes twice
 		}
 		if round%2 == 0 {
 			random.Shuffle(len(sent), func(i, j int) { sent[i], sent[j] = sent[j], sent[i] })
@@ -94,7 +94,7 @@ func TestFragmentsBecomeWhole(t *testing.T) {
 	}
 }
 
-// A fragment that cannot belong to any packet causes the others with its ID to be dropped.
+// A fragment that cannot belong to any packet drops the other fragments with its ID.
 func TestFragmentsThatContradict(t *testing.T) {
 	p := make([]byte, 16)
 	first, middle, last := fragmentOf(1, p, 0, true), fragmentOf(1, p, 16, true), fragmentOf(1, p[:5], 32, false)
@@ -129,7 +129,7 @@ func TestFragmentsThatContradict(t *testing.T) {
 	}
 }
 
-// If there is no room, packets are dropped, first those of the sandbox that needs more. Old packets
+// If there is no room, the packets of the sandbox that needs more are dropped first. Old packets
 // are dropped too.
 func TestFragmentsGo(t *testing.T) {
 	begun := func(f *fragments) (ids []uint16) {
@@ -153,7 +153,7 @@ func TestFragmentsGo(t *testing.T) {
 	if got := fmt.Sprint(begun(f)); got != "[8 9]" {
 		t.Errorf("after a while there are %s", got)
 	}
-	f.add(fragmentOf(8, p[:8], 1400, false), at.Add(fragmentTime+time.Second)) // too late for the earlier fragments
+	f.add(fragmentOf(8, p[:8], 1400, false), at.Add(fragmentTime+time.Second)) // too late to join the earlier fragments
 	if got := fmt.Sprint(begun(f), len(f.packets), f.room.used.Load()); got != fmt.Sprint("[8 9] 2 ",
 		2*(pieceBytes+partialBytes+header.IPv4MinimumSize)+len(p)+8) {
 		t.Errorf("of which %s", got)
@@ -174,7 +174,7 @@ func TestFragmentsGo(t *testing.T) {
 		t.Errorf("%d packets are begun, from %d", len(got), got[0])
 	}
 	f = newFragments(100_000, 1<<30)
-	for i := range 1000 { // a packet that needs more than the whole room
+	for i := range 1000 { // fragments of a packet that needs more than the whole room
 		f.add(fragmentOf(1, p[:8], 16*i, true), at)
 	}
 	if n := f.room.used.Load(); n > 100_000 || n <= 0 || len(f.packets) != 1 {
@@ -182,8 +182,8 @@ func TestFragmentsGo(t *testing.T) {
 	}
 }
 
-// TestAttackFragmentsOfManySandboxes: fragments that never become whole count in the room of their
-// sandbox and in that of all sandboxes, including the memory for their records.
+// TestAttackFragmentsOfManySandboxes sends fragments that never become whole. They count in the
+// room of their sandbox and in the room of all sandboxes, including the memory for their records.
 func TestAttackFragmentsOfManySandboxes(t *testing.T) {
 	earlier := runtime.MemProfileRate
 	runtime.MemProfileRate = 1 // small pieces count too
@@ -224,7 +224,7 @@ func TestAttackFragmentsOfManySandboxes(t *testing.T) {
 	}
 }
 
-// A packet of the maximum size gets through in fragments, even while many others stay incomplete.
+// A packet of the maximum size passes in fragments, even while many other packets stay incomplete.
 func TestTheLargestPacketInFragments(t *testing.T) {
 	w := newWorld(t)
 	heard := w.ListenUDP(t, web+":53123")

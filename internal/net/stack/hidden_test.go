@@ -15,8 +15,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// TestAttackEncryptedName: the connection shows an allowed name, and encrypts the name of another
-// server at the same address.
+// TestAttackEncryptedName shows an allowed name, and encrypts the name of another server at the
+// same address.
 func TestAttackEncryptedName(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web+":443"), echo)
@@ -43,8 +43,8 @@ func TestAttackEncryptedName(t *testing.T) {
 	}
 }
 
-// TestAttackQUIC: HTTP/3 to an address of an allowed name, and to other addresses. The client gets
-// an error at once, and so falls back to TCP.
+// TestAttackQUIC uses HTTP/3 to an address of an allowed name, and to other addresses. The client
+// gets an error at once, so it falls back to TCP.
 func TestAttackQUIC(t *testing.T) {
 	w := newWorld(t)
 	heard := w.ListenUDP(t, web+":443")
@@ -69,7 +69,7 @@ func TestAttackQUIC(t *testing.T) {
 		}
 		r.mustCount(t, reason, 1)
 	}
-	_ = heard.SetReadDeadline(time.Now().Add(200 * time.Millisecond)) // what got through would be here by now
+	_ = heard.SetReadDeadline(time.Now().Add(200 * time.Millisecond)) // time for a packet to arrive
 	if n, _, err := heard.ReadFrom(make([]byte, 100)); err == nil {
 		t.Errorf("%d bytes got through", n)
 	}

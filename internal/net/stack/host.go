@@ -14,42 +14,43 @@ import (
 	"github.com/forkd/forkd/internal/net/policy"
 )
 
-// Host holds what all stacks share: sockets to the outside, the resolvers, the flow log. Use
+// Host holds what all stacks share: sockets to the outside, the resolvers and the flow log. Use
 // NewHost.
 type Host struct {
 	Resolver *dns.Resolver
 	Log      *flowlog.Log
 
 	chunks  chunks
-	held    room                         // bytes in chunks of relays
-	peeks   room                         // bytes of connections whose server is not known yet
+	held    room                         // bytes in the chunks of relays
+	peeks   room                         // bytes of connections that have not named their server yet
 	injects room                         // bytes of connections to which secrets are added
 	pieces  room                         // bytes of incomplete packets
 	trust   atomic.Pointer[inject.Trust] // nil until there is a secret
-	proxy   atomic.Pointer[upstream]     // nil: none
+	proxy   atomic.Pointer[upstream]     // nil if there is none
 	own     atomic.Pointer[[]netip.Addr]
-	sockets atomic.Int64 // of flows, to the outside
+	sockets atomic.Int64 // number of sockets that flows have to the outside
 	most    int64
-	udp     atomic.Int64 // of these, UDP flows
+	udp     atomic.Int64 // number of UDP flows among them
 	queries atomic.Int64 // sockets to resolvers, for queries over UDP
 	asks    int64        // maximum of queries
 }
 
-// maxHostUDP bounds the UDP flows of all sandboxes: each takes a port that the rest of the host
-// cannot use. It is a quarter of Linux's ephemeral ports (ip_local_port_range).
+// maxHostUDP bounds the UDP flows of all sandboxes, each of which takes a port that the rest of the
+// host cannot use. It is a quarter of Linux's ephemeral ports (ip_local_port_range).
 const maxHostUDP = 7000
 
-// maxHostQueries limits the UDP queries of all sandboxes that wait for an answer, each of which takes a
-// port. They do not count in maxHostUDP, so that flows cannot block queries, or queries flows. A process
-// with few files has a lower limit: one queryPart-th of its flows. Once half of all places are taken, a
-// sandbox may have at most fewQueries, so that slow names of some sandboxes leave places for others.
+// maxHostQueries limits the UDP queries of all sandboxes that wait for an answer, each of which
+// takes a port. It is separate from maxHostUDP, so that flows cannot block queries, or queries
+// flows. In a process with few files, the limit is lower: one queryPart-th of its flows. Once half
+// of all places are taken, a sandbox may have at most fewQueries. So slow names of some sandboxes
+// leave places for others.
 const (
 	maxHostQueries = 1024
 	queryPart      = 8
 	fewQueries     = 4
 )
 
-// NewHost returns a Host whose sandboxes together have at most so many sockets to the outside.
+// NewHost returns a Host. sockets is the maximum number of sockets to the outside of all sandboxes.
 func NewHost(sockets int) *Host {
 	h := &Host{Resolver: &dns.Resolver{}, Log: flowlog.New(), most: int64(sockets)}
 	h.asks = min(maxHostQueries, max(maxQueries, h.most/queryPart))
@@ -57,30 +58,30 @@ func NewHost(sockets int) *Host {
 	return h
 }
 
-// SetMemory sets the memory limit of the process, in bytes. It is called before any stack is made.
+// SetMemory sets the memory limit of the process, in bytes. Call it before any stack is made.
 func (h *Host) SetMemory(bytes int64) {
 	h.held.most, h.peeks.most, h.injects.most = bytes/chunkShare, bytes/peekShare, bytes/injectShare
 	h.pieces.most = bytes / pieceShare
 }
 
-// Sockets returns how many sockets to the outside a process supports with the given files and bytes
-// of memory.
+// Sockets returns how many sockets to the outside a process supports with so many files and so many
+// bytes of memory.
 func Sockets(files int, memory int64) int { return int(min(int64(files), memory/flowShare/flowBytes)) }
 
-// SetOwn sets the host's addresses. Stack.Redecide decides open flows again. New flows also ask the
-// kernel, which knows a new address before the daemon does.
+// SetOwn sets the host's addresses. It does not affect open flows, for which Stack.Redecide decides
+// again. New flows also ask the kernel, which knows a new address before the daemon does.
 func (h *Host) SetOwn(addrs []netip.Addr) { h.own.Store(&addrs) }
 
 // isOwn reports whether packets to an address would stay on the host.
 func (h *Host) isOwn(addr netip.Addr) bool { return h.listed(addr) || hostroute.IsLocal(addr) }
 
-// listed reports whether SetOwn has named an address.
+// listed reports whether SetOwn has set an address.
 func (h *Host) listed(addr netip.Addr) bool {
 	own := h.own.Load()
 	return own != nil && slices.Contains(*own, addr)
 }
 
-// takeSocket counts a socket, if another one is permitted.
+// takeSocket counts a socket if another one is permitted, and reports whether it is.
 func (h *Host) takeSocket(protocol policy.Protocol) bool {
 	if h.sockets.Add(1) > h.most {
 		h.sockets.Add(-1)
@@ -100,8 +101,8 @@ func (h *Host) giveSocket(protocol policy.Protocol) {
 	}
 }
 
-// takeQuery counts a query if another one is permitted. own is the number of the sandbox's queries,
-// including this one.
+// takeQuery counts a query if another one is permitted, and reports whether it is. own is the
+// number of the sandbox's queries, including this one.
 func (h *Host) takeQuery(own int) bool {
 	n := h.queries.Add(1)
 	if n > h.asks || n > h.asks/2 && own > fewQueries {

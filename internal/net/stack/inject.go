@@ -11,28 +11,31 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// Reasons of refusals for connections to the host of a secret that the policy permits.
+// Reasons for refusing connections that the policy permits, because they go to the host of a
+// secret.
 const (
 	noTrust = "secret-trust" // the daemon has not sent the root certificates yet
-	// tooManySecret is for connections whose TLS is terminated here: each holds up to injectBytes.
+	// tooManySecret refuses a connection because this process terminates the TLS of too many. Each
+	// of them holds up to injectBytes.
 	tooManySecret = "secret-limit"
 )
 
 // httpsPort is the only port at which secrets are added.
 const httpsPort = 443
 
-// SetTrust sets the certificates with which secrets are added.
+// SetTrust sets the certificates that adding secrets needs.
 func (h *Host) SetTrust(t *inject.Trust) { h.trust.Store(t) }
 
-// mayInject reports whether a flow must first name its server, because there are secrets.
+// mayInject reports whether a flow must name its server before it continues, because the sandbox
+// has secrets.
 func (s *Stack) mayInject(f *flow) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.secrets) > 0 && f.To.Port() == httpsPort
 }
 
-// secretsFor returns the secrets to add to a permitted flow. If one would have to be added and may
-// not, the flow is refused.
+// secretsFor returns the secrets to add to a permitted flow. It refuses the flow if a secret
+// applies to it and cannot be added safely.
 func (s *Stack) secretsFor(f *flow) (secrets []netproto.Secret, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -49,7 +52,7 @@ func (s *Stack) secretsFor(f *flow) (secrets []netproto.Secret, ok bool) {
 	}
 	reason := ""
 	switch {
-	case !f.given(f.Server): // only the guest claims that the address is that server's
+	case !f.given(f.Server): // only the guest claims that the address belongs to that server
 		reason = string(policy.NameAddress)
 	case s.host.trust.Load() == nil:
 		reason = noTrust
@@ -66,7 +69,7 @@ func (s *Stack) secretsFor(f *flow) (secrets []netproto.Secret, ok bool) {
 	return secrets, true
 }
 
-// inject serves a connection in place of its server, with the result of secretsFor.
+// inject serves a connection in place of its server and adds secrets, the result of secretsFor.
 func (s *Stack) inject(f *flow, c *conn, sent []byte, secrets []netproto.Secret) {
 	defer func() {
 		s.mu.Lock()
@@ -85,7 +88,7 @@ func (s *Stack) inject(f *flow, c *conn, sent []byte, secrets []netproto.Secret)
 	}
 }
 
-// counted is a guest's connection that is read and written here, at the sandbox's rate.
+// counted is a guest's connection that this process reads and writes at the sandbox's rate.
 type counted struct {
 	net.Conn
 	flow *flow

@@ -15,40 +15,40 @@ import (
 const (
 	defaultBytesPerSecond   = 2 << 30 // each way
 	defaultPacketsPerSecond = 500_000 // from the guest
-	defaultConnections      = 1024    // UDP flows included
+	defaultConnections      = 1024    // including UDP flows
 )
 
 // Fixed limits.
 const (
-	opensPerSecond = 500 // connections and UDP flows; beyond it a SYN is dropped, and sent again
+	opensPerSecond = 500 // connections and UDP flows; a SYN above the limit is dropped, and the guest repeats it
 	openBurst      = 1000
-	maxOpening     = 256 // connections whose handshake with the guest or the outside is not complete
-	maxUDP         = 256 // flows; the least recently used one makes room
+	maxOpening     = 256 // connections whose handshake with the guest or the outside is incomplete
+	maxUDP         = 256 // UDP flows; a new flow replaces the least recently used one
 	maxEchoes      = 16  // echo requests that wait for an answer
 
-	refusalsPerSecond = 10 // in the log
+	refusalsPerSecond = 10 // lines in the log
 	refusalBurst      = 100
-	passesPerSecond   = 200 // likewise
+	passesPerSecond   = 200 // lines in the log
 	passBurst         = 1000
 )
 
-// Sizes of buffers, in bytes. Data to and from the guest takes only a copy in memory, so a window
-// of maxBuffer does not slow a connection down. A sandbox with many connections gets smaller
-// buffers, so that it holds less than 100 MiB.
+// Sizes of buffers, in bytes. Data to and from the guest is only copied in memory, so a window of
+// maxBuffer does not slow down a connection. A sandbox with many connections gets smaller buffers,
+// so that they hold less than 100 MiB.
 const (
 	maxBuffer     = 256 << 10
 	defaultBuffer = 64 << 10
 	minBuffer     = 4 << 10
 	firstWindow   = 64 << 10
 	roomyFlows    = 64  // up to this many flows have buffers that grow to maxBuffer
-	normalFlows   = 256 // up to this many have defaultBuffer, and the rest smallBuffer
+	normalFlows   = 256 // up to this many flows have defaultBuffer; above, all have smallBuffer
 	smallBuffer   = 16 << 10
 	chunkBytes    = 72 << 10 // moved at a time; the longest message of a frame socket fits
-	smallChunk    = 4 << 10  // likewise, if there are too many chunks
+	smallChunk    = 4 << 10  // the same if there are too many chunks
 )
 
-// Shares of this process's memory for data of flows that wait. The rest is for the flows
-// themselves: their goroutines and the buffers above.
+// Shares of this process's memory for data of waiting flows. The rest is for the flows themselves:
+// their goroutines and the buffers above.
 const (
 	chunkShare  = 8 // for chunks of relays
 	peekShare   = 16
@@ -57,22 +57,22 @@ const (
 	pieceShare  = 32 // for packets in fragments
 )
 
-// Assumed size of each, in bytes.
+// Assumed memory of each kind of flow, in bytes.
 const (
-	peekBytes   = 40 << 10  // the first bytes, and those read to find a name in them
+	peekBytes   = 40 << 10  // the first bytes, and the memory in which a name is searched
 	injectBytes = 256 << 10 // headers of a request and an answer, raw and parsed, and TLS on both sides
-	flowBytes   = 64 << 10  // a connection without chunks, with the buffers of a sandbox that has very many
+	flowBytes   = 64 << 10  // a connection without chunks, with the buffers of a sandbox that has very many flows
 )
 
-// Bounds on these for one sandbox.
+// Limits of one sandbox for such memory.
 const (
-	maxChunks   = 8 << 20 // bytes of chunks; beyond them it has small ones
-	maxPeeks    = 256     // connections whose server is not known yet
+	maxChunks   = 8 << 20 // bytes of chunks; above the limit it gets small chunks
+	maxPeeks    = 256     // connections that have not named their server yet
 	maxInjected = 128     // connections to which secrets are added
 )
 
-// LeastMemory is forkd-net's memory on the smallest hosts, in bytes: seven eighths of the bound
-// that the daemon sets.
+// LeastMemory is forkd-net's memory on the smallest hosts, in bytes: seven eighths of the limit
+// that the daemon sets for the process.
 const LeastMemory = 448 << 20
 
 // Times.
@@ -81,14 +81,14 @@ const (
 	peekTime    = 5 * time.Second  // for a client to name its server
 	dnsTCPTime  = 10 * time.Second // for the next query on a connection
 	idleTCP     = 30 * time.Minute // a flow without data; other gateways take 5 to 60 minutes
-	idleHalf    = 5 * time.Minute  // after one side has ended
+	idleHalf    = 5 * time.Minute  // likewise, after one side has ended
 	idleUDP     = 60 * time.Second // half of Linux's nf_conntrack_udp_timeout_stream
 	echoTime    = 5 * time.Second
-	timeWait    = 2 * time.Second  // RFC 9293 has 2 minutes, for networks that delay segments for long
+	timeWait    = 2 * time.Second  // short, because no network delays segments here; RFC 9293 has 2 minutes
 	lingerTime  = 10 * time.Second // for a guest to end its side after the outside has ended
 	synRetries  = 4                // of our SYN-ACK: 15 seconds
 	minBurst    = 256 << 10        // bytes that may pass at once, whatever the rate
-	burstPart   = 10               // of a second
+	burstPart   = 10               // of a second: the data of this time may pass at once too
 	packetBurst = 4096
 )
 
@@ -104,7 +104,7 @@ func (s *Stack) makeLimiters(l netproto.Limits) {
 func (s *Stack) setLimitsLocked(l netproto.Limits) {
 	l.BytesPerSecond = cmp.Or(l.BytesPerSecond, defaultBytesPerSecond)
 	l.PacketsPerSecond = cmp.Or(l.PacketsPerSecond, defaultPacketsPerSecond)
-	// Records and snapshots of earlier versions may have more, and a host may have few files.
+	// Records and snapshots of earlier versions may permit more, and a host may have few files.
 	l.Connections = min(cmp.Or(l.Connections, defaultConnections), netproto.MaxConnections,
 		uint32(gate.Fair(int(s.host.most))))
 	s.limits = l
@@ -120,7 +120,7 @@ func setBuffers(ep tcpip.Endpoint, flows int) {
 	size := int64(defaultBuffer)
 	switch {
 	case flows <= roomyFlows:
-		return // they grow by themselves
+		return // the buffers grow by themselves
 	case flows > normalFlows:
 		size = smallBuffer
 	}

@@ -18,26 +18,27 @@ import (
 )
 
 const (
-	// queueBytes bounds the memory of packets that wait for room in the frame socket, including
-	// their records, which exceed the bytes of a small packet. Packets beyond it are dropped, as by
-	// a switch; TCP then slows down.
+	// queueBytes bounds the memory of packets that wait for room in the frame socket. It includes
+	// their records, which are larger than a small packet. Further packets are dropped, as by a
+	// switch, and TCP slows down.
 	queueBytes = 1 << 20
 
 	linkHeaderBytes = frame.HeaderBytes + header.EthernetMinimumSize
 
-	// gsoBytes bounds a segment whose segmentation is left to the guest: an IPv4 packet of maximum
-	// length.
+	// gsoBytes bounds a segment whose segmentation is left to the guest. It is an IPv4 packet of
+	// maximum length, without headers.
 	gsoBytes = 65535 - header.IPv4MinimumSize - header.TCPHeaderMaximumSize
 )
 
-// link is the gVisor link endpoint on a frame socket. Its callers never wait: packets for which the
-// socket has no room are queued, and a goroutine that lives only while there are some writes them.
+// link is the gVisor link endpoint on a frame socket. Its callers never wait. Packets for which the
+// socket has no room are queued; a goroutine that exists only while there are such packets writes
+// them.
 type link struct {
 	file *os.File
 	raw  syscall.RawConn
 
-	// validated is the answer of Capabilities about the checksums of received packets. The stack
-	// asks for each packet that it receives, in the goroutine that delivers it.
+	// validated is what Capabilities reports about the checksums of received packets. The stack
+	// asks for each packet that it receives, in the goroutine that delivers the packet.
 	validated  atomic.Bool
 	dropped    *atomic.Uint64
 	dispatcher gvisor.NetworkDispatcher
@@ -45,7 +46,7 @@ type link struct {
 	mu      sync.Mutex
 	queue   []*gvisor.PacketBuffer
 	queued  int  // bytes in queue
-	writing bool // the goroutine lives; only it writes
+	writing bool // the goroutine exists; only it writes
 	closed  bool
 	writers sync.WaitGroup
 }
@@ -64,7 +65,7 @@ func (l *link) close() {
 	l.mu.Lock()
 	l.closed = true
 	l.mu.Unlock()
-	_ = l.file.Close() // no buffered data could be lost
+	_ = l.file.Close() // has no buffered data that could be lost
 	l.writers.Wait()
 }
 
@@ -84,7 +85,7 @@ func (l *link) writeLocked(pkt *gvisor.PacketBuffer) {
 	}
 	if !l.writing {
 		var err error
-		// The callback does not ask to be called again, so this does not wait.
+		// The callback always returns true, so Write does not wait.
 		lost := l.raw.Write(func(fd uintptr) bool {
 			err = send(int(fd), pkt)
 			return true
@@ -112,7 +113,8 @@ func (l *link) write() {
 		if pkt == nil {
 			return
 		}
-		// An error means that the socket is closed or the VM gone, which the reader notices.
+		// An error means that the socket is closed or the VM has stopped, which the reader notices
+		// too.
 		_ = l.raw.Write(func(fd uintptr) bool { return !errors.Is(send(int(fd), pkt), unix.EAGAIN) })
 		pkt.DecRef()
 	}
@@ -180,8 +182,8 @@ func sendBuffers(fd int, buffers [][]byte) error {
 	}
 }
 
-// The rest of gvisor.LinkEndpoint. The link has no addresses to resolve: all packets go to the
-// guest.
+// The remaining methods of gvisor.LinkEndpoint. The link has no addresses to resolve, because all
+// packets go to the guest.
 
 func (l *link) MTU() uint32                             { return frame.MTU }
 func (l *link) SetMTU(uint32)                           {}

@@ -5,11 +5,11 @@ import (
 	"sync/atomic"
 )
 
-// room bounds the bytes that waiting flows hold: those of one sandbox, which also count in the room
-// of all sandboxes.
+// room bounds the bytes that waiting flows hold. The room of a sandbox also counts its bytes in the
+// room of all sandboxes.
 type room struct {
 	most int64
-	of   *room // room of all sandboxes; nil: this is that room
+	of   *room // room of all sandboxes; nil in that room itself
 	used atomic.Int64
 }
 
@@ -36,16 +36,17 @@ func (r *room) give(n int64) {
 // chunk is a buffer that bytes pass through.
 type chunk struct {
 	bytes []byte
-	room  *room // room that counts it; nil: none
+	room  *room // room that counts the chunk; nil if none does
 }
 
-// chunks bounds chunks to one for each direction of a flow in which bytes move, and one for each
-// frame socket being read. A direction keeps its chunk while its receiver accepts nothing, so those
-// of relays are counted. If their room is full, small chunks are used instead.
+// chunks provides the chunks for reading: one for each direction of a flow in which bytes move, and
+// one for each frame socket that is being read. A direction keeps its chunk while its receiver
+// accepts nothing, so the chunks of relays are counted. If their room is full, small chunks are
+// used instead.
 type chunks struct{ large, small sync.Pool }
 
-// take returns a chunk of chunkBytes, or one of smallChunk if in has no room for that. A nil room
-// has no bound, for chunks that are not kept during a wait.
+// take returns a chunk of chunkBytes, or one of smallChunk if room in is full. in may be nil for a
+// chunk that is not kept during a wait; such chunks are not bounded.
 func (c *chunks) take(in *room) *chunk {
 	pool, size := &c.large, chunkBytes
 	if in != nil && !in.take(chunkBytes) {

@@ -12,14 +12,14 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// profile makes memory profiles more exact until t ends.
+// profile makes memory profiles more exact while t runs.
 func profile(t *testing.T) {
 	earlier := runtime.MemProfileRate
 	runtime.MemProfileRate = 1 << 10
 	t.Cleanup(func() { runtime.MemProfileRate = earlier })
 }
 
-// inUse returns the bytes in use that were allocated by a function or its callees.
+// inUse returns the number of bytes in use that a function or its callees have allocated.
 func inUse(function string) (n int64) {
 	runtime.GC()
 	runtime.GC()
@@ -38,7 +38,7 @@ func inUse(function string) (n int64) {
 	return n
 }
 
-// TestAttackStandingStill: connections that neither side reads. Beyond a number of them, each
+// TestAttackStandingStill opens connections that neither side reads. Above a number of them, each
 // direction keeps only a small chunk.
 func TestAttackStandingStill(t *testing.T) {
 	profile(t)
@@ -87,7 +87,7 @@ func TestRoomOfOneIsInThatOfAll(t *testing.T) {
 	}
 }
 
-// A chunk of either size is subtracted from its room when it is returned.
+// Returning a chunk of either size frees its bytes in the room.
 func TestChunksAreGivenBack(t *testing.T) {
 	var pool chunks
 	in := &room{most: chunkBytes}
@@ -103,8 +103,8 @@ func TestChunksAreGivenBack(t *testing.T) {
 	}
 }
 
-// All flows of a host together take at most half of the process's memory, and no more files than it
-// has.
+// All flows of a host together take at most half of the process's memory, and use no more files
+// than the process may open.
 func TestSocketsAreBoundedByMemory(t *testing.T) {
 	if n := Sockets(1<<20, LeastMemory); n*flowBytes != LeastMemory/flowShare {
 		t.Errorf("%d sockets of %d bytes, in half of %d", n, flowBytes, LeastMemory)

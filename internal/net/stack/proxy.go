@@ -22,10 +22,10 @@ import (
 // upstream is the proxy of the host's network for outgoing TCP.
 type upstream struct {
 	netproto.Proxy
-	through func(*url.URL) (*url.URL, error) // nil: directly
+	through func(*url.URL) (*url.URL, error) // result nil: without the proxy
 }
 
-// SetProxy makes outgoing TCP use a proxy, or none if it has no address.
+// SetProxy makes outgoing TCP connections use a proxy. If p has no address, they use none.
 func (h *Host) SetProxy(p netproto.Proxy) {
 	if !p.Addr.IsValid() {
 		h.proxy.Store(nil)
@@ -35,7 +35,7 @@ func (h *Host) SetProxy(p netproto.Proxy) {
 	h.proxy.Store(&upstream{p, config.ProxyFunc()})
 }
 
-// uses reports whether connections to an address, which DNS gave for names, use the proxy.
+// uses reports whether connections to an address use the proxy. DNS gave the address for names.
 func (u *upstream) uses(to netip.AddrPort, names []string) bool {
 	hosts := append(slices.Clone(names), to.Addr().String())
 	return !slices.ContainsFunc(hosts, func(host string) bool {
@@ -44,8 +44,8 @@ func (u *upstream) uses(to netip.AddrPort, names []string) bool {
 	})
 }
 
-// dial connects a permitted flow. It asks a proxy for the address that was decided about and not
-// for a name, which the proxy could resolve differently.
+// dial connects a permitted flow. If it uses a proxy, it requests the address that the policy has
+// approved. The proxy could resolve a name differently.
 func (h *Host) dial(ctx context.Context, f *flow) (*net.TCPConn, error) {
 	u := h.proxy.Load()
 	if u == nil || !u.uses(f.To, f.Names) {
@@ -97,7 +97,8 @@ func (u *upstream) connect(conn io.ReadWriter, to string) error {
 // maxHead bounds a proxy's answer before the tunnel, in bytes.
 const maxHead = 16 << 10
 
-// readHead reads exactly to the end of the headers, because the rest belongs to the server.
+// readHead reads exactly to the end of the headers, because the following bytes come from the
+// server.
 func readHead(r io.Reader) ([]byte, error) {
 	head := make([]byte, 0, 512)
 	for !bytes.HasSuffix(head, []byte("\r\n\r\n")) {

@@ -31,7 +31,7 @@ func serveProxy(t *testing.T, w *nettest.World, answer string) (asked func() str
 		mu.Lock()
 		log.WriteString(req.Method + " " + req.Host + " " + req.Header.Get("Proxy-Authorization") + "\n")
 		mu.Unlock()
-		// The server's first bytes arrive together with the answer.
+		// Send the server's first bytes together with the answer.
 		_, _ = io.WriteString(c, answer+"first")
 		_, _ = io.Copy(c, in)
 	})
@@ -42,8 +42,8 @@ func serveProxy(t *testing.T, w *nettest.World, answer string) (asked func() str
 	}
 }
 
-// TCP goes through the host's proxy, by address and after the policy's decision, except to the
-// hosts that the proxy excludes.
+// After the policy's decision, TCP goes through the host's proxy, by address. Hosts that the proxy
+// excludes are connected directly.
 func TestUpstreamProxy(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web2+":25"), echo)
@@ -82,7 +82,7 @@ func TestUpstreamProxy(t *testing.T) {
 	}
 }
 
-// If a proxy refuses or sends nonsense, that is recorded as the reason why a connection failed.
+// If the proxy refuses or sends nonsense, the log gives that as the reason why a connection failed.
 func TestUpstreamProxyRefuses(t *testing.T) {
 	for name, answer := range map[string]string{
 		"refuses":  "HTTP/1.1 407 Proxy Authentication Required\r\n\r\n",

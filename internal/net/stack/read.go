@@ -10,12 +10,12 @@ import (
 	"github.com/forkd/forkd/internal/net/inspect"
 )
 
-// read reads messages from the frame socket until its peer is gone. A guest that exceeds its packet
-// rate waits, because its frames are not read; no frame is lost.
+// read reads messages from the frame socket until the peer has hung up. If a guest exceeds its
+// packet rate, its frames wait in the socket and are not lost.
 func (s *Stack) read() {
 	defer close(s.ended)
 	for {
-		// An idle socket holds no chunk.
+		// An idle socket holds no chunk, because receive takes one only when there are bytes.
 		chunk, n, err := receive(s.link.raw, &s.host.chunks, nil)
 		if err != nil {
 			return
@@ -74,10 +74,11 @@ func (s *Stack) take(message []byte) {
 	}
 }
 
-// openRate is the reason for dropping a SYN above the rate limit.
+// openRate is the reason for dropping a SYN that exceeds the rate limit.
 const openRate = "open-rate"
 
-// deliver passes a packet to the stack, which accepts checksums that the sender left to the device.
+// deliver passes a packet to the stack. The stack accepts checksums that the sender left to the
+// device.
 func (s *Stack) deliver(packet inspect.Packet) {
 	pkt := gvisor.NewPacketBuffer(gvisor.PacketBufferOptions{Payload: buffer.MakeWithData(packet.IP)})
 	defer pkt.DecRef()

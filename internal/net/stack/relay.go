@@ -13,18 +13,18 @@ import (
 	"gvisor.dev/gvisor/pkg/waiter"
 )
 
-// relay joins a guest's connection with one to the outside until both have ended. It passes on the
-// end of one direction, and resets. A direction holds no buffer while it waits for bytes; one whose
-// receiver accepts nothing holds a chunk.
+// relay joins a guest's connection with one to the outside until both have ended. It passes on
+// resets, and the end of each direction. A direction holds no buffer while it waits for bytes, but
+// it holds a chunk while its receiver accepts nothing.
 type relay struct {
 	*flow
 	*conn
 	out   *net.TCPConn
-	begun func() // called when the bytes read from the guest earlier have been forwarded; nil: there were none
+	begun func() // called when the guest's earlier bytes are forwarded; nil if there were none
 }
 
-// run forwards the bytes that were already read from the guest, and then everything. It returns
-// when the flow has ended.
+// run forwards first the bytes that were already read from the guest, and then all further bytes.
+// It returns when the flow has ended.
 func (r *relay) run(sent []byte) {
 	stop := context.AfterFunc(r.ctx, r.reset)
 	var done sync.WaitGroup
@@ -39,7 +39,7 @@ func (r *relay) run(sent []byte) {
 	r.reset()
 }
 
-// broke resets the flow after an error of one of its directions, and records the first error.
+// broke resets the flow after an error in either direction, and records the first error.
 func (r *relay) broke(err error) {
 	if err == nil {
 		return
@@ -58,7 +58,7 @@ func (r *relay) reset() {
 
 // breakOff closes a connection with a reset.
 func breakOff(c *net.TCPConn) {
-	_ = c.SetLinger(0) // an error means that it is closed
+	_ = c.SetLinger(0) // an error means that the connection is closed
 	_ = c.Close()
 }
 
@@ -68,7 +68,7 @@ func (r *relay) ended() {
 	r.touch()
 }
 
-// upward forwards from the guest.
+// upward forwards from the guest to the outside.
 func (r *relay) upward(sent []byte) error {
 	if err := r.send(sent); err != nil {
 		return err
@@ -93,7 +93,7 @@ func (r *relay) upward(sent []byte) error {
 		case *tcpip.ErrClosedForReceive:
 			pool.give(chunk)
 			if r.ctx.Err() != nil {
-				return r.ctx.Err() // the guest did not end it, this process did
+				return r.ctx.Err() // this process ended it, not the guest
 			}
 			r.ended()
 			return r.out.CloseWrite()
@@ -129,7 +129,7 @@ func (r *relay) send(p []byte) error {
 	return err
 }
 
-// downward forwards to the guest.
+// downward forwards from the outside to the guest.
 func (r *relay) downward() error {
 	raw, err := r.out.SyscallConn()
 	if err != nil {
@@ -163,8 +163,8 @@ func (r *relay) downward() error {
 	}
 }
 
-// receive waits until a socket has bytes, and only then takes a chunk for them, which counts in a
-// room unless that is nil. The chunk belongs to the caller.
+// receive waits until a socket has bytes, and only then takes a chunk for them. The chunk belongs
+// to the caller. in counts it, unless in is nil.
 func receive(raw interface {
 	Read(func(uintptr) bool) error
 }, pool *chunks, in *room) (k *chunk, n int, err error) {

@@ -115,7 +115,7 @@ func (r *rig) lookup(t testing.TB, name string, tcp bool) dnsmessage.RCode {
 	return m.RCode
 }
 
-// says connects, sends a text and returns the answer.
+// says connects, sends a text and returns the server's answer.
 func (r *rig) says(t testing.TB, to, text string) (string, error) {
 	t.Helper()
 	c, err := r.dial(t, to)
@@ -132,8 +132,8 @@ func (r *rig) says(t testing.TB, to, text string) (string, error) {
 	return string(p[:n]), err
 }
 
-// handshake begins TLS with a server name, and reports whether it reached the server. Echo servers
-// return the client's own bytes, which the client's error reveals.
+// handshake begins TLS with a server name, and reports whether it reached the server. It connects
+// to echo servers, which return the client's own bytes; the client's error reveals that.
 func (r *rig) handshake(t testing.TB, to, name string) (through bool) {
 	t.Helper()
 	return r.handshakeBy(t, to, &tls.Config{ServerName: name})

@@ -15,7 +15,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// The secret of the tests, and the placeholder that the guest has instead.
+// The secret of the tests, and the placeholder that the guest uses instead.
 const (
 	secretValue = "Bearer s3cr3t"
 	placeholder = "Bearer placeholder"
@@ -56,8 +56,8 @@ func testSecretIsAdded(t *testing.T, policy string) {
 	}
 }
 
-// TestAttackSecretForeignServer: the host of a secret at a foreign address. Only a server with a
-// certificate for the host gets a request.
+// TestAttackSecretForeignServer requests the host of a secret from a foreign address. Only a server
+// with a certificate for the host gets a request.
 func TestAttackSecretForeignServer(t *testing.T) {
 	v := newVault(t, "public")
 	s := serveSite(t, v.world, web2+":443", newSigner(t).config(t, "api.example"))
@@ -79,8 +79,8 @@ func TestAttackSecretForeignServer(t *testing.T) {
 	v.clean(t, "x509")
 }
 
-// TestAttackSecretOtherHost: requests on a connection for the host of a secret that name another
-// server, in all the ways that a server might accept.
+// TestAttackSecretOtherHost sends requests for another server on a connection for the host of a
+// secret. It uses all the forms that a server might accept.
 func TestAttackSecretOtherHost(t *testing.T) {
 	v := newVault(t, "public")
 	s := serveSite(t, v.world, web+":443", v.roots.config(t, "api.example", "other.example"))
@@ -107,7 +107,7 @@ func TestAttackSecretOtherHost(t *testing.T) {
 	}
 }
 
-// TestAttackSecretElsewhere: every other server receives only the placeholder, also after a
+// TestAttackSecretElsewhere checks that every other server gets only the placeholder, even after a
 // redirect from the host of the secret, and under another name at the same address.
 func TestAttackSecretElsewhere(t *testing.T) {
 	v := newVault(t, "public")
@@ -119,7 +119,7 @@ func TestAttackSecretElsewhere(t *testing.T) {
 		t.Errorf("%d, %q", status, answer)
 	}
 	s.heard()
-	for _, host := range []string{"other.example", "api.example"} { // both inside TLS for other.example
+	for _, host := range []string{"other.example", "api.example"} { // the guest sends both inside TLS for other.example
 		c := v.mustDialTLS(t, web+":443", "other.example", v.roots)
 		if status, answer := ask(t, c, get(host, "/")); status != 200 {
 			t.Errorf("%d, %q", status, answer)
@@ -136,8 +136,8 @@ func TestAttackSecretElsewhere(t *testing.T) {
 	}
 }
 
-// TestAttackSecretSmuggling: requests that servers could interpret differently, in order to remove
-// the header or to send two. The server receives one request, with the secret.
+// TestAttackSecretSmuggling sends requests that servers could interpret differently, to remove the
+// header or to send two requests. The server receives one request, with the secret.
 func TestAttackSecretSmuggling(t *testing.T) {
 	v := newVault(t, "public")
 	s := serveSite(t, v.world, web+":443", v.roots.config(t, "api.example"))
@@ -167,7 +167,7 @@ func TestAttackSecretSmuggling(t *testing.T) {
 	}
 }
 
-// TestAttackSecretPolicy: a secret does not permit any connection.
+// TestAttackSecretPolicy checks that a secret permits no connection that the policy denies.
 func TestAttackSecretPolicy(t *testing.T) {
 	v := newVault(t, "public")
 	serveSite(t, v.world, web+":443", v.roots.config(t, "api.example"))
@@ -193,8 +193,8 @@ func TestAttackSecretPolicy(t *testing.T) {
 	}
 }
 
-// TestAttackSecretInErrors: a server that has the secret puts it into texts from which errors are
-// made. The guest receives what servers send to clients anyway, but no log contains the secret.
+// TestAttackSecretInErrors has a server that puts the secret into texts that appear in errors. The
+// guest receives what any client of the server receives, but no log contains the secret.
 func TestAttackSecretInErrors(t *testing.T) {
 	v := newVault(t, "public")
 	l := tls.NewListener(v.world.Listen(t, web+":443"), v.roots.config(t, "api.example"))
@@ -214,8 +214,8 @@ func TestAttackSecretInErrors(t *testing.T) {
 	v.clean(t, `"name":"api.example"`)
 }
 
-// Without root certificates no connection to the host of a secret is permitted. A changed secret
-// ends the connections with the previous one. The number of such connections is bounded.
+// Without root certificates no connection to the host of a secret is permitted. Changing a secret
+// ends the connections that use its previous value. The number of such connections is bounded.
 func TestSecretsAreBounded(t *testing.T) {
 	v := newVault(t, "public")
 	serveSite(t, v.world, web+":443", v.roots.config(t, "api.example"))
@@ -241,8 +241,8 @@ func TestSecretsAreBounded(t *testing.T) {
 	v.mustCount(t, noTrust, 1)
 }
 
-// An answer with very many headers is refused before it is parsed, also if it is the second on its
-// connection.
+// An answer with very many headers is refused before it is parsed, even if it is the second answer
+// on its connection.
 func TestAttackManyHeadersWhereASecretIsAdded(t *testing.T) {
 	v := newVault(t, "public")
 	config, asked := v.roots.config(t, "api.example"), atomic.Bool{}

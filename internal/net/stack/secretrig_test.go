@@ -73,11 +73,11 @@ func (s *signer) pem() []byte {
 // site is an HTTPS server that records its requests.
 type site struct {
 	mu       sync.Mutex
-	requests []string // method, host, path, the headers Authorization, and the body
+	requests []string // method, host, path, Authorization headers and body
 }
 
-// serveSite runs a site in the world. It answers /redirect with another server, and everything else
-// with "hello".
+// serveSite runs a site in the world. It redirects /redirect to another server, and answers every
+// other request with "hello".
 func serveSite(t testing.TB, w *nettest.World, addr string, config *tls.Config) *site {
 	t.Helper()
 	s := &site{}
@@ -144,7 +144,7 @@ func (b *logBuffer) String() string {
 	return b.b.String()
 }
 
-// lost returns the number of dropped records that the lines report.
+// lost returns the number of dropped records that the log's lines report.
 func (b *logBuffer) lost(t *testing.T) uint64 {
 	t.Helper()
 	var sum uint64
@@ -189,7 +189,7 @@ func addSecretRig(t testing.TB, w *nettest.World, h *Host, policy string) *rig {
 	return &rig{world: w, guest: guest, host: h, Stack: s}
 }
 
-// dialTLS connects as a program in the guest does, and names a server.
+// dialTLS connects as a program in the guest does, with a server name.
 func (v *vault) dialTLS(t testing.TB, to, name string, trusted ...*signer) (*tls.Conn, error) {
 	t.Helper()
 	c, err := v.dial(t, to)

@@ -2,11 +2,11 @@
 // sandbox's frame socket. It terminates the guest's connections and opens others in their place,
 // from this process to the outside.
 //
-// Package policy decides about every flow before anything is opened, and again when the policy
-// changes. If a name decides, the guest's first bytes are read before the outside is dialled.
-// Outside there is IPv4 only. The resources that a guest can make the process hold are bounded:
-// open and half-open connections, waiting bytes, fragments, and packets per second. Idle flows end.
-// The package knows neither the daemon nor other sandboxes.
+// Package policy decides about every flow before it is opened, and again when the policy changes.
+// If a name decides, the guest's first bytes are read before the outside is dialled. The outside
+// has only IPv4. The resources that a guest can make the process hold are bounded: open and
+// half-open connections, waiting bytes, fragments, and packets per second. Idle flows end. The
+// package knows neither the daemon nor other sandboxes.
 package stack
 
 import (
@@ -51,32 +51,32 @@ type Stack struct {
 	link     *link
 	dns      *dns.Guest
 
-	ctx    context.Context // ends with the stack
+	ctx    context.Context // cancelled when the stack is closed
 	cancel context.CancelFunc
-	ended  chan struct{} // closed when the frame socket's peer is gone or the stack is closed
+	ended  chan struct{} // closed when the frame socket's peer has hung up or the stack is closed
 	tasks  sync.WaitGroup
 
 	packets, opens *rate.Limiter
-	logged, passes *rate.Limiter // rates of flow log lines: of refusals, and of flows that passed
+	logged, passes *rate.Limiter // rates of lines in the flow log, for refusals and for flows that passed
 	up, down       *rate.Limiter
-	echoes         chan struct{} // one value for each echo request that waits for an answer
-	queries        chan struct{} // likewise for each DNS query over UDP
-	chunks         room          // of relays
-	peeks          chan struct{} // one for each connection whose server is not known yet
-	fragments      fragments     // of incomplete packets
+	echoes         chan struct{} // holds one value for each echo request that waits for an answer
+	queries        chan struct{} // holds one value for each DNS query over UDP
+	chunks         room          // memory for the chunks of relays
+	peeks          chan struct{} // holds one value for each connection that has not named its server yet
+	fragments      fragments     // fragments of incomplete packets
 
 	mu       sync.Mutex
 	closed   bool
 	policy   netproto.Policy
 	limits   netproto.Limits
 	secrets  []netproto.Secret
-	injected int // flows whose TLS is terminated here
+	injected int // number of flows whose TLS this process terminates
 	flows    map[*flow]struct{}
-	udp      map[ports]*udpFlow // the UDP flows of flows
+	udp      map[ports]*udpFlow // the UDP flows among flows
 }
 
 // New makes a stack on file, a non-blocking frame socket, and starts reading from it. It takes
-// ownership of file. Close ends it; Ended is closed when the peer is gone.
+// ownership of file. Close closes the stack. Ended is closed when the peer has hung up.
 func New(host *Host, file *os.File, as *netproto.Attach, c *Counters) (*Stack, error) {
 	id := as.ID
 	link, err := newLink(file, &c.Dropped)
@@ -104,7 +104,7 @@ func New(host *Host, file *os.File, as *netproto.Attach, c *Counters) (*Stack, e
 func (s *Stack) makeIPStack() error {
 	s.ipstack = gvisor.New(gvisor.Options{
 		NetworkProtocols: []gvisor.NetworkProtocolFactory{
-			// Packets to loopback reach the policy, which refuses them with a reason.
+			// Deliver packets to loopback, so that the policy refuses them with a reason.
 			ipv4.NewProtocolWithOptions(ipv4.Options{AllowExternalLoopbackTraffic: true}),
 		},
 		TransportProtocols: []gvisor.TransportProtocolFactory{tcp.NewProtocol, udp.NewProtocol, icmp.NewProtocol4},
@@ -119,7 +119,7 @@ func (s *Stack) makeIPStack() error {
 	return nil
 }
 
-// configure makes the NIC accept packets to any address, and answer from any.
+// configure makes the NIC accept packets to any address, and send packets from any address.
 func (s *Stack) configure() tcpip.Error {
 	if err := s.ipstack.CreateNIC(nic, s.link); err != nil {
 		return err
@@ -156,11 +156,11 @@ func (s *Stack) configureTCP() tcpip.Error {
 	return nil
 }
 
-// Ended is closed when the peer of the frame socket is gone.
+// Ended returns a channel that is closed when the peer of the frame socket has hung up.
 func (s *Stack) Ended() <-chan struct{} { return s.ended }
 
-// Close resets all connections and frees the stack and its socket. It waits until all its tasks
-// have ended.
+// Close resets all connections, waits until all tasks have ended, and frees the stack and its
+// socket.
 func (s *Stack) Close() {
 	s.mu.Lock()
 	s.closed = true
@@ -177,9 +177,9 @@ func (s *Stack) Close() {
 	s.counters.Active.Store(false)
 }
 
-// SetPolicy replaces policy, limits and secrets. It resets flows that the new policy denies, and
-// flows for which the new policy would need a server name that was not peeked. Changed secrets
-// reset all flows that they could concern.
+// SetPolicy replaces policy, limits and secrets. It resets flows that the new policy denies. It
+// also resets flows for which the new policy needs a server name that was not peeked. If secrets
+// change, it resets all flows that they could concern.
 func (s *Stack) SetPolicy(to *netproto.SetPolicy) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -209,13 +209,14 @@ func (s *Stack) Redecide() {
 	}
 }
 
-// maxComparisons bounds the comparisons of names with rules for one request of the daemon: some
-// tenths of a second, during which requests for all other sandboxes wait. A thousand connections to
-// addresses with three names each, under the maximum number of rules, take a tenth of them.
+// maxComparisons bounds the comparisons of names with rules for one request of the daemon. They
+// take some tenths of a second, during which requests for all other sandboxes wait. A tenth of them
+// is enough for a thousand connections to addresses with three names each, under the maximum number
+// of rules.
 const maxComparisons = 16 << 20
 
-// decideAgainLocked resets a flow that is no longer permitted, or any flow if too few comparisons
-// are left to decide that.
+// decideAgainLocked resets a flow that is no longer permitted. It also resets a flow if too few
+// comparisons are left to decide about it.
 func (s *Stack) decideAgainLocked(f *flow, why string, left *int) {
 	if !f.decided || f.ctx.Err() != nil {
 		return
@@ -230,7 +231,7 @@ func (s *Stack) decideAgainLocked(f *flow, why string, left *int) {
 	}
 }
 
-// Sweep ends idle flows, and drops packets that stayed incomplete for too long.
+// Sweep ends idle flows, and drops packets that have been incomplete for too long.
 func (s *Stack) Sweep(now time.Time) {
 	s.fragments.sweep(now)
 	s.mu.Lock()

@@ -120,7 +120,7 @@ func waitFor(t testing.TB, what string, ok func() bool) {
 	}
 }
 
-// echo sends all data back, and then ends its side.
+// echo sends all data back, and then closes its direction.
 func echo(c net.Conn) {
 	_, _ = io.Copy(c, c)
 	_ = c.Close()
@@ -160,7 +160,7 @@ func TestTCPCarriesEveryByte(t *testing.T) {
 	}
 }
 
-// A server that closes its direction first still receives from the client, and the other way round.
+// A server that closes its direction first still receives from the client, and vice versa.
 func TestHalfClosePassesBothWays(t *testing.T) {
 	w := newWorld(t)
 	heard := make(chan string, 1)
@@ -306,7 +306,7 @@ func TestIdleConnectionsEnd(t *testing.T) {
 	}
 }
 
-// The gateway answers echo requests itself; others are refused by the policy, or go out.
+// The gateway answers its own echo requests. The policy permits or refuses all others.
 func TestEcho(t *testing.T) {
 	w := newWorld(t)
 	r := newRig(t, w, "public")
@@ -321,8 +321,8 @@ func TestEcho(t *testing.T) {
 	}
 }
 
-// allowPing permits ping sockets in this namespace. If that is impossible, pings get the answer
-// that the destination is unreachable, which TestEchoWithoutPingSockets checks.
+// allowPing permits ping sockets in this namespace. If the kernel does not allow that, pings are
+// answered with "destination unreachable", which TestEchoWithoutPingSockets checks.
 func allowPing(t *testing.T) {
 	t.Helper()
 	if err := os.WriteFile("/proc/sys/net/ipv4/ping_group_range", []byte("0 0"), 0); err != nil {
@@ -363,7 +363,7 @@ func TestSetPolicyResetsWhatIsDenied(t *testing.T) {
 	}
 }
 
-// The number of comparisons of a new policy with names of connections is bounded, because requests
+// A new policy makes a bounded number of comparisons with names of connections, because requests
 // for all other sandboxes wait for them. Connections beyond the bound are reset.
 func TestSetPolicyIsBounded(t *testing.T) {
 	w := newWorld(t)
@@ -381,7 +381,7 @@ func TestSetPolicyIsBounded(t *testing.T) {
 		names  []string
 		flows  int
 		policy netproto.Policy
-		all    bool // are kept
+		all    bool // all connections are kept
 	}{
 		{names[:3], 1024, large, true},
 		{names, 1024, makePolicy(t, "public !"+metadata), true},

@@ -77,12 +77,12 @@ func (s *Stack) takeTCP(r *tcp.ForwarderRequest) {
 	}
 }
 
-// dialFirst dials the destination and answers a SYN according to the result.
+// dialFirst dials the destination before it answers the guest's SYN.
 func (s *Stack) dialFirst(f *flow, r *tcp.ForwarderRequest) {
 	out, err := s.host.dial(f.ctx, f)
 	if err != nil {
 		f.fail(err)
-		// After a timeout the guest gets no answer: it sends its SYN again, and we dial again.
+		// After a timeout the guest gets no answer. It sends its SYN again, and we dial again.
 		r.Complete(!isTimeout(err))
 		return
 	}
@@ -95,7 +95,7 @@ func (s *Stack) dialFirst(f *flow, r *tcp.ForwarderRequest) {
 	(&relay{flow: f, conn: c, out: out}).run(nil)
 }
 
-// peekFirst accepts the guest's connection before there is an outside one, to learn the server's
+// peekFirst accepts the guest's connection before it dials the destination, to learn the server's
 // name.
 func (s *Stack) peekFirst(f *flow, r *tcp.ForwarderRequest) {
 	done, ok := s.mayPeek(f)
@@ -137,9 +137,9 @@ func (s *Stack) peekFirst(f *flow, r *tcp.ForwarderRequest) {
 	(&relay{flow: f, conn: c, out: out, begun: done}).run(seen.Sent)
 }
 
-// mayPeek waits until the sandbox may have another connection whose server is not known yet. The
-// connection and the bytes it has sent count until done is called, which may be more than once. If
-// all sandboxes together have too many, the flow is refused.
+// mayPeek waits until the sandbox may have another connection that has not named its server. The
+// connection and the bytes that it has sent are counted until done is called, which may be called
+// more than once. If all sandboxes together have too many, the flow is refused.
 func (s *Stack) mayPeek(f *flow) (done func(), ok bool) {
 	select {
 	case s.peeks <- struct{}{}:
@@ -193,7 +193,7 @@ func (s *Stack) takeDNS(f *flow, r *tcp.ForwarderRequest) {
 	}
 }
 
-// endDNS ends a connection that is not a flow to the outside.
+// endDNS ends a DNS connection, which is not a flow to the outside.
 func (s *Stack) endDNS(f *flow) {
 	f.cancel()
 	s.host.giveSocket(f.Protocol)

@@ -22,8 +22,8 @@ import (
 // ports identifies a UDP flow, with the guest as the remote side.
 type ports = gvisor.TransportEndpointID
 
-// udpFlow forwards the packets between one pair of ports. It queues nothing: packets for which the
-// host's socket has no room are dropped, as by a router.
+// udpFlow forwards the packets between one pair of ports. It queues nothing. A packet for which the
+// host's socket has no room is dropped, as by a router.
 type udpFlow struct {
 	*flow
 	id  ports
@@ -36,7 +36,7 @@ type udpFlow struct {
 func (s *Stack) takeUDP(id ports, pkt *gvisor.PacketBuffer) bool {
 	payload, ok := udpPayload(pkt)
 	if !ok {
-		return false // the stack counts it as malformed and stays silent
+		return false // the stack counts the packet as malformed and sends no answer
 	}
 	if destination(id.LocalAddress, id.LocalPort) == gatewayDNS {
 		s.answerDNS(id, payload)
@@ -68,8 +68,8 @@ func udpPayload(pkt *gvisor.PacketBuffer) ([]byte, bool) {
 	return pkt.Data().AsRange().ToSlice()[:h.Length()-header.UDPMinimumSize], true
 }
 
-// sendBuffer bounds the packets of a flow that wait in the kernel for a slow uplink, in bytes. The
-// longest packet fits. The kernel doubles it for its own records.
+// sendBuffer bounds the packets of a flow that wait in the kernel for a slow uplink, in bytes. It
+// holds the longest packet. The kernel doubles it for its own records.
 const sendBuffer = 64 << 10
 
 // openUDP begins a flow with its first packet. It returns nil if the packet is refused.
@@ -129,11 +129,11 @@ func (s *Stack) makeRoomUDP() {
 }
 
 // sendNow sends a packet if the socket has room for it, and reports whether it did. It does not
-// wait, because the caller reads the guest's packets, and an additional queue would grow with the
-// flow.
+// wait, because the caller also reads the guest's other packets. It does not queue, because the
+// queue would take memory for each flow.
 func sendNow(raw syscall.RawConn, payload []byte) (sent bool) {
-	// The callback does not ask to be called again, so this does not wait. An error can belong to
-	// an earlier packet, and is handled by the socket's reader.
+	// The callback always returns true, so Write does not wait. An error can belong to an earlier
+	// packet; the socket's reader handles it.
 	_ = raw.Write(func(fd uintptr) bool {
 		n, err := unix.Write(int(fd), payload)
 		sent = err == nil && n == len(payload)
@@ -157,7 +157,7 @@ func (s *Stack) relayUDP(f *udpFlow) {
 	delete(s.udp, f.id) // the guest's next packet begins another flow
 }
 
-// downwardUDP forwards packets to the guest until one cannot be received, and returns the reason.
+// downwardUDP forwards packets to the guest until receiving fails, and returns the error.
 func (s *Stack) downwardUDP(f *udpFlow) error {
 	pool := &s.host.chunks
 	for {
@@ -203,14 +203,14 @@ func (s *Stack) sendUDP(id ports, payload []byte) {
 	}
 }
 
-// maxQuery is the longest DNS query in bytes: one name of 255, and options.
+// maxQuery is the length of the longest DNS query in bytes: a name of 255 bytes, and options.
 const maxQuery = 2048
 
 // maxQueries bounds the DNS queries of one sandbox that wait for an answer.
 const maxQueries = 64
 
-// answerDNS answers a query in a task of its own, because the resolver may be slow. It drops a
-// query beyond maxQueries, or without a place of the host: clients ask again.
+// answerDNS answers a query in a task of its own, because the resolver may be slow. It drops the
+// query if there are already maxQueries, or too many on the host. Clients ask again.
 func (s *Stack) answerDNS(id ports, query []byte) {
 	if len(query) > maxQuery {
 		query = query[:maxQuery]
