@@ -6,8 +6,9 @@ import (
 )
 
 // A stream to DialPort begins with a TCP port of the guest's loopback: two bytes, little-endian.
-// The agent answers with one byte, a DialAnswer. After DialOK the stream is the connection, byte
-// for byte, and the end of each direction is passed on. After any other answer the agent closes it.
+// The agent answers with one byte, a DialAnswer. After DialOK the stream carries the connection,
+// byte for byte, including the end of each direction. After any other answer the agent closes the
+// stream.
 
 // DialSize is the length of the request, in bytes. The answer is one byte.
 const DialSize = 2
@@ -23,12 +24,12 @@ const MaxDialed = 112
 // DialAnswer is the result of a request to DialPort.
 type DialAnswer byte
 
-// The answers. Others are errors that this version does not know.
+// The answers. Treat any other value as an error of a newer agent.
 const (
 	DialOK      DialAnswer = iota + 1
 	DialRefused            // no server listens there
 	DialTimeOut            // a server listens, but does not accept
-	DialBusy               // MaxDialed connections are open
+	DialBusy               // MaxDialed connections are already open
 	DialFailed             // anything else, such as a lack of memory
 )
 

@@ -11,8 +11,8 @@ import (
 
 // Sizes of fork messages in bytes.
 const (
-	LengthSize = 4       // of the length at the beginning of every message, little-endian; it does not count itself
-	MaxForked  = 1 << 20 // bound on the rest of a message to the guest
+	LengthSize = 4       // the length at the beginning of every message, little-endian, which does not include itself
+	MaxForked  = 1 << 20 // maximum length of a message to the guest, without LengthSize
 	MaxAnswer  = 64 << 10
 )
 
@@ -24,17 +24,17 @@ const (
 	kindPrepare kind = 2
 )
 
-// Forked tells a guest that it is a new copy of an older one. The agent applies all of it before it
-// answers.
+// Forked tells a guest that it is a new copy of an older guest. The agent applies all fields before
+// it answers.
 type Forked struct {
 	Entropy       []byte // 32 bytes or more, unique to this guest
 	RealtimeNanos int64  // host CLOCK_REALTIME when sent, ns since 1970
 	Hostname      string
-	Env           map[string]string // added to the environment of later processes and evals
+	Env           map[string]string // added to the environment of processes and evals that start later
 }
 
-// Append appends the message to b: its length, its kind, then RealtimeNanos, Entropy, Hostname, the
-// number of variables, and the name and value of each, as package codec encodes them.
+// Append appends the message to b: its length, its kind, RealtimeNanos, Entropy, Hostname, the
+// number of variables, and each variable's name and value. Fields are encoded as by package codec.
 func (f *Forked) Append(b []byte) ([]byte, error) {
 	var w codec.Writer
 	w.U8(uint8(kindForked))
@@ -53,9 +53,9 @@ func (f *Forked) Append(b []byte) ([]byte, error) {
 	return appendMessage(b, w.Bytes()), nil
 }
 
-// QuietTime is how long a guest must be left alone after it has answered AppendPrepare, before it
-// is saved. A busy guest then does its deferred work, such as freeing memory, stopping timers of
-// its disk and putting threads to sleep, once, and not in every child.
+// QuietTime is how long a guest must be left alone between its answer to AppendPrepare and the
+// save. A busy guest uses the time for deferred work, such as freeing memory, stopping timers of
+// its disk and putting threads to sleep. Otherwise each child would do that work.
 const QuietTime = 3 * time.Second
 
 // AppendPrepare appends the message that makes a guest ready to be saved and forked, see QuietTime.
@@ -64,7 +64,7 @@ func AppendPrepare(b []byte) []byte { return appendMessage(b, []byte{uint8(kindP
 // Received is a message in the guest. Its byte slices alias the message, so that a fork without
 // variables costs no memory.
 type Received struct {
-	Prepare bool // from AppendPrepare; the rest is empty
+	Prepare bool // the message is from AppendPrepare; all other fields are empty
 
 	Entropy       []byte
 	RealtimeNanos int64
@@ -104,7 +104,7 @@ func parseEnv(r *codec.Reader) map[string]string {
 	return env
 }
 
-// Length returns the length at the beginning of a message; it is an error if it exceeds max.
+// Length returns the length at the beginning of a message, or an error if it exceeds max.
 func Length(head []byte, max int) (int, error) {
 	if len(head) < LengthSize {
 		return 0, errors.New("fork message: no length")
@@ -116,8 +116,7 @@ func Length(head []byte, max int) (int, error) {
 	return int(n), nil
 }
 
-// AppendAnswer appends the agent's answer to b: the text of err, or nothing if the guest took up
-// its identity.
+// AppendAnswer appends the agent's answer to b: the text of err, or nothing if err is nil.
 func AppendAnswer(b []byte, err error) []byte {
 	if err == nil {
 		return appendMessage(b, nil)

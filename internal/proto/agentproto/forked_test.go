@@ -83,7 +83,7 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// Memory that a fork allocates is allocated in every child.
+// Parse allocates nothing, because each child would allocate it.
 func TestParseAllocatesNothing(t *testing.T) {
 	p, err := (&Forked{Entropy: make([]byte, 32), RealtimeNanos: 1, Hostname: "sb-abcdef"}).Append(nil)
 	if err != nil {

@@ -9,27 +9,27 @@ import (
 )
 
 // Unique lists the random number generators that a fork has found in the memory of the guest's
-// processes. A nil *Unique says that the agent is too old to look.
+// processes. A nil *Unique means that the agent is too old to look for them.
 type Unique struct {
-	Reseeded []Generator // their numbers differ from the siblings' from now on
-	Repeats  []Generator // their numbers repeat those of the siblings, if they were used before the snapshot
+	Reseeded []Generator // generators whose numbers differ from those of the siblings from now on
+	Repeats  []Generator // generators whose numbers repeat in all siblings, if they were used before the snapshot
 	More     uint32      // number of generators for which the lists had no room
 }
 
-// Generator is one generator of one process. The guest's programs choose its names.
+// Generator is one generator of one process. Its names come from programs in the guest.
 type Generator struct {
 	PID     uint32
 	Program string
 	Library string
 }
 
-// Bounds of a Unique; the rest of a guest's report is cut off.
+// Bounds of a Unique. The excess of a guest's report is dropped.
 const (
-	MaxGenerators    = 64  // of both lists together
+	MaxGenerators    = 64  // maximum length of both lists together
 	MaxGeneratorName = 256 // bytes, printable ASCII
 )
 
-// cut returns u within its bounds. It keeps generators that repeat first.
+// cut returns u within its bounds. It drops Reseeded generators before those of Repeats.
 func (u Unique) cut() Unique {
 	repeats := u.Repeats[:min(len(u.Repeats), MaxGenerators)]
 	reseeded := u.Reseeded[:min(len(u.Reseeded), MaxGenerators-len(repeats))]
@@ -38,12 +38,12 @@ func (u Unique) cut() Unique {
 	return u
 }
 
-// reported is the first byte of an answer with a Unique. No error text begins with it.
+// reported is the first byte of an answer that contains a Unique. No error text begins with it.
 const reported = 0
 
-// AppendUnique appends the answer of an agent that carried out a message completely and looked for
-// generators: the number without room, then the two lists, each as a number of elements, and the
-// process id and the two names of each.
+// AppendUnique appends the answer of an agent that has carried out a message completely and has
+// looked for generators: More, then the two lists. A list is the number of its generators, followed
+// by the process id and the two names of each.
 func AppendUnique(b []byte, u Unique) []byte {
 	u = u.cut()
 	head := len(b)
@@ -68,8 +68,8 @@ func appendGenerators(b []byte, list []Generator) []byte {
 	return b
 }
 
-// ParseAnswer parses the part of AppendAnswer's or AppendUnique's answer after the length. text is
-// the agent's error; err is the error of an unreadable answer.
+// ParseAnswer parses an answer of AppendAnswer or AppendUnique without its length. text is the
+// agent's error; err means that the answer is malformed.
 func ParseAnswer(body []byte) (u *Unique, text string, err error) {
 	if len(body) == 0 || body[0] != reported {
 		return nil, string(body), nil
@@ -90,7 +90,7 @@ func ParseAnswer(body []byte) (u *Unique, text string, err error) {
 	return &got, "", nil
 }
 
-// printable returns a name within its bounds, with other characters than printable ASCII replaced.
+// printable returns a name within its bounds. It replaces characters that are not printable ASCII.
 func printable(p []byte) string {
 	name := append([]byte(nil), p[:min(len(p), MaxGeneratorName)]...)
 	for i, c := range name {

@@ -29,7 +29,7 @@ func TestAnswersRoundTrip(t *testing.T) {
 	}
 }
 
-// The guest is hostile, so both sides limit its report.
+// Both sides cut a guest's report, because the guest is hostile.
 func TestReportsAreCut(t *testing.T) {
 	long := Generator{1, strings.Repeat("x", 1000), "a\x1b]52;c;b\nc\xff"}
 	u := Unique{}

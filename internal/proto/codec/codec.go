@@ -2,9 +2,9 @@
 // messages between daemon and VMM, and saved device state.
 //
 // Integers are little-endian and of fixed width; byte strings carry a 32-bit length. A Reader never
-// panics and never allocates more than its input holds, so it may be fed hostile bytes. The package
-// does not know any message: it has no reflection, no field names and no versions, which belong to
-// its callers.
+// panics and never allocates more than its input holds, so it can read hostile bytes. The package
+// does not know any message. It has no reflection, no field names and no versions; versions are up
+// to its callers.
 package codec
 
 import (
@@ -12,7 +12,7 @@ import (
 	"errors"
 )
 
-// ErrShort reports input that ended before the value that was read.
+// ErrShort reports input that ended before the end of a value.
 var ErrShort = errors.New("truncated record")
 
 // Kind is the first byte of a message on a control socket. Every protocol defines its own kinds.
@@ -141,8 +141,8 @@ func (r *Reader) Blob() []byte { return r.Raw(r.count(1)) }
 // String takes a length and that many bytes.
 func (r *Reader) String() string { return string(r.Blob()) }
 
-// Count reads an element count and checks that so many elements of at least size bytes can follow,
-// so that a caller may allocate memory for them.
+// Count reads an element count. It checks that as many elements of at least size bytes can follow,
+// so that the caller can safely allocate memory for them.
 func (r *Reader) Count(size int) int { return r.count(size) }
 
 func (r *Reader) count(size int) int {

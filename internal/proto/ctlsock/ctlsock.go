@@ -27,7 +27,7 @@ const MaxMessage = 1 << 20
 const MaxFDs = 253
 
 // Conn is one end of a control connection. One goroutine may receive while others send. After Close
-// no method uses the descriptor, whose number may belong to another file by then.
+// no method uses the descriptor, because its number may already belong to another file.
 type Conn struct {
 	file *os.File
 	raw  syscall.RawConn
@@ -37,9 +37,9 @@ type Conn struct {
 
 // newConn takes ownership of fd, a connected SOCK_SEQPACKET socket.
 func newConn(fd int) (*Conn, error) {
-	// Room for the largest message; the kernel doubles the figure for its own bookkeeping. Without
-	// CAP_NET_ADMIN it caps it at net.core.wmem_max, commonly 208 KiB: then only messages of up to
-	// about 400 KiB pass, and larger ones fail to be sent.
+	// Make room for the largest message. The kernel doubles the figure for its own bookkeeping.
+	// Without CAP_NET_ADMIN it caps the figure at net.core.wmem_max, commonly 208 KiB. Then
+	// messages above about 400 KiB cannot be sent.
 	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, MaxMessage) != nil {
 		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, MaxMessage)
 	}
@@ -51,9 +51,9 @@ func newConn(fd int) (*Conn, error) {
 	return &Conn{file: file, raw: raw}, nil
 }
 
-// Backlog is how many connections wait for a listener that does not accept them: one per daemon
-// that tries to take over a hanging VMM. With fewer, some restarts of the daemon would make the VMM
-// unreachable.
+// Backlog is how many connections wait for a listener that does not accept them. Each daemon that
+// tries to take over a hanging VMM adds one. With a small backlog, a few restarts of the daemon
+// would make the VMM unreachable.
 const Backlog = 512
 
 // Listen makes a listening socket at path.
@@ -69,8 +69,8 @@ func Listen(path string) (fd int, err error) {
 }
 
 // Dial connects to the socket at path. It does not wait: a full backlog of the listener is an
-// error. Go's poller waits for the connection: a blocking receive would occupy a processor of the
-// scheduler until the runtime notices, which takes up to 20 ms.
+// error. Messages on the connection are received through Go's poller, because a blocking receive
+// would occupy a processor of the scheduler until the runtime notices, which takes up to 20 ms.
 func Dial(path string) (*Conn, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
@@ -85,10 +85,10 @@ func Dial(path string) (*Conn, error) {
 // acceptPause is the pause before Accept tries again after a shortage.
 const acceptPause = 10 * time.Millisecond
 
-// Accept waits for the next connection of a listening socket. See Dial for why it does not wait for
-// messages in a system call. If the process or the host has no descriptor or memory for the connection,
-// Accept waits and tries again: its caller holds sandboxes, and must not exit because of a temporary
-// shortage.
+// Accept waits for the next connection of a listening socket; see Dial for how the connection
+// receives messages. If the process or the host lacks a descriptor or memory for the connection,
+// Accept waits and tries again: its caller holds sandboxes, and must not exit because of a
+// temporary shortage.
 func Accept(listener int) (*Conn, error) {
 	for {
 		fd, _, err := unix.Accept4(listener, unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
@@ -106,7 +106,7 @@ func Accept(listener int) (*Conn, error) {
 
 // Shutdown ends Receive calls on both ends.
 func (c *Conn) Shutdown() {
-	_ = c.raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RDWR) }) // an error means that it is closed
+	_ = c.raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RDWR) }) // fails only if c is closed
 }
 
 // Close ends the connection. Further calls do nothing.
@@ -123,7 +123,7 @@ func (c *Conn) Send(kind codec.Kind, body []byte, fds ...int) error {
 	return c.send(true, kind, body, fds)
 }
 
-// SendNow is Send without waiting: if the socket has no room it fails with unix.EAGAIN.
+// SendNow is like Send, but fails with unix.EAGAIN if the socket has no room.
 func (c *Conn) SendNow(kind codec.Kind, body []byte, fds ...int) error {
 	return c.send(false, kind, body, fds)
 }
@@ -148,8 +148,9 @@ func (c *Conn) send(wait bool, kind codec.Kind, body []byte, fds []int) error {
 	return nil
 }
 
-// Packet returns the packet that Send would send without descriptors, and the descriptor of the
-// socket, for a thread that cannot call Send. The connection must not be closed in the meantime.
+// Packet is for a thread that cannot call Send. It returns the packet that Send would send for a
+// message without descriptors, and the descriptor of the socket. The connection must stay open
+// until the packet is sent.
 func (c *Conn) Packet(kind codec.Kind, body []byte) (fd int, packet []byte, err error) {
 	err = c.raw.Control(func(n uintptr) { fd = int(n) })
 	return fd, append([]byte{byte(kind)}, body...), err
@@ -159,9 +160,9 @@ func (c *Conn) Packet(kind codec.Kind, body []byte) (fd int, packet []byte, err 
 // more.
 var ErrFDsLost = errors.New("the descriptors of a message were lost: this process has too many open files")
 
-// Receive waits for one message. The descriptors then belong to the caller; the body is valid until
-// the next call. At the end of the connection it returns io.EOF. With ErrFDsLost it also returns
-// the message, and the connection stays usable.
+// Receive waits for one message. Its descriptors then belong to the caller; its body is valid until
+// the next call. At the end of the connection Receive returns io.EOF. With ErrFDsLost it also
+// returns the message, and the connection stays usable.
 func (c *Conn) Receive() (kind codec.Kind, body []byte, fds []int, err error) {
 	lost := c.raw.Read(func(fd uintptr) bool {
 		body, fds, err = c.receive(int(fd))
@@ -176,9 +177,9 @@ func (c *Conn) Receive() (kind codec.Kind, body []byte, fds []int, err error) {
 	return codec.Kind(body[0]), body[1:], fds, err
 }
 
-// receive receives one packet of at least a byte.
+// receive receives one packet. An empty packet is the end of the connection.
 func (c *Conn) receive(fd int) (packet []byte, fds []int, err error) {
-	// The length first, so that the buffer grows only in a process that really receives large
+	// Ask for the length first, so that the buffer grows only in a process that receives large
 	// messages.
 	n, err := rawcall.PacketLength(fd)
 	switch {
@@ -206,7 +207,7 @@ func (c *Conn) receive(fd int) (packet []byte, fds []int, err error) {
 	if err == nil && n == 0 {
 		err = io.EOF
 	}
-	if err == nil && flags&unix.MSG_CTRUNC != 0 { // oob has room for the maximum of a message
+	if err == nil && flags&unix.MSG_CTRUNC != 0 { // oob has room for the most descriptors that a message can carry
 		CloseAll(fds)
 		return c.buf[:n], nil, ErrFDsLost
 	}

@@ -66,7 +66,7 @@ func TestMessagesCarryBodiesAndDescriptors(t *testing.T) {
 	}
 }
 
-// A process that accepts no connections must not block processes that connect to it.
+// Dial returns an error, and does not block, if the listening process accepts no connections.
 func TestDialDoesNotWaitForAListenerThatHangs(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	l, err := Listen(path)
@@ -90,7 +90,8 @@ func TestDialDoesNotWaitForAListenerThatHangs(t *testing.T) {
 	t.Errorf("%d connections wait for a listener that takes none", 2*Backlog)
 }
 
-// A process without a free descriptor receives the message without it, and later messages normally.
+// A process without a free descriptor receives the message without its descriptors. It receives
+// later messages normally.
 func TestMessagesWhoseDescriptorsFindNoRoom(t *testing.T) {
 	a, b := pair(t)
 	send := func(fds ...int) {
@@ -124,7 +125,7 @@ func TestMessagesWhoseDescriptorsFindNoRoom(t *testing.T) {
 	}
 }
 
-// A process without a free descriptor accepts a connection once there is one.
+// A process without a free descriptor accepts a connection as soon as a descriptor is free.
 func TestAcceptWaitsForADescriptor(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	l, err := Listen(path)
@@ -156,7 +157,7 @@ func TestAcceptWaitsForADescriptor(t *testing.T) {
 	case err := <-ended:
 		t.Errorf("without a descriptor: %v", err)
 		ended <- err
-	case <-time.After(10 * acceptPause): // it has tried
+	case <-time.After(10 * acceptPause): // Accept has tried meanwhile
 	}
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
 		t.Fatal(err)

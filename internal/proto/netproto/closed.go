@@ -8,11 +8,11 @@ import (
 	"github.com/forkd/forkd/internal/proto/frame"
 )
 
-// Closed is a range of addresses that is not the internet. A policy opens it by a rule that lies
-// within it, or by ModeOpen unless Always is set.
+// Closed is a range of addresses that do not belong to the internet. A policy opens it by a rule
+// that lies within it. ModeOpen opens it too, unless Always is set.
 type Closed struct {
 	Prefix netip.Prefix
-	Name   string // one of the names below; empty in the zero Closed, for an address that is not closed
+	Name   string // one of the names below; empty in the zero Closed, which describes an open address
 	Always bool   // closed even in ModeOpen
 }
 
@@ -30,9 +30,9 @@ const (
 	Reserved   = "reserved" // not on the internet
 )
 
-// closedRanges is searched in order, so narrower ranges come first. They come from the IANA
-// registry of special-purpose IPv4 addresses (RFC 6890); the metadata addresses are those of large
-// clouds outside 169.254.0.0/16.
+// closedRanges is searched in order, so narrower ranges come first. The ranges come from the IANA
+// registry of special-purpose IPv4 addresses (RFC 6890). The metadata addresses outside
+// 169.254.0.0/16 belong to large clouds.
 var closedRanges = []Closed{
 	{netip.MustParsePrefix(frame.Prefix), SandboxNet, true},
 	{netip.MustParsePrefix("127.0.0.0/8"), Loopback, true},
@@ -58,7 +58,7 @@ var closedRanges = []Closed{
 }
 
 // ClosedRange returns the closed range of an IPv4 address. Each of the host's own addresses is a
-// range of its own, except that loopback stays loopback.
+// range of its own, except loopback addresses, which stay in the loopback range.
 func ClosedRange(addr netip.Addr, own bool) Closed {
 	i := slices.IndexFunc(closedRanges, func(c Closed) bool { return c.Prefix.Contains(addr) })
 	switch {
@@ -75,13 +75,13 @@ func Within(inner, outer netip.Prefix) bool {
 	return inner.Bits() >= outer.Bits() && outer.Contains(inner.Addr())
 }
 
-// privateZones are the DNS zones that only the host's network answers: names of local networks (RFC
-// 6762, RFC 8375, and ICANN's internal), of the host (RFC 6761), and reverse lookups of addresses,
-// which reveal their holders.
+// privateZones are the DNS zones that only the host's network answers. They hold the names of local
+// networks (RFC 6762, RFC 8375, and ICANN's internal) and of the host (RFC 6761), and the reverse
+// lookups, which reveal who holds an address.
 var privateZones = []string{"local", "internal", "home.arpa", "localhost", "in-addr.arpa", "ip6.arpa"}
 
-// PrivateName reports whether a name belongs to the host's network rather than to the internet. A
-// name without a dot is looked up in the host's own domain, or in its /etc/hosts.
+// PrivateName reports whether a name belongs to the host's network rather than to the internet. It
+// includes names without a dot, which are looked up in the host's own domain or in its /etc/hosts.
 func PrivateName(name string) bool {
 	return !strings.Contains(name, ".") ||
 		slices.ContainsFunc(privateZones, func(zone string) bool { return name == zone || strings.HasSuffix(name, "."+zone) })

@@ -1,10 +1,11 @@
 // Package netproto is the control protocol between the daemon and forkd-net, the process through
 // which all sandboxes of a host reach the network. On a SOCK_SEQPACKET unix socket the daemon sends
-// requests, with the descriptors they donate, and forkd-net answers each. The daemon may send
-// further requests before the first is answered; they are carried out and answered in order.
+// requests, with the descriptors that they donate, and forkd-net answers each request. The daemon
+// may send further requests before the first one is answered. They are carried out and answered in
+// order.
 //
-// The package has the messages and their encoding, and the form of a policy (Policy, Rule). Package
-// policy of forkd-net decides what a policy permits. This package opens no socket.
+// The package defines the messages and their encoding, and the form of a policy (Policy, Rule).
+// Package policy of forkd-net decides what a policy permits. This package opens no socket.
 package netproto
 
 import (
@@ -15,8 +16,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/codec"
 )
 
-// Version changes whenever a message does. forkd-net refuses a daemon that speaks another one, with
-// CodeVersion.
+// Version changes whenever a message does. forkd-net refuses a daemon that speaks another version,
+// with CodeVersion.
 const Version = 3
 
 // ListenerFD is the descriptor number at which forkd-net finds its listening control socket.
@@ -25,18 +26,18 @@ const ListenerFD = 3
 // Kind is the first byte of every message.
 type Kind = codec.Kind
 
-// Requests and replies. The comments name the body, the donated descriptors, and the content of the
-// answer.
+// Requests and replies. Each comment names the body, the donated descriptors, and the content of
+// the answer.
 const (
 	KindHello     Kind = iota + 1 // Hello; the first request. Answer: Welcome
-	KindConfig                    // Config; the flow log, if there is one. Replaces an earlier Config completely
+	KindConfig                    // Config; the flow log, if there is one. Replaces the whole previous Config
 	KindAttach                    // Attach; the frame socket. An attached sandbox with the same id is detached first
 	KindDetach                    // ID. Its connections are reset; an unknown id is not an error
 	KindSetPolicy                 // SetPolicy. Connections that the new policy denies are reset
 	KindStats                     // ID; "" for the sum over all sandboxes so far. Answer: Stats
 	KindList                      // no body. Answer: List
 	KindTrust                     // Trust; a file of PEM certificates, the roots for servers. Must precede any Secret
-	KindOK                        // reply; body as the request says
+	KindOK                        // reply; the body depends on the request
 	KindError                     // reply; Error
 )
 
@@ -49,33 +50,33 @@ type Welcome struct {
 	PID     uint32
 }
 
-// Config is what forkd-net cannot find out itself, because it reads no file.
+// Config is the configuration that forkd-net cannot find out itself, because it reads no files.
 type Config struct {
 	Resolvers []netip.AddrPort // asked in this order
 	Own       []netip.Addr     // the host's own addresses
 	Proxy     Proxy
 }
 
-// Proxy is the proxy for outgoing TCP, by CONNECT. Without an address there is none.
+// Proxy is the proxy for outgoing TCP connections, by CONNECT. A zero Addr means no proxy.
 type Proxy struct {
 	Addr          netip.AddrPort
 	Authorization Hidden // value of Proxy-Authorization; empty: none
 	Except        string // names, addresses and networks with direct connections, as in NO_PROXY
 }
 
-// Limits bound one sandbox's use of the shared network. Zero values mean forkd-net's defaults.
+// Limits bound one sandbox's use of the shared network. Zero values mean the defaults of forkd-net.
 type Limits struct {
 	BytesPerSecond   uint64 // of payload, in each direction
 	PacketsPerSecond uint32
 	Connections      uint32 // concurrent
 }
 
-// MaxConnections bounds the connections of one sandbox, whatever its limits say. All sandboxes
-// together have at most as many as forkd-net has memory for, and a single one three quarters of
-// those.
+// MaxConnections bounds the connections of one sandbox, even if its limits permit more. forkd-net's
+// memory bounds the connections of all sandboxes together, and one sandbox may have three quarters
+// of those.
 const MaxConnections = 4096
 
-// Check reports invalid limits. Errors are *FieldError.
+// Check returns a *FieldError if a limit is invalid.
 func (l *Limits) Check() error {
 	if l.Connections > MaxConnections {
 		return &FieldError{"limits.connections", fmt.Sprintf("%d: want at most %d", l.Connections, MaxConnections)}
@@ -105,18 +106,18 @@ type List struct{ IDs []string }
 
 // Refusals counts the refusals for one reason.
 type Refusals struct {
-	Reason string // one of package policy's: they are few, and no guest can add to them
+	Reason string // a reason of package policy, which has only a few; no guest can add to them
 	Count  uint64
 }
 
 // Refusal is a refused destination.
 type Refusal struct {
 	Protocol string // tcp, udp, icmp or dns
-	Address  string // with its port, if it has one; empty for dns
-	Name     string // of the server, or of the DNS query; empty if unknown; chosen by the guest
+	Address  string // with the port, if there is one; empty for dns
+	Name     string // name of the server or of the DNS query, chosen by the guest; empty if unknown
 	Reason   string // as in Refusals
-	Why      string // the reason as text
-	Fix      string // flags that would permit it; empty if none would
+	Why      string // the reason in words
+	Fix      string // flags that would permit the connection; empty if none would
 	Count    uint64
 	Unix     int64 // time of the latest refusal
 }
@@ -124,17 +125,17 @@ type Refusal struct {
 // MaxRecent bounds the recent destinations in Stats.
 const MaxRecent = 8
 
-// Stats are counters since Attach; for the sum, since forkd-net started.
+// Stats are counters since Attach. A sum counts since forkd-net started.
 type Stats struct {
 	Active      bool   // there is a network stack: the guest has sent a frame
-	Open        uint32 // present connections, including UDP flows
+	Open        uint32 // current connections, including UDP flows
 	Connections uint64 // permitted connections that have ended
-	UpBytes     uint64 // payload of these from the guest
-	DownBytes   uint64 // payload of these to the guest
+	UpBytes     uint64 // payload of ended connections, from the guest
+	DownBytes   uint64 // payload of ended connections, to the guest
 	DNSQueries  uint64
-	Dropped     uint64     // frames for which the guest had no room, or that were malformed
-	Refused     []Refusals // without reasons that have a count of zero
-	Recent      []Refusal  // latest refused destinations, at most MaxRecent, the latest first; none in a sum
+	Dropped     uint64     // frames that were malformed, or for which the guest had no room
+	Refused     []Refusals // counts that are not zero
+	Recent      []Refusal  // latest refused destinations, at most MaxRecent, the latest first; empty in a sum
 }
 
 // Code is the kind of an error, for callers that depend on it.
@@ -148,7 +149,7 @@ const (
 	CodeInvalid       // the request is malformed
 )
 
-// Error is the body of KindError. It is itself an error.
+// Error is the body of KindError. It implements error.
 type Error struct {
 	Code Code
 	Text string
@@ -156,7 +157,7 @@ type Error struct {
 
 func (m *Error) Error() string { return m.Text }
 
-// IsCode reports whether err is an answer of forkd-net with that code.
+// IsCode reports whether err is an error that forkd-net answered with that code.
 func IsCode(err error, code Code) bool {
 	e, ok := errors.AsType[*Error](err)
 	return ok && e.Code == code
@@ -326,7 +327,7 @@ func parseID(r *codec.Reader, id *string) error {
 	return r.Err()
 }
 
-// An address is encoded as its 4 or 16 bytes, preceded by their number.
+// appendAddr encodes an address as its 4 or 16 bytes, preceded by their number.
 func appendAddr(w *codec.Writer, a netip.Addr) { w.Blob(a.AsSlice()) }
 
 // parseAddr returns the zero address for invalid bytes.

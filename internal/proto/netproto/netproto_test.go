@@ -44,7 +44,8 @@ func messages(t testing.TB) []body {
 	}
 }
 
-// Parsing and encoding every message preserves it byte for byte. A truncated message is refused.
+// Every message is the same, byte for byte, after parsing and encoding it. A truncated message is
+// refused.
 func TestMessagesRoundTrip(t *testing.T) {
 	for _, m := range messages(t) {
 		var w codec.Writer

@@ -41,15 +41,15 @@ func ParseMode(s string) (Mode, error) {
 // MaxRules bounds each list of a policy.
 const MaxRules = 256
 
-// Policy says where a sandbox may connect to. It is a value, and never changed in place, including
-// its lists.
+// Policy determines where a sandbox may connect to. It is a value: neither it nor its lists are
+// ever changed in place.
 type Policy struct {
 	Mode  Mode
-	Allow []Rule // with ModePublic and ModeOpen: exceptions to what these close
+	Allow []Rule // with ModePublic and ModeOpen: exceptions from the ranges that these modes close
 	Deny  []Rule // takes precedence over everything, in every mode
 
-	// AllowECH permits TLS that encrypts the server's name (RFC 9849) where a rule by name decides:
-	// then only the outer name is checked.
+	// AllowECH permits TLS that encrypts the server's name (RFC 9849) where a rule by name decides.
+	// Only the outer name, which is not encrypted, is then checked.
 	AllowECH bool
 }
 
@@ -125,7 +125,7 @@ func (p *Policy) append(w *codec.Writer) {
 	}
 }
 
-// parse parses rules from their text, so that all checks of rules are in one place.
+// parse parses rules from their text, so that only one function checks rules.
 func (p *Policy) parse(r *codec.Reader) error {
 	*p = Policy{Mode: Mode(r.U8()), AllowECH: r.Bool()}
 	if p.Mode < ModeNone || p.Mode > ModeOpen {

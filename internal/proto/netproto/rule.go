@@ -28,8 +28,8 @@ type Rule struct {
 	Name     string       // in lower case, without a trailing dot
 	Below    bool         // applies to the names below Name, at any depth, and not to Name itself
 	Prefix   netip.Prefix // IPv4, masked
-	First    uint16       // ports from First to Last; both are 0 in a rule without a port, which
-	Last     uint16       // means every port of a Prefix, and TCP 80 and 443 of a Name
+	First    uint16       // ports from First to Last; both are 0 in a rule without a port, which applies
+	Last     uint16       // to every port of a Prefix, and to TCP ports 80 and 443 of a Name
 }
 
 // IsName reports whether the rule has a Name. Others have a Prefix.
@@ -66,10 +66,10 @@ func (r *Rule) String() string {
 	return b.String()
 }
 
-// maxRuleText bounds the text of a rule, in bytes: a name has at most 253.
+// maxRuleText bounds the text of a rule, in bytes. A name has at most 253.
 const maxRuleText = 300
 
-// ParseRule parses the text of a rule. Its errors quote the text and say what to write instead.
+// ParseRule parses the text of a rule. Its errors quote the text and show how to correct it.
 func ParseRule(text string) (Rule, error) {
 	if len(text) > maxRuleText {
 		return Rule{}, fmt.Errorf("a rule of %d bytes: a name has at most 253", len(text))
@@ -147,7 +147,7 @@ func parsePrefix(text string) (netip.Prefix, error) {
 	return p, nil
 }
 
-// parseName follows RFC 1123 §2.1, plus underscores, which occur in names of services.
+// parseName follows RFC 1123 §2.1. It also accepts underscores, which occur in names of services.
 func parseName(text string) (name string, below bool, err error) {
 	name = strings.ToLower(text)
 	name, below = strings.CutPrefix(name, "*.")

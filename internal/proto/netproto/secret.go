@@ -22,23 +22,23 @@ const (
 // Secret is a header that forkd-net sets in requests of a sandbox to one HTTPS server. The guest
 // does not know its value.
 type Secret struct {
-	Host   string // in the form of names in rules
+	Host   string // a name in the form that rules use
 	Header string
 	Value  Hidden
 }
 
-// Hidden is a text that is not printed in logs, errors or JSON. Its bytes are accessible only by
-// conversion.
+// Hidden is a text that is not printed in logs, errors or JSON. Only a conversion reveals its
+// bytes.
 type Hidden string
 
 // Format implements fmt.Formatter, for every verb.
 func (Hidden) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, "[hidden]") }
 
-// MarshalText fails. Code that intends to store the value uses a type of its own.
+// MarshalText fails. Code that intends to store the value must use a type of its own.
 func (Hidden) MarshalText() ([]byte, error) { return nil, errors.New("a secret is not to be encoded") }
 
-// ParseSecret parses the API's form of a secret. The value may be empty, which keeps an existing
-// one. Errors are *FieldError and do not quote the value.
+// ParseSecret parses the API's form of a secret. An empty value keeps the existing value. Errors
+// are *FieldError and do not quote the value.
 func ParseSecret(host, header, value string) (Secret, error) {
 	rule, err := ParseRule(host)
 	switch {
@@ -68,7 +68,7 @@ var framing = []string{"host", "content-length", "transfer-encoding", "connectio
 // Is reports whether s and o are the same header for the same server.
 func (s *Secret) Is(o *Secret) bool { return s.Host == o.Host && strings.EqualFold(s.Header, o.Header) }
 
-// CheckSecrets reports errors in a list of secrets. Errors are *FieldError.
+// CheckSecrets returns a *FieldError if a list of secrets is invalid.
 func CheckSecrets(secrets []Secret) error {
 	if len(secrets) > MaxSecrets {
 		return &FieldError{"secrets", fmt.Sprintf("has %d of them, at most %d", len(secrets), MaxSecrets)}
@@ -109,8 +109,8 @@ func parseSecrets(r *codec.Reader) ([]Secret, error) {
 	return secrets, cmp.Or(r.Err(), CheckSecrets(secrets))
 }
 
-// Trust is what forkd-net needs for secrets: the authority with which it acts as the server for
-// guests. The root certificates for servers are sent with it, as a descriptor.
+// Trust holds the certificate authority that forkd-net needs to act as a server towards guests. The
+// root certificates for servers are sent with it, as a descriptor.
 type Trust struct {
 	Certificate []byte // DER
 	Key         Hidden // DER, PKCS #8

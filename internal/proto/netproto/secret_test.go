@@ -62,7 +62,7 @@ func TestSecretsAreFewAndDifferent(t *testing.T) {
 	}
 }
 
-// No accidental way of printing a secret shows its value.
+// Printing a secret by accident, in whatever way, does not show its value.
 func TestHiddenIsHidden(t *testing.T) {
 	s := Secret{"a.b", "X", "s3cr3t"}
 	var logged strings.Builder

@@ -7,11 +7,10 @@ import (
 	"strings"
 )
 
-// Widens reports what p opens in addition to present: a closed range, or names of the host's
-// network. It returns nil if p opens no more than present. own reports whether an address is the
-// host's.
+// Widens returns a *FieldError if p opens more than present: a closed range, or names of the host's
+// network. Otherwise it returns nil. own reports whether an address is the host's.
 func (p *Policy) Widens(present *Policy, own func(netip.Addr) bool) *FieldError {
-	var kept []netip.Prefix // closed ranges that stay as open as at present
+	var kept []netip.Prefix // closed ranges that p opens as far as present does
 	if p.Mode == ModeOpen {
 		if present.Mode != ModeOpen {
 			return &FieldError{"mode", "open reaches private networks"}
@@ -51,8 +50,9 @@ func (p *Policy) Widens(present *Policy, own func(netip.Addr) bool) *FieldError 
 	return p.deniesLess(present, kept)
 }
 
-// deniesLess reports a rule of present that denies a part of kept, or a name, and that p lacks. A rule
-// for a name has no effect on encrypted names, so p also denies less if it allows those.
+// deniesLess reports a denial in present that p lacks: a rule that denies a part of kept, or a
+// name. A rule for a name has no effect on encrypted names, so p also denies less if it allows
+// those.
 func (p *Policy) deniesLess(present *Policy, kept []netip.Prefix) *FieldError {
 	for i := range present.Deny {
 		d := &present.Deny[i]
@@ -69,7 +69,8 @@ func (p *Policy) deniesLess(present *Policy, kept []netip.Prefix) *FieldError {
 	return nil
 }
 
-// closedAround returns the closed ranges that a rule for a prefix opens, the narrowest first.
+// closedAround returns the closed ranges that contain a prefix, the narrowest first. A rule for the
+// prefix opens all of them.
 func closedAround(prefix netip.Prefix, own func(netip.Addr) bool) (closed []Closed) {
 	if prefix.IsSingleIP() && own(prefix.Addr()) {
 		closed = append(closed, ClosedRange(prefix.Addr(), true))
@@ -82,9 +83,9 @@ func closedAround(prefix netip.Prefix, own func(netip.Addr) bool) (closed []Clos
 	return closed
 }
 
-// opens reports whether p opens everything that a rule for an address in closed opens.
+// opens reports whether p opens everything that r opens, a rule for an address in closed.
 func (p *Policy) opens(r *Rule, closed []Closed) bool {
-	dns := r.HasPorts() && (r.hasPort(53) || r.hasPort(853)) // only a rule with ports opens these
+	dns := r.HasPorts() && (r.hasPort(53) || r.hasPort(853)) // DNS ports are opened only by a rule with ports
 	if p.Mode == ModeOpen && !dns && !slices.ContainsFunc(closed, func(c Closed) bool { return c.Always }) {
 		return true
 	}
@@ -100,7 +101,7 @@ func (p *Policy) answers(r *Rule) bool {
 		slices.ContainsFunc(p.Allow, func(have Rule) bool { return have.IsName() && have.coversName(r) })
 }
 
-// namesPrivate reports whether a rule matches names of the host's network, perhaps among others.
+// namesPrivate reports whether a rule matches any name of the host's network.
 func (r *Rule) namesPrivate() bool {
 	if !r.Below {
 		return PrivateName(r.Name)

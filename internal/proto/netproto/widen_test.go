@@ -10,8 +10,8 @@ func TestPolicyWidens(t *testing.T) {
 	own := func(a netip.Addr) bool {
 		return a == netip.MustParseAddr("10.0.0.7") || a == netip.MustParseAddr("9.9.9.9")
 	}
-	// A policy is written as a mode, rules that allow, and rules that deny, with the prefix "!".
-	// "+ech" sets AllowECH.
+	// The text of a policy is a mode and rules. Rules that deny have the prefix "!". "+ech" sets
+	// AllowECH.
 	parse := func(text string) *Policy {
 		words := strings.Fields(text)
 		var allow, deny []string
@@ -50,11 +50,11 @@ func TestPolicyWidens(t *testing.T) {
 		// Ranges that are open.
 		{"none", "public", ""},
 		{"none", "allow pypi.org *.com 8.8.8.8 1.2.3.0/24", ""},
-		{"public", "allow 0.0.0.0/0 8.0.0.0/5", ""}, // the internet: no rule around a closed range opens it
+		{"public", "allow 0.0.0.0/0 8.0.0.0/5", ""}, // the internet; closed ranges inside stay closed
 		{"public", "allow 9.9.9.0/24", ""},
 		{"public", "allow 192.0.2.1", ""}, // the sandbox's own network
 		{"public", "public !10.0.0.0/8", ""},
-		// What is open already may stay open, or be restricted.
+		// A range that is already open may stay open, or be restricted.
 		{"allow 10.0.0.0/8", "allow 10.0.0.0/8", ""},
 		{"allow 10.0.0.0/8", "public 10.1.2.3:443 pypi.org", ""},
 		{"allow 10.0.0.0/8", "none", ""},
@@ -69,10 +69,10 @@ func TestPolicyWidens(t *testing.T) {
 		{"allow 10.1.2.3:443", "allow 10.1.2.3", "allow[0]"},
 		{"allow 10.1.2.3:443", "allow 10.1.2.3:442-443", "allow[0]"},
 		{"allow tcp/10.1.2.3", "allow 10.1.2.3", "allow[0]"},
-		{"allow 10.0.0.0/8", "allow 10.0.0.7", "allow[0]"},            // opens the host's own
+		{"allow 10.0.0.0/8", "allow 10.0.0.7", "allow[0]"},            // opens an address of the host
 		{"allow 10.0.0.0/8", "allow 10.1.2.3:53", "allow[0]"},         // opens DNS
-		{"allow 0.0.0.0/0", "allow 10.1.2.3", "allow[0]"},             // opened nothing closed
-		{"allow 169.254.0.0/16", "allow 169.254.169.254", "allow[0]"}, // was not opened by the larger range
+		{"allow 0.0.0.0/0", "allow 10.1.2.3", "allow[0]"},             // the larger range opened no closed range
+		{"allow 169.254.0.0/16", "allow 169.254.169.254", "allow[0]"}, // the larger range did not open this address
 		{"open", "open 169.254.169.254", "allow[0]"},
 		{"open", "open 10.0.0.7", "allow[0]"},
 		{"open", "allow 10.1.2.3:53", "allow[0]"},
@@ -93,7 +93,7 @@ func TestPolicyWidens(t *testing.T) {
 		{"allow db.internal !secret.corp", "allow db.internal !secret.corp +ech", "allow_ech"},
 		{"open !secret.corp +ech", "open !secret.corp +ech", ""},
 		{"open !10.0.0.0/8", "open !10.0.0.0/8 +ech", ""},
-		{"open !secret.corp", "public !secret.corp +ech", ""}, // nothing closed is opened
+		{"open !secret.corp", "public !secret.corp +ech", ""}, // opens nothing that was closed
 	} {
 		err := parse(c.asked).Widens(parse(c.present), own)
 		switch {

@@ -6,19 +6,19 @@ import (
 	"syscall"
 )
 
-// ErrorCode is the kind of an error of a VMM. The daemon's reaction depends on the kind; the text
-// is for people. A code is itself an error, for errors.Is.
+// ErrorCode is the kind of an error of a VMM, on which the daemon's reaction depends. The text is
+// for people. A code implements error, for use with errors.Is.
 type ErrorCode uint8
 
 // The error codes.
 const (
-	ErrOther     ErrorCode = iota + 1 // none of the others
+	ErrOther     ErrorCode = iota + 1 // any other error
 	ErrVersion                        // daemon and VMM are of different builds
 	ErrNotPaused                      // the machine must be paused for this request
-	ErrCopying                        // the previous live branch is still being copied: ask again
+	ErrCopying                        // the previous live branch is still being copied; try again later
 	ErrNoSpace                        // a file system is full
 	ErrBadState                       // the saved state is damaged, or of a form that this build does not write
-	ErrShape                          // the saved state is of a different machine: memory, vCPUs, template, devices
+	ErrShape                          // the saved machine has different memory, vCPUs, template or devices
 	ErrCPU                            // the host's CPU does not fit the saved state
 	ErrNotKept                        // the machine no longer knows which of its pages equal a branch
 )
@@ -46,7 +46,7 @@ func (c ErrorCode) Error() string {
 	return fmt.Sprintf("error code %d", uint8(c))
 }
 
-// Error is an error with its code; only the code and the text cross the control socket.
+// Error is an error with its code. Only the code and the text cross the control socket.
 type Error struct {
 	Code ErrorCode
 	Err  error
@@ -56,7 +56,7 @@ func (e *Error) Error() string { return e.Err.Error() }
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// Is reports whether target is the error's code, or the equivalent error of this host.
+// Is reports whether target is the error's code, or the error of this host that corresponds to it.
 func (e *Error) Is(target error) bool {
 	code, ok := target.(ErrorCode)
 	return ok && code == e.Code || e.Code == ErrNoSpace && target == syscall.ENOSPC

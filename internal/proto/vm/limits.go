@@ -2,10 +2,10 @@ package vm
 
 import "fmt"
 
-// Limits bound what the process of one VM uses of its host. A zero field means no limit beyond the
-// maximum that the VM can need.
+// Limits bound the host resources of one VM's process. A zero field means that only the maximum
+// that the VM can need applies.
 type Limits struct {
-	// MiB of its own memory, including the VMM's; it is killed above the limit
+	// MiB of memory for the VMM and its guest; the process is killed above the limit
 	MemoryMiB uint64 `json:"memory_mib,omitempty" yaml:"memory_mib"`
 	// MiB of swap in addition to MemoryMiB, which must be set; 0: no swap
 	SwapMiB   uint64  `json:"swap_mib,omitempty" yaml:"swap_mib"`
@@ -16,11 +16,11 @@ type Limits struct {
 	IOOpsPerSecond   uint64 `json:"io_ops_per_second,omitempty" yaml:"io_ops_per_second"` // likewise
 }
 
-// MinMemoryMiB is the least memory limit: with less a VMM might not reach its guest.
+// MinMemoryMiB is the smallest memory limit. A VMM with less might not reach its guest.
 const MinMemoryMiB = 32
 
-// Bounds of the other fields: the kernel's (cgroup-v2.rst), and those that prevent overflow of
-// sums.
+// Bounds of the other fields: the kernel's bounds (cgroup-v2.rst), and bounds that prevent overflow
+// of sums.
 const (
 	minCPUs      = 0.01 // the kernel requires 1 ms per period
 	maxCPUs      = 4096
@@ -29,9 +29,9 @@ const (
 	maxPerSecond = 1 << 40
 )
 
-// The minimum rates of a disk. A guest's written data is flushed at the guest's rate, even if
-// others wait for it: the daemon when it makes a branch durable, and the journal of the host's file
-// system with the writes of all other processes.
+// Minimum rates of a disk. The kernel writes a guest's data back at the guest's rate, even while
+// others wait for it. These are the daemon, which makes a branch durable, and the journal of the
+// host's file system, which holds the writes of all other processes.
 const (
 	minBytesPerSecond = 1 << 20
 	minOpsPerSecond   = 64

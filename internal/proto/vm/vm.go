@@ -1,8 +1,8 @@
-// Package vm has the values that the programs of forkd use to describe one virtual machine: its
+// Package vm defines the values by which the programs of forkd describe one virtual machine: its
 // shape, the modes of a branch, the reasons of its exit and its counters. The control protocol
 // encodes them, snapshots record them, and the API names them.
 //
-// It has values only: the VMM runs machines (internal/vmm), and the daemon requests them
+// It has values only. The VMM runs machines (internal/vmm), and the daemon requests them
 // (internal/host).
 package vm
 
@@ -16,14 +16,14 @@ type Shape struct {
 	Template    string // CPU template, one of the Template constants
 }
 
-// CPU templates: rules for making a guest's CPUID from the host's.
+// CPU templates, which derive a guest's CPUID from the host's.
 const (
-	// TemplateHost shows the host's features, as far as snapshots are known to carry their state.
+	// TemplateHost shows the host's features if snapshots are known to carry their state.
 	TemplateHost = "host"
-	// TemplatePortable shows the common ground of server processors of one vendor since 2017, so
-	// that snapshots move between hosts.
+	// TemplatePortable shows the features that all server processors of one vendor have had since
+	// 2017, so that snapshots can move between hosts.
 	TemplatePortable = "portable"
-	// TemplateV2 is the portable template without anything that needs XSAVE: the x86-64-v2 level.
+	// TemplateV2 is the portable template without features that need XSAVE: the x86-64-v2 level.
 	TemplateV2 = "x86-64-v2"
 )
 
@@ -36,18 +36,18 @@ func CheckTemplate(name string) error {
 	return fmt.Errorf("unknown cpu template %q: use %q, %q or %q", name, TemplateHost, TemplatePortable, TemplateV2)
 }
 
-// MaxVCPUs is the number of 8-bit APIC identifiers without the broadcast, 255. For more, the I/O
-// APIC would need interrupt remapping, or KVM's extended destination identifiers.
+// MaxVCPUs is the number of 8-bit APIC identifiers, without the broadcast identifier 255. For more
+// vCPUs the I/O APIC would need interrupt remapping, or KVM's extended destination identifiers.
 const MaxVCPUs = 255
 
-// MaxMemoryBytes bounds the memory of a VM: a snapshot with more is refused before anything is
-// mapped for it.
+// MaxMemoryBytes bounds the memory of a VM. A snapshot with more memory is refused before anything
+// is mapped for it.
 const MaxMemoryBytes = 1 << 40
 
 // MaxStateBytes bounds the file with the state of vCPUs and devices: MaxVCPUs vCPUs take about 6 MiB.
 const MaxStateBytes = 16 << 20
 
-// The device hole: guest physical addresses that are never RAM. RAM continues above it.
+// The device hole: guest physical addresses that are never RAM. RAM continues above the hole.
 const (
 	HoleStart = 3 << 30
 	HoleEnd   = 4 << 30
@@ -66,20 +66,20 @@ type Stats struct {
 	GuestDirtyBytes uint64 // private pages, including all that differ from its layers
 	Paused          bool
 	Exits           uint64 // KVM exits to user space
-	TopSwaps        uint64 // branches that put new tops on the disks, since the process started
-	Rebases         uint64 // rebases of its memory onto branches that have begun, since the process started
-	DiskFull        bool   // paused by itself, because the host had no room for a write to a disk; the write waits
+	TopSwaps        uint64 // branches since the process started that put new tops on the disks
+	Rebases         uint64 // rebases since the process started, counted when they begin
+	DiskFull        bool   // paused by itself until the host has room for a write to a disk
 }
 
-// BranchMode says how a branch saves the memory of a running machine, if at all.
+// BranchMode determines how a branch saves the memory of a running machine.
 type BranchMode uint8
 
 // The branch modes.
 const (
-	BranchLive BranchMode = iota + 1 // dirty pages are frozen while stopped and copied while the guest runs
-	BranchDiff                       // dirty pages are copied while stopped
-	BranchFull                       // all pages are copied while stopped: the layer needs no layers below it
-	BranchDisk                       // no page is copied: only the disks are branched
+	BranchLive BranchMode = iota + 1 // dirty pages are frozen while the guest is stopped, and copied while it runs
+	BranchDiff                       // dirty pages are copied while the guest is stopped
+	BranchFull                       // all pages are copied while the guest is stopped; needs no layers below
+	BranchDisk                       // no page is copied; only the disks are branched
 )
 
 // String returns the API's name of the mode.
@@ -132,7 +132,7 @@ func (r ExitReason) String() string {
 	return "unknown"
 }
 
-// Exit says that a VM is gone, and why.
+// Exit reports that a VM has stopped, and why.
 type Exit struct {
 	Reason ExitReason
 	Detail string

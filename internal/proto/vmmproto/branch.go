@@ -9,63 +9,63 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Branch saves a machine while it runs: its state, the memory it has written over its layers, and
-// its disks, whose tops become layers below the donated new ones. From then on the VMM reads these
-// layers through descriptors that it is given for reading, and can no longer write them. State,
-// memory and disks are of one instant. A paused machine stays paused. In mode vm.BranchDisk neither
-// state nor memory is saved, and no files for them are donated.
+// Branch saves a machine while it runs: its state, the memory that it has written over its layers,
+// and its disks. The disks' tops become layers below the donated new tops. From then on the VMM
+// reads the old tops only through the donated descriptors, which do not permit writing. State,
+// memory and disks belong to the same instant. A paused machine stays paused. Mode vm.BranchDisk
+// saves neither state nor memory, and donates no files for them.
 type Branch struct {
 	Mode       vm.BranchMode
 	MaxExtents uint32 // small gaps between written pages are filled until the map has at most this many extents
-	Disks      uint32 // each with two donated files: a new top, and the present one for reading
-	Serial     uint64 // returned in Branched, which may belong to a branch that an earlier daemon began
+	Disks      uint32 // two donated files for each disk: a new top, and the current one for reading
+	Serial     uint64 // copied to Branched, which may report a branch that an earlier daemon requested
 
 	Keep         bool // live and diff: keep track of pages that still equal the layer, for Rebase
 	SinceRestore bool // live and diff: save the pages written since the restore, not since the last Rebase
 
 	// StormFaults is how many write faults a live branch serves before it stops the guest until the
-	// rest is copied; 0: as long as most pages are captured without a fault. The daemon leaves it
-	// 0. The torture tests use it to reach the stop with any guest, because the VMM that they test
-	// must be the shipped one, without a special switch.
+	// rest is copied. 0: it stops the guest if faults capture most of the pages. The daemon always
+	// sends 0. The torture tests use it to reach the stop with any guest, because they test the
+	// shipped VMM, which has no special switch.
 	StormFaults uint64
 }
 
-// BranchResult describes a branch when the guest runs again. The layer of a live branch is complete
-// only after Branched.
+// BranchResult describes a branch at the moment when the guest runs again. The layer of a live
+// branch is not complete before Branched.
 type BranchResult struct {
 	Save     SaveResult
-	Serial   uint64        // of the Branch
+	Serial   uint64        // Serial of the Branch
 	Mode     vm.BranchMode // actual mode: a live branch falls back to diff if the host does not support it
-	Fallback string        // reason of the fallback
-	Kept     bool          // Rebase may follow when the layer is complete; false if the host has no userfaultfd
+	Fallback string        // reason of the fallback; empty if there was none
+	Kept     bool          // Rebase may follow when the layer is complete; false without userfaultfd on the host
 	Pause    time.Duration // from the request to stop the vCPUs until they entered again
 	Arm      time.Duration // part of Pause for write-protecting (live) or copying
 }
 
-// Branched says that the layer of a live branch is complete, or has failed.
+// Branched reports that the layer of a live branch is complete, or has failed.
 type Branched struct {
-	Serial uint64        // of the Branch
+	Serial uint64        // Serial of the Branch
 	Failed *Error        // nil: the layer is complete
-	Copy   time.Duration // from the guest's resumption
+	Copy   time.Duration // time since the guest was resumed
 	Faults uint64        // pages that were copied because a vCPU wrote them
-	Stop   time.Duration // time for which the guest was stopped again because it wrote faster than could be copied
+	Stop   time.Duration // how long the guest was stopped again because it wrote faster than pages were copied
 }
 
 // Rebase replaces the pages that the machine has not written since a branch by private mappings of
-// the branch's memory layer, which is donated. The machine runs during that. From the moment it
-// begins, which Stats.Rebases counts, private pages are those that differ from the snapshot of that
-// branch, and no longer from the previous one: the next branch has only them. The snapshot must
-// exist as long as the machine. If the machine no longer knows which pages these are, it answers
-// vm.ErrNotKept and has changed nothing: after 30 seconds, another branch, or a Restore.
+// the branch's memory layer, which is donated. The machine runs during the rebase. When it begins,
+// Stats.Rebases is incremented. From then on, private pages are those that differ from the branch's
+// snapshot, so the next branch saves only these. The snapshot must exist as long as the machine. If
+// the machine no longer knows which pages are unwritten, it changes nothing and answers
+// vm.ErrNotKept. That happens after 30 seconds, another branch, or a Restore.
 type Rebase struct {
-	Serial uint64 // of the Branch
+	Serial uint64 // Serial of the Branch
 }
 
 // RebaseResult describes a rebase.
 type RebaseResult struct {
 	Bytes    uint64        // bytes replaced; the branch's other pages stay private
-	Mappings uint64        // mappings that the memory now consists of
-	Took     time.Duration // while the guest ran
+	Mappings uint64        // number of mappings in the memory after the rebase
+	Took     time.Duration // duration; the guest was running
 }
 
 // Append encodes m.
@@ -90,9 +90,9 @@ func (m *RebaseResult) Parse(r *codec.Reader) error {
 	return r.Err()
 }
 
-// Merge replaces the layers of a disk from First, counted above the base image, up to its top by
-// one donated layer with their content. Branches add a layer each, and the single layers are no
-// longer needed.
+// Merge replaces the layers of a disk from First, counted above the base image, to the last one
+// below its top by one donated layer with their content. Each branch adds a layer, and the
+// individual layers are no longer needed.
 type Merge struct {
 	Disk  uint32
 	First uint32

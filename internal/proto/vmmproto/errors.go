@@ -8,7 +8,7 @@ import (
 )
 
 // Error is the body of KindError: the code of an error, on which the daemon's reaction depends, and
-// its text.
+// the error's text.
 type Error struct {
 	Code vm.ErrorCode
 	Text string

@@ -12,8 +12,8 @@ import (
 // is listed, and writes them to its log and into manifests.
 const MaxText = 4 << 10
 
-// Text returns at most MaxText bytes of a text of a VMM, without terminal control sequences,
-// because the VMM's guest may have taken it over. Line feeds and tabs stay; other unprintable
+// Text returns at most MaxText bytes of a text of a VMM. It removes terminal control sequences,
+// because the guest may have taken over the VMM. Line feeds and tabs stay; other unprintable
 // characters become U+FFFD.
 func Text(text string) string {
 	cut := len(text) > MaxText

@@ -1,13 +1,14 @@
 // Package vmmproto is the control protocol between the daemon and one forkd-vmm process. On a
 // SOCK_SEQPACKET unix socket the daemon sends requests, one at a time, with the file descriptors
-// they donate, and the VMM answers each. Between answers the VMM may send events.
+// that they donate, and the VMM answers each. Between answers the VMM may send events.
 //
 // The package has the messages and their encoding, not the socket. Both sides check the version in
 // Create.
 //
 // A guest may have taken its VMM over, so no message of a VMM is trusted. Parse bounds its texts,
-// its durations and the pages of Written. Package vmmclient checks what depends on more than the
-// message: the extents of a saved layer, and whether a message was requested.
+// its durations and the pages of Written. Package vmmclient makes the checks that need more than
+// the message, such as whether the extents of a saved layer are valid and whether a message was
+// requested.
 package vmmproto
 
 import (
@@ -19,9 +20,9 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Version changes whenever a message does, or the version of the state that a VMM saves: a VMM that
-// outlives its daemon would otherwise save a state that no VMM of the next daemon can restore. A
-// VMM refuses a daemon that speaks another version.
+// Version changes whenever a message changes, or the version of the state that a VMM saves.
+// Otherwise a VMM that outlives its daemon could save a state that no VMM of the next daemon can
+// restore. A VMM refuses a daemon that speaks another version.
 const Version = 16
 
 // Kind is the first byte of every message.
@@ -36,23 +37,23 @@ const (
 	KindPause                   // no body
 	_                           // was a save; a paused VM is branched
 	// Branch; vmstate and memory layer (to write), /dev/userfaultfd if live, new tops of all disks,
-	// their present tops for reading
+	// their current tops for reading
 	KindBranch
 	KindStats    // no body
 	KindMerge    // Merge; the merged disk layer
 	KindOK       // reply; body as the request's result type
 	KindError    // reply; Error
 	KindExit     // event; Exit
-	KindConn     // event; port uint32; one end of a stream the guest opened
+	KindConn     // event; port uint32; one end of a stream that the guest opened
 	KindBranched // event; Branched, once after every successful live Branch
 	KindStalled  // event; no body; the VM has paused itself, because the host has no room for its disks
-	KindNet      // no body; a frame socket to replace the present one, or none
+	KindNet      // no body; a frame socket to replace the current one, or none
 	KindRebase   // Rebase; the memory layer of the branch, for reading
 	KindWritten  // no body
 )
 
-// Create makes the VM of this process: memory slots, interrupt controllers, vCPUs and devices,
-// nothing running.
+// Create makes the VM of this process: memory slots, interrupt controllers, vCPUs and devices. The
+// VM is not running.
 type Create struct {
 	Version uint32
 	Shape   vm.Shape
@@ -61,11 +62,11 @@ type Create struct {
 
 // Created is the answer to Create.
 type Created struct {
-	CPUID []byte // the CPUID values that KVM supports here, in a private form of the VMMs; empty if Create had it
+	CPUID []byte // CPUID values that KVM supports here, in a private form of the VMMs; empty if Create had them
 }
 
-// Disk is one virtio-blk disk: Layers donated files, the raw base image first, then layers with
-// their allocation bitmaps after the data, the private top (empty, writable) last.
+// Disk is one virtio-blk disk. It donates Layers files: the raw base image, then layers with their
+// allocation bitmaps after the data. The last layer is the private top, empty and writable.
 type Disk struct {
 	SizeBytes uint64
 	Layers    uint32
@@ -80,20 +81,20 @@ type Boot struct {
 	Net     bool // a frame socket is among the donated files
 }
 
-// Restore restores a saved machine into a created VM, or back into the VM it was saved from, and
-// leaves it paused. It closes the VM's present frame socket, so that no frames pass from one state
-// to the other.
+// Restore restores a saved machine into a created VM, or into the VM that the state was saved from,
+// and leaves it paused. It closes the VM's current frame socket, so that no frames pass from one
+// state to the other.
 type Restore struct {
 	Layers  uint32 // donated memory layers, base first
 	Extents []vm.Extent
 	Disks   []Disk
-	VMGenID [16]byte // a value never used before
+	VMGenID [16]byte // a value that was never used before
 	Resume  bool     // enter all vCPUs before answering
 	Net     bool     // a frame socket is among the donated files
 
-	// FirstWrites are pages that the guest will probably write at once. They are copied before it
-	// runs: a page that it reads before writing it would otherwise cost two page faults and two
-	// exits.
+	// FirstWrites are pages that the guest will probably write soon. They are copied before the
+	// guest runs. Otherwise a page that the guest first reads and then writes would cost two page
+	// faults and two exits.
 	FirstWrites []vm.Range
 }
 
@@ -108,8 +109,8 @@ type RestoreResult struct {
 const MaxWritten = 1024
 
 // Written is the answer to KindWritten: the pages that the VM has written over its layers, in
-// ascending order, as of some moment during the request if it runs; empty if there are more than
-// MaxWritten.
+// ascending order. If the VM runs, they belong to some moment during the request. If there are more
+// than MaxWritten, the list is empty.
 type Written struct{ Ranges []vm.Range }
 
 // SaveResult describes the files that a branch wrote.
@@ -186,7 +187,7 @@ func parseExtents(r *codec.Reader) []vm.Extent {
 // Durations are encoded as nanoseconds.
 func appendDuration(w *codec.Writer, d time.Duration) { w.U64(uint64(d)) }
 
-// parseDuration never returns a negative duration, whatever a VMM has sent.
+// parseDuration never returns a negative duration, whatever the VMM has sent.
 func parseDuration(r *codec.Reader) time.Duration { return time.Duration(min(r.U64(), math.MaxInt64)) }
 
 func parseVMGenID(r *codec.Reader) (id [16]byte) {
@@ -253,8 +254,8 @@ func parseRanges(r *codec.Reader) []vm.Range {
 // Append encodes m.
 func (m *Written) Append(w *codec.Writer) { appendRanges(w, m.Ranges) }
 
-// Parse decodes m. The daemon passes the pages on to the VMMs of other sandboxes, each of which
-// copies them, so there may be at most MaxWritten, in ascending order.
+// Parse decodes m. It refuses more than MaxWritten pages, or pages that are not in ascending order,
+// because the daemon passes the pages on to the VMMs of other sandboxes, each of which copies them.
 func (m *Written) Parse(r *codec.Reader) error {
 	m.Ranges = parseRanges(r)
 	pages, end := uint64(0), uint64(0)
@@ -321,7 +322,7 @@ func (m *Stats) Parse(r *codec.Reader) error {
 	return r.Err()
 }
 
-// Exit is the last event of a VMM: its VM is gone and the process exits.
+// Exit is the last event of a VMM. Its VM has stopped and the process exits.
 type Exit vm.Exit
 
 // Append encodes m.

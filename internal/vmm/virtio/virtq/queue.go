@@ -190,7 +190,7 @@ func (q *Queue) NeedsInterrupt() (bool, error) {
 // already there, it returns pending: no kick will come for the chain, and the caller must Pop
 // again.
 func (q *Queue) EnableNotify() (pending bool, err error) {
-	if at, v := q.kickWord(); !q.says(at, v) { // an unneeded write would make each child copy the page of every idle queue
+	if at, v := q.kickWord(); !q.says(at, v) { // an unneeded write would copy a page per idle queue in each child
 		if err := q.mem.StoreUint16(at, v); err != nil {
 			return false, fmt.Errorf("enable kicks: %w", err)
 		}

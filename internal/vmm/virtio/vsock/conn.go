@@ -22,7 +22,7 @@ type connKey struct{ host, guest uint32 }
 type connState uint8
 
 const (
-	stateHandshake  connState = iota // the client's CONNECT line is incomplete; the connection is not in Device.conns yet
+	stateHandshake  connState = iota // the client's CONNECT line is incomplete; not in Device.conns yet
 	stateConnecting                  // REQUEST sent
 	stateOpen
 	stateClosing // the host end is closed; the guest has been notified and must send an RST

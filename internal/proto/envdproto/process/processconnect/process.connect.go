@@ -57,11 +57,11 @@ const (
 type ProcessClient interface {
 	// Start runs a process and streams its events: start first, end last and once.
 	Start(context.Context, *connect.Request[process.StartRequest]) (*connect.ServerStreamForClient[process.StartResponse], error)
-	// Connect streams the events of a running process from now on: start first, then what follows.
+	// Connect streams the events of a running process: start first, then all that happen from now on.
 	Connect(context.Context, *connect.Request[process.ConnectRequest]) (*connect.ServerStreamForClient[process.ConnectResponse], error)
 	List(context.Context, *connect.Request[process.ListRequest]) (*connect.Response[process.ListResponse], error)
 	SendInput(context.Context, *connect.Request[process.SendInputRequest]) (*connect.Response[process.SendInputResponse], error)
-	// StreamInput is SendInput of what a client sends little by little; its first message names the process.
+	// StreamInput is SendInput for input in many messages, the first of which names the process.
 	StreamInput(context.Context) *connect.ClientStreamForClient[process.StreamInputRequest, process.StreamInputResponse]
 	SendSignal(context.Context, *connect.Request[process.SendSignalRequest]) (*connect.Response[process.SendSignalResponse], error)
 	CloseStdin(context.Context, *connect.Request[process.CloseStdinRequest]) (*connect.Response[process.CloseStdinResponse], error)
@@ -187,11 +187,11 @@ func (c *processClient) Update(ctx context.Context, req *connect.Request[process
 type ProcessHandler interface {
 	// Start runs a process and streams its events: start first, end last and once.
 	Start(context.Context, *connect.Request[process.StartRequest], *connect.ServerStream[process.StartResponse]) error
-	// Connect streams the events of a running process from now on: start first, then what follows.
+	// Connect streams the events of a running process: start first, then all that happen from now on.
 	Connect(context.Context, *connect.Request[process.ConnectRequest], *connect.ServerStream[process.ConnectResponse]) error
 	List(context.Context, *connect.Request[process.ListRequest]) (*connect.Response[process.ListResponse], error)
 	SendInput(context.Context, *connect.Request[process.SendInputRequest]) (*connect.Response[process.SendInputResponse], error)
-	// StreamInput is SendInput of what a client sends little by little; its first message names the process.
+	// StreamInput is SendInput for input in many messages, the first of which names the process.
 	StreamInput(context.Context, *connect.ClientStream[process.StreamInputRequest]) (*connect.Response[process.StreamInputResponse], error)
 	SendSignal(context.Context, *connect.Request[process.SendSignalRequest]) (*connect.Response[process.SendSignalResponse], error)
 	CloseStdin(context.Context, *connect.Request[process.CloseStdinRequest]) (*connect.Response[process.CloseStdinResponse], error)
