@@ -6,11 +6,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Call is a system call that a process may make, by its number (unix.SYS_*). If there are several
-// entries with the same number, one of them must match.
+// Call is a system call that a process may make, by its number (unix.SYS_*). If several entries
+// have the same number, the call must match one of them.
 type Call struct {
 	Number uintptr
-	Where  []Condition // conditions that must all hold; none: any arguments
+	Where  []Condition // conditions that must all hold; empty: any arguments
 	Deny   unix.Errno  // error that is returned instead of making the call; 0: the call is made
 }
 
@@ -19,16 +19,16 @@ type Condition struct {
 	Argument int
 	Mask     uint64 // the bits that are compared
 	Value    uint64 // their required value
-	Not      bool   // the whole argument must differ from Value; Mask is not used
+	Not      bool   // the whole argument must differ from Value; Mask is ignored
 }
 
-// Is returns the condition that an argument has a value.
+// Is returns the condition that an argument equals value.
 func Is(argument int, value uint64) Condition {
 	return Condition{Argument: argument, Mask: ^uint64(0), Value: value}
 }
 
-// IsNot returns the conditions that an argument differs from a value, even for a call of which
-// Linux uses only the lower half of the argument.
+// IsNot returns the conditions that an argument differs from value. They work for calls of which
+// Linux uses only the lower half of the argument, too.
 func IsNot(argument int, value uint32) []Condition {
 	return []Condition{
 		{Argument: argument, Value: uint64(value), Not: true},
@@ -39,7 +39,8 @@ func IsNot(argument int, value uint32) []Condition {
 // Lacks returns the condition that an argument has none of the given bits.
 func Lacks(argument int, bits uint64) Condition { return Condition{Argument: argument, Mask: bits} }
 
-// Calls returns calls with any arguments. They act on descriptors and memory that the process has.
+// Calls returns calls with any arguments. Such calls must act only on descriptors and memory that
+// the process already has.
 func Calls(numbers ...uintptr) []Call {
 	calls := make([]Call, len(numbers))
 	for i, n := range numbers {
@@ -60,15 +61,15 @@ func Ioctls(requests ...uint64) []Call {
 // With returns a call with conditions on its arguments.
 func With(number uintptr, where ...Condition) Call { return Call{Number: number, Where: where} }
 
-// newThread are the flags with which Go's runtime makes a thread, and so the only flags that clone
-// may have: runtime/os_linux.go, cloneFlags, and sys_linux_amd64.s, which adds CLONE_SETTLS. It
-// does not use clone3, whose flags a filter could not see.
+// newThread are the flags with which Go's runtime makes a thread (cloneFlags in
+// runtime/os_linux.go, and CLONE_SETTLS, which sys_linux_amd64.s adds). clone may have no other
+// flags. The runtime does not use clone3, whose flags a filter could not see.
 const newThread = unix.CLONE_VM | unix.CLONE_FS | unix.CLONE_FILES | unix.CLONE_SIGHAND | unix.CLONE_SYSVSEM |
 	unix.CLONE_THREAD | unix.CLONE_SETTLS
 
-// RuntimeCalls returns the calls of Go's runtime and of package os on open files. They can allocate
-// memory, but not make it executable. The handler of SIGSYS, which ends a process that makes
-// another call, cannot be replaced.
+// RuntimeCalls returns the calls of Go's runtime, and those of package os on open files. They can
+// allocate memory, but not make it executable. They cannot replace the handler of SIGSYS, which
+// ends a process that makes any other call.
 func RuntimeCalls() []Call {
 	return append(Calls(unix.SYS_READ, unix.SYS_WRITE, unix.SYS_CLOSE, unix.SYS_FSTAT, unix.SYS_LSEEK,
 		unix.SYS_PREAD64, unix.SYS_PWRITE64, unix.SYS_FUTEX, unix.SYS_NANOSLEEP,
@@ -76,14 +77,15 @@ func RuntimeCalls() []Call {
 		unix.SYS_RT_SIGPROCMASK, unix.SYS_RT_SIGRETURN, unix.SYS_SIGALTSTACK, unix.SYS_GETTID, unix.SYS_GETPID,
 		unix.SYS_TGKILL, unix.SYS_EXIT, unix.SYS_EXIT_GROUP, unix.SYS_MUNMAP, unix.SYS_MADVISE, unix.SYS_GETRANDOM,
 		unix.SYS_EPOLL_CREATE1, unix.SYS_EPOLL_CTL, unix.SYS_EPOLL_PWAIT, unix.SYS_EPOLL_WAIT, unix.SYS_EVENTFD2),
-		// No memory limit counts huge pages that the host has set aside.
+		// Huge pages that the host has set aside count in no memory limit, so they are not
+		// permitted.
 		With(unix.SYS_MMAP, Lacks(2, unix.PROT_EXEC), Lacks(3, unix.MAP_HUGETLB)),
 		With(unix.SYS_CLONE, Is(0, newThread)),
 		With(unix.SYS_RT_SIGACTION, IsNot(0, uint32(unix.SIGSYS))...),
-		With(unix.SYS_PRCTL, Is(0, unix.PR_SET_VMA)), // names memory
+		With(unix.SYS_PRCTL, Is(0, unix.PR_SET_VMA)), // gives memory a name
 		With(unix.SYS_FCNTL, Is(1, unix.F_GETFL)),
 		// These flags would apply to all processes with the same open file description. With
-		// O_APPEND, the daemon's writes at an offset would go to the end of the file.
+		// O_APPEND, for example, the daemon's writes at an offset would go to the end of the file.
 		With(unix.SYS_FCNTL, Is(1, unix.F_SETFL), Lacks(2, unix.O_DIRECT|unix.O_ASYNC|unix.O_NOATIME|unix.O_APPEND)),
 		With(unix.SYS_FCNTL, Is(1, unix.F_GETFD)),
 		With(unix.SYS_FCNTL, Is(1, unix.F_DUPFD_CLOEXEC)))

@@ -17,21 +17,21 @@ import (
 
 // Config holds the differences between the jails of two programs.
 type Config struct {
-	Filter []unix.SockFilter // made by package filter
-	Files  uint64            // most open descriptors; 0: as many as at its start
-	Online bool              // it makes connections
+	Filter []unix.SockFilter // the result of package filter
+	Files  uint64            // maximum number of open descriptors; 0: as many as at the start of the program
+	Online bool              // the program makes connections
 }
 
 // ExitCode is the exit code of a program that could not enter its jail.
 const ExitCode = 3
 
-// threads bounds the threads of one process. It needs threads for the vCPUs, for KVM on their
-// behalf, and for waiting calls of the Go runtime.
+// threads bounds the threads of one process. There is one for each vCPU, more that KVM adds for the
+// vCPUs, and one for each waiting call of the Go runtime.
 const threads = 1024
 
-// Enter puts this process, with all of its threads, into its jail. It is called before the process
-// reads any foreign data; after an error the process must exit. The order is fixed: each step needs
-// a right that a later step drops.
+// Enter puts this process, with all of its threads, into its jail. It must be called before the
+// process reads any foreign data. After an error the process must exit. The order of the steps is
+// fixed, because each step needs a right that a later step drops.
 func Enter(c Config) error {
 	how := os.Getenv(environment)
 	if how == "" || how != noNamespaces && os.Getpid() != 1 {
@@ -53,7 +53,8 @@ func Enter(c Config) error {
 		{"become another user", func() error { return becomeUser(how) }, !strings.HasPrefix(how, ownUser)},
 		{"drop capabilities", dropCapabilities, false},
 		{"limit resources", func() error { return limit(c.Files, how != noNamespaces) }, false},
-		// A daemon that is not root could then neither inspect the process nor set its OOM score.
+		// Otherwise a daemon that is not root could neither inspect the process nor set its OOM
+		// score.
 		{"hide memory from other processes", func() error { return unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0) },
 			how == noNamespaces},
 		{"share no core with others", shareNoCore, false},
@@ -70,9 +71,9 @@ func Enter(c Config) error {
 	return nil
 }
 
-// Unprivileged calls do before Enter without any effective capability. So descriptors that it opens
-// are no more useful than those that the process could open in its jail: for some files Linux
-// checks the rights of the opener, not of the reader.
+// Unprivileged calls do before Enter, without any effective capability. For some files Linux checks
+// the rights of the process that opens the file, not those of the reader. So the descriptors that
+// do opens grant no more than those that the process could open in its jail.
 func Unprivileged(do func() error) (err error) {
 	header, had, err := capabilities()
 	if err != nil {
@@ -94,10 +95,11 @@ func Unprivileged(do func() error) (err error) {
 	return do()
 }
 
-// capabilitySets are the effective, permitted and inheritable capabilities of a thread.
+// capabilitySets holds the effective, permitted and inheritable capabilities of a thread.
 type capabilitySets [2]unix.CapUserData
 
-// capabilities returns those of this thread, which all threads share, and the header for capset(2).
+// capabilities returns the sets of this thread, which all threads share, and the header for
+// capset(2).
 func capabilities() (h unix.CapUserHeader, c capabilitySets, err error) {
 	h.Version = unix.LINUX_CAPABILITY_VERSION_3
 	if err := unix.Capget(&h, &c[0]); err != nil {
@@ -106,7 +108,7 @@ func capabilities() (h unix.CapUserHeader, c capabilitySets, err error) {
 	return h, c, nil
 }
 
-// becomeUser changes to the user that how names, without any group except its own.
+// becomeUser changes to the user in how, and leaves every group except the user's own.
 func becomeUser(how string) error {
 	id, err := strconv.Atoi(strings.TrimPrefix(how, ownUser))
 	if err != nil {
@@ -123,18 +125,18 @@ func becomeUser(how string) error {
 	return syscall.Setresuid(id, id, id)
 }
 
-// emptyPlace is the mount point of the empty directory: a path that every host has and no program
-// needs.
+// emptyPlace is the mount point of the empty directory. Every host has this path, and no program
+// needs it.
 const emptyPlace = "/proc/driver"
 
 // mountEmpty mounts an empty, read-only file system, in its own mount namespace.
 func mountEmpty() error {
-	// Without this the host would see the mounts made here. The host can still remove its own
-	// mounts.
+	// Otherwise the host would see the mounts made here. Unmounts on the host still take effect
+	// here.
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
 		return err
 	}
-	// At most one page and one file, the root directory itself.
+	// The file system holds at most one page and one file, the root directory itself.
 	return unix.Mount("jail", emptyPlace, "tmpfs", unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC,
 		"size=4k,nr_inodes=1,mode=0555")
 }
@@ -151,12 +153,12 @@ func emptyRoot() error {
 func swapRoot() error {
 	switch err := unix.PivotRoot(".", "."); err {
 	case nil:
-		return unix.Unmount(".", unix.MNT_DETACH) // the old root, which is now mounted over the new one
+		return unix.Unmount(".", unix.MNT_DETACH) // the old root, which is mounted over the new root now
 	case unix.EINVAL, unix.EPERM:
-		// The host runs from its initramfs, which cannot be replaced; or this is a container, where
-		// the seccomp profile of containerd and Docker forbids pivot_root, whatever capabilities it
-		// has, but not the following calls. The old root is covered, and without capabilities a
-		// process cannot get below the cover.
+		// Either the host runs from its initramfs, which cannot be replaced. Or this is a
+		// container: the seccomp profile of containerd and Docker forbids pivot_root, whatever
+		// capabilities the container has, but permits the following calls. They cover the old root.
+		// Without capabilities a process cannot get below the cover.
 		if err := unix.Mount(".", "/", "", unix.MS_MOVE, ""); err != nil {
 			return err
 		}
@@ -169,8 +171,9 @@ func swapRoot() error {
 	}
 }
 
-// limit sets limits that cgroups do not cover. A process that shares its user or its user namespace
-// gets no limit on threads, because the kernel would count those of all the others.
+// limit sets limits that cgroups do not cover. Unless the process is alone in its user or user
+// namespace, it gets no limit on threads, because the kernel would count the threads of all
+// processes there.
 func limit(files uint64, alone bool) error {
 	limits := map[int]uint64{unix.RLIMIT_CORE: 0, unix.RLIMIT_MEMLOCK: 0, unix.RLIMIT_MSGQUEUE: 0}
 	if alone {
@@ -187,7 +190,7 @@ func limit(files uint64, alone bool) error {
 	return nil
 }
 
-// lower lowers a limit of this process permanently, unless it is already lower.
+// lower permanently lowers a limit of this process. It does nothing if the limit is already lower.
 func lower(resource int, most uint64) error {
 	var had unix.Rlimit
 	if err := unix.Prlimit(0, resource, nil, &had); err != nil {
@@ -197,9 +200,9 @@ func lower(resource int, most uint64) error {
 	return unix.Prlimit(0, resource, &unix.Rlimit{Cur: most, Max: most}, nil)
 }
 
-// LimitFiles bounds the size of all files that this process writes, in bytes, once their maximum is
-// known: a write beyond it fails. A further call can only lower the bound. It works in the jail of
-// a program whose filter has LimitFilesCall.
+// LimitFiles bounds the size of the files that this process writes, in bytes. A write beyond it
+// fails. A further call can only lower the bound. It works in the jail of a program whose filter
+// permits LimitFilesCall.
 func LimitFiles(most uint64) error {
 	if err := lower(unix.RLIMIT_FSIZE, most); err != nil {
 		return fmt.Errorf("bound the size of files: %w", err)
@@ -207,11 +210,12 @@ func LimitFiles(most uint64) error {
 	return nil
 }
 
-// LimitFilesCall is the system call of LimitFiles.
+// LimitFilesCall is the system call that LimitFiles makes.
 func LimitFilesCall() Call { return With(unix.SYS_PRLIMIT64, Is(0, 0), Is(1, unix.RLIMIT_FSIZE)) }
 
-// shareNoCore keeps processes with other cookies off the siblings of the core that this process
-// runs on, if Linux supports that and there are siblings (core-scheduling.rst).
+// shareNoCore keeps processes with other cookies off the core that this process runs on, for all of
+// the core's hardware threads. It does nothing if Linux does not support that, or if cores have
+// only one thread (core-scheduling.rst).
 func shareNoCore() error {
 	err := unix.Prctl(unix.PR_SCHED_CORE, unix.PR_SCHED_CORE_CREATE, 0, unix.PR_SCHED_CORE_SCOPE_THREAD_GROUP, 0)
 	if err == unix.EINVAL || err == unix.ENODEV {
@@ -220,13 +224,13 @@ func shareNoCore() error {
 	return err
 }
 
-// shrinkBoundingSet empties the bounding sets of all threads. In a process started by a Starter's
-// thread they are empty already.
+// shrinkBoundingSet empties the bounding sets of all threads. If a Starter's thread has started the
+// process, they are already empty.
 func shrinkBoundingSet() error {
 	for c := uintptr(0); ; c++ {
 		has, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, c, 0, 0, 0)
 		if err == unix.EINVAL && c > 0 {
-			return nil // after the last that the kernel knows
+			return nil // past the last capability that the kernel knows
 		}
 		if err != nil {
 			return err
@@ -240,7 +244,7 @@ func shrinkBoundingSet() error {
 	}
 }
 
-// dropCapabilities empties all other sets, of all threads.
+// dropCapabilities empties all sets of all threads except the bounding sets.
 func dropCapabilities() error {
 	header, had, err := capabilities()
 	var none capabilitySets
@@ -255,9 +259,9 @@ func dropCapabilities() error {
 	return nil
 }
 
-// renouncePaths sets no_new_privs, and with Landlock denies access to all files and, unless the
-// process is online, all TCP. On a kernel without Landlock the empty root and the filter must
-// suffice.
+// renouncePaths sets no_new_privs and uses Landlock to deny access to all files. Unless the process
+// is online, it also denies all TCP. On a kernel without Landlock the empty root and the filter
+// must suffice.
 func renouncePaths(online bool) error {
 	if err := noNewPrivileges(); err != nil {
 		return err
@@ -269,10 +273,10 @@ func renouncePaths(online bool) error {
 	if err != nil || version < 1 {
 		return nil // the kernel lacks Landlock, or the surrounding container forbids the call
 	}
-	// V6 keeps signals from other threads on some kernels.
+	// V6 is not used: on some kernels it blocks signals from other threads.
 	known := []landlock.Config{landlock.V1, landlock.V2, landlock.V3, landlock.V4, landlock.V5}
 	most := known[min(version, len(known))-1]
-	// Not most.Restrict, which would stop all threads again to set no_new_privs.
+	// most.Restrict would stop all threads once more to set no_new_privs.
 	rules, err := ll.LandlockCreateRuleset(&ll.RulesetAttr{
 		HandledAccessFS: uint64(most.HandledAccessFS), HandledAccessNet: uint64(most.HandledAccessNet)}, 0)
 	if err != nil {
@@ -294,9 +298,9 @@ func noNewPrivileges() error {
 	return nil
 }
 
-// Narrow permanently forbids further calls in all threads of this process: those that the program
-// denied, made by package filter, traps. It is for calls that are needed only at first. Enter's
-// filter stays in force, and must permit NarrowCall.
+// Narrow permanently forbids further calls in all threads of this process. They are the calls that
+// denied, a program from package filter, traps. It is for calls that are needed only at first.
+// Enter's filter stays in force, and must permit NarrowCall.
 func Narrow(denied []unix.SockFilter) error {
 	if err := filter(denied); err != nil {
 		return fmt.Errorf("narrow the filter: %w", err)
@@ -304,7 +308,7 @@ func Narrow(denied []unix.SockFilter) error {
 	return nil
 }
 
-// NarrowCall is the system call of Narrow. A further filter cannot loosen another one.
+// NarrowCall is the system call that Narrow makes. An additional filter cannot loosen another one.
 func NarrowCall() Call {
 	return With(unix.SYS_SECCOMP, Is(0, unix.SECCOMP_SET_MODE_FILTER), Is(1, unix.SECCOMP_FILTER_FLAG_TSYNC))
 }

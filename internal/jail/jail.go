@@ -1,17 +1,17 @@
-// Package jail starts and confines the processes that handle data written by guests: forkd-vmm and
+// Package jail starts and confines the processes that handle data from guests: forkd-vmm and
 // forkd-net.
 //
 // The daemon starts such a process with a Starter: in its own namespaces and, if the daemon is
 // root, as its own user. The process calls Enter before it reads anything from a guest or the
 // daemon. From then on it has an empty, read-only root, no capability, and only the system calls of
-// its Filter. The kernel never carries out other calls; a process that tries one is ended by its
-// own runtime (SIGSYS), which prints the call, for package violation to find.
+// its Filter. The kernel never carries out other calls. If a process tries one, its own runtime
+// ends it (SIGSYS) and prints the call, where package violation finds it.
 //
 // The packages that make the calls declare them, as Call. Package filter makes the filter from them
-// at code generation: assembling it in each process would cost more memory than the rest of the
-// jail.
+// during code generation, because assembling it in each process would cost more memory than the
+// rest of the jail.
 //
-// The package sets no limits of CPU and memory; cgroups do that.
+// The package sets no limits on CPU and memory; cgroups do that.
 package jail
 
 import (
@@ -30,64 +30,66 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Options weaken the jail for hosts that do not support everything. The zero value is the complete
-// jail.
+// Options weaken the jail on hosts that lack a feature. The zero value is the complete jail.
 type Options struct {
 	// NoNamespaces starts processes in the daemon's namespaces, as the daemon's user and with its
-	// root directory: then only Landlock and the filter deny access to files.
+	// root directory. Then only Landlock and the filter deny access to files.
 	NoNamespaces bool
 }
 
-// How a process was started, from a variable of its environment. Without that variable it refuses
-// to enter a jail, because the root directory that it would leave is the host's.
+// How a process was started, in a variable of its environment. Without that variable the process
+// refuses to enter a jail, because it would unmount the root directory of the host.
 const (
 	environment  = "FORKD_JAIL"
 	noNamespaces = "no-namespaces" // in the daemon's namespaces
-	ownMapped    = "mapped"        // in a user namespace, whose only user is the daemon's
-	ownUser      = "user="         // it changes to this user
-	placed       = "placed"        // its own user, without capabilities, in an empty root directory
+	ownMapped    = "mapped"        // in a user namespace whose only user is the daemon's
+	ownUser      = "user="         // followed by the user that the process changes to
+	placed       = "placed"        // already its own user, without capabilities, in an empty root directory
 )
 
-// Proc is the path of procfs for a process started by a Starter: its working directory until Enter.
+// Proc is the path of procfs in a process that a Starter has started. It is the working directory
+// until Enter.
 const Proc = "."
 
-// Users of the processes, if the daemon is root: 2^27 numbers that no distribution assigns to
-// users, subordinate users or containers (systemd's UIDS-GIDS.md lists the assignments). Each VMM
-// gets a random one: among a thousand at once, two have the same with a probability of 1 in 270,
-// and gain nothing from it.
+// Users of the processes, if the daemon is root. They are 2^27 numbers that no distribution assigns
+// to users, subordinate users or containers (systemd's UIDS-GIDS.md lists the assignments). Each
+// VMM gets a random one. Among a thousand VMMs, two have the same user with a probability of 1 in
+// 270, and gain nothing from it.
 const (
 	firstUser = 0x7000_0000
 	users     = 1 << 27
 )
 
-// namespaces are those of every process, which cost about 0.1 ms.
+// namespaces are the namespaces that every process gets. They cost about 0.1 ms.
 const namespaces = unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWUTS | unix.CLONE_NEWCGROUP
 
 // Starter starts processes that will enter their jails.
 //
 // If the daemon is root, a process gets its own user instead of a user namespace. It is as
-// powerless as in one, because it has no capability and can get none; but Go starts a process in a
-// new user namespace by a full fork, which takes 3 ms longer for a daemon of 40 MiB. It also gets
-// no network namespace of its own: all VMMs share an empty one, in which they can make no socket.
-// One each would cost 0.7 ms, and as much again at its end. Likewise it gets the IPC namespace of
-// the starting thread, which is empty: its filter permits no call that could add to it, and one
-// each would cost 0.1 ms.
+// powerless as in a user namespace, because it has no capability and can get none. But Go starts a
+// process in a new user namespace by a full fork, which takes 3 ms longer for a daemon of 40 MiB.
 //
-// The threads that start processes set up once what a process inherits: they are in an empty root
+// Such a process also gets no network namespace of its own, because making and removing one costs
+// 0.7 ms each. All VMMs share an empty network namespace, in which they can make no socket.
+// Likewise it gets the IPC namespace of the starting thread, which would cost 0.1 ms per process.
+// That namespace is empty, and the filter permits no call that could add to it.
+//
+// The threads that start processes set up once what a process inherits. They are in an empty root
 // directory, an empty network and an empty IPC namespace, have no groups, and pass on no
 // capability. In a running Go program, each of these steps would stop all threads in turn. There is
-// one side effect: Linux marks a process as not dumpable once it has started another one, sharing
-// its memory as Go does, as a different user. For a root daemon this has no other consequence.
+// one side effect. Once a process has started another process as a different user, and shares its
+// memory while doing so as Go does, Linux marks it as not dumpable. For a root daemon this has no
+// other consequence.
 type Starter struct {
 	options Options
-	null    *os.File    // used for descriptors that are not given
-	offline chan func() // to the threads in the empty network; nil if the daemon is not root
+	null    *os.File    // replaces missing descriptors
+	offline chan func() // reaches the threads in the empty network; nil if the daemon is not root
 }
 
 // New returns a Starter that lives as long as the process.
 func New(o Options) (*Starter, error) {
-	// Descriptors that this process inherited must not be inherited further. Those that it opens
-	// itself are close-on-exec anyway.
+	// New processes must not inherit descriptors that this process has inherited. Those that it
+	// opens itself are close-on-exec.
 	if err := unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return nil, fmt.Errorf("keep descriptors from processes: %w", err)
 	}
@@ -117,7 +119,7 @@ func New(o Options) (*Starter, error) {
 }
 
 // starters bounds the threads that start processes. One start occupies its thread for most of a
-// millisecond, and a fork of many children waits for as many.
+// millisecond, and a fork of many children needs as many starts.
 const starters = 4
 
 // started reports a thread that is ready to start processes.
@@ -126,12 +128,12 @@ type started struct {
 	err     error
 }
 
-// serve makes its thread start processes without a network, in the given empty one or, if that is
-// -1, a new one.
+// serve makes its thread start processes in the given empty network. If network is -1, it first
+// makes one.
 func (s *Starter) serve(network int, ready chan<- started) {
 	runtime.LockOSThread()
 	if unix.Gettid() == unix.Getpid() {
-		// The first thread represents the process in /proc/self, so another one must do it.
+		// The first thread represents the process in /proc/self, so another thread must serve.
 		other := make(chan started)
 		go s.serve(network, other)
 		ready <- <-other
@@ -148,9 +150,9 @@ func (s *Starter) serve(network int, ready chan<- started) {
 	}
 }
 
-// Start starts a process as os.StartProcess does, but in the directory Proc. Unless it is online it
-// has no access to any network. If the daemon is root, other users must be able to read and execute
-// the program and to search its directory, but not the directories above.
+// Start starts a process as os.StartProcess does, but in the directory Proc. Unless it is online,
+// the process has no access to any network. If the daemon is root, other users must be able to read
+// and execute the program and to search its directory, but not the directories above.
 func (s *Starter) Start(name string, argv []string, attr os.ProcAttr, online bool) (p *os.Process, err error) {
 	sys := syscall.SysProcAttr{}
 	if attr.Sys != nil {
@@ -160,7 +162,7 @@ func (s *Starter) Start(name string, argv []string, attr os.ProcAttr, online boo
 	attr.Files = slices.Clone(attr.Files)
 	for i, f := range attr.Files {
 		if f == nil {
-			attr.Files[i] = s.null // Go's runtime opens /dev/null for missing ones, and there may be no /dev
+			attr.Files[i] = s.null // Go's runtime opens /dev/null in place of nil, and there may be no /dev
 		}
 	}
 	how, user := noNamespaces, uint32(firstUser+rand.IntN(users))
@@ -207,9 +209,10 @@ func (s *Starter) Start(name string, argv []string, attr os.ProcAttr, online boo
 	return p, nil
 }
 
-// openBehind opens a directory as the base for paths. Its descriptor's number is so high that it is
-// still open when a new process has moved its files into place: for that it may use as many numbers
-// above the highest of them, and one for itself (syscall.forkExec).
+// openBehind opens a directory as the base for paths. The number of its descriptor is high, because
+// the descriptor must still be open when a new process has moved its files into place. For that the
+// process may use as many numbers above the highest file as there are files, and one for itself
+// (syscall.forkExec).
 func openBehind(files []*os.File, name string) (int, error) {
 	fd, err := unix.Open(name, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -222,7 +225,7 @@ func openBehind(files []*os.File, name string) (int, error) {
 	}
 	behind += len(files) + 3
 	dir, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, behind)
-	if err == unix.EINVAL { // the number is beyond RLIMIT_NOFILE
+	if err == unix.EINVAL { // EINVAL: the number exceeds RLIMIT_NOFILE
 		err = unix.EMFILE
 	}
 	if err != nil {
@@ -231,8 +234,8 @@ func openBehind(files []*os.File, name string) (int, error) {
 	return dir, nil
 }
 
-// Try starts a program that enters its jail, to test whether this host permits that. The program
-// finds no socket, and exits.
+// Try tests whether this host permits jails. It starts a program that enters its jail, finds no
+// socket there, and exits.
 func (s *Starter) Try(program string) error {
 	said, says, err := os.Pipe()
 	if err != nil {
@@ -256,10 +259,10 @@ func (s *Starter) Try(program string) error {
 	return nil
 }
 
-// prepareThread moves this thread into an empty network, which it returns, an empty IPC namespace
-// and an empty root directory, with procfs as its working directory. Processes that it starts have
-// no groups, can gain no privileges and, once they have changed their user, have no capabilities.
-// Their timers are late until they call OnTime.
+// prepareThread moves this thread into an empty network, an empty IPC namespace and an empty root
+// directory, with procfs as its working directory. It returns the network. Processes that the
+// thread starts have no groups and can gain no privileges. Once they have changed their user, they
+// have no capabilities. Their timers are late until they call OnTime.
 func prepareThread(network int) (int, error) {
 	proc, err := unix.Open("/proc", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -281,7 +284,7 @@ func prepareThread(network int) (int, error) {
 		{"make namespaces of mounts and IPC", func() error { return unix.Unshare(unix.CLONE_NEWNS | unix.CLONE_NEWIPC) }},
 		{"mount an empty directory", mountEmpty},
 		{"empty the root directory", emptyRoot},
-		{"go back to /proc", func() error { return unix.Fchdir(proc) }}, // as the host has it
+		{"go back to /proc", func() error { return unix.Fchdir(proc) }}, // the procfs of the host
 		{"leave all groups", leaveGroups},
 		{"renounce privileges", func() error { return unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }},
 		{"pass on no capabilities", passOnNoCapabilities},
@@ -294,7 +297,7 @@ func prepareThread(network int) (int, error) {
 	return network, nil
 }
 
-// leaveGroups leaves all groups in this thread only; unix.Setgroups would affect all threads.
+// leaveGroups leaves all groups in this thread only. unix.Setgroups would affect all threads.
 func leaveGroups() error {
 	if _, _, errno := unix.RawSyscall(unix.SYS_SETGROUPS, 0, 0, 0); errno != 0 {
 		return errno
@@ -310,10 +313,10 @@ func newNetwork() (int, error) {
 	return unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 }
 
-// passOnNoCapabilities empties the sets from which processes started by this thread could inherit
+// passOnNoCapabilities empties the sets from which processes of this thread could inherit
 // capabilities.
 func passOnNoCapabilities() error {
-	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3} // of this thread
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3} // 0: this thread
 	var caps [2]unix.CapUserData
 	if err := unix.Capget(&header, &caps[0]); err != nil {
 		return err
@@ -326,7 +329,7 @@ func passOnNoCapabilities() error {
 	}
 	for c := uintptr(0); ; c++ {
 		switch err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); {
-		case err == unix.EINVAL && c > 0: // after the last that the kernel knows
+		case err == unix.EINVAL && c > 0: // EINVAL: past the last capability that the kernel knows
 			return nil
 		case err != nil:
 			return fmt.Errorf("capability %d: %w", c, err)
@@ -334,8 +337,8 @@ func passOnNoCapabilities() error {
 	}
 }
 
-// ownUsers reports whether this process can start others as users of their own: it is root, but not
-// root of a container that has too few users.
+// ownUsers reports whether this process can give each process it starts a user of its own. It must
+// be root, and not root of a container that has too few users.
 func ownUsers() bool {
 	if os.Geteuid() != 0 {
 		return false
@@ -349,7 +352,7 @@ func ownUsers() bool {
 	return true
 }
 
-// covers reports whether a map of /proc/PID/uid_map contains all of our users.
+// covers reports whether a /proc/PID/uid_map contains all of our users.
 func covers(text string) bool {
 	for line := range strings.Lines(text) {
 		var inside, outside, length uint64

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestTooManyFiles opens a directory where there is room for a descriptor, but not for one behind
-// the files: as a shortage, which says nothing about the program.
+// TestTooManyFiles opens a directory when one descriptor is free, but none behind the files. The
+// error must be a shortage, which does not blame the program.
 func TestTooManyFiles(t *testing.T) {
 	dir, err := os.Open(t.TempDir())
 	if err != nil {

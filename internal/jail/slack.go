@@ -8,22 +8,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// How late a timer of a thread may be, in nanoseconds (PR_SET_TIMERSLACK). New threads and
-// processes inherit it.
+// Values for PR_SET_TIMERSLACK, which says how late a thread's timers may be, in nanoseconds. New
+// threads and processes inherit it.
 const (
-	usualSlack = 50_000     // Linux's own (init_task)
-	startSlack = 10_000_000 // of a process while it starts
+	usualSlack = 50_000     // default of Linux (init_task)
+	startSlack = 10_000_000 // for a process while it starts
 )
 
 // OnTime makes the timers of this process punctual. A Starter's thread starts processes with late
-// timers, which spares them the wake-ups of Go's monitor while they prepare themselves: it would
-// wake up every 20 us, which takes a tenth of the CPU time of such a start, and take the processor
-// of the Go scheduler from each system call, although no other goroutine waits. When other
-// goroutines exist, it must be on time.
+// timers, which spares them the wake-ups of Go's monitor while they prepare themselves. The monitor
+// would wake up every 20 us, which takes a tenth of the CPU time of such a start. It would also
+// take the processor of the Go scheduler from each system call, although no other goroutine waits.
+// Once there are other goroutines, the monitor must be on time.
 //
-// It works in the jail of a program whose filter has OnTimeCall. It does nothing in a process that
-// no Starter's thread has started: a test with the race detector has threads that Go does not know,
-// and could not do it.
+// OnTime works in the jail of a program whose filter has OnTimeCall. It does nothing in a process
+// that was not started by a Starter's thread. In a test with the race detector, for example, it
+// could not work, because such a test has threads that Go does not know.
 func OnTime() error {
 	if os.Getenv(environment) != placed {
 		return nil
@@ -35,7 +35,7 @@ func OnTime() error {
 	return nil
 }
 
-// OnTimeCall is the system call of OnTime.
+// OnTimeCall is the system call that OnTime makes.
 func OnTimeCall() Call {
 	return With(unix.SYS_PRCTL, Is(0, unix.PR_SET_TIMERSLACK), Is(1, usualSlack))
 }

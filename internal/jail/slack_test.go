@@ -7,9 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A process that no Starter's thread has started keeps the timers that it has.
+// OnTime changes no timers in a process that was not started by a Starter's thread.
 func TestOnTimeIsForAStartersProcesses(t *testing.T) {
-	runtime.LockOSThread() // and not unlocked: the thread ends with its slack
+	runtime.LockOSThread() // never unlocked, so that the thread ends with its slack
 	const slack = 3 * usualSlack
 	if err := unix.Prctl(unix.PR_SET_TIMERSLACK, slack, 0, 0, 0); err != nil {
 		t.Fatal(err)

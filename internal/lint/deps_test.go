@@ -7,16 +7,17 @@ import (
 )
 
 // A room is a folder with one purpose: code linked into one program, a protocol between two
-// programs, or a format on disk. Its packages are listed in order, lowest first: each may import
-// only packages before it, the rooms named in imports, and leaves.
+// programs, or a format on disk. Its packages are listed in order, lowest first. Each of them may
+// import only packages before it, the packages in imports, and leaves.
 type room struct {
 	folder   string   // "" for packages directly under internal
 	packages []string // below folder; "." is the folder itself
 	imports  []string // patterns of other packages of this module that the room may import
-	reason   string   // why it may import no more
+	reason   string   // why it may import nothing else
 }
 
-// leaves are small packages that know nothing of forkd. Every room but the guest's may import them.
+// leaves are small packages that know nothing of forkd. Every room except the guest's may import
+// them.
 var leaves = []string{"internal/atomicfile", "internal/cachedir", "internal/cleanup", "internal/embedded",
 	"internal/gate", "internal/hostroute",
 	"internal/private", "internal/rawcall", "internal/rootcert", "internal/treetar"}
@@ -167,7 +168,7 @@ var rooms = []room{
 	},
 }
 
-// programs are above all rooms; nothing else may import them.
+// programs are above all rooms. No other package may import them.
 var programs = []string{"cmd/...", "bench/...", "examples/...", "packaging/...", "test/..."}
 
 func TestEveryPackageHasARoom(t *testing.T) {
@@ -221,12 +222,12 @@ func TestEveryPackageHasARoom(t *testing.T) {
 	}
 }
 
-// rule forbids packages to depend on others. A pattern is an import path (for our packages without
-// the module), or a path and all below it ("path/...").
+// rule forbids packages to depend on others. A pattern is an import path, or a path and all paths
+// below it ("path/..."). Paths of our packages omit the module.
 type rule struct {
 	from, to []string
 	except   []string // exceptions among from
-	direct   bool     // check direct imports only, not transitive ones
+	direct   bool     // checks only direct imports
 	reason   string
 }
 

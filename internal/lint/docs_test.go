@@ -54,8 +54,8 @@ func documents(t *testing.T) []document {
 	return all
 }
 
-// isForeign reports whether a directory of that name has files that are not checked: output of tools,
-// installed packages, and test data.
+// isForeign reports whether a directory of that name is skipped, because it contains output of
+// tools, installed packages or test data.
 func isForeign(name string) bool {
 	return strings.HasPrefix(name, ".") || name == "out" || name == "node_modules" || name == "testdata"
 }
@@ -155,8 +155,8 @@ func anchor(title string) string {
 	}, strings.TrimSpace(title))
 }
 
-// TestReadmeHasTheTestedSession checks that the session at the beginning of README.md is the one
-// that test/integration runs.
+// TestReadmeHasTheTestedSession checks that README.md begins with the session that test/integration
+// runs.
 func TestReadmeHasTheTestedSession(t *testing.T) {
 	readme, err := os.ReadFile(filepath.Join(root, "README.md"))
 	if err != nil {
@@ -175,7 +175,7 @@ func TestReadmeHasTheTestedSession(t *testing.T) {
 // wider.
 const maxProse = 99
 
-// TestProseIsNarrow skips the output of benchmarks.
+// TestProseIsNarrow checks the width of prose. It skips the output of benchmarks.
 func TestProseIsNarrow(t *testing.T) {
 	for _, d := range documents(t) {
 		if d.path == "bench/results.md" {
@@ -190,7 +190,7 @@ func TestProseIsNarrow(t *testing.T) {
 }
 
 // TestNetworkAttacksHaveTheirTests checks that every test named in docs/network.md exists, in the
-// rows of its attack tables and elsewhere.
+// attack tables and elsewhere.
 func TestNetworkAttacksHaveTheirTests(t *testing.T) {
 	there := map[string]bool{}
 	for _, s := range sources(t) {

@@ -8,8 +8,7 @@ import (
 	"testing"
 )
 
-// unfinished finds marks of unfinished work. Open work belongs in the issue tracker, where others
-// see it.
+// unfinished finds marks of unfinished work, which belongs in the issue tracker.
 var unfinished = regexp.MustCompile(`\b(TODO|FIXME|XXX|HACK)\b`)
 
 func TestNothingIsPutOff(t *testing.T) {
@@ -27,7 +26,7 @@ func TestNothingIsPutOff(t *testing.T) {
 	}
 }
 
-// TestNoHiddenWiring forbids init functions: code should run only because other code calls it.
+// TestNoHiddenWiring forbids init functions. Code should run only because other code calls it.
 func TestNoHiddenWiring(t *testing.T) {
 	for _, s := range sources(t) {
 		for _, d := range s.file.Decls {
@@ -38,9 +37,9 @@ func TestNoHiddenWiring(t *testing.T) {
 	}
 }
 
-// TestNoMutablePackageState forbids assignments to package-level variables, and package-level
-// locks, which exist only to guard such variables. Tables and errors are initialized where they are
-// declared.
+// TestNoMutablePackageState forbids assignments to package-level variables. It also forbids
+// package-level locks, whose only purpose is to guard such variables. Tables and errors are
+// initialized where they are declared.
 func TestNoMutablePackageState(t *testing.T) {
 	for _, s := range sources(t) {
 		if s.generated || s.test() {

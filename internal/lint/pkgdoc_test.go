@@ -7,10 +7,10 @@ import (
 	"testing"
 )
 
-// TestEveryPackageSaysWhatItIs requires one package comment of at least two lines in every package:
-// what it does, and what it leaves to others.
+// TestEveryPackageSaysWhatItIs requires one package comment in every package, of at least two
+// lines. It says what the package does, and what it leaves to others.
 func TestEveryPackageSaysWhatItIs(t *testing.T) {
-	docs := map[string][]string{} // directory: its package comments
+	docs := map[string][]string{} // package comments by directory
 	names := map[string]string{}
 	for _, s := range sources(t) {
 		dir := filepath.Dir(s.path)
@@ -43,7 +43,7 @@ func TestEveryPackageSaysWhatItIs(t *testing.T) {
 	}
 }
 
-// junk lists package names that describe no purpose, and so attract unrelated code.
+// junk lists package names that describe no purpose, and therefore attract unrelated code.
 var junk = []string{"util", "utils", "common", "types", "helpers", "helper", "base", "factory", "shared", "misc", "lib"}
 
 func TestPackageNames(t *testing.T) {

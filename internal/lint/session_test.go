@@ -35,9 +35,9 @@ text { font: 13.6px ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans 
 @media (prefers-reduced-motion: reduce) { .line { opacity: 1; animation: none } .hide { display: none } }
 `
 
-// docs/session.svg shows the session at the beginning of README.md. An integration test compares
-// that with the output of real sandboxes. `go test ./internal/lint -run Session -update` redraws
-// it.
+// docs/session.svg shows the session at the beginning of README.md, which an integration test
+// compares with the output of real sandboxes. `go test ./internal/lint -run Session -update`
+// redraws the picture.
 func TestSessionPicture(t *testing.T) {
 	readme, err := os.ReadFile(filepath.Join(root, "README.md"))
 	if err != nil {
@@ -60,8 +60,8 @@ func TestSessionPicture(t *testing.T) {
 	}
 }
 
-// drawSession returns an SVG in which a terminal shows the lines one after another. Lines that begin
-// with "$ " appear character by character, up to their comment.
+// drawSession returns an SVG in which a terminal shows the lines one after another. If a line
+// begins with "$ ", its characters appear one by one, up to the comment.
 func drawSession(lines []string) []byte {
 	columns := 0
 	for _, line := range lines {
@@ -115,13 +115,14 @@ func drawSession(lines []string) []byte {
 	return out.Bytes()
 }
 
-// drawText places text on the grid of the terminal, independent of the width of the reader's font.
+// drawText places text on the grid of the terminal, so that it does not depend on the width of the
+// reader's font.
 func drawText(x, y float64, class, text string) string {
 	if text == "" {
 		return ""
 	}
 	var escaped bytes.Buffer
-	_ = xml.EscapeText(&escaped, []byte(text)) // a buffer never fails
+	_ = xml.EscapeText(&escaped, []byte(text)) // writing to a buffer never fails
 	return fmt.Sprintf(`<text class="%s" x="%.1f" y="%.1f" xml:space="preserve" textLength="%.1f" lengthAdjust="spacingAndGlyphs">%s</text>`,
 		class, x, y, cellWidth*float64(utf8.RuneCountInString(text)), escaped.Bytes())
 }

@@ -47,9 +47,9 @@ func TestSizes(t *testing.T) {
 	}
 }
 
-// maxPackage is the maximum number of code lines in a package of the daemon's side. Packages that every
-// feature touches grow with each feature, until they are too large to understand. Tests, comments and
-// blank lines do not count.
+// maxPackage is the maximum number of code lines in a package of the daemon's side. Tests, comments
+// and blank lines do not count. Without a limit, packages that every feature touches would grow
+// until they are too large to understand.
 const maxPackage = 4000
 
 func TestPackagesOfTheHostAreBounded(t *testing.T) {
@@ -106,11 +106,11 @@ func TestCodeLines(t *testing.T) {
 	}
 }
 
-// maxWidth is the maximum number of characters in a line of code; a tab counts as one.
+// maxWidth is the maximum number of characters in a line of code. A tab counts as one.
 const maxWidth = 120
 
-// longText is the length from which a string may exceed maxWidth: an unbroken text is easier to
-// find and to read.
+// longText is the length from which a string may exceed maxWidth, because an unbroken text is
+// easier to find and to read.
 const longText = 60
 
 func TestCodeIsNarrow(t *testing.T) {

@@ -17,16 +17,17 @@ var wholes = map[string][]string{
 	"internal/host/event":     {"Ring", "NewRing", "Follower"},
 }
 
-// permitting lists the methods of tenancy.Host that show a sandbox to a request without a principal,
-// and the files in which such a request is checked.
+// permitting lists the methods of tenancy.Host that show a sandbox to a request without a
+// principal, and the files that check such requests.
 var permitting = map[string][]string{
 	"Permitted": {"internal/daemon/face/streams.go", "internal/daemon/e2b/data.go"},
 	"IDs":       {"internal/daemon/e2b/token.go"},
 }
 
 // TestHandlersSeeAView forbids the daemon's faces to use the types in wholes. A handler gets the
-// tenancy.View of its request, and so cannot forget to check the principal's rights. Only the wiring uses
-// the Manager, and the builders of templates and Dockerfiles, which create sandboxes of their own.
+// tenancy.View of its request, so it cannot forget to check the principal's rights. There are two
+// exceptions: the wiring uses the Manager, and so do the builders of templates and Dockerfiles,
+// which create sandboxes of their own.
 func TestHandlersSeeAView(t *testing.T) {
 	wired, handlers, permitted := 0, 0, 0
 	for _, s := range sources(t) {

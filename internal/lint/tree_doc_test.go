@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// treeMark precedes a code block that draws a tree of folders: one folder per line, indented by two
-// spaces below its parent, with a trailing slash and a short description.
+// treeMark precedes a code block that draws a tree of folders. Each folder has a line with a
+// trailing slash and a short description, indented by two spaces below its parent.
 const treeMark = "<!-- tree -->"
 
 var treeLine = regexp.MustCompile(`^( *)([a-z0-9-]+)/(?: +\S.*)?$`)
@@ -43,8 +43,8 @@ func drawnTree(t *testing.T, d document) map[string]bool {
 	return nil
 }
 
-// coveredBy reports whether a tree has a line for path: its own, or that of a parent folder with
-// nothing drawn below it.
+// coveredBy reports whether a tree has a line for path, or a line for a parent folder without
+// folders drawn below it.
 func coveredBy(drawn map[string]bool, p string) bool {
 	if _, ok := drawn[p]; ok {
 		return true
@@ -78,7 +78,7 @@ func TestDrawnTreesAreTheTreeOnDisk(t *testing.T) {
 				t.Errorf("%s does not draw %s: add a line that says what it is", name, p.path())
 			}
 		}
-		for _, d := range docs { // folders without Go code have a document, or are listed here
+		for _, d := range docs { // folders without Go code have their own document, or are listed here
 			if top, _, below := strings.Cut(d.path, "/"); below && !coveredBy(drawn, top) {
 				t.Errorf("%s does not draw %s", name, top)
 			}

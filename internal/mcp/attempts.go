@@ -35,8 +35,8 @@ func attemptTools() []tool {
 // Bounds of fork_and_run.
 const (
 	maxAttempts = 64
-	attemptHead = 1 << 10 // bytes of each output of each attempt, from its beginning
-	attemptTail = 3 << 10 // and of its end
+	attemptHead = 1 << 10 // bytes kept from the beginning of each output of an attempt
+	attemptTail = 3 << 10 // bytes kept from its end
 )
 
 type attemptArgs struct {
@@ -123,7 +123,7 @@ func forkAndRun(ctx context.Context, c *call, in attemptArgs) (r attempts, err e
 		}
 	}
 	if err := ctx.Err(); err != nil {
-		return r, err // none is kept
+		return r, err // no copy is kept
 	}
 	r.NotRemoved = removeAll(ctx, c.Client, remove)
 	c.say(r.table())
@@ -162,7 +162,7 @@ func (c *call) race(ctx context.Context, in *attemptArgs, commands []string, box
 	return all
 }
 
-// errBeaten stops the attempts that are no longer needed.
+// errBeaten stops the attempts after another attempt has won.
 var errBeaten = errors.New("another attempt was first")
 
 func (a *attempt) run(ctx context.Context, cl *client.Client, in *attemptArgs) {
@@ -204,7 +204,7 @@ func (a *attempt) run(ctx context.Context, cl *client.Client, in *attemptArgs) {
 	}
 	r, err = runCommand(ctx, cl, a.box, shell(in.Score), 0, attemptTail)
 	switch score, ok := lastNumber(r.Stdout); {
-	case errors.Is(context.Cause(ctx), errBeaten): // it succeeded nevertheless
+	case errors.Is(context.Cause(ctx), errBeaten): // the attempt succeeded nevertheless
 	case err != nil:
 		a.Error = "score: " + err.Error()
 	case !ok:
@@ -222,7 +222,7 @@ func lastNumber(text string) (float64, bool) {
 	return n, err == nil && !math.IsNaN(n) && !math.IsInf(n, 0)
 }
 
-// winner chooses the best attempt, and says why.
+// winner chooses the best attempt, and says why it is the best.
 func winner(all []attempt, keep string) (n int, why string) {
 	if keep == "none" || keep == "all" {
 		return 0, "no winner was asked for (keep=" + keep + ")"
@@ -256,13 +256,13 @@ func scoreOf(a attempt) float64 {
 	return *a.Score
 }
 
-// isScope reports whether an error says that the token may not do something.
+// isScope reports whether an error says that the token lacks a right.
 func isScope(err error) bool {
 	p, ok := problemOf(err)
 	return ok && p.Code == "scope"
 }
 
-// result describes the end of an attempt in a few words.
+// result describes in a few words how an attempt ended.
 func (a *attempt) result() string {
 	switch {
 	case a.ExitCode != nil && a.Score != nil:
@@ -273,7 +273,7 @@ func (a *attempt) result() string {
 	return a.Outcome
 }
 
-// table returns the text for the model: a line per attempt, then their outputs.
+// table returns the text for the model: a line per attempt, followed by the outputs.
 func (r *attempts) table() string {
 	var b strings.Builder
 	b.WriteString("| attempt | result | ms | command |\n|---|---|---|---|\n")

@@ -6,7 +6,7 @@ import (
 	"github.com/forkd/forkd/internal/mcp"
 )
 
-// A server is made for every subscription over HTTP; other messages share one.
+// BenchmarkServer makes servers. HTTP needs one for every subscription; other messages share one.
 func BenchmarkServer(b *testing.B) {
 	c := mcp.New("test")
 	b.ReportAllocs()

@@ -9,7 +9,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// branchTools are the tools for the origin and the state of sandboxes.
+// branchTools returns the tools that copy sandboxes, save their states and return to them.
 func branchTools() []tool {
 	return []tool{
 		define(
@@ -58,7 +58,7 @@ func branchTools() []tool {
 	}
 }
 
-// box is a sandbox's description for a model.
+// box describes a sandbox to a model.
 type box struct {
 	ID          string            `json:"sandbox_id"`
 	SnapshotTag string            `json:"snapshot_tag" jsonschema:"that it runs from"`

@@ -33,7 +33,7 @@ func codeTools() []tool {
 const (
 	maxPrinted = 8 << 20 // bytes after which the code is interrupted
 	maxValues  = 4 << 20 // bytes of values that are kept for the answer
-	maxShown   = 8       // images of one call
+	maxShown   = 8       // number of images shown in one call
 )
 
 type codeArgs struct {
@@ -90,7 +90,7 @@ func runCode(ctx context.Context, c *call, in codeArgs) (r codeResult, err error
 		req.ContextID, r.ContextID = made.ID, made.ID
 	}
 	if req.ContextID != "" {
-		req.Language = "" // the context has its own
+		req.Language = "" // the context already has a language
 	}
 	stdout, stderr := newExcerpt(headOutput, tailOutput), newExcerpt(headOutput, tailOutput)
 	print := func(to *excerptWriter) func(string) error {
@@ -107,7 +107,7 @@ func runCode(ctx context.Context, c *call, in codeArgs) (r codeResult, err error
 		for name, data := range v.Data {
 			values += len(name) + len(data)
 		}
-		if values += 64; values > maxPrinted { // also for empty results
+		if values += 64; values > maxPrinted { // counts even if the result is empty
 			return errPrinted
 		}
 		return nil
@@ -179,7 +179,7 @@ func (c *call) show(values []client.CodeResult) {
 				shown++
 				bytes += len(data)
 			}
-			break // one form of a value is enough
+			break // shows only one form of a value
 		}
 	}
 }

@@ -10,8 +10,7 @@ import (
 )
 
 // commandTools are the tools for commands that run longer than a client waits for one answer. Their
-// state is in the sandbox, so that copies of the sandbox have it too, and another server can use
-// it.
+// state is in the sandbox, so copies of the sandbox have it too, and any server can use it.
 func commandTools() []tool {
 	return []tool{
 		define(
@@ -58,8 +57,8 @@ type started struct {
 	StderrPath string `json:"stderr_path"`
 }
 
-// starter runs "$1" with its outputs and its exit code in a directory named after the process id of
-// this shell. It removes what an earlier process with that id left there.
+// starter runs "$1". Its outputs and its exit code go to a directory named after the process id of
+// this shell. It removes what an earlier process with the same id left there.
 const starter = `d=/tmp/forkd-command-$$
 umask 077
 rm -rf "$d" && mkdir "$d" || exit 125
@@ -104,8 +103,8 @@ type waited struct {
 	StderrOmitted int64  `json:"stderr_omitted_bytes,omitempty"`
 }
 
-// waiter waits up to $2 turns of 0.2 s for the command with process id $1, and prints its state,
-// its exit code or "-", and the sizes of its outputs.
+// waiter waits up to $2 turns of 0.2 s for the command with process id $1. It prints the command's
+// state, its exit code or "-", and the sizes of its outputs.
 const waiter = `d=/tmp/forkd-command-$1 n=$2
 while [ ! -e "$d/exit_code" ] && [ -d "/proc/$1" ] && [ "$n" -gt 0 ]; do sleep 0.2; n=$((n - 1)); done
 [ -d "/proc/$1" ] && state=running || state=gone
@@ -114,10 +113,10 @@ code=-
 [ -e "$d/exit_code" ] && { code=$(cat "$d/exit_code"); state=ended; }
 echo "$state $code $(($(wc -c <"$d/stdout" || echo 0))) $(($(wc -c <"$d/stderr" || echo 0)))"`
 
-// For waiting for a command.
+// Bounds on waiting for a command.
 const (
-	slice      = 5        // longest wait of one call, in seconds
-	waitedTail = 16 << 10 // bytes of the end of each output
+	slice      = 5        // longest wait in the sandbox, in seconds
+	waitedTail = 16 << 10 // bytes kept from the end of each output
 )
 
 func waitCommand(ctx context.Context, c *call, in waitArgs) (w waited, err error) {
@@ -147,8 +146,8 @@ func waitCommand(ctx context.Context, c *call, in waitArgs) (w waited, err error
 	}
 }
 
-// look waits for a command for the given time, and returns its state: running, ended, or gone,
-// which means killed.
+// look waits for a command for the given time, and returns its state: running, ended or gone. A
+// command is gone if it was killed.
 func (c *call) look(ctx context.Context, in waitArgs, secs float64, w *waited) (state string, err error) {
 	turns := strconv.Itoa(int(secs * 5))
 	got, err := c.Exec(ctx, in.SandboxID, client.ExecRequest{TimeoutSecs: secs + 30,

@@ -25,14 +25,14 @@ type tool struct {
 	add   func(*sdk.Server)
 }
 
-// Hints about a tool, for clients that ask their users before some calls.
+// Hints about a tool. Clients use them to decide whether to ask their users before a call.
 type hints int
 
 const (
-	readOnly    hints = 1 << iota // it changes nothing
-	destructive                   // it removes something irrecoverably
-	idempotent                    // a repeated call with the same arguments has no further effect
-	openWorld                     // it may reach beyond the daemon: to the internet, or into a guest
+	readOnly    hints = 1 << iota // the tool changes nothing
+	destructive                   // the tool removes something irrecoverably
+	idempotent                    // repeating a call with the same arguments has no further effect
+	openWorld                     // the tool may reach beyond the daemon: to the internet, or into a guest
 )
 
 // limit changes the schema of one argument: reflection knows only its Go type.
@@ -95,16 +95,16 @@ type call struct {
 	made    made
 }
 
-// say replaces the JSON for the model by text; clients still get the structured output.
+// say replaces the JSON for the model by text. Clients still get the structured output.
 func (c *call) say(text string) { c.content = append(c.content, &sdk.TextContent{Text: text}) }
 
-// progress reports the progress of a call, if the client requested that. total is 0 if unknown.
+// progress reports the progress of a call if the client has asked for it. total is 0 if unknown.
 func (c *call) progress(ctx context.Context, done, total float64, message string) {
 	token := c.req.Params.GetProgressToken()
 	if token == nil {
 		return
 	}
-	_ = c.req.Session.NotifyProgress(ctx, &sdk.ProgressNotificationParams{ // the client has gone if this fails
+	_ = c.req.Session.NotifyProgress(ctx, &sdk.ProgressNotificationParams{ // fails only if the client has left
 		ProgressToken: token, Progress: done, Total: total, Message: message,
 	})
 }
@@ -112,8 +112,8 @@ func (c *call) progress(ctx context.Context, done, total float64, message string
 // tick is the interval of progress reports in a long call.
 const tick = 5 * time.Second
 
-// during calls f, and every few seconds reports message's result to the client. Progress is counted
-// in seconds.
+// during calls f. Every few seconds it reports the result of message to the client, with the number
+// of seconds as the progress.
 func (c *call) during(ctx context.Context, message func() string, f func() error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	begun, ended := time.Now(), make(chan struct{})
@@ -130,12 +130,12 @@ func (c *call) during(ctx context.Context, message func() string, f func() error
 	}()
 	err := f()
 	cancel()
-	<-ended // so that nothing follows the answer
+	<-ended // nothing may follow the answer
 	return err
 }
 
-// define makes a tool of a function. The fields of In describe its arguments, those of Out its
-// result.
+// define makes a tool of a function. The fields of In describe the tool's arguments, and those of
+// Out its result.
 func define[In, Out any](
 	name, description string,
 	scope Scope,
@@ -166,8 +166,8 @@ func define[In, Out any](
 	}}
 }
 
-// schemaOf returns the schema of a Go type. An error is a defect of this program, whose types they
-// are.
+// schemaOf returns the schema of a Go type. An error would be a defect of this program, which
+// defines all these types.
 func schemaOf[T any]() *jsonschema.Schema {
 	s, err := jsonschema.For[T](nil)
 	if err != nil {
@@ -184,7 +184,7 @@ func mustJSON(v any) json.RawMessage {
 	return p
 }
 
-// Problem is an error of the API, in the metadata of a tool's answer under ProblemKey.
+// Problem is an error of the API. The metadata of a tool's answer has it under ProblemKey.
 type Problem struct {
 	Status         int     `json:"status"`
 	Code           string  `json:"code"`
@@ -194,7 +194,7 @@ type Problem struct {
 	RetryAfterSecs float64 `json:"retry_after_secs,omitempty"`
 }
 
-// ProblemKey is the key of a Problem in the metadata of a tool's answer, and of the data of a
+// ProblemKey is the key of a Problem, in the metadata of a tool's answer and in the data of a
 // protocol error.
 const ProblemKey = "forkd/error"
 
@@ -203,8 +203,8 @@ func wrong(argument, format string, args ...any) error {
 	return &client.ArgumentError{Field: argument, Reason: fmt.Sprintf(format, args...)}
 }
 
-// problemOf returns the API's description of an error. Invalid arguments, which are found before a
-// request is sent, get an equivalent one.
+// problemOf returns the API's description of an error. Invalid arguments are found before a request
+// is sent; for these it returns an equivalent description.
 func problemOf(err error) (Problem, bool) {
 	var argument *client.ArgumentError
 	if errors.As(err, &argument) {
@@ -237,7 +237,7 @@ func (p Problem) text() string {
 	return b.String()
 }
 
-// helpful names the tools that help against an error, by its code. The API's fix names routes and
+// helpful names tools that help after an error, by the error's code. The API's fix names routes and
 // commands, which a model may not have.
 var helpful = map[string]string{
 	"sandbox_not_found":    "list_sandboxes shows what there is; spawn_sandboxes makes one",
@@ -254,8 +254,8 @@ var helpful = map[string]string{
 	"host_memory":          "kill_sandbox, or set_state with suspended",
 }
 
-// explained adds the API's descriptions of errors to answers. Structured output is for results
-// alone: its schema does not describe errors.
+// explained adds the API's descriptions of errors to answers. It does not use structured output,
+// whose schema describes only results.
 func explained(next sdk.MethodHandler) sdk.MethodHandler {
 	return func(ctx context.Context, method string, req sdk.Request) (sdk.Result, error) {
 		result, err := next(ctx, method, req)
@@ -274,11 +274,10 @@ func explained(next sdk.MethodHandler) sdk.MethodHandler {
 // errNoMethod is the protocol's error for a method that a server lacks.
 var errNoMethod = &jsonrpc.Error{Code: jsonrpc.CodeMethodNotFound, Message: "method not found"}
 
-// undeclared are methods that the SDK answers although the server does not declare their
-// capabilities.
+// undeclared are methods that the SDK answers even if the server does not declare the capability.
 var undeclared = []string{"prompts/", "completion/", "logging/"}
 
-// refused answers undeclared methods as the protocol requires: they do not exist.
+// refused answers undeclared methods with "method not found", as the protocol requires.
 func refused(next sdk.MethodHandler) sdk.MethodHandler {
 	return func(ctx context.Context, method string, req sdk.Request) (sdk.Result, error) {
 		if slices.ContainsFunc(undeclared, func(prefix string) bool { return strings.HasPrefix(method, prefix) }) {
@@ -288,8 +287,8 @@ func refused(next sdk.MethodHandler) sdk.MethodHandler {
 	}
 }
 
-// withoutSession refuses subscriptions without a stream for notifications, and does not declare
-// them.
+// withoutSession refuses subscriptions, and does not declare them, because there is no stream for
+// notifications.
 func withoutSession(next sdk.MethodHandler) sdk.MethodHandler {
 	return func(ctx context.Context, method string, req sdk.Request) (sdk.Result, error) {
 		if method == "resources/subscribe" || method == "resources/unsubscribe" {
@@ -297,7 +296,7 @@ func withoutSession(next sdk.MethodHandler) sdk.MethodHandler {
 		}
 		result, err := next(ctx, method, req)
 		if r, ok := result.(*sdk.InitializeResult); ok && r != nil && r.Capabilities.Resources != nil {
-			capabilities, resources := *r.Capabilities, *r.Capabilities.Resources // copies of the server's own
+			capabilities, resources := *r.Capabilities, *r.Capabilities.Resources // copies of the server's
 			resources.Subscribe, capabilities.Resources = false, &resources
 			r.Capabilities = &capabilities
 		}

@@ -21,8 +21,8 @@ const (
 	tableEnds   = "<!-- /tools -->"
 )
 
-// docs/mcp.md describes the existing tools, with the texts and arguments that models see. With
-// FORKD_UPDATE_DOCS the test writes the table.
+// docs/mcp.md describes the existing tools, with the texts and arguments that models see. If
+// FORKD_UPDATE_DOCS is set, the test writes the table.
 func TestDocumentedTools(t *testing.T) {
 	const path = "../../docs/mcp.md"
 	p, err := os.ReadFile(path)
@@ -72,7 +72,7 @@ func toolTable() string {
 	return b.String()
 }
 
-// argument is one argument with its default; optional ones are in italics.
+// argument describes one argument and its default. Optional arguments are in italics.
 func argument(s *jsonschema.Schema, name string) string {
 	if slices.Contains(s.Required, name) {
 		return "`" + name + "`"
@@ -84,7 +84,7 @@ func argument(s *jsonschema.Schema, name string) string {
 	return "*`" + text + "`*"
 }
 
-// The tools and resources that the skill tells a model to use exist.
+// All tools and resources exist that the skill tells a model to use.
 func TestPublishedNames(t *testing.T) {
 	var tools []string
 	for _, d := range mcp.New("").Describe() {
@@ -96,7 +96,7 @@ func TestPublishedNames(t *testing.T) {
 	}
 	seen := 0
 	for _, m := range regexp.MustCompile("`([a-z]+_[a-z_]+)`").FindAllStringSubmatch(string(skill), -1) {
-		if m[1] == "timeout_secs" { // an argument
+		if m[1] == "timeout_secs" { // an argument, not a tool
 			continue
 		}
 		if seen++; !slices.Contains(tools, m[1]) {

@@ -1,4 +1,4 @@
 package mcp
 
-// Helpful returns which tools help against which error, for tests.
+// Helpful returns the tools that help after an error, by the error's code.
 func Helpful() map[string]string { return helpful }

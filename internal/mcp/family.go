@@ -4,17 +4,17 @@ import "github.com/forkd/forkd/client"
 
 // family holds the ancestry of snapshots and sandboxes.
 type family struct {
-	nodes map[string]*treeNode // by the keys that snapshotKey and sandboxKey return
-	order []string             // in the API's order: snapshots by tag, then sandboxes by age
+	nodes map[string]*treeNode // by snapshotKey or sandboxKey
+	order []string             // order of the API: snapshots by tag, then sandboxes by age
 }
 
-// Prefixes tell tags from ids, because a tag may look like an id.
+// The prefixes distinguish tags from ids, because a tag may look like an id.
 func snapshotKey(tag string) string { return "snapshot " + tag }
 func sandboxKey(id string) string   { return "sandbox " + id }
 
-// familyOf arranges snapshots and sandboxes: a sandbox below the snapshot that it runs from; a
-// branch below the sandbox that it was made of or, if that is gone, below that sandbox's snapshot.
-// Whatever the daemon says, each occurs once and none is its own ancestor.
+// familyOf arranges snapshots and sandboxes in a tree. A sandbox is below the snapshot that it runs
+// from. A branch is below the sandbox that it was made of or, if that is gone, below that sandbox's
+// snapshot. Even if the daemon's answers are wrong, each occurs once and none is its own ancestor.
 func familyOf(snapshots []client.Snapshot, sandboxes []client.Sandbox) *family {
 	f := &family{nodes: map[string]*treeNode{}}
 	for _, s := range snapshots {
@@ -39,8 +39,8 @@ func (f *family) add(key string, n *treeNode) {
 	}
 }
 
-// join makes a node a child of another one, and reports whether that is possible: the parent may be
-// gone, or may run from its own branch.
+// join makes a node a child of another node, and reports whether it did. It does not if the parent
+// is missing, or runs from its own branch.
 func (f *family) join(child, parent string) bool {
 	if f.nodes[parent] == nil {
 		return false
@@ -55,7 +55,7 @@ func (f *family) join(child, parent string) bool {
 	return true
 }
 
-// keepLine drops every node that is neither an ancestor nor a descendant of the given one.
+// keepLine drops every node that is neither an ancestor nor a descendant of the node with key of.
 func (f *family) keepLine(of string) {
 	keep := map[string]bool{}
 	for key := of; f.nodes[key] != nil; key = f.nodes[key].parent {

@@ -10,7 +10,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// The kept part of an output does not depend on how the output was divided into writes, and never
+// The excerpt of an output does not depend on how the output was divided into writes, and never
 // exceeds the limit.
 func TestExcerpt(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
@@ -126,7 +126,7 @@ func TestWinner(t *testing.T) {
 	}
 }
 
-// Whatever a daemon answers, each snapshot and sandbox occurs in its family once.
+// Each snapshot and sandbox occurs once in its family, even if the daemon's answers are wrong.
 func TestFamily(t *testing.T) {
 	f := familyOf(
 		[]client.Snapshot{{Tag: "base"}, {Tag: "own", SandboxID: "sb-1", BranchedFrom: "base"}, {Tag: "x", BranchedFrom: "y"},

@@ -14,15 +14,15 @@ const (
 	cleanupTime = time.Minute
 )
 
-// made holds what a call has made and its caller learns of only by the answer. A cancelled call has
-// no answer, and removes it again.
+// made holds the objects that a call has made and whose ids the caller learns only from the answer.
+// A cancelled call has no answer, so it removes these objects.
 type made struct {
 	sandboxes []string
 	snapshot  string // tag chosen by the daemon
 }
 
-// Fork makes sandboxes. It continues when the caller has left: an interrupted request may still be
-// carried out, and then the ids would be lost.
+// Fork makes sandboxes. It continues when the caller has left, because the daemon may carry out an
+// interrupted request, and the ids would then be lost.
 func (c *call) Fork(ctx context.Context, req client.ForkRequest) (client.Forked, error) {
 	if err := left(ctx); err != nil {
 		return client.Forked{}, err
@@ -39,8 +39,8 @@ func (c *call) Fork(ctx context.Context, req client.ForkRequest) (client.Forked,
 	return f, err
 }
 
-// Branch makes a snapshot. Without a tag it continues like Fork; a caller that has named a tag can
-// look for it.
+// Branch makes a snapshot. Without a tag it continues like Fork when the caller has left. A caller
+// that has named a tag can look for the snapshot.
 func (c *call) Branch(ctx context.Context, id string, req client.BranchRequest) (client.Snapshot, error) {
 	if req.Tag != "" {
 		return c.Client.Branch(ctx, id, req)
@@ -60,8 +60,8 @@ func left(ctx context.Context) error {
 	return cmp.Or(ctx.Err(), ctx.Value(messageKey{}).(*message).ctx.Err())
 }
 
-// takeBack removes what the call has made. A snapshot stays, and is listed, if the caller's token
-// may not delete snapshots.
+// takeBack removes the objects that the call has made. If the caller's token may not delete
+// snapshots, a snapshot stays, and is listed.
 func (c *call) takeBack(ctx context.Context) {
 	removeAll(ctx, c.Client, c.made.sandboxes)
 	if c.made.snapshot == "" {
@@ -69,10 +69,10 @@ func (c *call) takeBack(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
 	defer cancel()
-	_ = c.DeleteSnapshot(ctx, c.made.snapshot, client.DeleteOptions{}) // no caller is left for the error
+	_ = c.DeleteSnapshot(ctx, c.made.snapshot, client.DeleteOptions{}) // no caller is left to receive the error
 }
 
-// removeAll kills sandboxes, even after the caller has left, and returns those that remain.
+// removeAll kills sandboxes, even if the caller has left, and returns those that it could not kill.
 func removeAll(ctx context.Context, cl *client.Client, ids []string) (rest []string) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
 	defer cancel()

@@ -14,7 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/mcp"
 )
 
-// leaving calls answered when the daemon has answered a POST that creates an object.
+// leaving calls answered after the daemon has answered a POST that creates an object.
 type leaving struct {
 	answered func()
 }
@@ -51,8 +51,8 @@ func (a addressed) RoundTrip(r *http.Request) (*http.Response, error) {
 	return a.next.RoundTrip(there)
 }
 
-// A caller learns the ids of what a call has made only from the answer. So a cancelled call removes
-// it, at whatever point it was cancelled.
+// Only the answer gives the caller the ids of the objects that a call has made. A cancelled call
+// removes these objects, at whatever point it was cancelled.
 func TestCancelledCallsLeaveNothing(t *testing.T) {
 	rig := start(t)
 	source, err := rig.Fork(t.Context(), client.ForkRequest{SnapshotTag: "a.b", N: 1})
@@ -73,7 +73,7 @@ func TestCancelledCallsLeaveNothing(t *testing.T) {
 	for _, c := range []struct {
 		tool string
 		in   args
-		keep string // id that the caller knows without the answer
+		keep string // id that the caller knows in any case
 	}{
 		{"spawn_sandboxes", args{"snapshot_tag": "a.b", "n": 2}, ""},
 		{"fork", args{"sandbox_id": id, "n": 2}, ""},
@@ -103,7 +103,7 @@ func TestCancelledCallsLeaveNothing(t *testing.T) {
 				select {
 				case ctx := <-called:
 					<-ctx.Done()
-				default: // it knows
+				default: // the server knows
 				}
 			}
 			here, far := sdk.NewInMemoryTransports()
@@ -127,7 +127,7 @@ func TestCancelledCallsLeaveNothing(t *testing.T) {
 	}
 }
 
-// The program exits only when it has removed what a cancelled call has made.
+// The program exits only after it has removed the objects of a cancelled call.
 func TestStdioEndsWithNothingLeft(t *testing.T) {
 	rig := start(t)
 	in, toServer, err := os.Pipe()
@@ -144,7 +144,7 @@ func TestStdioEndsWithNothingLeft(t *testing.T) {
 	go func() { ended <- mcp.New("test").ServeStdio(ctx, over(rig, rt), mcp.Run, in, out) }()
 	c := join(t, &sdk.IOTransport{Reader: fromServer, Writer: toServer}, nil)
 	go func() {
-		_, _ = c.CallTool(t.Context(), &sdk.CallToolParams{Name: "spawn_sandboxes", // it may or may not be answered
+		_, _ = c.CallTool(t.Context(), &sdk.CallToolParams{Name: "spawn_sandboxes", // there may or may not be an answer
 			Arguments: args{"snapshot_tag": "a.b", "n": 3}})
 	}()
 	if err := <-ended; err == nil {

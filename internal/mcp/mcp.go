@@ -1,14 +1,14 @@
 // Package mcp offers sandboxes to language models through the Model Context Protocol: tools,
-// resources, and instructions that say when to branch. The official SDK implements the protocol,
-// versions 2024-11-05 to 2026-07-28.
+// resources, and instructions that say when to branch. The official SDK implements versions
+// 2024-11-05 to 2026-07-28 of the protocol.
 //
-// It uses only the REST API through package client, so it has exactly its client's rights and sees
-// only the sandboxes that the client may see. It keeps no state between calls: every tool takes the
-// id of its sandbox, and long-running commands are found again by their process id. It does not use
-// the protocol's roots, sampling or logging.
+// The package uses only the REST API, through package client. So it has exactly its client's rights
+// and sees only the sandboxes that the client may see. It keeps no state between calls: every tool
+// takes the id of its sandbox, and the process id identifies a long-running command. It does not
+// use the protocol's roots, sampling or logging.
 //
-// The constants of each tool bound what a guest can make large, and the answer says what was
-// omitted.
+// Constants of each tool bound the data that a guest can make large. The answer says if something
+// was omitted.
 package mcp
 
 import (
@@ -21,7 +21,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// Scope says which tools a client sees. Each scope includes the tools of those below it.
+// Scope determines which tools a client sees. Each scope includes the tools of lower scopes.
 type Scope int
 
 // The scopes of the daemon's tokens.
@@ -48,7 +48,7 @@ func ParseScope(name string) (Scope, error) {
 // MaxMessage bounds one message of a client, in bytes.
 const MaxMessage = 4 << 20
 
-// toolsTTL is how long a client may cache the list of tools, in milliseconds: the list depends only
+// toolsTTL is how long a client may cache the list of tools, in milliseconds. The list depends only
 // on the program and on the client's scope.
 const toolsTTL = 10 * 60 * 1000
 
@@ -69,8 +69,8 @@ func New(version string) *Catalog {
 	return c
 }
 
-// Server returns a server whose tools call cl, with the tools of a scope. Its subscriptions and
-// calls end with ctx.
+// Server returns a server with the tools of a scope, which call cl. Its subscriptions and calls end
+// with ctx.
 func (c *Catalog) Server(ctx context.Context, cl *client.Client, scope Scope) *sdk.Server {
 	f := newFollower(ctx, cl)
 	s := c.server(scope, f.subscribe, f.unsubscribe)
@@ -87,7 +87,7 @@ func (c *Catalog) Server(ctx context.Context, cl *client.Client, scope Scope) *s
 
 // Shared returns a server for the messages of many clients of a scope, over a transport without
 // sessions. The context of each message identifies its client: see With. Clients cannot subscribe,
-// although the server declares that they can: such a message needs a Server.
+// although the server declares that they can. A subscription needs a Server.
 func (c *Catalog) Shared(scope Scope) *sdk.Server {
 	s := c.server(scope, func(context.Context, *sdk.SubscribeRequest) error { return errNoMethod },
 		func(context.Context, *sdk.UnsubscribeRequest) error { return errNoMethod })
@@ -122,26 +122,26 @@ func (c *Catalog) server(scope Scope, subscribe func(context.Context, *sdk.Subsc
 	return s
 }
 
-// message holds what tool calls and resource reads need of their client.
+// message is what tool calls and resource reads need to know about their message.
 type message struct {
-	ctx context.Context // ends when the client has left
+	ctx context.Context // cancelled when the client has left
 	cl  *client.Client
 }
 
 type messageKey struct{}
 
-// With returns the context for a message to a Shared server, whose tools call cl. They end with
-// ctx.
+// With returns the context for a message to a Shared server. Tools that the message calls use cl,
+// and end with ctx.
 func With(ctx context.Context, cl *client.Client) context.Context {
 	return context.WithValue(ctx, messageKey{}, &message{ctx, cl})
 }
 
-// clientOf returns the client of the present message.
+// clientOf returns the client of the current message.
 func clientOf(ctx context.Context) *client.Client {
-	return ctx.Value(messageKey{}).(*message).cl // a context without one is a defect of this program
+	return ctx.Value(messageKey{}).(*message).cl // a context without a message is a defect of this program
 }
 
-// ended ends calls with their message, in all versions of the protocol.
+// ended ends the calls of a message when the message ends, in all versions of the protocol.
 func ended(next sdk.MethodHandler) sdk.MethodHandler {
 	return func(ctx context.Context, method string, req sdk.Request) (sdk.Result, error) {
 		if m, ok := ctx.Value(messageKey{}).(*message); ok {
@@ -154,8 +154,8 @@ func ended(next sdk.MethodHandler) sdk.MethodHandler {
 	}
 }
 
-// cacheable lets clients cache lists, which are the same for all clients of a scope, but no data of
-// sandboxes.
+// cacheable lets clients cache lists, which are the same for all clients of a scope. It does not
+// permit caching data of sandboxes.
 func cacheable(_ context.Context, req sdk.Request, c *sdk.Cacheable) {
 	c.CacheScope = "private"
 	if _, ok := req.(*sdk.ReadResourceRequest); ok {
@@ -165,8 +165,8 @@ func cacheable(_ context.Context, req sdk.Request, c *sdk.Cacheable) {
 	c.TTLMs = toolsTTL
 }
 
-// Describe returns the tools of all scopes, each with its required scope, those of forkd 0.5 first.
-// (Clients see tools in the order of their names.)
+// Describe returns the tools of all scopes, each with its required scope. The tools of forkd 0.5
+// come first. (Clients see tools in the order of their names.)
 func (c *Catalog) Describe() (list []Description) {
 	for i := range c.tools {
 		t := &c.tools[i]

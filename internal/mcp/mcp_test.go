@@ -17,8 +17,8 @@ import (
 	"github.com/forkd/forkd/internal/mcp"
 )
 
-// agentDirEnv makes the test binary the agent of a guest that is an ordinary process. Its value is
-// the directory of the sockets.
+// agentDirEnv makes the test binary run as the agent of a guest, which is an ordinary process. Its
+// value is the directory of the sockets.
 const agentDirEnv = "FORKD_TEST_AGENT_DIR"
 
 // The tools that models see are those of the documentation. Each has schemas of both sides, an
@@ -118,7 +118,7 @@ func TestToolsOfScopes(t *testing.T) {
 	}
 }
 
-// The tools of forkd-mcp work as before.
+// The tools of forkd 0.5's forkd-mcp work as before.
 func TestToolsOf05(t *testing.T) {
 	rig := start(t)
 	c := connect(t, rig.Client, mcp.Admin)
@@ -189,7 +189,7 @@ func TestToolsOf05(t *testing.T) {
 	c.fails("get_sandbox", args{"sandbox_id": id}, "404", "sandbox_not_found", "fix: ")
 }
 
-// An error of the API reaches the model as text, and programs as a structure.
+// A model gets an error of the API as text. A program gets its structure too.
 func TestErrors(t *testing.T) {
 	c := connect(t, start(t).Client, mcp.Admin)
 	r := c.fails(
@@ -224,7 +224,7 @@ func TestErrors(t *testing.T) {
 	c.fails("set_state", args{"sandbox_id": "sb-x", "state": "asleep"}, "state")
 	c.fails("get_sandbox", args{"sandbox_id": ""}, "empty")
 	c.fails("fork_and_run", args{"sandbox_id": "sb-x"}, "400 invalid_field: commands: is missing", "field: commands")
-	// The error also names what was done before it.
+	// The error also names the steps that were already done.
 	c.fails(
 		"branch",
 		args{"sandbox_id": c.spawn(), "tag": "made", "n": 1, "labels": args{"": "x"}},
@@ -273,7 +273,7 @@ func TestBranching(t *testing.T) {
 	}
 	for _, state := range []string{"paused", "running", "suspended", "running"} {
 		var s struct{ State string }
-		for range 2 { // the second time, nothing is to be done
+		for range 2 { // the second time, there is nothing to do
 			if c.call("set_state", args{"sandbox_id": id, "state": state}, &s); s.State != state {
 				t.Errorf("set_state %s: %+v", state, s)
 			}
@@ -282,7 +282,7 @@ func TestBranching(t *testing.T) {
 	c.fails("delete_snapshot", args{"tag": "a.b"}, "snapshot_in_use")
 }
 
-// Attempts are compared. The winner's copy stays and the others are removed.
+// fork_and_run compares the attempts, keeps the winner's copy and removes the others.
 func TestForkAndRun(t *testing.T) {
 	rig := start(t)
 	c := connect(t, rig.Client, mcp.Admin)
@@ -332,7 +332,7 @@ func TestForkAndRun(t *testing.T) {
 	}
 }
 
-// If a caller leaves, no copies remain.
+// If the caller leaves, fork_and_run removes all copies.
 func TestForkAndRunIsCleanedUp(t *testing.T) {
 	rig := start(t)
 	c := connect(t, rig.Client, mcp.Run)

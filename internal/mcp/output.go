@@ -10,8 +10,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// Bytes of each output of a command that a model gets: the beginning, where compilers report
-// errors, and the end, where results are.
+// Bytes of each output of a command that a model gets. Compilers report errors at the beginning;
+// results are at the end.
 const (
 	headOutput = 16 << 10
 	tailOutput = 32 << 10
@@ -22,7 +22,7 @@ const maxStreamed = 256 << 20
 
 // excerptWriter keeps the beginning and the end of its input.
 type excerptWriter struct {
-	most, least int // bytes kept of the beginning and of the end
+	most, least int // bytes kept of the beginning, and of the end
 	head, tail  []byte
 	total       int64
 }
@@ -63,7 +63,7 @@ func (e *excerptWriter) text() string {
 	return plain(append(bytes.Clone(e.head), e.tail...))
 }
 
-// binary reports whether the output had bytes that are not text, which are replaced in it.
+// binary reports whether the output has bytes that are not text. plain replaces these.
 func (e *excerptWriter) binary() bool {
 	if e.omitted() > 0 {
 		return !utf8.Valid(validEnd(e.head)) || !utf8.Valid(validStart(e.tail))
@@ -94,7 +94,7 @@ func validStart(p []byte) []byte {
 			return p[i:]
 		}
 	}
-	return p // it is not UTF-8
+	return p // not UTF-8
 }
 
 // commandResult describes the end of a command.
@@ -112,7 +112,7 @@ type commandResult struct {
 	DurationMillis int64  `json:"duration_ms"`
 }
 
-// runCommand runs a command to its end and keeps an excerpt of its output.
+// runCommand runs a command until it exits, and keeps an excerpt of its output.
 func runCommand(
 	ctx context.Context,
 	cl *client.Client,

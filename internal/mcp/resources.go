@@ -183,7 +183,7 @@ func resourceError(uri string, err error) error {
 		return sdk.ResourceNotFoundError(uri)
 	case ok:
 		data, err := json.Marshal(map[string]Problem{ProblemKey: p})
-		if err != nil { // text and numbers cannot fail
+		if err != nil { // text and numbers can always be encoded
 			data = nil
 		}
 		return &jsonrpc.Error{Code: jsonrpc.CodeInternalError, Message: p.text(), Data: data}

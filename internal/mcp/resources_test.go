@@ -61,8 +61,8 @@ func TestResources(t *testing.T) {
 	}
 }
 
-// A client is notified of every change after its subscription, until it unsubscribes. (In the
-// newest protocol, the SDK's client does not wait for the subscription: mcphttp tests that.)
+// After a subscription, a client is notified of every change until it unsubscribes. (In the newest
+// protocol, the SDK's client does not wait for the subscription. The tests of mcphttp cover that.)
 func TestSubscriptions(t *testing.T) {
 	c := connectWith(t, start(t).Client, mcp.Run, &sdk.ClientSessionOptions{ProtocolVersion: "2025-11-25"})
 	id, other := c.spawn(), c.spawn()
@@ -110,14 +110,14 @@ func TestSubscriptions(t *testing.T) {
 		<-c.updated
 	}
 	c.call("kill_sandbox", args{"sandbox_id": id}, nil)
-	wants(console) // its end
+	wants(console) // the end of the console
 	c.call("kill_sandbox", args{"sandbox_id": other}, nil)
 	if len(c.updated) > 0 {
 		t.Errorf("told of %s after the end", <-c.updated)
 	}
 }
 
-// The tools over standard streams: one line for each message, in both directions.
+// Over standard streams, each message is one line, in both directions.
 func TestStdio(t *testing.T) {
 	rig := start(t)
 	in, toServer, err := os.Pipe()

@@ -14,12 +14,12 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// drainTime is how long requests sent before the end of input may take to be answered. A client
-// that has exited needs no answers, but one that pipes its requests needs all of them.
+// drainTime is how long the server still answers requests after the end of its input. A client that
+// has exited needs no answers, but a client that pipes its requests needs all of them.
 const drainTime = 10 * time.Second
 
-// listenMethod is a request that is answered only when the client no longer wants it. cancelMethod
-// cancels a request, which then may have no answer.
+// The request listenMethod is answered only when the client ends its subscription. cancelMethod
+// cancels a request, which may then remain without an answer.
 const (
 	listenMethod = "subscriptions/listen"
 	cancelMethod = "notifications/cancelled"
@@ -39,7 +39,7 @@ func (c *Catalog) ServeStdio(
 		Run(ctx, draining{&sdk.IOTransport{Reader: in, Writer: out, MaxLineLength: MaxMessage}})
 }
 
-// draining is a transport whose input ends when the requests before its end are answered.
+// draining is a transport whose input ends only after all earlier requests are answered.
 type draining struct{ sdk.Transport }
 
 // Connect implements sdk.Transport.
@@ -54,7 +54,7 @@ type drainingConn struct {
 	mu    sync.Mutex
 	open  map[jsonrpc.ID]bool // unanswered requests
 	ended bool                // the input has ended
-	none  chan struct{}       // closed when the input has ended and no request is open
+	none  chan struct{}       // closed when the input has ended and all requests are answered
 }
 
 // Read implements sdk.Connection.
@@ -103,8 +103,8 @@ func (d *drainingConn) Write(ctx context.Context, m jsonrpc.Message) error {
 	return err
 }
 
-// closeLocked closes none if the input has ended and no request is open. The caller holds the
-// connection's mu.
+// closeLocked closes none if the input has ended and all requests are answered. The caller holds
+// the connection's mu.
 func (d *drainingConn) closeLocked() {
 	if d.ended && len(d.open) == 0 && d.none != nil {
 		close(d.none)
@@ -112,7 +112,7 @@ func (d *drainingConn) closeLocked() {
 	}
 }
 
-// drain waits until no request is open.
+// drain waits until all requests are answered.
 func (d *drainingConn) drain(ctx context.Context) {
 	d.mu.Lock()
 	none := d.none

@@ -15,20 +15,20 @@ import (
 // Bounds of subscriptions.
 const (
 	maxSubscriptions = 256             // of one client
-	consolePause     = time.Second     // between two notifications about a console
-	eventsPause      = 2 * time.Second // before events are followed again after the stream broke off
+	consolePause     = time.Second     // least time between two notifications about a console
+	eventsPause      = 2 * time.Second // after the stream of events broke off, before it is followed again
 )
 
-// follower notifies one client of changes of its subscribed resources. It follows the daemon's
-// events, and consoles separately, as long as there is a subscription.
+// follower notifies one client of changes of its subscribed resources. As long as there is a
+// subscription, it follows the daemon's events and, separately, the consoles.
 type follower struct {
 	ctx     context.Context
 	cl      *client.Client
 	updated func(uri string)
 
 	mu     sync.Mutex
-	stops  map[string]context.CancelFunc // of subscriptions, by URI
-	events context.CancelFunc            // nil if events are not followed
+	stops  map[string]context.CancelFunc // stops a subscription, by URI
+	events context.CancelFunc            // stops following events; nil if they are not followed
 }
 
 func newFollower(ctx context.Context, cl *client.Client) *follower {
@@ -37,7 +37,7 @@ func newFollower(ctx context.Context, cl *client.Client) *follower {
 
 var errTooManySubscriptions = errors.New("this client has all the subscriptions that it may have: end some first")
 
-// subscribe begins a subscription to an existing resource. Later changes are not missed.
+// subscribe begins a subscription to an existing resource. No later change is missed.
 func (f *follower) subscribe(ctx context.Context, req *sdk.SubscribeRequest) error {
 	uri := req.Params.URI
 	a, ok := parseURI(uri)
@@ -74,7 +74,7 @@ func (f *follower) subscribe(ctx context.Context, req *sdk.SubscribeRequest) err
 	return nil
 }
 
-// unsubscribe ends a subscription, if there is one.
+// unsubscribe ends a subscription, if it exists.
 func (f *follower) unsubscribe(_ context.Context, req *sdk.UnsubscribeRequest) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -89,7 +89,7 @@ func (f *follower) unsubscribe(_ context.Context, req *sdk.UnsubscribeRequest) e
 	return nil
 }
 
-// followEventsLocked starts following events, and returns when the stream has begun. The caller
+// followEventsLocked begins to follow events, and returns when the stream has begun. The caller
 // holds the follower's mu.
 func (f *follower) followEventsLocked() error {
 	ctx, stop := context.WithCancel(f.ctx)
@@ -99,7 +99,7 @@ func (f *follower) followEventsLocked() error {
 		for first := true; ctx.Err() == nil; first = false {
 			err := f.cl.Events(ctx, client.EventsRequest{After: after, Begun: func() {
 				once.Do(func() { begun <- nil })
-				if !first && after == "" { // the first stream named no place to resume from
+				if !first && after == "" { // the first stream has given no position to resume from
 					f.tell(client.Event{Type: client.EventMissed})
 				}
 			}}, func(e client.Event) error {
@@ -122,8 +122,8 @@ func (f *follower) followEventsLocked() error {
 	return nil
 }
 
-// tell notifies the client of the resources that an event has changed. After missed events, that is
-// all of them.
+// tell notifies the client of the resources that an event has changed. If events were missed, it
+// notifies the client of all its resources.
 func (f *follower) tell(e client.Event) {
 	if e.Type == client.EventMissed {
 		f.mu.Lock()

@@ -78,13 +78,13 @@ type ofSandbox struct {
 	SandboxID string `json:"sandbox_id" jsonschema:"id of the sandbox, such as sb-…"`
 }
 
-// list is a list in the form of servers of forkd 0.5: the root of a result is an object.
+// list is a list in the form of servers of forkd 0.5, which need an object at the root of a result.
 type list[T any] struct {
 	Result  []T `json:"result"`
 	Omitted int `json:"omitted,omitempty" jsonschema:"entries that are missing at the end"`
 }
 
-// maxListed bounds a list.
+// maxListed bounds the elements of a list.
 const maxListed = 1000
 
 func listed[T any](all []T, err error) (list[T], error) {
@@ -179,7 +179,7 @@ type waitTextResult struct {
 	LastExcerpt string `json:"last_excerpt" jsonschema:"the last 256 bytes of the file"`
 }
 
-// Bytes of a file that are searched, and shown.
+// Bytes of a file that are searched, and bytes that are shown.
 const (
 	searched = 64 << 10
 	excerpt  = 256
@@ -269,7 +269,7 @@ func evalCode(ctx context.Context, c *call, in evalArgs) (client.EvalResult, err
 // cut shortens a guest's text to the size of an output for a model.
 func cut(text string, already bool) (string, bool) {
 	e := newExcerpt(headOutput, tailOutput)
-	_, _ = e.Write([]byte(text)) // answers are shorter than its bound
+	_, _ = e.Write([]byte(text)) // answers are shorter than the bound of e
 	return e.text(), already || e.omitted() > 0
 }
 
@@ -277,7 +277,7 @@ func pingSandbox(ctx context.Context, c *call, in ofSandbox) (client.Pong, error
 	return c.Ping(ctx, in.SandboxID)
 }
 
-// stopwatch returns a function that returns the time since.
+// stopwatch returns a function that returns the time since the call of stopwatch.
 func stopwatch() func() time.Duration {
 	begun := time.Now()
 	return func() time.Duration { return time.Since(begun) }

@@ -1,6 +1,6 @@
-// Package private opens files and directories that must belong to the calling user alone: the
-// directories that a daemon keeps at well-known places, and files below them with untrusted names
-// or makers.
+// Package private opens files and directories that must belong to the calling user alone. They are
+// the directories that a daemon keeps at well-known places, and files below them whose names or
+// creators are not trusted.
 //
 // It decides by owner, mode and kind of file. Its callers check the content of a file.
 package private
@@ -19,14 +19,14 @@ import (
 // sharedBits are the mode bits that give other users access.
 const sharedBits = 0o077
 
-// overflowID is the owner and the group that a user namespace shows for unmapped ones, including
-// root of the host.
+// overflowID is the owner and the group that a user namespace shows for ids without a mapping, such
+// as root of the host.
 const overflowID = 65534
 
-// Dir opens the directory path, which it creates with its parents if missing. The directory must
-// belong to the calling user and give no other user access, and no other user may be able to
-// replace it. Otherwise a user who creates a directory at a well-known place first, or can write to
-// it, could swap the files of others. Errors name option, by which the user sets path.
+// Dir opens the directory path. If it is missing, Dir creates it with its parents. The directory
+// must belong to the calling user and give no access to other users, and no other user may be able
+// to replace it. Otherwise a user who creates a directory at a well-known place first could swap
+// the files of others. Errors name option, by which the user sets path.
 func Dir(path, option string) (*os.File, error) {
 	path = filepath.Clean(path)
 	refuse := func(reason string, args ...any) error {
@@ -40,7 +40,7 @@ func Dir(path, option string) (*os.File, error) {
 	}
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	switch {
-	case errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP): // a link is not a directory
+	case errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP): // not a directory, but a link
 		return nil, refuse("it is a symbolic link or not a directory; remove it, or give another %s", option)
 	case err != nil:
 		return nil, refuse("%v", err)
@@ -57,7 +57,7 @@ func Dir(path, option string) (*os.File, error) {
 		}
 	}
 	if err == nil {
-		err = checkAbove(path) // created ones are ours; others may have appeared in the meantime
+		err = checkAbove(path) // directories created above are ours, but others may have appeared since
 	}
 	if err != nil {
 		return nil, errors.Join(err, dir.Close())
@@ -65,8 +65,9 @@ func Dir(path, option string) (*os.File, error) {
 	return dir, nil
 }
 
-// checkAbove reports which other users could replace path: the owner of a directory above it, or
-// everyone if one is writable for all and not sticky. Missing directories will be ours.
+// checkAbove returns an error if another user could replace path. The owner of a directory above
+// can, and everyone can if such a directory is writable for all and not sticky. It accepts missing
+// directories, which will be ours.
 func checkAbove(path string) error {
 	for p := filepath.Dir(path); ; p = filepath.Dir(p) {
 		st, err := os.Lstat(p)
@@ -91,7 +92,7 @@ func checkAbove(path string) error {
 	}
 }
 
-// trusted checks one directory, or a link to one, above a private one.
+// trusted checks a directory above a private one, or a link to such a directory.
 func trusted(path string, info os.FileInfo) error {
 	var st unix.Stat_t
 	if err := unix.Lstat(path, &st); err != nil {
@@ -106,8 +107,8 @@ func trusted(path string, info os.FileInfo) error {
 	if st.Mode&0o002 != 0 {
 		return fmt.Errorf("%s above it is writable for all users, who could replace it", path)
 	}
-	// Distributions give users a group of their own, and then make the users' files writable for
-	// it.
+	// Distributions give each user a group of its own, and make the user's files writable for the
+	// group.
 	if st.Mode&0o020 != 0 && st.Gid != 0 && st.Gid != overflowID && int(st.Gid) != os.Getgid() {
 		return fmt.Errorf("%s above it is writable for group %d, whose members could replace it", path, st.Gid)
 	}
@@ -119,8 +120,8 @@ func trusted(path string, info os.FileInfo) error {
 var ErrNotRegular = errors.New("not a regular file")
 
 // Open opens the regular file name, a path relative to dir, for reading. No part of name may be a
-// symbolic link or lead out of dir. It never waits: it refuses a FIFO like everything that is not a
-// regular file.
+// symbolic link or lead out of dir. It never waits, because it refuses FIFOs like all other files
+// that are not regular.
 func Open(dir *os.File, name string) (*os.File, error) {
 	how := unix.OpenHow{
 		Flags:   unix.O_RDONLY | unix.O_NONBLOCK | unix.O_CLOEXEC | unix.O_NOCTTY,
@@ -141,7 +142,7 @@ func Open(dir *os.File, name string) (*os.File, error) {
 	return regular(os.NewFile(uintptr(fd), full))
 }
 
-// openat2 tries again if the kernel asks for it, because a rename above may have raced with the
+// openat2 retries if the kernel returns EAGAIN, because a rename higher up may have raced with the
 // check for "..".
 func openat2(at int, name string, how *unix.OpenHow) (fd int, err error) {
 	for range 100 {
@@ -153,8 +154,8 @@ func openat2(at int, name string, how *unix.OpenHow) (fd int, err error) {
 	return fd, err
 }
 
-// OpenPath opens the regular file at an absolute path that a user has named. Parts of the path may
-// be links, but not the file itself.
+// OpenPath opens the regular file at an absolute path that a user has named. Its directories may be
+// links, but the file itself may not.
 func OpenPath(path string) (*os.File, error) {
 	if !strings.HasPrefix(path, "/") {
 		return nil, fmt.Errorf("open %s: not an absolute path", path)
@@ -180,8 +181,8 @@ func regular(f *os.File) (*os.File, error) {
 	return f, nil
 }
 
-// setBlocking ends the non-blocking mode in which f was opened. The mode means nothing for a
-// regular file, but a program that receives the descriptor would try to poll it.
+// setBlocking ends the non-blocking mode in which f was opened. The mode has no effect on a regular
+// file, but a program that receives the descriptor would try to poll it.
 func setBlocking(f *os.File) error {
 	raw, err := f.SyscallConn()
 	if err != nil {

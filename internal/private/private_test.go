@@ -26,7 +26,8 @@ func TestDirIsMadePrivate(t *testing.T) {
 	}
 }
 
-// A user who can write to the directory, or replace it, could swap its content.
+// Dir refuses a directory if another user can write to it or replace it, and could swap its
+// content.
 func TestDirRefusesWhatIsNotPrivate(t *testing.T) {
 	mkdir := func(t *testing.T, path string, mode os.FileMode) {
 		t.Helper()
@@ -44,7 +45,7 @@ func TestDirRefusesWhatIsNotPrivate(t *testing.T) {
 		}
 	}
 	for name, c := range map[string]struct {
-		prepare func(t *testing.T, parent string) // prepares the directory, which is parent/d
+		prepare func(t *testing.T, parent string) // creates parent/d, which Dir must refuse
 		want    string
 	}{
 		"writable for all":     {func(t *testing.T, p string) { mkdir(t, p+"/d", 0o777) }, "chmod 700"},

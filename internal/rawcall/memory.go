@@ -18,7 +18,7 @@ func Map(size int) ([]byte, error) {
 }
 
 // MapOver maps a file over p, copy-on-write and without reserving memory. The previous content is
-// dropped. p is outside Go's heap, and p and the offset are whole pages.
+// dropped. p must be outside Go's heap; p and offset must be multiples of the page size.
 func MapOver(p []byte, fd int, offset uint64) error {
 	_, err := mmap(start(p), len(p), unix.MAP_PRIVATE|unix.MAP_FIXED|unix.MAP_NORESERVE, fd, offset)
 	return err
@@ -27,7 +27,7 @@ func MapOver(p []byte, fd int, offset uint64) error {
 func mmap(at unsafe.Pointer, size, flags, fd int, offset uint64) (unsafe.Pointer, error) {
 	r, _, errno := unix.RawSyscall6(unix.SYS_MMAP, uintptr(at), uintptr(size), readWrite, uintptr(flags), uintptr(fd),
 		uintptr(offset))
-	return *(*unsafe.Pointer)(unsafe.Pointer(&r)), orNil(errno) // not an address in Go's heap
+	return *(*unsafe.Pointer)(unsafe.Pointer(&r)), orNil(errno) // r is not an address in Go's heap
 }
 
 // Unmap frees memory from Map.
@@ -36,7 +36,7 @@ func Unmap(p []byte) error {
 	return orNil(errno)
 }
 
-// Advise is madvise(2). It also returns EINTR and EAGAIN.
+// Advise is madvise(2). Unlike the other calls, it also returns EINTR and EAGAIN.
 func Advise(p []byte, advice int) error {
 	_, _, errno := unix.RawSyscall(unix.SYS_MADVISE, uintptr(start(p)), uintptr(len(p)), uintptr(advice))
 	return orNil(errno)

@@ -7,14 +7,14 @@ import (
 )
 
 // PacketLength returns the length of the next packet of a SOCK_SEQPACKET socket in non-blocking
-// mode, 0 at the end of the connection.
+// mode, or 0 at the end of the connection.
 func PacketLength(fd int) (int, error) {
 	var msg unix.Msghdr
 	return onMessage(unix.SYS_RECVMSG, fd, &msg, unix.MSG_PEEK|unix.MSG_TRUNC)
 }
 
-// ReceivePacket fills p with the next packet, and oob with its control data. It returns their
-// lengths, with MSG_TRUNC or MSG_CTRUNC in flags if there was not enough room.
+// ReceivePacket fills p with the next packet, and oob with its control data, and returns their
+// lengths. flags has MSG_TRUNC if p was too short, and MSG_CTRUNC if oob was.
 func ReceivePacket(fd int, p, oob []byte) (n, oobn, flags int, err error) {
 	iov, msg := message(p, oob)
 	msg.Iov = &iov

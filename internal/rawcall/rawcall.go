@@ -2,18 +2,18 @@
 //
 // An ordinary system call wakes the runtime's monitor thread if it sleeps. The monitor then wakes
 // up every 20 us until all threads of Go code are idle. That causes most context switches of a
-// mostly idle VMM, and makes a freshly forked guest copy pages: of stacks, and of the kernel's and
-// the runtime's tables.
+// mostly idle VMM. In a freshly forked guest it also causes copies of pages: of stacks, and of
+// tables of the kernel and the runtime.
 //
-// The monitor exists to run other goroutines while a call waits, and a thread in one of these calls
-// keeps its processor of Go's scheduler. So they are for calls that return at once: on descriptors
-// in non-blocking mode, on files in memory, and writes for which a socket has room. A restore also
-// reads and maps files with them, because everything else in a VMM waits for its end. A read with a
-// bound set by SetReadTimeout may wait too: a garbage collection that begins interrupts it and runs
-// first.
+// The monitor exists to run other goroutines while a call waits. A thread in one of this package's
+// calls keeps its processor of Go's scheduler. So use these calls only if they return at once: on
+// descriptors in non-blocking mode, on files in memory, and for writes for which a socket has room.
+// A restore also reads and maps files with them, because everything else in a VMM waits for the
+// restore. A read with a time limit (SetReadTimeout) may wait too: if a garbage collection begins,
+// it interrupts the read and runs first.
 //
-// An interrupted call is repeated; callers never see EINTR. Errors are bare unix.Errno values;
-// after an error nothing was transferred, and n is 0.
+// An interrupted call is repeated, so callers never see EINTR. Errors are bare unix.Errno values.
+// After an error nothing was transferred, and n is 0.
 package rawcall
 
 import (
@@ -22,8 +22,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// again repeats a call while a signal interrupts it. It is not inlined, so that the call is not
-// either, and there is a function prologue between two tries, where the scheduler can preempt the
+// again repeats a call while a signal interrupts it. It is not inlined, so call is not inlined into
+// it either. The prologue of call, which runs before each try, lets the scheduler preempt the
 // goroutine.
 //
 //go:noinline
@@ -39,7 +39,7 @@ func again(call func() (uintptr, uintptr, unix.Errno)) (int, error) {
 	}
 }
 
-// onFD makes a call on a descriptor and a buffer, and repeats it if interrupted.
+// onFD makes a call on a descriptor and a buffer. If it is interrupted, it is repeated.
 func onFD(trap uintptr, fd int, p unsafe.Pointer, n int, arg uintptr) (int, error) {
 	return again(func() (uintptr, uintptr, unix.Errno) {
 		return unix.RawSyscall6(trap, uintptr(fd), uintptr(p), uintptr(n), arg, 0, 0)
@@ -79,7 +79,7 @@ func Size(fd int) (int64, error) {
 }
 
 // Close closes a descriptor that needs no further work, such as a socket's. It is never repeated,
-// because Linux closes the descriptor whatever it returns.
+// because Linux closes the descriptor even if it returns an error.
 func Close(fd int) error {
 	_, _, errno := unix.RawSyscall(unix.SYS_CLOSE, uintptr(fd), 0, 0)
 	return orNil(errno)
@@ -91,8 +91,8 @@ func IoctlInt(fd int, request uint, value int32) error {
 	return orNil(errno)
 }
 
-// Random reads from getrandom(2) on a host whose generator has been seeded. It returns fewer bytes
-// if a signal arrives.
+// Random reads from getrandom(2) on a host whose generator has been seeded. If a signal arrives, it
+// returns fewer bytes.
 func Random(p []byte) (int, error) {
 	return again(func() (uintptr, uintptr, unix.Errno) {
 		return unix.RawSyscall(unix.SYS_GETRANDOM, uintptr(start(p)), uintptr(len(p)), 0)
@@ -114,9 +114,9 @@ func SetHostname(name []byte) error {
 // usualPath is the size of a stack buffer for a path, in bytes.
 const usualPath = 128
 
-// Exists reports, with one system call, whether a path exists. The path must not contain a zero
-// byte. It returns at once only if the file systems on the path do: if a guest's root mounts one
-// there that never answers, the whole agent waits.
+// Exists reports whether a path exists, with one system call. The path must not contain a zero
+// byte. It returns at once only if the file systems on the path respond at once. If root in a guest
+// mounts a file system there that never responds, the whole agent waits.
 func Exists(path string) bool {
 	p := append(append(make([]byte, 0, usualPath), path...), 0)
 	_, _, errno := unix.RawSyscall(unix.SYS_ACCESS, uintptr(start(p)), unix.F_OK, 0)

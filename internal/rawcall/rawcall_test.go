@@ -48,7 +48,7 @@ func TestFiles(t *testing.T) {
 	}
 }
 
-// fionbio makes a descriptor wait no more, by a pointer to an int (asm-generic/ioctls.h).
+// fionbio makes a descriptor non-blocking, by a pointer to an int (asm-generic/ioctls.h).
 const fionbio = 0x5421
 
 func TestIoctlInt(t *testing.T) {

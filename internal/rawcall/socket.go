@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Accept accepts a connection of a listening socket in non-blocking mode, without its address. mode
-// is that of the connection: SOCK_NONBLOCK, or 0 for blocking calls.
+// Accept accepts a connection of a listening socket in non-blocking mode, without returning its
+// address. mode applies to the connection: SOCK_NONBLOCK, or 0 for blocking calls.
 func Accept(listener, mode int) (fd int, err error) {
 	return onFD(unix.SYS_ACCEPT4, listener, nil, 0, uintptr(mode)|unix.SOCK_CLOEXEC)
 }
@@ -17,8 +17,8 @@ func Peek(fd int, p []byte) (int, error) {
 	return onFD(unix.SYS_RECVFROM, fd, start(p), len(p), unix.MSG_PEEK|unix.MSG_DONTWAIT)
 }
 
-// SetReadTimeout bounds the wait of each read from a socket in blocking mode; then a read fails
-// with EAGAIN. The time restarts when the read is interrupted.
+// SetReadTimeout bounds the wait of each read from a socket in blocking mode. After that time a
+// read fails with EAGAIN. An interruption of the read restarts the time.
 func SetReadTimeout(fd int, t unix.Timeval) error {
 	_, _, errno := unix.RawSyscall6(unix.SYS_SETSOCKOPT, uintptr(fd), unix.SOL_SOCKET, unix.SO_RCVTIMEO,
 		uintptr(unsafe.Pointer(&t)), unsafe.Sizeof(t), 0)
@@ -35,7 +35,7 @@ func HungUp(fd int) bool {
 	return err != nil || poll.Revents&(unix.POLLHUP|unix.POLLERR) != 0
 }
 
-// EpollWait returns the number of present events.
+// EpollWait returns the number of pending events.
 func EpollWait(epoll int, events []unix.EpollEvent) (int, error) {
 	return onFD(unix.SYS_EPOLL_WAIT, epoll, unsafe.Pointer(unsafe.SliceData(events)), len(events), 0)
 }

@@ -98,7 +98,7 @@ func TestAccept(t *testing.T) {
 	}
 }
 
-// TestReadTimeout reads what does not come.
+// TestReadTimeout reads from a socket that never has data.
 func TestReadTimeout(t *testing.T) {
 	a, _ := pair(t)
 	if err := errors.Join(unix.SetNonblock(a, false), SetReadTimeout(a, unix.NsecToTimeval(1e6))); err != nil {
@@ -109,7 +109,8 @@ func TestReadTimeout(t *testing.T) {
 	}
 }
 
-// TestCollectionDuringRead collects garbage while a read waits for what comes after that only.
+// TestCollectionDuringRead collects garbage while a read waits for data that is sent only after the
+// collection.
 func TestCollectionDuringRead(t *testing.T) {
 	a, b := pair(t)
 	if err := errors.Join(unix.SetNonblock(b, false), SetReadTimeout(b, unix.NsecToTimeval(1e9*3600))); err != nil {
@@ -140,8 +141,8 @@ func TestCollectionDuringRead(t *testing.T) {
 	}
 }
 
-// TestHungUpInterrupted asks while signals come: that a call was interrupted says nothing about
-// the other end. One that believes it is found in most runs, not in all.
+// TestHungUpInterrupted calls HungUp while signals arrive. An interrupted call says nothing about
+// the other end. If HungUp took it for a hang-up, most runs of this test would fail, but not all.
 func TestHungUpInterrupted(t *testing.T) {
 	_, b := pair(t)
 	runtime.LockOSThread()
@@ -154,7 +155,7 @@ func TestHungUpInterrupted(t *testing.T) {
 			case <-stop:
 				return
 			default:
-				_ = unix.Tgkill(os.Getpid(), thread, unix.SIGURG) // which Go ignores
+				_ = unix.Tgkill(os.Getpid(), thread, unix.SIGURG) // Go ignores SIGURG
 			}
 		}
 	}()

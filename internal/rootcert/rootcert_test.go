@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Clients that trust the authority trust its certificates, except for a name outside its
+// Clients that trust an authority trust the certificates it signs, unless a name is outside its
 // constraints.
 func TestAuthoritySigns(t *testing.T) {
 	now := time.Now()

@@ -12,16 +12,16 @@ import (
 // headers, and a tar.Reader accepts up to 1 MiB for each.
 const maxHeaders = 4 << 20
 
-// ErrHeaders means that an archive has more headers before an entry than a Reader takes.
+// ErrHeaders means that an archive has more headers before an entry than a Reader accepts.
 var ErrHeaders = fmt.Errorf("the archive has more than %d MiB of headers before an entry", maxHeaders>>20)
 
-// Reader is a tar.Reader for archives that nobody trusts: Next fails with ErrHeaders instead of
-// reading headers without end. Content of a sparse entry that the caller has not read counts as
-// headers, because its length is not known.
+// Reader is a tar.Reader for untrusted archives. Next fails with ErrHeaders instead of reading
+// headers without end. If the caller has not read the content of a sparse entry, that content
+// counts as headers, because its length is not known.
 type Reader struct {
 	*tar.Reader
 	in     *bounded
-	sparse bool // the current entry
+	sparse bool // the current entry is sparse
 }
 
 // NewReader returns a Reader of the archive r.
@@ -30,10 +30,10 @@ func NewReader(r io.Reader) *Reader {
 	return &Reader{Reader: tar.NewReader(in), in: in}
 }
 
-// Next goes on to the next entry, as that of tar.Reader does.
+// Next advances to the next entry, like the method of tar.Reader.
 func (r *Reader) Next() (*tar.Header, error) {
 	r.in.left = math.MaxInt64
-	if !r.sparse { // a few bytes may claim any number of zeros
+	if !r.sparse { // a sparse entry of a few bytes may claim any number of zeros
 		if _, err := io.Copy(io.Discard, r.Reader); err != nil {
 			return nil, err
 		}

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// bigHeader returns an extended header of a megabyte, and the entry that it is for.
+// bigHeader returns an extended header of a megabyte, and the entry that it belongs to.
 func bigHeader(t *testing.T) (extended, entry []byte) {
 	t.Helper()
 	var b bytes.Buffer
@@ -21,7 +21,7 @@ func bigHeader(t *testing.T) (extended, entry []byte) {
 	return b.Bytes()[:b.Len()-512], b.Bytes()[b.Len()-512:]
 }
 
-// endless repeats a text, and counts what was read of it.
+// endless repeats a text, and counts the bytes that were read.
 type endless struct {
 	text []byte
 	read int
@@ -36,7 +36,7 @@ func (e *endless) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// Headers that no entry follows end where a bound is, for whatever reads archives.
+// All readers of archives bound the number of headers that no entry follows.
 func TestHeadersWithoutEntriesAreBounded(t *testing.T) {
 	extended, _ := bigHeader(t)
 	root, _, _ := open(t)
@@ -46,7 +46,7 @@ func TestHeadersWithoutEntriesAreBounded(t *testing.T) {
 	}
 }
 
-// The bound is for one entry, and content counts for nothing, whether it was read or not.
+// The bound applies to each entry. Content does not count, whether it was read or not.
 func TestHeadersAreBoundedByEntry(t *testing.T) {
 	extended, entry := bigHeader(t)
 	var b bytes.Buffer

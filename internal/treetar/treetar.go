@@ -2,10 +2,10 @@
 // unpacks an untrusted archive into a directory. It runs at both ends, on the host and in the
 // guest.
 //
-// Unpack makes files, directories and links, and nothing else: no devices, no owners, and no mode
+// Unpack makes only files, directories and links, but no devices. It sets no owners, and no mode
 // bits except permissions. An archive cannot lead out of the directory, which is an os.Root. A
-// symbolic link may point out of it, but nothing is written through such a link. The package does
-// not compress, and keeps neither sparse files nor extended attributes.
+// symbolic link may point out of the directory, but nothing is written through such a link. The
+// package does not compress, and keeps neither sparse files nor extended attributes.
 package treetar
 
 import (
@@ -20,15 +20,15 @@ import (
 	"time"
 )
 
-// Bounds on what Unpack makes from one archive, so that an endless archive ends before it fills the
-// disk. A sparse entry of a few bytes may claim any size.
+// Bounds on the result of unpacking one archive, so that an endless archive ends before it fills
+// the disk. A sparse entry of a few bytes may claim any size.
 const (
-	MaxBytes   = 64 << 30 // of content
+	MaxBytes   = 64 << 30 // bytes of content
 	MaxEntries = 4 << 20
 )
 
-// Bounds on a name: Linux's for a path and for one part of it, and a depth at which programs that
-// walk the tree stay fast. A few compressed bytes may expand to a name of a megabyte.
+// Bounds on a name. Linux bounds a path and each of its parts. The depth is bounded so that
+// programs that walk the tree stay fast. A few compressed bytes may expand to a name of a megabyte.
 const (
 	maxName  = 4096 // bytes
 	maxPart  = 255  // bytes
@@ -56,9 +56,9 @@ func CheckName(name string) error {
 }
 
 // Pack writes the content of dir to w as an archive, with permissions and times, but without an
-// entry for dir itself. If dir is a file, that is the only entry. Pipes and devices are entries
-// without content. A file that changes during this has its initial length; if it has become
-// shorter, the rest is zeros.
+// entry for dir itself. If dir is a file, the archive has only that entry. Pipes and devices become
+// entries without content. If a file changes while it is packed, it keeps its initial length:
+// missing bytes are zeros.
 func Pack(w io.Writer, dir string) error {
 	out := tar.NewWriter(w)
 	err := filepath.WalkDir(dir, func(name string, e fs.DirEntry, err error) error {
@@ -68,7 +68,7 @@ func Pack(w io.Writer, dir string) error {
 		}
 		switch {
 		case err != nil && name != dir && errors.Is(err, fs.ErrNotExist):
-			return nil // removed in the meantime
+			return nil // removed since it was listed
 		case err != nil:
 			return err
 		case rel == "." && e.IsDir():
@@ -101,7 +101,7 @@ func packEntry(out *tar.Writer, name, rel string, e fs.DirEntry) error {
 			return err
 		}
 		return out.WriteHeader(h)
-	case fs.ModeNamedPipe: // so that the receiver can report that it is omitted
+	case fs.ModeNamedPipe: // lets the receiver report that it was omitted
 		h.Typeflag = tar.TypeFifo
 		return out.WriteHeader(h)
 	case fs.ModeDevice, fs.ModeDevice | fs.ModeCharDevice:
@@ -109,7 +109,7 @@ func packEntry(out *tar.Writer, name, rel string, e fs.DirEntry) error {
 		return out.WriteHeader(h)
 	case 0:
 	default:
-		return nil // a socket; archives have none
+		return nil // archives have no sockets
 	}
 	f, err := os.Open(name)
 	if err != nil {
@@ -136,23 +136,23 @@ func (zeros) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Target is the directory in which Unpack makes files, and how.
+// Target is the directory in which Unpack makes files, with options.
 type Target struct {
 	Root *os.Root
-	Bits bool                    // entries get the archive's permissions, regardless of the umask
-	Left func(name string)       // called for entries of a type that is omitted; may be nil
+	Bits bool                    // entries get exactly the archive's permissions, without the umask
+	Left func(name string)       // called for every entry whose type is not supported; may be nil
 	Made func(name string) error // called for every file and directory that was created; may be nil
 }
 
 // Unpack makes the entries of an archive. It replaces existing entries, but adds to existing
-// directories. After an error the entries made so far stay.
+// directories. After an error, the entries that it has already made stay.
 func Unpack(r io.Reader, to Target) error {
 	in := NewReader(r)
 	left, entries := int64(MaxBytes), 0
 	for {
 		h, err := in.Next()
 		if errors.Is(err, io.EOF) {
-			_, err = io.Copy(io.Discard, io.LimitReader(r, maxPadding)) // the padding of the archive's last block
+			_, err = io.Copy(io.Discard, io.LimitReader(r, maxPadding)) // padding after the archive's last block
 			return err
 		}
 		if err != nil {
@@ -170,7 +170,7 @@ func Unpack(r io.Reader, to Target) error {
 	}
 }
 
-// maxPadding bounds the bytes after the end of an archive: programs pad it to their block size,
+// maxPadding bounds the bytes after the end of an archive. Programs pad it to their block size,
 // which is seldom more than 10 KiB.
 const maxPadding = 1 << 20
 
@@ -217,15 +217,15 @@ func (t *Target) unpack(h *tar.Header, content io.Reader) error {
 	return err
 }
 
-// mkdirs makes a directory and its missing parents. It opens one directory after the other, because
-// a call with the whole name would resolve all of them each time.
+// mkdirs makes a directory and its missing parents. It opens one directory after the other. A call
+// with the whole name would resolve all of them each time.
 func (t *Target) mkdirs(name string, mode fs.FileMode) error {
 	info, err := t.Root.Stat(name)
 	switch {
 	case err == nil && info.IsDir():
 		return nil
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
-		return err // such as a link that leads out
+		return err // for example, a link leads out of the tree
 	}
 	at, end := t.Root, 0
 	for part := range strings.SplitSeq(name, "/") {
@@ -247,14 +247,15 @@ func (t *Target) mkdirs(name string, mode fs.FileMode) error {
 	return at.Close()
 }
 
-// enter opens a directory in another one, creating it if it is missing. path is its whole name.
+// enter opens a directory in the directory at, and creates it if it is missing. path is its path in
+// the tree.
 func (t *Target) enter(at *os.Root, part, path string, mode fs.FileMode) (*os.Root, error) {
 	next, err := at.OpenRoot(part)
 	switch {
 	case err == nil:
 		return next, nil
 	case !errors.Is(err, fs.ErrNotExist):
-		return t.Root.OpenRoot(path) // a link may lead out of at, but not out of the tree
+		return t.Root.OpenRoot(path) // the link may lead out of at, but not out of the tree
 	}
 	if err := at.Mkdir(part, mode); err != nil {
 		return nil, err
@@ -292,7 +293,7 @@ func (t *Target) file(name string, mode fs.FileMode, modified time.Time, content
 		return err
 	}
 	if modified.Unix() <= 0 {
-		return nil // an archive without times
+		return nil // the archive has no times
 	}
 	return t.Root.Chtimes(name, modified, modified)
 }

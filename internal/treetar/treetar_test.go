@@ -91,7 +91,7 @@ func TestThereAndBack(t *testing.T) {
 	}
 }
 
-// Entries have the archive's permissions if Bits is set, and never more than permission bits.
+// If Bits is set, entries get the archive's permissions, but no other mode bits.
 func TestBits(t *testing.T) {
 	defer unix.Umask(unix.Umask(0o077))
 	for _, exact := range []bool{false, true} {
@@ -171,11 +171,11 @@ func TestHostileArchives(t *testing.T) {
 	}{
 		"dots":                  {[]entry{file("../out/victim")}, true},
 		"dots within":           {[]entry{file("a/../../out/victim")}, true},
-		"an absolute name":      {[]entry{file("VICTIM/victim")}, false}, // beneath the directory
+		"an absolute name":      {[]entry{file("VICTIM/victim")}, false}, // the file is made beneath the directory
 		"a link and through it": {[]entry{link("l", "../out"), file("l/victim")}, true},
 		"an absolute link":      {[]entry{link("l", "VICTIM"), file("l/victim")}, true},
 		"a chain of links":      {[]entry{link("a", "."), link("a/b", ".."), file("b/out/victim")}, true},
-		"a link as the file":    {[]entry{link("f", "../out/victim"), file("f")}, false}, // replaced
+		"a link as the file":    {[]entry{link("f", "../out/victim"), file("f")}, false}, // the link is replaced
 		"a hard link out":       {[]entry{hard("h", "../out/victim")}, true},
 		"a hard link by a link": {[]entry{link("l", "../out"), hard("h", "l/victim")}, true},
 		"a directory by a link": {[]entry{link("l", "../out/new"), {tar.Header{Typeflag: tar.TypeDir, Name: "l/",
@@ -223,7 +223,7 @@ func TestHostileArchives(t *testing.T) {
 	}
 }
 
-// An archive of a few bytes that claims to exceed the bound writes nothing.
+// An archive of a few bytes that claims to be larger than the bound writes nothing.
 func TestHugeClaim(t *testing.T) {
 	root, dir, _ := open(t)
 	var b bytes.Buffer
@@ -257,7 +257,7 @@ func FuzzUnpack(f *testing.F) {
 	})
 }
 
-// Such names are impossible on any file system, and would make walking the tree slow.
+// Unpack refuses names that no file system can have, or that would make walking the tree slow.
 func TestNamesOfNoFileSystem(t *testing.T) {
 	for name, c := range map[string]string{
 		"a long name":       strings.Repeat("abc/", 1100) + "f",
@@ -276,7 +276,7 @@ func TestNamesOfNoFileSystem(t *testing.T) {
 	}
 }
 
-// Directories are made below a link that stays within the tree, and Made is called once for each.
+// Directories are made below a link that stays within the tree. Made is called once for each.
 func TestDirectoriesByALink(t *testing.T) {
 	root, dir, _ := open(t)
 	var made []string

@@ -43,7 +43,7 @@ type Assets struct {
 	Torture string            `json:"torture"` // test/guest/torture
 	Cloud   Kernel            `json:"cloud"`   // the distribution's kernel
 	Minimal Kernel            `json:"minimal"` // the kernel of guest/kernel
-	Images  map[string]string `json:"images"`  // recipe → directory of the image
+	Images  map[string]string `json:"images"`  // directory of the image, by recipe
 	Roots   string            `json:"roots"`   // certificates that the host trusts, PEM
 	Disk    string            `json:"disk"`    // an empty ext4 file system
 	// the first build with the VMMs' current protocol, and the last one before it
@@ -51,19 +51,19 @@ type Assets struct {
 	NoBuild string  `json:"no_build"` // why Earlier is empty
 }
 
-// AssetsFile is the file in the cache directory in which prepare describes them.
+// AssetsFile is the file, in the cache directory, in which prepare describes the assets.
 const AssetsFile = "vmtest/assets.json"
 
-// LeftOut is the reason of VM tests that skip with FORKD_TEST_HOST=1. Command testrun counts skips
-// by it.
+// LeftOut is the reason of VM tests that skip with FORKD_TEST_HOST=1. Command testrun recognizes
+// such skips by it.
 const LeftOut = "a VM test: 'scripts/test vm' runs it"
 
 // Lacking is the prefix of the skip reason if a checkout lacks something optional, such as a long
-// history. Command testrun prints the reason, and fails for any other skip of a VM test.
+// history. Command testrun prints the reason. It fails if a VM test skips for any other reason.
 const Lacking = "this checkout lacks:"
 
 // NeedKVM skips or fails the test if KVM is not usable. Tests that need KVM but no files call it;
-// Load calls it too. Command testrun finds VM tests by their calls of these two functions.
+// Load calls it too. Command testrun takes every test that calls one of the two for a VM test.
 func NeedKVM(t testing.TB) {
 	t.Helper()
 	if os.Getenv("FORKD_TEST_HOST") != "" {
@@ -107,8 +107,8 @@ func Emulated() bool { return os.Getenv("FORKD_TEST_MACHINE") != "" }
 
 // BootAgain reports whether a boot that failed with err should be repeated. An unpatched QEMU
 // (package debqemu) occasionally delivers an interrupt to a nested guest that has interrupts
-// disabled, and a booting kernel does not survive that. Use it for fresh boots only: a panic in a
-// copy of a guest is a finding. The product never retries.
+// disabled, and a booting kernel does not survive that. Use it only for fresh boots, because a
+// panic in a copy of a guest is a finding. The product never retries.
 func BootAgain(err error) bool {
 	return Emulated() && err != nil && strings.Contains(err.Error(), "Kernel panic")
 }

@@ -1,7 +1,7 @@
-// Package posture reads the confinement of a jailed process from /proc, for tests that fail if any
-// part of its jail has loosened.
+// Package posture reads the confinement of a jailed process from /proc. Tests use it to fail if any
+// part of a jail has loosened.
 //
-// Its caller says what a process must be like, and it asks only the kernel.
+// It asks only the kernel; its callers know what a process must be like.
 package posture
 
 import (
@@ -17,14 +17,14 @@ import (
 
 // Want holds the differences between the jails of two programs.
 type Want struct {
-	Online      bool     // it is in the host's network namespace
-	Files       uint64   // its limit of descriptors; 0: any
-	Bytes       uint64   // its limit of the size of a file; 0: any
-	Filters     int      // seccomp filters of each thread; 0: 1
-	Descriptors []string // regular expressions, one of which every descriptor must match
+	Online      bool     // the process is in the host's network namespace
+	Files       uint64   // the process's limit on descriptors; 0: any
+	Bytes       uint64   // the process's limit on the size of a file; 0: any
+	Filters     int      // number of seccomp filters on each thread; 0: 1
+	Descriptors []string // regular expressions; every descriptor must match one of them
 }
 
-// Check returns what is loose in the jail of a process started by this process.
+// Check lists the weaknesses in the jail of a process that this process has started.
 func Check(pid int, want Want) []string {
 	p := process{dir: fmt.Sprintf("/proc/%d", pid)}
 	p.namespaces(want.Online)
@@ -75,7 +75,7 @@ func (p *process) namespaces(online bool) {
 	}
 }
 
-// user checks that a user namespace has one user; threads checks which.
+// user checks that a user namespace has only one user. threads checks which user that is.
 func (p *process) user() {
 	if os.Geteuid() == 0 {
 		return
@@ -100,12 +100,12 @@ func (p *process) threads(filters int) {
 	want := map[string]string{"NoNewPrivs": "1", "Seccomp": "2", "Seccomp_filters": fmt.Sprint(filters),
 		"CapInh": none, "CapPrm": none, "CapEff": none, "CapBnd": none, "CapAmb": none}
 	if os.Geteuid() == 0 {
-		want["Groups"] = "" // an ordinary user cannot drop its own
+		want["Groups"] = "" // an ordinary user cannot leave its own group
 	}
 	for _, task := range tasks {
 		status, err := os.ReadFile(filepath.Join(task, "status"))
 		if err != nil {
-			continue // it has ended
+			continue // the thread has ended
 		}
 		have := map[string]string{}
 		for line := range strings.Lines(string(status)) {
@@ -125,7 +125,7 @@ func (p *process) threads(filters int) {
 	}
 }
 
-// root checks that there is one mount, and nothing in it.
+// root checks that there is only one mount, which is empty.
 func (p *process) root() {
 	entries, err := os.ReadDir(filepath.Join(p.dir, "root"))
 	if err != nil || len(entries) != 0 {

@@ -1,7 +1,7 @@
-// Package violation finds the system call that ended a jailed process.
+// Package violation finds the system call for which a jailed process was killed.
 //
-// Its table of names comes from a library; the numbers that a filter permits are in package jail
-// and beside the code that makes the calls.
+// Its table of names comes from a library. The numbers that a filter permits are in package jail,
+// and in the packages that make the calls.
 package violation
 
 import (
@@ -11,9 +11,9 @@ import (
 	"github.com/elastic/go-seccomp-bpf/arch"
 )
 
-// Call returns the name of the call that ended a process, from the output of its Go runtime: the
-// signal is first and the registers are last, where rax is the number of the call. It returns "" if
-// the process ended for another reason.
+// Call returns the name of the call that ended a process. It reads the output of the process's Go
+// runtime, which begins with the signal and ends with the registers; rax is the number of the call.
+// If the process ended for another reason, Call returns "".
 func Call(log string) string {
 	_, after, found := strings.Cut(log, "SIGSYS: bad system call")
 	_, registers, dumped := strings.Cut(after, "\nrax ")

@@ -1,7 +1,7 @@
 // Command prepare creates the files that VM tests need and describes them in
-// <cache>/vmtest/assets.json: guest kernels with the current agent, root file systems, the host's root
-// certificates, and copies of the current forkd-vmm and bin/forkd. The first three are reused if they
-// are in the cache. Run it after scripts/build.
+// <cache>/vmtest/assets.json. They are guest kernels with the current agent, root file systems, the
+// host's root certificates, and copies of the current forkd-vmm and bin/forkd. Kernels and file
+// systems that are already in the cache are reused. Run it after scripts/build.
 package main
 
 import (
@@ -108,7 +108,8 @@ func progress(s image.Step) {
 	fmt.Println(strings.TrimSpace(fmt.Sprintf("prepare: %s %s", s.Stage, s.Detail)))
 }
 
-// buildGuest builds a static program of test/guest, in a directory that the emulated host sees too.
+// buildGuest builds a static program of test/guest, in a directory that the emulated host can also
+// read.
 func buildGuest(ctx context.Context, cache, name string) (string, error) {
 	path := filepath.Join(cache, "vmtest", name)
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", path, "./test/guest/"+name)
@@ -127,7 +128,7 @@ func emptyDisk(ctx context.Context, cache string) (string, error) {
 	}
 	tool, err := exec.LookPath("mke2fs")
 	if err != nil {
-		tool = "/usr/sbin/mke2fs" // not in the PATH of ordinary users
+		tool = "/usr/sbin/mke2fs" // the PATH of ordinary users omits its directory
 	}
 	staging, err := os.MkdirTemp(filepath.Dir(path), "disk") // two prepares may run concurrently
 	if err != nil {
@@ -144,7 +145,7 @@ func emptyDisk(ctx context.Context, cache string) (string, error) {
 }
 
 // hostRoots reads the root certificates that this host trusts. A host that reaches package
-// registries through a TLS-terminating proxy trusts one more than an image does.
+// registries through a TLS-terminating proxy trusts one more certificate than an image does.
 func hostRoots() ([]byte, error) {
 	name := os.Getenv("SSL_CERT_FILE")
 	if name == "" {
@@ -157,7 +158,7 @@ func hostRoots() ([]byte, error) {
 	return p, nil
 }
 
-// install writes a file in a directory that the emulated host sees too.
+// install writes a file in a directory that the emulated host can also read.
 func install(cache, name string, content []byte) (string, error) {
 	dir := filepath.Join(cache, "vmtest")
 	if err := os.MkdirAll(dir, 0o755); err != nil {

@@ -11,19 +11,22 @@ import (
 	"time"
 )
 
-// clientsLimit is how long the published clients may take. They need a quarter of an hour on an
-// idle computer, mostly for the parent that they fork.
+// clientsLimit is how long the published clients may take. On an idle computer they take a quarter
+// of an hour, mostly to make the parent that they fork.
 const clientsLimit = time.Hour
 
-// clientGroups are the groups of test/compat to run: the newest packages of E2B, the clients of forkd
-// 0.5 and of the Model Context Protocol, schemathesis for schemathesisDuration, and the parts that the
-// SDKs' own tests do not cover.
+// clientGroups are the groups of test/compat to run:
+//
+//   - the newest packages of E2B,
+//   - the clients of forkd 0.5 and of the Model Context Protocol,
+//   - schemathesis, for schemathesisDuration,
+//   - and the parts that the SDKs' own tests do not cover.
 var clientGroups = []string{"e2b-python", "e2b-js", "code-interpreter-python", "code-interpreter-js", "e2b-quickstart",
 	"forkd-python", "forkd-python-own", "forkd-mcp", "forkd-typescript", "contract", "mcp", "mcp@1.30", "schemathesis",
 	"sdk-python", "sdk-typescript", "sdk-go"}
 
 // schemathesisDuration and schemathesisSeed make each run of the suite send the same requests, as
-// many as fit in that time. `scripts/compat schemathesis` sends different ones each time.
+// many as fit in that time. `scripts/compat schemathesis` sends different requests each time.
 const (
 	schemathesisDuration = "2m"
 	schemathesisSeed     = "1"
@@ -32,8 +35,8 @@ const (
 // exitLost is the exit status of scripts/compat when its emulated host hung.
 const exitLost = 125
 
-// clientsJob runs published clients against a daemon with real VMs. It creates a host for that, in
-// the place of the host that was assigned the job.
+// clientsJob runs published clients against a daemon with real VMs. It does not use the host that
+// runs the job, but creates one of its own.
 func clientsJob() job {
 	return job{name: "published clients", title: "published clients, from PyPI and npm, against VMs",
 		do: func(ctx context.Context, h host, out io.Writer) (counts, error) {
@@ -52,13 +55,13 @@ func clients(ctx context.Context, h host, out io.Writer) error {
 	ctx, cancel := context.WithTimeout(ctx, clientsLimit)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "scripts/compat", clientGroups...)
-	cmd.Env = append(os.Environ(), "FORKD_URL=", "COMPAT_TAG=", "COMPAT_INTERPRETER_TAG=", // of no other daemon
+	cmd.Env = append(os.Environ(), "FORKD_URL=", "COMPAT_TAG=", "COMPAT_INTERPRETER_TAG=", // would name another daemon
 		"DURATION="+schemathesisDuration, "SEED="+schemathesisSeed, "COMPAT_QUICK=yes")
 	if m, ok := h.(machine); ok {
 		cmd.Env = append(cmd.Env, "FORKD_MACHINE="+m.name+"-clients")
 	}
 	cmd.Stdout, cmd.Stderr = out, out
-	// The script stops its daemon or its emulated host on SIGTERM.
+	// On SIGTERM, the script stops its daemon or its emulated host.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
 	cmd.WaitDelay = stopLimit

@@ -66,10 +66,10 @@ func discover(ctx context.Context, names []string) ([]vmPkg, error) {
 }
 
 // vmTestsOf returns the tests that call vmtest.Load or vmtest.NeedKVM, directly or through
-// functions of these files. It distinguishes functions by name only. If two methods share a name,
-// it may return a test too many.
+// functions in these files. It knows functions only by their names. If two methods share a name, it
+// may return too many tests.
 func vmTestsOf(files []*ast.File) []string {
-	calls := make(map[string][]string) // function → functions that call it
+	calls := make(map[string][]string) // functions that call a function, by its name
 	var queue []string
 	for _, f := range files {
 		for _, d := range f.Decls {

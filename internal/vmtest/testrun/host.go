@@ -12,12 +12,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// host is a host that runs VM tests.
+// host can run VM tests.
 type host interface {
 	env() []string
-	args() []string // for go test
+	args() []string // arguments for go test
 	start(context.Context) error
-	restart(context.Context) bool // reports whether a restart makes sense and worked
+	restart(context.Context) bool // reports whether a restart makes sense and has worked
 	stop()
 }
 
@@ -30,28 +30,28 @@ func (thisHost) start(context.Context) error  { return nil }
 func (thisHost) restart(context.Context) bool { return false }
 func (thisHost) stop()                        {}
 
-// machine is an emulated host. Its name is $FORKD_MACHINE; the default is one without users'
-// sandboxes.
+// machine is an emulated host. Its name is $FORKD_MACHINE. The default is a host without sandboxes
+// of users.
 type machine struct{ name string }
 
 const defaultMachine = "test"
 
-// Limits for the emulated hosts that run tests concurrently. An emulated host has 6 GiB, plus its
-// page cache on the host.
+// Limits for the emulated hosts that run tests concurrently. An emulated host has 6 GiB of memory,
+// and more on this host for page cache.
 const (
 	machineMemory = 8 << 30 // bytes
 	maxMachines   = 2       // there are few shards, and each emulated host prepares its own parent
 )
 
-// Time limits of the emulated host commands. A hung emulated host is killed by its supervisor, not
-// waited for.
+// Time limits for commands that control the emulated host. A supervisor kills a host that hangs, so
+// nothing waits for it.
 const (
 	startLimit = 2 * time.Minute
 	stopLimit  = time.Minute
 )
 
-// machines returns as many emulated hosts as this host has room for. Each keeps one CPU busy and
-// may use machineMemory.
+// machines returns as many emulated hosts as fit on this host. Each keeps one CPU busy and may use
+// machineMemory.
 func machines() []host {
 	name := os.Getenv("FORKD_MACHINE")
 	if name == "" {
@@ -76,7 +76,7 @@ func (m machine) env() []string {
 func (m machine) args() []string {
 	program, err := filepath.Abs("scripts/machine-exec")
 	if err != nil {
-		program = "scripts/machine-exec" // go test runs it in the package's directory and reports that it is missing
+		program = "scripts/machine-exec" // go test runs it in the package's directory, and reports if it is missing
 	}
 	return []string{"-exec", program}
 }

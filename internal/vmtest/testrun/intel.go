@@ -22,11 +22,11 @@ import (
 type intelHost struct {
 	name string
 	host bochs.Host
-	core bool // runs coreTests only, unless the user chooses tests
+	core bool // runs only coreTests, unless the user chooses tests
 }
 
-// intelHosts returns all emulated Intel hosts. Each takes another path through kvm-intel. The smoke
-// test uses the first one.
+// intelHosts returns all emulated Intel hosts. Each of them exercises another path through
+// kvm-intel. The smoke test uses the first one.
 func intelHosts() []intelHost {
 	return []intelHost{
 		{"ept", bochs.Host{CPU: bochs.Skylake}, false},
@@ -36,7 +36,7 @@ func intelHosts() []intelHost {
 	}
 }
 
-// chooseHosts returns the hosts with these names, or all.
+// chooseHosts returns the hosts with these names, or all hosts if there are no names.
 func chooseHosts(names []string) ([]intelHost, error) {
 	all := intelHosts()
 	if len(names) == 0 {
@@ -53,8 +53,8 @@ func chooseHosts(names []string) ([]intelHost, error) {
 	return chosen, nil
 }
 
-// Limits of one run on an emulated Intel host: intelTestLimit for a package's tests in the host's
-// own time, the others in real time. A host that hangs is detected much earlier.
+// Limits of one run on an emulated Intel host. intelTestLimit applies to a package's tests, in the
+// host's own time. The other limits are in real time. A hang is detected much earlier.
 const (
 	intelTestLimit  = 20 * time.Minute
 	smokeLimit      = 10 * time.Minute
@@ -63,7 +63,7 @@ const (
 	intelPerProgram = 64 << 20 // estimated disk space of a test program, in bytes
 )
 
-// smokeTests checks that kvm-intel runs guests, forks them and branches them.
+// smokeTests returns tests that kvm-intel runs guests, forks them and branches them.
 func smokeTests() []vmPkg {
 	return []vmPkg{
 		probe(),
@@ -71,13 +71,13 @@ func smokeTests() []vmPkg {
 	}
 }
 
-// probe checks that KVM runs guests correctly. It is a test of the host too, so discover does not
-// return it.
+// probe returns a test that KVM runs guests correctly. discover does not return it, because it is
+// also a test of hosts without KVM.
 func probe() vmPkg { return vmPkg{path: module + "internal/vmm/kvm", tests: []string{"TestProbe"}} }
 
-// coreTests cover what can differ on another kind of host: how guests boot, first in real mode, and
-// how their memory and processor state are saved, tracked, branched and restored. They take about
-// five minutes of CPU time, including one minute for the host's boot.
+// coreTests returns tests of everything that can differ on another kind of host: how guests boot,
+// beginning in real mode, and how their memory and processor state are saved, tracked, branched and
+// restored. They take about five minutes of CPU time, of which the host's boot takes one.
 func coreTests() []vmPkg {
 	return []vmPkg{
 		probe(),
@@ -86,8 +86,8 @@ func coreTests() []vmPkg {
 	}
 }
 
-// leftOut lists slow VM tests that use no other features of KVM than the rest. This one merges the
-// disk layers of 300 branches.
+// leftOut lists slow VM tests that use no other features of KVM than the remaining tests. Currently
+// there is one, which merges the disk layers of 300 branches.
 var leftOut = []string{"TestManyBranchesOfOneVM"}
 
 const (
@@ -96,13 +96,13 @@ const (
 	clientPackage  = module + "internal/host/vmmclient"
 )
 
-// integrationTests are the integration tests that also run on an emulated Intel host: one for each
-// operation on a sandbox. The others test the daemon and files rather than VMs.
+// integrationTests are the integration tests that also run on an emulated Intel host, one for each
+// operation on a sandbox. The other integration tests check the daemon and files rather than VMs.
 var integrationTests = []string{"TestForkEvalExecKill", "TestBranchMidComputation", "TestRollback",
 	"TestForkFromSandbox",
 	"TestSuspend", "TestBranchChain", "TestVMEnds", "TestBranchKeepsStreams"}
 
-// intelTests finds the VM tests of the VMM and its client, and adds the integration tests.
+// intelTests returns the VM tests of the VMM and its client, and integrationTests.
 func intelTests(ctx context.Context) ([]vmPkg, error) {
 	found, err := discover(ctx, []string{"./internal/vmm/...", "./internal/host/vmmclient"})
 	if err != nil {
@@ -201,7 +201,7 @@ func parseChoice(args []string) (c choice, err error) {
 	return c, nil
 }
 
-// of returns the selected ones among packages.
+// of returns the packages that the choice selects.
 func (c choice) of(packages []vmPkg) []vmPkg {
 	var out []vmPkg
 	for _, p := range packages {
@@ -222,7 +222,7 @@ func (c choice) of(packages []vmPkg) []vmPkg {
 type intelJob struct {
 	packages []vmPkg
 	core     bool     // hosts marked core run only coreTests
-	flags    []string // for every test program
+	flags    []string // flags for every test program
 	limit    time.Duration
 }
 
@@ -234,8 +234,8 @@ func (j intelJob) of(h intelHost) []vmPkg {
 	return j.packages
 }
 
-// run prepares the files for the hosts once, and runs the job on all hosts, as many at a time as
-// there are processors.
+// run prepares the files for the hosts once, and runs the job on all hosts. It runs as many hosts
+// at a time as there are processors.
 func (j intelJob) run(ctx context.Context, hosts []intelHost) error {
 	cache, err := cachedir.Dir()
 	if err != nil {

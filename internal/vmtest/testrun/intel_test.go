@@ -9,8 +9,7 @@ import (
 	"testing"
 )
 
-// The log of a host that died, or of a program that ran fewer tests than it should, must not count
-// as passed.
+// The tests of a package did not pass if its host died, or if fewer tests ran than there are.
 func TestReportPackage(t *testing.T) {
 	const begin = "\x16=== RUN   TestA\n"
 	const pass = begin + "\x16--- PASS: TestA (0.10s)\n\x16=== NAME  \n"
@@ -18,7 +17,7 @@ func TestReportPackage(t *testing.T) {
 	chdirWithProgram(t, t.TempDir())
 	for _, c := range []struct {
 		name, log, status string
-		want              string // in the error; empty: none
+		want              string // in the error; "" for no error
 		passed            int
 	}{
 		{"passed", pass + end, "0\n", "", 1},
@@ -52,7 +51,7 @@ func TestReportPackage(t *testing.T) {
 	}
 }
 
-// The named tests exist and need KVM: a renamed test must not silently be left out.
+// The named tests exist and need KVM. Otherwise a renamed test would silently be omitted.
 func TestIntelTestsExist(t *testing.T) {
 	t.Chdir("../../..")
 	source, err := os.ReadFile("internal/vmm/kvm/probe_test.go")

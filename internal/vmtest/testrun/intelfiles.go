@@ -24,7 +24,7 @@ const (
 	tortureReport = "/disk" + resultsDir + "/torture.json"
 )
 
-// short returns the name of a package in the host.
+// short returns the name of a package on the host's disk.
 func (p vmPkg) short() string {
 	return strings.ReplaceAll(strings.TrimPrefix(p.path, module), "/", "-")
 }
@@ -45,7 +45,7 @@ func (j intelJob) layOut(ctx context.Context, cache, tree string) (size int64, e
 	return size + used, err
 }
 
-// script returns the script that a host runs.
+// script returns the script that runs the tests on a host.
 func (j intelJob) script(cache string, packages []vmPkg) string {
 	var s strings.Builder
 	fmt.Fprintf(&s, "export FORKD_TEST_KVM=1 FORKD_CACHE=%s\n", quote(cache))
@@ -57,7 +57,7 @@ func (j intelJob) script(cache string, packages []vmPkg) string {
 }
 
 // command returns the line of the script that runs a package's tests. The console shows the result
-// of each test as it ends.
+// of each test when the test ends.
 func (j intelJob) command(p vmPkg) string {
 	args := append([]string{"-test.v=test2json", "-test.timeout=" + j.testLimit(), "-test.run=" + p.pattern()}, j.flags...)
 	for i := range args {
@@ -88,9 +88,9 @@ func buildTest(ctx context.Context, pkg, dir string) error {
 	return os.CopyFS(filepath.Join(dir, "testdata"), os.DirFS(testdata))
 }
 
-// linkAssets links the files that prepare created into the tree to, at their paths in the cache,
-// and returns their size on disk. They are linked because they are large and are copied to the disk
-// anyway.
+// linkAssets links the files that prepare created into the tree at to, under their paths in the
+// cache, and returns their size on disk. It does not copy them, because they are large and are
+// copied to the disk later.
 func linkAssets(cache, to string) (size int64, err error) {
 	description := filepath.Join(cache, vmtest.AssetsFile)
 	p, err := os.ReadFile(description)
@@ -128,8 +128,8 @@ func linkAssets(cache, to string) (size int64, err error) {
 	return size, nil
 }
 
-// link creates a hard link to a file and returns the bytes it takes on a disk. A sparse file takes
-// few.
+// link creates a hard link to a file and returns the number of bytes that the file takes on a disk,
+// which is small for a sparse file.
 func link(to, from string) (used int64, err error) {
 	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
 		return 0, err

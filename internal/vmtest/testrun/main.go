@@ -1,7 +1,7 @@
-// Command testrun runs the project's tests and reports what really ran. `testrun host` runs all
-// tests of this host. `testrun vm` runs the tests that boot VMs, in the emulated host if KVM is not
-// usable here. `testrun intel` runs tests on an emulated Intel host. scripts/test calls it after
-// scripts/build.
+// Command testrun runs the project's tests and reports which tests really ran. `testrun host` runs
+// all tests of this host. `testrun vm` runs the tests that boot VMs; if KVM is not usable here, it
+// runs them in the emulated host. `testrun intel` runs tests on an emulated Intel host.
+// scripts/test calls testrun after scripts/build.
 //
 // It runs gotestsum, which runs `go test`, prints what tests print and writes files for CI into
 // out/tests. testrun itself finds VM tests in the source (see discover.go), distributes them among
@@ -47,7 +47,7 @@ func main() {
 	}
 }
 
-// hostTests runs all tests; VM tests skip themselves.
+// hostTests runs all tests. VM tests skip themselves.
 func hostTests(ctx context.Context) error {
 	start := time.Now()
 	r := &run{name: "host", out: os.Stdout, args: []string{"-timeout", hostLimit.String(), "./..."},
@@ -64,9 +64,9 @@ func hostTests(ctx context.Context) error {
 	return nil
 }
 
-// vmTests runs the tests that boot VMs, of all packages or of the named ones (as for go list). A
-// skipped test counts as failed, unless its reason begins with vmtest.Lacking: everything else that
-// tests need is present here.
+// vmTests runs the tests that boot VMs, of the named packages (as for go list) or of all packages.
+// A skipped test counts as failed, unless its reason begins with vmtest.Lacking, because everything
+// else that tests need is present here.
 func vmTests(ctx context.Context, names []string) error {
 	all := len(names) == 0
 	if all {
@@ -83,7 +83,7 @@ func vmTests(ctx context.Context, names []string) error {
 	}
 	var jobs []job
 	if all {
-		jobs = append(jobs, clientsJob()) // the longest first
+		jobs = append(jobs, clientsJob()) // comes first because it takes longest
 	}
 	for _, shard := range split(packages, shardTests) {
 		jobs = append(jobs, shardJob(shard))
@@ -101,7 +101,7 @@ func vmTests(ctx context.Context, names []string) error {
 	return nil
 }
 
-// vmPackage runs the VM tests of a package. It repeats them once if the host was lost or hung.
+// vmPackage runs the VM tests of a package. If the host was lost or hung, it repeats them once.
 func vmPackage(ctx context.Context, h host, p vmPkg, out io.Writer) (counts, error) {
 	for try := 1; ; try++ {
 		if err := h.start(ctx); err != nil {

@@ -29,16 +29,16 @@ type outcome int
 const (
 	passed outcome = iota
 	failed
-	lost // the emulated host is gone, or a test or everything hung
+	lost // the emulated host has disappeared, or a test or the host hung
 )
 
 // counts holds numbers of tests, including subtests.
 type counts struct {
 	passed, failed, skipped int
 	top                     int      // tests that are not subtests, with any result
-	vm                      int      // of skipped: VM tests that do not belong to this run
-	lacking                 int      // of skipped: because this checkout lacks something optional
-	failures                []string // packages, tests and their last lines of output, in the order in which they failed
+	vm                      int      // skipped VM tests that do not belong to this run
+	lacking                 int      // tests skipped because this checkout lacks something optional
+	failures                []string // packages, tests and their last lines of output, in the order of failure
 }
 
 func (c *counts) add(d counts) {
@@ -55,7 +55,7 @@ func (c counts) String() string {
 	return s
 }
 
-// printFailures repeats the names of the failed tests and their last lines of output. Their full
+// printFailures repeats the names of the failed tests and their last lines of output. The full
 // output is hundreds of lines further up, and CI keeps only the end of a log.
 func (c counts) printFailures(out io.Writer) {
 	for _, failure := range c.failures {
@@ -71,7 +71,7 @@ type run struct {
 	raw   []string // a command that prints events, instead of go test
 	env   []string
 	each  bool          // report every test, not only every package
-	limit time.Duration // everything is killed after that; 0: only go test's -timeout applies
+	limit time.Duration // after this time everything is killed; 0: only go test's -timeout applies
 
 	total  counts
 	output map[string][]string // of the tests that have not ended: their last lines, by package and test
@@ -180,7 +180,7 @@ func (r *run) count(path string) error {
 // maxLines is the number of lines kept of a test's output.
 const maxLines = 80
 
-// lastLines is the number of a failed test's last lines that are repeated at the end.
+// lastLines is how many of a failed test's last lines are repeated at the end.
 const lastLines = 12
 
 func (r *run) handle(e event) {
@@ -198,8 +198,8 @@ func (r *run) handle(e event) {
 	}
 }
 
-// isLost recognizes output of forkd machine exec and package testing that blames no particular
-// test.
+// isLost recognizes output of forkd machine exec and of package testing that means that the whole
+// run is lost, whichever test was running.
 func isLost(line string) bool {
 	return strings.HasPrefix(line, "exit status 125") || strings.HasPrefix(line, "panic: test timed out after")
 }

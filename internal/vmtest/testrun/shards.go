@@ -11,13 +11,13 @@ import (
 	"sync"
 )
 
-// shardTests is how many tests of a package run in one go. A package with more tests can keep
-// several hosts busy. A smaller number would repeat the package's preparations, such as baking a
-// parent, more often.
+// shardTests is how many tests of a package run in one shard. Shards let several hosts share a
+// large package. With a smaller number, the package's preparations, such as baking a parent, would
+// be repeated more often.
 const shardTests = 12
 
-// split cuts packages into shards of at most n tests each. The smallest shards come first: the only
-// test of a package is a long one, and the run should not have to wait for it at the end.
+// split cuts packages into shards of at most n tests each. The smallest shards come first: a
+// package with a single test has a long one, which should not run alone at the end.
 func split(packages []vmPkg, n int) []vmPkg {
 	var shards []vmPkg
 	for _, p := range packages {
@@ -48,7 +48,7 @@ func shardJob(p vmPkg) job {
 		}}
 }
 
-// runJobs distributes the jobs among the hosts, and returns the total counts and the failed jobs.
+// runJobs distributes the jobs among the hosts. It returns the total counts and the failed jobs.
 func runJobs(ctx context.Context, hosts []host, jobs []job) (total counts, failed []string) {
 	var mu sync.Mutex
 	next := 0
@@ -71,7 +71,7 @@ func runJobs(ctx context.Context, hosts []host, jobs []job) (total counts, faile
 				out.last = nil
 				fmt.Fprintf(out, "[%d/%d] %s\n", i+1, len(jobs), j.title)
 				c, err := j.do(ctx, h, out)
-				if err != nil && len(c.failures) == 0 { // a build, a hanging test, a client
+				if err != nil && len(c.failures) == 0 { // a failed build, a hanging test, or the clients
 					c.failures = []string{j.name + "\n" + strings.Join(out.last, "")}
 				}
 				if err != nil {
@@ -93,10 +93,10 @@ func runJobs(ctx context.Context, hosts []host, jobs []job) (total counts, faile
 // lineWriter writes whole lines, each with a prefix that identifies the source.
 type lineWriter struct {
 	prefix string
-	mu     *sync.Mutex // held while a line is written; shared by all writers to one destination
+	mu     *sync.Mutex // held while a line is written; shared by all writers with the same destination
 	to     io.Writer
 	rest   []byte   // an incomplete line
-	last   []string // up to lastLines lines, the newest at the end
+	last   []string // the last lines, at most lastLines, the newest at the end
 }
 
 func (w *lineWriter) Write(p []byte) (int, error) {

@@ -147,7 +147,7 @@ func TestEndNamesJobsWithoutTests(t *testing.T) {
 	want := []string{
 		"clients\n" + strings.Repeat("passed\n", lastLines-1) + "schemathesis: a case failed\n",
 		"pkg TestIt\n",
-		"short\n[4/4] title\n", // not interleaved with lines of another job
+		"short\n[4/4] title\n", // whole lines, not interleaved with those of another job
 	}
 	if !slices.Equal(total.failures, want) || !slices.Equal(failed, []string{"clients", "tests", "short"}) {
 		t.Errorf("%q failed and the end says %q, want %q", failed, total.failures, want)

@@ -1,6 +1,6 @@
-// Command usable exits with status 0 if KVM can run guests on this host. Otherwise it exits with 1
-// and prints the reason on standard error. Scripts use it to decide whether they need the emulated
-// host: the existence of the device node is not enough.
+// Command usable exits with status 0 if KVM can run guests on this host. Otherwise it prints the
+// reason on standard error and exits with status 1. Scripts use it to decide whether they need the
+// emulated host, because a device node alone does not mean that KVM works.
 package main
 
 import (

@@ -1,6 +1,6 @@
-// Command errorlint reports comparisons of errors by == and type assertions on errors, which miss wrapped
-// errors. `go vet -vettool` runs it and caches its findings; errorlint's own command does not support
-// that.
+// Command errorlint reports comparisons of errors by == and type assertions on errors, which miss
+// wrapped errors. It exists because `go vet -vettool`, which caches findings, cannot run the
+// errorlint library's own command.
 package main
 
 import (
