@@ -1,10 +1,10 @@
-// Package recipes holds the recipes that come with forkd, built into its binary. It does not read
-// or check them: that is package image's business.
+// Package recipes holds the recipes that come with forkd. They are built into forkd's binary. The
+// package does not read or check them; package image does.
 package recipes
 
 import "embed"
 
-// FS has one directory per recipe, named like it.
+// FS has one directory per recipe, under the recipe's name.
 //
 //go:embed */recipe.yaml */*.java */*.py */*.sh
 var FS embed.FS

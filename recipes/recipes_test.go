@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// Every directory here is a recipe that is built in and explained.
+// Every directory here is a recipe that is built in and has a README.
 func TestEveryRecipeIsBuiltInAndHasAReadme(t *testing.T) {
 	entries, err := os.ReadDir(".")
 	if err != nil {
@@ -38,7 +38,7 @@ func TestEveryRecipeIsBuiltInAndHasAReadme(t *testing.T) {
 	}
 }
 
-// What an agent's shell tries first is in every recipe that has Python, `python` too.
+// Every recipe with Python has the commands that an agent's shell tries first, including `python`.
 func TestPythonRecipesHaveWhatAShellTriesFirst(t *testing.T) {
 	names, err := fs.Glob(FS, "*/recipe.yaml")
 	if err != nil {

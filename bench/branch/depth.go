@@ -12,7 +12,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// depth is a snapshot that lies on n others, and the forks from it.
+// depth is a snapshot with n snapshots below it, and the forks from it.
 type depth struct {
 	n               int
 	tag             string
@@ -22,12 +22,12 @@ type depth struct {
 
 // forks are the times of the forks from a depth.
 type forks struct {
-	mapped, work       []time.Duration // inside the VMM: mapping memory; all of restoring
-	entered, confirmed []time.Duration // from the request
+	mapped, work       []time.Duration // inside the VMM: mapping memory, and the whole restore
+	entered, confirmed []time.Duration // time since the request
 }
 
-// depthTable makes a chain, in which each snapshot is a branch of a child of the previous one, and
-// forks from some of its links.
+// depthTable makes a chain of snapshots, each of them a branch of a child of the previous one, and
+// forks from some of them.
 func (b *bench) depthTable(ctx context.Context, memoryMiB int) (*report.Table, error) {
 	b.Progress("chain of %d snapshots", slices.Max(b.depths.List))
 	var list []*depth
@@ -50,8 +50,8 @@ func (b *bench) depthTable(ctx context.Context, memoryMiB int) (*report.Table, e
 	return b.depthRows(list, memoryMiB), nil
 }
 
-// chain makes the snapshots and returns those at the wanted depths, ascending, when all are on
-// disk.
+// chain makes the snapshots. When all are on disk, it returns those at the wanted depths, in
+// ascending order.
 func (b *bench) chain(ctx context.Context, m *lab.Manager, memoryMiB int) ([]*depth, error) {
 	var list []*depth
 	tag := parent(memoryMiB)
@@ -82,7 +82,7 @@ func (b *bench) chain(ctx context.Context, m *lab.Manager, memoryMiB int) ([]*de
 	}
 }
 
-// look opens a snapshot, so that forks find it open.
+// look opens a snapshot in advance, for the forks.
 func (b *bench) look(n int, tag string) (*depth, error) {
 	lease, err := b.host.Store.Acquire(tag)
 	if err != nil {
@@ -93,7 +93,7 @@ func (b *bench) look(n int, tag string) (*depth, error) {
 }
 
 // forkAll forks from the depths in turn, so that disturbances of the host affect all of them. The
-// first round is not counted: it warms the caches and makes the pool fill itself.
+// first round is not counted, because it warms the caches and makes the pool fill itself.
 func (b *bench) forkAll(ctx context.Context, m *lab.Manager, list []*depth, pool int) error {
 	for round := range b.forks + 1 {
 		for _, d := range list {

@@ -13,14 +13,14 @@ import (
 // lineMiB is the memory that the sandbox of a line writes before each branch.
 const lineMiB = 1
 
-// link holds the figures of the k-th branch of each line.
+// link holds the figures of the k-th branch of every line.
 type link struct {
 	saved, shared, dirty []float64 // MiB
 	pause, arm, ready    []time.Duration
 	layers               int
 }
 
-// lineTable branches one sandbox repeatedly, live. The sandbox writes 1 MiB in between.
+// lineTable takes live branches of one sandbox repeatedly. The sandbox writes 1 MiB before each.
 func (b *bench) lineTable(ctx context.Context, memoryMiB int) (*report.Table, error) {
 	links := make([]link, b.line)
 	for sample := range b.samples {
@@ -89,7 +89,7 @@ func (s *source) addTo(ctx context.Context, l *link, tag string) error {
 	return nil
 }
 
-// nextMiB makes the load write the next MiB, and waits until it has.
+// nextMiB makes the load write the next MiB, and waits until that is done.
 func (m *meter) nextMiB() error {
 	before, err := m.read()
 	if err == nil {

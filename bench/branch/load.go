@@ -25,7 +25,7 @@ const (
 	loadPort  = 7001 // vsock
 )
 
-// guestLimit bounds requests to a guest, on a busy emulated host too.
+// guestLimit bounds requests to a guest. It allows for a busy emulated host.
 const guestLimit = 3 * time.Minute
 
 // startLoad starts the program in the source and returns when it has written all of its dirtyMiB.
@@ -69,9 +69,9 @@ func (s *source) newMeter(ctx context.Context) (*meter, error) {
 
 // mark is the load's progress.
 type mark struct {
-	at    time.Duration // of the guest's clock, which goes on while a branch stops its vCPUs
+	at    time.Duration // on the guest's clock, which continues while a branch stops its vCPUs
 	pages uint64
-	took  time.Duration // to ask
+	took  time.Duration // duration of the request
 }
 
 // read asks for the load's progress.
@@ -97,9 +97,9 @@ func (m *meter) send(command byte) error {
 	return err
 }
 
-// lostWork returns the time that the load lost between begin and end, in seconds: what its missing
-// writes would have taken at its speed between calm and begin. It is NaN if reading the progress,
-// during which the load runs, took longer than the measured branch.
+// lostWork returns the time in seconds that the load lost between begin and end. It assumes that
+// the missing writes would have gone on at the speed between calm and begin. The load also runs
+// while its progress is read; if that took longer than the measured branch, lostWork returns NaN.
 func lostWork(calm, begin, end mark, branch time.Duration) float64 {
 	if begin.took+end.took > 2*branch {
 		return math.NaN()

@@ -1,10 +1,10 @@
 // Command branch measures the cost of branching and rolling back a running sandbox, of branching
-// one repeatedly, and of forking from a chain of snapshots. A guest keeps a given number of pages
-// dirty all the time while it is branched live, by diff and in full.
+// one sandbox repeatedly, and of forking from a chain of snapshots. A guest keeps a given number of
+// pages dirty all the time while it is branched live, by diff and in full.
 //
 // It uses the daemon's own sandbox manager, store and forkd-vmm processes, but not the REST API.
-// Tables go to standard output, progress to standard error, the figures as JSON to the file -o. It
-// needs a KVM that runs Linux guests; without one, scripts/bench runs it in the emulated host.
+// Tables go to standard output, progress to standard error, and the figures as JSON to the file -o.
+// It needs a KVM that runs Linux guests. Without one, scripts/bench runs it in the emulated host.
 package main
 
 import (
@@ -83,7 +83,7 @@ func (b *bench) measure(ctx context.Context) (*report.Report, error) {
 		if err := b.bake(ctx, mib); err != nil {
 			return nil, err
 		}
-		// First: it is one table, and the rows below fill the time that is left.
+		// This table comes first, because the rows below fill the remaining time.
 		if i == 0 && len(b.depths.List) > 0 {
 			if chain, err = b.depthTable(ctx, mib); err != nil {
 				return nil, err
@@ -118,7 +118,7 @@ func (b *bench) measure(ctx context.Context) (*report.Report, error) {
 	return r, nil
 }
 
-// parent returns the tag of the snapshot of a parent with so much RAM.
+// parent returns the tag of the parent's snapshot with so much RAM.
 func parent(mib int) string { return fmt.Sprintf("parent-%d", mib) }
 
 func (b *bench) bake(ctx context.Context, mib int) error {
@@ -128,13 +128,13 @@ func (b *bench) bake(ctx context.Context, mib int) error {
 	})
 }
 
-// drop removes a snapshot on which no others build.
+// drop removes a snapshot that has no descendants.
 func (b *bench) drop(tag string) error {
 	_, err := b.host.Store.Delete(tag, store.DeleteSingle)
 	return err
 }
 
-// quantile returns a quantile in milliseconds, blank without figures.
+// quantile returns a quantile in milliseconds, or nil if there are no figures.
 func quantile(ds []time.Duration, q float64) any {
 	return report.Cell(report.Quantile(report.Millis(ds...), q))
 }

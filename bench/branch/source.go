@@ -14,8 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// armTimed are VMMs that record the arming time of a branch, a part of its pause that the manager
-// does not report.
+// armTimed records the arming time of a branch, a part of its pause that the manager does not
+// report.
 type armTimed struct {
 	vmpool.Processes
 	last *atomic.Int64 // nanoseconds
@@ -49,7 +49,7 @@ type source struct {
 	m        *lab.Manager
 	id       string
 	dirtyMiB int
-	arm      *atomic.Int64 // of its last branch, nanoseconds
+	arm      *atomic.Int64 // of the last branch, in nanoseconds
 	branches int
 }
 
@@ -73,7 +73,7 @@ func (b *bench) withSource(ctx context.Context, memoryMiB, dirtyMiB int, f func(
 type branched struct {
 	tag              string
 	pause, arm, stop time.Duration
-	ready, persisted time.Duration // from the request
+	ready, persisted time.Duration // time since the request
 	saved            float64       // MiB
 	faults           float64
 	lost             float64 // seconds of the source's work until ready, see lostWork
@@ -84,8 +84,8 @@ type branched struct {
 const baseline = time.Second
 
 // branch makes a snapshot of the source and waits until it is on disk. The load is stopped while
-// the snapshot is written. Otherwise, on a host with one CPU, the figure would be that of the load
-// and not of the disk.
+// the snapshot is written. Otherwise, on a host with one CPU, the figure would measure the load
+// instead of the disk.
 func (s *source) branch(ctx context.Context, mode vm.BranchMode) (*branched, error) {
 	load, err := s.newMeter(ctx)
 	if err != nil {
@@ -113,8 +113,8 @@ func (s *source) branch(ctx context.Context, mode vm.BranchMode) (*branched, err
 }
 
 // underLoad branches between two readings of the load's progress. First the load writes every page
-// once more, because the host maps each again at its first write after a branch or a restore, which
-// would make the baseline slow.
+// once: the host maps each page again when it is first written after a branch or a restore, which
+// would slow down the baseline.
 func (s *source) underLoad(ctx context.Context, load *meter, mode vm.BranchMode, x *branched) error {
 	if err := s.fullRound(load); err != nil {
 		return err
@@ -151,10 +151,10 @@ func (s *source) underLoad(ctx context.Context, load *meter, mode vm.BranchMode,
 // rolled is one rollback.
 type rolled struct {
 	dropped            float64       // MiB of private pages
-	entered, confirmed time.Duration // from the request
+	entered, confirmed time.Duration // time since the request
 }
 
-// rollBack waits until the source has written its dirty set again, and rolls it back to a branch.
+// rollBack rolls the source back to a branch, after the source has written its dirty set again.
 func (s *source) rollBack(ctx context.Context, tag string) (rolled, error) {
 	load, err := s.newMeter(ctx)
 	if err != nil {

@@ -1,12 +1,12 @@
-// Command floor does the minimum that any VMM must do: it creates a VM, a memory slot over a
-// copy-on-write mapping of a file, the interrupt controllers and one vCPU, and runs it to its first
-// exit. bench/fork starts it many times for comparison.
+// Command floor does the minimum that any VMM must do. It creates a VM, a memory slot over a
+// copy-on-write mapping of a file, the interrupt controllers and one vCPU, and runs the VM to its
+// first exit. bench/fork starts it many times for comparison.
 //
 // It has no devices, restores no state and communicates with no other process. Descriptor 3 is the
-// file with the guest's memory, made by bench/fork, with Code at CodeAddr. On standard output it
-// prints two numbers, CLOCK_MONOTONIC in nanoseconds: when main began and when the first exit came.
-// Then it keeps the VM until its standard input ends. So the time to remove VMs is not measured,
-// and the VMs of a burst exist at the same time, like those of forked children.
+// file with the guest's memory, made by bench/fork, with Code at CodeAddr. It prints two numbers to
+// standard output, CLOCK_MONOTONIC in nanoseconds: the times of the beginning of main and of the
+// first exit. Then it keeps the VM until its standard input ends. So the time to remove VMs is not
+// measured, and the VMs of a burst exist at the same time, like those of forked children.
 package main
 
 import (
@@ -22,7 +22,7 @@ import (
 
 const (
 	memoryFD = 3
-	codeAddr = 0x1000 // bench/fork puts real-mode code there that writes to an I/O port
+	codeAddr = 0x1000 // address of real-mode code that writes to an I/O port; bench/fork puts it there
 )
 
 func main() {

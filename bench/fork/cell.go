@@ -14,12 +14,12 @@ type cell struct {
 	poolWarm, coldPage bool
 
 	runs                     int
-	vmm, ready               []time.Duration // per child, from the request
-	vmmWall, readyWall       []time.Duration // per fork: of its last child
+	vmm, ready               []time.Duration // per child, since the request
+	vmmWall, readyWall       []time.Duration // per fork: time of its last child
 	mapped, restored, resume []time.Duration // per child: parts of the VMM's work
-	pooled                   int             // children whose VMM was waiting
-	cpu                      []time.Duration // per fork: this process and all VMMs
-	memory                   *memory         // of the first fork's children while they lived
+	pooled                   int             // number of children whose VMM had been waiting
+	cpu                      []time.Duration // per fork: CPU time of this process and all VMMs
+	memory                   *memory         // of the first fork's children, while they were alive
 }
 
 func (c *cell) pool() string { return word(c.poolWarm, "warm", "cold") }
@@ -32,8 +32,8 @@ func word(b bool, yes, no string) string {
 	return no
 }
 
-// run forks until the cell has enough children, or until the time is up and it has some. The first
-// fork is not counted: it warms the page cache and makes the pool fill itself.
+// run forks until the cell has enough children, or until time is up and it has at least some. The
+// first fork is not counted, because it warms the page cache and makes the pool fill itself.
 func (c *cell) run(ctx context.Context, m *lab.Manager, samples int, until time.Time, measureMemory bool) error {
 	if _, err := m.Fork(ctx, sandbox.ForkRequest{Tag: tag, N: 1}); err != nil {
 		return err
@@ -48,7 +48,7 @@ func (c *cell) run(ctx context.Context, m *lab.Manager, samples int, until time.
 	return nil
 }
 
-// fork forks once and measures the children, which it leaves alive.
+// fork forks once and measures the children. It leaves them alive.
 func (c *cell) fork(ctx context.Context, m *lab.Manager, measureMemory bool) error {
 	if c.poolWarm {
 		if err := m.WaitPool(ctx, c.n); err != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
-// counts are the operations of forked children, which are the same on every host except for chance.
-// The CPU times, which are not, are there for reference.
+// counts are the operations of forked children, which apart from chance are the same on every host.
+// The CPU times depend on the host and are only for reference.
 type counts struct {
 	n        int
 	poolWarm bool
@@ -22,13 +22,13 @@ type counts struct {
 }
 
 type child struct {
-	request, start lab.Counts // since the request; since its process started
+	request, start lab.Counts // operations since the request, and since the start of the process
 	dirtied        float64    // pages of guest memory
-	private        float64    // KiB besides guest memory
+	private        float64    // KiB, without guest memory
 }
 
-// p50 returns the median of a figure over the children. A mean would include other processes: if a
-// child gets the id of an earlier process, that process is counted too.
+// p50 returns the median of a figure over the children. A mean would be distorted by earlier
+// processes: if a child gets the id of one, its operations are counted too.
 func (c *counts) p50(figure func(child) float64) float64 {
 	var all []float64
 	for _, child := range c.children {
@@ -37,14 +37,14 @@ func (c *counts) p50(figure func(child) float64) float64 {
 	return report.Quantile(all, 0.5)
 }
 
-// countSettle is the delay from the answer to the reading of the counts. Work that a fork does
+// countSettle is the delay between the answer and reading the counts, because work that a fork does
 // after its answer is part of its cost.
 const countSettle = 100 * time.Millisecond
 
 // countedChildren is the minimum number of children counted per row.
 const countedChildren = 20
 
-// countAll counts for every n, from a warm pool and from a cold one, as long as there is time.
+// countAll counts for every n, with a warm pool and with a cold one, while there is time.
 func (b *bench) countAll(ctx context.Context) (rows []*counts, err error) {
 	for _, n := range b.opt.ns.List {
 		for _, warm := range []bool{true, false} {
@@ -76,7 +76,7 @@ func (b *bench) count(ctx context.Context, n int, poolWarm bool) (*counts, error
 	}
 	c := &counts{n: n, poolWarm: poolWarm}
 	err = b.withManager(size, func(m *lab.Manager) error {
-		// Not counted: it warms the page cache and makes the pool fill itself.
+		// This fork is not counted, because it warms the page cache and makes the pool fill itself.
 		if _, err := m.Fork(ctx, sandbox.ForkRequest{Tag: tag, N: 1}); err != nil {
 			return err
 		}
@@ -90,13 +90,13 @@ func (b *bench) count(ctx context.Context, n int, poolWarm bool) (*counts, error
 	return c, err
 }
 
-// fork forks once and counts the children, which it leaves alive.
+// fork forks once and counts the operations of the children. It leaves them alive.
 func (c *counts) fork(ctx context.Context, m *lab.Manager, counter *lab.Counter) error {
 	if c.poolWarm {
 		if err := m.WaitPool(ctx, c.n); err != nil {
 			return err
 		}
-		time.Sleep(countSettle) // work left from starting them is not the request's
+		time.Sleep(countSettle) // work that remains from starting the VMMs does not belong to the request
 	}
 	before, err := counter.ReadChildren()
 	if err != nil {
@@ -162,14 +162,14 @@ func (c *counts) add(ctx context.Context, m *lab.Manager, counter *lab.Counter, 
 
 // Budgets of a child.
 const (
-	privateBudget = 512 // KiB, besides guest RAM
+	privateBudget = 512 // KiB, without guest RAM
 	dirtiedBudget = 640 // KiB
 )
 
 // budget is the budget of a child, from a warm pool or without one.
 type budget struct {
-	switches, calls float64 // from the request
-	cpu             float64 // of the VMM, in ms
+	switches, calls float64 // since the request
+	cpu             float64 // of the VMM, in milliseconds
 }
 
 func (c *counts) budget() budget {
@@ -192,7 +192,7 @@ func countsTable(rows []*counts) *report.Table {
 		private, dirtied := c.p50(func(c child) float64 { return c.private }), c.p50(func(c child) float64 {
 			return c.dirtied
 		})
-		var exits any // kvm-pvm has no tracepoint at them
+		var exits any // unknown on kvm-pvm, which has no tracepoint for exits
 		if v := c.p50(func(c child) float64 { return float64(c.request.Exits) }); v > 0 {
 			exits = report.Cell(v)
 		}

@@ -18,22 +18,22 @@ import (
 
 // floor holds the times of bench/floor, in milliseconds.
 type floor struct {
-	work    []float64       // from its main to the first exit, one run each
-	process []float64       // from before the process was started to the first exit
-	burst   map[int]float64 // n → from before the first of n processes was started to the last one's first exit
+	work    []float64       // from the beginning of main to the first exit, for each run
+	process []float64       // from the start of the process to the first exit
+	burst   map[int]float64 // by n: from the start of the first of n processes to the last one's first exit
 }
 
 // floorCode is real-mode code for CodeAddr: out %al,$0x10; hlt.
 func floorCode() []byte { return []byte{0xe6, 0x10, 0xf4} }
 
-// floorCodeAddr is where bench/floor lets its vCPU begin.
+// floorCodeAddr is the address at which the vCPU of bench/floor begins.
 const floorCodeAddr = 0x1000
 
-// restoresPerCPU is how many children the sandbox manager restores at a time on each CPU; the
-// processes of a burst are started no faster.
+// restoresPerCPU is how many children the sandbox manager restores at a time on each CPU. The
+// processes of a burst are started under the same limit.
 const restoresPerCPU = 2
 
-// measureFloor runs the program bin alone for runs times, then in a burst for every n.
+// measureFloor runs the program bin alone, runs times, and then in a burst for every n.
 func measureFloor(ctx context.Context, bin string, memoryBytes uint64, runs int, ns []int) (*floor, error) {
 	fd, err := unix.MemfdCreate("floor-memory", unix.MFD_CLOEXEC)
 	if err != nil {
@@ -62,11 +62,11 @@ func measureFloor(ctx context.Context, bin string, memoryBytes uint64, runs int,
 			return nil, err
 		}
 	}
-	f.burst[1] = report.Quantile(f.process, 0.5) // from all runs instead of one
+	f.burst[1] = report.Quantile(f.process, 0.5) // over all runs instead of a single one
 	return f, nil
 }
 
-// floorBurst starts n processes at once, within the limit that also applies to forks.
+// floorBurst starts n processes together, within the limit that also applies to forks.
 func floorBurst(ctx context.Context, bin string, memory *os.File, n int) (float64, error) {
 	begin, err := lab.Now()
 	if err != nil {
@@ -95,9 +95,9 @@ func floorBurst(ctx context.Context, bin string, memory *os.File, n int) (float6
 
 // floorRun is one process after its first exit. Times are CLOCK_MONOTONIC in nanoseconds.
 type floorRun struct {
-	begin int64 // it was requested
-	start int64 // its main began
-	exit  int64 // the first exit came
+	begin int64 // time of its start
+	start int64 // time of the beginning of main
+	exit  int64 // time of the first exit
 	cmd   *exec.Cmd
 	stdin io.Closer
 }
@@ -125,7 +125,7 @@ func startFloor(ctx context.Context, bin string, memory *os.File) (*floorRun, er
 	return r, nil
 }
 
-// end lets the process end and waits for it.
+// end lets the process exit and waits for it.
 func (r *floorRun) end() error { return errors.Join(r.stdin.Close(), r.cmd.Wait()) }
 
 func (f *floor) table() *report.Table {

@@ -8,17 +8,18 @@ import (
 	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
-// tag names the one snapshot of this program.
+// tag is the tag of this program's only snapshot.
 const tag = "bench"
 
-// guest is the guest that is forked: how its parent becomes a snapshot, and how a child answers.
+// guest is the kind of guest that is forked. It knows how to make the parent's snapshot, and how a
+// child answers.
 type guest struct {
 	name   string
 	bake   func(ctx context.Context, m *lab.Manager) error
 	client func(vsock string) sandbox.Guest // nil: the agent
 }
 
-// linuxGuest is an image as `forkd build` bakes it.
+// linuxGuest is an image baked as by `forkd build`.
 func linuxGuest(d *lab.Daemon, recipe string, memoryMiB uint64) *guest {
 	return &guest{name: recipe, bake: func(ctx context.Context, m *lab.Manager) error {
 		return d.Bake(ctx, m, tag, recipe, memoryMiB)

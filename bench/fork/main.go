@@ -1,13 +1,14 @@
-// Command fork measures how fast children fork from a warm parent, and their cost: request → vCPUs
-// entered (clock i), → agent confirmed (clock ii), CPU time and memory. For comparison it measures
-// the minimum that KVM requires of any VMM. It forks through the daemon's own sandbox manager, store
-// and forkd-vmm processes. One table compares that with requests to the REST API, and shows how long
-// the deletion of a sandbox takes and how many sandboxes per second are possible.
+// Command fork measures how fast children fork from a warm parent, and what they cost. It measures
+// the time from the request until the vCPUs have entered (clock i) and until the agent has
+// confirmed (clock ii), CPU time and memory. For comparison it measures the minimum that KVM
+// requires of any VMM. It forks through the daemon's own sandbox manager, store and forkd-vmm
+// processes. One table compares that with requests to the REST API. It also shows how long the
+// deletion of a sandbox takes and how many sandboxes per second are possible.
 //
-// The guest is Linux with the recipe's warm interpreter, or with -guest=stub a hundred bytes of
-// user-mode code, which runs on hosts whose KVM cannot run Linux (package stub). Tables go to
-// standard output, progress to standard error, the figures as JSON to the file -o. It needs root
-// for cold page caches. scripts/bench runs it.
+// The guest is Linux with the recipe's warm interpreter. With -guest=stub it is a hundred bytes of
+// user-mode code, for hosts whose KVM cannot run Linux (package stub). Tables go to standard
+// output, progress to standard error, and the figures as JSON to the file -o. The command needs
+// root for cold page caches. scripts/bench runs it.
 package main
 
 import (
@@ -129,7 +130,7 @@ func (b *bench) measure(ctx context.Context) (*report.Report, error) {
 	return r, err
 }
 
-// cells measures the matrix, as long as there is time.
+// cells measures the matrix, while there is time.
 func (b *bench) cells(ctx context.Context) ([]*cell, error) {
 	o := &b.opt
 	cells := matrix(o)

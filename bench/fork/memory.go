@@ -9,24 +9,24 @@ import (
 	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
-// memory holds means per child of a fork, in KiB, measured while all of its children are alive and
-// idle.
+// memory holds means per child of a fork, in KiB. They are measured while all children of the fork
+// are alive and idle.
 type memory struct {
-	children   int // number of children that were read
+	children   int // number of children that were measured
 	alive      int
 	pss        [procmem.Parts]float64
 	private    [procmem.Parts]float64
 	pageTables float64
-	dirtied    float64 // guest pages written between restore and sampling
-	host       float64 // of all children: decrease of the host's available memory since before the fork
-	slab       float64 // of all children: increase of the host's slabs
+	dirtied    float64 // guest pages written between the restore and the measurement
+	host       float64 // all children: decrease of the host's available memory since before the fork
+	slab       float64 // all children: increase of the host's slabs
 }
 
-// maxSampled bounds the children of one fork that are read: reading one takes milliseconds on an
-// emulated host.
+// maxSampled is how many children of one fork are measured at most. Measuring one takes
+// milliseconds on an emulated host.
 const maxSampled = 20
 
-// memoryOf reads the children's memory. before is the host's before the fork.
+// memoryOf measures the children's memory. before is the host's memory before the fork.
 func memoryOf(ctx context.Context, m *lab.Manager, children []sandbox.Info, before lab.HostMemory) (*memory, error) {
 	now, err := lab.ReadHostMemory()
 	if err != nil {
@@ -69,7 +69,7 @@ func (m *memory) divide(n float64) {
 	m.dirtied /= n
 }
 
-// own is the private memory of the VMM besides guest RAM.
+// own is the private memory of the VMM without guest RAM.
 func (m *memory) own() float64 { return sum(m.private) - m.private[procmem.PartGuest] }
 
 func sum(parts [procmem.Parts]float64) (total float64) {

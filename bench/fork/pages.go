@@ -20,13 +20,13 @@ import (
 // pageKind is the purpose for which a guest's kernel uses a page.
 type pageKind int
 
-// The kinds, by the flags that the guest's kernel has for a page.
+// The kinds of pages, derived from the flags that the guest's kernel has for a page.
 const (
 	kindProgram  pageKind = iota // memory of programs and cached files
 	kindTable                    // page tables of programs
 	kindSlab                     // small objects of the kernel
 	kindReserved                 // the kernel's image and per-CPU memory
-	kindOther                    // kernel stacks, rings of devices, modules and the like
+	kindOther                    // kernel stacks, rings of devices, modules and others
 	pageKinds
 )
 
@@ -35,8 +35,8 @@ func (k pageKind) String() string {
 		"kernel stacks, rings, modules"}[k]
 }
 
-// Bits of a page's flags in /proc/kpageflags (include/uapi/linux/kernel-page-flags.h; the last is
-// of linux/kernel-page-flags.h).
+// Bits of a page's flags in /proc/kpageflags (include/uapi/linux/kernel-page-flags.h). The last one
+// is from linux/kernel-page-flags.h.
 const (
 	flagLRU      = 1 << 5
 	flagSlab     = 1 << 7
@@ -62,21 +62,20 @@ func kindOf(flags uint64) pageKind {
 // fewWords is the number of 8-byte words up to which a page counts as little changed.
 const fewWords = 8
 
-// pageCounts counts pages of one kind by the number of words that differ from the snapshot.
+// pageCounts counts pages of one kind by the number of their words that differ from the snapshot.
 type pageCounts struct{ same, few, many int }
 
 // pages classifies the guest pages that idle, confirmed children have written.
 type pages struct {
 	children int
-	kinds    [pageKinds]pageCounts // of all children
+	kinds    [pageKinds]pageCounts // sums over all children
 }
 
-// pagesRead is how many children are read.
+// pagesRead is the number of children whose pages are read.
 const pagesRead = 5
 
-// readPages forks children one after another, and another one that reports the purpose of its
-// pages. The purpose is the same in its siblings, except for the few pages that the report itself
-// changes.
+// readPages forks children one after another, and one more, which reports the purpose of its pages.
+// The purpose is the same in its siblings, except for the few pages that the report itself changes.
 func (b *bench) readPages(ctx context.Context) (p *pages, err error) {
 	p = &pages{}
 	return p, b.withManager(1, func(m *lab.Manager) error {
@@ -109,7 +108,7 @@ func forkOne(ctx context.Context, m *lab.Manager) (sandbox.Info, error) {
 	return r.Sandboxes[0], nil
 }
 
-// pageFlags returns the flags of the guest's kernel for each page of its memory.
+// pageFlags returns the flags that the guest's kernel has for each page of its memory.
 func (b *bench) pageFlags(ctx context.Context, m *lab.Manager) ([]uint64, error) {
 	child, err := forkOne(ctx, m)
 	if err != nil {
@@ -132,17 +131,17 @@ func (b *bench) pageFlags(ctx context.Context, m *lab.Manager) ([]uint64, error)
 	return flags, nil
 }
 
-// pageBytes is the size of a page, of guests and of x86-64 hosts.
+// pageBytes is the size of a page, in guests and on x86-64 hosts.
 const pageBytes = 4096
 
 // Bits of an entry of /proc/<pid>/pagemap (Documentation/admin-guide/mm/pagemap.rst).
 const (
-	pagemapFile    = 1 << 61 // of a file, or shared
+	pagemapFile    = 1 << 61 // the page belongs to a file, or is shared
 	pagemapPresent = 1 << 63
 )
 
-// add counts the pages of a VMM's guest memory that are private. Guest memory is one range, because
-// the guests of this program have less than 3 GiB.
+// add counts the private pages of a VMM's guest memory. Guest memory is one range, because the
+// guests of this program have less than 3 GiB.
 func (p *pages) add(pid int, guestBytes uint64, flags []uint64) error {
 	parts, base, err := guestParts(pid, guestBytes)
 	if err != nil {
@@ -191,10 +190,10 @@ func (p *pages) add(pid int, guestBytes uint64, flags []uint64) error {
 	return nil
 }
 
-// guestPart is a mapping of guest memory, of a layer or without a file.
+// guestPart is a mapping of guest memory. Its pages come from a layer, or from no file.
 type guestPart struct {
 	start, end, offset uint64
-	layer              string // path of the file; empty: none
+	layer              string // path of the layer's file; empty if there is none
 }
 
 // guestParts returns the mappings of guest memory in the order of addresses (proc_pid_maps(5)). A

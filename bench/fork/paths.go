@@ -14,25 +14,25 @@ import (
 	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
-// pathPool is how many VMMs wait while the paths are compared: enough for ratesAtOnce.
+// pathPool is how many VMMs wait while the paths are compared. It is enough for ratesAtOnce.
 const pathPool = 16
 
-// ratesAtOnce are the numbers of loops whose rates are measured, and rateTime is how long.
+// ratesAtOnce are the numbers of loops for which rates are measured, each for rateTime.
 var ratesAtOnce = []int{1, 4, 16}
 
 const rateTime = 5 * time.Second
 
-// path is an interface by which programs request forks of one child, and their deletion.
+// path is an interface through which programs fork one child and delete it.
 type path struct {
 	name string
 	fork func(context.Context) (id string, err error)
 	kill func(ctx context.Context, id string) error
 
-	forks, kills []time.Duration // one at a time
+	forks, kills []time.Duration // of single requests
 	rates        []rate
 }
 
-// rate is the combined throughput of loops of fork and delete.
+// rate is the total throughput of several loops that fork and delete.
 type rate struct {
 	loops       int
 	took        time.Duration
@@ -51,7 +51,7 @@ func (b *bench) measurePaths(ctx context.Context) (paths []*path, err error) {
 			return err
 		}
 		paths = []*path{managerPath(m), restPath(c)}
-		if _, _, err := paths[0].times(ctx); err != nil { // it warms the page cache and makes the pool fill itself
+		if _, _, err := paths[0].times(ctx); err != nil { // warms the page cache and makes the pool fill itself
 			return err
 		}
 		for range b.opt.samples {
@@ -124,8 +124,8 @@ func (p *path) times(ctx context.Context) (fork, kill time.Duration, err error) 
 	return forked.Sub(begin), time.Since(forked), err
 }
 
-// measureRate runs loops that fork and delete concurrently for rateTime. A sandbox counts if it was
-// deleted in that time.
+// measureRate runs several loops that fork and delete, for rateTime. It counts the sandboxes that
+// were deleted in that time.
 func (p *path) measureRate(ctx context.Context, loops int) error {
 	forks, kills := make([][]time.Duration, loops), make([][]time.Duration, loops)
 	var group errgroup.Group

@@ -12,9 +12,9 @@ import (
 	"github.com/forkd/forkd/bench/internal/report"
 )
 
-// clientArg makes this program a client: it carries out one order after another, from standard
-// input to standard output. If tapArg follows, it first joins its namespace to the frame socket
-// that is its descriptor 3.
+// clientArg makes this program a client, which carries out one order after another. Orders come
+// from standard input, and results go to standard output. If tapArg follows, the client first
+// connects its namespace to the frame socket, which is its descriptor 3.
 const (
 	clientArg = "client"
 	tapArg    = "tap"
@@ -28,7 +28,7 @@ const (
 	opConnect = 'c' // connect, one byte there and back, close
 )
 
-// order is an order for a client, and result its result.
+// order is an order for a client. result is the result of an order.
 type (
 	order struct {
 		Op   byte
@@ -48,14 +48,14 @@ const (
 	requestBytes = 64
 )
 
-// A connection is opened every connectPause, and an order opens connects of them. forkd-net lets a
-// sandbox open 500 per second, and that limit is not to be measured.
+// An order opens connects connections, one every connectPause. forkd-net lets a sandbox open 500
+// per second; the benchmark stays below that limit.
 const (
 	connects     = 100
 	connectPause = 4 * time.Millisecond
 )
 
-// clientMain does not return.
+// clientMain runs the client and does not return.
 func clientMain() {
 	if len(os.Args) > 2 && os.Args[2] == tapArg {
 		if err := joinTap(); err != nil {
@@ -122,8 +122,8 @@ func (o *order) down(c io.Reader) (r result, err error) {
 	return r, nil
 }
 
-// up counts the data that has arrived at the server, including the data that is still in sockets
-// when the time is up. The time to transfer that data counts too.
+// up counts the data that arrives at the server, including data that is still in sockets when the
+// time is up. The time to transfer that data counts too.
 func (o *order) up(c *net.TCPConn) (r result, err error) {
 	p, begin := make([]byte, chunkBytes), time.Now()
 	for time.Since(begin) < o.Each {

@@ -27,8 +27,8 @@ import (
 // startLimit is how long forkd-net may take to answer.
 const startLimit = 10 * time.Second
 
-// startForkdNet starts a forkd-net as the daemon does. It exits when undo has run and its sandboxes
-// are gone.
+// startForkdNet starts a forkd-net as the daemon does. It exits when undo has run and it has no
+// sandboxes.
 func startForkdNet(ctx context.Context, undo *cleanup.Stack) (*netclient.Client, error) {
 	dir, err := os.MkdirTemp("/tmp", "fkb")
 	if err != nil {
@@ -68,7 +68,8 @@ func startForkdNet(ctx context.Context, undo *cleanup.Stack) (*netclient.Client,
 	}
 }
 
-// startForkdNetPeer gives a client a tap device that is joined to a forkd-net as a VM is.
+// startForkdNetPeer connects a client's tap device to a forkd-net, in the way that a VM is
+// connected.
 func startForkdNetPeer(ctx context.Context, p *peer, undo *cleanup.Stack) error {
 	c, err := startForkdNet(ctx, undo)
 	if err != nil {
@@ -89,7 +90,7 @@ func startForkdNetPeer(ctx context.Context, p *peer, undo *cleanup.Stack) error 
 	return p.start(cmd, undo)
 }
 
-// join attaches a sandbox, and returns its end of the frame socket.
+// join attaches a sandbox, and returns the sandbox's end of the frame socket.
 func join(c *netclient.Client, id string, setting netclient.Setting, undo *cleanup.Stack) (*os.File, error) {
 	again := func(*os.File) error { return errors.New("forkd-net died") }
 	link, socket, err := c.Join(id, setting, again)
@@ -107,8 +108,8 @@ type memory struct {
 	empty, idle, active uint64
 }
 
-// measureMemory attaches sandboxes to a forkd-net of their own, and then makes each send one
-// packet, which is refused.
+// measureMemory attaches sandboxes to a new forkd-net. Then it makes each sandbox send one packet,
+// which is refused.
 func measureMemory(ctx context.Context, n int) (*memory, error) {
 	var undo cleanup.Stack
 	defer undo.Run()
@@ -132,7 +133,7 @@ func measureMemory(ctx context.Context, n int) (*memory, error) {
 		}
 		sockets = append(sockets, socket)
 	}
-	if _, err := c.Totals(ctx); err != nil { // it is answered after all attachments
+	if _, err := c.Totals(ctx); err != nil { // answered after all attachments
 		return nil, err
 	}
 	if m.idle, err = lab.PssKiB(c.PID()); err != nil {

@@ -20,10 +20,10 @@ import (
 // peer is one path from a client to the server, with its measurements.
 type peer struct {
 	name string
-	note string // about its client's interface
-	to   string // address of the server, as its client sees it
+	note string // about the client's interface
+	to   string // address of the server, as the client sees it
 	in   io.WriteCloser
-	out  *json.Decoder // nil if it is not installed
+	out  *json.Decoder // nil if the peer is not installed
 
 	down, up                         []float64
 	request, request99, open, open99 []float64
@@ -72,7 +72,7 @@ func (p *peer) start(cmd *exec.Cmd, undo *cleanup.Stack) error {
 	return nil
 }
 
-// largestMTU is pasta's default, and what rootless containers give slirp4netns.
+// largestMTU is the default of pasta, and the MTU that rootless containers give slirp4netns.
 const largestMTU = 65520
 
 // startPasta starts pasta, which runs the client.
@@ -85,7 +85,8 @@ func startPasta(ctx context.Context, p *peer, undo *cleanup.Stack) error {
 	if err != nil {
 		return err
 	}
-	// Its standard error is discarded: it complains of missing rights that it does not need here.
+	// Standard error is discarded, because pasta complains of missing rights that it does not need
+	// here.
 	return p.start(exec.CommandContext(ctx, path, "--foreground", "--config-net", "--ipv4-only", self, clientArg), undo)
 }
 
@@ -121,7 +122,7 @@ func startSlirp(ctx context.Context, p *peer, undo *cleanup.Stack) error {
 	return nil
 }
 
-// round measures everything once.
+// round makes all measurements once.
 func (p *peer) round(each time.Duration) error {
 	if p.out == nil {
 		return nil

@@ -25,7 +25,7 @@ func serve() (int, error) {
 	return l.Addr().(*net.TCPAddr).Port, nil
 }
 
-// answer performs the operation named by the first byte, until the client is gone.
+// answer performs the operation in the first byte, until the client hangs up.
 func answer(c net.Conn) {
 	defer c.Close()
 	var op [1]byte
@@ -46,7 +46,7 @@ func answer(c net.Conn) {
 			n, err := c.Read(p)
 			total += uint64(n)
 			if err != nil {
-				_ = binary.Write(c, binary.LittleEndian, total) // the client notices
+				_ = binary.Write(c, binary.LittleEndian, total) // the client notices an error
 				return
 			}
 		}

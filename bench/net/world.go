@@ -14,19 +14,19 @@ import (
 	"github.com/forkd/forkd/internal/proto/frame"
 )
 
-// insideEnv says that this process runs in a namespace of its own.
+// insideEnv is set if this process runs in a namespace of its own.
 const insideEnv = "FORKD_BENCH_NET"
 
-// Addresses of the namespace that plays the host. pasta shows its gateway to clients as the host's
-// loopback, slirp4netns an address of its own.
+// Addresses of the namespace that represents the host. To reach the host's loopback, clients of
+// pasta use its gateway, and clients of slirp4netns use an address of its own.
 const (
 	hostAddress  = "10.77.0.1"
 	hostGateway  = "10.77.0.254"
 	slirpAddress = "10.0.2.2"
 )
 
-// enterNamespace runs this program again in a network namespace of its own and returns the exit
-// code. In the program run like that it returns at once.
+// enterNamespace runs this program again in a network namespace of its own and returns its exit
+// code. In that second process it returns at once, with again false.
 func enterNamespace() (code int, again bool) {
 	if os.Getenv(insideEnv) != "" {
 		return 0, false
@@ -56,8 +56,8 @@ func namespace() *syscall.SysProcAttr {
 	}
 }
 
-// makeWorld gives this namespace loopback, and an unconnected interface, because pasta copies the
-// addresses and routes of an interface.
+// makeWorld gives this namespace a loopback interface. It also adds an unconnected interface, whose
+// addresses and routes pasta copies.
 func makeWorld(ctx context.Context) error {
 	return ip(ctx, "link set lo up", "link add host0 type veth peer name host1", "link set host1 up",
 		"addr add "+hostAddress+"/24 dev host0", "link set host0 up", "route add default via "+hostGateway)
@@ -73,11 +73,11 @@ func ip(ctx context.Context, calls ...string) error {
 	return nil
 }
 
-// frameFD is the descriptor of the frame socket in a client that has one.
+// frameFD is the number of the frame socket's descriptor in a client.
 const frameFD = 3
 
 // joinTap gives the client's namespace an interface like that of a VM, and forwards frames between
-// it and the frame socket. Both use the same header before a frame.
+// the interface and the frame socket. Both precede a frame with the same header.
 func joinTap() error {
 	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -108,7 +108,7 @@ func joinTap() error {
 		"route add default via "+frame.Gateway)
 }
 
-// carry moves messages until one of the two is closed.
+// carry moves messages until either file is closed.
 func carry(from, to *os.File) {
 	p := make([]byte, frame.MaxMessage)
 	for {

@@ -9,39 +9,39 @@ import (
 	"github.com/forkd/forkd/bench/internal/report"
 )
 
-// cell holds the figures of the forks of one peer at one n, from a pool or without one.
+// cell holds the figures of one peer's forks with one n, with a pool or without.
 type cell struct {
 	n     int
-	warm  bool // processes were waiting in the pool
-	width int  // children that the driver starts at a time; 0: the peer decides
+	warm  bool // processes waited in the pool
+	width int  // how many children the driver starts at a time; 0: the peer decides
 
-	entered, answered []float64     // ms, per child, from the request
-	last              []float64     // ms, per fork: its last child answered
+	entered, answered []float64     // milliseconds per child, since the request
+	last              []float64     // milliseconds per fork: answer of its last child
 	vmm, driver       time.Duration // CPU time of all timed children, and of this process for them
-	timed             int           // children
-	counts            []lab.Counts  // per counted child, from the request
+	timed             int           // number of timed children
+	counts            []lab.Counts  // per counted child, since the request
 	private           []float64     // KiB, per counted child, without guest RAM
 
-	counter *lab.Counter // nil: forks are timed; otherwise they are counted and not timed
+	counter *lab.Counter // if set, forks are counted and not timed
 	before  map[int]lab.Counts
 	cpu     lab.CPU
 }
 
 // child is one live child of a fork. All times are measured from the request.
 type child struct {
-	pid      int           // of its VMM process; 0: none that could be measured
-	entered  time.Duration // its vCPUs run; 0: the peer does not report it
+	pid      int           // of its VMM process; 0: there is none to measure
+	entered  time.Duration // when its vCPUs ran; 0: the peer does not report it
 	answered time.Duration
 	private  func() (float64, error) // see cell.private
 }
 
-// quietTime is the pause before a request, and the time after the last answer in which the work that a
-// fork leaves behind counts as its cost.
+// quietTime is the pause before a request. It is also the time after the last answer in which
+// remaining work of a fork still counts as its cost.
 const quietTime = 100 * time.Millisecond
 
 // begin is called when everything is ready for a request.
 func (c *cell) begin() (err error) {
-	runtime.GC() // or what ReadCPU leaves behind might have it run in the middle of a fork
+	runtime.GC() // or a collection of ReadCPU's garbage might run in the middle of a fork
 	time.Sleep(quietTime)
 	if c.counter != nil {
 		if c.before, err = c.counter.ReadChildren(); err != nil {
@@ -100,7 +100,7 @@ func (c *cell) count(children []child) error {
 	return nil
 }
 
-// p50Entered and p50Answered are NaN if the peer does not report the time.
+// p50Entered returns the median time until the vCPUs run, or NaN if the peer does not report it.
 func (c *cell) p50Entered() float64 {
 	if len(c.entered) == 0 || c.entered[0] == 0 {
 		return math.NaN()
@@ -112,7 +112,7 @@ func (c *cell) p50Answered() float64 { return report.Quantile(c.answered, 0.5) }
 
 func (c *cell) p50Last() float64 { return report.Quantile(c.last, 0.5) }
 
-// vmmCPU is in ms per child; NaN if unknown.
+// vmmCPU returns milliseconds per child, or NaN if unknown.
 func (c *cell) vmmCPU() float64 {
 	if c.timed == 0 || c.vmm == 0 {
 		return math.NaN()
@@ -120,7 +120,7 @@ func (c *cell) vmmCPU() float64 {
 	return c.vmm.Seconds() * 1e3 / float64(c.timed)
 }
 
-// driverCPU is in ms per child.
+// driverCPU returns milliseconds per child.
 func (c *cell) driverCPU() float64 {
 	if c.timed == 0 {
 		return math.NaN()
@@ -128,7 +128,7 @@ func (c *cell) driverCPU() float64 {
 	return c.driver.Seconds() * 1e3 / float64(c.timed)
 }
 
-// p50Count is the median of a count, NaN if nothing was counted.
+// p50Count returns the median of a count, or NaN if nothing was counted.
 func (c *cell) p50Count(figure func(lab.Counts) uint64) float64 {
 	var all []float64
 	for _, counts := range c.counts {
@@ -137,8 +137,8 @@ func (c *cell) p50Count(figure func(lab.Counts) uint64) float64 {
 	return report.Quantile(all, 0.5)
 }
 
-// exits is the median number of VM exits of a child, nil if it is unknown, because kvm-pvm has no
-// tracepoint for them.
+// exits returns the median number of VM exits of a child, or nil if it is unknown: kvm-pvm has no
+// tracepoint for exits.
 func (c *cell) exits() any {
 	if v := c.p50Count(func(c lab.Counts) uint64 { return c.Exits }); v > 0 {
 		return report.Cell(v)

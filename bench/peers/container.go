@@ -11,9 +11,9 @@ import (
 	"github.com/forkd/forkd/bench/internal/stub"
 )
 
-// container starts a container for every child, with a program that has runc's command line. There
-// is no pool and no time at which vCPUs enter. No process has exactly the child's CPU time and
-// memory.
+// container starts a container for every child, by a program with the command line of runc. There
+// is no pool and no time at which vCPUs enter. CPU time and memory are unknown, because no process
+// corresponds exactly to a child.
 func (b *bench) container(ctx context.Context, name, bin string) (*peer, error) {
 	p, version, err := newPeer(ctx, name, bin, false)
 	if err != nil || p.absent != "" {
@@ -28,7 +28,7 @@ func (b *bench) container(ctx context.Context, name, bin string) (*peer, error) 
 		return nil, err
 	}
 	p.fork = processes(func(context.Context) (process, error) { return &running{of: c}, nil }, false)
-	// If this host lacks something that it needs, the peer is left out.
+	// If this host lacks something that the peer needs, the peer is omitted.
 	if err := p.fork(ctx, &cell{n: 1, width: 1}, 1); err != nil {
 		p.absent = fmt.Sprintf("it does not work here: %v", err)
 	}
@@ -68,7 +68,7 @@ func bundleConfig() any {
 		"process": fields{"user": fields{"uid": 0, "gid": 0}, "args": []string{"/answer"}, "cwd": "/",
 			"noNewPrivileges": true},
 		"root": fields{"path": "rootfs", "readonly": true},
-		// All containers share the bundle. Each makes its devices in a /dev of its own.
+		// All containers share the bundle. Each has a /dev of its own for its devices.
 		"mounts": []fields{{"destination": "/proc", "type": "proc", "source": "proc"},
 			{"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": []string{"mode=755"}}},
 		"linux": fields{"namespaces": namespaces},
@@ -99,7 +99,7 @@ func (r *running) start(context.Context) error {
 	return r.cmd.Start()
 }
 
-// flags returns the flags for all commands. Without --network=none gVisor would want a network.
+// flags returns the flags for all commands. gVisor would need a network without --network=none.
 func (c *container) flags() []string {
 	flags := []string{"--root", filepath.Join(c.dir, "state")}
 	if filepath.Base(c.bin) == "runsc" {
@@ -114,10 +114,10 @@ func (r *running) describe(c *child) { c.private = noPrivate }
 
 func (r *running) end() {
 	if r.cmd != nil && r.cmd.Process != nil {
-		// The container's own runtime process removes it when it has ended. Removing it by force
-		// makes runsc wait for seconds.
+		// When the container has ended, its own runtime process removes it. Removing it by force
+		// would make runsc wait for seconds.
 		if exec.Command(r.of.bin, append(r.of.flags(), "kill", r.id, "KILL")...).Run() != nil {
-			_ = r.cmd.Process.Kill() // there is no container, or the kill hangs
+			_ = r.cmd.Process.Kill() // there is no container, or the kill has failed
 		}
 		_ = r.cmd.Wait()
 	}

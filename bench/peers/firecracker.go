@@ -18,8 +18,8 @@ import (
 	"github.com/forkd/forkd/bench/internal/stub"
 )
 
-// firecracker forks from Firecracker's snapshots. Firecracker itself makes them from a running
-// guest, and every child is a process that loads them by a request to its API socket.
+// firecracker forks from snapshots that Firecracker has made of a running guest. Every child is a
+// process that loads the snapshot by a request to its API socket.
 func (b *bench) firecracker(ctx context.Context, name, bin string) (*peer, error) {
 	p, version, err := newPeer(ctx, name, bin, true)
 	if err != nil || p.absent != "" {
@@ -46,7 +46,7 @@ type firecracker struct {
 	bin, dir  string
 	snapshots string    // directory of the snapshot, in RAM
 	baked     bool      // there is a snapshot
-	written   time.Time // time by which its parent's last write to its disk was done; zero without a disk
+	written   time.Time // end of its parent's last write to its disk; zero without a disk
 }
 
 func (f *firecracker) state() string  { return filepath.Join(f.snapshots, "state") }
@@ -95,7 +95,7 @@ func tellCopies(memory string) error {
 // firecrackerVM is a process of Firecracker.
 type firecrackerVM struct {
 	of   *firecracker
-	dir  string // its working directory, to which the snapshot's path of the vsock is relative
+	dir  string // its working directory; the snapshot's path of the vsock is relative to it
 	cmd  *exec.Cmd
 	out  *os.File // the guest's serial port
 	conn net.Conn // to its API
@@ -129,7 +129,7 @@ func (v *firecrackerVM) run(ctx context.Context) error {
 	}
 	defer theirs.Close()
 	v.out = out
-	// A log would be mixed with the guest's output.
+	// Turn the log off, because it would be mixed with the guest's output.
 	cmd := exec.Command(v.of.bin, "--api-sock", "api", "--level", "Off")
 	cmd.Dir, cmd.Stdout, cmd.Stderr = v.dir, theirs, os.Stderr
 	if err := cmd.Start(); err != nil {
@@ -164,8 +164,8 @@ func dialSoon(ctx context.Context, path string) (net.Conn, error) {
 	}
 }
 
-// request makes a request to the API. It is written by hand, because a client of net/http would use
-// more CPU time than Firecracker uses for the answer.
+// request makes a request to the API without net/http, whose client would use more CPU time than
+// Firecracker does for the answer.
 func (v *firecrackerVM) request(ctx context.Context, method, path string, body any) error {
 	p, err := json.Marshal(body)
 	if err != nil {
@@ -203,7 +203,7 @@ func (v *firecrackerVM) start(ctx context.Context) error {
 
 func (v *firecrackerVM) answer(ctx context.Context) error { return v.of.guest.awaitAnswer(ctx, v) }
 
-// awaitAnswer waits for the first output of a child, which must be the stub's answer.
+// awaitAnswer waits for the first output of a child, which must be the answer of the stub.
 func awaitAnswer(ctx context.Context, out *os.File) error {
 	if deadline, ok := ctx.Deadline(); ok {
 		_ = out.SetReadDeadline(deadline)

@@ -12,17 +12,17 @@ import (
 	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
-// guest is the guest of the virtual machines: how a parent becomes a snapshot in forkd and in
-// Firecracker, and how a child answers.
+// guest is the guest of the virtual machines. It knows how a parent becomes a snapshot, in forkd
+// and in Firecracker, and how a child answers.
 type guest interface {
 	name() string
-	note() string    // how children of Firecracker differ from forkd's
-	peers() []string // that can run it, besides forkd
+	note() string    // how children of Firecracker differ from those of forkd
+	peers() []string // names of peers other than forkd that can run it
 
 	bake(ctx context.Context, d *lab.Daemon, m *lab.Manager) error // makes forkd's snapshot
 	client() func(vsock string) sandbox.Guest                      // nil: the agent
 
-	// setUp prepares the directory of a VM of Firecracker, the parent's or a child's.
+	// setUp prepares the directory of a Firecracker VM, for the parent or for a child.
 	setUp(f *firecracker, dir string) error
 	// configure returns the requests that make a parent.
 	configure(f *firecracker) ([]request, error)
@@ -58,8 +58,8 @@ func (stubGuest) client() func(vsock string) sandbox.Guest { return lab.StubClie
 
 func (stubGuest) setUp(*firecracker, string) error { return nil }
 
-// firecrackerLayout: the first virtio-mmio window of Firecracker 1.x comes after the page of its
-// boot timer, which is the first page of the device hole.
+// firecrackerLayout is the layout of Firecracker 1.x. Its first virtio-mmio window follows the page
+// of its boot timer, which is the first page of the device hole.
 var firecrackerLayout = stub.Layout{Register: 0xc0001000, Generation: stub.Note}
 
 func (g stubGuest) configure(f *firecracker) ([]request, error) {
@@ -68,11 +68,11 @@ func (g stubGuest) configure(f *firecracker) ([]request, error) {
 		return nil, err
 	}
 	return append(machine(g.memoryMiB),
-		// Without a console argument it has no serial port.
+		// Firecracker has no serial port without a console argument.
 		request{"/boot-source", fields{"kernel_image_path": kernel, "boot_args": "console=ttyS0"}}), nil
 }
 
-// machine has two of the devices that forkd's sandboxes have; a network device would need an
+// machine configures two of the devices that forkd's sandboxes have. A network device would need an
 // interface on the host for every child.
 func machine(memoryMiB uint64) []request {
 	return []request{

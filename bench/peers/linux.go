@@ -23,7 +23,7 @@ import (
 )
 
 // linuxGuest is a recipe's image with forkd's kernel and agent, warmed up as by `forkd build`. A
-// child has answered when its agent has confirmed its identity.
+// child's answer is its agent's confirmation of its identity.
 type linuxGuest struct {
 	recipe    string
 	parent    bake.Request
@@ -56,8 +56,9 @@ const (
 	diskFile  = "disk"
 )
 
-// disk is a copy of the image's disk. All children share it, because none writes to it before it
-// has answered. A child that did would spoil it for the others; its write time reveals that.
+// disk is a copy of the image's disk, which all children share, because none writes to it before it
+// has answered. If a child did, it would spoil the disk for the others. The disk's write time
+// reveals that.
 func (f *firecracker) disk() string { return filepath.Join(f.snapshots, diskFile) }
 
 func (g *linuxGuest) setUp(f *firecracker, dir string) error {
@@ -84,7 +85,7 @@ func (g *linuxGuest) configure(f *firecracker) ([]request, error) {
 	all := append(machine(g.memoryMiB),
 		request{"/boot-source", fields{"kernel_image_path": g.parent.Kernel, "initrd_path": g.parent.Initrd,
 			"boot_args": vmtest.Cmdline()}},
-		// The disk is not a root device for Firecracker, because the agent mounts it as the root.
+		// For Firecracker the disk is not a root device, because the agent mounts it as the root.
 		request{"/drives/root", fields{"drive_id": "root", "path_on_host": diskFile,
 			"is_root_device": false, "is_read_only": false}})
 	if g.emulated {
@@ -93,8 +94,8 @@ func (g *linuxGuest) configure(f *firecracker) ([]request, error) {
 	return all, nil
 }
 
-// withoutXSAVE hides the features that vm.TemplateV2 hides, and for the same reason: an emulated
-// host does not preserve the extended control register of its guests.
+// withoutXSAVE hides the features that vm.TemplateV2 hides, because an emulated host does not
+// preserve the extended control register of its guests.
 func withoutXSAVE() fields {
 	clear := func(register string, bits ...int) fields {
 		mask := []byte("0bxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx")
@@ -112,14 +113,14 @@ func withoutXSAVE() fields {
 	}}
 }
 
-// bakeLimit is how long a parent may take on a busy emulated host.
+// bakeLimit is how long making a parent may take. It allows for a busy emulated host.
 const bakeLimit = 10 * time.Minute
 
 // boot prepares a parent in the same way as package bake.
 func (g *linuxGuest) boot(ctx context.Context, vm *firecrackerVM) error {
 	ctx, cancel := context.WithTimeout(ctx, bakeLimit)
 	defer cancel()
-	// Firecracker connects a guest's streams to sockets whose names end in the port number.
+	// Firecracker connects a guest's streams to sockets whose names end with the port number.
 	dials, err := net.Listen("unix", filepath.Join(vm.dir, fmt.Sprintf("%s_%d", vsockFile, agentproto.ReadyPort)))
 	if err != nil {
 		return err
@@ -190,8 +191,8 @@ func (g *linuxGuest) saved(f *firecracker) (err error) {
 }
 
 // awaitAnswer confirms a child as the sandbox manager does. Firecracker forwards connections before
-// the guest has dropped those of its parent. A new connection may be dropped together with the old
-// ones: it then ends without an answer, and is made again.
+// the guest has dropped those of its parent, and the guest may drop a new connection together with
+// the old ones. The connection then ends without an answer, and awaitAnswer makes another.
 func (g *linuxGuest) awaitAnswer(ctx context.Context, vm *firecrackerVM) error {
 	dial := agentclient.DialUnix(filepath.Join(vm.dir, vsockFile))
 	agent := agentclient.New(func(ctx context.Context, port uint32) (net.Conn, error) {

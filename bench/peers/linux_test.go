@@ -63,7 +63,7 @@ func newVMDirs(t *testing.T) (f *firecracker, vm func() string) {
 	}
 }
 
-// All VMs share one disk: the image with the parent's writes. A child that writes to it is
+// All VMs share one disk, the image with the parent's writes. A child that writes to it is
 // detected.
 func TestChildrenShareADisk(t *testing.T) {
 	f, vm := newVMDirs(t)
@@ -194,7 +194,7 @@ func TestAwaitAnnouncement(t *testing.T) {
 			t.Errorf("%q: %v", said, err)
 		}
 	}
-	// An agent that never connects does not block the benchmark.
+	// An agent that never connects must not block the benchmark.
 	l, _ := listen()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

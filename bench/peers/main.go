@@ -1,16 +1,16 @@
 // Command peers compares forkd with other runtimes, interleaved in one run. It measures the time
-// from a request until a child runs and until it has answered, the CPU time that this takes, and
-// the memory that the child keeps.
+// from a request until a child runs and until it has answered, the CPU time for that, and the
+// memory that the child keeps.
 //
-// The virtual machines all run the same guest, each from a snapshot that its own VMM has made. The
-// guest has no operating system (package stub), so the figures are those of the VMM and its driver,
-// and any KVM can run it. Containers cannot be forked; they start a program that answers, which is
-// the minimum. With -guest=linux the guest is forkd's kernel and agent with a recipe's image, in
-// forkd and in Firecracker, and a child has answered when its agent has confirmed.
+// All virtual machines run the same guest, each from a snapshot that its own VMM has made. The
+// guest has no operating system (package stub). So the figures measure only the VMM and its driver,
+// and any KVM can run the guest. Containers cannot be forked. They start a program that answers,
+// which is their minimum. With -guest=linux the guest is forkd's kernel and agent with a recipe's
+// image, in forkd and in Firecracker. A child has then answered when its agent has confirmed.
 //
 // A peer takes part if it is installed, or if its path is given. The tables name other peers
 // without figures. Tables go to standard output, progress to standard error, the figures as JSON to
-// the file -o, and a chart to the file -chart. It needs root. scripts/bench runs it.
+// the file -o, and a chart to the file -chart. The command needs root. scripts/bench runs it.
 package main
 
 import (
@@ -40,10 +40,10 @@ type bench struct {
 	rounds    int
 	counted   int
 	chart     string
-	programs  map[string]*string // paths by names of peers; empty: the peer is left out
+	programs  map[string]*string // paths by names of peers; an empty path omits the peer
 
 	guest    guest
-	dir, ram string // parents of the results of directories
+	dir, ram string // parent directories of what the method directories makes
 }
 
 func main() {
@@ -58,8 +58,8 @@ func main() {
 	flag.StringVar(&b.chart, "chart", "", "file for the chart as SVG; empty: none")
 	for _, p := range []struct{ peer, flag, program string }{
 		{firecrackerName, "firecracker", "firecracker"},
-		// A Firecracker that sets memory slots before it makes the interrupt controller and vCPUs,
-		// because the kernel makes it wait if it does so later.
+		// This Firecracker sets memory slots before it makes the interrupt controller and vCPUs.
+		// Later, the kernel would make it wait.
 		{memslotsFirstName, "firecracker-memslots-first", ""},
 		{qemuName, "qemu", "qemu-system-x86_64"},
 		{runcName, "runc", "runc"},
@@ -162,7 +162,7 @@ func (b *bench) peers(ctx context.Context, daemon *lab.Daemon) ([]*peer, error) 
 		}
 		bin := *b.programs[other.name]
 		if bin != "" {
-			if bin, err = filepath.Abs(bin); err != nil { // because it is run in other directories
+			if bin, err = filepath.Abs(bin); err != nil { // it is run in other directories
 				return nil, err
 			}
 		}
@@ -178,7 +178,7 @@ func (b *bench) peers(ctx context.Context, daemon *lab.Daemon) ([]*peer, error) 
 	return peers, nil
 }
 
-// directories makes two directories for a peer, with short paths: on disk, and in RAM for
+// directories makes two directories with short paths for a peer: one on disk, and one in RAM for
 // snapshots.
 func (b *bench) directories() (dir, ram string, err error) {
 	if dir, err = os.MkdirTemp(b.dir, "p"); err != nil {
@@ -188,7 +188,7 @@ func (b *bench) directories() (dir, ram string, err error) {
 	return dir, ram, err
 }
 
-// turns measures in rounds: in each round every cell is measured, and within a cell every peer.
+// turns measures in rounds. Each round measures every cell, and for each cell every peer.
 func (b *bench) turns(ctx context.Context, m *matrix) error {
 	for round := range b.rounds {
 		for _, row := range m.rows {
@@ -223,11 +223,11 @@ func (b *bench) turns(ctx context.Context, m *matrix) error {
 	return nil
 }
 
-// perTurn is the minimum number of children that a peer forks in one turn of a cell.
+// perTurn is the smallest number of children that a peer forks in one turn of a cell.
 const perTurn = 5
 
-// turn measures every peer once. Each round begins with a different peer, so that the after-effects
-// of a turn are spread over all peers.
+// turn measures every peer once. Each round begins with another peer, so that the after-effects of
+// a turn are spread over all peers.
 func (r *row) turn(ctx context.Context, round int, counter *lab.Counter, children int) error {
 	for i := range r.cells {
 		at := (i + round) % len(r.cells)

@@ -14,17 +14,16 @@ import (
 // peer is one runtime of the comparison.
 type peer struct {
 	name   string
-	how    string // how it makes a child; a note under the tables
-	absent string // reason why it takes no part; empty: it does
+	how    string // how the peer makes a child; a note under the tables
+	absent string // reason why the peer takes no part; empty if it does
 	pool   bool   // its processes can wait for a request
-	driven bool   // this program starts its children, once for each of widths; otherwise the peer does so itself
-	// fork forks c.n children the given number of times, one fork after another, and lets c measure
-	// each.
+	driven bool   // this program starts the children, once for each of widths; otherwise the peer does
+	// fork forks c.n children times times, one fork after another, and lets c measure each fork.
 	fork func(ctx context.Context, c *cell, times int) error
 }
 
-// newPeer returns the peer whose program is at bin, and the first line of the program's version
-// output. Without a path the peer is absent.
+// newPeer returns the peer whose program is at bin, and the first line of its version output. If
+// bin is empty, the peer is absent.
 func newPeer(ctx context.Context, name, bin string, pool bool) (p *peer, version string, err error) {
 	p = &peer{name: name, pool: pool, driven: true}
 	if bin == "" {
@@ -39,8 +38,8 @@ func newPeer(ctx context.Context, name, bin string, pool bool) (p *peer, version
 	return p, version, nil
 }
 
-// process is one child of a peer, from the start of its process, if this program starts the
-// children.
+// process is one child of a peer, from the start of its process. It is for peers whose children
+// this program starts.
 type process interface {
 	start(ctx context.Context) error  // starts the guest; returns when the peer reports that it runs
 	answer(ctx context.Context) error // returns when the guest has answered
@@ -49,8 +48,8 @@ type process interface {
 }
 
 // processes returns a fork function for a peer whose children are processes made by spawn. Without
-// a pool, spawn's work is part of the request. tells means that start returns when the vCPUs have
-// entered.
+// a pool, the work of spawn is part of the request. tells reports that start returns when the vCPUs
+// have entered.
 func processes(spawn func(ctx context.Context) (process, error), tells bool) func(context.Context, *cell, int) error {
 	return func(ctx context.Context, c *cell, times int) error {
 		for range times {
@@ -62,9 +61,9 @@ func processes(spawn func(ctx context.Context) (process, error), tells bool) fun
 	}
 }
 
-// widths are the numbers of children that a driver starts concurrently. Which is best depends on
-// whether a start computes or sleeps, so each peer is measured with all of them, and the tables show
-// the best.
+// widths are the numbers of children that a driver starts concurrently. The best number depends on
+// whether a start computes or sleeps, so each peer is measured with all of them, and the tables
+// show the best one.
 var widths = []int{4, 16, 64}
 
 // widthsFor returns the widths that make a difference for n children.
@@ -77,8 +76,8 @@ func widthsFor(n int) []int {
 	return widths
 }
 
-// answerLimit is how long a fork may take; a longer one counts as hanging. A hundred Linux guests
-// on one emulated CPU take half a minute.
+// answerLimit is how long a fork may take before it counts as hanging. A hundred Linux guests on
+// one emulated CPU take half a minute.
 const answerLimit = 3 * time.Minute
 
 func forkProcesses(ctx context.Context, c *cell, spawn func(context.Context) (process, error), tells bool) error {
@@ -93,7 +92,7 @@ func forkProcesses(ctx context.Context, c *cell, spawn func(context.Context) (pr
 			return nil
 		})
 	}()
-	// make1 leaves all[i] nil if it fails.
+	// If make1 fails, it leaves all[i] nil.
 	make1 := func(i int) error {
 		p, err := spawn(ctx)
 		if err == nil {
@@ -156,5 +155,5 @@ func inTurn(n, width int, f func(i int) error) error {
 	return errors.Join(errs...)
 }
 
-// noPrivate stands for the private memory of children without a VMM.
+// noPrivate replaces the private memory of children without a VMM.
 func noPrivate() (float64, error) { return math.NaN(), nil }

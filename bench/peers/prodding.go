@@ -6,20 +6,20 @@ import (
 	"time"
 )
 
-// prodding is a connection to an agent's port for forks. A guest that has dropped the connection
-// signals that only when it receives another packet. So prodding repeatedly sends a byte, which the
-// agent does not read, until the connection ends.
+// prodding is a connection to an agent's port for forks. If a guest has dropped the connection, it
+// signals that only when it receives another packet. So prodding repeatedly sends a byte until the
+// connection ends. The agent does not read these bytes.
 type prodding struct {
 	net.Conn
 	begun  sync.Once
 	closed chan struct{}
 }
 
-// prodEvery bounds the delay until a dropped connection is noticed. An answer takes 20 times as
-// long on an emulated host.
+// prodEvery bounds the time until a dropped connection is noticed. On an emulated host an answer
+// takes 20 times as long as this.
 const prodEvery = 5 * time.Millisecond
 
-// Write starts prodding when the message has been sent.
+// Write sends the message and then starts prodding.
 func (p *prodding) Write(b []byte) (int, error) {
 	n, err := p.Conn.Write(b)
 	p.begun.Do(func() { go p.prod() })
@@ -36,12 +36,12 @@ func (p *prodding) prod() {
 			return
 		}
 		if _, err := p.Conn.Write([]byte{0}); err != nil {
-			return // the reader gets the error
+			return // the reader gets the same error
 		}
 	}
 }
 
-// Close is called once.
+// Close must be called only once.
 func (p *prodding) Close() error {
 	close(p.closed)
 	return p.Conn.Close()

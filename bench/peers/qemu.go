@@ -16,9 +16,9 @@ import (
 	"github.com/forkd/forkd/bench/internal/stub"
 )
 
-// qemu forks by QEMU's migration: the parent's RAM is a file, its state is migrated to another, and
-// every child maps the first privately and migrates from the second. QEMU needs a BIOS to load a
-// kernel, which not every KVM runs; so the parent runs in QEMU's emulation.
+// qemu forks by QEMU's migration. The parent's RAM is a file, and its state is migrated to another
+// file. Every child maps the first file privately and migrates from the second. To load a kernel
+// QEMU needs a BIOS, which not every KVM runs, so the parent runs in QEMU's emulation.
 func (b *bench) qemu(ctx context.Context, name, bin string) (*peer, error) {
 	p, version, err := newPeer(ctx, name, bin, true)
 	if err != nil || p.absent != "" {
@@ -49,7 +49,8 @@ type qemu struct {
 func (q *qemu) state() string  { return filepath.Join(q.snapshots, "state") }
 func (q *qemu) memory() string { return filepath.Join(q.snapshots, "memory") }
 
-// qemuLayout: the first virtio-mmio window of QEMU's microvm, which exists even without a device.
+// qemuLayout has the first virtio-mmio window of QEMU's microvm, which exists even without a
+// device.
 var qemuLayout = stub.Layout{Register: 0xfeb00000, Generation: stub.Note}
 
 // ignoreShared omits RAM from a migration if it is a file that both sides have.
@@ -109,7 +110,7 @@ type qemuVM struct {
 	out  *os.File // the guest's serial port
 	conn net.Conn // to its monitor
 	in   *json.Decoder
-	runs bool // its vCPUs
+	runs bool // its vCPUs run
 }
 
 func (q *qemu) child(ctx context.Context) (process, error) {
@@ -121,7 +122,7 @@ func (q *qemu) child(ctx context.Context) (process, error) {
 	return q.spawn(ctx, "off", "kvm", []*os.File{state}, "-incoming", "defer")
 }
 
-// spawn starts QEMU, which gets files as descriptors from 3 on.
+// spawn starts QEMU. files become its descriptors from 3 on.
 func (q *qemu) spawn(ctx context.Context, share, accel string, files []*os.File, more ...string) (*qemuVM, error) {
 	dir, err := os.MkdirTemp(q.dir, "")
 	if err != nil {
@@ -139,7 +140,8 @@ func (q *qemu) spawn(ctx context.Context, share, accel string, files []*os.File,
 		"-object", fmt.Sprintf("memory-backend-file,id=ram,size=%dM,mem-path=%s,share=%s", q.memoryMiB, q.memory(), share),
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-serial", "stdio", "-qmp", "unix:qmp,server=on,wait=off"}, more...)...)
-	// Standard error is discarded, because each child would warn of missing features of this CPU.
+	// Standard error is discarded, because each child would warn about missing features of this
+	// CPU.
 	cmd.Dir, cmd.Stdout, cmd.ExtraFiles = dir, theirs, files
 	if err := cmd.Start(); err != nil {
 		vm.end()
@@ -203,7 +205,7 @@ func (v *qemuVM) ask(ctx context.Context, name string, arguments, answer any) er
 	}
 }
 
-// start returns after the event which reports that the vCPUs run.
+// start returns after the event that reports that the vCPUs run.
 func (v *qemuVM) start(ctx context.Context) error {
 	if err := v.command(ctx, "migrate-incoming", map[string]any{"uri": "fd:3"}); err != nil {
 		return err
@@ -216,8 +218,8 @@ func (v *qemuVM) start(ctx context.Context) error {
 	return nil
 }
 
-// next reads a message of the monitor. The event that vCPUs run may arrive before the answer to the
-// command that caused it.
+// next reads a message of the monitor. The event that the vCPUs run may arrive before the answer to
+// the command that started them.
 func (v *qemuVM) next() (m message, err error) {
 	err = v.in.Decode(&m)
 	v.runs = v.runs || m.Event == "RESUME"

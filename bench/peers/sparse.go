@@ -6,8 +6,8 @@ import (
 	"os"
 )
 
-// copySparse copies a file and omits zeros, because the image is on a file system that does not
-// report holes, and its copy is in RAM.
+// copySparse copies a file and omits zeros. It detects them itself, because the image's file system
+// does not report holes. The copy is in RAM.
 func copySparse(to, from string) error {
 	in, err := os.Open(from)
 	if err != nil {

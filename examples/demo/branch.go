@@ -10,17 +10,17 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// branchFigures are the measurements of a branch. The last four count children: 3 if all is well.
+// branchFigures are the measurements of a branch. The last four count children; each should be 3.
 type branchFigures struct {
 	Mode       string  `json:"mode"`
-	PauseMS    float64 `json:"pause_ms"` // the source was paused
+	PauseMS    float64 `json:"pause_ms"` // how long the source was paused
 	ReadyMS    float64 `json:"ready_ms"` // from the request until children can be forked
 	DirtyBytes uint64  `json:"dirty_bytes"`
-	ForkWallMS float64 `json:"fork_wall_ms"` // of the three children
+	ForkWallMS float64 `json:"fork_wall_ms"` // for the three children
 	Memory     int     `json:"memory_inherited"`
 	Files      int     `json:"files_inherited"`
 	Process    int     `json:"process_inherited"`
-	Paths      int     `json:"paths_right"` // right answers of their different paths
+	Paths      int     `json:"paths_right"` // number of right answers of their different paths
 }
 
 // branchChildren is how many children are forked from the branch; branchPaths has a path for each.
@@ -31,9 +31,9 @@ func (b *branchFigures) complete() bool {
 		b.Paths == branchChildren
 }
 
-// The source is branched while a thread of its warm interpreter adds up 1 + 2 + 3 + …, so that in
-// every copy of its memory total must be n(n+1)/2, and while a process counts in a file:
-// branchMoves waits until it does.
+// The source is branched while two programs run. A thread of its warm interpreter adds up 1 + 2 + 3
+// + …, so in every copy of its memory, total must be n(n+1)/2. A process counts in a file.
+// branchMoves waits until the process counts.
 const (
 	branchStart = `
 import threading, time
@@ -53,8 +53,8 @@ threading.Thread(target=add_up, daemon=True).start()
 	branchFile    = "/root/plan.txt"
 )
 
-// branchPaths are the continuations of the children, as Python and as the answer for given n and
-// total.
+// branchPaths are the continuations of the children. Each is Python code, and the answer that it
+// must give for n and total.
 var branchPaths = [branchChildren]struct {
 	code string
 	want func(n, total int64) int64
@@ -64,7 +64,7 @@ var branchPaths = [branchChildren]struct {
 	{"n * total", func(n, total int64) int64 { return n * total }},
 }
 
-// branch branches the last child while it computes and forks children from it.
+// branch branches the last child while it computes, and forks children from the branch.
 func (d *demo) branch() (string, error) {
 	if len(d.forked.Sandboxes) == 0 {
 		return "", fmt.Errorf("no child to branch")
@@ -103,8 +103,8 @@ func (d *demo) branch() (string, error) {
 		min(b.Memory, b.Files, b.Process, b.Paths), branchChildren), nil
 }
 
-// startComputing gives a sandbox state for the branch to keep: computing memory, a file, and a
-// process.
+// startComputing gives a sandbox state that the branch must keep: a computation in memory, a file,
+// and a process.
 func (d *demo) startComputing(id string) error {
 	r, err := d.client.Eval(d.ctx, id, client.EvalRequest{Code: branchStart, TimeoutSecs: timeout})
 	if err == nil && r.Error != "" {
@@ -119,10 +119,10 @@ func (d *demo) startComputing(id string) error {
 	return d.shell(id, "("+branchProcess+") >/dev/null 2>&1 & echo $! >/root/worker.pid; while ! [ -e /root/steps ]; do sleep 0.1; done")
 }
 
-// computation is the state of the computing thread, and the answer to an expression of it.
+// computation is the state of the computing thread, and the value of an expression.
 type computation struct{ N, Total, Answer int64 }
 
-// computed takes a consistent snapshot of the computation.
+// computed reads a consistent state of the computation.
 func (d *demo) computed(id, expression string) (c computation, err error) {
 	code := `import json
 with lock:
@@ -138,8 +138,8 @@ print(found)`
 	return c, err
 }
 
-// follow lets one child of the branch continue and counts what it has inherited. atLeast is the
-// progress of the source before the branch.
+// follow lets one child of the branch continue and counts which state it has inherited. atLeast is
+// the progress of the source before the branch.
 func (d *demo) follow(i int, id string, atLeast int64) error {
 	b, path := d.figures.Branch, branchPaths[i]
 	c, err := d.computed(id, path.code)

@@ -17,18 +17,18 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// host says where the demo's daemon runs and how to stop it.
+// host describes where the demo's daemon runs and how to stop it.
 type host struct {
-	accel  string // "kvm" or "tcg", in the daemon's words
+	accel  string // "kvm" or "tcg", as the daemon reports it
 	name   string
-	stop   string // a command, empty if the demo was given the daemon
-	remote bool   // it may be another host than this one
+	stop   string // a command; empty if the demo did not start the daemon
+	remote bool   // the daemon may run on another host
 }
 
 // info is the part of `forkd info -o json` that the demo needs.
 type info struct {
 	URL       string         `json:"daemon_url"`
-	TokenFile string         `json:"token_file"` // of an emulated host's daemon
+	TokenFile string         `json:"token_file"` // for an emulated host's daemon
 	Daemon    client.Version `json:"daemon"`
 }
 
@@ -43,8 +43,9 @@ func (d *demo) forkd(answer any, args ...string) error {
 	return json.Unmarshal(out, answer)
 }
 
-// startHost connects to the named daemon, or to the one that the command line finds. If there is
-// none, it starts a daemon, in the emulated host if KVM is not usable.
+// startHost connects to the daemon at address. If that is empty, it connects to the daemon that the
+// command line finds. If there is none, it starts a daemon, in the emulated host if KVM is not
+// usable.
 func (d *demo) startHost(address string) (string, error) {
 	var i info
 	var err error
@@ -78,7 +79,7 @@ func (d *demo) startHost(address string) (string, error) {
 func (d *demo) findDaemon() (i info, err error) {
 	d.where = host{name: "the daemon of this host"}
 	quiet := *d
-	quiet.progress = io.Discard // it is normal that there is no daemon
+	quiet.progress = io.Discard // usually there is no daemon yet
 	if err := quiet.forkd(&i, "info"); err == nil && i.Daemon.NoKVM == "" {
 		return i, nil
 	}
@@ -97,7 +98,7 @@ func (d *demo) findDaemon() (i info, err error) {
 // hasKVM reports whether this host can run VMs.
 func (d *demo) hasKVM() bool {
 	var findings []struct{ Check, Verdict string }
-	out, _ := exec.CommandContext(d.ctx, d.program, "doctor", "-o", "json").Output() // it exits with 1 if a check fails
+	out, _ := exec.CommandContext(d.ctx, d.program, "doctor", "-o", "json").Output() // exits with 1 if a check fails
 	if err := json.Unmarshal(out, &findings); err != nil {
 		return false
 	}
@@ -112,8 +113,8 @@ func (d *demo) hasKVM() bool {
 // daemonStart bounds the start of a daemon.
 const daemonStart = time.Minute
 
-// startDaemon starts a daemon in a session of its own, which outlives the demo, and waits until it
-// answers.
+// startDaemon starts a daemon and waits until it answers. The daemon has its own session, so it
+// outlives the demo.
 func (d *demo) startDaemon() error {
 	log, err := os.Create(filepath.Join(os.TempDir(), fmt.Sprintf("forkd-demo-daemon-%d.log", os.Getuid())))
 	if err != nil {
@@ -130,14 +131,14 @@ func (d *demo) startDaemon() error {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		_ = cmd.Wait() // its log says why it ended
+		_ = cmd.Wait() // the log says why it ended
 	}()
 	ctx, cancel := context.WithTimeout(d.ctx, daemonStart)
 	defer cancel()
 	for exec.CommandContext(ctx, d.program, "info").Run() != nil {
 		select {
 		case <-ended:
-			p, _ := os.ReadFile(log.Name()) // without it the error says less
+			p, _ := os.ReadFile(log.Name()) // without the log, the error says less
 			return fmt.Errorf("the daemon ended at once:\n%s", strings.TrimSpace(string(p)))
 		case <-ctx.Done():
 			return fmt.Errorf("the daemon does not answer (see %s): %w", log.Name(), ctx.Err())
@@ -147,11 +148,11 @@ func (d *demo) startDaemon() error {
 	return nil
 }
 
-// recipe is the recipe of the parent.
+// recipe is the recipe from which the parent is built.
 const recipe = "python-numpy"
 
-// tagPrefix is the prefix of the tags of the demo's snapshots. The rest identifies the program that
-// baked them, so that a snapshot of another version is not used.
+// tagPrefix is the prefix of the tags of the demo's snapshots. The rest of a tag identifies the
+// program that baked the snapshot, so that snapshots of other versions are not used.
 const tagPrefix = "demo-"
 
 // built is the part of `forkd build -o json` that the demo needs.
@@ -162,7 +163,7 @@ type built struct {
 	BakeMS  float64 `json:"bake_ms"`
 }
 
-// buildParent builds the image and bakes the parent, which are two stages of one command.
+// buildParent builds the image and bakes the parent. One command does both, in two stages.
 func (d *demo) buildParent() error {
 	program, err := os.ReadFile(d.program)
 	if err != nil {
@@ -191,8 +192,7 @@ func (d *demo) buildParent() error {
 
 func milliseconds(ms float64) time.Duration { return time.Duration(ms * float64(time.Millisecond)) }
 
-// removeOld removes the unused snapshots that earlier versions of the demo baked. It ignores
-// errors.
+// removeOld removes unused snapshots that earlier versions of the demo baked. It ignores errors.
 func (d *demo) removeOld() {
 	list, err := d.client.Snapshots(d.ctx)
 	if err != nil {

@@ -1,13 +1,13 @@
-// Command demo forks many children of one warm parent, lets each compute something different, checks every
-// answer and prints how long everything took.
+// Command demo forks many children of one warm parent, lets each compute something different,
+// checks every answer and prints how long everything took.
 //
-// It starts the daemon if none runs (in the emulated host if KVM is not usable). The command line
+// It starts a daemon if none runs (in the emulated host if KVM is not usable). The command line
 // builds and bakes the recipe python-numpy unless that was done before. Then the demo forks
-// children, lets one fetch from an allowed and from a forbidden server, and branches another. It
-// removes its children; the emulated host and the daemon stay. The exit code is 1 unless all answers
-// are right.
+// children, lets one child fetch from an allowed and from a forbidden server, and branches another.
+// It removes its children; the emulated host and the daemon keep running. The exit code is 1 unless
+// all answers are right.
 //
-// Everything that it does to sandboxes goes through package mainent. `forkd` has to be in the PATH.
+// Everything that it does to sandboxes goes through package client. `forkd` must be in the PATH.
 package main
 
 import (
@@ -89,14 +89,14 @@ type demo struct {
 	n        int
 	progress io.Writer
 
-	program   string // the path of forkd
+	program   string // path of forkd
 	shown     string // program as a user would type it
 	client    *client.Client
 	where     host
 	tag       string
 	forked    client.Forked
-	branched  []client.Sandbox // children of the branch
-	branchTag string           // its snapshot
+	branched  []client.Sandbox // children that were forked from the branch
+	branchTag string           // tag of the branch
 	figures   figures
 	wrong     []string // the first wrong answers
 	stages    []stage
@@ -108,7 +108,7 @@ type stage struct {
 	took         time.Duration
 }
 
-// step runs one stage and remembers how long it took.
+// step runs one stage and records how long it took.
 func (d *demo) step(name string, f func() (detail string, err error)) error {
 	fmt.Fprintf(d.progress, "forkd: %s\n", name)
 	start := time.Now()
@@ -151,12 +151,12 @@ func (d *demo) run(address string) error {
 	return nil
 }
 
-// ttl removes the children of a demo that could not clean up.
+// ttl is the lifetime of the children, in case a demo cannot remove them.
 const ttl = 30 * time.Minute
 
 func (d *demo) fork() (string, error) {
 	var err error
-	// Partial results, because the report must say how many children did not start.
+	// Accept partial results, because the report must say how many children did not start.
 	d.forked, err = d.client.Fork(d.ctx, client.ForkRequest{
 		SnapshotTag: d.tag, N: d.n, HostnamePrefix: "demo", AllowPartial: true, TTLSecs: ttl.Seconds(),
 	})
@@ -175,14 +175,14 @@ func (d *demo) fork() (string, error) {
 	return fmt.Sprintf("%d confirmed", len(d.forked.Sandboxes)), nil
 }
 
-// timeout bounds the code that runs in a child, in seconds. On an overloaded emulated host
+// timeout bounds the code that runs in a child, in seconds. On an overloaded emulated host,
 // importing numpy takes half a minute.
 const timeout = 120
 
-// calls is how many children are called at once.
+// calls is how many calls to children run concurrently.
 const calls = 8
 
-// each calls f for every child, several at once.
+// each calls f for every child, several at a time.
 func (d *demo) each(f func(i int, id string) error) error {
 	var group sync.WaitGroup
 	errs := make([]error, len(d.forked.Sandboxes))
@@ -236,11 +236,11 @@ func (d *demo) evaluate() (string, error) {
 	return fmt.Sprintf("%d of %d answers are right", d.figures.Correct, d.n), err
 }
 
-// runs is how often each of the two ways to run Python is timed; the median counts.
+// runs is how often each of the two ways to run Python is timed. The median counts.
 const runs = 3
 
-// compare times an evaluation in the warm interpreter and a Python that starts and imports numpy,
-// each in children of its own, one at a time.
+// compare times an evaluation in the warm interpreter, and a new Python that imports numpy. Each
+// runs in children of its own, one at a time.
 func (d *demo) compare() (string, error) {
 	const code = "np.arange(16.0).sum()"
 	var warm, cold []float64
@@ -266,7 +266,7 @@ func (d *demo) compare() (string, error) {
 	return fmt.Sprintf("%.1f ms against %.1f ms", d.figures.EvalWarmMS, d.figures.ExecColdMS), nil
 }
 
-// cleanUpTime bounds the removal of the children, also after an interrupt.
+// cleanUpTime bounds the removal of the children, even after an interrupt.
 const cleanUpTime = 2 * time.Minute
 
 func (d *demo) cleanUp() {

@@ -15,13 +15,13 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// netFigures are the results of a child's attempts to fetch from two servers of the demo.
+// netFigures are the results of a child's attempts to fetch from two of the demo's servers.
 type netFigures struct {
 	Rule    string `json:"rule"`    // address of the first server, the only one that the child's policy allows
 	Allowed bool   `json:"allowed"` // the child got the first server's answer
 	Refused bool   `json:"refused"` // the child could not connect to the second server
-	Reason  string `json:"reason"`  // reason of the refusal, as the policy names it
-	Opened  bool   `json:"opened"`  // the child got the second server's answer when its policy allowed it
+	Reason  string `json:"reason"`  // reason of the refusal, in the policy's words
+	Opened  bool   `json:"opened"`  // the child got the second server's answer after its policy had allowed it
 }
 
 // complete reports whether all results are right, or the step was skipped.
@@ -64,7 +64,7 @@ func (d *demo) network() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	for f.Reason = range n.Stats.Refused { // there is one
+	for f.Reason = range n.Stats.Refused { // there is only one
 	}
 	f.Refused = !fetched && second.asked.Load() == 0 && len(n.Stats.Refused) == 1
 	if err := d.allow(id, first.seen, second.seen); err != nil {
@@ -114,8 +114,8 @@ fetch(%q)`, timeout, s.seen)
 
 // server is an HTTP server with one answer.
 type server struct {
-	seen   string // its address and port, as seen by sandboxes
-	answer string // cannot be guessed
+	seen   string // address and port, as sandboxes see them
+	answer string // must not be guessable
 	asked  atomic.Int64
 	server http.Server
 }
@@ -137,14 +137,14 @@ func serve(listen, seen string) (*server, error) {
 
 func (s *server) close() { _ = s.server.Close() }
 
-// hostLoopback is the address by which an emulated host reaches this host's loopback (QEMU manual,
+// hostLoopback is the address of this host's loopback as seen from an emulated host (QEMU manual,
 // "User-mode networking").
 const hostLoopback = "10.0.2.2"
 
-// serverAddress returns the address at which servers of the demo must listen for sandboxes to reach
-// them, and the address by which sandboxes reach them. For an emulated host that is this host's
-// loopback. Otherwise it is an address of this host, which is closed to every policy that does not
-// name it.
+// serverAddress returns two addresses of the demo's servers: the address to listen on, and the
+// address by which sandboxes reach it. For an emulated host, the servers listen on this host's
+// loopback. Otherwise they listen on an address of this host that every policy closes unless it
+// names the address.
 func (d *demo) serverAddress() (listen, seen string, err error) {
 	switch {
 	case d.where.remote:

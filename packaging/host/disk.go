@@ -35,16 +35,16 @@ TimeoutStopSec=20
 WantedBy=multi-user.target
 `
 
-// modules are the host's disk driver and modules that a Debian on hardware would load by itself.
-// ext4 uses crc32c_generic for its journal without naming it in its dependencies.
+// modules are the host's disk driver, and the modules that Debian on hardware loads by itself. ext4
+// needs crc32c_generic for its journal, but does not name it in its dependencies.
 var modules = []string{"virtio_pci", "virtio_blk", "crc32c_generic", "ext4", "kvm-amd", "tun", "overlay", "loop"}
 
-// diskSize has room for the system, snapshots and suspended sandboxes. The file is sparse.
+// diskSize is enough for the system, snapshots and suspended sandboxes. The file is sparse.
 const diskSize = "12G"
 
 // parts are the inputs for the disk.
 type parts struct {
-	root, earlier, earlierAgent, deb, version string // from the flags of the same name
+	root, earlier, earlierAgent, deb, version string // from the flags with these names
 
 	earlierInitrd string
 	kernel        *image.KernelFiles
@@ -58,7 +58,7 @@ func (p *parts) makeDisk(ctx context.Context, dir string) error {
 		return err
 	}
 	defer asRoot(context.WithoutCancel(ctx), "rm", "-rf", tree)
-	// Devices come from devtmpfs, and cannot be made in a user namespace.
+	// /dev is excluded: devtmpfs has the devices, which cannot be created in a user namespace.
 	if err := asRoot(ctx, "tar", "-C", tree, "--numeric-owner", "--exclude=./dev/*", "-xf", p.root); err != nil {
 		return fmt.Errorf("unpack %s: %w", p.root, err)
 	}
@@ -97,8 +97,8 @@ func (p *parts) makeDisk(ctx context.Context, dir string) error {
 	return nil
 }
 
-// asRoot runs a program as root, or as root of a user namespace, where root's files belong to the
-// user.
+// asRoot runs a program as root. Without root, it runs the program as root of a user namespace, in
+// which root's files belong to the user.
 func asRoot(ctx context.Context, program string, args ...string) error {
 	if os.Geteuid() != 0 {
 		program, args = "unshare", append([]string{"--map-root-user", "--map-auto", "--", program}, args...)

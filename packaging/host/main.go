@@ -1,11 +1,11 @@
-// Command host tests the Debian package on a complete host: an emulated one that boots Debian with
-// systemd, and has KVM. scripts/package runs it:
+// Command host tests the Debian package on a complete host. The host is emulated, boots Debian with
+// systemd, and has KVM. scripts/package runs the command:
 //
 //	host -root HOST.tar -earlier EARLIER.deb -earlier-agent FORKD-AGENT -package PACKAGE.deb -version VERSION
 //
 // It makes the disk (disk.go), boots it as often as the steps require (run.go), and prints the
-// output of the steps. The steps themselves are the script try, which runs in the emulated host. The
-// files that they need are on the disk, because the emulated host has no network.
+// output of the steps. The script try, which runs in the emulated host, has the steps themselves.
+// The disk also has the files that they need, because the emulated host has no network.
 package main
 
 import (
@@ -28,7 +28,8 @@ import (
 	"github.com/forkd/forkd/recipes"
 )
 
-// limit bounds all boots together. On two processors with other work they took 23 minutes.
+// limit bounds all boots together. On two processors that also did other work, they took 23
+// minutes.
 const limit = 2 * time.Hour
 
 func main() {
@@ -96,7 +97,8 @@ func (p *parts) guest(ctx context.Context, cache string) error {
 	if p.kernel, err = image.Kernel(ctx, cache, agent, step); err != nil {
 		return err
 	}
-	// The earlier package may have other recipes: it bakes the image of this one, with its own agent.
+	// The earlier package may have other recipes, so it bakes the image of this package, with its
+	// own agent.
 	if agent, err = os.ReadFile(p.earlierAgent); err != nil {
 		return err
 	}

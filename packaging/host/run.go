@@ -17,11 +17,11 @@ import (
 const (
 	fileDisk    = "disk.img"
 	fileInitrd  = "initrd"
-	fileConsole = "console.log" // kernel and systemd
-	fileReport  = "report.log"  // the steps
+	fileConsole = "console.log" // output of kernel and systemd
+	fileReport  = "report.log"  // output of the steps
 )
 
-// Lines by which the steps end a boot.
+// Lines with which the steps end a boot.
 const (
 	lineReboot = "forkd: reboot"
 	lineDone   = "forkd: done"
@@ -29,9 +29,9 @@ const (
 )
 
 const (
-	// maxBoots bounds a script that reboots for ever.
+	// maxBoots bounds the boots of a script that never stops rebooting.
 	maxBoots = 4
-	// silence is the maximum time without output of a host. Each step has a shorter limit of its own.
+	// silence is how long a host may be without output. Each step has a shorter limit of its own.
 	silence   = 20 * time.Minute
 	lookPause = 500 * time.Millisecond
 	// tail is the number of console lines in an error.
@@ -39,8 +39,8 @@ const (
 )
 
 // cmdline is the kernel's command line. systemd finds cgroup v2 and the console as on any Debian.
-// The other options are for QEMU's emulation; see tcghost. A busy host can fail the kernel's check
-// of the timer.
+// The other options are for QEMU's emulation; see tcghost. no_timer_check is needed because the
+// check can fail on a busy host.
 const cmdline = "console=ttyS0 quiet panic=-1 mitigations=off norandmaps transparent_hugepage=never " +
 	"systemd.show_status=no no_timer_check"
 
@@ -52,7 +52,7 @@ type host struct {
 	said    func(line string)
 }
 
-// untilDone boots the host again and again until its steps are done.
+// untilDone boots the host repeatedly until its steps are done.
 func (h host) untilDone(ctx context.Context) error {
 	for range maxBoots {
 		end, err := h.boot(ctx)
@@ -70,14 +70,15 @@ func (h host) untilDone(ctx context.Context) error {
 	return fmt.Errorf("not done after %d boots", maxBoots)
 }
 
-// boot runs the host until it powers off or reboots, and returns the line by which the steps ended.
+// boot runs the host until it powers off or reboots. It returns the line with which the steps
+// ended.
 func (h host) boot(ctx context.Context) (end string, err error) {
 	if err := os.WriteFile(filepath.Join(h.dir, fileReport), nil, 0o644); err != nil {
 		return "", err
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	// One emulated CPU and one translation thread: with several, nested SVM loses VMs.
+	// Use one emulated CPU and one translation thread: with several threads, nested SVM loses VMs.
 	cmd := exec.CommandContext(ctx, h.qemu, "-no-user-config", "-nodefaults", "-display", "none", "-no-reboot",
 		"-M", "q35", "-accel", "tcg,thread=single", "-cpu", "EPYC,svm=on,npt=on", "-smp", "1", "-m", "4096",
 		"-kernel", h.vmlinux, "-initrd", fileInitrd, "-append", cmdline+" root=/dev/vda",
@@ -113,7 +114,7 @@ func qemuError(said string) error {
 	return fmt.Errorf("QEMU says: %s", strings.TrimSpace(said))
 }
 
-// watch passes on the output of the steps until QEMU has ended.
+// watch forwards the output of the steps until QEMU has exited.
 func (h host) watch(ctx context.Context, ended <-chan struct{}) (end string, err error) {
 	var shown, heard int
 	spoke := time.Now()

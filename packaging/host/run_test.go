@@ -12,7 +12,7 @@ import (
 func TestBoots(t *testing.T) {
 	for _, c := range []struct {
 		name, qemu string
-		want       string // part of the error; empty: no error
+		want       string // part of the error; empty if there must be none
 		said       []string
 	}{
 		{"in order", `echo "ok a" >>report.log; echo "forkd: done" >>report.log`, "", []string{"ok a"}},

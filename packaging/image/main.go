@@ -1,11 +1,11 @@
-// Command image makes forkd's container image without a container engine: a Debian made by
-// mmdebstrap, and above it a layer with the program.
+// Command image makes forkd's container image without a container engine. The image is a Debian
+// made by mmdebstrap, and above it a layer with the program.
 //
 //	go run ./packaging/image -base debian.tar -forkd bin/forkd -version 0.6.0 -o image.tar
 //
-// The result is what `docker save` writes, and `docker load`, `podman load`, `ctr images import`
-// and `crane push` read. Times in it are $SOURCE_DATE_EPOCH, so that the same files make the same
-// image. It publishes nothing.
+// The result has the form of `docker save`, which `docker load`, `podman load`, `ctr images import`
+// and `crane push` read. All times in it are $SOURCE_DATE_EPOCH, so that the same files make the
+// same image. The command publishes nothing.
 package main
 
 import (
@@ -85,7 +85,8 @@ func config(version string) v1.Config {
 	return v1.Config{
 		Entrypoint: []string{"/usr/bin/forkd"},
 		Cmd:        []string{"daemon"},
-		// The daemon makes users, namespaces and an empty root for each VMM; see docs/install.md.
+		// The daemon needs root to make users, namespaces and an empty root for each VMM; see
+		// docs/install.md.
 		User: "0:0",
 		Env: []string{
 			"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -94,8 +95,8 @@ func config(version string) v1.Config {
 		WorkingDir: "/",
 		Volumes:    map[string]struct{}{stateDir: {}, cacheDir: {}},
 		StopSignal: "SIGTERM",
-		// The health check uses the unix socket, for which root needs no token and where requests
-		// have reserved places.
+		// The health check uses the unix socket. Root needs no token there, and the socket has
+		// reserved places for requests.
 		Healthcheck: &v1.HealthConfig{
 			Test: []string{"CMD", "/usr/bin/forkd", "version", "--daemon"}, Interval: 30 * time.Second, Timeout: 5 * time.Second,
 			StartPeriod: time.Minute, Retries: 3,
@@ -116,7 +117,7 @@ const (
 	cacheDir = "/var/cache/forkd"
 )
 
-// programLayer has the program, and the directories of the volumes with the mode that forkd
+// programLayer contains the program, and the directories of the volumes with the modes that forkd
 // requires.
 func programLayer(program string, made time.Time) (v1.Layer, error) {
 	text, err := os.ReadFile(program)

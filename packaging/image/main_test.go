@@ -12,7 +12,7 @@ import (
 )
 
 // The image that a registry or an engine gets has the program above the base, and a configuration
-// that starts it. The same files make the same image.
+// that starts it. Building it twice from the same files gives the same image.
 func TestImage(t *testing.T) {
 	t.Setenv("SOURCE_DATE_EPOCH", "1700000000")
 	dir := t.TempDir()

@@ -15,7 +15,7 @@ import (
 	"github.com/forkd/forkd/internal/cli"
 )
 
-// container is the part of a container in a manifest that depends on forkd.
+// container is the part of a manifest's container that depends on forkd.
 type container struct {
 	Image        string   `yaml:"image"`
 	Args         []string `yaml:"args"`
@@ -86,8 +86,8 @@ func pods(t *testing.T, text []byte) (containers []container, volumes map[string
 	}
 }
 
-// The DaemonSet runs this version's daemon with existing options, its probes use existing paths and
-// commands, and it has the capabilities that docs/install.md names. kubeconform, in
+// The DaemonSet runs this version's daemon with options that exist, and its probes use paths and
+// commands that exist. It has the capabilities that docs/install.md names. kubeconform, in
 // scripts/package, checks the rest.
 func TestManifestFitsTheDaemon(t *testing.T) {
 	text, err := os.ReadFile("../kubernetes/forkd.yaml")

@@ -1,10 +1,10 @@
 // Command manual writes forkd's man pages and shell completions from the definition of the command
-// line: a page of section 1 per command, and files for bash, zsh and fish.
+// line. It writes a page of section 1 per command, and files for bash, zsh and fish.
 //
 //	go run ./packaging/manual DIR
 //
-// DIR then has the folders man, bash, zsh and fish. Pages have the date of $SOURCE_DATE_EPOCH
-// (reproducible-builds.org), or of today.
+// DIR then has the folders man, bash, zsh and fish. The date of the pages is $SOURCE_DATE_EPOCH
+// (reproducible-builds.org), or by default today.
 package main
 
 import (
@@ -52,7 +52,7 @@ func write(dir string) error {
 	return completions(root, dir)
 }
 
-// completions writes a file per shell, with the file name that the shell looks for.
+// completions writes a file per shell, under the name that the shell looks for.
 func completions(root *cobra.Command, dir string) error {
 	if err := root.GenBashCompletionFileV2(filepath.Join(dir, "bash", "forkd"), true); err != nil {
 		return err

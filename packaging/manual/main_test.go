@@ -15,8 +15,8 @@ import (
 	"github.com/forkd/forkd/internal/cli"
 )
 
-// Every command that users can see has a page that describes its options, and the shells take their
-// completions.
+// Every command that users can see has a page that describes its options, and the shells accept
+// their completions.
 func TestPagesAndCompletions(t *testing.T) {
 	t.Setenv("SOURCE_DATE_EPOCH", "1700000000")
 	dir := t.TempDir()
@@ -69,8 +69,8 @@ func TestPagesAndCompletions(t *testing.T) {
 	}
 }
 
-// The Debian package has the version of the command line, and packs existing files: scripts/package
-// makes everything in out/package.
+// The Debian package has the version of the command line. It packs only files that exist:
+// scripts/package makes all of them in out/package.
 func TestDebianPackageIsOfThisVersion(t *testing.T) {
 	text, err := os.ReadFile("../debian/changelog")
 	if err != nil {

@@ -15,9 +15,9 @@ import (
 // Counts are the operations of a process since it started. They do not depend on the speed of the
 // host.
 type Counts struct {
-	Switches uint64 // context switches away from its threads
+	Switches uint64 // context switches away from the threads of the process
 	Calls    uint64 // system calls
-	Exits    uint64 // of its VM, including those that the kernel handles
+	Exits    uint64 // exits of its VM, including those that the kernel handles
 	Faults   uint64 // page faults of the host, including those in guest memory
 }
 
@@ -27,22 +27,23 @@ func (c Counts) Sub(before Counts) Counts {
 		Exits: c.Exits - before.Exits, Faults: c.Faults - before.Faults}
 }
 
-// Counter counts for every process of the host, from NewCounter to Close. It slows all of them
-// down, so do not measure times while it counts.
+// Counter counts the operations of every process on the host, from NewCounter to Close. It slows
+// all of them down, so do not measure times while it counts.
 type Counter struct {
-	counts *ebpf.Map // by counterKey
+	counts *ebpf.Map // keys are counterKeys
 	undo   []func() error
 }
 
 // counterKey is the key of the map in which the kernel counts.
 type counterKey struct{ Process, Kind uint32 }
 
-// counted are the tracepoints of the kernel that are counted, in the thread that passes them: at
-// sched_switch the thread that gives up its CPU. A key's kind is the index.
+// counted are the kernel's tracepoints that are counted, by their index, which is the key's kind.
+// An event counts for the thread that reaches the tracepoint. At sched_switch that is the thread
+// that gives up its CPU.
 var counted = []string{"sched_switch", "sys_enter", "kvm_exit"}
 
-// maxCounted bounds the keys: the number of processes that run during a benchmark, times
-// len(counted). Processes that start when the map is full are not counted.
+// maxCounted bounds the keys. A key is needed for each process that runs during a benchmark and
+// each of counted. Processes that start when the map is full are not counted.
 const maxCounted = 1 << 16
 
 // NewCounter starts counting. It needs root, and a kernel with BPF.
@@ -78,10 +79,10 @@ func (c *Counter) attach(tracepoint string, kind uint32) error {
 
 // addOne is a program that adds one to the count of the current process.
 func addOne(counts *ebpf.Map, kind uint32) asm.Instructions {
-	const key, first = -8, -16 // on the stack: the key, the value of a new entry
+	const key, first = -8, -16 // on the stack: the key, and the value of a new entry
 	return asm.Instructions{
 		asm.FnGetCurrentPidTgid.Call(),
-		asm.RSh.Imm(asm.R0, 32), // the process; the low half is the thread
+		asm.RSh.Imm(asm.R0, 32), // the process id, which is the upper half; the lower is the thread's
 		asm.StoreMem(asm.RFP, key, asm.R0, asm.Word),
 		asm.StoreImm(asm.RFP, key+4, int64(kind), asm.Word),
 
@@ -101,7 +102,7 @@ func addOne(counts *ebpf.Map, kind uint32) asm.Instructions {
 		asm.Add.Imm(asm.R2, key),
 		asm.Mov.Reg(asm.R3, asm.RFP),
 		asm.Add.Imm(asm.R3, first),
-		asm.Mov.Imm(asm.R4, int32(ebpf.UpdateNoExist)), // if two threads do this at once, one count is lost
+		asm.Mov.Imm(asm.R4, int32(ebpf.UpdateNoExist)), // if two threads do this at the same time, one count is lost
 		asm.FnMapUpdateElem.Call(),
 
 		asm.Mov.Imm(asm.R0, 0).WithSymbol("end"),
@@ -109,8 +110,8 @@ func addOne(counts *ebpf.Map, kind uint32) asm.Instructions {
 	}
 }
 
-// Read returns the counts of a live process. Only its page faults include the time before the
-// Counter was made.
+// Read returns the counts of a live process. They begin when the Counter was made, except page
+// faults, which begin with the process.
 func (c *Counter) Read(pid int) (Counts, error) {
 	var counts [3]uint64
 	for kind := range counts {
@@ -123,7 +124,7 @@ func (c *Counter) Read(pid int) (Counts, error) {
 	return Counts{Switches: counts[0], Calls: counts[1], Exits: counts[2], Faults: faults}, err
 }
 
-// ReadChildren returns the counts of this process's live children, by process id.
+// ReadChildren returns the counts of this process's children that are alive, by process id.
 func (c *Counter) ReadChildren() (map[int]Counts, error) {
 	pids, err := Children()
 	if err != nil {
@@ -131,7 +132,7 @@ func (c *Counter) ReadChildren() (map[int]Counts, error) {
 	}
 	out := make(map[int]Counts)
 	for _, pid := range pids {
-		if counts, err := c.Read(pid); err == nil { // otherwise it has ended
+		if counts, err := c.Read(pid); err == nil { // otherwise the child has exited
 			out[pid] = counts
 		}
 	}
@@ -157,8 +158,8 @@ func pageFaults(pid int) (uint64, error) {
 	return few + many, err
 }
 
-// statFields returns the fields of /proc/<pid>/stat from the third, the state, on. The command's
-// name before them may contain any character.
+// statFields returns the fields of /proc/<pid>/stat after the command's name, which may contain any
+// character. The first of them is the third field, the state.
 func statFields(stat string) []string {
 	i := strings.LastIndex(stat, ") ")
 	if i < 0 {

@@ -31,18 +31,18 @@ import (
 )
 
 // Daemon has the parts of `forkd daemon` below its REST API: a store with directories on disk and
-// on tmpfs, forkd-vmm, and sandbox managers over them. Only this process uses them.
+// on tmpfs, forkd-vmm, and sandbox managers that use them. Only this process uses them.
 type Daemon struct {
 	Host   report.Host
 	Assets *vmtest.Assets
 	Dir    string // for programs
-	RunDir string // in RAM, as /run is where systemd is; short, for sockets
+	RunDir string // in RAM, like /run on hosts with systemd; a short path, for sockets
 	Store  *store.Store
 	VMMs   vmpool.Processes
 
 	net  string // path of forkd-net
 	disk string // directory of the store, and of private disk tops
-	made int    // managers so far
+	made int    // number of managers so far
 }
 
 // NewDaemon sets up an empty store. undo removes everything.
@@ -103,7 +103,7 @@ func tempDir(parent string, undo *cleanup.Stack) (string, error) {
 	return dir, err
 }
 
-// Manager is a sandbox manager of a Daemon.
+// Manager is a sandbox manager that belongs to a Daemon.
 type Manager struct {
 	*sandbox.Manager
 	baker   *bake.Baker
@@ -118,13 +118,13 @@ func (m *Manager) VsockSocket(id string) string {
 
 // Options are the settings in which managers of one Daemon may differ.
 type Options struct {
-	Pool  int                              // VMMs that wait for a fork
-	VMMs  vmpool.VMMs                      // nil: the daemon's
+	Pool  int                              // number of VMMs that wait for a fork
+	VMMs  vmpool.VMMs                      // nil: those of the daemon
 	Guest func(vsock string) sandbox.Guest // nil: the agent
 }
 
-// WithManager calls f with a sandbox manager configured as in the daemon, and then kills its
-// sandboxes and its pool.
+// WithManager calls f with a sandbox manager that is configured as in the daemon. Then it kills the
+// manager's sandboxes and pool.
 func (d *Daemon) WithManager(o Options, f func(*Manager) error) error {
 	d.made++
 	name := strconv.Itoa(d.made)
@@ -195,7 +195,7 @@ func (d *Daemon) Recipe(name string) (bake.Request, error) {
 	}, nil
 }
 
-// poolLimit is how long n VMMs may take to start: about 0.1 s each on an emulated host.
+// poolLimit is how long n VMMs may take to start. On an emulated host each takes about 0.1 s.
 const poolLimit = 2 * time.Minute
 
 // WaitPool waits until n VMMs of the pool are ready.

@@ -30,13 +30,13 @@ import (
 const (
 	AccelKVM = "kvm"
 	AccelTCG = "tcg" // forkd's own emulated host: an emulated CPU with nested virtualization
-	AccelPVM = "pvm" // a KVM that runs no stock kernel; of these kvm-pvm is the one known to run the stub guest
+	AccelPVM = "pvm" // a KVM without hardware virtualization; it runs no stock kernel, but the stub guest
 
 	AccelNone = "none" // no KVM
 )
 
-// Host describes this host. If the host has no KVM at all, the error is ErrUnfit, and the
-// description is valid anyway.
+// Host describes this host. If the host has no KVM at all, it returns ErrUnfit together with the
+// description.
 func Host() (report.Host, error) {
 	h := report.Host{CPUs: runtime.NumCPU()}
 	var name unix.Utsname
@@ -82,7 +82,7 @@ func assets() (*vmtest.Assets, error) {
 }
 
 // CopyBinary copies a program into dir and returns its new path. In the emulated host, built
-// programs lie on a slow shared directory, while a daemon installs its VMM on a disk.
+// programs are in a slow shared directory, while a daemon installs its VMM on a disk.
 func CopyBinary(dir, path string) (string, error) {
 	p, err := os.ReadFile(path)
 	if err != nil {
@@ -92,8 +92,8 @@ func CopyBinary(dir, path string) (string, error) {
 	return to, errors.Join(os.WriteFile(to, p, 0o700), os.Chmod(to, 0o755), os.Chmod(dir, 0o711)) // see jail.Starter
 }
 
-// Template is the CPU template of guests: an emulated host does not keep the extended control
-// register of guests.
+// Template is the CPU template of guests. An emulated host does not keep the extended control
+// register of its guests.
 func Template(h report.Host) string {
 	if h.Accel == AccelTCG {
 		return vm.TemplateV2
@@ -135,8 +135,8 @@ func PssKiB(pid int) (uint64, error) {
 	return statusField(string(p), "Pss")
 }
 
-// PrivateKiB returns the private memory of a process, except for its mappings of a file
-// (proc_pid_smaps(5)): the private memory of a VMM without the RAM of its guest.
+// PrivateKiB returns the private memory of a process without its mappings of a file
+// (proc_pid_smaps(5)). For a VMM, it is the private memory without the guest's RAM.
 func PrivateKiB(pid int, without string) (float64, error) {
 	f, err := os.Open(fmt.Sprintf("/proc/%d/smaps", pid))
 	if err != nil {

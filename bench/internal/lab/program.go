@@ -23,7 +23,8 @@ type Program struct {
 	out    string
 }
 
-// NewProgram declares the common flags of all benchmarks. leftOut describes what -budget omits.
+// NewProgram declares the common flags of all benchmarks. leftOut describes what is omitted when
+// -budget is used up.
 func NewProgram(name string, budget time.Duration, leftOut string) *Program {
 	p := &Program{name: name, begin: time.Now()}
 	flag.DurationVar(&p.budget, "budget", budget, "after this time "+leftOut)
@@ -31,8 +32,8 @@ func NewProgram(name string, budget time.Duration, leftOut string) *Program {
 	return p
 }
 
-// Main parses the flags, checks them, measures, writes the report, and ends the process: with code
-// 2 if a flag is wrong, ExitUnfit if this host cannot run the guests, 1 after other errors.
+// Main parses and checks the flags, measures, writes the report, and exits. The exit code is 2 if a
+// flag is wrong, ExitUnfit if this host cannot run the guests, and 1 after other errors.
 func (p *Program) Main(check func() error, measure func(context.Context) (*report.Report, error)) {
 	flag.Parse()
 	err := check()
@@ -75,14 +76,13 @@ func (p *Program) Progress(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, p.name+": "+format+"\n", args...)
 }
 
-// TimeIsUp reports whether -budget has passed.
+// TimeIsUp reports whether the -budget is used up.
 func (p *Program) TimeIsUp() bool { return time.Now().After(p.Deadline()) }
 
-// Deadline returns the time at which -budget has passed.
+// Deadline returns the time at which the -budget is used up.
 func (p *Program) Deadline() time.Time { return p.begin.Add(p.budget) }
 
-// ErrUnfit means that this host runs no Linux guests; programs that need them end with the code
-// ExitUnfit.
+// ErrUnfit means that this host runs no Linux guests. Programs that need them exit with ExitUnfit.
 var ErrUnfit = errors.New("KVM of this host runs no Linux guest: use the emulated host (scripts/bench does)")
 
 // ExitUnfit is the exit code of a benchmark whose guests this host cannot run.

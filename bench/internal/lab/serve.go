@@ -19,11 +19,11 @@ import (
 )
 
 // Serve serves the REST API of the manager on a unix socket, with an audit log and without tokens,
-// and returns a client of it. undo closes server and client, and must run before the manager is
+// and returns a client for it. undo closes server and client, and must run before the manager is
 // closed.
 //
-// Server and client are both in this process, so programs that measure the CPU time of the daemon
-// count both.
+// Server and client are both in this process, so a program that measures the CPU time of the daemon
+// measures both.
 func (m *Manager) Serve(ctx context.Context, undo *cleanup.Stack) (*client.Client, error) {
 	quiet := slog.New(slog.DiscardHandler)
 	workspaces, err := workspace.Open(filepath.Join(m.dataDir, "workspaces"), m.Manager, quiet)

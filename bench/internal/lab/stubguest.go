@@ -22,9 +22,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// BakeStub makes a snapshot of a running stub. Bake cannot do that, because it waits for an
-// announcement that the guest is ready. The snapshot's memory map gets the given number of
-// additional extents.
+// BakeStub makes a snapshot of a running stub, whose memory map gets the given number of additional
+// extents. Bake cannot do that, because it waits until the guest announces that it is ready.
 func (d *Daemon) BakeStub(ctx context.Context, m *Manager, tag string, memoryMiB uint64, extents int) error {
 	kernel := filepath.Join(d.Dir, "stub.elf")
 	if err := os.WriteFile(kernel, stub.Kernel(), 0o600); err != nil {
@@ -43,8 +42,8 @@ func (d *Daemon) BakeStub(ctx context.Context, m *Manager, tag string, memoryMiB
 	return saveStub(ctx, m.Snapshots(), tag, vmm, machine, d.Host.Accel, extents)
 }
 
-// StubSettle is how long the stub's parent runs until it is certainly in its loop. It gets there
-// after a few dozen instructions, which take microseconds even on emulated hosts.
+// StubSettle is how long the stub's parent runs, which is certainly enough to reach its loop. It
+// gets there after a few dozen instructions, which take microseconds even on emulated hosts.
 const StubSettle = 300 * time.Millisecond
 
 func runStub(ctx context.Context, vmm vmpool.VMM, kernel string) error {
@@ -67,14 +66,14 @@ func runStub(ctx context.Context, vmm vmpool.VMM, kernel string) error {
 	return vmm.Pause(ctx)
 }
 
-// Position of the extents that BakeStub adds: above all memory that the stub uses, each followed by
-// a hole of the same length, so that the kernel does not merge their mappings.
+// Position of the extents that BakeStub adds. They are above all memory that the stub uses. A hole
+// of the same length follows each extent, so that the kernel does not merge their mappings.
 const (
 	extentsFrom = 32 << 20
 	extentStep  = 64 << 10
 )
 
-// MaxStubExtents is how many of these extents fit into a guest with 64 MiB of RAM.
+// MaxStubExtents is how many such extents fit into a guest with 64 MiB of RAM.
 const MaxStubExtents = (64<<20 - extentsFrom) / extentStep
 
 func saveStub(ctx context.Context, s *store.Store, tag string, vmm vmpool.VMM, machine vm.Shape, accel string,
@@ -116,21 +115,21 @@ func saveStub(ctx context.Context, s *store.Store, tag string, vmm vmpool.VMM, m
 	return err
 }
 
-// StubClient stands for the agent of a stub, for Options.Guest.
+// StubClient returns a replacement for the agent of a stub, for Options.Guest.
 func StubClient(vsock string) sandbox.Guest { return stubClient{dir: filepath.Dir(vsock)} }
 
-// stubClient stands for the agent of a stub. Only Forked may be called.
+// stubClient replaces the agent of a stub. Only Forked may be called.
 type stubClient struct {
 	sandbox.Guest
-	dir string // of its VMM
+	dir string // directory of the stub's VMM
 }
 
 // stubPoll is the resolution of the stub's clock (ii).
 const stubPoll = 200 * time.Microsecond
 
-// Forked waits for the stub's answer on its console: one byte, because a VMM that ends writes more.
-// It only checks the number of bytes, in one open file, because copying the ring of a console takes
-// as long as restoring a vCPU. Other VMMs write the byte to a pipe, which is awaited.
+// Forked waits for the stub's answer on its console. It accepts only one byte, because a VMM that
+// exits writes more. It checks the number of bytes in an open file, because copying the ring of a
+// console takes as long as restoring a vCPU. For other VMMs the byte comes from a pipe.
 func (c stubClient) Forked(ctx context.Context, _ agentproto.Forked) (*agentproto.Unique, error) {
 	return nil, c.wait(ctx)
 }
@@ -164,8 +163,8 @@ func (c stubClient) wait(ctx context.Context) error {
 	}
 }
 
-// NewTicker returns a kernel timer from which eight bytes can be read in every period. In an idle
-// program Go's own timers are late by up to a millisecond, because Go's poller waits for whole
+// NewTicker returns a kernel timer, from which eight bytes can be read in every period. In an idle
+// program, Go's own timers are late by up to a millisecond, because Go's poller waits for whole
 // milliseconds.
 func NewTicker(period time.Duration) (*os.File, error) {
 	fd, err := unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_NONBLOCK|unix.TFD_CLOEXEC)

@@ -8,8 +8,8 @@ import (
 	"strconv"
 )
 
-// Chart is groups of horizontal bars with their figures. Each group has its own scale, which begins
-// at 0: only bars of the same group can be compared.
+// Chart shows groups of horizontal bars with their figures. Each group has its own scale, which
+// begins at 0, so only bars of the same group can be compared.
 type Chart struct {
 	Title, Subtitle string
 	Unit            string
@@ -25,17 +25,17 @@ type ChartGroup struct {
 // ChartBar is one figure.
 type ChartBar struct {
 	Name    string
-	Value   float64 // above 0; otherwise there is no figure, and no bar
-	Missing string  // reason why there is none
-	Ours    bool    // it is drawn in another colour
+	Value   float64 // above 0; otherwise there is neither a figure nor a bar
+	Missing string  // reason why there is no figure
+	Ours    bool    // drawn in another colour
 }
 
-// Dimensions of a chart in SVG's user units, and its colours. The chart has a white background,
-// whatever the page's background is.
+// Dimensions of a chart in SVG's user units, and its colours. The chart has a white background on
+// any page.
 const (
 	chartWidth    = 820
 	chartBarLeft  = 220
-	chartBarRight = 720 // right end of the longest bar; its figure follows
+	chartBarRight = 720 // right end of the longest bar; the bar's figure follows
 	chartRow      = 18
 	chartGroup    = 30
 	chartHead     = 58
@@ -93,7 +93,7 @@ func (c *Chart) SVG() []byte {
 	return b.Bytes()
 }
 
-// measured reports whether there is a figure.
+// measured reports whether the bar has a figure.
 func (b *ChartBar) measured() bool { return b.Value > 0 && !math.IsInf(b.Value, 0) }
 
 func (g *ChartGroup) longest() (v float64) {
@@ -105,7 +105,7 @@ func (g *ChartGroup) longest() (v float64) {
 	return v
 }
 
-// figure prints three digits, or all digits before the point.
+// figure prints three digits, or more if there are more before the point.
 func figure(v float64) string {
 	digits := 2
 	switch {

@@ -1,5 +1,5 @@
-// Package report prints and saves the results of a benchmark: tables for people, the same figures
-// as JSON for programs, and the quantiles in both.
+// Package report prints and saves the results of a benchmark: tables for people, and the same
+// figures as JSON for programs. It also computes quantiles.
 //
 // It measures nothing. A figure that was not measured is a nil cell, which is printed as an empty
 // field and is null in JSON.
@@ -27,7 +27,7 @@ type Report struct {
 	Tables []*Table  `json:"tables"`
 }
 
-// Host describes the host on which the figures were measured. Without it they mean nothing.
+// Host describes the host on which the figures were measured. Figures mean nothing without it.
 type Host struct {
 	Accel  string `json:"accel"` // what runs the guests: "kvm", "tcg" (emulated CPU), "pvm" (no hardware virtualization)
 	Kernel string `json:"kernel"`
@@ -38,7 +38,8 @@ type Host struct {
 // Column is a column of a table.
 type Column struct {
 	Name string `json:"name"` // unique in its table; with the unit, as in "pause p50 ms"
-	// Digits is how many places of a float64 are printed after the point. JSON keeps all of them.
+	// Digits is how many digits of a float64 are printed after the point. JSON contains all of
+	// them.
 	Digits int `json:"-"`
 }
 
@@ -88,7 +89,7 @@ func (t *Table) MarshalJSON() ([]byte, error) {
 	}{t.Title, t.Columns, rows, t.Notes})
 }
 
-// write prints the table in Markdown, padded so that it reads well in a terminal too.
+// write prints the table in Markdown, padded so that it is readable in a terminal too.
 func (t *Table) write(w io.Writer) error {
 	if err := t.check(); err != nil {
 		return err
@@ -161,7 +162,7 @@ func (r *Report) Save(path string) error {
 	return os.WriteFile(path, append(p, '\n'), 0o644)
 }
 
-// Quantile returns the smallest sample that at least the fraction q of all samples do not exceed
+// Quantile returns the smallest sample that is at least as large as the fraction q of all samples
 // (nearest rank), or NaN without samples. It never interpolates, so the result was measured.
 func Quantile(samples []float64, q float64) float64 {
 	if len(samples) == 0 {

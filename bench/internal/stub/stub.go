@@ -1,10 +1,10 @@
 // Package stub is a guest without an operating system: an ELF file that the product's loader boots
-// like a kernel, with about a hundred bytes of code. It lets the fork path be measured where KVM
+// like a kernel, with about a hundred bytes of code. With it, forks can be measured on a KVM that
 // cannot run Linux, such as kvm-pvm.
 //
 // The code sets up tables, drops to user mode (CPL 3) and reads a device's register repeatedly
 // until a number in memory changes. With forkd's VMM that number is the VM generation identifier,
-// which a restore changes. The copy then answers: it traps to kernel mode, which writes the value
+// which a restore changes. Then the copy answers: it traps to kernel mode, which writes the value
 // read from the register to the serial port, once, and halts. The parent never answers.
 //
 // It has no agent, no interrupts and no devices of its own, so the cost of its forks inside the
@@ -18,27 +18,27 @@ import (
 	"github.com/forkd/forkd/internal/vmm/boot"
 )
 
-// Answer is the byte that a forked stub writes to its console: the first of the magic "virt" that
-// every virtio-mmio window begins with (virtio 1.2 §4.2.2).
+// Answer is the byte that a forked stub writes to its console. It is the first byte of the magic
+// "virt", with which every virtio-mmio window begins (virtio 1.2 §4.2.2).
 const Answer = 'v'
 
-// Layout holds the guest physical addresses that the stub reads, which differ between VMMs.
+// Layout holds the guest physical addresses that the stub reads. They depend on the VMM.
 type Layout struct {
 	Register   uint32 // a virtio-mmio window between 3 and 4 GiB: reading it causes an exit to the VMM
 	Generation uint32 // 8 bytes in the first 2 MiB of RAM that differ in a copy
 }
 
-// Note is a Generation for VMMs whose snapshots contain memory unchanged: 8 bytes of RAM that only
-// the stub uses. The holder of a snapshot can write a different number to them.
+// Note is a Generation for VMMs whose snapshots contain memory unchanged. It is 8 bytes of RAM that
+// only the stub uses. A program that has a snapshot can write another number there.
 const Note = loadAddr + imageSize
 
 // Guest physical layout, from loadAddr on. Every table has a page of its own.
 const (
 	loadAddr = uint32(boot.MinKernelAddr)
 
-	userCode   = 0x100 // behind the entry code
+	userCode   = 0x100 // after the entry code
 	trapCode   = 0x200 // the handler of invalid instructions
-	bootCode   = 0x280 // where a Multiboot loader enters
+	bootCode   = 0x280 // entry point for a Multiboot loader
 	bootHeader = 0x300
 	pml4       = 0x1000
 	pdpt       = 0x2000
@@ -53,10 +53,10 @@ const (
 	imageSize  = 0x9000
 )
 
-// programAddr is where linkers put programs of x86-64.
+// programAddr is the usual address of x86-64 programs.
 const programAddr = 0x400000
 
-// Selectors in the GDT, with the requested privilege level of the user's.
+// Selectors in the GDT. The user's include the requested privilege level.
 const (
 	selKernelCode = 0x08
 	selUserData   = 0x10 | 3
@@ -77,9 +77,9 @@ const (
 )
 
 const (
-	// The user code leaves through an invalid instruction: the one trap, of those that need no
-	// set-up, that kvm-pvm delivers. It turns software interrupts, and port output with IOPL 3,
-	// into a triple fault, and SYSCALL returns to it at the wrong privilege level.
+	// The user code leaves through an invalid instruction, because kvm-pvm delivers no other trap
+	// that needs no set-up. On kvm-pvm, software interrupts, and port output with IOPL 3, become a
+	// triple fault, and SYSCALL returns at the wrong privilege level.
 	trapVector = 6
 	// userFlags keeps interrupts off. Bit 1 is always one.
 	userFlags = 1 << 1
@@ -95,8 +95,8 @@ func (l Layout) Kernel() []byte {
 	return bareguest.ELF(l.image(), loadAddr)
 }
 
-// Multiboot returns a kernel for a VMM that enters it in 32-bit mode: a file with a header by the
-// Multiboot Specification 0.6.96 §3.1 that gives the addresses itself.
+// Multiboot returns a kernel for a VMM that enters it in 32-bit mode. It is a file with a header
+// that gives the addresses itself (Multiboot Specification 0.6.96 §3.1).
 func (l Layout) Multiboot() []byte {
 	const magic, addressesAreValid = 0x1badb002, 1 << 16
 	m := l.image()
@@ -104,7 +104,7 @@ func (l Layout) Multiboot() []byte {
 	var sum uint32 // the sum of the first three fields must be 0
 	sum -= magic + addressesAreValid
 	for i, v := range []uint32{magic, addressesAreValid, sum, loadAddr + bootHeader, loadAddr,
-		loadAddr + imageSize, Note + 8, loadAddr + bootCode} { // the loader clears the Note too
+		loadAddr + imageSize, Note + 8, loadAddr + bootCode} { // the loader also clears the Note
 		binary.LittleEndian.PutUint32(m[bootHeader+4*i:], v)
 	}
 	return m
@@ -124,8 +124,8 @@ func enter64() []byte {
 	return append(abs32(append(c, 0xea), loadAddr), selKernelCode, 0)      // ljmp to the entry code
 }
 
-// Program returns a Linux program for containers, which answers as a forked stub does, on its
-// standard output, and then waits to be killed. It needs no files.
+// Program returns a Linux program for containers. It answers on standard output like a forked stub,
+// and then waits to be killed. It needs no files.
 func Program() []byte {
 	const write, pause = 1, 34 // system calls of x86-64
 	c := []byte{
@@ -160,7 +160,7 @@ func (l Layout) image() []byte {
 // abs32 appends a 32-bit number to code.
 func abs32(code []byte, v uint32) []byte { return binary.LittleEndian.AppendUint32(code, v) }
 
-// entryCode runs in 64-bit mode at CPL 0 and leaves to user mode for good.
+// entryCode runs in 64-bit mode at CPL 0. It leaves to user mode and never returns.
 func entryCode() []byte {
 	c := abs32([]byte{0x0f, 0x01, 0x14, 0x25}, loadAddr+gdtPointer)   // lgdt gdtPointer
 	c = abs32(append(c, 0x0f, 0x01, 0x1c, 0x25), loadAddr+idtPointer) // lidt idtPointer

@@ -52,7 +52,7 @@ func TestLoaderAccepts(t *testing.T) {
 	}
 }
 
-// The program for containers is run: it answers, and then waits.
+// The program for containers answers and then waits.
 func TestProgram(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "answer")
 	if err := os.WriteFile(path, Program(), 0o700); err != nil {
@@ -80,7 +80,7 @@ func TestProgram(t *testing.T) {
 	}
 }
 
-// A Multiboot loader finds the header, and in it where the image belongs.
+// A Multiboot loader finds the header, which tells it where to load the image.
 func TestMultiboot(t *testing.T) {
 	m := forkd.Multiboot()
 	field := func(i int) uint32 { return binary.LittleEndian.Uint32(m[bootHeader+4*i:]) }

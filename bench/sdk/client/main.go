@@ -118,7 +118,7 @@ func (b *bench) down(ctx context.Context) error {
 	return nil
 }
 
-// many starts n sandboxes at once.
+// many starts n sandboxes concurrently.
 func (b *bench) many(ctx context.Context, n int) (ids []string, err error) {
 	ids = make([]string, n)
 	var group errgroup.Group
@@ -131,9 +131,9 @@ func (b *bench) many(ctx context.Context, n int) (ids []string, err error) {
 	return ids, group.Wait()
 }
 
-// held prints how much this process has grown for each of n sandboxes that it holds.
+// held prints by how much this process grows for each of n sandboxes that it holds.
 func (b *bench) held(ctx context.Context, n int) error {
-	first, err := b.many(ctx, 1) // makes what all sandboxes share
+	first, err := b.many(ctx, 1) // makes the objects that all sandboxes share
 	if err != nil {
 		return err
 	}

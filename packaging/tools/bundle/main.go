@@ -1,14 +1,14 @@
 // Command bundle converts the containers of forkd's DaemonSet to bundles, as containerd would. A
-// container runtime (runc, crun) can then run them without Kubernetes, with the rights that the
-// manifest grants and no others.
+// container runtime (runc, crun) can then run them without Kubernetes, with exactly the rights that
+// the manifest grants.
 //
 //	go run ./bundle MANIFEST.yaml DIR
 //
-// MANIFEST is decoded strictly: a field that Kubernetes does not know is an error. DIR/CONTAINER is
-// then a bundle for each container (opencontainers/runtime-spec, bundle.md) whose root file system is
-// DIR/rootfs. DIR/volumes has the volumes, with the modes that kubelet gives them; the caller fills in
-// the secrets. The devices of the resource squat.ai/kvm are those that this host has. Probes, limits
-// and the network are omitted.
+// MANIFEST is decoded strictly: a field that Kubernetes does not know is an error. For each
+// container, DIR/CONTAINER becomes a bundle (opencontainers/runtime-spec, bundle.md) whose root
+// file system is DIR/rootfs. DIR/volumes has the volumes, with the modes that kubelet gives them;
+// the caller fills in the secrets. The resource squat.ai/kvm stands for this host's own devices.
+// Probes, limits and the network are omitted.
 package main
 
 import (
@@ -77,7 +77,7 @@ func run(manifest, dir string) error {
 	return nil
 }
 
-// decode checks all objects of a manifest, and returns its DaemonSet.
+// decode checks all objects of a manifest, and returns the manifest's DaemonSet.
 func decode(text []byte) (set *appsv1.DaemonSet, err error) {
 	for _, doc := range bytes.Split(text, []byte("\n---\n")) {
 		var kind struct{ Kind string }
@@ -110,7 +110,7 @@ func decode(text []byte) (set *appsv1.DaemonSet, err error) {
 	return set, nil
 }
 
-// makeVolume makes a volume as kubelet does: pkg/volume/{hostpath,emptydir,secret}.
+// makeVolume makes a volume as kubelet does (pkg/volume/{hostpath,emptydir,secret}).
 func makeVolume(path string, v corev1.Volume) error {
 	mode := os.FileMode(0o755)
 	switch {
@@ -128,7 +128,7 @@ func makeVolume(path string, v corev1.Volume) error {
 	return os.Chmod(path, mode)
 }
 
-// specOf converts a container as containerd's CRI plugin does, as far as this program needs it.
+// specOf converts a container as containerd's CRI plugin does, as far as these containers need it.
 func specOf(c corev1.Container, dir string) (*specs.Spec, error) {
 	args := append(c.Command, c.Args...)
 	if len(c.Command) == 0 {
@@ -181,7 +181,7 @@ func specOf(c corev1.Container, dir string) (*specs.Spec, error) {
 	ctx := namespaces.WithNamespace(context.Background(), "k8s.io")
 	spec, err := oci.GenerateSpec(ctx, nil, &containers.Container{ID: "forkd-" + c.Name}, options...)
 	if err == nil {
-		spec.Version = "1.0.2" // the newest that the crun of Debian 12 knows
+		spec.Version = "1.0.2" // the newest version that crun of Debian 12 knows
 		spec.Root.Path, err = filepath.Abs(filepath.Join(dir, "rootfs"))
 	}
 	for i := range spec.Mounts {
