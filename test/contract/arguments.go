@@ -9,10 +9,10 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// arguments are the arguments of a step, by their names in scenarios.
+// arguments holds the arguments of a step, by their names in scenarios.
 type arguments map[string]any
 
-// wireNames maps arguments to their names in the API, where those differ.
+// wireNames maps arguments to their names in the API, where the names differ.
 func wireNames() map[string]string {
 	return map[string]string{
 		"snapshot": "snapshot_tag", "ttl": "ttl_secs", "idle_timeout": "idle_timeout_secs", "timeout": "timeout_secs",
@@ -21,17 +21,17 @@ func wireNames() map[string]string {
 	}
 }
 
-// canonical returns the name in scenarios of an argument of the API.
+// canonical returns the scenarios' name for an argument of the API.
 func canonical(wire string) string {
 	for name, other := range wireNames() {
-		if other == wire && name != "new" { // to is the name of another argument too
+		if other == wire && name != "new" { // another argument is called to as well
 			return name
 		}
 	}
 	return wire
 }
 
-// into decodes arguments into a request of the client.
+// into decodes the arguments into a request of the client.
 func (a arguments) into(request any) error {
 	names, fields := wireNames(), map[string]any{}
 	for name, value := range a {
@@ -93,7 +93,7 @@ func (a arguments) whole(name string, def int) int {
 	return def
 }
 
-// data returns an argument that is text or bytes as bytes.
+// data converts an argument that is text or bytes to bytes.
 func data(v any) []byte {
 	if text, ok := v.(string); ok {
 		return []byte(text)
@@ -125,7 +125,7 @@ func fieldsOf(v any) (map[string]any, error) {
 	return fields, json.Unmarshal(p, &fields)
 }
 
-// fieldsAnd is fieldsOf for the results of a call.
+// fieldsAnd is fieldsOf for a function that returns a value and an error.
 func fieldsAnd(v any, err error) (any, error) {
 	if err != nil {
 		return nil, err
@@ -143,14 +143,14 @@ func sandboxObjects(list []client.Sandbox) []any {
 	for _, s := range list {
 		o, err := object("sandbox", s, s.ID)
 		if err != nil {
-			return nil // a message of the API can be encoded
+			return nil // messages of the API can always be encoded
 		}
 		out = append(out, o)
 	}
 	return out
 }
 
-// found returns false instead of an error that means that the object does not exist.
+// found converts an error that means that the object does not exist to the result false.
 func found(err error, missing client.ErrorCode) (any, error) {
 	if errors.Is(err, missing) {
 		return false, nil

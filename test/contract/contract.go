@@ -1,8 +1,8 @@
-// Package contract defines what all SDKs of forkd must do in the same way. The operations and
-// scenarios are data files that the SDKs' own runners read too. It also has the runner of the Go
-// client. README.md describes them.
+// Package contract defines the behaviour that all SDKs of forkd share. The operations and scenarios
+// are data files, which the SDKs' own runners read too. README.md describes them. The package also
+// has the runner of the Go client.
 //
-// It starts no daemon: the tests that use it bring one.
+// It starts no daemon; the tests that use it do.
 package contract
 
 import (
@@ -27,7 +27,7 @@ import (
 //go:embed operations.yaml scenarios
 var FS embed.FS
 
-// Operation is an operation that every SDK has.
+// Operation is an operation that every SDK supports.
 type Operation struct {
 	Op      string   `yaml:"op"`
 	Object  string   `yaml:"object"`
@@ -39,7 +39,7 @@ type Operation struct {
 // Scenario is a sequence of steps.
 type Scenario struct {
 	Name    string `yaml:"name"`
-	Needs   string `yaml:"needs"` // "fake", "vm", or empty: either
+	Needs   string `yaml:"needs"` // "fake", "vm", or empty if both will do
 	Steps   []Step `yaml:"steps"`
 	Finally []Step `yaml:"finally"`
 }
@@ -54,7 +54,7 @@ type Step struct {
 	Error  *map[string]any `yaml:"error"`
 }
 
-// own are operations of the runners themselves, with their arguments.
+// own are the operations of the runners themselves, with their arguments.
 var own = map[string][]string{
 	"rig.faults": {"clear", "requests", "fail_children", "restart"}, "rig.state": nil, "sleep": {"seconds"},
 	"number": {"text"}, "directory": {"files"},
@@ -139,7 +139,7 @@ func (s *Scenario) check(known map[string][]string) error {
 // variable matches a reference to a part of a saved result.
 var variable = regexp.MustCompile(`\$\{([^}]*)\}`)
 
-// filled returns a value of a step with its variables replaced, and with encoded bytes decoded.
+// filled returns a value of a step in which variables are replaced and encoded bytes are decoded.
 func filled(v any, saved map[string]any) (any, error) {
 	switch v := v.(type) {
 	case string:
@@ -189,7 +189,7 @@ func at(v any, path string) any {
 		if value, ok := v[path]; ok {
 			return value
 		}
-		for i := range len(path) { // the shortest existing key
+		for i := range len(path) { // tries the shortest key first
 			if value, ok := v[path[:i]]; path[i] == '.' && ok {
 				return at(value, path[i+1:])
 			}
@@ -273,7 +273,7 @@ func typeOf(v any) string {
 	}
 }
 
-// equal compares numbers by their value, and bytes with bytes.
+// equal reports whether two values are equal. It compares numbers by value, and bytes with bytes.
 func equal(a, b any) bool {
 	if x, ok := number(a); ok {
 		y, ok := number(b)

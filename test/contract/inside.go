@@ -32,7 +32,7 @@ func codeOperations() map[string]operation {
 	}
 }
 
-// formNames maps the names of results' forms in scenarios to media types.
+// formNames maps the scenarios' names for forms of results to media types.
 func formNames() map[string]string {
 	return map[string]string{"text": "text/plain", "html": "text/html", "markdown": "text/markdown",
 		"svg": "image/svg+xml", "png": "image/png",
@@ -185,7 +185,7 @@ func onProcess(f func(*process, arguments) (any, error)) func(*runner, *Object, 
 	}
 }
 
-// start starts a command and follows it. Input that is not kept open ends at once.
+// start starts a command and follows it. The command's input ends at once unless it is kept open.
 func (r *runner) start(of *Object, with arguments, tty *client.TTYSize) (any, error) {
 	req, err := with.command()
 	if err != nil {
@@ -271,7 +271,7 @@ func fileOperations() map[string]operation {
 	}
 }
 
-// files is the client for a call on files, which may name a user.
+// files returns the client for a call on files. The call may name a user.
 func (r *runner) files(with arguments) *client.Client { return r.client.AsUser(with.text("user")) }
 
 func onFile(f func(r *runner, box, path string, with arguments) (any, error)) func(*runner, *Object, arguments) (any,
@@ -388,7 +388,7 @@ func listOf[T any](list []T) []any {
 	for _, v := range list {
 		fields, err := fieldsOf(v)
 		if err != nil {
-			return nil // a message of the API can be encoded
+			return nil // messages of the API can always be encoded
 		}
 		out = append(out, fields)
 	}

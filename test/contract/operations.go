@@ -11,7 +11,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// operation is the Go client's implementation of an operation. method is its code as users write
+// operation is the Go client's implementation of an operation. method is the call as users write
 // it.
 type operation struct {
 	method string
@@ -40,7 +40,7 @@ func operations() map[string]operation {
 	return all
 }
 
-// on returns the client of an operation: a saved one, or the scenario's own.
+// on returns the client of an operation: a saved client, or the scenario's own.
 func (r *runner) on(of *Object) *client.Client {
 	if of != nil {
 		if c, ok := of.handle.(*client.Client); ok {

@@ -14,7 +14,7 @@ import (
 // Rig is a running fake daemon: the program rigd.
 type Rig struct {
 	Daemon
-	Socket string // unix:///path of the same API; the user who runs it needs no token there
+	Socket string // unix:///path of the same API; the user who runs rigd needs no token there
 
 	cmd   *exec.Cmd
 	stdin io.Closer
@@ -55,7 +55,7 @@ func StartRig(dir string) (*Rig, error) {
 	return r, nil
 }
 
-// Close ends the program. It fails if any traffic did not conform to api/openapi.yaml.
+// Close ends the program. It returns an error if any traffic did not conform to api/openapi.yaml.
 func (r *Rig) Close() error {
 	return errors.Join(r.stdin.Close(), r.cmd.Wait())
 }

@@ -17,12 +17,12 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// Daemon is the daemon on which scenarios run.
+// Daemon is the daemon that scenarios use.
 type Daemon struct {
 	URL, Token string
 	Snapshot   string
-	Tmp        string // directory that exists in sandboxes
-	File       string // on the daemon's host, of the fake daemon only
+	Tmp        string // a directory that exists in sandboxes
+	File       string // file on the daemon's host; only for the fake daemon
 	Fake       bool
 }
 
@@ -42,10 +42,11 @@ type runner struct {
 	undo   []func()
 }
 
-// Timeout limits a scenario. It is meant for a step that hangs, not for a slow one.
+// Timeout limits a scenario. It is for a step that hangs, not for a slow one.
 const Timeout = 2 * time.Minute
 
-// Run runs a scenario. name must be unique to this run, of lower-case letters and digits.
+// Run runs a scenario. name must be unique in this run, and consist of lower-case letters and
+// digits.
 func Run(ctx context.Context, d Daemon, s Scenario, name string) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()
@@ -62,7 +63,7 @@ func Run(ctx context.Context, d Daemon, s Scenario, name string) (err error) {
 	}
 	defer func() {
 		for _, step := range s.Finally {
-			_ = r.step(step) // cleans up; errors are ignored
+			_ = r.step(step) // cleanup; errors are ignored
 		}
 		for _, undo := range slices.Backward(r.undo) {
 			undo()
@@ -180,7 +181,7 @@ func (r *runner) rig(op string, with arguments) (any, error) {
 	return state, json.Unmarshal(answer, &state)
 }
 
-// errorFields returns the fields of an error that scenarios use.
+// errorFields returns those fields of an error that scenarios use.
 func (r *runner) errorFields(err error) map[string]any {
 	var (
 		answer  *client.Error
@@ -221,7 +222,7 @@ func (r *runner) errorFields(err error) map[string]any {
 	return map[string]any{"class": fmt.Sprintf("%T", err)}
 }
 
-// className returns the name of a code's exception class in the other SDKs.
+// className returns the name of the other SDKs' exception class for an error code.
 func className(code string) string {
 	name := ""
 	for part := range strings.SplitSeq(code, "_") {

@@ -17,7 +17,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
-// repeated returns JSON that repeats an element as often as it fits into n bytes.
+// repeated returns JSON that repeats an element as often as n bytes permit.
 func repeated(head, element, tail string) func(int) []byte {
 	return func(n int) []byte {
 		count := max(1, (n-len(head)-len(tail))/(len(element)+1))
@@ -25,7 +25,7 @@ func repeated(head, element, tail string) func(int) []byte {
 	}
 }
 
-// numbered is repeated with a number in each element, for names that may occur only once.
+// numbered is like repeated, with a number in each element. It is for names that must be unique.
 func numbered(head, format, tail string) func(int) []byte {
 	return func(n int) []byte {
 		b := []byte(head)
@@ -36,7 +36,7 @@ func numbered(head, format, tail string) func(int) []byte {
 	}
 }
 
-// deep returns an element nested to the depth that fits into n bytes.
+// deep returns an element that is nested as deeply as n bytes permit.
 func deep(open, inner, shut string) func(int) []byte {
 	return func(n int) []byte {
 		count := n / (len(open) + len(shut))
@@ -66,7 +66,7 @@ func guest(contentType string, status int, body []byte) *agentclient.Client {
 	})
 }
 
-// raw returns a client of an agent that answers with bytes.
+// raw returns a client of an agent that answers with the given bytes.
 func raw(answer []byte) *agentclient.Client {
 	return agentclient.New(func(context.Context, uint32) (net.Conn, error) {
 		ours, theirs := net.Pipe()
@@ -80,16 +80,17 @@ func raw(answer []byte) *agentclient.Client {
 	})
 }
 
-// decoded is the memory that the longest listing may take when decoded, in addition to its bytes.
+// decoded is the memory that the longest listing may take when it is decoded, in addition to its
+// bytes.
 const decoded = 16 << 20
 
-// callRows tests calls that the agent answers with one message of JSON.
+// callRows tests calls whose answer is one message of JSON.
 func callRows() (rows []row) {
 	calls := []struct {
 		name  string
 		most  int
 		fixed int
-		field string // has the entries
+		field string // the field with the entries
 		call  func(context.Context, *agentclient.Client) error
 	}{
 		{"stat", 60 << 10, 4 << 20, "entry", func(ctx context.Context, c *agentclient.Client) error {
@@ -176,7 +177,7 @@ func streamRows() (rows []row) {
 		} {
 			rows = append(rows, row{name: name + "/" + what, input: input, decode: decode, most: 60 << 10, fixed: 4 << 20})
 		}
-		// An empty message costs what every message costs: some hundred bytes of garbage.
+		// An empty message costs as much as any other: some hundred bytes of garbage.
 		rows = append(rows, row{name: name + "/small messages", input: many(`{}`), decode: decode, factor: 200},
 			row{name: name + "/starts", input: many(`{"event":{"start":{"pid":7}}}`), decode: decode, factor: 50})
 	}
@@ -219,7 +220,7 @@ func streamRows() (rows []row) {
 	)
 }
 
-// otherRows tests the agent's own protocol, and the control of interpreters.
+// otherRows tests the agent's own protocol, and the protocol that controls interpreters.
 func otherRows() []row {
 	ping := func(t *testing.T, p []byte) { _, _ = raw(append(p, '\n')).Ping(t.Context()) }
 	interrupt := func(t *testing.T, p []byte) {

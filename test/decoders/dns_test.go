@@ -11,9 +11,9 @@ import (
 	"github.com/forkd/forkd/internal/net/dns"
 )
 
-// dnsQuestion is the question of these tests, encoded as in RFC 1035 §4.1.2. aRecord is the start of
-// an answer to it: a pointer to the name, type A, class IN, a TTL of an hour, and the length of the
-// address that follows.
+// dnsQuestion is the question of these tests, encoded as in RFC 1035 §4.1.2. aRecord is the
+// beginning of an answer to it: a pointer to the name, type A, class IN, a TTL of an hour, and the
+// length of the address that follows.
 var (
 	dnsQuestion = append([]byte("\x07example\x03com\x00"), 0, 1, 0, 1)
 	aRecord     = []byte{0xc0, 12, 0, 1, 0, 1, 0, 0, 0x0e, 0x10, 0, 4}
@@ -21,7 +21,7 @@ var (
 	ignored     = func(string, dns.Reason) {}
 )
 
-// dnsMessage returns a message with the header of RFC 1035 §4.1.1, its counts, and a body.
+// dnsMessage returns a message with the header of RFC 1035 §4.1.1, the given counts, and a body.
 func dnsMessage(flags uint16, counts [4]int, body ...[]byte) []byte {
 	p := binary.BigEndian.AppendUint16([]byte{0, 1}, flags)
 	for _, n := range counts {
@@ -30,7 +30,8 @@ func dnsMessage(flags uint16, counts [4]int, body ...[]byte) []byte {
 	return append(p, bytes.Join(body, nil)...)
 }
 
-// largestMessage is the size of inputs in the table, so that four times as much is a DNS message.
+// largestMessage is the size of inputs in the table. Four times as much still fits in a DNS
+// message.
 const largestMessage = 15 << 10
 
 func dnsRows() []row {
@@ -70,8 +71,8 @@ func dnsRows() []row {
 	}
 }
 
-// resolve makes a resolver answer a guest's query with p, over TCP and with the id of the query.
-// The largest answers have more addresses than are remembered for a guest.
+// resolve makes a resolver answer a guest's query with p, over TCP and with the query's id. The
+// largest answers have more addresses than are stored for a guest.
 func resolve(t *testing.T, p []byte) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

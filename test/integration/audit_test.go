@@ -11,8 +11,8 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
-// audit waits until there are only the processes, files and memory of listed sandboxes and
-// snapshots, and of the pool.
+// audit waits until all processes, files and memory belong to listed sandboxes, to listed
+// snapshots, or to the pool.
 func (d *daemon) audit(t *testing.T) {
 	t.Helper()
 	eventually(t, quietLimit, func() error {
@@ -30,7 +30,7 @@ func (d *daemon) audit(t *testing.T) {
 				running = append(running, s.ID)
 			}
 			_, err := os.Stat(filepath.Join(d.state, "sandboxes", s.ID, "suspended.json"))
-			if s.State != "exited" || err == nil { // it can be resumed
+			if s.State != "exited" || err == nil { // such a sandbox can be resumed
 				held = append(held, s.ID)
 			}
 		}
@@ -39,7 +39,7 @@ func (d *daemon) audit(t *testing.T) {
 			places = append(places, s.Dir)
 		}
 		for _, name := range names(filepath.Join(d.state, "snapshots")) {
-			if strings.HasPrefix(name, ".unnamed-") { // deleted, but a running sandbox lies on it
+			if strings.HasPrefix(name, ".unnamed-") { // deleted, but a running sandbox depends on it
 				followed = append(followed, filepath.Join(d.state, "snapshots", name))
 			}
 		}

@@ -13,7 +13,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// branchOf makes a branch that must succeed and is removed with the test.
+// branchOf makes a branch, which must succeed. The branch is removed when the test ends.
 func (d *daemon) branchOf(t *testing.T, id, name, mode string) client.Snapshot {
 	t.Helper()
 	s, err := d.Branch(d.ctx(t, bakeLimit), id, client.BranchRequest{Tag: name, Mode: mode})
@@ -29,7 +29,7 @@ func (d *daemon) branchOf(t *testing.T, id, name, mode string) client.Snapshot {
 	return s
 }
 
-// forkOf starts n sandboxes of a snapshot.
+// forkOf starts n sandboxes from a snapshot.
 func (d *daemon) forkOf(t *testing.T, name string, n int) []client.Sandbox {
 	t.Helper()
 	r, err := d.Fork(d.ctx(t, bakeLimit), client.ForkRequest{SnapshotTag: name, N: n})
@@ -55,7 +55,8 @@ func (d *daemon) removeBranches(t *testing.T) {
 	}
 }
 
-// counter is a computation in the background of the interpreter, and a separate process.
+// counter is a computation in the background of the interpreter, and a separate process that
+// counts.
 const counter = `
 import threading, time
 steps = []
@@ -67,7 +68,7 @@ threading.Thread(target=work, daemon=True).start()
 `
 
 // TestBranchMidComputation branches a sandbox during a computation. Children inherit memory, files
-// and processes and then diverge; the source is not affected.
+// and processes and then diverge. The source is not affected.
 func TestBranchMidComputation(t *testing.T) {
 	d := load(t).start(t)
 	source := d.fork(t, 1)[0]
@@ -111,8 +112,8 @@ func TestBranchMidComputation(t *testing.T) {
 	d.removeBranches(t)
 }
 
-// TestBranchChain forks and branches ten deep, kills the daemon half-way, and compares every link
-// with what it must hold.
+// TestBranchChain forks and branches until the chain has ten links, kills the daemon half-way, and
+// compares every link with its expected state.
 func TestBranchChain(t *testing.T) {
 	const depth = 10
 	d := load(t).start(t)
@@ -172,7 +173,8 @@ func TestBranchChain(t *testing.T) {
 	d.removeBranches(t)
 }
 
-// TestRollback brings memory, files and a process back, in the same VMM process.
+// TestRollback checks that a rollback restores memory, files and a process, in the same VMM
+// process.
 func TestRollback(t *testing.T) {
 	d := load(t).start(t)
 	box := d.fork(t, 1)[0]
@@ -196,7 +198,7 @@ func TestRollback(t *testing.T) {
 			t.Errorf("files and process: %q", got)
 		}
 	}
-	if _, err := d.Rollback(d.ctx(t, bakeLimit), box.ID, tag); err != nil { // an ancestor
+	if _, err := d.Rollback(d.ctx(t, bakeLimit), box.ID, tag); err != nil { // back to an ancestor
 		t.Fatal(err)
 	}
 	d.alive(t, box.ID)
@@ -242,8 +244,8 @@ func TestForkFromSandbox(t *testing.T) {
 	d.kill(t, box)
 }
 
-// TestBranchWithoutRAM: a branch that finds no room fails, and leaves an intact source that can be
-// branched.
+// TestBranchWithoutRAM checks that a branch fails if it finds no room, and that its source stays
+// intact and can be branched.
 func TestBranchWithoutRAM(t *testing.T) {
 	ram := t.TempDir()
 	if err := syscall.Mount("forkd-test", ram, "tmpfs", 0, "size=300m,mode=0700"); err != nil {
@@ -278,7 +280,7 @@ func TestBranchWithoutRAM(t *testing.T) {
 	d.removeBranches(t)
 }
 
-// fill fills a file system except for leave bytes.
+// fill fills a file system until leave bytes are free.
 func fill(t *testing.T, dir, path string, leave int64) {
 	t.Helper()
 	var st syscall.Statfs_t
@@ -295,7 +297,7 @@ func fill(t *testing.T, dir, path string, leave int64) {
 	}
 }
 
-// TestBranchCutShort kills the daemon, then the VMM, while a live branch is being copied.
+// TestBranchCutShort kills the daemon, and then the VMM, while a live branch is being copied.
 func TestBranchCutShort(t *testing.T) {
 	d := load(t).start(t)
 	box, other := d.fork(t, 1)[0], d.fork(t, 1)[0]
@@ -313,7 +315,8 @@ func TestBranchCutShort(t *testing.T) {
 		d.removeBranches(t)
 	}
 	d.value(t, box.ID, "[data.extend(b'y'), len(data)][1]")
-	// The VMM may still be copying for the dead daemon, and then refuses the branch.
+	// The VMM may still be copying for the killed daemon. Until that is done, it refuses another
+	// branch.
 	eventually(t, quietLimit, func() error {
 		_, err := d.Branch(d.ctx(t, bakeLimit), box.ID, client.BranchRequest{Tag: "next"})
 		return err
@@ -345,7 +348,8 @@ func TestBranchCutShort(t *testing.T) {
 	d.removeBranches(t)
 }
 
-// TestRacingBranches branches one sandbox several times at once while other calls fork from it.
+// TestRacingBranches makes several branches of one sandbox concurrently, while other calls fork
+// from it.
 func TestRacingBranches(t *testing.T) {
 	d := load(t).start(t)
 	box := d.fork(t, 1)[0]

@@ -12,8 +12,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// TestDaemonCrashWhileBuilding kills the daemon while a step of a template build runs in a VM. The next
-// daemon kills the build's sandbox and keeps only the completed step, after which the next build
+// TestDaemonCrashWhileBuilding kills the daemon while a step of a template build runs in a VM. The
+// next daemon kills the build's sandbox and keeps only completed steps, after which the next build
 // continues.
 func TestDaemonCrashWhileBuilding(t *testing.T) {
 	d := load(t).start(t)
@@ -55,7 +55,7 @@ func TestDaemonCrashWhileBuilding(t *testing.T) {
 	d.launch(t)
 	eventually(t, quietLimit, func() error {
 		list, err := d.Sandboxes(d.ctx(t, quietLimit))
-		if vmms := len(d.vmms(t)); err != nil || len(list) != 0 || vmms > 1 { // one waits in the pool
+		if vmms := len(d.vmms(t)); err != nil || len(list) != 0 || vmms > 1 { // one VMM waits in the pool
 			return fmt.Errorf("%d sandboxes, %d VMMs, %v", len(list), vmms, err)
 		}
 		return nil
@@ -111,8 +111,8 @@ func (d *daemon) template(t *testing.T, ask, start string) string {
 	return log
 }
 
-// TestTemplateOfAnotherSize boots a template with other CPUs and memory in VMs: it has the files and the
-// user of its steps, and its start command runs in every fork.
+// TestTemplateOfAnotherSize boots a template in VMs with other CPUs and memory. The template has
+// the files and the user of its steps, and its start command runs in every fork.
 func TestTemplateOfAnotherSize(t *testing.T) {
 	d := load(t).start(t)
 	log := d.template(t, `{"name":"sized","cpuCount":2,"memoryMB":384}`, `{"fromTemplate":"`+tag+`","steps":[

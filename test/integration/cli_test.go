@@ -13,8 +13,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// cli runs the program as a user does. It must exit with code and, unless that is 0, write a
-// message to stderr.
+// cli runs the program as a user does. The exit code must be code. If that is not 0, the program
+// must write a message to stderr.
 func (d *daemon) cli(t *testing.T, code int, args ...string) (stdout, stderr string) {
 	t.Helper()
 	cmd := exec.CommandContext(d.ctx(t, bakeLimit), d.f.program, args...)
@@ -44,7 +44,7 @@ func (d *daemon) cliJSON(t *testing.T, v any, args ...string) {
 	}
 }
 
-// refused runs the program, which must fail with a message that contains all the words.
+// refused runs the program, which must fail with a message that contains all words.
 func (d *daemon) refused(t *testing.T, words []string, args ...string) {
 	t.Helper()
 	_, stderr := d.cli(t, 1, args...)
@@ -58,7 +58,7 @@ func (d *daemon) refused(t *testing.T, words []string, args ...string) {
 // TestWorkspaceVerbs uses all commands for a workspace, from its creation to its deletion.
 func TestWorkspaceVerbs(t *testing.T) {
 	d := load(t).start(t, withPool(0))
-	// it outlives the daemon, should the test fail
+	// if the test fails, the workspace would outlive the daemon
 	t.Cleanup(func() { _ = d.DeleteWorkspace(d.ctx(t, quietLimit), "desk") })
 	var ws, again client.Workspace
 	d.cliJSON(t, &ws, "workspace", "create", "desk", "--snapshot", tag)
@@ -103,7 +103,7 @@ func TestWorkspaceVerbs(t *testing.T) {
 	if out, _ := d.cli(t, 0, "exec", ws.LiveSandboxID, "--", "cat", "/root/note"); out != "kept\n" {
 		t.Errorf("resumed with %q", out)
 	}
-	d.cli(t, 0, "workspace", "resume", "desk") // it runs already
+	d.cli(t, 0, "workspace", "resume", "desk") // has no effect, because it runs already
 	d.cli(t, 0, "workspace", "delete", "desk")
 	d.refused(t, []string{`"desk"`, "not found"}, "workspace", "delete", "desk")
 	d.refused(t, []string{`"desk"`, "not found"}, "workspace", "resume", "desk")
@@ -132,7 +132,7 @@ func TestSnapshotVerbs(t *testing.T) {
 		"echo oops >&2; exit 3")
 	d.refused(t, []string{`"d2"`, "exists"}, "snapshot-diff", "--from", tag, "--tag", "d2", "--exec", "true")
 	d.cli(t, 2, "snapshot-diff", "--from", tag, "--tag", "bad")
-	d.only(t) // none of them has left a sandbox behind
+	d.only(t) // none of the commands has left a sandbox
 	d.refused(t, []string{`"bad"`, "not found"}, "snapshot-info", "bad")
 
 	var info client.SnapshotDetail

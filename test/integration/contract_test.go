@@ -8,15 +8,15 @@ import (
 	"github.com/forkd/forkd/test/contract"
 )
 
-// The Go client fulfils the contract of the SDKs with real VMs: memory, disks, and the state after a
-// rollback.
+// The Go client fulfils the contract of the SDKs with real VMs, including memory, disks, and the
+// state after a rollback.
 func TestContractWithVMs(t *testing.T) {
 	scenarios, err := contract.Scenarios()
 	if err != nil {
 		t.Fatal(err)
 	}
 	f := load(t)
-	state := f.copyState(t) // builds leave the snapshots of their steps
+	state := f.copyState(t) // a copy, because builds leave the snapshots of their steps
 	d := f.start(t, withState(state), withRAM(filepath.Join(state, "ram")))
 	there := contract.Daemon{URL: d.url, Snapshot: tag, Tmp: "/tmp"}
 	for i, s := range scenarios {

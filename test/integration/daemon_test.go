@@ -1,9 +1,8 @@
 // Package integration_test drives a real daemon with real VMs through its REST API, with the Go
 // client.
 //
-// A run bakes one parent and starts a separate daemon for every test. After each test nothing may
-// be left behind. The package does not measure speed, and does not test daemons that it did not
-// start.
+// A run bakes one parent and starts a separate daemon for every test. A test must leave nothing
+// behind. The package does not measure speed, and does not test daemons that it did not start.
 package integration_test
 
 import (
@@ -40,9 +39,9 @@ const (
 // fixture is shared by the tests of a run.
 type fixture struct {
 	assets  *vmtest.Assets
-	root    string // holds everything of the run
-	program string // a copy: the one in the cache may be replaced while the tests run
-	state   string // state directory with the snapshot
+	root    string // directory that holds everything of the run
+	program string // a copy, because the one in the cache may be replaced while the tests run
+	state   string // state directory that has the snapshot
 	openErr error
 	bakeErr error
 }
@@ -67,7 +66,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// open returns the fixture without its snapshot.
+// open returns the fixture without a snapshot.
 func open(t *testing.T) *fixture {
 	t.Helper()
 	a := vmtest.Load(t)
@@ -103,7 +102,7 @@ func load(t *testing.T) *fixture {
 	return f
 }
 
-// bake makes a parent whose baking is not under test.
+// bake makes a parent for a test that does not test baking.
 func (d *daemon) bake(t *testing.T, req client.BakeRequest) error {
 	t.Helper()
 	_, err := d.Bake(d.ctx(t, bakeLimit), req)
@@ -125,7 +124,7 @@ func (f *fixture) bakeRequest(t *testing.T, tag string) client.BakeRequest {
 		Tag: tag, Kernel: f.assets.Cloud.VMLinux, Initrd: f.assets.Cloud.Initrd,
 		Rootfs:     filepath.Join(f.assets.Images["python-numpy"], "rootfs.ext4"),
 		MemSizeMiB: 192, Env: recipe.Env,
-		// Modules imported here need not be read from the disk by each child.
+		// Import these modules here, so that children need not read them from the disk.
 		Warmup: client.Warmup{Python: "import hashlib, random, socket, threading\n" + recipe.Warmup.Python},
 	}
 }
@@ -157,8 +156,8 @@ func withArgs(args ...string) option { return func(d *daemon) { d.args = append(
 
 func withChecks(d *daemon) { d.checked = true }
 
-// start runs a daemon on the fixture's state. When the test ends it is stopped and must leave
-// nothing behind.
+// start runs a daemon on the fixture's state. When the test ends, the daemon is stopped and must
+// leave nothing behind.
 func (f *fixture) start(t *testing.T, opts ...option) *daemon {
 	t.Helper()
 	d := &daemon{f: f, program: f.program, run: filepath.Join(f.root, "r"), state: f.state,
@@ -184,7 +183,7 @@ func (f *fixture) start(t *testing.T, opts ...option) *daemon {
 		t.Fatal(err)
 	}
 	d.launch(t)
-	if d.checked { // only from now on, because the document has no answers of a daemon that is not running yet
+	if d.checked { // not earlier, because the document has no answers of a daemon that is not running yet
 		if d.Client, err = client.New(apitest.Proxy(t, socket), ""); err != nil {
 			t.Fatal(err)
 		}
@@ -197,14 +196,14 @@ func (d *daemon) launch(t *testing.T) {
 	t.Helper()
 	args := []string{"daemon", "--run-dir", d.run, "--state-dir", d.state, "--ram-dir", d.ram, "--pool", d.pool,
 		"--kill-on-exit",
-		"--disk-reserve-mib", "0"} // disks are small here, and the tests fill them
+		"--disk-reserve-mib", "0"} // the disks are small, and the tests fill them
 	args = append(args, d.args...)
 	if vmtest.Emulated() {
-		args = append(args, "--accel", "tcg", "--cpu-template", vmtest.Template()) // as for the emulated host's own daemon
+		args = append(args, "--accel", "tcg", "--cpu-template", vmtest.Template()) // like the emulated host's own daemon
 		for _, param := range tcghost.GuestCmdline() {
 			args = append(args, "--cmdline-extra", param)
 		}
-		if d.program == d.f.program { // earlier builds do not know it
+		if d.program == d.f.program { // earlier builds do not know this option
 			args = append(args, "--pool-most", "0")
 		}
 	}
@@ -221,7 +220,7 @@ func (d *daemon) launch(t *testing.T) {
 	})
 }
 
-// stop shuts the daemon down with its sandboxes, and checks that nothing is left. It may be called
+// stop shuts the daemon down with its sandboxes, and checks that nothing remains. It may be called
 // again.
 func (d *daemon) stop(t *testing.T) {
 	t.Helper()
@@ -258,11 +257,11 @@ func (d *daemon) crash(t *testing.T) {
 	if err := d.cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	_ = d.cmd.Wait() // the error says that it was killed
+	_ = d.cmd.Wait() // the error only says that it was killed
 	d.Close()
 }
 
-// ctx returns a context with a time limit that ends with the test.
+// ctx returns a context with a time limit. It also ends with the test.
 func (d *daemon) ctx(t *testing.T, limit time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), limit)
 	t.Cleanup(cancel)
@@ -291,7 +290,7 @@ func (d *daemon) kill(t *testing.T, list ...client.Sandbox) {
 	}
 }
 
-// value evaluates an expression that must have a value.
+// value evaluates an expression, which must have a value.
 func (d *daemon) value(t *testing.T, id, code string) string {
 	t.Helper()
 	r, err := d.Eval(d.ctx(t, quietLimit), id, client.EvalRequest{Code: code})
@@ -304,7 +303,7 @@ func (d *daemon) value(t *testing.T, id, code string) string {
 	return *r.Result
 }
 
-// sh runs a shell command that must succeed, and returns its output.
+// sh runs a shell command, which must succeed, and returns its output.
 func (d *daemon) sh(t *testing.T, id, script string) string {
 	t.Helper()
 	r, err := d.Exec(d.ctx(t, 2*time.Minute), id, client.ExecRequest{Args: []string{"/bin/sh", "-c", script},

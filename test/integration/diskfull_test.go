@@ -18,16 +18,15 @@ import (
 // numbers is how many lines a guest writes: 16 MB.
 const numbers = 2_200_000
 
-// fill makes a guest write more than the host's disk has room for, in the background, until it has
-// written everything.
+// fill starts a program in a guest that writes more than the host's disk has room for. The program
+// runs in the background until it has written everything.
 func (d *daemon) fill(t *testing.T, id, name string) {
 	t.Helper()
 	d.sh(t, id, fmt.Sprintf("rm -f /run/%[1]s.done; (seq %[2]d >/root/%[1]s && sync && touch /run/%[1]s.done) >/dev/null 2>&1 &",
 		name, numbers))
 }
 
-// written waits until a guest has written everything that fill requested, and compares the content
-// of its disk.
+// written waits until a guest has written all data of fill, and compares the content of its disk.
 func (d *daemon) written(t *testing.T, id, name string) {
 	t.Helper()
 	eventually(t, 3*time.Minute, func() error {
@@ -62,8 +61,8 @@ func (d *daemon) waits(t *testing.T, state string, full bool, boxes ...client.Sa
 	}
 }
 
-// room sets the size of the tmpfs on dir so that the given number of bytes is free. It tries again
-// if the used size has grown in between, for which the kernel returns an invalid argument.
+// room sets the size of the tmpfs on dir so that free bytes are free. The kernel returns an invalid
+// argument if more space was used in the meantime; then room tries again.
 func room(t *testing.T, dir string, free uint64) {
 	t.Helper()
 	for try := 0; ; try++ {
@@ -82,10 +81,11 @@ func room(t *testing.T, dir string, free uint64) {
 	}
 }
 
-// TestFullDisk: sandboxes that write to a full disk of the host are paused, also across a crash of
-// the daemon. They can be deleted and rolled back, lose nothing, and run on when there is room.
+// TestFullDisk checks that sandboxes are paused if they write to a full disk of the host, and that
+// they stay paused when the daemon crashes. They can be deleted and rolled back. When there is
+// room, they continue and have lost nothing.
 func TestFullDisk(t *testing.T) {
-	const ample, little = 100 << 20, 2 << 20 // around the 64 MiB that the daemon requires before it resumes them
+	const ample, little = 100 << 20, 2 << 20 // above and below the 64 MiB that the daemon requires to resume them
 	f := load(t)
 	state := f.copyState(t)
 	disk := filepath.Join(state, "sandboxes")

@@ -12,8 +12,8 @@ import (
 // does not contain the deleted data.
 const deletedMiB = 96
 
-// TestDiskOnlyBranch saves the disk of a running sandbox and boots from it. Files are there without
-// having been synced, processes and memory are not, and deleted files take no space.
+// TestDiskOnlyBranch saves the disk of a running sandbox and boots from it. Files are there even if
+// they were not synced. Processes and memory are not there, and deleted files take no space.
 func TestDiskOnlyBranch(t *testing.T) {
 	d := load(t).start(t)
 	box := d.fork(t, 1)[0]
@@ -27,7 +27,7 @@ func TestDiskOnlyBranch(t *testing.T) {
 	if !s.DiskOnly || s.Mode != "disk" || s.Persist != "done" || s.Status != "ready" || s.SharedBytes != nil {
 		t.Errorf("%+v", s)
 	}
-	d.remembers(t, box.ID, "disk") // it runs on, and can write again
+	d.remembers(t, box.ID, "disk") // it continues, and can write again
 	d.carriesNothingDeleted(t, "disk")
 	if err := d.VerifySnapshot(d.ctx(t, bakeLimit), "disk"); err != nil {
 		t.Error(err)
@@ -71,8 +71,8 @@ func TestDiskOnlyBranch(t *testing.T) {
 		t.Errorf("the larger VM has no more memory than %s MiB", strings.TrimSpace(small))
 	}
 
-	// A bake from a snapshot with memory freezes the disk of a child, so even data that was never
-	// synced is there.
+	// Baking from a snapshot with memory freezes the disk of a child, so data that was never synced
+	// is saved too.
 	d.sh(t, box.ID, "echo unsynced >/root/late")
 	d.branchOf(t, box.ID, "whole", "live")
 	if _, err := d.Bake(d.ctx(t, bakeLimit), client.BakeRequest{Tag: "from-memory", From: "whole"}); err != nil {
@@ -87,7 +87,7 @@ func TestDiskOnlyBranch(t *testing.T) {
 	d.forkOf(t, "disk", 1)
 }
 
-// hasBooted checks that a sandbox has the files of TestDiskOnlyBranch and none of its memory.
+// hasBooted checks that a sandbox has the files of TestDiskOnlyBranch, but none of its memory.
 func (d *daemon) hasBooted(t *testing.T, id string) {
 	t.Helper()
 	got := d.sh(t, id, "cat /root/note; ls /root/tree | wc -l; [ -e /dev/shm/mark ] || echo fresh; "+
@@ -117,13 +117,13 @@ func (d *daemon) carriesNothingDeleted(t *testing.T, name string) {
 	}
 }
 
-// TestDeletedFilesLeaveTheLayer deletes a file before a live branch: the guest discards its blocks
-// by itself.
+// TestDeletedFilesLeaveTheLayer deletes a file before a live branch. The guest discards the file's
+// blocks by itself.
 func TestDeletedFilesLeaveTheLayer(t *testing.T) {
 	d := load(t).start(t)
 	box := d.fork(t, 1)[0]
 	d.writeAndDelete(t, box.ID)
-	d.sh(t, box.ID, "sleep 2") // it discards in the background, after the deletion was committed
+	d.sh(t, box.ID, "sleep 2") // the guest discards in the background, after the deletion is committed
 	d.branchOf(t, box.ID, "after", "live")
 	d.carriesNothingDeleted(t, "after")
 	d.kill(t, box)

@@ -16,7 +16,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// buildFile builds from a Dockerfile and returns the result and the events as lines.
+// buildFile builds from a Dockerfile and returns the result and the lines of the events.
 func (d *daemon) buildFile(ctx context.Context, req client.BuildRequest, files map[string]string) (client.BuildResult,
 	string, error) {
 	var log strings.Builder
@@ -45,7 +45,7 @@ func (d *daemon) buildFile(ctx context.Context, req client.BuildRequest, files m
 	return r, log.String(), err
 }
 
-// dropBuilt removes a snapshot and those of its steps, so that later tests do not find them.
+// dropBuilt removes a snapshot and those of its steps, so that later builds do not find them.
 func (d *daemon) dropBuilt(t *testing.T, tag string) {
 	t.Helper()
 	list, err := d.Snapshots(d.ctx(t, quietLimit))
@@ -97,7 +97,7 @@ WORKDIR /out
 `)
 	files := map[string]string{"a.txt": "a", "b/c.txt": "c"}
 	req := client.BuildRequest{Tag: "app", Dockerfile: text, Replace: true, Args: map[string]string{"WHO": "somebody"}}
-	begin := time.Now().Add(-time.Second) // timestamps of files are less exact
+	begin := time.Now().Add(-time.Second) // timestamps of files have a lower resolution
 	d.buildByProgram(t, text, secret, files)
 	if found := d.search(t, begin, secret, onDisk, inMemory); found[secret] || !found[onDisk] || !found[inMemory] {
 		t.Errorf("of the secret and what a disk and a memory have, the daemon's files have %v", found)
@@ -122,7 +122,7 @@ tr '\0' ' ' < /proc/$(cat /run/warm.pid)/cmdline; echo; grep -lxz 123[4] /proc/[
 	if err != nil || r.Run != 0 || r.Cached != 12 {
 		t.Errorf("the same again: %+v, %v\n%s", r, err, log)
 	}
-	req.NoCache, req.Secrets = true, map[string][]byte{"s": []byte(secret)} // the cache mount keeps its content
+	req.NoCache, req.Secrets = true, map[string][]byte{"s": []byte(secret)} // but the cache mount keeps its content
 	if r, log, err = d.buildFile(d.ctx(t, 2*bakeLimit), req, files); err != nil || r.Run != 11 {
 		t.Fatalf("without the cache: %+v, %v\n%s", r, err, log)
 	}

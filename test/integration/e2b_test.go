@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// E2B's wire protocol against a VM: create, connect, a process, a file, pause, kill. test/compat
-// runs the SDKs themselves.
+// The test uses E2B's wire protocol on a VM: create, connect, a process, a file, pause, kill.
+// test/compat runs the SDKs themselves.
 func TestE2BWireProtocol(t *testing.T) {
 	d := load(t).start(t)
 	call := d.e2b(t)
@@ -42,8 +42,8 @@ func TestE2BWireProtocol(t *testing.T) {
 	call("GET", "/health", object, "", 502, box)
 }
 
-// e2b returns a function that calls E2B's API, with the token of box if box is not nil. It fails
-// unless the answer has the wanted status, and returns the body.
+// e2b returns a function that calls E2B's API and returns the answer's body. If box is not nil, it
+// uses the token of box. It fails unless the answer has the wanted status.
 func (d *daemon) e2b(t *testing.T) func(method, path, kind, body string, want int, box map[string]any) string {
 	socket := filepath.Join(d.run, "forkd.sock")
 	clients := &http.Client{Transport: &http.Transport{DisableKeepAlives: true,

@@ -13,11 +13,11 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// process is a command that a test talks to.
+// process is a command that a test interacts with.
 type process struct {
 	*client.Process
 	out *os.File
-	end chan error // has room
+	end chan error // has a buffer of one
 	how client.ExecEnd
 }
 
@@ -27,7 +27,7 @@ func follow(t *testing.T, p *client.Process, err error) *process {
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, w, err := os.Pipe() // a pipe has a buffer: input is accepted even while the test does not read
+	out, w, err := os.Pipe() // a pipe has a buffer, so input is accepted even while the test does not read
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,7 +60,7 @@ func (p *process) ends(t *testing.T, code int) {
 	}
 }
 
-// TestCommandsAsTheyRun interacts with commands in a guest by a terminal, by long input and by
+// TestCommandsAsTheyRun interacts with commands in a guest through a terminal, long input and
 // signals, across a branch and a rollback.
 func TestCommandsAsTheyRun(t *testing.T) {
 	d := load(t).start(t, withChecks, withPool(0))
@@ -90,7 +90,7 @@ func TestCommandsAsTheyRun(t *testing.T) {
 	input := bytes.Repeat([]byte("0123456789abcde\xff"), 1<<16)
 	p = start("cat", nil)
 	echoed := make(chan bool, 1)
-	go func() { // both directions at once
+	go func() { // both directions concurrently
 		_, err := p.Write(input)
 		echoed <- err == nil && p.CloseStdin() == nil
 	}()
@@ -132,7 +132,7 @@ func TestCommandsAsTheyRun(t *testing.T) {
 	if err := <-p.end; !client.IsStatus(err, http.StatusConflict) || !strings.Contains(err.Error(), "rolled back") {
 		t.Errorf("a stream over a rollback: %v", err)
 	}
-	p = attach(box.ID) // the process waits again
+	p = attach(box.ID) // the process waits for input again
 	fmt.Fprintln(p, "again")
 	p.says(t, "got again\n")
 	p.ends(t, 5)

@@ -15,7 +15,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// TestVMEnds makes VMs end in every way that a client has not requested. Their sandboxes must name
+// TestVMEnds makes VMs end in every way that a client has not requested. Their sandboxes must give
 // the reason, and other sandboxes must not be affected.
 func TestVMEnds(t *testing.T) {
 	d := load(t).start(t, withPool(0))
@@ -80,7 +80,7 @@ func TestVMEnds(t *testing.T) {
 func TestConsoleFlood(t *testing.T) {
 	d := load(t).start(t, withPool(0))
 	boxes := d.fork(t, 2)
-	eventually(t, quietLimit, func() error { // on a busy host five seconds may pass without any data
+	eventually(t, quietLimit, func() error { // on a busy host, five seconds may pass without data
 		r, err := d.Exec(d.ctx(t, quietLimit), boxes[0].ID, client.ExecRequest{
 			Args: []string{"/bin/sh", "-c", "yes flooding the console >/dev/console"}, TimeoutSecs: 5,
 		})
@@ -161,8 +161,8 @@ func TestFullWhileForking(t *testing.T) {
 	}
 }
 
-// TestNoRoomInRAM: the memory of a snapshot that does not fit into the RAM directory is read from
-// disk.
+// TestNoRoomInRAM checks that the memory of a snapshot is read from disk if it does not fit into
+// the RAM directory.
 func TestNoRoomInRAM(t *testing.T) {
 	f := load(t)
 	ram := filepath.Join(t.TempDir(), "ram")

@@ -27,7 +27,7 @@ func (f *fixture) smallState(t *testing.T) string {
 	return state
 }
 
-// copySparse copies a file without the zeros.
+// copySparse copies a file and omits zeros.
 func copySparse(from, to string) error {
 	r, err := os.Open(from)
 	if err != nil {
@@ -73,8 +73,8 @@ func (d *daemon) persisted(t *testing.T, name, status string) client.SnapshotDet
 	return s
 }
 
-// TestFullWhileFlushing: a branch that does not fit onto the disk is usable and has the right
-// status, also after a crash of the daemon, and is written when there is room.
+// TestFullWhileFlushing checks that a branch is usable and has the right status if it does not fit
+// onto the disk, even after a crash of the daemon. When there is room, it is written.
 func TestFullWhileFlushing(t *testing.T) {
 	f := load(t)
 	state := f.smallState(t)
@@ -92,9 +92,9 @@ func TestFullWhileFlushing(t *testing.T) {
 		}
 	}
 	filler := filepath.Join(state, "filler")
-	fill(t, state, filler, 4<<20) // room for small files: records, maps, the guest's own disk
+	fill(t, state, filler, 4<<20) // leaves room for small files: records, maps, the guest's own disk
 	for _, name := range []string{"b", "c"} {
-		d.value(t, box.ID, "len(data)") // otherwise the guest may have written nothing since the previous branch
+		d.value(t, box.ID, "len(data)") // otherwise the guest might not have written anything since the previous branch
 		d.branchOf(t, box.ID, name, "live")
 		s := d.persisted(t, name, "failed")
 		if s.Status != "ready" || !strings.Contains(s.Warning, "no space left") ||
@@ -118,7 +118,7 @@ func TestFullWhileFlushing(t *testing.T) {
 	if err := os.Remove(filler); err != nil {
 		t.Fatal(err)
 	}
-	// This makes the store try again.
+	// A deletion makes the store try again.
 	if err := d.DeleteSnapshot(d.ctx(t, quietLimit), "c", client.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -131,7 +131,7 @@ func TestFullWhileFlushing(t *testing.T) {
 	d.removeBranches(t)
 }
 
-// loseRAM restarts the daemon as after a reboot of the host: the RAM directory is empty.
+// loseRAM restarts the daemon with an empty RAM directory, as after a reboot of the host.
 func (d *daemon) loseRAM(t *testing.T) {
 	t.Helper()
 	d.crash(t)
@@ -147,8 +147,8 @@ func (d *daemon) loseRAM(t *testing.T) {
 	d.launch(t)
 }
 
-// TestLostBeforeFlushed: a branch that was in RAM only when the host went down is listed as failed,
-// not forgotten.
+// TestLostBeforeFlushed checks that a branch is listed as failed, and not forgotten, if it was only
+// in RAM when the host went down.
 func TestLostBeforeFlushed(t *testing.T) {
 	f := load(t)
 	state := f.smallState(t)
@@ -170,8 +170,8 @@ func TestLostBeforeFlushed(t *testing.T) {
 	d.removeBranches(t)
 }
 
-// TestBranchFallsBack: if memory layers are not on tmpfs, a live branch becomes a diff branch, and
-// the answer says so.
+// TestBranchFallsBack checks that a live branch becomes a diff branch if memory layers are not on
+// tmpfs, and that the answer says so.
 func TestBranchFallsBack(t *testing.T) {
 	d := load(t).start(t, withRAM(onDisk(t)), withPool(0))
 	box := d.fork(t, 1)[0]

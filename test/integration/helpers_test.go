@@ -34,12 +34,12 @@ func (d *daemon) processes(t *testing.T, name string) []string {
 	return pids
 }
 
-// isParentOf reports whether this daemon, and not an earlier one, has started a process.
+// isParentOf reports whether this daemon has started a process. An earlier daemon may have.
 func (d *daemon) isParentOf(t *testing.T, pid string) bool {
 	t.Helper()
 	status, err := os.ReadFile("/proc/" + pid + "/status")
 	if errors.Is(err, os.ErrNotExist) {
-		return false // it has ended
+		return false // the process has ended
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -69,7 +69,7 @@ func tree(t *testing.T, dir string) []string {
 	var names []string
 	err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil // it was removed in the meantime
+			return nil // removed since it was listed
 		}
 		if rel, e := filepath.Rel(dir, path); e == nil && rel != "." {
 			names = append(names, rel)
@@ -96,7 +96,7 @@ func copyFile(to, from string, mode fs.FileMode) error {
 	return errors.Join(err, w.Close())
 }
 
-// wantError checks that an error has a status and names things.
+// wantError checks that an error has a status and contains words.
 func wantError(t *testing.T, what string, err error, status int, words ...string) {
 	t.Helper()
 	if err == nil {

@@ -15,12 +15,12 @@ import (
 // hostileSeed is the seed of the attacks' random numbers. Another seed makes a different test.
 const hostileSeed = 2
 
-// TestHostileRoot makes root of a Linux guest attack its machine, in one sandbox for each device
-// and for each kind of flood. The daemon and another sandbox go on, and when the attackers have
-// been deleted nothing of them is left.
+// TestHostileRoot makes root of a Linux guest attack its machine. There is one sandbox for each
+// device and for each kind of flood. The daemon and another sandbox continue to work. When the
+// attackers have been deleted, nothing of them remains.
 func TestHostileRoot(t *testing.T) {
 	d := load(t).start(t)
-	d.cycle(t) // buffers and caches reach their sizes
+	d.cycle(t) // until buffers and caches have reached their sizes
 	before := d.settled(t, nil)
 	sibling := d.fork(t, 1)[0]
 	sum := d.value(t, sibling.ID,
@@ -48,7 +48,7 @@ func TestHostileRoot(t *testing.T) {
 			box := d.fork(t, 1)[0]
 			d.sh(t, box.ID, f.script)
 			well(t)
-			d.alive(t, box.ID) // the guest has only harmed itself, and not for long
+			d.alive(t, box.ID) // the guest has only harmed itself, and only for a while
 			d.knows(t, box)
 			d.kill(t, box)
 		})
@@ -59,7 +59,7 @@ func TestHostileRoot(t *testing.T) {
 	before.compare(t, after)
 }
 
-// floods are the floods that root can cause with the guest's own drivers.
+// floods are the floods that root can cause with the guest's ordinary drivers.
 var floods = []struct{ name, script string }{
 	{"streams", `python3 - <<'END'
 import socket
@@ -103,7 +103,7 @@ func (d *daemon) attack(t *testing.T, id string, target bareguest.Target) {
 		p = append(p, a.Program...)
 	}
 	d.upload(t, id, dir+"/program.new", p.Encode())
-	// The attack on the streams cuts off the call that starts it.
+	// Ignore errors: the attack on the streams cuts off the call that starts it.
 	_, _ = d.Exec(d.ctx(t, quietLimit), id, client.ExecRequest{Args: []string{"mv", dir + "/program.new",
 		dir + "/program"}})
 	eventually(t, stopLimit, func() error {
@@ -128,8 +128,8 @@ func (d *daemon) upload(t *testing.T, id, path string, p []byte) {
 	}
 }
 
-// knows checks that the daemon knows the state of a sandbox: it runs in its previous process, or it
-// has ended with a reason.
+// knows checks that the daemon knows the state of a sandbox. Either the sandbox runs in the same
+// process as before, or it has ended with a reason.
 func (d *daemon) knows(t *testing.T, box client.Sandbox) {
 	t.Helper()
 	s, err := d.Sandbox(d.ctx(t, quietLimit), box.ID)

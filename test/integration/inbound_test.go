@@ -25,9 +25,9 @@ import (
 	"github.com/forkd/forkd/internal/host/vmmclient"
 )
 
-// servers are servers in the interpreter of a sandbox, on 127.0.0.1. Port 8000 speaks HTTP and
-// answers a POST with the digest of its body, a GET with bytes of a pattern, and an upgrade with an
-// echo. Port 8001 answers with the digest of its input when that has ended. Port 8002 sends
+// servers runs servers in the interpreter of a sandbox, on 127.0.0.1. Port 8000 speaks HTTP. It
+// answers a POST with the digest of the body, a GET with bytes of a pattern, and an upgrade with an
+// echo. Port 8001 answers with the digest of its input when the input has ended. Port 8002 sends
 // nothing, and waits until it is reset.
 const servers = `
 import hashlib, http.server, socket, threading
@@ -103,7 +103,7 @@ func (d *daemon) dialSocket(ctx context.Context) (net.Conn, error) {
 	return dialer.DialContext(ctx, "unix", filepath.Join(d.run, "forkd.sock"))
 }
 
-// ask sends a request to the daemon without forkd's client library, and returns status and body.
+// ask sends a request to the daemon without forkd's client library. It returns status and body.
 func (d *daemon) ask(t *testing.T, method, host, path string, body io.Reader) (int, []byte) {
 	t.Helper()
 	transport := &http.Transport{DisableKeepAlives: true,
@@ -131,11 +131,11 @@ func proxied(id string, port int, path string) string {
 	return fmt.Sprintf("/v1/sandboxes/%s/proxy/%d%s", id, port, path)
 }
 
-// large is the number of bytes sent in each direction: many times the size of any buffer on the
-// way.
+// large is the number of bytes sent in each direction. It is many times the size of any buffer on
+// the way.
 const large = 1<<20 + 17
 
-// TestInbound reaches servers on the loopback of a sandbox in every way there is.
+// TestInbound reaches servers on the loopback of a sandbox in every possible way.
 func TestInbound(t *testing.T) {
 	d := load(t).start(t, withPool(0), withArgs("--proxy-domain", "sandboxes.test"))
 	box := d.fork(t, 1)[0]
@@ -207,7 +207,7 @@ func isPattern(p []byte, n int) bool {
 	return len(p) == n
 }
 
-// testDigest sends bytes to a server that answers with their digest when they have ended.
+// testDigest sends bytes to a server, which answers with their digest when it has received all.
 func testDigest(t *testing.T, conn client.PortConn, sent []byte, digest string) {
 	t.Helper()
 	defer conn.Close()
@@ -222,7 +222,7 @@ func testDigest(t *testing.T, conn client.PortConn, sent []byte, digest string) 
 	}
 }
 
-// testUpgrade has an upgraded connection echo a lot of bytes.
+// testUpgrade lets an upgraded connection echo many bytes.
 func testUpgrade(t *testing.T, d *daemon, id string, sent []byte) {
 	ctx := d.ctx(t, bakeLimit)
 	conn, err := d.dialSocket(ctx)
@@ -292,7 +292,7 @@ func testGone(t *testing.T, d *daemon, id string) {
 	if err := conn.CloseWrite(); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(time.Second) // so that the server receives the end of the data first
+	time.Sleep(time.Second) // until the server has received the end of the data
 	if got := d.value(t, id, "resets"); got != "0" {
 		t.Errorf("%s connections were reset before the client left", got)
 	}
@@ -305,8 +305,8 @@ func testGone(t *testing.T, d *daemon, id string) {
 	})
 }
 
-// TestInboundWakes: an open stream keeps a sandbox from being idle, and a request brings an idle
-// one back.
+// TestInboundWakes checks that an open stream keeps a sandbox from being idle, and that a request
+// resumes an idle one.
 func TestInboundWakes(t *testing.T) {
 	d := load(t).start(t, withPool(0))
 	r, err := d.Fork(d.ctx(t, bakeLimit), client.ForkRequest{SnapshotTag: tag, N: 1, IdleTimeoutSecs: idleTimeout})

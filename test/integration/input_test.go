@@ -95,7 +95,7 @@ func TestBadParents(t *testing.T) {
 		t.Errorf("snapshots: %+v, %v", list, err)
 	}
 	layers, err := os.ReadDir(d.ram)
-	if err != nil || len(layers) > 1 { // the layer of the good parent
+	if err != nil || len(layers) > 1 { // the only layer belongs to the good parent
 		t.Errorf("in the RAM directory: %v, %v", layers, err)
 	}
 }
@@ -128,8 +128,8 @@ func TestDamagedSnapshots(t *testing.T) {
 	}
 }
 
-// TestForeignSnapshots: complete snapshots that this host cannot run, or that were changed without
-// a change of their sizes.
+// TestForeignSnapshots tries snapshots that are complete, but that this host cannot run, or that
+// were changed without changing their sizes.
 func TestForeignSnapshots(t *testing.T) {
 	f := load(t)
 	t.Run("other CPU template", func(t *testing.T) {
@@ -193,8 +193,8 @@ func (f *fixture) newState(t *testing.T) string {
 	return state
 }
 
-// fillState puts the parent's snapshot into a state directory, file by file, and the records of
-// base images. Only layers may have several links.
+// fillState puts the parent's snapshot and the records of base images into a state directory, file
+// by file. Only layers may have several links.
 func (f *fixture) fillState(t *testing.T, state string, put func(from, to string) error) {
 	t.Helper()
 	for _, dir := range []string{filepath.Join("snapshots", tag), "bases"} {
@@ -217,7 +217,8 @@ func (f *fixture) fillState(t *testing.T, state string, put func(from, to string
 	}
 }
 
-// take removes a file, which may be a link, and returns its first n bytes; all if n is negative.
+// take removes a file, which may be a link, and returns its first n bytes, or all bytes if n is
+// negative.
 func take(t *testing.T, path string, n int64) []byte {
 	t.Helper()
 	r, err := os.Open(path)

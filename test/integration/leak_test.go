@@ -25,13 +25,13 @@ func envInt(t *testing.T, name string, def int) int {
 	return n
 }
 
-// Without FORKD_CYCLES the leak test runs this long, and at least so many cycles.
+// Without FORKD_CYCLES the leak test runs for leakTime, and for at least minCycles cycles.
 const (
 	leakTime  = 60 * time.Second
 	minCycles = 20
 )
 
-// Slack for growth that is not a leak: caches of the kernel, the daemon's heap.
+// Slack for growth that is not a leak, such as caches of the kernel and the daemon's heap.
 const (
 	hostSlackKiB   = 64 << 10
 	daemonSlackKiB = 24 << 10
@@ -43,12 +43,12 @@ type holdings struct {
 	files        []string // of run, state and RAM directories
 	mounts       string
 	cgroups      int
-	availableKiB int // of the host
-	daemonKiB    int // resident
+	availableKiB int // of the host's memory
+	daemonKiB    int // resident memory of the daemon
 }
 
-// TestLeaks forks, evaluates and kills repeatedly, FORKD_CYCLES times or for leakTime, and compares
-// the resources in use.
+// TestLeaks forks, evaluates and kills repeatedly, FORKD_CYCLES times or for leakTime. It compares
+// the resources in use before and after.
 func TestLeaks(t *testing.T) {
 	d := load(t).start(t)
 	for range 5 { // until buffers, caches and the pool have reached their sizes
@@ -78,8 +78,8 @@ func (d *daemon) cycle(t *testing.T) {
 	d.kill(t, s)
 }
 
-// settled waits until the pool is full and, if was is given, until the counted resources are as
-// they were.
+// settled waits until the pool is full. If was is given, it also waits until the counted resources
+// are the same as in was.
 func (d *daemon) settled(t *testing.T, was *holdings) holdings {
 	t.Helper()
 	var h holdings
@@ -98,7 +98,7 @@ func (d *daemon) settled(t *testing.T, was *holdings) holdings {
 func (d *daemon) holdings(t *testing.T) holdings {
 	t.Helper()
 	proc := fmt.Sprintf("/proc/%d", d.cmd.Process.Pid)
-	d.Close() // idle connections of the client are not a leak of the daemon
+	d.Close() // idle connections of this client are not a leak of the daemon
 	time.Sleep(200 * time.Millisecond)
 	h := holdings{vmms: d.vmms(t), availableKiB: procKiB(t, "/proc/meminfo", "MemAvailable:"),
 		daemonKiB: procKiB(t, proc+"/status", "VmRSS:")}

@@ -16,8 +16,8 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// limited forks a sandbox with limits, or skips the test if the host does not support them. The
-// emulated host does.
+// limited forks a sandbox with limits. If the host does not support them, it skips the test. The
+// emulated host supports them.
 func (d *daemon) limited(t *testing.T, l client.Limits) client.Sandbox {
 	t.Helper()
 	f, err := d.Fork(d.ctx(t, startLimit), client.ForkRequest{SnapshotTag: tag, N: 1, Limits: &l})
@@ -30,14 +30,14 @@ func (d *daemon) limited(t *testing.T, l client.Limits) client.Sandbox {
 	return f.Sandboxes[0]
 }
 
-// leaf is the cgroup of a sandbox; empty if there is none.
+// leaf returns the cgroup of a sandbox, or "" if there is none.
 func leaf(t *testing.T, id string) (dir string) {
 	t.Helper()
 	err := filepath.WalkDir("/sys/fs/cgroup", func(path string, e fs.DirEntry, err error) error {
 		if err == nil && e.IsDir() && e.Name() == id {
 			dir = path
 		}
-		if errors.Is(err, fs.ErrNotExist) { // others come and go
+		if errors.Is(err, fs.ErrNotExist) { // other cgroups come and go
 			err = nil
 		}
 		return err
@@ -48,13 +48,13 @@ func leaf(t *testing.T, id string) (dir string) {
 	return dir
 }
 
-// eat makes a guest allocate the given memory, in the background.
+// eat starts a program in a guest that allocates the given memory, in the background.
 func (d *daemon) eat(t *testing.T, id string, mib int) {
 	t.Helper()
 	d.sh(t, id, fmt.Sprintf("python3 -c 'import time; x = bytearray(%d << 20); time.sleep(600)' >/dev/null 2>&1 &", mib))
 }
 
-// killedByLimit waits until a sandbox was killed for its memory limit.
+// killedByLimit waits until a sandbox was killed because of its memory limit.
 func (d *daemon) killedByLimit(t *testing.T, id string, mib int) {
 	t.Helper()
 	eventually(t, 3*time.Minute, func() error {
@@ -74,9 +74,9 @@ func (d *daemon) killedByLimit(t *testing.T, id string, mib int) {
 	}
 }
 
-// TestMemoryLimit: a sandbox that exceeds its memory limit is killed, and its exit reason says so.
-// Copies made for its branches do not count. Its siblings and the daemon are not affected, and a
-// daemon that takes over knows the limits.
+// TestMemoryLimit checks that a sandbox is killed if it exceeds its memory limit, and that its exit
+// reason says so. Copies made for its branches do not count. Its siblings and the daemon are not
+// affected. The next daemon knows the limits.
 func TestMemoryLimit(t *testing.T) {
 	d := load(t).start(t)
 	sibling := d.limited(t, client.Limits{})
@@ -104,7 +104,7 @@ func TestMemoryLimit(t *testing.T) {
 	d.launch(t)
 	const taken = 34 << 20
 	d.sh(t, s.ID, "rm /dev/shm/x*") // the guest has little more memory than eat takes
-	d.eat(t, s.ID, taken>>20)       // by now the earlier memory belongs to its branches
+	d.eat(t, s.ID, taken>>20)       // the earlier memory belongs to its branches now
 	eventually(t, quietLimit, func() error {
 		l, err := d.Limits(d.ctx(t, quietLimit), s.ID)
 		if err == nil && l.Usage.OwnMemoryBytes < taken {
@@ -127,8 +127,8 @@ func TestMemoryLimit(t *testing.T) {
 	d.kill(t, s, sibling)
 }
 
-// TestCPULimit: a sandbox above its CPU limit is throttled, its sibling is not, and the number of
-// its threads is bounded.
+// TestCPULimit checks that a sandbox above its CPU limit is throttled while its sibling is not. The
+// number of its threads is bounded.
 func TestCPULimit(t *testing.T) {
 	d := load(t).start(t)
 	slow, sibling := d.limited(t, client.Limits{CPUs: 0.25, CPUWeight: 50}), d.limited(t, client.Limits{})
@@ -155,8 +155,8 @@ func TestCPULimit(t *testing.T) {
 	d.kill(t, slow, sibling)
 }
 
-// TestAdmission: no more sandboxes start than the host admits, and two concurrent forks do not both
-// get the last places.
+// TestAdmission checks that no more sandboxes start than the host admits. Two concurrent forks must
+// not both get the last places.
 func TestAdmission(t *testing.T) {
 	d := load(t).start(t, withArgs("--max-sandboxes", "3"))
 	fork := func(n int) (client.Forked, error) {

@@ -9,8 +9,8 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// offloadCode is the code that runs in the guest of TestOffloads. The driver counts a frame once,
-// whatever its length.
+// offloadCode is the code that runs in the guest of TestOffloads. The guest's driver counts each
+// frame once, whatever its length.
 const offloadCode = `
 import random
 def counted(direction):
@@ -29,10 +29,10 @@ def upload(host, port, size):
     return s.makefile().read() == hashlib.sha256(data).hexdigest()
 `
 
-// TestOffloads: in bulk transfers, frames longer than the MTU cross the device in both directions,
-// so that guest and forkd-net handle few of them. Every byte arrives.
+// TestOffloads checks that bulk transfers use frames longer than the MTU in both directions, so
+// that guest and forkd-net handle few of them. Every byte must arrive.
 func TestOffloads(t *testing.T) {
-	const size = 1 << 20 // on an emulated CPU every frame from a guest takes long
+	const size = 1 << 20 // small, because every frame takes long on an emulated CPU
 	d := load(t).start(t)
 	file, digest := serveFile(t, size), serveDigest(t)
 	box := d.online(t, 1, client.Network{Mode: "allow", Allow: []string{file.address, digest.address}})[0]
@@ -63,15 +63,14 @@ func TestOffloads(t *testing.T) {
 	d.kill(t, box)
 }
 
-// The number of concurrent downloads, and the size of each: on hardware, and with an emulated CPU,
-// which does all the work and shares its time with other programs.
+// The number of concurrent downloads, and the size of each. An emulated CPU does all the work
+// itself and shares its time with other programs, so its numbers are smaller.
 const (
 	downloads                        = 50
 	downloadMiB, emulatedDownloadMiB = 100, 4
 )
 
-// TestDownloadsAtOnce: every child of a fork is online, they download at once, and every byte
-// arrives.
+// TestDownloadsAtOnce lets every child of a fork download at the same time. Every byte must arrive.
 func TestDownloadsAtOnce(t *testing.T) {
 	d := load(t).start(t)
 	mib := downloadMiB

@@ -17,22 +17,22 @@ const (
 	pypiFiles = "files.pythonhosted.org:443"
 )
 
-// installLimit ends an installation that hangs. On an emulated host it takes a minute or two.
+// installLimit bounds an installation. On an emulated host it takes a minute or two.
 const installLimit = 10 * time.Minute
 
-// pipInstall installs a package without dependencies. The options skip pip's other requests and the
-// compilation, which take long on an emulated CPU.
+// pipInstall installs a package without dependencies. Its options prevent pip's other requests and
+// the compilation, which take long on an emulated CPU.
 const pipInstall = `PIP_BREAK_SYSTEM_PACKAGES=1 PIP_CERT=/root/roots.pem exec \
 	pip install -q --no-deps --no-compile --no-cache-dir --disable-pip-version-check six`
 
-// aptLine finds the suite of the image's sources with the smallest lists.
+// aptLine finds the suite with the smallest lists in the image's sources.
 const aptLine = `grep -m 1 -- -security /etc/apt/sources.list`
 
 // aptPackage is small, needs no other package and starts nothing.
 const aptPackage = "xmltooling-schemas"
 
-// aptInstall installs aptPackage. It accepts expired lists, because the mirror may be an old copy,
-// and does not sync its writes.
+// aptInstall installs aptPackage. It accepts expired lists, because the mirror may be an old copy.
+// It does not sync its writes.
 const aptInstall = `set -e
 ` + aptLine + ` >/tmp/sources.list
 apt="apt-get -q -o Dir::Etc::SourceList=/tmp/sources.list -o Dir::Etc::SourceParts=- -o Acquire::Languages=none
@@ -43,9 +43,9 @@ $apt install -y --no-install-recommends ` + aptPackage + `
 dpkg --verify ` + aptPackage + `
 dpkg-query -W -f '${Status}' ` + aptPackage
 
-// TestPackagesInstall: a child that may connect only to the registries installs a package from PyPI
-// with pip and a package from Debian with apt. Like the images of the tests, it needs these
-// registries.
+// TestPackagesInstall installs a package from PyPI with pip and a package from Debian with apt, in
+// a child that may connect only to the registries. It needs these registries, like the images of
+// the tests.
 func TestPackagesInstall(t *testing.T) {
 	f := load(t)
 	d := f.start(t)
@@ -73,7 +73,7 @@ func TestPackagesInstall(t *testing.T) {
 	d.kill(t, box)
 }
 
-// install runs a shell script that must succeed, and returns its output.
+// install runs a shell script, which must succeed, and returns its output.
 func (d *daemon) install(t *testing.T, id, script string) string {
 	t.Helper()
 	began := time.Now()
@@ -104,8 +104,9 @@ func mirrorOf(t *testing.T, line string) string {
 	return ""
 }
 
-// rulesFor returns rules for a registry: its name and, if that resolves to the address of a proxy
-// that is not public, also the address. A rule by name does not open such addresses.
+// rulesFor returns rules for a registry. There is a rule for its name. If the name resolves to the
+// address of a proxy that is not public, there is also one for the address, because a rule by name
+// does not open such addresses.
 func rulesFor(t *testing.T, registry string) []string {
 	t.Helper()
 	conn, err := net.DialTimeout("tcp4", registry, quietLimit)

@@ -23,14 +23,14 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// Names of the server of TestSecretStaysOutside. The secret is for the first one.
+// Names of the server of TestSecretStaysOutside. The secret belongs to the first one.
 const (
 	secretHost = "api.example.com"
 	otherHost  = "other.example.com"
 )
 
-// secretCode asks a server whether it received the secret, over TLS with the root certificates of
-// the image.
+// secretCode asks a server, over TLS with the root certificates of the image, whether it has
+// received the secret.
 const secretCode = `python3 - <<'END'
 import ssl, urllib.request
 def ask(host, context=None):
@@ -39,14 +39,14 @@ def ask(host, context=None):
 print(ask(%q), ask(%q, ssl._create_unverified_context()))
 END`
 
-// TestSecretStaysOutside: a server receives a header that the guest never has. The guest trusts the
-// daemon's authority, and the daemon verifies the server against the host's roots. Another name at
-// the same address receives the guest's own header.
+// TestSecretStaysOutside checks that a server receives a header that the guest never has. The guest
+// trusts the daemon's authority, and the daemon verifies the server against the host's roots. Under
+// another name of the same address, the server receives the guest's own header.
 func TestSecretStaysOutside(t *testing.T) {
 	f := load(t)
 	secret := "Bearer " + rand.Text()
 	address, roots := serveSecret(t, secret)
-	t.Setenv("SSL_CERT_FILE", roots) // of the daemon: the host's roots
+	t.Setenv("SSL_CERT_FILE", roots) // the host's roots, for the daemon
 	d := f.start(t, withChecks, withArgs("--resolver", serveNames(t, address)))
 	box := d.online(t, 1, client.Network{
 		Mode: "allow", Allow: []string{address + ":443", secretHost, otherHost},
@@ -64,8 +64,9 @@ func TestSecretStaysOutside(t *testing.T) {
 	d.kill(t, box)
 }
 
-// serveSecret starts an HTTPS server on port 443 that answers whether it received the secret. It
-// returns the server's address, and a file with the authority of its certificate.
+// serveSecret starts an HTTPS server on port 443, whose answer says whether it has received the
+// secret. It returns the server's address, and a file with the authority of the server's
+// certificate.
 func serveSecret(t *testing.T, secret string) (address, roots string) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -105,8 +106,8 @@ func serveSecret(t *testing.T, secret string) (address, roots string) {
 	return address, roots
 }
 
-// serveNames starts a DNS server that answers all names with one address, and returns its own
-// address.
+// serveNames starts a DNS server that answers every name with one address. It returns the address
+// of the DNS server.
 func serveNames(t *testing.T, address string) string {
 	t.Helper()
 	conn, err := net.ListenPacket("udp", "127.0.0.1:0")

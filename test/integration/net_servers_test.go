@@ -15,7 +15,7 @@ import (
 )
 
 // hostAddress returns an address of this host that is neither loopback nor link-local. Servers of
-// these tests listen there, because every policy closes it unless a rule opens it.
+// these tests listen there, because a policy opens it only by a rule.
 func hostAddress(t *testing.T) string {
 	t.Helper()
 	addrs, err := net.InterfaceAddrs()
@@ -31,20 +31,20 @@ func hostAddress(t *testing.T) string {
 	return ""
 }
 
-// server is a server for sandboxes. To clients that do not speak HTTP, it is an echo server.
+// server is a server for sandboxes. If the client does not speak HTTP, it echoes its input.
 type server struct {
-	address string // with the port
+	address string // including the port
 	content []byte // of GET /file
-	sum     string // SHA-256 of content, in hex
+	sum     string // SHA-256 of content, in hexadecimal
 }
 
-// serveFile starts an HTTP server of so many bytes, which ends with the test.
+// serveFile starts an HTTP server with a file of size bytes. The server ends with the test.
 func serveFile(t *testing.T, size int) server {
 	t.Helper()
 	return serveFileAtOnce(t, size, 1)
 }
 
-// serveFileAtOnce is serveFile, but it answers only after n clients have asked.
+// serveFileAtOnce is like serveFile, but the server answers only after n clients have asked.
 func serveFileAtOnce(t *testing.T, size, n int) server {
 	t.Helper()
 	s := server{content: make([]byte, size)}
@@ -75,13 +75,13 @@ func serveFileAtOnce(t *testing.T, size, n int) server {
 	return s
 }
 
-// serveEcho starts a server that sends back its input.
+// serveEcho starts a server that sends its input back.
 func serveEcho(t *testing.T) server {
 	t.Helper()
 	return serveTCP(t, func(conn net.Conn) { _, _ = io.Copy(conn, conn) })
 }
 
-// serveTCP starts a server that calls serve with every connection, and then closes it.
+// serveTCP starts a server. It calls serve with every connection, and then closes the connection.
 func serveTCP(t *testing.T, serve func(net.Conn)) server {
 	t.Helper()
 	l, err := net.Listen("tcp", net.JoinHostPort(hostAddress(t), "0"))
@@ -104,13 +104,13 @@ func serveTCP(t *testing.T, serve func(net.Conn)) server {
 	return server{address: l.Addr().String()}
 }
 
-// of returns the server's address as arguments in Python.
+// of returns the server's address as Python arguments.
 func (s *server) of() string {
 	host, port, _ := net.SplitHostPort(s.address)
 	return fmt.Sprintf("%q, %s", host, port)
 }
 
-// serveDigest starts a server that answers with the SHA-256 of its input, in hex.
+// serveDigest starts a server that answers with the SHA-256 of its input, in hexadecimal.
 func serveDigest(t *testing.T) server {
 	t.Helper()
 	return serveTCP(t, func(conn net.Conn) {

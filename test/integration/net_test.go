@@ -19,7 +19,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// netCode has the functions that guests of these tests call on the network.
+// netCode has the functions by which guests of these tests use the network.
 const netCode = `
 import hashlib, socket, threading
 def fetch(host, port, timeout=60):
@@ -58,7 +58,7 @@ def echo(what=b"hello"):
         return type(e).__name__
 `
 
-// online forks n sandboxes in which netCode was run.
+// online forks n sandboxes and runs netCode in each.
 func (d *daemon) online(t *testing.T, n int, network client.Network) []client.Sandbox {
 	t.Helper()
 	r, err := d.Fork(d.ctx(t, bakeLimit), client.ForkRequest{SnapshotTag: tag, N: n, Network: &network})
@@ -74,7 +74,7 @@ func (d *daemon) online(t *testing.T, n int, network client.Network) []client.Sa
 	return r.Sandboxes
 }
 
-// each calls f for all sandboxes, a few at a time: if too many guests share the CPU of an emulated
+// each calls f for all sandboxes, a few at a time. If too many guests share the CPU of an emulated
 // host, an interpreter does not answer within the agent's time limit.
 func (d *daemon) each(t *testing.T, list []client.Sandbox, f func(client.Sandbox)) {
 	t.Helper()
@@ -90,7 +90,7 @@ func (d *daemon) each(t *testing.T, list []client.Sandbox, f func(client.Sandbox
 	group.Wait()
 }
 
-// call evaluates a call of a function of netCode and returns its answer, unquoted.
+// call calls a function of netCode in a sandbox and returns its answer, unquoted.
 func (d *daemon) call(t *testing.T, id, format string, args ...any) string {
 	t.Helper()
 	code := fmt.Sprintf(format, args...)
@@ -131,8 +131,8 @@ func (d *daemon) metric(t *testing.T, name string) float64 {
 	return 0
 }
 
-// TestNetworkPolicy: a child can fetch only from a server that its policy allows. A changed policy
-// takes effect at once, also for open connections.
+// TestNetworkPolicy checks that a child can fetch only from a server that its policy allows. A
+// changed policy takes effect at once, even for open connections.
 func TestNetworkPolicy(t *testing.T) {
 	flows := filepath.Join(t.TempDir(), "flows")
 	d := load(t).start(t, withChecks, func(d *daemon) { d.args = []string{"--flow-log", flows} })
@@ -168,7 +168,7 @@ func TestNetworkPolicy(t *testing.T) {
 	if got := d.call(t, box.ID, "fetch(%s)", other.of()); got != other.sum {
 		t.Errorf("fetch from the server that is allowed now: %s", got)
 	}
-	for _, mode := range []string{"none", "public", "open"} { // all close the host's own addresses
+	for _, mode := range []string{"none", "public", "open"} { // all of these close the host's own addresses
 		if _, err := d.SetNetwork(d.ctx(t, quietLimit), box.ID, client.Network{Mode: mode}); err != nil {
 			t.Fatal(err)
 		}
@@ -180,7 +180,7 @@ func TestNetworkPolicy(t *testing.T) {
 	eventually(t, quietLimit, func() error { return checkFlows(flows, box.ID, allowed, other) })
 }
 
-// checkFlows checks that a flow log has the lines of TestNetworkPolicy.
+// checkFlows checks that the flow log has the expected lines of TestNetworkPolicy.
 func checkFlows(name, id string, allowed, other server) error {
 	f, err := os.Open(name)
 	if err != nil {
@@ -207,8 +207,9 @@ func checkFlows(name, id string, allowed, other server) error {
 	return nil
 }
 
-// TestBranchWithOpenConnections: the source of a branch keeps its connections, children see them
-// reset at once, and can make new ones. A rollback resets those of the sandbox itself.
+// TestBranchWithOpenConnections checks that the source of a branch keeps its connections. Children
+// see these connections reset at once, and can make new ones. A rollback resets the sandbox's own
+// connections.
 func TestBranchWithOpenConnections(t *testing.T) {
 	d := load(t).start(t)
 	defer d.removeBranches(t)
@@ -245,11 +246,11 @@ func TestBranchWithOpenConnections(t *testing.T) {
 	d.kill(t, append(children, source)...)
 }
 
-// TestForkdNetKilledUnderLoad: when forkd-net dies, connections are reset and nothing else is
-// affected. The restart is counted.
+// TestForkdNetKilledUnderLoad kills forkd-net. Connections are reset, but nothing else is affected.
+// The restart is counted.
 func TestForkdNetKilledUnderLoad(t *testing.T) {
 	d := load(t).start(t)
-	file := serveFile(t, 64<<20) // so large that it is still being sent when forkd-net dies
+	file := serveFile(t, 64<<20) // large enough to be still in transfer when forkd-net is killed
 	boxes := d.online(t, 3, client.Network{Mode: "allow", Allow: []string{file.address}})
 	before := d.processes(t, "forkd-net")
 	if len(before) != 1 {
@@ -298,7 +299,7 @@ func TestForkdNetKilledUnderLoad(t *testing.T) {
 	}
 }
 
-// TestNetworkOutlivesTheDaemon: connections survive the death of the daemon.
+// TestNetworkOutlivesTheDaemon checks that connections survive a killed daemon.
 func TestNetworkOutlivesTheDaemon(t *testing.T) {
 	d := load(t).start(t)
 	echo := serveEcho(t)

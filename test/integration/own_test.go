@@ -15,11 +15,11 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// drawVar makes this program draw random numbers, as a user's program in a guest.
+// drawVar makes this program draw random numbers, like a user's program in a guest.
 const drawVar = "FORKD_DRAW"
 
-// drawOnEachLine prints numbers of Go's generators for each input line. crypto/rand reads the
-// kernel's through the vDSO, which keeps a state in the memory of the process.
+// drawOnEachLine prints numbers of Go's generators for each input line. crypto/rand uses the
+// kernel's generator through the vDSO, which keeps a state in the memory of the process.
 func drawOnEachLine(in io.Reader, out io.Writer) {
 	for lines := bufio.NewScanner(in); lines.Scan(); {
 		key := make([]byte, 8)
@@ -28,8 +28,8 @@ func drawOnEachLine(in io.Reader, out io.Writer) {
 	}
 }
 
-// ownServers are started by a shell, so the agent does not manage them. Each has a FIFO for input,
-// which another descriptor keeps open, and one for answers.
+// ownServers starts the programs from a shell, so the agent does not manage them. Each has a FIFO
+// for answers, and a FIFO for input, which another descriptor keeps open.
 const ownServers = `cd /root
 cat >own.py <<'END'
 import json, os, random, ssl, sys
@@ -47,7 +47,7 @@ for name in python go; do
 done`
 
 // endServers kills both servers and waits until they have ended. Otherwise a branch could be made
-// before the kill takes effect, and its fork would find the servers.
+// before they have ended, and its fork would find them.
 const endServers = `for p in /proc/[0-9]*; do
     case $(tr '\0' ' ' <$p/cmdline 2>/dev/null) in
     "python3 own.py "*|"./draw "*)
@@ -69,8 +69,8 @@ func (d *daemon) drawn(t *testing.T, id string) map[string]string {
 	return values
 }
 
-// TestProgramsOfUsersDrawNumbersOfTheirOwn branches, rolls back and resumes a sandbox in which a
-// Python and a Go program of the user's own run, and have used their generators.
+// TestProgramsOfUsersDrawNumbersOfTheirOwn branches, rolls back and resumes a sandbox. A Python
+// program and a Go program of the user run in it, and have used their generators.
 func TestProgramsOfUsersDrawNumbersOfTheirOwn(t *testing.T) {
 	d := load(t).start(t)
 	defer d.removeBranches(t)
@@ -114,7 +114,7 @@ func TestProgramsOfUsersDrawNumbersOfTheirOwn(t *testing.T) {
 	d.strictRefuses(t, source, boxes[1])
 }
 
-// knowsPrograms checks the sandbox's findings about the two programs.
+// knowsPrograms checks what the sandbox reports about the two programs.
 func knowsPrograms(t *testing.T, s client.Sandbox) {
 	t.Helper()
 	if s.Unique == nil {
@@ -135,7 +135,7 @@ func knowsPrograms(t *testing.T, s client.Sandbox) {
 }
 
 // differ compares the numbers that the copies have drawn. Generators that are reported as repeating
-// must repeat; otherwise the others could differ for a reason other than reseeding.
+// must repeat. Otherwise the other generators might differ for a reason other than reseeding.
 func differ(t *testing.T, states map[string]map[string]string) {
 	t.Helper()
 	seen := make(map[string]map[string]bool)
@@ -156,8 +156,8 @@ func differ(t *testing.T, states map[string]map[string]string) {
 	}
 }
 
-// strictRefuses checks that a strict fork and a strict resume of the branch "own" are refused, and
-// that a sandbox without programs is not.
+// strictRefuses checks that a strict fork and a strict resume of the branch "own" are refused. For
+// a sandbox without programs they must succeed.
 func (d *daemon) strictRefuses(t *testing.T, source, suspended client.Sandbox) {
 	t.Helper()
 	_, err := d.Fork(d.ctx(t, bakeLimit), client.ForkRequest{SnapshotTag: "own", N: 1, Unique: "strict"})

@@ -16,9 +16,10 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// TestReadmeSession types the first session of README.md into a shell, and compares the output of
-// the commands (package lint compares the file with README.md). The snapshot that the first command
-// would build is made from the parent of these tests, because there is no package manager here.
+// TestReadmeSession types the first session of README.md into a shell and compares the output of
+// the commands. (Package lint compares the file with README.md.) The first command would build a
+// snapshot, but there is no package manager here, so the snapshot is made from the parent of these
+// tests.
 func TestReadmeSession(t *testing.T) {
 	d := load(t).start(t, withPool(0))
 	d.cli(t, 0, "snapshot-compact", "--from", tag, "--to", "python-numpy")
@@ -29,7 +30,7 @@ func TestReadmeSession(t *testing.T) {
 }
 
 // TestQuickStartOf05 types those commands of forkd 0.5's quick start that still exist, and sends
-// its request for five sandboxes. Where 0.5 used the name of a child, it uses a sandbox's id.
+// its request for five sandboxes. Where 0.5 used the name of a child, the test uses a sandbox's id.
 func TestQuickStartOf05(t *testing.T) {
 	d := load(t).start(t, withPool(0))
 	d.cli(t, 0, "snapshot-compact", "--from", tag, "--to", "pyagent")
@@ -50,8 +51,8 @@ func TestQuickStartOf05(t *testing.T) {
 	d.cli(t, 0, "rmi", "pyagent")
 }
 
-// session types the lines of a file that begin with "$ " into a shell, except those that begin with
-// without, and compares the output of the commands with the other lines.
+// session types those lines of a file that begin with "$ " into a shell, except lines that begin
+// with without. It compares the output of the commands with the other lines.
 func (d *daemon) session(t *testing.T, file, without string) {
 	t.Helper()
 	session, err := os.ReadFile(file)

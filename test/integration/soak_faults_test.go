@@ -17,17 +17,17 @@ import (
 	"github.com/forkd/forkd/test/soak"
 )
 
-// ramSize is an option of the tmpfs of the memory layers.
+// ramSize is a mount option of the tmpfs for memory layers.
 const ramSize = "size=700m"
 
-// Requests to freeze and thaw a file system (linux/fs.h), which x/sys lacks. Writes to a frozen
-// file system wait.
+// Requests to freeze and thaw a file system (linux/fs.h), which x/sys does not define. Writes to a
+// frozen file system wait.
 const (
 	fiFreeze = 0xc0045877
 	fiThaw   = 0xc0045878
 )
 
-// harm causes one fault after the other until the clients stop, and each kind at least once.
+// harm causes one fault after the other while the clients work, and each kind at least once.
 func (x *soaking) harm(until time.Time) {
 	x.t.Helper()
 	faults := x.allFaults()
@@ -51,8 +51,8 @@ func (x *soaking) allFaults() *rig.Deck[func()] {
 		rig.Card[func()]{Weight: 1, Do: x.killBoth})
 }
 
-// killDaemon kills the daemon and starts it again. Then only acknowledged sandboxes and snapshots
-// may exist.
+// killDaemon kills the daemon and starts it again. Afterwards only acknowledged sandboxes and
+// snapshots may exist.
 func (x *soaking) killDaemon() {
 	x.t.Helper()
 	x.restart()
@@ -68,7 +68,7 @@ func (x *soaking) restart() {
 	end()
 }
 
-// killNet kills forkd-net, and waits until there is another.
+// killNet kills forkd-net, and waits for its successor.
 func (x *soaking) killNet() {
 	x.t.Helper()
 	x.report.Say("kill forkd-net")
@@ -106,7 +106,7 @@ func (x *soaking) killBoth() {
 	x.audit()
 }
 
-// kill kills a process that may have ended already.
+// kill kills a process, which may have exited already.
 func (x *soaking) kill(pid string) {
 	x.t.Helper()
 	n, err := strconv.Atoi(pid)
@@ -118,8 +118,8 @@ func (x *soaking) kill(pid string) {
 	}
 }
 
-// killVMM kills one VMM, whatever it is doing: that of a sandbox, one being forked, or one that
-// waits in the pool. When its directory is gone, the daemon has noticed.
+// killVMM kills one VMM at any moment: that of a sandbox, one that is being forked, or one that
+// waits in the pool. When the VMM's directory has disappeared, the daemon has noticed.
 func (x *soaking) killVMM() {
 	x.t.Helper()
 	dirs, err := filepath.Glob(filepath.Join(x.d.run, "vm", "*", "vmm.pid"))
@@ -130,7 +130,7 @@ func (x *soaking) killVMM() {
 	p, err := os.ReadFile(record)
 	fields := strings.Fields(string(p))
 	if err != nil || len(fields) != 2 {
-		return // it has just ended, or has only just started
+		return // the VMM has just exited, or has only just started
 	}
 	id := filepath.Base(filepath.Dir(record))
 	x.report.Say("kill the VMM of %s", id)
@@ -157,7 +157,7 @@ func (x *soaking) fillDisk() {
 		err = unix.Fallocate(int(f.Fd()), 0, 0, int64(free(x.t, x.disk)-min(leave, free(x.t, x.disk)/2)))
 		f.Close()
 	}
-	if err != nil && !errors.Is(err, syscall.ENOSPC) { // that is just as good
+	if err != nil && !errors.Is(err, syscall.ENOSPC) { // a full disk serves the purpose too
 		x.t.Fatal(err)
 	}
 	restarted := x.meanwhile()
@@ -200,7 +200,7 @@ func (x *soaking) stallDisk() {
 	if err != nil {
 		x.t.Fatalf("freeze %s: %v", x.disk, err)
 	}
-	// The daemon may be killed during this, and cannot exit before its writes are done.
+	// The daemon may be killed during this. It cannot exit before its writes are done.
 	thawed := make(chan error, 1)
 	time.AfterFunc(long, func() { thawed <- unix.IoctlSetInt(int(dir.Fd()), fiThaw, 0) })
 	restarted := x.meanwhile()
@@ -275,8 +275,8 @@ func mountDisk(t *testing.T, image, dir string) {
 	}
 }
 
-// attach makes a block device of a file. The device vanishes when it was released and is no longer
-// mounted.
+// attach makes a block device of a file. The device disappears when it is released and not mounted
+// any more.
 func attach(file string) (device string, release func() error, err error) {
 	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
 	if err != nil {

@@ -14,18 +14,18 @@ type soakHoldings struct {
 	holdings
 	nets      []string // forkd-net processes
 	netFDs    []string
-	disk, ram uint64 // free bytes
+	disk, ram uint64 // free bytes of the two file systems
 }
 
-// sum returns the resources whose number must not have grown.
+// sum returns the resources whose numbers must not have grown.
 func (h soakHoldings) sum() map[string][]string {
 	return map[string][]string{"VMMs": h.vmms, "forkd-net": h.nets, "descriptors of the daemon": h.fds,
 		"descriptors of forkd-net": h.netFDs, "files": h.files, "mounts": strings.Split(h.mounts, "\n")}
 }
 
-// holdings returns the resources in use. A daemon that has started its forkd-net itself has one
-// more descriptor of it, that of os.Process, than a daemon that has found it. That descriptor is
-// not counted.
+// holdings returns the resources in use. It does not count one descriptor of os.Process: a daemon
+// that has started forkd-net has one for it, and a daemon that has found forkd-net running does
+// not.
 func (x *soaking) holdings() soakHoldings {
 	x.t.Helper()
 	h := soakHoldings{holdings: x.d.holdings(x.t), nets: x.d.processes(x.t, "forkd-net"), disk: free(x.t, x.disk),
@@ -46,7 +46,7 @@ func (x *soaking) holdings() soakHoldings {
 	return h
 }
 
-// settled forks and kills a sandbox, which makes a daemon fill its pool, and waits until the pool
+// settled forks and kills a sandbox, which makes the daemon fill its pool. It waits until the pool
 // is full.
 func (x *soaking) settled() (h soakHoldings) {
 	x.t.Helper()
@@ -61,7 +61,8 @@ func (x *soaking) settled() (h soakHoldings) {
 	return h
 }
 
-// compare waits until no resource is above its count before, and otherwise reports the difference.
+// compare waits until no resource exceeds its count in before. If that does not happen, it reports
+// the difference.
 func (x *soaking) compare(before soakHoldings) {
 	x.t.Helper()
 	var after soakHoldings
@@ -81,7 +82,7 @@ func (x *soaking) compare(before soakHoldings) {
 	}
 }
 
-// more describes by kind what after has in addition to h.
+// more describes, by kind, the resources that after has in addition to h.
 func (h soakHoldings) more(after soakHoldings) map[string]string {
 	more := map[string]string{}
 	was := h.sum()

@@ -26,24 +26,24 @@ var (
 
 const (
 	soakTag = "soak"
-	// soakRest is how long a guest's writers pause after every write, in microseconds. The daemon
-	// is under test, and must get the CPU of an emulated host.
+	// soakRest is how long a guest's writers pause after every write, in microseconds. It is long
+	// because the daemon under test must get the CPU of an emulated host.
 	soakRest = 50_000
-	// soakPatience is the time that a run may take in addition to its clients: to undo the last
-	// fault, to verify, and to remove everything.
+	// soakPatience is how much longer than its clients a run may take. It needs the time to undo
+	// the last fault, to verify, and to remove everything.
 	soakPatience = 12 * time.Minute
 )
 
-// The maximum number of sandboxes, and of snapshots, that a client keeps.
+// The maximum numbers of sandboxes and of snapshots that a client keeps.
 const (
 	soakBoxes     = 2
 	soakSnapshots = 2
 )
 
-// TestSoak lets clients work at random while the daemon, forkd-net and VMMs are killed, and the
-// disk and the RAM of layers are full or stall. In the end everything that was acknowledged must be
-// there and whole, every answer must be a success or an error that a fault explains, and nothing
-// may be left over. Package test/soak has the clients; make soak runs this for longer.
+// TestSoak lets clients work at random. Meanwhile the daemon, forkd-net and VMMs are killed, and
+// the disk and the RAM of layers are full or stall. In the end, everything that was acknowledged
+// must exist and be whole. Every answer must be a success, or an error that a fault explains.
+// Nothing may remain. Package test/soak has the clients. make soak runs this for longer.
 func TestSoak(t *testing.T) {
 	f := open(t)
 	x := newSoaking(t, f)
@@ -71,8 +71,8 @@ func TestSoak(t *testing.T) {
 	x.compare(before)
 }
 
-// soaking is a run of TestSoak. Its methods end the test when the host is at fault; faults of the
-// daemon go into the report.
+// soaking is a run of TestSoak. If the host fails, its methods end the test. Failures of the daemon
+// go into the report.
 type soaking struct {
 	t      *testing.T
 	d      *daemon
@@ -81,10 +81,10 @@ type soaking struct {
 	faults *soak.FaultLog
 	report *soak.Report
 	run    *soak.Soak
-	fire   *fire // used to make the base
+	fire   *fire // makes the base
 }
 
-// newSoaking starts a daemon on a disk of its own, and makes the snapshot to fork from.
+// newSoaking starts a daemon on a disk of its own, and makes the snapshot from which clients fork.
 func newSoaking(t *testing.T, f *fixture) *soaking {
 	t.Helper()
 	dir := filepath.Join(f.root, "k")
@@ -93,11 +93,10 @@ func newSoaking(t *testing.T, f *fixture) *soaking {
 	ram := filepath.Join(dir, "m")
 	mountDisk(t, f.assets.Disk, x.disk)
 	mount(t, ram, ramSize)
-	// While the disk is nearly full, the daemon refuses requests only below this reserve, so some
-	// still succeed.
+	// With this small reserve, the daemon accepts some requests while the disk is nearly full.
 	x.d = f.start(t, withState(filepath.Join(x.disk, "s")), withRun(filepath.Join(dir, "r")), withRAM(ram),
 		withArgs("--disk-reserve-mib", "16"))
-	t.Cleanup(func() { // before the daemon is stopped
+	t.Cleanup(func() { // runs before the daemon is stopped
 		x.write()
 		if err := x.report.Print(os.Stdout); err != nil {
 			t.Error(err)
@@ -117,7 +116,7 @@ func newSoaking(t *testing.T, f *fixture) *soaking {
 	x.d.kill(t, s)
 	x.fire.delete(baseTag, client.DeleteOptions{Force: true})
 	x.fire.check(soakTag)
-	x.d.crash(t) // so that the compared daemons were started in the same way
+	x.d.crash(t) // so that both daemons that are compared were started in the same way
 	x.d.launch(t)
 	return x
 }
@@ -128,8 +127,8 @@ func (x *soaking) write() {
 	}
 }
 
-// audit compares the existing sandboxes and snapshots with those that clients were acknowledged,
-// while the clients make no requests. Incomplete work of a killed daemon must be gone.
+// audit compares the existing sandboxes and snapshots with those that were acknowledged to clients.
+// Clients make no requests meanwhile. Incomplete work of a killed daemon must have been removed.
 func (x *soaking) audit() {
 	x.t.Helper()
 	x.run.Still(func(ids, tags map[string]bool) {

@@ -16,9 +16,9 @@ import (
 	"github.com/forkd/forkd/internal/host/vmmclient"
 )
 
-// loopback is a program with both ends of a TCP connection in the guest. It sends a counter back
-// and forth, and writes its value to /root/count. The program ends with the connection, or at the
-// first wrong number.
+// loopback is a program that has both ends of a TCP connection in the guest. It sends a counter
+// back and forth, and writes its value to /root/count. The program ends with the connection, or at
+// the first wrong number.
 const loopback = `
 import os, socket, threading, time
 server = socket.create_server(('127.0.0.1', 0))
@@ -41,7 +41,7 @@ while True:
 `
 
 // counting is a program that never ends and prints a number every 0.2 s. It is not a shell loop,
-// because that would start a process each time, which is a lot of work in an emulated guest.
+// which would start a process for each number. That would be much work in an emulated guest.
 const counting = `
 import time
 counted = 0
@@ -51,7 +51,7 @@ while True:
     time.sleep(0.2)
 `
 
-// counterStream is the output of counting, as it arrives on the host.
+// counterStream collects the output of counting, as it arrives on the host.
 type counterStream struct {
 	mu     sync.Mutex
 	output bytes.Buffer
@@ -61,7 +61,7 @@ type counterStream struct {
 
 var errEnough = errors.New("enough")
 
-// count starts counting in a sandbox, over the socket of its VMM as the daemon does.
+// count starts the program counting in a sandbox. Like the daemon, it uses the socket of the VMM.
 func (d *daemon) count(ctx context.Context, id string) *counterStream {
 	c := &counterStream{done: make(chan error, 1)}
 	guest := agentclient.New(agentclient.DialUnix(filepath.Join(d.run, "vm", id, vmmclient.VsockSocket)))
@@ -81,7 +81,7 @@ func (d *daemon) count(ctx context.Context, id string) *counterStream {
 	return c
 }
 
-// at returns how many numbers have arrived. It checks that they count from 0, each once.
+// at returns how many numbers have arrived. It checks that they count up from 0 without gaps.
 func (c *counterStream) at(t *testing.T) int {
 	t.Helper()
 	select {
@@ -92,7 +92,7 @@ func (c *counterStream) at(t *testing.T) int {
 	c.mu.Lock()
 	lines := strings.Split(c.output.String(), "\n")
 	c.mu.Unlock()
-	lines = lines[:len(lines)-1] // the rest after the last newline is incomplete
+	lines = lines[:len(lines)-1] // the part after the last newline is incomplete
 	for i, l := range lines {
 		if l != strconv.Itoa(i) {
 			t.Fatalf("line %d is %q", i, l)
@@ -131,8 +131,8 @@ func (d *daemon) loopbackGoesOn(t *testing.T, id string) {
 }
 
 // TestBranchKeepsStreams branches a sandbox with a stream to the host, a request in progress, and a
-// TCP connection inside. The source loses none of them. A child has the TCP connection, and answers
-// only its own clients.
+// TCP connection inside the guest. The source loses none of them. A child has the TCP connection,
+// and answers only its own clients.
 func TestBranchKeepsStreams(t *testing.T) {
 	d := load(t).start(t, withPool(0))
 	box := d.fork(t, 1)[0]
@@ -173,11 +173,11 @@ asked`})
 
 		child := d.forkOf(t, mode, 1)[0]
 		d.loopbackGoesOn(t, child.ID)
-		if got := d.value(t, child.ID, "asked"); got != fmt.Sprint(i) { // its /root/go does not exist
+		if got := d.value(t, child.ID, "asked"); got != fmt.Sprint(i) { // the child's /root/go does not exist
 			t.Errorf("%s: the request that was under way did %s in a child, want %d", mode, got, i)
 		}
 		const find = `grep -l 'counted += [1]' /proc/[0-9]*/cmdline | wc -l`
-		if got := d.sh(t, child.ID, find); got != "1\n" { // it runs on, although its output is not read
+		if got := d.sh(t, child.ID, find); got != "1\n" { // the process still runs, although its output is not read
 			t.Errorf("%s: the command of the stream runs %q times in a child", mode, got)
 		}
 		d.kill(t, child)

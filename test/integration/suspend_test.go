@@ -17,7 +17,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// TestSuspend frees a sandbox's VM and brings it back, over a crash of the daemon.
+// TestSuspend suspends a sandbox, which frees its VM, and resumes it, across a crash of the daemon.
 func TestSuspend(t *testing.T) {
 	d := load(t).start(t)
 	box := d.fork(t, 1)[0]
@@ -97,11 +97,11 @@ func (d *daemon) inState(t *testing.T, id string, want ...string) client.Sandbox
 	return s
 }
 
-// idleTimeout is short enough to wait for, and yet a request of the test can easily last longer.
+// idleTimeout is short enough to wait for. Requests of the test can still last longer.
 const idleTimeout = 2
 
-// TestIdleSandbox: an unused sandbox is suspended by itself, a sandbox in use is not, and every
-// kind of request resumes it, also after a crash of the daemon.
+// TestIdleSandbox checks that an unused sandbox is suspended, that a sandbox in use is not, and
+// that every kind of request resumes it, even after a crash of the daemon.
 func TestIdleSandbox(t *testing.T) {
 	d := load(t).start(t, withPool(0))
 	r, err := d.Fork(d.ctx(t, bakeLimit), client.ForkRequest{SnapshotTag: tag, N: 1, IdleTimeoutSecs: idleTimeout})
@@ -141,7 +141,7 @@ func TestIdleSandbox(t *testing.T) {
 				t.Errorf("after the crash: %+v", s)
 			}
 			d.branchOf(t, box.ID, "woken", "live")
-			// While the snapshot exists, it may take RAM.
+			// As long as the snapshot exists, it may take RAM.
 			if err := d.DeleteSnapshot(d.ctx(t, quietLimit), "woken", client.DeleteOptions{}); err != nil {
 				t.Error(err)
 			}
@@ -153,7 +153,7 @@ func TestIdleSandbox(t *testing.T) {
 		if s.PID != 0 {
 			t.Errorf("before the %s: %+v", request.name, s)
 		}
-		eventually(t, quietLimit, func() error { // first it is listed as suspended, then it is freed
+		eventually(t, quietLimit, func() error { // it is listed as suspended before it is freed
 			if vmms, ram := d.vmms(t), tree(t, d.ram); len(vmms) > 0 || len(ram) > inRAM {
 				return fmt.Errorf("before the %s: suspended with VMM %v and in RAM %q", request.name, vmms, ram)
 			}
@@ -166,8 +166,8 @@ func TestIdleSandbox(t *testing.T) {
 	d.removeBranches(t)
 }
 
-// stayAwake makes requests that take longer than the idle timeout. The sandbox must run all the
-// time.
+// stayAwake makes requests that take longer than the idle timeout. The sandbox must not be
+// suspended.
 func (d *daemon) stayAwake(t *testing.T, id string) {
 	t.Helper()
 	const long = 2 * idleTimeout
@@ -212,8 +212,8 @@ func (d *daemon) stayAwake(t *testing.T, id string) {
 }
 
 // TestCrashWhileSuspending kills the daemon at several points of a suspension. Afterwards the
-// sandbox must be suspended, or run as if no suspension had been requested. A sandbox that its
-// client had paused must still be paused.
+// sandbox must be suspended, or run as if no suspension had been requested. If its client had
+// paused it, it must still be paused.
 func TestCrashWhileSuspending(t *testing.T) {
 	d := load(t).start(t, withPool(0))
 	boxes := d.fork(t, 2)
@@ -277,8 +277,8 @@ func TestCrashWhileSuspending(t *testing.T) {
 	d.removeBranches(t)
 }
 
-// TestFailedSuspension: if a suspended state cannot be written to disk, the sandbox runs on and its
-// earlier suspended state stays.
+// TestFailedSuspension checks that a sandbox continues if its suspended state cannot be written to
+// disk. Its earlier suspended state stays.
 func TestFailedSuspension(t *testing.T) {
 	d := load(t).start(t, withPool(0))
 	box := d.fork(t, 1)[0]
@@ -291,7 +291,7 @@ func TestFailedSuspension(t *testing.T) {
 	}
 	d.remember(t, box.ID, "later")
 	earlier := tree(t, filepath.Join(d.state, "snapshots"))
-	var obstacles []string // a flush ends with a rename, which fails onto a directory that is not empty
+	var obstacles []string // a flush ends with a rename, which fails if the target is a directory that is not empty
 	for i := range 9 {
 		dir := filepath.Join(d.state, "snapshots", fmt.Sprintf("suspended-%s-%d", box.ID, i))
 		if _, err := os.Stat(dir); err == nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/forkd/forkd/test/torture/guest"
 )
 
-// autopsyScript prints where every thread of the guest is. Then it ends the program, which prints
+// autopsyScript prints where each thread of the guest is. Then it ends the program, which prints
 // the same about its goroutines.
 const autopsyScript = `exec 2>&1
 for p in /proc/[0-9]*; do

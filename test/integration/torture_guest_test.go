@@ -14,17 +14,18 @@ import (
 	"github.com/forkd/forkd/test/torture/guest"
 )
 
-// baseTag is the snapshot with the running guest program from which all others descend.
+// baseTag is the snapshot with the running guest program. All other snapshots descend from it.
 const baseTag = "base"
 
 // guestSize is small, because the daemon is under test.
 var guestSize = guest.Size{MemoryMiB: 8, DiskMiB: 1, CPUs: 1}
 
-// stepLimit bounds every request. It is long because an emulated host may be busy; reaching it is a
-// failure.
+// stepLimit bounds every request. It is long because an emulated host may be busy. A request that
+// takes longer fails the test.
 const stepLimit = 2 * time.Minute
 
-// makeBase bakes a parent, starts the program in a child of it, and makes that child the base.
+// makeBase bakes a parent, starts the program in a child of it, and makes a snapshot of that child,
+// the base.
 func (x *fire) makeBase() {
 	x.t.Helper()
 	f := x.d.f
@@ -53,7 +54,8 @@ func (x *fire) makeBase() {
 	x.check(baseTag)
 }
 
-// ask sends a request to the program in a sandbox. If the program reports damage, that is an error.
+// ask sends a request to the program in a sandbox. It returns an error if the program reports
+// damage.
 func (x *fire) ask(id string, words ...string) (guest.Report, error) {
 	var r guest.Report
 	res, err := x.d.Exec(x.d.ctx(x.t, stepLimit), id, client.ExecRequest{
@@ -71,7 +73,7 @@ func (x *fire) ask(id string, words ...string) (guest.Report, error) {
 	return r, inSandbox(id, r.Damage())
 }
 
-// fail ends the test if there is an error, and counts damage.
+// fail counts damage, and ends the test for any other error.
 func (x *fire) fail(err error) {
 	x.t.Helper()
 	if err == nil {
@@ -81,12 +83,13 @@ func (x *fire) fail(err error) {
 	x.t.Fatal(err)
 }
 
-// hot draws which pages a sandbox writes: all, some of each writer, or one of each.
+// hot draws the pages that a sandbox writes: all, some of each writer, or one of each.
 func (x *fire) hot() []string {
 	return []string{"hot", []string{"0", "0", "1", "64"}[x.rng.IntN(4)]}
 }
 
-// mark gives a sandbox a new, unique number. Snapshots made until the next mark contain it.
+// mark gives a sandbox a new, unique number. It is contained in snapshots that are made before the
+// next mark.
 func (x *fire) mark(id string, words ...string) point {
 	x.t.Helper()
 	x.names++
@@ -137,7 +140,7 @@ func (x *fire) took(s client.Snapshot, p point) {
 	x.report.Reached(p.depth)
 }
 
-// latest makes tag the snapshot to roll back to, and removes the previous one unless the source
+// latest makes tag the snapshot to roll back to. It removes the previous one, unless the source
 // runs from it.
 func (x *fire) latest(tag string) {
 	x.t.Helper()
@@ -148,7 +151,7 @@ func (x *fire) latest(tag string) {
 	}
 }
 
-// delete removes a snapshot, which must succeed.
+// delete removes a snapshot. The removal must succeed.
 func (x *fire) delete(tag string, opts client.DeleteOptions) {
 	x.t.Helper()
 	if err := x.d.DeleteSnapshot(x.d.ctx(x.t, stepLimit), tag, opts); err != nil {
@@ -174,7 +177,7 @@ func (x *fire) forkN(req client.ForkRequest) ([]client.Sandbox, error) {
 	return r.Sandboxes, nil
 }
 
-// verifyCopy checks that sandbox id is a copy of instant p that has gone on since. It must have
+// verifyCopy checks that sandbox id is a copy of instant p, and has continued since. It must have
 // received no requests in between.
 func (x *fire) verifyCopy(id string, p point) error {
 	r, err := x.ask(id, "verify")
@@ -191,7 +194,7 @@ func inSandbox(id string, err error) error {
 	return nil
 }
 
-// verifyMarked gives the source another mark and checks it.
+// verifyMarked gives the source a new mark and checks the source.
 func (x *fire) verifyMarked() {
 	x.t.Helper()
 	x.names++
@@ -202,14 +205,14 @@ func (x *fire) verifyMarked() {
 	x.report.Count(&x.report.SourcesVerified)
 }
 
-// verifySource checks the source, whose latest mark is p's.
+// verifySource checks the source, whose latest mark must be that of p.
 func (x *fire) verifySource(p point) {
 	x.t.Helper()
 	x.fail(x.verifyCopy(x.source.ID, p))
 	x.report.Count(&x.report.SourcesVerified)
 }
 
-// verifyChildren checks children of the instant p and kills them. One runs at a time.
+// verifyChildren checks children of the instant p and kills them. Only one of them runs at a time.
 func (x *fire) verifyChildren(list []client.Sandbox, p point) error {
 	for _, s := range list[1:] {
 		if _, err := x.d.Pause(x.d.ctx(x.t, stepLimit), s.ID); err != nil {
@@ -250,8 +253,8 @@ func (x *fire) check(tag string) {
 	x.fail(x.checkSnapshot(tag))
 }
 
-// checkAll verifies a child of every snapshot, and that no others are listed except those of
-// suspended sandboxes.
+// checkAll verifies a child of every snapshot. It also checks that no other snapshots are listed
+// except those of suspended sandboxes.
 func (x *fire) checkAll() {
 	x.t.Helper()
 	list, err := x.d.Snapshots(x.d.ctx(x.t, stepLimit))
@@ -259,7 +262,7 @@ func (x *fire) checkAll() {
 	var tags []string
 	for _, s := range list {
 		if s.Transient {
-			continue // it is deleted with its sandbox
+			continue // deleted with its sandbox
 		}
 		if _, known := x.points[s.Tag]; !known || s.Status != "ready" {
 			x.t.Fatalf("snapshot that is listed: %+v", s)
@@ -274,8 +277,8 @@ func (x *fire) checkAll() {
 	}
 }
 
-// verifyFiles compares the files of a snapshot, including its base image, with their digests. An
-// emulated host needs minutes for that, so only a long run does it, and seldom.
+// verifyFiles compares the files of a snapshot, including its base image, with their digests. That
+// takes minutes on an emulated host, so only a long run does it, and seldom.
 func (x *fire) verifyFiles(tag string) {
 	x.t.Helper()
 	if x.long && x.rng.IntN(4) == 0 {
@@ -283,7 +286,7 @@ func (x *fire) verifyFiles(tag string) {
 	}
 }
 
-// still pauses the source while f runs, so that children get the CPU on an emulated host.
+// still pauses the source while f runs, so that children get the CPU of an emulated host.
 func (x *fire) still(f func()) {
 	x.t.Helper()
 	if s, err := x.d.Pause(x.d.ctx(x.t, stepLimit), x.source.ID); err != nil || s.State != "paused" {

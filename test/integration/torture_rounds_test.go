@@ -10,7 +10,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// plain makes one branch of a running or a paused source, and verifies the source and a child.
+// plain makes one branch of a running or a paused source, and verifies the source and a child of
+// the branch.
 func (x *fire) plain() {
 	p, tag, mode := x.mark(x.source.ID, x.hot()...), x.newTag(), x.mode()
 	var s client.Snapshot
@@ -30,7 +31,7 @@ func (x *fire) plain() {
 	x.latest(tag)
 }
 
-// parentTag draws whether a branch request names the snapshot that it considers its parent.
+// parentTag decides at random whether a branch request names its parent, and returns that or "".
 func (x *fire) parentTag(mode string) string {
 	if mode == "full" || x.rng.IntN(2) == 0 {
 		return ""
@@ -38,13 +39,13 @@ func (x *fire) parentTag(mode string) string {
 	return x.source.SnapshotTag
 }
 
-// early starts children from a live branch as early as possible, while the source goes on writing
-// and the branch is being flushed.
+// early starts children from a live branch as early as possible, while the source still writes and
+// the branch is flushed.
 func (x *fire) early() {
 	p, tag := x.mark(x.source.ID, x.hot()...), x.newTag()
 	_, err := x.branch(x.source.ID, tag, client.BranchRequest{Mode: "live", NoWait: true})
 	x.fail(err)
-	next := x.mark(x.source.ID) // pages written after this mark must not be in the children
+	next := x.mark(x.source.ID) // the children must not contain pages written after this mark
 	list, err := x.forkWritten(tag)
 	x.fail(err)
 	d, err := x.d.Snapshot(x.d.ctx(x.t, stepLimit), tag)
@@ -69,8 +70,8 @@ func (x *fire) forkWritten(tag string) ([]client.Sandbox, error) {
 	}
 }
 
-// race makes two branches of one source at once, while children fork from the snapshot that the
-// source runs from.
+// race makes two branches of one source concurrently, while children fork from the snapshot that
+// the source runs from.
 func (x *fire) race() {
 	p := x.mark(x.source.ID, x.hot()...)
 	var group sync.WaitGroup
@@ -111,7 +112,7 @@ func (x *fire) descend() {
 	s, err := x.branch(x.source.ID, tag, client.BranchRequest{Mode: mode})
 	x.fail(err)
 	x.took(s, p)
-	if x.points[tag].depth <= x.own.depth { // it can be more than one deeper if the source lies on a branch of its own
+	if x.points[tag].depth <= x.own.depth { // may be more than one deeper if the source runs from a branch of its own
 		x.t.Fatalf("branch %s has depth %d, its source runs from depth %d", tag, x.points[tag].depth, x.own.depth)
 	}
 	x.verifyMarked()
@@ -128,8 +129,8 @@ func (x *fire) replace() {
 	x.report.Count(&x.report.ChildrenVerified)
 }
 
-// rollback rolls the running source back to a snapshot of its line, twice, and verifies it. Then
-// the source can be branched.
+// rollback rolls the running source back to a snapshot of its line, twice, and verifies it. Then it
+// branches the source.
 func (x *fire) rollback() {
 	to, want := "", x.own
 	if n := x.rng.IntN(8); n < 5 {
@@ -156,7 +157,7 @@ func (x *fire) rollback() {
 }
 
 // forkSource forks children directly from the source. The snapshot in between is deleted with the
-// last of them.
+// last child.
 func (x *fire) forkSource() {
 	p, mode := x.mark(x.source.ID, x.hot()...), x.mode()
 	list, err := x.forkN(client.ForkRequest{SourceID: x.source.ID, N: 2, Mode: mode})
@@ -173,8 +174,8 @@ func (x *fire) forkSource() {
 	})
 }
 
-// suspend suspends and resumes the source, sometimes under another daemon. Then the source can be
-// rolled back to its suspended state.
+// suspend suspends and resumes the source, sometimes under another daemon. Then it verifies the
+// source, which can be rolled back to its suspended state.
 func (x *fire) suspend() {
 	p := x.mark(x.source.ID)
 	if x.rng.IntN(3) == 0 {
@@ -202,7 +203,7 @@ func (x *fire) suspend() {
 	x.verifySource(p)
 }
 
-// remove takes down a small tree of snapshots with running children, in every way.
+// remove removes a small tree of snapshots with running children, in each possible way.
 func (x *fire) remove() {
 	now := x.mark(x.source.ID)
 	x.still(func() {
@@ -217,7 +218,7 @@ func (x *fire) remove() {
 		refused(tags[1], client.DeleteOptions{Force: true}, "in use")
 		x.d.kill(x.t, boxes[1])
 		x.delete(tags[1], client.DeleteOptions{Force: true})
-		x.fail(x.verifyCopy(boxes[2].ID, x.points[tags[2]])) // it reads pages and blocks of the removed snapshots
+		x.fail(x.verifyCopy(boxes[2].ID, x.points[tags[2]])) // the child reads pages and blocks of the removed snapshots
 		x.d.kill(x.t, boxes[0])
 		x.delete(tags[0], client.DeleteOptions{})
 
@@ -238,8 +239,8 @@ func (x *fire) remove() {
 	x.verifySource(now)
 }
 
-// grow branches the paused source, a child of that branch, and a child of the second branch. Only
-// the last child is left running.
+// grow branches the paused source, a child of that branch, and a child of the second branch. In the
+// end only the last child runs.
 func (x *fire) grow(now point) (tags []string, boxes []client.Sandbox) {
 	x.t.Helper()
 	from := x.source.ID

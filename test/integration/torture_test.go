@@ -26,21 +26,21 @@ var (
 	tortureReport = flag.String("torture.report", "", "file for the counts, as JSON, rewritten after every step")
 )
 
-// Depths of a line of descent, in memory layers over the first snapshot.
+// Depths of a line of descent: numbers of memory layers over the first snapshot.
 const (
-	wantDepth = 4 // that a run must reach
-	lineDepth = 5 // at which a line ends and its ancestors are verified
+	wantDepth = 4 // a run must reach this depth
+	lineDepth = 5 // at this depth a line ends, and its ancestors are verified
 )
 
 // TestTorture branches, forks, rolls back, suspends and removes sandboxes through the daemon while
 // test/guest/torture writes in them as fast as it can. It kills the daemon and VMMs in the middle,
-// and verifies every copy. Its choices follow from a seed, but the instants at which it interrupts
-// guest, VMM and daemon do not. Package test/torture does the same to VMMs without a daemon.
+// and verifies every copy. A seed determines its choices, but not the instants at which it
+// interrupts guest, VMM and daemon. Package test/torture does the same to VMMs without a daemon.
 func TestTorture(t *testing.T) {
 	f := open(t)
 	dir := filepath.Join(f.root, "t")
 	state := filepath.Join(dir, "s")
-	mount(t, state, "size=1g") // a file system of its own, which can be filled
+	mount(t, state, "size=1g") // a file system of its own, which the test can fill
 	d := f.start(t, withState(state), withRun(filepath.Join(dir, "r")), withRAM(filepath.Join(dir, "m")))
 	x := &fire{t: t, d: d, rng: rand.New(rand.NewPCG(*tortureSeed, 0)), points: map[string]point{},
 		long: *tortureN > 2*tortureBranches, report: torture.NewReport(*tortureSeed, os.Stdout)}
@@ -65,8 +65,8 @@ func TestTorture(t *testing.T) {
 	x.nothingLeft(free)
 }
 
-// fire is a run of TestTorture. Its methods end the test on any failure. Methods that return an
-// error may be called by several goroutines.
+// fire is a run of TestTorture. Its methods end the test on any failure. Those that return an error
+// instead may be called concurrently.
 type fire struct {
 	t      *testing.T
 	d      *daemon
@@ -76,17 +76,17 @@ type fire struct {
 	names  int
 	report *torture.Report
 
-	source client.Sandbox   // it writes all the time
+	source client.Sandbox   // writes all the time
 	own    point            // the instant that it runs from
 	saved  *point           // its latest suspended state
-	last   string           // latest snapshot in the source's line: the source can be rolled back to it
-	points map[string]point // the expected instants of children of the listed snapshots, by tag
+	last   string           // latest snapshot in the source's line, to which the source can be rolled back
+	points map[string]point // expected instants of children of the listed snapshots, by tag
 }
 
 // point is the instant of a snapshot.
 type point struct {
 	guest.Instant
-	depth int // memory layers over the first
+	depth int // number of memory layers over the first
 }
 
 // round is one operation on the source. It may branch several times.
@@ -145,7 +145,7 @@ func (x *fire) endLine() {
 		}
 		x.delete(tag, client.DeleteOptions{Force: true})
 		if i == len(tags)/2 {
-			x.checkAll() // snapshots without their ancestors
+			x.checkAll() // checks snapshots whose ancestors are gone
 		}
 	}
 	x.d.audit(x.t)
@@ -158,7 +158,7 @@ func (x *fire) newTag() string {
 	return fmt.Sprintf("t%d", x.names)
 }
 
-// mode draws a mode, live most of the time.
+// mode draws the mode of a branch, live most of the time.
 func (x *fire) mode() string {
 	switch n := x.rng.IntN(20); {
 	case n < 12:

@@ -14,8 +14,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// hook reports an event to `forkd turn` as Claude Code does: the command is the one that
-// `forkd hook` writes into its settings.
+// hook reports an event to `forkd turn` as Claude Code does, with the command that `forkd hook`
+// writes into its settings.
 func (d *daemon) hook(t *testing.T, event string, fields map[string]string) {
 	t.Helper()
 	input := map[string]string{"session_id": "8c35adc1", "cwd": "/root", "hook_event_name": event}
@@ -60,8 +60,9 @@ func (d *daemon) savedTurns(t *testing.T) string {
 	return strings.Join(list, "; ")
 }
 
-// TestUndoTurns undoes and redoes the turns of an agent in a real VM: rm -rf of its work and of files
-// that a sandbox needs, and a killed process. Files, memory and processes come back.
+// TestUndoTurns undoes and redoes the turns of an agent in a real VM. The agent removes its work
+// and files that a sandbox needs with rm -rf, and kills a process. Files, memory and processes come
+// back.
 func TestUndoTurns(t *testing.T) {
 	d := load(t).start(t, withPool(0))
 	t.Cleanup(func() { _ = d.DeleteWorkspace(d.ctx(t, quietLimit), "desk") })
@@ -69,7 +70,7 @@ func TestUndoTurns(t *testing.T) {
 	d.cliJSON(t, &ws, "workspace", "create", "desk", "--snapshot", tag)
 	id := ws.LiveSandboxID
 	d.hook(t, "UserPromptSubmit", map[string]string{"prompt": "hello"})
-	time.Sleep(10 * time.Second) // no turn takes place in this time
+	time.Sleep(10 * time.Second) // in this time there is no turn
 	if s, err := d.Stats(d.ctx(t, quietLimit), id); err != nil {
 		t.Fatal(err)
 	} else {
@@ -88,7 +89,7 @@ func TestUndoTurns(t *testing.T) {
 		t.Errorf("after the first turn: %s", got)
 	}
 
-	// The loop of remember writes a line ten times a second; that alone does not count as a turn.
+	// The loop of remember writes a line ten times a second, which alone does not count as a turn.
 	time.Sleep(5 * time.Second)
 	if s, err := d.Stats(d.ctx(t, quietLimit), id); err != nil {
 		t.Fatal(err)
@@ -128,7 +129,7 @@ func TestUndoTurns(t *testing.T) {
 	if out := d.sh(t, id, "ls /root"); out != "" {
 		t.Errorf("forward again, there is %q", out)
 	}
-	back("undo once more", "desk-turn-1", "undo", "2") // the listing, and rm -rf
+	back("undo once more", "desk-turn-1", "undo", "2") // undoes the listing and rm -rf
 	d.remembers(t, id, "first")
 
 	d.cli(t, 0, "workspace", "suspend", "desk")

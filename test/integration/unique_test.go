@@ -10,7 +10,7 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// identity is code that prints the values which children of one snapshot must not share.
+// identity is code that prints values which children of one snapshot must not share.
 const identity = `
 import json, os, random, socket, time, uuid
 with open("/dev/urandom", "rb") as f:
@@ -23,10 +23,10 @@ print(json.dumps({
 assert socket.gethostbyname("localhost") == "127.0.0.1" and socket.gethostbyname(socket.gethostname()) == "127.0.1.1"
 `
 
-// batch is how many children live at a time, to bound memory.
+// batch is how many children live at a time, which bounds the memory.
 const batch = 25
 
-// TestUniqueness forks FORKD_CHILDREN (100) children of one snapshot.
+// TestUniqueness forks FORKD_CHILDREN children of one snapshot, by default 100.
 func TestUniqueness(t *testing.T) {
 	d := load(t).start(t)
 	total := envInt(t, "FORKD_CHILDREN", 100)
@@ -35,7 +35,7 @@ func TestUniqueness(t *testing.T) {
 	for first := 0; first < total; first += batch {
 		forked := time.Now()
 		boxes := d.fork(t, min(batch, total-first))
-		slack := max(time.Second, time.Since(forked)) // the daemon reads the time for a child during the fork
+		slack := max(time.Second, time.Since(forked)) // the daemon reads a child's time during the fork
 		for i, s := range boxes {
 			asked := time.Now()
 			r, err := d.Eval(d.ctx(t, quietLimit), s.ID, client.EvalRequest{Code: identity})
@@ -75,7 +75,7 @@ func TestUniqueness(t *testing.T) {
 }
 
 // warmGenerators uses every generator that keeps a state in the interpreter's memory. draw prints
-// the numbers that siblings draw from them.
+// the numbers that siblings get from these generators.
 const warmGenerators = `
 import ctypes, json, random, sqlite3, ssl, tempfile, uuid
 import numpy as np
@@ -125,8 +125,8 @@ func TestSiblingsOfABranchDrawDifferentKeys(t *testing.T) {
 	}
 }
 
-// TestForkHooks forks a branch whose disk has a program in /etc/forkd/fork.d,
-// then one whose program fails.
+// TestForkHooks forks two branches. The disk of each has a program in /etc/forkd/fork.d; the second
+// one's fails.
 func TestForkHooks(t *testing.T) {
 	d := load(t).start(t)
 	defer d.removeBranches(t)
@@ -152,7 +152,8 @@ chmod +x /etc/forkd/fork.d/20-licence`)
 	d.only(t, source)
 }
 
-// TestACommandOutOfMemoryIsCalledThat runs a command that allocates all memory of its guest.
+// TestACommandOutOfMemoryIsCalledThat runs a command that allocates all memory of its guest. The
+// result must say that the memory ran out.
 func TestACommandOutOfMemoryIsCalledThat(t *testing.T) {
 	d := load(t).start(t)
 	box := d.fork(t, 1)[0]

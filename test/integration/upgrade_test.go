@@ -14,9 +14,9 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// TestUpgrade replaces an earlier build, which is built from the clone's history, by this build.
-// Sandboxes whose VMMs speak this build's protocol are taken over. Others are left alone, the log
-// names the reason, and the earlier daemon takes them over again.
+// TestUpgrade replaces an earlier build, which it builds from the clone's history, by this build.
+// The new daemon takes over sandboxes whose VMMs speak its protocol. It does not touch others, and
+// its log names the reason. The earlier daemon takes those over again.
 func TestUpgrade(t *testing.T) {
 	f := open(t)
 	if f.assets.NoBuild != "" {
@@ -65,7 +65,7 @@ func TestUpgrade(t *testing.T) {
 			}
 			if err == nil {
 				d.noted(t, asleep.ID)
-			} else { // the version of the snapshot format may have been raised with that of the protocol
+			} else { // the version of the snapshot format may have been raised together with that of the protocol
 				wantError(t, "resume", err, http.StatusConflict, "format version", "bake it again")
 			}
 			d.only(t, asleep)
@@ -113,7 +113,7 @@ func (d *daemon) usedAfterUpgrade(t *testing.T, s client.Sandbox) {
 	d.noted(t, s.ID)
 }
 
-// leftAlone checks that a sandbox runs on, and that the daemon and its log name the reason why it
+// leftAlone checks that a sandbox continues, and that the daemon and its log name the reason why it
 // was not taken over.
 func (d *daemon) leftAlone(t *testing.T, s client.Sandbox, protocol int) {
 	t.Helper()

@@ -14,13 +14,13 @@ import (
 type outcome int
 
 const (
-	done    outcome = iota // it was carried out
-	refused                // it was not carried out
-	unknown                // the daemon died, or failed in the middle
+	done    outcome = iota // the request was carried out
+	refused                // the request was not carried out
+	unknown                // the daemon was killed, or failed in the middle
 )
 
 // rules lists the error codes (docs/errors.md) that a fault may cause, with the faults that explain
-// each. Any other code fails the run, and so does a code whose faults did not occur.
+// each code. The run fails if any other code occurs, or if a code occurs without one of its faults.
 var rules = map[string][]Kind{
 	"no_space":      {FillDisk, FillRAM},
 	"host_disk":     {FillDisk},
@@ -31,20 +31,20 @@ var rules = map[string][]Kind{
 // ofDeadVMs are the codes of requests to a VM that was killed.
 var ofDeadVMs = []string{"sandbox_state", "sandbox_not_found", "vm_ended", "sandbox_failed"}
 
-// maybeDone are codes after which the request may have been carried out in part.
+// maybeDone are codes after which a part of the request may have been carried out.
 var maybeDone = []string{"internal", "vm_ended", "sandbox_failed", "timeout", "no_space"}
 
-// cutOff stands for the answer of a request whose connection broke.
+// cutOff is the code for a request whose connection broke.
 const cutOff = "cut_off"
 
-// asked describes a request, and its permitted answers other than success.
+// asked describes a request, and the answers other than success that it may get.
 type asked struct {
 	op  string
-	box *box   // that it concerns; nil: none, or another client's
-	id  string // of another client's sandbox
+	box *box   // the request's sandbox; nil: none, or another client's
+	id  string // id of another client's sandbox
 	to  string // further details, for people
 
-	starts bool     // it starts a VM, which may be killed as well as that of box
+	starts bool     // it starts a VM, which may be killed like that of box
 	may    []string // codes that are permitted without a fault
 }
 

@@ -18,7 +18,7 @@ import (
 // Dir is the directory in a guest in which clients keep their files. The base has it.
 const Dir = "/root/soak"
 
-// The number of files of a sandbox, and their maximum size.
+// The maximum number of files in a sandbox, and their maximum size.
 const (
 	maxFiles    = 4
 	maxFileSize = 96 << 10
@@ -37,7 +37,7 @@ func (w *worker) ask(op string, b *box, words ...string) (guest.Report, outcome)
 	return r, out
 }
 
-// exec runs a command in a sandbox that must succeed.
+// exec runs a command in a sandbox. The command must succeed.
 func (w *worker) exec(op string, b *box, args []string) (stdout string, out outcome) {
 	var res client.ExecResult
 	out = w.do(asked{op: op, box: b}, func(ctx context.Context) (err error) {
@@ -70,7 +70,7 @@ func (w *worker) mark(b *box) {
 	}
 }
 
-// verify compares a running sandbox with its client's knowledge of it.
+// verify compares a running sandbox with the states that its client expects.
 func (w *worker) verify(b *box) {
 	r, out := w.ask("verify", b, "verify")
 	if out != done {
@@ -97,8 +97,8 @@ func (w *worker) verify(b *box) {
 	w.rep.Count(&w.rep.Verified)
 }
 
-// verifyFiles returns the points of p that match the files of a sandbox; none if the files are
-// damaged.
+// verifyFiles returns the points of p that match the files of a sandbox. It returns none if the
+// files are damaged.
 func (w *worker) verifyFiles(b *box, p points) (fit points, out outcome) {
 	text, out := w.exec("read files", b, []string{"/bin/sh", "-c", "cd " + Dir + " && sha256sum * 2>/dev/null; true"})
 	if out != done {
@@ -128,8 +128,8 @@ func (w *worker) verifyFiles(b *box, p points) (fit points, out outcome) {
 	return fit, done
 }
 
-// writeFile writes one more file. If the result of a write is unknown, no other request writes that
-// file.
+// writeFile writes one more file. No other request writes that file, even if the result of the
+// write is unknown.
 func (w *worker) writeFile(b *box) {
 	if len(b.now[0].files) >= maxFiles {
 		w.removeFile(b)
@@ -168,7 +168,7 @@ func (w *worker) removeFile(b *box) {
 	}
 }
 
-// execRefused runs a command in a paused sandbox, which must be refused.
+// execRefused runs a command in a paused sandbox. The daemon must refuse it.
 func (w *worker) execRefused(b *box) {
 	out := w.do(asked{op: "exec while it stands", box: b, may: []string{"sandbox_state"}},
 		func(ctx context.Context) error {
@@ -181,7 +181,7 @@ func (w *worker) execRefused(b *box) {
 	w.settle(b, b.state)
 }
 
-// meddle does something to any client's sandbox, during any operation of that client.
+// meddle uses any client's sandbox, while that client may be doing anything with it.
 func (w *worker) meddle() {
 	var ids []string
 	if out := w.do(asked{op: "list"}, func(ctx context.Context) error {
@@ -206,7 +206,7 @@ func (w *worker) meddle() {
 		try("stats", func(ctx context.Context) error { _, err := w.d.Stats(ctx, id); return err })
 	case 2:
 		try("console", func(ctx context.Context) error { _, err := w.d.Console(ctx, id); return err })
-	case 3: // within ten seconds, which may be too short on a shared emulated CPU
+	case 3: // timeout of ten seconds, which may be too short on a shared emulated CPU
 		may = append(may, "timeout")
 		try("ping", func(ctx context.Context) error { _, err := w.d.Ping(ctx, id); return err })
 	}

@@ -20,15 +20,15 @@ const (
 // point is a known state of a guest.
 type point struct {
 	guest.Instant
-	files map[string]string // in dir, and their SHA-256; never changed in place
+	files map[string]string // SHA-256 of the files in dir, by name; never changed in place
 }
 
-// points are the possible states of a guest or a snapshot: one, or more after a request whose
-// result is unknown. They are never changed in place.
+// points are the possible states of a guest or a snapshot. Usually there is one; after a request
+// whose result is unknown there are more. They are never changed in place.
 type points []point
 
-// marked returns the possible states after a request that sets a mark. If certain, the request was
-// carried out; otherwise it may have been.
+// marked returns the possible states after a request that sets a mark. certain reports that the
+// request was carried out.
 func (p points) marked(mark, seq uint64, certain bool) points {
 	next := make(points, 0, 2*len(p))
 	for _, was := range p {
@@ -67,7 +67,7 @@ func (p points) without(name string) points {
 func (p points) or(q points) points { return append(slices.Clone(p), q...) }
 
 // check compares a guest's report about itself with p, and returns the points of p that match. An
-// error means damage.
+// error means that the guest is damaged.
 func (p points) check(r *guest.Report, size guest.Size) (points, error) {
 	if err := r.Damage(); err != nil {
 		return nil, err
@@ -91,8 +91,8 @@ func (p points) check(r *guest.Report, size guest.Size) (points, error) {
 	return fit, nil
 }
 
-// newest reports whether the matching points have the highest mark of p. If not, a request that was
-// cut off may still set that mark.
+// newest reports whether fit, the matching points, contains the highest mark of p. If not, a
+// request that was cut off may still set that mark.
 func (p points) newest(fit points) bool {
 	for _, q := range p {
 		if q.Mark > fit[0].Mark {
@@ -102,17 +102,17 @@ func (p points) newest(fit points) bool {
 	return true
 }
 
-// box is a sandbox that its client knows and has not deleted.
+// box is a sandbox that its client has not deleted.
 type box struct {
 	id    string
-	born  time.Time // before the request that started its VM
+	born  time.Time // time just before the request that started its VM
 	state string
 	now   points            // its possible states
-	own   points            // the states that it runs from: the target of a rollback without one
-	saved points            // its latest suspended state; nil: none
-	line  map[string]points // branches made of it
+	own   points            // states that it runs from, to which a rollback without a target leads
+	saved points            // its latest suspended state; empty if there is none
+	line  map[string]points // branches of the sandbox
 
-	mayBeGone bool // a rollback was cut off or failed: the daemon may have ended it
+	mayBeGone bool // a rollback was cut off or failed, so the daemon may have killed it
 }
 
 // start records that a request made at from has started the VM of b with state p.
@@ -120,7 +120,7 @@ func (b *box) start(from time.Time, p points) {
 	b.born, b.state, b.now, b.own, b.mayBeGone = from, running, p, p, false
 }
 
-// family holds what one client has made and not deleted. Only that client changes it.
+// family holds the objects that one client has made and not deleted. Only that client changes it.
 type family struct {
 	boxes     []*box
 	snapshots map[string]points // by tag
@@ -137,7 +137,7 @@ func (f *family) forget(tag string) {
 	}
 }
 
-// tags returns the tags of its snapshots, in a reproducible order.
+// tags returns the tags of the family's snapshots, in a reproducible order.
 func (f *family) tags() []string { return slices.Sorted(maps.Keys(f.snapshots)) }
 
 // adopt makes boxes for new sandboxes.

@@ -20,18 +20,18 @@ type Report struct {
 	rig.Report
 	Clients int `json:"clients"`
 
-	Operations  int                       `json:"operations"`   // requests that were answered in any way, or cut off
-	ByOperation map[string]map[string]int `json:"by_operation"` // operation → answer → how often
-	Excused     map[string]int            `json:"excused"`      // error codes with the faults that explain them
+	Operations  int                       `json:"operations"`   // requests that got any answer, or were cut off
+	ByOperation map[string]map[string]int `json:"by_operation"` // how often, by operation and answer
+	Excused     map[string]int            `json:"excused"`      // numbers of error codes that faults explain
 
 	Faults      int          `json:"faults"`
 	ByFault     map[Kind]int `json:"by_fault"`
 	DaemonKills int          `json:"daemon_kills"`
-	Audits      int          `json:"audits"`   // comparisons of the present with the acknowledged state
-	Verified    int          `json:"verified"` // sandboxes that reported to be whole
-	// Sandboxes whose VM was killed, resumed from their suspended state.
+	Audits      int          `json:"audits"`   // comparisons of the actual with the acknowledged state
+	Verified    int          `json:"verified"` // sandboxes that reported no damage
+	// Sandboxes whose VM was killed and that resumed from their suspended state.
 	Resurrected  int `json:"resurrected"`
-	EndedByFault int `json:"ended_by_fault"` // sandboxes without a suspended state, or that were being rolled back
+	EndedByFault int `json:"ended_by_fault"` // sandboxes without a suspended state, or during a rollback
 
 	LostSandboxes int      `json:"lost_sandboxes"`
 	LostSnapshots int      `json:"lost_snapshots"`
@@ -42,7 +42,7 @@ type Report struct {
 	Findings      []string `json:"findings"`   // the first findings
 }
 
-// NewReport starts the clock. Messages about the run are written to out as it proceeds.
+// NewReport starts the clock. The run writes messages about its progress to out.
 func NewReport(seed uint64, clients int, out io.Writer) *Report {
 	r := &Report{Clients: clients, ByOperation: map[string]map[string]int{}, Excused: map[string]int{},
 		Findings: []string{}}
@@ -50,7 +50,7 @@ func NewReport(seed uint64, clients int, out io.Writer) *Report {
 	return r
 }
 
-// answered counts a request: "ok", the code of an error, or "cut_off".
+// answered counts a request. Its answer is "ok", the code of an error, or "cut_off".
 func (r *Report) answered(operation, answer string) {
 	r.Lock()
 	defer r.Unlock()
@@ -95,7 +95,8 @@ func (r *Report) Failed() bool {
 	return r.LostSandboxes+r.LostSnapshots+r.Corrupt+r.HalfMade+r.Unexpected+r.Leaks > 0
 }
 
-// Write writes the report to path, completely or not at all, with the faults in log so far.
+// Write writes the report to path, completely or not at all. It includes the faults that log has so
+// far.
 func (r *Report) Write(path string, log *FaultLog) error {
 	r.Lock()
 	defer r.Unlock()
@@ -109,7 +110,7 @@ func (r *Report) Write(path string, log *FaultLog) error {
 	return r.WriteLocked(path, r)
 }
 
-// Print writes the report in a form for people. It has the faults of the last Write.
+// Print writes the report in a form for people. The faults are those of the last Write.
 func (r *Report) Print(to io.Writer) error {
 	r.Lock()
 	defer r.Unlock()

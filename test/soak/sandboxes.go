@@ -10,10 +10,10 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// label marks the children of one fork, so that they are found if its answer is lost.
+// label marks the children of one fork, so that they can be found if the answer is lost.
 const label = "soak-fork"
 
-// fork starts n children of a snapshot that holds p, and verifies them.
+// fork starts n children of a snapshot with the possible states p, and verifies them.
 func (w *worker) fork(tag string, p points, n int) []*box {
 	return w.forkAs(asked{op: "fork", to: fmt.Sprint(n, " of ", tag)}, client.ForkRequest{SnapshotTag: tag, N: n}, p)
 }
@@ -50,7 +50,7 @@ func (w *worker) forkAs(a asked, req client.ForkRequest, p points) []*box {
 	return slices.DeleteFunc(boxes, func(b *box) bool { return !w.has(b) })
 }
 
-// forked returns the children of a fork without an answer: there must be all or none. Children of a
+// forked returns the children of a fork without an answer. There must be all or none. Children of a
 // refused fork are a finding.
 func (w *worker) forked(req client.ForkRequest, out outcome) (children []client.Sandbox) {
 	var list []client.Sandbox
@@ -71,7 +71,7 @@ func (w *worker) forked(req client.ForkRequest, out outcome) (children []client.
 	return nil
 }
 
-// kill deletes a sandbox, however often the daemon dies during that.
+// kill deletes a sandbox. It repeats the request until a daemon has answered it.
 func (w *worker) kill(b *box, may ...string) {
 	w.await(func(context.Context) (bool, error) {
 		out := w.do(asked{op: "kill", box: b, may: may}, func(ctx context.Context) error { return w.d.Kill(ctx, b.id) })
@@ -117,7 +117,7 @@ func (w *worker) resume(b *box) bool {
 	return true
 }
 
-// wake waits until a sandbox runs, resuming it if necessary.
+// wake waits until a sandbox runs. If necessary, it resumes the sandbox.
 func (w *worker) wake(b *box) bool {
 	return w.await(func(context.Context) (bool, error) {
 		return !w.has(b) || b.state == running || w.resume(b), nil
@@ -140,7 +140,7 @@ func (w *worker) suspend(b *box) {
 	}
 }
 
-// suspend records that b was suspended in its present state.
+// suspend records that b was suspended in its current state.
 func (b *box) suspend() { b.state, b.saved, b.own = suspended, b.now, b.now }
 
 // rollback rolls a sandbox back to the snapshot that it runs from, or to a branch of it.
@@ -155,7 +155,7 @@ func (w *worker) rollback(b *box) {
 	if n := w.rng.IntN(len(tags) + 1); n < len(tags) {
 		to, p = tags[n], b.line[tags[n]]
 	}
-	// A rollback to a snapshot other than the one it runs from starts a new line.
+	// A rollback to a snapshot other than the one that the sandbox runs from starts a new line.
 	may := []string{"not_in_line", "busy"}
 	switch w.do(asked{op: "roll back", box: b, to: cmp.Or(to, "where it runs from"), may: may},
 		func(ctx context.Context) error { _, err := w.d.Rollback(ctx, b.id, to); return err }) {

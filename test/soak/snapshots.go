@@ -32,8 +32,8 @@ func (w *worker) branch(b *box) {
 }
 
 // written waits until a snapshot is written and reports whether it exists. An acknowledged snapshot
-// must exist, and a refused one must not. A snapshot that was being written exists unless a fault
-// explains its absence.
+// must exist, and a refused one must not. A snapshot whose writing was interrupted must exist too,
+// unless a fault explains why it does not.
 func (w *worker) written(tag string, b *box, from time.Time, out outcome, promised bool) (there bool) {
 	found := "there is no such snapshot"
 	if !w.await(func(ctx context.Context) (bool, error) {
@@ -57,14 +57,14 @@ func (w *worker) written(tag string, b *box, from time.Time, out outcome, promis
 	case !there && promised, !there && out == done && !explained:
 		w.rep.find(&w.rep.LostSnapshots, "snapshot %s of %s is lost: %s", tag, b.name(), found)
 	}
-	if !there && found != "there is no such snapshot" { // the list has the reason until it is removed
+	if !there && found != "there is no such snapshot" { // the list has the reason until the snapshot is removed
 		w.removeSnapshot(tag, true)
 	}
 	return there
 }
 
-// removeSnapshot removes a snapshot. That fails if it is in use, or if others build on it and force
-// is not set.
+// removeSnapshot removes a snapshot. The request fails if the snapshot is in use, or if others
+// build on it and force is not set.
 func (w *worker) removeSnapshot(tag string, force bool) {
 	may := []string{"snapshot_in_use"}
 	var out outcome

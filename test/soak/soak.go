@@ -1,13 +1,13 @@
 // Package soak lets clients use a daemon at random while the daemon is killed and its VMMs, network
 // and disks fail. It checks that nothing that was acknowledged gets lost.
 //
-// Every sandbox runs test/guest/torture, which can check that it is whole. Its client gives it
-// marks and files, and knows the expected content of every sandbox and every snapshot. Every answer
-// must be a success, or a documented error that a fault explains (answer.go); anything else is a
-// finding. The actions of the clients follow from a seed; their timing, and that of the faults,
-// does not. The user of this package (test/integration) causes the faults, and compares the host's
-// resources before and after. The package needs a snapshot to fork from, and does not know how the
-// daemon is started.
+// Every sandbox runs test/guest/torture, which can check that its memory and disk are whole. The
+// sandbox's client gives it marks and files, and knows the expected content of each of its
+// sandboxes and snapshots. Every answer must be a success, or a documented error that a fault
+// explains (answer.go). Any other answer is a finding. A seed determines the actions of the
+// clients, but not their timing or that of the faults. The user of this package (test/integration)
+// causes the faults, and compares the host's resources before and after. The package needs a
+// snapshot to fork from, and does not know how the daemon is started.
 package soak
 
 import (
@@ -22,16 +22,16 @@ import (
 )
 
 // stepLimit bounds every request and every wait. It is long because an emulated host may be busy
-// and its disk stalled; reaching it is a finding.
+// and its disk stalled. A request or a wait that takes longer is a finding.
 const stepLimit = 3 * time.Minute
 
 // Config configures a run.
 type Config struct {
 	Daemon *client.Client
-	Base   string     // the snapshot with torture running from which everything descends
+	Base   string     // snapshot with torture running; all others descend from it
 	Size   guest.Size // of torture
 	Clients,
-	Boxes, // sandboxes that a client keeps at most, and snapshots
+	Boxes, // maximum numbers of sandboxes that a client keeps, and of snapshots
 	Snapshots int
 	Seed   uint64
 	Faults *FaultLog
@@ -59,7 +59,7 @@ type worker struct {
 	own    family
 }
 
-// New returns a run whose base is a copy of the instant at.
+// New returns a run whose base is a snapshot of the instant at.
 func New(cfg Config, at guest.Instant) *Soak {
 	s := &Soak{cfg: cfg, base: points{{Instant: at}}}
 	s.marks.Store(at.Mark)
@@ -70,7 +70,7 @@ func New(cfg Config, at guest.Instant) *Soak {
 	return s
 }
 
-// Run lets all clients work until stop is closed, and returns when no request is in progress.
+// Run lets all clients work until stop is closed. It returns when no request is in progress.
 func (s *Soak) Run(stop <-chan struct{}) {
 	var group sync.WaitGroup
 	for _, w := range s.workers {
@@ -79,7 +79,7 @@ func (s *Soak) Run(stop <-chan struct{}) {
 				select {
 				case <-stop:
 					return
-				case <-time.After(time.Duration(w.rng.IntN(300)) * time.Millisecond): // as users do
+				case <-time.After(time.Duration(w.rng.IntN(300)) * time.Millisecond): // a pause, as users make
 				}
 				s.gate.RLock()
 				w.step()
@@ -90,8 +90,8 @@ func (s *Soak) Run(stop <-chan struct{}) {
 	group.Wait()
 }
 
-// Still calls f while no client makes a request, with what was acknowledged: the ids of sandboxes
-// and the tags of snapshots.
+// Still calls f while no client makes a request. It passes the ids of sandboxes and the tags of
+// snapshots that were acknowledged.
 func (s *Soak) Still(f func(boxes, tags map[string]bool)) {
 	s.gate.Lock()
 	defer s.gate.Unlock()
@@ -107,8 +107,8 @@ func (s *Soak) Still(f func(boxes, tags map[string]bool)) {
 	f(boxes, tags)
 }
 
-// Finish verifies all sandboxes and a child of every snapshot, and removes everything. It is called
-// when all faults have ended.
+// Finish verifies all sandboxes and a child of every snapshot, and removes everything. Call it when
+// all faults have ended.
 func (s *Soak) Finish() {
 	for _, w := range s.workers {
 		for len(w.own.boxes) > 0 {

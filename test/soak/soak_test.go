@@ -16,7 +16,7 @@ import (
 
 var size = guest.Size{MemoryMiB: 1, DiskMiB: 1, CPUs: 1}
 
-// newWorker returns a client of a daemon whose answers the test chooses.
+// newWorker returns a client of a fake daemon, which answers with answer.
 func newWorker(t *testing.T, answer http.HandlerFunc) *worker {
 	t.Helper()
 	server := httptest.NewServer(answer)
@@ -30,7 +30,7 @@ func newWorker(t *testing.T, answer http.HandlerFunc) *worker {
 	return s.workers[0]
 }
 
-// box gives the client a sandbox that was started at this moment.
+// box gives the client a sandbox that was started just now.
 func (w *worker) box(id string) *box {
 	return w.own.adopt([]client.Sandbox{{ID: id}}, time.Now(), w.base)[0]
 }
@@ -40,8 +40,8 @@ func problem(w http.ResponseWriter, status int, code string) {
 	fmt.Fprintf(w, `{"error": "it says %s", "code": %q}`, code, code)
 }
 
-// An error that no fault explains is a finding. A fault explains only its own errors, and none of
-// requests made after its end.
+// An error that no fault explains is a finding. A fault explains only its own errors. It does not
+// explain errors of requests that began after its end.
 func TestAnswersAreAccountedFor(t *testing.T) {
 	for _, c := range []struct {
 		name, code string
@@ -79,7 +79,8 @@ func TestAnswersAreAccountedFor(t *testing.T) {
 	}
 }
 
-// The VM of a child may be killed while it is forked from a sandbox whose own VM lives.
+// A fork may fail because the VM of a child was killed, even if the forked sandbox's own VM was
+// not.
 func TestChildrenMayBeKilled(t *testing.T) {
 	for unexpected, fault := range []Kind{KillVMM, KillNet} {
 		w := newWorker(t, func(rw http.ResponseWriter, r *http.Request) {
@@ -101,8 +102,8 @@ func TestChildrenMayBeKilled(t *testing.T) {
 	}
 }
 
-// A sandbox that is missing or has exited counts as lost, unless its own VMM was killed after it
-// was started.
+// A sandbox that is missing or has exited counts as lost, unless its VMM was killed after it was
+// started.
 func TestLostSandboxesAreFound(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -132,7 +133,7 @@ func TestLostSandboxesAreFound(t *testing.T) {
 	}
 }
 
-// A sandbox that is a copy of a different instant, is damaged, or lacks a file counts as corrupt.
+// A sandbox counts as corrupt if it is a copy of another instant, is damaged, or lacks a file.
 func TestDamageIsFound(t *testing.T) {
 	whole := guest.Report{OK: true, Pages: 256, Blocks: 256, CPUs: 1, Mark: 7, Seq: 10}
 	for _, c := range []struct {
@@ -170,7 +171,7 @@ func TestDamageIsFound(t *testing.T) {
 	}
 }
 
-// A fork whose answer was lost must have made all its children or none.
+// If the answer of a fork was lost, the fork must have made all of its children or none.
 func TestHalfMadeForksAreFound(t *testing.T) {
 	for _, c := range []struct{ left, half, boxes int }{{0, 0, 0}, {1, 1, 0}, {2, 0, 2}} {
 		w := newWorker(t, func(rw http.ResponseWriter, r *http.Request) {

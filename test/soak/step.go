@@ -6,7 +6,7 @@ type step struct {
 	do     func(*worker, *box)
 }
 
-// steps returns the possible actions on a sandbox in a state.
+// steps returns the possible actions on a sandbox in the given state.
 func steps(state string) []step {
 	switch state {
 	case paused:
@@ -37,7 +37,7 @@ func steps(state string) []step {
 	}
 }
 
-// step performs one action, and verifies the sandbox afterwards if it runs.
+// step performs one action. If the sandbox then runs, step verifies it.
 func (w *worker) step() {
 	switch n := w.rng.IntN(20); {
 	case len(w.own.boxes) == 0 || n < 3 && len(w.own.boxes) < w.cfg.Boxes:
@@ -69,7 +69,7 @@ func (w *worker) step() {
 	}
 }
 
-// has reports whether a sandbox still exists, as far as its client knows.
+// has reports whether a sandbox still exists, according to its client.
 func (w *worker) has(b *box) bool {
 	for _, x := range w.own.boxes {
 		if x == b {
@@ -90,5 +90,5 @@ func (w *worker) forkSomething() {
 	w.fork(tag, p, 1+w.rng.IntN(min(2, room)))
 }
 
-// mode draws a mode of branches.
+// mode draws the mode of a branch.
 func (w *worker) mode() string { return []string{"live", "live", "diff", "full"}[w.rng.IntN(4)] }

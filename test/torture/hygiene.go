@@ -30,7 +30,8 @@ func (h holdings) String() string {
 		h.files, h.vmms, h.routines, h.ramKiB>>10, h.ramFreeKiB>>10, h.heapKiB)
 }
 
-// measure collects garbage, which closes the files of forgotten snapshots, and measures.
+// measure measures the resources in use. First it collects garbage, which closes the files of
+// forgotten snapshots.
 func (r *Rig) measure() (h holdings, err error) {
 	runtime.GC()
 	if h.files, err = entries("/proc/self/fd"); err != nil {
@@ -56,8 +57,8 @@ func entries(dir string) (int, error) {
 	return len(list), err
 }
 
-// Slack relative to the first line of descent, for connections that are being closed and for the Go
-// runtime. There is none for layers and descriptors of ended VMs.
+// Slack for connections that are being closed and for the Go runtime, relative to the first line of
+// descent. There is no slack for layers and descriptors of VMs that have ended.
 const (
 	slackRoutines = 8
 	slackFiles    = 8
@@ -70,12 +71,12 @@ func (h holdings) exceeds(base holdings) bool {
 		h.ramKiB > base.ramKiB+slackRAMKiB || h.heapKiB > base.heapKiB+slackHeapKiB
 }
 
-// measureTries is how often a too high measurement is repeated, because files are closed some time
+// measureTries is how often a measurement that is too high is repeated. Files are closed some time
 // after their last use.
 const measureTries = 100
 
-// clean checks, between lines of descent, that the rig has no more in use than base, the
-// measurement before the first line.
+// clean checks, between lines of descent, that the rig uses no more resources than base, which was
+// measured before the first line.
 func (r *Rig) clean(base holdings) error {
 	var h holdings
 	var err error
@@ -92,15 +93,15 @@ func (r *Rig) clean(base holdings) error {
 	return fmt.Errorf("the run grows: %v; before the first line of descent %v", h, base)
 }
 
-// What a VMM may have in use besides disk layers and its guest's memory. Its heap grows with the
+// Resources that a VMM may use, without disk layers and its guest's memory. Its heap grows with the
 // lists of written pages.
 const (
 	maxOwnFiles   = 36
 	ownMemoryKiB  = 16 << 10
-	ownMemoryPart = 16 // plus this part of the guest's memory
+	ownMemoryPart = 16 // this part of the guest's memory may be used in addition
 )
 
-// lean checks that branches have left no resources behind in the source's VMM.
+// lean checks that branches have not left resources in use in the source's VMM.
 func (l *line) lean(ctx context.Context) error {
 	v := l.source
 	files, err := entries(fmt.Sprintf("/proc/%d/fd", v.PID()))
@@ -138,17 +139,18 @@ func anonymous(pid int) (uint64, error) {
 	return strconv.ParseUint(fields[0], 10, 64)
 }
 
-// roomy reports whether the tmpfs has room for the layers that a line of descent adds before the
+// roomy reports whether the tmpfs has room for the layers that a line of descent may add before the
 // next check.
 func (r *Rig) roomy() (bool, error) {
 	h, err := r.measure()
 	return h.ramFreeKiB<<10 > roomForVMs*r.shape.MemoryBytes, err
 }
 
-// roomForVMs is how many whole guest memories a step may write to layers before they are forgotten.
+// roomForVMs bounds what a step may write to layers that are not forgotten yet, as a multiple of
+// the guest's memory.
 const roomForVMs = 3
 
-// mountRAM gives the rig a tmpfs of its own, so that it can measure its use. undo unmounts it.
+// mountRAM gives the rig a tmpfs of its own, so that its use can be measured. undo unmounts it.
 func mountRAM(dir string) (undo func() error, err error) {
 	if err := unix.Mount("torture", dir, "tmpfs", 0, "size=60%,mode=700"); err != nil {
 		return nil, fmt.Errorf("mount a tmpfs for layers: %w", err)

@@ -10,13 +10,13 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// rebase rebases v onto a branch that was kept for it. If another operation came after the branch,
-// the VMM refuses, and v lies on the same layers as before.
+// rebase rebases v onto a branch that was kept for it. If another operation followed the branch,
+// the VMM refuses and v keeps its layers.
 func (v *running) rebase(p *pending) error {
 	if !p.result.Kept {
 		return nil
 	}
-	v.asking.Lock() // a branch requested now would lie on the same layers as v
+	v.asking.Lock() // a branch that is requested now would have the same layers below as v
 	defer v.asking.Unlock()
 	layer, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", p.layer.Fd())) // for reading only
 	if err != nil {
@@ -41,13 +41,14 @@ func (v *running) rebase(p *pending) error {
 // Parameters of a long line.
 const (
 	lineLength   = 24 // branches
-	lineRollback = 7  // after so many, the source is rolled back to one of them
-	lineLayers   = 9  // memory layers over the origin after which a branch holds all that was written since
+	lineRollback = 7  // number of branches after which the source is rolled back to one of them
+	lineLayers   = 9  // with more memory layers over the origin, a branch holds all writes since then
 )
 
-// long branches one running source many times and rebases it each time, so that every snapshot
-// holds only what was written since the previous one. It forgets every other snapshot, and
-// sometimes rolls the source back to one of its line. In the end all remaining snapshots are whole.
+// long branches one running source many times, and rebases the source after each branch. So every
+// snapshot holds only the pages written since the previous one. It forgets every other snapshot,
+// and sometimes rolls the source back to one of its line. In the end all remaining snapshots must
+// be whole.
 func (l *line) long(ctx context.Context) error {
 	v := l.source
 	var line []*Snapshot

@@ -17,7 +17,8 @@ import (
 const tinyBytes = 64 << 10
 
 // layerWithoutRoom makes branches whose layer runs out of room at its beginning, in the middle, or
-// never. The source runs on. A layer that had enough room is whole, and its children need no more.
+// never. The source continues. A layer that had enough room is whole, and its children need no
+// further room.
 func (l *line) layerWithoutRoom(ctx context.Context) (err error) {
 	v := l.source
 	if _, err := v.ask(ctx, "hot", "0"); err != nil {
@@ -95,8 +96,8 @@ func (l *line) stateWithoutRoom(ctx context.Context) (err error) {
 	return l.failed(ctx, p, err)
 }
 
-// failed checks that a branch failed for lack of room and that its source runs on. p is nil if it
-// failed while the guest was stopped.
+// failed checks that a branch failed for lack of room, and that its source continues. p is nil if
+// the branch failed while the guest was stopped.
 func (l *line) failed(ctx context.Context, p *pending, err error) error {
 	if errors.Is(err, vmmclient.ErrGone) {
 		return fmt.Errorf("the source did not survive: %w", err)
@@ -117,7 +118,7 @@ func (l *line) failed(ctx context.Context, p *pending, err error) error {
 	return l.plain(ctx)
 }
 
-// fillUp leaves no room in the tmpfs at dir.
+// fillUp fills the tmpfs at dir completely.
 func fillUp(dir string) error {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(dir, &fs); err != nil {

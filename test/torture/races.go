@@ -24,14 +24,14 @@ type racer struct {
 	req    vmmproto.Branch
 	snap   *Snapshot
 	layer  *os.File
-	before time.Duration // until it is requested
-	after  time.Duration // from its answer until WaitCopied is called
+	before time.Duration // time until it is requested
+	after  time.Duration // time from its answer until WaitCopied is called
 
-	p   *pending // nil if it was refused
+	p   *pending // nil if the branch was refused
 	err error
 }
 
-// newRacer draws a branch, except for its delays and its mark.
+// newRacer draws a branch, without its delays and its mark.
 func (l *line) newRacer(req vmmproto.Branch) (c *racer, err error) {
 	c = &racer{req: req}
 	c.snap, c.layer, err = l.source.newSnapshot("race")
@@ -47,8 +47,8 @@ func (c *racer) run(ctx context.Context, v *running) {
 	c.err = v.wait(ctx, c.p)
 }
 
-// race requests two branches at about the same time, while the first is copied, or after that but
-// before WaitCopied. One is refused, or both are whole.
+// race requests two branches. The second is requested at about the same time, while the first is
+// copied, or after that but before WaitCopied. Either one is refused, or both are whole.
 func (l *line) race(ctx context.Context) error {
 	v := l.source
 	at, err := v.setMark(ctx, "hot", "0")
@@ -85,7 +85,7 @@ func (l *line) race(ctx context.Context) error {
 	return l.finishRace(ctx, whole)
 }
 
-// finishRace finishes the branches of a race, sorts them by their order and verifies them.
+// finishRace finishes the branches of a race, sorts them by time and verifies them.
 func (l *line) finishRace(ctx context.Context, whole []*pending) error {
 	v := l.source
 	if len(whole) == 0 {
@@ -106,8 +106,8 @@ func (l *line) finishRace(ctx context.Context, whole []*pending) error {
 	return l.verifySource(ctx)
 }
 
-// interrupt pauses and resumes the guest while it is branched and while its pages are copied. A
-// guest that is paused at the branch stays paused.
+// interrupt pauses and resumes the guest while it is branched and while its pages are copied. If
+// the guest is paused at the moment of the branch, it stays paused.
 func (l *line) interrupt(ctx context.Context) error {
 	v := l.source
 	at, err := v.setMark(ctx, "hot", "0")
@@ -151,7 +151,7 @@ func (l *line) interrupt(ctx context.Context) error {
 	return l.check(ctx, l.last)
 }
 
-// disturb pauses the source, asks its VMM for statistics, or resumes the source. At the end the
+// disturb pauses the source, asks its VMM for statistics, or resumes the source. In the end the
 // source runs.
 func (l *line) disturb(ctx context.Context, more bool) error {
 	switch n := l.rig.rng.IntN(5); {
@@ -164,8 +164,8 @@ func (l *line) disturb(ctx context.Context, more bool) error {
 	return err
 }
 
-// undo rolls the source back while a branch of it is being copied. The branch and the source must
-// be whole.
+// undo rolls the source back while a branch of it is copied. The branch and the source must be
+// whole.
 func (l *line) undo(ctx context.Context) error {
 	v := l.source
 	if _, err := v.ask(ctx, "hot", "0"); err != nil {
@@ -197,7 +197,7 @@ func (l *line) undo(ctx context.Context) error {
 	return l.check(ctx, p.snap)
 }
 
-// kill kills the VMM in the middle of a branch. Earlier snapshots of it must be whole.
+// kill kills the VMM in the middle of a branch. Earlier snapshots of the VM must be whole.
 func (l *line) kill(ctx context.Context) error {
 	c, err := l.newRacer(l.request())
 	if err != nil {

@@ -20,7 +20,7 @@ type Report struct {
 	SourcesVerified  int            `json:"sources_verified"`
 	Refused          int            `json:"refused"`           // branches requested while another was being copied
 	Failed           int            `json:"failed"`            // branches that failed for lack of room, as expected
-	FailedUnderFire  int            `json:"failed_under_fire"` // of these, live ones with write faults
+	FailedUnderFire  int            `json:"failed_under_fire"` // number of live branches with write faults among them
 	FullFS           int            `json:"whole_on_full_fs"`  // complete branches on a full file system
 	Races            int            `json:"races"`             // branches concurrent with another request
 	Kills            int            `json:"kills"`             // VMMs killed in the middle of a branch
@@ -30,16 +30,16 @@ type Report struct {
 	Suspensions      int            `json:"suspensions"`
 	Removals         int            `json:"removals"` // snapshots
 	Rebases          int            `json:"rebases"`
-	NotKept          int            `json:"not_rebased"`     // branches after which another operation had come
-	MostShared       uint64         `json:"most_shared_kib"` // maximum of one rebase
+	NotKept          int            `json:"not_rebased"`     // branches that another operation followed
+	MostShared       uint64         `json:"most_shared_kib"` // largest result of a single rebase
 	MostMappings     uint64         `json:"most_mappings"`
 	DeepestChain     int            `json:"deepest_chain"`  // memory layers over the base
-	Faults           uint64         `json:"write_faults"`   // pages that a live branch copied because a vCPU wrote to them
-	Storms           int            `json:"storms"`         // live branches that ended by stopping the guest
-	MostDirtyMiB     uint64         `json:"most_dirty_mib"` // maximum of one branch
+	Faults           uint64         `json:"write_faults"`   // pages that live branches copied because a vCPU wrote them
+	Storms           int            `json:"storms"`         // live branches that stopped the guest to finish
+	MostDirtyMiB     uint64         `json:"most_dirty_mib"` // largest result of a single branch
 	Mismatches       int            `json:"mismatches"`
-	MostOwnFiles     int            `json:"vmm_own_fds"`        // of a source's VMM, besides disk layers
-	MostOwnKiB       uint64         `json:"vmm_own_memory_kib"` // maximum of private memory of a VMM, besides the guest's
+	MostOwnFiles     int            `json:"vmm_own_fds"`        // of a source's VMM, without disk layers
+	MostOwnKiB       uint64         `json:"vmm_own_memory_kib"` // largest private memory of a VMM, without the guest's
 	Errors           []string       `json:"errors,omitempty"`
 }
 
@@ -71,7 +71,7 @@ func (r *Report) branched(p *pending) {
 
 func (r *Report) verified() { r.Count(&r.ChildrenVerified) }
 
-// held records the resources of a VMM.
+// held records the resources that a VMM uses.
 func (r *Report) held(files int, kib uint64) {
 	r.Lock()
 	defer r.Unlock()

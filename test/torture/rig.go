@@ -1,9 +1,9 @@
-// Package torture branches, forks, kills and rolls back VMs, and verifies every copy. Their guest
+// Package torture branches, forks, kills and rolls back VMs, and verifies every copy. The guest
 // program (test/guest/torture) can check that its copy is whole.
 //
-// It works on VMMs directly, without a daemon: it tests the machine and the files of a branch, not
-// the store. Its choices follow from a seed, but the instants at which it interrupts the guest do
-// not.
+// The package works on VMMs directly, without a daemon, because it tests the machine and the files
+// of a branch, but not the store. A seed determines its choices, but not the instants at which it
+// interrupts the guest.
 package torture
 
 import (
@@ -37,29 +37,29 @@ import (
 
 const mib = 1 << 20
 
-// Time limits of one step. They are long because an emulated host may be busy; reaching one is a
-// failure.
+// Time limits of one step. They are long because an emulated host may be busy. A step that takes
+// longer fails.
 const (
 	bootLimit = 10 * time.Minute
 	stepLimit = 5 * time.Minute
 )
 
-// systemMiB is the memory of a VM in addition to what the guest program writes.
+// systemMiB is the memory of a VM, without the memory that the guest program writes.
 const systemMiB = 112
 
-// Config is the size of the guests.
+// Config determines the size of the guests.
 type Config struct {
 	Assets *vmtest.Assets
 	Guest  guest.Size
 	Jail   *jail.Starter
 }
 
-// Rig makes the VMs of one shape and counts the operations on them.
+// Rig makes VMs of one shape and counts the operations on them.
 type Rig struct {
 	cfg   Config
 	shape vm.Shape
-	dir   string // sockets of the VMs
-	ram   string // tmpfs, for layers and disk tops
+	dir   string // directory for sockets of the VMs
+	ram   string // directory on tmpfs, for layers and disk tops
 	names atomic.Uint64
 	rng   *rand.Rand
 	deck  *rig.Deck[round]
@@ -77,7 +77,7 @@ func NewRig(cfg Config, dir, ram string, rng *rand.Rand, rep *Report, logf func(
 		deck: rig.NewDeck(rng, rounds()...), rep: rep, logf: logf}
 }
 
-// file returns a new file without a name on tmpfs. Its memory is freed with the last mapping and
+// file returns a new file on tmpfs that has no name. Its memory is freed with the last mapping and
 // the last descriptor.
 func (r *Rig) file() (*os.File, error) {
 	f, err := os.CreateTemp(r.ram, "")
@@ -101,12 +101,12 @@ type running struct {
 	*vmmclient.VMM
 	rig    *Rig
 	name   string
-	base   *Snapshot // the snapshot that its memory lies on; nil after a boot
-	origin *Snapshot // the snapshot that it was restored from; equal to base until it is rebased
-	size   uint64    // of the disk in bytes
+	base   *Snapshot // the snapshot that its memory is based on; nil after a boot
+	origin *Snapshot // the snapshot that it was restored from; equals base until the first rebase
+	size   uint64    // size of the disk in bytes
 
 	asking sync.Mutex
-	files  []*os.File // of the disk, the top last
+	files  []*os.File // files of the disk, the top last
 	agent  *agentclient.Client
 }
 
@@ -222,7 +222,7 @@ func (v *running) startProgram(ctx context.Context) error {
 	return err
 }
 
-// exec runs a command to its end and returns its output.
+// exec runs a command until it exits and returns its output.
 func (v *running) exec(ctx context.Context, args ...string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, stepLimit)
 	defer cancel()

@@ -15,17 +15,17 @@ import (
 // maxDepth is the maximum number of memory layers of a line of descent over its base.
 const maxDepth = 30
 
-// maxDiskLayers limits the disk layers of a line: every branch adds one, and a restore donates all
+// maxDiskLayers limits the disk layers of a line. Every branch adds one, and a restore donates all
 // of them in one message.
 const maxDiskLayers = 100
 
-// line is a source and the snapshots it descends from. Its source is repeatedly replaced by a child
-// of its latest snapshot, so that chains grow.
+// line is a source, and the snapshots that it descends from. A child of the latest snapshot
+// repeatedly replaces the source, so that chains grow.
 type line struct {
 	rig    *Rig
 	source *running
-	last   *Snapshot   // the latest snapshot in the source's line: the source can be rolled back to it
-	snaps  []*Snapshot // verified again at the end
+	last   *Snapshot   // latest snapshot in the source's line, to which the source can be rolled back
+	snaps  []*Snapshot // snapshots that are verified again at the end
 }
 
 // round is one operation on a line. It may branch several times.
@@ -53,7 +53,7 @@ func rounds() []rig.Card[round] {
 	}
 }
 
-// Run makes lines that descend from base until the report has n branches.
+// Run makes lines of descent from base until the report has n branches.
 func (r *Rig) Run(ctx context.Context, base *Snapshot, n int) error {
 	held, err := r.measure()
 	if err != nil {
@@ -125,7 +125,7 @@ func (l *line) step(ctx context.Context, x round) error {
 	return nil
 }
 
-// setHot draws which pages the guest writes: all, some of each writer, or one of each.
+// setHot draws the pages that the guest writes: all, some of each writer, or one of each.
 func (l *line) setHot(ctx context.Context) error {
 	_, err := l.source.ask(ctx, "hot", []string{"0", "0", "1", "64"}[l.rig.rng.IntN(4)])
 	return err
@@ -137,7 +137,7 @@ func (l *line) took(ctx context.Context, s *Snapshot) error {
 	return l.check(ctx, s)
 }
 
-// check verifies a child of s while the source is paused, so that the child gets the CPU on an
+// check verifies a child of s while the source is paused, so that the child gets the CPU of an
 // emulated host. crowd tests children that run concurrently with their source.
 func (l *line) check(ctx context.Context, s *Snapshot) error {
 	if err := l.source.Pause(ctx); err != nil {
@@ -154,7 +154,7 @@ func (l *line) verifySource(ctx context.Context) error {
 	return nil
 }
 
-// plain makes one branch, and verifies its source and a child of it.
+// plain makes one branch, and verifies its source and a child of the branch.
 func (l *line) plain(ctx context.Context) error {
 	if err := l.setHot(ctx); err != nil {
 		return err
@@ -203,8 +203,8 @@ func (l *line) restart(ctx context.Context) error {
 	return nil
 }
 
-// overlap requests a second branch as soon as the guest runs again after a live branch. It is
-// refused, or both are whole.
+// overlap requests a second branch as soon as the guest runs again after a live branch. Either the
+// second is refused, or both are whole.
 func (l *line) overlap(ctx context.Context) error {
 	v := l.source
 	first, err := v.begin(ctx, l.live())
@@ -277,8 +277,8 @@ func (l *line) stream(ctx context.Context) error {
 	return l.took(ctx, s)
 }
 
-// rollback rolls the running source back to its latest snapshot, twice, and verifies it. Then the
-// source can be branched.
+// rollback rolls the running source back to its latest snapshot, twice, and verifies it. Then it
+// branches the source.
 func (l *line) rollback(ctx context.Context) error {
 	for range 2 {
 		if _, err := l.source.setMark(ctx, "hot", "0"); err != nil {

@@ -22,20 +22,20 @@ import (
 	"github.com/forkd/forkd/test/torture/guest"
 )
 
-// Snapshot is the files of a branch and what its children must find. The files have no names; those
-// that only forgotten snapshots refer to are closed by the garbage collector.
+// Snapshot holds the files of a branch, and the state that its children must have. The files have
+// no names. The garbage collector closes files that only forgotten snapshots refer to.
 type Snapshot struct {
 	name    string
-	depth   int // memory layers below its own
+	depth   int // number of memory layers below its own
 	extents []vm.Extent
 	layers  []*os.File // base first
 	state   *os.File
 	disks   []*os.File
-	size    uint64 // of the disk in bytes
+	size    uint64 // size of the disk in bytes
 	at      guest.Instant
 }
 
-// ask sends a request to the guest program. If it reports damage, that is an error.
+// ask sends a request to the guest program. If the program reports damage, ask returns an error.
 func (v *running) ask(ctx context.Context, words ...string) (guest.Report, error) {
 	var r guest.Report
 	ctx, cancel := context.WithTimeout(ctx, stepLimit)
@@ -62,7 +62,8 @@ func (v *running) ask(ctx context.Context, words ...string) (guest.Report, error
 	return r, nil
 }
 
-// setMark gives the guest a new, unique number. Copies made until the next mark must contain it.
+// setMark gives the guest a new, unique number, which copies made before the next mark must
+// contain.
 func (v *running) setMark(ctx context.Context, words ...string) (guest.Instant, error) {
 	at := guest.Instant{Mark: v.rig.names.Add(1)}
 	r, err := v.ask(ctx, append([]string{"mark", fmt.Sprint(at.Mark)}, words...)...)
@@ -80,7 +81,7 @@ func (v *running) newSnapshot(kind string) (s *Snapshot, layer *os.File, err err
 	return s, layer, err
 }
 
-// put lays the snapshot's own layer over those of base, or alone if base is nil.
+// put stacks the snapshot's own layer on the layers of base. If base is nil, there are none.
 func (s *Snapshot) put(base *Snapshot, layer *os.File, own []vm.Extent) {
 	s.extents, s.layers = own, []*os.File{layer}
 	if base == nil {
@@ -94,7 +95,7 @@ func (s *Snapshot) put(base *Snapshot, layer *os.File, own []vm.Extent) {
 	s.layers = append(slices.Clone(base.layers), layer)
 }
 
-// save pauses v, never to be resumed, and makes a snapshot of it.
+// save pauses v permanently and makes a snapshot of it.
 func (v *running) save(ctx context.Context) (*Snapshot, error) {
 	s, layer, err := v.newMarked(ctx, "base")
 	if err != nil {
@@ -111,7 +112,7 @@ func (v *running) save(ctx context.Context) (*Snapshot, error) {
 	return s, nil
 }
 
-// fork starts a child of s that writes from its first instant on.
+// fork starts a child of s. The child writes from its first instant on.
 func (r *Rig) fork(ctx context.Context, s *Snapshot, kind string) (*running, error) {
 	v, err := r.spawn(ctx, kind)
 	if err != nil {
@@ -123,7 +124,7 @@ func (r *Rig) fork(ctx context.Context, s *Snapshot, kind string) (*running, err
 	return v, nil
 }
 
-// restore makes v a copy of s. A new VM becomes a child, a running VM is rolled back.
+// restore makes v a copy of s. A new VM becomes a child; a running VM is rolled back.
 func (v *running) restore(ctx context.Context, s *Snapshot) error {
 	top, err := v.rig.newTop(s.size)
 	if err != nil {
@@ -149,8 +150,8 @@ func (v *running) restore(ctx context.Context, s *Snapshot) error {
 	return nil
 }
 
-// verifyCopy checks that v is a copy of s that has gone on since. v must have received no other
-// request in between.
+// verifyCopy checks that v is a copy of s that has continued since. v must not have received
+// another request in between.
 func (v *running) verifyCopy(ctx context.Context, s *Snapshot) error {
 	r, err := v.ask(ctx, "verify")
 	if err != nil {

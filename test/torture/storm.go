@@ -8,13 +8,13 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// stormTries is how many branches of a round try to cause a storm, each with half the limit of
-// write faults of the previous one. It depends on scheduling whether a guest writes enough frozen
-// pages before they are copied.
+// stormTries is how many branches of a round try to cause a storm, each with half the previous
+// limit of write faults. Scheduling determines whether a guest writes enough frozen pages before
+// they are copied.
 const stormTries = 6
 
-// storm: a guest that writes all its pages meets so many frozen pages that the rest is copied while
-// it is stopped. It runs on, and both it and its child are whole.
+// storm lets the guest write all its pages. It then meets so many frozen pages that it is stopped
+// until the rest is copied. Afterwards the guest continues, and both it and its child are whole.
 func (l *line) storm(ctx context.Context) error {
 	v := l.source
 	for try, bound := 0, 1+l.rig.rng.Uint64N(16); try < stormTries; try, bound = try+1, max(1, bound/2) {
@@ -46,7 +46,7 @@ func (l *line) storm(ctx context.Context) error {
 	return nil
 }
 
-// goesOn waits until the source has written something.
+// goesOn waits until the guest of the source has written something.
 func (l *line) goesOn(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, stepLimit)
 	defer cancel()

@@ -22,12 +22,13 @@ var (
 	report   = flag.String("torture.report", "", "file for the counts, as JSON, rewritten after every step")
 )
 
-// stormBranches is the number of branches after which a run without a write-fault storm fails,
-// because it has not tested storms.
+// stormBranches is the number of branches after which a run must have had a storm of write faults.
+// Otherwise the run fails, because it has not tested storms.
 const stormBranches = 40
 
-// Every copy of a guest that writes memory and disk as fast as it can is whole. This holds for
-// children, sources and ancestors, with each number of vCPUs, under every kind of fault.
+// TestTorture checks that every copy of a guest is whole while the guest writes memory and disk as
+// fast as it can. It checks children, sources and ancestors, with each number of vCPUs, under every
+// kind of fault.
 func TestTorture(t *testing.T) {
 	assets := vmtest.Load(t)
 	ram := t.TempDir()
@@ -59,7 +60,7 @@ func TestTorture(t *testing.T) {
 		rep.Say(format, args...)
 		write()
 	}
-	ctx := context.WithoutCancel(t.Context()) // a step that was cancelled would leave a VMM behind
+	ctx := context.WithoutCancel(t.Context()) // cancelling a step would leave a VMM
 	counts := strings.Split(*vcpus, ",")
 	for i, count := range counts {
 		cpus, err := strconv.Atoi(count)

@@ -1,9 +1,9 @@
-// Package e2btls lets E2B's SDKs, as published, reach sandboxes by host names over TLS, with the
+// Package e2btls tests that E2B's published SDKs reach sandboxes by host names over TLS, with the
 // certificates and the environment that `forkd e2b setup` makes.
 //
-// The API is the real one over fake VMs. Each has a real agent, which is a process of this host. The
-// SDK's program gets its own /etc/hosts, in which all names lead here. scripts/compat runs this
-// package.
+// The API is the real one over fake VMs. Each VM has a real agent, which is a process of this host.
+// The SDK's program gets its own /etc/hosts, in which all names resolve to this host.
+// scripts/compat runs this package.
 package e2btls
 
 import (
@@ -41,9 +41,9 @@ func TestMain(m *testing.M) {
 // ownHosts runs a command with the file $1 as /etc/hosts, which the command may append to.
 const ownHosts = `mount --bind "$1" /etc/hosts; shift; exec "$@"`
 
-// ownSystem runs an agent as root that cannot change accounts or devices of this host, and whose
-// login shells do not read this user's profile. The profile is not under test and may be slow:
-// pyenv waits a minute for a lock that a killed shell has left.
+// ownSystem runs an agent as root that cannot change accounts or devices of this host. Its login
+// shells do not read this user's profile, which is not under test and may be slow: pyenv waits a
+// minute for a lock that a killed shell has left.
 const ownSystem = `for d in /etc /dev; do
 	mount --rbind "$d" "$d"
 	mount -o remount,bind,ro "$d"

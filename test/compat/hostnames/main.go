@@ -1,10 +1,10 @@
-// Command hostnames lets packages of E2B that can only connect to https://PORT-ID.DOMAIN reach the
-// daemon at $FORKD_URL. It terminates TLS with certificates of `forkd e2b setup`, and passes the
-// port and the id of the host name on in headers. It prints DOMAIN and the directory of the
+// Command hostnames lets E2B packages that can only connect to https://PORT-ID.DOMAIN reach the
+// daemon at $FORKD_URL. It terminates TLS with certificates of `forkd e2b setup`, and passes on the
+// port and the id of the host name in headers. It prints DOMAIN and the directory of the
 // certificates, and exits when its standard input ends.
 //
-// It replaces a daemon with --proxy-domain, because the daemon in an emulated host has none. The
-// group e2btls tests how the daemon itself serves host names and TLS.
+// It is needed because the daemon in an emulated host has no --proxy-domain. The group e2btls tests
+// how the daemon itself serves host names and TLS.
 package main
 
 import (

@@ -1,8 +1,8 @@
-// Package schemathesis lets the program schemathesis call the API with inputs that the API's
-// document allows, and with others. No answer may be a 5xx, or contradict the document.
+// Package schemathesis lets the program schemathesis call the API, both with inputs that the API's
+// document allows and with others. No answer may be a 5xx, or contradict the document.
 //
-// The API is the real one over fake VMs. Each has a real agent: a process of this host that has no
-// network and sees only the host's /usr, read only. scripts/compat runs this package.
+// The API is the real one over fake VMs. Each VM has a real agent, which is a process of this host
+// that has no network and sees only the host's /usr, read only. scripts/compat runs this package.
 package schemathesis
 
 import (
@@ -20,13 +20,13 @@ import (
 	"github.com/forkd/forkd/internal/embedded"
 )
 
-// left are operations that schemathesis cannot judge: a stream without an end, answers of servers in
-// sandboxes, the memory of fake VMs, and messages of a protocol with a suite of its own (the group
-// mcp).
+// left are operations that schemathesis cannot judge: an endless stream, answers of servers in
+// sandboxes, the memory of fake VMs, and messages of a protocol with a test suite of its own (the
+// group mcp).
 const left = `^/mcp$|^/v1/events$|/proxy/|/tcp/|/stats$`
 
-// excluded are checks for properties that the API does not promise.
-const excluded = "positive_data_acceptance" // a document cannot say which files, snapshots and users there are
+// excluded are checks of properties that the API does not promise.
+const excluded = "positive_data_acceptance" // the document cannot list the files, snapshots and users that exist
 
 func TestSchemathesis(t *testing.T) {
 	program := os.Getenv("SCHEMATHESIS")
@@ -53,15 +53,15 @@ func TestSchemathesis(t *testing.T) {
 	if seed := os.Getenv("SEED"); seed != "" {
 		cmd.Args = append(cmd.Args, "--seed", seed)
 	}
-	cmd.Dir = t.TempDir() // it leaves a directory in its working directory
+	cmd.Dir = t.TempDir() // schemathesis leaves a directory in its working directory
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	if err := cmd.Run(); err != nil {
 		t.Error(err)
 	}
 }
 
-// configOf gives every operation on a sandbox or a snapshot an existing object of its own, because
-// otherwise the answer would always be 404. Operations that remove an object make up names.
+// configOf gives every operation on a sandbox or a snapshot an existing object of its own.
+// Otherwise the answer would always be 404. Operations that remove an object make up names.
 func configOf(t *testing.T, rig *apirig.Rig) string {
 	var config strings.Builder
 	for _, route := range apitest.Routes(t) {
@@ -88,8 +88,8 @@ func configOf(t *testing.T, rig *apirig.Rig) string {
 	return config.String()
 }
 
-// enter makes dir the root of a process, with this host's /usr, read only, in addition to the
-// content of dir.
+// enter makes dir the root of a process. The process sees the content of dir, and this host's /usr,
+// read only.
 const enter = `set -e
 mount --bind /usr "$1/usr"
 mount -o remount,bind,ro "$1/usr"
@@ -102,8 +102,8 @@ done
 cd "$1"
 exec chroot "$1" /agent -listen-dir /`
 
-// jailedAgent returns an agent that serves its sockets in dir, and cannot change anything outside
-// of it.
+// jailedAgent returns an agent that serves its sockets in dir. It cannot change anything outside
+// dir.
 func jailedAgent(t *testing.T, dir string) *exec.Cmd {
 	agent, err := embedded.Open(embedded.Agent)
 	if err != nil {

@@ -17,42 +17,42 @@ import (
 	"github.com/forkd/forkd/internal/daemon/auth"
 )
 
-// daemon serves a rig on addresses, which it closes and opens again in a restart.
+// daemon serves a rig on several addresses. In a restart it closes them and opens them again.
 type daemon struct {
 	rig       *apirig.Rig
 	addresses []net.Addr
 	restarts  sync.Mutex // locked during a restart
 
 	mu        sync.Mutex
-	conns     map[net.Conn]bool // open
-	hijacked  []net.Conn        // of upgrades; may have ended
+	conns     map[net.Conn]bool // open connections
+	hijacked  []net.Conn        // connections of upgrades; some may have ended
 	listeners []net.Listener
 	server    *http.Server
 	closed    bool
 	faults    []*fault
 	requests  int
-	seen      map[string]int // requests, by method and path
+	seen      map[string]int // number of requests, by method and path
 }
 
 // fault describes requests that get a wrong answer.
 type fault struct {
-	Times      int    `json:"times"`       // how many requests; 0: 1
+	Times      int    `json:"times"`       // number of requests; 0: 1
 	Method     string `json:"method"`      // empty: every method
 	Path       string `json:"path"`        // a regular expression; empty: every path below /v1
-	Status     int    `json:"status"`      // 429 or 503: answer with it, and do nothing else; 0: cut or stall the answer
+	Status     int    `json:"status"`      // 429 or 503: answers only with this; 0: cuts or stalls the answer
 	RetryAfter int    `json:"retry_after"` // seconds, with Status; 0: no Retry-After header
-	AfterBytes int    `json:"after_bytes"` // without Status: pass so many bytes of the answer's body
-	Stall      bool   `json:"stall"`       // send nothing more, instead of closing the connection
+	AfterBytes int    `json:"after_bytes"` // without Status: forwards so many bytes of the answer's body
+	Stall      bool   `json:"stall"`       // sends nothing more, instead of closing the connection
 
 	path *regexp.Regexp
 }
 
 // faults is the body of POST /_rig/faults.
 type faults struct {
-	Requests     *fault   `json:"requests"`      // for coming requests; several faults are used in order
-	FailChildren int      `json:"fail_children"` // the next children cannot be started
-	Restart      *restart `json:"restart"`       // close all connections, stay away, and come back with all sandboxes
-	Clear        bool     `json:"clear"`         // first forget all faults of requests and children
+	Requests     *fault   `json:"requests"`      // for the next requests; several faults apply in order
+	FailChildren int      `json:"fail_children"` // number of children that cannot be started
+	Restart      *restart `json:"restart"`       // closes all connections, and comes back later with all sandboxes
+	Clear        bool     `json:"clear"`         // first drops all faults of requests and children
 }
 
 type restart struct {
@@ -62,9 +62,9 @@ type restart struct {
 // state is the answer of GET /_rig/state.
 type state struct {
 	VMs         int            `json:"vms"`
-	Connections int            `json:"connections"` // open ones, including this request's; without upgraded ones
+	Connections int            `json:"connections"` // open connections, including this request's, without upgraded ones
 	Total       int            `json:"total"`       // requests so far
-	Requests    map[string]int `json:"requests"`    // counts by method and path; clear empties them
+	Requests    map[string]int `json:"requests"`    // number of requests by method and path; clear resets it
 }
 
 func newDaemon(rig *apirig.Rig) *daemon {
@@ -114,11 +114,11 @@ func (d *daemon) connState(c net.Conn, s http.ConnState) {
 	}
 }
 
-// away closes all listeners and connections, those of WebSockets too.
+// away closes all listeners and connections, including those of WebSockets.
 func (d *daemon) away() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	_ = d.server.Close() // closes listeners and connections; what cannot be closed is closed already
+	_ = d.server.Close() // closes listeners and connections; an error means that they are already closed
 	for _, c := range d.hijacked {
 		_ = c.Close()
 	}
@@ -168,13 +168,13 @@ func (d *daemon) setFaults(w http.ResponseWriter, r *http.Request) {
 	if f.Restart == nil {
 		return
 	}
-	_ = http.NewResponseController(w).Flush() // so that the answer is sent before the restart
+	_ = http.NewResponseController(w).Flush() // the answer must be sent before the restart
 	down := time.Duration(f.Restart.DownMS) * time.Millisecond
 	if down == 0 {
 		down = restartGap
 	}
 	go func() {
-		time.Sleep(20 * time.Millisecond) // so that the client can read the answer
+		time.Sleep(20 * time.Millisecond) // time for the client to read the answer
 		if err := d.restart(down); err != nil {
 			fmt.Fprintln(os.Stderr, "rigd: restart:", err)
 			os.Exit(1)
@@ -182,7 +182,7 @@ func (d *daemon) setFaults(w http.ResponseWriter, r *http.Request) {
 	}()
 }
 
-// arm checks faults and keeps those of requests and children.
+// arm checks faults. It keeps those of requests and children for later.
 func (d *daemon) arm(f *faults) error {
 	if q := f.Requests; q != nil {
 		if q.Times == 0 {
@@ -215,7 +215,7 @@ func (d *daemon) arm(f *faults) error {
 		vms.RestoreErr = nil
 	}
 	if left := f.FailChildren; left > 0 {
-		vms.RestoreErr = func(int) error { // is called under the lock
+		vms.RestoreErr = func(int) error { // called with the lock held
 			if left--; left < 0 {
 				return nil
 			}
@@ -240,7 +240,7 @@ func (d *daemon) state(w http.ResponseWriter, _ *http.Request) {
 // maxSeen bounds how many different requests are counted.
 const maxSeen = 10000
 
-// answer serves a request of the API, or the fault that is due.
+// answer serves a request of the API, unless a fault is due.
 func (d *daemon) answer(w http.ResponseWriter, r *http.Request) {
 	f := d.due(r)
 	switch {
@@ -315,13 +315,13 @@ func (c *cut) Write(p []byte) (int, error) {
 	if c.done {
 		return 0, errCut
 	}
-	_, _ = c.ResponseWriter.Write(p[:c.left]) // the client has gone if this fails
+	_, _ = c.ResponseWriter.Write(p[:c.left]) // fails only if the client has left
 	_ = http.NewResponseController(c.ResponseWriter).Flush()
 	if c.stall {
 		<-c.gone
 	}
-	// It does not panic, because handlers also write in other goroutines. Not even the end of the
-	// answer is sent.
+	// write does not panic, because handlers also write in other goroutines. The client must not
+	// see the end of the answer, so the connection is broken.
 	_ = c.SetWriteDeadline(time.Unix(1, 0))
 	c.done = true
 	return c.left, errCut

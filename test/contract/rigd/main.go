@@ -1,8 +1,8 @@
-// Command rigd serves the REST API to the contract suite of the SDKs: the real handlers over fake
-// VMs, with a real agent for every sandbox, which is a process of this host. It is used in tests
-// only and is not part of the product.
+// Command rigd serves the REST API to the contract suite of the SDKs. It has the real handlers over
+// fake VMs. Every sandbox has a real agent, which is a process of this host. rigd is used only in
+// tests and is not part of the product.
 //
-// It prints one line of JSON when it serves (see ready). When its stdin ends, or on SIGINT or
+// When it serves, it prints one line of JSON (see ready). When its stdin ends, or on SIGINT or
 // SIGTERM, it removes everything that it has made, and exits. POST /_rig/faults makes it misbehave,
 // and GET /_rig/state reports the requests so far. Neither needs a token.
 package main
@@ -31,7 +31,8 @@ import (
 	"github.com/forkd/forkd/internal/guest/agent"
 )
 
-// agentArg makes this program the agent of a guest; the directory of its sockets follows.
+// agentArg makes this program the agent of a guest. The next argument is the directory of its
+// sockets.
 const agentArg = "-serve-agent"
 
 // ready is the line that the program prints when it serves.
@@ -40,18 +41,18 @@ type ready struct {
 	Socket   string `json:"socket"`   // unix:///path of the same API; the user who runs this program needs no token there
 	Token    string `json:"token"`    // has all rights
 	Snapshot string `json:"snapshot"` // tag of an existing snapshot
-	Tmp      string `json:"tmp"`      // a directory in all sandboxes, for files of tests
-	File     string `json:"file"`     // on the host: usable as kernel, initrd and disk in bakes
+	Tmp      string `json:"tmp"`      // directory for files of tests, in all sandboxes
+	File     string `json:"file"`     // file on the host, usable as kernel, initrd and disk in bakes
 	PID      int    `json:"pid"`
 }
 
 func main() {
 	if len(os.Args) == 3 && os.Args[1] == agentArg {
 		go func() {
-			_, _ = io.Copy(io.Discard, os.Stdin) // ends with the program that started the agent
+			_, _ = io.Copy(io.Discard, os.Stdin) // stdin ends when the program that started the agent exits
 			os.Exit(0)
 		}()
-		// Background processes of a sandbox stay descendants of its agent, and end with it.
+		// Background processes of a sandbox stay descendants of its agent, and are killed with it.
 		if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 			fmt.Fprintln(os.Stderr, "rigd:", err)
 			os.Exit(1)
@@ -126,28 +127,28 @@ func bake(ctx context.Context, rig *apirig.Rig, r ready) error {
 	return err
 }
 
-// agentHere returns the command of an agent, which ends with this program in any case.
+// agentHere returns the command of an agent. The agent always exits when this program does.
 func agentHere(t *lifetime, self, dir string) *exec.Cmd {
 	cmd := exec.Command(self, agentArg, dir)
-	if _, err := cmd.StdinPipe(); err != nil { // closed by Wait
+	if _, err := cmd.StdinPipe(); err != nil { // kept open until Wait
 		t.Errorf("agent: %v", err)
 	}
 	return cmd
 }
 
-// guestRAM maps memory like a VMM does, because statistics of a sandbox look for such a mapping in
-// this process.
+// guestRAM maps memory like a VMM, because statistics of a sandbox look for such a mapping in this
+// process.
 func guestRAM(t *lifetime) error {
 	ram, err := unix.Mmap(-1, 0, 512<<20, unix.PROT_READ|unix.PROT_WRITE,
 		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	if err != nil {
 		return err
 	}
-	t.Cleanup(func() { _ = unix.Munmap(ram) }) // the process ends
+	t.Cleanup(func() { _ = unix.Munmap(ram) }) // the process is about to exit
 	return nil
 }
 
-// lifetime is the apirig.T of a program.
+// lifetime implements apirig.T for a program.
 type lifetime struct {
 	mu     sync.Mutex
 	undo   []func()
@@ -164,7 +165,7 @@ func (t *lifetime) TempDir() string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) }) // ignored: some users cannot remove a guest's files
+	t.Cleanup(func() { _ = os.RemoveAll(dir) }) // errors are ignored, because some users cannot remove a guest's files
 	return dir
 }
 
@@ -185,7 +186,7 @@ func (t *lifetime) Errorf(format string, args ...any) {
 func (t *lifetime) Fatalf(format string, args ...any) { panic(fatal{fmt.Errorf(format, args...)}) }
 func (t *lifetime) Fatal(args ...any)                 { panic(fatal{errors.New(fmt.Sprint(args...))}) }
 
-// end calls the functions given to Cleanup and returns their errors.
+// end calls the functions that Cleanup has collected and returns their errors.
 func (t *lifetime) end() error {
 	t.mu.Lock()
 	undo := t.undo
@@ -198,5 +199,5 @@ func (t *lifetime) end() error {
 	return errors.Join(t.errors...)
 }
 
-// restartGap is the default time for which a restarting daemon is away.
+// restartGap is how long a restarting daemon is away by default.
 const restartGap = 200 * time.Millisecond

@@ -14,10 +14,10 @@ const (
 	pageWords = pageSize / 8
 )
 
-// shape is the size of the memory and disk that the program writes, and the number of its writers.
+// shape is the size of the memory and disk that the program writes, and the number of writers.
 type shape struct {
 	pages   int // pages of memory, spread over the memory writers
-	blocks  int // blocks of the disk files, half of each, written by one more writer
+	blocks  int // blocks of the two disk files, half of them in each; one more writer writes them
 	writers int // memory writers
 }
 
@@ -28,10 +28,10 @@ func (s shape) units() int { return s.pages + s.blocks }
 // nor writes it:
 //
 //	page 0           mark, hot, rest
-//	page 1           ticket: the number of the last write anybody began
+//	page 1           ticket: the number of the latest write that any writer has begun
 //	pages 2 …        one record per writer, see record
 //	then             one ring per writer: its last ringLen writes, chained by a hash
-//	then             table: of each unit the number of the last completed write
+//	then             table: the number of the last completed write, for each unit
 //	then             the pages of memory themselves
 //
 // Every part is on its own pages, so a page that is missing, or that belongs to a different
@@ -45,18 +45,18 @@ type arena struct {
 // Words of page 0.
 const (
 	wordMark = iota // a number that the driver sets
-	wordHot         // each writer writes only its first so many units; 0: all
-	wordRest        // each writer pauses for so many microseconds after every write
+	wordHot         // each writer uses only its first units, so many; 0: all
+	wordRest        // pause of a writer after every write, in microseconds
 )
 
 // Words of a writer's record.
 const (
 	recIntent = iota // number of the current write; 0: none
-	recUnit          // its unit
-	recOld           // number of the previous write to it
-	recDone          // writes completed
+	recUnit          // unit of the current write
+	recOld           // number of the unit's previous write
+	recDone          // number of completed writes
 	recDigest        // XOR of token(unit, table[unit]) ^ token(unit, 0) over the writer's units
-	recChain         // hash over all its writes in their order
+	recChain         // hash over all completed writes in their order
 )
 
 const (
@@ -95,8 +95,8 @@ func (a *arena) table() []uint64 { return a.words[a.tableAt():][:a.units()] }
 
 func (a *arena) page(u int) []uint64 { return a.words[a.dataAt()+u*pageWords:][:pageWords] }
 
-// owned returns the units of a writer: the first, the distance, and the number. Neighbouring pages
-// belong to different writers; the last writer has the disk.
+// owned returns the units of a writer: the first one, the distance between two, and their number.
+// Neighbouring pages belong to different writers. The last writer has the disk.
 func (a *arena) owned(writer int) (first, step, count int) {
 	if writer == a.writers {
 		return a.pages, 1, a.blocks
@@ -104,8 +104,8 @@ func (a *arena) owned(writer int) (first, step, count int) {
 	return writer, a.writers, (a.pages - writer + a.writers - 1) / a.writers
 }
 
-// begin records that a writer is about to write u, and returns the number of the previous write to
-// u and of this one.
+// begin records that a writer is about to write u. It returns the numbers of the previous write to
+// u and of the new write.
 func (a *arena) begin(writer, u int) (old, seq uint64) {
 	r := a.record(writer)
 	seq = atomic.AddUint64(a.ticket(), 1)
@@ -115,7 +115,7 @@ func (a *arena) begin(writer, u int) (old, seq uint64) {
 	return old, seq
 }
 
-// end notes that the write that begin announced is complete.
+// end records that the write that begin recorded is complete.
 func (a *arena) end(writer, u int, old, seq uint64) {
 	r := a.record(writer)
 	atomic.StoreUint64(&a.table()[u], seq)
@@ -128,8 +128,8 @@ func (a *arena) end(writer, u int, old, seq uint64) {
 	atomic.StoreUint64(&r[recIntent], 0)
 }
 
-// Contents: word k of unit u after write seq is first(u, seq) + k*wordStep. The function can be
-// inverted, so a wrong word reveals which write it comes from.
+// Content: word k of unit u after write seq is first(u, seq) + k*wordStep. The function can be
+// inverted, so a wrong word reveals which write has written it.
 const (
 	seqFactor  = 0x9e3779b97f4a7c15
 	unitFactor = 0xc2b2ae3d27d4eb4f
@@ -138,9 +138,9 @@ const (
 
 func first(u int, seq uint64) uint64 { return seq*seqFactor ^ uint64(u+1)*unitFactor }
 
-// seqOf returns the number of the write that would leave word in place k of unit u.
+// seqOf returns the number of the write that leaves word in place k of unit u.
 func seqOf(word uint64, u, k int) uint64 {
-	inverse := uint64(seqFactor) // Newton's iteration doubles the correct bits, from three
+	inverse := uint64(seqFactor) // Newton's iteration doubles the correct bits, beginning with three
 	for range 5 {
 		inverse *= 2 - seqFactor*inverse
 	}
@@ -157,8 +157,8 @@ func fill(page []uint64, u int, seq uint64) {
 }
 
 // overwrite replaces the content of write old by that of write seq, word by word in ascending
-// order. It returns the first word that differed from the content of write old, so that a write
-// does not hide damage to its page.
+// order. It returns the first word that differed from the content of write old. Otherwise a write
+// would hide damage to its page.
 func overwrite(page []uint64, u int, old, seq uint64) (bad int, found uint64) {
 	bad = -1
 	was, is := first(u, old), first(u, seq)

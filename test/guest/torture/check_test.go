@@ -12,13 +12,13 @@ import (
 
 var small = shape{pages: 700, blocks: 48, writers: 2}
 
-// instant is a copy of everything at a moment between two writes.
+// instant is a copy of memory and disk at a moment between two writes.
 type instant struct {
 	words []uint64
 	disk  [][]uint64
 }
 
-// rig is an arena and a disk whose writers run step by step.
+// rig is an arena and a disk. Its writers run step by step.
 type rig struct {
 	t       *testing.T
 	a       *arena
@@ -99,10 +99,10 @@ func wantOK(t *testing.T, what string, r guest.Report) {
 }
 
 // The check finds any mixture of two instants, whichever pages of memory or blocks of disk come
-// from the later or the earlier one.
+// from the later or the earlier instant.
 func TestEveryMixtureOfInstantsIsFound(t *testing.T) {
 	r := newRig(t)
-	r.write(900) // the rings have wrapped
+	r.write(900) // until the rings have wrapped
 	early := r.save()
 	r.write(60)
 	late := r.save()
@@ -209,7 +209,8 @@ func TestDamageIsFoundAndDescribed(t *testing.T) {
 	}
 }
 
-// A writer that overwrites a page finds damage at any word of it that happened after the fork.
+// When a writer overwrites a page, it finds damage to any word of the page that happened after the
+// fork.
 func TestWritersFindDamageThatTheyOverwrite(t *testing.T) {
 	for _, k := range []int{0, 1, 255, 511} {
 		r := newRig(t)
@@ -238,7 +239,7 @@ func TestWritersFindDamageThatTheyOverwrite(t *testing.T) {
 	}
 }
 
-// The odd blocks are compared on disk and in the page cache.
+// The odd blocks on disk are compared with those in the page cache.
 func TestReadSeesPageCacheAndDisk(t *testing.T) {
 	r := newRig(t)
 	r.write(100)
@@ -260,8 +261,8 @@ func TestSeqOfInvertsContent(t *testing.T) {
 	}
 }
 
-// The answers that a driver relies on: a mark is set at the instant of the verification, and an
-// invalid request is refused.
+// A driver relies on two properties of the answers: a mark is set at the instant of the
+// verification, and an invalid request is refused.
 func TestAnswer(t *testing.T) {
 	r := newRig(t)
 	s := &server{a: r.a, disk: r.d, writers: r.writers}

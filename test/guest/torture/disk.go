@@ -10,27 +10,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// disk is two files of blocks. The even blocks are written directly, the odd ones through the page
-// cache. All reads bypass the page cache.
+// disk consists of two files of blocks. The even blocks are written directly, and the odd blocks
+// through the page cache. All reads bypass the page cache.
 type disk struct {
 	shape
-	direct [2]*os.File // opened with O_DIRECT: of the even and the odd blocks
-	cached *os.File    // of the odd blocks
-	buf    []byte      // one page, aligned, of the writer
-	page   []byte      // one page, of the verification
-	view   [2][]byte   // readAhead bytes of each file, aligned, of the verification
+	direct [2]*os.File // files of the even and of the odd blocks, opened with O_DIRECT
+	cached *os.File    // file of the odd blocks
+	buf    []byte      // one aligned page, for the writer
+	page   []byte      // one aligned page, for the verification
+	view   [2][]byte   // readAhead aligned bytes of each file, for the verification
 	viewed [2]int      // index of each view, in units of readAhead; -1: none
 }
 
-// readAhead is the size of a verification's direct reads: each request takes an emulated host
-// inside another one milliseconds.
+// readAhead is the size of a verification's direct reads. It is large because each request takes
+// milliseconds on an emulated host inside another one.
 const readAhead = 64 * pageSize
 
-// syncEvery is how many blocks are written through the page cache before it is flushed. So at any
-// instant there are also blocks that are only in the guest's memory.
+// syncEvery is how many blocks are written through the page cache before it is flushed. So there
+// are always blocks that are only in the guest's memory.
 const syncEvery = 16
 
-// openDisk makes the files in dir, with every block as before its first write.
+// openDisk makes the files in dir. Every block has the content from before its first write.
 func openDisk(dir string, s shape) (*disk, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
@@ -75,13 +75,13 @@ func (d *disk) put(b int) error {
 	return err
 }
 
-// get reads block b past the page cache into p, which is aligned.
+// get reads block b into p, which is aligned, bypassing the page cache.
 func (d *disk) get(b int, p []byte) error {
 	_, err := d.direct[b%2].ReadAt(p, int64(b/2)*pageSize)
 	return err
 }
 
-// overwrite is the function overwrite for a block.
+// overwrite does for a block what the function overwrite does for a page.
 func (d *disk) overwrite(u int, old, seq uint64) (bad int, found uint64, err error) {
 	b := u - d.pages
 	if b%2 == 0 {
@@ -102,8 +102,8 @@ func (d *disk) overwrite(u int, old, seq uint64) (bad int, found uint64, err err
 // forget makes the next verification read everything again.
 func (d *disk) forget() { d.viewed = [2]int{-1, -1} }
 
-// read returns block b for a verification. It also checks that the page cache, if it has the block,
-// has the same content as the disk.
+// read returns block b for a verification. If the page cache has the block, read also checks that
+// its content is the same as on the disk.
 //
 // Preconditions: nothing was written since forget.
 func (d *disk) read(b int, p []uint64) error {

@@ -6,12 +6,14 @@
 //	torture ask SOCKET [mark N] [hot N] [rest MICROSECONDS] [verify]   set things and verify; prints a JSON report
 //
 // One thread per vCPU writes pages, and another one writes disk blocks. Every word of a page
-// reveals the write that it comes from; tables, records, hash chains and a common counter, on other
-// pages, determine which write that must be. So a page that is lost, stale, early, late or
-// half-written contradicts the rest, and so do registers, memory and disk of different instants.
-// Writers also check every page that they overwrite. A verification stops the writers between two
-// writes, compares everything, and resumes them. It cannot detect a copy that is whole but of the
-// wrong instant: for that the driver sets a mark, which only grows.
+// reveals the write that has written it. Tables, records, hash chains and a common counter, on
+// other pages, determine which write that must be. So a page contradicts the rest if it is lost,
+// stale, early, late or half-written. The same holds for registers, memory and disk of different
+// instants. Writers also check every page that they overwrite.
+//
+// A verification stops the writers between two writes, compares all data, and resumes them. It
+// cannot detect a copy that is whole but belongs to the wrong instant. For that the driver sets a
+// mark, which only grows.
 package main
 
 import (
@@ -77,9 +79,9 @@ type server struct {
 }
 
 func serve(socket, dir string, s shape) error {
-	// There is no garbage to collect, and the guest's agent must get the CPU when it needs it. The
-	// threads that answer compete with the writers in the kernel and not in Go's scheduler, which
-	// would delay them.
+	// There is no garbage to collect, and the guest's agent must get the CPU when it needs it.
+	// There are enough processors for all threads, so the threads that answer compete with the
+	// writers only in the kernel. Go's scheduler would delay them.
 	debug.SetGCPercent(-1)
 	runtime.GOMAXPROCS(s.writers + 2)
 	if err := unix.Setpriority(unix.PRIO_PROCESS, 0, 10); err != nil {
@@ -108,7 +110,7 @@ func serve(socket, dir string, s shape) error {
 		return err
 	}
 	go func() { failed <- srv.acceptVsock(vsock) }()
-	l, err := net.Listen("unix", socket) // last: a driver waits for this file
+	l, err := net.Listen("unix", socket) // last, because a driver waits for this file
 	if err != nil {
 		return err
 	}
@@ -187,7 +189,7 @@ func (s *server) answer(words []string) guest.Report {
 		}
 		words = words[1:]
 		if word == "mark" && n < s.a.words[wordMark] {
-			continue // from a driver that has given up since: marks only grow
+			continue // from a driver that has given up since; marks only grow
 		}
 		atomic.StoreUint64(&s.a.words[at], n)
 	}

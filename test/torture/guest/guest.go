@@ -1,6 +1,6 @@
 // Package guest defines the interface between a driver and the guest program test/guest/torture:
-// the path of the program, how it is started, its answers, and how to check them. Drivers make the
-// requests, each in its own way.
+// the path of the program, how to start it, its answers, and how to check them. Each driver makes
+// the requests in its own way.
 package guest
 
 import (
@@ -24,11 +24,11 @@ const pageSize = 4096
 // Size is the amount of memory and disk that a program writes.
 type Size struct {
 	MemoryMiB, DiskMiB int
-	CPUs               int // vCPUs, each with a writer of its own
+	CPUs               int // number of vCPUs, each with a writer of its own
 }
 
-// Start returns the shell script that starts the program, which is at Program, and waits until it
-// answers.
+// Start returns a shell script. The script starts the program, which is at Program, and waits until
+// it answers.
 func (s Size) Start() string {
 	return fmt.Sprintf("chmod 755 %s && sync && { setsid %[1]s serve %s %s %d %d >%s 2>&1 & } && "+
 		"i=0; while [ ! -S %[2]s ]; do i=$((i+1)); [ $i -lt 600 ] || { cat %[6]s; exit 1; }; sleep 0.1; done",
@@ -38,15 +38,15 @@ func (s Size) Start() string {
 // Report is the program's answer to a question.
 type Report struct {
 	OK         bool     `json:"ok"`
-	Pages      int      `json:"pages"`  // of memory, checked
-	Blocks     int      `json:"blocks"` // on disk, checked
-	Seq        uint64   `json:"seq"`    // writes since the start
+	Pages      int      `json:"pages"`  // checked pages of memory
+	Blocks     int      `json:"blocks"` // checked blocks on disk
+	Seq        uint64   `json:"seq"`    // number of writes since the start
 	Mark       uint64   `json:"mark"`
-	CPUs       int      `json:"cpus"`       // with a writer of their own
-	Mismatches []string `json:"mismatches"` // the first ones, then the number of the others
+	CPUs       int      `json:"cpus"`       // number of vCPUs with a writer of their own
+	Mismatches []string `json:"mismatches"` // the first mismatches, and the number of further ones
 }
 
-// Mismatch is damage in a guest, as opposed to a step that failed.
+// Mismatch is damage in a guest. Other errors mean that a step failed.
 type Mismatch struct{ Found []string }
 
 func (e *Mismatch) Error() string { return "MISMATCH:\n\t" + strings.Join(e.Found, "\n\t") }
@@ -56,7 +56,7 @@ func Mismatchf(format string, args ...any) error {
 	return &Mismatch{[]string{fmt.Sprintf(format, args...)}}
 }
 
-// Damage returns the mismatches that the program found as a *Mismatch, or nil.
+// Damage returns a *Mismatch if the program has found mismatches, or nil.
 func (r *Report) Damage() error {
 	if r.OK {
 		return nil
@@ -67,11 +67,11 @@ func (r *Report) Damage() error {
 // Instant describes the instant at which a copy was taken.
 type Instant struct {
 	Mark uint64
-	Seq  uint64 // writes that were complete some time before
+	Seq  uint64 // number of writes that were complete before this instant
 }
 
-// Check returns an error unless r is a complete verification of size s in a copy of instant at,
-// which may have gone on since.
+// Check returns an error unless r is a complete verification of size s, in a copy of instant at
+// that may have continued since.
 func (r *Report) Check(at Instant, s Size) error {
 	pages, blocks := s.MemoryMiB<<20/pageSize, s.DiskMiB<<20/pageSize
 	switch {

@@ -1,5 +1,5 @@
-// Package client_test is in the module of a user, which has only those parts of forkd that it
-// requires.
+// Package client_test belongs to the module of a user, which contains only the parts of forkd that
+// it requires.
 package client_test
 
 import (
@@ -11,15 +11,15 @@ import (
 	"github.com/forkd/forkd/test/contract"
 )
 
-// Variables from which the examples of package client read the address of the daemon.
+// Variables in which the examples of package client find the address of the daemon.
 const (
 	urlEnv      = "FORKD_URL"
 	tokenEnv    = "FORKD_TOKEN"
 	snapshotEnv = "FORKD_CONTRACT_SNAPSHOT"
 )
 
-// The Go client runs the scenarios of the contract that fit the daemon: with $FORKD_CONTRACT_TMP
-// those for fake VMs.
+// The Go client runs the contract's scenarios that fit the daemon. With $FORKD_CONTRACT_TMP these
+// are the scenarios for fake VMs.
 func TestContract(t *testing.T) {
 	scenarios, err := contract.Scenarios()
 	if err != nil {
