@@ -43,7 +43,7 @@ for await (const line of createInterface({ input: process.stdin })) {
     continue;
   }
   if (work === "held") { // how much this process grows for each sandbox that it holds, in KiB
-    const first = await started(); // what all sandboxes share is there
+    const first = await started(); // makes the objects that all sandboxes share
     const before = process.memoryUsage.rss();
     const made = [];
     for (let i = 0; i < Number(n); i++) made.push(await started());

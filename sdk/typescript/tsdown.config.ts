@@ -4,7 +4,7 @@ export default defineConfig({
   entry: { index: "src/index.ts" },
   format: ["esm", "cjs"],
   target: "es2022",
-  platform: "neutral", // node's modules are asked for at run time: see src/node.ts
+  platform: "neutral", // Node's modules are loaded at run time: see src/node.ts
   dts: true,
   sourcemap: true,
 });

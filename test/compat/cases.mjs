@@ -1,5 +1,5 @@
-// What the groups that are written in JavaScript use; npm.py copies it beside their run.mjs and
-// reads what it prints.
+// The common parts of groups that are written in JavaScript. npm.py copies it beside their run.mjs
+// and reads its output.
 export const want = (ok, what) => { if (!ok) throw new Error(`not as it should be: ${JSON.stringify(what)}`) }
 
 class NotApplicable extends Error {}
@@ -7,7 +7,7 @@ class NotApplicable extends Error {}
 export const AGE = process.env.COMPAT_AGE // the month of the packages, if they are not the newest
 
 // Ends the case that calls it, as not applicable, if an older package has no such method. The
-// newest has to have it.
+// newest package must have the method.
 export function offers(cls, method) {
   if (AGE && !cls.prototype[method]) throw new NotApplicable(`the package of ${AGE} has no ${cls.name}.${method}`)
 }
@@ -28,7 +28,7 @@ export async function fails(name, call) {
   throw new Error(`no ${name}`)
 }
 
-// A case of its own: every public method of a class was used.
+// A case of its own: the tests have used every public method of a class.
 export function recorded(cls) {
   const used = new Set()
   const names = Object.getOwnPropertyNames(cls.prototype).filter((n) => n !== 'constructor' && !n.startsWith('_'))

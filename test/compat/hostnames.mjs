@@ -1,4 +1,4 @@
-// Leads the names of sandboxes to hostnames.py, which says for whom: node --import this.
+// Resolves host names of sandboxes, in $E2B_DOMAIN of hostnames.py, to this host. Use: node --import.
 import dns from 'node:dns'
 
 const domain = '.' + (process.env.E2B_DOMAIN ?? '').split(':')[0]

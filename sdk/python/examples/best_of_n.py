@@ -1,4 +1,4 @@
-"""Tries several fixes of a failing program side by side, and keeps the sandbox of the one that works."""
+"""Tries several fixes of a failing program concurrently, and keeps the sandbox of the fix that works."""
 
 from forkd import Sandbox, best_of
 
@@ -11,7 +11,7 @@ with Sandbox.create("python-numpy") as sandbox:
     sandbox.files.write(f"{home}/mean.py", BROKEN)
 
     def attempt(fix):
-        def run(child):  # in a fork of its own; here a copy, so that attempts can share a disk
+        def run(child):  # runs in a fork of its own; it copies the files because attempts can share a disk
             place = f"{home}/{FIXES.index(fix)}"
             child.commands.run(f"mkdir {place} && sed '{fix}' {home}/mean.py >{place}/mean.py", check=True)
             return child.commands.run(["python3", "-c", CHECK], cwd=place)

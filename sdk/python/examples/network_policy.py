@@ -1,4 +1,4 @@
-"""What a sandbox may connect to: nothing, then one server, with a limit."""
+"""Sets where a sandbox may connect to: first nowhere, then to one server, with a limit."""
 
 from forkd import Network, NetworkLimits, Sandbox
 

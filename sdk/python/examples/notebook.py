@@ -1,4 +1,4 @@
-"""Shows what code displays: in a notebook, an Execution as the last value of a cell does so by itself."""
+"""Shows what code displays. In a notebook, an Execution as the last value of a cell is displayed by itself."""
 
 import base64
 

@@ -1,4 +1,4 @@
-"""Runs the tests of a project in parallel: one fork for every file, all warm."""
+"""Runs the tests of a project in parallel, with a warm fork for every file."""
 
 from forkd import Sandbox
 

@@ -1,4 +1,4 @@
-"""Starts a web server in a sandbox and reads its page: by a connection, and by a URL for others."""
+"""Starts a web server in a sandbox and reads its page, by a connection and by a URL that can be shared."""
 
 from forkd import Sandbox
 
@@ -21,6 +21,6 @@ with Sandbox.create("python-numpy") as sandbox:
             while part := connection.receive():
                 page += part
         print(page.decode().splitlines()[-1])
-        url = sandbox.url(port, ttl=600)  # wants a daemon with --proxy-domain
+        url = sandbox.url(port, ttl=600)  # needs a daemon with --proxy-domain
         print("a URL for ten minutes:", url.split("://")[0], str(port) in url)
         server.kill()

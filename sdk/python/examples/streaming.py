@@ -1,4 +1,4 @@
-"""Output as it comes, input that follows, and a terminal."""
+"""Prints output as it arrives, sends further input, and uses a terminal."""
 
 from forkd import Sandbox
 

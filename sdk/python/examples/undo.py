@@ -1,4 +1,4 @@
-"""An agent's undo: a branch before every step, and a rollback after one that went wrong."""
+"""Undoes steps of an agent: it branches before every step, and rolls back after a step that went wrong."""
 
 from forkd import Sandbox
 

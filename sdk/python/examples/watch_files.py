@@ -1,4 +1,4 @@
-"""Follows what changes in a directory while a command works there."""
+"""Prints the changes in a directory while a command works there."""
 
 from forkd import Sandbox
 

@@ -1,4 +1,4 @@
-"""A workspace: a sandbox under a name, which is suspended while nobody needs it."""
+"""Uses a workspace: a sandbox with a name, which is suspended while it is not needed."""
 
 from forkd import Client
 

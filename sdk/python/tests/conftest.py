@@ -1,4 +1,4 @@
-"""A daemon for tests: the real API over VMs that are faked (test/contract/rigd), a real agent in each."""
+"""A daemon for tests: the real API over fake VMs (test/contract/rigd), each with a real agent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from forkd import Client, Sandbox  # noqa: E402
 
 
 class Rig:
-    """A daemon that runs, and what makes it fail."""
+    """A running daemon, and its faults."""
 
     def __init__(self, program: str, *options: str) -> None:
         self.process = subprocess.Popen(
@@ -38,19 +38,19 @@ class Rig:
         self.snapshot, self.tmp, self.file = said["snapshot"], Path(said["tmp"]), said["file"]
 
     def fault(self, **fault: Any) -> None:
-        """Makes requests to come fail; see test/contract/rigd."""
+        """Makes the next requests fail; see test/contract/rigd."""
         request = urllib.request.Request(self.url + "/_rig/faults", data=json.dumps(fault).encode(), method="POST")
         urllib.request.urlopen(request, timeout=30).close()
 
     def restart(self, down_ms: int) -> None:
-        """Closes all connections. The daemon is away when this returns, and comes back after down_ms."""
+        """Closes all connections. When this returns, the daemon is away; it comes back after down_ms."""
         host, port = self.url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=30) as connection:
             self.fault(restart={"down_ms": down_ms})
-            connection.recv(1)  # its end
+            connection.recv(1)  # waits for the end of the connection
 
     def wait(self) -> None:
-        """Returns when the daemon is there."""
+        """Returns when the daemon answers."""
         while True:
             with contextlib.suppress(OSError):
                 self.state()
@@ -62,7 +62,7 @@ class Rig:
             return json.load(answer)
 
     def seen(self, request: str) -> int:
-        """How often a request, such as "POST /v1/forks", has come since the faults were cleared."""
+        """The number of requests, such as "POST /v1/forks", since the faults were cleared."""
         return int(self.state()["requests"].get(request, 0))
 
     def stop(self) -> int:

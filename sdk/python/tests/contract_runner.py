@@ -1,4 +1,4 @@
-"""The scenarios of test/contract, through both halves of the SDK. test/contract/README.md has their form."""
+"""Runs the scenarios of test/contract with both halves of the SDK. test/contract/README.md describes them."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def scenarios() -> list[dict[str, Any]]:
 
 
 class Step(Exception):
-    """A step did not go as the scenario says."""
+    """A step did not have the result that the scenario expects."""
 
 
-# The keys that a step may have, and what an expected value may be beside a value.
+# The keys that a step may have, and the tests that may replace an expected value.
 KEYS = {"do", "of", "with", "save", "expect", "error"}
 CHECKS: dict[str, Callable[[Any, Any], bool]] = {
     "matches": lambda got, want: re.search(want, got if isinstance(got, str) else number_text(got)) is not None,
@@ -59,7 +59,7 @@ def type_of(value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON has it, for comparisons."""
+    """A value in the form of JSON, for comparisons."""
     if isinstance(value, Record):
         return value.to_json()
     if isinstance(value, (list, tuple)):
@@ -75,7 +75,7 @@ def holds(got: Any, want: Any) -> bool:
 
 
 def at(value: Any, path: str) -> Any:
-    """What a path leads to; None where there is nothing."""
+    """The value at a path; None if there is none."""
     for part in [] if path == "." else path.split("."):
         if isinstance(value, dict):
             value = value.get(part)
@@ -125,7 +125,7 @@ class Runner:
             self.loop.close()
 
     def wait(self, value: Any) -> Any:
-        """What a call of either half returns."""
+        """The result of a call of either half."""
         if inspect.isawaitable(value):
 
             async def result() -> Any:
@@ -171,7 +171,7 @@ class Runner:
                 try:
                     self.step(step)
                 except Exception:
-                    continue  # how it ends does not count
+                    continue  # it does not matter how the stream ends
             self.close()
 
     def step(self, step: dict[str, Any]) -> None:
@@ -198,7 +198,7 @@ class Runner:
                 raise Step(f"{path} is {plain(got)!r:.500}, want {want!r:.500}; of {plain(result)!r:.2000}")
 
     def filled(self, value: Any) -> Any:
-        """A value with variables and bytes in place."""
+        """A value in which variables are replaced and bytes are decoded."""
         if isinstance(value, dict):
             if set(value) == {"base64"} and isinstance(value["base64"], str):
                 return base64.b64decode(value["base64"])
@@ -226,7 +226,7 @@ class Runner:
 
 
 class Opened:
-    """What a with block has."""
+    """The value of a with block."""
 
     def __init__(self, manager: Any, value: Any) -> None:
         self.manager, self.value = manager, value
@@ -250,7 +250,7 @@ OWN: dict[str, Callable[[Runner, dict[str, Any]], Any]] = {
 
 
 def method(path: str) -> Callable[[Runner, Any, dict[str, Any]], Any]:
-    """A method of the object, or of its client: "commands.list"."""
+    """A method of the object, or of its client, such as "commands.list"."""
 
     def call(r: Runner, of: Any, with_: dict[str, Any]) -> Any:
         target = of if of is not None else r.client
@@ -276,7 +276,7 @@ def context(path: str) -> Callable[[Runner, Any, dict[str, Any]], Any]:
 
 
 def result_of(result: Any, seen: dict[str, Any] | None = None) -> dict[str, Any]:
-    """A result of a command as scenarios see it: text, and bytes."""
+    """A command's result in the form of scenarios: text, and bytes."""
     names = ("exit_code", "outcome", "signal", "timed_out", "truncated", "ok", "error", "stdout_bytes", "stderr_bytes")
     out = {name: getattr(result, name) for name in names}
     out |= {n: result_text(getattr(result, n)) for n in ("stdout", "stderr")}
@@ -363,7 +363,7 @@ def workspace(r: Runner, of: Any, with_: dict[str, Any], name: str) -> Any:
     return [view(w) for w in got] if isinstance(got, list) else got if isinstance(got, bool) else view(got)
 
 
-# What users write, and how the runner does it.
+# Each operation as users write it, and as the runner calls it.
 OPERATIONS: dict[str, tuple[str, Callable[[Runner, Any, dict[str, Any]], Any]]] = {
     "client.new": ("Client", lambda r, of, w: r.kind("Client")(**w)),
     "client.version": ("client.version", method("version")),
@@ -437,7 +437,7 @@ def data_of(value: str | bytes) -> bytes:
 
 
 def operations_json() -> str:
-    """sdk/python/tests/operations.json: how a user writes every operation; docs/sdk.md is made from it."""
+    """sdk/python/tests/operations.json: how a user writes every operation. docs/sdk.md is made from it."""
     known = [o["op"] for o in yaml.safe_load((CONTRACT / "operations.yaml").read_text())]
     order = {op: OPERATIONS[op][0] for op in known if op in OPERATIONS}
     return json.dumps(order, indent=2, ensure_ascii=False) + "\n"

@@ -1,4 +1,4 @@
-"""The daemon is found where the command forkd finds it."""
+"""The SDK finds the daemon in the same places as the command forkd."""
 
 from __future__ import annotations
 

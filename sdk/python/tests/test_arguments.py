@@ -1,4 +1,4 @@
-"""A wrong argument fails before a request is sent, with the name of the parameter."""
+"""A wrong argument fails before a request is sent. The error names the parameter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builds from Dockerfiles: what is packed, what is refused, and what a build tells."""
+"""Builds from Dockerfiles: the archive, refused contexts, and the progress."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_an_automaton_keeps_only_so_much() -> None:
 
 
 def made(root: Path, **files: str | Callable[[Path], Any]) -> Path:
-    """A directory with files; __ in a name is a slash, and _DOT_ a dot."""
+    """A directory with files. In a name, __ means a slash, and _DOT_ a dot."""
     for name, content in files.items():
         path = root / name.replace("__", "/").replace("_DOT_", ".")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -197,7 +197,7 @@ def test_links_within_the_context_and_dockerfiles_that_were_chosen(tmp_path: Pat
 
 
 def test_a_file_that_is_replaced_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between a look at it and its opening, its name becomes that of a link, a pipe or another file."""
+    """Another file takes the name between the check and the opening: a link, a pipe or a regular file."""
     made(tmp_path, Dockerfile="FROM x", a="1", secret="2")
     real = os.stat
 

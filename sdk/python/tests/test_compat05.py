@@ -1,4 +1,4 @@
-"""What forkd 0.5.3 has, with its behaviour. The compat group forkd-python-own runs all of it against real VMs."""
+"""The API of forkd 0.5.3. The compat group forkd-python-own runs all of it against real VMs."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_controller(rig: Any) -> None:
 
 @pytest.fixture
 def agent() -> Iterator[str]:
-    """What speaks the protocol of 0.5's agent."""
+    """A server with the protocol of 0.5's agent."""
     answers = {
         "ping": {"pong": True, "numpy_version": "2"},
         "eval": {"result": "2"},

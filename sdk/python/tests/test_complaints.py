@@ -1,7 +1,6 @@
-"""What users of E2B's SDK complain about cannot be said of this one. The numbers are those of E2B's issues.
+"""Complaints of E2B's users that do not apply to this SDK. The numbers are those of E2B's issues.
 
-SANDBOXES is how many sandboxes the first test makes: 300 unless the environment says otherwise; 10000 for
-a long run."""
+SANDBOXES is the number of sandboxes in the first test: 300 by default, 10000 for a long run."""
 
 from __future__ import annotations
 
@@ -28,10 +27,10 @@ def descriptors() -> int:
 
 
 def opened() -> list[str]:
-    """What the descriptors of this process are."""
+    """What the descriptors of this process refer to."""
     found = []
     for fd in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # it was that of the listing
+        with contextlib.suppress(FileNotFoundError):  # it was the descriptor of the listing itself
             found.append(os.readlink(f"/proc/self/fd/{fd}"))
     return found
 
@@ -56,7 +55,7 @@ def many_sandboxes(snapshot: str) -> None:
     for i in range(MANY):
         sandbox = Sandbox.create(snapshot)
         if i % 50 == 0:
-            sandbox.commands.run("true")  # it has an agent now
+            sandbox.commands.run("true")  # it has an agent from now on
         assert sandbox.kill()
     for _ in range(20):
         with Client() as client:
@@ -85,7 +84,7 @@ def streams_and_handles(snapshot: str) -> None:
 
 
 def test_1155_a_handle_that_is_forgotten_leaves_nothing(rig: Any, sandbox: Sandbox) -> None:
-    """Nobody closes it: the collector does, and the command ends."""
+    """If a handle is not closed, the garbage collector closes it, and the command ends."""
     sandbox.commands.run("true")
     before = descriptors()
     for _ in range(5):
@@ -132,7 +131,7 @@ def test_1418_one_pool_under_200_parallel_streams(rig: Any) -> None:
                     tasks = [group.create_task(stream(i)) for i in range(200)]
                     while len(both) < 200:
                         await asyncio.sleep(0.1)
-                    await sandboxes[0].files.remove(gate + ".wait")  # all were open at once
+                    await sandboxes[0].files.remove(gate + ".wait")  # all streams were open at the same time
                 assert [t.result() for t in tasks] == [f"{i}\n{i}\ndone\n" for i in range(200)]
 
     asyncio.run(main())
@@ -185,8 +184,10 @@ def test_a_process_that_was_forked_has_connections_of_its_own(sandbox: Sandbox) 
 
 
 def test_1128_no_stream_hangs_for_ever(rig: Any) -> None:
-    """E2B #1128: streams without a read timeout. The daemon says something on every stream, so that one may
-    be silent for long while one whose daemon is gone ends."""
+    """E2B #1128: streams without a read timeout.
+
+    The daemon regularly sends a message on every stream. So a stream may be silent for long, but ends if
+    its daemon has disappeared."""
     with Client(rig.url, token=rig.token) as client:
         assert client._transport.idle == 100
         client._transport.idle = 3
@@ -210,7 +211,7 @@ def test_1128_no_stream_hangs_for_ever(rig: Any) -> None:
 
 
 def test_output_is_never_lossy(sandbox: Sandbox) -> None:
-    """verifiers swaps decoders of E2B's SDK: output was decoded with replacement characters."""
+    """verifiers replaces the decoders of E2B's SDK, because output was decoded with replacement characters."""
     everything = bytes(range(256)) * 300 + "é\u2028\x85😀".encode()
     parts: list[str] = []
     got = sandbox.commands.run(["cat"], stdin=everything, on_stdout=parts.append)
@@ -237,7 +238,7 @@ def test_one_dependency() -> None:
 
 
 def test_fork_says_what_it_made_or_raises(sandbox: Sandbox) -> None:
-    """daytona PR 3954: what a fork gives is unclear."""
+    """daytona PR 3954: the result of a fork is unclear."""
     with sandbox.fork(3) as children:
         assert isinstance(children, Sandboxes) and len(children) == 3
         assert {c.info().state for c in children} == {"running"}

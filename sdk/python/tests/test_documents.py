@@ -1,4 +1,4 @@
-"""The programs of README.md and of examples run as they stand."""
+"""The programs of README.md and of examples run unchanged."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ EXAMPLES = {
 
 @pytest.fixture(scope="module", autouse=True)
 def snapshot(rig: Any) -> Iterator[None]:
-    """The snapshot that the programs name."""
+    """The snapshot that the programs use."""
     with Client(rig.url, token=rig.token) as client:
         snap = client.build(dockerfile_text=f"FROM {rig.snapshot}\nENV MADE=here\n", tag="python-numpy")
         yield
@@ -44,7 +44,7 @@ def snapshot(rig: Any) -> Iterator[None]:
 
 
 def ran(rig: Any, program: str, directory: Path) -> str:
-    python = os.environ.get("FORKD_README_PYTHON", sys.executable)  # of an environment with nothing but this package
+    python = os.environ.get("FORKD_README_PYTHON", sys.executable)  # its environment has only this package
     env = {**os.environ, "FORKD_URL": rig.url, "FORKD_TOKEN": rig.token}
     got = subprocess.run(
         [python, "-W", "error", "-c", program], env=env, cwd=directory, capture_output=True, text=True, timeout=120
@@ -71,7 +71,7 @@ def test_there_are_ten_examples_and_all_are_run() -> None:
 
 
 def test_readme_names_what_there_is() -> None:
-    """Every public method stands in the table, and nothing else does."""
+    """The table lists every public method, and nothing else."""
     import forkd
 
     readme = (SDK / "README.md").read_text()

@@ -1,4 +1,4 @@
-"""The table of docs/sdk.md for those who know E2B's SDK names what there is."""
+"""The table for users of E2B's SDK in docs/sdk.md contains only names that exist."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PLACES = {
 
 
 def methods() -> list[tuple[str, str]]:
-    """The cells of the Python column: what is called, and with which parameters."""
+    """The cells of the Python column: methods, and their parameters."""
     if not DOCUMENT.exists():
         return []
     text = DOCUMENT.read_text()
@@ -177,7 +177,7 @@ def test_parameters_of_e2b_say_the_ones_here(
 
 
 def test_methods_are_what_they_were() -> None:
-    """What the check of parameters lies around is seen by nothing."""
+    """The check of parameters does not change the methods that it wraps."""
     assert inspect.iscoroutinefunction(forkd.AsyncSandbox.pause) and not inspect.iscoroutinefunction(
         forkd.Sandbox.pause
     )

@@ -1,4 +1,4 @@
-"""A daemon that is busy, away, or restarted in the middle of a stream."""
+"""Tests with a daemon that is busy, away, or restarted in the middle of a stream."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from forkd.errors import BusyError, TooManyRequestsError
 
 @pytest.fixture
 def impatient(rig: Any) -> Iterator[Client]:
-    """A client that takes a stream for broken after two seconds; the daemon says something every second."""
+    """A client with an idle limit of two seconds; the daemon sends a message every second."""
     with Client(rig.url, token=rig.token) as client:
         client._transport.idle = 2
         yield client
@@ -63,7 +63,7 @@ def test_a_fork_whose_answer_is_lost_is_asked_again_and_made_once(rig: Any, clie
 
 
 def test_restart_while_a_request_is_made(rig: Any, client: Client, sandbox: Sandbox) -> None:
-    client.sandboxes()  # there are connections that the restart breaks
+    client.sandboxes()  # makes connections, which the restart breaks
     with Client(rig.url, token=rig.token, retries=6) as patient:
         rig.restart(500)
         assert sandbox.id in [s.id for s in patient.sandboxes()]

@@ -1,4 +1,4 @@
-"""What is generated is as it would be made now, and the two halves offer the same."""
+"""Generated files are up to date, and both halves have the same API."""
 
 from __future__ import annotations
 

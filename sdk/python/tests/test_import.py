@@ -1,4 +1,4 @@
-"""What `import forkd` costs."""
+"""The cost of `import forkd`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 import subprocess
 import sys
 
-# Modules that take long, or that programs without an event loop, an archive or TLS do not need. They are
-# imported when they are used.
+# Modules that take long to import, or that programs without an event loop, an archive or TLS do not need. They are
+# imported when they are first used.
 NOT_AT_ONCE = {
     "asyncio",
     "httpx2",
@@ -27,7 +27,7 @@ NOT_AT_ONCE = {
     "yaml",
     "typing_extensions",
 }
-MOST = 110  # modules, those of Python's own included
+MOST = 110  # modules, including Python's own
 
 PROGRAM = """
 import json, sys, time

@@ -1,4 +1,4 @@
-"""A server that redirects gets neither the token nor the request carried to another one."""
+"""A redirect does not send the token or the request to another server."""
 
 from __future__ import annotations
 

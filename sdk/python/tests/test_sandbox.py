@@ -1,4 +1,4 @@
-"""Forks, branches, rollbacks, and what else a sandbox and a daemon have."""
+"""Forks, branches, rollbacks, and the other methods of a sandbox and a daemon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Archives that a sandbox has made cannot reach out of the directory that they are unpacked in."""
+"""An archive from a sandbox cannot write outside of the directory into which it is unpacked."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def refused(tmp_path: Path, *entries: tuple[Any, ...], match: str = "cannot be u
 
 
 def test_a_path_that_is_too_long_for_realpath_leads_nowhere(tmp_path: Path) -> None:
-    """CVE-2025-4517: the filters of tarfile ask realpath, which gives up on long paths."""
+    """CVE-2025-4517: the filters of tarfile use realpath, which gives up on long paths."""
     victim = tmp_path / ".ssh" / "authorized_keys"
     victim.parent.mkdir()
     victim.write_text("kept")
@@ -120,7 +120,7 @@ def test_ordinary_trees(tmp_path: Path) -> None:
         (FILE, "a/odd", "x", 0o011),
         (FILE, "other", "new"),
         (FILE, "/absolute", "x"),
-        (HARD, "first", "a/run"),  # before what it leads to may come, as GNU tar never does
+        (HARD, "first", "a/run"),  # an earlier entry than its target, which GNU tar never writes
         (SOFT, "a/link", "../other"),
         (SOFT, "chain", "a/link"),
         (SOFT, "loop", "loop"),
@@ -130,7 +130,7 @@ def test_ordinary_trees(tmp_path: Path) -> None:
         (SOFT, "again", "other"),
         (FILE, "again", "x" * 600000),
     ]
-    for _ in range(2):  # a tree that is there is replaced
+    for _ in range(2):  # the second time, it replaces an existing tree
         _tar.unpack(archive(*entries), str(to))
         assert (to / "a/run").stat().st_mode & 0o7777 == 0o755 and (to / "a/odd").stat().st_mode & 0o7777 == 0o600
         assert (to / "a/run").stat().st_mtime == (to / "a").stat().st_mtime == 1234567890
@@ -175,7 +175,7 @@ def test_an_archive_of_any_length_is_not_kept(
 
 
 def header(kind: bytes, size: int, extended: bool = False) -> bytes:
-    """A header with a checksum; extended: the map of a sparse file goes on in the next block."""
+    """A header with a checksum. extended: the map of a sparse file continues in the next block."""
     made = bytearray(tarfile.TarInfo("x").tobuf(tarfile.GNU_FORMAT))
     made[124:136], made[156:157], made[482] = b"%011o\0" % size, kind, extended
     made[148:156] = b" " * 8
@@ -184,7 +184,7 @@ def header(kind: bytes, size: int, extended: bool = False) -> bytes:
 
 
 def records(prefix: str) -> bytes:
-    """An extended header of almost 1 MiB with records that are as short as they can be."""
+    """An extended header of almost 1 MiB with records of minimum length."""
     return b"".join(b"11 %s%05x=\n" % (prefix.encode(), n) for n in range(80000))
 
 
@@ -229,7 +229,7 @@ def test_headers_do_not_fill_the_memory(tmp_path: Path, parts: Any) -> None:
 
 
 def test_a_long_file_is_no_header(tmp_path: Path) -> None:
-    """The bound on headers counts no content, and begins anew with every entry."""
+    """The bound on headers does not count content, and starts again with every entry."""
     long = "x" * (3 << 20)
     entries = [(FILE, "d" * 200 + str(n), long if n == 0 else "") for n in range(2000)]
     _tar.unpack(archive(*entries), str(tmp_path / "in"))

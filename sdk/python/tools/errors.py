@@ -1,4 +1,4 @@
-"""Makes src/forkd/_codes.py, one exception class per code, from the table of docs/errors.md."""
+"""Generates src/forkd/_codes.py, one exception class per code, from the table of docs/errors.md."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ SDK = Path(__file__).resolve().parent.parent
 DOCUMENT = SDK.parent.parent / "docs/errors.md"
 ROW = re.compile(r'^\| <a id="(\w+)"></a>`\w+` \| (\d+) \| [^|]*\| ([^|]+) \| (.+) \|$', re.M)
 
-# Codes whose class is one of Python's own errors too, so that code which knows only those catches it.
+# Codes whose class is also one of Python's own errors, so that code can catch it without knowing forkd.
 ALSO = {"timeout": "builtins.TimeoutError"}
 
-# The code that stands for a status, for a code that this version does not know.
+# The code that is used for a status if this version does not know the daemon's code.
 FAMILY = {
     400: "bad_request",
     401: "unauthenticated",
@@ -47,7 +47,7 @@ def class_of(code: str) -> str:
 
 
 def text(fix: str) -> str:
-    """What helps, wrapped."""
+    """The help text, wrapped."""
     return textwrap.fill(
         f"What helps: {fix}.", 110, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False
     )

@@ -1,4 +1,4 @@
-"""Makes everything in src/forkd that is generated. With --check, it says what is out of date instead."""
+"""Generates all generated files in src/forkd. With --check, it lists outdated files instead."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def files() -> dict[Path, str]:
 
 
 def stale() -> list[Path]:
-    """The files that are not as they would be made now, and those of _sync that nothing makes."""
+    """Generated files that are not up to date, and files of _sync that nothing generates."""
     wanted = files()
     there = set(unasync.SOURCE.parent.joinpath("_sync").glob("*.py"))
     left = {p for p in there if p.name not in unasync.BY_HAND} - set(wanted)

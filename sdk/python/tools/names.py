@@ -1,4 +1,4 @@
-"""Makes src/forkd/_e2b.py, what is called otherwise in E2B's SDK, from sdk/e2b.json."""
+"""Generates src/forkd/_e2b.py, names that differ from E2B's SDK, from sdk/e2b.json."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def rows(table: dict[str, Any], indent: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """A literal as ruff writes it."""
+    """A string literal in ruff's style."""
     return f"'{text}'" if '"' in text else f'"{text}"'
 
 

@@ -1,12 +1,12 @@
-"""Makes the sync half of the SDK (src/forkd/_sync) from the async one (src/forkd/_async).
+"""Generates the sync half of the SDK (src/forkd/_sync) from the async half (src/forkd/_async).
 
 The rules are few, so that the async source stays ordinary Python:
 
-* names in RENAMED, and every name that begins with Async, lose what makes them async;
+* names in RENAMED are replaced, and names lose the prefix Async;
 * the words await and async are removed;
 * a line that ends in "# async only" is dropped, and a comment "# sync: CODE" becomes CODE.
 
-_runtime.py is written by hand in both halves: it is about event loops here, and about threads there.
+_runtime.py is written by hand in both halves: here for event loops, there for threads.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def rename(match: re.Match[str]) -> str:
 
 
 def line_of(line: str) -> str | None:
-    """The sync form of a line; None: it has none."""
+    """The sync form of a line; None if it has none."""
     if line.rstrip().endswith("# async only"):
         return None
     line = re.sub(r"^(\s*)# sync: ?", r"\1", line)

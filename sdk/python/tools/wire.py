@@ -1,8 +1,8 @@
-"""Makes src/forkd/_wire.py, a frozen dataclass for every message of the API, from api/openapi.yaml.
+"""Generates src/forkd/_wire.py, a frozen dataclass for every message of the API, from api/openapi.yaml.
 
-A message that is answered has a zero value for a field that a daemon leaves out, and ignores fields
-that it does not know: daemons of other versions can be read. A message that is sent (its schema
-allows no other fields) must be given what is required, and leaves out what is None.
+In an answer, a field that the daemon omits has a zero value, and unknown fields are ignored, so that
+answers of other versions can be read. A message that is sent (its schema allows no other fields) requires
+the required fields, and omits fields that are None.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ SCALARS = {"string": ("str", '""'), "integer": ("int", "0"), "number": ("float",
 class Wire:
     def __init__(self, schemas: dict[str, Any]) -> None:
         self.schemas = schemas
-        self.done: dict[str, str] = {}  # the classes, in the order in which they can be read
+        self.done: dict[str, str] = {}  # the classes, in an order in which each is defined before it is used
 
     def merged(self, schema: dict[str, Any]) -> dict[str, Any]:
-        """A schema whose parts (allOf) are one."""
+        """A schema whose parts (allOf) are merged."""
         if "allOf" not in schema:
             return schema
         out: dict[str, Any] = {"properties": {}, "required": [], "description": schema.get("description", "")}
@@ -55,7 +55,7 @@ class Wire:
         return "properties" in self.merged(self.schemas[name])
 
     def type_of(self, schema: dict[str, Any], sent: bool) -> tuple[str, str, str]:
-        """The Python type, its zero value, and the class that its values or their members have."""
+        """The Python type, its zero value, and the class of its values or elements."""
         if "$ref" in schema:
             name = schema["$ref"].removeprefix(REF)
             if self.is_class(name):
@@ -86,7 +86,7 @@ class Wire:
         return *SCALARS[kind], ""
 
     def inline(self, name: str, field: str, schema: dict[str, Any]) -> dict[str, Any]:
-        """Gives a message inside of another one a name: that of both."""
+        """Gives a message inside another one a name, made of both names."""
         inner = schema.get("items", schema)
         if "properties" not in inner:
             return schema
@@ -100,7 +100,7 @@ class Wire:
     def add(self, name: str) -> None:
         if name in self.done:
             return
-        self.done[name] = ""  # it is being made
+        self.done[name] = ""  # in progress
         schema = self.merged(self.schemas[name])
         sent = schema.get("additionalProperties") is False
         required = schema.get("required", [])
@@ -142,7 +142,7 @@ def sentence(text: str) -> str:
 
 
 def string(text: str, indent: str) -> str:
-    """A documentation string, wrapped."""
+    """A docstring, wrapped."""
     text = " ".join(text.split()).replace("\\", "\\\\").replace('"""', "'''")
     if text.endswith('"'):
         text += " "

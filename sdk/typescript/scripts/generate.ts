@@ -1,7 +1,8 @@
 /**
- * Makes src/generated out of the documents of the API: the types of its messages from
- * api/openapi.yaml, a class for every error code from docs/errors.md, what E2B calls otherwise from
- * sdk/e2b.json. test/generated.test.ts compares what is checked in with what this makes.
+ * Generates src/generated from the documents of the API: the types of its messages from
+ * api/openapi.yaml, a class for every error code from docs/errors.md, and names that differ in
+ * E2B's SDK from sdk/e2b.json. test/generated.test.ts checks that the committed files are up to
+ * date.
  */
 import { readFileSync, writeFileSync } from "node:fs";
 import openapi, { astToString } from "openapi-typescript";
@@ -10,7 +11,7 @@ import ts from "typescript";
 const here = new URL("../src/generated/", import.meta.url);
 const repository = new URL("../../../", import.meta.url);
 
-/** What src/generated has to have: texts by file name. */
+/** The wanted content of src/generated: texts by file name. */
 export async function generated(): Promise<Record<string, string>> {
   return { "api.ts": await apiTypes(), "errors.ts": errorClasses(), "e2b.ts": e2bNames() };
 }

@@ -1,11 +1,11 @@
 import { InvalidArgumentError } from "./error.ts";
 import { builtin, env } from "./node.ts";
 
-/** Where a daemon is. */
+/** The address of a daemon. */
 export interface Address {
-  /** As it was written: unix:///path, http://host:port or https://host:port. */
+  /** As given: unix:///path, http://host:port or https://host:port. */
   readonly url: string;
-  /** What paths of the API are appended to. */
+  /** The URL to which paths of the API are appended. */
   readonly base: string;
   /** Path of the unix socket; undefined for TCP. */
   readonly socket: string | undefined;
@@ -15,8 +15,8 @@ export interface Address {
 const want = "want unix:///path, http://host:port or https://host:port";
 
 /**
- * Returns where the daemon is: at url if it is given, else at $FORKD_URL, else in the emulated host
- * that runs, else at the local socket. These are the places where the command line looks.
+ * Returns the daemon's address: url if it is given, else $FORKD_URL, else that of the running
+ * emulated host, else the local socket. The command line looks in the same places.
  */
 export function findDaemon(url?: string, token?: string): Address {
   const named = url ?? env("FORKD_URL");
@@ -30,7 +30,7 @@ export function findDaemon(url?: string, token?: string): Address {
   return parseAddress(`unix://${localSocket()}`, token ?? env("FORKD_TOKEN"), "url");
 }
 
-/** Reads an address; source is what an error names. */
+/** Parses an address. Errors name source. */
 export function parseAddress(text: string, token: string | undefined, source: string): Address {
   let parsed: URL;
   try {
@@ -56,7 +56,7 @@ export function parseAddress(text: string, token: string | undefined, source: st
   return { url: text, base, socket: undefined, token };
 }
 
-/** The socket of the daemon of this user; of root's, if this is root. */
+/** The socket of this user's daemon, which for root is the system's. */
 function localSocket(): string {
   const os = builtin("node:os");
   const uid = os?.userInfo().uid;
@@ -72,14 +72,17 @@ function localSocket(): string {
   return `${run}/forkd/forkd.sock`;
 }
 
-/** Refuses a directory that another user has made, or may write to: the socket in it may be theirs. */
+/**
+ * Refuses a directory that another user owns or may write to, because the socket in it may be
+ * another user's.
+ */
 export function checkOwner(directory: string, uid: number): void {
   const fs = builtin("node:fs");
   let there;
   try {
     there = fs?.lstatSync(directory);
   } catch {
-    return; // no daemon is there, which the first request says
+    return; // no daemon is there, which the first request reports
   }
   if (uid < 0 || there === undefined) {
     return; // Windows, where directories have no such owners
@@ -94,7 +97,7 @@ export function checkOwner(directory: string, uid: number): void {
   }
 }
 
-/** The directory where forkd keeps what it can make again, its emulated hosts among that. */
+/** The directory of files that forkd can make again, including its emulated hosts. */
 function cacheDirectory(): string | undefined {
   const own = env("FORKD_CACHE");
   if (own !== undefined) {
@@ -111,14 +114,14 @@ function cacheDirectory(): string | undefined {
   return home?.startsWith("/") ? `${home}/.cache/forkd` : undefined;
 }
 
-/** What the state file of an emulated host has, as far as it matters here. */
+/** The part of an emulated host's state file that is needed here. */
 interface MachineState {
   phase?: string;
   daemon_addr?: string;
   supervisor?: { pid?: number; start_time?: number };
 }
 
-/** The daemon of the emulated host of $FORKD_MACHINE, if that runs. */
+/** The daemon of the emulated host $FORKD_MACHINE; undefined unless that host runs. */
 function runningMachine(): { url: string; token: string | undefined } | undefined {
   const fs = builtin("node:fs");
   const cache = cacheDirectory();
@@ -131,7 +134,7 @@ function runningMachine(): { url: string; token: string | undefined } | undefine
     try {
       return fs.readFileSync(path, "utf8");
     } catch {
-      return undefined; // there is no such file, or it is another user's
+      return undefined; // the file does not exist, or belongs to another user
     }
   };
   const text = read(`${directory}/state.json`);
@@ -145,7 +148,9 @@ function runningMachine(): { url: string; token: string | undefined } | undefine
   return { url: `http://${state.daemon_addr}`, token: read(`${directory}/daemon/token`)?.trim() };
 }
 
-/** Reports whether a process is still the one that was noted: its number may be another's now. */
+/**
+ * Reports whether a process is still the recorded one. Another process may have its number by now.
+ */
 function runs(read: (path: string) => string | undefined, of: MachineState["supervisor"]): boolean {
   const stat = of?.pid === undefined ? undefined : read(`/proc/${of.pid}/stat`);
   const fields = stat?.slice(stat.lastIndexOf(")") + 2).split(" ");

@@ -3,32 +3,33 @@ import type { ForkOptions } from "./client.ts";
 import type { CommandResult } from "./process.ts";
 import type { Sandbox } from "./sandbox.ts";
 
-/** One attempt: a command as commands.run takes it, or a function that is called with the child. */
+/** One attempt: a command as for commands.run, or a function that is called with the child. */
 export type Attempt<T = CommandResult> = string | readonly string[] | ((child: Sandbox) => T | Promise<T>);
 
-/** Returns how good an attempt is; undefined, null or false: it is no good. */
+/** Returns the score of an attempt; undefined, null or false reject the attempt. */
 export type Judge<T = CommandResult> = (child: Sandbox, result: T) => Score | Promise<Score>;
 
 export type Score = number | boolean | null | undefined;
 
 /** The best of several attempts. */
 export interface Best<T> {
-  /** The child whose attempt is the best. It lives, and is the caller's to use or to kill. */
+  /** The child with the best attempt. It keeps running, for the caller to use or kill. */
   readonly sandbox: Sandbox;
-  /** What the attempt returned: of a command, its result. */
+  /** The result of the best attempt: for a command, the command's result. */
   readonly result: T;
   readonly score: number;
-  /** Which attempt it was. */
+  /** The index of the best attempt. */
   readonly index: number;
-  /** What every attempt returned, or the error that it ended with. */
+  /** The result of every attempt, or its error. */
   readonly results: readonly (T | Error)[];
   readonly scores: readonly (number | undefined)[];
 }
 
 /**
- * Forks a child of a sandbox for every attempt, runs the attempts side by side, judges each in its
- * child, keeps the child with the highest score and kills the others. An attempt that fails, or that
- * has no score, is out. If all are, all children are killed and an AggregateError says why.
+ * Forks a child of a sandbox for every attempt, runs the attempts concurrently and judges each in
+ * its child. Then it keeps the child with the highest score and kills the others. An attempt that
+ * fails, or that has no score, is rejected. If all are rejected, all children are killed, and an
+ * AggregateError gives the reasons.
  */
 export async function bestOf<T = CommandResult>(
   sandbox: Sandbox,

@@ -15,13 +15,13 @@ import { callOptions, type CallOptions } from "./wire.ts";
 
 type Schemas = components["schemas"];
 
-/** What a build tells of its progress: first the plan, then its steps and what they write, by number. */
+/** The progress of a build: first the plan, then steps and their output, by number. */
 export type BuildProgress =
   | ({ type: "plan" } & Camel<Schemas["BuildPlan"]>)
   | ({ type: "step" } & Camel<Schemas["BuildStep"]>)
   | ({ type: "output" } & Camel<Schemas["BuildOutput"]>);
 
-/** What a build did. */
+/** The result of a build. */
 export type BuildResult = Camel<Schemas["BuildResult"]>;
 
 /** Credentials for a registry: a username with a password, or one token. */
@@ -34,31 +34,31 @@ export interface RegistryAuth {
 
 /** Options of a build; docs/build.md says what of a Dockerfile is carried out. */
 export interface BuildOptions extends CallOptions {
-  /** Directory whose files the build may copy, but for those that its .dockerignore leaves out. */
+  /** Directory whose files the build may copy, except those that its .dockerignore excludes. */
   context?: string | undefined;
   /** Tag of the snapshot; default: the name of the directory. */
   tag?: string | undefined;
-  /** Path of the Dockerfile, which begins at the context; default "Dockerfile". */
+  /** Path of the Dockerfile, relative to context; default "Dockerfile". */
   dockerfile?: string | undefined;
-  /** Text of a Dockerfile instead. No context is needed then. */
+  /** Text of a Dockerfile instead, which needs no context. */
   dockerfileText?: string | undefined;
   /** Stage to build; default: the last. */
   target?: string | undefined;
   /** Values of ARG instructions. */
   buildArgs?: Record<string, string> | undefined;
-  /** By id, for commands that ask for them by RUN --mount=type=secret. */
+  /** By id, for commands with RUN --mount=type=secret. */
   secrets?: Record<string, string | Uint8Array> | undefined;
   /** Credentials for registries of images, by host such as "ghcr.io". The daemon keeps them for this build only. */
   registryAuth?: Record<string, RegistryAuth> | undefined;
   /** Do all steps again. */
   noCache?: boolean | undefined;
-  /** false: a snapshot with the tag is an error. */
+  /** false: an existing snapshot with the tag is an error. */
   replace?: boolean | undefined;
-  /** Of a VM that is made from an image. */
+  /** For a VM that is made from an image. */
   vcpus?: number | undefined;
   memoryMib?: number | undefined;
   diskMib?: number | undefined;
-  /** What it returns is waited for. */
+  /** If it returns a promise, the build waits for it. */
   onProgress?: ((event: BuildProgress) => unknown) | undefined;
 }
 
@@ -83,10 +83,10 @@ export const buildOptions = [
 const maxSecrets = 64;
 const maxSecret = 500 << 10; // bytes
 const maxOutput = 64 << 10; // characters of a step's output that are kept for its error
-const maxSteps = 64; // that write output at once
-const planSeconds = 600; // until the plan is there, for which registries are asked
+const maxSteps = 64; // steps that write output at the same time
+const planSeconds = 600; // while the daemon makes the plan, it asks registries
 
-/** Builds a snapshot; see Client.build. The archive is written to a file before anything is sent. */
+/** Builds a snapshot; see Client.build. The archive is written to a file before it is sent. */
 export async function build(client: Client, options: BuildOptions): Promise<Snapshot> {
   checkOptions(options, ...buildOptions);
   const { context, dockerfile, dockerfileText, target, buildArgs, noCache, replace = true, onProgress } = options;
@@ -162,7 +162,7 @@ function checkBuild(options: BuildOptions): void {
   }
 }
 
-/** The name of a directory, which is the tag if there is none. */
+/** The name of a directory, which is the default tag. */
 function nameOf(directory: string | undefined): string {
   const path = builtin("node:path");
   const name = directory === undefined || path === undefined ? "" : path.basename(path.resolve(directory)).toLowerCase();
@@ -173,7 +173,7 @@ function nameOf(directory: string | undefined): string {
   return name;
 }
 
-/** Secrets as the request has them. */
+/** Secrets in the form of the request. */
 function secretsOf(secrets: BuildOptions["secrets"]): Record<string, string> | undefined {
   if (secrets === undefined) {
     return undefined;
@@ -253,11 +253,11 @@ function toldOf(event: Schemas["BuildEvent"]): BuildProgress | undefined {
   return event.output === undefined ? undefined : { type: "output", ...camel(event.output) };
 }
 
-/** What is known of the steps of a build. */
+/** The progress of a build's steps. */
 export class Steps {
   #names: readonly string[] = [];
-  readonly #output = new Map<number, { lines: string[]; size: number }>(); // of the steps that run
-  #failed: { number: number; output: string } | undefined; // the step that ended the others
+  readonly #output = new Map<number, { lines: string[]; size: number }>(); // output of running steps
+  #failed: { number: number; output: string } | undefined; // the step whose failure ended the others
 
   add(event: BuildProgress): void {
     if (event.type === "plan") {
@@ -281,7 +281,7 @@ export class Steps {
     }
   }
 
-  /** The error of a build, from what the daemon says of it. */
+  /** The error of a failed build, from the daemon's error. */
   error(why: ForkdError): ForkdError {
     if (this.#failed === undefined) {
       return why;
@@ -291,7 +291,7 @@ export class Steps {
   }
 }
 
-/** Drops the first lines of what is too much. */
+/** Drops the first lines of an output that is too long. */
 function cut(ending: { lines: string[]; size: number }): void {
   let drop = 0;
   while (ending.size > maxOutput + 1) {

@@ -1,7 +1,7 @@
 import { InvalidArgumentError } from "./error.ts";
 import { partsOf } from "./transport.ts";
 
-/** What can be sent to a process or written to a file. Text is sent as UTF-8. */
+/** Data that can be sent to a process or written to a file. Text is sent as UTF-8. */
 export type Data = string | Uint8Array | ArrayBuffer | Blob | ReadableStream<Uint8Array> | AsyncIterable<Uint8Array>;
 
 interface BufferConstructor {
@@ -30,7 +30,7 @@ export function toBase64(bytes: Uint8Array): string {
   return btoa(text);
 }
 
-/** Returns data as bytes, or as parts if it comes as a stream. */
+/** Returns data as bytes, or as parts if it is a stream. */
 export function bodyOf(parameter: string, data: Data): Uint8Array | AsyncIterable<Uint8Array> {
   if (typeof data === "string") {
     return new TextEncoder().encode(data);

@@ -1,4 +1,4 @@
-/** The camelCase form of a name of the API, such as snapshotTag for snapshot_tag. */
+/** The camelCase form of a name in the API, such as snapshotTag for snapshot_tag. */
 export type CamelName<S> = S extends `${infer Head}_${infer Tail}` ? `${Head}${Capitalize<CamelName<Tail>>}` : S;
 
 /** A message of the API with its names in camelCase. */
@@ -8,7 +8,7 @@ export type Camel<T> = T extends readonly (infer Item)[]
     ? { [Key in keyof T as CamelName<Key>]: Camel<T[Key]> }
     : T;
 
-/** Fields that hold maps, whose keys are not names of the API. */
+/** Fields with maps, whose keys are not names of the API. */
 const maps = new Set(["labels", "env", "refused"]);
 
 /** Returns a message of the API with its names in camelCase. */
@@ -16,7 +16,7 @@ export function camel<T>(message: T): Camel<T> {
   return renamed(message, (name) => name.replace(/(?<=.)_([a-z0-9])/g, (_, c: string) => c.toUpperCase())) as Camel<T>;
 }
 
-/** Returns what camel was made of. Undefined fields are omitted. */
+/** Reverses camel. Undefined fields are omitted. */
 export function snake(message: unknown): unknown {
   return renamed(message, (name) => name.replace(/[A-Z]/g, (c) => `_${c.toLowerCase()}`));
 }

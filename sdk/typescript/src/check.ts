@@ -1,7 +1,7 @@
 import { InvalidArgumentError } from "./error.ts";
 import { e2bOptions } from "./generated/e2b.ts";
 
-/** Refuses options that there are not: a misspelled one must not mean the default. */
+/** Refuses unknown options, because a misspelled one must not mean the default. */
 export function checkOptions(options: object | undefined, ...names: string[]): void {
   if (options !== undefined && (typeof options !== "object" || options === null)) {
     throw new InvalidArgumentError("options", `${show(options)}: want an object`);
@@ -14,7 +14,9 @@ export function checkOptions(options: object | undefined, ...names: string[]): v
   }
 }
 
-/** Refuses anything but a name for a path of the API: an empty one would name something else. */
+/**
+ * Refuses values that are not names in a path of the API. An empty one would name another object.
+ */
 export function checkName(parameter: string, value: unknown): asserts value is string {
   if (typeof value !== "string" || value === "" || value === "." || value === "..") {
     throw new InvalidArgumentError(parameter, `${show(value)}: want the name or id as a string that is not empty`);
@@ -41,7 +43,7 @@ export function checkInteger(parameter: string, value: unknown, least: number, m
   }
 }
 
-/** Refuses what is no time in seconds. undefined passes. */
+/** Refuses values that are not times in seconds. undefined is allowed. */
 export function checkSeconds(parameter: string, value: unknown, most = Number.MAX_SAFE_INTEGER): void {
   if (value !== undefined && (typeof value !== "number" || !(value >= 0) || value > most)) {
     const bound = most === Number.MAX_SAFE_INTEGER ? "0 or more" : `0 to ${most}`;
@@ -49,7 +51,7 @@ export function checkSeconds(parameter: string, value: unknown, most = Number.MA
   }
 }
 
-/** Refuses what is no map of strings, such as env and labels. undefined passes. */
+/** Refuses values that are not maps of strings, such as env and labels. undefined is allowed. */
 export function checkStrings(parameter: string, value: unknown): void {
   if (value === undefined) {
     return;
@@ -64,7 +66,7 @@ export function checkStrings(parameter: string, value: unknown): void {
   }
 }
 
-/** Refuses what no environment can hold. undefined passes. */
+/** Refuses values that an environment cannot contain. undefined is allowed. */
 export function checkEnv(value: unknown): void {
   checkStrings("env", value);
   for (const [name, text] of Object.entries((value ?? {}) as Record<string, string>)) {
@@ -74,7 +76,7 @@ export function checkEnv(value: unknown): void {
   }
 }
 
-/** Refuses a word that is not one of those. undefined passes. */
+/** Refuses words that are not in the list. undefined is allowed. */
 export function checkWord(parameter: string, value: unknown, ...words: string[]): void {
   if (value !== undefined && !words.includes(value as string)) {
     throw new InvalidArgumentError(parameter, `${show(value)}: want ${words.map((w) => `"${w}"`).join(" or ")}`);

@@ -15,13 +15,13 @@ import { Workspaces } from "./workspaces.ts";
 
 type Schemas = components["schemas"];
 
-/** What a sandbox may take from its host; see docs/limits.md. Always given whole. */
+/** Limits on a sandbox's use of its host; see docs/limits.md. A new value replaces all of them. */
 export type Limits = Camel<Schemas["Limits"]>;
-/** Where a sandbox may connect to; see docs/network.md. Always given whole. */
+/** Where a sandbox may connect to; see docs/network.md. A new value replaces all of it. */
 export type NetworkPolicy = Camel<Schemas["Network"]>;
 /** Versions and settings of a daemon. */
 export type Version = Camel<Schemas["Version"]>;
-/** "strict": a fork fails where programs would repeat random numbers. */
+/** "strict": a fork fails if programs would repeat random numbers. */
 export type UniqueMode = Schemas["UniqueMode"];
 
 /** How a client reaches its daemon. */
@@ -33,19 +33,25 @@ export interface ClientOptions {
   url?: string | undefined;
   /** Default: $FORKD_TOKEN. */
   token?: string | undefined;
-  /** Authority of the daemon's certificate: PEM, or the path of a file with it. Default: $FORKD_CA. */
+  /** Authority of the daemon's certificate: PEM, or the path of a PEM file. Default: $FORKD_CA. */
   ca?: string | undefined;
-  /** Certificate of the client, and its key: PEM, or paths. Default: $FORKD_CERT and $FORKD_KEY. */
+  /**
+   * Certificate of the client, and its key: PEM, or paths of PEM files. Default: $FORKD_CERT and
+   * $FORKD_KEY.
+   */
   cert?: string | undefined;
   key?: string | undefined;
-  /** Seconds to wait for an answer; default 60; 0: without a limit. Slow calls, such as a bake, have longer ones. */
+  /**
+   * Seconds to wait for an answer; default 60; 0: unlimited. Slow calls, such as a bake, wait
+   * longer.
+   */
   timeout?: number | undefined;
   /**
-   * Seconds of silence after which a stream is given up; default 60; 0: never. The daemon says every 15
-   * seconds that a stream lives.
+   * Seconds of silence after which a stream counts as broken; default 60; 0: never. The daemon
+   * sends a message every 15 seconds.
    */
   idleTimeout?: number | undefined;
-  /** How often a request is repeated that failed and that can do no harm twice; default 2. */
+  /** How often a failed request is repeated, if repeating it does no harm; default 2. */
   retries?: number | undefined;
   /** Sends requests in place of node:http. Unix sockets and certificates need node:http. */
   fetch?: typeof fetch | undefined;
@@ -56,7 +62,7 @@ const clientOptions = ["url", "token", "ca", "cert", "key", "timeout", "idleTime
 /** Options of a fork. */
 export interface ForkOptions extends CallOptions {
   labels?: Record<string, string> | undefined;
-  /** Variables of all that is run in the children. */
+  /** Variables of all programs in the children. */
   env?: Record<string, string> | undefined;
   limits?: Limits | undefined;
   network?: NetworkPolicy | undefined;
@@ -66,7 +72,10 @@ export interface ForkOptions extends CallOptions {
   idleTimeout?: number | undefined;
   unique?: UniqueMode | undefined;
   hostnamePrefix?: string | undefined;
-  /** Keep the children that start where others do not: the fork then fails with PartialForkError, which has them. */
+  /**
+   * Keep the children that start even if others do not. The fork then fails with a
+   * PartialForkError, which contains them.
+   */
   allowPartial?: boolean | undefined;
 }
 
@@ -83,7 +92,7 @@ export const forkOptions = [
   ...callOptions,
 ] as const;
 
-/** Labels that a sandbox has to have: by name and value, or as a list of NAME and NAME=VALUE. */
+/** Labels that a sandbox must have: by name and value, or as a list of NAME and NAME=VALUE. */
 export type LabelFilter = Record<string, string> | readonly string[];
 
 /** Options of a list of sandboxes. */
@@ -91,7 +100,7 @@ export interface ListOptions extends CallOptions {
   labels?: LabelFilter | undefined;
 }
 
-/** Calls one daemon. It may be used concurrently; close it, or use `await using`. */
+/** Calls one daemon. It may be used concurrently. Close it, or use `await using`. */
 export class Client implements AsyncDisposable {
   readonly snapshots: Snapshots;
   readonly workspaces: Workspaces;
@@ -114,7 +123,7 @@ export class Client implements AsyncDisposable {
     this.workspaces = new Workspaces(this);
   }
 
-  /** The client of calls that name none: of the daemon that is found without options. */
+  /** The default client of calls, for the daemon that is found without options. */
   static default(): Client {
     const place = ["FORKD_URL", "FORKD_TOKEN", "FORKD_CA", "FORKD_CERT", "FORKD_KEY"]
       .map((name) => env(name) ?? "")
@@ -125,7 +134,7 @@ export class Client implements AsyncDisposable {
     return shared.client;
   }
 
-  /** Where the daemon is. */
+  /** The daemon's URL. */
   get url(): string {
     return this.wire.address.url;
   }
@@ -135,7 +144,7 @@ export class Client implements AsyncDisposable {
     return camel((await this.wire.call("GET", "/version", { options })) as Schemas["Version"]);
   }
 
-  /** Reports whether the daemon serves. It needs no token. */
+  /** Reports whether the daemon serves. The call needs no token. */
   async healthy(options?: CallOptions): Promise<boolean> {
     try {
       return ((await this.wire.call("GET", "/healthz", { options })) as Schemas["Health"]).ok;
@@ -177,9 +186,9 @@ export class Client implements AsyncDisposable {
   }
 
   /**
-   * Builds a snapshot from a Dockerfile, as `forkd build` does. Steps that an earlier build did are not
-   * done again. A step that fails is a BuildFailed, which has the end of its output. If this call is
-   * given up, the build ends.
+   * Builds a snapshot from a Dockerfile, as `forkd build` does. Steps of earlier builds are reused.
+   * If a step fails, BuildFailed contains the end of its output. Cancelling this call ends the
+   * build.
    */
   build(options: BuildOptions): Promise<Snapshot> {
     return build(this, options);
@@ -193,12 +202,12 @@ export class Client implements AsyncDisposable {
     return list.map((info) => new Sandbox(this, camel(info)));
   }
 
-  /** Follows what happens to sandboxes and snapshots, from now on or from an event on. */
+  /** Follows events of sandboxes and snapshots, from now on or after a given event. */
   events(options: EventsOptions = {}): Promise<EventStream> {
     return EventStream.open(this.wire, options);
   }
 
-  /** Closes the client's connections. Calls that come later fail. */
+  /** Closes the client's connections. Later calls fail. */
   close(): void {
     this.wire.close();
   }
@@ -211,7 +220,7 @@ export class Client implements AsyncDisposable {
 
 let shared: { place: string; client: Client } | undefined;
 
-/** Returns the tag of a snapshot that was given as such, or by its tag. */
+/** Returns the tag of a snapshot, which is given as an object or by its tag. */
 export function tagOf(snapshot: string | Snapshot, parameter = "snapshot"): string {
   const tag = typeof snapshot === "object" && snapshot !== null ? snapshot.tag : snapshot;
   checkName(parameter, tag);
@@ -246,7 +255,7 @@ function checkFork(options: ForkOptions): void {
   checkWord("unique", options.unique, "", "report", "strict");
 }
 
-/** The certificates of options and environment, for addresses that want any. */
+/** The certificates of options and environment, for addresses that use any. */
 function tlsOptions(options: ClientOptions, base: string): TLSOptions {
   const secure = base.startsWith("https:");
   const given = options.ca ?? options.cert ?? options.key;
@@ -264,7 +273,7 @@ function tlsOptions(options: ClientOptions, base: string): TLSOptions {
   return { ca: pem("ca", options.ca ?? env("FORKD_CA")), cert: pem("cert", cert), key: pem("key", key) };
 }
 
-/** Returns a text in PEM that was given as such, or as the path of a file. */
+/** Returns a PEM text, which is given directly or as the path of a file. */
 function pem(parameter: string, value: string | undefined): string | undefined {
   if (value === undefined || value.includes("-----BEGIN")) {
     return value;

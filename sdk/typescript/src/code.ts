@@ -9,11 +9,11 @@ import type { components } from "./generated/api.ts";
 
 type CodeEvent = components["schemas"]["CodeEvent"];
 
-/** An interpreter with variables of its own. The id of a default one is its language. */
+/** An interpreter with its own variables. The id of a default interpreter is its language. */
 export interface CodeContext {
   readonly id: string;
   readonly language: string;
-  /** Directory that code runs in. */
+  /** Directory in which code runs. */
   readonly cwd: string;
 }
 
@@ -24,9 +24,9 @@ export interface ExecutionError {
   readonly traceback: string;
 }
 
-/** A value that code has shown, in the forms that it has. Images and PDF are base64. */
+/** A value that code has shown, in its available forms. Images and PDF are base64. */
 export interface Result {
-  /** The value of the last expression; others were shown by display(). */
+  /** true for the value of the last expression; other values were shown by display(). */
   readonly isMainResult: boolean;
   readonly text?: string;
   readonly html?: string;
@@ -40,31 +40,36 @@ export interface Result {
   readonly javascript?: string;
   /** Columns of a data frame. */
   readonly data?: Record<string, unknown>;
-  /** What a figure shows: its axes and points. */
+  /** The content of a figure: its axes and points. */
   readonly chart?: Record<string, unknown>;
   /** All forms, by media type. */
   readonly raw: Record<string, unknown>;
 }
 
-/** How code ended, and what it said. */
+/** How code ended, with its output. */
 export interface Execution {
   /** Text of the main result; undefined if the last statement has no value. */
   readonly text: string | undefined;
   readonly results: Result[];
-  /** Output, in the pieces in which it came. */
+  /** Output, in the pieces in which it arrived. */
   readonly logs: { readonly stdout: string[]; readonly stderr: string[] };
-  /** What the code raised, or that it ran out of time or that its interpreter died; undefined if it ended by itself. */
+  /**
+   * The exception of the code, or that it ran out of time or its interpreter died; undefined if it
+   * ended by itself.
+   */
   readonly error: ExecutionError | undefined;
-  /** Runs of the interpreter so far, this one included. */
+  /** Number of runs in the interpreter so far, including this one. */
   readonly executionCount: number;
   readonly outcome: "finished" | "exception" | "timeout" | "died";
-  /** The variables are lost: the interpreter died, or was killed because it did not stop. */
+  /**
+   * The variables are lost, because the interpreter died, or was killed because it did not stop.
+   */
   readonly stateLost: boolean;
 }
 
 /** Options of runCode. */
 export interface RunCodeOptions extends CallOptions {
-  /** Default: python. Excludes context. */
+  /** Default: python. Not together with context. */
   language?: string | undefined;
   /** Default: the default context of the language. */
   context?: CodeContext | string | undefined;
@@ -73,7 +78,7 @@ export interface RunCodeOptions extends CallOptions {
   onResult?: ((result: Result) => void | Promise<void>) | undefined;
   /** Seconds that the code may run, up to 3600; default 30. */
   timeout?: number | undefined;
-  /** Variables of the environment, for this call only. */
+  /** Environment variables, only for this call. */
   env?: Record<string, string> | undefined;
 }
 
@@ -93,7 +98,7 @@ const forms: Readonly<Record<string, keyof Result>> = {
   "e2b/chart": "chart",
 };
 
-/** Runs code, which is interrupted if its caller leaves. */
+/** Runs code. If the caller leaves, the code is interrupted. */
 export async function runCode(
   wire: Wire,
   sandbox: string,
@@ -129,7 +134,7 @@ export async function runCode(
   }
 }
 
-/** Reads the events of code to its end. */
+/** Reads the events of code until its end. */
 async function executed(events: AsyncGenerator<string>, options: RunCodeOptions): Promise<Execution> {
   const results: Result[] = [];
   const logs = { stdout: [] as string[], stderr: [] as string[] };
@@ -149,7 +154,7 @@ async function executed(events: AsyncGenerator<string>, options: RunCodeOptions)
         await options.onResult?.(result);
       }
     } catch (failure) {
-      await events.return(undefined); // a callback has failed: the code is interrupted
+      await events.return(undefined); // a callback has failed, so the code is interrupted
       throw failure;
     }
     if (event.exception !== undefined) {
@@ -204,7 +209,7 @@ function idOf(context: CodeContext | string): string {
 /** The interpreters of a sandbox. */
 export class Contexts {
   readonly #wire: Wire;
-  readonly #path: string; // of the sandbox in the API
+  readonly #path: string; // path of the sandbox in the API
 
   /** @internal */
   constructor(wire: Wire, path: string) {
@@ -212,7 +217,7 @@ export class Contexts {
     this.#path = path;
   }
 
-  /** Starts an interpreter of a language (python), in a directory (the user's home). */
+  /** Starts an interpreter, by default of Python and in the user's home. */
   async create(options: CallOptions & { language?: string; cwd?: string } = {}): Promise<CodeContext> {
     checkOptions(options, "language", "cwd", ...callOptions);
     const { language, cwd } = options;
@@ -227,23 +232,29 @@ export class Contexts {
     ) as CodeContext;
   }
 
-  /** Lists them. */
+  /** Lists all interpreters. */
   async list(options?: CallOptions): Promise<CodeContext[]> {
     return camel(await this.#wire.call("GET", `${this.#path}/contexts`, { options })) as CodeContext[];
   }
 
-  /** Replaces one: what runs in it ends, and its variables are lost. Default: the default one of Python. */
+  /**
+   * Replaces an interpreter, by default that of Python. Running code ends, and the variables are
+   * lost.
+   */
   async restart(context?: CodeContext | string, options?: CallOptions): Promise<void> {
     await this.#wire.call("POST", `${this.#path}/eval/restart`, { json: which(context), options });
   }
 
-  /** Interrupts the code of one, as Ctrl-C does; false if none runs. The code may go on. */
+  /**
+   * Interrupts the code of an interpreter, as Ctrl-C does; false if none runs. The code may ignore
+   * it.
+   */
   async interrupt(context?: CodeContext | string, options?: CallOptions): Promise<boolean> {
     const answer = await this.#wire.call("POST", `${this.#path}/eval/interrupt`, { json: which(context), options });
     return (answer as components["schemas"]["Interrupted"]).interrupted;
   }
 
-  /** Ends one; false if it is gone already. */
+  /** Ends an interpreter; false if it no longer existed. */
   remove(context: CodeContext | string, options?: CallOptions): Promise<boolean> {
     return this.#wire.gone(`${this.#path}/contexts/${encodeURIComponent(idOf(context))}`, "not_found_in_sandbox", {
       options,

@@ -21,41 +21,44 @@ import { callOptions, type CallOptions } from "./wire.ts";
 /** A running process that was started by this API. */
 export type ProcessInfo = Camel<components["schemas"]["Process"]>;
 
-/** A command: a list is its exact arguments; a string is a line for `/bin/sh -c`. */
+/** A command: a list is its exact arguments; a string is a command line for `/bin/sh -c`. */
 export type Command = string | readonly string[];
 
 /** How a process is started. */
 export interface ProcessOptions extends CallOptions {
   env?: Record<string, string> | undefined;
-  /** Directory that it runs in; default: the user's home. */
+  /** Directory in which it runs; default: the user's home. */
   cwd?: string | undefined;
   user?: string | undefined;
 }
 
 /** Options of commands.run. */
 export interface RunOptions<Output = string> extends ProcessOptions, OutputOptions<Output> {
-  /** What the command reads; default: nothing. */
+  /** The command's input; default: none. */
   stdin?: Data | undefined;
   /** Seconds that the command may run, up to 3600; default 30. */
   timeout?: number | undefined;
-  /** Fail with CommandFailed unless the command exits with code 0. */
+  /** Fail with CommandFailed unless the exit code is 0. */
   check?: boolean | undefined;
 }
 
 /** Options of commands.start. */
 export interface StartOptions<Output = string> extends ProcessOptions, OutputOptions<Output> {
-  /** true: the input is open for write. Data: it is that, and then its end. Default: it ends at once. */
+  /**
+   * true: the input is open for write. Data: the input is exactly that. Default: the input is
+   * empty.
+   */
   stdin?: boolean | Data | undefined;
-  /** Seconds that the command may run; default: without a limit. */
+  /** Seconds that the command may run; default: unlimited. */
   timeout?: number | undefined;
 }
 
 const processOptions = ["env", "cwd", "user", "timeout", ...callOptions] as const;
 
-/** Bytes of input that go with the request. More is sent while the command runs. */
+/** Bytes of input that are sent with the request. More input is sent while the command runs. */
 const inlineInput = 1 << 20;
 
-/** The longest time that a command may run: seconds. */
+/** The longest time that a command may run, in seconds. */
 export const longest = 30 * 24 * 3600;
 
 /** Commands of a sandbox. */
@@ -71,7 +74,10 @@ export class Commands {
     this.#place = place;
   }
 
-  /** Runs a command and waits for its end. An exit code that is not 0 is no error, unless check is set. */
+  /**
+   * Runs a command and waits for its end. An exit code other than 0 is no error, unless check is
+   * set.
+   */
   run(cmd: Command, options: RunOptions<Uint8Array> & { text: false }): Promise<CommandResult<Uint8Array>>;
   run(cmd: Command, options?: RunOptions & { text?: true }): Promise<CommandResult>;
   async run<T>(cmd: Command, options: RunOptions<T> = {}): Promise<CommandResult<T>> {
@@ -89,7 +95,7 @@ export class Commands {
       return checked(running, options.check);
     }
     if (input !== undefined && !inline) {
-      // The command may end before it has read all, so that its end says how it went.
+      // The command may end before it has read all input. Its result then says how it ended.
       feedProcess(this.#place, running.pid, input, true, { signal: options.signal, requestTimeout: 0 }).catch(
         () => undefined,
       );
@@ -97,7 +103,10 @@ export class Commands {
     return running.wait({ check: options.check ?? false });
   }
 
-  /** Starts a command and returns a handle of it. It is killed when the connection ends, unless it was detached. */
+  /**
+   * Starts a command and returns a handle. The command is killed when the connection ends, unless
+   * it was detached.
+   */
   start(cmd: Command, options: StartOptions<Uint8Array> & { text: false }): Promise<CommandHandle<Uint8Array>>;
   start(cmd: Command, options?: StartOptions & { text?: true }): Promise<CommandHandle>;
   async start<T>(cmd: Command, options: StartOptions<T> = {}): Promise<CommandHandle<T>> {
@@ -113,12 +122,12 @@ export class Commands {
       handle
         .write(input)
         .then(() => handle.closeStdin())
-        .catch(() => undefined); // the end of the command says how it went
+        .catch(() => undefined); // the command's result says how it ended
     }
     return handle;
   }
 
-  /** Follows a process that runs, from now on. It goes on when the connection ends. */
+  /** Follows a running process from now on. The process continues when the connection ends. */
   connect(
     pid: number,
     options: CallOptions & OutputOptions<Uint8Array> & { text: false },
@@ -131,7 +140,7 @@ export class Commands {
     return started(await follow(this.#place, answer, `attach to process ${pid}`, false, options));
   }
 
-  /** Lists the processes that run and were started by this API, oldest first. */
+  /** Lists the running processes that this API has started, oldest first. */
   async list(options?: CallOptions): Promise<ProcessInfo[]> {
     const list = await this.#place.wire.call("GET", `${this.#place.sandbox}/processes`, { options });
     return camel(list as components["schemas"]["Process"][]);
@@ -184,7 +193,9 @@ export async function execute<T>(
   return follow(place, answer, `exec of ${args[0]}`, true, options);
 }
 
-/** Returns the handle of a process, or fails with why it could not be started. */
+/**
+ * Returns the handle of a process. If the process could not be started, it fails with the reason.
+ */
 export function started<T>(process: CommandHandle<T> | CommandResult<T>): CommandHandle<T> {
   if (process instanceof CommandHandle) {
     return process;

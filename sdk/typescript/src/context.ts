@@ -1,10 +1,10 @@
-/** Directories of this host as build contexts: the archive that a build is asked for with. */
+/** Directories of this host as build contexts: makes the archive of a build request. */
 import { ForkdError, InvalidArgumentError } from "./error.ts";
 import { BadPattern, Ignore } from "./ignore.ts";
 import { builtin } from "./node.ts";
 import { header, padding, type Entry } from "./tree.ts";
 
-/** Bounds on a build; the daemon has the same. */
+/** Bounds on a build, which are also the daemon's. */
 export const maxDockerfile = 1 << 20; // bytes
 const maxContent = 8 * 2 ** 30; // bytes of files
 const maxEntries = 1 << 20;
@@ -49,12 +49,13 @@ const noSuchLink = "the link leads to no file of the build context: put the file
 const replaced = "it was replaced while the build context was read";
 
 /**
- * A directory whose files a build may copy, its Dockerfile and its .dockerignore. What lies below
- * the directory is read as files of a stranger: nothing leads out of it, and no pipe is waited for.
- * A Dockerfile outside is one that the caller has chosen, and is read as it is.
+ * A directory whose files a build may copy, with its Dockerfile and its .dockerignore.
+ *
+ * Files below the directory are not trusted: no path may lead out of it, and no pipe is read. A
+ * Dockerfile outside of the directory was chosen by the caller, and is read without such checks.
  */
 export class BuildContext {
-  readonly name: string; // of the Dockerfile, for errors
+  readonly name: string; // of the Dockerfile, in errors
   text = "";
   readonly #directory: string;
   readonly #fs: FS;
@@ -102,12 +103,15 @@ export class BuildContext {
     }
   }
 
-  /** How errors name a file of the context. */
+  /** The name of a file of the context in errors. */
   #shown(name: string): string {
     return this.#path.isAbsolute(name) ? name : this.#path.join(this.#directory, name);
   }
 
-  /** The path of the Dockerfile: below the context if it lies inside, else as the system finds it. */
+  /**
+   * The path of the Dockerfile, and whether it is in the context. A path outside is resolved by the
+   * system.
+   */
   #place(dockerfile: string): { name: string; inside: boolean } {
     const at = this.#path.resolve(this.#directory, dockerfile);
     const name = this.#path.relative(this.#path.resolve(this.#directory), at);
@@ -115,7 +119,7 @@ export class BuildContext {
     return inside ? { name, inside } : { name: at, inside };
   }
 
-  /** Reads the patterns of what is left out, and returns whether there is such a file. */
+  /** Reads the patterns of the .dockerignore, and returns whether there is such a file. */
   async #readIgnore(name: string, inside: boolean): Promise<boolean> {
     const data = await this.#read("context", name, inside, maxIgnore, false);
     if (data === undefined) {
@@ -137,7 +141,7 @@ export class BuildContext {
     return names.reduce((all, name) => all | (constants[name] ?? 0), constants.O_RDONLY);
   }
 
-  /** The content of a file that is a part of the request; undefined if there is none. */
+  /** The content of a file that is part of the request; undefined if it does not exist. */
   async #read(
     field: string,
     name: string,
@@ -176,7 +180,7 @@ export class BuildContext {
     }
   }
 
-  /** Opens a file below the context. Links are followed within. */
+  /** Opens a file below the context. Links may not lead out of it. */
   async #beneath(field: string, name: string): Promise<File> {
     const at = this.#path.join(this.#real, name);
     await this.#fs.lstat(at);
@@ -197,8 +201,8 @@ export class BuildContext {
   }
 
   /**
-   * Opens what info is of. By now its name may be that of something else, and a directory above it a
-   * link: the system says where the file is that was opened.
+   * Opens the file that info describes. By now another file may have its name, and a directory
+   * above may be a link. So the system is asked for the path of the opened file.
    */
   async #same(field: string, name: string, real: string, info: Info): Promise<File> {
     const wrong = new InvalidArgumentError(field, `${this.#shown(name)}: ${replaced}`);
@@ -223,7 +227,7 @@ export class BuildContext {
     }
   }
 
-  /** The archive of a build: the request, and the files of the context by their names. */
+  /** The archive of a build: the request, and the files of the context under their names. */
   async *pack(request: object): AsyncGenerator<Uint8Array> {
     yield* packedRequest(request);
     yield* this.#directoryOf("", { omitted: [], entries: 0, names: 0, content: 0 });
@@ -234,7 +238,7 @@ export class BuildContext {
     return new InvalidArgumentError("context", `${this.#shown(name)}: ${why}`);
   }
 
-  /** What is in a directory, whose name is empty or ends with a slash. */
+  /** The content of a directory. Its name is empty or ends with a slash. */
   async *#directoryOf(prefix: string, packing: Packing): AsyncGenerator<Uint8Array> {
     const at = this.#path.join(this.#real, prefix);
     const names = (await this.#fs.readdir(at)).sort(byBytes);
@@ -251,7 +255,7 @@ export class BuildContext {
       });
       packing.omitted = packing.omitted.filter((dir) => name.startsWith(`${dir.name}/`));
       if (!this.#ignore.out(name)) {
-        const above = packing.omitted; // something in them is an exception
+        const above = packing.omitted; // they contain an exception from the patterns
         packing.omitted = [];
         for (const dir of above) {
           yield* this.#entry(dir.name, dir.info, packing);
@@ -307,15 +311,15 @@ export class BuildContext {
   }
 }
 
-/** A context that is being written. */
+/** A context while it is written. */
 interface Packing {
-  omitted: { name: string; info: Info }[]; // directories that were left out, each in the one before
+  omitted: { name: string; info: Info }[]; // omitted directories, each inside the previous one
   entries: number;
   names: number;
   content: number;
 }
 
-/** The header of an entry. It fails beyond the bounds that the daemon has too. */
+/** The header of an entry. It fails above the bounds, which are also the daemon's. */
 function* counted(packing: Packing, entry: Entry): Generator<Uint8Array> {
   packing.entries += 1;
   packing.content += entry.size;
@@ -348,14 +352,14 @@ export async function* packRequest(request: object): AsyncGenerator<Uint8Array> 
   yield new Uint8Array(2 * block);
 }
 
-/** The order of Go and Python: that of the bytes of UTF-8. */
+/** The order of Go and Python, which compares bytes of UTF-8. */
 function byBytes(a: string, b: string): number {
   const [x, y] = [encoder.encode(a), encoder.encode(b)];
   const at = x.findIndex((byte, i) => byte !== y[i]);
   return at < 0 ? x.length - y.length : x[at]! - (y[at] ?? -1);
 }
 
-/** Writes parts to a file that has no name, hands its content to use, and removes it. */
+/** Writes parts to a file without a name, passes its content to use, and removes it. */
 export async function spooled<T>(
   parts: AsyncIterable<Uint8Array>,
   use: (content: AsyncIterable<Uint8Array>) => Promise<T>,
@@ -366,7 +370,7 @@ export async function spooled<T>(
   try {
     const file = await fs.open(path.join(directory, "context.tar"), "wx+", 0o600);
     try {
-      await remove().catch(() => undefined); // a system that cannot do so yet can below
+      await remove().catch(() => undefined); // some systems can remove it only after closing it
       for await (const part of parts) {
         await file.writeFile(part);
       }

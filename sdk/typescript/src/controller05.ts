@@ -1,7 +1,7 @@
 /** Controller of the TypeScript package of forkd 0.5, with its behaviour. New code uses Client. */
 import { env } from "./node.ts";
 
-/** What forkd 0.5 says of a snapshot. Names are those of the API. */
+/** A snapshot, as forkd 0.5 describes it. Names are those of the API. */
 export interface SnapshotInfo05 {
   tag: string;
   dir: string;
@@ -15,7 +15,7 @@ export interface SnapshotInfo05 {
   bootable?: boolean;
 }
 
-/** What forkd 0.5 says of a sandbox. */
+/** A sandbox, as forkd 0.5 describes it. */
 export interface SandboxInfo05 {
   id: string;
   snapshot_tag: string;
@@ -69,10 +69,10 @@ export interface ControllerOptions {
   fetch?: typeof fetch;
 }
 
-/** An answer that is not a success. */
+/** An answer without a successful status. */
 export class ControllerError extends Error {
   readonly status: number;
-  /** The answer: what its JSON says, else its text. */
+  /** The answer: decoded JSON, or else text. */
   readonly body: unknown;
   readonly url: string;
 
@@ -85,7 +85,7 @@ export class ControllerError extends Error {
   }
 }
 
-/** Calls a daemon as forkd 0.5 does: by fetch, over TCP. */
+/** Calls a daemon in the way of forkd 0.5: by fetch, over TCP. */
 export class Controller {
   readonly baseUrl: string;
   readonly token: string | undefined;

@@ -1,14 +1,14 @@
 import { e2bNames, e2bStatics } from "./generated/e2b.ts";
 
 /**
- * Has those members of a class that E2B's SDK calls otherwise say what they are called here: what is
- * read throws. They are in no type and in no list of what an object has.
+ * Makes members that E2B's SDK names differently throw an error with the name here when they are
+ * read. They are not in any type, and not in any list of an object's members.
  */
 export function knowsE2B(kind: string, prototype: object): void {
   names(kind, e2bNames[kind]!, prototype, (of) => of !== prototype);
 }
 
-/** The same for what E2B's SDK calls on a class itself, with the id of a sandbox. */
+/** The same for static members of E2B's SDK, which take the id of a sandbox. */
 export function knowsE2BStatics(kind: string, constructor: object): void {
   names(kind, e2bStatics[kind]!, constructor, () => true);
 }

@@ -1,7 +1,7 @@
 import type { CommandResult } from "./process.ts";
 import type { Sandboxes } from "./sandboxes.ts";
 
-/** What is known of an error; see ForkdError. */
+/** The details of an error; see ForkdError. */
 export interface ErrorDetails {
   code?: string | undefined;
   field?: string | undefined;
@@ -13,19 +13,19 @@ export interface ErrorDetails {
 }
 
 /**
- * The base of every error of this package. An answer of the daemon that is not a success has the
- * class of its code, such as SandboxNotFoundError for `sandbox_not_found`.
+ * The base of all errors of this package. An unsuccessful answer of the daemon has the class of its
+ * code, such as SandboxNotFoundError for `sandbox_not_found`.
  */
 export class ForkdError extends Error {
-  /** For programs: it never changes its meaning. docs/errors.md has all of them. */
+  /** For programs: a code never changes its meaning. docs/errors.md lists all codes. */
   readonly code: string | undefined;
-  /** The field of the request, or the parameter, that is wrong. */
+  /** The wrong field of the request, or the wrong parameter. */
   readonly field: string | undefined;
-  /** What helps against most errors of the code. */
+  /** What usually helps after an error with this code. */
   readonly fix: string | undefined;
   /** HTTP status; undefined if the daemon has not answered. */
   readonly status: number | undefined;
-  /** Names the request in the daemon's logs. */
+  /** The id of the request in the daemon's logs. */
   readonly requestId: string | undefined;
   /** Seconds after which the same request may succeed by itself; undefined if it will not. */
   readonly retryAfter: number | undefined;
@@ -42,7 +42,7 @@ export class ForkdError extends Error {
   }
 }
 
-/** An argument is wrong. Nothing was sent; `field` is the name of the parameter. */
+/** An argument is wrong. No request was sent. `field` is the name of the parameter. */
 export class InvalidArgumentError extends ForkdError {
   constructor(field: string, problem: string) {
     super(`${field}: ${problem}`, { field, code: "invalid_argument" });
@@ -62,9 +62,9 @@ export class ConnectionFailedError extends ForkdError {
   }
 }
 
-/** A stream was cut before its end, or said nothing for longer than its idle limit. */
+/** A stream broke before its end, or was silent for longer than its idle limit. */
 export class StreamBrokenError extends ForkdError {
-  /** The process that the stream was of. It may still run. */
+  /** The process that the stream belongs to. It may still run. */
   readonly pid: number | undefined;
 
   constructor(message: string, details: { pid?: number | undefined; cause?: unknown } = {}) {
@@ -73,7 +73,7 @@ export class StreamBrokenError extends ForkdError {
   }
 }
 
-/** A command was run with check, and did not exit with code 0. */
+/** A command with check did not exit with code 0. */
 export class CommandFailed extends ForkdError {
   readonly result: CommandResult<unknown>;
 
@@ -90,13 +90,13 @@ export class CommandFailed extends ForkdError {
   }
 }
 
-/** A step of a build failed. Steps that were done before are not done again by the next build. */
+/** A step of a build failed. The next build reuses the steps before it. */
 export class BuildFailed extends ForkdError {
-  /** Its name, such as "[stage-0 2/3] RUN make". */
+  /** The name of the step, such as "[stage-0 2/3] RUN make". */
   readonly step: string;
-  /** Its number, from 0. */
+  /** The number of the step, from 0. */
   readonly number: number;
-  /** The end of what its command wrote, at most 64 KiB. */
+  /** The end of the output of the step's command, at most 64 KiB. */
   readonly output: string;
 
   constructor(cause: ForkdError, step: string, number: number, output: string) {
@@ -113,7 +113,7 @@ export class BuildFailed extends ForkdError {
   }
 }
 
-/** Input was sent to a process that takes no more: it has closed its stdin, or ended. */
+/** A process takes no more input, because it has closed its stdin or ended. */
 export class InputClosedError extends ForkdError {
   constructor(pid: number, cause?: unknown) {
     super(`process ${pid} takes no more input`, { code: "input_closed", cause });
@@ -122,9 +122,9 @@ export class InputClosedError extends ForkdError {
 
 /** Some children of a fork with allowPartial did not start. */
 export class PartialForkError extends ForkdError {
-  /** Those that did, and run. */
+  /** The children that have started and keep running. */
   readonly sandboxes: Sandboxes;
-  /** How many did not. */
+  /** The number of children that did not start. */
   readonly failed: number;
 
   constructor(sandboxes: Sandboxes, failed: number) {

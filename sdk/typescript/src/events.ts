@@ -7,21 +7,24 @@ import { serverSentEvents } from "./stream.ts";
 import type { Answer } from "./transport.ts";
 import { callOptions, type CallOptions, type Wire } from "./wire.ts";
 
-/** Something that happened to a sandbox or a snapshot. One of type "missed" stands for those that were lost. */
+/** An event of a sandbox or a snapshot. One of type "missed" replaces events that were lost. */
 export type Event = Camel<components["schemas"]["Event"]>;
 
-/** Which events are wanted. */
+/** Selects events. */
 export interface EventsOptions extends CallOptions {
   /** Id of a sandbox, or several; default: all. */
   sandbox?: string | readonly string[] | undefined;
   labels?: LabelFilter | undefined;
-  /** Id of an event: those after it; default: from now on. */
+  /** Id of an event, after which to begin; default: from now on. */
   after?: string | undefined;
 }
 
 /** Events, for `for await`. Leaving the loop ends the stream. */
 export class EventStream implements AsyncIterable<Event>, AsyncDisposable {
-  /** What `after` takes to go on where this stream is. It moves on where nothing happens, too. */
+  /**
+   * The value of `after` that continues at the current position, which also advances without
+   * events.
+   */
   lastId: string | undefined;
   readonly #answer: Answer;
   readonly #parts: AsyncIterable<Uint8Array>;
@@ -63,7 +66,7 @@ export class EventStream implements AsyncIterable<Event>, AsyncDisposable {
     }
   }
 
-  /** Ends the stream: the loop that is waiting ends too. */
+  /** Ends the stream and the loop that waits for it. */
   stop(): void {
     this.#stopped = true;
     this.#answer.cancel();

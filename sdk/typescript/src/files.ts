@@ -17,13 +17,13 @@ export type FileInfo = Camel<components["schemas"]["File"]>;
 /** A change below a watched directory. */
 export interface FileChange {
   type: "create" | "write" | "remove" | "rename" | "chmod";
-  /** Relative to the directory. */
+  /** Relative to the watched directory. */
   name: string;
 }
 
 /** Options of calls about files. */
 export interface FileOptions extends CallOptions {
-  /** User in the sandbox that relative paths and new files belong to. */
+  /** User in the sandbox: owner of new files, and of the home for relative paths. */
   user?: string | undefined;
 }
 
@@ -33,7 +33,7 @@ export interface ReadOptions extends FileOptions {
   format?: "text" | "bytes" | "blob" | "stream" | undefined;
 }
 
-/** Files of a sandbox. Paths are absolute, or from the user's home. */
+/** Files of a sandbox. Paths are absolute, or relative to the user's home. */
 export class Files {
   static {
     knowsE2B("Files", this.prototype);
@@ -48,7 +48,7 @@ export class Files {
     this.#path = path;
   }
 
-  /** Reads a file: as text, or in the form that format names. */
+  /** Reads a file, as text or in the given format. */
   read(path: string, options?: FileOptions & { format?: "text" }): Promise<string>;
   read(path: string, options: FileOptions & { format: "bytes" }): Promise<Uint8Array>;
   read(path: string, options: FileOptions & { format: "blob" }): Promise<Blob>;
@@ -81,7 +81,7 @@ export class Files {
     return this.read(path, { ...options, format: "bytes" });
   }
 
-  /** Writes a file of at most 1 GiB, whole or not at all, and makes its directories. */
+  /** Writes a file of at most 1 GiB completely or not at all, and makes its directories. */
   async write(path: string, data: Data, options: FileOptions = {}): Promise<void> {
     checkPath("path", path);
     checkOptions(options, "user", ...callOptions);
@@ -93,7 +93,7 @@ export class Files {
     });
   }
 
-  /** Lists a directory, and what is below it to a depth from 1 (the directory alone) to 64. */
+  /** Lists a directory. depth is from 1 (only the directory) to 64. */
   async list(path: string, options: FileOptions & { depth?: number } = {}): Promise<FileInfo[]> {
     checkPath("path", path);
     checkOptions(options, "user", "depth", ...callOptions);
@@ -116,12 +116,12 @@ export class Files {
     );
   }
 
-  /** E2B's name of stat. */
+  /** E2B's name for stat. */
   getInfo(path: string, options: FileOptions = {}): Promise<FileInfo> {
     return this.stat(path, options);
   }
 
-  /** Reports whether there is something at a path. */
+  /** Reports whether a path exists. */
   async exists(path: string, options: FileOptions = {}): Promise<boolean> {
     try {
       await this.stat(path, options);
@@ -134,7 +134,7 @@ export class Files {
     }
   }
 
-  /** Makes a directory and its parents; false if it was there. */
+  /** Makes a directory and its parents; false if the directory existed. */
   async makeDir(path: string, options: FileOptions = {}): Promise<boolean> {
     checkPath("path", path);
     checkOptions(options, "user", ...callOptions);
@@ -149,7 +149,10 @@ export class Files {
     }
   }
 
-  /** Gives a file or a directory another path, and makes the parents of that. A file that is there is replaced. */
+  /**
+   * Moves a file or a directory to another path, and makes the parents of that path. An existing
+   * file is replaced.
+   */
   async rename(old: string, to: string, options: FileOptions = {}): Promise<FileInfo> {
     checkPath("old", old);
     checkPath("new", to);
@@ -160,14 +163,14 @@ export class Files {
     );
   }
 
-  /** Removes a file, or a directory with everything in it. What is not there is removed already. */
+  /** Removes a file, or a directory with everything in it. A missing path is not an error. */
   async remove(path: string, options: FileOptions = {}): Promise<void> {
     checkPath("path", path);
     checkOptions(options, "user", ...callOptions);
     await this.#wire.call("DELETE", `${this.#path}/files`, { query: { path, username: options.user }, options });
   }
 
-  /** Watches a directory. When this returns, every later change is told. */
+  /** Watches a directory. Every change after this returns is reported. */
   async watch(path: string, options: FileOptions & { recursive?: boolean } = {}): Promise<FileWatch> {
     checkPath("path", path);
     checkOptions(options, "user", "recursive", ...callOptions);
@@ -184,8 +187,9 @@ export class Files {
   }
 
   /**
-   * Copies a directory into one of this host, which is made if there is none; nothing is written
-   * outside of that. Without to, it returns a tar archive, which the sandbox makes: distrust it.
+   * Copies a directory into a directory of this host, which is made if it is missing. Nothing is
+   * written outside of it. Without to, it returns a tar archive. The sandbox makes the archive, so
+   * do not trust it.
    */
   readTree(path: string, to: string, options?: FileOptions): Promise<void>;
   readTree(path: string, to?: undefined, options?: FileOptions): Promise<ReadableStream<Uint8Array>>;
@@ -198,8 +202,8 @@ export class Files {
   }
 
   /**
-   * Copies what is in a directory of this host, or in a tar archive, into a directory of the sandbox,
-   * which is made if there is none. Files that are there are replaced, others stay.
+   * Copies the content of a directory of this host, or of a tar archive, into a directory of the
+   * sandbox, which is made if it is missing. Existing files are replaced; other files stay.
    */
   async writeTree(path: string, source: Data, options: FileOptions = {}): Promise<void> {
     checkPath("path", path);
@@ -230,7 +234,7 @@ export class Files {
   }
 }
 
-/** The changes below a directory, for `for await`. Leaving the loop ends the watch. */
+/** The changes in a directory, for `for await`. Leaving the loop ends the watch. */
 export class FileWatch implements AsyncIterable<FileChange>, AsyncDisposable {
   readonly #answer: Answer;
   readonly #changes: AsyncGenerator<FileChange>;
@@ -252,7 +256,7 @@ export class FileWatch implements AsyncIterable<FileChange>, AsyncDisposable {
     }
   }
 
-  /** Ends the watch: the loop that is waiting ends too. */
+  /** Ends the watch and the loop that waits for it. */
   stop(): void {
     this.#stopped = true;
     this.#answer.cancel();
@@ -264,7 +268,7 @@ export class FileWatch implements AsyncIterable<FileChange>, AsyncDisposable {
   }
 }
 
-/** The changes of a watch; the first one is that it has begun. */
+/** The changes of a watch. The first one reports that the watch has begun. */
 async function* changesOf(
   events: AsyncIterable<{ data: string | undefined }>,
   what: string,

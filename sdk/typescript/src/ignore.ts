@@ -8,7 +8,7 @@
  */
 
 const maxLine = 64 << 10; // bytes
-const maxRepeat = 1000; // that a regular expression of Go may ask for
+const maxRepeat = 1000; // maximum repetition in a regular expression of Go
 
 const maxParts = 1 << 18; // of an expression, with its repetitions written out
 const maxKept = 1 << 14; // parts and transitions of states that an automaton keeps
@@ -23,14 +23,14 @@ const classes: Readonly<Record<string, readonly string[]>> = {
 const characters: Readonly<Record<string, string>> = { a: "\x07", f: "\f", n: "\n", r: "\r", t: "\t", v: "\v" };
 const places: Readonly<Record<string, Place>> = { b: "b", B: "B", A: "^", z: "$" };
 
-/** Why a pattern is none. */
+/** The reason why a pattern is invalid. */
 export class BadPattern extends Error {}
 
 type Matches = (path: string) => boolean;
 
-/** What the patterns of a .dockerignore leave out. */
+/** The patterns of a .dockerignore. */
 export class Ignore {
-  /** Something below a directory that is left out may be in the context all the same. */
+  /** Some path below an excluded directory may still be in the context. */
   readonly exceptions: boolean;
   readonly #patterns: readonly { exception: boolean; matches: Matches }[];
 
@@ -43,7 +43,7 @@ export class Ignore {
     this.exceptions = this.#patterns.some((p) => p.exception);
   }
 
-  /** Whether a path of the context, with slashes, is left out. */
+  /** Whether a path of the context, with slashes, is excluded. */
   out(path: string): boolean {
     let left = false;
     for (const { exception, matches } of this.#patterns) {
@@ -66,7 +66,7 @@ function trimmed(text: string): string {
   return text.slice(from, to);
 }
 
-/** The patterns of a file, in their short form. */
+/** The patterns of a file, in normalized form. */
 function patterns(text: Uint8Array): string[] {
   const found: string[] = [];
   const lines = new TextDecoder().decode(text).split("\n"); // without a byte order mark
@@ -469,7 +469,7 @@ class Automaton {
   }
 }
 
-/** The character that a backslash makes of another. */
+/** The character that a backslash makes of another one. */
 function meaning(c: string): string {
   if (Object.hasOwn(characters, c)) {
     return characters[c]!;

@@ -1,6 +1,6 @@
 /**
- * Modules of Node, which Bun and Deno have too. They are asked for at run time, so that this package
- * loads where there are none.
+ * Modules of Node, which Bun and Deno have too. They are loaded at run time, so that this package
+ * also loads where they do not exist.
  */
 interface Builtins {
   "node:fs/promises": typeof import("node:fs/promises");
@@ -11,13 +11,13 @@ interface Builtins {
   "node:path": typeof import("node:path");
 }
 
-/** Returns a module, or undefined where there is none. */
+/** Returns a module, or undefined if it does not exist. */
 export function builtin<Name extends keyof Builtins>(name: Name): Builtins[Name] | undefined {
   const { process } = globalThis as { process?: { getBuiltinModule?: (name: string) => unknown } };
   return process?.getBuiltinModule?.(name) as Builtins[Name] | undefined;
 }
 
-/** Returns a variable of the environment; undefined if it is unset or empty. */
+/** Returns an environment variable; undefined if it is unset or empty. */
 export function env(name: string): string | undefined {
   const { process } = globalThis as { process?: { env?: Record<string, string | undefined> } };
   return process?.env?.[name] || undefined;

@@ -2,10 +2,10 @@ import { bodyOf, type Data } from "./bytes.ts";
 import { ForkdError } from "./error.ts";
 import { joined } from "./wire.ts";
 
-/** The connection that a port is reached by. */
+/** The raw connection to a port. */
 export type Socket = import("node:stream").Duplex;
 
-/** A TCP connection to a server in a sandbox. Each direction has its own end. */
+/** A TCP connection to a server in a sandbox. Each direction ends separately. */
 export class PortConnection implements AsyncIterable<Uint8Array>, AsyncDisposable {
   readonly #socket: Socket;
   #error: Error | undefined;
@@ -16,7 +16,7 @@ export class PortConnection implements AsyncIterable<Uint8Array>, AsyncDisposabl
     socket.on("error", (error) => (this.#error = error));
   }
 
-  /** Sends data; it is done when the connection has taken it. */
+  /** Sends data. The promise resolves when the connection has taken it. */
   async write(data: Data): Promise<void> {
     const body = bodyOf("data", data);
     for await (const part of body instanceof Uint8Array ? [body] : body) {
@@ -26,12 +26,12 @@ export class PortConnection implements AsyncIterable<Uint8Array>, AsyncDisposabl
     }
   }
 
-  /** Ends what is sent; the server may still answer. */
+  /** Ends the sending direction. The server may still answer. */
   async closeWrite(): Promise<void> {
     await new Promise<void>((resolve) => this.#socket.end(resolve));
   }
 
-  /** What the server sends, to its end. */
+  /** The data that the server sends, until its end. */
   async *[Symbol.asyncIterator](): AsyncGenerator<Uint8Array> {
     try {
       for await (const part of this.#socket.iterator({ destroyOnReturn: false }) as AsyncIterable<Uint8Array>) {
@@ -42,7 +42,7 @@ export class PortConnection implements AsyncIterable<Uint8Array>, AsyncDisposabl
     }
   }
 
-  /** Reads all that the server sends, to its end. */
+  /** Reads all data that the server sends, until its end. */
   async readAll(): Promise<Uint8Array> {
     const parts: Uint8Array[] = [];
     for await (const part of this) {

@@ -3,7 +3,7 @@ import { errorClasses } from "./generated/errors.ts";
 import type { Answer } from "./transport.ts";
 import { version } from "./version.ts";
 
-/** Codes by which an error with an unknown code is treated. */
+/** Codes that replace unknown codes, by status. */
 const codeOfStatus: Readonly<Record<number, string>> = {
   400: "bad_request",
   401: "unauthenticated",
@@ -21,7 +21,7 @@ const codeOfStatus: Readonly<Record<number, string>> = {
   507: "no_space",
 };
 
-/** What an error of the API has, in an answer or at the end of a stream. */
+/** The fields of an error of the API, in an answer or at the end of a stream. */
 export interface Problem {
   error?: string | undefined;
   code?: string | undefined;
@@ -30,7 +30,7 @@ export interface Problem {
   status?: number | undefined;
 }
 
-/** Returns the error of a problem, of the class of its code or else of its status. */
+/** Returns the error for a problem. Its class is that of the code, or else of the status. */
 export function errorOf(problem: Problem, requestId?: string, retryAfter?: number): ForkdError {
   const { error, code, field, fix, status } = problem;
   const byCode = code === undefined ? undefined : errorClasses[code];
@@ -38,7 +38,7 @@ export function errorOf(problem: Problem, requestId?: string, retryAfter?: numbe
   return new Class(error ?? `HTTP status ${status}`, { code, field, fix, status, requestId, retryAfter });
 }
 
-/** Reads an answer that is not a success. */
+/** Reads an unsuccessful answer. */
 export async function answeredError(answer: Answer): Promise<ForkdError> {
   const text = await textOf(answer);
   const requestId = answer.header("x-request-id");
@@ -62,7 +62,7 @@ export async function answeredError(answer: Answer): Promise<ForkdError> {
   return errorOf({ ...problem, status: answer.status }, requestId, seconds > 0 ? seconds : undefined);
 }
 
-/** Reads the text of an answer; what was read is what can be told. */
+/** Reads the text of an answer. If reading fails, it returns the part that was read. */
 async function textOf(answer: Answer): Promise<string> {
   const decoder = new TextDecoder();
   let text = "";

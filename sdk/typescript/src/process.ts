@@ -14,35 +14,35 @@ type ExecEvent = components["schemas"]["ExecEvent"];
 /** How a command ended. */
 export type Outcome = "exited" | "signaled" | "timeout" | "not_found" | "not_executable";
 
-/** The end of a command, with its output. */
+/** The result of a command, with its output. */
 export interface CommandResult<Output = string> {
   /**
-   * The command's own, or what a shell would report: 124 timeout, 127 not_found, 126 not_executable,
-   * 128 + n ended by signal n.
+   * The command's exit code, or the code that a shell would report: 124 for timeout, 127 for
+   * not_found, 126 for not_executable, 128 + n for signal n.
    */
   readonly exitCode: number;
   readonly outcome: Outcome;
   /** The signal that ended it, such as SIGKILL. */
   readonly signal: string | undefined;
   readonly timedOut: boolean;
-  /** The outputs are longer than maxOutput, and end there. */
+  /** The outputs are longer than maxOutput and were cut there. */
   readonly truncated: boolean;
-  /** It exited with code 0. */
+  /** The exit code is 0. */
   readonly ok: boolean;
-  /** What is wrong, in words; undefined if it exited by itself. */
+  /** What went wrong, in words; undefined if the command exited by itself. */
   readonly error: string | undefined;
-  /** UTF-8 text, with U+FFFD where the output is none; bytes if the command was run with text: false. */
+  /** UTF-8 text, with U+FFFD for invalid bytes; bytes if the command was run with text: false. */
   readonly stdout: Output;
   readonly stderr: Output;
-  /** The output as it was written. */
+  /** The output byte for byte. */
   readonly stdoutBytes: Uint8Array;
   readonly stderrBytes: Uint8Array;
 }
 
-/** Receives output as it comes. The command waits for a promise that it returns. */
+/** Receives output as it arrives. If it returns a promise, the command's output waits for it. */
 export type OutputCallback<Output = string> = (output: Output) => void | Promise<void>;
 
-/** What is done with the output of a process. */
+/** Options for the output of a process. */
 export interface OutputOptions<Output = string> {
   /** false: output is bytes. Default: true, it is text. */
   text?: boolean;
@@ -54,7 +54,7 @@ export interface OutputOptions<Output = string> {
 
 export const outputOptions = ["text", "onStdout", "onStderr", "maxOutput"] as const;
 
-/** One output of a process: what is kept of it, and what is told. */
+/** One output of a process: the part that is kept, and the callback. */
 class Output<T> {
   truncated = false;
   readonly #parts: Uint8Array[] = [];
@@ -85,7 +85,7 @@ class Output<T> {
     }
   }
 
-  /** Tells what is left of an unfinished character, and returns all that was kept. */
+  /** Passes on an unfinished character at the end, and returns all output that was kept. */
   async end(): Promise<Uint8Array> {
     const rest = this.#decoder?.decode() ?? "";
     if (rest !== "" && this.#tell !== undefined) {
@@ -95,7 +95,7 @@ class Output<T> {
   }
 }
 
-/** Where the processes of a sandbox are. */
+/** The place of a sandbox's processes in the API. */
 export interface ProcessPlace {
   wire: Wire;
   sandbox: string; // path of the sandbox in the API
@@ -143,7 +143,7 @@ export async function feedProcess(
 }
 
 /**
- * A process that runs in the background. Its output is read all the time, and given to the
+ * A process that runs in the background. Its output is read all the time and passed to the
  * callbacks. With `await using`, a process that was started is killed at the end of the block.
  */
 export class CommandHandle<T = string> {
@@ -154,7 +154,7 @@ export class CommandHandle<T = string> {
   readonly pid: number;
   readonly #place: ProcessPlace;
   readonly #answer: Answer;
-  readonly #owned: boolean; // the process ends with the answer
+  readonly #owned: boolean; // the process is killed when the answer ends
   readonly #end: Promise<CommandResult<T>>;
   #input: Promise<unknown> = Promise.resolve();
   #left = false;
@@ -166,12 +166,12 @@ export class CommandHandle<T = string> {
     this.#owned = owned;
     this.pid = pid;
     this.#end = end;
-    end.catch(() => undefined); // who does not wait is not told
+    end.catch(() => undefined); // a rejection is ignored if no code waits
   }
 
   /**
-   * Waits for the end of the process. With check, it fails with CommandFailed unless the process
-   * exited with code 0. The signal gives the waiting up, not the process.
+   * Waits for the end of the process. With check, it fails with CommandFailed unless the exit code
+   * is 0. The signal cancels only the waiting; the process continues.
    */
   async wait(options: { check?: boolean; signal?: AbortSignal } = {}): Promise<CommandResult<T>> {
     const { promise: aborted, reject } = Promise.withResolvers<never>();
@@ -191,8 +191,8 @@ export class CommandHandle<T = string> {
   }
 
   /**
-   * Sends input. It is done when the process has taken it; inputs keep their order. It fails with
-   * InputClosedError if the process takes no more, or has ended.
+   * Sends input. The promise resolves when the process has taken it. Inputs keep their order. It
+   * fails with InputClosedError if the process takes no more input or has ended.
    */
   async write(data: Data, options?: CallOptions): Promise<void> {
     try {
@@ -202,12 +202,12 @@ export class CommandHandle<T = string> {
     }
   }
 
-  /** E2B's name of write. */
+  /** E2B's name for write. */
   sendStdin(data: Data, options?: CallOptions): Promise<void> {
     return this.write(data, options);
   }
 
-  /** Ends the input. A terminal is sent Ctrl-D. */
+  /** Ends the input. A terminal receives Ctrl-D. */
   async closeStdin(options?: CallOptions): Promise<void> {
     try {
       await this.#feed(undefined, true, options);
@@ -244,7 +244,10 @@ export class CommandHandle<T = string> {
     });
   }
 
-  /** Lets a process that was started here go on by itself; commands.connect follows it again. wait fails then. */
+  /**
+   * Lets a process continue without this handle. commands.connect follows it again. wait then
+   * fails.
+   */
   async detach(options?: CallOptions): Promise<void> {
     if (this.#owned) {
       await this.#place.wire.call("POST", processPath(this.#place, this.pid, "detach"), { options });
@@ -253,12 +256,15 @@ export class CommandHandle<T = string> {
     await this[Symbol.asyncDispose]();
   }
 
-  /** E2B's name of detach. */
+  /** E2B's name for detach. */
   disconnect(options?: CallOptions): Promise<void> {
     return this.detach(options);
   }
 
-  /** Leaves the process. One that was started here is killed by that; one that was connected to goes on. */
+  /**
+   * Closes the connection. That kills a process that was started here; one that was connected to
+   * continues.
+   */
   async [Symbol.asyncDispose](): Promise<void> {
     if (!this.#left) {
       this.#left = true;
@@ -268,17 +274,20 @@ export class CommandHandle<T = string> {
   }
 }
 
-/** What the sandbox's kernel and agent say of an input that nobody reads any more. */
+/** Errors of the sandbox's kernel and agent about input that no process reads any more. */
 const nobodyReads = /broken pipe|input\/output error|no open stdin|already closed/;
 
-/** Reports whether an error says that a process takes no input: it has ended, or closed its stdin. */
+/**
+ * Reports whether an error means that a process takes no input, because it has ended or closed its
+ * stdin.
+ */
 function takesNone(error: unknown): boolean {
   return (
     error instanceof NotFoundInSandboxError || (error instanceof SandboxFailedError && nobodyReads.test(error.message))
   );
 }
 
-/** Fails with CommandFailed if check is set and the command did. */
+/** Fails with CommandFailed if check is set and the command has failed. */
 export function checked<Result extends CommandResult<unknown>>(result: Result, check: boolean | undefined): Result {
   if (check && !result.ok) {
     throw new CommandFailed(result);
@@ -286,7 +295,10 @@ export function checked<Result extends CommandResult<unknown>>(result: Result, c
   return result;
 }
 
-/** Follows a process from the answer to its start: to a handle, or to its end if it did not start. */
+/**
+ * Follows a process until it has started, and returns its handle. If it did not start, it returns
+ * the process's end.
+ */
 export async function follow<T>(
   place: ProcessPlace,
   answer: Answer,

@@ -9,11 +9,11 @@ export interface PtyOptions extends ProcessOptions {
   /** Size of the terminal in characters; default 80 by 24. */
   cols?: number | undefined;
   rows?: number | undefined;
-  /** What runs in it; default: a login shell, bash if the image has it. */
+  /** The command; default: a login shell, bash if the image has it. */
   cmd?: Command | undefined;
-  /** Receives what the terminal shows, as it comes. */
+  /** Receives the terminal's output as it arrives. */
   onData?: OutputCallback<Uint8Array> | undefined;
-  /** Seconds that the command may run; default: without a limit. */
+  /** Seconds that the command may run; default: unlimited. */
   timeout?: number | undefined;
 }
 
@@ -32,7 +32,10 @@ export class Pty {
     this.#place = place;
   }
 
-  /** Starts a command with a terminal. All its output is stdout, as bytes; the result keeps the first 1 MiB. */
+  /**
+   * Starts a command with a terminal. All its output is stdout, as bytes. The result keeps the
+   * first 1 MiB.
+   */
   async create(options: PtyOptions = {}): Promise<CommandHandle<Uint8Array>> {
     checkOptions(options, "cols", "rows", "cmd", "onData", "env", "cwd", "user", "timeout", ...callOptions);
     const { cols = 80, rows = 24, cmd = loginShell, onData, ...rest } = options;

@@ -26,51 +26,54 @@ import { callOptions, type CallOptions } from "./wire.ts";
 
 type Schemas = components["schemas"];
 
-/** What is known of a sandbox. */
+/** Information about a sandbox. */
 export type SandboxInfo = Camel<Schemas["SandboxInfo"]>;
-/** What a sandbox costs its host. */
+/** The resources that a sandbox uses on its host. */
 export type Stats = Camel<Schemas["Stats"]>;
 /** The answer of a sandbox's agent. */
 export type Pong = Camel<Schemas["Pong"]>;
-/** Where a sandbox may connect to, and what it did. */
+/** Where a sandbox may connect to, and statistics of its connections. */
 export type SandboxNetwork = Camel<Schemas["SandboxNetwork"]>;
-/** What a sandbox may take from its host, and what it takes. */
+/** Limits on a sandbox's use of its host, and its current use. */
 export type SandboxLimits = Camel<Schemas["SandboxLimits"]>;
-/** A sandbox after a rollback, and how long that took. */
+/** A sandbox after a rollback, and the duration of the rollback. */
 export type RolledBack = Camel<Schemas["RolledBack"]>;
 /** How a running sandbox is branched; see docs/branching.md. */
 export type BranchMode = "live" | "diff" | "full";
 
 /** Options of calls that need no sandbox. */
 export interface WithClient {
-  /** Default: that of the daemon which is found without options. */
+  /** Default: the client of the daemon that is found without options. */
   client?: Client | undefined;
 }
 
 /** Options of sandbox.branch. */
 export interface BranchOptions extends CallOptions {
-  /** Tag of the snapshot; default: one is made up. */
+  /** Tag of the snapshot; by default the daemon chooses one. */
   tag?: string | undefined;
   mode?: BranchMode | undefined;
-  /** false: the disk alone, at rest. What is forked from it boots, and nothing that runs now runs there. */
+  /**
+   * false: save only the disk, in a consistent state. Children boot from it, without the processes
+   * that run now.
+   */
   memory?: boolean | undefined;
-  /** Of the snapshot. What is forked from it does not inherit them. */
+  /** Labels of the snapshot. Its children do not inherit them. */
   labels?: Record<string, string> | undefined;
-  /** false: return as soon as the sandbox runs on; a live branch is not complete then. */
+  /** false: return as soon as the sandbox continues; a live branch is not complete then. */
   wait?: boolean | undefined;
 }
 
 /** Options of sandbox.logs. */
 export interface LogOptions extends CallOptions {
-  /** Only so many of the last lines. */
+  /** Only this number of last lines. */
   tail?: number | undefined;
-  /** Only what came since then: a time (RFC 3339), or how long ago, such as "10m". */
+  /** Only lines since then: a time (RFC 3339), or a duration before now, such as "10m". */
   since?: string | undefined;
 }
 
 /**
- * A sandbox: a virtual machine of its own, which can be forked, branched and rolled back while it
- * runs. With `await using`, it is killed at the end of the block.
+ * A virtual machine that can be forked, branched and rolled back while it runs. With `await using`,
+ * it is killed at the end of the block.
  */
 export class Sandbox implements AsyncDisposable {
   static {
@@ -79,13 +82,13 @@ export class Sandbox implements AsyncDisposable {
   }
 
   readonly id: string;
-  /** What was known of it last; getInfo asks anew. */
+  /** The latest information about the sandbox; getInfo updates it. */
   info: SandboxInfo;
   readonly client: Client;
   readonly commands: Commands;
   readonly pty: Pty;
   readonly files: Files;
-  /** Interpreters of runCode, with variables of their own. */
+  /** Interpreters for runCode, with their own variables. */
   readonly contexts: Contexts;
   readonly network: SandboxSetting<SandboxNetwork, NetworkPolicy>;
   readonly limits: SandboxSetting<SandboxLimits, Limits>;
@@ -106,8 +109,8 @@ export class Sandbox implements AsyncDisposable {
   }
 
   /**
-   * Forks one sandbox from a snapshot. Called with an object as in forkd 0.5, it returns the Sandbox
-   * of that version.
+   * Forks one sandbox from a snapshot. If it is called with an object, as in forkd 0.5, it returns
+   * the Sandbox of that version.
    */
   static create(snapshot: string | Snapshot, options?: ForkOptions & WithClient): Promise<Sandbox>;
   static create(options: SpawnOptions05 & ControllerOptions): Promise<Sandbox05>;
@@ -124,12 +127,14 @@ export class Sandbox implements AsyncDisposable {
     return sandbox!;
   }
 
-  /** As in forkd 0.5: makes a sandbox, calls f with it, and kills it. New code says `await using`. */
+  /**
+   * As in forkd 0.5: makes a sandbox, calls f with it, and kills it. New code uses `await using`.
+   */
   static with<T>(options: SpawnOptions05 & ControllerOptions, f: (sandbox: Sandbox05) => Promise<T>): Promise<T> {
     return Sandbox05.with(options, f);
   }
 
-  /** Returns a sandbox that is there. */
+  /** Returns an existing sandbox. */
   static async connect(id: string, options: WithClient & CallOptions = {}): Promise<Sandbox> {
     checkName("id", id);
     checkOptions(options, "client", ...callOptions);
@@ -146,41 +151,41 @@ export class Sandbox implements AsyncDisposable {
     return client.sandboxes(list);
   }
 
-  /** Asks for what is known of it now. */
+  /** Requests the current information about the sandbox. */
   async getInfo(options?: CallOptions): Promise<SandboxInfo> {
     return this.#changed("GET", "", undefined, options);
   }
 
-  /** Asks what it costs. */
+  /** Requests the resources that the sandbox uses. */
   async stats(options?: CallOptions): Promise<Stats> {
     return camel((await this.client.wire.call("GET", this.#path("/stats"), { options })) as Schemas["Stats"]);
   }
 
-  /** Asks its agent for an answer. */
+  /** Sends a request to the sandbox's agent. */
   async ping(options?: CallOptions): Promise<Pong> {
     return camel((await this.client.wire.call("POST", this.#path("/ping"), { options })) as Schemas["Pong"]);
   }
 
-  /** Kills it; nothing of it is left. false if it was gone already. */
+  /** Kills and removes the sandbox; false if it no longer existed. */
   kill(options?: CallOptions): Promise<boolean> {
     return this.client.wire.gone(this.#path(""), "sandbox_not_found", { options });
   }
 
-  /** Sets labels, and takes those away that are null; the others stay. */
+  /** Sets labels, and removes those that are null; other labels stay. */
   async setLabels(labels: Record<string, string | null>, options?: CallOptions): Promise<Record<string, string>> {
     return (await this.#changed("PATCH", "/labels", labels, options)).labels ?? {};
   }
 
   /**
-   * Has it deleted ttl seconds from now, whatever was said before; 0: never. expiresAtUnix of what it
-   * returns has when.
+   * Makes the daemon delete the sandbox ttl seconds from now, in place of any earlier time; 0:
+   * never. expiresAtUnix of the result is that time.
    */
   async setTtl(ttl: number, options?: CallOptions): Promise<SandboxInfo> {
     checkSeconds("ttl", ttl ?? NaN, 365 * 24 * 3600);
     return this.#changed("PUT", "/ttl", { ttl_secs: ttl }, options);
   }
 
-  /** Forks n children that go on from where it is now, while it runs on. */
+  /** Forks n children that continue from the current state. The sandbox keeps running. */
   async fork(n = 1, options: ForkOptions & { mode?: BranchMode | undefined } = {}): Promise<Sandboxes> {
     checkOptions(options, "mode", ...forkOptions);
     checkWord("mode", options.mode, "live", "diff", "full");
@@ -189,8 +194,8 @@ export class Sandbox implements AsyncDisposable {
   }
 
   /**
-   * Makes a snapshot of it while it runs on, and n children of that:
-   * `const [snapshot, children] = await sandbox.branch(2)`.
+   * Makes a snapshot of the running sandbox, and n children of the snapshot: `const [snapshot,
+   * children] = await sandbox.branch(2)`.
    */
   async branch(n = 0, options: BranchOptions = {}): Promise<[Snapshot, Sandboxes]> {
     checkInteger("n", n, 0, 1000);
@@ -210,19 +215,22 @@ export class Sandbox implements AsyncDisposable {
     return [snapshot, n === 0 ? new Sandboxes([]) : await snapshot.fork(n, { signal, requestTimeout })];
   }
 
-  /** Puts it back, in place: to its own snapshot, an ancestor of that, or a branch that was made of it. */
+  /**
+   * Rolls the sandbox back in place: to its own snapshot, an ancestor of that, or a branch of the
+   * sandbox.
+   */
   async rollback(to?: string | Snapshot, options: CallOptions & { unique?: UniqueMode } = {}): Promise<RolledBack> {
     checkOptions(options, "unique", ...callOptions);
     const json = { to: to === undefined ? undefined : tagOf(to, "to"), unique: options.unique };
     return (await this.#changed("POST", "/rollback", json, options)) as RolledBack;
   }
 
-  /** Stops it where it is. */
+  /** Pauses the sandbox. */
   pause(options?: CallOptions): Promise<SandboxInfo> {
     return this.#changed("POST", "/pause", {}, options);
   }
 
-  /** Lets it run on if it is paused, and brings it back if it is suspended. */
+  /** Continues after a pause, or restores the sandbox after a suspension. */
   async resume(options: CallOptions & { unique?: UniqueMode } = {}): Promise<SandboxInfo> {
     checkOptions(options, "unique", ...callOptions);
     return this.#changed("POST", "/resume", { unique: options.unique }, options);
@@ -233,17 +241,17 @@ export class Sandbox implements AsyncDisposable {
     return this.#changed("POST", "/suspend", {}, options, 600);
   }
 
-  /** Runs code in a warm interpreter and returns what it showed, wrote and raised. */
+  /** Runs code in a warm interpreter and returns its results, its output and its exception. */
   runCode(code: string, options?: RunCodeOptions): Promise<Execution> {
     return runCode(this.client.wire, this.#path(""), code, options);
   }
 
-  /** E2B's name of id. */
+  /** E2B's name for id. */
   get sandboxId(): string {
     return this.id;
   }
 
-  /** Reports whether it is there, and neither paused, suspended nor ended. */
+  /** Reports whether the sandbox exists and is neither paused, suspended nor ended. */
   async isRunning(options?: CallOptions): Promise<boolean> {
     try {
       return (await this.getInfo(options)).state === "running";
@@ -255,27 +263,30 @@ export class Sandbox implements AsyncDisposable {
     }
   }
 
-  /** E2B's name of contexts.create. */
+  /** E2B's name for contexts.create. */
   createCodeContext(options?: CallOptions & { language?: string; cwd?: string }): Promise<CodeContext> {
     return this.contexts.create(options);
   }
 
-  /** E2B's name of contexts.list. */
+  /** E2B's name for contexts.list. */
   listCodeContexts(options?: CallOptions): Promise<CodeContext[]> {
     return this.contexts.list(options);
   }
 
-  /** E2B's name of contexts.restart. */
+  /** E2B's name for contexts.restart. */
   restartCodeContext(context: CodeContext | string, options?: CallOptions): Promise<void> {
     return this.contexts.restart(context, options);
   }
 
-  /** E2B's name of contexts.remove. */
+  /** E2B's name for contexts.remove. */
   removeCodeContext(context: CodeContext | string, options?: CallOptions): Promise<boolean> {
     return this.contexts.remove(context, options);
   }
 
-  /** Returns a URL that gives its holder access to an HTTP server in the sandbox, for ttl seconds (an hour). */
+  /**
+   * Returns a URL that gives its holder access to an HTTP server in the sandbox, for ttl seconds
+   * (by default an hour).
+   */
   async url(port: number, options: CallOptions & { ttl?: number } = {}): Promise<string> {
     checkInteger("port", port, 1, 65535);
     checkOptions(options, "ttl", ...callOptions);
@@ -294,18 +305,20 @@ export class Sandbox implements AsyncDisposable {
     return new PortConnection(answer.socket!);
   }
 
-  /** Returns the last 64 KiB of its serial console. */
+  /** Returns the last 64 KiB of the serial console. */
   async console(options?: CallOptions): Promise<string> {
     return this.#text("/console", {}, options);
   }
 
-  /** Returns the last lines of its serial console. */
+  /** Returns the last lines of the serial console. */
   async logs(options: LogOptions = {}): Promise<string> {
     checkLogs(options);
     return this.#text("/logs", { tail: options.tail, since: options.since }, options);
   }
 
-  /** The last lines of its serial console, and those that come until it ends; for `for await`. */
+  /**
+   * The last lines of the serial console, and new lines until the sandbox ends; for `for await`.
+   */
   async followLogs(options: LogOptions = {}): Promise<AsyncIterable<string>> {
     checkLogs(options);
     const { tail, since, signal } = options;
@@ -325,7 +338,7 @@ export class Sandbox implements AsyncDisposable {
     return `/v1/sandboxes/${encodeURIComponent(this.id)}${call}`;
   }
 
-  /** Sends a request that is answered with what is known of the sandbox, and notes it. */
+  /** Sends a request whose answer describes the sandbox, and stores the description. */
   async #changed(
     method: string,
     call: string,
@@ -352,7 +365,7 @@ export class Sandbox implements AsyncDisposable {
   }
 }
 
-/** A setting of a sandbox that is always given whole. */
+/** A setting of a sandbox, which is always replaced as a whole. */
 export class SandboxSetting<Current, Setting> {
   readonly #client: Client;
   readonly #path: string;
@@ -363,12 +376,12 @@ export class SandboxSetting<Current, Setting> {
     this.#path = path;
   }
 
-  /** Returns the setting, and figures of its use. */
+  /** Returns the setting, and statistics of its use. */
   async get(options?: CallOptions): Promise<Current> {
     return camel(await this.#client.wire.call("GET", this.#path, { options })) as Current;
   }
 
-  /** Replaces it. When this returns, it is in force. */
+  /** Replaces the setting, which applies when this returns. */
   async set(setting: Setting, options?: CallOptions): Promise<Current> {
     return camel(await this.#client.wire.call("PUT", this.#path, { json: snake(setting), options })) as Current;
   }
@@ -384,7 +397,7 @@ function checkLogs(options: LogOptions): void {
   }
 }
 
-/** The lines of a console, whose last one may have no end. */
+/** The lines of a console. The last line may be incomplete. */
 async function* linesOf(body: AsyncIterable<Uint8Array>): AsyncGenerator<string> {
   const decoder = new TextDecoder();
   let rest = "";

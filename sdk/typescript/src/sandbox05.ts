@@ -9,7 +9,7 @@ import {
   type SpawnOptions05,
 } from "./controller05.ts";
 
-/** What `Sandbox.create({ snapshotTag })` returns. */
+/** The result of `Sandbox.create({ snapshotTag })`. */
 export class Sandbox05 {
   readonly id: string;
   readonly info: SandboxInfo05;
@@ -47,7 +47,7 @@ export class Sandbox05 {
     return this.#controller.execCommand(this.id, args, options);
   }
 
-  /** Returns the repr of an expression, and fails with what the code raised. */
+  /** Returns the repr of an expression. If the code raises an exception, it fails with that. */
   async eval(code: string): Promise<unknown> {
     const { error, result } = await this.#controller.evalCode(this.id, code);
     if (error) {
@@ -64,7 +64,7 @@ export class Sandbox05 {
     return this.#controller.branchSandbox(this.id, options);
   }
 
-  /** Kills it; once more is no error. */
+  /** Kills the sandbox. Calling it again is no error. */
   async kill(): Promise<void> {
     if (!this.#killed) {
       await this.#controller.killSandbox(this.id);

@@ -1,10 +1,13 @@
 import type { Sandbox } from "./sandbox.ts";
 
-/** Figures of a fork. */
+/** Statistics of a fork. */
 export interface ForkFigures {
   /** Milliseconds from the request to the last child's answer. */
   readonly forkWallMs: number;
-  /** Milliseconds that the forked sandbox stood still; undefined if it was forked from a snapshot. */
+  /**
+   * Milliseconds that the forked sandbox was paused; undefined if the fork was made from a
+   * snapshot.
+   */
   readonly pauseMs?: number;
 }
 
@@ -23,12 +26,12 @@ export class Sandboxes extends Array<Sandbox> implements AsyncDisposable {
     });
   }
 
-  /** What map, filter and the like return is an ordinary array. */
+  /** The results of map, filter and similar methods are ordinary arrays. */
   static override get [Symbol.species](): ArrayConstructor {
     return Array;
   }
 
-  /** Kills all of them. Those that are gone already are no error. */
+  /** Kills all of them. It is no error if some no longer exist. */
   async kill(): Promise<void> {
     const outcomes = await Promise.allSettled([...this].map((sandbox) => sandbox.kill()));
     const failed = outcomes

@@ -10,26 +10,26 @@ import { callOptions, type CallOptions } from "./wire.ts";
 
 type Schemas = components["schemas"];
 
-/** What a list says of a snapshot. */
+/** The information about a snapshot in a list. */
 export type SnapshotInfo = Camel<Schemas["SnapshotInfo"]>;
-/** Everything that is known of a snapshot. */
+/** All information about a snapshot. */
 export type SnapshotDetail = Camel<Schemas["SnapshotInfoDetail"]>;
-/** A new snapshot, and the times of the steps that made it. */
+/** A new snapshot, and the durations of the steps that made it. */
 export type Baked = Camel<Schemas["Baked"]>;
 
-/** Options of a bake. Paths are of the daemon's host. */
+/** Options of a bake. Paths are on the daemon's host. */
 export interface BakeOptions extends CallOptions {
   kernel: string;
-  /** Raw root file system; it is never written. */
+  /** Raw root file system, which is never written. */
   rootfs: string;
   initrd?: string | undefined;
   memoryMib?: number | undefined;
   vcpus?: number | undefined;
   cpuTemplate?: "host" | "portable" | undefined;
   env?: Record<string, string> | undefined;
-  /** Lines for /bin/sh that warm the parent up. */
+  /** Lines for /bin/sh that warm up the parent. */
   commands?: readonly string[] | undefined;
-  /** Python code that warms its interpreter up. */
+  /** Python code that warms up the parent's interpreter. */
   python?: string | undefined;
   network?: NetworkPolicy | undefined;
   limits?: Limits | undefined;
@@ -58,12 +58,12 @@ const bakeOptions = [
   ...callOptions,
 ] as const;
 
-/** A snapshot: sandboxes are forked from it. */
+/** A snapshot, from which sandboxes are forked. */
 export class Snapshot {
   readonly tag: string;
-  /** What was known of it when this object was made. */
+  /** The information about the snapshot at the time when this object was made. */
   readonly info: SnapshotInfo;
-  /** What the build that made it did; undefined if no build of this program has. */
+  /** The result of the build that made it; undefined unless this program has built it. */
   built: BuildResult | undefined;
   readonly #client: Client;
 
@@ -74,23 +74,23 @@ export class Snapshot {
     this.info = info;
   }
 
-  /** Builds one from a Dockerfile; see Client.build. */
+  /** Builds a snapshot from a Dockerfile; see Client.build. */
   static build(options: BuildOptions & WithClient): Promise<Snapshot> {
     const { client = Client.default(), ...rest } = options ?? {};
     return client.build(rest);
   }
 
-  /** Forks n sandboxes from it. */
+  /** Forks n sandboxes from the snapshot. */
   fork(n = 1, options: ForkOptions = {}): Promise<Sandboxes> {
     return this.#client.fork(this, n, options);
   }
 
-  /** Asks for everything that is known of it now. */
+  /** Requests all current information about the snapshot. */
   getInfo(options?: CallOptions): Promise<SnapshotDetail> {
     return this.#client.snapshots.getInfo(this.tag, options);
   }
 
-  /** Removes it; false if it is gone already. */
+  /** Removes the snapshot; false if it no longer existed. */
   delete(options: DeleteOptions = {}): Promise<boolean> {
     return this.#client.snapshots.delete(this.tag, options);
   }
@@ -98,9 +98,9 @@ export class Snapshot {
 
 /** Options of a deletion. */
 export interface DeleteOptions extends CallOptions {
-  /** Remove the snapshots that build on it too. */
+  /** Also remove the snapshots that build on it. */
   cascade?: boolean | undefined;
-  /** Leave those behind: they have links of their own to their layers. */
+  /** Keep those snapshots; they have their own links to the layers. */
   force?: boolean | undefined;
 }
 
@@ -113,24 +113,24 @@ export class Snapshots {
     this.#client = client;
   }
 
-  /** Lists them by tag. */
+  /** Lists all snapshots by tag. */
   async list(options?: CallOptions): Promise<Snapshot[]> {
     const list = (await this.#client.wire.call("GET", "/v1/snapshots", { options })) as Schemas["SnapshotInfo"][];
     return list.map((info) => new Snapshot(this.#client, camel(info)));
   }
 
-  /** Returns one by its tag. */
+  /** Returns a snapshot by its tag. */
   async get(tag: string, options?: CallOptions): Promise<Snapshot> {
     return new Snapshot(this.#client, await this.getInfo(tag, options));
   }
 
-  /** Returns everything that is known of one. */
+  /** Returns all information about a snapshot. */
   async getInfo(tag: string | Snapshot, options?: CallOptions): Promise<SnapshotDetail> {
     const path = `/v1/snapshots/${tagOf(tag, "tag")}/info`;
     return camel((await this.#client.wire.call("GET", path, { options })) as Schemas["SnapshotInfoDetail"]);
   }
 
-  /** Removes one; false if it is gone already. */
+  /** Removes a snapshot; false if it no longer existed. */
   async delete(tag: string | Snapshot, options: DeleteOptions = {}): Promise<boolean> {
     checkOptions(options, "cascade", "force", ...callOptions);
     const { cascade, force } = options;
@@ -144,13 +144,16 @@ export class Snapshots {
     });
   }
 
-  /** Compares every file of one with its digest, and fails where one differs. Returns milliseconds. */
+  /**
+   * Compares every file of a snapshot with its digest, and fails if one differs. Returns
+   * milliseconds.
+   */
   async verify(tag: string | Snapshot, options?: CallOptions): Promise<{ ok: boolean; verifyMs: number }> {
     const path = `/v1/snapshots/${tagOf(tag, "tag")}/verify`;
     return camel((await this.#client.wire.call("POST", path, { options, seconds: 600 })) as Schemas["Verified"]);
   }
 
-  /** Makes a snapshot with the same content and no layers of others. */
+  /** Makes a snapshot with the same content that depends on no other snapshot. */
   async compact(tag: string | Snapshot, to: string, options?: CallOptions): Promise<Snapshot> {
     const path = `/v1/snapshots/${tagOf(tag, "tag")}/compact`;
     const json = { to: tagOf(to, "to") };
@@ -162,7 +165,10 @@ export class Snapshots {
     return new Snapshot(this.#client, camel(info));
   }
 
-  /** Boots a parent, warms it up and makes it a snapshot, whose info has the times of these steps. */
+  /**
+   * Boots a parent, warms it up and makes a snapshot of it, whose info has the durations of these
+   * steps.
+   */
   async bake(tag: string, options: BakeOptions): Promise<Snapshot & { info: Baked }> {
     checkOptions(options, ...bakeOptions);
     const { signal, requestTimeout, readyTimeout, warmupTimeout, memoryMib, commands, python, ...rest } = options;

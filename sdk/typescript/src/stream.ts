@@ -1,6 +1,9 @@
 import { StreamBrokenError } from "./error.ts";
 
-/** The lines of a body, without their ends. A last one without an end is a broken stream. */
+/**
+ * The lines of a body, without their ends. A last line without an end means that the stream is
+ * broken.
+ */
 export async function* lines(body: AsyncIterable<Uint8Array>, what: string): AsyncGenerator<string> {
   const decoder = new TextDecoder();
   let pieces: string[] = [];
@@ -18,7 +21,7 @@ export async function* lines(body: AsyncIterable<Uint8Array>, what: string): Asy
   }
 }
 
-/** One event of a stream of server-sent events. One without data says that the stream lives. */
+/** One server-sent event. An event without data only shows that the stream is alive. */
 export interface ServerSentEvent {
   id: string | undefined;
   data: string | undefined;
@@ -42,7 +45,7 @@ export async function* serverSentEvents(
   }
 }
 
-/** Reads what is left of a stream that has said its last, so that its connection can be used again. */
+/** Reads the rest of a stream after its last message, so that its connection can be used again. */
 export function finish(events: AsyncGenerator<unknown>): void {
   events.next().then(
     () => events.return(undefined),

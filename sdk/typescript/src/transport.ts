@@ -11,10 +11,10 @@ export interface Request {
   headers: Record<string, string>;
   body: Body | undefined;
   signal: AbortSignal;
-  upgrade?: boolean; // the connection is wanted: see Answer.socket
+  upgrade?: boolean; // the connection itself is needed: see Answer.socket
 }
 
-/** The answer to it. The body has to be read to its end or cancelled. */
+/** The answer to a request. Its body must be read to the end or cancelled. */
 export interface Answer {
   status: number;
   header(name: string): string | undefined;
@@ -23,17 +23,17 @@ export interface Answer {
   socket?: import("node:stream").Duplex; // with status 101: what is left of the connection
 }
 
-/** What carries requests to a daemon. */
+/** Carries requests to a daemon. */
 export interface Transport {
   /** Sends a request. It fails with a SendError if there is no answer. */
   send(request: Request): Promise<Answer>;
-  /** Closes idle connections; those in use are closed when their request ends. */
+  /** Closes idle connections; the others are closed when their request ends. */
   close(): void;
 }
 
 /** There was no answer. */
 export class SendError extends Error {
-  /** False if the daemon can have seen nothing of the request. */
+  /** False if the daemon cannot have seen any of the request. */
   readonly sent: boolean;
 
   constructor(sent: boolean, cause: unknown) {
@@ -42,14 +42,14 @@ export class SendError extends Error {
   }
 }
 
-/** What TLS is made with: texts in PEM. */
+/** TLS settings: PEM texts. */
 export interface TLSOptions {
   ca?: string | undefined;
   cert?: string | undefined;
   key?: string | undefined;
 }
 
-/** Returns the transport for a daemon: node:http where there is one, fetch elsewhere. */
+/** Returns the transport for a daemon: node:http if it exists, else fetch. */
 export function transportFor(address: Address, tls: TLSOptions, fetchOption: typeof fetch | undefined): Transport {
   if (fetchOption === undefined && builtin("node:http") !== undefined) {
     return new NodeTransport(address, tls);
@@ -70,8 +70,8 @@ export function transportFor(address: Address, tls: TLSOptions, fetchOption: typ
 const idleConnection = 5_000;
 
 /**
- * Requests by node:http, over unix sockets too. Unlike the fetch of Node it takes certificates, has
- * no time limit of its own, and its connections can be closed.
+ * Sends requests by node:http, also over unix sockets. Unlike Node's fetch it accepts certificates,
+ * has no time limit of its own, and its connections can be closed.
  */
 export class NodeTransport implements Transport {
   readonly #address: Address;
@@ -107,7 +107,7 @@ export class NodeTransport implements Transport {
       if (socket.connecting) {
         socket.once(this.#secure ? "secureConnect" : "connect", () => (sent = true));
       } else {
-        sent = true; // a connection that was kept
+        sent = true; // the connection had been used before
       }
     });
     const abort = (): void => void out.destroy(new Error("aborted"));
@@ -157,7 +157,7 @@ function single(header: string | string[] | undefined): string | undefined {
   return Array.isArray(header) ? header.join(", ") : header;
 }
 
-/** Writes a body at the pace of the connection. It stops where the connection has ended. */
+/** Writes a body at the speed of the connection. It stops if the connection has ended. */
 async function write(out: import("node:http").ClientRequest, body: Body | undefined): Promise<void> {
   if (body === undefined || body instanceof Uint8Array) {
     out.end(body);
@@ -180,7 +180,7 @@ async function write(out: import("node:http").ClientRequest, body: Body | undefi
   out.end();
 }
 
-/** Requests by fetch. */
+/** Sends requests by fetch. */
 export class FetchTransport implements Transport {
   readonly #address: Address;
   readonly #fetch: typeof fetch;
@@ -198,7 +198,7 @@ export class FetchTransport implements Transport {
       );
     }
     const { method, headers, body } = request;
-    const ended = new AbortController(); // a body that is being read cannot be cancelled
+    const ended = new AbortController(); // a body cannot be cancelled while it is read
     const signal = AbortSignal.any([request.signal, ended.signal]);
     const init: RequestInit & { duplex?: "half" } = { method, headers, signal, redirect: "error" };
     if (body !== undefined) {
@@ -250,7 +250,7 @@ export async function* partsOf(stream: ReadableStream<Uint8Array>): AsyncGenerat
       yield value;
     }
   } finally {
-    await reader.cancel().catch(() => undefined); // it has ended, or fails as the loop has
+    await reader.cancel().catch(() => undefined); // it has ended, or fails like the loop
   }
 }
 

@@ -1,4 +1,4 @@
-/** Directories of this host as tar archives (POSIX pax), and back. */
+/** Packs and unpacks directories of this host as tar archives (POSIX pax). */
 import { ForkdError, InvalidArgumentError } from "./error.ts";
 import { builtin } from "./node.ts";
 
@@ -15,7 +15,7 @@ function modules(): { fs: typeof import("node:fs/promises"); path: typeof import
   return { fs, path };
 }
 
-/** Packs what is in a directory: files, directories and symbolic links. */
+/** Packs the content of a directory: files, directories and symbolic links. */
 export async function* packTree(root: string): AsyncGenerator<Uint8Array> {
   const { fs, path } = modules();
   async function* pack(directory: string, prefix: string): AsyncGenerator<Uint8Array> {
@@ -61,7 +61,7 @@ export async function* packTree(root: string): AsyncGenerator<Uint8Array> {
 export interface Entry {
   name: string;
   mode: number;
-  seconds: number; // of its last change, since 1970
+  seconds: number; // time of its last change, since 1970
   type: string;
   size: number;
   link: string;
@@ -71,7 +71,7 @@ export function padding(size: number): number {
   return (block - (size % block)) % block;
 }
 
-/** The header of an entry, with one that extends it where a field is too small. */
+/** The header of an entry, preceded by an extended header if a field is too small. */
 export function* header(entry: Entry): Generator<Uint8Array> {
   const more: [string, string][] = [];
   if (encoder.encode(entry.name).length > 100) {
@@ -92,7 +92,7 @@ export function* header(entry: Entry): Generator<Uint8Array> {
   yield plainHeader(entry);
 }
 
-/** A record "length key=value\n", whose length counts itself. */
+/** A record "length key=value\n". The length includes its own digits. */
 function record(key: string, value: string): Uint8Array {
   const rest = encoder.encode(` ${key}=${value}\n`);
   let length = rest.length + 1;
@@ -112,7 +112,7 @@ function plainHeader(entry: Entry): Uint8Array {
   const octal = (at: number, width: number, n: number): void => put(at, width, n.toString(8).padStart(width - 1, "0"));
   put(0, 100, entry.name);
   octal(100, 8, entry.mode);
-  octal(108, 8, 0); // the owner is chosen by who unpacks
+  octal(108, 8, 0); // whoever unpacks the archive chooses the owner
   octal(116, 8, 0);
   octal(124, 12, entry.size < 8 ** 11 ? entry.size : 0);
   octal(136, 12, Math.max(entry.seconds, 0));
@@ -129,7 +129,7 @@ function plainHeader(entry: Entry): Uint8Array {
 }
 
 /**
- * Unpacks an archive in a directory. The archive is not trusted: its names must stay in the
+ * Unpacks an archive into a directory. The archive is not trusted: its names must stay in the
  * directory, nothing is written through a link, and links are made last.
  */
 export async function unpackTree(
@@ -140,7 +140,7 @@ export async function unpackTree(
   const { fs, path } = modules();
   let bytes = maxBytes;
   const links: { entry: Entry; name: string }[] = [];
-  const modes: { at: string; mode: number }[] = []; // of directories, set when they are full
+  const modes: { at: string; mode: number }[] = []; // modes of directories, set after their content is complete
   await fs.mkdir(root, { recursive: true });
   const reader = new Reader(parts);
   try {
@@ -171,7 +171,7 @@ export async function unpackTree(
       }
     }
     for (const { entry, name } of links) {
-      const at = await placeFor(fs, path, root, name); // once more: a parent may be a link by now
+      const at = await placeFor(fs, path, root, name); // again, because a parent may be a link by now
       await makeRoom(fs, at);
       if (entry.type === "2") {
         await fs.symlink(entry.link, at);
@@ -194,7 +194,7 @@ function unsafe(message: string): ForkdError {
   return new ForkdError(message, { code: "unsafe_archive" });
 }
 
-/** Refuses a name that no file system has, and one that means something else on Windows. */
+/** Refuses a name that no file system can have, or that means something else on Windows. */
 function checkName(name: string, platform: string | undefined): void {
   const length = (text: string): number => encoder.encode(text).length;
   const parts = name.split("/");
@@ -206,7 +206,10 @@ function checkName(name: string, platform: string | undefined): void {
   }
 }
 
-/** Removes what an entry replaces. A directory stays: the archive says it is something else too. */
+/**
+ * Removes what an entry replaces. A directory stays, unless the archive replaces it by something
+ * else.
+ */
 async function makeRoom(fs: FS, at: string): Promise<void> {
   const info = await fs.lstat(at).catch(() => undefined);
   if (info?.isDirectory()) {
@@ -217,7 +220,7 @@ async function makeRoom(fs: FS, at: string): Promise<void> {
   }
 }
 
-/** Makes the parents of an entry and returns its path. A parent that is a link is refused. */
+/** Makes the parents of an entry and returns its path. It refuses a parent that is a link. */
 async function placeFor(fs: FS, path: Path, root: string, name: string): Promise<string> {
   const parts = name.split("/");
   let at = root;
@@ -238,7 +241,7 @@ async function makeDirectory(fs: FS, at: string): Promise<void> {
   }
 }
 
-/** Returns what a hard link leads to: a file that the archive has in the directory. */
+/** Returns the target of a hard link: a file of the archive in the directory. */
 async function linked(fs: FS, path: Path, root: string, name: string): Promise<string> {
   const parts = name.replace(/^(\.\/)+/, "").split("/");
   if (parts.some((part) => part === "" || part === "." || part === "..")) {
@@ -264,13 +267,13 @@ async function writeFile(fs: FS, at: string, entry: Entry, reader: Reader): Prom
   }
 }
 
-/** The longest extended header that is read: bytes. */
+/** The longest extended header that is read, in bytes. */
 const longestExtension = 1 << 20;
 
-/** How much is read after the end of an archive: bytes. */
+/** The maximum number of bytes that are read after the end of an archive. */
 const longestEnd = 1 << 20;
 
-/** Bounds on an archive and on the names in it; the daemon has the same. */
+/** Bounds on an archive and on the names in it, which are also the daemon's. */
 const maxBytes = 64 * 2 ** 30; // of content
 const maxEntries = 4 << 20;
 const maxName = 4096; // bytes
@@ -295,7 +298,7 @@ class Reader {
   /** Returns the next entry; undefined at the end of the archive. */
   async next(): Promise<Entry | undefined> {
     for await (const _ of this.content()) {
-      // what was not wanted of the entry before
+      // skips the rest of the previous entry
     }
     const extended: Extension = {};
     const kinds = new Set<string>(); // of extended headers that this entry had
@@ -335,7 +338,7 @@ class Reader {
     }
   }
 
-  /** Reads the blocks that fill up the end of an archive; a stream that goes on is left. */
+  /** Reads the padding at the end of an archive. If the stream continues, the rest is not read. */
   async #drain(): Promise<void> {
     for (let left = longestEnd; left > 0; ) {
       const part = await this.#some(left);
@@ -361,7 +364,7 @@ class Reader {
     await this.#exactly(pad);
   }
 
-  /** Returns at most so many bytes; none at the end of the stream. */
+  /** Returns at most n bytes; none at the end of the stream. */
   async #some(most: number): Promise<Uint8Array> {
     while (this.#rest.length === 0) {
       const next = await this.#parts.next();
@@ -410,14 +413,14 @@ function entryOf(bytes: Uint8Array): Entry {
   };
 }
 
-/** What is kept of extended headers. */
+/** The stored fields of extended headers. */
 interface Extension {
   path?: string;
   linkpath?: string;
   size?: string;
 }
 
-/** The records of an extended header that matter here. */
+/** The records of an extended header that are used here. */
 function recordsOf(text: string): Extension {
   const found: Extension = {};
   const bytes = encoder.encode(text);

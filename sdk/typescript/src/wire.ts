@@ -6,15 +6,15 @@ import { answeredError } from "./problem.ts";
 import { SendError, type Answer, type Body, type Transport } from "./transport.ts";
 import { version } from "./version.ts";
 
-/** Options that every call has. */
+/** Options of every call. */
 export interface CallOptions {
-  /** Gives the call up; it then fails with the signal's reason. */
+  /** Cancels the call, which then fails with the signal's reason. */
   signal?: AbortSignal | undefined;
   /** Seconds to wait for the daemon's answer; 0: without a limit. Default: the client's timeout. */
   requestTimeout?: number | undefined;
 }
 
-/** Names of the options that every call has. */
+/** Names of the options of every call. */
 export const callOptions = ["signal", "requestTimeout"] as const;
 
 export type Query = Record<string, string | number | boolean | readonly string[] | undefined>;
@@ -28,23 +28,26 @@ export interface Call {
   once?: boolean; // send an Idempotency-Key, so that it can be repeated
   options?: CallOptions | undefined;
   upgrade?: boolean;
-  seconds?: number; // limit where options and client have a smaller one; 0: none
+  seconds?: number; // used if options and client have a smaller limit; 0: none
 }
 
-/** Settings of a client that every request follows. */
+/** Settings of a client that apply to every request. */
 export interface WireSettings {
   timeout: number; // seconds; 0: no limit
   idleTimeout: number; // seconds of silence that break a stream; 0: no limit
   retries: number;
 }
 
-/** Milliseconds before the first repetition; each later one waits twice as long. */
+/** Milliseconds before the first repetition. The delay doubles with each further one. */
 const firstPause = 100;
 
-/** Size from which an upload is sent in parts, and the parts' size: bytes. */
+/** Size above which an upload is sent in parts, and the size of the parts, in bytes. */
 const partSize = 256 << 10;
 
-/** Sends requests to one daemon: with its token, time limits, repetitions, and errors by their code. */
+/**
+ * Sends requests to one daemon. It adds its token, time limits and repetitions, and maps errors by
+ * their code.
+ */
 export class Wire {
   readonly address: Address;
   readonly settings: WireSettings;
@@ -57,7 +60,7 @@ export class Wire {
     this.settings = settings;
   }
 
-  /** Sends a request and returns the answer's JSON; undefined if it has no body. */
+  /** Sends a request and returns the answer's JSON; undefined without a body. */
   async call(method: string, path: string, call: Call = {}): Promise<unknown> {
     return this.#within(method, path, call, async (answer) => {
       const parts: Uint8Array[] = [];
@@ -73,7 +76,7 @@ export class Wire {
     });
   }
 
-  /** Deletes something; false if it was not there, which code says. */
+  /** Deletes an object; false if it did not exist, which code reports. */
   async gone(path: string, code: string, call: Call = {}): Promise<boolean> {
     try {
       await this.call("DELETE", path, call);
@@ -86,7 +89,7 @@ export class Wire {
     }
   }
 
-  /** Sends a request and returns the answer, whose body is read with idle. */
+  /** Sends a request and returns the answer. Read the answer's body with idle. */
   open(method: string, path: string, call: Call = {}): Promise<Answer> {
     return this.#within(method, path, call, (answer) => Promise.resolve(answer));
   }
@@ -96,7 +99,7 @@ export class Wire {
     this.#transport.close();
   }
 
-  /** Repeats a request for as long as that is allowed and of use, and hands its answer to take. */
+  /** Repeats a request while that is permitted and useful, and passes its answer to take. */
   async #within<T>(method: string, path: string, call: Call, take: (answer: Answer) => Promise<T>): Promise<T> {
     const limit = new Limit(this.#seconds(call), call.options?.signal);
     const headers = this.#headers(call);
@@ -184,7 +187,7 @@ export class Wire {
     return headers;
   }
 
-  /** Returns what the caller is told of a failure. */
+  /** Returns the error that the caller gets for a failure. */
   #explain(error: unknown, what: string, limit: Limit): unknown {
     limit.caller?.throwIfAborted();
     if (limit.exceeded) {
@@ -222,8 +225,8 @@ export class Wire {
   }
 
   /**
-   * The parts of a stream's body. It fails with a StreamBrokenError if the stream breaks, or says
-   * nothing for longer than the idle limit while a part is waited for. Leaving it ends the stream.
+   * The parts of a stream's body. It fails with a StreamBrokenError if the stream breaks, or is
+   * silent for longer than the idle limit. Leaving the loop ends the stream.
    */
   async *idle(
     answer: Answer,
@@ -264,7 +267,7 @@ export class Wire {
   }
 }
 
-/** The parts of a body. The request's time begins anew with each of them. */
+/** The parts of a body. The request's time limit restarts with each part. */
 async function* moving(body: Body, limit: Limit): AsyncGenerator<Uint8Array> {
   if (body instanceof Uint8Array) {
     for (let at = 0; at < body.length; at += partSize) {
@@ -280,13 +283,13 @@ async function* moving(body: Body, limit: Limit): AsyncGenerator<Uint8Array> {
   limit.extend();
 }
 
-/** How long a request may take, and the signal of its caller. */
+/** The time limit of a request, and the signal of its caller. */
 class Limit {
   readonly seconds: number;
   readonly caller: AbortSignal | undefined;
   exceeded = false;
   readonly #controller = new AbortController();
-  readonly #end: number; // of all attempts
+  readonly #end: number; // end of all attempts
   #timer: ReturnType<typeof setTimeout> | undefined;
   readonly #abort = (): void => this.#controller.abort();
 
@@ -301,7 +304,7 @@ class Limit {
     return this.#controller.signal;
   }
 
-  /** Begins the time of an attempt. */
+  /** Starts the time of an attempt. */
   start(): void {
     this.stop();
     this.caller?.addEventListener("abort", this.#abort);
@@ -310,7 +313,7 @@ class Limit {
     }
   }
 
-  /** Begins the time of the attempt anew, if it goes on. */
+  /** Restarts the time of the attempt if it still runs. */
   extend(): void {
     if (this.#timer !== undefined) {
       this.start();
@@ -323,7 +326,7 @@ class Limit {
     this.caller?.removeEventListener("abort", this.#abort);
   }
 
-  /** Waits; reports false at once if there is no time for that. */
+  /** Waits. If there is not enough time left, it returns false at once. */
   async pause(ms: number): Promise<boolean> {
     if (performance.now() + ms >= this.#end) {
       return false;
@@ -342,7 +345,7 @@ class Limit {
   }
 }
 
-/** The parts as one array of their own: parts may lie in memory that is used again. */
+/** Joins the parts into a new array, because the memory of parts may be reused. */
 export function joined(parts: readonly Uint8Array[]): Uint8Array {
   const all = new Uint8Array(parts.reduce((sum, part) => sum + part.length, 0));
   let at = 0;

@@ -9,7 +9,7 @@ import { callOptions, type CallOptions } from "./wire.ts";
 
 type Schemas = components["schemas"];
 
-/** What is known of a workspace. */
+/** Information about a workspace. */
 export type WorkspaceInfo = Camel<Schemas["WorkspaceInfo"]>;
 
 /** Options of a new workspace. */
@@ -22,10 +22,10 @@ export interface WorkspaceOptions extends CallOptions {
   idleTimeout?: number | undefined;
 }
 
-/** A sandbox with a name, which outlives suspensions. */
+/** A sandbox with a name, which survives suspensions. */
 export class Workspace {
   readonly name: string;
-  /** What was known of it last. */
+  /** The latest information about the workspace. */
   info: WorkspaceInfo;
   readonly #client: Client;
 
@@ -36,7 +36,7 @@ export class Workspace {
     this.info = info;
   }
 
-  /** Returns its sandbox; it has to run. */
+  /** Returns its sandbox, which must be running. */
   async sandbox(options?: CallOptions): Promise<Sandbox> {
     await this.getInfo(options);
     if (this.info.liveSandboxId === undefined) {
@@ -54,12 +54,12 @@ export class Workspace {
     return (this.info = (await this.#client.workspaces.suspend(this.name, options)).info);
   }
 
-  /** Brings its sandbox back. */
+  /** Restores its sandbox. */
   async resume(options?: CallOptions): Promise<WorkspaceInfo> {
     return (this.info = (await this.#client.workspaces.resume(this.name, options)).info);
   }
 
-  /** Removes it and its sandbox; false if it is gone already. */
+  /** Removes the workspace and its sandbox; false if it no longer existed. */
   delete(options?: CallOptions): Promise<boolean> {
     return this.#client.workspaces.delete(this.name, options);
   }
@@ -74,7 +74,7 @@ export class Workspaces {
     this.#client = client;
   }
 
-  /** Starts a sandbox from a snapshot, under a name. */
+  /** Starts a sandbox from a snapshot, with a name. */
   async create(name: string, snapshot: string | Snapshot, options: WorkspaceOptions = {}): Promise<Workspace> {
     checkOptions(options, "labels", "env", "limits", "network", "idleTimeout", ...callOptions);
     const { signal, requestTimeout, idleTimeout, ...rest } = options;
@@ -97,7 +97,7 @@ export class Workspaces {
     );
   }
 
-  /** Lists them by name. */
+  /** Lists all workspaces by name. */
   async list(options?: CallOptions): Promise<Workspace[]> {
     const list = (await this.#client.wire.call("GET", "/v1/workspaces", { options })) as unknown[];
     return list.map((info) => this.#workspace(info));
@@ -107,21 +107,21 @@ export class Workspaces {
     return this.#workspace(await this.#client.wire.call("GET", pathOf(name), { options }));
   }
 
-  /** Saves the sandbox of one to disk and frees its memory. */
+  /** Saves the sandbox of a workspace to disk and frees its memory. */
   async suspend(name: string, options?: CallOptions): Promise<Workspace> {
     return this.#workspace(
       await this.#client.wire.call("POST", `${pathOf(name)}/suspend`, { json: {}, options, seconds: 600 }),
     );
   }
 
-  /** Brings the sandbox of one back. */
+  /** Restores the sandbox of a workspace. */
   async resume(name: string, options?: CallOptions): Promise<Workspace> {
     return this.#workspace(
       await this.#client.wire.call("POST", `${pathOf(name)}/resume`, { json: {}, options, seconds: 120 }),
     );
   }
 
-  /** Removes one and its sandbox; false if it is gone already. */
+  /** Removes a workspace and its sandbox; false if it no longer existed. */
   delete(name: string, options?: CallOptions): Promise<boolean> {
     return this.#client.wire.gone(pathOf(name), "workspace_not_found", { options, seconds: 120 });
   }

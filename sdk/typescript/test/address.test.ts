@@ -1,4 +1,4 @@
-/** Where a daemon is looked for. */
+/** How the SDK finds the daemon. */
 import assert from "node:assert/strict";
 import {
   chmodSync,

@@ -1,4 +1,4 @@
-/** Builds from Dockerfiles: what is packed, what is refused, and what a build tells. */
+/** Builds from Dockerfiles: the archive, refused contexts, and the progress. */
 import assert from "node:assert/strict";
 import { execFileSync } from "node:child_process";
 import {
@@ -125,7 +125,7 @@ async function packed(directory: string, dockerfile?: string): Promise<Buffer> {
   return Buffer.concat(parts);
 }
 
-/** What GNU tar says of an archive: names, and what they have. */
+/** GNU tar's listing of an archive: names and attributes. */
 function entries(archive: Buffer): string[] {
   const list = execFileSync("tar", ["-tv", "--numeric-owner", "--quoting-style=literal"], { input: archive });
   return list

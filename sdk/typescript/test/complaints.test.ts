@@ -1,6 +1,6 @@
 /**
- * What users of other SDKs complain about cannot happen here. Each test is named after a complaint
- * about E2B's, with the number of its issue where there is one.
+ * Complaints about other SDKs that do not apply to this one. Each test is named after a complaint
+ * about E2B's SDK, with the number of its issue if there is one.
  */
 import assert from "node:assert/strict";
 import { once } from "node:events";

@@ -1,6 +1,6 @@
 /**
- * Does the scenarios of test/contract, whose README says what they mean: against a daemon over faked
- * VMs, or against the one at $FORKD_CONTRACT_URL ($FORKD_TOKEN, and $FORKD_CONTRACT_SNAPSHOT to fork from).
+ * Runs the scenarios of test/contract, whose README explains them. The daemon has fake VMs, or is
+ * the one at $FORKD_CONTRACT_URL ($FORKD_TOKEN, and $FORKD_CONTRACT_SNAPSHOT to fork from).
  */
 import assert from "node:assert/strict";
 import { execFileSync } from "node:child_process";
@@ -83,7 +83,7 @@ for (const scenario of scenarios) {
       }
     } finally {
       for (const step of scenario.finally ?? []) {
-        await done(step, saved).catch(() => undefined); // as the format says
+        await done(step, saved).catch(() => undefined); // errors do not matter here
       }
     }
   });
@@ -122,7 +122,7 @@ async function done(step: Step, saved: Record<string, unknown>): Promise<void> {
   }
 }
 
-/** Makes a directory of this host, which is removed at the end. */
+/** Makes a directory on this host, which is removed at the end. */
 function directory(files: Record<string, string | { link?: string }>): string {
   const made = mkdtempSync(join(tmpdir(), "forkd-contract"));
   process.on("exit", () => rmSync(made, { recursive: true }));
@@ -161,7 +161,7 @@ async function call(step: Step, args: Record<string, unknown>, saved: Record<str
   return run(of, args, of instanceof Client ? of : client);
 }
 
-/** A value of a scenario with variables in place, and bytes as such. */
+/** A value of a scenario in which variables are replaced and bytes are decoded. */
 function filled(value: unknown, saved: Record<string, unknown>): unknown {
   if (typeof value === "string") {
     const whole = /^\$\{([^}]*)\}$/.exec(value);
@@ -185,7 +185,7 @@ function filled(value: unknown, saved: Record<string, unknown>): unknown {
   return Object.fromEntries(Object.entries(value).map(([key, field]) => [key, filled(field, saved)]));
 }
 
-/** A part of a result: names are in snake_case, and -1 is the last of a list. */
+/** A part of a result. Names are in snake_case, and -1 is the last element of a list. */
 function part(of: unknown, name: string): unknown {
   if (Array.isArray(of)) {
     return of.at(Number(name));
@@ -232,7 +232,7 @@ function equal(a: unknown, b: unknown): boolean {
   }
 }
 
-/** What is absent is null; bytes are bytes of any kind. */
+/** Converts absent values to null, and all kinds of bytes to one. */
 function plain(value: unknown): unknown {
   return value === undefined ? null : value instanceof Uint8Array ? [...value] : value;
 }

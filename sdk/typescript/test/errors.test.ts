@@ -35,7 +35,7 @@ after(async () => {
   await rig.stop();
 });
 
-/** How often a request was made since the last test began. */
+/** How often a request was made since the current test began. */
 async function count(request: string): Promise<number> {
   return (await rig.state()).requests[request] ?? 0;
 }
@@ -125,7 +125,7 @@ test("a fork is repeated under one key, and made once", async () => {
   await rig.fault({ requests: { path: "^/v1/forks$", status: 429, retry_after: 1 } });
   const before = (await rig.state()).vms;
   const children = await client.fork(rig.snapshot, 2);
-  await rig.fault({ clear: true, requests: { path: "^/v1/forks$", after_bytes: 10 } }); // its answer is lost
+  await rig.fault({ clear: true, requests: { path: "^/v1/forks$", after_bytes: 10 } }); // the answer is lost
   const more = await client.fork(rig.snapshot, 1);
   assert.equal(await count("POST /v1/forks"), 2);
   assert.equal((await rig.state()).vms, before + 3);

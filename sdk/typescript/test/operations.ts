@@ -14,13 +14,15 @@ import {
 type Arguments = Record<string, any>; // eslint-disable-line -- data of scenarios
 type Call = (object: any, args: Arguments, client: Client) => unknown;
 
-/** An operation: the method as a user writes it, the names of its arguments, and how it is called. */
+/**
+ * An operation: the method as a user writes it, the names of its arguments, and its implementation.
+ */
 export type Operation = readonly [method: string, args: string, call: Call];
 
 const forkArguments = "n labels env network limits ttl idle_timeout unique hostname_prefix allow_partial mode";
 const processArguments = "cmd stdin env cwd user timeout";
 
-/** Options are what is left of the arguments, their names in camelCase. */
+/** The remaining arguments as options, with names in camelCase. */
 function options(args: Arguments, ...without: string[]): any {
   return Object.fromEntries(
     Object.entries(args)
@@ -37,7 +39,7 @@ export function camelName(name: string): string {
   return name.replace(/_([a-z])/g, (_, letter: string) => letter.toUpperCase());
 }
 
-/** What callbacks are told of the output of a command: its texts. */
+/** Collects the output of a command from callbacks, as text. */
 async function run(box: Sandbox, args: Arguments): Promise<unknown> {
   const seen = { stdout: "", stderr: "" };
   const result = await box.commands.run(args["cmd"], {
@@ -48,7 +50,7 @@ async function run(box: Sandbox, args: Arguments): Promise<unknown> {
   return { ...result, seen };
 }
 
-/** A build, and what its callback is told. */
+/** A build, and the progress that its callback has received. */
 async function built(client: Client, args: Arguments): Promise<unknown> {
   const seen = { steps: [] as string[], states: [] as (string | undefined)[], output: "" };
   const snapshot = await client.build({
@@ -83,7 +85,7 @@ async function wait(handle: CommandHandle | CommandHandle<Uint8Array>): Promise<
   return { ...result, stdout: text(stdoutBytes), stderr: text(stderrBytes), stdoutBytes, stderrBytes };
 }
 
-/** A stream of which a scenario takes one after another. */
+/** A stream from which a scenario takes one element after another. */
 class Following<T extends object> {
   readonly stream: AsyncIterable<T> & { stop(): void };
   readonly #items: AsyncIterator<T>;

@@ -1,4 +1,4 @@
-/** The programs of README.md run as they stand, on a Node that has `await using`. */
+/** The programs of README.md run unchanged, on a Node with `await using`. */
 import assert from "node:assert/strict";
 import { execFile } from "node:child_process";
 import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
@@ -14,7 +14,7 @@ const package_ = new URL("..", import.meta.url).pathname;
 const programs = [...readFileSync(join(package_, "README.md"), "utf8").matchAll(/^```js\n(.*?)^```$/gms)].map(
   (m) => m[1]!,
 );
-/** What each of them prints, over faked VMs: children have no memory of their parent's there. */
+/** The output of each program over fake VMs, whose children do not have their parent's memory. */
 const said = [/^hello 3\n42\n\[ .* \]\n$/, /^1 9\n$/, /^a\nb\n\nsandbox.deleted\n$/, /^step \d[^]*\nhere\n[^]*\nhere\n$/, /^list sandboxes/];
 
 let rig: Rig;
@@ -27,7 +27,7 @@ before(async () => {
   client.close();
   directory = mkdtempSync(join(tmpdir(), "forkd-readme-"));
   mkdirSync(join(directory, "node_modules"));
-  // The sources stand in for the package, which run.py of test/compat/sdk-typescript installs.
+  // The sources replace the package, which run.py of test/compat/sdk-typescript installs.
   const stand = join(directory, "node_modules", "forkd");
   mkdirSync(stand);
   writeFileSync(join(stand, "package.json"), JSON.stringify({ type: "module", exports: "./index.js" }));

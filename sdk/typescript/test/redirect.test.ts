@@ -1,4 +1,4 @@
-/** A server that redirects gets neither the token nor the request carried to another one. */
+/** A redirect does not send the token or the request to another server. */
 import assert from "node:assert/strict";
 import { createServer, type Server } from "node:http";
 import { type AddressInfo } from "node:net";

@@ -10,7 +10,7 @@ export class Rig {
   readonly socket: string;
   readonly token: string;
   readonly snapshot: string;
-  /** A directory that sandboxes see too: their file system is that of this host. */
+  /** A directory that sandboxes see too, because their file system is that of this host. */
   readonly tmp: string;
   /** A file that can be baked. */
   readonly file: string;
@@ -37,7 +37,7 @@ export class Rig {
     this.#process = process;
   }
 
-  /** Starts the program at $FORKD_RIGD, or one that it builds. */
+  /** Starts the program $FORKD_RIGD, or one that it builds. */
   static async start(...args: string[]): Promise<Rig> {
     const program = process.env["FORKD_RIGD"] ?? build();
     const child = spawn(program, args, { stdio: ["pipe", "pipe", "inherit"] });
@@ -47,7 +47,7 @@ export class Rig {
     throw new Error(`${program} has ended before it was ready`);
   }
 
-  /** Asks for a fault; see test/contract/rigd. */
+  /** Requests a fault; see test/contract/rigd. */
   async fault(fault: object): Promise<void> {
     const answer = await fetch(`${this.url}/_rig/faults`, { method: "POST", body: JSON.stringify(fault) });
     if (!answer.ok) {
@@ -59,7 +59,7 @@ export class Rig {
     return (await fetch(`${this.url}/_rig/state`, { headers: { connection: "close" } })).json() as never;
   }
 
-  /** Stops it, and reports whether all traffic was as the document of the API has it. */
+  /** Stops the daemon, and reports whether all traffic conformed to the document of the API. */
   async stop(): Promise<void> {
     const ended = new Promise<number | null>((resolve) => this.#process.on("exit", resolve));
     this.#process.stdin!.end();
@@ -70,7 +70,7 @@ export class Rig {
   }
 }
 
-/** Builds the program. A run of several test files is faster with FORKD_RIGD. */
+/** Builds the program. With FORKD_RIGD, a run of several test files is faster. */
 function build(): string {
   const directory = mkdtempSync(join(tmpdir(), "forkd-rigd-"));
   process.on("exit", () => rmSync(directory, { recursive: true }));

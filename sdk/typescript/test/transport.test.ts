@@ -1,4 +1,4 @@
-/** The other ways to a daemon: TLS, with certificates of both sides, and fetch. */
+/** Other transports: TLS with certificates on both sides, and fetch. */
 import assert from "node:assert/strict";
 import { execFileSync } from "node:child_process";
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
@@ -26,7 +26,7 @@ let url: string;
 let authorized = false;
 const pem = (name: string): string => join(directory, `${name}.pem`);
 
-/** Makes a key and a certificate, signed by the authority unless it is that. */
+/** Makes a key and a certificate. The authority signs it, unless it is the authority itself. */
 function certificate(name: string, subject: string): void {
   const openssl = (...args: string[]): unknown => execFileSync("openssl", args, { cwd: directory, stdio: "ignore" });
   const key = [

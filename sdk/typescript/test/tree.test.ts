@@ -1,4 +1,4 @@
-/** Archives that a sandbox has made cannot reach out of the directory that they are unpacked in. */
+/** An archive from a sandbox cannot write outside of the directory into which it is unpacked. */
 import assert from "node:assert/strict";
 import { execFileSync } from "node:child_process";
 import {
@@ -34,7 +34,7 @@ interface Entry {
   content?: string;
 }
 
-/** An archive that Python makes, which checks nothing. */
+/** An archive made by Python, which does not check names. */
 function archive(entries: Entry[], format = "PAX"): Uint8Array {
   const program = `
 import io, json, sys, tarfile
@@ -116,7 +116,7 @@ test("links are no way out, in any order", async () => {
   await assert.rejects(unpack([out, { name: "b", type: "1", link: "a/file" }]), { code: "unsafe_archive" });
   rmSync(into, { recursive: true });
   mkdirSync(into);
-  symlinkSync(secret, join(into, "a")); // one that was there before
+  symlinkSync(secret, join(into, "a")); // a link that existed before
   await assert.rejects(unpack([{ name: "a/file", content: "overwritten" }]), { code: "unsafe_archive" });
   await assert.rejects(
     unpack([
@@ -159,7 +159,7 @@ test("names that lead out on Windows are refused there", async () => {
   assert.equal(readFileSync(join(into, "a\\b:c"), "utf8"), "x");
 });
 
-/** An entry with any header, as no library makes it. */
+/** An entry with an arbitrary header, which no library would write. */
 function raw(name: string, type: string, content: string, size = content.length): Buffer {
   const block = Buffer.alloc(512 + Math.ceil(content.length / 512) * 512);
   block.write(name, 0);

@@ -1,9 +1,10 @@
-// The cases of the group code-interpreter-js: run.py starts this and reads a line of JSON for each.
+// The cases of the group code-interpreter-js. run.py starts this program and reads a line of JSON
+// for each.
 import { Sandbox } from '@e2b/code-interpreter'
 import { fails, offers, recorded, test, want } from './cases.mjs'
 
 const TAG = process.env.COMPAT_INTERPRETER_TAG
-const SLOW = { timeoutMs: 300_000, requestTimeoutMs: 300_000 } // the emulated host takes its time
+const SLOW = { timeoutMs: 300_000, requestTimeoutMs: 300_000 } // an emulated host is slow
 const allUsed = recorded(Sandbox)
 const s = await Sandbox.create(TAG, { timeoutMs: 3_600_000, envs: { GIVEN: 'at create' } })
 const run = (code, opts) => s.runCode(code, { ...SLOW, ...opts })
@@ -103,4 +104,4 @@ await test("fork keeps JavaScript's memory, but for random numbers", async () =>
 })
 await test('every public method of Sandbox is covered', async () => allUsed())
 await s.kill()
-process.exit() // the SDK leaves a timer of requestTimeoutMs behind with each code that the server refuses
+process.exit() // for each code that the server refuses, the SDK leaves a timer of requestTimeoutMs

@@ -1,4 +1,4 @@
-// The cases of the group e2b-js: run.py starts this and reads a line of JSON for each.
+// The cases of the group e2b-js. run.py starts this program and reads a line of JSON for each.
 import fs from 'node:fs'
 import os from 'node:os'
 import path from 'node:path'
@@ -123,6 +123,6 @@ await test('Template.build Template.exists Template.getTags', async () => {
   want(await Sandbox.deleteSnapshot('compat-js-built'), 'delete')
 })
 await test('Sandbox.kill', async () => {
-  const killed = await s.kill() // an older package does not say
+  const killed = await s.kill() // older packages return nothing
   want(killed === (AGE ? undefined : true) && !(await Sandbox.kill(s.sandboxId)) && !(await s.isRunning()), 'kill')
 })

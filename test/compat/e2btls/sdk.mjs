@@ -1,4 +1,4 @@
-// The cases in JavaScript: run.py starts this and reads a line of JSON for each.
+// The cases in JavaScript. run.py starts this program and reads a line of JSON for each.
 import fs from 'node:fs'
 import http2 from 'node:http2'
 import os from 'node:os'

@@ -1,4 +1,4 @@
-// A program that names most of what the package exports: it has to compile, and is not run.
+// A program that names most exports of the package. It is compiled but not run.
 import { bestOf, Client, Sandbox, SandboxNotFoundError, type CommandResult, type Execution } from "forkd";
 
 const client = new Client({ url: "http://x" });

@@ -7,8 +7,8 @@
         with sandbox.fork(8) as tries:
             ...
 
-Client and AsyncClient are a daemon; Sandbox and AsyncSandbox are what runs; all others are made by
-these. The messages of the API are in forkd.types, and a class for every error in forkd.errors.
+Client and AsyncClient call a daemon. Sandbox and AsyncSandbox are running sandboxes. Their methods make all
+other objects. The messages of the API are in forkd.types, and a class for every error is in forkd.errors.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from ._async._workspace import AsyncWorkspace
     from ._compat05 import BranchMode, Controller, ControllerError
 
-# Read when they are first used: programs without an event loop need not load one.
+# Loaded when they are first used, because programs without an event loop do not need them.
 _LATER = {
     "AsyncBest": "_async._best",
     "AsyncClient": "_async._client",
@@ -71,7 +71,7 @@ def __getattr__(name: str) -> Any:
     else:
         from ._e2b import MODULE
 
-        if name in MODULE:  # an AttributeError would not be what `from forkd import …` says
+        if name in MODULE:  # `from forkd import …` would not show the text of an AttributeError
             raise ImportError(f"forkd has no {name}; here it is {MODULE[name]}", name=__name__)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value

@@ -1,4 +1,4 @@
-"""Where the daemon is. The command forkd looks in the same places."""
+"""Finds the daemon, in the same places as the command forkd."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ F_OFD_GETLK = 36  # linux/fcntl.h
 class Address:
     """How to reach a daemon."""
 
-    url: str  # as it was given: unix:///path, http://… or https://…
+    url: str  # as given: unix:///path, http://… or https://…
     token: str | None = field(default=None, repr=False)
     ca: str | None = None
     cert: str | None = None
@@ -32,22 +32,22 @@ class Address:
 
     @property
     def socket(self) -> str | None:
-        """The path of the unix socket; None: it is reached over TCP."""
+        """The path of the unix socket; None for TCP."""
         return self.url.removeprefix("unix://") if self.url.startswith("unix://") else None
 
     @property
     def base(self) -> str:
-        """What paths of the API follow."""
+        """The URL to which paths of the API are appended."""
         return "http://forkd" if self.socket else self.url.rstrip("/")
 
     def tls(self) -> ssl.SSLContext | bool:
-        """The TLS settings; False: there is no TLS."""
+        """The TLS settings; False without TLS."""
         if not self.url.startswith("https://"):
             return False
         import ssl
 
         context = ssl.create_default_context(cafile=self.ca)
-        if self.ca:  # it need not have all that RFC 5280 wants of public ones, as for the command forkd
+        if self.ca:  # like the command forkd, does not require everything that RFC 5280 requires of public authorities
             context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         if self.cert and self.key:
             context.load_cert_chain(self.cert, self.key)
@@ -61,9 +61,9 @@ def locate(
     cert: str | None = None,
     key: str | None = None,
 ) -> Address:
-    """The daemon that is meant: the one that is named, else that of $FORKD_URL, else the one in a running
-    emulated host, else the local socket. $FORKD_TOKEN, $FORKD_CA, $FORKD_CERT and $FORKD_KEY stand for
-    the other parameters."""
+    """Returns the daemon's address: the given one, else that of $FORKD_URL, else the one in a running
+    emulated host, else the local socket. $FORKD_TOKEN, $FORKD_CA, $FORKD_CERT and $FORKD_KEY replace the
+    other parameters."""
     env = os.environ.get
     if token is None:
         token = env("FORKD_TOKEN") or None
@@ -94,7 +94,7 @@ def checked(url: str) -> str:
 
 
 def local_socket() -> str:
-    """The socket of a daemon that was started without options by this user."""
+    """The socket of a daemon that this user has started without options."""
     run = "/run" if os.getuid() == 0 else os.environ.get("XDG_RUNTIME_DIR", "")
     if not run.startswith("/"):
         run = os.path.join(os.environ.get("TMPDIR") or "/tmp", f"forkd-run-{os.getuid()}")
@@ -104,11 +104,11 @@ def local_socket() -> str:
 
 
 def check_owner(directory: str) -> None:
-    """Refuses a directory that another user has made, or may write to: the socket in it may be theirs."""
+    """Refuses a directory that another user owns or may write to, because the socket in it may be another user's."""
     try:
         there = os.lstat(directory)
     except OSError:
-        return  # no daemon is there, which the first request says
+        return  # no daemon is there, which the first request reports
     if not stat.S_ISDIR(there.st_mode) or there.st_uid not in (0, os.getuid()) or there.st_mode & 0o022:
         raise InvalidArgumentError(
             f"{directory} may be another user's, and so may the daemon: want a directory, no link, that user "
@@ -128,7 +128,7 @@ def cache_dir() -> str | None:
 
 
 def emulated() -> tuple[str, str | None] | None:
-    """The address and the token of the daemon in the emulated host that runs; None: none runs."""
+    """The address and the token of the daemon in the running emulated host; None if none runs."""
     if not (cache := cache_dir()):
         return None
     home = os.path.join(cache, "machine", os.environ.get("FORKD_MACHINE") or "default")
@@ -136,7 +136,8 @@ def emulated() -> tuple[str, str | None] | None:
         with open(os.path.join(home, "state.json"), encoding="utf-8") as f:
             state = json.load(f)
         with open(os.path.join(home, "supervisor.lock"), "rb") as f:
-            # struct flock {type, whence, start, len, pid}: whether a supervisor holds the lock, without taking it
+            # struct flock {type, whence, start, len, pid}: reports whether a supervisor holds the lock, without
+            # taking it
             lock = fcntl.fcntl(f, F_OFD_GETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
         if state.get("phase") != "ready" or struct.unpack("hhqqi4x", lock)[0] == fcntl.F_UNLCK:
             return None
@@ -148,7 +149,7 @@ def emulated() -> tuple[str, str | None] | None:
 
 
 def what_helps(address: Address) -> str:
-    """What to do where no daemon answers."""
+    """What to do if no daemon answers."""
     if (socket := address.socket) and os.path.exists(socket) and not os.access(socket, os.W_OK):
         return "this user may not use the socket: the daemon lets in its own user, root, and those of --allow-peer"
     if address.socket:

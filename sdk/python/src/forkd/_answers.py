@@ -1,4 +1,4 @@
-"""Makes errors of what the daemon answers."""
+"""Converts answers of the daemon to errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ._errors import ForkdError
 
 
 def error_of(status: int, headers: Mapping[str, str], body: bytes) -> ForkdError:
-    """The error that an answer stands for."""
+    """The error for an answer."""
     try:
         problem = json.loads(body)
         problem = problem if isinstance(problem, dict) else {}
@@ -43,7 +43,7 @@ def problem_of(
     request_id: str | None = None,
     retry_after: float | None = None,
 ) -> ForkdError:
-    """The error of a code, or of the status if this version does not know the code."""
+    """The error for a code. If this version does not know the code, it is the error for the status."""
     cls = _codes.BY_CODE.get(code) or _codes.BY_STATUS.get(status) or ForkdError
     return cls(message, code=code, field=field, fix=fix, status=status, request_id=request_id, retry_after=retry_after)
 

@@ -1,4 +1,4 @@
-"""Checks of arguments, before a request is sent. Each names the parameter that is wrong."""
+"""Checks arguments before a request is sent. Errors name the parameter that is wrong."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def wrong(field: str, value: object, want: str) -> InvalidArgumentError:
 
 
 def text(field: str, value: object, empty: bool = False) -> str:
-    """A string that JSON and a path can hold."""
+    """A string that JSON and a path can contain."""
     if not isinstance(value, str):
         raise wrong(field, value, "a string")
     if not value and not empty:
@@ -42,7 +42,7 @@ def name(field: str, value: object) -> str:
 
 
 def identifier(field: str, value: object) -> str:
-    """What may stand in a path as it is."""
+    """An id that can be part of a path without quoting."""
     if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", value):
         raise wrong(field, value, "an id, such as sb-…")
     return value
@@ -79,7 +79,7 @@ def seconds(field: str, value: object, zero: bool = False, most: float = 1e9) ->
 
 
 def life(field: str, value: object) -> float:
-    """How long a sandbox is to live; 0: without end."""
+    """The lifetime of a sandbox in seconds; 0: unlimited."""
     got = seconds(field, value, zero=True, most=365 * 24 * 3600.0)
     if got is None:
         raise wrong(field, value, "a number of seconds, or 0 for no end")
@@ -95,7 +95,7 @@ def env(value: object) -> dict[str, str] | None:
 
 
 def strings(field: str, value: object) -> dict[str, str] | None:
-    """Names and values."""
+    """A mapping of names to values."""
     if value is None:
         return None
     if not isinstance(value, Mapping):
@@ -113,7 +113,7 @@ def one_of(field: str, value: object, words: Sequence[str]) -> str | None:
 
 
 def command(value: object) -> list[str]:
-    """The argv of a command: a list as it is, a string by /bin/sh -c."""
+    """The argv of a command: a list is used as it is, a string is run by /bin/sh -c."""
     if isinstance(value, str):
         return ["/bin/sh", "-c", text("cmd", value)]
     if not isinstance(value, Sequence) or isinstance(value, (bytes, bytearray)) or not value:
@@ -124,7 +124,7 @@ def command(value: object) -> list[str]:
 
 
 def data(field: str, value: object) -> bytes:
-    """Bytes as they are, text as UTF-8; surrogates that stand for bytes become these again."""
+    """Bytes as they are, or text as UTF-8. Surrogates that replace bytes become these bytes again."""
     if isinstance(value, str):
         return value.encode("utf-8", "surrogateescape")
     if isinstance(value, (bytes, bytearray, memoryview)):
@@ -133,7 +133,7 @@ def data(field: str, value: object) -> bytes:
 
 
 def network(value: Network | str | Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """A network policy: a message, its fields, or a mode alone."""
+    """A network policy: a message, a mapping with its fields, or only a mode."""
     if value is None:
         return None
     if isinstance(value, str):
@@ -157,7 +157,7 @@ def message(field: str, value: Any) -> dict[str, Any] | None:
 
 
 def label_filter(labels: object) -> list[tuple[str, str]]:
-    """The parameters of a list or of events: {"job": "7"}, or {"job": None} for any value."""
+    """The query parameters of a label filter: {"job": "7"}, or {"job": None} for any value."""
     if labels is None:
         return []
     if not isinstance(labels, Mapping):

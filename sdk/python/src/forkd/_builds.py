@@ -1,4 +1,4 @@
-"""Builds, as far as they need no connection: their requests, and what is known of their steps."""
+"""The parts of builds that need no connection: requests, and the progress of steps."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ._errors import BuildFailed, ForkdError
 from ._wire import BuildOutput, BuildPlan, BuildStep
 
 BuildProgress = BuildPlan | BuildStep | BuildOutput
-"""What a build tells of its progress: first the plan, then its steps and what they write, by number."""
+"""The progress of a build: first the plan, then steps and their output, by number."""
 
 MAX_SECRETS = 64
 MAX_SECRET = 500 << 10  # bytes
 MAX_OUTPUT = 64 << 10  # characters of a step's output that are kept for its error
-MAX_STEPS = 64  # that write output at once
+MAX_STEPS = 64  # steps that write output at the same time
 SHOWN = 20  # lines of output in the message of an error
 
 
@@ -35,7 +35,7 @@ def opened(context: Any, dockerfile: Any, text: str | None) -> BuildContext:
 
 
 def tag_of(tag: Any, context: Any) -> str:
-    """The tag of the snapshot: without one, the name of the directory."""
+    """The tag of the snapshot, by default the name of the directory."""
     import os
 
     if tag is not None or context is None:
@@ -48,7 +48,7 @@ def tag_of(tag: Any, context: Any) -> str:
 
 
 def secrets_of(secrets: Mapping[str, str | bytes] | None) -> dict[str, str] | None:
-    """Secrets as the request has them."""
+    """Secrets in the form of the request."""
     if secrets is None:
         return None
     if not isinstance(secrets, Mapping) or len(secrets) > MAX_SECRETS:
@@ -90,12 +90,12 @@ def request(context: BuildContext, tag: str, **fields: Any) -> dict[str, Any]:
 
 
 class Steps:
-    """What is known of the steps of a build."""
+    """The progress of a build's steps."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
-        self.output: dict[int, Ending] = {}  # of the steps that run
-        self.failed: tuple[int, str] | None = None  # number and output of the step that ended the others
+        self.output: dict[int, Ending] = {}  # output of running steps
+        self.failed: tuple[int, str] | None = None  # number and output of the step whose failure ended the others
 
     def add(self, event: BuildProgress) -> None:
         if isinstance(event, BuildPlan):
@@ -110,7 +110,7 @@ class Steps:
             self.output.pop(event.number, None)
 
     def error(self, why: ForkdError) -> ForkdError:
-        """The error of a build, from what the daemon says of it."""
+        """The error of a failed build, from the daemon's error."""
         if self.failed is None:
             return why
         number, output = self.failed

@@ -1,6 +1,6 @@
-"""What the package forkd 0.5.3 has, with its behaviour: Controller, and Sandbox(tag, …).
+"""The API of the package forkd 0.5.3, with its behaviour: Controller, and Sandbox(tag, …).
 
-Both work against a daemon of this version. They use nothing but the standard library, as they did."""
+Both work with a daemon of this version. Like the original, they use only the standard library."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BranchMode = Literal["full", "diff", "live"]
 
 
 class ControllerError(RuntimeError):
-    """An answer that is no success: its status, its decoded body, and the URL."""
+    """An answer without a successful status: its status, its decoded body, and the URL."""
 
     def __init__(self, status: int, body: Any, url: str) -> None:
         self.status = status
@@ -34,18 +34,16 @@ class ControllerError(RuntimeError):
 
 
 class _Direct(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect: the server that it names would receive the token."""
+    """Follows no redirect, because the target server would receive the token."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
 
 
 class Controller:
-    """The REST API of forkd 0.5, over TCP: a method for each of its routes, and dicts as answers. Client has
-    all of the API.
-
-    base_url is $FORKD_URL or http://127.0.0.1:8889 if it is not given, and token $FORKD_TOKEN. timeout is that
-    of one request, in seconds."""
+    """The REST API of forkd 0.5, over TCP: a method for each route, with dicts as answers. Client has the
+    whole API. base_url defaults to $FORKD_URL or http://127.0.0.1:8889, and token to $FORKD_TOKEN. timeout
+    applies to one request, in seconds."""
 
     def __init__(self, base_url: str | None = None, token: str | None = None, timeout: float = 60.0) -> None:
         self.base_url: str = (base_url or os.environ.get("FORKD_URL") or "http://127.0.0.1:8889").rstrip("/")
@@ -70,7 +68,7 @@ class Controller:
         live_fork: bool = False,
         hugepages: bool = False,
     ) -> list[dict[str, Any]]:
-        """POST /v1/sandboxes: n children of a snapshot. The last three have no effect any more."""
+        """POST /v1/sandboxes: n children of a snapshot. The last three parameters have no effect any more."""
         body: dict[str, Any] = {"snapshot_tag": snapshot_tag, "n": n, "per_child_netns": per_child_netns}
         if memory_limit_mib is not None:
             body["memory_limit_mib"] = memory_limit_mib
@@ -98,8 +96,7 @@ class Controller:
         mode: BranchMode | None = None,
         wait: bool = True,
     ) -> dict[str, Any]:
-        """POST /v1/sandboxes/ID/branch: a snapshot of a sandbox that runs on. diff is an older name of
-        mode="diff"."""
+        """POST /v1/sandboxes/ID/branch: a snapshot of a running sandbox. diff is an older name of mode="diff"."""
         body: dict[str, Any] = {} if tag is None else {"tag": tag}
         if mode is not None:
             body["mode"] = mode
@@ -151,7 +148,7 @@ class _LegacyCommands:
         self._sandbox = sandbox
 
     def run(self, cmd: str | Sequence[str], timeout: int = 30) -> CommandResult:
-        """Runs an argv, or a string by /bin/sh -c, and returns what it wrote and its exit code."""
+        """Runs an argv, or a string by /bin/sh -c, and returns its output and exit code."""
         args = ["/bin/sh", "-c", cmd] if isinstance(cmd, str) else list(cmd)
         answer = self._sandbox._send({"action": "exec", "args": args, "timeout": timeout})
         if "error" in answer and "stdout" not in answer:
@@ -160,8 +157,8 @@ class _LegacyCommands:
 
 
 class LegacySandbox(Sandbox):
-    """Sandbox(tag, …) of 0.5: it forks a snapshot by the command forkd, and speaks to its agent at an address.
-    Everything else of Sandbox wants one from Sandbox.create(snapshot) or Sandbox.connect(id)."""
+    """Sandbox(tag, …) of 0.5: it forks a snapshot with the command forkd, and connects to the agent at an
+    address. Other methods of Sandbox need a sandbox from Sandbox.create(snapshot) or Sandbox.connect(id)."""
 
     DEFAULT_TAG = os.environ.get("FORKD_TAG", "pyagent")
     DEFAULT_TARGET = os.environ.get("FORKD_TARGET", "10.42.0.2:8888")
@@ -186,14 +183,14 @@ class LegacySandbox(Sandbox):
         return f"<Sandbox of {self.tag} at {self.target}>"
 
     def eval(self, code: str) -> Any:
-        """The repr of an expression in the warm interpreter; a value of one that answers in JSON."""
+        """The repr of an expression in the warm interpreter, or its decoded value if the agent answers in JSON."""
         answer = self._send({"action": "eval", "code": code})
         if "error" in answer:
             raise RuntimeError(f"forkd eval: {answer['error']}")
         return json.loads(answer["result_json"]) if "result_json" in answer else answer.get("result")
 
     def ping(self) -> Any:
-        """What the agent says of itself: {"pong": True, …}."""
+        """The agent's answer: {"pong": True, …}."""
         return self._send({"action": "ping"})
 
     def kill(self) -> Any:

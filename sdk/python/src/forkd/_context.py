@@ -1,4 +1,4 @@
-"""Directories of this host as build contexts: the archive that a build is asked for with."""
+"""Directories of this host as build contexts: makes the archive of a build request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ._ignore import BadPattern, Ignore
 if TYPE_CHECKING:
     from tarfile import TarInfo
 
-# Bounds on a build; the daemon has the same.
+# Bounds on a build, which are also the daemon's.
 MAX_DOCKERFILE = 1 << 20  # bytes
 MAX_CONTENT = 8 << 30  # bytes of files
 MAX_ENTRIES = 1 << 20
@@ -25,7 +25,7 @@ MAX_IGNORE = 1 << 20  # bytes of a .dockerignore
 MAX_LINKS = 40  # links that Linux follows in one path
 
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe is not waited for
+FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # does not wait for a pipe
 
 KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
     (stat.S_ISDIR, "a directory"),
@@ -44,10 +44,10 @@ def kind_of(mode: int) -> str:
 
 
 class BuildContext:
-    """A directory whose files a build may copy, its Dockerfile and its .dockerignore.
+    """A directory whose files a build may copy, with its Dockerfile and its .dockerignore.
 
-    What lies below the directory is read as files of a stranger: nothing leads out of it, and no pipe is waited
-    for. A Dockerfile outside is one that the caller has chosen, and is read as it is."""
+    Files below the directory are not trusted: no path may lead out of it, and no pipe is read. A Dockerfile
+    outside of the directory was chosen by the caller, and is read without such checks."""
 
     def __init__(self, directory: str | None, dockerfile: str | None, text: str | None) -> None:
         self.directory = directory or ""
@@ -83,11 +83,11 @@ class BuildContext:
             self.root = None
 
     def shown(self, name: str) -> str:
-        """How errors name a file of the context."""
+        """The name of a file of the context in errors."""
         return os.path.join(self.directory, name)
 
     def place(self, dockerfile: str) -> tuple[str, bool]:
-        """The path of the Dockerfile: below the context if it lies inside, else as the system finds it."""
+        """The path of the Dockerfile, and whether it is in the context. A path outside is resolved by the system."""
         if self.root is None:
             raise bad("dockerfile", "without a context there is no file: give dockerfile_text")
         path = os.path.abspath(os.path.join(self.directory, dockerfile))
@@ -95,7 +95,7 @@ class BuildContext:
         return (path, False) if inside.split("/")[0] == ".." else (inside, True)
 
     def read_ignore(self, name: str, inside: bool) -> bool:
-        """Reads the patterns of what is left out, and returns whether there is such a file."""
+        """Reads the patterns of the .dockerignore, and returns whether there is such a file."""
         data = self.read("context", name, inside, MAX_IGNORE, chosen=False)
         if data is None:
             return False
@@ -106,7 +106,7 @@ class BuildContext:
         return True
 
     def read(self, field: str, name: str, inside: bool, most: int, *, chosen: bool) -> bytes | None:
-        """The content of a file that is a part of the request. None: there is no such file."""
+        """The content of a file that is part of the request; None if it does not exist."""
         shown = self.shown(name)
         try:
             fd = self.beneath(field, name) if inside else os.open(name, os.O_RDONLY | (0 if chosen else os.O_NONBLOCK))
@@ -127,7 +127,7 @@ class BuildContext:
         return data
 
     def beneath(self, field: str, name: str) -> int:
-        """Opens a file below the context. Links are followed within."""
+        """Opens a file below the context. Links may not lead out of it."""
         assert self.root is not None
         above, todo, links = [os.dup(self.root)], name.split("/")[::-1], 0
         try:
@@ -161,7 +161,7 @@ class BuildContext:
         raise bad(field, f"{self.shown(name)}: {why}")
 
     def pack(self, request: dict[str, Any], into: IO[bytes]) -> None:
-        """Writes the archive of a build: the request, and the files of the context by their names."""
+        """Writes the archive of a build: the request, and the files of the context under their names."""
         import tarfile
 
         packing = _Packing(self, into)
@@ -177,11 +177,11 @@ class BuildContext:
 
 
 class _Packing:
-    """A context that is being written."""
+    """A context while it is written."""
 
     def __init__(self, context: BuildContext, into: IO[bytes]) -> None:
         self.context, self.into = context, into
-        self.omitted: list[tuple[str, os.stat_result]] = []  # directories that were left out, each in the one before
+        self.omitted: list[tuple[str, os.stat_result]] = []  # omitted directories, each inside the previous one
         self.entries = self.names = self.content = 0
 
     def header(self, info: TarInfo) -> None:
@@ -190,7 +190,7 @@ class _Packing:
         self.into.write(info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"))
 
     def directory(self, fd: int, parts: list[str]) -> None:
-        """Writes what is in a directory."""
+        """Writes the content of a directory."""
         if len(parts) >= MAX_PARTS:
             raise self.refused("/".join(parts[:3]) + "/…", f"its names have more than {MAX_PARTS} parts")
         for name in sorted(os.listdir(fd), key=os.fsencode):
@@ -203,7 +203,7 @@ class _Packing:
                     continue
                 self.omitted.append((path, info))
             else:
-                above, self.omitted = self.omitted, []  # something in them is an exception
+                above, self.omitted = self.omitted, []  # they contain an exception from the patterns
                 for omitted, of in above:
                     self.entry(fd, omitted, "", of)
                 self.entry(fd, path, name, info)
@@ -218,13 +218,13 @@ class _Packing:
         return bad("context", f"{self.context.shown(path)}: {why}")
 
     def opened(self, fd: int, name: str, path: str, info: os.stat_result, flags: int) -> int:
-        """Opens what info is of. By now its name may be that of something else."""
+        """Opens the file that info describes. By now another file may have its name."""
         try:
             opened = os.open(name, flags, dir_fd=fd)
         except OSError as e:
             raise self.refused(path, e.strerror or str(e)) from e
         now = os.fstat(opened)
-        was = info.st_dev, info.st_ino, stat.S_IFMT(info.st_mode)  # a number may be that of another file by now
+        was = info.st_dev, info.st_ino, stat.S_IFMT(info.st_mode)  # by now the number may belong to another file
         if (now.st_dev, now.st_ino, stat.S_IFMT(now.st_mode)) != was:
             os.close(opened)
             raise self.refused(path, "it was replaced while the build context was read")
@@ -264,7 +264,7 @@ class _Packing:
         self.into.write(bytes(-info.st_size % tarfile.BLOCKSIZE))
 
     def count(self, entry: TarInfo) -> None:
-        """Counts an entry, and fails beyond the bounds that the daemon has too."""
+        """Counts an entry, and fails above the bounds, which are also the daemon's."""
         self.entries += 1
         self.content += entry.size
         self.names += len(os.fsencode(entry.name)) - len("context/") + len(os.fsencode(entry.linkname))

@@ -1,4 +1,4 @@
-"""The errors of the SDK that are not of a code of the daemon; those are in _codes.py."""
+"""The errors of the SDK without a code of the daemon; errors with a code are in _codes.py."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ Happened = Literal["no", "unknown"]
 
 
 class ForkdError(Exception):
-    """What every error of this package is. The daemon's have a code of docs/errors.md, and a class for
-    it; a code that this version does not know has the class of its status, or this one."""
+    """The base of all errors of this package. Errors of the daemon have a code of docs/errors.md, and a
+    class for it. If this version does not know the code, the class is that of the status, or this one."""
 
     def __init__(
         self,
@@ -29,13 +29,13 @@ class ForkdError(Exception):
         self.message = message
         self.code = code
         self.field = field
-        """The parameter, or the field of the request, that is wrong."""
+        """The wrong parameter, or the wrong field of the request."""
         self.fix = fix
-        """What helps against most errors of the code."""
+        """What usually helps after an error with this code."""
         self.status = status
         """The HTTP status; None if there was no answer."""
         self.request_id = request_id
-        """What the daemon's log and audit log call the request."""
+        """The id of the request in the daemon's log and audit log."""
         self.retry_after = retry_after
         """Seconds after which the same request may succeed; None if waiting does not help."""
         if fix and fix not in message:
@@ -46,15 +46,15 @@ class ForkdError(Exception):
 
 
 class InvalidArgumentError(ForkdError, ValueError):
-    """An argument is wrong, and nothing was sent. field is the name of the parameter."""
+    """An argument is wrong. No request was sent. field is the name of the parameter."""
 
     def __init__(self, message: str, *, field: str | None = None, **more: Any) -> None:
         super().__init__(message, **{"code": "invalid_argument", **more}, field=field)
 
 
 class ConnectionFailedError(ForkdError, ConnectionError):
-    """No daemon answered. happened is "no" if nothing was sent, and "unknown" if the request may have
-    been carried out."""
+    """No daemon answered. happened is "no" if nothing was sent, and "unknown" if the daemon may have
+    carried out the request."""
 
     def __init__(self, message: str, *, happened: Happened = "unknown", **more: Any) -> None:
         super().__init__(message, **{"code": "connection_failed", **more})
@@ -62,19 +62,18 @@ class ConnectionFailedError(ForkdError, ConnectionError):
 
 
 class StreamBrokenError(ForkdError, ConnectionError):
-    """A stream ended in the middle: the daemon went away, or said nothing for longer than it ever does."""
+    """A stream broke: the daemon disappeared, or was silent for longer than its longest interval."""
 
     def __init__(self, message: str, *, after: str | None = None, pid: int | None = None, **more: Any) -> None:
         super().__init__(message, **{"code": "stream_broken", **more})
         self.after = after
-        """Of events: the id of the last one. events(after=…) goes on behind it."""
+        """For events: the id of the last one. events(after=…) continues after it."""
         self.pid = pid
-        """Of a command: its process, which may still run."""
+        """For a command: its process, which may still run."""
 
 
 class PartialForkError(ForkdError):
-    """Some children of a fork did not start. Those that live are in sandboxes, and are the caller's to
-    use or to kill."""
+    """Some children of a fork did not start. The others are in sandboxes, for the caller to use or kill."""
 
     def __init__(self, message: str, *, sandboxes: Any = (), failed: int = 0, **more: Any) -> None:
         super().__init__(message, **{"code": "partial_fork", **more})
@@ -83,7 +82,7 @@ class PartialForkError(ForkdError):
 
 
 class CommandFailed(ForkdError):
-    """A command that was run with check=True did not succeed. result is how it ended."""
+    """A command with check=True did not succeed. result is its result."""
 
     def __init__(self, message: str, *, result: CommandResult | None = None, **more: Any) -> None:
         super().__init__(message, **{"code": "command_failed", **more})
@@ -91,20 +90,20 @@ class CommandFailed(ForkdError):
 
 
 class BuildFailed(ForkdError):
-    """A step of a build failed. Steps that were done before are not done again by the next build."""
+    """A step of a build failed. The next build reuses the steps before it."""
 
     def __init__(self, message: str, *, step: str = "", number: int = 0, output: str = "", **more: Any) -> None:
         super().__init__(message, **{**more, "code": "build_failed"})
         self.step = step
-        """Its name, such as "[stage-0 2/3] RUN make"."""
+        """The name of the step, such as "[stage-0 2/3] RUN make"."""
         self.number = number
-        """Its number, from 0."""
+        """The number of the step, from 0."""
         self.output = output
-        """The end of what its command wrote, at most 64 KiB."""
+        """The end of the output of the step's command, at most 64 KiB."""
 
 
 class InputClosedError(ForkdError, BrokenPipeError):
-    """A process takes no more input: it has closed its stdin, or ended."""
+    """A process takes no more input, because it has closed its stdin or ended."""
 
     def __init__(self, message: str, **more: Any) -> None:
         super().__init__(message, **{"code": "input_closed", **more})

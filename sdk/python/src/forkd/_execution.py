@@ -1,5 +1,5 @@
-"""What code in an interpreter has shown and how it ended. Notebooks display these objects as they would
-display what the code itself has shown."""
+"""The results of code in an interpreter, and how the code ended. Notebooks display these objects like the
+results themselves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from ._wire import CodeContext
 
-# The attributes of a result and their media types, with those of E2B's SDK.
+# The attributes of a result and their media types. The names are those of E2B's SDK.
 FORMATS = {
     "text": "text/plain",
     "html": "text/html",
@@ -28,11 +28,11 @@ FORMATS = {
 
 @dataclass(frozen=True)
 class Result:
-    """A value that code has shown, in the forms in which it can be displayed. Those that it does not have are
-    None. What is no text, such as png, is base64."""
+    """A value that code has shown, in the forms in which it can be displayed. A form that it lacks is None.
+    Forms that are not text, such as png, are base64."""
 
     is_main_result: bool = False
-    """It is the value of the last expression, and was not shown by display()."""
+    """The value is that of the last expression, and was not shown by display()."""
     text: str | None = None
     html: str | None = None
     markdown: str | None = None
@@ -46,9 +46,9 @@ class Result:
     data: Any = None
     """The columns of a data frame."""
     chart: Any = None
-    """What a figure shows: its kind, its axes and its values."""
+    """The content of a figure: its kind, its axes and its values."""
     raw: dict[str, Any] = field(default_factory=dict, repr=False)
-    """All forms by their media types, those without an attribute too."""
+    """All forms by media type, including those without an attribute."""
 
     @classmethod
     def of(cls, result: dict[str, Any]) -> Result:
@@ -69,7 +69,7 @@ class Result:
 
 @dataclass(frozen=True)
 class ExecutionError:
-    """An exception that code did not catch; Timeout or InterpreterDied if it was ended."""
+    """An exception that code did not catch. It is Timeout or InterpreterDied if the code was ended."""
 
     name: str
     value: str
@@ -81,7 +81,7 @@ class ExecutionError:
 
 @dataclass
 class Logs:
-    """What code wrote, in the parts in which it came."""
+    """The output of code, in the parts in which it arrived."""
 
     stdout: list[str] = field(default_factory=list)
     stderr: list[str] = field(default_factory=list)
@@ -89,18 +89,18 @@ class Logs:
 
 @dataclass
 class Execution:
-    """A run of code: what it has shown, what it wrote, and how it ended."""
+    """A run of code: its results, its output, and how it ended."""
 
     results: list[Result] = field(default_factory=list)
     logs: Logs = field(default_factory=Logs)
     error: ExecutionError | None = None
-    """None: it came to its end."""
+    """None if the code ran to its end."""
     execution_count: int = 0
-    """Of its interpreter, from 1."""
+    """The number of this run in its interpreter, from 1."""
     outcome: str = "finished"
-    """finished, exception, timeout, or died if its interpreter did."""
+    """finished, exception, timeout, or died if the interpreter did."""
     state_lost: bool = False
-    """The variables of the context are lost: its interpreter died or was killed."""
+    """The variables of the context are lost because its interpreter died or was killed."""
 
     @property
     def ok(self) -> bool:
@@ -124,7 +124,7 @@ class Execution:
         return "".join(self.logs.stderr)
 
     def end(self, message: dict[str, Any]) -> None:
-        """Takes in how it ended."""
+        """Stores how the code ended."""
         self.execution_count = message.get("execution_count", self.execution_count)
         self.outcome, self.state_lost = message.get("outcome", "finished"), bool(message.get("state_lost"))
         if self.error is None and self.outcome == "timeout":
@@ -133,7 +133,7 @@ class Execution:
             self.error = ExecutionError("InterpreterDied", "the interpreter ended while the code ran", "")
 
     def _repr_html_(self) -> str:
-        """What a notebook displays."""
+        """The HTML that a notebook displays."""
         parts = [pre(self.stdout, ""), pre(self.stderr, "background:#fdd")]
         for r in self.results:
             if r.html is not None:

@@ -1,4 +1,4 @@
-"""What a .dockerignore leaves out of a build context.
+"""Finds the files that a .dockerignore excludes from a build context.
 
 The rules are those of Docker, whose code (github.com/moby/patternmatcher) makes a regular expression of Go of each
 pattern. test/contract/ignore.yaml has examples, which the SDKs for TypeScript and Go follow too.
@@ -29,17 +29,17 @@ TIMES = re.compile(r"\{(0|[1-9][0-9]*)(,(0|[1-9][0-9]*)?)?\}")
 
 
 class BadPattern(ValueError):
-    """Why a pattern is none."""
+    """The reason why a pattern is invalid."""
 
 
 class Ignore:
-    """What the patterns of a .dockerignore leave out."""
+    """The patterns of a .dockerignore."""
 
     def __init__(self, text: bytes = b"") -> None:
         cleaned = (clean(p) for p in map(trimmed, patterns(text)) if p)
         self.patterns = [(p.startswith("!"), matcher(p)) for p in cleaned]
         self.exceptions = any(exception for exception, _ in self.patterns)
-        """Something below a directory that is left out may be in the context all the same."""
+        """Some path below an excluded directory may still be in the context."""
 
     def out(self, path: str) -> bool:
         """Whether a path of the context, with slashes, is left out."""
@@ -51,7 +51,7 @@ class Ignore:
 
 
 def patterns(text: bytes) -> list[str]:
-    """The patterns of a file, in their short form."""
+    """The patterns of a file, in normalized form."""
     found = []
     for line in text.removeprefix(b"\xef\xbb\xbf").split(b"\n"):
         if len(line) >= MAX_LINE:
@@ -117,7 +117,7 @@ def ends(path: str) -> Iterator[int]:
 
 
 def check(pattern: str) -> None:
-    """Refuses what Go's path.Match does."""
+    """Refuses patterns that Go's path.Match refuses."""
     i = 0
 
     def character() -> None:
@@ -278,7 +278,7 @@ class Parser:
             self.add(2, Part(Chars((self.escaped(c) * 2,))))
 
     def escaped(self, c: str) -> str:
-        """The character that a backslash makes of another."""
+        """The character that a backslash makes of another one."""
         if not c.isascii() or c.isalnum() and c not in CHARACTERS:
             raise BadPattern(f"\\{c}: a backslash has no meaning there")
         return CHARACTERS.get(c, c)

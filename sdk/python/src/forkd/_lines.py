@@ -1,15 +1,15 @@
-"""Streams as the daemon sends them, from bytes: lines of JSON, and server-sent events."""
+"""Parses the daemon's streams from bytes: lines of JSON, and server-sent events."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
-MAX_LINE = 64 << 20  # bytes: more is no line of a daemon
+MAX_LINE = 64 << 20  # bytes: no line of a daemon is longer
 
 
 class Lines:
-    """Cuts bytes into lines. Only a line feed ends one: JSON may hold the other separators of Unicode."""
+    """Splits bytes into lines. Only a line feed ends a line, because JSON may contain Unicode's other separators."""
 
     def __init__(self) -> None:
         self.rest = bytearray()
@@ -29,11 +29,11 @@ class Lines:
 class ServerEvent(NamedTuple):
     id: str
     type: str
-    data: str  # empty: only the id moved on
+    data: str  # empty if only the id has changed
 
 
 class ServerEvents:
-    """Reads server-sent events from their lines."""
+    """Parses server-sent events from lines."""
 
     def __init__(self) -> None:
         self.lines = Lines()

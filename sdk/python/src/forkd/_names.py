@@ -1,4 +1,4 @@
-"""Answers E2B's names of attributes and parameters with those here. docs/sdk.md has all names."""
+"""Errors for E2B's names of attributes and parameters, which give the name here. docs/sdk.md lists all names."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ._e2b import ATTRIBUTES, PARAMETERS, STATICS
 
 Kind = TypeVar("Kind", bound=type)
 
-COROUTINE, KEYWORDS = 0x80, 0x08  # of code.co_flags: it is async; it takes parameters of any name
+COROUTINE, KEYWORDS = 0x80, 0x08  # flags of co_flags: async function; any keyword parameters
 
 
 class NamesOfE2B(type):
-    """Makes a class name what is meant by what E2B's class has, and it has not."""
+    """Makes a class answer E2B's names, which it does not have, with the name here."""
 
     if not TYPE_CHECKING:  # else every name would be one of the class
 
@@ -26,7 +26,7 @@ class NamesOfE2B(type):
 
 
 def knows_e2b(kind: Kind) -> Kind:
-    """Makes a class name what is meant by an attribute or a parameter of E2B's that it does not have."""
+    """Makes a class answer E2B's names of attributes and parameters, which it lacks, with the name here."""
     name = kind.__name__
     attributes = ATTRIBUTES.get(name.removeprefix("Async"), {})
 
@@ -46,7 +46,7 @@ def knows_e2b(kind: Kind) -> Kind:
 
 
 def checked(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-    """call, but parameters of E2B's are refused with their names here."""
+    """Wraps call so that parameters with E2B's names raise an error that gives the name here."""
     inner = call
     while hasattr(inner, "__wrapped__"):
         inner = inner.__wrapped__

@@ -1,4 +1,4 @@
-"""Output of commands, and how they ended."""
+"""The output of commands, and their results."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any, Literal, NamedTuple
 
 Stream = Literal["stdout", "stderr"]
 
-MAX_KEPT = 64 << 20  # bytes of each output that a result keeps; callbacks are given all
+MAX_KEPT = 64 << 20  # bytes of each output that a result keeps; callbacks get everything
 
 
 class _Ended:
-    """What results have in common."""
+    """The common parts of results."""
 
     stdout: Any
     stderr: Any
@@ -42,28 +42,27 @@ class _Ended:
 
 @dataclass
 class CommandResult(_Ended):
-    """How a command ended, and what it wrote as text. Bytes that are no UTF-8 stand in it as surrogates
-    (PEP 383), so that nothing is lost: stdout_bytes has what was written, byte for byte."""
+    """How a command ended, and its output as text. In text, surrogates (PEP 383) replace bytes that are not
+    UTF-8, so nothing is lost: stdout_bytes has the output byte for byte."""
 
     stdout: str
     stderr: str
     exit_code: int
-    """The command's own, or what a shell would report: 128 and the number of the signal, 124 for a
-    timeout, 127 and 126 for a command that cannot be found or executed."""
+    """The command's exit code, or the code that a shell would report: 128 plus the number of the signal,
+    124 for a timeout, 127 if the command was not found, and 126 if it could not be executed."""
     outcome: str = "exited"
     """exited, signaled, timeout, not_found or not_executable."""
     signal: str | None = None
     """The name of the signal that ended it, such as SIGKILL."""
     truncated: bool = False
-    """An output had more than 64 MiB; the result has the first of them."""
+    """An output had more than 64 MiB, of which the result has the beginning."""
     error: str | None = None
-    """What went wrong, in words; None: it exited by itself."""
+    """What went wrong, in words; None if the command exited by itself."""
 
 
 @dataclass
 class BytesResult(_Ended):
-    """How a command ended that was run with text=False, and the bytes that it wrote. The fields are those
-    of CommandResult."""
+    """How a command with text=False ended, and its output as bytes. The fields are those of CommandResult."""
 
     stdout: bytes
     stderr: bytes
@@ -79,14 +78,14 @@ def encoded(output: str | bytes) -> bytes:
 
 
 class Output(NamedTuple):
-    """A part of what a command writes."""
+    """A part of a command's output."""
 
     stream: Stream
-    data: str | bytes  # as the command was started: with text=True a string
+    data: str | bytes  # a string with text=True, else bytes
 
 
 class Collector:
-    """Takes the output of a command as it comes, hands it on, and keeps it for the result."""
+    """Receives the output of a command, passes it on, and keeps it for the result."""
 
     def __init__(
         self, text: bool, on_stdout: Callable[[Any], Any] | None = None, on_stderr: Callable[[Any], Any] | None = None
@@ -95,11 +94,11 @@ class Collector:
         self.on: dict[Stream, Callable[[Any], Any] | None] = {"stdout": on_stdout, "stderr": on_stderr}
         self.kept: dict[Stream, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
         self.truncated = False
-        decoder = codecs.getincrementaldecoder("utf-8")  # characters may be cut by the parts in which output comes
+        decoder = codecs.getincrementaldecoder("utf-8")  # a part of the output may end inside a character
         self.decoders = {name: decoder("surrogateescape") for name in self.kept}
 
     def add(self, stream: Stream, data: bytes) -> list[Output]:
-        """Keeps data. What it returns is to be handed on; see call."""
+        """Keeps data. The caller must pass on the returned parts; see call."""
         kept = self.kept[stream]
         room = MAX_KEPT - len(kept)
         kept += data[:room]
@@ -108,7 +107,7 @@ class Collector:
         return [Output(stream, part)] if part else []
 
     def rest(self) -> list[Output]:
-        """Bytes at the end that are no whole character."""
+        """Bytes at the end that are an incomplete character."""
         if not self.text:
             return []
         return [Output(s, part) for s, d in self.decoders.items() if (part := d.decode(b"", final=True))]
@@ -133,12 +132,12 @@ class Collector:
 
 
 def event_of(line: bytes) -> dict[str, Any]:
-    """A message of a stream of lines; an empty one for an empty line."""
+    """A message of a stream of lines; an empty dict for an empty line."""
     return json.loads(line) if line else {}
 
 
 def output_of(message: dict[str, Any]) -> Iterator[tuple[Stream, bytes]]:
-    """The output that a message has: text, or bytes where it is none."""
+    """The output in a message: text, or bytes if it is not UTF-8."""
     stream: Stream
     for stream in ("stdout", "stderr"):
         if text := message.get(stream):

@@ -1,4 +1,4 @@
-"""What all messages of the API have."""
+"""The common parts of all messages of the API."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any, ClassVar, Self
 
 
 class Record:
-    """A message of the API. Its fields are attributes, and can be read by name as those of a dict, as
-    programs for forkd 0.5 do: info.id and info["id"] are the same."""
+    """A message of the API. Its fields are attributes. As in forkd 0.5, they can also be read like those of
+    a dict: info.id and info["id"] are the same."""
 
     _nested: ClassVar[Nested] = {}
     _renamed: ClassVar[dict[str, str]] = {}
 
     @classmethod
     def from_json(cls, data: Any) -> Self:
-        """The message that decoded JSON is. Fields that are not known are ignored."""
+        """The message for decoded JSON. Unknown fields are ignored."""
         given: dict[str, Any] = {}
         for f in fields(cls):  # type: ignore[arg-type]  # every subclass is a dataclass
             value = data.get(cls._renamed.get(f.name, f.name))
@@ -27,7 +27,7 @@ class Record:
         return cls(**given)
 
     def to_json(self) -> dict[str, Any]:
-        """The message as JSON can hold it, without what is None."""
+        """The message as a dict for JSON, without fields that are None."""
         out: dict[str, Any] = {}
         for f in fields(self):  # type: ignore[arg-type]
             value = getattr(self, f.name)
@@ -40,7 +40,7 @@ class Record:
             out[self._renamed.get(f.name, f.name)] = value
         return out
 
-    # Once for all messages: to make them for every class would be a third of the time of `import forkd`.
+    # Defined once for all messages: methods for each class would take a third of the time of `import forkd`.
 
     def __repr__(self) -> str:
         given = ((f.name, getattr(self, f.name)) for f in fields(self))  # type: ignore[arg-type]
@@ -57,10 +57,10 @@ class Record:
         raise KeyError(name)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The field of a name, or default if there is none or it is None."""
+        """The field with a name, or default if there is none or it is None."""
         value = getattr(self, name, None) if not name.startswith("_") else None
         return default if value is None else value
 
 
 Nested = dict[str, type[Record]]
-"""The classes of fields that are messages, or lists of them."""
+"""Classes of the fields that are messages or lists of messages."""

@@ -1,4 +1,4 @@
-"""Directories of this host as tar archives."""
+"""Packs and unpacks directories of this host as tar archives."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ._errors import ForkdError, InvalidArgumentError
 if TYPE_CHECKING:
     from tarfile import TarFile, TarInfo
 
-# Bounds on an archive and on the names in it; the daemon has the same.
+# Bounds on an archive and on the names in it, which are also the daemon's.
 MAX_BYTES = 64 << 30
 MAX_ENTRIES = 4 << 20
 MAX_NAME = 4096  # bytes
 MAX_PART = 255  # bytes
 MAX_PARTS = 255
-MAX_READ = 1 << 20  # bytes that the module tarfile reads at once, such as those of an extended header
+MAX_READ = 1 << 20  # bytes that the module tarfile reads at a time, such as those of an extended header
 MAX_HEADERS = 2 << 20  # bytes of all headers of an entry
 MAX_LINKS = 40  # links that Linux follows in one path
 
@@ -26,11 +26,11 @@ DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Refused(Exception):
-    """Why an archive is not unpacked."""
+    """The reason why an archive is not unpacked."""
 
 
 def add(archive: IO[bytes], chunk: bytes) -> None:
-    """Adds a part of an archive that a sandbox sends."""
+    """Appends a part of an archive that a sandbox sends."""
     if archive.tell() + len(chunk) > MAX_BYTES:
         raise ForkdError(
             f"the archive of the sandbox has more than {MAX_BYTES} bytes",
@@ -41,9 +41,9 @@ def add(archive: IO[bytes], chunk: bytes) -> None:
 
 
 def unpack(archive: IO[bytes], to: str) -> None:
-    """Unpacks what a sandbox made. It may have put anything into it: nothing leads out of the directory,
-    and there are no devices. The filters of the module tarfile have had holes, so that this has its own
-    rules: no link is followed, and links are made last."""
+    """Unpacks an archive that a sandbox has made, which is not trusted: nothing is written outside of the
+    directory, and no devices are made. The filters of the module tarfile have had holes, so this has its
+    own rules: no link is followed, and links are made last."""
     import tarfile
 
     os.makedirs(to, exist_ok=True)
@@ -60,11 +60,11 @@ def unpack(archive: IO[bytes], to: str) -> None:
 
 
 class _Bounded:
-    """An archive whose headers do not fill the memory."""
+    """An archive whose headers cannot fill the memory."""
 
     def __init__(self, archive: IO[bytes]) -> None:
         self.seek, self.tell, self._archive, self._ends = archive.seek, archive.tell, archive, 0
-        self.left: int | None = MAX_HEADERS  # for the headers of an entry; None: content is being read
+        self.left: int | None = MAX_HEADERS  # bytes left for the headers of an entry; None while content is read
 
     def read(self, size: int) -> bytes:
         if not 0 <= size <= MAX_READ:
@@ -75,13 +75,13 @@ class _Bounded:
                 raise Refused(f"an entry has more than {MAX_HEADERS} bytes of headers")
         data = self._archive.read(size)
         self._ends = 0 if data or not size else self._ends + 1
-        if self._ends > 8:  # a header that never ends is read again and again
+        if self._ends > 8:  # an endless header is read again and again
             raise Refused("it ends in the middle of a header")
         return data
 
 
 def _parts(name: str) -> list[str]:
-    """The parts of an entry's name; none: it is the directory itself."""
+    """The parts of an entry's name; empty for the directory itself."""
     if len(os.fsencode(name)) > MAX_NAME:
         raise Refused(f"the name {name[:50]!r}… has more than {MAX_NAME} bytes")
     parts = [part for part in name.split("/") if part not in ("", ".")]
@@ -93,7 +93,7 @@ def _parts(name: str) -> list[str]:
 
 
 def _open(root: int, parts: list[str], make: bool) -> int:
-    """Opens a directory below the root, and follows no link."""
+    """Opens a directory below the root without following links."""
     at = os.dup(root)
     for part in parts:
         try:
@@ -110,7 +110,7 @@ def _open(root: int, parts: list[str], make: bool) -> int:
 
 
 def _remove(name: str, at: int) -> None:
-    """Makes room for an entry."""
+    """Removes what an entry replaces."""
     try:
         os.unlink(name, dir_fd=at)
     except FileNotFoundError:
@@ -126,7 +126,7 @@ class _Unpacking:
         self.root = root
         self.hard: dict[str, str] = {}  # name to target
         self.soft: dict[str, str] = {}
-        self.times: dict[str, float] = {}  # of directories, set when they are full
+        self.times: dict[str, float] = {}  # of directories; set after their content is complete
 
     def all(self, tar: TarFile, archive: _Bounded) -> None:
         left, entries = MAX_BYTES, 0
@@ -221,7 +221,7 @@ class _Unpacking:
             os.close(there)
 
     def stays(self, at: list[str], target: str) -> bool:
-        """Whether a link stays in the directory, by way of other links too."""
+        """Whether a link stays in the directory, even through other links."""
         here, todo, followed = list(at), [target], 0
         while todo:
             if (link := todo.pop()).startswith("/"):
@@ -245,7 +245,7 @@ class _Unpacking:
         return True
 
     def link(self, name: str) -> str | None:
-        """Where a link of the archive, or one that was there, leads to; None: the name is no link."""
+        """The target of a link in the archive, or of an existing link; None if the name is not a link."""
         if (target := self.soft.get(name)) is None:
             with contextlib.suppress(OSError):
                 return os.readlink(name, dir_fd=self.root)
@@ -263,7 +263,7 @@ def _set_time(fd: int, time: float) -> None:
 
 
 def pack(directory: str, into: IO[bytes]) -> None:
-    """Packs what is below a directory."""
+    """Packs the content of a directory."""
     import tarfile
 
     if not os.path.isdir(directory):

@@ -1,4 +1,4 @@
-"""All errors of this package: one class for every code of docs/errors.md, and those of the client's own."""
+"""All errors of this package: a class for every code of docs/errors.md, and errors of the client itself."""
 
 from ._codes import *  # noqa: F403
 from ._codes import BY_CODE as BY_CODE

@@ -1,1 +1,1 @@
-"""One half of the SDK. The sync half is made from the async one by tools/unasync.py."""
+"""The async half of the SDK, from which tools/unasync.py generates the sync half."""

@@ -19,7 +19,7 @@ from ._snapshot import AsyncSnapshot
 if TYPE_CHECKING:
     from ._client import AsyncClient
 
-SILENT = 600.0  # seconds: until the plan is there, registries are asked, and the daemon says nothing
+SILENT = 600.0  # seconds: while it makes the plan, the daemon asks registries and sends nothing
 
 
 async def build(
@@ -39,7 +39,7 @@ async def build(
     disk_mib: int | None,
     on_progress: Callable[[BuildProgress], Any] | None,
 ) -> AsyncSnapshot:
-    """Builds a snapshot; see AsyncClient.build. The archive is written to a file before anything is sent."""
+    """Builds a snapshot; see AsyncClient.build. The archive is written to a file before it is sent."""
     import tempfile
 
     fields = {
@@ -68,7 +68,7 @@ async def build(
 
 
 async def follow(client: AsyncClient, archive: Any, on_progress: Callable[[BuildProgress], Any] | None) -> Any:
-    """Sends the archive of a build, and follows its progress up to its result."""
+    """Sends the archive of a build, and follows the build's progress until its result."""
     transport, lines, steps, what = client._transport, Lines(), Steps(), "the stream of the build"
     headers = {"Content-Type": "application/x-tar", "Accept": "application/x-ndjson"}
     async with transport.stream(

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 @knows_e2b
 class AsyncClient:
-    """Calls one daemon. Without url, it is found as the command forkd finds it: by $FORKD_URL, else in a
+    """Calls one daemon. Without url, the daemon is found as by the command forkd: by $FORKD_URL, else in a
     running emulated host, else at the local socket.
 
-    It may be used by several threads and event loops at once, and by a process that was forked. A with
+    A client may be used by several threads and event loops concurrently, and by a forked process. A with
     block closes its connections."""
 
     snapshots: AsyncSnapshots
@@ -49,12 +49,13 @@ class AsyncClient:
         timeout: float = 300.0,
         retries: int = 2,
     ) -> None:
-        """url is unix:///path, http://host:port or https://host:port; token the daemon's; ca a file in PEM with
-        the authority of its certificate; cert and key files with a certificate of this client. $FORKD_URL,
-        $FORKD_TOKEN, $FORKD_CA, $FORKD_CERT and $FORKD_KEY stand for what is left out.
+        """url is unix:///path, http://host:port or https://host:port. token is the daemon's token. ca is a
+        PEM file with the authority of the daemon's certificate. cert and key are files with a certificate
+        of this client and its key. Parameters that are omitted come from $FORKD_URL, $FORKD_TOKEN,
+        $FORKD_CA, $FORKD_CERT and $FORKD_KEY.
 
-        timeout is how long a call may go without an answer, in seconds; commands and code have limits of
-        their own. retries is how often a request that does nothing twice is sent again."""
+        timeout is how long a call waits for an answer, in seconds; commands and code have limits of their
+        own. retries is how often a failed request is repeated, if repeating it does no harm."""
         seconds = _args.seconds("timeout", timeout)
         self._set(locate(url, token, ca, cert, key), seconds or 300.0, _args.whole("retries", retries, 0, 100))
 
@@ -67,8 +68,8 @@ class AsyncClient:
 
     @classmethod
     def default(cls) -> AsyncClient:
-        """The client that Sandbox.create and others use if they are given none: one for the whole process, or
-        for each daemon if the environment names another one. It is closed when the process ends."""
+        """The client that Sandbox.create and others use by default. There is one for the whole process, or
+        one for each daemon if the environment names another. It is closed when the process exits."""
         address = locate()
         with cls._defaults_lock:
             if address not in cls._defaults:
@@ -79,18 +80,18 @@ class AsyncClient:
 
     @property
     def url(self) -> str:
-        """Where the daemon is."""
+        """The daemon's URL."""
         return self._transport.address.url
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.url}>"
 
     async def version(self) -> Version:
-        """The version of the daemon, and what its host can do."""
+        """The daemon's version, and the capabilities of its host."""
         return Version.from_json((await self._transport.call("GET", "/version")).json())
 
     async def healthy(self) -> bool:
-        """Whether a daemon answers. It needs no token."""
+        """Whether a daemon answers. The call needs no token."""
         try:
             return bool((await self._transport.call("GET", "/healthz")).json().get("ok"))
         except (ConnectionFailedError, ForkdError):
@@ -111,13 +112,13 @@ class AsyncClient:
         hostname_prefix: str | None = None,
         allow_partial: bool = False,
     ) -> AsyncSandboxes:
-        """Forks n sandboxes from a snapshot: all of them, or none. With allow_partial those that live are in
-        the PartialForkError that says how many do not.
+        """Forks n sandboxes from a snapshot: all of them, or none. With allow_partial, a PartialForkError
+        may say that some did not start; it contains those that did.
 
-        env is set for commands and code; network is where they may connect to, that of the snapshot if it
-        is None; ttl deletes a sandbox after so many seconds, and idle_timeout suspends one after so many
-        without a request, until the next. unique is "strict" if a fork whose programs would repeat random
-        numbers is to fail."""
+        env is set for commands and code. network is where they may connect to; by default it is that of the
+        snapshot. ttl is the number of seconds after which a sandbox is deleted. idle_timeout is the number
+        of seconds without a request after which it is suspended until the next request. With
+        unique="strict", the fork fails if programs would repeat random numbers."""
         body = fork_body(n, labels, env, network, limits, ttl, idle_timeout, unique, hostname_prefix, allow_partial)
         return await fork(self, body | {"snapshot_tag": _args.name("snapshot", snapshot)})
 
@@ -139,21 +140,21 @@ class AsyncClient:
         disk_mib: int | None = None,
         on_progress: Callable[[BuildProgress], Any] | None = None,
     ) -> AsyncSnapshot:
-        """Builds a snapshot from a Dockerfile, as `forkd build` does; docs/build.md says what of one is carried
-        out. Steps that an earlier build did are not done again.
+        """Builds a snapshot from a Dockerfile, as `forkd build` does; docs/build.md lists the supported
+        instructions. Steps of earlier builds are reused.
 
-        context is the directory whose files the build may copy, but for those that its .dockerignore leaves
-        out. dockerfile is a path that begins there, "Dockerfile" if it is None; dockerfile_text is a Dockerfile
-        instead, for which no context is needed. tag is that of the snapshot: without one, the name of the
-        directory. With replace=False a snapshot with that tag is an error.
+        context is the directory whose files the build may copy, except those that its .dockerignore
+        excludes. dockerfile is a path relative to context, by default "Dockerfile". dockerfile_text is the
+        text of a Dockerfile instead, which needs no context.
 
         target is a stage, build_args are values of ARG instructions, and secrets, by id, are for commands that
         ask for them by RUN --mount=type=secret. registry_auth has credentials for registries of images, by host:
         {"ghcr.io": {"username": "me", "password": "…"}}; the daemon keeps them for this build only. no_cache does all steps again. vcpus, memory_mib and disk_mib
         are for a VM that is made from an image.
 
-        on_progress is called with a BuildPlan, then with BuildSteps and BuildOutputs (forkd.types). The step
-        that fails, and the end of its output, are in the BuildFailed. If this call is left, the build ends."""
+        on_progress is called with a BuildPlan, then with BuildSteps and BuildOutputs (forkd.types). If a
+        step fails, BuildFailed contains the step and the end of its output. Cancelling this call ends the
+        build."""
         from ._build import build
 
         return await build(
@@ -175,11 +176,11 @@ class AsyncClient:
         )
 
     async def sandboxes(self, labels: Mapping[str, str | None] | None = None) -> List[AsyncSandbox]:
-        """The sandboxes that there are; see AsyncSandbox.list."""
+        """All sandboxes; see AsyncSandbox.list."""
         return await AsyncSandbox.list(labels, client=self)
 
     async def connect(self, id: str) -> AsyncSandbox:
-        """The sandbox of an id; see AsyncSandbox.connect."""
+        """The sandbox with an id; see AsyncSandbox.connect."""
         return await AsyncSandbox.connect(id, client=self)
 
     @asynccontextmanager
@@ -190,14 +191,14 @@ class AsyncClient:
         labels: Mapping[str, str | None] | None = None,
         after: str | None = None,
     ) -> AsyncIterator[AsyncIterator[Event]]:
-        """What happens to sandboxes and snapshots, from when the block is entered:
+        """Events of sandboxes and snapshots, beginning when the block is entered:
 
             with client.events(labels={"job": "7"}) as events:
                 for event in events:
                     print(event.type, event.sandbox_id)
 
-        sandbox and labels choose sandboxes. after is the id of an event: what followed it comes first. The
-        StreamBrokenError of a stream that ends has the id after which to go on."""
+        sandbox and labels select sandboxes. after is the id of an event; the events after it come first. If
+        the stream breaks, the StreamBrokenError contains the id to continue after."""
         ids = [sandbox] if isinstance(sandbox, str) else sandbox or []
         params = [("sandbox", _args.identifier("sandbox", id)) for id in ids] + _args.label_filter(labels)
         if after is not None:
@@ -219,7 +220,7 @@ class AsyncClient:
         raise StreamBrokenError("the stream of events broke off: the daemon went away", after=last)
 
     async def aclose(self) -> None:
-        """Closes its connections."""
+        """Closes the client's connections."""
         await self._transport.aclose()
 
     async def __aenter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""Code in warm interpreters."""
+"""Runs code in warm interpreters."""
 
 from __future__ import annotations
 
@@ -75,34 +75,34 @@ async def run_code(
 
 
 class AsyncContexts:
-    """The interpreters of a sandbox. Each has variables of its own, and runs one call at a time. The one that
-    run_code uses by default has the name of its language as its id."""
+    """The interpreters of a sandbox. Each has its own variables, and runs one call at a time. The id of a
+    default interpreter of run_code is its language."""
 
     def __init__(self, sandbox: AsyncSandbox) -> None:
         self._sandbox = sandbox
 
     async def create(self, language: str | None = None, *, cwd: str | None = None) -> CodeContext:
-        """Starts an interpreter: of Python, unless a language is named, in the user's home unless cwd is."""
+        """Starts an interpreter, by default of Python and in the user's home."""
         body = _args.given(
             language=_args.optional_text("language", language), cwd=None if cwd is None else _args.path("cwd", cwd)
         )
         return CodeContext.from_json((await self._sandbox._call("POST", "/contexts", body, once=True)).json())
 
     async def list(self) -> List[CodeContext]:
-        """The interpreters that there are."""
+        """All interpreters."""
         return [CodeContext.from_json(c) for c in (await self._sandbox._call("GET", "/contexts")).json()]
 
     async def restart(self, context: Context | None = None) -> None:
-        """Replaces an interpreter: what runs in it ends, and its variables are lost. None: that of Python."""
+        """Replaces an interpreter, by default that of Python. Running code ends, and the variables are lost."""
         await self._sandbox._call("POST", "/eval/restart", self._body(context))
 
     async def interrupt(self, context: Context | None = None) -> bool:
-        """Interrupts what runs in an interpreter, once, as Ctrl-C does. False: nothing ran."""
+        """Interrupts the code in an interpreter once, as Ctrl-C does. Returns False if no code was running."""
         answer = await self._sandbox._call("POST", "/eval/interrupt", self._body(context))
         return bool(answer.json().get("interrupted"))
 
     async def remove(self, context: Context) -> bool:
-        """Ends an interpreter. False: there is none of that id any more."""
+        """Ends an interpreter. Returns False if there is none with that id."""
         from .._codes import NotFoundInSandboxError
 
         id = _args.text("context", context_id(context))

@@ -1,4 +1,4 @@
-"""Commands and terminals of a sandbox."""
+"""Runs commands and terminals in a sandbox."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from ._sandbox import AsyncSandbox
 
 Command = str | Sequence[str]
-"""A list is an exact argv, and no shell is involved. A string is run by /bin/sh -c."""
+"""A list is an exact argv, without a shell. A string is run by /bin/sh -c."""
 
 Callback = Callable[[Any], Any]
 
 MAX_STDIN = 8 << 20  # bytes that a request may carry
-MAX_UNTAKEN = 128 << 10  # bytes of input that are sent before the process has taken those before
+MAX_UNTAKEN = 128 << 10  # bytes of input that may be in transit before the process has taken earlier input
 SHELL = ["/bin/sh", "-c", "command -v bash >/dev/null && exec bash -il || exec sh -i"]
 
 
@@ -61,17 +61,17 @@ def checked(result: Any, cmd: Command, check: bool) -> Any:
 
 @knows_e2b
 class AsyncCommandHandle:
-    """A command that runs. Iterate over it for its output as it comes, or wait for its end. A command that
-    start or pty.create began is killed when its handle is closed, unless it was detached."""
+    """A running command. Iterate over it to get its output as it arrives, or wait for its end. Closing the
+    handle kills a command that start or pty.create has started, unless the command was detached."""
 
     def __init__(
         self, sandbox: AsyncSandbox, socket: AsyncSocket, pid: int, text: bool, check: bool, cmd: Command
     ) -> None:
         self.pid = pid
-        """The number of the process in the sandbox."""
+        """The process id in the sandbox."""
         self._sandbox, self._socket, self._cmd, self._check = sandbox, socket, cmd, check
         self._collector = Collector(text)
-        self._ready: deque[Output] = deque()  # output that was received and not handed out
+        self._ready: deque[Output] = deque()  # output that was received but not returned yet
         self._reading = _runtime.AsyncLock()
         self._sent = self._taken = 0
         self._stdin_closed = False
@@ -80,8 +80,8 @@ class AsyncCommandHandle:
         self._error: Exception | None = None
 
     async def write(self, data: str | bytes) -> None:
-        """Sends input, and returns when the process has taken all of it. InputClosedError: it takes no more, or
-        has ended."""
+        """Sends input, and returns when the process has taken all of it. Raises InputClosedError if the
+        process takes no more input or has ended."""
         data = _args.data("data", data)
         for at in range(0, len(data), MAX_UNTAKEN):
             part = data[at : at + MAX_UNTAKEN]
@@ -93,22 +93,22 @@ class AsyncCommandHandle:
                 await self._receive(lambda: self._taken < self._sent and not self._stdin_closed)
 
     send_stdin = write
-    """E2B's name of write."""
+    """E2B's name for write."""
 
     async def _send(self, message: bytes | dict[str, Any]) -> None:
-        """Sends what a process that has ended does not need."""
+        """Sends a message. If the process has ended, an error is ignored."""
         if self._ended():
             return
         try:
             await self._socket.send(message)
         except StreamBrokenError:
-            while not self._ended():  # its end may be on its way
+            while not self._ended():  # its end may be in transit
                 await self._receive(lambda: True)
             if self._error is not None:
                 raise
 
     async def close_stdin(self) -> None:
-        """Ends the input; a terminal is sent Ctrl-D."""
+        """Ends the input. A terminal receives Ctrl-D."""
         await self._send({"close_stdin": True})
 
     async def signal(self, name: str) -> None:
@@ -116,28 +116,28 @@ class AsyncCommandHandle:
         await self._socket.send({"signal": _args.text("name", name)})
 
     async def kill(self) -> bool:
-        """Kills the process and its group. False: it had ended already."""
+        """Kills the process and its group. Returns False if it had already ended."""
         return await self._sandbox.commands.kill(self.pid)
 
     async def resize(self, cols: int, rows: int) -> None:
-        """Sets the size of its terminal."""
+        """Sets the size of the command's terminal."""
         await self._socket.send(
             {"resize": {"cols": _args.whole("cols", cols, 1, 65535), "rows": _args.whole("rows", rows, 1, 65535)}}
         )
 
     async def detach(self) -> None:
-        """Leaves the process to itself; it goes on. commands.connect follows it again."""
+        """Lets the process continue without this handle. commands.connect follows it again."""
         await self._socket.send({"detach": True})
         while not self._ended():
             await self._receive(lambda: True)
         await self.aclose()
 
     disconnect = detach
-    """E2B's name of detach."""
+    """E2B's name for detach."""
 
     async def wait(self, on_stdout: Callback | None = None, on_stderr: Callback | None = None) -> Any:
         """Waits for the end, and returns a CommandResult with all output (with text=False, a BytesResult).
-        The callbacks are given the output that was not iterated over yet, as it comes."""
+        The callbacks receive output as it arrives, except output that was already iterated over."""
         collector = self._collector
         collector.on = {"stdout": on_stdout, "stderr": on_stderr}
         async for part in self:
@@ -161,7 +161,7 @@ class AsyncCommandHandle:
         return self._end is not None or self._detached or self._error is not None
 
     async def _receive(self, wanted: Callable[[], bool]) -> None:
-        """Takes one message of the daemon, unless what is wanted came while another task or thread did so."""
+        """Receives one message of the daemon, unless another task or thread receives what is wanted first."""
         async with self._reading:
             if self._ended() or not wanted():
                 return
@@ -189,7 +189,7 @@ class AsyncCommandHandle:
             self._error = problem_of(event["error"], event.get("code", ""), event.get("status", 0))
 
     async def aclose(self) -> None:
-        """Leaves the stream. A process that this handle started is killed, unless it was detached."""
+        """Closes the stream. A process that this handle has started is killed, unless it was detached."""
         await self._socket.aclose()
 
     async def __aenter__(self) -> Self:
@@ -220,7 +220,7 @@ async def open_handle(
         await socket.aclose()
         raise
     handle = AsyncCommandHandle(sandbox, socket, first.get("started", {}).get("pid", 0), text, check, cmd)
-    handle._event(first)  # it may have ended: it could not be started
+    handle._event(first)  # it may have ended already, because it could not be started
     return handle
 
 
@@ -277,12 +277,12 @@ class AsyncCommands:
         on_stdout: Callback | None = None,
         on_stderr: Callback | None = None,
     ) -> CommandResult | BytesResult:
-        """Runs a command, and returns how it ended with all that it wrote. The callbacks are given its output
-        as it comes.
+        """Runs a command, and returns its result with all of its output. The callbacks receive output as it
+        arrives. A list is an exact argv; a string is run by /bin/sh -c. timeout is in seconds, by default
+        30 and at most 3600.
 
-        A list is an exact argv; a string is run by /bin/sh -c. timeout is in seconds: 30 if it is None, 3600
-        at most. A command that fails is a result like others, unless check is true: then CommandFailed is
-        raised. With text=False output is bytes. If this call is left, the command is killed."""
+        A command that fails returns a result like any other, unless check is true; then CommandFailed is
+        raised. With text=False, output is bytes. Cancelling this call kills the command."""
         body = exec_body(cmd, env, cwd, user, timeout, 3600)
         if stdin is not None:
             data = _args.data("stdin", stdin)
@@ -323,9 +323,10 @@ class AsyncCommands:
         check: bool = False,
         text: bool = True,
     ) -> AsyncCommandHandle:
-        """Starts a command, and returns a handle as soon as it runs. With stdin=True its input is open for
-        write; with str or bytes it is that, and then its end. Without timeout it may run for as long as it
-        likes. What could not be started has ended already, with an outcome that says why."""
+        """Starts a command, and returns a handle as soon as it runs. With stdin=True, its input is open for
+        write. If stdin is a str or bytes, the command receives exactly that. Without timeout it may run
+        without a limit. If it cannot be started, the handle has already ended, and its outcome gives the
+        reason."""
         body = exec_body(cmd, env, cwd, user, timeout)
         if stdin is not False:
             body["open_stdin"] = True
@@ -335,16 +336,16 @@ class AsyncCommands:
                 await handle.write(stdin)
                 await handle.close_stdin()
             except InputClosedError:
-                pass  # it needs no more of it, as `head` does
+                pass  # like `head`, it needs no more input
         return handle
 
     async def connect(self, pid: int, *, text: bool = True) -> AsyncCommandHandle:
-        """Follows a command that runs: its output from now on. Closing the handle ends nothing."""
+        """Follows the output of a running command from now on. Closing the handle does not kill the command."""
         path = self._sandbox._path(f"/processes/{_args.whole('pid', pid, 1, 2**31)}/attach")
         return await open_handle(self._sandbox, path, None, text, False, f"process {pid}")
 
     async def list(self) -> List[Process]:
-        """The commands that run, oldest first."""
+        """The running commands, oldest first."""
         answer = await self._sandbox._call("GET", "/processes")
         return [Process.from_json(p) for p in answer.json()]
 
@@ -355,7 +356,7 @@ class AsyncCommands:
         )
 
     async def kill(self, pid: int) -> bool:
-        """Kills a command and its group. False: there is no such command any more."""
+        """Kills a command and its group. Returns False if there is no such command."""
         from .._codes import NotFoundInSandboxError
 
         try:
@@ -365,7 +366,7 @@ class AsyncCommands:
         return True
 
     async def send_stdin(self, pid: int, data: str | bytes, *, close: bool = False) -> None:
-        """Sends input to a command that was started with stdin=True, and then its end with close."""
+        """Sends input to a command that was started with stdin=True. With close, the input then ends."""
         await self._sandbox._call(
             "POST",
             f"/processes/{_args.whole('pid', pid, 1, 2**31)}/stdin",
@@ -393,14 +394,14 @@ class AsyncPty:
         user: str | None = None,
         timeout: float | None = None,
     ) -> AsyncCommandHandle:
-        """Starts a command with a terminal: a login shell if none is named. Its output is bytes, all of it
-        stdout; write sends what is typed."""
+        """Starts a command with a terminal, by default a login shell. Its output is bytes, all of it
+        stdout. write sends input to the terminal."""
         body = exec_body(cmd, env, cwd, user, timeout)
         body["tty"] = {"cols": _args.whole("cols", cols, 1, 65535), "rows": _args.whole("rows", rows, 1, 65535)}
         return await open_handle(self._sandbox, self._sandbox._path("/exec"), body, False, False, cmd)
 
     async def connect(self, pid: int) -> AsyncCommandHandle:
-        """Follows a terminal that was left: its output from now on."""
+        """Follows the output of a detached terminal from now on."""
         return await self._sandbox.commands.connect(pid, text=False)
 
     async def resize(self, pid: int, cols: int, rows: int) -> None:
@@ -409,9 +410,9 @@ class AsyncPty:
         await self._sandbox._call("POST", f"/processes/{_args.whole('pid', pid, 1, 2**31)}/resize", size)
 
     async def send_stdin(self, pid: int, data: str | bytes) -> None:
-        """Types data."""
+        """Sends input to a terminal."""
         await self._sandbox.commands.send_stdin(pid, data)
 
     async def kill(self, pid: int) -> bool:
-        """Kills the command of a terminal. False: there is none any more."""
+        """Kills the command of a terminal. Returns False if there is none."""
         return await self._sandbox.commands.kill(pid)

@@ -1,4 +1,4 @@
-"""Files of a sandbox."""
+"""Reads and writes files of a sandbox."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def where(path: Path, user: str | None) -> List[tuple[str, str]]:
 
 @knows_e2b
 class AsyncFiles:
-    """Reads and writes files in a sandbox. A path that is not absolute begins at the home of the user, who
-    is the sandbox's own unless one is named."""
+    """Reads and writes files in a sandbox. Relative paths begin at the home of the user, by default the
+    sandbox's own user."""
 
     def __init__(self, sandbox: AsyncSandbox) -> None:
         self._sandbox = sandbox
@@ -49,7 +49,7 @@ class AsyncFiles:
     async def read(
         self, path: Path, *, format: Literal["text", "bytes"] = "text", user: str | None = None
     ) -> str | bytes:
-        """The content of a file: as text, in which bytes that are no UTF-8 stand as surrogates, or as bytes."""
+        """The content of a file, as bytes or as text. In text, surrogates replace bytes that are not UTF-8."""
         _args.one_of("format", format, ("text", "bytes"))
         data = await self.read_bytes(path, user=user)
         return data if format == "bytes" else data.decode("utf-8", "surrogateescape")
@@ -60,7 +60,7 @@ class AsyncFiles:
 
     @asynccontextmanager
     async def read_stream(self, path: Path, *, user: str | None = None) -> AsyncIterator[AsyncIterator[bytes]]:
-        """The content of a file in parts, for files that should not be held in memory."""
+        """The content of a file in parts, for files that are too large for memory."""
         transport = self._sandbox.client._transport
         async with transport.stream(
             "GET", self._sandbox._path("/files"), params=where(path, user), idle=transport.timeout
@@ -68,8 +68,8 @@ class AsyncFiles:
             yield transport.chunks(response, f"the content of {path}")
 
     async def write(self, path: Path, data: Content, *, user: str | None = None) -> None:
-        """Replaces a file, whole or not at all, and makes its directories. data is text, bytes, a file that is
-        open for reading bytes, or an iterable of bytes; at most 1 GiB."""
+        """Replaces a file completely or not at all, and makes its directories. data is text, bytes, a file
+        that is open for reading bytes, or an iterable of bytes; at most 1 GiB."""
         await self._upload("/files", where(path, user), "application/octet-stream", data)
 
     async def _upload(self, path: str, params: List[tuple[str, str]], kind: str, data: object) -> None:
@@ -82,7 +82,7 @@ class AsyncFiles:
         await self._sandbox._call("PUT", path, params=params, content=content, headers={"Content-Type": kind})
 
     async def list(self, path: Path, *, depth: int = 1, user: str | None = None) -> List[File]:
-        """What is in a directory, and below it with a depth above 1; at most 20000 entries."""
+        """The entries of a directory, and with a depth above 1 those below it; at most 20000 entries."""
         params = [*where(path, user), ("depth", str(_args.whole("depth", depth, 1, 64)))]
         return [File.from_json(f) for f in (await self._sandbox._call("GET", "/files/list", params=params)).json()]
 
@@ -91,10 +91,10 @@ class AsyncFiles:
         return File.from_json((await self._sandbox._call("GET", "/files/stat", params=where(path, user))).json())
 
     get_info = stat
-    """E2B's name of stat."""
+    """E2B's name for stat."""
 
     async def exists(self, path: Path, *, user: str | None = None) -> bool:
-        """Whether there is something at a path."""
+        """Whether a path exists."""
         try:
             await self.stat(path, user=user)
         except NotFoundInSandboxError:
@@ -102,7 +102,7 @@ class AsyncFiles:
         return True
 
     async def make_dir(self, path: Path, *, user: str | None = None) -> bool:
-        """Makes a directory and its parents. False: it was there."""
+        """Makes a directory and its parents. Returns False if the directory existed."""
         body = _args.given(path=_args.path("path", path), username=_args.optional_text("user", user))
         try:
             await self._sandbox._call("POST", "/files/mkdir", body)
@@ -111,21 +111,22 @@ class AsyncFiles:
         return True
 
     async def rename(self, old: Path, new: Path, *, user: str | None = None) -> File:
-        """Gives a file or a directory another path, and makes the parents of that. A file there is replaced."""
+        """Moves a file or a directory to another path, and makes the parents of that path. An existing file
+        is replaced."""
         body = {"from": _args.path("old", old), "to": _args.path("new", new)} | _args.given(
             username=_args.optional_text("user", user)
         )
         return File.from_json((await self._sandbox._call("POST", "/files/move", body)).json())
 
     async def remove(self, path: Path, *, user: str | None = None) -> None:
-        """Removes a file, or a directory with everything in it. What is not there is removed already."""
+        """Removes a file, or a directory with everything in it. A missing path is not an error."""
         await self._sandbox._call("DELETE", "/files", params=where(path, user))
 
     @asynccontextmanager
     async def watch(
         self, path: Path, *, recursive: bool = False, user: str | None = None
     ) -> AsyncIterator[AsyncIterator[FileChange]]:
-        """What changes in a directory, from when the block is entered:
+        """Changes in a directory, beginning when the block is entered:
 
         with sandbox.files.watch("/srv") as changes:
             for change in changes:
@@ -161,8 +162,8 @@ class AsyncFiles:
     async def read_tree(self, path: Path, to: Path, *, user: str | None = None) -> None: ...
 
     async def read_tree(self, path: Path, to: Path | None = None, *, user: str | None = None) -> bytes | None:
-        """Downloads a directory into the directory to of this host, which is made; without it, as the bytes
-        of a tar archive. Nothing that a sandbox puts into it leads out of the directory."""
+        """Downloads a directory into the directory to of this host, which is made. Without to, returns the
+        directory as the bytes of a tar archive. A sandbox cannot make this write outside of to."""
         import tempfile
 
         transport = self._sandbox.client._transport
@@ -180,7 +181,7 @@ class AsyncFiles:
 
     async def write_tree(self, path: Path, source: Path | bytes, *, user: str | None = None) -> None:
         """Uploads a directory of this host, or the bytes of a tar archive, into a directory of the sandbox,
-        which is made. Files that are there are replaced, and others stay."""
+        which is made. Existing files are replaced; other files stay."""
         params = where(path, user)
         if isinstance(source, bytes):
             await self._upload("/archive", params, "application/x-tar", source)

@@ -1,4 +1,4 @@
-"""What differs between event loops and threads, for the async half. Its counterpart is _sync/_runtime.py."""
+"""The parts that differ between event loops and threads, for the async half. See also _sync/_runtime.py."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ sleep = asyncio.sleep
 
 
 class AsyncPools:
-    """The connections of a client: a pool for every event loop that uses it.
-
-    A pool is closed with the client, or when its loop ends: a suspended asynchronous generator is what
-    asyncio.run ends before it closes a loop."""
+    """The connections of a client: a pool for every event loop that uses it. A pool is closed with the
+    client, or when its loop ends. It is held by a suspended asynchronous generator, which asyncio.run
+    closes before it closes a loop."""
 
     def __init__(self, address: Address, options: Callable[[Address], dict[str, Any]]) -> None:
         self.address, self.options = address, options
@@ -36,7 +35,7 @@ class AsyncPools:
             if self.closed:
                 raise RuntimeError("this client was closed")
             for ended in [other for other in self.pools if other.is_closed()]:
-                del self.pools[ended]  # it did not end its generators
+                del self.pools[ended]  # the loop has not closed its generators
             if (there := self.pools.get(loop)) is not None:
                 return there[0]
             import httpx2
@@ -70,7 +69,7 @@ class AsyncPools:
 
 
 async def gather(calls: Iterable[Callable[[], Awaitable[T]]], most: int = 128) -> list[T | Exception]:
-    """Calls all, at most so many at once, and returns what each returned or raised, in their order."""
+    """Makes all calls, at most `most` at a time. Returns what each returned or raised, in order."""
     places = asyncio.Semaphore(most)
 
     async def run(call: Callable[[], Awaitable[T]]) -> T | Exception:
@@ -86,17 +85,17 @@ async def gather(calls: Iterable[Callable[[], Awaitable[T]]], most: int = 128) -
 
 
 async def resolved(value: T | Awaitable[T]) -> T:
-    """What a callback returned, which may be a coroutine function."""
+    """The result of a callback, which may be a coroutine function."""
     return await value if inspect.isawaitable(value) else value
 
 
 async def in_thread(call: Callable[..., T], *args: Any) -> T:
-    """Calls what reads and writes files of this host."""
+    """Calls a function that reads or writes files of this host."""
     return await asyncio.to_thread(call, *args)
 
 
 async def bytes_of(source: Any) -> AsyncIterator[bytes]:
-    """The bytes of an upload: of a file, read as it is sent, or of what can be iterated."""
+    """The bytes of an upload. A file is read while it is sent; any other source is iterated over."""
     if hasattr(source, "read"):
         while chunk := await asyncio.to_thread(source.read, 1 << 18):
             yield chunk

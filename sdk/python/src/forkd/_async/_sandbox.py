@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 NetworkPolicy = Network | str | Mapping[str, Any]
-"""A policy, or a mode alone: none, public, allow or open."""
+"""A policy, or only a mode: none, public, allow or open."""
 
 BRANCH_MODES = ("live", "diff", "full")
 UNIQUE_MODES = ("report", "strict")
@@ -41,7 +41,7 @@ class AsyncSandboxes(list["AsyncSandbox"]):
     """The children of a fork. A with block kills them at its end."""
 
     async def kill(self) -> None:
-        """Kills all, also if some cannot be killed; that is raised afterwards."""
+        """Kills all of them, even if some cannot be killed; that error is raised afterwards."""
         _runtime.first_error(await _runtime.gather([s.kill for s in self]))
 
     async def map(
@@ -49,8 +49,8 @@ class AsyncSandboxes(list["AsyncSandbox"]):
         call: Callable[[AsyncSandbox], Awaitable[T]],  # async only
         # sync: call: Callable[[Sandbox], T],
     ) -> list[T]:
-        """Calls call with every sandbox, side by side, and returns what it returned, in their order. The first
-        error is raised when all have ended."""
+        """Calls call with every sandbox, concurrently, and returns the results in the order of the
+        sandboxes. The first error is raised when all calls have ended."""
         results = await _runtime.gather([partial(call, s) for s in self])
         _runtime.first_error(results)
         return results  # type: ignore[return-value]  # there is no error in it
@@ -91,7 +91,7 @@ def fork_body(
 
 
 async def fork(client: AsyncClient, body: dict[str, Any]) -> AsyncSandboxes:
-    """Forks as a request says."""
+    """Sends a fork request and returns its children."""
     answer = (await client._transport.call("POST", "/v1/forks", body, once=True)).json()
     made = AsyncSandboxes(AsyncSandbox._of(client, SandboxInfo.from_json(s)) for s in answer["sandboxes"])
     if failed := answer.get("failed", 0):
@@ -105,10 +105,10 @@ async def fork(client: AsyncClient, body: dict[str, Any]) -> AsyncSandboxes:
 
 @knows_e2b
 class AsyncSandbox(metaclass=NamesOfE2B):
-    """A sandbox: a virtual machine that can be forked, branched and rolled back while it runs.
+    """A virtual machine that can be forked, branched and rolled back while it runs. Sandbox.create forks
+    one from a snapshot, and connect finds a running one. A with block kills it when it ends.
 
-    Sandbox.create forks one from a snapshot, and connect finds one that runs. A with block kills it at its
-    end. What a sandbox holds costs nothing here: connections belong to the client."""
+    The object itself holds no resources, because connections belong to the client."""
 
     client: AsyncClient
     id: str
@@ -123,7 +123,7 @@ class AsyncSandbox(metaclass=NamesOfE2B):
     # sync: def __new__(
     # sync:     cls, tag: str | None = None, target: str | None = None, timeout: int = 30, *, spawn: bool = True
     # sync: ) -> Self:
-    # sync:     """As forkd 0.5: Sandbox(tag) forks a snapshot by the command forkd and speaks to its agent."""
+    # sync:     """As in forkd 0.5: Sandbox(tag) forks a snapshot with the command forkd and connects to its agent."""
     # sync:     from .._compat05 import LegacySandbox
     # sync:
     # sync:     kind = cls if issubclass(cls, LegacySandbox) else LegacySandbox
@@ -162,9 +162,9 @@ class AsyncSandbox(metaclass=NamesOfE2B):
         # sync: timeout: int = 30,
         # sync: spawn: bool = True,
     ) -> Self:
-        """Forks one sandbox from a snapshot. See Client.fork for the parameters. Without a client, it uses the
-        one that all such calls share; see Client.default."""
-        # sync: if snapshot is None:  # as forkd 0.5, where this is another name of the constructor
+        """Forks one sandbox from a snapshot. See Client.fork for the parameters. Without a client, it uses
+        a shared client; see Client.default."""
+        # sync: if snapshot is None:  # as in 0.5, where create is the constructor
         # sync:     return cls(tag, target, timeout, spawn=spawn)
         client = client or _client_class().default()
         made = await client.fork(
@@ -183,7 +183,7 @@ class AsyncSandbox(metaclass=NamesOfE2B):
 
     @classmethod
     async def connect(cls, id: str, *, client: AsyncClient | None = None) -> Self:
-        """The sandbox of an id. SandboxNotFoundError: there is none."""
+        """The sandbox with an id. Raises SandboxNotFoundError if it does not exist."""
         client = client or _client_class().default()
         answer = await client._transport.call("GET", f"/v1/sandboxes/{_args.identifier('id', id)}")
         return cls._of(client, SandboxInfo.from_json(answer.json()))
@@ -192,8 +192,8 @@ class AsyncSandbox(metaclass=NamesOfE2B):
     async def list(
         cls, labels: Mapping[str, str | None] | None = None, *, client: AsyncClient | None = None
     ) -> List[Self]:
-        """The sandboxes that there are, oldest first: those with all of the labels, {"job": "7"}, or
-        {"job": None} for any value."""
+        """The existing sandboxes, oldest first. labels selects those with all of the given labels: {"job":
+        "7"}, or {"job": None} for any value."""
         client = client or _client_class().default()
         answer = await client._transport.call("GET", "/v1/sandboxes", params=_args.label_filter(labels))
         return [cls._of(client, SandboxInfo.from_json(s)) for s in answer.json()]
@@ -209,29 +209,29 @@ class AsyncSandbox(metaclass=NamesOfE2B):
         return self.client._transport
 
     async def _changed(self, method: str, rest: str, json: Any = None) -> SandboxInfo:
-        """A request that is answered with what the sandbox is now."""
+        """Sends a request whose answer describes the changed sandbox."""
         self._info = SandboxInfo.from_json((await self._call(method, rest, json)).json())
         return self._info
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} of {self.snapshot_tag}>"
 
-    # What it is.
+    # The state of the sandbox.
 
     async def info(self) -> SandboxInfo:
-        """What the daemon knows of it now."""
+        """The daemon's current information about the sandbox."""
         return await self._changed("GET", "")
 
     get_info = info
-    """E2B's name of info."""
+    """E2B's name for info."""
 
     @property
     def sandbox_id(self) -> str:
-        """E2B's name of id."""
+        """E2B's name for id."""
         return self.id
 
     async def is_running(self) -> bool:
-        """Whether it is there, and neither paused, suspended nor ended."""
+        """Whether the sandbox exists and is neither paused, suspended nor ended."""
         try:
             return (await self.info()).state == "running"
         except SandboxNotFoundError:
@@ -239,11 +239,11 @@ class AsyncSandbox(metaclass=NamesOfE2B):
 
     @property
     def labels(self) -> dict[str, str]:
-        """Its labels, as of the latest call that was answered with them."""
+        """The labels, as of the latest call that returned them."""
         return dict(self._info.labels or {})
 
     async def set_labels(self, labels: Mapping[str, str | None]) -> dict[str, str]:
-        """Sets labels, takes those away whose value is None, and leaves the others. Returns all of them."""
+        """Sets labels, removes those whose value is None, and keeps the others. Returns all labels."""
         if not isinstance(labels, Mapping):
             raise _args.wrong("labels", labels, "a mapping of names to values, or to None")
         body = {
@@ -254,31 +254,31 @@ class AsyncSandbox(metaclass=NamesOfE2B):
         return self.labels
 
     async def set_ttl(self, ttl: float) -> SandboxInfo:
-        """Has it deleted ttl seconds from now, whatever was said before; 0: never. The expires_at_unix of what
-        it returns has when."""
+        """Makes the daemon delete the sandbox ttl seconds from now, in place of any earlier time; 0: never.
+        The expires_at_unix of the result is that time."""
         return await self._changed("PUT", "/ttl", {"ttl_secs": _args.life("ttl", ttl)})
 
     async def set_timeout(self, timeout: float) -> None:
-        """E2B's name of set_ttl."""
+        """E2B's name for set_ttl."""
         await self._changed("PUT", "/ttl", {"ttl_secs": _args.life("timeout", timeout)})
 
     async def stats(self) -> Stats:
-        """What it costs its host."""
+        """The resources that the sandbox uses on its host."""
         return Stats.from_json((await self._call("GET", "/stats")).json())
 
     async def ping(self) -> Pong:
-        """Asks its agent, which has ten seconds to answer."""
+        """Sends a request to the sandbox's agent, which has ten seconds to answer."""
         return Pong.from_json((await self._call("POST", "/ping")).json())
 
     async def console(self) -> str:
-        """The last 64 KiB of its serial console."""
+        """The last 64 KiB of the serial console."""
         return (await self._call("GET", "/console")).body.decode("utf-8", "surrogateescape")
 
     async def logs(
         self, *, follow: bool = False, tail: int | None = None, since: str | None = None
     ) -> AsyncIterator[str]:
-        """The lines of its serial console: the last of them, and with follow those that come, until the sandbox
-        ends. since is a time (RFC 3339) or how long ago, such as "10m"."""
+        """The lines of the serial console: the last `tail` lines and, with follow, new lines until the
+        sandbox ends. since is a time (RFC 3339), or a duration before now such as "10m"."""
         params = [("follow", "true")] if follow else []
         if tail is not None:
             params.append(("tail", str(_args.whole("tail", tail, 0, 10**9))))
@@ -292,10 +292,10 @@ class AsyncSandbox(metaclass=NamesOfE2B):
         if lines.rest:
             yield bytes(lines.rest).decode("utf-8", "surrogateescape")
 
-    # Its life.
+    # Its lifecycle.
 
     async def kill(self) -> bool:
-        """Ends it; nothing of it is left. False: it was gone already."""
+        """Kills and removes the sandbox. Returns False if it no longer existed."""
         try:
             await self._call("DELETE")
         except SandboxNotFoundError:
@@ -317,8 +317,9 @@ class AsyncSandbox(metaclass=NamesOfE2B):
         hostname_prefix: str | None = None,
         allow_partial: bool = False,
     ) -> AsyncSandboxes:
-        """Makes n children that go on from where it is now, with its memory, processes and disk, while it runs
-        on. Other parameters are those of Client.fork; network, limits and unique are its own unless given."""
+        """Makes n children that continue from the current state of memory, processes and disk. The sandbox
+        keeps running. Other parameters are those of Client.fork; network, limits and unique default to the
+        sandbox's own."""
         body = fork_body(n, labels, env, network, limits, ttl, idle_timeout, unique, hostname_prefix, allow_partial)
         body |= _args.given(source_id=self.id, mode=_args.one_of("mode", mode, BRANCH_MODES))
         return await fork(self.client, body)
@@ -333,10 +334,10 @@ class AsyncSandbox(metaclass=NamesOfE2B):
         wait: bool = True,
         labels: Mapping[str, str] | None = None,
     ) -> tuple[AsyncSnapshot, AsyncSandboxes]:
-        """Makes a snapshot of it while it runs on, and n children of that: snap, kids = sandbox.branch(2).
-        A tag is made up if none is given. With wait=False a live branch is returned before it is complete.
-        With memory=False it is of the disk alone, at rest: what is forked from it boots.
-        labels are those of the snapshot; what is forked from it does not inherit them."""
+        """Makes a snapshot of the running sandbox, and n children of the snapshot: snap, kids =
+        sandbox.branch(2). By default the daemon chooses a tag. With wait=False a live branch is returned
+        before it is complete. With memory=False only the disk is saved, in a consistent state, and children
+        boot from it. labels belong to the snapshot; its children do not inherit them."""
         from ._snapshot import branch
 
         _args.whole("n", n, 0, 1000)
@@ -351,7 +352,7 @@ class AsyncSandbox(metaclass=NamesOfE2B):
         return snapshot, await snapshot.fork(n) if n else AsyncSandboxes()
 
     async def rollback(self, to: str | AsyncSnapshot | None = None, *, unique: str | None = None) -> RolledBack:
-        """Puts it back, in place: to its own snapshot, an ancestor of that, or a branch that was made of it."""
+        """Rolls the sandbox back in place: to its own snapshot, an ancestor of that, or a branch of the sandbox."""
         tag = to if isinstance(to, str) or to is None else to.tag
         body = _args.given(
             to=None if tag is None else _args.name("to", tag), unique=_args.one_of("unique", unique, UNIQUE_MODES)
@@ -361,11 +362,11 @@ class AsyncSandbox(metaclass=NamesOfE2B):
         return RolledBack.from_json(answer)
 
     async def pause(self) -> SandboxInfo:
-        """Stops it where it is."""
+        """Pauses the sandbox."""
         return await self._changed("POST", "/pause", {})
 
     async def resume(self, *, unique: str | None = None) -> SandboxInfo:
-        """Lets it run on after a pause, or brings it back after a suspension."""
+        """Continues after a pause, or restores the sandbox after a suspension."""
         return await self._changed("POST", "/resume", _args.given(unique=_args.one_of("unique", unique, UNIQUE_MODES)))
 
     async def suspend(self) -> SandboxInfo:
@@ -386,33 +387,34 @@ class AsyncSandbox(metaclass=NamesOfE2B):
         timeout: float | None = None,
         env: Mapping[str, str] | None = None,
     ) -> Execution:
-        """Runs code in a warm interpreter, whose variables stay, and returns what it has shown and written. An
-        exception that it does not catch is in error. The callbacks are given output and results as they come.
+        """Runs code in a warm interpreter, which keeps its variables, and returns everything that the code
+        has shown and written. An uncaught exception is in error. The callbacks receive output and results
+        as they arrive.
 
-        language is python, javascript, typescript or bash, where the image has it; context is an interpreter
-        of contexts. timeout is in seconds: 30 if it is None, 3600 at most. env is for this call only. If
-        this call is left, the code is interrupted."""
+        language is python, javascript, typescript or bash, if the image has it. context is an interpreter
+        from contexts. timeout is in seconds, by default 30 and at most 3600. env applies only to this call.
+        Cancelling this call interrupts the code."""
         return await run_code(self, code, language, context, on_stdout, on_stderr, on_result, timeout, env)
 
     async def create_code_context(self, cwd: str | None = None, language: str | None = None) -> CodeContext:
-        """E2B's name of contexts.create."""
+        """E2B's name for contexts.create."""
         return await self.contexts.create(language, cwd=cwd)
 
     async def list_code_contexts(self) -> List[CodeContext]:
-        """E2B's name of contexts.list."""
+        """E2B's name for contexts.list."""
         return await self.contexts.list()
 
     async def restart_code_context(self, context: CodeContext | str) -> None:
-        """E2B's name of contexts.restart."""
+        """E2B's name for contexts.restart."""
         await self.contexts.restart(context)
 
     async def remove_code_context(self, context: CodeContext | str) -> bool:
-        """E2B's name of contexts.remove."""
+        """E2B's name for contexts.remove."""
         return await self.contexts.remove(context)
 
     async def eval(self, code: str) -> str | None:
-        """As forkd 0.5: the repr of an expression in the warm Python interpreter. RuntimeError: it raised one.
-        run_code does more."""
+        """As in forkd 0.5: the repr of an expression in the warm Python interpreter. Raises RuntimeError if
+        the expression does. run_code does more."""
         answer = (await self._call("POST", "/eval", {"code": _args.text("code", code)})).json()
         if answer.get("error"):
             raise RuntimeError(f"forkd eval: {answer['error']}")
@@ -421,14 +423,14 @@ class AsyncSandbox(metaclass=NamesOfE2B):
     # Ports.
 
     async def url(self, port: int, *, ttl: float | None = None) -> str:
-        """A URL that gives everyone who has it access to an HTTP server in the sandbox, for ttl seconds (an
-        hour). The daemon must serve a domain (--proxy-domain)."""
+        """A URL that gives anyone who has it access to an HTTP server in the sandbox, for ttl seconds (by
+        default an hour). The daemon must serve a domain (--proxy-domain)."""
         body = _args.given(ttl_secs=_args.seconds("ttl", ttl))
         answer = await self._call("POST", f"/ports/{_args.whole('port', port, 1, 65535)}/url", body)
         return str(answer.json()["url"])
 
     def connect_port(self, port: int) -> AbstractAsyncContextManager[AsyncPortConnection]:
-        """A TCP connection to a server on the loopback address of the sandbox, for the length of a with block."""
+        """A TCP connection to a server on the sandbox's loopback address, open until the with block ends."""
         return open_port(self._transport, self._path(f"/tcp/{_args.whole('port', port, 1, 65535)}"))
 
     async def __aenter__(self) -> Self:
@@ -453,12 +455,12 @@ class AsyncNetworkOf:
         self._sandbox = sandbox
 
     async def get(self) -> SandboxNetwork:
-        """The policy, and what the sandbox did."""
+        """The policy, and statistics of the sandbox's connections."""
         return SandboxNetwork.from_json((await self._sandbox._call("GET", "/network")).json())
 
     async def set(self, policy: NetworkPolicy | None = None, /, **fields: Any) -> SandboxNetwork:
-        """Replaces the policy: set("none"), set(Network(…)), or by its fields: set(mode="allow", allow=["pypi.org"]).
-        It is in force when this returns, and connections that it does not let through are reset."""
+        """Replaces the policy: set("none"), set(Network(…)), or by its fields: set(mode="allow",
+        allow=["pypi.org"]). It applies when this returns. Connections that it denies are reset."""
         if (policy is None) == (not fields):
             raise _args.wrong("policy", policy, "a mode, a Network, or its fields by name")
         if unknown := set(fields) - set(Network.__dataclass_fields__):
@@ -470,18 +472,18 @@ class AsyncNetworkOf:
 
 
 class AsyncLimitsOf:
-    """What a sandbox may take from its host."""
+    """Limits on the host resources of a sandbox."""
 
     def __init__(self, sandbox: AsyncSandbox) -> None:
         self._sandbox = sandbox
 
     async def get(self) -> SandboxLimits:
-        """The limits, and what the sandbox takes."""
+        """The limits, and the current use."""
         return SandboxLimits.from_json((await self._sandbox._call("GET", "/limits")).json())
 
     async def set(self, limits: Limits | None = None, /, **fields: Any) -> SandboxLimits:
-        """Replaces the limits: set(Limits(…)), or by fields: set(memory_mib=512, cpus=0.5). What is left out has
-        no limit of its own."""
+        """Replaces the limits: set(Limits(…)), or by fields: set(memory_mib=512, cpus=0.5). Omitted limits
+        are removed."""
         if unknown := set(fields) - set(Limits.__dataclass_fields__):
             raise _args.wrong(
                 min(unknown), fields[min(unknown)], "one of the fields " + ", ".join(Limits.__dataclass_fields__)

@@ -20,15 +20,15 @@ TEMPLATES = ("host", "portable")
 
 
 class AsyncSnapshot:
-    """A snapshot: what sandboxes are forked from. client.snapshots finds them, and branch makes them."""
+    """A snapshot, from which sandboxes are forked. client.snapshots finds snapshots, and branch makes them."""
 
     def __init__(self, client: AsyncClient, tag: str, info: SnapshotInfo | None = None) -> None:
         self.client = client
         self.tag = tag
         self.details = info
-        """What the daemon answered with when this was made or listed; None: it did not."""
+        """The daemon's answer when this snapshot was made or listed; None if there was none."""
         self.built: BuildResult | None = None
-        """What the build that made it did; None: no build of this program has."""
+        """The result of the build that made it; None unless this program has built it."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.tag}>"
@@ -45,28 +45,28 @@ class AsyncSnapshot:
         return await client.build(context, **options)
 
     async def info(self) -> SnapshotInfoDetail:
-        """Everything that is known of it."""
+        """All information about the snapshot."""
         return await self.client.snapshots.info(self.tag)
 
     async def fork(self, n: int = 1, **options: Any) -> AsyncSandboxes:
-        """Forks n sandboxes from it; the options are those of Client.fork."""
+        """Forks n sandboxes from the snapshot; the options are those of Client.fork."""
         return await self.client.fork(self.tag, n, **options)
 
     async def delete(self, *, cascade: bool = False, force: bool = False) -> bool:
-        """Removes it; see AsyncSnapshots.delete."""
+        """Removes the snapshot; see AsyncSnapshots.delete."""
         return await self.client.snapshots.delete(self.tag, cascade=cascade, force=force)
 
     async def verify(self) -> Verified:
-        """Compares every file with its digest. SnapshotUnusableError: one is not as it was."""
+        """Compares every file with its digest. Raises SnapshotUnusableError if one differs."""
         return await self.client.snapshots.verify(self.tag)
 
     async def compact(self, to: str) -> AsyncSnapshot:
-        """Makes a snapshot with the same content that needs no other one."""
+        """Makes a snapshot with the same content that depends on no other snapshot."""
         return await self.client.snapshots.compact(self.tag, to)
 
 
 async def branch(client: AsyncClient, path: str, body: dict[str, Any]) -> AsyncSnapshot:
-    """Makes a snapshot of the sandbox of a path."""
+    """Makes a snapshot of the sandbox at a path of the API."""
     info = SnapshotInfo.from_json((await client._transport.call("POST", path, body, once=True)).json())
     return AsyncSnapshot(client, info.tag, info)
 
@@ -83,22 +83,22 @@ class AsyncSnapshots:
         return answer.json() if answer.body else None
 
     async def list(self) -> List[AsyncSnapshot]:
-        """All of them, by tag."""
+        """All snapshots, by tag."""
         answer = await self._client._transport.call("GET", "/v1/snapshots")
         infos = [SnapshotInfo.from_json(s) for s in answer.json()]
         return [AsyncSnapshot(self._client, i.tag, i) for i in infos]
 
     async def get(self, tag: str) -> AsyncSnapshot:
-        """The snapshot of a tag. SnapshotNotFoundError: there is none."""
+        """The snapshot with a tag. Raises SnapshotNotFoundError if it does not exist."""
         return AsyncSnapshot(self._client, tag, await self.info(tag))  # type: ignore[arg-type]  # its fields are more
 
     async def info(self, tag: str) -> SnapshotInfoDetail:
-        """Everything that is known of a snapshot."""
+        """All information about a snapshot."""
         return SnapshotInfoDetail.from_json(await self._call("GET", tag, "/info"))
 
     async def delete(self, tag: str, *, cascade: bool = False, force: bool = False) -> bool:
-        """Removes a snapshot: with cascade, those that build on it too; with force, it leaves them behind.
-        False: it was gone already."""
+        """Removes a snapshot. With cascade, it also removes the snapshots that build on it; with force, it
+        keeps these. Returns False if the snapshot no longer existed."""
         from .._codes import SnapshotNotFoundError
 
         if cascade and force:
@@ -115,7 +115,7 @@ class AsyncSnapshots:
         return Verified.from_json(await self._call("POST", tag, "/verify"))
 
     async def compact(self, tag: str, to: str) -> AsyncSnapshot:
-        """Makes a snapshot with the same content that needs no other one, under the tag to."""
+        """Makes a snapshot with the same content that depends on no other snapshot, with the tag to."""
         info = SnapshotInfo.from_json(await self._call("POST", tag, "/compact", {"to": _args.name("to", to)}))
         return AsyncSnapshot(self._client, info.tag, info)
 
@@ -138,8 +138,8 @@ class AsyncSnapshots:
         ready_timeout: float | None = None,
         warmup_timeout: float | None = None,
     ) -> AsyncSnapshot:
-        """Boots a parent, runs commands and Python code in it to warm it up, and makes it a snapshot. Paths are
-        of the daemon's host. `forkd build RECIPE` makes such files; see docs/recipes.md."""
+        """Boots a parent, warms it up with commands and Python code, and makes a snapshot of it. Paths are
+        on the daemon's host. `forkd build RECIPE` makes such files; see docs/recipes.md."""
         warmup = _args.given(
             commands=[_args.text("commands", c) for c in commands] or None, python=_args.optional_text("python", python)
         )

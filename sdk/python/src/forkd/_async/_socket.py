@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class AsyncSocket:
-    """A WebSocket. One task or thread receives at a time; any may send."""
+    """A WebSocket. Only one task or thread may receive at a time; any number may send."""
 
     stream: httpcore2.AsyncNetworkStream
     leave: AsyncExitStack
@@ -35,8 +35,8 @@ class AsyncSocket:
         self.stream, self.leave, self.what, self.idle = stream, leave, what, idle
         self.protocol = wsproto.connection.Connection(wsproto.connection.ConnectionType.CLIENT)
         self.sending = _runtime.AsyncLock()
-        self.parts: list[Any] = []  # of a message that is not complete
-        self.events: list[Any] = []  # that came with others
+        self.parts: list[Any] = []  # parts of an incomplete message
+        self.events: list[Any] = []  # messages that arrived together with others
         self.open = True
 
     async def send(self, message: bytes | dict[str, Any]) -> None:
@@ -58,7 +58,7 @@ class AsyncSocket:
                 raise StreamBrokenError(f"{self.what} broke off: {str(e) or type(e).__name__}") from e
 
     async def receive(self) -> bytes | dict[str, Any]:
-        """The next message. StreamBrokenError: there is none."""
+        """The next message. Raises StreamBrokenError if there is none."""
         import wsproto.events as ws
 
         while True:
@@ -83,7 +83,7 @@ class AsyncSocket:
             await self.more()
 
     async def more(self) -> None:
-        """Reads what comes next."""
+        """Reads more bytes."""
         import httpcore2
         import wsproto.utilities
 
@@ -120,7 +120,7 @@ async def open_socket(transport: AsyncTransport, path: str, what: str) -> AsyncS
 
 
 class AsyncPortConnection:
-    """A TCP connection to a port of a sandbox. Each direction has its own end."""
+    """A TCP connection to a port of a sandbox. Each direction ends separately."""
 
     def __init__(self, stream: httpcore2.AsyncNetworkStream) -> None:
         self._stream = stream
@@ -135,8 +135,8 @@ class AsyncPortConnection:
             raise StreamBrokenError(f"the connection to the port broke off: {str(e) or type(e).__name__}") from e
 
     async def receive(self, most: int = 65536, timeout: float | None = None) -> bytes:
-        """What has come, at most so many bytes; empty: the server has ended its side. TimeoutError: nothing
-        came within timeout seconds."""
+        """Received data, at most `most` bytes; empty if the server has ended its direction. Raises
+        TimeoutError if nothing arrives within timeout seconds."""
         import httpcore2
 
         try:
@@ -147,7 +147,7 @@ class AsyncPortConnection:
             raise StreamBrokenError(f"the connection to the port broke off: {str(e) or type(e).__name__}") from e
 
     async def end(self) -> None:
-        """Ends what is sent; the server may go on."""
+        """Ends the sending direction. The server may continue."""
         import socket
 
         self._stream.get_extra_info("socket").shutdown(socket.SHUT_WR)

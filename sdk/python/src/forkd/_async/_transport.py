@@ -1,4 +1,4 @@
-"""Requests to the daemon: connections, repetition, errors, and streams."""
+"""Sends requests to the daemon: connections, repetitions, errors, and streams."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Params = Sequence[tuple[str, str]]
 
 CONNECT = 10.0  # seconds
-IDLE = 100.0  # seconds: the daemon says something at least every 30 on a stream where nothing happens
+IDLE = 100.0  # seconds: the daemon sends something at least every 30 s, even on an idle stream
 
 
 class Answer(NamedTuple):
@@ -41,8 +41,9 @@ class Answer(NamedTuple):
 
 
 def pool_options(address: Address) -> dict[str, Any]:
-    """The settings of a pool. As many connections as there are streams; those that are idle are kept for
-    a while, but fewer. The kernel ends a connection whose peer is gone."""
+    """The settings of a pool. There may be as many connections as there are streams, but only a limited
+    number of idle ones is kept, and for a limited time. The kernel ends a connection whose peer has
+    disappeared."""
     import httpx2
 
     alive = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
@@ -67,7 +68,7 @@ class AsyncTransport:
 
     def __init__(self, address: Address, timeout: float, retries: int) -> None:
         self.address, self.timeout, self.retries = address, timeout, retries
-        self.idle = IDLE  # how long a stream may be silent
+        self.idle = IDLE  # seconds that a stream may be silent
         self.pools = _runtime.AsyncPools(address, pool_options)
         self.always = [(b"User-Agent", f"forkd-python/{VERSION}".encode()), (b"Accept-Encoding", b"identity")]
         if address.token:
@@ -131,8 +132,9 @@ class AsyncTransport:
         idle: float | None = -1,
         switch: bool = False,
     ) -> AsyncIterator[httpx2.Response]:
-        """Sends a request, and opens its answer, whose status is a success, or 101 with switch. idle is how
-        long it may be silent, in seconds, if not as long as streams may; None: for as long as it likes."""
+        """Sends a request, and opens its answer, which has a successful status, or 101 with switch. idle is
+        how long the answer may be silent, in seconds. By default that is the limit of all streams; None: no
+        limit."""
         import httpx2
 
         if idle == -1:

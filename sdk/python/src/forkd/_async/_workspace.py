@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class AsyncWorkspace:
-    """A sandbox under a name, which survives suspensions."""
+    """A sandbox with a name, which survives suspensions."""
 
     client: AsyncClient
     name: str
     details: WorkspaceInfo
-    """What the daemon answered with last."""
+    """The daemon's latest answer."""
 
     def __init__(self, client: AsyncClient, info: WorkspaceInfo) -> None:
         self.client, self.details = client, info
@@ -38,12 +38,12 @@ class AsyncWorkspace:
         return self.details.status
 
     async def info(self) -> WorkspaceInfo:
-        """What the daemon knows of it now."""
+        """The daemon's current information about the workspace."""
         self.details = (await self.client.workspaces.get(self.name)).details
         return self.details
 
     async def sandbox(self) -> AsyncSandbox:
-        """Its sandbox. A workspace that is suspended has none: resume it first."""
+        """The workspace's sandbox. A suspended workspace has none and must be resumed first."""
         from ._sandbox import AsyncSandbox
 
         if not (id := (await self.info()).live_sandbox_id):
@@ -60,12 +60,12 @@ class AsyncWorkspace:
         return self.details
 
     async def resume(self) -> WorkspaceInfo:
-        """Brings its sandbox back."""
+        """Restores its sandbox."""
         self.details = (await self.client.workspaces.resume(self.name)).details
         return self.details
 
     async def delete(self) -> bool:
-        """Removes it with its sandbox. False: it was gone already."""
+        """Removes the workspace and its sandbox. Returns False if it no longer existed."""
         return await self.client.workspaces.delete(self.name)
 
 
@@ -91,7 +91,7 @@ class AsyncWorkspaces:
         limits: Limits | Mapping[str, Any] | None = None,
         idle_timeout: float | None = None,
     ) -> AsyncWorkspace:
-        """Starts a sandbox under a name. WorkspaceExistsError: the name is taken."""
+        """Starts a sandbox with a name. Raises WorkspaceExistsError if the name is in use."""
         body = _args.given(
             name=_args.name("name", name),
             snapshot_tag=_args.name("snapshot", snapshot),
@@ -105,12 +105,12 @@ class AsyncWorkspaces:
         return AsyncWorkspace(self._client, WorkspaceInfo.from_json(answer.json()))
 
     async def list(self) -> List[AsyncWorkspace]:
-        """All of them, by name."""
+        """All workspaces, by name."""
         answer = await self._client._transport.call("GET", "/v1/workspaces")
         return [AsyncWorkspace(self._client, WorkspaceInfo.from_json(w)) for w in answer.json()]
 
     async def get(self, name: str) -> AsyncWorkspace:
-        """The workspace of a name. WorkspaceNotFoundError: there is none."""
+        """The workspace with a name. Raises WorkspaceNotFoundError if it does not exist."""
         return await self._call("GET", name)
 
     async def suspend(self, name: str) -> AsyncWorkspace:
@@ -118,11 +118,11 @@ class AsyncWorkspaces:
         return await self._call("POST", name, "/suspend", {})
 
     async def resume(self, name: str) -> AsyncWorkspace:
-        """Brings the sandbox of a workspace back."""
+        """Restores the sandbox of a workspace."""
         return await self._call("POST", name, "/resume", {})
 
     async def delete(self, name: str) -> bool:
-        """Removes a workspace with its sandbox. False: it was gone already."""
+        """Removes a workspace and its sandbox. Returns False if it no longer existed."""
         try:
             await self._client._transport.call("DELETE", f"/v1/workspaces/{quote(_args.name('name', name), safe='')}")
         except WorkspaceNotFoundError:

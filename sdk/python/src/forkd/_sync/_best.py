@@ -1,5 +1,5 @@
 # Made from _async/_best.py by tools/unasync.py. Do not edit.
-"""Several attempts side by side, of which the best is kept."""
+"""Makes several attempts concurrently and keeps the best one."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from . import _runtime
 from ._sandbox import Sandbox
 
 Attempt = str | Sequence[str] | Callable[[Sandbox], Any]
-"""A command, as commands.run takes it, or a function that is called with the child."""
+"""A command as for commands.run, or a function that is called with the child."""
 
 Judge = Callable[[Sandbox, Any], "float | bool | None | Awaitable[float | bool | None]"]
-"""Is called with a child and what its attempt returned, and returns how good that is; None: it is no good."""
+"""Is called with a child and the result of its attempt, and returns a score; None rejects the attempt."""
 
 
 @dataclass
@@ -25,23 +25,22 @@ class Best:
     """The best of several attempts."""
 
     sandbox: Sandbox
-    """The child whose attempt is the best. It lives, and is the caller's to use or to kill."""
+    """The child with the best attempt. It keeps running, for the caller to use or kill."""
     result: Any
-    """What the attempt returned: of a command, a CommandResult."""
+    """The result of the best attempt: for a command, a CommandResult."""
     score: float
     index: int
-    """Which attempt it was."""
+    """The index of the best attempt."""
     results: list[Any]
-    """What every attempt returned, or the exception that it ended with."""
+    """The result of every attempt, or the exception that it raised."""
     scores: list[float | None]
 
 
 def best_of(sandbox: Sandbox, attempts: Sequence[Attempt], judge: Judge, **options: Any) -> Best:
-    """Forks a child of a sandbox for every attempt, runs the attempts side by side, judges each in its child,
-    keeps the child with the highest score and kills the others. The options are those of Sandbox.fork.
-
-    An attempt that raises, or whose score is None, is out. If all are, every child is killed and an
-    ExceptionGroup has what they raised."""
+    """Forks a child of a sandbox for every attempt, runs the attempts concurrently and judges each in its
+    child. Then it keeps the child with the highest score and kills the others. The options are those of
+    Sandbox.fork. An attempt that raises, or whose score is None, is rejected. If all are rejected, every
+    child is killed, and an ExceptionGroup contains the exceptions of the attempts."""
     if isinstance(attempts, str) or not attempts:
         raise _args.wrong("attempts", attempts, "a list of commands or functions that is not empty")
     for attempt in attempts:

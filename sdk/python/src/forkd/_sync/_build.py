@@ -20,7 +20,7 @@ from ._snapshot import Snapshot
 if TYPE_CHECKING:
     from ._client import Client
 
-SILENT = 600.0  # seconds: until the plan is there, registries are asked, and the daemon says nothing
+SILENT = 600.0  # seconds: while it makes the plan, the daemon asks registries and sends nothing
 
 
 def build(
@@ -40,7 +40,7 @@ def build(
     disk_mib: int | None,
     on_progress: Callable[[BuildProgress], Any] | None,
 ) -> Snapshot:
-    """Builds a snapshot; see Client.build. The archive is written to a file before anything is sent."""
+    """Builds a snapshot; see Client.build. The archive is written to a file before it is sent."""
     import tempfile
 
     fields = {
@@ -69,7 +69,7 @@ def build(
 
 
 def follow(client: Client, archive: Any, on_progress: Callable[[BuildProgress], Any] | None) -> Any:
-    """Sends the archive of a build, and follows its progress up to its result."""
+    """Sends the archive of a build, and follows the build's progress until its result."""
     transport, lines, steps, what = client._transport, Lines(), Steps(), "the stream of the build"
     headers = {"Content-Type": "application/x-tar", "Accept": "application/x-ndjson"}
     with transport.stream(

@@ -21,15 +21,15 @@ TEMPLATES = ("host", "portable")
 
 
 class Snapshot:
-    """A snapshot: what sandboxes are forked from. client.snapshots finds them, and branch makes them."""
+    """A snapshot, from which sandboxes are forked. client.snapshots finds snapshots, and branch makes them."""
 
     def __init__(self, client: Client, tag: str, info: SnapshotInfo | None = None) -> None:
         self.client = client
         self.tag = tag
         self.details = info
-        """What the daemon answered with when this was made or listed; None: it did not."""
+        """The daemon's answer when this snapshot was made or listed; None if there was none."""
         self.built: BuildResult | None = None
-        """What the build that made it did; None: no build of this program has."""
+        """The result of the build that made it; None unless this program has built it."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.tag}>"
@@ -46,28 +46,28 @@ class Snapshot:
         return client.build(context, **options)
 
     def info(self) -> SnapshotInfoDetail:
-        """Everything that is known of it."""
+        """All information about the snapshot."""
         return self.client.snapshots.info(self.tag)
 
     def fork(self, n: int = 1, **options: Any) -> Sandboxes:
-        """Forks n sandboxes from it; the options are those of Client.fork."""
+        """Forks n sandboxes from the snapshot; the options are those of Client.fork."""
         return self.client.fork(self.tag, n, **options)
 
     def delete(self, *, cascade: bool = False, force: bool = False) -> bool:
-        """Removes it; see Snapshots.delete."""
+        """Removes the snapshot; see Snapshots.delete."""
         return self.client.snapshots.delete(self.tag, cascade=cascade, force=force)
 
     def verify(self) -> Verified:
-        """Compares every file with its digest. SnapshotUnusableError: one is not as it was."""
+        """Compares every file with its digest. Raises SnapshotUnusableError if one differs."""
         return self.client.snapshots.verify(self.tag)
 
     def compact(self, to: str) -> Snapshot:
-        """Makes a snapshot with the same content that needs no other one."""
+        """Makes a snapshot with the same content that depends on no other snapshot."""
         return self.client.snapshots.compact(self.tag, to)
 
 
 def branch(client: Client, path: str, body: dict[str, Any]) -> Snapshot:
-    """Makes a snapshot of the sandbox of a path."""
+    """Makes a snapshot of the sandbox at a path of the API."""
     info = SnapshotInfo.from_json((client._transport.call("POST", path, body, once=True)).json())
     return Snapshot(client, info.tag, info)
 
@@ -84,22 +84,22 @@ class Snapshots:
         return answer.json() if answer.body else None
 
     def list(self) -> List[Snapshot]:
-        """All of them, by tag."""
+        """All snapshots, by tag."""
         answer = self._client._transport.call("GET", "/v1/snapshots")
         infos = [SnapshotInfo.from_json(s) for s in answer.json()]
         return [Snapshot(self._client, i.tag, i) for i in infos]
 
     def get(self, tag: str) -> Snapshot:
-        """The snapshot of a tag. SnapshotNotFoundError: there is none."""
+        """The snapshot with a tag. Raises SnapshotNotFoundError if it does not exist."""
         return Snapshot(self._client, tag, self.info(tag))  # type: ignore[arg-type]  # its fields are more
 
     def info(self, tag: str) -> SnapshotInfoDetail:
-        """Everything that is known of a snapshot."""
+        """All information about a snapshot."""
         return SnapshotInfoDetail.from_json(self._call("GET", tag, "/info"))
 
     def delete(self, tag: str, *, cascade: bool = False, force: bool = False) -> bool:
-        """Removes a snapshot: with cascade, those that build on it too; with force, it leaves them behind.
-        False: it was gone already."""
+        """Removes a snapshot. With cascade, it also removes the snapshots that build on it; with force, it
+        keeps these. Returns False if the snapshot no longer existed."""
         from .._codes import SnapshotNotFoundError
 
         if cascade and force:
@@ -116,7 +116,7 @@ class Snapshots:
         return Verified.from_json(self._call("POST", tag, "/verify"))
 
     def compact(self, tag: str, to: str) -> Snapshot:
-        """Makes a snapshot with the same content that needs no other one, under the tag to."""
+        """Makes a snapshot with the same content that depends on no other snapshot, with the tag to."""
         info = SnapshotInfo.from_json(self._call("POST", tag, "/compact", {"to": _args.name("to", to)}))
         return Snapshot(self._client, info.tag, info)
 
@@ -139,8 +139,8 @@ class Snapshots:
         ready_timeout: float | None = None,
         warmup_timeout: float | None = None,
     ) -> Snapshot:
-        """Boots a parent, runs commands and Python code in it to warm it up, and makes it a snapshot. Paths are
-        of the daemon's host. `forkd build RECIPE` makes such files; see docs/recipes.md."""
+        """Boots a parent, warms it up with commands and Python code, and makes a snapshot of it. Paths are
+        on the daemon's host. `forkd build RECIPE` makes such files; see docs/recipes.md."""
         warmup = _args.given(
             commands=[_args.text("commands", c) for c in commands] or None, python=_args.optional_text("python", python)
         )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Socket:
-    """A WebSocket. One task or thread receives at a time; any may send."""
+    """A WebSocket. Only one task or thread may receive at a time; any number may send."""
 
     stream: httpcore2.NetworkStream
     leave: ExitStack
@@ -36,8 +36,8 @@ class Socket:
         self.stream, self.leave, self.what, self.idle = stream, leave, what, idle
         self.protocol = wsproto.connection.Connection(wsproto.connection.ConnectionType.CLIENT)
         self.sending = _runtime.Lock()
-        self.parts: list[Any] = []  # of a message that is not complete
-        self.events: list[Any] = []  # that came with others
+        self.parts: list[Any] = []  # parts of an incomplete message
+        self.events: list[Any] = []  # messages that arrived together with others
         self.open = True
 
     def send(self, message: bytes | dict[str, Any]) -> None:
@@ -59,7 +59,7 @@ class Socket:
                 raise StreamBrokenError(f"{self.what} broke off: {str(e) or type(e).__name__}") from e
 
     def receive(self) -> bytes | dict[str, Any]:
-        """The next message. StreamBrokenError: there is none."""
+        """The next message. Raises StreamBrokenError if there is none."""
         import wsproto.events as ws
 
         while True:
@@ -84,7 +84,7 @@ class Socket:
             self.more()
 
     def more(self) -> None:
-        """Reads what comes next."""
+        """Reads more bytes."""
         import httpcore2
         import wsproto.utilities
 
@@ -121,7 +121,7 @@ def open_socket(transport: Transport, path: str, what: str) -> Socket:
 
 
 class PortConnection:
-    """A TCP connection to a port of a sandbox. Each direction has its own end."""
+    """A TCP connection to a port of a sandbox. Each direction ends separately."""
 
     def __init__(self, stream: httpcore2.NetworkStream) -> None:
         self._stream = stream
@@ -136,8 +136,8 @@ class PortConnection:
             raise StreamBrokenError(f"the connection to the port broke off: {str(e) or type(e).__name__}") from e
 
     def receive(self, most: int = 65536, timeout: float | None = None) -> bytes:
-        """What has come, at most so many bytes; empty: the server has ended its side. TimeoutError: nothing
-        came within timeout seconds."""
+        """Received data, at most `most` bytes; empty if the server has ended its direction. Raises
+        TimeoutError if nothing arrives within timeout seconds."""
         import httpcore2
 
         try:
@@ -148,7 +148,7 @@ class PortConnection:
             raise StreamBrokenError(f"the connection to the port broke off: {str(e) or type(e).__name__}") from e
 
     def end(self) -> None:
-        """Ends what is sent; the server may go on."""
+        """Ends the sending direction. The server may continue."""
         import socket
 
         self._stream.get_extra_info("socket").shutdown(socket.SHUT_WR)

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 class Workspace:
-    """A sandbox under a name, which survives suspensions."""
+    """A sandbox with a name, which survives suspensions."""
 
     client: Client
     name: str
     details: WorkspaceInfo
-    """What the daemon answered with last."""
+    """The daemon's latest answer."""
 
     def __init__(self, client: Client, info: WorkspaceInfo) -> None:
         self.client, self.details = client, info
@@ -39,12 +39,12 @@ class Workspace:
         return self.details.status
 
     def info(self) -> WorkspaceInfo:
-        """What the daemon knows of it now."""
+        """The daemon's current information about the workspace."""
         self.details = (self.client.workspaces.get(self.name)).details
         return self.details
 
     def sandbox(self) -> Sandbox:
-        """Its sandbox. A workspace that is suspended has none: resume it first."""
+        """The workspace's sandbox. A suspended workspace has none and must be resumed first."""
         from ._sandbox import Sandbox
 
         if not (id := (self.info()).live_sandbox_id):
@@ -61,12 +61,12 @@ class Workspace:
         return self.details
 
     def resume(self) -> WorkspaceInfo:
-        """Brings its sandbox back."""
+        """Restores its sandbox."""
         self.details = (self.client.workspaces.resume(self.name)).details
         return self.details
 
     def delete(self) -> bool:
-        """Removes it with its sandbox. False: it was gone already."""
+        """Removes the workspace and its sandbox. Returns False if it no longer existed."""
         return self.client.workspaces.delete(self.name)
 
 
@@ -92,7 +92,7 @@ class Workspaces:
         limits: Limits | Mapping[str, Any] | None = None,
         idle_timeout: float | None = None,
     ) -> Workspace:
-        """Starts a sandbox under a name. WorkspaceExistsError: the name is taken."""
+        """Starts a sandbox with a name. Raises WorkspaceExistsError if the name is in use."""
         body = _args.given(
             name=_args.name("name", name),
             snapshot_tag=_args.name("snapshot", snapshot),
@@ -106,12 +106,12 @@ class Workspaces:
         return Workspace(self._client, WorkspaceInfo.from_json(answer.json()))
 
     def list(self) -> List[Workspace]:
-        """All of them, by name."""
+        """All workspaces, by name."""
         answer = self._client._transport.call("GET", "/v1/workspaces")
         return [Workspace(self._client, WorkspaceInfo.from_json(w)) for w in answer.json()]
 
     def get(self, name: str) -> Workspace:
-        """The workspace of a name. WorkspaceNotFoundError: there is none."""
+        """The workspace with a name. Raises WorkspaceNotFoundError if it does not exist."""
         return self._call("GET", name)
 
     def suspend(self, name: str) -> Workspace:
@@ -119,11 +119,11 @@ class Workspaces:
         return self._call("POST", name, "/suspend", {})
 
     def resume(self, name: str) -> Workspace:
-        """Brings the sandbox of a workspace back."""
+        """Restores the sandbox of a workspace."""
         return self._call("POST", name, "/resume", {})
 
     def delete(self, name: str) -> bool:
-        """Removes a workspace with its sandbox. False: it was gone already."""
+        """Removes a workspace and its sandbox. Returns False if it no longer existed."""
         try:
             self._client._transport.call("DELETE", f"/v1/workspaces/{quote(_args.name('name', name), safe='')}")
         except WorkspaceNotFoundError:
