@@ -1,10 +1,10 @@
-"""Writes one CycloneDX file of what a release consists of.
+"""Writes a CycloneDX file with the parts of a release.
 
     sbom.py NAME VERSION DATE PART.json... [--debian HOST.tar] >NAME.cdx.json
 
-Each PART.json is what cyclonedx-gomod says of a program: its modules come from the program itself
-(`go version -m`), not from go.mod. NAME consists of these programs; --debian adds the packages of a
-Debian in a tar archive. The same input gives the same bytes.
+Each PART.json is the output of cyclonedx-gomod for a program. Its modules come from the program itself (`go
+version -m`), not from go.mod. NAME consists of these programs; --debian adds the packages of a Debian in a
+tar archive. The same input gives the same bytes.
 """
 
 import argparse
@@ -18,11 +18,11 @@ import uuid
 
 
 def go_parts(paths):
-    """Returns the programs, all modules of theirs, and what depends on what."""
+    """Returns the programs, all of their modules, and the dependencies."""
     programs, modules, depends = [], {}, {}
     for path in paths:
         with open(path) as file:
-            # A Go that was told of an experiment is the same Go to a list of vulnerabilities.
+            # A list of vulnerabilities does not distinguish a Go with an experiment from the plain Go.
             bom = json.loads(re.sub(r"-X:[a-z0-9,]+", "", file.read()))
         programs.append(bom["metadata"]["component"])
         for module in bom.get("components", []):
@@ -58,7 +58,7 @@ def main():
     args = parser.parse_args()
     programs, modules, depends = go_parts(args.parts)
     for program, path in zip(programs, args.parts):
-        # All are of one module: the program's name tells them apart.
+        # All belong to one module; the program's name distinguishes them.
         name = path.rsplit("/", 1)[-1].removesuffix(".json")
         depends.setdefault(name, set()).update(depends.pop(program["bom-ref"], ()))
         program.update({"bom-ref": name, "name": name, "version": args.version, "type": "application"})

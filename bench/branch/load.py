@@ -1,10 +1,10 @@
-"""Writes argv[1] MiB of memory again and again, one word per page. Makes the file argv[3] when every page has been
-written once.
+"""Writes argv[1] MiB of memory repeatedly, one word per page. It makes the file argv[3] when every page has
+been written once.
 
-Whoever connects to the vsock port argv[2] gets for every "?" the monotonic clock in nanoseconds and the number of pages
-written so far, 8 bytes each, little-endian; after an "s" nothing is written until a "c", after an "m" only the next MiB
-until another. Answers come from a process of
-their own with real-time priority: in the writing one they would wait for its turn."""
+A client connects to the vsock port argv[2]. For every "?" it gets two numbers, 8 bytes each, little-endian:
+the monotonic clock in nanoseconds, and the number of pages written so far. An "s" stops the writing until a
+"c". An "m" permits only the next MiB, until another "m". Answers come from a separate process with
+real-time priority, because in the writing process they would have to wait for their turn."""
 import mmap
 import os
 import signal
@@ -16,7 +16,7 @@ PAGE = 4096
 CHUNK = 64  # pages between two updates of the counter
 pages = int(sys.argv[1]) * 256
 memory = mmap.mmap(-1, pages * PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-counter = mmap.mmap(-1, PAGE)  # shared with the answering process: pages written, and how many may be (0: all)
+counter = mmap.mmap(-1, PAGE)  # shared with the answering process: pages written, and how many may be written (0: all)
 
 
 def answer(listener):

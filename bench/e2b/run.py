@@ -1,10 +1,11 @@
-"""How long programs that use E2B's SDK wait: from a creation to the end of the first command, and to the
-first value of run_code; one after another, and many at once.
+"""Measures how long programs with E2B's SDK wait: from a creation until the end of the first command, and
+until the first value of run_code. It measures one sandbox after another, and many at the same time.
 
-Each is measured through the SDK and once more as the same requests by a plain HTTP client. The latter is
-the server's share: the daemon, the VM and the network between; the rest is the SDK's own. Memory is that
-of the VMM processes while all of them run. A table goes to standard output, the figures to $COMPAT_OUT.
-Started by scripts/bench e2b; N is how many at once (100), RUNS how many one after another (20).
+Each wait is measured through the SDK, and with the same requests by a plain HTTP client. The latter is the
+share of the server: the daemon, the VM and the network between them. The rest is the SDK's own. Memory is
+that of the VMM processes while all of them run. A table goes to standard output, and the figures go to
+$COMPAT_OUT. scripts/bench e2b starts this. N is the number of concurrent sandboxes (100), and RUNS the
+number of successive ones (20).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def ask(path: str) -> dict:
 
 
 class Wire:
-    """A sandbox by requests as the SDK makes them, on one connection."""
+    """A sandbox, used by the requests that the SDK makes, on one connection."""
 
     def __init__(self) -> None:
         self.conn = http.client.HTTPConnection(urlsplit(URL).netloc, timeout=WAIT)
@@ -46,7 +47,7 @@ class Wire:
         self.box = json.loads(self.request("POST", "/v2/sandboxes", {"templateID": TAG, "timeout": LIFE}, {"X-API-KEY": TOKEN}))
 
     def request(self, method: str, path: str, body: object, headers: dict, end: bytes = b"") -> bytes:
-        """Answers with the body, of a stream up to the event that the SDK waits for too."""
+        """Returns the body of the answer. A stream is read until the event that the SDK waits for too."""
         p = body if isinstance(body, bytes) else json.dumps(body).encode()
         self.conn.request(method, path, p, {"Content-Type": "application/json", **headers})
         resp = self.conn.getresponse()
@@ -107,8 +108,7 @@ def one(client: type, work: str) -> tuple[float, object]:
 
 
 def in_turn(work: str) -> list[list[float]]:
-    """The times of the SDK and of the wire. They take turns: what else the host does meanwhile
-    then falls on both alike."""
+    """The times of the SDK and of the plain client. They take turns, so that other work of the host affects both."""
     times: list[list[float]] = [[], []]
     for _ in range(RUNS):
         for client, taken in zip((SDK, Wire), times):
@@ -186,7 +186,7 @@ print(f"E2B's SDK for Python, {RUNS} in turn, {N} at once; {os.cpu_count()} CPUs
       + (": emulated, so that only ratios inside this table mean something" if accel != "kvm" else "") + "\n")
 print("|" + "what".rjust(45) + " | SDK p50 | SDK p99 | wire p50 | wire p99 | server's share |")
 print("|" + " ---: |" * 6)
-one(SDK, "code")[1].kill()  # the first one finds cold caches
+one(SDK, "code")[1].kill()  # warms the caches
 rows, memory = [], []
 for work, name in (("command", "first command"), ("code", 'run_code("1+1")')):
     rows.append(row(f"create → {name}", *in_turn(work)))

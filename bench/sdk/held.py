@@ -1,6 +1,6 @@
-"""How much a Python process grows for each of N sandboxes that it holds: held.py forkd|e2b TAG N.
+"""Measures how much a Python process grows for each of N sandboxes that it holds: held.py forkd|e2b TAG N.
 
-Each sandbox has run a command. Prints KiB of resident memory for each.
+Each sandbox has run a command. Prints KiB of resident memory per sandbox.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def one(_: int) -> Sandbox:
 
 
 with ThreadPoolExecutor(8) as pool:
-    first = list(pool.map(one, range(8)))  # what all sandboxes share, and the threads, are there
+    first = list(pool.map(one, range(8)))  # makes the threads, and the objects that all sandboxes share
     before = resident()
     made = list(pool.map(one, range(N)))
     print((resident() - before) / N)

@@ -1,5 +1,6 @@
-"""What an SDK adds to the requests that it makes: the SDKs of this repository for Python, TypeScript and Go,
-and E2B's for Python, each beside the same requests by a plain HTTP client, against one daemon in one run.
+"""Measures what an SDK adds to the requests that it makes. The SDKs are those of this repository for
+Python, TypeScript and Go, and E2B's for Python. Each is compared with the same requests by a plain HTTP
+client, against one daemon in one run.
 
 VMs are faked and agents are processes of this host, so that the daemon's own time is small and the
 clients' is not lost in it. Clients take turns at every single piece of work. Beside its time, each
@@ -68,7 +69,7 @@ def tell(client: Any, work: str) -> Cost:
 
 
 class Plain:
-    """The requests of an SDK, on one connection."""
+    """The requests that an SDK makes, on one connection."""
 
     tell = tell
 
@@ -187,7 +188,7 @@ class Program:
 
     def end(self) -> None:
         self.process.stdin.close()
-        self.process.wait(60)  # it has killed its sandboxes
+        self.process.wait(60)  # exits after it has killed its sandboxes
 
 
 def started(name: str) -> Program:

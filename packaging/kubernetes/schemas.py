@@ -1,7 +1,8 @@
-"""Makes schemas that stand alone, as kubeconform wants them, of those in a release's directory of the
-package kubernetes-validate, for the kinds that the manifests here have:
+"""Makes schemas for kubeconform, which must be self-contained, for the kinds in the manifests here:
 
     schemas.py DIRECTORY TARGET
+
+DIRECTORY has the schemas of a release, from the package kubernetes-validate.
 """
 import json
 import pathlib

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""shot URL FILE: loads a page in the browser that runs already, prints its title, writes a PNG."""
+"""shot URL FILE: loads a page in the running browser, prints its title, and writes a PNG."""
 
 import sys
 

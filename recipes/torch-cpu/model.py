@@ -1,4 +1,4 @@
-"""A model to have in memory: it learns the sine of numbers between -pi and pi."""
+"""A model to keep in memory. It learns the sine of numbers between -pi and pi."""
 
 import math
 
@@ -7,7 +7,7 @@ from torch import nn
 
 
 def trained() -> nn.Module:
-    """Returns a network of 1,153 parameters after 400 steps of training. It is always the same one."""
+    """Returns a network of 1,153 parameters after 400 steps of training. The result is always the same."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(1, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1))

@@ -1,4 +1,5 @@
-"""A module of a user of the Go client: an empty directory that requires this repository's module by a replacement."""
+"""The module of a user of the Go client: an empty directory that requires this repository's module by a
+replace directive."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ ENV = {**os.environ, "GOWORK": "off", "GOFLAGS": "", "CGO_ENABLED": "0"}
 
 
 def go(cwd: str, *args: str, limit: float = 600, **env: str) -> str:
-    """Runs the go command, and returns what it wrote to its standard output. It must succeed."""
+    """Runs the go command, which must succeed, and returns its standard output."""
     got = subprocess.run(["go", *args], cwd=cwd, env={**ENV, **env}, capture_output=True, text=True, timeout=limit, check=False)
     if got.returncode:
         raise AssertionError(f"go {' '.join(args[:2])} ended with status {got.returncode}\n{(got.stdout + got.stderr)[-4000:]}")
@@ -34,7 +35,8 @@ def make(there: str, *files: str) -> None:
 
 
 def tests(r: Report, what: str, there: str, skipped: bool = True, **env: str) -> None:
-    """Runs the tests of the module. Each test without parts is a case, and unless skipped is false one that skips itself."""
+    """Runs the tests of the module. Each test without subtests is a case. If skipped is false, a test that
+    skips itself is not."""
     said = subprocess.run(["go", "test", "-count=1", "-json", "."], cwd=there, env={**ENV, **env}, stdout=subprocess.PIPE, text=True,
                           timeout=900, check=False)
     ended, output = {}, {}

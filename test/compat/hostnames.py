@@ -1,8 +1,8 @@
-"""Sandboxes by host names, for packages that ask https://PORT-ID.DOMAIN and nothing else.
+"""Sandboxes by host names, for packages that only connect to https://PORT-ID.DOMAIN.
 
-begin() starts test/compat/hostnames and sets the environment that this process and its children need.
-They also have to look names up there: this process does from then on, Node.js with hostnames.mjs,
-and pytest with -p hostnames.
+begin() starts test/compat/hostnames and sets the environment that this process and its children need. They
+must also resolve names there. This process does so from then on, Node.js does with hostnames.mjs, and
+pytest with -p hostnames.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def begin() -> None:
     server = subprocess.Popen(["go", "run", "./test/compat/hostnames"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     domain, there = server.stdout.readline().split()
     os.environ.update(zip(SETS, (domain, f"{there}/bundle.pem", f"{there}/ca.pem")))
-    begin.server = server  # it ends when its standard input is closed
+    begin.server = server  # exits when its standard input is closed
     look_up_here()
 
 

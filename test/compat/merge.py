@@ -1,6 +1,6 @@
 """Joins the results of the groups, out/compat/<group>.json, to out/compat.json and prints a table.
 
-Usage: merge.py GROUP...: a group without a result has failed. Ends with status 1 if anything has."""
+Usage: merge.py GROUP... A group without a result has failed. The exit status is 1 if anything has failed."""
 
 import json
 import os
@@ -22,7 +22,7 @@ with open(os.path.join("out", "compat.json"), "w") as f:
 print(f"\n{'group':34}{'passed':>8}{'failed':>8}{'not applicable':>16}")
 for group, result in merged.items():
     print(f"{group:34}{result['passed']:>8}{result['failed']:>8}{result['not_applicable']:>16}")
-for outcome in ("not_applicable", "failed"):  # failures last: CI keeps only the end of a log
+for outcome in ("not_applicable", "failed"):  # failures come last, because CI keeps only the end of a log
     for group, result in merged.items():
         for case in result["cases"]:
             if case["outcome"] == outcome:

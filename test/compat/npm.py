@@ -1,4 +1,4 @@
-"""Groups whose client is a package of npm: installs it, and runs cases that are written in JavaScript."""
+"""For groups whose client is a package of npm: installs it, and runs cases that are written in JavaScript."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 import hostnames
 from report import AGE, Report
 
-# The newest packages, and by month older ones: those that `npm install --before` took then.
+# The newest packages and, by month, older ones: those that `npm install --before` selected at that time.
 SDK = {
     "": {"e2b": "2.51.0", "@e2b/code-interpreter": "2.8.0"},
     "2026-05": {"e2b": "2.21.0", "@e2b/code-interpreter": "2.4.2"},
@@ -19,12 +19,13 @@ SDK = {
 
 
 def sdk(*names: str) -> list[str]:
-    """What npm is to install of E2B's packages."""
+    """The packages of E2B that npm must install."""
     return [f"{name}@{SDK[AGE][name]}" for name in names]
 
 
 def install(packages: list[str], env: dict[str, str]) -> tuple[str, dict[str, str]]:
-    """Installs packages into a directory beside the group's Python; returns that, and env with their Node in its path."""
+    """Installs packages into a directory next to the group's Python. Returns the directory, and env with
+    their Node in its path."""
     there = os.path.join(sys.prefix, "npm")
     env = {**env, "PATH": os.path.join(sys.prefix, "bin") + os.pathsep + env["PATH"]}
     os.makedirs(there, exist_ok=True)
@@ -33,14 +34,15 @@ def install(packages: list[str], env: dict[str, str]) -> tuple[str, dict[str, st
 
 
 def run(here: str, packages: list[str], by_host_names: bool = False) -> None:
-    """Installs the packages beside run.mjs of the folder here, runs that, and ends the process with what came of it.
-    It prints a line of JSON for each case; see cases.mjs."""
+    """Installs the packages next to run.mjs of the folder here, runs it, and exits with the results.
+
+    run.mjs prints a line of JSON for each case; see cases.mjs."""
     r = Report(" and ".join(packages) + " (npm)")
     shared = [os.path.join(os.path.dirname(__file__), name) for name in ("cases.mjs", "hostnames.mjs")]
     there, env = install(packages, {**os.environ, "E2B_API_URL": os.environ["FORKD_URL"],
                                     "E2B_SANDBOX_URL": os.environ["FORKD_URL"], "E2B_API_KEY": os.environ["FORKD_TOKEN"]})
     if by_host_names:
-        hostnames.begin()  # not before the installation: npm would not know its registry
+        hostnames.begin()  # after the installation, because npm could not find its registry
         env = {**env, **{name: os.environ[name] for name in hostnames.SETS}}
     for file in (os.path.join(here, "run.mjs"), *shared):
         shutil.copy(file, there)

@@ -1,9 +1,9 @@
-"""What the groups share that run the live tests out of E2B's own repository.
+"""The common parts of the groups that run the live tests in E2B's own repository.
 
-Neither the packages of PyPI nor those of npm contain tests, so $E2B_SOURCE has to be a checkout of
-https://github.com/e2b-dev/E2B. Its tests are run against a published package, not against the
-checkout. They ask for the template `base`, which is a snapshot of e2b-own/recipe.yaml while they
-run. What cannot hold here is told from what fails by the table below, test by test.
+Neither the packages of PyPI nor those of npm contain tests, so $E2B_SOURCE must be a checkout of
+https://github.com/e2b-dev/E2B. Its tests run against a published package, not against the checkout. They
+use the template `base`, which is a snapshot of e2b-own/recipe.yaml while they run. The table below lists
+the tests that cannot pass here.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from contextlib import contextmanager
 import hostnames
 from report import NotApplicable, Report
 
-UNFINISHED = "an unfinished test"  # pytest's results have it without a name
+UNFINISHED = "an unfinished test"  # has no name in pytest's results
 LIMIT = 300  # seconds that one test may take on an emulated host
 
-# Patterns of test names, why such a test is no failure of this server, and where it may be one:
-# what it must have said.
+# Patterns of test names, the reason why such a test does not count as a failure of this server, and the text that
+# must appear if the failure may be one of the server.
 ELSEWHERE = [
     (r"filesystem_only|filesystem-only", "memory: false is refused: docs/e2b.md"),
     (r"mcp.gateway", "mcp is refused: docs/e2b.md"),
@@ -48,15 +48,15 @@ ONLINE = r"internet.access.(enabled|default)|(allow|deny).specific.ip|update_net
 
 
 def online(sandbox: str) -> bool:
-    """Whether a sandbox reaches the internet with name resolution and untampered TLS: a proxy may
-    answer every connection in the place of whom it was meant for."""
+    """Whether a sandbox reaches the internet, with name resolution and genuine TLS. A proxy may answer
+    every connection in place of the real server."""
     ask = ["curl", "--fail", "--silent", "--show-error", "--max-time", "20", "--output", "/dev/null", "https://example.com"]
     return subprocess.run(["forkd", "exec", sandbox, "--", *ask]).returncode == 0
 
 
 def environment() -> dict[str, str]:
-    """What the tests are told of the daemon, some of which also ask https://PORT-ID.DOMAIN. npm can
-    install nothing afterwards."""
+    """The environment that gives the tests the daemon's addresses. Some tests also use
+    https://PORT-ID.DOMAIN. Afterwards npm cannot install anything."""
     hostnames.begin()
     return {"E2B_VALIDATE_API_KEY": "false", "E2B_API_KEY": os.environ["FORKD_TOKEN"], "E2B_API_URL": os.environ["FORKD_URL"],
             "E2B_SANDBOX_URL": os.environ["FORKD_URL"], **{name: os.environ[name] for name in hostnames.SETS}}
@@ -64,7 +64,7 @@ def environment() -> dict[str, str]:
 
 @contextmanager
 def template():
-    """The template `base`, which must not be there before, as long as the tests run."""
+    """Provides the template `base` while the tests run. It must not exist before."""
     parent = forkd("fork", os.environ["COMPAT_OWN_TAG"])
     try:
         forkd("branch", parent, "base")
@@ -86,8 +86,10 @@ def forkd(*args: str) -> str:
 
 
 def run(client: str, tests_of) -> None:
-    """Ends the process with what came of the tests. tests_of(source, directory) runs those of the
-    checkout in a new directory, and returns the path of their results in JUnit's format."""
+    """Exits with the results of the tests.
+
+    tests_of(source, directory) runs the checkout's tests in a new directory, and returns the path of their
+    results in JUnit's format."""
     r = Report(client)
     source = os.environ.get("E2B_SOURCE")
     if source is None:
@@ -97,7 +99,7 @@ def run(client: str, tests_of) -> None:
     with template(), tempfile.TemporaryDirectory() as there:
         for case in xml.parse(tests_of(source, there)).iter("testcase"):
             if case.find("skipped") is not None and "E2B_OWN_TESTS" in os.environ:
-                continue  # vitest says that of what was not chosen
+                continue  # vitest reports tests that were not selected in this way
             name, what, reason, seconds = outcome(case)
             r.add(name, what, reason, seconds)
             summary.setdefault(case.get("classname") or UNFINISHED, []).append(what)

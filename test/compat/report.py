@@ -1,8 +1,8 @@
-"""What every group of test/compat uses: it runs cases one after another and writes what came of them.
+"""Runs the cases of a group one after another and writes the results. Every group of test/compat uses it.
 
-A group is a folder with a run.py, which has the published client in an environment of its own (the
-packages of requirements.txt beside it) and a daemon with real VMs at $FORKD_URL, $FORKD_TOKEN and
-$COMPAT_TAG, a snapshot with a warm Python interpreter. It knows nothing of other groups.
+A group is a folder with a run.py. Its environment has the published client (the packages of the
+requirements.txt in the folder). $FORKD_URL, $FORKD_TOKEN and $COMPAT_TAG name a daemon with real VMs, and a
+snapshot with a warm Python interpreter. The module knows nothing of other groups.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import time
 import traceback
 
 TAG = os.environ["COMPAT_TAG"]
-AGE = os.environ.get("COMPAT_AGE", "")  # the month of the packages, if they are not the newest
+AGE = os.environ.get("COMPAT_AGE", "")  # the month of the packages; empty for the newest
 
 
 class NotApplicable(Exception):
-    """The case asks for something that does not exist here; the text says why."""
+    """The case needs something that does not exist here; the text says why."""
 
 
 def offers(cls: type, method: str, parameter: str = "") -> None:
-    """Ends the case that calls it, as not applicable, if an older package has no such method, or
-    none with the parameter. The newest has to have them."""
+    """Ends the current case as not applicable if an older package lacks the method, or the parameter. The
+    newest package must have them."""
     found = getattr(cls, method, None)
     if AGE and (found is None or parameter and parameter not in inspect.signature(found).parameters):
         raise NotApplicable(f"the package of {AGE} has no {parameter and parameter + ' of '}{cls.__name__}.{method}")
@@ -36,13 +36,13 @@ class Report:
         self.cases: list[dict] = []
 
     def case(self, name: str, run) -> object:
-        """Runs one case and returns what it returns, or None if it failed."""
+        """Runs one case. Returns its result, or None if it failed."""
         began, outcome, reason, result = time.monotonic(), "passed", None, None
         try:
             result = run()
         except NotApplicable as e:
             outcome, reason = "not_applicable", str(e)
-        except Exception as e:  # whatever the client makes of a wrong answer
+        except Exception as e:  # any exception of the client after a wrong answer
             outcome, reason = "failed", f"{type(e).__name__}: {e}"
             traceback.print_exc()
         self.add(name, outcome, reason, time.monotonic() - began)
@@ -56,13 +56,13 @@ class Report:
         print(f"{outcome:15}{name}" + (f": {reason}" if reason else ""), flush=True)
 
     def covered(self, what: str, public: set[str], used: set[str]) -> None:
-        """A case of its own: every public name was used."""
+        """A case of its own: all public names were used."""
         missing = sorted(public - used)
         self.add(f"every public {what} is covered", "failed" if missing else "passed",
                  f"not covered: {', '.join(missing)}" if missing else None)
 
     def finish(self) -> None:
-        """Writes $COMPAT_OUT and ends the process: with status 1 if a case failed."""
+        """Writes $COMPAT_OUT and exits, with status 1 if a case failed."""
         counts = {o: sum(c["outcome"] == o for c in self.cases) for o in ("passed", "failed", "not_applicable")}
         with open(os.environ["COMPAT_OUT"], "w") as f:
             json.dump({"client": self.client, **counts, "cases": self.cases}, f, indent=1)
@@ -75,7 +75,7 @@ def want(condition: object, what: object) -> None:
 
 
 def recorded(cls: type, used: set[str]) -> set[str]:
-    """Notes in used which public methods of cls are called, and returns all of them."""
+    """Records in used which public methods of cls are called, and returns all public methods."""
     names = {n for n, v in vars(cls).items() if not n.startswith("_") and (callable(v) or isinstance(v, classmethod))}
     for name in names:
         member = vars(cls)[name]

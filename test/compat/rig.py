@@ -18,12 +18,13 @@ def build(path: str) -> str:
 
 @contextlib.contextmanager
 def daemon(program: str, *options: str) -> Iterator[dict]:
-    """Runs it, and returns what it says of itself. It fails in the end if traffic was not as api/openapi.yaml has it."""
+    """Runs the fake daemon, and returns its description of itself. In the end it fails if any traffic did
+    not conform to api/openapi.yaml."""
     with subprocess.Popen([program, *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield json.loads(process.stdout.readline())
         finally:
-            process.stdin.close()  # tells it to end
+            process.stdin.close()  # makes it exit
             status = process.wait()
         if status != 0:
             raise AssertionError(f"the daemon ended with status {status}: traffic was not as api/openapi.yaml has it, or worse")

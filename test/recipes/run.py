@@ -1,8 +1,8 @@
-"""Builds the recipes that come with forkd, and shows in forks of each what it promises.
+"""Builds the recipes that come with forkd, and shows in forks of each that it keeps its promises.
 
-RECIPES names some of them (default: all that are below). Where $PIP_CERT is set, a proxy stands between
-this host and PyPI: a recipe whose warm-up installs from there is given that file's certificate
-authorities, and a network that reaches private addresses. `make recipes` runs it.
+RECIPES selects some of them (default: all recipes below). If $PIP_CERT is set, a proxy stands between this
+host and PyPI. A recipe whose warm-up installs from PyPI then gets the certificate authorities of that file,
+and a network that reaches private addresses. `make recipes` runs this.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ report = Report("recipes")
 
 
 def run(sandbox: Sandbox, command: str, **options: str) -> str:
-    """The output of a command that must succeed."""
+    """The output of a command, which must succeed."""
     result = sandbox.commands.run(command, timeout=LIMIT, **options)
     want(result.exit_code == 0, f"{command}: exit code {result.exit_code}\n{result.stdout}{result.stderr}")
     return result.stdout.strip()
@@ -111,7 +111,7 @@ def torch_cpu(kids: list[Sandbox]) -> None:
     want(kids[1].eval("float((np.eye(2) @ torch.ones(2).numpy()).sum())") == "2.0", "numpy")
 
 
-# What a kernel of JupyterLab answers, from within the sandbox.
+# The answer of a JupyterLab kernel, from inside the sandbox.
 ASK = """
 import glob, sys
 from jupyter_client import BlockingKernelClient
@@ -195,7 +195,7 @@ def build(name: str, tag: str) -> float:
 
 
 def prove(name: str, promises: Callable[[list[Sandbox]], None]) -> str:
-    """Builds a recipe, lets three forks show what it promises, and returns what that took."""
+    """Builds a recipe, lets three forks show that it keeps its promises, and returns the durations."""
     tag, began = f"recipe-{name}", time.monotonic()
     cold = build(name, tag)
     built = time.monotonic()

@@ -1,4 +1,4 @@
-"""The npm package @e2b/code-interpreter: run.mjs has the cases."""
+"""The npm package @e2b/code-interpreter. run.mjs has the cases."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ import os
 import npm
 from report import AGE
 
-# An older package runs code at https://49999-ID.DOMAIN only.
+# An older package runs code only at https://49999-ID.DOMAIN.
 npm.run(os.path.dirname(os.path.abspath(__file__)), npm.sdk("e2b", "@e2b/code-interpreter"), by_host_names=AGE != "")

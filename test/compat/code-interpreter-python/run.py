@@ -1,4 +1,5 @@
-"""The Python package e2b-code-interpreter: run_code and its contexts, sync and async, and the models of their results."""
+"""The Python package e2b-code-interpreter: run_code and its contexts, sync and async, and the classes of
+their results."""
 
 from __future__ import annotations
 
@@ -20,11 +21,11 @@ from report import AGE, Report, offers, recorded, want  # noqa: E402
 
 TAG = os.environ["COMPAT_INTERPRETER_TAG"]
 SLOW = 300  # seconds that the emulated host may take
-DEFAULT = {"python", "javascript"}  # languages of the contexts that are there at once
+DEFAULT = {"python", "javascript"}  # languages of the contexts that exist from the beginning
 
 
 def unknown_names() -> list[str]:
-    """What docs/sdk.md says that E2B's SDK has, and it has not."""
+    """Names that docs/sdk.md attributes to E2B's SDK, but that it does not have."""
     places = {"Sandbox": Sandbox, "sandbox": Sandbox, "sandbox.commands": Commands, "sandbox.pty": Pty,
               "sandbox.files": Filesystem, "handle": CommandHandle, "Template": Template}
     with open("docs/sdk.md") as f:
@@ -34,7 +35,7 @@ def unknown_names() -> list[str]:
         for path, args in re.findall(r"`([\w.]+)(?:\(([^)`]*)\))?`", row.split("|")[2]):
             place, _, name = path.rpartition(".")
             method = getattr(places[place], name, None)
-            # Of a method that a class and its objects have, the signature is that for objects.
+            # If a class and its objects have the same method, the signature is that for objects.
             known = set(inspect.signature(method).parameters) | {"sandbox_id"} if args and method else set()
             if method is None or not set(filter(None, args.split(", "))) <= known:
                 missing.append(f"{path}({args})")
@@ -49,7 +50,7 @@ for cls in (Sandbox, AsyncSandbox, Execution, ExecutionError, Logs, Result):
     public[cls.__name__] = recorded(cls, used[cls.__name__])
 
 if AGE:
-    hostnames.begin()  # it runs code at https://49999-ID.DOMAIN only
+    hostnames.begin()  # it runs code only at https://49999-ID.DOMAIN
 
 r = Report("e2b-code-interpreter (PyPI)")
 s = Sandbox.create(TAG, timeout=3600, request_timeout=SLOW, envs={"GIVEN": "at create"})
@@ -68,8 +69,8 @@ def raises(exception: type, call) -> Exception:
 
 
 def nothing_imported_again() -> None:
-    # The first code that this sandbox runs. From the hook on, the interpreter tells of every file
-    # it opens.
+    # This is the first code that the sandbox runs. From the hook on, the interpreter reports every file that it
+    # opens.
     got = run("""
 import sys
 before, opened, watching = set(sys.modules), [], True
@@ -98,7 +99,7 @@ def evaluated() -> None:
 
 def of_jupyter() -> None:
     got = run("!echo $GIVEN").logs.stdout
-    want("".join(got).split() == ["at", "create"], got)  # a terminal's lines end with \r\n
+    want("".join(got).split() == ["at", "create"], got)  # lines of a terminal end with \r\n
     want("per loop" in "".join(run("%timeit -n1 -r1 1").logs.stdout), "%timeit")
 
 

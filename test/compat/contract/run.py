@@ -1,7 +1,7 @@
-"""The contract of the SDKs through Python, TypeScript and Go, against one daemon with real VMs.
+"""The contract of the SDKs for Python, TypeScript and Go, against one daemon with real VMs.
 
-The scenarios are those of test/contract, but for what needs a fake daemon. Python does them with the half that is
-sync and with the one that is async. With COMPAT_QUICK, the latter and Go are left out."""
+The scenarios are those of test/contract, except those that need a fake daemon. Python runs them with both
+of its halves, sync and async. With COMPAT_QUICK, the async half and Go are omitted."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def timed(name: str, run: typing.Callable[[], None]) -> None:
     print(f"{name}: {time.monotonic() - began:.0f} s", flush=True)
 
 
-# What Go does is also a test of test/integration, which make test runs.
+# test/integration, which make test runs, also has a test for the Go part.
 halves = {"Python": lambda: in_python("sync"), "TypeScript": in_typescript}
 if "COMPAT_QUICK" not in os.environ:
     halves |= {"Python, async": lambda: in_python("async"), "Go": in_go}

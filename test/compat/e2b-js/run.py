@@ -1,4 +1,4 @@
-"""The npm package e2b: run.mjs has the cases."""
+"""The npm package e2b. run.mjs has the cases."""
 
 from __future__ import annotations
 

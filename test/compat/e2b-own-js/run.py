@@ -1,7 +1,7 @@
-"""The live tests that E2B's SDK for JavaScript has in its repository: those of sandboxes.
+"""The live tests of sandboxes in the repository of E2B's SDK for JavaScript.
 
-They import the SDK's source, and get the published package in its place. $E2B_OWN_TESTS chooses
-among them, as vitest -t does.
+They import the SDK's source, and get the published package instead. $E2B_OWN_TESTS selects tests, like
+vitest -t.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import owntests
 
 PACKAGES, SUITES = [*npm.sdk("e2b"), "vitest@4.1.12"], ("api", "sandbox")
 
-# A sandbox for each test, one after another: this is no test of load.
+# One sandbox for each test, one after another, because this is not a load test.
 CONFIG = r"""
 export default {
   resolve: { alias: [{ find: /^(\.\.\/)+src(\/(index|errors))?(\.js)?$/, replacement: 'e2b' }] },
@@ -27,7 +27,7 @@ export default {
 
 
 def live(path: str) -> bool:
-    """Whether the tests of a file ask a server: some have only a fake of one (msw), or none."""
+    """Whether the tests of a file use a server. Some have only a fake one (msw), or none."""
     with open(path) as f:
         text = f.read()
     return "msw" not in text and ("sandboxTest" in text or "Sandbox.create(" in text)
@@ -36,7 +36,7 @@ def live(path: str) -> bool:
 def tests(source: str, there: str) -> str:
     packages, env = npm.install(PACKAGES, dict(os.environ))
     env.update(owntests.environment())
-    work = os.path.join(packages, "own")  # below the packages, where the tests find them
+    work = os.path.join(packages, "own")  # inside the packages, where the tests find them
     shutil.rmtree(work, ignore_errors=True)
     shutil.copytree(os.path.join(source, "packages", "js-sdk", "tests"), os.path.join(work, "tests"))
     files = sorted(f for suite in SUITES for f in glob.glob(os.path.join(work, "tests", suite, "**", "*.test.ts"), recursive=True) if live(f))

@@ -1,6 +1,6 @@
-"""The live tests that E2B's SDK for Python has in its repository: those of sandboxes, sync and async.
+"""The live tests of sandboxes, sync and async, in the repository of E2B's SDK for Python.
 
-$E2B_OWN_TESTS chooses among them, as pytest -k does.
+$E2B_OWN_TESTS selects tests, like pytest -k.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ SUITES = ("sync/api_sync", "sync/sandbox_sync", "async/api_async", "async/sandbo
 
 
 def tests(source: str, there: str) -> str:
-    """There, no other e2b can be imported."""
+    """In the directory there, no other e2b can be imported."""
     tests, out = os.path.join(source, "packages", "python-sdk", "tests"), os.path.join(there, "results.xml")
     command = [os.path.join(sys.prefix, "bin", "pytest"), "-q", "-p", "no:cacheprovider", "-p", "hostnames",
                "-c", os.path.join(tests, "..", "pytest.ini"), "--timeout", str(owntests.LIMIT), "--tb", "short", "--junitxml", out, *(os.path.join(tests, s) for s in SUITES)]

@@ -1,5 +1,5 @@
-"""The Python package e2b: every public method of Sandbox, and of its commands, files and terminals,
-in the sync and in the async form."""
+"""The Python package e2b: every public method of Sandbox and of its commands, files and terminals, both
+sync and async."""
 
 from __future__ import annotations
 
@@ -349,7 +349,7 @@ def built() -> None:
     child = Sandbox.create(BUILT, timeout=300, request_timeout=SLOW)
     want(child.commands.run("id -un; pwd; echo $WORD").stdout == "maker\n/srv/site\ngiven\n", "its defaults")
     fetched = child.commands.run("python3 -c 'import urllib.request as u; print(u.urlopen(\"http://127.0.0.1:8000/page\").read())'")
-    want(fetched.stdout == "b'hello\\n'\n", fetched)  # by the server that was started once
+    want(fetched.stdout == "b'hello\\n'\n", fetched)  # from the server that was started only once
     child.kill()
 
 

@@ -1,5 +1,4 @@
-"""The programs that docs/e2b.md begins with, as they stand there. A comment at the end of a line says
-what it prints."""
+"""The programs at the beginning of docs/e2b.md, unchanged. A comment at the end of a line gives the line's output."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ import npm  # noqa: E402
 from e2b_code_interpreter import Sandbox  # noqa: E402
 from report import Report, want  # noqa: E402
 
-TEMPLATE = "code-interpreter-v1"  # that the SDKs ask for
+TEMPLATE = "code-interpreter-v1"  # the template that the SDKs use by default
 
 r = Report("the quick start of docs/e2b.md")
 with open("docs/e2b.md") as f:
@@ -24,7 +23,7 @@ with open("docs/e2b.md") as f:
 
 
 def program(language: str) -> tuple[str, list[str]]:
-    """What is to be run, and what it prints, a line for each print."""
+    """The source of the program, and its expected output, with a line for each print."""
     source = re.search(rf"```{language}\n(.*?)```", text, re.S)[1]
     prints = re.findall(r"(?:print|console\.log)\(.*?(?:#|//) (.*)", source)
     want(len(prints) >= 4, source)
@@ -58,7 +57,7 @@ def template() -> None:
 
 def removed() -> None:
     for box in Sandbox.list().next_items():
-        if box.template_id == TEMPLATE:  # of a program that failed
+        if box.template_id == TEMPLATE:  # left by a program that failed
             Sandbox.kill(box.sandbox_id)
     want(Sandbox.delete_snapshot(TEMPLATE), "it was not there")
 

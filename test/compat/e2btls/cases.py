@@ -1,4 +1,4 @@
-"""What the programs with cases have in common: run.py reads a line of JSON for each case."""
+"""The common parts of the programs with cases. run.py reads a line of JSON for each case."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def case(name: str, run) -> None:
     began, outcome, reason = time.monotonic(), "passed", None
     try:
         run()
-    except Exception as e:  # whatever the client makes of a wrong answer
+    except Exception as e:  # any exception of the client after a wrong answer
         outcome, reason = "failed", f"{type(e).__name__}: {e}"
     print("case " + json.dumps({"name": name, "outcome": outcome, "reason": reason, "seconds": time.monotonic() - began}), flush=True)
 

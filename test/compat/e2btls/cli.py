@@ -1,4 +1,4 @@
-"""The cases of E2B's command line: run.py starts this and reads a line of JSON for each."""
+"""The cases of E2B's command line. run.py starts this program and reads a line of JSON for each case."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CLI = os.path.join(sys.prefix, "npm", "node_modules", ".bin", "e2b")
 
 
 def e2b(*args: str, fails: str = "", stdin: str = "") -> str:
-    """What a command says. One that is to fail says that."""
+    """The output of a command. If fails is given, the command must fail with that text."""
     r = subprocess.run([CLI, *args], input=stdin, capture_output=True, text=True, timeout=300)
     want((r.returncode != 0) == bool(fails), f"{args}: status {r.returncode}: {r.stdout} {r.stderr}")
     want(fails in r.stdout + r.stderr, f"{args}: no {fails!r} in {r.stdout} {r.stderr}")
@@ -60,7 +60,7 @@ def terminal() -> None:
     while True:
         try:
             part = os.read(master, 4096)
-        except OSError:  # its end
+        except OSError:  # the end of the terminal
             break
         if not part:
             break

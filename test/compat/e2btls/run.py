@@ -1,5 +1,5 @@
-"""E2B's SDKs of both languages, and its command line, over TLS, by the host names of sandboxes and
-with the certificates of `forkd e2b setup`. sdk.py, sdk.mjs and cli.py have the cases."""
+"""E2B's SDKs for both languages, and its command line, over TLS. They use the host names of sandboxes and
+the certificates of `forkd e2b setup`. sdk.py, sdk.mjs and cli.py have the cases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cases in Python: run.py starts this and reads a line of JSON for each."""
+"""The cases in Python. run.py starts this program and reads a line of JSON for each case."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ asyncio.run(main())
 
 
 def reachable(sandbox, *ports: int) -> None:
-    """Names of a sandbox lead to this host."""
+    """Checks that the host names of a sandbox lead to this host."""
     with open("/etc/hosts", "a") as f:
         for port in ports:
             f.write(f"127.0.0.1 {sandbox.get_host(port).split(':')[0]}\n")
@@ -40,7 +40,7 @@ s = Sandbox.create(timeout=600)
 with socket.create_server(("127.0.0.1", 0)) as probe:
     port = probe.getsockname()[1]
 reachable(s, 49983, port)
-tls = ssl.create_default_context()  # $SSL_CERT_FILE
+tls = ssl.create_default_context()  # uses $SSL_CERT_FILE
 
 
 def files() -> None:
@@ -74,7 +74,7 @@ def servers() -> None:
     with websockets.sync.client.connect(f"wss://{host}/", ssl=tls) as ws:
         ws.send("hi")
         want((got := ws.recv()) == f"{host} hi", got)
-    server.kill()  # it is a process of this host, which the end of a faked VM does not end
+    server.kill()  # a process of this host, which survives the end of a fake VM
 
 
 def code() -> None:
@@ -85,7 +85,7 @@ def code() -> None:
 
 
 def builds() -> None:
-    """A template out of a Dockerfile. Its steps have the file system of this host."""
+    """Builds a template from a Dockerfile. Its steps have the file system of this host."""
     with tempfile.TemporaryDirectory() as there, tempfile.TemporaryDirectory() as context:
         os.makedirs(f"{context}/src/sub")
         for name in ("one", "sub/two", "left-out"):

@@ -1,4 +1,4 @@
-"""The MCP server forkd-mcp 0.2.1 and `forkd mcp`, as a client of the protocol runs them: over standard input and output."""
+"""The MCP server forkd-mcp 0.2.1, and `forkd mcp`, used like a client of the protocol over standard streams."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ BAKED = "compat-mcp"
 
 
 def clean(tag: str) -> None:
-    """Removes a snapshot, for which there is no tool."""
+    """Removes a snapshot. There is no tool for that."""
     token = {"Authorization": "Bearer " + os.environ["FORKD_TOKEN"]}
     status = httpx.delete(f"{os.environ['FORKD_URL']}/v1/snapshots/{tag}", headers=token, timeout=300).status_code
     want(status in (204, 404), f"removing {tag}: {status}")
 
 
 async def main(which: str) -> set[str]:
-    """Calls every tool of one of the servers as forkd-mcp has it, and returns the names of the tools that the server has."""
+    """Calls every tool of one of the servers in the way of forkd-mcp, and returns the names of the server's tools."""
     command, args = SERVERS[which]
     server = StdioServerParameters(command=command, args=args, env={**os.environ, "FORKD_HTTP_TIMEOUT": "300"})
     clean(BAKED)
@@ -46,14 +46,14 @@ async def main(which: str) -> set[str]:
             if got.structuredContent is None:
                 return json.loads(text)
             result = got.structuredContent
-            return result["result"] if isinstance(result.get("result"), list) else result  # lists come wrapped
+            return result["result"] if isinstance(result.get("result"), list) else result  # lists are wrapped
 
         async def fails(tool: str, with_text: str, **arguments) -> None:
             got = await session.call_tool(tool, arguments)
             want(got.isError and with_text in got.content[0].text, got)
 
         async def case(name: str, coroutine) -> object:
-            """Report.case of what is to be awaited."""
+            """Report.case for a coroutine."""
             name = f"{which}: {name}"
             try:
                 result = await coroutine
@@ -91,7 +91,7 @@ async def main(which: str) -> set[str]:
                 clean(got["tag"])
 
         async def creates() -> None:
-            # It sends no initrd: the daemon makes the one that the kernel needs.
+            # It sends no initrd, so the daemon makes one for the kernel.
             got = await call("create_snapshot", tag=BAKED, kernel=os.environ["COMPAT_KERNEL"],
                              rootfs=os.environ["COMPAT_ROOTFS"], rw=True, boot_wait_secs=5)
             want(got["status"] == "ready" and got["bootable"], got)

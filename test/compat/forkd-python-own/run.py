@@ -1,4 +1,4 @@
-"""The cases of forkd-python, with the package of sdk/python in the place of the published one."""
+"""The cases of forkd-python, with the package of sdk/python instead of the published one."""
 
 import os
 import runpy

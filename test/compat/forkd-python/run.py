@@ -1,5 +1,5 @@
-"""The Python package forkd 0.5.3: all of Controller and of Sandbox. The group forkd-python-own runs this with the
-package of sdk/python, which has all of that too."""
+"""The Python package forkd 0.5.3: all of Controller and of Sandbox. The group forkd-python-own runs the
+same cases with the package of sdk/python."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from importlib.metadata import version
 from report import TAG, NotApplicable, Report, recorded, want
 
 VERSION = version("forkd")
-OWN = VERSION != "0.5.3"  # the package of sdk/python, which has more
+OWN = VERSION != "0.5.3"  # the package of sdk/python, which has more methods
 r = Report(f"forkd {VERSION} ({'sdk/python' if OWN else 'PyPI'})")
 used: set[str] = set()
 
@@ -23,15 +23,15 @@ def free_port() -> int:
         return s.getsockname()[1]
 
 
-# The package reads them once, when it is imported. Without them, it would connect to
-# 10.42.0.2:8888, and Sandbox() would fork the snapshot pyagent.
+# The package reads these variables when it is imported. Without them, it would connect to 10.42.0.2:8888, and
+# Sandbox() would fork the snapshot pyagent.
 os.environ["FORKD_TARGET"] = f"127.0.0.1:{free_port()}"
 os.environ["FORKD_TAG"] = TAG
 
 import forkd  # noqa: E402
 from forkd import Controller, ControllerError, Sandbox  # noqa: E402
 
-# The class of what Sandbox(…) returns: that of sdk/python is one of its own.
+# The class of the result of Sandbox(…). In sdk/python it is a separate class.
 controller_methods, sandbox_methods = recorded(Controller, used), recorded(type(Sandbox(spawn=False)), used)
 c = Controller()
 SANDBOX = {"id": str, "snapshot_tag": str, "guest_addr": str, "created_at_unix": int, "has_branched": bool, "branch_count": int}
@@ -84,7 +84,7 @@ def branch(**options) -> dict:
 
 
 def unwaited(mode: str) -> None:
-    """A branch that is not waited for can be forked from at once: the fork waits for it."""
+    """A branch that was not waited for can be forked from at once, because the fork waits for it."""
     tag = f"compat-unwaited-{mode}"
     c.exec_command(source, ["sh", "-c", f"echo {tag} >/root/mark"])
     branch(tag=tag, mode=mode, wait=False)
@@ -184,7 +184,7 @@ def pings(sb: Sandbox) -> None:
 def created() -> None:
     sb = Sandbox.create(tag=TAG)
     try:
-        second = Sandbox(spawn=False)  # another object on the same sandbox
+        second = Sandbox(spawn=False)  # another object for the same sandbox
         want(second.ping()["pong"] is True, "no pong")
     finally:
         sb.kill()
@@ -192,7 +192,7 @@ def created() -> None:
 
 @contextlib.contextmanager
 def forwarded(port: str):
-    """`forkd forward-guests` while the block runs."""
+    """Runs `forkd forward-guests` while the block runs."""
     forward = subprocess.Popen(["forkd", "forward-guests", "--port", port], stderr=subprocess.PIPE, text=True)
     try:
         said = forward.stderr.readline()
@@ -204,7 +204,7 @@ def forwarded(port: str):
 
 
 def by_address() -> None:
-    """Children at the addresses that the Controller tells of: what 0.5 could do with one child at a time."""
+    """Uses children at the addresses that the Controller returns, which 0.5 supported for one child at a time."""
     children = c.spawn_sandboxes(TAG, n=2)
     try:
         addresses = [child["guest_addr"] for child in children]
@@ -221,7 +221,7 @@ def by_address() -> None:
             c.kill_sandbox(child["id"])
 
 
-# The lines with which forkd 0.5 was announced and with which its README begins, as they stand there.
+# The lines that announced forkd 0.5, and the lines at the beginning of its README, unchanged.
 
 
 def quick_start_of_sandbox() -> None:

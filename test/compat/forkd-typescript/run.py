@@ -1,5 +1,5 @@
-"""The requests of the TypeScript package @deeplethe/forkd 0.5.3, which is not on npm: what its methods send, with the
-headers that fetch of Node adds, and the fields that its types promise."""
+"""The requests of the TypeScript package @deeplethe/forkd 0.5.3, which is not on npm: the requests of its
+methods, with the headers that Node's fetch adds, and the fields that its types promise."""
 
 from __future__ import annotations
 

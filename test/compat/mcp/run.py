@@ -1,5 +1,6 @@
-"""Clients of the Model Context Protocol against `forkd mcp` and /mcp of a daemon, over VMs that are faked: PyPI's mcp
-of the line 2 or, as mcp@1.30, of the line 1; npm's packages; and the conformance suite of the protocol."""
+"""Clients of the Model Context Protocol, against `forkd mcp` and /mcp of a daemon with fake VMs: the
+package mcp of PyPI (version 2 or, as mcp@1.30, version 1), npm's packages, and the protocol's conformance
+suite."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ OLD = {"list_snapshots", "spawn_sandboxes", "branch_sandbox", "create_snapshot",
 r = Report(f"mcp {VERSION} (PyPI)" + ("" if LINE == 1 else ", " + ", ".join(NPM) + " (npm)"))
 
 
-# What the two lines of the package call differently.
+# Names that differ between the two versions of the package.
 if LINE == 1:
     from mcp import ClientSession, StdioServerParameters
     from mcp.client.stdio import stdio_client
@@ -70,7 +71,7 @@ else:
 
 
 def field(result: object, snake: str, camel: str) -> object:
-    """A field, which the two lines spell differently."""
+    """A field, whose name differs between the two versions."""
     return getattr(result, snake if LINE > 1 else camel)
 
 
@@ -128,7 +129,7 @@ async def cases(client, tmp: str, progress: bool) -> None:
 
 
 async def listens(client) -> None:
-    """Is told of a change of a sandbox."""
+    """Checks that a client is notified of a change of a sandbox."""
     made = await client.call_tool("spawn_sandboxes", {"snapshot_tag": "base"})
     box = made.structured_content["result"][0]["id"]
     uri = f"forkd://sandboxes/{box}"
@@ -168,14 +169,14 @@ async def in_python(rig: dict) -> None:
         await case("subscriptions/listen over HTTP", over_http(rig["url"], rig["token"], "auto"), listens)
 
 
-# Scenarios of the conformance suite that hold for every server: the daemon passes them. The others call tools, prompts
-# and resources of a server that is made for the suite; of the daemon, only the form of its messages is judged there.
+# Scenarios of the conformance suite that apply to every server. The daemon passes them. The others call tools,
+# prompts and resources of a server made for the suite; of the daemon, they judge only the form of messages.
 WHOLE = {
     "2025-11-25": {"server-initialize", "ping", "tools-list", "resources-list", "dns-rebinding-protection"},
     "2026-07-28": {"server-stateless", "tools-list", "resources-list", "sep-2164-resource-not-found", "dns-rebinding-protection", "caching",
                    "http-header-validation", "server-sse-multiple-streams", "input-required-result-unsupported-methods"},
 }
-# What such a server does not pass behind the daemon's handler of messages, and why.
+# Checks that such a server does not pass with the daemon's message handler, and the reasons.
 SESSIONS = "without sessions a server of this revision cannot send requests to its client"
 TASKS = "the extension for tasks is not offered"
 LACKING = {
@@ -187,7 +188,7 @@ LACKING = {
 
 
 def excused(check: dict) -> bool:
-    """Checks within the scenarios of WHOLE that want what only the suite's own server has, or prompts."""
+    """Whether to ignore a check: one in a scenario of WHOLE that needs the suite's own server, or prompts."""
     message = check.get("errorMessage") or ""
     return message.startswith("Not testable") or check["id"] == "sep-2549-prompts-list-caching-hints"
 
@@ -197,7 +198,7 @@ def said(check: dict) -> str:
 
 
 def scenarios(there: str, env: dict[str, str], url: str, revision: str) -> dict[str, list[dict]]:
-    """Runs what a revision requires, and returns the checks of each scenario."""
+    """Runs the scenarios that a revision requires, and returns the checks of each."""
     with tempfile.TemporaryDirectory() as out:
         subprocess.run(["node", os.path.join(there, "node_modules/@modelcontextprotocol/conformance/dist/index.js"), "server", "--url", url,
                         "--requirements", revision, "--timeout", "20000", "-o", out], env=env, stdout=subprocess.DEVNULL, check=False)
@@ -209,7 +210,7 @@ def scenarios(there: str, env: dict[str, str], url: str, revision: str) -> dict[
 
 
 def conformance(there: str, env: dict[str, str], url: str, revision: str) -> None:
-    """The daemon, with the tools that it has."""
+    """Tests the daemon with its own tools."""
     found = scenarios(there, env, url + "/mcp", revision)
     for scenario, checks in found.items():
         whole = scenario in WHOLE[revision]
@@ -222,7 +223,7 @@ def conformance(there: str, env: dict[str, str], url: str, revision: str) -> Non
 
 
 def fixtures(there: str, env: dict[str, str], url: str, revision: str) -> None:
-    """The daemon's handler of messages, with the tools, prompts and resources that the suite calls."""
+    """Tests the daemon's message handler, with the tools, prompts and resources that the suite calls."""
     found = scenarios(there, env, url, revision)
     for scenario, checks in found.items():
         wrong = [said(c) for c in checks if c["status"] == "FAILURE"]
@@ -239,7 +240,7 @@ def fixtures(there: str, env: dict[str, str], url: str, revision: str) -> None:
 
 @contextlib.contextmanager
 def suites_server(tmp: str):
-    """The server that Go's SDK has for the suite, with the daemon's handler of messages in the place of its own."""
+    """The server of Go's SDK for the suite, with the daemon's message handler instead of its own."""
     sdk = subprocess.run(["go", "list", "-m", "-f", "{{.Dir}}", "github.com/modelcontextprotocol/go-sdk"], cwd=fake.ROOT, check=True,
                          stdout=subprocess.PIPE, text=True).stdout.strip()
     with open(os.path.join(sdk, "conformance/everything-server/main.go")) as f:
@@ -253,7 +254,7 @@ def suites_server(tmp: str):
     main, overlay, program = (os.path.join(tmp, name) for name in ("main.go", "overlay.json", "server"))
     with open(main, "w") as f:
         f.write(text)
-    with open(overlay, "w") as f:  # a file of this module for the compiler alone: it may import internal packages
+    with open(overlay, "w") as f:  # for the compiler a file of this module, which may import internal packages
         json.dump({"Replace": {os.path.join(fake.ROOT, "test/compat/mcp/server/main.go"): main}}, f)
     subprocess.run(["go", "build", "-overlay", overlay, "-o", program, "./test/compat/mcp/server"], cwd=fake.ROOT, check=True)
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -270,7 +271,7 @@ def suites_server(tmp: str):
 
 
 def scenario_of(folder: str) -> str:
-    """The name of a scenario, whose folder has the time behind it."""
+    """The name of a scenario. The name of its folder ends with the time."""
     return folder.removeprefix("server-").rsplit("-", 6)[0]
 
 
@@ -287,7 +288,7 @@ def in_javascript(there: str, env: dict[str, str], rig: dict) -> None:
 
 
 def inspector(there: str, env: dict[str, str], rig: dict) -> None:
-    """The protocol's inspector, as a command line: each call is a client of its own."""
+    """Uses the protocol's inspector as a command line. Each call is a separate client."""
     program = [os.path.join(there, "node_modules/.bin/mcp-inspector"), "--cli"]
     with tempfile.TemporaryDirectory() as home:
         def inspect(*args: str) -> dict:

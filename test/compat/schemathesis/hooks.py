@@ -1,4 +1,4 @@
-"""What schemathesis is told about the API's own formats; it loads this by $SCHEMATHESIS_HOOKS."""
+"""The API's own formats, for schemathesis, which loads this file by $SCHEMATHESIS_HOOKS."""
 
 import io
 import tarfile
@@ -8,7 +8,8 @@ import schemathesis
 
 @schemathesis.serializer("application/x-tar")
 def archive(_, value: object) -> bytes:
-    """Of bytes they are themselves, which is hardly ever an archive; any other value stands in the one file of an archive."""
+    """An archive for a value. Bytes are used unchanged, and are hardly ever an archive. Any other value
+    becomes the only file of an archive."""
     if isinstance(value, bytes):
         return value
     text, out = str(value).encode(errors="replace"), io.BytesIO()

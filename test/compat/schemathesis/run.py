@@ -1,4 +1,4 @@
-"""schemathesis: requests that the API's document allows, and others, against the real API over VMs that are faked."""
+"""schemathesis: requests that the API's document allows, and others, against the real API over fake VMs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The Go client of this repository, as its users get it: required by a module of their own, in an empty directory.
+"""The Go client of this repository, in the way that users get it: required by a module in an empty
+directory.
 
-The module has the examples of package client, the program of docs/sdk.md as it stands, and the scenarios of the
-contract. VMs are faked."""
+The module has the examples of package client, the program of docs/sdk.md unchanged, and the scenarios of
+the contract. VMs are fake."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from report import Report, want
 
 r = Report("forkd (the Go client of this repository)")
 START = re.compile(r"```go\n(package main\n.*?)```\n\n```\n(.*?)```\n", re.DOTALL)
-# What a program that uses the client has in it beside the standard library and this repository.
+# The packages that a program with the client contains, without the standard library and this repository.
 BUILT_IN = {"github.com/coder/websocket", "github.com/moby/patternmatcher", "golang.org/x/sys"}
 
 with tempfile.TemporaryDirectory() as scratch, open(os.path.join(gomodule.ROOT, "docs/sdk.md")) as f:

@@ -1,8 +1,8 @@
-"""The Python SDK of this repository, from its wheel: its packages, its types, its tests, and its documents in an
-environment with nothing else.
+"""The Python SDK of this repository, from its wheel: its packages, its types, its tests, and its documents,
+in an environment that has nothing else. VMs are fake.
 
-VMs are faked. SANDBOXES is how many sandboxes one test makes: 10000, or 300 with COMPAT_QUICK.
-COMPAT_PYTHONS has more interpreters, separated by spaces, with each of which the tests run too."""
+SANDBOXES is the number of sandboxes in one test: 10000, or 300 with COMPAT_QUICK. COMPAT_PYTHONS lists more
+interpreters, separated by spaces, with which the tests run too."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ r = Report("forkd (sdk/python)")
 
 
 def run(*args: str, cwd: str = SDK, **env: str) -> str:
-    """Runs a program, and returns what it wrote. It must succeed."""
+    """Runs a program, which must succeed, and returns its output."""
     got = subprocess.run(args, cwd=cwd, env={**os.environ, **env}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if got.returncode:
         print(got.stdout, flush=True)
@@ -40,14 +40,14 @@ def tool(name: str, *args: str, **env: str) -> str:
 
 
 def typed() -> None:
-    # It finds the package by the Python of $PATH, and not from a directory that has the sources too.
+    # It finds the package through the Python of $PATH, not in a directory that also has the sources.
     said = run(BIN + "/pyright", "--ignoreexternal", "--verifytypes", "forkd", cwd=scratch, PATH=BIN + os.pathsep + os.environ["PATH"])
     if "Type completeness score: 100%" not in said:
         raise RuntimeError(re.sub(r"(?s).*Symbols exported", "Symbols exported", said))
 
 
 def tests(python: str, name: str, rig: str, **env: str) -> None:
-    """Runs the tests of the SDK, each of which is a case."""
+    """Runs the tests of the SDK. Each test is a case."""
     report = os.path.join(scratch, "tests.xml")
     began = time.monotonic()
     code = subprocess.run([python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", "tests"], cwd=SDK,

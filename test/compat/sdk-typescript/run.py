@@ -1,7 +1,7 @@
-"""The TypeScript SDK of this repository, as its users get it: the packed tarball, installed into an empty directory,
-with Node 22 and 24, Bun and Deno, against the real API over VMs that are faked.
+"""The TypeScript SDK of this repository, in the way that users get it: the packed tarball, installed into
+an empty directory, with Node 22 and 24, Bun and Deno, against the real API over fake VMs.
 
-COMPAT_QUICK leaves out what `npm test` of sdk/typescript runs on the sources too.
+COMPAT_QUICK omits what `npm test` of sdk/typescript also runs on the sources.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ for name in ("FORKD_URL", "FORKD_TOKEN"):
 
 
 def run(*command: str, cwd: str = package, limit: float = 300, **more: str) -> str:
-    """Runs a command; the case fails with the end of what it has said."""
+    """Runs a command. If it fails, the case fails with the end of the command's output."""
     done = subprocess.run(command, cwd=cwd, env={**env, **more}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=limit)
     if done.returncode != 0:
         raise AssertionError(f"{' '.join(command)}: status {done.returncode}\n{done.stdout[-4000:]}")
@@ -37,7 +37,7 @@ def run(*command: str, cwd: str = package, limit: float = 300, **more: str) -> s
 
 
 def copied() -> None:
-    """Copies what the package is made of, and keeps what npm has installed before from the same lock file."""
+    """Copies the sources of the package, and keeps packages that npm has installed before from the same lock file."""
     lock = os.path.join(package, "node_modules/.package-lock-copied")
     wanted = open(os.path.join(root, "sdk/typescript/package-lock.json")).read()
     kept = os.path.join(sys.prefix, "node_modules")
@@ -57,7 +57,7 @@ def copied() -> None:
 
 
 def tool(name: str, *args: str) -> str:
-    """Runs a program of the package's development."""
+    """Runs a development tool of the package."""
     return run("node", os.path.join(package, "node_modules/.bin", name), *args)
 
 
@@ -67,8 +67,8 @@ def packed() -> str:
 
 
 def installed(tarball: str) -> None:
-    """Installs the tarball, the runtimes and the reader of scenarios into an empty directory. The tests
-    there import the package by its name."""
+    """Installs the tarball, the runtimes and the reader of scenarios into an empty directory. Tests there
+    import the package by its name."""
     shutil.rmtree(empty, ignore_errors=True)
     os.makedirs(os.path.join(empty, "test"))
     with open(os.path.join(empty, "package.json"), "w") as f:
@@ -82,7 +82,7 @@ def installed(tarball: str) -> None:
 
 
 def consumed() -> None:
-    """Compiles a program of a user who is strict, and has the types of Node and no others."""
+    """Compiles a user's program in strict mode, with only the types of Node."""
     shutil.copy(os.path.join(root, "test/compat/sdk-typescript/consumer.ts"), empty)
     os.symlink(os.path.join(package, "node_modules/@types"), os.path.join(empty, "node_modules/@types"))
     run("node", os.path.join(package, "node_modules/.bin/tsc"), "--strict", "--exactOptionalPropertyTypes", "--noEmit", "--module", "nodenext",
@@ -90,7 +90,7 @@ def consumed() -> None:
 
 
 def node22() -> str:
-    """Returns the path of a Node 22, beside the one of the environment."""
+    """Returns the path of Node 22, in addition to the environment's own Node."""
     there = os.path.join(sys.prefix, NODE22)
     if not os.path.exists(there):
         run(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target", there, NODE22, cwd=root)
@@ -98,7 +98,7 @@ def node22() -> str:
 
 
 def tests(what: str, *files: str, cwd: str) -> None:
-    """Runs tests with both Nodes at once. Each test is a case: node --test says in TAP how it ended."""
+    """Runs tests with both Nodes concurrently. Each test is a case. node --test reports the results in TAP."""
     running = {name: subprocess.Popen([*runtimes[name], "--test", "--test-reporter=tap", *files], cwd=cwd, env=env, text=True,
                                       stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for name in ("Node 22", "Node 24")}
     for name, node in running.items():
@@ -117,7 +117,7 @@ def rig() -> subprocess.Popen:
     return child
 
 
-# A build reads the files of a directory without following links out of it, which each runtime does in its own way.
+# A build reads the files of a directory without following links out of it, which each runtime does differently.
 BUILD = """
 import { mkdtempSync, symlinkSync, writeFileSync, mkdirSync, unlinkSync } from "node:fs";
 import { join } from "node:path";
@@ -143,7 +143,7 @@ BUILT = r"^dockerfile\n\./sub/a\.txt\n$"
 
 
 def program(runtime: list[str], text: str, name: str, want: str, said: dict) -> None:
-    """Runs a program in the empty directory; what it prints has to match."""
+    """Runs a program in the empty directory. Its output must match want."""
     file = os.path.join(empty, name)
     with open(file, "w") as f:
         f.write(text)
@@ -203,7 +203,7 @@ try:
     readme = re.findall(r"^```js\n(.*?)^```$", open(os.path.join(package, "README.md")).read(), re.MULTILINE | re.DOTALL)
     for name, runtime in runtimes.items():
         r.case(f"{name}: README's start, as it stands", lambda: program(runtime, readme[0], "start.mjs", r"^hello 3\n42\n\[", where))
-        if name != "Node 22":  # which has no await using
+        if name != "Node 22":  # Node 22 does not support await using
             r.case(f"{name}: await using, as it stands in README", lambda: program(runtime, readme[1], "using.mjs", "^1 9\n$", where))
         r.case(f"{name}: a build, as it stands in README", lambda: program(runtime, readme[3], "build.mjs", r"^step \d[\s\S]*here\n", where))
         r.case(f"{name}: a build from a directory", lambda: program(runtime, BUILD % json.dumps(where["tmp"]), "dir.mjs", BUILT, where))
@@ -214,7 +214,7 @@ finally:
     daemon.communicate("")
 tests("contract", "test/contract.test.ts", cwd=empty)
 def done(*command: str) -> None:
-    """Does the contract with a runtime that has a form of its own for results."""
+    """Runs the contract with a runtime that reports results in a form of its own."""
     said = run(*command, "./test/contract.test.ts", cwd=empty)
     if not re.search(r"^ *[1-9]\d+ pass|[1-9]\d+ passed", said, re.MULTILINE):
         raise AssertionError(said[-2000:])

@@ -1,21 +1,21 @@
 # Takes a virtio device away from its driver and makes the accesses that a program lists (package
-# internal/vmm/bareguest), with pages of this process as the memory that the device is pointed at.
+# internal/vmm/bareguest). Pages of this process serve as the memory for the device.
 #
 #     hostile.py DIR SLOT COUNT
 #
-# writes the physical addresses of COUNT pages to DIR/pages, waits for DIR/program, and says on the
-# console when it has carried it out.
+# writes the physical addresses of COUNT pages to DIR/pages, waits for DIR/program, and prints a message on the
+# console when it has carried out the program.
 import ctypes, mmap, os, struct, sys, time
 
 PAGE, WINDOW = 4096, 0xD0000000 + int(sys.argv[2]) * 0x1000
 os.chdir(sys.argv[1])
-ctypes.CDLL(None).mlockall(3)  # nothing may come from the disk once that is gone
+ctypes.CDLL(None).mlockall(3)  # nothing may be read from the disk once its device is gone
 console = os.open("/dev/console", os.O_WRONLY | os.O_NOCTTY)
 
 memory = mmap.mmap(-1, int(sys.argv[3]) * PAGE)
 memory.write(b"\0" * len(memory))
 ram = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-places = {}  # of physical pages, in this process
+places = {}  # addresses, in this process, of physical pages
 with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
     for at in range(ram, ram + len(memory), PAGE):
         pagemap.seek(at // PAGE * 8)
@@ -41,7 +41,7 @@ for kind, address, value in ops:
     page, offset = address & ~(PAGE - 1), address & (PAGE - 1)
     width = 1 << (kind - 1) % 4
     if not 1 <= kind <= 8 or page not in places or offset + width > PAGE:
-        continue  # what a process of Linux cannot do
+        continue  # a process of Linux cannot do this
     register = TYPES[(kind - 1) % 4].from_address(places[page] + offset)
     if kind <= 4:
         register.value = value
