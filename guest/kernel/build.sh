@@ -4,10 +4,10 @@
 #
 #   <cache>/kernel/forkd-<package version>-<config digest>/{vmlinux,bzImage,System.map,config}
 #
-# Prints only, if it was built before. The same package, config and compiler give the same bytes:
-# build time, user, host and paths are fixed. Needs apt's package lists to offer linux-source-6.12
-# (bookworm-security, bookworm-backports or trixie) and about 2 GiB of disk while building.
-# FORKD_CACHE overrides ~/.cache/forkd, JOBS the number of jobs.
+# If that directory exists, it only prints it. The same package, config and compiler give the same
+# bytes, because build time, user, host and paths are fixed. It needs apt's package lists to offer
+# linux-source-6.12 (bookworm-security, bookworm-backports or trixie) and about 2 GiB of disk while
+# it builds. FORKD_CACHE overrides ~/.cache/forkd, and JOBS the number of jobs.
 set -euo pipefail
 
 source_package=linux-source-6.12
@@ -19,12 +19,12 @@ say() { echo "guest kernel: $*" >&2; }
 
 version=$(apt-cache show --no-all-versions "$source_package" 2>/dev/null | sed -n 's/^Version: //p')
 [ -n "$version" ] || fail "apt offers no $source_package: enable bookworm-security or bookworm-backports, run apt-get update"
-# Comments do not count. The number is to be raised when this script changes what comes out.
+# The digest ignores comments. Raise the number when a change of this script changes the result.
 digest=$({ echo "build 1"; grep -E '^(# )?CONFIG_' "$here/config"; } | sha256sum | cut -c1-12)
 result=$cache/kernel/forkd-$version-$digest
 mkdir -p "$cache/kernel"
 
-# One build at a time; whoever waited finds the result.
+# Only one build runs at a time. A second one waits and then finds the result.
 exec 9>"$cache/kernel/.build.lock"
 flock -n 9 || { say "waiting for another build"; flock 9; }
 if [ -e "$result/vmlinux" ]; then echo "$result"; exit 0; fi
@@ -44,7 +44,7 @@ cd "$work"
 say "downloading $source_package $version (about 150 MB, once)"
 apt-get download -o APT::Sandbox::User="$(id -un)" "$source_package=$version" >&2
 say "unpacking"
-# Nothing below these is read by an x86 build, and they are half of the unpacked size.
+# An x86 build reads nothing below these directories, which are half of the unpacked size.
 dpkg-deb --fsys-tarfile ./*.deb | tar -xO --wildcards './usr/src/*.tar.xz' |
 	tar -xJ --strip-components=1 --exclude='*/drivers/gpu/drm/amd/include/*' --exclude='*/tools/testing/*' \
 		--exclude='*/tools/perf/*' --exclude='*/arch/*/boot/dts/*'
@@ -53,7 +53,7 @@ export KBUILD_BUILD_TIMESTAMP='2025-01-01 00:00:00 UTC' KBUILD_BUILD_USER=forkd 
 export KBUILD_BUILD_VERSION=1 LC_ALL=C TZ=UTC
 make -s ARCH=x86_64 allnoconfig KCONFIG_ALLCONFIG="$here/config" >&2
 
-# Kconfig drops silently what it cannot honour.
+# Kconfig silently drops settings that it cannot honour.
 while read -r line; do
 	case $line in
 	CONFIG_*) grep -qxF -- "$line" .config || fail "config: '$line' is not honoured" ;;
