@@ -17,9 +17,9 @@ func attemptTools() []tool {
 	return []tool{
 		define(
 			"fork_and_run",
-			"Copy a running sandbox once per attempt, run a shell command in each copy, side by side, and compare what came of it. "+
+			"Copy a running sandbox once per attempt, run a shell command in each copy concurrently, and compare the results. "+
 				"Give commands (one per approach), or command and attempts (one command several times). The sandbox itself is not changed. "+
-				"keep says which copy stays for you to go on with: best (of those that exit with 0, the one with the highest score; without scores, the fastest), "+
+				"keep determines which copy stays for further use: best (of those that exit with 0, the one with the highest score; without scores, the fastest), "+
 				"first (the first to exit with 0; the others are stopped), all or none.",
 			Run,
 			openWorld,
@@ -43,10 +43,10 @@ type attemptArgs struct {
 	SandboxID   string            `json:"sandbox_id" jsonschema:"sandbox to copy"`
 	Commands    []string          `json:"commands,omitempty" jsonschema:"shell commands, each for one copy"`
 	Command     string            `json:"command,omitempty" jsonschema:"instead of commands: one shell command for all copies; $FORKD_ATTEMPT is the number of the copy, from 1"`
-	Attempts    int               `json:"attempts,omitempty" jsonschema:"with command: how many copies"`
-	Score       string            `json:"score,omitempty" jsonschema:"shell command, run in each copy after a success: the last line that it prints is the score, a number; higher is better. Such as a test suite's count of passed tests"`
+	Attempts    int               `json:"attempts,omitempty" jsonschema:"with command: number of copies"`
+	Score       string            `json:"score,omitempty" jsonschema:"shell command that is run in each copy after a success. The last line that it prints is the score, a number, such as the count of passed tests; higher is better"`
 	Keep        string            `json:"keep,omitempty"`
-	TimeoutSecs float64           `json:"timeout_secs,omitempty" jsonschema:"of each attempt"`
+	TimeoutSecs float64           `json:"timeout_secs,omitempty" jsonschema:"time limit of each attempt"`
 	Cwd         string            `json:"cwd,omitempty" jsonschema:"working directory"`
 	Env         map[string]string `json:"env,omitempty"`
 }
@@ -54,14 +54,14 @@ type attemptArgs struct {
 type attempt struct {
 	N          int      `json:"attempt" jsonschema:"number, from 1"`
 	Command    string   `json:"command"`
-	SandboxID  string   `json:"sandbox_id,omitempty" jsonschema:"of the copy, if it was kept"`
-	ExitCode   *int     `json:"exit_code,omitempty" jsonschema:"absent: it did not end by itself"`
-	Outcome    string   `json:"outcome" jsonschema:"exited, signaled, timed_out, stopped (another was first) or error"`
+	SandboxID  string   `json:"sandbox_id,omitempty" jsonschema:"id of the copy, if it was kept"`
+	ExitCode   *int     `json:"exit_code,omitempty" jsonschema:"absent if the command did not end by itself"`
+	Outcome    string   `json:"outcome" jsonschema:"exited, signaled, timed_out, stopped (another attempt was first) or error"`
 	Score      *float64 `json:"score,omitempty"`
 	DurationMS int64    `json:"duration_ms"`
 	Stdout     string   `json:"stdout"`
 	Stderr     string   `json:"stderr"`
-	Omitted    int64    `json:"omitted_bytes,omitempty" jsonschema:"missing in the middle of the outputs"`
+	Omitted    int64    `json:"omitted_bytes,omitempty" jsonschema:"bytes omitted from the middle of the outputs"`
 	Error      string   `json:"error,omitempty"`
 
 	box string
@@ -71,10 +71,10 @@ func (a *attempt) succeeded() bool { return a.ExitCode != nil && *a.ExitCode == 
 
 type attempts struct {
 	Attempts    []attempt `json:"attempts"`
-	Winner      int       `json:"winner,omitempty" jsonschema:"number of the attempt that won; absent: none succeeded, or none was asked for"`
-	SandboxID   string    `json:"sandbox_id,omitempty" jsonschema:"of the winner's copy, which runs on"`
-	PauseMS     float64   `json:"pause_ms" jsonschema:"how long the source stood still"`
-	NotRemoved  []string  `json:"not_removed,omitempty" jsonschema:"copies that could not be removed: kill them"`
+	Winner      int       `json:"winner,omitempty" jsonschema:"number of the winning attempt; absent if none succeeded, or if no winner was requested"`
+	SandboxID   string    `json:"sandbox_id,omitempty" jsonschema:"id of the winner's copy, which keeps running"`
+	PauseMS     float64   `json:"pause_ms" jsonschema:"how long the source was paused"`
+	NotRemoved  []string  `json:"not_removed,omitempty" jsonschema:"copies that could not be removed; kill them"`
 	Explanation string    `json:"explanation"`
 }
 

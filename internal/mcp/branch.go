@@ -14,8 +14,8 @@ func branchTools() []tool {
 	return []tool{
 		define(
 			"fork",
-			"Copy a running sandbox n times, with its memory, processes and files. It runs on. The copies are independent of it and of each other. "+
-				"Nothing is left when the last copy is killed; use branch for a state that you want to come back to.",
+			"Copy a running sandbox n times, with its memory, processes and files. The sandbox keeps running. The copies are independent of it and of each other. "+
+				"When the last copy is killed, nothing remains; use branch for a state to which you want to return.",
 			Run,
 			0,
 			fork,
@@ -23,8 +23,8 @@ func branchTools() []tool {
 		),
 		define(
 			"branch",
-			"Save the state of a running sandbox under a tag, to come back to it with rollback or spawn_sandboxes, and start n children from it. "+
-				"The sandbox pauses for milliseconds and runs on.",
+			"Save the state of a running sandbox under a tag, so that rollback or spawn_sandboxes can return to it, and start n children from it. "+
+				"The sandbox pauses for milliseconds and then continues.",
 			Run,
 			0,
 			branch,
@@ -33,16 +33,16 @@ func branchTools() []tool {
 		),
 		define(
 			"rollback",
-			"Put a sandbox back to a state that was saved by branch: memory, processes and files. What it did since is lost. "+
-				"It keeps its id. Without to: to the snapshot that it runs from.",
+			"Return a sandbox to a state that branch has saved: memory, processes and files. Everything since then is lost. "+
+				"The sandbox keeps its id. Without the argument to, it returns to the snapshot that it runs from.",
 			Run,
 			destructive,
 			rollback,
 		),
-		define("tree", "Show which snapshots and sandboxes come from which.", Read, readOnly, tree),
+		define("tree", "Show the tree of snapshots and sandboxes: which was made from which.", Read, readOnly, tree),
 		define(
 			"set_state",
-			"Pause a sandbox where it is, suspend it to disk and free its memory, or let it run again.",
+			"Pause a sandbox, suspend it to disk to free its memory, or let it continue.",
 			Run,
 			idempotent,
 			setState,
@@ -50,7 +50,7 @@ func branchTools() []tool {
 		),
 		define(
 			"delete_snapshot",
-			"Remove a snapshot. With cascade, also those that were branched from it.",
+			"Remove a snapshot. With cascade, also remove snapshots that were branched from it.",
 			Admin,
 			destructive,
 			deleteSnapshot,
@@ -61,7 +61,7 @@ func branchTools() []tool {
 // box describes a sandbox to a model.
 type box struct {
 	ID          string            `json:"sandbox_id"`
-	SnapshotTag string            `json:"snapshot_tag" jsonschema:"that it runs from"`
+	SnapshotTag string            `json:"snapshot_tag" jsonschema:"tag of the snapshot that it runs from"`
 	State       string            `json:"state"`
 	Labels      map[string]string `json:"labels,omitempty"`
 }
@@ -78,16 +78,16 @@ func boxesOf(all []client.Sandbox) []box {
 
 type forkArgs struct {
 	SandboxID string            `json:"sandbox_id"`
-	N         int               `json:"n,omitempty" jsonschema:"how many copies"`
-	Env       map[string]string `json:"env,omitempty" jsonschema:"environment of programs that are started in the copies"`
-	Labels    map[string]string `json:"labels,omitempty" jsonschema:"what you call the copies"`
-	TTLSecs   float64           `json:"ttl_secs,omitempty" jsonschema:"after which the copies are removed; 0: never"`
+	N         int               `json:"n,omitempty" jsonschema:"number of copies"`
+	Env       map[string]string `json:"env,omitempty" jsonschema:"environment variables of programs started in the copies"`
+	Labels    map[string]string `json:"labels,omitempty" jsonschema:"labels of the copies"`
+	TTLSecs   float64           `json:"ttl_secs,omitempty" jsonschema:"seconds after which the copies are removed; 0: never"`
 }
 
 type forked struct {
 	Sandboxes []box   `json:"sandboxes"`
-	PauseMS   float64 `json:"pause_ms" jsonschema:"how long the source stood still"`
-	ForkMS    float64 `json:"fork_ms" jsonschema:"until the last copy was ready"`
+	PauseMS   float64 `json:"pause_ms" jsonschema:"how long the source was paused"`
+	ForkMS    float64 `json:"fork_ms" jsonschema:"time until the last copy was ready"`
 }
 
 func fork(ctx context.Context, c *call, in forkArgs) (forked, error) {
@@ -101,16 +101,16 @@ func fork(ctx context.Context, c *call, in forkArgs) (forked, error) {
 type branchArgs struct {
 	SandboxID string            `json:"sandbox_id"`
 	Tag       string            `json:"tag,omitempty" jsonschema:"name of the state; empty: the daemon chooses one"`
-	N         int               `json:"n,omitempty" jsonschema:"how many children to start from it"`
+	N         int               `json:"n,omitempty" jsonschema:"number of children to start from it"`
 	Mode      string            `json:"mode,omitempty"`
-	Labels    map[string]string `json:"labels,omitempty" jsonschema:"of the children"`
+	Labels    map[string]string `json:"labels,omitempty" jsonschema:"labels of the children"`
 }
 
 type branched struct {
 	Tag        string  `json:"tag"`
 	Status     string  `json:"status"`
-	PauseMS    float64 `json:"pause_ms" jsonschema:"how long the sandbox stood still"`
-	SavedBytes uint64  `json:"saved_bytes" jsonschema:"memory that was written since the branch before"`
+	PauseMS    float64 `json:"pause_ms" jsonschema:"how long the sandbox was paused"`
+	SavedBytes uint64  `json:"saved_bytes" jsonschema:"memory written since the previous branch"`
 	Fallback   string  `json:"fallback_reason,omitempty" jsonschema:"why another mode was used"`
 	Sandboxes  []box   `json:"sandboxes" jsonschema:"the children"`
 }
@@ -140,7 +140,7 @@ func branch(ctx context.Context, c *call, in branchArgs) (b branched, err error)
 
 type rollbackArgs struct {
 	SandboxID string `json:"sandbox_id"`
-	To        string `json:"to,omitempty" jsonschema:"tag of a snapshot of the sandbox's own line; empty: the one that it runs from"`
+	To        string `json:"to,omitempty" jsonschema:"tag of an ancestor or a branch of the sandbox; empty: the snapshot that it runs from"`
 }
 
 type rolledBack struct {
@@ -157,7 +157,7 @@ func rollback(ctx context.Context, c *call, in rollbackArgs) (rolledBack, error)
 
 type stateArgs struct {
 	SandboxID string `json:"sandbox_id"`
-	State     string `json:"state" jsonschema:"that it is to be in"`
+	State     string `json:"state" jsonschema:"the new state"`
 }
 
 func setState(ctx context.Context, c *call, in stateArgs) (b box, err error) {
@@ -178,7 +178,7 @@ func setState(ctx context.Context, c *call, in stateArgs) (b box, err error) {
 
 type deleteArgs struct {
 	Tag     string `json:"tag"`
-	Cascade bool   `json:"cascade,omitempty" jsonschema:"remove also the snapshots that were branched from it"`
+	Cascade bool   `json:"cascade,omitempty" jsonschema:"also remove snapshots that were branched from it"`
 }
 
 type deleted struct {
@@ -191,13 +191,13 @@ func deleteSnapshot(ctx context.Context, c *call, in deleteArgs) (deleted, error
 }
 
 type treeArgs struct {
-	SandboxID string `json:"sandbox_id,omitempty" jsonschema:"show only what this sandbox comes from, and what comes from it"`
+	SandboxID string `json:"sandbox_id,omitempty" jsonschema:"show only the ancestors and descendants of this sandbox"`
 }
 
 type treeNode struct {
 	Snapshot string `json:"snapshot,omitempty" jsonschema:"tag, if it is a snapshot"`
 	Sandbox  string `json:"sandbox,omitempty" jsonschema:"id, if it is a sandbox"`
-	Parent   string `json:"parent,omitempty" jsonschema:"tag or id that it comes from"`
+	Parent   string `json:"parent,omitempty" jsonschema:"tag or id of the parent"`
 	State    string `json:"state"`
 
 	parent string // key of the parent

@@ -18,7 +18,7 @@ func codeTools() []tool {
 	return []tool{
 		define(
 			"run_code",
-			"Run code in a warm interpreter of a sandbox. Variables, imports and functions stay for the next call, and copies of the sandbox have them. "+
+			"Run code in a warm interpreter of a sandbox. Variables, imports and functions stay for later calls, and copies of the sandbox have them too. "+
 				"Returns what the code printed, the value of its last expression, and plots as images.",
 			Run,
 			destructive|openWorld,
@@ -40,16 +40,16 @@ type codeArgs struct {
 	SandboxID   string            `json:"sandbox_id"`
 	Code        string            `json:"code"`
 	Language    string            `json:"language,omitempty"`
-	ContextID   string            `json:"context_id,omitempty" jsonschema:"interpreter with variables of its own, from an earlier call; empty: the default one of the language"`
-	NewContext  bool              `json:"new_context,omitempty" jsonschema:"run it in a new context, whose id is in the answer"`
+	ContextID   string            `json:"context_id,omitempty" jsonschema:"interpreter with its own variables, from an earlier call; empty: the language's default interpreter"`
+	NewContext  bool              `json:"new_context,omitempty" jsonschema:"run the code in a new context, whose id is in the answer"`
 	TimeoutSecs float64           `json:"timeout_secs,omitempty"`
-	Env         map[string]string `json:"env,omitempty" jsonschema:"for this call only"`
+	Env         map[string]string `json:"env,omitempty" jsonschema:"environment variables, only for this call"`
 }
 
 type shownValue struct {
-	Main    bool     `json:"main" jsonschema:"the value of the last expression; false: it was displayed before"`
+	Main    bool     `json:"main" jsonschema:"true for the value of the last expression; false for a value that was displayed"`
 	Text    string   `json:"text,omitempty"`
-	Formats []string `json:"formats" jsonschema:"media types that it has; images are in the content of the answer"`
+	Formats []string `json:"formats" jsonschema:"available media types; images are in the content of the answer"`
 }
 
 type codeError struct {
@@ -59,14 +59,14 @@ type codeError struct {
 }
 
 type codeResult struct {
-	Outcome   string       `json:"outcome" jsonschema:"finished, exception, timeout, died, or stopped (it printed too much)"`
+	Outcome   string       `json:"outcome" jsonschema:"finished, exception, timeout, died, or stopped (the code printed too much)"`
 	Stdout    string       `json:"stdout"`
 	Stderr    string       `json:"stderr"`
 	Results   []shownValue `json:"results"`
 	Error     *codeError   `json:"error,omitempty" jsonschema:"exception that the code did not catch"`
-	ContextID string       `json:"context_id,omitempty" jsonschema:"of a new context"`
+	ContextID string       `json:"context_id,omitempty" jsonschema:"id of a new context"`
 	StateLost bool         `json:"state_lost,omitempty" jsonschema:"the variables of the context are lost"`
-	Omitted   int64        `json:"omitted_bytes,omitempty" jsonschema:"missing in the middle of the outputs"`
+	Omitted   int64        `json:"omitted_bytes,omitempty" jsonschema:"bytes omitted from the middle of the outputs"`
 }
 
 func runCode(ctx context.Context, c *call, in codeArgs) (r codeResult, err error) {

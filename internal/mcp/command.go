@@ -15,7 +15,7 @@ func commandTools() []tool {
 	return []tool{
 		define(
 			"start_command",
-			"Start a shell command that goes on by itself, such as a server, a build or a test suite, and answer at once with its pid. "+
+			"Start a shell command in the background, such as a server, a build or a test suite, and return its pid at once. "+
 				"Its output goes to files in the sandbox. Copies of the sandbox have the running command too, under the same pid.",
 			Run,
 			destructive|openWorld,
@@ -24,8 +24,8 @@ func commandTools() []tool {
 		),
 		define(
 			"wait_command",
-			"Wait until a command of start_command ends, or timeout_secs have passed, and return its exit code and the end of its output. "+
-				"May be called again and again; timeout_secs 0 only looks.",
+			"Wait until a command from start_command ends, or until timeout_secs have passed. Return its exit code and the end of its output. "+
+				"May be called repeatedly; with timeout_secs 0 it does not wait.",
 			Run,
 			readOnly,
 			waitCommand,
@@ -33,7 +33,7 @@ func commandTools() []tool {
 		),
 		define(
 			"signal_command",
-			"Send a signal to a command of start_command and its process group.",
+			"Send a signal to a command from start_command and to its process group.",
 			Run,
 			destructive,
 			signalCommand,
@@ -47,13 +47,13 @@ type startArgs struct {
 	Command     string            `json:"command" jsonschema:"for /bin/sh"`
 	Cwd         string            `json:"cwd,omitempty" jsonschema:"working directory"`
 	Env         map[string]string `json:"env,omitempty"`
-	User        string            `json:"user,omitempty" jsonschema:"of the sandbox; empty: its default user"`
-	TimeoutSecs float64           `json:"timeout_secs,omitempty" jsonschema:"after which it is killed; 0: never"`
+	User        string            `json:"user,omitempty" jsonschema:"user in the sandbox; empty: its default user"`
+	TimeoutSecs float64           `json:"timeout_secs,omitempty" jsonschema:"seconds after which the command is killed; 0: never"`
 }
 
 type started struct {
 	PID        uint32 `json:"pid" jsonschema:"for wait_command and signal_command"`
-	StdoutPath string `json:"stdout_path" jsonschema:"file in the sandbox with its output"`
+	StdoutPath string `json:"stdout_path" jsonschema:"file in the sandbox with the command's output"`
 	StderrPath string `json:"stderr_path"`
 }
 
@@ -94,12 +94,12 @@ type waitArgs struct {
 
 type waited struct {
 	Running       bool   `json:"running"`
-	ExitCode      *int   `json:"exit_code,omitempty" jsonschema:"absent: it runs, or it was killed before it could tell"`
+	ExitCode      *int   `json:"exit_code,omitempty" jsonschema:"absent if the command still runs, or was killed"`
 	Stdout        string `json:"stdout" jsonschema:"the end of it"`
 	Stderr        string `json:"stderr" jsonschema:"the end of it"`
-	StdoutBytes   int64  `json:"stdout_bytes" jsonschema:"in all; read_file has the rest"`
+	StdoutBytes   int64  `json:"stdout_bytes" jsonschema:"total length; read_file returns the rest"`
 	StderrBytes   int64  `json:"stderr_bytes"`
-	StdoutOmitted int64  `json:"stdout_omitted_bytes,omitempty" jsonschema:"missing at the beginning of stdout"`
+	StdoutOmitted int64  `json:"stdout_omitted_bytes,omitempty" jsonschema:"bytes omitted from the beginning of stdout"`
 	StderrOmitted int64  `json:"stderr_omitted_bytes,omitempty"`
 }
 

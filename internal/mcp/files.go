@@ -20,7 +20,7 @@ func fileTools() []tool {
 	return []tool{
 		define(
 			"read_file",
-			"Read a file of a sandbox. Long files come in parts: go on at next_offset. Images come as images.",
+			"Read a file in a sandbox. Long files are returned in parts: continue at next_offset. Images are returned as images.",
 			Run,
 			readOnly,
 			readFile,
@@ -29,7 +29,7 @@ func fileTools() []tool {
 		),
 		define(
 			"write_file",
-			"Write a file of a sandbox. Directories are made, and what is there is replaced.",
+			"Write a file in a sandbox. Missing directories are made, and an existing file is replaced.",
 			Run,
 			destructive|idempotent,
 			writeFile,
@@ -49,16 +49,16 @@ const (
 type readArgs struct {
 	SandboxID string `json:"sandbox_id"`
 	Path      string `json:"path" jsonschema:"absolute, or relative to the home of the default user"`
-	Offset    int64  `json:"offset,omitempty" jsonschema:"byte to begin at"`
+	Offset    int64  `json:"offset,omitempty" jsonschema:"first byte to read"`
 	MaxBytes  int    `json:"max_bytes,omitempty"`
 }
 
 type fileContent struct {
 	Path       string `json:"path"`
-	Content    string `json:"content" jsonschema:"empty if the file is an image: that is in the content of the answer"`
+	Content    string `json:"content" jsonschema:"empty if the file is an image, which is in the content of the answer"`
 	Encoding   string `json:"encoding" jsonschema:"utf8, base64, or image"`
-	Size       int64  `json:"size" jsonschema:"of the whole file, in bytes"`
-	NextOffset int64  `json:"next_offset,omitempty" jsonschema:"where to go on; absent: this was the end"`
+	Size       int64  `json:"size" jsonschema:"size of the whole file, in bytes"`
+	NextOffset int64  `json:"next_offset,omitempty" jsonschema:"where to continue; absent at the end of the file"`
 }
 
 // images are the image types that models accept, as http.DetectContentType names them.
@@ -114,7 +114,7 @@ type writeArgs struct {
 	SandboxID string `json:"sandbox_id"`
 	Path      string `json:"path"`
 	Content   string `json:"content"`
-	Encoding  string `json:"encoding,omitempty" jsonschema:"of content"`
+	Encoding  string `json:"encoding,omitempty" jsonschema:"encoding of content"`
 }
 
 type written struct {
@@ -134,8 +134,8 @@ func writeFile(ctx context.Context, c *call, in writeArgs) (w written, err error
 
 type listArgs struct {
 	SandboxID string `json:"sandbox_id"`
-	Path      string `json:"path" jsonschema:"of the directory"`
-	Depth     int    `json:"depth,omitempty" jsonschema:"how deep; 1: the directory alone"`
+	Path      string `json:"path" jsonschema:"path of the directory"`
+	Depth     int    `json:"depth,omitempty" jsonschema:"depth of the listing; 1: only the directory itself"`
 }
 
 type entry struct {
@@ -150,7 +150,7 @@ type entry struct {
 
 type entries struct {
 	Entries []entry `json:"entries"`
-	Omitted int     `json:"omitted,omitempty" jsonschema:"entries that are missing at the end"`
+	Omitted int     `json:"omitted,omitempty" jsonschema:"number of entries omitted at the end"`
 }
 
 func listFiles(ctx context.Context, c *call, in listArgs) (e entries, err error) {

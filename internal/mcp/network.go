@@ -12,7 +12,7 @@ func networkTools() []tool {
 	return []tool{
 		define(
 			"port_url",
-			"Make a URL by which anybody reaches an HTTP server that listens on a port in a sandbox, until it expires.",
+			"Make a URL that gives anyone access to an HTTP server on a port of a sandbox, until the URL expires.",
 			Run,
 			openWorld,
 			portURL,
@@ -21,7 +21,7 @@ func networkTools() []tool {
 		),
 		define(
 			"network",
-			"Show where a sandbox may connect to and what was refused; with mode, allow or deny, change it. What you do not give stays as it is.",
+			"Show where a sandbox may connect to and which connections were refused. With mode, allow or deny, change the policy; omitted arguments keep their current values.",
 			Run,
 			destructive|idempotent,
 			network,
@@ -33,7 +33,7 @@ func networkTools() []tool {
 type portArgs struct {
 	SandboxID string  `json:"sandbox_id"`
 	Port      int     `json:"port"`
-	TTLSecs   float64 `json:"ttl_secs,omitempty" jsonschema:"how long the URL is good"`
+	TTLSecs   float64 `json:"ttl_secs,omitempty" jsonschema:"how long the URL is valid"`
 }
 
 type portResult struct {
@@ -52,9 +52,9 @@ func portURL(ctx context.Context, c *call, in portArgs) (portResult, error) {
 
 type networkArgs struct {
 	SandboxID string   `json:"sandbox_id"`
-	Mode      string   `json:"mode,omitempty" jsonschema:"none; public: the internet without private networks; allow: only what allow lists; open: all but the host"`
-	Allow     []string `json:"allow,omitempty" jsonschema:"rules such as pypi.org, *.pythonhosted.org, 10.1.2.3:5432; replaces those before"`
-	Deny      []string `json:"deny,omitempty" jsonschema:"rules that win over allow in every mode; replaces those before"`
+	Mode      string   `json:"mode,omitempty" jsonschema:"none; public: the internet without private networks; allow: only the destinations in allow; open: everything except the host"`
+	Allow     []string `json:"allow,omitempty" jsonschema:"rules such as pypi.org, *.pythonhosted.org, 10.1.2.3:5432; they replace the current ones"`
+	Deny      []string `json:"deny,omitempty" jsonschema:"rules that take precedence over allow in every mode; they replace the current ones"`
 }
 
 type networkResult struct {
@@ -62,7 +62,7 @@ type networkResult struct {
 	Allow       []string                `json:"allow"`
 	Deny        []string                `json:"deny"`
 	Open        uint32                  `json:"open_connections"`
-	Refused     []client.NetworkRefusal `json:"recently_refused" jsonschema:"each with how to allow it"`
+	Refused     []client.NetworkRefusal `json:"recently_refused" jsonschema:"each with a way to allow it"`
 	RefusedByID map[string]uint64       `json:"refused_counts,omitempty" jsonschema:"refused connections, by reason"`
 }
 

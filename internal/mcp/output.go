@@ -103,12 +103,12 @@ type commandResult struct {
 	Stderr         string `json:"stderr"`
 	ExitCode       int    `json:"exit_code"`
 	Outcome        string `json:"outcome" jsonschema:"exited, signaled, timed_out, not_found, ..."`
-	Signal         string `json:"signal,omitempty" jsonschema:"that ended it"`
+	Signal         string `json:"signal,omitempty" jsonschema:"signal that ended the command"`
 	TimedOut       bool   `json:"timed_out"`
-	Error          string `json:"error,omitempty" jsonschema:"why it did not end by itself"`
-	StdoutOmitted  int64  `json:"stdout_omitted_bytes,omitempty" jsonschema:"missing in the middle of stdout"`
-	StderrOmitted  int64  `json:"stderr_omitted_bytes,omitempty" jsonschema:"missing in the middle of stderr"`
-	BytesReplaced  bool   `json:"bytes_replaced,omitempty" jsonschema:"output was not UTF-8: wrong bytes are U+FFFD"`
+	Error          string `json:"error,omitempty" jsonschema:"why the command did not end by itself"`
+	StdoutOmitted  int64  `json:"stdout_omitted_bytes,omitempty" jsonschema:"bytes omitted from the middle of stdout"`
+	StderrOmitted  int64  `json:"stderr_omitted_bytes,omitempty" jsonschema:"bytes omitted from the middle of stderr"`
+	BytesReplaced  bool   `json:"bytes_replaced,omitempty" jsonschema:"output was not UTF-8; U+FFFD replaces invalid bytes"`
 	DurationMillis int64  `json:"duration_ms"`
 }
 

@@ -25,7 +25,7 @@ func toolsOf05() []tool {
 		),
 		define(
 			"branch_sandbox",
-			"Save a running sandbox as a new snapshot; it runs on. Use branch to get children in the same call.",
+			"Save a running sandbox as a new snapshot; the sandbox keeps running. Use branch to get children in the same call.",
 			Run,
 			0,
 			branchSandbox,
@@ -34,7 +34,7 @@ func toolsOf05() []tool {
 		),
 		define(
 			"create_snapshot",
-			"Boot a kernel and a root file system of the daemon's host, and save that as a snapshot. Takes minutes.",
+			"Boot a kernel and a root file system from the daemon's host, and save the machine as a snapshot. Takes minutes.",
 			Admin,
 			0,
 			createSnapshot,
@@ -48,7 +48,7 @@ func toolsOf05() []tool {
 		define(
 			"exec_command",
 			"Run a program in a sandbox and wait for its end. args is the exact argument list; for a shell: [\"sh\", \"-c\", \"…\"]. "+
-				"For what takes more than a minute, use start_command.",
+				"For programs that take more than a minute, use start_command.",
 			Run,
 			destructive|openWorld,
 			execCommand,
@@ -57,14 +57,14 @@ func toolsOf05() []tool {
 		),
 		define(
 			"eval_code",
-			"Run Python in the warm interpreter of a sandbox and return the value of its last expression. run_code has images and contexts too.",
+			"Run Python in the warm interpreter of a sandbox and return the value of its last expression. run_code also supports images and contexts.",
 			Run,
 			destructive|openWorld,
 			evalCode,
 		),
 		define(
 			"ping_sandbox",
-			"Ask the agent of a sandbox whether it answers. Brings a suspended sandbox back.",
+			"Check that the agent of a sandbox answers. Resumes a suspended sandbox.",
 			Run,
 			idempotent,
 			pingSandbox,
@@ -81,7 +81,7 @@ type ofSandbox struct {
 // list is a list in the form of servers of forkd 0.5, which need an object at the root of a result.
 type list[T any] struct {
 	Result  []T `json:"result"`
-	Omitted int `json:"omitted,omitempty" jsonschema:"entries that are missing at the end"`
+	Omitted int `json:"omitted,omitempty" jsonschema:"number of entries omitted at the end"`
 }
 
 // maxListed bounds the elements of a list.
@@ -105,11 +105,11 @@ func listSandboxes(ctx context.Context, c *call, _ none) (list[client.Sandbox], 
 
 type spawnArgs struct {
 	SnapshotTag    string `json:"snapshot_tag" jsonschema:"tag of a snapshot, see list_snapshots"`
-	N              int    `json:"n,omitempty" jsonschema:"how many"`
-	PerChildNetns  bool   `json:"per_child_netns,omitempty" jsonschema:"of forkd 0.5: has no effect, every sandbox has a network of its own"`
-	MemoryLimitMiB uint64 `json:"memory_limit_mib,omitempty" jsonschema:"memory that each may use for its own changes; 0: as the snapshot says"`
-	Prewarm        bool   `json:"prewarm,omitempty" jsonschema:"of forkd 0.5: has no effect"`
-	LiveFork       bool   `json:"live_fork,omitempty" jsonschema:"of forkd 0.5: has no effect, every sandbox can be branched live"`
+	N              int    `json:"n,omitempty" jsonschema:"number of sandboxes"`
+	PerChildNetns  bool   `json:"per_child_netns,omitempty" jsonschema:"from forkd 0.5: no effect, because every sandbox has its own network"`
+	MemoryLimitMiB uint64 `json:"memory_limit_mib,omitempty" jsonschema:"memory that each may use for its own changes; 0: as in the snapshot"`
+	Prewarm        bool   `json:"prewarm,omitempty" jsonschema:"from forkd 0.5: no effect"`
+	LiveFork       bool   `json:"live_fork,omitempty" jsonschema:"from forkd 0.5: no effect, because every sandbox can be branched live"`
 }
 
 func spawnSandboxes(ctx context.Context, c *call, in spawnArgs) (list[client.Sandbox], error) {
@@ -120,10 +120,10 @@ func spawnSandboxes(ctx context.Context, c *call, in spawnArgs) (list[client.San
 
 type branch05Args struct {
 	SandboxID   string `json:"sandbox_id"`
-	Tag         string `json:"tag,omitempty" jsonschema:"of the new snapshot; empty: the daemon chooses one"`
-	Diff        bool   `json:"diff,omitempty" jsonschema:"older spelling of mode=diff"`
-	MeasureDiff bool   `json:"measure_diff,omitempty" jsonschema:"older spelling of mode=diff"`
-	Mode        string `json:"mode,omitempty" jsonschema:"live (default) pauses the sandbox for milliseconds; diff and full for as long as the copy takes"`
+	Tag         string `json:"tag,omitempty" jsonschema:"tag of the new snapshot; empty: the daemon chooses one"`
+	Diff        bool   `json:"diff,omitempty" jsonschema:"older name of mode=diff"`
+	MeasureDiff bool   `json:"measure_diff,omitempty" jsonschema:"older name of mode=diff"`
+	Mode        string `json:"mode,omitempty" jsonschema:"live (default) pauses the sandbox for milliseconds; diff and full pause it while they copy"`
 	Wait        bool   `json:"wait,omitempty" jsonschema:"false: answer before the snapshot is complete"`
 }
 
@@ -139,12 +139,12 @@ func branchSandbox(ctx context.Context, c *call, in branch05Args) (s client.Snap
 }
 
 type createArgs struct {
-	Tag          string  `json:"tag" jsonschema:"of the new snapshot"`
+	Tag          string  `json:"tag" jsonschema:"tag of the new snapshot"`
 	Kernel       string  `json:"kernel" jsonschema:"path of a kernel on the daemon's host"`
 	Rootfs       string  `json:"rootfs" jsonschema:"path of a root file system on the daemon's host"`
-	RW           bool    `json:"rw,omitempty" jsonschema:"of forkd 0.5: the disk is always writable"`
-	Tap          string  `json:"tap,omitempty" jsonschema:"of forkd 0.5: refused, there are no tap devices"`
-	BootWaitSecs float64 `json:"boot_wait_secs,omitempty" jsonschema:"of forkd 0.5: the agent announces that it is ready"`
+	RW           bool    `json:"rw,omitempty" jsonschema:"from forkd 0.5: no effect, because the disk is always writable"`
+	Tap          string  `json:"tap,omitempty" jsonschema:"from forkd 0.5: refused, because there are no tap devices"`
+	BootWaitSecs float64 `json:"boot_wait_secs,omitempty" jsonschema:"from forkd 0.5: no effect, because the agent announces that it is ready"`
 }
 
 func createSnapshot(ctx context.Context, c *call, in createArgs) (b client.Baked, err error) {
@@ -167,7 +167,7 @@ func createSnapshot(ctx context.Context, c *call, in createArgs) (b client.Baked
 
 type waitTextArgs struct {
 	SandboxID      string  `json:"sandbox_id"`
-	Path           string  `json:"path" jsonschema:"of the file in the sandbox, absolute"`
+	Path           string  `json:"path" jsonschema:"absolute path of the file in the sandbox"`
 	Marker         string  `json:"marker" jsonschema:"text to wait for, within the last 64 KiB of the file"`
 	TimeoutSecs    float64 `json:"timeout_secs,omitempty"`
 	PollIntervalMS float64 `json:"poll_interval_ms,omitempty"`

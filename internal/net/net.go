@@ -25,7 +25,7 @@ import (
 )
 
 const (
-	loneliness = 10 * time.Second // after this time without a daemon and a sandbox, the process exits
+	loneliness = 10 * time.Second // the process exits after this time with neither a daemon nor a sandbox
 	sweepTime  = 5 * time.Second  // interval of checks for idle flows
 )
 

@@ -115,7 +115,7 @@ type box struct {
 	mayBeGone bool // a rollback was cut off or failed, so the daemon may have killed it
 }
 
-// start records that a request made at from has started the VM of b with state p.
+// start records that a request has started the VM of b with state p. from is the time of the request.
 func (b *box) start(from time.Time, p points) {
 	b.born, b.state, b.now, b.own, b.mayBeGone = from, running, p, p, false
 }

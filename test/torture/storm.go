@@ -13,8 +13,8 @@ import (
 // they are copied.
 const stormTries = 6
 
-// storm lets the guest write all its pages. It then meets so many frozen pages that it is stopped
-// until the rest is copied. Afterwards the guest continues, and both it and its child are whole.
+// storm lets the guest write all its pages. Because the guest writes so many frozen pages, it is
+// stopped until the rest is copied. Afterwards it continues, and both it and its child are whole.
 func (l *line) storm(ctx context.Context) error {
 	v := l.source
 	for try, bound := 0, 1+l.rig.rng.Uint64N(16); try < stormTries; try, bound = try+1, max(1, bound/2) {

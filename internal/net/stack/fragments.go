@@ -83,7 +83,7 @@ func (f *fragments) add(packet []byte, now time.Time) (whole []byte, kept bool) 
 		f.dropLocked(id)
 		return nil, false
 	}
-	if at < 0 { // sent twice
+	if at < 0 { // the guest has sent the fragment twice
 		return nil, true
 	}
 	if !f.reserveLocked(id, p, len(packet)) {

@@ -29,9 +29,9 @@ const (
 	maxPerSecond = 1 << 40
 )
 
-// Minimum rates of a disk. The kernel writes a guest's data back at the guest's rate, even while
-// others wait for it. These are the daemon, which makes a branch durable, and the journal of the
-// host's file system, which holds the writes of all other processes.
+// Minimum rates of a disk. The kernel writes a guest's data back at the guest's rate, and others wait
+// for that: the daemon, which makes a branch durable, and the journal of the host's file system,
+// which holds the writes of all other processes.
 const (
 	minBytesPerSecond = 1 << 20
 	minOpsPerSecond   = 64

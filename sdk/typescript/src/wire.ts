@@ -28,7 +28,7 @@ export interface Call {
   once?: boolean; // send an Idempotency-Key, so that it can be repeated
   options?: CallOptions | undefined;
   upgrade?: boolean;
-  seconds?: number; // used if options and client have a smaller limit; 0: none
+  seconds?: number; // the time limit is at least this; 0: unlimited
 }
 
 /** Settings of a client that apply to every request. */

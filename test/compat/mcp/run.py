@@ -176,7 +176,7 @@ WHOLE = {
     "2026-07-28": {"server-stateless", "tools-list", "resources-list", "sep-2164-resource-not-found", "dns-rebinding-protection", "caching",
                    "http-header-validation", "server-sse-multiple-streams", "input-required-result-unsupported-methods"},
 }
-# Checks that such a server does not pass with the daemon's message handler, and the reasons.
+# The checks that a server made for the suite fails with the daemon's message handler, and the reasons.
 SESSIONS = "without sessions a server of this revision cannot send requests to its client"
 TASKS = "the extension for tasks is not offered"
 LACKING = {

@@ -73,10 +73,9 @@ func New(mem *guestmem.Memory, dev virtio.Device, irq virtio.Interrupt) (*Transp
 	return t, nil
 }
 
-// NotifyFD returns the eventfd for KVM's ioeventfd at RegQueueNotify. Register it without
-// datamatch, so that it matches every value. If KVM has KVM_CAP_IOEVENTFD_ANY_LENGTH, register it
-// with length 0, so that KVM need not decode the instruction; otherwise with length 4. It still
-// belongs to the transport.
+// NotifyFD returns the eventfd for KVM's ioeventfd at RegQueueNotify, which still belongs to the
+// transport. Register it without datamatch, so that it matches every value. Use length 0 if KVM has
+// KVM_CAP_IOEVENTFD_ANY_LENGTH, so that KVM need not decode the instruction; otherwise length 4.
 func (t *Transport) NotifyFD() int { return t.kick.FD() }
 
 // InterruptStatus returns the word of RegInterruptStatus and RegInterruptACK. The runner of vCPUs
