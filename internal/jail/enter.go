@@ -244,7 +244,7 @@ func shrinkBoundingSet() error {
 	}
 }
 
-// dropCapabilities empties all sets of all threads except the bounding sets.
+// dropCapabilities empties the capability sets of all threads, except the bounding sets.
 func dropCapabilities() error {
 	header, had, err := capabilities()
 	var none capabilitySets

@@ -141,7 +141,7 @@ func clientOf(ctx context.Context) *client.Client {
 	return ctx.Value(messageKey{}).(*message).cl // a context without a message is a defect of this program
 }
 
-// ended ends the calls of a message when the message ends, in all versions of the protocol.
+// ended ends the calls of a message together with the message, in every version of the protocol.
 func ended(next sdk.MethodHandler) sdk.MethodHandler {
 	return func(ctx context.Context, method string, req sdk.Request) (sdk.Result, error) {
 		if m, ok := ctx.Value(messageKey{}).(*message); ok {

@@ -1,4 +1,4 @@
-// The common parts of groups that are written in JavaScript. npm.py copies it beside their run.mjs
+// The common parts of groups that are written in JavaScript. npm.py copies this file next to their run.mjs
 // and reads its output.
 export const want = (ok, what) => { if (!ok) throw new Error(`not as it should be: ${JSON.stringify(what)}`) }
 

@@ -29,7 +29,7 @@ const stepLimit = 3 * time.Minute
 type Config struct {
 	Daemon *client.Client
 	Base   string     // snapshot with torture running; all others descend from it
-	Size   guest.Size // of torture
+	Size   guest.Size // memory and disk that torture writes
 	Clients,
 	Boxes, // maximum numbers of sandboxes that a client keeps, and of snapshots
 	Snapshots int

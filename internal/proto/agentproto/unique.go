@@ -29,7 +29,7 @@ const (
 	MaxGeneratorName = 256 // bytes, printable ASCII
 )
 
-// cut returns u within its bounds. It drops Reseeded generators before those of Repeats.
+// cut returns u within its bounds. It drops generators in Reseeded before generators in Repeats.
 func (u Unique) cut() Unique {
 	repeats := u.Repeats[:min(len(u.Repeats), MaxGenerators)]
 	reseeded := u.Reseeded[:min(len(u.Reseeded), MaxGenerators-len(repeats))]

@@ -6,7 +6,7 @@ import (
 	"github.com/forkd/forkd/internal/jail"
 )
 
-// Calls returns the system calls of this package, without those of the Go runtime.
+// Calls returns the system calls of this package, without the calls of the Go runtime.
 func Calls() []jail.Call {
 	return append(jail.Ioctls(ioPagemapScan), jail.Calls(unix.SYS_SENDMSG, unix.SYS_RECVMSG)...)
 }

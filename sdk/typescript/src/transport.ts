@@ -20,7 +20,7 @@ export interface Answer {
   header(name: string): string | undefined;
   body: AsyncIterable<Uint8Array>;
   cancel(): void;
-  socket?: import("node:stream").Duplex; // with status 101: what is left of the connection
+  socket?: import("node:stream").Duplex; // with status 101: the rest of the connection
 }
 
 /** Carries requests to a daemon. */

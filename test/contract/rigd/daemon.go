@@ -182,7 +182,7 @@ func (d *daemon) setFaults(w http.ResponseWriter, r *http.Request) {
 	}()
 }
 
-// arm checks faults. It keeps those of requests and children for later.
+// arm checks faults. It keeps the faults of requests and children for later.
 func (d *daemon) arm(f *faults) error {
 	if q := f.Requests; q != nil {
 		if q.Times == 0 {
