@@ -62,8 +62,8 @@ const LeftOut = "a VM test: 'scripts/test vm' runs it"
 // history. Command testrun prints the reason. It fails if a VM test skips for any other reason.
 const Lacking = "this checkout lacks:"
 
-// NeedKVM skips or fails the test if KVM is not usable. Tests that need KVM but no files call it;
-// Load calls it too. Command testrun takes every test that calls one of the two for a VM test.
+// NeedKVM skips or fails the test if KVM is not usable. Tests that need KVM but no files call it; Load
+// calls it too. For command testrun, every test that calls NeedKVM or Load is a VM test.
 func NeedKVM(t testing.TB) {
 	t.Helper()
 	if os.Getenv("FORKD_TEST_HOST") != "" {

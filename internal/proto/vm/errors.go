@@ -62,7 +62,7 @@ func (e *Error) Is(target error) bool {
 	return ok && code == e.Code || e.Code == ErrNoSpace && target == syscall.ENOSPC
 }
 
-// WithCode gives err a code unless it has one, or is nil.
+// WithCode gives err the code, unless err already has a code or is nil.
 func WithCode(code ErrorCode, err error) error {
 	if err == nil || CodeOf(err) != ErrOther {
 		return err

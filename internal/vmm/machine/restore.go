@@ -180,7 +180,7 @@ func (m *Machine) restoreState(p []byte) error {
 		return err
 	}
 	// The clock continues at its saved value, so no time has passed for the guest's timers; the
-	// agent corrects the time of day. It is set before the vCPUs, because KVM computes their
+	// agent corrects the time of day. Set the clock before the vCPUs, because KVM computes their
 	// kvm-clock pages from it.
 	if err := m.vm.SetClock(whole.clock); err != nil {
 		return err
