@@ -91,7 +91,8 @@ func hang(r *http.Request) int {
 	return http.StatusOK
 }
 
-// A sandbox whose request waits behind others for longer than a request may take is saved all the same.
+// A request that waits behind others for longer than a request may take is repeated, and its sandbox is
+// saved.
 func TestSuspensionsThatWaitAreRepeated(t *testing.T) {
 	place := make(chan struct{}, 1) // of the daemon
 	a := suspender(t, func(_ string, _ int, r *http.Request) int {

@@ -77,7 +77,7 @@ func probe() vmPkg { return vmPkg{path: module + "internal/vmm/kvm", tests: []st
 
 // coreTests returns tests of everything that can differ on another kind of host: how guests boot,
 // beginning in real mode, and how their memory and processor state are saved, tracked, branched and
-// restored. They take about five minutes of CPU time, of which the host's boot takes one.
+// restored. They take about five minutes of CPU time. One of these is the host's boot.
 func coreTests() []vmPkg {
 	return []vmPkg{
 		probe(),
