@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"time"
-	"unsafe"
 )
 
 // OpenSSL from 1.1.1 on keeps its generators on the heap, in structs (RAND_DRBG in 1.1.1, PROV_DRBG
@@ -107,16 +106,6 @@ func (p *process) drbg(text *[drbgSize]byte) (library string, ok bool) {
 // chunkSize is the size of one read of memory.
 const chunkSize = 256 << 10
 
-// buffer returns memory for one read. It begins at a page boundary.
-func (s *search) buffer() []byte {
-	if s.chunk == nil {
-		memory := make([]byte, chunkSize+2*pageSize)
-		skip := -uintptr(unsafe.Pointer(&memory[0])) % pageSize
-		s.chunk = memory[skip : skip+chunkSize+pageSize]
-	}
-	return s.chunk
-}
-
 // spend fails if a search has no time left, or cannot read n more bytes.
 func (s *search) spend(n int) error {
 	if time.Now().After(s.deadline) {
@@ -188,7 +177,7 @@ func (p *process) present(pagemap *os.File, at, end uint64) (from, to uint64, er
 
 // searchRun searches the memory between two addresses.
 func (p *process) searchRun(text []byte, from, to uint64, found func(addr uint64) error) error {
-	buf := p.buffer()
+	buf := p.chunk
 	for from < to {
 		n := min(to-from, uint64(len(buf)))
 		if err := p.spend(int(n)); err != nil {

@@ -25,11 +25,12 @@ import (
 	"github.com/forkd/forkd/internal/rawcall"
 )
 
-// Bounds of one search of memory, because a fork's caller waits for the confirmation. A process
-// whose memory is not reached is named. An emulated CPU needs seconds instead of milliseconds.
+// Bounds of one search, because a fork's caller waits for the confirmation. A process whose memory is
+// not reached is named. An emulated CPU needs seconds instead of milliseconds.
 const (
-	maxTime   = 15 * time.Second
-	maxMemory = 1 << 30 // bytes of memory read, of all processes
+	maxTime      = 15 * time.Second
+	maxRehearsal = 60 * time.Second
+	maxMemory    = 1 << 30 // bytes of memory and files read, of all processes
 )
 
 // Finder searches the processes of one system.
@@ -72,12 +73,12 @@ func in(proc string, managed Managed) *Finder {
 	return f
 }
 
-// search is one search. Its buffers are allocated when a process is found.
+// search is one search.
 type search struct {
 	*Finder
 	deadline time.Time
-	left     int // bytes of memory that may still be read
-	chunk    []byte
+	left     int              // bytes of memory that may still be read
+	chunk    []byte           // a page and chunkSize bytes, from a page boundary on, as O_DIRECT asks
 	mapped   map[string]marks // of the files that are mapped now, by device and inode
 	report   agentproto.Unique
 	unnamed  map[int]bool
@@ -97,7 +98,14 @@ func (f *Finder) Rehearse() error {
 	if last := f.lastPID(); before > 0 && !f.news(before, last) && err == nil && len(pids) == 0 {
 		f.quiet = last
 	}
-	s := f.search()
+	if err != nil || len(pids) == 0 {
+		return err
+	}
+	s, err := f.search(maxRehearsal)
+	if err != nil {
+		return err
+	}
+	defer s.close()
 	for _, pid := range pids {
 		p := &process{search: s, pid: pid}
 		if p.open() == nil {
@@ -105,7 +113,7 @@ func (f *Finder) Rehearse() error {
 			p.mem.Close()
 		}
 	}
-	return err
+	return nil
 }
 
 // Renew searches all processes, reseeds the generators that it can and returns both lists. The
@@ -119,7 +127,11 @@ func (f *Finder) Renew() (agentproto.Unique, error) {
 	if err != nil || len(pids) == 0 {
 		return agentproto.Unique{}, err
 	}
-	s := f.search()
+	s, err := f.search(f.maxTime)
+	if err != nil {
+		return agentproto.Unique{}, err
+	}
+	defer s.close()
 	for _, pid := range partly {
 		s.unnamed[pid] = true
 	}
@@ -129,10 +141,18 @@ func (f *Finder) Renew() (agentproto.Unique, error) {
 	return s.report, nil
 }
 
-func (f *Finder) search() *search {
-	return &search{Finder: f, deadline: time.Now().Add(f.maxTime), left: f.maxMemory,
-		unnamed: map[int]bool{}, mapped: map[string]marks{}}
+// search begins a search, whose memory close gives back.
+func (f *Finder) search(within time.Duration) (*search, error) {
+	chunk, err := unix.Mmap(-1, 0, pageSize+chunkSize, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return nil, fmt.Errorf("search processes: %w", err)
+	}
+	return &search{Finder: f, deadline: time.Now().Add(within), left: f.maxMemory, chunk: chunk,
+		unnamed: map[int]bool{}, mapped: map[string]marks{}}, nil
 }
+
+func (s *search) close() { _ = unix.Munmap(s.chunk) }
 
 // lastPID returns the last process id that the kernel has allocated; 0 if that cannot be read.
 func (f *Finder) lastPID() (pid int) {

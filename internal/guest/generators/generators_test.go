@@ -28,10 +28,19 @@ func noneManaged() (renewed, partly []int) { return nil, nil }
 func renew(t *testing.T, pid int) agentproto.Unique {
 	t.Helper()
 	f := New(noneManaged)
-	f.maxTime = time.Minute
-	s := f.search()
+	s := searchOf(t, f)
 	s.process(pid)
 	return s.report
+}
+
+func searchOf(t *testing.T, f *Finder) *search {
+	t.Helper()
+	s, err := f.search(time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.close)
+	return s
 }
 
 func has(list []agentproto.Generator, library string) bool {
@@ -247,7 +256,7 @@ func onEachLine(imports, draw string) []string {
 func due(t *testing.T, pid int) (all, reseed int) {
 	t.Helper()
 	f := New(noneManaged)
-	p := &process{search: &search{Finder: f, deadline: time.Now().Add(time.Minute), left: f.maxMemory}, pid: pid}
+	p := &process{search: searchOf(t, f), pid: pid}
 	maps, err := os.ReadFile(p.path(pid, "maps"))
 	if err != nil {
 		t.Fatal(err)
@@ -356,7 +365,7 @@ def hello():
 func flags(t *testing.T, pid int) int {
 	t.Helper()
 	f := New(noneManaged)
-	p := &process{search: &search{Finder: f}, pid: pid}
+	p := &process{search: searchOf(t, f), pid: pid}
 	maps, err1 := os.ReadFile(p.path(pid, "maps"))
 	smaps, err2 := os.ReadFile(p.path(pid, "smaps"))
 	mem, err3 := os.Open(p.path(pid, "mem"))

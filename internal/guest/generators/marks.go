@@ -2,9 +2,7 @@ package generators
 
 import (
 	"bytes"
-	"errors"
-	"io"
-	"os"
+	"encoding/binary"
 	"regexp"
 
 	"golang.org/x/sys/unix"
@@ -76,8 +74,8 @@ func (p *process) marks(inode, link, name string) (marks, error) {
 // maxHead bounds the part of a file that has its ELF notes.
 const maxHead = 16 << 10
 
-// readMarks reads a file in steps, each with the last bytes of the one before. It bypasses the page
-// cache where the file system can, because pages in the cache would be in every snapshot.
+// readMarks reads the constants of a program or library. It bypasses the page cache where the file
+// system can, because pages in the cache would be in every snapshot.
 func (s *search) readMarks(path string) (m marks, err error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_DIRECT|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -86,34 +84,87 @@ func (s *search) readMarks(path string) (m marks, err error) {
 	if err != nil {
 		return m, err
 	}
-	f := os.NewFile(uintptr(fd), path)
-	defer f.Close()
-	const overlap = 256 // no mark is longer
-	memory := s.buffer()
-	chunk := memory[pageSize:] // at a page boundary, as O_DIRECT asks
-	text := chunk[:0]
-	for at := int64(0); ; at += int64(len(chunk)) {
-		if err := s.spend(len(chunk)); err != nil {
+	defer unix.Close(fd)
+	head := s.chunk[:maxHead]
+	n, err := unix.Pread(fd, head, 0)
+	if err != nil || !bytes.HasPrefix(head[:n], []byte("\x7fELF")) {
+		return m, err
+	}
+	m.golang = bytes.Contains(head[:n], goNote)
+	for _, part := range constants(head[:n]) {
+		if err := s.readPart(fd, part, &m); err != nil {
 			return m, err
-		}
-		kept := copy(memory[pageSize-min(overlap, len(text)):pageSize], text[max(0, len(text)-overlap):])
-		n, err := f.ReadAt(chunk, at)
-		if err != nil && !errors.Is(err, io.EOF) {
-			return m, err
-		}
-		if at == 0 {
-			if !bytes.HasPrefix(chunk[:n], []byte("\x7fELF")) {
-				return m, nil
-			}
-			m.golang = bytes.Contains(chunk[:min(n, maxHead)], goNote)
-		}
-		text = memory[pageSize-kept : pageSize+n]
-		m.openssl = m.openssl || bytes.Contains(text, openSSL)
-		m.rust = m.rust || hasRustCrate(text)
-		if err != nil {
-			return m, nil
 		}
 	}
+	return m, nil
+}
+
+// readPart reads a part of a file in steps, each with the last bytes of the one before. It ends at
+// the end of the file.
+func (s *search) readPart(fd int, part span, m *marks) error {
+	const overlap = 256 // no mark is longer
+	memory, chunk := s.chunk, s.chunk[pageSize:]
+	text := chunk[:0]
+	for at := part.from &^ (pageSize - 1); at < part.to; at += int64(len(chunk)) {
+		n := min(int64(len(chunk)), (part.to-at+pageSize-1)&^(pageSize-1))
+		if err := s.spend(int(n)); err != nil {
+			return err
+		}
+		kept := copy(memory[pageSize-min(overlap, len(text)):pageSize], text[max(0, len(text)-overlap):])
+		got, err := unix.Pread(fd, chunk[:n], at)
+		if err != nil {
+			return err
+		}
+		text = memory[pageSize-kept : pageSize+got]
+		m.openssl = m.openssl || bytes.Contains(text, openSSL)
+		m.rust = m.rust || hasRustCrate(text)
+		if int64(got) < n {
+			return nil
+		}
+	}
+	return nil
+}
+
+// maxOffset is a position that no file has.
+const maxOffset = 1 << 61
+
+// span is a part of a file.
+type span struct{ from, to int64 }
+
+// constants returns the parts of an ELF file that have its constants: the segments that can only be
+// read, if the linker has kept them apart from the code, and otherwise the whole file. head is the
+// beginning of the file. The layout is that of elf(5).
+func constants(head []byte) []span {
+	whole := []span{{0, maxOffset}}
+	const class64, headerSize, entrySize = 2, 64, 56
+	if len(head) < headerSize || head[4] != class64 {
+		return whole
+	}
+	table := binary.LittleEndian.Uint64(head[32:])
+	size, n := binary.LittleEndian.Uint16(head[54:]), uint64(binary.LittleEndian.Uint16(head[56:]))
+	if size != entrySize || table > uint64(len(head)) || n*entrySize > uint64(len(head))-table {
+		return whole
+	}
+	var parts []span
+	for i := range n {
+		entry := head[table+i*entrySize:]
+		const load, write, execute = 1, 2, 1
+		kind, flags := binary.LittleEndian.Uint32(entry), binary.LittleEndian.Uint32(entry[4:])
+		from, length := binary.LittleEndian.Uint64(entry[8:]), binary.LittleEndian.Uint64(entry[32:])
+		if kind != load || flags&write != 0 || length == 0 {
+			continue
+		}
+		if from == 0 && flags&execute != 0 || from > maxOffset || length > maxOffset {
+			return whole // code and constants share a segment
+		}
+		if flags&execute == 0 {
+			parts = append(parts, span{int64(from), int64(from + length)})
+		}
+	}
+	if len(parts) == 0 {
+		return whole
+	}
+	return parts
 }
 
 // hasRustCrate reports whether text has the source path of the crate rand.

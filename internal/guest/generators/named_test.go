@@ -1,6 +1,7 @@
 package generators
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
@@ -81,6 +82,8 @@ func TestMarksOfFiles(t *testing.T) {
 		"openssl in two reads":      {elf(2*chunkSize-20, string(openSSL)), marks{openssl: true}},
 		"openssl at the end":        {"\x7fELF" + strings.Repeat("-", chunkSize-9) + string(openSSL), marks{openssl: true}},
 		"go":                        {elf(4000, string(goNote)), marks{golang: true}},
+		"rodata":                    {segments(rust), marks{rust: true}},
+		"code":                      {segments("") + rust, marks{}},
 		"a note further on":         {elf(maxHead, string(goNote)), marks{}},
 		"a text":                    {string(openSSL), marks{}},
 		"empty":                     {"", marks{}},
@@ -90,12 +93,32 @@ func TestMarksOfFiles(t *testing.T) {
 			if err := os.WriteFile(file, []byte(c.content), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			got, err := New(noneManaged).search().readMarks(file)
+			got, err := searchOf(t, New(noneManaged)).readMarks(file)
 			if err != nil || got != c.want {
 				t.Errorf("%+v, %v; want %+v", got, err, c.want)
 			}
 		})
 	}
+}
+
+// segments returns an ELF file with code at 0x1000, constants at 0x2000, which begin with text, and
+// data after them.
+func segments(text string) string {
+	file := append([]byte("\x7fELF\x02"), make([]byte, 0x3000-5)...)
+	binary.LittleEndian.PutUint64(file[32:], 64) // e_phoff
+	binary.LittleEndian.PutUint16(file[54:], 56) // e_phentsize
+	binary.LittleEndian.PutUint16(file[56:], 4)  // e_phnum
+	for i, s := range []struct{ flags, from, length int }{
+		{4, 0, 0x200}, {5, 0x1000, 0x800}, {4, 0x2000, 0x800}, {6, 0x3000, 0x800},
+	} {
+		entry := file[64+56*i:]
+		binary.LittleEndian.PutUint32(entry, 1) // PT_LOAD
+		binary.LittleEndian.PutUint32(entry[4:], uint32(s.flags))
+		binary.LittleEndian.PutUint64(entry[8:], uint64(s.from))
+		binary.LittleEndian.PutUint64(entry[32:], uint64(s.length))
+	}
+	copy(file[0x2000:], text)
+	return string(file)
 }
 
 // A child must not read the programs that ran before its snapshot, and must read a program that
@@ -178,7 +201,7 @@ func TestOnlyProcessesWithOpenSSLAreSearched(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := serve(t, "", c.program[0], c.program[1:]...)
-			p := &process{search: New(noneManaged).search(), pid: s.pid}
+			p := &process{search: searchOf(t, New(noneManaged)), pid: s.pid}
 			if err := p.open(); err != nil {
 				t.Fatal(err)
 			}

@@ -40,7 +40,7 @@ func (p *process) wipe() error {
 
 // isFlag reports whether only the first byte of a page is not zero.
 func (p *process) isFlag(r *region) bool {
-	page := p.buffer()[:pageSize]
+	page := p.chunk[:pageSize]
 	if n, err := p.mem.ReadAt(page, int64(r.start)); err != nil || n != pageSize {
 		return false
 	}
