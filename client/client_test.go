@@ -2,6 +2,8 @@ package client
 
 import (
 	"context"
+	"errors"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -110,5 +112,70 @@ func TestEmptyNames(t *testing.T) {
 				t.Errorf("%s of %q: %v", name, id, err)
 			}
 		}
+	}
+}
+
+// answers is a transport that answers every request with its own text.
+type answers string
+
+// RoundTrip implements http.RoundTripper.
+func (a answers) RoundTrip(r *http.Request) (*http.Response, error) {
+	return &http.Response{StatusCode: http.StatusOK, Status: "200 OK", Header: http.Header{},
+		Body: io.NopCloser(strings.NewReader(string(a))), Request: r}, nil
+}
+
+// A fork with a wrong number of children is an error, so that callers may address them by index.
+func TestForkedChildrenAreCounted(t *testing.T) {
+	const none, one, two = `{"sandboxes":[]}`, `{"sandboxes":[{"id":"sb-1"}]}`,
+		`{"sandboxes":[{"id":"sb-1"},{"id":"sb-2"}]}`
+	for _, test := range []struct {
+		answer  answers
+		n       int
+		partial bool
+		ok      bool
+	}{
+		{none, 1, false, false}, {one, 1, false, true}, {two, 1, false, false}, {one, 2, false, false},
+		{none, 2, true, true}, {one, 2, true, true}, {two, 1, true, false},
+	} {
+		f, err := Over(test.answer).Fork(t.Context(), ForkRequest{SnapshotTag: "a", N: test.n, AllowPartial: test.partial})
+		if (err == nil) != test.ok || err != nil && len(f.Sandboxes) > 0 {
+			t.Errorf("%s for %d, partial %v: %+v, %v", test.answer, test.n, test.partial, f, err)
+		}
+	}
+	attempt := func(context.Context, Sandbox) (int, error) { return 1, nil }
+	_, err := BestOf(t.Context(), Over(answers(none)), "sb-1", []Attempt[int]{attempt},
+		func(context.Context, Sandbox, int) (float64, error) { return 1, nil }, ForkRequest{})
+	if err == nil || !strings.Contains(err.Error(), "0 sandboxes, want 1") {
+		t.Errorf("the best of none: %v", err)
+	}
+}
+
+func TestEachFile(t *testing.T) {
+	each := func(answer string, most int) (names []string, err error) {
+		err = Over(answers(answer)).EachFile(t.Context(), "sb-1", "/", 1, func(f File) error {
+			if names = append(names, f.Name); len(names) == most {
+				return io.ErrShortBuffer
+			}
+			return nil
+		})
+		return names, err
+	}
+	const list = `[{"name":"a"},{"name":"b"}]`
+	if names, err := each(list, 0); err != nil || strings.Join(names, "") != "ab" {
+		t.Errorf("%v, %v", names, err)
+	}
+	if names, err := each(list, 1); !errors.Is(err, io.ErrShortBuffer) || len(names) != 1 {
+		t.Errorf("stopped: %v, %v", names, err)
+	}
+	if _, err := each("[]", 0); err != nil {
+		t.Errorf("an empty directory: %v", err)
+	}
+	for _, bad := range []string{"", "{}", "null", `[{"name":"a"}`, `[{"name":1}]`} {
+		if _, err := each(bad, 0); err == nil {
+			t.Errorf("%s: accepted", bad)
+		}
+	}
+	if err := Over(answers(list)).EachFile(t.Context(), "sb-1", "/", 0, nil); err == nil {
+		t.Error("depth 0: accepted")
 	}
 }

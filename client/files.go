@@ -75,15 +75,58 @@ func (c *Client) StatFile(ctx context.Context, id, path string) (f File, err err
 // ListFiles describes the content of a directory of a sandbox, down to a depth from 1 to 64. Depth
 // 1 is the directory alone.
 func (c *Client) ListFiles(ctx context.Context, id, path string, depth int) (list []File, err error) {
+	target, err := c.listPath(id, path, depth)
+	if err != nil {
+		return nil, err
+	}
+	err = c.call(ctx, http.MethodGet, target, nil, &list)
+	return list, err
+}
+
+// listPath returns the path and query of ListFiles.
+func (c *Client) listPath(id, path string, depth int) (string, error) {
 	if err := checkFile("path", path); err != nil {
-		return list, err
+		return "", err
 	}
 	if depth < 1 || depth > maxDepth {
-		return list, wrong("depth", "%d: want 1 to %d", depth, maxDepth)
+		return "", wrong("depth", "%d: want 1 to %d", depth, maxDepth)
 	}
 	query := url.Values{"path": {path}, "depth": {strconv.Itoa(depth)}}
-	err = c.call(ctx, http.MethodGet, withQuery(sandboxPath(id, "/files/list"), c.fileQuery(query)), nil, &list)
-	return list, err
+	return withQuery(sandboxPath(id, "/files/list"), c.fileQuery(query)), nil
+}
+
+// EachFile calls f with each entry of ListFiles as it arrives, so that a list of any length takes the
+// memory of one entry. An error of f ends the list, and EachFile returns it.
+func (c *Client) EachFile(ctx context.Context, id, path string, depth int, f func(File) error) error {
+	target, err := c.listPath(id, path, depth)
+	if err != nil {
+		return err
+	}
+	resp, err := c.request(ctx, http.MethodGet, target, "", nil)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	route := sandboxPath(id, "/files/list")
+	entries := json.NewDecoder(io.LimitReader(resp.Body, maxAnswer))
+	if begin, err := entries.Token(); err != nil {
+		return fmt.Errorf("GET %s: answer: %w", route, err)
+	} else if begin != json.Delim('[') {
+		return fmt.Errorf("GET %s: answer: it begins with %v, want an array", route, begin)
+	}
+	for entries.More() {
+		var file File
+		if err := entries.Decode(&file); err != nil {
+			return fmt.Errorf("GET %s: answer: %w", route, err)
+		}
+		if err := f(file); err != nil {
+			return err
+		}
+	}
+	if _, err := entries.Token(); err != nil {
+		return fmt.Errorf("GET %s: answer: %w", route, err)
+	}
+	return nil
 }
 
 // MakeDir makes a directory of a sandbox, with its parents.

@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net/http"
 	"net/url"
@@ -15,8 +16,14 @@ func (c *Client) Fork(ctx context.Context, req ForkRequest) (f Forked, err error
 	if err := checkFork(req); err != nil {
 		return f, err
 	}
-	err = c.call(ctx, http.MethodPost, "/v1/forks", req, &f)
-	return f, err
+	if err := c.call(ctx, http.MethodPost, "/v1/forks", req, &f); err != nil {
+		return Forked{}, err
+	}
+	// callers address the children by their index
+	if n := len(f.Sandboxes); n > req.N || n < req.N && !req.AllowPartial {
+		return Forked{}, fmt.Errorf("POST /v1/forks: answer: it has %d sandboxes, want %d: the daemon is defective", n, req.N)
+	}
+	return f, nil
 }
 
 // Sandboxes lists all sandboxes, oldest first.

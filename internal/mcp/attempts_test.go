@@ -1,0 +1,39 @@
+package mcp
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"github.com/forkd/forkd/client"
+)
+
+// api answers requests without a daemon.
+type api func(r *http.Request) (contentType, body string)
+
+// RoundTrip implements http.RoundTripper.
+func (a api) RoundTrip(r *http.Request) (*http.Response, error) {
+	kind, body := a(r)
+	return &http.Response{StatusCode: http.StatusOK, Status: "200 OK", Header: http.Header{"Content-Type": {kind}},
+		Body: io.NopCloser(strings.NewReader(body)), Request: r}, nil
+}
+
+// callOf returns a call of a tool that uses a.
+func callOf(t *testing.T, a api) (context.Context, *call) {
+	cl := client.Over(a)
+	return With(t.Context(), cl), &call{Client: cl, req: &sdk.CallToolRequest{Params: &sdk.CallToolParamsRaw{}}}
+}
+
+// A daemon that makes fewer copies than it was asked for gets an error, and does not end this
+// program.
+func TestFewerCopies(t *testing.T) {
+	ctx, c := callOf(t, func(*http.Request) (string, string) { return jsonType, `{"sandboxes":[]}` })
+	_, err := forkAndRun(ctx, c, attemptArgs{SandboxID: "sb-1", Command: "true", Attempts: 2, Keep: "best"})
+	if err == nil || !strings.Contains(err.Error(), "0 sandboxes, want 2") {
+		t.Errorf("two attempts in no copy: %v", err)
+	}
+}
