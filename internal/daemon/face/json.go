@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"reflect"
@@ -12,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/forkd/forkd/internal/daemon/once"
 	"github.com/forkd/forkd/internal/host/invalid"
 )
 
@@ -126,13 +128,19 @@ func jsonType(t reflect.Type) string {
 	return "text"
 }
 
-// WriteJSON answers with v.
-func WriteJSON(w http.ResponseWriter, status int, v any) error {
+// WriteJSON answers with v, whose JSON waits in memory for the client. A large one is counted against
+// the request's share. If there is no memory for it, the error says that the request was carried out.
+func WriteJSON(w http.ResponseWriter, r *http.Request, status int, v any) error {
 	var p bytes.Buffer
 	enc := json.NewEncoder(&p)
 	enc.SetEscapeHTML(false) // not embedded in HTML, and escaping would turn a guest's '<' into six bytes
 	if err := enc.Encode(v); err != nil {
 		return err
+	}
+	if p.Len() > smallShare {
+		if err := ShareOf(r).Take(p.Len()); err != nil {
+			return fmt.Errorf("%w: %w", once.ErrUnanswered, err)
+		}
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Content-Length", strconv.Itoa(p.Len()))

@@ -2,7 +2,9 @@ package face
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
+	"fmt"
 	"io"
 	"net/http"
 	"regexp"
@@ -35,12 +37,14 @@ func (f *Face) Once(h Handler) Handler {
 		}
 		r.Body = io.NopCloser(bytes.NewReader(body))
 		key := once.KeyOf(auth.From(r.Context()).Who, r.Method+" "+r.URL.EscapedPath()+"\n"+name)
-		answer, again, err := f.Answers.Do(r.Context(), key, sha256.Sum256(body), func() (once.Answer, error) {
-			held := &heldAnswer{header: http.Header{}, status: http.StatusOK}
-			if err := h(held, r); err != nil {
+		share := ShareOf(r)
+		take := func(size int64) error { return share.Take(copiesOfKept * int(size)) }
+		answer, again, err := f.Answers.Do(r.Context(), key, sha256.Sum256(body), take, func() (once.Answer, error) {
+			held := &heldAnswer{header: http.Header{}, status: http.StatusOK, share: share}
+			if err := cmp.Or(h(held, r), held.short); err != nil {
 				return once.Answer{}, err
 			}
-			return once.Answer{Status: held.status, Body: held.body.Bytes()}, nil
+			return once.Answer{Status: held.status, Body: bytes.TrimRight(held.body.Bytes(), "\n")}, nil
 		})
 		if err != nil {
 			return err
@@ -50,18 +54,33 @@ func (f *Face) Once(h Handler) Handler {
 		}
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(answer.Status)
-		_, _ = w.Write(append(bytes.TrimRight(answer.Body, "\n"), '\n')) // the client has gone if this fails
+		_, _ = w.Write(answer.Body) // the client has gone if this fails
+		_, _ = w.Write([]byte{'\n'})
 		return nil
 	}
 }
 
-// heldAnswer keeps an answer in memory.
+// copiesOfKept is the number of copies of a kept answer while it is sent again: its record, and its
+// body.
+const copiesOfKept = 2
+
+// heldAnswer keeps an answer in memory, which it counts against a share.
 type heldAnswer struct {
 	header http.Header
 	status int
 	body   bytes.Buffer
+	share  *Share
+	short  error // set if there was no memory for it
 }
 
-func (h *heldAnswer) Header() http.Header         { return h.header }
-func (h *heldAnswer) WriteHeader(status int)      { h.status = status }
-func (h *heldAnswer) Write(p []byte) (int, error) { return h.body.Write(p) }
+func (h *heldAnswer) Header() http.Header    { return h.header }
+func (h *heldAnswer) WriteHeader(status int) { h.status = status }
+
+// Write implements http.ResponseWriter.
+func (h *heldAnswer) Write(p []byte) (int, error) {
+	if err := h.share.Keep(len(p)); err != nil {
+		h.short = fmt.Errorf("%w: %w", once.ErrUnanswered, err)
+		return 0, h.short
+	}
+	return h.body.Write(p)
+}

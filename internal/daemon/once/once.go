@@ -37,8 +37,12 @@ const (
 // Reasons why a request was not executed.
 var (
 	ErrOther   = errors.New("the key was used for another request")
-	ErrUnknown = errors.New("the daemon ended while the first request with this key was under way: nobody knows what became of it")
+	ErrUnknown = errors.New("the first request with this key was carried out, or was under way when the daemon ended, " +
+		"and its answer is not known: look what became of it")
 )
+
+// ErrUnanswered marks the error of a request that was carried out, but could not be answered.
+var ErrUnanswered = errors.New("the request was carried out, but there is no memory for its answer")
 
 // unreadError is an ErrUnknown for a record of the first request that exists but cannot be read.
 type unreadError struct{ err error }
@@ -147,14 +151,25 @@ func (b *Book) read(key Key) (*record.Once, error) {
 	return record.ParseOnce(b.path(key), text)
 }
 
+// sizeOf returns the size of the record of a key, in bytes; 0 if there is none.
+func (b *Book) sizeOf(key Key) int64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if i := slices.IndexFunc(b.index, func(k kept) bool { return k.key == key }); i >= 0 {
+		return b.index[i].bytes
+	}
+	return 0
+}
+
 // Do executes a request, or returns the answer to an earlier request with the same key; then again
 // is true. If such a request is running, Do waits for it. An answer is stored if do returns no
-// error; otherwise the next request is executed. The error comes from do, ctx or a file, or is one
-// of the variables above.
-func (b *Book) Do(ctx context.Context, key Key, request Request, do func() (Answer, error)) (a Answer, again bool,
-	err error) {
+// error. After an ErrUnanswered the next request gets ErrUnknown; after other errors it is executed.
+// Before Do reads a record, it calls take with its size, and returns its error. The error comes from
+// take, do, ctx or a file, or is one of the variables above.
+func (b *Book) Do(ctx context.Context, key Key, request Request, take func(size int64) error,
+	do func() (Answer, error)) (a Answer, again bool, err error) {
 	for {
-		known, wait, err := b.begin(key, request)
+		known, wait, err := b.begin(key, request, take)
 		switch {
 		case err != nil:
 			return a, false, err
@@ -174,12 +189,15 @@ func (b *Book) Do(ctx context.Context, key Key, request Request, do func() (Answ
 
 // begin returns the earlier answer, or a channel that is closed when the current request ends. If
 // it returns neither, the caller must execute the request.
-func (b *Book) begin(key Key, request Request) (*Answer, <-chan struct{}, error) {
+func (b *Book) begin(key Key, request Request, take func(int64) error) (*Answer, <-chan struct{}, error) {
 	mine, wait, err := b.take(key, request)
 	if mine == nil {
 		return nil, wait, err
 	}
-	a, err := b.look(key, request)
+	var a *Answer
+	if err = take(b.sizeOf(key)); err == nil {
+		a, err = b.look(key, request)
+	}
 	if a == nil && err == nil {
 		err = b.write(key, request, nil)
 	}
@@ -246,10 +264,11 @@ func (b *Book) isOld(key Key) bool {
 func (b *Book) carryOut(key Key, request Request, do func() (Answer, error)) (a Answer, err error) {
 	err = errors.New("panic")
 	defer func() {
-		if err != nil {
-			b.drop(key)
-		} else {
+		switch {
+		case err == nil:
 			_ = b.write(key, request, &a) // the request was executed; a repetition gets ErrUnknown
+		case !errors.Is(err, ErrUnanswered):
+			b.drop(key)
 		}
 		b.leave(key)
 		b.prune()

@@ -22,6 +22,9 @@ func open(t *testing.T, dir string) *Book {
 	return b
 }
 
+// free has room for every record.
+func free(int64) error { return nil }
+
 // made answers with n.
 func made(n string) func() (Answer, error) {
 	return func() (Answer, error) { return Answer{Status: 201, Body: json.RawMessage(n)}, nil }
@@ -29,7 +32,7 @@ func made(n string) func() (Answer, error) {
 
 func check(t *testing.T, b *Book, key Key, request Request, do func() (Answer, error), want string, wantAgain bool) {
 	t.Helper()
-	a, again, err := b.Do(t.Context(), key, request, do)
+	a, again, err := b.Do(t.Context(), key, request, free, do)
 	if err != nil || string(a.Body) != want || a.Status != 201 || again != wantAgain {
 		t.Errorf("%d %s, again %v, %v; want %s, %v", a.Status, a.Body, again, err, want, wantAgain)
 	}
@@ -41,11 +44,11 @@ func TestOnce(t *testing.T) {
 	check(t, b, Key{1}, Request{1}, made("1"), "1", false)
 	check(t, b, Key{1}, Request{1}, made("2"), "1", true)
 	check(t, b, Key{2}, Request{1}, made("3"), "3", false)
-	if _, _, err := b.Do(t.Context(), Key{1}, Request{2}, made("4")); !errors.Is(err, ErrOther) {
+	if _, _, err := b.Do(t.Context(), Key{1}, Request{2}, free, made("4")); !errors.Is(err, ErrOther) {
 		t.Errorf("another request: %v", err)
 	}
 	failed := errors.New("no")
-	if _, _, err := b.Do(t.Context(), Key{3}, Request{1}, func() (Answer, error) {
+	if _, _, err := b.Do(t.Context(), Key{3}, Request{1}, free, func() (Answer, error) {
 		return Answer{}, failed
 	}); !errors.Is(err, failed) {
 		t.Errorf("a failure: %v", err)
@@ -64,7 +67,7 @@ func TestOnce(t *testing.T) {
 func TestUnknownOutcome(t *testing.T) {
 	dir := t.TempDir()
 	b := open(t, dir)
-	if known, wait, err := b.begin(Key{1}, Request{1}); known != nil || wait != nil || err != nil {
+	if known, wait, err := b.begin(Key{1}, Request{1}, free); known != nil || wait != nil || err != nil {
 		t.Fatal(known, wait, err)
 	}
 	for name, content := range map[string]string{"half": "", strings.Repeat("ab", 32) + ".json": "{"} {
@@ -73,7 +76,7 @@ func TestUnknownOutcome(t *testing.T) {
 		}
 	}
 	b = open(t, dir)
-	if _, _, err := b.Do(t.Context(), Key{1}, Request{1}, made("1")); !errors.Is(err, ErrUnknown) {
+	if _, _, err := b.Do(t.Context(), Key{1}, Request{1}, free, made("1")); !errors.Is(err, ErrUnknown) {
 		t.Errorf("asked again: %v", err)
 	}
 	if files, err := os.ReadDir(dir); err != nil || len(files) != 1 {
@@ -97,7 +100,7 @@ func TestRecordsOfOtherVersions(t *testing.T) {
 	}
 	b = open(t, dir)
 	var bad *record.Error
-	if _, _, err := b.Do(t.Context(), Key{1}, Request{1}, made("2")); !errors.Is(err, ErrUnknown) ||
+	if _, _, err := b.Do(t.Context(), Key{1}, Request{1}, free, made("2")); !errors.Is(err, ErrUnknown) ||
 		!errors.As(err, &bad) ||
 		bad.Path != b.path(Key{1}) || bad.Field != "version" {
 		t.Errorf("a later version: %v", err)
@@ -132,7 +135,7 @@ func TestRecordsOfVersion0(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		a, again, err := b.Do(t.Context(), key, Request{1, 2, 3}, made("1"))
+		a, again, err := b.Do(t.Context(), key, Request{1, 2, 3}, free, made("1"))
 		if !errors.Is(err, want) || err == nil && (!again || !strings.Contains(string(a.Body),
 			"sb-mfrggzdfmztwq2lknnwg23tpob")) {
 			t.Errorf("%s: %s, again %v, %v", file, a.Body, again, err)
@@ -152,7 +155,7 @@ func TestUnderWay(t *testing.T) {
 		begun, finish := make(chan bool), make(chan bool)
 		go func() {
 			defer func() { recover() }() // an aborting handler panics
-			b.Do(context.Background(), key, Request{1}, func() (Answer, error) {
+			b.Do(context.Background(), key, Request{1}, free, func() (Answer, error) {
 				close(begun)
 				if <-finish; fails {
 					panic("gives up")
@@ -161,17 +164,17 @@ func TestUnderWay(t *testing.T) {
 			})
 		}()
 		<-begun
-		if _, _, err := b.Do(t.Context(), key, Request{2}, made("2")); !errors.Is(err, ErrOther) {
+		if _, _, err := b.Do(t.Context(), key, Request{2}, free, made("2")); !errors.Is(err, ErrOther) {
 			t.Errorf("another request meanwhile: %v", err)
 		}
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
-		if _, _, err := b.Do(ended, key, Request{1}, made("2")); !errors.Is(err, context.Canceled) {
+		if _, _, err := b.Do(ended, key, Request{1}, free, made("2")); !errors.Is(err, context.Canceled) {
 			t.Errorf("who does not wait: %v", err)
 		}
 		answered := make(chan Answer)
 		go func() {
-			a, _, _ := b.Do(context.Background(), key, Request{1}, made("3"))
+			a, _, _ := b.Do(context.Background(), key, Request{1}, free, made("3"))
 			answered <- a
 		}()
 		close(finish)
@@ -228,7 +231,7 @@ func TestASlowRecordStopsItsRequestOnly(t *testing.T) {
 	check(t, b, Key{2}, Request{1}, made("3"), "2", true)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
-	if _, _, err := b.Do(ctx, Key{1}, Request{1}, made("1")); !errors.Is(err, context.DeadlineExceeded) {
+	if _, _, err := b.Do(ctx, Key{1}, Request{1}, free, made("1")); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("it did not wait for its record: %v", err)
 	}
 	b.leave(Key{1})

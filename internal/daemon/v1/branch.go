@@ -87,7 +87,7 @@ func (a *api) branch(w http.ResponseWriter, r *http.Request) error {
 		status = http.StatusAccepted
 		info.ReadyMS, info.SharedBytes = nil, nil
 	}
-	return face.WriteJSON(w, status, info)
+	return face.WriteJSON(w, r, status, info)
 }
 
 func (a *api) rollback(r *http.Request, req *apiv1.RollbackRequest) (out apiv1.RolledBack, err error) {

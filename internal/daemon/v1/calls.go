@@ -14,7 +14,7 @@ func get[Res any](f func(*http.Request) (Res, error)) face.Handler {
 		if err != nil {
 			return err
 		}
-		return face.WriteJSON(w, http.StatusOK, res)
+		return face.WriteJSON(w, r, http.StatusOK, res)
 	}
 }
 
@@ -68,7 +68,7 @@ func callWith[Req, Res any](defaults Req, status int, f func(*http.Request, *Req
 		if err != nil {
 			return err
 		}
-		return face.WriteJSON(w, status, res)
+		return face.WriteJSON(w, r, status, res)
 	}
 }
 

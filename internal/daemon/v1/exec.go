@@ -245,7 +245,7 @@ func (a *api) exec(w http.ResponseWriter, r *http.Request) error {
 		StderrTruncated: res.StderrTruncated}
 	answer.Stdout, answer.StdoutBytes = textOf(res.Stdout)
 	answer.Stderr, answer.StderrBytes = textOf(res.Stderr)
-	return face.WriteJSON(w, http.StatusOK, answer)
+	return face.WriteJSON(w, r, http.StatusOK, answer)
 }
 
 // execDetached answers as soon as the command runs.
@@ -264,7 +264,7 @@ func (a *api) execDetached(w http.ResponseWriter, r *http.Request, run agentclie
 	if started == nil {
 		return face.BadRequest("args: %v", res.Err())
 	}
-	return face.WriteJSON(w, http.StatusCreated, apiv1.ExecStarted{PID: started.PID})
+	return face.WriteJSON(w, r, http.StatusCreated, apiv1.ExecStarted{PID: started.PID})
 }
 
 func (a *api) eval(r *http.Request, req *apiv1.EvalRequest) (out apiv1.EvalResult, err error) {

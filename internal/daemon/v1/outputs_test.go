@@ -23,7 +23,8 @@ func TestOutputsStaySmallInJSON(t *testing.T) {
 		p := []byte(strings.Repeat(unit, size/len(unit)))
 		text, raw := textOf(p)
 		w := httptest.NewRecorder()
-		if err := face.WriteJSON(w, 200, apiv1.ExecResult{Stdout: text, StdoutBytes: raw}); err != nil {
+		r := httptest.NewRequest("POST", "/", nil)
+		if err := face.WriteJSON(w, r, 200, apiv1.ExecResult{Stdout: text, StdoutBytes: raw}); err != nil {
 			t.Fatal(err)
 		}
 		var got apiv1.ExecResult

@@ -163,8 +163,8 @@ func noted(next http.Handler) http.Handler {
 	})
 }
 
-func (a *api) healthz(w http.ResponseWriter, _ *http.Request) error {
-	return face.WriteJSON(w, http.StatusOK, apiv1.Health{OK: true})
+func (a *api) healthz(w http.ResponseWriter, r *http.Request) error {
+	return face.WriteJSON(w, r, http.StatusOK, apiv1.Health{OK: true})
 }
 
 // readyz says whether the daemon accepts requests, whether VMs can run, and whether forks find
@@ -188,7 +188,7 @@ func (a *api) readyz(w http.ResponseWriter, r *http.Request) error {
 		status = http.StatusServiceUnavailable
 		w.Header().Set("Retry-After", "1")
 	}
-	return face.WriteJSON(w, status, ready)
+	return face.WriteJSON(w, r, status, ready)
 }
 
 // metrics returns the metrics of all sandboxes of the host.
