@@ -37,6 +37,7 @@ const (
 	maxAttempts = 64
 	attemptHead = 1 << 10 // bytes kept from the beginning of each output of an attempt
 	attemptTail = 3 << 10 // bytes kept from its end
+	attemptText = 4 << 10 // of a command as JSON; an output may have twice that
 )
 
 type attemptArgs struct {
@@ -146,9 +147,10 @@ func (c *call) race(ctx context.Context, in *attemptArgs, commands []string, box
 	defer stop(nil)
 	all, ended := make([]attempt, len(commands)), make(chan int)
 	for i := range commands {
-		all[i] = attempt{N: i + 1, Command: commands[i], box: boxes[i].ID}
+		all[i] = attempt{N: i + 1, Command: shorten(commands[i], attemptText), box: boxes[i].ID}
 		go func() {
-			all[i].run(ctx, c.Client, in)
+			all[i].run(ctx, c.Client, in, commands[i])
+			all[i].shorten()
 			ended <- i
 		}()
 	}
@@ -165,7 +167,16 @@ func (c *call) race(ctx context.Context, in *attemptArgs, commands []string, box
 // errBeaten stops the attempts after another attempt has won.
 var errBeaten = errors.New("another attempt was first")
 
-func (a *attempt) run(ctx context.Context, cl *client.Client, in *attemptArgs) {
+// shorten bounds the texts as JSON.
+func (a *attempt) shorten() {
+	for _, text := range []*string{&a.Stdout, &a.Stderr, &a.Error} {
+		n := len(*text)
+		*text = shorten(*text, 2*attemptText)
+		a.Omitted += int64(max(0, n-len(*text)))
+	}
+}
+
+func (a *attempt) run(ctx context.Context, cl *client.Client, in *attemptArgs, command string) {
 	env := map[string]string{"FORKD_ATTEMPT": strconv.Itoa(a.N)}
 	for name, value := range in.Env {
 		env[name] = value
@@ -179,7 +190,7 @@ func (a *attempt) run(ctx context.Context, cl *client.Client, in *attemptArgs) {
 		}
 	}
 	since := stopwatch()
-	r, err := runCommand(ctx, cl, a.box, shell(a.Command), attemptHead, attemptTail)
+	r, err := runCommand(ctx, cl, a.box, shell(command), attemptHead, attemptTail)
 	a.DurationMS = since().Milliseconds()
 	switch {
 	case errors.Is(context.Cause(ctx), errBeaten):

@@ -68,10 +68,16 @@ type box struct {
 
 func boxOf(s client.Sandbox) box { return box{s.ID, s.SnapshotTag, s.State, s.Labels} }
 
+// boxesOf describes new sandboxes. If their labels are too long together, it omits the labels.
 func boxesOf(all []client.Sandbox) []box {
 	list := make([]box, 0, len(all))
+	left := room(maxText)
 	for _, s := range all {
-		list = append(list, boxOf(s))
+		b := boxOf(s)
+		if !left.fits(b) {
+			b.Labels = nil
+		}
+		list = append(list, b)
 	}
 	return list
 }
@@ -207,37 +213,47 @@ func (n *treeNode) name() string { return cmp.Or(n.Snapshot, n.Sandbox) }
 
 type treeResult struct {
 	Nodes   []treeNode `json:"nodes" jsonschema:"parents before children"`
-	Omitted int        `json:"omitted,omitempty"`
+	Omitted int        `json:"omitted,omitempty" jsonschema:"number of omitted nodes, or a lower number"`
 }
 
+// maxFamily bounds the snapshots, and the sandboxes, that are arranged in a tree. Of each there is
+// only what originOf keeps.
+const maxFamily = 2000
+
 func tree(ctx context.Context, c *call, in treeArgs) (r treeResult, err error) {
-	snapshots, err := c.Snapshots(ctx)
+	snapshots, more, err := origins(ctx, c.SnapshotPage, snapshotOrigin)
 	if err != nil {
 		return r, err
 	}
-	sandboxes, err := c.Sandboxes(ctx)
+	sandboxes, more2, err := origins(ctx, c.SandboxPage, sandboxOrigin)
 	if err != nil {
 		return r, err
+	}
+	r.Omitted = more + more2
+	if in.SandboxID != "" {
+		box, err := c.Sandbox(ctx, in.SandboxID)
+		if err != nil {
+			return r, err
+		}
+		sandboxes = append(sandboxes, sandboxOrigin(box)) // it may be behind the bound; familyOf ignores a second one
 	}
 	family := familyOf(snapshots, sandboxes)
 	if in.SandboxID != "" {
-		if _, err := c.Sandbox(ctx, in.SandboxID); err != nil {
-			return r, err
-		}
 		family.keepLine(sandboxKey(in.SandboxID))
 	}
 	r.Nodes = []treeNode{}
 	var text strings.Builder
+	left := room(maxText)
 	family.walk(func(n *treeNode, depth int) {
-		if len(r.Nodes) == maxListed {
-			r.Omitted++
-			return
-		}
-		r.Nodes = append(r.Nodes, *n)
 		kind := "snapshot"
 		if n.Sandbox != "" {
 			kind = "sandbox"
 		}
+		if len(r.Nodes) == maxListed || !left.fits(n) || !left.spend(2*depth) {
+			r.Omitted++
+			return
+		}
+		r.Nodes = append(r.Nodes, *n)
 		fmt.Fprintf(&text, "%s%s %s (%s)\n", strings.Repeat("  ", depth), kind, n.name(), n.State)
 	})
 	if r.Omitted > 0 {

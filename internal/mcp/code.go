@@ -34,6 +34,11 @@ const (
 	maxPrinted = 8 << 20 // bytes after which the code is interrupted
 	maxValues  = 4 << 20 // bytes of values that are kept for the answer
 	maxShown   = 8       // number of images shown in one call
+	maxFormats = 16      // number of media types listed for one value
+
+	// text of displayed values, and of the value of the last expression, as JSON
+	maxShownText = 128 << 10
+	maxMainText  = 320 << 10
 )
 
 type codeArgs struct {
@@ -66,7 +71,7 @@ type codeResult struct {
 	Error     *codeError   `json:"error,omitempty" jsonschema:"exception that the code did not catch"`
 	ContextID string       `json:"context_id,omitempty" jsonschema:"id of a new context"`
 	StateLost bool         `json:"state_lost,omitempty" jsonschema:"the variables of the context are lost"`
-	Omitted   int64        `json:"omitted_bytes,omitempty" jsonschema:"bytes omitted from the middle of the outputs"`
+	Omitted   int64        `json:"omitted_bytes,omitempty" jsonschema:"bytes omitted from the middle of the outputs, and from values for which there was no room"`
 }
 
 func runCode(ctx context.Context, c *call, in codeArgs) (r codeResult, err error) {
@@ -102,12 +107,12 @@ func runCode(ctx context.Context, c *call, in codeArgs) (r codeResult, err error
 			return err
 		}
 	}
-	values := 0
+	size := 0
 	result := func(v client.CodeResult) error {
 		for name, data := range v.Data {
-			values += len(name) + len(data)
+			size += len(name) + len(data)
 		}
-		if values += 64; values > maxPrinted { // counts even if the result is empty
+		if size += 64; size > maxPrinted { // counts even if the result is empty
 			return errPrinted
 		}
 		return nil
@@ -125,17 +130,36 @@ func runCode(ctx context.Context, c *call, in codeArgs) (r codeResult, err error
 	if err != nil {
 		return r, err
 	}
-	r.Outcome, r.StateLost, r.Results = e.Outcome, e.StateLost, []shownValue{}
+	r.Outcome, r.StateLost, r.Results = shorten(e.Outcome, maxName), e.StateLost, []shownValue{}
 	r.Stdout, r.Stderr, r.Omitted = stdout.text(), stderr.text(), stdout.omitted()+stderr.omitted()
 	if x := e.Exception; x != nil {
-		r.Error = &codeError{x.Name, shortened(x.Value), shortened(x.Traceback)}
+		r.Error = &codeError{shorten(x.Name, maxName), shortened(x.Value), shortened(x.Traceback)}
 	}
+	values, main := room(maxShownText), room(maxMainText) // so that what was displayed leaves room for the value
 	for _, v := range e.Results {
-		r.Results = append(r.Results, shownValue{v.Main, valueText(v), slices.Sorted(maps.Keys(v.Data))})
+		left, shown := &values, shownOf(v)
+		if v.Main {
+			left = &main
+		}
+		if left.fits(shown) {
+			r.Results = append(r.Results, shown)
+		} else {
+			r.Omitted += int64(len(shown.Text))
+		}
 	}
 	c.say(r.words())
 	c.show(e.Results)
 	return r, nil
+}
+
+// shownOf describes a value, whose media types the guest chooses.
+func shownOf(v client.CodeResult) shownValue {
+	formats := slices.Sorted(maps.Keys(v.Data))
+	formats = formats[:min(len(formats), maxFormats)]
+	for i := range formats {
+		formats[i] = shorten(formats[i], maxName)
+	}
+	return shownValue{v.Main, valueText(v), append([]string{}, formats...)}
 }
 
 var errPrinted = fmt.Errorf("the code printed or showed more than %d MiB", maxPrinted>>20)

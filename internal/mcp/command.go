@@ -150,18 +150,18 @@ func waitCommand(ctx context.Context, c *call, in waitArgs) (w waited, err error
 // command is gone if it was killed.
 func (c *call) look(ctx context.Context, in waitArgs, secs float64, w *waited) (state string, err error) {
 	turns := strconv.Itoa(int(secs * 5))
-	got, err := c.Exec(ctx, in.SandboxID, client.ExecRequest{TimeoutSecs: secs + 30,
-		Args: []string{"/bin/sh", "-c", waiter, "sh", strconv.FormatUint(uint64(in.PID), 10), turns}})
+	stdout, stderr, err := c.ends(ctx, in.SandboxID, client.ExecRequest{TimeoutSecs: secs + 30,
+		Args: []string{"/bin/sh", "-c", waiter, "sh", strconv.FormatUint(uint64(in.PID), 10), turns}}, maxName)
 	if err != nil {
 		return "", err
 	}
 	var code string
-	if _, err := fmt.Sscan(got.Stdout, &state, &code, &w.StdoutBytes, &w.StderrBytes); err != nil {
+	if _, err := fmt.Sscan(string(stdout), &state, &code, &w.StdoutBytes, &w.StderrBytes); err != nil {
 		return "", fmt.Errorf(
 			"wait for the command %d: the sandbox answered %q %q",
 			in.PID,
-			plain([]byte(got.Stdout)),
-			plain([]byte(got.Stderr)),
+			plain(stdout),
+			plain(stderr),
 		)
 	}
 	if n, err := strconv.Atoi(code); err == nil {
@@ -181,13 +181,13 @@ func (c *call) readTails(ctx context.Context, in waitArgs, w *waited) error {
 			*part.total = 0
 			continue
 		}
-		got, err := c.Exec(ctx, in.SandboxID, client.ExecRequest{TimeoutSecs: 30,
-			Args: []string{"tail", "-c", strconv.Itoa(waitedTail), commandFile(in.PID, part.name)}})
+		got, _, err := c.ends(ctx, in.SandboxID, client.ExecRequest{TimeoutSecs: 30,
+			Args: []string{"tail", "-c", strconv.Itoa(waitedTail), commandFile(in.PID, part.name)}}, waitedTail)
 		if err != nil {
 			return err
 		}
-		*part.text = plain(validStart([]byte(got.Stdout)))
-		*part.omitted = max(0, *part.total-int64(len(got.Stdout)))
+		*part.text = plain(validStart(got))
+		*part.omitted = max(0, *part.total-int64(len(got)))
 	}
 	return nil
 }

@@ -161,6 +161,9 @@ func define[In, Out any](
 			if left(ctx) != nil {
 				c.takeBack(ctx)
 			}
+			if err == nil {
+				err = tooLong(out, c.content)
+			}
 			return &sdk.CallToolResult{Content: c.content}, out, err
 		})
 	}}
@@ -261,14 +264,26 @@ func explained(next sdk.MethodHandler) sdk.MethodHandler {
 		result, err := next(ctx, method, req)
 		r, ok := result.(*sdk.CallToolResult)
 		if !ok || r == nil || !r.IsError || r.GetError() == nil {
-			return result, err
+			return result, shortError(err)
 		}
+		text := r.GetError().Error()
 		if p, ok := problemOf(r.GetError()); ok {
+			p.Detail, p.Fix, p.Field = shorten(p.Detail, maxError), shorten(p.Fix, maxError), shorten(p.Field, maxName)
 			r.Meta = sdk.Meta{ProblemKey: p}
-			r.Content = []sdk.Content{&sdk.TextContent{Text: p.text()}}
+			text = p.text()
 		}
+		r.Content = []sdk.Content{&sdk.TextContent{Text: shorten(text, 2*maxError)}}
 		return result, err
 	}
+}
+
+// shortError bounds an error of the protocol, which may quote the message.
+func shortError(err error) error {
+	var wire *jsonrpc.Error
+	if !errors.As(err, &wire) || escaped(wire.Message)+escaped([]byte(wire.Data)) <= 2*maxError {
+		return err
+	}
+	return &jsonrpc.Error{Code: wire.Code, Message: shorten(wire.Message, maxError)}
 }
 
 // errNoMethod is the protocol's error for a method that a server lacks.

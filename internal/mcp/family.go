@@ -1,6 +1,10 @@
 package mcp
 
-import "github.com/forkd/forkd/client"
+import (
+	"context"
+
+	"github.com/forkd/forkd/client"
+)
 
 // family holds the ancestry of snapshots and sandboxes.
 type family struct {
@@ -12,21 +16,46 @@ type family struct {
 func snapshotKey(tag string) string { return "snapshot " + tag }
 func sandboxKey(id string) string   { return "sandbox " + id }
 
+// origin is what a tree needs of a snapshot or a sandbox.
+type origin struct {
+	name, state string
+	box         string // of a snapshot: the sandbox that it is a branch of
+	tag         string // the snapshot that it was branched from, or runs from
+}
+
+func snapshotOrigin(s client.Snapshot) origin {
+	return origin{s.Tag, s.Status, s.SandboxID, s.BranchedFrom}
+}
+func sandboxOrigin(s client.Sandbox) origin { return origin{s.ID, s.State, "", s.SnapshotTag} }
+
+// origins returns the origins of the members of a list, at most maxFamily, and how many it omits;
+// see pages.
+func origins[T any](ctx context.Context, page pageOf[T], of func(T) origin) (all []origin, omitted int, err error) {
+	omitted, err = pages(ctx, page, func(member T) bool {
+		if len(all) == maxFamily {
+			return false
+		}
+		all = append(all, of(member))
+		return true
+	})
+	return all, omitted, err
+}
+
 // familyOf arranges snapshots and sandboxes in a tree. A sandbox is below the snapshot that it runs
 // from. A branch is below the sandbox that it was made of or, if that is gone, below that sandbox's
 // snapshot. Even if the daemon's answers are wrong, each occurs once and none is its own ancestor.
-func familyOf(snapshots []client.Snapshot, sandboxes []client.Sandbox) *family {
+func familyOf(snapshots, sandboxes []origin) *family {
 	f := &family{nodes: map[string]*treeNode{}}
 	for _, s := range snapshots {
-		f.add(snapshotKey(s.Tag), &treeNode{Snapshot: s.Tag, State: s.Status})
+		f.add(snapshotKey(s.name), &treeNode{Snapshot: s.name, State: s.state})
 	}
 	for _, s := range sandboxes {
-		f.add(sandboxKey(s.ID), &treeNode{Sandbox: s.ID, State: s.State})
-		f.join(sandboxKey(s.ID), snapshotKey(s.SnapshotTag))
+		f.add(sandboxKey(s.name), &treeNode{Sandbox: s.name, State: s.state})
+		f.join(sandboxKey(s.name), snapshotKey(s.tag))
 	}
 	for _, s := range snapshots {
-		if !f.join(snapshotKey(s.Tag), sandboxKey(s.SandboxID)) {
-			f.join(snapshotKey(s.Tag), snapshotKey(s.BranchedFrom))
+		if !f.join(snapshotKey(s.name), sandboxKey(s.box)) {
+			f.join(snapshotKey(s.name), snapshotKey(s.tag))
 		}
 	}
 	return f

@@ -42,6 +42,7 @@ func fileTools() []tool {
 // Bounds on files, in bytes.
 const (
 	maxRead   = 512 << 10
+	maxShape  = 1 << 20 // of content as JSON
 	maxImage  = 1 << 20
 	maxOffset = 1 << 30
 )
@@ -80,7 +81,7 @@ func readFile(ctx context.Context, c *call, in readArgs) (f fileContent, err err
 	if _, err := io.CopyN(io.Discard, body, in.Offset); err != nil && !errors.Is(err, io.EOF) {
 		return f, err
 	}
-	f = fileContent{Path: in.Path, Size: stat.Size}
+	f = fileContent{Path: shorten(in.Path, maxField), Size: stat.Size}
 	content, err := io.ReadAll(io.LimitReader(body, int64(max(in.MaxBytes, maxImage))+1))
 	if err != nil {
 		return f, err
@@ -92,8 +93,8 @@ func readFile(ctx context.Context, c *call, in readArgs) (f fileContent, err err
 		c.content = append(c.content, &sdk.ImageContent{Data: content, MIMEType: kind})
 		return f, nil
 	}
-	if len(content) > in.MaxBytes {
-		content = content[:in.MaxBytes]
+	if most := fitting(content[:min(len(content), in.MaxBytes)]); len(content) > most {
+		content = content[:most]
 		if cutOff := validEnd(content); utf8.Valid(cutOff) && len(cutOff) > 0 {
 			content = cutOff
 		}
@@ -108,6 +109,20 @@ func readFile(ctx context.Context, c *call, in readArgs) (f fileContent, err err
 		c.say(fmt.Sprintf("[… the file has %d bytes: go on at offset %d …]", f.Size, f.NextOffset))
 	}
 	return f, nil
+}
+
+// fitting returns how many bytes of content have at most maxShape bytes as JSON.
+func fitting(content []byte) int {
+	if !utf8.Valid(validEnd(content)) || escaped(content) <= maxShape { // base64 always fits
+		return len(content)
+	}
+	n := 0
+	for i, c := range string(content) {
+		if n += escaped(string(c)); n > maxShape {
+			return i
+		}
+	}
+	return len(content)
 }
 
 type writeArgs struct {
@@ -129,7 +144,8 @@ func writeFile(ctx context.Context, c *call, in writeArgs) (w written, err error
 			return w, wrong("content", "is not base64: %v", err)
 		}
 	}
-	return written{in.Path, len(content)}, c.WriteFile(ctx, in.SandboxID, in.Path, bytes.NewReader(content))
+	w = written{shorten(in.Path, maxField), len(content)}
+	return w, c.WriteFile(ctx, in.SandboxID, in.Path, bytes.NewReader(content))
 }
 
 type listArgs struct {
@@ -153,27 +169,28 @@ type entries struct {
 	Omitted int     `json:"omitted,omitempty" jsonschema:"number of entries omitted at the end"`
 }
 
-func listFiles(ctx context.Context, c *call, in listArgs) (e entries, err error) {
-	all, err := c.ListFiles(ctx, in.SandboxID, in.Path, in.Depth)
-	if err != nil {
-		return e, err
-	}
-	e.Entries = []entry{}
-	for _, f := range all[:min(len(all), maxListed)] {
-		e.Entries = append(e.Entries, entryOf(f))
-	}
-	e.Omitted = len(all) - len(e.Entries)
-	return e, nil
+func listFiles(ctx context.Context, c *call, in listArgs) (entries, error) {
+	e, left := entries{Entries: []entry{}}, room(maxText)
+	err := c.EachFile(ctx, in.SandboxID, in.Path, in.Depth, func(f client.File) error {
+		one := entryOf(f)
+		if e.Omitted > 0 || len(e.Entries) == maxListed || !left.fits(one) {
+			e.Omitted++
+		} else {
+			e.Entries = append(e.Entries, one)
+		}
+		return nil
+	})
+	return e, err
 }
 
 func entryOf(f client.File) entry {
 	return entry{
-		f.Path,
-		f.Type,
+		shorten(f.Path, maxField),
+		shorten(f.Type, maxName),
 		f.Size,
-		f.Permissions,
-		f.Owner,
+		shorten(f.Permissions, maxName),
+		shorten(f.Owner, maxName),
 		f.Modified.UTC().Format("2006-01-02T15:04:05Z"),
-		f.LinkTarget,
+		shorten(f.LinkTarget, maxField),
 	}
 }

@@ -6,8 +6,6 @@ import (
 	"strings"
 	"testing"
 	"unicode/utf8"
-
-	"github.com/forkd/forkd/client"
 )
 
 // The excerpt of an output does not depend on how the output was divided into writes, and never
@@ -129,13 +127,9 @@ func TestWinner(t *testing.T) {
 // Each snapshot and sandbox occurs once in its family, even if the daemon's answers are wrong.
 func TestFamily(t *testing.T) {
 	f := familyOf(
-		[]client.Snapshot{{Tag: "base"}, {Tag: "own", SandboxID: "sb-1", BranchedFrom: "base"}, {Tag: "x", BranchedFrom: "y"},
-			{Tag: "y", BranchedFrom: "x"}, {Tag: "sb-1"}, {Tag: "orphan", SandboxID: "sb-gone", BranchedFrom: "base"}},
-		[]client.Sandbox{
-			{ID: "sb-1", SnapshotTag: "own"},
-			{ID: "sb-2", SnapshotTag: "base"},
-			{ID: "sb-3", SnapshotTag: "gone"},
-		},
+		[]origin{{name: "base"}, {name: "own", box: "sb-1", tag: "base"}, {name: "x", tag: "y"},
+			{name: "y", tag: "x"}, {name: "sb-1"}, {name: "orphan", box: "sb-gone", tag: "base"}},
+		[]origin{{name: "sb-1", tag: "own"}, {name: "sb-2", tag: "base"}, {name: "sb-3", tag: "gone"}},
 	)
 	seen := map[string]int{}
 	f.walk(func(n *treeNode, _ int) { seen[n.Snapshot+"|"+n.Sandbox]++ })

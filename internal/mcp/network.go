@@ -97,6 +97,12 @@ func network(ctx context.Context, c *call, in networkArgs) (r networkResult, err
 		}
 	}
 	r = networkResult{now.Mode, append([]string{}, now.Allow...), append([]string{}, now.Deny...), now.Stats.Open,
-		append([]client.NetworkRefusal{}, now.Stats.Recent...), now.Stats.Refused}
+		[]client.NetworkRefusal{}, now.Stats.Refused}
+	left := room(maxText)
+	for _, refusal := range now.Stats.Recent {
+		if left.fits(refusal) {
+			r.Refused = append(r.Refused, refusal)
+		}
+	}
 	return r, nil
 }

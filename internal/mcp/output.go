@@ -124,6 +124,15 @@ func runCommand(
 	return runInto(ctx, cl, id, req, stdout, stderr)
 }
 
+// ends runs a command to its end and returns the last most bytes of each of its outputs, whatever
+// the guest sends.
+func (c *call) ends(ctx context.Context, id string, req client.ExecRequest, most int) (stdout, stderr []byte,
+	err error) {
+	out, errs := newExcerpt(0, most), newExcerpt(0, most)
+	_, err = c.ExecStream(ctx, id, req, out, errs)
+	return out.tail, errs.tail, err
+}
+
 func runInto(
 	ctx context.Context,
 	cl *client.Client,
@@ -138,7 +147,8 @@ func runInto(
 	}
 	return commandResult{
 		Stdout: stdout.text(), Stderr: stderr.text(), ExitCode: end.ExitCode, Outcome: end.Outcome, Signal: end.Signal,
-		TimedOut: end.TimedOut, Error: end.Error, StdoutOmitted: stdout.omitted(), StderrOmitted: stderr.omitted(),
+		TimedOut: end.TimedOut, Error: shorten(end.Error, maxField),
+		StdoutOmitted: stdout.omitted(), StderrOmitted: stderr.omitted(),
 		BytesReplaced: stdout.binary() || stderr.binary(), DurationMillis: since().Milliseconds(),
 	}, nil
 }

@@ -133,16 +133,16 @@ func readResource(ctx context.Context, cl *client.Client, uri string) (*sdk.Reso
 	var err error
 	switch a.kind {
 	case allSnapshots:
-		v, err = cl.Snapshots(ctx)
+		return listResource(ctx, cl.SnapshotPage)
 	case allSandboxes:
-		v, err = cl.Sandboxes(ctx)
+		return listResource(ctx, cl.SandboxPage)
 	case oneSnapshot:
 		v, err = cl.Snapshot(ctx, a.name)
 	case oneSandbox:
 		v, err = cl.Sandbox(ctx, a.name)
 	case oneConsole:
 		p, err := cl.Console(ctx, a.name)
-		return &sdk.ResourceContents{MIMEType: "text/plain", Text: plain(p)}, err
+		return &sdk.ResourceContents{MIMEType: "text/plain", Text: plain(validStart(p[max(0, len(p)-maxConsole):]))}, err
 	case oneFile:
 		return readFileResource(ctx, cl, a)
 	}
@@ -150,7 +150,31 @@ func readResource(ctx context.Context, cl *client.Client, uri string) (*sdk.Reso
 		return nil, err
 	}
 	p, err := json.Marshal(v)
+	if len(p) > maxText {
+		return nil, fmt.Errorf("%s: its description has more than %d KiB: use the REST API", a.name, maxText>>10)
+	}
 	return &sdk.ResourceContents{MIMEType: jsonType, Text: string(p)}, err
+}
+
+// maxConsole bounds a console, in bytes.
+const maxConsole = 64 << 10
+
+// OmittedKey is the key of the number of members, in the metadata of a list, that are missing at
+// its end. There may be more.
+const OmittedKey = "forkd/omitted"
+
+// listResource returns the first members of a list, as many as an answer may have.
+func listResource[T any](ctx context.Context, page pageOf[T]) (*sdk.ResourceContents, error) {
+	l, err := listed(ctx, page)
+	if err != nil {
+		return nil, err
+	}
+	p, err := json.Marshal(l.Result)
+	contents := &sdk.ResourceContents{MIMEType: jsonType, Text: string(p)}
+	if l.Omitted > 0 {
+		contents.Meta = sdk.Meta{OmittedKey: l.Omitted}
+	}
+	return contents, err
 }
 
 func readFileResource(ctx context.Context, cl *client.Client, a address) (*sdk.ResourceContents, error) {

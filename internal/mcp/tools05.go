@@ -1,9 +1,9 @@
 package mcp
 
 import (
+	"bytes"
 	"context"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/forkd/forkd/client"
@@ -81,26 +81,32 @@ type ofSandbox struct {
 // list is a list in the form of servers of forkd 0.5, which need an object at the root of a result.
 type list[T any] struct {
 	Result  []T `json:"result"`
-	Omitted int `json:"omitted,omitempty" jsonschema:"number of entries omitted at the end"`
+	Omitted int `json:"omitted,omitempty" jsonschema:"number of entries omitted at the end, or a lower number"`
 }
 
 // maxListed bounds the elements of a list.
 const maxListed = 1000
 
-func listed[T any](all []T, err error) (list[T], error) {
-	if all == nil {
-		all = []T{}
-	}
-	n := min(len(all), maxListed)
-	return list[T]{all[:n], len(all) - n}, err
+// listed returns the first members of a list, as many as an answer may have.
+func listed[T any](ctx context.Context, page pageOf[T]) (l list[T], err error) {
+	left := room(maxText)
+	l.Result = []T{}
+	l.Omitted, err = pages(ctx, page, func(member T) bool {
+		if len(l.Result) == maxListed || !left.fits(member) {
+			return false
+		}
+		l.Result = append(l.Result, member)
+		return true
+	})
+	return l, err
 }
 
 func listSnapshots(ctx context.Context, c *call, _ none) (list[client.Snapshot], error) {
-	return listed(c.Snapshots(ctx))
+	return listed(ctx, c.SnapshotPage)
 }
 
 func listSandboxes(ctx context.Context, c *call, _ none) (list[client.Sandbox], error) {
-	return listed(c.Sandboxes(ctx))
+	return listed(ctx, c.SandboxPage)
 }
 
 type spawnArgs struct {
@@ -115,7 +121,27 @@ type spawnArgs struct {
 func spawnSandboxes(ctx context.Context, c *call, in spawnArgs) (list[client.Sandbox], error) {
 	f, err := c.Fork(ctx, client.ForkRequest{SnapshotTag: in.SnapshotTag, N: in.N, MemoryLimitMiB: in.MemoryLimitMiB,
 		PerChildNetns: in.PerChildNetns, Prewarm: in.Prewarm, LiveFork: in.LiveFork})
-	return listed(f.Sandboxes, err)
+	return spawned(f.Sandboxes), err
+}
+
+// spawned lists new sandboxes. If their descriptions are too long, those have no labels and no
+// random number generators.
+func spawned(all []client.Sandbox) list[client.Sandbox] {
+	l, left := list[client.Sandbox]{Result: []client.Sandbox{}}, room(maxText)
+	if !left.fits(all) {
+		for i := range all {
+			all[i].Labels, all[i].Unique = nil, nil
+		}
+	}
+	left = maxText
+	for i, s := range all {
+		if !left.fits(s) {
+			l.Omitted = len(all) - i
+			break
+		}
+		l.Result = append(l.Result, s)
+	}
+	return l
 }
 
 type branch05Args struct {
@@ -148,7 +174,11 @@ type createArgs struct {
 }
 
 func createSnapshot(ctx context.Context, c *call, in createArgs) (b client.Baked, err error) {
-	err = c.during(ctx, func() string { return "booting and saving " + in.Tag }, func() error {
+	err = c.during(ctx, func() string { return "booting and saving " + shorten(in.Tag, maxName) }, func() error {
+		defer func() {
+			b.WarmupOutput = shortened(b.WarmupOutput)
+			b.GuestErrors = shortenAll(b.GuestErrors)
+		}()
 		b, err = c.Bake(
 			ctx,
 			client.BakeRequest{
@@ -193,15 +223,17 @@ func waitForText(ctx context.Context, c *call, in waitTextArgs) (r waitTextResul
 	tail := client.ExecRequest{Args: []string{"tail", "-c", fmt.Sprint(searched), "--", in.Path}, TimeoutSecs: 10}
 	err = c.during(
 		ctx,
-		func() string { return fmt.Sprintf("%s does not contain %q yet", in.Path, in.Marker) },
+		func() string {
+			return fmt.Sprintf("%s does not contain %q yet", shorten(in.Path, maxField), shorten(in.Marker, maxName))
+		},
 		func() error {
 			for {
-				got, err := c.Exec(ctx, in.SandboxID, tail)
+				got, _, err := c.ends(ctx, in.SandboxID, tail, searched)
 				if err != nil {
 					return err
 				}
-				r = waitTextResult{strings.Contains(got.Stdout, in.Marker), since().Milliseconds(),
-					plain(validStart([]byte(got.Stdout[max(0, len(got.Stdout)-excerpt):])))}
+				r = waitTextResult{bytes.Contains(got, []byte(in.Marker)), since().Milliseconds(),
+					plain(validStart(got[max(0, len(got)-excerpt):]))}
 				if r.Found || since().Seconds() >= in.TimeoutSecs {
 					return nil
 				}
@@ -237,7 +269,7 @@ type execArgs struct {
 
 func execCommand(ctx context.Context, c *call, in execArgs) (r commandResult, err error) {
 	stdout, stderr := newExcerpt(headOutput, tailOutput), newExcerpt(headOutput, tailOutput)
-	err = c.during(ctx, func() string { return "running " + in.Args[0] }, func() error {
+	err = c.during(ctx, func() string { return "running " + shorten(in.Args[0], maxName) }, func() error {
 		r, err = runInto(
 			ctx,
 			c.Client,
@@ -258,7 +290,7 @@ type evalArgs struct {
 
 func evalCode(ctx context.Context, c *call, in evalArgs) (client.EvalResult, error) {
 	r, err := c.Eval(ctx, in.SandboxID, client.EvalRequest{Code: in.Code})
-	for _, text := range []*string{r.Result, &r.Stdout, &r.Stderr, &r.Traceback} {
+	for _, text := range []*string{r.Result, &r.Error, &r.Stdout, &r.Stderr, &r.Traceback} {
 		if text != nil {
 			*text, r.Truncated = cut(*text, r.Truncated)
 		}

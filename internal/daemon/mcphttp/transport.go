@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net/http"
 	"runtime/debug"
+	"strings"
 	"sync"
 	"time"
 
@@ -27,11 +28,12 @@ type transport struct {
 	host       string
 	remoteAddr string
 	tls        *tls.ConnectionState
+	held       held
 }
 
 func newTransport(handler http.Handler, message *http.Request, log *slog.Logger) *transport {
 	t := &transport{handler: handler, log: log, values: message.Context(), header: http.Header{}, host: message.Host,
-		remoteAddr: message.RemoteAddr, tls: message.TLS}
+		remoteAddr: message.RemoteAddr, tls: message.TLS, held: held{share: face.ShareOf(message)}}
 	for _, name := range []string{"Authorization", auth.TokenHeader, "User-Agent"} {
 		if v := message.Header.Values(name); len(v) > 0 {
 			t.header[http.CanonicalHeaderKey(name)] = v
@@ -76,10 +78,14 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		from.Close()
 		return nil, err
 	}
+	var answered io.ReadCloser = &body{from, cancel}
+	if strings.HasPrefix(w.sent.Get("Content-Type"), "application/json") { // others are read as streams
+		answered = &decoded{ReadCloser: answered, of: &t.held}
+	}
 	return &http.Response{
 		StatusCode: w.status, Status: fmt.Sprintf("%d %s", w.status, http.StatusText(w.status)),
 		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
-		Header: w.sent, Body: &body{from, cancel}, ContentLength: -1, Request: r,
+		Header: w.sent, Body: answered, ContentLength: -1, Request: r,
 	}, nil
 }
 
@@ -181,6 +187,49 @@ func (a *answer) SetReadDeadline(time.Time) error { return nil }
 // SetWriteDeadline is called by http.ResponseController. The reader is in this process, and stops
 // when its context ends.
 func (a *answer) SetWriteDeadline(time.Time) error { return nil }
+
+// held counts the answers that a message decodes against the message's share. A request gives its
+// own share back when its answer has been read, but the caller then still has the answer. So the
+// share has the most that was decoded at once.
+type held struct {
+	share *face.Share
+
+	mu        sync.Mutex
+	now, most int // bytes of open answers
+}
+
+// decoded is a body that the caller decodes as a whole.
+type decoded struct {
+	io.ReadCloser
+	of *held
+	n  int // bytes read
+}
+
+// Read implements io.Reader. Without memory for more it returns face.ErrNoMemory.
+func (d *decoded) Read(p []byte) (int, error) {
+	n, err := d.ReadCloser.Read(p)
+	h := d.of
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if more := h.now + n - h.most; more > 0 {
+		if short := h.share.Keep(more); short != nil {
+			return 0, short
+		}
+		h.most += more
+	}
+	h.now += n
+	d.n += n
+	return n, err
+}
+
+// Close implements io.Closer.
+func (d *decoded) Close() error {
+	d.of.mu.Lock()
+	d.of.now -= d.n
+	d.n = 0
+	d.of.mu.Unlock()
+	return d.ReadCloser.Close()
+}
 
 // body is the body of an answer. Closing it stops the handler.
 type body struct {

@@ -2,6 +2,7 @@ package v1
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"io"
 	"net/http"
@@ -13,9 +14,13 @@ import (
 // maxMessage bounds a message of the Model Context Protocol, in bytes.
 const maxMessage = 4 << 20
 
-// toolAnswer is the approximate memory, in bytes, for the answer of a tool. Tools bound their
-// answers, and an answer waits in memory for the client.
-const toolAnswer = 6 << 20
+// toolAnswer bounds the answer of a tool, in bytes, and is the memory that each message takes at
+// once. A usual answer has far less than a third of it. Tools bound their answers, and an answer
+// waits in memory for the client: as a result, as a message, and as an event.
+const (
+	toolAnswer     = 6 << 20
+	copiesOfAnswer = 3
+)
 
 // tools answers a message of the Model Context Protocol. Its client and origin are checked as for
 // every route. Calls of its tools are checked again, because each is a request of its own.
@@ -39,21 +44,78 @@ func (a *api) tools(w http.ResponseWriter, r *http.Request) error {
 	defer context.AfterFunc(a.Face.Stopping, cancel)()
 	with := r.WithContext(ctx)
 	with.Body = io.NopCloser(bytes.NewReader(body))
-	a.mcp.ServeHTTP(&pacedWriter{w, http.NewResponseController(w), a.Face.Limits.Stall}, with)
-	return nil
+	answer := &pacedWriter{ResponseWriter: w, rc: http.NewResponseController(w), limit: a.Face.Limits.Stall,
+		share: face.ShareOf(r), taken: toolAnswer}
+	a.mcp.ServeHTTP(answer, with)
+	return answer.end()
 }
 
-// pacedWriter gives each part of a stream its own time to be received.
+// pacedWriter gives each part of a stream its own time to be received, and counts the largest part
+// against the share of its message. It sends the header with the first part, so that a message
+// without memory for its answer gets an error instead.
 type pacedWriter struct {
 	http.ResponseWriter
 	rc    *http.ResponseController
 	limit time.Duration
+	share *face.Share
+	taken int // bytes of share
+
+	status int // 0: not set by the handler
+	begun  bool
+	short  error // set if there was no memory for a part
+}
+
+// WriteHeader implements http.ResponseWriter.
+func (p *pacedWriter) WriteHeader(status int) {
+	if p.status == 0 {
+		p.status = status
+	}
+}
+
+// begin sends the header.
+func (p *pacedWriter) begin() {
+	if !p.begun {
+		p.begun = true
+		p.ResponseWriter.WriteHeader(cmp.Or(p.status, http.StatusOK))
+	}
 }
 
 // Write implements http.ResponseWriter.
 func (p *pacedWriter) Write(b []byte) (int, error) {
+	if more := copiesOfAnswer*len(b) - p.taken; more > 0 && p.short == nil {
+		p.short = p.share.Take(more)
+		p.taken += more
+	}
+	if p.short != nil {
+		return 0, p.short
+	}
+	p.begin()
 	_ = p.rc.SetWriteDeadline(time.Now().Add(p.limit)) // fails only in tests, whose connections have no deadlines
 	return p.ResponseWriter.Write(b)
+}
+
+// FlushError is called by http.ResponseController.
+func (p *pacedWriter) FlushError() error {
+	if p.short != nil {
+		return p.short
+	}
+	p.begin()
+	return p.rc.Flush()
+}
+
+// Flush implements http.Flusher.
+func (p *pacedWriter) Flush() { _ = p.FlushError() } // it has none
+
+// end ends the answer. It returns the error to answer with if nothing was sent.
+func (p *pacedWriter) end() error {
+	switch {
+	case p.short == nil:
+		p.begin()
+		return nil
+	case p.begun:
+		panic(http.ErrAbortHandler) // the client must not mistake a part for the whole
+	}
+	return p.short
 }
 
 // Unwrap lets http.ResponseController reach the connection.
