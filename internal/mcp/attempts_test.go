@@ -37,3 +37,19 @@ func TestFewerCopies(t *testing.T) {
 		t.Errorf("two attempts in no copy: %v", err)
 	}
 }
+
+// A guest that answers wait_command at once, and does not wait its slice, is not asked again and
+// again without a pause.
+func TestWaitingPauses(t *testing.T) {
+	asked := 0
+	ctx, c := callOf(t, func(r *http.Request) (string, string) {
+		if p, err := io.ReadAll(r.Body); err == nil && strings.Contains(string(p), "exit_code") {
+			asked++
+		}
+		return "application/x-ndjson", `{"stdout":"running - 1 1\n"}` + "\n" + `{"end":{"outcome":"exited"}}` + "\n"
+	})
+	w, err := waitCommand(ctx, c, waitArgs{SandboxID: "sb-1", PID: 7, TimeoutSecs: 1})
+	if err != nil || !w.Running || asked > 3 {
+		t.Errorf("in a second the guest was asked %d times: %+v, %v", asked, w, err)
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/forkd/forkd/client"
 )
@@ -117,12 +118,14 @@ echo "$state $code $(($(wc -c <"$d/stdout" || echo 0))) $(($(wc -c <"$d/stderr" 
 const (
 	slice      = 5        // longest wait in the sandbox, in seconds
 	waitedTail = 16 << 10 // bytes kept from the end of each output
+	leastPause = 200 * time.Millisecond
 )
 
 func waitCommand(ctx context.Context, c *call, in waitArgs) (w waited, err error) {
-	since := stopwatch()
+	since, told := stopwatch(), time.Now()
 	for {
 		left := max(0, in.TimeoutSecs-since().Seconds())
+		begun := time.Now()
 		state, err := c.look(ctx, in, min(left, slice), &w)
 		switch {
 		case err != nil:
@@ -137,14 +140,25 @@ func waitCommand(ctx context.Context, c *call, in waitArgs) (w waited, err error
 			w.Running = state == "running"
 			return w, c.readTails(ctx, in, &w)
 		}
-		c.progress(
-			ctx,
-			since().Seconds(),
-			in.TimeoutSecs,
-			fmt.Sprintf("it runs, and has written %d bytes", max(0, w.StdoutBytes)+max(0, w.StderrBytes)),
-		)
+		if time.Since(told) >= tick {
+			told = time.Now()
+			c.progress(
+				ctx,
+				since().Seconds(),
+				in.TimeoutSecs,
+				fmt.Sprintf("it runs, and has written %d bytes", max(0, w.StdoutBytes)+max(0, w.StderrBytes)),
+			)
+		}
+		rest := seconds(min(left, slice)) - time.Since(begun) // the guest may have answered without waiting
+		select {
+		case <-ctx.Done():
+			return w, ctx.Err()
+		case <-time.After(max(rest, leastPause)):
+		}
 	}
 }
+
+func seconds(n float64) time.Duration { return time.Duration(n * float64(time.Second)) }
 
 // look waits for a command for the given time, and returns its state: running, ended or gone. A
 // command is gone if it was killed.
