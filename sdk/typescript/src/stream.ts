@@ -1,5 +1,7 @@
 import { StreamBrokenError } from "./error.ts";
 
+const maxLine = 64 << 20; // characters: more is no line of a daemon
+
 /**
  * The lines of a body, without their ends. A last line without an end means that the stream is
  * broken.
@@ -7,14 +9,20 @@ import { StreamBrokenError } from "./error.ts";
 export async function* lines(body: AsyncIterable<Uint8Array>, what: string): AsyncGenerator<string> {
   const decoder = new TextDecoder();
   let pieces: string[] = [];
+  let size = 0; // of pieces
   for await (const part of body) {
     const found = decoder.decode(part, { stream: true }).split("\n");
     for (const end of found.slice(0, -1)) {
       pieces.push(end);
       yield pieces.join("");
       pieces = [];
+      size = 0;
     }
     pieces.push(found.at(-1)!);
+    size += found.at(-1)!.length;
+    if (size > maxLine) {
+      throw new StreamBrokenError(`${what}: a line of the daemon has more than 64 MiB`);
+    }
   }
   if (pieces.join("") !== "") {
     throw new StreamBrokenError(`${what}: the stream ends in the middle of a message`);

@@ -38,14 +38,18 @@ class ServerEvents:
     def __init__(self) -> None:
         self.lines = Lines()
         self.id, self.type, self.data = "", "", list[str]()
+        self.size = 0  # bytes of the lines of the event
 
     def feed(self, chunk: bytes) -> Iterator[ServerEvent]:
         for line in self.lines.feed(chunk):
             name, _, value = line.decode("utf-8", "replace").partition(":")
             value = value.removeprefix(" ")
+            self.size += len(line) + 1
+            if self.size > MAX_LINE:
+                raise ValueError("an event of the daemon has more than 64 MiB")
             if not line:
                 yield ServerEvent(self.id, self.type, "\n".join(self.data))
-                self.type, self.data = "", []
+                self.type, self.data, self.size = "", [], 0
             elif name == "id":
                 self.id = value
             elif name == "event":
