@@ -48,7 +48,7 @@ func TestRetries(t *testing.T) {
 		calls          int
 		fails, keyed   bool
 	}{
-		{"a fork", fork, "{}", "1", 2, 1, 2, false, true},
+		{"a fork", fork, `{"sandboxes":[{"id":"sb-1"}]}`, "1", 2, 1, 2, false, true},
 		{"a list", list, "[]", "1", 2, 1, 2, false, false},
 		{"a page", page, "[]", "1", 2, 1, 2, false, false},
 		{"a list, too often", list, "[]", "1", 1, 5, 2, true, false},

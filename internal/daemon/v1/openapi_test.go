@@ -64,7 +64,7 @@ func TestOpenAPIHasTheFieldsOfTheCode(t *testing.T) {
 		"FileChange":   apiv1.FileChange{},
 		"BuildRequest": apiv1.BuildRequest{}, "BuildEvent": apiv1.BuildEvent{}, "BuildPlan": apiv1.BuildPlan{},
 		"BuildNote": apiv1.BuildNote{}, "BuildStep": apiv1.BuildStep{}, "BuildOutput": apiv1.BuildOutput{},
-		"BuildResult": apiv1.BuildResult{},
+		"BuildResult": apiv1.BuildResult{}, "RegistryAuth": apiv1.RegistryAuth{},
 	}
 	for name, s := range doc.Components.Schemas {
 		if (len(s.Properties) > 0 || len(s.AllOf) > 0) && types[name] == nil {
