@@ -48,19 +48,22 @@ func known(file string) string {
 func (p *process) classify() (repeats []string, openssl bool, err error) {
 	for i := range p.regions {
 		r := &p.regions[i]
-		if r.inode == "" {
+		if len(r.inode) == 0 {
 			continue
 		}
-		m, err := p.marks(r.inode, fmt.Sprintf("map_files/%x-%x", r.start, r.end), base(r.path))
-		if err != nil {
-			return nil, false, err
+		m, ok := p.mapped[string(r.inode)]
+		if !ok {
+			if m, err = p.marks(fmt.Sprintf("map_files/%x-%x", r.start, r.end), base(r.path)); err != nil {
+				return nil, false, err
+			}
+			p.mapped[string(r.inode)] = m
 		}
 		openssl = openssl || m.openssl
 		if r.exec && m.repeats != "" && !slices.Contains(repeats, m.repeats) {
 			repeats = append(repeats, m.repeats)
 		}
 	}
-	program, err := p.marks("", "exe", p.program)
+	program, err := p.marks("exe", p.program)
 	if err != nil {
 		return nil, false, err
 	}

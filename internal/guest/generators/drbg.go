@@ -96,7 +96,7 @@ func (p *process) drbg(text *[drbgSize]byte) (library string, ok bool) {
 		return "", false
 	}
 	for off := 0; off < offRequest; off += 8 {
-		if path := p.codeAt(u64(off)); path != "" {
+		if path := p.codeAt(u64(off)); path != nil {
 			return base(path), true
 		}
 	}

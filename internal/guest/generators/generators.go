@@ -79,6 +79,8 @@ type search struct {
 	deadline time.Time
 	left     int              // bytes of memory that may still be read
 	chunk    []byte           // a page and chunkSize bytes, from a page boundary on, as O_DIRECT asks
+	maps     []byte           // of the process that is searched
+	regions  []region         // the same, parsed
 	mapped   map[string]marks // of the files that are mapped now, by device and inode
 	report   agentproto.Unique
 	unnamed  map[int]bool
@@ -232,7 +234,7 @@ func (s *search) process(pid int) {
 	if err != nil {
 		return
 	}
-	p := &process{search: s, pid: pid, program: base(exe)}
+	p := &process{search: s, pid: pid, program: base([]byte(exe))}
 	if err := p.run(); err != nil && !gone(err) {
 		p.repeats(fmt.Sprintf("not searched: %v", err))
 	}
@@ -248,17 +250,13 @@ type process struct {
 	*search
 	pid     int
 	program string
-	regions []region
 	mem     *os.File
 }
 
 // open reads the mappings of the process, and opens its memory, which the caller closes.
 func (p *process) open() error {
-	maps, err := os.ReadFile(p.path(p.pid, "maps"))
+	err := p.readMaps()
 	if err != nil {
-		return err
-	}
-	if p.regions, err = parseMaps(maps); err != nil {
 		return err
 	}
 	p.mem, err = os.OpenFile(p.path(p.pid, "mem"), os.O_RDWR, 0)

@@ -257,12 +257,8 @@ func due(t *testing.T, pid int) (all, reseed int) {
 	t.Helper()
 	f := New(noneManaged)
 	p := &process{search: searchOf(t, f), pid: pid}
-	maps, err := os.ReadFile(p.path(pid, "maps"))
+	err := p.open()
 	if err != nil {
-		t.Fatal(err)
-	}
-	p.regions, _ = parseMaps(maps)
-	if p.mem, err = os.Open(p.path(pid, "mem")); err != nil {
 		t.Fatal(err)
 	}
 	defer p.mem.Close()
@@ -366,15 +362,11 @@ func flags(t *testing.T, pid int) int {
 	t.Helper()
 	f := New(noneManaged)
 	p := &process{search: searchOf(t, f), pid: pid}
-	maps, err1 := os.ReadFile(p.path(pid, "maps"))
-	smaps, err2 := os.ReadFile(p.path(pid, "smaps"))
-	mem, err3 := os.Open(p.path(pid, "mem"))
-	if err := errors.Join(err1, err2, err3); err != nil {
+	smaps, err := os.ReadFile(p.path(pid, "smaps"))
+	if err := errors.Join(err, p.open()); err != nil {
 		t.Fatal(err)
 	}
-	defer mem.Close()
-	p.mem = mem
-	p.regions, _ = parseMaps(maps)
+	defer p.mem.Close()
 	n := 0
 	for i := range p.regions {
 		if r := &p.regions[i]; r.end-r.start == pageSize && hasFlag(smaps, r, "wf") && p.isFlag(r) {

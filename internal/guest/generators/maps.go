@@ -2,59 +2,111 @@ package generators
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
-	"strconv"
-	"strings"
+	"slices"
+
+	"golang.org/x/sys/unix"
 )
 
-// region is one line of /proc/PID/maps.
+// region is one line of /proc/PID/maps. Its texts are parts of the search's buffer, and so valid
+// until the next process is opened.
 type region struct {
 	start, end uint64
 	exec       bool
 	anonymous  bool   // writable, private and without a file
 	loaded     bool   // readable and without a file, but not anonymous: code that the program has put there
-	inode      string // device and inode of the file; "" without one
-	path       string
+	inode      []byte // device and inode of the file; empty without one
+	path       []byte
 }
 
-// parseMaps returns the mappings of a process.
-func parseMaps(text []byte) ([]region, error) {
-	var regions []region
+// readMaps reads the mappings of a process into the buffers of the search. Children copy all memory
+// that the agent allocates, and a browser has thousands of mappings.
+func (p *process) readMaps() error {
+	fd, err := unix.Open(p.path(p.pid, "maps"), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	text := p.maps[:0]
+	for {
+		text = slices.Grow(text, pageSize)
+		n, err := unix.Read(fd, text[len(text):cap(text)])
+		if err != nil {
+			return err
+		}
+		if n == 0 {
+			break
+		}
+		text = text[:len(text)+n]
+	}
+	p.maps = text
+	p.regions, err = parseMaps(text, p.regions[:0])
+	return err
+}
+
+// parseMaps appends the mappings in a text to regions.
+func parseMaps(text []byte, regions []region) ([]region, error) {
 	for line := range bytes.Lines(text) {
-		fields := strings.Fields(string(line))
-		if len(fields) < 5 || len(fields[1]) != 4 {
-			return nil, fmt.Errorf("maps: %.80q", line)
+		bad := func() ([]region, error) { return nil, fmt.Errorf("maps: %.80q", line) }
+		span, rest := cutField(line)
+		mode, rest := cutField(rest)
+		_, rest = cutField(rest) // the offset
+		device := rest
+		_, rest = cutField(rest)
+		number, rest := cutField(rest)
+		if len(mode) != 4 || len(number) == 0 {
+			return bad()
 		}
-		from, to, _ := strings.Cut(fields[0], "-")
-		start, err1 := strconv.ParseUint(from, 16, 64)
-		end, err2 := strconv.ParseUint(to, 16, 64)
-		if err := errors.Join(err1, err2); err != nil || end <= start {
-			return nil, fmt.Errorf("maps: %.80q", line)
+		from, to, _ := bytes.Cut(span, []byte("-"))
+		start, ok1 := hex(from)
+		end, ok2 := hex(to)
+		if !ok1 || !ok2 || end <= start {
+			return bad()
 		}
-		r := region{start: start, end: end, exec: fields[1][2] == 'x'}
-		if len(fields) > 5 {
-			r.path = strings.TrimSuffix(strings.Join(fields[5:], " "), " (deleted)")
+		r := region{start: start, end: end, exec: mode[2] == 'x'}
+		r.path = bytes.TrimSuffix(bytes.TrimSpace(rest), []byte(" (deleted)"))
+		if string(number) != "0" {
+			r.inode = bytes.TrimLeft(device[:len(device)-len(rest)], " ")
 		}
-		if fields[4] != "0" {
-			r.inode = fields[3] + " " + fields[4]
-		}
-		plain := r.inode == "" && (r.path == "" || r.path == "[heap]" || strings.HasPrefix(r.path, "[anon:"))
-		r.anonymous = plain && fields[1] == "rw-p"
-		r.loaded = plain && !r.anonymous && fields[1][0] == 'r'
+		plain := len(r.inode) == 0 && (len(r.path) == 0 || string(r.path) == "[heap]" ||
+			bytes.HasPrefix(r.path, []byte("[anon:")))
+		r.anonymous = plain && string(mode) == "rw-p"
+		r.loaded = plain && !r.anonymous && mode[0] == 'r'
 		regions = append(regions, r)
 	}
 	return regions, nil
 }
 
-// codeAt returns the file whose code is mapped at an address, or "".
-func (p *process) codeAt(addr uint64) string {
+// cutField returns the first word of a line, and the rest of the line.
+func cutField(line []byte) (word, rest []byte) {
+	line = bytes.TrimLeft(line, " ")
+	end := bytes.IndexAny(line, " \n")
+	if end < 0 {
+		end = len(line)
+	}
+	return line[:end], line[end:]
+}
+
+// hex parses a hexadecimal number of up to 64 bits.
+func hex(text []byte) (n uint64, ok bool) {
+	for _, c := range text {
+		digit := bytes.IndexByte([]byte("0123456789abcdef"), c)
+		if digit < 0 || n>>60 != 0 {
+			return 0, false
+		}
+		n = n<<4 | uint64(digit)
+	}
+	return n, len(text) > 0
+}
+
+// codeAt returns the file whose code is mapped at an address, or nil.
+func (p *process) codeAt(addr uint64) []byte {
 	for i := range p.regions {
 		if r := &p.regions[i]; r.exec && r.start <= addr && addr < r.end {
 			return r.path
 		}
 	}
-	return ""
+	return nil
 }
 
 // maxName bounds a name in the report, in bytes.
@@ -62,10 +114,10 @@ const maxName = 64
 
 // base returns the last element of a path, with characters other than printable ASCII replaced,
 // because the guest's programs choose it.
-func base(path string) string {
-	path = strings.TrimSuffix(path, " (deleted)")
-	name := []byte(path[strings.LastIndexByte(path, '/')+1:])
-	name = name[:min(len(name), maxName)]
+func base(path []byte) string {
+	path = bytes.TrimSuffix(path, []byte(" (deleted)"))
+	name := path[bytes.LastIndexByte(path, '/')+1:]
+	name = bytes.Clone(name[:min(len(name), maxName)])
 	for i, c := range name {
 		if c < ' ' || c > '~' {
 			name[i] = '?'

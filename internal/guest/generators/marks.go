@@ -37,37 +37,30 @@ type fileID struct {
 // maxFiles bounds the files whose marks are remembered.
 const maxFiles = 1 << 14
 
-// marks returns the marks of a file that a process has mapped. link is the path of a link to the
-// file below /proc/PID, and name is the file's own name. inode is its device and inode in the maps
-// of the process, or "". Each file is read once. A snapshot has the marks of the programs that run
-// in it, so its children need not read them.
-func (p *process) marks(inode, link, name string) (marks, error) {
-	if m, ok := p.mapped[inode]; ok {
-		return m, nil
-	}
+// marks returns the marks of a file of a process. link is the path of a link to the file below
+// /proc/PID, and name is the file's own name. Each file is read once. A snapshot has the marks of
+// the programs that run in it, so its children need not read them.
+func (p *process) marks(link, name string) (m marks, err error) {
 	var info unix.Stat_t
 	path := p.path(p.pid, link)
 	if err := unix.Stat(path, &info); err != nil {
-		return marks{}, err
+		return m, err
 	}
 	id := fileID{info.Dev, info.Ino, info.Size, info.Ctim.Sec, info.Ctim.Nsec}
 	m, ok := p.files[id]
-	if !ok {
-		if info.Mode&unix.S_IFMT == unix.S_IFREG {
-			var err error
-			if m, err = p.readMarks(path); err != nil {
-				return marks{}, err
-			}
-		}
-		m.repeats = known(name)
-		if len(p.files) >= maxFiles {
-			clear(p.files)
-		}
-		p.files[id] = m
+	if ok {
+		return m, nil
 	}
-	if inode != "" {
-		p.mapped[inode] = m
+	if info.Mode&unix.S_IFMT == unix.S_IFREG {
+		if m, err = p.readMarks(path); err != nil {
+			return m, err
+		}
 	}
+	m.repeats = known(name)
+	if len(p.files) >= maxFiles {
+		clear(p.files)
+	}
+	p.files[id] = m
 	return m, nil
 }
 

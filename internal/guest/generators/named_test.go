@@ -1,6 +1,7 @@
 package generators
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -251,25 +252,40 @@ func TestNothingIsLookedForTwice(t *testing.T) {
 }
 
 func TestMapsOfAllKinds(t *testing.T) {
-	regions, err := parseMaps([]byte("7f0-8f0 rw-p 00000000 00:00 0 \n" +
-		"1000-2000 r-xp 00000000 fe:00 12 /lib/a b.so (deleted)\n3000-4000 rw-p 00000000 00:00 0 [heap]\n" +
-		"5000-6000 rw-p 00000000 00:00 0 [stack]\n7000-8000 rw-s 00000000 00:01 9 /dev/zero\n" +
-		"9000-a000 r-xp 00000000 00:00 0 \n"))
+	regions, err := parseMaps([]byte("7f0-8f0 rw-p 00000000 00:00 0 \n"+
+		"1000-2000 r-xp 00000000 fe:00 12 /lib/a b.so (deleted)\n3000-4000 rw-p 00000000 00:00 0 [heap]\n"+
+		"5000-6000 rw-p 00000000 00:00 0 [stack]\n7000-8000 rw-s 00000000 00:01 9 /dev/zero\n"+
+		"9000-a000 r-xp 00000000 00:00 0 \n"), nil)
 	if err != nil || len(regions) != 6 {
 		t.Fatalf("%+v, %v", regions, err)
 	}
 	for i, want := range []region{
-		{0x7f0, 0x8f0, false, true, false, "", ""}, {0x1000, 0x2000, true, false, false, "fe:00 12", "/lib/a b.so"},
-		{0x3000, 0x4000, false, true, false, "", "[heap]"}, {0x5000, 0x6000, false, false, false, "", "[stack]"},
-		{0x7000, 0x8000, false, false, false, "00:01 9", "/dev/zero"}, {0x9000, 0xa000, true, false, true, "", ""},
+		{0x7f0, 0x8f0, false, true, false, nil, nil},
+		{0x1000, 0x2000, true, false, false, []byte("fe:00 12"), []byte("/lib/a b.so")},
+		{0x3000, 0x4000, false, true, false, nil, []byte("[heap]")},
+		{0x5000, 0x6000, false, false, false, nil, []byte("[stack]")},
+		{0x7000, 0x8000, false, false, false, []byte("00:01 9"), []byte("/dev/zero")},
+		{0x9000, 0xa000, true, false, true, nil, nil},
 	} {
-		if regions[i] != want {
-			t.Errorf("line %d: %+v, want %+v", i, regions[i], want)
+		if got := fmt.Sprint(regions[i]); got != fmt.Sprint(want) {
+			t.Errorf("line %d: %s, want %v", i, got, want)
 		}
 	}
 	for _, bad := range []string{"x", "1-2 rw-p", "2000-1000 rw-p 0 0 0", "1-z rw-p 0 0 0", "1-2 r 0 0 0"} {
-		if _, err := parseMaps([]byte(bad)); err == nil {
+		if _, err := parseMaps([]byte(bad), nil); err == nil {
 			t.Errorf("%q is taken", bad)
 		}
+	}
+}
+
+// Children copy each page that the agent writes, and a browser has thousands of mappings.
+func TestMapsAreParsedWithoutGarbage(t *testing.T) {
+	text := bytes.Repeat([]byte("7f0000000000-7f0000001000 r-xp 00001000 fe:00 1234    /usr/lib/libc.so.6\n"), 1000)
+	regions, err := parseMaps(text, nil)
+	if err != nil || len(regions) != 1000 {
+		t.Fatalf("%d regions, %v", len(regions), err)
+	}
+	if n := testing.AllocsPerRun(10, func() { regions, _ = parseMaps(text, regions[:0]) }); n != 0 {
+		t.Errorf("%v allocations", n)
 	}
 }
