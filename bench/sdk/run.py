@@ -148,7 +148,8 @@ class Forkd:
         self.path = f"{rig['tmp']}/large-{id(self)}"
 
     def command(self) -> None:
-        assert self.box.commands.run("echo hi").stdout == "hi\n"
+        result = self.box.commands.run("echo hi")
+        assert result.stdout == "hi\n", result
 
     def code(self) -> None:
         assert self.box.run_code("1+1").text == "2"
