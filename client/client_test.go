@@ -124,6 +124,22 @@ func (a answers) RoundTrip(r *http.Request) (*http.Response, error) {
 		Body: io.NopCloser(strings.NewReader(string(a))), Request: r}, nil
 }
 
+// A daemon that does not know a path may be older than the client.
+func TestAnOlderDaemonIsNamed(t *testing.T) {
+	daemon := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusNotFound)
+		w.Write([]byte(`{"error":"GET /v1/snapshots: no such route","code":"no_such_route"}`))
+	}))
+	defer daemon.Close()
+	c, err := New(daemon.URL, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Snapshots(t.Context()); !errors.Is(err, ErrNoSuchRoute) || !strings.Contains(err.Error(), "may be older") {
+		t.Errorf("%v", err)
+	}
+}
+
 // A fork with a wrong number of children is an error, so that callers may address them by index.
 func TestForkedChildrenAreCounted(t *testing.T) {
 	const none, one, two = `{"sandboxes":[]}`, `{"sandboxes":[{"id":"sb-1"}]}`,

@@ -62,6 +62,9 @@ func apiError(resp *http.Response) error {
 	p, _ := io.ReadAll(io.LimitReader(resp.Body, maxError)) // the part that was read is enough for a message
 	var body v1.Error
 	if json.Unmarshal(p, &body) == nil && body.Message != "" {
+		if body.Code == string(ErrNoSuchRoute) {
+			body.Message += ": the daemon may be older than this client"
+		}
 		retry, _ := strconv.Atoi(resp.Header.Get("Retry-After")) // 0 if there is none
 		return &Error{Status: resp.StatusCode, Message: body.Message, Code: body.Code, Field: body.Field, Fix: body.Fix,
 			RetryAfter: time.Duration(max(retry, 0)) * time.Second, RequestID: resp.Header.Get("X-Request-Id")}

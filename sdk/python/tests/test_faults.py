@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from forkd import Client, ConnectionFailedError, Sandbox, StreamBrokenError
-from forkd.errors import BusyError, TooManyRequestsError
+from forkd._answers import error_of
+from forkd.errors import BusyError, NoSuchRouteError, TooManyRequestsError
 
 
 @pytest.fixture
@@ -19,6 +20,12 @@ def impatient(rig: Any) -> Iterator[Client]:
     with Client(rig.url, token=rig.token) as client:
         client._transport.idle = 2
         yield client
+
+
+def test_a_daemon_without_a_route_may_be_older() -> None:
+    error = error_of(404, {}, b'{"error": "POST /v1/x: no such route", "code": "no_such_route"}')
+    assert isinstance(error, NoSuchRouteError) and "no such route: the daemon may be older" in str(error)
+    assert "older" not in str(error_of(404, {}, b'{"error": "no such sandbox", "code": "sandbox_not_found"}'))
 
 
 def test_a_busy_daemon_is_asked_again_when_it_says(rig: Any, client: Client) -> None:

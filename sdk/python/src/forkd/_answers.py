@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from . import _codes
 from ._errors import ForkdError
+from ._version import VERSION
 
 
 def error_of(status: int, headers: Mapping[str, str], body: bytes) -> ForkdError:
@@ -22,9 +23,12 @@ def error_of(status: int, headers: Mapping[str, str], body: bytes) -> ForkdError
         or body[:300].decode("utf-8", "replace").strip()
         or f"HTTP status {status}"
     )
+    code = problem.get("code", "")
+    if code == "no_such_route":
+        message += f": the daemon may be older than this package, whose version is {VERSION}"
     return problem_of(
         message,
-        problem.get("code", ""),
+        code,
         status,
         field=problem.get("field"),
         fix=problem.get("fix"),
