@@ -99,16 +99,25 @@ func (l *links) add(h *tar.Header, below string) error {
 		if err != nil {
 			return err
 		}
-		return l.check(to, false)
+		if err := l.check(to, false); err != nil || !l.paths[to] {
+			return err
+		}
+		return l.note(name) // a hard link to a symbolic link is a symbolic link too
 	case tar.TypeSymlink:
-		if l.bytes += len(name); l.bytes > maxNames {
-			return fmt.Errorf("the paths of the links to copy have more than %d MiB", maxNames>>20)
-		}
-		if l.paths == nil {
-			l.paths = make(map[string]bool)
-		}
-		l.paths[name] = true
+		return l.note(name)
 	}
+	return nil
+}
+
+// note records the path of a symbolic link.
+func (l *links) note(name string) error {
+	if l.bytes += len(name); l.bytes > maxNames {
+		return fmt.Errorf("the paths of the links to copy have more than %d MiB", maxNames>>20)
+	}
+	if l.paths == nil {
+		l.paths = make(map[string]bool)
+	}
+	l.paths[name] = true
 	return nil
 }
 
