@@ -215,6 +215,16 @@ type staging struct {
 	brought *links
 }
 
+// below returns the relative path of the directory in the staging directory that receives a file or
+// the content of a directory. kind and name are those of a line of findScript.
+func (s staging) below(kind byte, name string) string {
+	below := path.Join(".", path.Clean("/" + s.into)[1:])
+	if kind == 'd' && s.into != "" {
+		below = path.Join(below, path.Base(name))
+	}
+	return below
+}
+
 // send sends a file, or the content of a directory without the excluded files, to another guest.
 // match is a line of findScript.
 func (g *guest) send(ctx context.Context, to staging, match string, leave dockerfile.Ignore) error {
@@ -223,13 +233,12 @@ func (g *guest) send(ctx context.Context, to staging, match string, leave docker
 	}
 	kind, name := match[0], match[1:]
 	args := []string{"tar", "-cf", "-", "-C", path.Dir(name), "--", path.Base(name)}
-	below := path.Clean(to.into)
+	below := to.below(kind, name)
 	if kind == 'd' {
 		args = []string{"tar", "-cf", "-", "-C", name, "."}
-		if to.into != "" {
-			below = path.Join(below, path.Base(name))
-		}
 	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel() // ends the command if the archive is not read to its end
 	r, w := io.Pipe()
 	var said bytes.Buffer
 	go func() {

@@ -14,7 +14,7 @@ import (
 )
 
 // filtered returns a guest's archive in a form that another guest may unpack, into the directory
-// below of a COPY's staging directory. It omits excluded entries, and checks the others against the
+// below of a COPY's staging directory, a relative path. It omits excluded entries, and checks the others against the
 // links that the COPY has brought. A hard link to an excluded file is an error, because the archive
 // does not have the file's content.
 func filtered(archive io.Reader, leave dockerfile.Ignore, brought *links, below string) io.ReadCloser {
@@ -130,7 +130,7 @@ func (l *links) check(name string, dir bool) error {
 		return fmt.Errorf("%.200s is a directory, and before it a symbolic link came by that name: copy them by two COPYs",
 			name)
 	}
-	for up := path.Dir(name); up != "."; up = path.Dir(up) {
+	for up := path.Dir(name); up != "." && up != "/"; up = path.Dir(up) {
 		if l.paths[up] {
 			return fmt.Errorf("%.200s is below %.200s, and before it a symbolic link came by that name: copy them by two COPYs",
 				name, up)
@@ -141,6 +141,9 @@ func (l *links) check(name string, dir bool) error {
 
 // pathBelow returns the path of an archive's entry that is unpacked into the directory below.
 func pathBelow(below, name string) (string, error) {
+	if path.IsAbs(below) {
+		return "", fmt.Errorf("the directory %.200q of a COPY is absolute: want a relative one", below)
+	}
 	if err := treetar.CheckName(name); err != nil {
 		return "", err
 	}

@@ -7,6 +7,7 @@ import (
 	"io"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/forkd/forkd/internal/build/dockerfile"
 )
@@ -114,5 +115,45 @@ func TestNothingIsCopiedThroughALinkOfTheSameCopy(t *testing.T) {
 			}
 			r.Close()
 		}
+	}
+}
+
+func TestDirectoriesBelowTheStagingDirectory(t *testing.T) {
+	for _, c := range []struct {
+		into, match, want string
+	}{
+		{"", "f/dir/file", "."},
+		{"", "d/dir", "."},
+		{"/", "f/file", "."},
+		{"/", "d/dir", "dir"},
+		{"/", "d/", "."},
+		{"usr/", "f/usr/file", "usr"},
+		{"usr/", "d/usr/lib", "usr/lib"},
+	} {
+		if got := (staging{into: c.into}).below(c.match[0], c.match[1:]); got != c.want {
+			t.Errorf("%q into %q: %q, want %q", c.match, c.into, got, c.want)
+		}
+	}
+}
+
+// An absolute directory is refused. Its parents never become ".".
+func TestAbsoluteDirectoriesAreRefused(t *testing.T) {
+	r := filtered(guestArchive(t, "./", "./link>file", "./other"), dockerfile.Ignore{}, &links{}, "/dir")
+	defer r.Close()
+	done := make(chan error, 1)
+	go func() {
+		_, err := io.Copy(io.Discard, r)
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		if err == nil || !strings.Contains(err.Error(), "is absolute") {
+			t.Errorf("err = %v", err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("the check does not end")
+	}
+	if err := (&links{paths: map[string]bool{"x": true}}).check("/dir/y", false); err != nil {
+		t.Error(err)
 	}
 }
