@@ -113,7 +113,7 @@ const decodedLine = 4
 func (c *codeRun) read(body io.Reader, ask func(int) error) error {
 	lines := bufio.NewScanner(body)
 	lines.Buffer(nil, maxLine)
-	lines.Split((&evaluation{keep: func(n int) error { return keep(ask, decodedLine*n) }}).split)
+	lines.Split((&evaluation{keep: ask}).split)
 	for lines.Scan() {
 		done, err := c.line(lines.Bytes())
 		if err != nil {

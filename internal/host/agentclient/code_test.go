@@ -93,3 +93,37 @@ func TestRunCodeCountsWhatALineBecomes(t *testing.T) {
 		t.Errorf("without memory left: %v", err)
 	}
 }
+
+// Eval counts a line with the memory that decoding it will take, before it is decoded.
+func TestEvalCountsWhatALineBecomes(t *testing.T) {
+	for _, field := range []string{`"stdout","text"`, `"result","is_main_result":true,"text"`, `"error","traceback"`} {
+		line := `{"type":` + field + `:"` + strings.Repeat("\xff", 1<<20) + `"}`
+		c, counted := interpreter(line, `{"type":"end_of_execution"}`), 0
+		c.Keep = func(n int) error { counted += n; return nil }
+		if _, err := c.Eval(t.Context(), "x", EvalOptions{MaxOutput: 1000}); err != nil {
+			t.Fatal(err)
+		}
+		if most := len(line) + 3*1<<20; counted < most {
+			t.Errorf("%s: %d bytes counted, of %d that are decoded", field, counted, most)
+		}
+		c.Keep = func(int) error { return errTooMuch }
+		if _, err := c.Eval(t.Context(), "x", EvalOptions{}); !errors.Is(err, errTooMuch) {
+			t.Errorf("%s: without memory left: %v", field, err)
+		}
+	}
+}
+
+// The texts of an exception are cut like a result.
+func TestEvalCutsTheTextsOfAnException(t *testing.T) {
+	long := strings.Repeat("x", 3000)
+	r, err := interpreter(`{"type":"error","name":"`+long+`","value":"`+long+`","traceback":"`+long+`"}`,
+		`{"type":"end_of_execution"}`).Eval(t.Context(), "x", EvalOptions{MaxOutput: 1000})
+	if err != nil || r.Error == nil || !r.Truncated {
+		t.Fatalf("error %v, truncated %v, %v", r.Error != nil, r.Truncated, err)
+	}
+	for _, text := range []string{r.Error.Name, r.Error.Value, r.Error.Traceback} {
+		if !strings.HasPrefix(text, long[:1000]+"… (cut") || len(text) > 1100 {
+			t.Errorf("%d bytes are kept: %.20s", len(text), text)
+		}
+	}
+}

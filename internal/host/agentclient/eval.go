@@ -22,7 +22,7 @@ type EvalOptions struct {
 	Language  string            // empty: python; not together with ContextID
 	Env       map[string]string // for this call only
 	Timeout   time.Duration     // 0: none; when it passes, the guest interrupts the code, and kills it if it goes on
-	MaxOutput int               // bytes kept of each of stdout and stderr, and of the result; 0: 8 MiB
+	MaxOutput int               // bytes kept of stdout, stderr, the result, and each text of an error; 0: 8 MiB
 }
 
 // EvalResult is the end of an evaluation.
@@ -114,11 +114,12 @@ func (e *evaluation) kept() int {
 	return n
 }
 
-// split is bufio.ScanLines that counts the bytes of a line as they arrive.
+// split is bufio.ScanLines that counts the bytes of a line, and of what it may become when decoded,
+// as they arrive.
 func (e *evaluation) split(data []byte, atEOF bool) (advance int, token []byte, err error) {
 	if grown := len(data) - e.longest; grown > 0 {
 		e.longest = len(data)
-		if err := keep(e.keep, grown); err != nil {
+		if err := keep(e.keep, decodedLine*grown); err != nil {
 			return 0, nil, err
 		}
 	}
@@ -181,16 +182,15 @@ func (e *evaluation) line(line []byte) (done bool, err error) {
 	}
 	switch m.Type {
 	case "stdout":
-		e.stdout.add([]byte(m.Text))
+		e.stdout.addText(m.Text)
 	case "stderr":
-		e.stderr.add([]byte(m.Text))
+		e.stderr.addText(m.Text)
 	case "error":
-		ee := m.EvalError
-		e.result.Error, e.errorBytes = &ee, len(line)
+		ee := &EvalError{e.cut(m.Name), e.cut(m.Value), e.cut(m.Traceback)}
+		e.result.Error, e.errorBytes = ee, len(ee.Name)+len(ee.Value)+len(ee.Traceback)
 	case "result":
 		if m.Main && e.result.Result == nil { // other forms of it, and displayed values, serve E2B's clients only
-			e.result.Truncated = e.result.Truncated || len(m.Text) > e.limit
-			text := cut(m.Text, e.limit)
+			text := e.cut(m.Text)
 			e.result.Result = &text
 		}
 	case "timeout":
@@ -199,6 +199,13 @@ func (e *evaluation) line(line []byte) (done bool, err error) {
 		return true, nil
 	}
 	return false, nil
+}
+
+// cut returns about the first e.limit bytes of a text, and marks the result as truncated if the text
+// is longer.
+func (e *evaluation) cut(text string) string {
+	e.result.Truncated = e.result.Truncated || len(text) > e.limit
+	return cut(text, e.limit)
 }
 
 // cut returns about the first limit bytes of a text, in whole characters, and adds the total

@@ -378,3 +378,11 @@ func (c *capped) add(p []byte) {
 	}
 	c.buf.Write(p)
 }
+
+// addText is add without a copy of the whole text.
+func (c *capped) addText(text string) {
+	if room := c.room(); len(text) > room {
+		text, c.truncated = text[:room], true
+	}
+	c.buf.WriteString(text)
+}
