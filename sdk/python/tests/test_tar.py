@@ -160,6 +160,32 @@ def test_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refused(tmp_path, *[(DIR, name, "") for name in "abc"], match="more than 2 entries")
 
 
+def test_links_are_checked_in_bounded_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, looked = os.readlink, 0
+
+    def counted(*args: Any, **more: Any) -> str:
+        nonlocal looked
+        looked += 1
+        return read(*args, **more)
+
+    monkeypatch.setattr(os, "readlink", counted)
+    chain = [(SOFT, f"c{n}", (f"c{n + 1}/" if n < 7 else "") + "b/" * 1000) for n in range(8)]
+    refused(tmp_path, *chain, match="a link leads to a name of more than 255 parts")
+    assert looked <= _tar.MAX_STEPS
+    turns = [(SOFT, f"t{n}", (f"t{n + 1}/" if n < 7 else "") + "b/../" * 500) for n in range(8)]
+    refused(tmp_path, *turns, match="its links have too many parts")
+    assert looked <= 2 * (_tar.MAX_STEPS + 8 * _tar.STEPS_PER_LINK)
+    assert os.listdir(tmp_path / "in") == []
+
+
+def test_names_do_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_tar, "MAX_KEPT", 1000)
+    for kind in (DIR, HARD, SOFT):
+        entries = [(kind, f"{n}" * 100, "" if kind == DIR else "x") for n in range(1, 20)]
+        refused(tmp_path, *entries, match="more than 1000 bytes")
+    _tar.unpack(archive(*[(FILE, f"f{n}" * 50, "x") for n in range(20)]), str(tmp_path / "in"))
+
+
 def test_an_archive_of_any_length_is_not_kept(
     sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

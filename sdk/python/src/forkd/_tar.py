@@ -21,6 +21,9 @@ MAX_PARTS = 255
 MAX_READ = 1 << 20  # bytes that the module tarfile reads at a time, such as those of an extended header
 MAX_HEADERS = 2 << 20  # bytes of all headers of an entry
 MAX_LINKS = 40  # links that Linux follows in one path
+MAX_STEPS = 4096  # parts of paths that are walked to check links, in addition to STEPS_PER_LINK for each
+STEPS_PER_LINK = 256
+MAX_KEPT = 128 << 20  # bytes of the names and targets that are kept until the end of an archive
 
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -127,6 +130,8 @@ class _Unpacking:
         self.hard: dict[str, str] = {}  # name to target
         self.soft: dict[str, str] = {}
         self.times: dict[str, float] = {}  # of directories; set after their content is complete
+        self.kept = 0  # bytes of the names and targets in these
+        self.steps = MAX_STEPS  # that are left to check links
 
     def all(self, tar: TarFile, archive: _Bounded) -> None:
         left, entries = MAX_BYTES, 0
@@ -142,8 +147,9 @@ class _Unpacking:
             archive.left = MAX_HEADERS
         for name, target in self.hard.items():
             self.hard_link(name, target)
+        self.steps += STEPS_PER_LINK * len(self.soft)
         for name, target in self.soft.items():
-            if not self.stays(name.split("/")[:-1], target):
+            if not self.stays(name.rpartition("/")[0], target):
                 raise Refused(f"the link {name!r} leads out of the directory: {target[:50]!r}")
         for name, target in self.soft.items():
             *above, last = name.split("/")
@@ -166,6 +172,10 @@ class _Unpacking:
         name = "/".join(parts)
         for earlier in (self.hard, self.soft, self.times):
             earlier.pop(name, None)
+        if not member.isreg():
+            self.kept += len(os.fsencode(name)) + len(os.fsencode(member.linkname))
+            if self.kept > MAX_KEPT:
+                raise Refused(f"the names of its links and directories have more than {MAX_KEPT} bytes")
         if member.isdir():
             os.close(_open(self.root, parts, make=True))
             self.times[name] = member.mtime
@@ -220,28 +230,36 @@ class _Unpacking:
         finally:
             os.close(there)
 
-    def stays(self, at: list[str], target: str) -> bool:
-        """Whether a link stays in the directory, even through other links."""
-        here, todo, followed = list(at), [target], 0
+    def stays(self, here: str, target: str) -> bool:
+        """Whether a link in the directory here stays in the root, even through other links."""
+        if target.startswith("/"):
+            return False
+        todo, followed = [target], 0  # paths that are still to be walked, the next one last
         while todo:
-            if (link := todo.pop()).startswith("/"):
+            if (steps := self.steps) == 0:
+                raise Refused("its links have too many parts")
+            self.steps = steps - 1
+            part, _, rest = todo.pop().partition("/")
+            if rest:
+                todo.append(rest)
+            if part in ("", "."):
+                continue
+            if part == "..":
+                if not here:
+                    return False
+                here = here.rpartition("/")[0]
+                continue
+            below = f"{here}/{part}" if here else part
+            if below.count("/") >= MAX_PARTS or len(os.fsencode(below)) > MAX_NAME:
+                raise Refused(f"a link leads to a name of more than {MAX_PARTS} parts or {MAX_NAME} bytes")
+            if (another := self.link(below)) is None:
+                here = below
+            elif another.startswith("/"):
                 return False
-            parts = link.split("/")
-            for i, part in enumerate(parts):
-                if part in ("", "."):
-                    continue
-                if part == "..":
-                    if not here:
-                        return False
-                    here.pop()
-                    continue
-                here.append(part)
-                if (another := self.link("/".join(here))) is not None:
-                    if (followed := followed + 1) > MAX_LINKS:
-                        return True  # it leads nowhere
-                    here.pop()
-                    todo += ["./" + "/".join(parts[i + 1 :]), another]
-                    break
+            elif (followed := followed + 1) > MAX_LINKS:
+                return True  # it leads nowhere
+            else:
+                todo.append(another)
         return True
 
     def link(self, name: str) -> str | None:
