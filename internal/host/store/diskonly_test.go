@@ -58,21 +58,31 @@ func parentWithBoot(t *testing.T, s *Store, d dirs, tag string) {
 // publishDisk makes a branch of parent without memory.
 func publishDisk(t *testing.T, s *Store, tag, parent string) error {
 	t.Helper()
+	g, m, disk := stageDisk(t, s, s.Stage, tag, parent)
+	defer g.Discard()
+	_, err := g.PublishDisk(m, disk)
+	return err
+}
+
+// stageDisk makes all files of a branch of parent without memory, and returns what PublishDisk
+// takes.
+func stageDisk(t *testing.T, s *Store, stage func(tag string) (*Staging, error), tag, parent string) (*Staging,
+	*snapshot.Manifest, []*os.File) {
+	t.Helper()
 	lease, err := s.AcquireDisk(parent)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer lease.Release()
-	g, err := s.Stage(tag)
+	t.Cleanup(lease.Release)
+	g, err := stage(tag)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer g.Discard()
 	top, err := g.Create("top")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer top.Close()
+	t.Cleanup(func() { top.Close() })
 	if _, err := top.WriteString("disk of " + tag); err != nil {
 		t.Fatal(err)
 	}
@@ -80,8 +90,7 @@ func publishDisk(t *testing.T, s *Store, tag, parent string) error {
 	m := &snapshot.Manifest{Machine: pm.Machine, Guest: pm.Guest, Parent: &snapshot.Ref{ID: pm.ID, Tag: pm.Tag},
 		Boot: pm.Boot, Disk: &snapshot.Disk{SizeBytes: pm.Disk.SizeBytes, Base: pm.Disk.Base}}
 	m.Disk.Layers = append(m.Disk.Layers, pm.Disk.Layers...)
-	_, err = g.PublishDisk(m, append(append([]*os.File{}, lease.Disk()[1:]...), top))
-	return err
+	return g, m, append(append([]*os.File{}, lease.Disk()[1:]...), top)
 }
 
 // A snapshot without memory is on disk when it is published, needs no files of other snapshots, and
@@ -163,5 +172,94 @@ func TestLostKernel(t *testing.T) {
 	}
 	if err := s.Verify(context.Background(), "parent"); err != nil { // restoring memory needs no kernel
 		t.Errorf("verify the parent: %v", err)
+	}
+}
+
+// If the daemon is killed while a disk-only snapshot replaces another one, one of them is left.
+func TestKilledWhileADiskOnlySnapshotIsReplaced(t *testing.T) {
+	for _, deleted := range []bool{false, true} { // before and after the deletion of the old snapshot
+		d := newDirs(t)
+		s := d.open(t)
+		parentWithBoot(t, s, d, "parent")
+		if err := publishDisk(t, s, "disk", "parent"); err != nil {
+			t.Fatal(err)
+		}
+		want := snapshotID(s, "disk")
+		g, m, disk := stageDisk(t, s, s.StageOver, "disk", "parent")
+		g.diskOnly = true
+		if err := errors.Join(g.complete(m, nil, disk), s.persist(g.dir, m)); err != nil { // as Publish begins
+			t.Fatal(err)
+		}
+		if deleted {
+			want = g.ID()
+			if err := os.RemoveAll(s.dir("disk")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s.Close()
+		s = d.open(t)
+		if got := snapshotID(s, "disk"); got != want {
+			t.Errorf("deleted %v: the id is %q, want %q", deleted, got, want)
+		}
+		if err := s.Verify(t.Context(), "disk"); err != nil {
+			t.Error(err)
+		}
+		s.Close() // after the flush
+		for _, dir := range []string{s.staging(), s.dir("disk")} {
+			if _, err := os.Lstat(filepath.Join(dir, wholeFile)); err == nil || dir == s.staging() && !isEmpty(t, dir) {
+				t.Errorf("deleted %v: leftovers in %s", deleted, dir)
+			}
+		}
+	}
+}
+
+// snapshotID returns the id of a snapshot, or "" if there is none.
+func snapshotID(s *Store, tag string) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e := s.byTag[tag]; e != nil {
+		return e.id()
+	}
+	return ""
+}
+
+func isEmpty(t *testing.T, dir string) bool {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(entries) == 0
+}
+
+// A disk-only snapshot that was published, and could not be moved out of staging, survives a
+// restart. One that was not complete is removed.
+func TestPublishedDiskOnlySnapshotIsKept(t *testing.T) {
+	d := newDirs(t)
+	s := d.open(t)
+	parentWithBoot(t, s, d, "parent")
+	obstacle := filepath.Join(s.dir("disk"), "in the way") // the rename of the snapshot fails
+	if err := os.MkdirAll(obstacle, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := publishDisk(t, s, "disk", "parent"); err != nil {
+		t.Fatal(err)
+	}
+	g, m, disk := stageDisk(t, s, s.Stage, "partial", "parent")
+	g.diskOnly = true
+	if err := g.complete(m, nil, disk); err != nil { // and the daemon is killed
+		t.Fatal(err)
+	}
+	s.Close()
+	if err := os.RemoveAll(s.dir("disk")); err != nil {
+		t.Fatal(err)
+	}
+	s = d.open(t)
+	if err := s.Verify(t.Context(), "disk"); err != nil {
+		t.Errorf("published before the restart: %v", err)
+	}
+	var none *NotFoundError
+	if _, err := s.Info("partial"); !errors.As(err, &none) {
+		t.Errorf("incomplete: %v", err)
 	}
 }

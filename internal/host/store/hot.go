@@ -187,14 +187,20 @@ func (s *Store) flush(e *entry) error {
 	if err := atomicfile.SyncDir(s.snapshots()); err != nil {
 		return err
 	}
+	_ = os.Remove(filepath.Join(s.dir(e.tag), wholeFile)) // has no meaning there
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e.enterLocked(phaseStored)
 	return nil
 }
 
+// wholeFile is an empty file in the directory of a disk-only snapshot in staging, whose other files
+// are all on disk. It is removed when the snapshot has moved to its own directory.
+const wholeFile = ".whole"
+
 // persist flushes all files of a hot snapshot in dir to disk. Its own memory layer comes last: once
-// that has its name, all others are complete, see reload.
+// that has its name, all others are complete, see reload. A disk-only snapshot has wholeFile
+// instead.
 func (s *Store) persist(dir string, m *snapshot.Manifest) error {
 	names := []string{snapshot.ManifestFile}
 	if !m.DiskOnly() {
@@ -220,7 +226,10 @@ func (s *Store) persist(dir string, m *snapshot.Manifest) error {
 			return err
 		}
 	}
-	return errors.Join(atomicfile.SyncDir(dir), atomicfile.SyncDir(s.staging()))
+	if err := errors.Join(atomicfile.SyncDir(dir), atomicfile.SyncDir(s.staging())); err != nil || !m.DiskOnly() {
+		return err
+	}
+	return s.essential(func() error { return atomicfile.WriteDurable(filepath.Join(dir, wholeFile), nil, 0o600) })
 }
 
 // moveIn moves a flushed snapshot to its directory.
@@ -308,11 +317,15 @@ func syncFile(path string) error {
 
 // reload takes over a hot snapshot that an earlier daemon left unflushed, if its memory layers are
 // still in RAM or are on disk. The snapshot's own layer is on disk only if everything else is, see
-// persist. A snapshot whose layers are lost is listed as failed, unless it was transient.
+// persist. A snapshot whose layers are lost is listed as failed, unless it was transient. A
+// disk-only snapshot is taken over if it has wholeFile; without it, it was not published.
 func (s *Store) reload(name string) bool {
 	dir := filepath.Join(s.staging(), name)
 	m, err := s.readManifest(filepath.Join(dir, snapshot.ManifestFile))
-	if err != nil || m.ID != name || s.byTag[m.Tag] != nil || m.DiskOnly() { // a disk-only snapshot was not published
+	if err != nil || m.ID != name || s.byTag[m.Tag] != nil {
+		return false
+	}
+	if _, err := os.Lstat(filepath.Join(dir, wholeFile)); err != nil && m.DiskOnly() {
 		return false
 	}
 	for _, l := range m.Memory {
