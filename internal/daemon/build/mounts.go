@@ -23,7 +23,7 @@ import (
 // Bounds on the content of cache mounts on the host, in bytes. A larger directory is not kept.
 const (
 	maxCache  = 4 << 30
-	maxCaches = 16 << 30 // of all clients; the least recently used are removed first
+	maxCaches = 16 << 30 // of all clients, see trimCaches
 )
 
 // mounted is a mount of a command.
@@ -161,9 +161,20 @@ func (g *guest) putSecret(ctx context.Context, m *plan.Mount, dir, file string) 
 }
 
 // cacheFile returns the path of a cache's content. Each client has its own caches.
-func (g *guest) cacheFile(m *plan.Mount) string {
-	sum := sha256.Sum256([]byte(g.w.req.Who + "\x00" + m.ID))
-	return filepath.Join(g.w.b.cfg.Dir, "caches", hex.EncodeToString(sum[:])+".tar")
+func (g *guest) cacheFile(m *plan.Mount) string { return g.w.b.cacheFile(g.w.req.Who, m.ID) }
+
+// cacheFile returns the path of the content of a client's cache. Its name begins with a digest of
+// the client's name; see cacheClient.
+func (b *Builder) cacheFile(who, id string) string {
+	client, cache := sha256.Sum256([]byte(who)), sha256.Sum256([]byte(who+"\x00"+id))
+	return filepath.Join(b.cfg.Dir, "caches", hex.EncodeToString(client[:])+"-"+hex.EncodeToString(cache[:])+".tar")
+}
+
+// cacheClient returns the client's part of the name of a cache's file. The file of a cache that is
+// being written has none.
+func cacheClient(name string) string {
+	client, _, _ := strings.Cut(name, "-")
+	return client
 }
 
 // fillCache creates the directory of a cache with the content that an earlier command left.
@@ -228,7 +239,9 @@ func (g *guest) keepCache(ctx context.Context, m *plan.Mount, dir string) error 
 	return g.w.b.trimCaches(name)
 }
 
-// trimCaches removes the least recently used caches, except one, until the limit is met.
+// trimCaches removes caches, except one, until the limit for all clients is met. The least recently
+// used caches of clients with more than an equal share are removed first, so that no client can
+// displace the caches of others.
 func (b *Builder) trimCaches(but string) error {
 	dir := filepath.Join(b.cfg.Dir, "caches")
 	entries, err := os.ReadDir(dir)
@@ -237,22 +250,33 @@ func (b *Builder) trimCaches(but string) error {
 	}
 	var list []fs.FileInfo
 	var total int64
+	sizes := make(map[string]int64) // by client
 	for _, e := range entries {
-		if i, err := e.Info(); err == nil {
+		i, err := e.Info()
+		if err != nil { // another build has removed it
+			continue
+		}
+		total += i.Size()
+		if strings.HasPrefix(i.Name(), ".") {
+			continue
+		}
+		sizes[cacheClient(i.Name())] += i.Size()
+		if filepath.Join(dir, i.Name()) != but {
 			list = append(list, i)
-			total += i.Size()
 		}
 	}
 	slices.SortFunc(list, func(a, b fs.FileInfo) int { return a.ModTime().Compare(b.ModTime()) })
-	for _, i := range list {
-		name := filepath.Join(dir, i.Name())
-		if total <= maxCaches || name == but || strings.HasPrefix(i.Name(), ".") {
-			continue
-		}
-		if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) { // another build may have removed it
+	share := maxCaches / int64(max(1, len(sizes)))
+	for total > maxCaches && len(list) > 0 {
+		n := slices.IndexFunc(list, func(i fs.FileInfo) bool { return sizes[cacheClient(i.Name())] > share })
+		i := list[max(0, n)]
+		list = slices.Delete(list, max(0, n), max(0, n)+1)
+		err := os.Remove(filepath.Join(dir, i.Name()))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) { // another build may have removed it
 			return err
 		}
 		total -= i.Size()
+		sizes[cacheClient(i.Name())] -= i.Size()
 	}
 	return nil
 }

@@ -1,0 +1,73 @@
+package build
+
+import (
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+)
+
+// A client that keeps many caches displaces its own, not those of other clients. Otherwise the
+// least recently used cache is removed first.
+func TestCachesAreTrimmedFairly(t *testing.T) {
+	type cache struct{ who, id string } // of 3 GiB; the least recently used first
+	for name, c := range map[string]struct {
+		caches []cache
+		gone   []cache
+	}{
+		"one client has many": {
+			[]cache{{"token:bob", "old"}, {"token:ann", "1"}, {"token:ann", "2"}, {"token:ann", "3"}, {"token:ann", "4"},
+				{"token:ann", "5"}}, []cache{{"token:ann", "1"}},
+		},
+		"both have their share": {
+			[]cache{{"token:bob", "old"}, {"token:ann", "1"}, {"token:bob", "2"}, {"token:ann", "3"}, {"token:ann", "4"}}, nil,
+		},
+		"all have as many": {
+			[]cache{{"token:bob", "old"}, {"token:ann", "1"}, {"token:bob", "2"}, {"token:ann", "3"}, {"token:bob", "4"},
+				{"token:ann", "5"}}, []cache{{"token:bob", "old"}},
+		},
+		"one client": {
+			[]cache{{"token:ann", "1"}, {"token:ann", "2"}, {"token:ann", "3"}, {"token:ann", "4"}, {"token:ann", "5"},
+				{"token:ann", "6"}, {"token:ann", "7"}}, []cache{{"token:ann", "1"}, {"token:ann", "2"}},
+		},
+		"each of six clients has one": {
+			[]cache{{"a", "x"}, {"b", "x"}, {"c", "x"}, {"d", "x"}, {"e", "x"}, {"f", "x"}}, []cache{{"a", "x"}},
+		},
+	} {
+		b := &Builder{cfg: Config{Dir: t.TempDir()}}
+		if err := os.Mkdir(filepath.Join(b.cfg.Dir, "caches"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		files := make(map[string]cache)
+		for n, one := range c.caches {
+			path := b.cacheFile(one.who, one.id)
+			files[path] = one
+			if err := os.WriteFile(path, nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Truncate(path, 3<<30); err != nil { // has no blocks
+				t.Fatal(err)
+			}
+			used := time.Now().Add(time.Duration(n-100) * time.Minute)
+			if err := os.Chtimes(path, used, used); err != nil {
+				t.Fatal(err)
+			}
+		}
+		last := c.caches[len(c.caches)-1]
+		if err := b.trimCaches(b.cacheFile(last.who, last.id)); err != nil {
+			t.Fatal(err)
+		}
+		var gone []cache
+		for _, path := range slices.Sorted(maps.Keys(files)) {
+			if _, err := os.Lstat(path); err != nil {
+				gone = append(gone, files[path])
+			}
+		}
+		slices.SortFunc(gone, func(a, b cache) int { return slices.Index(c.caches, a) - slices.Index(c.caches, b) })
+		if !slices.Equal(gone, c.gone) {
+			t.Errorf("%s: removed %v, want %v", name, gone, c.gone)
+		}
+	}
+}
