@@ -135,7 +135,8 @@ func TestAnOlderDaemonIsNamed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.Snapshots(t.Context()); !errors.Is(err, ErrNoSuchRoute) || !strings.Contains(err.Error(), "may be older") {
+	_, err = c.Snapshots(t.Context())
+	if !errors.Is(err, ErrNoSuchRoute) || !strings.Contains(err.Error(), "may be older") {
 		t.Errorf("%v", err)
 	}
 }
