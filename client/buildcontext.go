@@ -63,7 +63,8 @@ func OpenBuildContext(dir, dockerfile string) (_ *BuildContext, err error) {
 	return c, err
 }
 
-// readDockerfile reads the Dockerfile and, if there is one, the .dockerignore of its name.
+// readDockerfile reads the Dockerfile NAME and, if it exists, NAME.dockerignore next to it; own
+// reports whether NAME.dockerignore exists.
 func (c *BuildContext) readDockerfile(path string) (own bool, err error) {
 	c.Name = path
 	name, inside, err := c.place(path)

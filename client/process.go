@@ -124,7 +124,8 @@ func (p *Process) receive() (output []byte, e v1.ExecEvent, err error) {
 }
 
 // Wait writes the output of the process as it arrives and returns how the process ended. If a write
-// fails, Wait leaves the process, which is killed if StartExec started it. Wait is called once.
+// fails, Wait disconnects from the process and returns the error. The process is then killed if
+// StartExec started it; after Attach it runs on. Wait is called once.
 func (p *Process) Wait(stdout, stderr io.Writer) (end ExecEnd, err error) {
 	defer p.ws.CloseNow()
 	defer func() {

@@ -86,7 +86,7 @@ type ForkRequest struct {
 
 	Labels map[string]string `json:"labels,omitempty"` // labels of the children; nothing is inherited
 
-	// Options of forkd 0.5, which chose between mechanisms that are now the same.
+	// Options that clients of forkd 0.5 send. The daemon accepts and ignores them.
 	PerChildNetns bool `json:"per_child_netns,omitempty"`
 	Prewarm       bool `json:"prewarm,omitempty"`
 	LiveFork      bool `json:"live_fork,omitempty"`

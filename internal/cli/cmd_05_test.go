@@ -43,7 +43,8 @@ func TestFromImage(t *testing.T) {
 	}
 }
 
-// `forkd bench --tag TAG` says what each part took, and leaves nothing, also if a part fails.
+// `forkd bench --tag TAG` prints how long each part took, and leaves no sandboxes or snapshots
+// behind, even if a part fails.
 func TestBench05(t *testing.T) {
 	rig := apirig.Start(t, apirig.Options{Agent: agentHere})
 	if _, err := rig.Bake(t.Context(), rig.Parent); err != nil {

@@ -117,9 +117,8 @@ func (t *turns) find(ref string) (turn, bool) {
 	return t.saved[i], true
 }
 
-// nearest returns the tag of a snapshot if the snapshot is a turn, or else the tag of the latest
-// turn before it. It returns "" if there is no such turn, or if snapshots in between have been
-// deleted.
+// nearest returns tag if its snapshot is a turn, or else the tag of the latest turn before it. It
+// returns "" if there is no such turn, or if snapshots in between have been deleted.
 func (t *turns) nearest(tag string) string {
 	for range t.all { // bounded, because damaged snapshots may form a ring
 		s, ok := t.all[tag]

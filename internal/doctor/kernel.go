@@ -64,8 +64,9 @@ func (h *Host) cgroup() Finding {
 const delegateToUsers = "mkdir -p /etc/systemd/system/user@.service.d && printf '[Service]\\nDelegate=cpu cpuset io memory pids\\n' > " +
 	"/etc/systemd/system/user@.service.d/forkd.conf && systemctl daemon-reload"
 
-// controllers checks the controllers below dir, the mount point of cgroup v2. Root's daemon has
-// those of the whole hierarchy, a user's those that systemd has delegated.
+// controllers checks the controllers below dir, the mount point of cgroup v2. A daemon run by root
+// has the controllers of the whole hierarchy. A daemon run by another user has only those that
+// systemd delegated to that user.
 func (h *Host) controllers(dir string, rootsFix Fix) Finding {
 	if !h.root {
 		dir = path.Join(dir, h.ownCgroup())

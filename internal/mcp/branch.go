@@ -213,7 +213,7 @@ func (n *treeNode) name() string { return cmp.Or(n.Snapshot, n.Sandbox) }
 
 type treeResult struct {
 	Nodes   []treeNode `json:"nodes" jsonschema:"parents before children"`
-	Omitted int        `json:"omitted,omitempty" jsonschema:"number of omitted nodes, or a lower number"`
+	Omitted int        `json:"omitted,omitempty" jsonschema:"at least this many nodes are omitted"`
 }
 
 // maxFamily bounds the snapshots, and the sandboxes, that are arranged in a tree. Of each there is

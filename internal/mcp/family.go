@@ -84,16 +84,16 @@ func (f *family) join(child, parent string) bool {
 	return true
 }
 
-// keepLine drops every node that is neither an ancestor nor a descendant of the node with key of.
-func (f *family) keepLine(of string) {
+// keepLine drops every node that is neither key's node nor an ancestor or a descendant of it.
+func (f *family) keepLine(key string) {
 	keep := map[string]bool{}
-	for key := of; f.nodes[key] != nil; key = f.nodes[key].parent {
-		keep[key] = true
+	for k := key; f.nodes[k] != nil; k = f.nodes[k].parent {
+		keep[k] = true
 	}
 	var kept []string
-	for _, key := range f.order {
-		if keep[key] || f.descends(key, of) {
-			kept = append(kept, key)
+	for _, k := range f.order {
+		if keep[k] || f.descends(k, key) {
+			kept = append(kept, k)
 		}
 	}
 	f.order = kept

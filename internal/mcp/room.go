@@ -126,7 +126,7 @@ func tooLong(out any, content []sdk.Content) error {
 type pageOf[T any] func(context.Context, client.PageRequest) (part []T, next string, err error)
 
 // pages calls f with the members of a list, one page after another, until f returns false. It
-// returns how many members f did not take, or a lower number if there are further pages.
+// returns how many members f did not take; all further pages count as one member.
 func pages[T any](ctx context.Context, page pageOf[T], f func(T) bool) (omitted int, err error) {
 	for req := (client.PageRequest{Limit: pageSize}); ; {
 		part, next, err := page(ctx, req)

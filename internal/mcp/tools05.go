@@ -81,7 +81,7 @@ type ofSandbox struct {
 // list is a list in the form of servers of forkd 0.5, which need an object at the root of a result.
 type list[T any] struct {
 	Result  []T `json:"result"`
-	Omitted int `json:"omitted,omitempty" jsonschema:"number of entries omitted at the end, or a lower number"`
+	Omitted int `json:"omitted,omitempty" jsonschema:"at least this many entries are omitted at the end"`
 }
 
 // maxListed bounds the elements of a list.

@@ -25,8 +25,8 @@ const overflowID = 65534
 
 // Dir opens the directory path. If it is missing, Dir creates it with its parents. The directory
 // must belong to the calling user and give no access to other users, and no other user may be able
-// to replace it. Otherwise a user who creates a directory at a well-known place first could swap
-// the files of others. Errors name option, by which the user sets path.
+// to replace it. Otherwise another user could create the directory at a well-known place before its
+// owner does, and later swap the files in it. Errors name option, by which the user sets path.
 func Dir(path, option string) (*os.File, error) {
 	path = filepath.Clean(path)
 	refuse := func(reason string, args ...any) error {

@@ -83,7 +83,7 @@ func (x *fire) fail(err error) {
 	x.t.Fatal(err)
 }
 
-// hot draws the pages that a sandbox writes: all, some of each writer, or one of each.
+// hot draws the units that a sandbox writes: all, 64 units of each writer, or one unit of each.
 func (x *fire) hot() []string {
 	return []string{"hot", []string{"0", "0", "1", "64"}[x.rng.IntN(4)]}
 }

@@ -43,8 +43,7 @@ func (e *MissingError) Error() string {
 		strings.Join(e.Packages, ", "), strings.Join(e.Packages, " "))
 }
 
-// require returns a *MissingError if one of tools is missing. mke2fs is in /usr/sbin, which is not
-// in every user's PATH.
+// require returns a *MissingError if one of tools is missing.
 func require(tools ...tool) error {
 	var missing []string
 	for _, t := range tools {
@@ -58,6 +57,8 @@ func require(tools ...tool) error {
 	return nil
 }
 
+// lookPath finds a tool in PATH. mke2fs is in /usr/sbin, which is not in every user's PATH, so
+// lookPath also searches there and in /sbin.
 func lookPath(t tool) (string, error) {
 	p, err := exec.LookPath(t.name)
 	if err == nil {

@@ -110,8 +110,8 @@ func (a *Server) checkSignature(r *http.Request, id string) error {
 
 // signer returns the sandbox whose token signed a request to a file, for requests that name no
 // sandbox. At an address that all sandboxes share, the signature is all that tells such URLs apart.
-// It returns "" if no token matches. The search hashes a few bytes for each sandbox, so its rate is
-// limited to that of strangers' requests to one sandbox.
+// It returns "" if no token matches. The search hashes a few bytes for each sandbox, so all
+// searches together have the rate limit of one sandbox's strangers.
 func (a *Server) signer(r *http.Request) (string, error) {
 	if r.URL.Path != "/files" {
 		return "", nil

@@ -128,9 +128,9 @@ func isGRPC(r *http.Request) bool {
 	return r.ProtoMajor == 2 && strings.HasPrefix(r.Header.Get("Content-Type"), "application/grpc")
 }
 
-// transport returns a transport for one request, because no connection of a guest may exist when
-// the guest is forked. Only gRPC uses HTTP/2 without TLS: servers that support HTTP/2 also support
-// HTTP/1.1, but not the reverse.
+// transport returns a transport for one request. The transport closes its connection after the
+// request, so that no idle connection exists when the guest is forked. Only gRPC uses HTTP/2
+// without TLS: servers that support HTTP/2 also support HTTP/1.1, but not the reverse.
 func (p *Proxy) transport(grpc bool, dial func(context.Context) (net.Conn, error)) *http.Transport {
 	t := &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -253,8 +253,8 @@ func (a *answer) WriteHeader(status int) {
 	a.ResponseWriter.WriteHeader(status)
 }
 
-// Write implements http.ResponseWriter. It clears its deadline afterwards, which would end an idle
-// HTTP/2 stream.
+// Write implements http.ResponseWriter. It sets a deadline for this write and clears it afterwards,
+// because a deadline that stayed would end an idle HTTP/2 stream.
 func (a *answer) Write(p []byte) (int, error) {
 	a.begun = true
 	_ = a.rc.SetWriteDeadline(time.Now().Add(a.stall)) // fails only in tests, whose connections have no deadlines

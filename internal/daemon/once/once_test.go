@@ -198,7 +198,8 @@ func TestOldestGoFirst(t *testing.T) {
 	check(t, b, KeyOf("one", "1"), Request{}, made("1"), "1", false)
 }
 
-// A client with many answers makes room for others.
+// When space runs out, the oldest answers of the client with the most are dropped, not those of
+// other clients.
 func TestClientsDoNotPushOneAnotherOut(t *testing.T) {
 	b := open(t, t.TempDir())
 	check(t, b, KeyOf("quiet", "1"), Request{}, made("1"), "1", false)

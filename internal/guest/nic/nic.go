@@ -1,5 +1,6 @@
 // Package nic is the guest's network interface. It configures the interface at boot, with addresses
-// that are the same in every VM (package frame), and closes the connections of a fork.
+// that are the same in every VM (package frame), and closes, in a fork, the TCP connections that
+// the fork has inherited.
 //
 // It knows no policy: forkd-net decides what the guest may reach. There is no IPv6, so that an idle
 // guest does not send router solicitations.

@@ -25,10 +25,12 @@ const (
 	maxExtents = 256 // extents in a snapshot's whole memory map: each costs every fork one mmap
 )
 
-// Memory completes own, the memory layer of a new snapshot. parent is the snapshot over which the
-// layer's pages were written. Memory returns the new snapshot's map, whose size it bounds, and the
-// layers that the snapshot inherits. extents are those of own, without layer numbers, and valid by
-// memlayer.CheckSaved. If ctx ends, the copying stops with its error.
+// Memory finishes own, the file of a new snapshot's memory layer, which holds the pages written
+// over the snapshot parent. To keep the map short it copies pages of the layers below into own; if
+// there are MaxDepth layers below, it copies all that own lacks, and nothing is inherited. It
+// returns the new snapshot's map and the layers that the snapshot inherits. extents describe own:
+// they have no layer numbers yet, and have passed memlayer.CheckSaved. If ctx ends, Memory stops
+// copying and returns ctx's error.
 func Memory(ctx context.Context, own *os.File, extents []vm.Extent, parent *store.Lease) ([]vm.Extent, []snapshot.File,
 	error) {
 	lower, layers := parent.Extents(), parent.Layers()

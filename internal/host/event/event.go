@@ -71,11 +71,13 @@ type Ring struct {
 // 2000 events, of some 300 bytes each.
 const DefaultSize = 4096
 
-// maxBytes bounds the memory of a ring's events, whatever its length: clients choose their labels,
-// and guests some of their details. The latest event is always kept.
+// maxBytes bounds the memory of a ring's events. The number of events alone does not bound it,
+// because clients choose an event's labels, and guests sometimes its detail. The latest event is
+// always kept.
 const maxBytes = 4 << 20
 
-// size returns the approximate memory of an event, in bytes, with a map of labels of its own.
+// size returns the approximate memory of an event, in bytes, assuming that its map of labels is not
+// shared.
 func (e *Event) size() int {
 	const event, label = 160, 64
 	n := event + len(e.Sandbox) + len(e.Snapshot) + len(e.Reason) + len(e.Detail)

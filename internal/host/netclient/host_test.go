@@ -26,7 +26,7 @@ func TestParseResolvConf(t *testing.T) {
 	}
 }
 
-// The own addresses in the configuration are those of the host, and no others.
+// Config.Own contains the addresses of the host, and resolvers that are given replace the host's.
 func TestHostConfig(t *testing.T) {
 	own := hostConfig(nil, Proxy{}, netproto.Config{}).Own
 	if !reflect.DeepEqual(hostConfig([]netip.AddrPort{netip.MustParseAddrPort("9.9.9.9:53")}, Proxy{},

@@ -14,8 +14,8 @@ import (
 // no limit.
 type Prefix string
 
-// prefixForm allows neither '.' nor an inner '/'. So no prefix is the beginning of another, and no
-// prefix of tags is either.
+// prefixForm allows neither '.' nor an inner '/'. So no prefix is the beginning of another. The
+// same holds for the tag prefixes that Tags makes of them, such as "team-a.".
 var prefixForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,30}/$`)
 
 // ParsePrefix checks a prefix that will be a limit.

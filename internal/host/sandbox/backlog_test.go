@@ -9,9 +9,9 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// A branch that finds no room in RAM waits, without taking a place of the host. It ends its wait when
-// there is room, when its client leaves, or when its sandbox is deleted. Suspensions and disk-only
-// branches do not wait.
+// A branch that finds no room in RAM waits, and does not occupy one of the host's places for
+// branches meanwhile. It ends its wait when there is room, when its client leaves, or when its
+// sandbox is deleted. Suspensions and disk-only branches do not wait.
 func TestBranchesWaitForRoomInRAM(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

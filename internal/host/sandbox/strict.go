@@ -8,7 +8,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
-// SetStrict changes how later rollbacks and resumptions of a sandbox handle an agent's findings.
+// SetStrict changes what later rollbacks and resumptions of a sandbox do if the agent finds
+// programs that repeat random numbers.
 func (m *Manager) SetStrict(ctx context.Context, id string, strict unique.Strict) error {
 	if err := strict.Check(); err != nil || strict == unique.AsBefore {
 		return err

@@ -16,7 +16,7 @@ type Strict string
 // Values of Strict.
 const (
 	AsBefore Strict = ""       // keep the setting of the sandbox, or of the snapshot that it is forked from
-	Report   Strict = "report" // hand it out, and name them in Info.Unique
+	Report   Strict = "report" // hand the sandbox out, and name the programs in Info.Unique
 	Refuse   Strict = "strict" // make its fork, rollback or resumption fail with an *Error
 )
 

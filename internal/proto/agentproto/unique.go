@@ -68,8 +68,8 @@ func appendGenerators(b []byte, list []Generator) []byte {
 	return b
 }
 
-// ParseAnswer parses an answer of AppendAnswer or AppendUnique without its length. text is the
-// agent's error; err means that the answer is malformed.
+// ParseAnswer parses body, an answer made by AppendAnswer or AppendUnique; the length before it has
+// been removed. text is the agent's error; err means that the answer is malformed.
 func ParseAnswer(body []byte) (u *Unique, text string, err error) {
 	if len(body) == 0 || body[0] != reported {
 		return nil, string(body), nil

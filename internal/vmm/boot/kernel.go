@@ -16,8 +16,8 @@ type kernel struct {
 	header     []byte       // setup header from offSetupSects on; nil for a vmlinux
 }
 
-// minBootProtocol is the first version with xloadflags in the header, which say whether the kernel
-// has a 64-bit entry (2.12).
+// minBootProtocol is 2.12, the first version whose header has xloadflags. They say whether the
+// kernel has a 64-bit entry.
 const minBootProtocol = 0x020c
 
 // Bits of the setup header.

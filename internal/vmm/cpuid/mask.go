@@ -69,8 +69,8 @@ func maskXSAVE(c *Entry) {
 // processor of the same vendor has had since Intel Skylake-SP and AMD Zen (both 2017), with current
 // microcode. A bit that only one vendor has is listed if all processors of that vendor since then
 // have it. A bit is excluded if one of the vendors introduced it later (ERMS, PCID and SHA).
-// AVX-512, AMX, TSX, XSAVES and the TSC's frequency leaves are also excluded, and
-// IA32_ARCH_CAPABILITIES, so that the guest assumes the vulnerabilities of any host.
+// AVX-512, AMX, TSX, XSAVES and the TSC's frequency leaves are also excluded.
+// IA32_ARCH_CAPABILITIES is excluded so that the guest assumes the vulnerabilities of any host.
 const (
 	portable1ECX = 1<<0 | 1<<1 | 1<<9 | 1<<12 | 1<<13 | // sse3 pclmulqdq ssse3 fma cx16
 		1<<19 | 1<<20 | 1<<21 | 1<<22 | 1<<23 | 1<<24 | 1<<25 | // sse4_1 sse4_2 x2apic movbe popcnt tsc_deadline aes

@@ -87,8 +87,8 @@ type Stater interface {
 	Save(w *codec.Writer)
 
 	// Restore reads the state that Save wrote, in a device that has just been created or reset. It
-	// refuses state of another version, or of a device with another configuration. If the saved
-	// driver had started its device, Activate follows.
+	// refuses state of another version, or of a device with another configuration. If the driver
+	// had started the device when it was saved, Activate is called next.
 	Restore(r *codec.Reader) error
 }
 

@@ -45,7 +45,7 @@ type arena struct {
 // Words of page 0.
 const (
 	wordMark = iota // a number that the driver sets
-	wordHot         // each writer uses only its first units, so many; 0: all
+	wordHot         // how many of its units each writer uses, from the first one; 0: all
 	wordRest        // pause of a writer after every write, in microseconds
 )
 

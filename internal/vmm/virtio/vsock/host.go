@@ -105,7 +105,7 @@ func (d *Device) accept() error {
 		}
 		c := &conn{fd: fd}
 		d.byFD[int32(fd)] = c
-		// Usually the line has already arrived. Otherwise handshake arms the poller.
+		// Usually the client's first line has already arrived. Otherwise handshake arms the poller.
 		if err := d.handshake(c); err != nil {
 			return err
 		}
