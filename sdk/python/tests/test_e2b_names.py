@@ -183,6 +183,6 @@ def test_methods_are_what_they_were() -> None:
     )
     assert inspect.iscoroutinefunction(forkd.AsyncSandbox.create)
     assert list(inspect.signature(forkd.Sandbox.rollback).parameters) == ["self", "to", "unique"]
-    assert forkd.Sandbox.pause.__doc__ == "Stops it where it is."
+    assert forkd.Sandbox.pause.__doc__ == "Pauses the sandbox."
     with pytest.raises(TypeError, match="unexpected keyword argument 'nonsense'"):
         forkd.Sandbox.connect("sb-a", nonsense=1)  # type: ignore[call-arg]

@@ -75,7 +75,8 @@ def registry_auth_of(auth: Mapping[str, Mapping[str, str]] | None) -> dict[str, 
     for host, fields in auth.items():
         where = f"registry_auth[{host!r}]"
         if not isinstance(fields, Mapping) or not fields or any(name not in AUTH_FIELDS for name in fields):
-            raise bad(where, f"want a mapping with {', '.join(AUTH_FIELDS[:2])}, or with {' or '.join(AUTH_FIELDS[2:])}")
+            fields_of = f"{', '.join(AUTH_FIELDS[:2])}, or with {' or '.join(AUTH_FIELDS[2:])}"
+            raise bad(where, f"want a mapping with {fields_of}")
         out[_args.text("registry_auth", host)] = {name: _args.text(where, value) for name, value in fields.items()}
     return out
 

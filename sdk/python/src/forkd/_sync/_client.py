@@ -150,8 +150,8 @@ class Client:
 
         target is a stage, build_args are values of ARG instructions, and secrets, by id, are for commands that
         ask for them by RUN --mount=type=secret. registry_auth has credentials for registries of images, by host:
-        {"ghcr.io": {"username": "me", "password": "…"}}; the daemon keeps them for this build only. no_cache does all steps again. vcpus, memory_mib and disk_mib
-        are for a VM that is made from an image.
+        {"ghcr.io": {"username": "me", "password": "…"}}; the daemon keeps them for this build only. no_cache does all
+        steps again. vcpus, memory_mib and disk_mib are for a VM that is made from an image.
 
         on_progress is called with a BuildPlan, then with BuildSteps and BuildOutputs (forkd.types). If a
         step fails, BuildFailed contains the step and the end of its output. Cancelling this call ends the
