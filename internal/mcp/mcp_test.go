@@ -17,10 +17,6 @@ import (
 	"github.com/forkd/forkd/internal/mcp"
 )
 
-// agentDirEnv makes the test binary run as the agent of a guest, which is an ordinary process. Its
-// value is the directory of the sockets.
-const agentDirEnv = "FORKD_TEST_AGENT_DIR"
-
 // The tools that models see are those of the documentation. Each has schemas of both sides, an
 // explanation of every argument that needs one, and hints. There are at most 16 in addition to
 // those of forkd 0.5.

@@ -3,8 +3,6 @@ package mcp_test
 import (
 	"context"
 	"encoding/json"
-	"os"
-	"os/exec"
 	"strings"
 	"testing"
 
@@ -17,25 +15,12 @@ import (
 	"github.com/forkd/forkd/internal/mcp"
 )
 
-func TestMain(m *testing.M) {
-	if dir := os.Getenv(agentDirEnv); dir != "" {
-		os.Exit(agent.Main([]string{"-listen-dir", dir}, os.Stderr))
-	}
-	os.Exit(m.Run())
-}
+func TestMain(m *testing.M) { apirig.Main(m, agent.Main) }
 
 // start serves the API over sandboxes that are processes, with a snapshot "a.b".
 func start(t *testing.T, tokens ...auth.Token) *apirig.Rig {
 	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	rig := apirig.Start(t, apirig.Options{Tokens: tokens, Agent: func(dir string) *exec.Cmd {
-		cmd := exec.Command(self)
-		cmd.Env = append(os.Environ(), agentDirEnv+"="+dir)
-		return cmd
-	}})
+	rig := apirig.Start(t, apirig.Options{Tokens: tokens, Agent: apirig.SelfAgent})
 	if _, err := rig.Bake(t.Context(), rig.Parent); err != nil {
 		t.Fatal(err)
 	}

@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"net/url"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -18,14 +17,7 @@ import (
 	"github.com/forkd/forkd/internal/guest/agent"
 )
 
-const agentDirEnv = "FORKD_TEST_AGENT_DIR" // makes the test binary an agent; see package v1's tests
-
-func TestMain(m *testing.M) {
-	if dir := os.Getenv(agentDirEnv); dir != "" {
-		os.Exit(agent.Main([]string{"-listen-dir", dir}, os.Stderr))
-	}
-	os.Exit(m.Run())
-}
+func TestMain(m *testing.M) { apirig.Main(m, agent.Main) }
 
 // rig is an API with a template.
 type rig struct {
@@ -41,15 +33,7 @@ func start(t *testing.T) *rig {
 
 func startWith(t *testing.T, o apirig.Options) *rig {
 	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	o.Agent = func(dir string) *exec.Cmd {
-		cmd := exec.Command(self)
-		cmd.Env = append(os.Environ(), agentDirEnv+"="+dir)
-		return cmd
-	}
+	o.Agent = apirig.SelfAgent
 	r := &rig{t: t, key: apiKey, Rig: apirig.Start(t, o)}
 	if _, err := r.Bake(t.Context(), r.Parent); err != nil {
 		t.Fatal(err)

@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -28,16 +27,7 @@ import (
 	"github.com/forkd/forkd/internal/guest/agent"
 )
 
-// agentDirEnv is the variable that makes the test binary a guest's agent, as an ordinary process.
-// Its value is the directory of sockets.
-const agentDirEnv = "FORKD_TEST_AGENT_DIR"
-
-func TestMain(m *testing.M) {
-	if dir := os.Getenv(agentDirEnv); dir != "" {
-		os.Exit(agent.Main([]string{"-listen-dir", dir}, os.Stderr))
-	}
-	os.Exit(m.Run())
-}
+func TestMain(m *testing.M) { apirig.Main(m, agent.Main) }
 
 func start(t *testing.T, tokens ...auth.Token) *apirig.Rig {
 	t.Helper()
@@ -46,15 +36,7 @@ func start(t *testing.T, tokens ...auth.Token) *apirig.Rig {
 
 func startWith(t *testing.T, limits face.Limits, tokens ...auth.Token) *apirig.Rig {
 	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	rig := apirig.Start(t, apirig.Options{Tokens: tokens, Limits: limits, Agent: func(dir string) *exec.Cmd {
-		cmd := exec.Command(self)
-		cmd.Env = append(os.Environ(), agentDirEnv+"="+dir)
-		return cmd
-	}})
+	rig := apirig.Start(t, apirig.Options{Tokens: tokens, Limits: limits, Agent: apirig.SelfAgent})
 	if _, err := rig.Bake(t.Context(), rig.Parent); err != nil {
 		t.Fatal(err)
 	}

@@ -58,7 +58,7 @@ func TestAnEmptyAnswerFailsTheStep(t *testing.T) {
 	r := apirig.Start(t, apirig.Options{Agent: func(dir string) *exec.Cmd {
 		cmd := exec.Command("unshare", "-m", "--propagation", "private", "/bin/bash", "-c",
 			`mount --bind "$0" /bin/dash && exec "$1"`, sh, self)
-		cmd.Env = append(os.Environ(), agentDirEnv+"="+dir)
+		cmd.Env = append(os.Environ(), apirig.AgentDirEnv+"="+dir)
 		return cmd
 	}})
 	if _, err := r.Bake(t.Context(), r.Parent); err != nil {

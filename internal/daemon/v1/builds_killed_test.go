@@ -122,7 +122,7 @@ func TestMortalDaemon(t *testing.T) {
 			t.Error(err)
 		}
 		cmd := exec.Command(self)
-		cmd.Env = append(os.Environ(), agentDirEnv+"="+sockets, mortalDirEnv+"=")
+		cmd.Env = append(os.Environ(), apirig.AgentDirEnv+"="+sockets, mortalDirEnv+"=")
 		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 		return cmd
 	}})

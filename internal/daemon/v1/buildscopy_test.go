@@ -43,7 +43,7 @@ func TestCopyFromAHostileStageStaysInItsTarget(t *testing.T) {
 	r := apirig.Start(t, apirig.Options{Agent: func(dir string) *exec.Cmd {
 		cmd := exec.Command("unshare", "-m", "--propagation", "private", "/bin/bash", "-c",
 			`mount --bind "$0" "$(readlink -f "$2")" && exec "$1"`, fake, self, tar)
-		cmd.Env = append(os.Environ(), agentDirEnv+"="+dir)
+		cmd.Env = append(os.Environ(), apirig.AgentDirEnv+"="+dir)
 		return cmd
 	}})
 	if _, err := r.Bake(t.Context(), r.Parent); err != nil {

@@ -6,7 +6,6 @@ import (
 	"io"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -22,29 +21,12 @@ import (
 
 const token = apirig.Token
 
-// agentDirEnv is the variable that makes the test binary a guest's agent, as an ordinary process.
-// Its value is the directory of sockets.
-const agentDirEnv = "FORKD_TEST_AGENT_DIR"
-
-func TestMain(m *testing.M) {
-	if dir := os.Getenv(agentDirEnv); dir != "" {
-		os.Exit(agent.Main([]string{"-listen-dir", dir}, os.Stderr))
-	}
-	os.Exit(m.Run())
-}
+func TestMain(m *testing.M) { apirig.Main(m, agent.Main) }
 
 // start starts the API with sandboxes that are processes.
 func start(t *testing.T, o apirig.Options) *apirig.Rig {
 	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	o.Agent = func(dir string) *exec.Cmd {
-		cmd := exec.Command(self)
-		cmd.Env = append(os.Environ(), agentDirEnv+"="+dir)
-		return cmd
-	}
+	o.Agent = apirig.SelfAgent
 	return apirig.Start(t, o)
 }
 
