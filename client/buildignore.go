@@ -40,7 +40,7 @@ func checkPattern(p string) error {
 	if err != nil || len(m.Patterns()) == 0 {
 		return err
 	}
-	// Compile the pattern without its exclamation mark. One that still begins with a mark is not checked.
+	// Compile the pattern without its exclamation mark. A pattern with a second mark is not checked.
 	if p = m.Patterns()[0].String(); strings.HasPrefix(strings.TrimSpace(p), "!") {
 		return nil
 	}

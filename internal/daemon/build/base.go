@@ -74,7 +74,7 @@ func imageBase(req Request, name, digest string) plan.Base {
 // Begin resolves the base of a build without a Dockerfile. from has the name of an image or of a
 // snapshot. Begin makes a snapshot if from is an image, or a snapshot whose machine is to have
 // another size. It reads the settings in a guest. Their user is userElse, if the guest has that
-// account and no default user of its own. For an admin the snapshot must be one that FROM accepts.
+// account and no default user of its own. For an admin, FROM must accept the snapshot.
 func (b *Builder) Begin(ctx context.Context, req Request, from plan.Base, userElse string, o Observer) (plan.Base,
 	dockerfile.Config, error) {
 	name := from.Image

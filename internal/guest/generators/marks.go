@@ -92,8 +92,8 @@ func (s *search) readMarks(path string) (m marks, err error) {
 	return m, nil
 }
 
-// readPart reads a part of a file in steps, each with the last bytes of the one before. It ends at
-// the end of the file.
+// readPart reads a part of a file in steps, or up to the end of the file. It searches the bytes of
+// each step together with the last bytes of the previous step.
 func (s *search) readPart(fd int, part span, m *marks) error {
 	const overlap = 256 // no mark is longer
 	memory, chunk := s.chunk, s.chunk[pageSize:]

@@ -233,7 +233,7 @@ func isEmpty(t *testing.T, dir string) bool {
 }
 
 // A disk-only snapshot that was published, and could not be moved out of staging, survives a
-// restart. One that was not complete is removed.
+// restart. An incomplete snapshot is removed.
 func TestPublishedDiskOnlySnapshotIsKept(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)

@@ -57,7 +57,7 @@ func Server(r io.Reader) (Seen, error) {
 	return seen, t.failure()
 }
 
-// maxLines bounds the lines of a request, most of which are headers. A short line takes twenty
+// maxLines bounds the lines of a request, which are mostly headers. A short line takes twenty
 // times its bytes when it is parsed. Browsers send thirty lines.
 const maxLines = 256
 

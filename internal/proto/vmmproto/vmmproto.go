@@ -255,7 +255,7 @@ func parseRanges(r *codec.Reader) []vm.Range {
 func (m *Written) Append(w *codec.Writer) { appendRanges(w, m.Ranges) }
 
 // Parse decodes m. It refuses more than MaxWritten pages, or pages that are not in ascending order,
-// because the daemon passes the pages on to the VMMs of other sandboxes, each of which copies them.
+// because the daemon passes the pages on to the VMMs of other sandboxes, and each VMM copies them.
 func (m *Written) Parse(r *codec.Reader) error {
 	m.Ranges = parseRanges(r)
 	pages, end := uint64(0), uint64(0)

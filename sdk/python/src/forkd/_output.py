@@ -55,7 +55,7 @@ class CommandResult(_Ended):
     signal: str | None = None
     """The name of the signal that ended it, such as SIGKILL."""
     truncated: bool = False
-    """An output had more than 64 MiB, of which the result has the beginning."""
+    """An output had more than 64 MiB. The result has the beginning of the output."""
     error: str | None = None
     """What went wrong, in words; None if the command exited by itself."""
 

@@ -395,7 +395,8 @@ class SnapshotInfo(Record):
     sandbox_id: str | None = None
     """the branched sandbox; this and the following fields are present for branches only"""
     after: str | None = None
-    """the previous snapshot of the sandbox; absent: the one that it ran from, or a deleted one"""
+    """the previous snapshot of the sandbox; absent: the snapshot that the sandbox ran from, or a deleted
+    snapshot"""
     mode: str | None = None
     """disk: without memory"""
     fallback_reason: str | None = None
@@ -457,7 +458,8 @@ class Baked(Record):
     sandbox_id: str | None = None
     """the branched sandbox; this and the following fields are present for branches only"""
     after: str | None = None
-    """the previous snapshot of the sandbox; absent: the one that it ran from, or a deleted one"""
+    """the previous snapshot of the sandbox; absent: the snapshot that the sandbox ran from, or a deleted
+    snapshot"""
     mode: str | None = None
     """disk: without memory"""
     fallback_reason: str | None = None
@@ -527,7 +529,8 @@ class SnapshotInfoDetail(Record):
     sandbox_id: str | None = None
     """the branched sandbox; this and the following fields are present for branches only"""
     after: str | None = None
-    """the previous snapshot of the sandbox; absent: the one that it ran from, or a deleted one"""
+    """the previous snapshot of the sandbox; absent: the snapshot that the sandbox ran from, or a deleted
+    snapshot"""
     mode: str | None = None
     """disk: without memory"""
     fallback_reason: str | None = None
@@ -1313,9 +1316,9 @@ class Event(Record):
     type: str = ""
     """more may be added"""
     sandbox_id: str | None = None
-    """the event's sandbox, or the one that the snapshot was branched from"""
+    """the event's sandbox, or the source of the event's snapshot"""
     snapshot_tag: str | None = None
-    """the event's snapshot, or the one that the sandbox runs from"""
+    """the event's snapshot, or the snapshot that the sandbox runs from"""
     reason: str | None = None
     """what was done, or how the sandbox exited, as one word"""
     detail: str | None = None

@@ -186,7 +186,7 @@ export interface components {
             labels?: components["schemas"]["Labels"];
             /** @description the branched sandbox; this and the following fields are present for branches only */
             sandbox_id?: string;
-            /** @description the previous snapshot of the sandbox; absent: the one that it ran from, or a deleted one */
+            /** @description the previous snapshot of the sandbox; absent: the snapshot that the sandbox ran from, or a deleted snapshot */
             after?: string;
             /**
              * @description disk: without memory
@@ -927,9 +927,9 @@ export interface components {
              * @enum {string}
              */
             type: "sandbox.created" | "sandbox.adopted" | "sandbox.running" | "sandbox.paused" | "sandbox.suspended" | "sandbox.restoring" | "sandbox.exited" | "sandbox.labels" | "sandbox.deleted" | "snapshot.created" | "snapshot.persisted" | "snapshot.failed" | "snapshot.deleted" | "missed";
-            /** @description the event's sandbox, or the one that the snapshot was branched from */
+            /** @description the event's sandbox, or the source of the event's snapshot */
             sandbox_id?: string;
-            /** @description the event's snapshot, or the one that the sandbox runs from */
+            /** @description the event's snapshot, or the snapshot that the sandbox runs from */
             snapshot_tag?: string;
             /** @description what was done, or how the sandbox exited, as one word */
             reason?: string;
