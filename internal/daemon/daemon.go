@@ -119,9 +119,9 @@ func serve(ctx context.Context, log *slog.Logger, handler http.Handler, listener
 // newServer returns a server that closes a connection that is idle for the time idle, or whose
 // client does not receive an answer within the time answer.
 func newServer(handler http.Handler, log *slog.Logger, idle, answer time.Duration) *http.Server {
-	server := &http.Server{Handler: fewHeaders(timed(handler, answer)), ReadHeaderTimeout: headerTimeout,
+	server := &http.Server{Handler: placing(fewHeaders(timed(handler, answer))), ReadHeaderTimeout: headerTimeout,
 		IdleTimeout: idle, MaxHeaderBytes: maxHeaders,
-		ConnContext: auth.WithPeer, ErrorLog: errorLog(log), Protocols: new(http.Protocols),
+		ConnContext: withConn, ErrorLog: errorLog(log), Protocols: new(http.Protocols),
 		HTTP2: &http.HTTP2Config{MaxConcurrentStreams: maxHTTP2, MaxReceiveBufferPerStream: maxWindow,
 			WriteByteTimeout: answer}}
 	server.Protocols.SetHTTP1(true)

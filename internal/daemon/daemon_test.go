@@ -13,6 +13,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/forkd/forkd/internal/daemon/auth"
 )
 
 func TestDefaults(t *testing.T) {
@@ -115,7 +117,11 @@ func TestConnectionsAreLimited(t *testing.T) {
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	served := make(chan struct{}, 3)
-	handler := http.HandlerFunc(func(http.ResponseWriter, *http.Request) { served <- struct{}{} })
+	handler := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		auth.Identified(r.Context())
+		served <- struct{}{}
+		<-r.Context().Done() // until the client leaves
+	})
 	done := make(chan error, 1)
 	go func() { done <- serve(ctx, slog.New(slog.DiscardHandler), handler, []net.Listener{l}, 2) }()
 	var conns []net.Conn
@@ -137,6 +143,9 @@ func TestConnectionsAreLimited(t *testing.T) {
 	}
 	conns[0].Close()
 	<-served
+	for _, c := range conns {
+		c.Close()
+	}
 	stop()
 	if err := <-done; err != nil {
 		t.Error(err)

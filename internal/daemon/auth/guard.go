@@ -44,6 +44,22 @@ func (p Principal) Need(want Scope) error {
 	return nil
 }
 
+type identifiedKey struct{}
+
+// OnIdentified returns a context for a request that calls known when the client of the request has
+// been identified, perhaps more than once.
+func OnIdentified(ctx context.Context, known func()) context.Context {
+	return context.WithValue(ctx, identifiedKey{}, known)
+}
+
+// Identified tells the function given to OnIdentified that the client of a request is known, or is a
+// stranger who has a place of those for strangers.
+func Identified(ctx context.Context) {
+	if known, ok := ctx.Value(identifiedKey{}).(func()); ok {
+		known()
+	}
+}
+
 // Guard identifies the client of a request. A nil *Guard gives every client all rights.
 type Guard struct {
 	Tokens *Tokens    // nil: no token is required
@@ -64,6 +80,14 @@ func (g *Guard) Identify(r *http.Request) (Principal, error) { return g.Identify
 // IdentifyBy is Identify for a token that was sent in another way, such as the API keys of E2B's
 // clients. A token that is present must be valid, whatever the connection proves.
 func (g *Guard) IdentifyBy(r *http.Request, token string) (Principal, error) {
+	who, err := g.identify(r, token)
+	if err == nil {
+		Identified(r.Context())
+	}
+	return who, err
+}
+
+func (g *Guard) identify(r *http.Request, token string) (Principal, error) {
 	if g == nil {
 		return Principal{Who: owner.Anyone, Scope: Admin}, nil
 	}

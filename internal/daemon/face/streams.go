@@ -99,6 +99,7 @@ func (f *Face) useStream(w http.ResponseWriter, r *http.Request, kind string, ro
 		return false, err
 	}
 	defer leave()
+	auth.Identified(r.Context())
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	defer context.AfterFunc(f.Stopping, cancel)()
