@@ -224,9 +224,10 @@ def prove(name: str, promises: Callable[[list[Sandbox]], None]) -> str:
             f"{sorted(answered)[1]:.2f} s; an idle fork has {idle / 1024:.1f} MiB of its own")
 
 
-lines = []
-for chosen in os.environ.get("RECIPES", "").split() or CASES:
-    line = report.case(chosen, lambda: prove(chosen, CASES[chosen]))
-    lines += [line] if line else []
-print("\n".join(lines), flush=True)
+chosen = os.environ.get("RECIPES", "").split() or list(CASES)
+if unknown := set(chosen) - set(CASES):
+    raise SystemExit(f"RECIPES: {', '.join(sorted(unknown))}: want names of {', '.join(CASES)}")
+for name in chosen:
+    line = report.case(name, lambda: prove(name, CASES[name]))
+    print(line or f"{name}: no figures", flush=True)
 report.finish()
