@@ -51,7 +51,7 @@ func (a *Server) buildStatus(w http.ResponseWriter, r *http.Request) error {
 	for _, e := range b.Log.From(offset, maxEntries) {
 		out.Entries = append(out.Entries, entryOf(e))
 	}
-	return writeJSON(w, http.StatusOK, out)
+	return face.WriteJSON(w, r, http.StatusOK, out)
 }
 
 func entryOf(e template.Entry) buildEntry { return buildEntry{e.Time, e.Level, e.Message, e.Step} }
@@ -77,7 +77,7 @@ func (a *Server) buildLogs(w http.ResponseWriter, r *http.Request) error {
 			out = append(out, entryOf(e))
 		}
 	}
-	return writeJSON(w, http.StatusOK, map[string]any{"logs": out})
+	return face.WriteJSON(w, r, http.StatusOK, map[string]any{"logs": out})
 }
 
 // logQuery selects a part of a log.

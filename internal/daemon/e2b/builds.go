@@ -113,8 +113,8 @@ func (a *Server) requestBuild(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return writeJSON(w, http.StatusAccepted, map[string]any{"templateID": ask.Template, "buildID": b.ID, "public": false,
-		"names": []string{ask.Template}, "aliases": []string{ask.Template}, "tags": []string{onlyTag}})
+	return face.WriteJSON(w, r, http.StatusAccepted, map[string]any{"templateID": ask.Template, "buildID": b.ID,
+		"public": false, "names": []string{ask.Template}, "aliases": []string{ask.Template}, "tags": []string{onlyTag}})
 }
 
 // findBuild returns the caller's build with the given id or, if id is empty, the caller's pending

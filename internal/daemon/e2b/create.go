@@ -149,7 +149,7 @@ func (a *Server) createAs(w http.ResponseWriter, r *http.Request, def time.Durat
 	}
 	made := result.Sandboxes[0]
 	audit.From(r.Context()).Sandboxes = []string{made.ID}
-	return writeJSON(w, http.StatusCreated, a.createdOf(made))
+	return face.WriteJSON(w, r, http.StatusCreated, a.createdOf(made))
 }
 
 // tagOf returns the tag of the snapshot for a template's id or name. E2B's names may have a tag;

@@ -246,10 +246,10 @@ func (a *Server) failData(w http.ResponseWriter, r *http.Request, route inbound.
 	)
 	switch {
 	case errors.As(err, &unknown), errors.As(err, &state), errors.As(err, &cut):
-		_ = writeJSON(w, http.StatusBadGateway, goneBody{SandboxID: route.ID, Message: "The sandbox was not found",
+		_ = face.WriteJSON(w, r, http.StatusBadGateway, goneBody{SandboxID: route.ID, Message: "The sandbox was not found",
 			Code: http.StatusBadGateway})
 	case errors.As(err, &refused) && refused.Code == agentclient.CodeRefused:
-		_ = writeJSON(w, http.StatusBadGateway, goneBody{SandboxID: route.ID,
+		_ = face.WriteJSON(w, r, http.StatusBadGateway, goneBody{SandboxID: route.ID,
 			Message: "The sandbox is running but port is not open", Port: route.Port, Code: http.StatusBadGateway})
 	case strings.HasPrefix(r.URL.Path, "/execute"), strings.HasPrefix(r.URL.Path, "/contexts"):
 		http.Error(w, fmt.Sprint(err), bodyOf(err).Code) // the code interpreter's errors are plain text

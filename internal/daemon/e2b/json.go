@@ -39,7 +39,11 @@ func writeError(w http.ResponseWriter, err error) {
 	if body.Code == http.StatusTooManyRequests || body.Code == http.StatusServiceUnavailable {
 		w.Header().Set("Retry-After", retryAfter)
 	}
-	_ = writeJSON(w, body.Code, body)
+	p, _ := json.Marshal(body) // a number and a text
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Content-Length", strconv.Itoa(len(p)))
+	w.WriteHeader(body.Code)
+	_, _ = w.Write(p) // the client has gone if this fails
 }
 
 // retryAfter is when the SDKs may ask again, in seconds. By then a sandbox has usually ended.
@@ -65,18 +69,6 @@ func readJSON(w http.ResponseWriter, r *http.Request, v any) error {
 	if err := json.Unmarshal(body, v); err != nil {
 		return face.BadRequest("request body: %v", err)
 	}
-	return nil
-}
-
-func writeJSON(w http.ResponseWriter, status int, v any) error {
-	p, err := json.Marshal(v)
-	if err != nil {
-		return err
-	}
-	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("Content-Length", strconv.Itoa(len(p)))
-	w.WriteHeader(status)
-	_, _ = w.Write(p) // the client has gone if this fails
 	return nil
 }
 

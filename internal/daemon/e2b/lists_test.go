@@ -132,6 +132,37 @@ func TestBodiesShareTheMemory(t *testing.T) {
 	r.create(`{"templateID":"a.b","metadata":{"note":"` + strings.Repeat("x", 10<<10) + `"}}`)
 }
 
+// A large answer counts in the shared memory until its client has received it, with and without an
+// Idempotency-Key.
+func TestAnswersShareTheMemory(t *testing.T) {
+	r := startWith(t, apirig.Options{Limits: face.Limits{Memory: 1 << 20}})
+	b := r.create(`{"templateID":"a.b"}`)
+	for _, v := range r.VMs.All() {
+		v.Print(strings.Repeat(strings.Repeat("x", 59)+"\n", 1000))
+	}
+	const most = 8 // answers of more than 200 KiB; without 64 KiB of each, they fill three quarters of the memory
+	for n := 0; ; n++ {
+		answer := httptest.NewRecorder()
+		stuck := stuckWriter{answer, make(chan bool, 1), make(chan bool)}
+		done := make(chan bool)
+		go func() {
+			req := httptest.NewRequest("GET", "/sandboxes/"+b.ID+"/logs", nil)
+			req.Header.Set("Authorization", "Bearer "+apirig.Token)
+			r.Server.Config.Handler.ServeHTTP(stuck, req)
+			close(done)
+		}()
+		defer func() { <-done }()
+		defer close(stuck.end)
+		<-stuck.begun
+		if answer.Code == http.StatusServiceUnavailable && n > 1 {
+			return
+		}
+		if answer.Code != http.StatusOK || n > most {
+			t.Fatalf("answer %d that no client receives has status %d", n, answer.Code)
+		}
+	}
+}
+
 // Metadata chosen by clients cannot make a sandbox look like a build's sandbox, which lists omit
 // and the next daemon deletes.
 func TestMetadataMakesNoBuild(t *testing.T) {

@@ -60,7 +60,7 @@ func (a *Server) metrics(w http.ResponseWriter, r *http.Request) error {
 		}
 		out = append(out, m)
 	}
-	return writeJSON(w, http.StatusOK, out)
+	return face.WriteJSON(w, r, http.StatusOK, out)
 }
 
 // includesNow reports whether the time range of a query, in whole seconds of its client's clock,
@@ -100,7 +100,7 @@ func (a *Server) metricsOfMany(w http.ResponseWriter, r *http.Request) error {
 			}
 		}
 	}
-	return writeJSON(w, http.StatusOK, map[string]any{"sandboxes": out})
+	return face.WriteJSON(w, r, http.StatusOK, map[string]any{"sandboxes": out})
 }
 
 // measure reads a sandbox's metrics from its agent.
@@ -184,7 +184,7 @@ func (a *Server) logs(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return writeJSON(w, http.StatusOK, map[string]any{"logs": entries})
+	return face.WriteJSON(w, r, http.StatusOK, map[string]any{"logs": entries})
 }
 
 // logsV1 is logs in the older form, in which each line is an object. E2B's command line uses it.
@@ -205,5 +205,5 @@ func (a *Server) logsV1(w http.ResponseWriter, r *http.Request) error {
 		}
 		lines[n] = line{e.Timestamp, string(text)}
 	}
-	return writeJSON(w, http.StatusOK, map[string]any{"logs": lines, "logEntries": entries})
+	return face.WriteJSON(w, r, http.StatusOK, map[string]any{"logs": lines, "logEntries": entries})
 }

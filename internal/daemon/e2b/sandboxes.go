@@ -129,7 +129,7 @@ func (a *Server) info(w http.ResponseWriter, r *http.Request) error {
 	if d.State == paused {
 		d.PauseMode = "full"
 	}
-	return writeJSON(w, http.StatusOK, d)
+	return face.WriteJSON(w, r, http.StatusOK, d)
 }
 
 func (a *Server) kill(w http.ResponseWriter, r *http.Request) error {
@@ -209,7 +209,7 @@ func (a *Server) connectAs(w http.ResponseWriter, r *http.Request, ifRunning int
 	if err != nil {
 		return err
 	}
-	return writeJSON(w, status, a.createdOf(i))
+	return face.WriteJSON(w, r, status, a.createdOf(i))
 }
 
 // lengthens reports whether a sandbox has an end and e is later.

@@ -76,7 +76,7 @@ func (a *Server) fork(w http.ResponseWriter, r *http.Request) error {
 	for len(results) < count {
 		results = append(results, result{Error: &errorBody{http.StatusInternalServerError, "this copy did not start"}})
 	}
-	return writeJSON(w, http.StatusCreated, results)
+	return face.WriteJSON(w, r, http.StatusCreated, results)
 }
 
 // snapshotInfo describes a snapshot. Its id is its tag.
@@ -126,7 +126,7 @@ func (a *Server) createSnapshot(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return writeJSON(w, http.StatusCreated, snapshotInfo{made.Tag, []string{made.Tag}})
+	return face.WriteJSON(w, r, http.StatusCreated, snapshotInfo{made.Tag, []string{made.Tag}})
 }
 
 // listSnapshots answers with a page of the snapshots that were made of sandboxes, without those
@@ -153,7 +153,7 @@ func (a *Server) listSnapshots(w http.ResponseWriter, r *http.Request) error {
 	for n, i := range page {
 		out[n] = snapshotInfo{i.Tag, []string{i.Tag}}
 	}
-	return writeJSON(w, http.StatusOK, out)
+	return face.WriteJSON(w, r, http.StatusOK, out)
 }
 
 // templateInfo describes a snapshot as a template.
@@ -219,7 +219,7 @@ func (a *Server) template(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return writeJSON(w, http.StatusOK, templateOf(i))
+	return face.WriteJSON(w, r, http.StatusOK, templateOf(i))
 }
 
 // templatePart answers two routes of E2B that a ServeMux cannot distinguish: the template of a name
@@ -238,9 +238,10 @@ func (a *Server) templatePart(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	if id == "aliases" {
-		return writeJSON(w, http.StatusOK, map[string]any{"templateID": i.Tag, "public": false})
+		return face.WriteJSON(w, r, http.StatusOK, map[string]any{"templateID": i.Tag, "public": false})
 	}
-	return writeJSON(w, http.StatusOK, []map[string]any{{"tag": onlyTag, "buildID": noBuild, "createdAt": i.Created}})
+	return face.WriteJSON(w, r, http.StatusOK,
+		[]map[string]any{{"tag": onlyTag, "buildID": noBuild, "createdAt": i.Created}})
 }
 
 // deleteTemplate deletes a snapshot. Snapshots made of its sandboxes have links to the files that

@@ -37,7 +37,8 @@ func (a *Server) uploadLink(w http.ResponseWriter, r *http.Request) error {
 	if r.TLS != nil || r.Header.Get("X-Forwarded-Proto") == "https" {
 		link.Scheme = "https"
 	}
-	return writeJSON(w, http.StatusCreated, map[string]any{"present": a.Builder.Has(b, hash), "url": link.String()})
+	return face.WriteJSON(w, r, http.StatusCreated,
+		map[string]any{"present": a.Builder.Has(b, hash), "url": link.String()})
 }
 
 // uploadRoute is the pattern of a signed link.
