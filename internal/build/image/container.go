@@ -92,6 +92,7 @@ func envOf(list []string) map[string]string {
 // not store manifests above 4 MiB (OCI distribution spec, "Pushing Manifests").
 const (
 	maxRegistryManifest = 4 << 20
+	maxArchiveManifest  = 1 << 20 // of an archive of docker save: the names of the layers, and tags
 	maxConfigBytes      = 4 << 20
 	maxLayers           = 1000
 )
@@ -218,57 +219,74 @@ func (b *boundedBody) Read(p []byte) (int, error) {
 // openArchive opens an archive of docker save, and reports whether its layers are not compressed. The
 // library hides that: it decompresses layers without bounds, or compresses them.
 func openArchive(file string) (img v1.Image, plain bool, err error) {
-	if img, err = tarball.ImageFromPath(file, nil); err != nil {
+	if err := checkSize(file, "manifest.json", maxArchiveManifest); err != nil { // the library reads any size
 		return nil, false, err
 	}
 	manifest, err := tarball.LoadManifest(func() (io.ReadCloser, error) { return os.Open(file) })
-	if err != nil || len(manifest) != 1 || len(manifest[0].Layers) == 0 {
+	if err == nil && len(manifest) == 1 {
+		err = checkSize(file, manifest[0].Config, maxConfigBytes)
+	}
+	if err != nil {
+		return nil, false, err
+	}
+	if img, err = tarball.ImageFromPath(file, nil); err != nil || len(manifest[0].Layers) == 0 {
 		return img, true, err
 	}
 	layers := manifest[0].Layers
 	if len(layers) > maxLayers {
 		return nil, false, fmt.Errorf("the image has %d layers: at most %d are read", len(layers), maxLayers)
 	}
-	magic, err := startOf(file, layers[0]) // the library judges all layers by the first, too
+	magic, _, err := startOf(file, layers[0]) // the library judges all layers by the first, too
 	return img, compressionOf(magic) == plainLayer, err
 }
 
 // maxLinks is the maximum number of links from the name of a layer in an archive to its content.
 const maxLinks = 10
 
-// startOf returns the first bytes of a file in an archive. It follows links.
-func startOf(archive, name string) ([]byte, error) {
+// checkSize returns an error if a file in an archive has more than most bytes.
+func checkSize(archive, name string, most int64) error {
+	_, size, err := startOf(archive, name)
+	if err == nil && size > most {
+		err = fmt.Errorf("%.200s has %d bytes: at most %d are read", name, size, most)
+	}
+	return err
+}
+
+// startOf returns the first bytes and the size of a file in an archive. It follows links.
+func startOf(archive, name string) (start []byte, size int64, err error) {
 	for range maxLinks {
 		f, err := os.Open(archive)
 		if err != nil {
-			return nil, err
+			return nil, 0, err
 		}
-		start, link, err := startOrLink(tar.NewReader(f), name)
+		start, size, link, err := startOrLink(tar.NewReader(f), name)
 		f.Close()
 		if err != nil || link == "" {
-			return start, err
+			return start, size, err
 		}
 		name = path.Join(path.Dir(name), link)
 	}
-	return nil, fmt.Errorf("%s: too many links", name)
+	return nil, 0, fmt.Errorf("%s: too many links", name)
 }
 
-func startOrLink(in *tar.Reader, name string) (start []byte, link string, err error) {
+func startOrLink(in *tar.Reader, name string) (start []byte, size int64, link string, err error) {
 	for {
 		h, err := in.Next()
 		switch {
+		case errors.Is(err, io.EOF):
+			return nil, 0, "", fmt.Errorf("the archive has no file %.200q", name)
 		case err != nil:
-			return nil, "", fmt.Errorf("%s: %w", name, err)
+			return nil, 0, "", fmt.Errorf("%s: %w", name, err)
 		case path.Clean(h.Name) != path.Clean(name):
 		case h.Typeflag == tar.TypeSymlink || h.Typeflag == tar.TypeLink: // as the library reads both
-			return nil, h.Linkname, nil
+			return nil, 0, h.Linkname, nil
 		default:
 			start = make([]byte, magicBytes)
 			n, err := io.ReadFull(in, start)
 			if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 				err = nil
 			}
-			return start[:n], "", err
+			return start[:n], h.Size, "", err
 		}
 	}
 }
