@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	v1 "github.com/forkd/forkd/api/v1"
+	"github.com/forkd/forkd/internal/ignore"
 )
 
 // BuildContext is a directory whose files a build may copy, and its Dockerfile. The zero BuildContext has no
@@ -27,7 +28,7 @@ type BuildContext struct {
 
 	dir    string
 	root   *os.Root
-	ignore ignore
+	ignore ignore.Patterns
 }
 
 // defaultDockerfile is the path of a Dockerfile below its context.
@@ -214,11 +215,8 @@ func (c *BuildContext) Pack(out *tar.Writer) error {
 		if err != nil || rel == "." {
 			return err
 		}
-		left, err := c.ignore.out(rel)
-		switch {
-		case err != nil:
-			return err
-		case left && e.IsDir() && !c.ignore.exceptions():
+		switch left := c.ignore.Out(rel); {
+		case left && e.IsDir() && !c.ignore.Exceptions():
 			return fs.SkipDir
 		case left && e.IsDir():
 			p.omitted = append(p.above(rel), rel)
@@ -247,14 +245,15 @@ type packing struct {
 	bytes, names int64
 }
 
-// above returns the omitted directories that contain a path.
-func (p *packing) above(rel string) (dirs []string) {
-	for _, dir := range p.omitted {
-		if strings.HasPrefix(rel, dir+"/") {
-			dirs = append(dirs, dir)
+// above returns the omitted directories that contain a path. Later paths are in no other omitted
+// directories.
+func (p *packing) above(rel string) []string {
+	for n := len(p.omitted); n > 0; n-- {
+		if below, ok := strings.CutPrefix(rel, p.omitted[n-1]); ok && below[0] == '/' {
+			return p.omitted[:n]
 		}
 	}
-	return dirs
+	return nil
 }
 
 // count counts an entry, and returns an error above the bounds, which are the daemon's.

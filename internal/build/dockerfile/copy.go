@@ -10,7 +10,6 @@ import (
 	"strings"
 
 	"github.com/moby/buildkit/frontend/dockerfile/instructions"
-	"github.com/moby/patternmatcher"
 
 	"github.com/forkd/forkd/internal/build/plan"
 )
@@ -178,11 +177,11 @@ func (r *reader) stageSources(ctx context.Context, st *stage, c *instructions.Co
 func (r *reader) contextSources(patterns []string, flags copyFlags) ([]plan.Source, error) {
 	var leave *exclude
 	if len(flags.exclude) > 0 {
-		m, err := patternmatcher.New(flags.exclude)
+		patterns, err := NewIgnore(flags.exclude)
 		if err != nil {
 			return nil, fmt.Errorf("--exclude: %w", err)
 		}
-		leave = &exclude{m, len(flags.exclude), bytesOf(flags.exclude)}
+		leave = &exclude{patterns, len(flags.exclude), patterns.Size()}
 	}
 	var sources []plan.Source
 	for _, p := range patterns {
@@ -208,8 +207,8 @@ func (r *reader) contextSources(patterns []string, flags copyFlags) ([]plan.Sour
 
 // exclude are the patterns of --exclude of an instruction.
 type exclude struct {
-	*patternmatcher.PatternMatcher
-	patterns, bytes int
+	Ignore
+	patterns, size int
 }
 
 // checkSources refuses more names and patterns than an instruction, or all of them, may have.
@@ -236,13 +235,12 @@ func bytesOf(texts []string) (n int) {
 	return n
 }
 
-// patternUnit is how many bytes of a pattern count as one more comparison.
+// patternUnit is how many bytes, or steps, of a pattern count as one more comparison.
 const patternUnit = 64
 
-// compare counts comparisons of names of the build context with patterns. The patterns have this
-// many bytes in total.
-func (r *reader) compare(names, patterns, bytes int) error {
-	if r.compared += names * (patterns + bytes/patternUnit); r.compared > maxCompared {
+// compare counts comparisons of names of the build context with patterns of a total size.
+func (r *reader) compare(names, patterns, size int) error {
+	if r.compared += names * (patterns + size/patternUnit); r.compared > maxCompared {
 		return fmt.Errorf("the Dockerfile has too many patterns for a build context of %d files: name directories, "+
 			"or leave files out in .dockerignore", len(r.req.Files))
 	}
@@ -261,7 +259,8 @@ func (r *reader) matches(pattern string, deep bool) ([]int, error) {
 	if len(clean) > MaxPath {
 		return nil, fmt.Errorf("%.40s: the source has %d bytes: want at most %d", clean, len(clean), MaxPath)
 	}
-	var match func(name string) (bool, error)
+	var match func(name string) bool
+	size := len(clean)
 	switch {
 	case !strings.ContainsAny(clean, `*?[\`): // no pattern
 		if i, ok := r.search(clean); ok {
@@ -269,29 +268,26 @@ func (r *reader) matches(pattern string, deep bool) ([]int, error) {
 		}
 		return nil, noSuchFile(pattern)
 	case deep && strings.Contains(clean, "**"):
-		m, err := patternmatcher.New([]string{clean})
+		one, err := NewIgnore([]string{clean})
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", pattern, err)
 		}
-		match = m.MatchesOrParentMatches
+		match, size = one.Out, one.Size()
 	default:
-		match = func(name string) (bool, error) {
-			if name == clean {
-				return true, nil
-			}
-			return path.Match(clean, name)
+		if _, err := path.Match(clean, ""); err != nil {
+			return nil, fmt.Errorf("%s: %w", pattern, err)
+		}
+		match = func(name string) bool {
+			ok, _ := path.Match(clean, name) // the pattern is valid
+			return ok || name == clean
 		}
 	}
 	var found []int
-	if err := r.compare(len(r.req.Files), 1, len(clean)); err != nil {
+	if err := r.compare(len(r.req.Files), 1, size); err != nil {
 		return nil, err
 	}
 	for i := range r.req.Files {
-		ok, err := match(r.req.Files[i].Path)
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", pattern, err)
-		}
-		if ok {
+		if match(r.req.Files[i].Path) {
 			found = append(found, i)
 		}
 	}
@@ -373,14 +369,13 @@ func (r *reader) without(leave *exclude, i, own int, below []plan.File) (kept []
 		prefix = len(r.req.Files[i].Path) + 1
 	}
 	keep := func(f *plan.File, name string) error {
-		if err := r.compare(1, leave.patterns, leave.bytes); err != nil {
+		if err := r.compare(1, leave.patterns, leave.size); err != nil {
 			return err
 		}
-		out, err := leave.MatchesOrParentMatches(name)
-		if err == nil && !out {
+		if !leave.Out(name) {
 			kept = append(kept, *f)
 		}
-		return err
+		return nil
 	}
 	for ; i < own; i++ {
 		if err := keep(&r.req.Files[i], path.Base(r.req.Files[i].Path)); err != nil {

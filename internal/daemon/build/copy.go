@@ -192,7 +192,7 @@ func (g *guest) fetchFrom(ctx context.Context, step int, src *plan.Source, dir s
 		single = len(matches) == 1 && strings.HasPrefix(matches[0], "f") && src.Into == ""
 		to := staging{g, dir, src.Into, &links{}}
 		for _, m := range matches {
-			if out, err := leave.Out(path.Base(m)); strings.HasPrefix(m, "f") && (err != nil || out) {
+			if strings.HasPrefix(m, "f") && leave.Out(path.Base(m)) {
 				if single = false; err != nil {
 					return err
 				}

@@ -36,17 +36,11 @@ func filter(w io.Writer, archive io.Reader, leave dockerfile.Ignore, brought *li
 		if err != nil {
 			return fmt.Errorf("read the guest's archive: %w", err)
 		}
-		gone, err := isOut(leave, h.Name)
-		if err != nil {
-			return err
-		}
-		if gone {
+		if isOut(leave, h.Name) {
 			continue
 		}
-		if h.Typeflag == tar.TypeLink {
-			if gone, err = isOut(leave, h.Linkname); err != nil || gone {
-				return errors.Join(err, fmt.Errorf("%s is a hard link to %s, which --exclude leaves out", h.Name, h.Linkname))
-			}
+		if h.Typeflag == tar.TypeLink && isOut(leave, h.Linkname) {
+			return fmt.Errorf("%s is a hard link to %s, which --exclude leaves out", h.Name, h.Linkname)
 		}
 		if err := brought.add(h, below); err != nil {
 			return err
@@ -67,12 +61,9 @@ func filter(w io.Writer, archive io.Reader, leave dockerfile.Ignore, brought *li
 }
 
 // isOut reports whether an entry of an archive is excluded. The directory itself never is.
-func isOut(leave dockerfile.Ignore, name string) (bool, error) {
+func isOut(leave dockerfile.Ignore, name string) bool {
 	name = path.Clean("/" + name)[1:]
-	if name == "" {
-		return false, nil
-	}
-	return leave.Out(name)
+	return name != "" && leave.Out(name)
 }
 
 // links holds the paths of the symbolic links that a COPY has brought. The COPY unpacks its

@@ -21,7 +21,7 @@ const classes: Readonly<Record<string, readonly string[]>> = {
   s: ["\t\n", "\f\r", "  "],
 };
 const characters: Readonly<Record<string, string>> = { a: "\x07", f: "\f", n: "\n", r: "\r", t: "\t", v: "\v" };
-const places: Readonly<Record<string, Place>> = { b: "b", B: "B", A: "^", z: "$" };
+const places: Readonly<Record<string, Place>> = { b: "b", B: "B", A: "^" };
 
 /** The reason why a pattern is invalid. */
 export class BadPattern extends Error {}

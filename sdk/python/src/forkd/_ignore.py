@@ -24,7 +24,7 @@ SPACE = (
 ESCAPED = ".+()$"  # characters of a pattern that are themselves in its regular expression
 CLASSES = {"d": ["09"], "w": ["09", "AZ", "__", "az"], "s": ["\t\n", "\f\r", "  "]}  # what a backslash makes of letters
 CHARACTERS = {"a": "\a", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
-PLACES = {"b": "b", "B": "B", "A": "^", "z": "$"}  # see Part
+PLACES = {"b": "b", "B": "B", "A": "^"}  # see Part
 TIMES = re.compile(r"\{(0|[1-9][0-9]*)(,(0|[1-9][0-9]*)?)?\}")
 
 
