@@ -31,6 +31,9 @@ func filter(w io.Writer, archive io.Reader, leave dockerfile.Ignore, brought *li
 	for {
 		h, err := in.Next()
 		if errors.Is(err, io.EOF) {
+			if err := atEnd(archive); err != nil {
+				return fmt.Errorf("read the guest's archive: %w", err)
+			}
 			return out.Close()
 		}
 		if err != nil {
@@ -58,6 +61,20 @@ func filter(w io.Writer, archive io.Reader, leave dockerfile.Ignore, brought *li
 			return fmt.Errorf("read the guest's archive: %w", err)
 		}
 	}
+}
+
+// maxPadding bounds the bytes after the end of an archive. The programs tar fill a record, which has
+// 10 KiB unless a user says otherwise.
+const maxPadding = 1 << 20
+
+// atEnd reads what follows the end of an archive. Its error is that of the program that wrote the
+// archive, which may have left out files that it could not read.
+func atEnd(archive io.Reader) error {
+	n, err := io.Copy(io.Discard, io.LimitReader(archive, maxPadding+1))
+	if err == nil && n > maxPadding {
+		err = fmt.Errorf("more than %d MiB follow its end", maxPadding>>20)
+	}
+	return err
 }
 
 // isOut reports whether an entry of an archive is excluded. The directory itself never is.

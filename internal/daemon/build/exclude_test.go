@@ -7,6 +7,7 @@ import (
 	"io"
 	"strings"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"github.com/forkd/forkd/internal/build/dockerfile"
@@ -41,6 +42,24 @@ func guestArchive(t *testing.T, names ...string) io.Reader {
 		t.Fatal(err)
 	}
 	return &text
+}
+
+// An error of the program that reads the files fails the copy, even if the archive looks complete:
+// tar leaves out files that it cannot read, and says so at its end. Nothing may follow the archive
+// without end.
+func TestErrorsAfterTheEndOfAnArchive(t *testing.T) {
+	broken := errors.New("tar: secret: cannot open")
+	for want, rest := range map[string]io.Reader{
+		"":                       strings.NewReader(strings.Repeat("\x00", 20<<10)),
+		broken.Error():           iotest.ErrReader(broken),
+		"more than 1 MiB follow": strings.NewReader(strings.Repeat("\x00", 2<<20)),
+	} {
+		r := filtered(io.MultiReader(guestArchive(t, "./", "./a"), rest), dockerfile.Ignore{}, &links{}, ".")
+		_, err := io.Copy(io.Discard, r)
+		if (err != nil) != (want != "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v", want, err)
+		}
+	}
 }
 
 func TestEntriesAreLeftOut(t *testing.T) {
