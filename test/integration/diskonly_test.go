@@ -87,6 +87,43 @@ func TestDiskOnlyBranch(t *testing.T) {
 	d.forkOf(t, "disk", 1)
 }
 
+// TestDiskOnlyBranchOfABuild boots the disk of a fork of a build's result. Its processes have the
+// user, the directory and the variables of the Dockerfile, as those of the fork do.
+func TestDiskOnlyBranchOfABuild(t *testing.T) {
+	d := load(t).start(t)
+	text := "FROM " + tag + "\nRUN useradd -m app && mkdir /srv/app\nENV MODE=built\nUSER app\nWORKDIR /srv/app\n"
+	_, log, err := d.buildFile(d.ctx(t, 2*bakeLimit), client.BuildRequest{Tag: "app", Dockerfile: text}, nil)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, log)
+	}
+	var boxes []client.Sandbox
+	defer func() {
+		d.kill(t, boxes...)
+		d.removeBranches(t)
+	}()
+	const look, want = "echo $MODE; id -un; pwd", "built\napp\n/srv/app\n"
+	see := func(from string) string {
+		t.Helper()
+		box := d.forkOf(t, from, 1)[0]
+		boxes = append(boxes, box)
+		if got := d.sh(t, box.ID, look); got != want {
+			t.Errorf("a fork of %s says %q", from, got)
+		}
+		return box.ID
+	}
+	for _, next := range []struct{ from, to string }{{"app", "files"}, {"files", "more-files"}} {
+		req := client.BranchRequest{Tag: next.to, DiskOnly: true}
+		if _, err := d.Branch(d.ctx(t, bakeLimit), see(next.from), req); err != nil {
+			t.Fatal(err)
+		}
+	}
+	see("more-files")
+	if _, err := d.Bake(d.ctx(t, bakeLimit), client.BakeRequest{Tag: "larger", From: "app", VCPUs: 2}); err != nil {
+		t.Fatal(err)
+	}
+	see("larger")
+}
+
 // hasBooted checks that a sandbox has the files of TestDiskOnlyBranch, but none of its memory.
 func (d *daemon) hasBooted(t *testing.T, id string) {
 	t.Helper()

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/build/plan"
+	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/netclient"
 )
@@ -36,6 +37,8 @@ type guest struct {
 	box  string
 	step *plan.Step
 	c    *agentclient.Client
+
+	set snapshot.Defaults // given to the agent by the step
 }
 
 func (g *guest) do(ctx context.Context) error {
@@ -254,7 +257,10 @@ func (g *guest) warm(ctx context.Context, w *plan.Warm) error {
 
 // defaults sets the default settings of sandboxes forked from the result, and flushes the disk.
 func (g *guest) defaults(ctx context.Context, d *plan.Defaults) error {
-	set := agentclient.Defaults{User: cmp.Or(d.User, "root"), Dir: d.Dir, Env: d.Env}
+	set := agentclient.Defaults{User: asText(cmp.Or(d.User, "root")), Dir: asText(d.Dir), Env: make(map[string]string)}
+	for name, value := range d.Env {
+		set.Env[asText(name)] = asText(value)
+	}
 	if d.KeepUser {
 		set.User = "" // unchanged
 	}
@@ -268,6 +274,7 @@ func (g *guest) defaults(ctx context.Context, d *plan.Defaults) error {
 	if err := g.c.SetDefaults(ctx, set); err != nil {
 		return err
 	}
+	g.set = snapshot.Defaults{Env: set.Env, User: set.User, Dir: set.Dir}
 	ctx, cancel := context.WithTimeoutCause(ctx, syncTime, fmt.Errorf("the guest did not write its disk within %v",
 		syncTime))
 	defer cancel()
@@ -276,6 +283,9 @@ func (g *guest) defaults(ctx context.Context, d *plan.Defaults) error {
 	}
 	return nil
 }
+
+// asText makes a setting of a Dockerfile text, because the guest and the manifest hold only text.
+func asText(setting string) string { return strings.ToValidUTF8(setting, "\uFFFD") }
 
 // Bounds on the output of a command.
 const (

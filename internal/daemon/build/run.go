@@ -299,7 +299,7 @@ func (w *work) step(ctx context.Context, i int) error {
 		return g.do(ctx)
 	})
 	if err == nil {
-		err = w.save(room, i, box)
+		err = w.save(room, i, box, g.set)
 	}
 	if err == nil && !g.step.HasSecret() {
 		w.leave(i, box)
@@ -393,9 +393,10 @@ func (b *Builder) whileRoom(ctx context.Context, box string) (context.Context, f
 // saveAgain is how long a build waits before it tries again when too many snapshots are being made.
 const saveAgain = time.Second
 
-// save makes the snapshot of a step.
-func (w *work) save(ctx context.Context, i int, box string) error {
-	req := sandbox.BranchRequest{Tag: w.tagOf(i), Step: true, Mode: vm.BranchDiff, Template: true, Replace: true}
+// save makes the snapshot of a step, which has set defaults in the guest.
+func (w *work) save(ctx context.Context, i int, box string, set snapshot.Defaults) error {
+	req := sandbox.BranchRequest{Tag: w.tagOf(i), Step: true, Mode: vm.BranchDiff, Template: true, Replace: true,
+		Defaults: set}
 	if !w.memory[i] {
 		req.Mode = vm.BranchDisk
 	}

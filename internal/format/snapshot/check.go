@@ -85,7 +85,7 @@ func (m *Manifest) check() error {
 	if err := m.Machine.check(); err != nil {
 		return fmt.Errorf("machine: %w", err)
 	}
-	if err := CheckEnv(m.Guest.Env); err != nil {
+	if err := m.Guest.Defaults.check(m.Version); err != nil {
 		return fmt.Errorf("guest: %w", err)
 	}
 	if m.Guest.Network != nil {
@@ -161,11 +161,31 @@ func (m *Machine) check() error {
 	return nil
 }
 
-// CheckEnv checks that env can be an environment: at most 256 variables of UTF-8 text, names not
-// empty and without '=', no zero bytes.
-func CheckEnv(env map[string]string) error {
-	if len(env) > maxEnv {
-		return fmt.Errorf("env has %d variables: at most %d", len(env), maxEnv)
+// check checks the defaults in a manifest of a version.
+func (d *Defaults) check(version int) error {
+	for _, f := range []struct{ name, value string }{{"user", d.User}, {"workdir", d.Dir}} {
+		switch {
+		case f.value != "" && version == oldest:
+			return fmt.Errorf("%s: version %d has no such field", f.name, version)
+		case len(f.value) > maxName:
+			return fmt.Errorf("%s: %d bytes: want at most %d", f.name, len(f.value), maxName)
+		case !utf8.ValidString(f.value) || strings.Contains(f.value, "\x00"):
+			return fmt.Errorf("%s: %.70q: want UTF-8 without zero bytes", f.name, f.value)
+		}
+	}
+	if version == oldest {
+		return CheckEnv(d.Env)
+	}
+	return checkEnv(d.Env, maxGuestEnv)
+}
+
+// CheckEnv checks that env can be the environment of a request: at most 256 variables of UTF-8 text,
+// names not empty and without '=', no zero bytes.
+func CheckEnv(env map[string]string) error { return checkEnv(env, maxEnv) }
+
+func checkEnv(env map[string]string, most int) error {
+	if len(env) > most {
+		return fmt.Errorf("env has %d variables: at most %d", len(env), most)
 	}
 	for name, value := range env {
 		if name == "" || strings.ContainsAny(name, "=\x00") || strings.Contains(value, "\x00") {

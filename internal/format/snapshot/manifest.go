@@ -7,10 +7,12 @@ package snapshot
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math"
 	"strconv"
 	"time"
@@ -19,10 +21,12 @@ import (
 )
 
 // Format and Version head every manifest. Version changes whenever the meaning of a snapshot's
-// files does; a reader refuses versions that it does not know.
+// files does; a reader refuses versions that it does not know. The oldest version that it reads has no
+// default user and no default directory.
 const (
 	Format  = "forkd-snapshot"
-	Version = 5
+	Version = 6
+	oldest  = 5
 )
 
 // The files of a snapshot directory.
@@ -48,7 +52,9 @@ func LayerFile(name, id, owner string) string {
 const (
 	MaxManifest = 1 << 20 // bytes of manifest.json
 	MaxChain    = 64      // layers of one snapshot
-	maxEnv      = 256     // environment variables
+	maxEnv      = 256     // environment variables of a request
+	maxGuestEnv = 4096    // environment variables of a guest: those of a build and of its base
+	maxName     = 4096    // bytes of the default user or directory
 )
 
 // Manifest describes a snapshot: the machine that was saved, and the files of the snapshot. It
@@ -96,14 +102,34 @@ type Machine struct {
 
 // Guest holds the guest's description of itself and the properties of its forks.
 type Guest struct {
-	Kernel   string            `json:"kernel"` // uname -r
-	Warm     []string          `json:"warm,omitempty"`
-	Hostname string            `json:"hostname"` // of the parent; forks get their own
-	Env      map[string]string `json:"env,omitempty"`
-	Network  *Network          `json:"network,omitempty"` // nil: the default at the time of a fork
-	Limits   vm.Limits         `json:"limits,omitzero"`   // default for forks
+	Kernel   string   `json:"kernel"` // uname -r
+	Warm     []string `json:"warm,omitempty"`
+	Hostname string   `json:"hostname"` // of the parent; forks get their own
+	Defaults
+	Network *Network  `json:"network,omitempty"` // nil: the default at the time of a fork
+	Limits  vm.Limits `json:"limits,omitzero"`   // default for forks
 	// by default, refuse forks that repeat random numbers
 	Strict bool `json:"unique_strict,omitempty"`
+}
+
+// Defaults holds the properties of processes whose request leaves them unset. The memory of a
+// snapshot includes them. A machine that boots from a snapshot's disk gets them from here.
+type Defaults struct {
+	Env  map[string]string `json:"env,omitempty"`
+	User string            `json:"user,omitempty"`    // account in the guest; empty: the agent's default
+	Dir  string            `json:"workdir,omitempty"` // empty: the account's home
+}
+
+// With returns d, changed by the set fields and the variables of more.
+func (d Defaults) With(more Defaults) Defaults {
+	if len(more.Env) > 0 {
+		env := make(map[string]string, len(d.Env)+len(more.Env))
+		maps.Copy(env, d.Env)
+		maps.Copy(env, more.Env)
+		d.Env = env
+	}
+	d.User, d.Dir = cmp.Or(more.User, d.User), cmp.Or(more.Dir, d.Dir)
+	return d
 }
 
 // Branch describes how a snapshot was taken from a running sandbox.
@@ -224,9 +250,9 @@ func ParseManifest(p []byte) (*Manifest, error) {
 	if head.Format != Format {
 		return nil, fmt.Errorf("manifest format %q: not a forkd snapshot (want %q)", head.Format, Format)
 	}
-	if head.Version != Version {
-		return nil, fmt.Errorf("manifest version %d: this forkd reads version %d; bake the snapshot again or use the forkd that wrote it",
-			head.Version, Version)
+	if head.Version < oldest || head.Version > Version {
+		return nil, fmt.Errorf("manifest version %d: this forkd reads versions %d to %d; bake the snapshot again or use the forkd that wrote it",
+			head.Version, oldest, Version)
 	}
 	m := new(Manifest)
 	dec := json.NewDecoder(bytes.NewReader(p))

@@ -24,9 +24,10 @@ func sample(t *testing.T) *Manifest {
 		ID: id, Tag: "python-numpy", Created: time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC),
 		Parent:  &Ref{ID: base, Tag: "base"},
 		Machine: Machine{MemoryBytes: 512 << 20, VCPUs: 2, Template: "host", Accel: "kvm"},
-		Guest:   Guest{Kernel: "6.12", Warm: []string{"python"}, Hostname: "forkd", Env: map[string]string{"A": "<b>"}},
-		State:   File{Owner: id, Bytes: 100},
-		Map:     File{Owner: id, Bytes: 40},
+		Guest: Guest{Kernel: "6.12", Warm: []string{"python"}, Hostname: "forkd",
+			Defaults: Defaults{Env: map[string]string{"A": "<b>"}, User: "app", Dir: "/srv"}},
+		State: File{Owner: id, Bytes: 100},
+		Map:   File{Owner: id, Bytes: 40},
 		Memory: []File{{Owner: base, Bytes: 4096, Digest: digestPrefix + strings.Repeat("0a", 32)},
 			{Owner: id, Bytes: 8192}},
 		Branch: &Branch{SandboxID: "sb-x", Mode: "live", After: &Ref{ID: base, Tag: "base"},
@@ -80,6 +81,54 @@ func TestGolden(t *testing.T) {
 		if m, err := ParseManifest(want); err != nil || m.DiskOnly() != (name == "disk-only") {
 			t.Errorf("%s: %v", golden, err)
 		}
+	}
+}
+
+// Manifests of the version before are read, and get the present version when they are written again.
+// They have no default user and no default directory.
+func TestOlderVersionIsRead(t *testing.T) {
+	for _, name := range []string{"memory", "disk-only"} {
+		text, err := os.ReadFile(filepath.Join("testdata", "manifest-5-"+name+".json"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		m, err := ParseManifest(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m.Version != 5 || m.Guest.Env["A"] != "<b>" || m.Guest.User != "" || m.Guest.Dir != "" {
+			t.Errorf("%s: version %d with %+v", name, m.Version, m.Guest.Defaults)
+		}
+		again, err := m.Encode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m, err = ParseManifest(again); err != nil || m.Version != Version {
+			t.Errorf("%s, written again: %v", name, err)
+		}
+		m.Version, m.Guest.User = 5, "app"
+		if m.Checksum, err = m.sum(); err != nil {
+			t.Fatal(err)
+		}
+		if text, err = m.marshal(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := ParseManifest(text); err == nil || !strings.Contains(err.Error(), "user: version 5") {
+			t.Errorf("%s: version 5 with a user: %v", name, err)
+		}
+	}
+}
+
+// Set fields and variables replace those of older defaults, which do not change.
+func TestDefaultsAddUp(t *testing.T) {
+	older := Defaults{Env: map[string]string{"A": "1", "B": "1"}, User: "app", Dir: "/srv"}
+	got := older.With(Defaults{Env: map[string]string{"B": "2"}, Dir: "/home"})
+	want := Defaults{Env: map[string]string{"A": "1", "B": "2"}, User: "app", Dir: "/home"}
+	if !reflect.DeepEqual(got, want) || older.Env["B"] != "1" {
+		t.Errorf("%+v of %+v", got, older)
+	}
+	if got := older.With(Defaults{}); !reflect.DeepEqual(got, older) {
+		t.Errorf("%+v of %+v and nothing", got, older)
 	}
 }
 
@@ -167,6 +216,8 @@ func TestManifestOtherFormatsAreNamed(t *testing.T) {
 	for in, want := range map[string]string{
 		`{"format":"other","version":5}`:                   "not a forkd snapshot",
 		`{"format":"forkd-snapshot","version":3}`:          "version 3",
+		`{"format":"forkd-snapshot","version":7}`:          "version 7",
+		`{"format":"forkd-snapshot","version":6,"x":true}`: "unknown field",
 		`{"format":"forkd-snapshot","version":5,"x":true}`: "unknown field",
 		`{"vmstate":"/a","memory":"/b"}`:                   "not a forkd snapshot",
 	} {
@@ -205,6 +256,10 @@ func TestManifestRules(t *testing.T) {
 		"too many vcpus":         func(m *Manifest) { m.Machine.VCPUs = vm.MaxVCPUs + 1 },
 		"env name":               func(m *Manifest) { m.Guest.Env["a=b"] = "" },
 		"env bytes":              func(m *Manifest) { m.Guest.Env["a"] = "\xff" },
+		"user bytes":             func(m *Manifest) { m.Guest.User = "\xff" },
+		"workdir with a zero":    func(m *Manifest) { m.Guest.Dir = "/a\x00b" },
+		"long user":              func(m *Manifest) { m.Guest.User = strings.Repeat("u", maxName+1) },
+		"long workdir":           func(m *Manifest) { m.Guest.Dir = "/" + strings.Repeat("d", maxName) },
 	} {
 		m := sample(t)
 		breakIt(m)

@@ -25,6 +25,7 @@ import (
 	"github.com/forkd/forkd/internal/host/chain"
 	"github.com/forkd/forkd/internal/host/excerpt"
 	"github.com/forkd/forkd/internal/host/identity"
+	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/host/store"
@@ -53,6 +54,7 @@ type Guest interface {
 	Sync(context.Context) error
 	Exec(context.Context, agentclient.ExecRequest) (agentclient.ExecResult, error)
 	Eval(ctx context.Context, code string, opts agentclient.EvalOptions) (agentclient.EvalResult, error)
+	SetDefaults(context.Context, agentclient.Defaults) error
 }
 
 // Config configures a Baker. All fields are required unless they say otherwise.
@@ -132,6 +134,9 @@ type bake struct {
 func (k *Baker) Bake(ctx context.Context, req Request) (Result, error) {
 	b := &bake{cfg: &k.cfg}
 	defer b.undo.Run()
+	if err := snapshot.CheckEnv(req.Env); err != nil {
+		return Result{}, &invalid.Error{Field: "env", Reason: err.Error()}
+	}
 	if req.From != "" {
 		if err := b.acquire(&req); err != nil {
 			return Result{}, err
@@ -247,6 +252,9 @@ func (b *bake) toWarm(ctx context.Context) error {
 		return err
 	}
 	if err := b.warm(ctx); err != nil {
+		return err
+	}
+	if err := b.inheritDefaults(ctx); err != nil {
 		return err
 	}
 	b.begin("flush the guest's disk")
@@ -416,8 +424,8 @@ func (b *bake) save(ctx context.Context) (*snapshot.Manifest, []vm.Extent, error
 			MemoryBytes: b.req.MemoryMiB << 20, VCPUs: b.req.VCPUs, Template: b.req.Template, Accel: b.cfg.Accel,
 		},
 		Guest: snapshot.Guest{
-			Kernel: b.result.Ready.Kernel, Warm: b.result.Ready.Warm, Hostname: parentHostname, Env: b.req.Env,
-			Network: b.network(), Limits: b.req.Limits, Strict: b.req.Strict,
+			Kernel: b.result.Ready.Kernel, Warm: b.result.Ready.Warm, Hostname: parentHostname,
+			Defaults: b.defaults(), Network: b.network(), Limits: b.req.Limits, Strict: b.req.Strict,
 		},
 		Disk:      b.disk,
 		Transient: b.req.Transient,

@@ -3,12 +3,13 @@ package bake
 import (
 	"cmp"
 	"context"
-	"maps"
+	"errors"
 	"os"
 	"slices"
 
 	"github.com/forkd/forkd/internal/format/disklayer"
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/chain"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/proto/vm"
@@ -31,17 +32,42 @@ func (b *bake) acquire(req *Request) (err error) {
 	req.MemoryMiB = cmp.Or(req.MemoryMiB, m.Machine.MemoryBytes>>20)
 	req.VCPUs = cmp.Or(req.VCPUs, m.Machine.VCPUs)
 	req.Template = cmp.Or(req.Template, m.Machine.Template)
-	env := maps.Clone(m.Guest.Env)
-	if env == nil {
-		env = make(map[string]string)
-	}
-	maps.Copy(env, req.Env)
-	req.Env = env
+	req.Env = m.Guest.With(snapshot.Defaults{Env: req.Env}).Env
 	if req.Limits == (vm.Limits{}) {
 		req.Limits = m.Guest.Limits
 	}
 	req.Strict = req.Strict || m.Guest.Strict
 	return nil
+}
+
+// defaults returns the defaults of processes in children.
+func (b *bake) defaults() snapshot.Defaults {
+	d := snapshot.Defaults{Env: b.req.Env}
+	if b.from != nil {
+		from := b.from.Manifest().Guest
+		d.User, d.Dir = from.User, from.Dir
+	}
+	return d
+}
+
+// inheritDefaults sets the default user and directory of the snapshot that the parent was booted from.
+// Warm-up steps run before, as root. If the disk no longer has the account, the agent's default
+// remains. Otherwise the disk could never be booted again.
+func (b *bake) inheritDefaults(ctx context.Context) error {
+	d := b.defaults()
+	if d.User == "" && d.Dir == "" {
+		return nil
+	}
+	b.begin("set up the guest")
+	return within(ctx, b.req.Ready, func(ctx context.Context) error {
+		err := b.guest.SetDefaults(ctx, agentclient.Defaults{User: d.User, Dir: d.Dir})
+		var refused *agentclient.Error
+		if d.User == "" || !errors.As(err, &refused) || refused.Code != agentclient.CodeInvalid {
+			return err
+		}
+		b.cfg.Log.Warn("a parent lacks the default user of its snapshot", "snapshot", b.req.Tag, "error", err)
+		return b.guest.SetDefaults(ctx, agentclient.Defaults{Dir: d.Dir})
+	})
 }
 
 // openBoot opens the kernel and initramfs: those of the request, or those of the snapshot.

@@ -86,9 +86,6 @@ func (r *Request) check() error {
 	if err := vm.CheckTemplate(r.Template); err != nil {
 		return &invalid.Error{Field: "cpu_template", Reason: err.Error()}
 	}
-	if err := snapshot.CheckEnv(r.Env); err != nil {
-		return &invalid.Error{Field: "env", Reason: err.Error()}
-	}
 	if r.Network != nil && len(r.Network.Secrets) > 0 {
 		return &invalid.Error{Field: "network.secrets", Reason: "a snapshot keeps none: give them to its forks"}
 	}

@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 
+	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/admit"
 	"github.com/forkd/forkd/internal/host/bake"
 	"github.com/forkd/forkd/internal/host/invalid"
@@ -114,6 +116,48 @@ func TestBranchOfTheDisk(t *testing.T) {
 	}
 	w.KillAll()
 	w.checkClean(t)
+}
+
+// The default user, directory and variables that a build gives its result are in the memory of forks.
+// A fork of a disk alone gets them at its boot, and so do forks of later branches. A disk without the
+// account boots too.
+func TestDefaultsOutliveTheMemory(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	guest := &asked{}
+	w.vmms.Told = guest.hear
+	w.boots(t)
+	branch := func(id, tag string, mode vm.BranchMode, set snapshot.Defaults) {
+		t.Helper()
+		if _, err := w.Branch(t.Context(), id, BranchRequest{Tag: tag, Mode: mode, Defaults: set}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	fork := func(tag string) string {
+		t.Helper()
+		f, err := w.Fork(t.Context(), ForkRequest{Tag: tag, N: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return f.Sandboxes[0].ID
+	}
+	want := snapshot.Defaults{Env: map[string]string{"MODE": "built"}, User: "app", Dir: "/srv"}
+	branch(w.source(t), "built", vm.BranchLive, want)
+	branch(fork("built"), "disk", vm.BranchDisk, snapshot.Defaults{})
+	for _, step := range []struct{ from, lacks, user, branch string }{
+		{"disk", "", "app", "again"}, {"again", "app", "", "lacking"}, {"lacking", "", "app", "last"},
+	} {
+		w.vmms.Defaults, w.vmms.Forked, w.vmms.NoUser = nil, nil, step.lacks
+		id := fork(step.from)
+		if got := w.vmms.Defaults; len(got) != 1 || got[0].User != step.user || got[0].Dir != want.Dir {
+			t.Errorf("%s: the guest that was booted has %+v", step.from, got)
+		}
+		if got := w.vmms.Forked[0].Env; !maps.Equal(got, want.Env) {
+			t.Errorf("%s: the guest that was booted has the variables %v", step.from, got)
+		}
+		branch(id, step.branch, vm.BranchDisk, snapshot.Defaults{})
+	}
+	w.KillAll()
 }
 
 func (w *world) info(t *testing.T, id string) Info {

@@ -23,6 +23,9 @@ type BranchRequest struct {
 	Replace   bool   // replace an existing snapshot with the tag, unless sandboxes run from it
 
 	Labels map[string]string // of the snapshot; bounded like those of sandboxes
+
+	// Defaults are those that the caller has given the guest's agent since the sandbox was made.
+	Defaults snapshot.Defaults
 }
 
 // BranchResult is a new snapshot and its cost. Figure has the figures of the branch; if the branch

@@ -64,7 +64,7 @@ func (b *branch) createMemory(files *vmmclient.BranchFiles) (err error) {
 
 // guest describes the guest for children of the branch.
 func (b *branch) guest() snapshot.Guest {
-	guest, info := b.lease.Manifest().Guest, b.s.Info()
-	guest.Network, guest.Limits, guest.Strict = info.Network.ForSnapshot(), info.Limits, info.Strict
-	return guest
+	g, i := b.lease.Manifest().Guest, b.s.Info()
+	g.Defaults, g.Network, g.Limits, g.Strict = g.With(b.req.Defaults), i.Network.ForSnapshot(), i.Limits, i.Strict
+	return g
 }

@@ -58,6 +58,17 @@ func (g Guest) Eval(context.Context, string, agentclient.EvalOptions) (agentclie
 	return agentclient.EvalResult{Error: g.All.EvalErr}, nil
 }
 
+// SetDefaults refuses the user that NoUser names, as an agent does without such an account.
+func (g Guest) SetDefaults(_ context.Context, d agentclient.Defaults) error {
+	g.All.Mu.Lock()
+	defer g.All.Mu.Unlock()
+	if d.User != "" && d.User == g.All.NoUser {
+		return &agentclient.Error{Op: "set defaults", Code: agentclient.CodeInvalid, Message: "no such user"}
+	}
+	g.All.Defaults = append(g.All.Defaults, d)
+	return nil
+}
+
 // Dial connects only to the control port: tests of the other ports need no guest. If Told is nil,
 // the guest supports nothing but freezing its file systems.
 func (g Guest) Dial(_ context.Context, port uint32) (net.Conn, error) {

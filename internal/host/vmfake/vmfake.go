@@ -38,7 +38,9 @@ type VMMs struct {
 	BootExit   *vm.Exit     // if set, the guest ends with this instead of announcing itself
 	ForkedErr  func(n int) error
 	Forked     []agentproto.Forked
-	Unique     *agentproto.Unique // findings of guests; nil: they do not look
+	Defaults   []agentclient.Defaults // set in guests
+	NoUser     string                 // account that guests lack
+	Unique     *agentproto.Unique     // findings of guests; nil: they do not look
 	EvalErr    *agentclient.EvalError
 	Exec       func(context.Context) agentclient.ExecResult // result of every command; nil: success
 	SyncHangs  bool
