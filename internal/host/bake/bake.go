@@ -182,7 +182,7 @@ func (b *bake) run(ctx context.Context) error {
 		MemoryBytes: b.req.MemoryMiB << 20, VCPUs: b.req.VCPUs, Template: b.req.Template,
 	})
 	if err != nil {
-		return err
+		return vmpool.Cause(ctx, err)
 	}
 	b.vmm, b.dir, b.id = shell.VMM, shell.Dir, shell.ID
 	b.undo.Add(func() { b.kill() })

@@ -240,6 +240,16 @@ func TestBootsForForksHavePlacesOfTheirOwn(t *testing.T) {
 	w.checkClean(t)
 }
 
+// The error of a boot says which time is over, also if no VMM was started in that time.
+func TestBootWithoutTimeForAVMM(t *testing.T) {
+	w := newKitchen(t)
+	w.limit, w.request.Transient = time.Nanosecond, true
+	if _, err := w.Bake(t.Context(), w.request); err == nil || !strings.Contains(err.Error(), "no snapshot within 1ns") {
+		t.Errorf("%v", err)
+	}
+	w.checkClean(t)
+}
+
 // If a guest fills the host's disk, its place for bakes is freed at once, and the error names the
 // reason.
 func TestGuestThatFillsTheDisk(t *testing.T) {
