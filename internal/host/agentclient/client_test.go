@@ -97,6 +97,31 @@ func TestDialUnixEndsWithItsContext(t *testing.T) {
 	}
 }
 
+// A busy agent answers, and closes the stream, before it has read which port is meant.
+func TestDialPortOfABusyAgent(t *testing.T) {
+	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	c := New(func(context.Context, uint32) (net.Conn, error) {
+		ours, err := net.Dial("unix", l.Addr().String())
+		if err != nil {
+			return nil, err
+		}
+		theirs, err := l.Accept()
+		if err != nil {
+			return nil, err
+		}
+		_, err = theirs.Write([]byte{byte(agentproto.DialBusy)})
+		return ours, errors.Join(err, theirs.Close())
+	})
+	var refused *Error
+	if _, err := c.DialPort(t.Context(), 1); !errors.As(err, &refused) || refused.Code != CodeUnavailable {
+		t.Error(err)
+	}
+}
+
 func TestControlReplies(t *testing.T) {
 	for reply, want := range map[string]string{
 		"{\"error\":\"ping: no\"}\n": "ping: no",

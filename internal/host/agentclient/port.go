@@ -1,6 +1,7 @@
 package agentclient
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -59,13 +60,14 @@ func (c *Client) DialService(ctx context.Context, port uint32) (PortConn, error)
 // askPort sends the port and reads the answer.
 func askPort(ctx context.Context, conn net.Conn, port uint16) (agentproto.DialAnswer, error) {
 	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
-	_, err := conn.Write(agentproto.AppendDial(nil, port))
+	_, sent := conn.Write(agentproto.AppendDial(nil, port))
 	var answer [1]byte
-	if err == nil {
-		_, err = io.ReadFull(conn, answer[:])
-	}
+	_, err := io.ReadFull(conn, answer[:]) // a busy agent answers, and closes, before it reads the request
 	if !stop() {
 		return 0, ctx.Err()
+	}
+	if err != nil {
+		err = cmp.Or(sent, err)
 	}
 	return agentproto.DialAnswer(answer[0]), err
 }
