@@ -192,7 +192,8 @@ func (f *Face) FailAs(w http.ResponseWriter, r *http.Request, err error, status 
 		f.Log.Error("request failed", "method", r.Method, "path", r.URL.Path,
 			"request_id", audit.From(r.Context()).RequestID, "error", err)
 	}
-	if status != http.StatusRequestEntityTooLarge {
+	var sending sendingError
+	if status != http.StatusRequestEntityTooLarge && !errors.As(err, &sending) {
 		write(w, err)
 		return
 	}
@@ -200,6 +201,14 @@ func (f *Face) FailAs(w http.ResponseWriter, r *http.Request, err error, status 
 	write(w, err)
 	drain(w, r)
 }
+
+// Sending marks the error of a request whose client may still be sending a large body. The body is
+// read to its end, within bounds, after the answer.
+func Sending(err error) error { return sendingError{err} }
+
+type sendingError struct{ error }
+
+func (e sendingError) Unwrap() error { return e.error }
 
 // Bounds on reading the body of a refused request.
 const (

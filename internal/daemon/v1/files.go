@@ -6,6 +6,7 @@ import (
 	"net/http"
 
 	apiv1 "github.com/forkd/forkd/api/v1"
+	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/invalid"
 )
@@ -88,7 +89,7 @@ func (a *api) upload(w http.ResponseWriter, r *http.Request, limit int64, op str
 		return write(guest, ctx, path, user, fromClient{move, body})
 	})
 	if err := move.end(err); err != nil {
-		return err
+		return face.Sending(err)
 	}
 	w.WriteHeader(http.StatusNoContent)
 	return nil

@@ -46,6 +46,39 @@ func TestDeleteDuringAnUpload(t *testing.T) {
 	more.Close()
 }
 
+// A client that goes on sending a file after the sandbox was deleted gets the answer when it reads.
+func TestUploadToADeletedSandboxIsAnswered(t *testing.T) {
+	cl, url, id := forked(t)
+	dir := t.TempDir() // the guest has the host's file system
+	conn, err := net.Dial("tcp", strings.TrimPrefix(url, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	const size = 16 << 20
+	_, err = fmt.Fprintf(conn, "PUT /v1/sandboxes/%s/files?path=%s HTTP/1.1\r\nHost: localhost\r\n"+
+		"Authorization: Bearer %s\r\nContent-Length: %d\r\n\r\n", id, filepath.Join(dir, "file"), token, size)
+	if err != nil {
+		t.Fatal(err)
+	}
+	chunk := make([]byte, 1<<20)
+	for sent := 0; sent < size; sent += len(chunk) {
+		if sent == 8<<20 {
+			if err := cl.Kill(t.Context(), id); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Second) // longer than a server waits before it resets a closed connection
+		}
+		if _, err := conn.Write(chunk); err != nil {
+			t.Fatalf("after %d bytes: %v", sent, err)
+		}
+	}
+	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil || resp.StatusCode != http.StatusConflict || !resp.Close {
+		t.Fatalf("%+v, %v", resp, err)
+	}
+}
+
 // A failing warm-up is an error of the caller.
 func TestFailedWarmupIsABadRequest(t *testing.T) {
 	r := start(t, apirig.Options{})
