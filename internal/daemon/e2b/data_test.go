@@ -416,7 +416,7 @@ func TestMetricsKeepNoIdleSandboxAwake(t *testing.T) {
 		t.Fatal(err)
 	}
 	id := f.Sandboxes[0].ID
-	measured := func() (both []string) {
+	measured := func(id string) (both []string) {
 		for _, path := range []string{"/sandboxes/" + id + "/metrics", "/sandboxes/metrics?sandbox_ids=" + id} {
 			resp, out := r.send("GET", path, r.key, "")
 			if resp.StatusCode == 200 && strings.Contains(out, "memTotal") {
@@ -425,8 +425,8 @@ func TestMetricsKeepNoIdleSandboxAwake(t *testing.T) {
 		}
 		return both
 	}
-	if both := measured(); len(both) != 2 {
-		t.Errorf("while it runs only %q measure it", both)
+	if both := measured(r.create(`{"templateID":"a.b"}`).ID); len(both) != 2 {
+		t.Errorf("while a sandbox runs only %q measure it", both)
 	}
 	for end := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
 		s, err := r.Client.Sandbox(t.Context(), id)
@@ -436,9 +436,9 @@ func TestMetricsKeepNoIdleSandboxAwake(t *testing.T) {
 		if s.State == "suspended" {
 			break
 		}
-		measured()
+		measured(id)
 	}
-	measured()
+	measured(id)
 	if s, err := r.Client.Sandbox(t.Context(), id); err != nil || s.State != "suspended" {
 		t.Errorf("afterwards it is %s, %v", s.State, err)
 	}
