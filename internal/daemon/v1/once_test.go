@@ -1,12 +1,15 @@
 package v1_test
 
 import (
+	"errors"
 	"io"
 	"net/http"
+	"os"
 	"strings"
 	"testing"
 
 	"github.com/forkd/forkd/internal/apirig"
+	"github.com/forkd/forkd/internal/daemon/auth"
 )
 
 func TestIdempotencyKey(t *testing.T) {
@@ -60,5 +63,54 @@ func TestIdempotencyKey(t *testing.T) {
 		if status, answer, _ := send(c.path, c.key, c.body); status != c.status || !strings.Contains(answer, c.code) {
 			t.Errorf("%s %.20s %s: %d %s, want %d %s", c.path, c.key, c.body, status, answer, c.status, c.code)
 		}
+	}
+}
+
+// A kept answer belongs to the name of a token: a new token with that name gets it, and a token with
+// another name does not.
+func TestKeysBelongToTheName(t *testing.T) {
+	r := start(t, apirig.Options{Tokens: []auth.Token{{Name: "ci", Scope: auth.Run}}})
+	if _, err := r.Bake(t.Context(), r.Parent); err != nil {
+		t.Fatal(err)
+	}
+	send := func(token string) (answer string, replayed bool) {
+		t.Helper()
+		req, err := http.NewRequest(http.MethodPost, r.URL+"/v1/forks", strings.NewReader(`{"snapshot_tag":"a.b"}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Authorization", "Bearer "+token)
+		req.Header.Set("Content-Type", "application/json")
+		req.Header.Set("Idempotency-Key", "k")
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		p, err := io.ReadAll(resp.Body)
+		if err != nil || resp.StatusCode != http.StatusCreated {
+			t.Fatalf("%s %s, %v", resp.Status, p, err)
+		}
+		return string(p), resp.Header.Get("Idempotency-Replayed") == "true"
+	}
+	first, _ := send(r.Tokens["ci"])
+	file, err := os.ReadFile(r.TokenFile)
+	if err == nil {
+		file, err = auth.Remove(file, "ci")
+	}
+	added := make(map[string]string)
+	for _, name := range []string{"ci", "other"} {
+		if err == nil {
+			file, added[name], err = auth.Add(file, auth.Token{Name: name, Scope: auth.Run}, false)
+		}
+	}
+	if err := errors.Join(err, os.WriteFile(r.TokenFile, file, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if answer, replayed := send(added["ci"]); answer != first || !replayed {
+		t.Errorf("with a new token of the same name: replayed %v", replayed)
+	}
+	if answer, replayed := send(added["other"]); answer == first || replayed {
+		t.Errorf("with a token of another name: replayed %v", replayed)
 	}
 }
