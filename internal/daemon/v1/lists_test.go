@@ -1,12 +1,18 @@
 package v1_test
 
 import (
+	"encoding/json"
+	"fmt"
 	"maps"
 	"net/http"
+	"net/http/httptest"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/apirig"
+	"github.com/forkd/forkd/internal/daemon/face"
 )
 
 func ids(list []client.Sandbox) (ids []string) {
@@ -52,6 +58,47 @@ func TestLabelsOfSandboxes(t *testing.T) {
 			t.Errorf("%s: %d %v", query, status, answer)
 		}
 	}
+}
+
+// A list of more than 64 KiB takes nothing of the memory that bodies and answers share: clients that
+// hold all of it cannot make the operator's list of sandboxes fail. It is written in parts.
+func TestListsTakeNoSharedMemory(t *testing.T) {
+	r := start(t, apirig.Options{Limits: face.Limits{Memory: 1}})
+	if _, err := r.Bake(t.Context(), r.Parent); err != nil {
+		t.Fatal(err)
+	}
+	labels := make(map[string]string)
+	for n := range 15 {
+		labels[fmt.Sprint("note", n)] = strings.Repeat("x", 250)
+	}
+	const calls, each = 4, 10
+	for range calls {
+		if _, err := r.Fork(t.Context(), client.ForkRequest{SnapshotTag: "a.b", N: each, Labels: labels}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w := &partsWriter{ResponseRecorder: httptest.NewRecorder()}
+	req := httptest.NewRequest(http.MethodGet, "/v1/sandboxes", nil)
+	req.Header.Set("Authorization", "Bearer "+apirig.Token)
+	r.Handler.ServeHTTP(w, req)
+	var list []client.Sandbox
+	if err := json.Unmarshal(w.Body.Bytes(), &list); err != nil || len(list) != calls*each || w.Body.Len() < 128<<10 {
+		t.Errorf("status %d: %d sandboxes in %d bytes, %v", w.Code, len(list), w.Body.Len(), err)
+	}
+	if w.longest > 64<<10 {
+		t.Errorf("%d bytes are held and written at once", w.longest)
+	}
+}
+
+// partsWriter records the length of the longest write.
+type partsWriter struct {
+	*httptest.ResponseRecorder
+	longest int
+}
+
+func (w *partsWriter) Write(p []byte) (int, error) {
+	w.longest = max(w.longest, len(p))
+	return w.ResponseRecorder.Write(p)
 }
 
 // A member that exists all the time is on exactly one page, even if others are added or removed.
