@@ -18,7 +18,7 @@ func (c *Client) Branch(ctx context.Context, id string, req BranchRequest) (s Sn
 	return s, err
 }
 
-// Rollback puts a sandbox back to a snapshot of its line. An empty to means the snapshot that the
+// Rollback puts a sandbox back to a snapshot of its family. An empty to means the snapshot that the
 // sandbox runs from.
 func (c *Client) Rollback(ctx context.Context, id, to string) (r RolledBack, err error) {
 	return c.RollbackWith(ctx, id, RollbackRequest{To: to})
@@ -27,6 +27,14 @@ func (c *Client) Rollback(ctx context.Context, id, to string) (r RolledBack, err
 // RollbackWith is Rollback with all fields of the request.
 func (c *Client) RollbackWith(ctx context.Context, id string, req RollbackRequest) (r RolledBack, err error) {
 	err = c.call(ctx, http.MethodPost, sandboxPath(id, "/rollback"), req, &r)
+	return r, err
+}
+
+// Promote lets a sandbox go on as the sandbox req.From is now: with its memory, disk and processes,
+// but under its own id, name, labels and network policy. Both sandboxes must come from the same
+// parent. The sandbox req.From goes on too. The sandbox's own state is lost, as in a rollback.
+func (c *Client) Promote(ctx context.Context, id string, req PromoteRequest) (r RolledBack, err error) {
+	err = c.call(ctx, http.MethodPost, sandboxPath(id, "/promote"), req, &r)
 	return r, err
 }
 

@@ -13,6 +13,7 @@ type (
 	Stats            = v1.Stats
 	RollbackRequest  = v1.RollbackRequest
 	RolledBack       = v1.RolledBack
+	PromoteRequest   = v1.PromoteRequest
 	ResumeRequest    = v1.ResumeRequest
 	Unique           = v1.Unique
 	Generator        = v1.Generator

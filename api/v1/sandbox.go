@@ -124,7 +124,15 @@ type Stats struct {
 
 // RollbackRequest requests an earlier state of a sandbox.
 type RollbackRequest struct {
-	To     string `json:"to,omitempty"`     // one of its ancestors; empty: the snapshot it runs from
+	To     string `json:"to,omitempty"`     // a snapshot of its family; empty: the one that it runs from
+	Unique string `json:"unique,omitempty"` // "strict" or "report", from now on; empty: unchanged
+}
+
+// PromoteRequest requests that a sandbox go on as another sandbox of its family is now.
+type PromoteRequest struct {
+	From   string `json:"from"`             // id of the other sandbox
+	Tag    string `json:"tag,omitempty"`    // of the snapshot in between; empty: it has no tag, and is not kept
+	Mode   string `json:"mode,omitempty"`   // of the branch; empty: live
 	Unique string `json:"unique,omitempty"` // "strict" or "report", from now on; empty: unchanged
 }
 

@@ -127,17 +127,15 @@ func newRollbackCmd() *cobra.Command {
 	var to, unique string
 	cmd := &cobra.Command{
 		Use:   "rollback ID",
-		Short: "Put a sandbox back to a snapshot of its line",
-		Long: "Restores memory, disk and processes of the sandbox ID from the snapshot. The id does not change. Targets are the\n" +
-			"snapshot that it runs from, the ancestors of that snapshot, and branches of the sandbox.",
+		Short: "Put a sandbox back to a snapshot of its family",
+		Long: "Restores memory, disk and processes of the sandbox ID from the snapshot. The id does not change. The snapshot\n" +
+			"must come from the same parent as the sandbox: its own branches, their ancestors, and branches of its copies.",
 		Args: usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return showOf(cmd, &c, args[0], func(ctx context.Context, cl *client.Client, id string) (client.RolledBack, error) {
 				return cl.RollbackWith(ctx, id, client.RollbackRequest{To: to, Unique: unique})
 			}, func(r client.RolledBack) error {
-				printf(cmd.ErrOrStderr(), "forkd: %s is at %s, confirmed after %.1f ms (vCPUs running after %.1f ms)\n",
-					r.ID, r.RolledBackTo, r.RollbackReadyMS, r.RollbackVMMMS)
-				printRepeats(cmd, r.Sandbox)
+				printRolledBack(cmd, r, r.RolledBackTo)
 				return nil
 			})
 		},
@@ -147,6 +145,56 @@ func newRollbackCmd() *cobra.Command {
 	uniqueFlag(cmd, &unique)
 	c.completeSandboxes(cmd)
 	c.completeFlag(cmd, "to", tags)
+	c.register(cmd)
+	return cmd
+}
+
+func printRolledBack(cmd *cobra.Command, r client.RolledBack, at string) {
+	printf(cmd.ErrOrStderr(), "forkd: %s is at %s, confirmed after %.1f ms (vCPUs running after %.1f ms)\n",
+		r.ID, at, r.RollbackReadyMS, r.RollbackVMMMS)
+	printRepeats(cmd, r.Sandbox)
+}
+
+func newPromoteCmd() *cobra.Command {
+	var c common
+	var into string
+	var req client.PromoteRequest
+	var remove bool
+	cmd := &cobra.Command{
+		Use:   "promote CHILD --into ID",
+		Short: "Let a sandbox go on as one of its copies is now",
+		Long: "After 'forkd fork --from-sandbox ID -n 4' you have four copies. If CHILD is the one that you want to keep, this\n" +
+			"command gives its memory, disk and processes to ID, which keeps its own id, name, labels and network policy.\n" +
+			"The state that ID had is lost, unless you branch ID first; 'forkd rollback ID --to TAG' then returns to it.\n" +
+			"CHILD goes on, unless --rm deletes it. Both sandboxes must come from the same parent.",
+		Args: usageArgs(arguments(1, 1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if into == "" {
+				return usageError{errors.New("--into ID is missing: the sandbox that goes on as CHILD is")}
+			}
+			return showOf(cmd, &c, into, func(ctx context.Context, cl *client.Client, id string) (r client.RolledBack,
+				err error) {
+				if req.From, err = sandboxID(ctx, cl, args[0]); err != nil {
+					return r, err
+				}
+				if r, err = cl.Promote(ctx, id, req); err == nil && remove {
+					err = cl.Kill(ctx, req.From)
+				}
+				return r, err
+			}, func(r client.RolledBack) error {
+				printRolledBack(cmd, r, "the state of "+args[0])
+				return nil
+			})
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&into, "into", "", "the sandbox that goes on as CHILD is (required)")
+	f.StringVar(&req.Tag, "tag", "", "tag of the snapshot of CHILD (default: it is deleted with the last sandbox that needs it)")
+	f.StringVar(&req.Mode, "mode", "", "mode of the branch of CHILD: live (default), diff or full")
+	f.BoolVar(&remove, "rm", false, "delete CHILD afterwards")
+	uniqueFlag(cmd, &req.Unique)
+	c.completeSandboxes(cmd)
+	c.completeFlag(cmd, "into", sandboxNames)
 	c.register(cmd)
 	return cmd
 }

@@ -111,7 +111,7 @@ type placed struct {
 }
 
 // peerOf names the other side of a connection: the user of a unix socket, the address of IPv4, or
-// the network of IPv6, of which one host has a /64.
+// the network of IPv6: a host usually has a /64 of its own.
 func peerOf(conn net.Conn) string {
 	if peer, ok := auth.PeerFrom(auth.WithPeer(context.Background(), conn)); ok {
 		return fmt.Sprint("uid:", peer.UID)

@@ -247,7 +247,7 @@ var helpful = map[string]string{
 	"snapshot_not_found":   "list_snapshots shows what there is; branch makes one",
 	"not_found_in_sandbox": "list_files looks for it in the sandbox",
 	"sandbox_state":        "get_sandbox shows the state; set_state with running lets it go on",
-	"not_in_line":          "tree with sandbox_id shows the line; spawn_sandboxes forks from any snapshot",
+	"not_in_line":          "tree shows which snapshots have the same parent; spawn_sandboxes forks from any snapshot",
 	"snapshot_exists":      "branch with another tag",
 	"snapshot_in_use":      "tree shows what uses it; kill_sandbox first",
 	"interpreter_busy":     "run_code with new_context, or wait",

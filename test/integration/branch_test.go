@@ -210,10 +210,55 @@ func TestRollback(t *testing.T) {
 		t.Errorf("memory, forward again: %s", got)
 	}
 	other := d.fork(t, 1)[0]
+	d.value(t, other.ID, "[state := 'other']")
 	d.branchOf(t, other.ID, "elsewhere", "live")
-	_, err := d.Rollback(d.ctx(t, quietLimit), box.ID, "elsewhere")
-	wantError(t, "a snapshot of another sandbox", err, 409, "elsewhere", tag)
+	if _, err := d.Rollback(d.ctx(t, bakeLimit), box.ID, "elsewhere"); err != nil { // the branch of a sibling
+		t.Fatal(err)
+	}
+	if got := d.value(t, box.ID, "state"); got != "'other'" {
+		t.Errorf("memory of a sibling: %s", got)
+	}
 	d.kill(t, box, other)
+	d.removeBranches(t)
+}
+
+// TestPromote lets a sandbox go on as one of its copies, and back.
+func TestPromote(t *testing.T) {
+	d := load(t).start(t)
+	box := d.fork(t, 1)[0]
+	d.value(t, box.ID, "[state := 'before']")
+	d.branchOf(t, box.ID, "before", "live")
+	tries, err := d.Fork(d.ctx(t, bakeLimit), client.ForkRequest{SourceID: box.ID, N: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, s := range tries.Sandboxes {
+		d.value(t, s.ID, fmt.Sprintf("[state := %d]", i))
+		d.sh(t, s.ID, fmt.Sprintf("echo %d >/root/note; hostname >/root/name; sleep 1000 >/dev/null 2>&1 & echo $! >/root/pid", i))
+	}
+	name := d.sh(t, box.ID, "hostname")
+	r, err := d.Promote(d.ctx(t, bakeLimit), box.ID, client.PromoteRequest{From: tries.Sandboxes[1].ID})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.ID != box.ID || r.PID != box.PID || r.State != "running" {
+		t.Errorf("%+v", r)
+	}
+	d.kill(t, tries.Sandboxes...)
+	if got := d.value(t, box.ID, "state"); got != "1" {
+		t.Errorf("memory: %s", got)
+	}
+	got := d.sh(t, box.ID, "cat /root/note; kill -0 $(cat /root/pid) && echo alive; hostname")
+	if got != "1\nalive\n"+name {
+		t.Errorf("files, process and name: %q, want the name %q", got, name)
+	}
+	if _, err := d.Rollback(d.ctx(t, bakeLimit), box.ID, "before"); err != nil {
+		t.Fatal(err)
+	}
+	if got := d.value(t, box.ID, "state"); got != "'before'" {
+		t.Errorf("the way back: %s", got)
+	}
+	d.kill(t, box)
 	d.removeBranches(t)
 }
 

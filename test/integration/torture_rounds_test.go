@@ -156,6 +156,34 @@ func (x *fire) rollback() {
 	x.plain()
 }
 
+// promote lets the source go on as a child that writes meanwhile, and verifies both. The source
+// stays paused in half of all cases, because a rollback also ends a pause.
+func (x *fire) promote() {
+	child := x.fork(x.last)
+	p, tag, mode := x.mark(child.ID, x.hot()...), x.newTag(), x.mode()
+	if x.rng.IntN(2) == 0 {
+		_, err := x.d.Pause(x.d.ctx(x.t, stepLimit), x.source.ID)
+		x.fail(err)
+	}
+	r, err := x.d.Promote(x.d.ctx(x.t, stepLimit), x.source.ID,
+		client.PromoteRequest{From: child.ID, Tag: tag, Mode: mode})
+	x.fail(err)
+	if r.ID != x.source.ID || r.PID != x.source.PID || r.State != "running" || r.SnapshotTag != tag {
+		x.t.Fatalf("promoted: %+v", r)
+	}
+	made, err := x.d.Snapshot(x.d.ctx(x.t, stepLimit), tag)
+	x.fail(err)
+	x.branched(made.Snapshot)
+	x.took(made.Snapshot, p)
+	x.source, x.own = r.Sandbox, x.points[tag]
+	x.report.Count(&x.report.Rollbacks)
+	x.verifySource(p)
+	x.still(func() { x.fail(x.verifyCopy(child.ID, p)) })
+	x.d.kill(x.t, child)
+	x.latest(tag)
+	x.plain()
+}
+
 // forkSource forks children directly from the source. The snapshot in between is deleted with the
 // last child.
 func (x *fire) forkSource() {

@@ -101,6 +101,7 @@ func rounds() []rig.Card[round] {
 		{Weight: 3, Do: round{"early", (*fire).early}},
 		{Weight: 3, Do: round{"race", (*fire).race}},
 		{Weight: 2, Do: round{"rollback", (*fire).rollback}},
+		{Weight: 2, Do: round{"promote", (*fire).promote}},
 		{Weight: 2, Do: round{"fork the source", (*fire).forkSource}},
 		{Weight: 2, Do: round{"suspend", (*fire).suspend}},
 		{Weight: 1, Do: round{"remove", (*fire).remove}},

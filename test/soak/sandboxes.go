@@ -155,8 +155,7 @@ func (w *worker) rollback(b *box) {
 	if n := w.rng.IntN(len(tags) + 1); n < len(tags) {
 		to, p = tags[n], b.line[tags[n]]
 	}
-	// A rollback to a snapshot other than the one that the sandbox runs from starts a new line.
-	may := []string{"not_in_line", "busy"}
+	may := []string{"busy"}
 	switch w.do(asked{op: "roll back", box: b, to: cmp.Or(to, "where it runs from"), may: may},
 		func(ctx context.Context) error { _, err := w.d.Rollback(ctx, b.id, to); return err }) {
 	case done:

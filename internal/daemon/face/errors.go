@@ -45,7 +45,7 @@ func codeOf(err error) code {
 		busy      *sandbox.BusyError
 		backlog   *store.BacklogError
 		refused   *admit.Error
-		line      *sandbox.LineError
+		family    *sandbox.FamilyError
 		unique    *unique.Error
 		named     *workspace.Error
 		guest     *agentclient.Error
@@ -92,7 +92,7 @@ func codeOf(err error) code {
 		return code(refused.Code)
 	case errors.As(err, &unique):
 		return codeNotUnique
-	case errors.As(err, &line):
+	case errors.As(err, &family):
 		return codeLine
 	case errors.As(err, &named):
 		if named.Exists {

@@ -114,7 +114,7 @@ var problems = map[code]problem{
 		"restart the programs that the detail names in a fork hook, start them after the fork, or omit unique: strict",
 		0},
 	codeLine: {http.StatusConflict, "The sandbox cannot be rolled back to this snapshot",
-		"name one of the snapshots that the detail lists", 0},
+		"name a snapshot that comes from the same parent; 'forkd tree' shows which ones do", 0},
 	codeSnapshotExists: {http.StatusConflict, "A snapshot with this tag exists",
 		"remove the snapshot first, or choose another tag", 0},
 	codeSnapshotInUse: {http.StatusConflict, "The snapshot is in use",

@@ -99,14 +99,41 @@ func (a *api) rollback(r *http.Request, req *apiv1.RollbackRequest) (out apiv1.R
 	if err := a.view(r).SetStrict(r.Context(), r.PathValue("id"), unique.Strict(req.Unique)); err != nil {
 		return out, err
 	}
-	res, err := a.view(r).Rollback(r.Context(), r.PathValue("id"), req.To)
-	if err != nil {
+	return a.rolledBack(r)(a.view(r).Rollback(r.Context(), r.PathValue("id"), req.To))
+}
+
+func (a *api) promote(r *http.Request, req *apiv1.PromoteRequest) (out apiv1.RolledBack, err error) {
+	id, branch := r.PathValue("id"), sandbox.BranchRequest{Tag: req.Tag, Mode: vm.BranchLive}
+	if req.From == "" {
+		return out, &invalid.Error{Field: "from", Reason: "missing: want the id of the sandbox to promote"}
+	}
+	if req.Tag != "" {
+		if err := checkTag(req.Tag); err != nil {
+			return out, err
+		}
+	}
+	if req.Mode != "" {
+		if branch.Mode, err = parseMode(req.Mode); err != nil {
+			return out, err
+		}
+	}
+	if err := a.view(r).SetStrict(r.Context(), id, unique.Strict(req.Unique)); err != nil {
 		return out, err
 	}
-	return apiv1.RolledBack{
-		Sandbox: a.sandboxOf(a.view(r), res.Info), RolledBackTo: res.Tag, RollbackVMMMS: millis(res.VMM),
-		RollbackReadyMS: millis(res.Ready),
-	}, nil
+	return a.rolledBack(r)(a.view(r).Promote(r.Context(), id, req.From, branch))
+}
+
+// rolledBack returns a function that converts the outcome of a rollback.
+func (a *api) rolledBack(r *http.Request) func(sandbox.RollbackResult, error) (apiv1.RolledBack, error) {
+	return func(res sandbox.RollbackResult, err error) (apiv1.RolledBack, error) {
+		if err != nil {
+			return apiv1.RolledBack{}, err
+		}
+		return apiv1.RolledBack{
+			Sandbox: a.sandboxOf(a.view(r), res.Info), RolledBackTo: res.Tag, RollbackVMMMS: millis(res.VMM),
+			RollbackReadyMS: millis(res.Ready),
+		}, nil
+	}
 }
 
 func (a *api) pause(r *http.Request, _ *struct{}) (apiv1.Sandbox, error) {

@@ -184,6 +184,23 @@ func TestStatesThroughTheClient(t *testing.T) {
 	if err != nil || r.RolledBackTo != "b" || r.ID != id || r.SnapshotTag != "b" {
 		t.Errorf("%+v, %v", r, err)
 	}
+	child, err := cl.Fork(ctx, client.ForkRequest{SnapshotTag: "b", N: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := cl.Promote(ctx, id, client.PromoteRequest{From: child.Sandboxes[0].ID, Tag: "winner"})
+	if err != nil || p.RolledBackTo != "winner" || p.ID != id || p.SnapshotTag != "winner" {
+		t.Errorf("%+v, %v", p, err)
+	}
+	for field, req := range map[string]client.PromoteRequest{"from": {}, "mode": {From: "sb-1", Mode: "fast"},
+		"tag": {From: "sb-1", Tag: ".b"}, "unique": {From: "sb-1", Unique: "yes"}} {
+		if _, err := cl.Promote(ctx, id, req); !client.IsStatus(err, 400) || !strings.Contains(err.Error(), field) {
+			t.Errorf("%+v: %v", req, err)
+		}
+	}
+	if _, err := cl.Promote(ctx, id, client.PromoteRequest{From: "sb-none"}); !client.IsStatus(err, 404) {
+		t.Errorf("from no sandbox: %v", err)
+	}
 	if s, err := cl.Pause(ctx, id); err != nil || s.State != "paused" {
 		t.Errorf("%+v, %v", s, err)
 	}

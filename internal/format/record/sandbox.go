@@ -37,7 +37,7 @@ type Sandbox struct {
 	Top      string      `json:"top,omitempty"` // disk top, a file in the sandbox's data directory
 	Tops     int         `json:"tops,omitempty"`
 	Frozen   []FrozenTop `json:"frozen,omitempty"`
-	Branches []string    `json:"branches,omitempty"` // IDs of snapshots
+	Branches []string    `json:"branches,omitempty"` // unused; earlier versions of forkd wrote it
 	Count    int         `json:"branch_count,omitempty"`
 	Suspends int         `json:"suspends,omitempty"`
 

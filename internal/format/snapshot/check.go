@@ -82,6 +82,15 @@ func (m *Manifest) check() error {
 			return errors.New("parent: the snapshot itself")
 		}
 	}
+	switch err := CheckID(m.Root); {
+	case m.Root == "":
+	case m.Version == oldest:
+		return fmt.Errorf("root: version %d has no such field", m.Version)
+	case err != nil:
+		return fmt.Errorf("root: %w", err)
+	case m.Branch == nil:
+		return errors.New("root: the snapshot is not a branch")
+	}
 	if err := m.Machine.check(); err != nil {
 		return fmt.Errorf("machine: %w", err)
 	}

@@ -22,7 +22,7 @@ import (
 
 // Format and Version head every manifest. Version changes whenever the meaning of a snapshot's
 // files does; a reader refuses versions that it does not know. The oldest version that it reads has no
-// default user and no default directory.
+// root, no default user and no default directory.
 const (
 	Format  = "forkd-snapshot"
 	Version = 6
@@ -67,6 +67,9 @@ type Manifest struct {
 	Tag     string    `json:"tag"`
 	Created time.Time `json:"created"`
 	Parent  *Ref      `json:"parent,omitempty"` // the snapshot below the topmost layers
+	// ID of the snapshot of a booted VM from which this one comes by branches; empty: this one was
+	// booted, or is of version 5
+	Root string `json:"root,omitempty"`
 
 	Machine Machine `json:"machine"`
 	Guest   Guest   `json:"guest"`

@@ -23,6 +23,7 @@ func sample(t *testing.T) *Manifest {
 	return &Manifest{
 		ID: id, Tag: "python-numpy", Created: time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC),
 		Parent:  &Ref{ID: base, Tag: "base"},
+		Root:    base,
 		Machine: Machine{MemoryBytes: 512 << 20, VCPUs: 2, Template: "host", Accel: "kvm"},
 		Guest: Guest{Kernel: "6.12", Warm: []string{"python"}, Hostname: "forkd",
 			Defaults: Defaults{Env: map[string]string{"A": "<b>"}, User: "app", Dir: "/srv"}},
@@ -106,15 +107,22 @@ func TestOlderVersionIsRead(t *testing.T) {
 		if m, err = ParseManifest(again); err != nil || m.Version != Version {
 			t.Errorf("%s, written again: %v", name, err)
 		}
-		m.Version, m.Guest.User = 5, "app"
-		if m.Checksum, err = m.sum(); err != nil {
-			t.Fatal(err)
-		}
-		if text, err = m.marshal(); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := ParseManifest(text); err == nil || !strings.Contains(err.Error(), "user: version 5") {
-			t.Errorf("%s: version 5 with a user: %v", name, err)
+		for field, set := range map[string]func(m *Manifest){
+			"user": func(m *Manifest) { m.Guest.User = "app" },
+			"root": func(m *Manifest) { m.Root = m.Parent.ID },
+		} {
+			newer := *m
+			newer.Version = 5
+			set(&newer)
+			if newer.Checksum, err = newer.sum(); err != nil {
+				t.Fatal(err)
+			}
+			if text, err = newer.marshal(); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := ParseManifest(text); err == nil || !strings.Contains(err.Error(), field+": version 5") {
+				t.Errorf("%s: version 5 with the field %s: %v", name, field, err)
+			}
 		}
 	}
 }

@@ -22,7 +22,7 @@ func (r *Record) durable() *durable.Sandbox {
 		MemoryBytes: r.MemoryBytes, Fork: r.Fork, Network: *network, Limits: durable.Limits(r.Limits),
 		Env: r.Env, Labels: r.Labels, Annotation: r.Annotation, IdleTimeoutNS: int64(r.IdleTimeout),
 		ExpirySuspends: r.ExpirySuspends, AutoResume: r.AutoResume, Strict: r.Strict, Unique: durableUnique(r.Unique),
-		Top: r.Top, Tops: r.Tops, Frozen: r.Frozen, Branches: r.Branches, Count: r.Count, Suspends: r.Suspends,
+		Top: r.Top, Tops: r.Tops, Frozen: r.Frozen, Count: r.Count, Suspends: r.Suspends,
 		At:      r.At,
 		Rebased: r.Rebased, Rebasing: r.Rebasing, Pending: r.Pending, Paused: r.Paused, Restoring: r.Restoring,
 	}
@@ -44,7 +44,7 @@ func fromDurable(path string, d *durable.Sandbox) (Record, error) {
 		MemoryBytes: d.MemoryBytes, Fork: d.Fork, Network: network, Limits: limits,
 		Env: d.Env, Labels: d.Labels, Annotation: d.Annotation, IdleTimeout: time.Duration(d.IdleTimeoutNS),
 		ExpirySuspends: d.ExpirySuspends, AutoResume: d.AutoResume, Strict: d.Strict, Unique: fromUnique(d.Unique),
-		Top: d.Top, Tops: d.Tops, Frozen: d.Frozen, Branches: d.Branches, Count: d.Count, Suspends: d.Suspends,
+		Top: d.Top, Tops: d.Tops, Frozen: d.Frozen, Count: d.Count, Suspends: d.Suspends,
 		At:      d.At,
 		Rebased: d.Rebased, Rebasing: d.Rebasing, Pending: d.Pending, Paused: d.Paused, Restoring: d.Restoring,
 	}, nil

@@ -57,7 +57,6 @@ type Record struct {
 	Frozen   []durable.FrozenTop
 	Top      string // file in its data directory
 	Tops     int
-	Branches []string // IDs of the snapshots branched from it
 	Count    int
 	Suspends int // distinguishes a VM from the suspended state that followed it
 
@@ -172,7 +171,7 @@ func (r *Record) SuspendAs(tag, snapshotID string, auto bool) {
 	}
 	r.Origin, r.SnapshotTag, r.SnapshotID, r.PID, r.AutoResume = r.Tag(), tag, snapshotID, 0, auto
 	r.Rebased, r.Rebasing = nil, nil
-	r.Frozen, r.Top, r.Pending, r.Paused = nil, "", nil, false // Branches stay, for rollbacks
+	r.Frozen, r.Top, r.Pending, r.Paused = nil, "", nil, false
 	r.Suspends++
 }
 

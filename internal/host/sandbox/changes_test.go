@@ -3,7 +3,6 @@ package sandbox
 import (
 	"testing"
 
-	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
@@ -102,35 +101,6 @@ func TestRollbackForward(t *testing.T) {
 	b4, err := w.Snapshots().Detail("b4")
 	if err != nil || b4.Branch.After == nil || b4.Branch.After.Tag != "b2" || b4.Parent != "b2" {
 		t.Errorf("b4 comes after %+v and has the parent %q, %v; want b2 twice", b4.Branch.After, b4.Parent, err)
-	}
-	w.KillAll()
-	w.checkClean(t)
-}
-
-// A sandbox forgets branches that were deleted, and only these.
-func TestManyBranches(t *testing.T) {
-	w := newWorld(t, 0)
-	defer w.stop()
-	id := w.source(t)
-	w.branch(t, id, "first", vm.BranchDiff)
-	for range manyBranches {
-		w.branch(t, id, "b", vm.BranchDiff)
-		if _, err := w.Snapshots().Delete("b", store.DeleteForce); err != nil {
-			t.Fatal(err)
-		}
-	}
-	w.branch(t, id, "last", vm.BranchDiff)
-	s, err := w.Get(id)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if n := len(s.record.Branches); n > 3 {
-		t.Errorf("it remembers %d branches", n)
-	}
-	for _, to := range []string{"first", "last"} {
-		if _, err := w.Rollback(t.Context(), id, to); err != nil {
-			t.Errorf("to %s: %v", to, err)
-		}
 	}
 	w.KillAll()
 	w.checkClean(t)

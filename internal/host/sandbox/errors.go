@@ -3,7 +3,6 @@ package sandbox
 import (
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/vmpool"
@@ -154,15 +153,13 @@ func IsBusy(err error) bool {
 	return errors.As(err, &busy) || errors.As(err, &backlog) && backlog.Flush == nil
 }
 
-// LineError reports a snapshot that a sandbox cannot be rolled back to.
-type LineError struct {
-	ID, Tag string
-	Line    []string // root first; branches made of the sandbox also count
-}
+// FamilyError reports a snapshot that does not come from the same booted VM as a sandbox, so the
+// sandbox cannot be rolled back to it.
+type FamilyError struct{ ID, Tag string }
 
-func (e *LineError) Error() string {
-	return fmt.Sprintf("roll back sandbox %q to %q: not in its line: it can go back to %s, or a branch made of it",
-		e.ID, e.Tag, strings.Join(e.Line, ", "))
+func (e *FamilyError) Error() string {
+	return fmt.Sprintf("roll back sandbox %q to %q: the snapshot is of another family: it does not come from the "+
+		"parent that the sandbox comes from ('forkd tree' shows families)", e.ID, e.Tag)
 }
 
 // RollbackError reports a rollback that failed after its point of no return. The sandbox has been

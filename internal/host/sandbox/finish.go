@@ -9,6 +9,7 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/chain"
 	"github.com/forkd/forkd/internal/host/ledger"
+	"github.com/forkd/forkd/internal/host/tally"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
@@ -57,19 +58,18 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 	info, guest := b.s.Info(), b.guest()
 	m := &snapshot.Manifest{
 		Parent: &snapshot.Ref{ID: parent.ID, Tag: parent.Tag}, Machine: parent.Machine, Guest: guest,
-		Memory: memory, Boot: parent.Boot, Branch: &b.figure, Transient: b.req.Transient,
+		Root: b.m.cfg.Store.Root(parent.ID), Memory: memory, Boot: parent.Boot, Branch: &b.figure,
+		Transient: b.req.Transient,
 	}
 	disk, err := b.disk(alive, m)
 	if err != nil {
 		return result, fmt.Errorf("%s sandbox %q: complete the disk: %w", b.op, b.s.id, err)
 	}
-	// The branch is recorded before it is published. Otherwise the daemon could die in between, and
-	// an existing snapshot would have been answered with an error and be missing in the line of its
-	// sandbox. A recorded ID without a snapshot is harmless.
+	// The branch is recorded before it is published, because the daemon could die in between. A
+	// recorded branch without a snapshot is harmless.
 	var at *snapshot.Ref // the previous value
 	err = b.s.update(func(r *ledger.Record) {
 		r.Count++
-		r.Branches = append(b.m.reachable(r.Branches), b.staging.ID())
 		if at = r.At; b.stays() {
 			r.At = &snapshot.Ref{ID: b.staging.ID(), Tag: b.req.Tag}
 		}
@@ -84,7 +84,7 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 		b.s.since.Forget()
 		err = errors.Join(err, b.s.update(func(r *ledger.Record) {
 			r.Count--
-			r.Branches, r.At = r.Branches[:len(r.Branches)-1], at
+			r.At = at
 		}))
 		return result, err
 	}
@@ -107,4 +107,19 @@ func (b *branch) hurry() {
 		defer done()
 		_ = b.m.cfg.Store.WaitFlushed(context.Background(), b.req.Tag) // the store logs failures
 	})
+}
+
+// countChanges restarts the counting of changes after a complete branch. shared is how many bytes
+// of memory the sandbox now shares with the branch.
+func (b *branch) countChanges(shared uint64) {
+	dirty := b.done.Save.DirtyBytes
+	base := &tally.Written{Memory: dirty - min(dirty, shared), Disk: b.fresh}
+	switch {
+	case b.stays():
+		b.s.since.Begin(*base)
+	case b.op == "branch":
+		b.s.since.Carry(tally.Written{Memory: dirty, Disk: b.topBytes}, base)
+	default:
+		b.s.since.Carry(tally.Written{Memory: dirty, Disk: b.topBytes}, nil)
+	}
 }

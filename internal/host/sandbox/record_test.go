@@ -77,7 +77,7 @@ func TestRecordsOfVersion0(t *testing.T) {
 	put(t, filepath.Join(a.live.dir, ledger.File), golden(t, "sandbox-branched.v0.json", "sb-ighgo6ti5fljkqrdh3uq5elsaq",
 		live,
 		"i4qibj6i2p5x7ct3ewagapdjmu", a.record.SnapshotID, "2026-11-25T11:22:37.500327463Z", end.Format(time.RFC3339Nano),
-		"tt43lhlbmvk6fek7vozacqqsm4", a.record.Branches[0], `"vmm_protocol":15`,
+		"tt43lhlbmvk6fek7vozacqqsm4", a.record.At.ID, `"vmm_protocol":15`,
 		fmt.Sprintf(`"vmm_protocol":%d`, vmmproto.Version)))
 	put(t, filepath.Join(b.data, ledger.SuspendedFile), golden(t, "suspended-branched.v0.json",
 		"suspended-sb-ighgo6ti5fljkqrdh3uq5elsaq-2", b.record.SnapshotTag, "sb-ighgo6ti5fljkqrdh3uq5elsaq", asleep,

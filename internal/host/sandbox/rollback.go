@@ -5,7 +5,6 @@ import (
 	"context"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 	"time"
 
@@ -14,6 +13,7 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/chain"
 	"github.com/forkd/forkd/internal/host/excerpt"
+	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/host/store"
@@ -30,9 +30,9 @@ type RollbackResult struct {
 
 // Rollback puts a sandbox back to the snapshot to: memory, disk, vCPUs and devices, in the same VMM
 // process and under the same id. If to is empty, Rollback uses the snapshot that the sandbox runs
-// from. The line of a sandbox is the snapshot it runs from, the ancestors of that snapshot back to
-// the one that was booted, and the branches made of the sandbox. Other snapshots are refused. The
-// client must be able to use the snapshot, unless the sandbox runs from it. A failure before the
+// from. Otherwise the snapshot must be of the sandbox's family: both come from the same snapshot of
+// a booted VM, so they have the same CPU, memory size, devices and disk size. The client must be
+// able to use the snapshot, unless the sandbox runs from it. A failure before the
 // restore leaves the sandbox unchanged. After that there is nothing to return to: a sandbox that
 // fails or does not confirm is killed, which the *RollbackError says. Only its latest suspended
 // state is left, if it has one.
@@ -65,7 +65,7 @@ func (h *Held) rollback(ctx context.Context, to string, start time.Time) (r Roll
 		return r, cmp.Or(m.MayUse(ctx, to), err)
 	}
 	undo.Add(lease.Release)
-	if err := m.inLine(ctx, rec, lease); err != nil {
+	if err := m.inFamily(ctx, rec, lease); err != nil {
 		return r, err
 	}
 	// Before the point of no return: if the client gives up during the wait, its sandbox is
@@ -205,8 +205,8 @@ func (s *Sandbox) commitRollback(v *liveVM, was ledger.Record, lease *store.Leas
 	return nil
 }
 
-// inLine returns an error unless the client of ctx may roll a sandbox back to the snapshot of to.
-func (m *Manager) inLine(ctx context.Context, rec ledger.Record, to *store.Lease) error {
+// inFamily returns an error unless the client of ctx may roll a sandbox back to the snapshot of to.
+func (m *Manager) inFamily(ctx context.Context, rec ledger.Record, to *store.Lease) error {
 	id, tag := to.Manifest().ID, to.Manifest().Tag
 	if id == rec.SnapshotID {
 		return nil
@@ -214,21 +214,55 @@ func (m *Manager) inLine(ctx context.Context, rec ledger.Record, to *store.Lease
 	if err := m.MayUse(ctx, tag); err != nil && tag != rec.Tag() { // which it was forked from, if suspended since
 		return err
 	}
-	if slices.Contains(rec.Branches, id) {
-		return nil
+	if m.cfg.Store.Root(id) != m.cfg.Store.Root(rec.SnapshotID) {
+		return &FamilyError{ID: rec.ID, Tag: tag}
 	}
-	d, err := m.cfg.Store.Detail(rec.SnapshotTag)
+	return nil
+}
+
+// Promote lets a sandbox go on as another sandbox of its family is now, with the memory, disk and
+// processes of the other one. It keeps its own id, name, labels, owner, limits and network policy.
+// Promote branches the other sandbox, which is unchanged, and rolls the sandbox back to that branch.
+// The branch is deleted with the last sandbox that runs from it, unless the request gives it a tag.
+//
+// If the sandboxes are of different families, Promote returns a *FamilyError and makes no branch.
+// Errors after the branch are those of Rollback. The sandbox's own state is lost, as in a rollback: a
+// caller that needs that state must branch the sandbox first.
+func (m *Manager) Promote(ctx context.Context, id, from string, req BranchRequest) (r RollbackResult, err error) {
+	if id == from {
+		return r, invalid.Errorf("from", "%q: want another sandbox", from)
+	}
+	own, err := m.root(id)
 	if err != nil {
-		return err
+		return r, err
 	}
-	var line []string // that the client may know of
-	for _, a := range d.Line {
-		if a.ID == id && d.ID == rec.SnapshotID {
-			return nil
-		}
-		if m.MayUse(ctx, a.Tag) == nil {
-			line = append(line, a.Tag)
-		}
+	root, err := m.root(from)
+	if err == nil && root != own {
+		err = &FamilyError{ID: id, Tag: from}
 	}
-	return &LineError{ID: rec.ID, Tag: tag, Line: append(line, rec.SnapshotTag)}
+	if err != nil {
+		return r, err
+	}
+	req.Transient, req.NoWait = req.Tag == "", false
+	b, err := m.Branch(ctx, from, req)
+	if err != nil {
+		return r, err
+	}
+	unpin, err := m.cfg.Store.Pin(b.Info.Tag) // the other sandbox could be deleted now
+	if err != nil {
+		return r, err
+	}
+	defer unpin()
+	return m.Rollback(ctx, id, b.Info.Tag)
+}
+
+// root returns the ID of the booted snapshot from which a sandbox comes.
+func (m *Manager) root(id string) (string, error) {
+	s, err := m.Get(id)
+	if err != nil {
+		return "", err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return m.cfg.Store.Root(s.record.SnapshotID), nil
 }

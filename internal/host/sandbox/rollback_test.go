@@ -22,13 +22,18 @@ func TestRollback(t *testing.T) {
 	id := w.source(t)
 	w.branch(t, id, "b1", vm.BranchDiff)
 	w.branch(t, id, "b2", vm.BranchDiff)
-	other := w.fork(t, "p")
-	w.branch(t, other, "else", vm.BranchDiff)
-	var line *LineError
-	if _, err := w.Rollback(t.Context(), id, "else"); !errors.As(err, &line) {
-		t.Errorf("to a snapshot of another line: %v", err)
+	w.branch(t, w.fork(t, "b1"), "child", vm.BranchDiff)
+	w.branch(t, w.fork(t, "p"), "sibling", vm.BranchDiff)
+	another := w.bake
+	another.Tag = "other"
+	if _, err := w.Bake(t.Context(), another); err != nil {
+		t.Fatal(err)
 	}
-	for _, to := range []string{"b1", "", "p"} {
+	var family *FamilyError
+	if _, err := w.Rollback(t.Context(), id, "other"); !errors.As(err, &family) {
+		t.Errorf("to a snapshot of another family: %v", err)
+	}
+	for _, to := range []string{"b1", "", "child", "sibling", "child", "p"} {
 		r, err := w.Rollback(t.Context(), id, to)
 		if err != nil {
 			t.Fatalf("to %q: %v", to, err)
@@ -169,7 +174,7 @@ func TestRollbackWaitsBeforeItsPointOfNoReturn(t *testing.T) {
 	w.checkClean(t)
 }
 
-// The line of a sandbox ends at the snapshot that was booted. A parent that was baked from a branch
+// The family of a sandbox ends at the snapshot that was booted. A parent that was baked from a branch
 // of a disk is for all clients, but the snapshots with memory before that branch are not.
 func TestRollbackEndsAtABootedParent(t *testing.T) {
 	w := newWorld(t, 0)
@@ -195,11 +200,11 @@ func TestRollbackEndsAtABootedParent(t *testing.T) {
 			t.Errorf("to %s: %+v, %v", tag, r.Info, err)
 		}
 	}
-	var line *LineError
-	if _, err := w.Rollback(b, id, "p"); !errors.As(err, &line) || len(line.Line) != 1 || line.Line[0] != "pub" {
-		t.Errorf("to a parent of another line: %v", err)
+	var family *FamilyError
+	if _, err := w.Rollback(b, id, "p"); !errors.As(err, &family) || strings.Contains(err.Error(), "team-a") {
+		t.Errorf("to a parent of another family: %v", err)
 	}
-	if _, err := w.Rollback(t.Context(), id, "team-a.memory"); !errors.As(err, &line) {
+	if _, err := w.Rollback(t.Context(), id, "team-a.memory"); !errors.As(err, &family) {
 		t.Errorf("by a client without a limit: %v", err)
 	}
 	w.KillAll()

@@ -176,25 +176,33 @@ func (s *Store) detail(tag string) (Detail, ownFiles, error) {
 	return d, files, nil
 }
 
+// Root returns the ID of the snapshot of a booted VM from which the snapshot with an ID comes by
+// branches. That can be id itself. Snapshots with the same root have VMs of the same shape. If no
+// snapshot has this ID, Root returns id.
+func (s *Store) Root(id string) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for range snapshot.MaxChain {
+		e := s.byID[id]
+		switch {
+		case e == nil:
+			return id
+		case e.manifest.Root != "":
+			return e.manifest.Root
+		case e.manifest.Branch == nil || e.manifest.Parent == nil:
+			return id
+		}
+		id = e.manifest.Parent.ID // of version 5, as long as its ancestors exist
+	}
+	return id
+}
+
 // Has reports whether tag names the snapshot with the given ID.
 func (s *Store) Has(tag, id string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e := s.byTag[tag]
 	return e != nil && e.listed() && e.id() == id
-}
-
-// Known returns the IDs in ids that belong to snapshots.
-func (s *Store) Known(ids []string) []string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var known []string
-	for _, id := range ids {
-		if e := s.byID[id]; e != nil && e.listed() {
-			known = append(known, id)
-		}
-	}
-	return known
 }
 
 // ownFiles are the paths of a snapshot's own layers.

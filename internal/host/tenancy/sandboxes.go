@@ -114,6 +114,17 @@ func (v *View) Rollback(ctx context.Context, id, to string) (sandbox.RollbackRes
 	})
 }
 
+// Promote is Manager.Promote, for two visible sandboxes.
+func (v *View) Promote(ctx context.Context, id, from string, req sandbox.BranchRequest) (r sandbox.RollbackResult,
+	err error) {
+	if err := v.Reach(from); err != nil {
+		return r, err
+	}
+	return reached(ctx, v, id, func(ctx context.Context, m *sandbox.Manager) (sandbox.RollbackResult, error) {
+		return m.Promote(ctx, id, from, req)
+	})
+}
+
 // Pause is Manager.Pause.
 func (v *View) Pause(ctx context.Context, id string) (sandbox.Info, error) {
 	return reached(ctx, v, id, func(ctx context.Context, m *sandbox.Manager) (sandbox.Info, error) {

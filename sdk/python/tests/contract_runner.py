@@ -409,6 +409,7 @@ for name in (
     "set_ttl",
     "fork",
     "rollback",
+    "promote",
     "pause",
     "resume",
     "suspend",

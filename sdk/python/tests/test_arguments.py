@@ -24,6 +24,8 @@ WRONG: list[tuple[str, Callable[[Client, Sandbox], Any]]] = [
     ("tag", lambda c, s: s.branch(tag=".hidden")),
     ("labels", lambda c, s: s.branch(labels={"turn": 7})),  # type: ignore[dict-item]
     ("to", lambda c, s: s.rollback("")),
+    ("child", lambda c, s: s.promote("")),
+    ("mode", lambda c, s: s.promote("sb-1", mode="fast")),
     ("unique", lambda c, s: s.resume(unique="yes")),
     ("ttl", lambda c, s: c.fork("base", ttl=-1)),
     ("ttl", lambda c, s: s.url(80, ttl=0)),

@@ -216,13 +216,32 @@ export class Sandbox implements AsyncDisposable {
   }
 
   /**
-   * Rolls the sandbox back in place: to its own snapshot, an ancestor of that, or a branch of the
-   * sandbox.
+   * Rolls the sandbox back in place. The snapshot must come from the same parent as the sandbox: its own
+   * branches, their ancestors, and branches of its children. By default it is the snapshot that the
+   * sandbox runs from.
    */
   async rollback(to?: string | Snapshot, options: CallOptions & { unique?: UniqueMode } = {}): Promise<RolledBack> {
     checkOptions(options, "unique", ...callOptions);
     const json = { to: to === undefined ? undefined : tagOf(to, "to"), unique: options.unique };
     return (await this.#changed("POST", "/rollback", json, options)) as RolledBack;
+  }
+
+  /**
+   * Goes on as child is now, with the memory, files and processes of child, but under this sandbox's own
+   * id, labels and network. Both must come from the same parent; child goes on too. The state of this
+   * sandbox is lost, unless it is branched first. tag keeps the snapshot of child that this makes.
+   */
+  async promote(
+    child: string | Sandbox,
+    options: CallOptions & { tag?: string | undefined; mode?: BranchMode | undefined; unique?: UniqueMode } = {},
+  ): Promise<RolledBack> {
+    checkOptions(options, "tag", "mode", "unique", ...callOptions);
+    checkWord("mode", options.mode, "live", "diff", "full");
+    const from = typeof child === "string" ? child : child.id;
+    checkName("child", from);
+    const tag = options.tag === undefined ? undefined : tagOf(options.tag, "tag");
+    const json = { from, tag, mode: options.mode, unique: options.unique };
+    return (await this.#changed("POST", "/promote", json, options)) as RolledBack;
   }
 
   /** Pauses the sandbox. */

@@ -167,6 +167,11 @@ export const operations: Readonly<Record<string, Operation>> = {
     "to unique",
     (box: Sandbox, args) => box.rollback(args["to"], options(args, "to")),
   ],
+  "sandbox.promote": [
+    "sandbox.promote",
+    "child tag mode unique",
+    (box: Sandbox, args) => box.promote(args["child"], options(args, "child")),
+  ],
   "sandbox.pause": ["sandbox.pause", "", (box: Sandbox) => box.pause()],
   "sandbox.resume": ["sandbox.resume", "unique", (box: Sandbox, args) => box.resume(args)],
   "sandbox.suspend": ["sandbox.suspend", "", (box: Sandbox) => box.suspend()],

@@ -137,7 +137,7 @@ class InterpreterBusyError(ForkdError):
 class NotInLineError(ForkdError):
     """The sandbox cannot be rolled back to this snapshot (not_in_line, 409).
 
-    What helps: name one of the snapshots that the detail lists.
+    What helps: name a snapshot that comes from the same parent; 'forkd tree' shows which ones do.
     """
 
 

@@ -755,10 +755,24 @@ class Rollback(Record):
     """The message Rollback of the API."""
 
     to: str | None = None
-    """the snapshot that the sandbox runs from (also if empty), an ancestor of that snapshot, or a branch of the
-    sandbox"""
+    """a snapshot that comes from the same parent as the sandbox; empty: the snapshot that the sandbox runs from"""
     unique: Literal["report", "strict"] | None = None
     """the sandbox's mode from now on"""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class Promote(Record):
+    """The message Promote of the API."""
+
+    from_: str
+    """id of a sandbox that comes from the same parent; it goes on, unchanged"""
+    tag: str | None = None
+    """of the snapshot in between; absent: that snapshot is deleted with the last sandbox that needs it"""
+    mode: Literal["live", "diff", "full"] | None = None
+    """of the branch of the other sandbox; empty: live"""
+    unique: Literal["report", "strict"] | None = None
+    """the sandbox's mode from now on"""
+    _renamed: ClassVar[dict[str, str]] = {"from_": "from"}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -1460,6 +1474,7 @@ __all__ = [
     "Pong",
     "PortURL",
     "Process",
+    "Promote",
     "Ready",
     "RegistryAuth",
     "Restarted",

@@ -537,8 +537,21 @@ export interface components {
             measure_diff?: boolean;
         };
         Rollback: {
-            /** @description the snapshot that the sandbox runs from (also if empty), an ancestor of that snapshot, or a branch of the sandbox */
+            /** @description a snapshot that comes from the same parent as the sandbox; empty: the snapshot that the sandbox runs from */
             to?: string;
+            /** @description the sandbox's mode from now on */
+            unique?: components["schemas"]["UniqueMode"];
+        };
+        Promote: {
+            /** @description id of a sandbox that comes from the same parent; it goes on, unchanged */
+            from: string;
+            /** @description of the snapshot in between; absent: that snapshot is deleted with the last sandbox that needs it */
+            tag?: components["schemas"]["Tag"];
+            /**
+             * @description of the branch of the other sandbox; empty: live
+             * @enum {string}
+             */
+            mode?: "" | "live" | "diff" | "full";
             /** @description the sandbox's mode from now on */
             unique?: components["schemas"]["UniqueMode"];
         };

@@ -349,12 +349,35 @@ class Sandbox(metaclass=NamesOfE2B):
         return snapshot, snapshot.fork(n) if n else Sandboxes()
 
     def rollback(self, to: str | Snapshot | None = None, *, unique: str | None = None) -> RolledBack:
-        """Rolls the sandbox back in place: to its own snapshot, an ancestor of that, or a branch of the sandbox."""
+        """Rolls the sandbox back in place. The snapshot must come from the same parent as the sandbox: its own
+        branches, their ancestors, and branches of its children. By default it is the snapshot that the sandbox runs
+        from."""
         tag = to if isinstance(to, str) or to is None else to.tag
         body = _args.given(
             to=None if tag is None else _args.name("to", tag), unique=_args.one_of("unique", unique, UNIQUE_MODES)
         )
         answer = (self._call("POST", "/rollback", body)).json()
+        self._info = SandboxInfo.from_json(answer)
+        return RolledBack.from_json(answer)
+
+    def promote(
+        self,
+        child: str | Sandbox,
+        *,
+        tag: str | None = None,
+        mode: str | None = None,
+        unique: str | None = None,
+    ) -> RolledBack:
+        """Goes on as child is now, with the memory, files and processes of child, but under this sandbox's own id,
+        labels and network. Both must come from the same parent; child goes on too. The state of this sandbox is
+        lost, unless it is branched first. tag keeps the snapshot of child that this makes."""
+        body = _args.given(
+            tag=None if tag is None else _args.name("tag", tag),
+            mode=_args.one_of("mode", mode, BRANCH_MODES),
+            unique=_args.one_of("unique", unique, UNIQUE_MODES),
+        )
+        body["from"] = _args.name("child", child if isinstance(child, str) else child.id)
+        answer = (self._call("POST", "/promote", body)).json()
         self._info = SandboxInfo.from_json(answer)
         return RolledBack.from_json(answer)
 
