@@ -23,7 +23,10 @@ func (m *Manager) SetBoot(boot Boot) { m.boot = boot }
 // boots a parent, whose snapshot is deleted with the last sandbox that runs from it. It first
 // checks that there is room for n children.
 func (m *Manager) booted(ctx context.Context, tag string, n int) (_ string, release func(), err error) {
-	lease, err := m.acquireToFork(ctx, tag)
+	if err := m.unwatched.Wait(ctx, tag); err != nil {
+		return "", nil, err
+	}
+	lease, err := m.cfg.Store.Acquire(tag)
 	if none := (*store.DiskOnlyError)(nil); !errors.As(err, &none) || m.boot == nil {
 		if err != nil {
 			return "", nil, err

@@ -91,7 +91,7 @@ func (h *Held) branch(ctx context.Context, req BranchRequest, start time.Time) (
 	}}
 	rest := h.free // sandbox and places stay held until the layer is complete
 	h.free = cleanup.Stack{}
-	complete := m.leaveUnwatched(req.Tag)
+	complete := m.unwatched.Add(req.Tag)
 	m.background.Go(func() {
 		defer complete() // after its places are free, so that a waiting caller can branch next
 		defer rest.Run()

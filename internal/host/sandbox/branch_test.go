@@ -196,11 +196,11 @@ func TestBranchWithoutWaiting(t *testing.T) {
 		t.Errorf("beyond the limit: %v", err)
 	}
 	var exists *store.ExistsError
-	w.patience = 0
+	w.unwatched.Patience = 0
 	if _, err := w.Fork(t.Context(), ForkRequest{Tag: "b", N: 1}); !errors.As(err, &exists) || !exists.InFlight {
 		t.Errorf("fork of a tag that takes too long: %v", err)
 	}
-	w.patience = time.Hour
+	w.unwatched.Patience = time.Hour
 	gone, leave := context.WithCancel(t.Context())
 	leave()
 	if _, err := w.Fork(gone, ForkRequest{Tag: "b", N: 1}); !errors.Is(err, context.Canceled) {

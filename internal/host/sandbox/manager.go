@@ -17,6 +17,7 @@ import (
 	"github.com/forkd/forkd/internal/host/event"
 	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/host/unwatched"
 	"github.com/forkd/forkd/internal/host/vmpool"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
@@ -83,12 +84,10 @@ type Manager struct {
 
 	mu sync.Mutex
 	// +checklocks:mu
-	sandboxes map[string]*Sandbox
-	// +checklocks:mu
-	unwatched  map[string]chan struct{} // branches started with NoWait, by tag; closed on completion
+	sandboxes  map[string]*Sandbox
 	watchers   sync.WaitGroup
 	background sync.WaitGroup                   // branches started with NoWait, and other background work
-	patience   time.Duration                    // unwatchedWait, except in tests
+	unwatched  *unwatched.Branches              // branches started with NoWait
 	writers    time.Duration                    // chain.WriterPatience, except in tests
 	room       func(dir string) (uint64, error) // returns the free space of a file system in bytes
 	timed      gate.Tasks                       // of timers; its context ends with Close: watchers leave sandboxes alone
@@ -118,8 +117,7 @@ func New(cfg Config) (*Manager, error) {
 		branches:  gate.New(cfg.Branches),
 		suspends:  gate.New(maxSuspends),
 		sandboxes: make(map[string]*Sandbox),
-		unwatched: make(map[string]chan struct{}),
-		patience:  unwatchedWait,
+		unwatched: unwatched.New(),
 		writers:   chain.WriterPatience,
 		room:      admit.FreeBytes,
 	}
@@ -212,7 +210,3 @@ const defaultBranches = 4
 // second would fill the file system in RAM that all branches need, and stop the sandboxes for all
 // that time. A sandbox that waits for its turn runs on.
 const maxSuspends = 4
-
-// unwatchedWait is how long a fork waits for a branch that was started with NoWait. Published
-// clients of forkd 0.5 time out after a minute.
-const unwatchedWait = 45 * time.Second

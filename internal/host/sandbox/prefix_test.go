@@ -34,7 +34,7 @@ func TestAForkMayNotUseWhatTookTheTag(t *testing.T) {
 	others := w.fork(t, "p")
 	w.bake.Tag = "q"
 	mustBake(t, w)
-	complete := w.leaveUnwatched("q")
+	complete := w.unwatched.Add("q")
 	waits := make(chan struct{})
 	ofA := owner.In(t.Context(), owner.Owner{Name: "token:a", Prefix: "team-a/"})
 	ctx := waitingCtx{ofA, sync.OnceFunc(func() { close(waits) })}

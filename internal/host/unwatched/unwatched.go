@@ -1,0 +1,63 @@
+// Package unwatched lets requests wait for branches that become complete in the background, without
+// a waiting client. It neither makes branches nor keeps their outcome.
+package unwatched
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// Patience is how long a fork waits for such a branch. Published clients of forkd 0.5 time out after
+// a minute.
+const Patience = 45 * time.Second
+
+// Branches is the set of unfinished branches.
+type Branches struct {
+	Patience time.Duration // Patience, except in tests
+
+	mu sync.Mutex
+	// +checklocks:mu
+	done map[string]chan struct{} // by tag; closed on completion
+}
+
+// New returns an empty set.
+func New() *Branches {
+	return &Branches{Patience: Patience, done: make(map[string]chan struct{})}
+}
+
+// Add adds a branch. The caller calls complete once, when the branch is complete or has failed.
+func (b *Branches) Add(tag string) (complete func()) {
+	done := make(chan struct{})
+	b.mu.Lock()
+	b.done[tag] = done
+	b.mu.Unlock()
+	return func() {
+		b.mu.Lock()
+		if b.done[tag] == done { // otherwise this branch has failed, and another one has its tag
+			delete(b.done, tag)
+		}
+		b.mu.Unlock()
+		close(done)
+	}
+}
+
+// Wait waits until the branch with a tag is complete, if there is one. If that takes too long, Wait
+// returns nil: the store's error then says that the branch is being made.
+func (b *Branches) Wait(ctx context.Context, tag string) error {
+	b.mu.Lock()
+	done := b.done[tag]
+	b.mu.Unlock()
+	if done == nil {
+		return nil
+	}
+	limit := time.NewTimer(b.Patience)
+	defer limit.Stop()
+	select {
+	case <-done:
+	case <-limit.C:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	return nil
+}
