@@ -153,6 +153,10 @@ func TestLeafHasLimits(t *testing.T) {
 	}
 	// A later daemon finds the leaf, and removes leaves without a sandbox.
 	again := tree.Find("sb-a")
+	again.Hurry()()
+	if got := read(t, l, "memory.max"); got != fmt.Sprint(64<<20+lag()) {
+		t.Errorf("memory.max is %s before a daemon that takes over has set limits", got)
+	}
 	if again == nil || tree.Find("sb-b") != nil {
 		t.Fatalf("found %v", again)
 	}

@@ -211,7 +211,9 @@ func (l *Leaf) hurryBy(n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.hurry += n
-	_ = l.writeLocked() // fails only if the process has ended
+	if !l.found { // otherwise the limits are unknown
+		_ = l.writeLocked() // fails only if the process has ended
+	}
 }
 
 func lag() uint64 { return statLag * uint64(runtime.NumCPU()) }

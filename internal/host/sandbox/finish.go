@@ -55,9 +55,8 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 	b.staging.Inherit(b.below)
 	parent := b.lease.Manifest()
 	b.figure.Ready = snapshot.Micros(time.Since(b.start))
-	info, guest := b.s.Info(), b.guest()
 	m := &snapshot.Manifest{
-		Parent: &snapshot.Ref{ID: parent.ID, Tag: parent.Tag}, Machine: parent.Machine, Guest: guest,
+		Parent: &snapshot.Ref{ID: parent.ID, Tag: parent.Tag}, Machine: parent.Machine, Guest: b.guest(),
 		Root: b.m.cfg.Store.Root(parent.ID), Memory: memory, Boot: parent.Boot, Branch: &b.figure,
 		Transient: b.req.Transient,
 	}
@@ -93,20 +92,7 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 		result.Shared = b.rebase(ctx)
 	}
 	b.countChanges(result.Shared)
-	if io := info.Limits; io.IOBytesPerSecond != 0 || io.IOOpsPerSecond != 0 {
-		b.hurry()
-	}
 	return result, err
-}
-
-// hurry flushes the published snapshot to disk at full speed, even if the VM that wrote its disk
-// layer has an I/O limit, because other snapshots wait for it.
-func (b *branch) hurry() {
-	done := b.v.vmm.Hurry()
-	b.m.background.Go(func() {
-		defer done()
-		_ = b.m.cfg.Store.WaitFlushed(context.Background(), b.req.Tag) // the store logs failures
-	})
 }
 
 // countChanges restarts the counting of changes after a complete branch. shared is how many bytes

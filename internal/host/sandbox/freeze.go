@@ -59,6 +59,7 @@ func (b *branch) freeze(ctx context.Context) error {
 	}
 	b.undo.Add(b.staging.Discard)
 	b.staging.For(b.s.Info().Owner)
+	b.staging.Hurry(v.vmm.Hurry)
 	if b.op == "suspend" {
 		b.staging.Awaited()
 	}

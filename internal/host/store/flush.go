@@ -125,10 +125,19 @@ func (f *flusher) nextLocked(awaited bool) *entry {
 }
 
 func (f *flusher) flush(e *entry) {
-	err := f.store.flush(e)
 	s := f.store
 	s.mu.Lock()
+	hurries := e.hurries
+	s.mu.Unlock()
+	calm := liftAll(hurries)
+	err := s.flush(e)
+	s.mu.Lock()
 	e.flushErr = err
+	if err == nil {
+		e.hurries = nil
+	}
+	ended := append(e.calm, calm)
+	e.calm = nil
 	if err == nil && !e.published.IsZero() {
 		e.flushTime = time.Since(e.published)
 	}
@@ -137,6 +146,9 @@ func (f *flusher) flush(e *entry) {
 		s.tell(event.SnapshotPersisted, e)
 	}
 	s.mu.Unlock()
+	for _, end := range ended {
+		end()
+	}
 	select {
 	case <-e.flushed: // by an earlier attempt
 	default:

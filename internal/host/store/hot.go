@@ -25,6 +25,20 @@ import (
 // all these layers, the new one last. They must be on the store's file system: the snapshot links
 // them, so that it depends on no other snapshot.
 func (g *Staging) Publish(m *snapshot.Manifest, extents []vm.Extent, disk []*os.File) (Info, error) {
+	g.store.mu.Lock()
+	hurries := g.store.hurriesLocked(m, g.lift)
+	g.store.mu.Unlock()
+	calm := liftAll(hurries)
+	info, err := g.publish(m, extents, disk, hurries, calm)
+	if err != nil {
+		calm()
+	}
+	return info, err
+}
+
+// publish is Publish in a hurry that calm ends. If publish succeeds, calm is called by the flusher.
+func (g *Staging) publish(m *snapshot.Manifest, extents []vm.Extent, disk []*os.File, hurries []hurry, calm func()) (
+	Info, error) {
 	if err := g.complete(m, extents, disk); err != nil {
 		return Info{}, fmt.Errorf("publish snapshot %q: %w", g.tag, err)
 	}
@@ -44,7 +58,8 @@ func (g *Staging) Publish(m *snapshot.Manifest, extents []vm.Extent, disk []*os.
 	s.mu.Lock()
 	delete(s.reserved, g.tag)
 	e := &entry{tag: g.tag, dir: g.dir, manifest: m, created: m.Created, flushed: make(chan struct{}),
-		published: time.Now(), owner: g.owner, awaited: g.awaited}
+		published: time.Now(), owner: g.owner, awaited: g.awaited,
+		hurries: hurries, calm: []func(){calm}}
 	e.enterLocked(phaseHot)
 	if old := s.byTag[g.tag]; old != nil {
 		old.enterLocked(phaseGone) // the old snapshot was a failed one

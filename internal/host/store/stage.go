@@ -25,6 +25,7 @@ type Staging struct {
 	owner    string // see For
 	awaited  bool   // see Awaited
 	diskOnly bool   // see PublishDisk
+	lift     hurry  // see Hurry; may be nil
 
 	below  string  // see Inherit
 	basing *basing // nil without UseBase

@@ -109,6 +109,8 @@ type entry struct {
 	published time.Time     // time when this daemon published it
 	flushTime time.Duration
 	flushMu   sync.Mutex // held while flushing
+	hurries   []hurry    // called for each attempt to flush it; guarded by Store.mu
+	calm      []func()   // called when the next attempt has ended; guarded by Store.mu
 
 	hotMu sync.Mutex // serializes the first use
 	hot   *hotFiles  // nil until first used; guarded by hotMu

@@ -1,0 +1,87 @@
+package store
+
+import "github.com/forkd/forkd/internal/format/snapshot"
+
+// Data that a VM has written to its disk is flushed at the rate of the VM's disk limits, even if
+// the flusher waits for it, and with the flusher the snapshots of other owners. So these limits are
+// lifted from the beginning of Publish until the first attempt to flush the snapshot has ended, and
+// during each later attempt. Between attempts they apply. Otherwise a snapshot that never fits on
+// the disk would lift them permanently.
+
+// hurry lifts the disk limits of one VM until done is called.
+type hurry func() (done func())
+
+// Hurry sets the function that lifts the limits of the VM whose disk the snapshot has. Publish
+// calls it.
+func (g *Staging) Hurry(lift func() (done func())) { g.lift = lift }
+
+// hurriesLocked returns the functions that lift the limits of all VMs whose data may be unwritten
+// in the disk layers of a snapshot that lift belongs to.
+func (s *Store) hurriesLocked(m *snapshot.Manifest, lift hurry) (all []hurry) {
+	if m.Parent != nil && s.byID[m.Parent.ID] != nil {
+		all = append(all, s.byID[m.Parent.ID].hurries...) // of inherited layers; empty after the parent's flush
+	}
+	if lift != nil {
+		all = append(all, lift)
+	}
+	return all
+}
+
+// liftAll calls all functions, and returns a function that ends what they began.
+func liftAll(hurries []hurry) (done func()) {
+	var ends []func()
+	for _, lift := range hurries {
+		ends = append(ends, lift())
+	}
+	return func() {
+		for _, end := range ends {
+			end()
+		}
+	}
+}
+
+// HurryTakenOver is Hurry for the unflushed snapshots of a sandbox that an earlier daemon has made.
+// lift belongs to the sandbox's present VM.
+func (s *Store) HurryTakenOver(sandbox string, lift func() (done func())) {
+	s.mu.Lock()
+	var found []*entry
+	for _, e := range s.byTag {
+		if e.phase == phaseHot && s.hasDiskOfLocked(e.manifest, sandbox) {
+			found = append(found, e)
+		}
+	}
+	s.mu.Unlock()
+	for _, e := range found {
+		done := lift()
+		s.mu.Lock()
+		hot := e.phase == phaseHot // otherwise no attempt follows
+		if hot {
+			e.hurries, e.calm = append(e.hurries, lift), append(e.calm, done)
+		}
+		s.mu.Unlock()
+		if !hot {
+			done()
+		}
+	}
+}
+
+// hasDiskOfLocked reports whether a snapshot has a disk layer that was made for a branch of the
+// sandbox.
+func (s *Store) hasDiskOfLocked(m *snapshot.Manifest, sandbox string) bool {
+	if m.Disk == nil {
+		return false
+	}
+	for _, l := range m.Disk.Layers {
+		owner := m
+		if l.Owner != m.ID {
+			if s.byID[l.Owner] == nil {
+				continue
+			}
+			owner = s.byID[l.Owner].manifest
+		}
+		if owner.Branch != nil && owner.Branch.SandboxID == sandbox {
+			return true
+		}
+	}
+	return false
+}

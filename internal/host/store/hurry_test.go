@@ -1,0 +1,141 @@
+package store
+
+import (
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+
+	"github.com/forkd/forkd/internal/format/snapshot"
+)
+
+// throttle counts how often the limits of a VM's disk are lifted at present, and in total.
+type throttle struct{ lifted, lifts atomic.Int64 }
+
+func (l *throttle) lift() (done func()) {
+	l.lifted.Add(1)
+	l.lifts.Add(1)
+	return func() { l.lifted.Add(-1) }
+}
+
+func (l *throttle) now() int64   { return l.lifted.Load() }
+func (l *throttle) total() int64 { return l.lifts.Load() }
+
+// publishBy publishes a snapshot whose disk a throttled VM has written.
+func publishBy(t *testing.T, s *Store, d dirs, l hurry, tag, parent string) {
+	t.Helper()
+	g, err := s.Stage(tag)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g.Hurry(l)
+	if err := complete(t, s, d, g, parent); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A snapshot's VM is not throttled from its publication until its flush ends, nor during later
+// attempts, nor while a snapshot that inherits its disk layer is flushed.
+func TestFlushIsNotThrottled(t *testing.T) {
+	s, d, catchUp := slowDisk(t, 100)
+	var a, b throttle
+	publishBy(t, s, d, a.lift, "a", "parent")
+	if a.now() == 0 {
+		t.Error("a is throttled while it waits for its flush")
+	}
+	publishBy(t, s, d, b.lift, "b", "a")
+	if _, err := s.Delete("a", DeleteForce); err != nil {
+		t.Fatal(err)
+	}
+	obstacle := filepath.Join(s.dir("b"), "x") // prevents the flush
+	if err := os.MkdirAll(obstacle, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	total := a.total()
+	catchUp()
+	if err := s.WaitFlushed(t.Context(), "b"); err == nil {
+		t.Fatal("flushed over an obstacle")
+	}
+	if a.total() == total {
+		t.Error("the VM that wrote an inherited layer is throttled during the flush")
+	}
+	if a.now() != 0 || b.now() != 0 {
+		t.Errorf("limits are lifted %d and %d times after an attempt", a.now(), b.now())
+	}
+	if err := os.RemoveAll(filepath.Dir(obstacle)); err != nil {
+		t.Fatal(err)
+	}
+	total = b.total()
+	s.flusher.close() // tries again
+	if b.total() == total || a.now() != 0 || b.now() != 0 {
+		t.Errorf("another attempt lifts the limits %d times, and leaves %d and %d", b.total()-total, a.now(), b.now())
+	}
+	if err := s.WaitFlushed(t.Context(), "b"); err != nil {
+		t.Error(err)
+	}
+}
+
+// The VM of a snapshot that replaces another, or that is on disk when it becomes visible, is not
+// throttled while Publish writes it. If Publish fails, the VM is throttled again.
+func TestPublishIsNotThrottled(t *testing.T) {
+	d := newDirs(t)
+	s := d.open(t)
+	publish(t, s, d, "parent", "")
+	publish(t, s, d, "old", "parent")
+	lease, err := s.Acquire("old")
+	if err != nil {
+		t.Fatal(err)
+	}
+	lease.Release()
+	for _, fails := range []bool{true, false} {
+		g, err := s.StageOver("old")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if fails {
+			if lease, err = s.Acquire("old"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var l throttle
+		g.Hurry(func() func() {
+			if _, err := os.Stat(g.Path(snapshot.ManifestFile)); err == nil && l.total() == 0 {
+				t.Error("written before the limits are lifted")
+			}
+			return l.lift()
+		})
+		if err := complete(t, s, d, g, "parent"); (err != nil) != fails {
+			t.Fatalf("fails: %v, but %v", fails, err)
+		}
+		s.Quiesce()
+		if l.total() == 0 || l.now() != 0 {
+			t.Errorf("fails: %v: the limits were lifted %d times, and %d times at the end", fails, l.total(), l.now())
+		}
+		lease.Release()
+	}
+}
+
+// A daemon that takes over a VM lifts its limits while snapshots of an earlier daemon are flushed.
+func TestFlushOfAnEarlierDaemonIsNotThrottled(t *testing.T) {
+	s, d, catchUp := slowDisk(t, 100)
+	publishBy(t, s, d, nil, "a", "parent")
+	publishBy(t, s, d, nil, "b", "a")
+	s.mu.Lock()
+	s.byTag["a"].manifest.Branch = &snapshot.Branch{SandboxID: "sb-a"}
+	s.mu.Unlock()
+	var l, other throttle
+	s.HurryTakenOver("sb-other", other.lift)
+	s.HurryTakenOver("sb-a", l.lift)
+	if l.now() == 0 || other.total() != 0 {
+		t.Errorf("before the flush: lifted %d times, of another sandbox %d times", l.now(), other.total())
+	}
+	catchUp()
+	s.Quiesce()
+	if l.now() != 0 {
+		t.Errorf("lifted %d times after the flush", l.now())
+	}
+	s.HurryTakenOver("sb-a", l.lift)
+	if l.now() != 0 {
+		t.Errorf("lifted %d times although all is on disk", l.now())
+	}
+}
