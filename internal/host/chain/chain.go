@@ -21,6 +21,7 @@ import (
 const (
 	MaxDepth   = 32  // layers of a snapshot; the next one becomes self-contained while its sandbox runs
 	MaxLine    = 16  // memory layers added by a sandbox's own branches, until the sandbox no longer uses them
+	maxRewrite = 2   // bytes of these layers, as a multiple of the guest's memory; they stay in RAM
 	MaxTops    = 16  // frozen tops of a sandbox: each costs its VMM a descriptor, a bitmap and a lookup
 	maxExtents = 256 // extents in a snapshot's whole memory map: each costs every fork one mmap
 )
@@ -51,9 +52,12 @@ func Memory(ctx context.Context, own *os.File, extents []vm.Extent, parent *stor
 
 // EndLine reports whether the next branch of a sandbox ends its line of rebases. Such a branch
 // holds all pages written since the fork, over the snapshot that the sandbox was forked from.
-// rebases is the number of consecutive rebases, and layers the number of memory layers of the
-// latest branch.
-func EndLine(rebases, layers int) bool { return rebases >= MaxLine || layers >= MaxDepth }
+// rebases is the number of consecutive rebases, layers the number of memory layers of the latest
+// branch, bytes the disk usage of those that the rebases have added, and memory the size of the
+// guest's memory.
+func EndLine(rebases, layers int, bytes, memory uint64) bool {
+	return rebases >= MaxLine || layers >= MaxDepth || bytes > maxRewrite*memory
+}
 
 // fillGaps fills gaps between ascending extents of own by copying from the layers below. It writes
 // zeros where no layer has data: see copyExtent.

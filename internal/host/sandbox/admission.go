@@ -10,6 +10,7 @@ import (
 	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/admit"
 	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/host/vmpool"
 	"github.com/forkd/forkd/internal/proto/vm"
@@ -77,20 +78,26 @@ func (m *Manager) branchShare(ctx context.Context) gate.Share {
 // reserveRAM reserves RAM for the memory of a branch of s. If too little is free, it waits until
 // earlier branches of the same owner are on disk. A waiting branch takes none of the host's places
 // for branches. The wait ends when the sandbox is deleted.
-func (m *Manager) reserveRAM(ctx context.Context, s *Sandbox, v *liveVM, mode vm.BranchMode) (func(), error) {
+func (m *Manager) reserveRAM(ctx context.Context, s *Sandbox, rec *ledger.Record, v *liveVM, mode vm.BranchMode) (func(),
+	error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(v.calls, cancel)()
 	var written func() (uint64, error)
 	if mode != vm.BranchFull {
-		written = func() (uint64, error) {
-			stats, err := v.vmm.Stats(ctx)
-			return stats.GuestDirtyBytes, s.answered(err)
-		}
+		written = func() (uint64, error) { return m.nextBranchBytes(ctx, s, rec, v) }
 	}
-	i := s.Info()
-	release, err := m.cfg.Store.ReserveRAM(ctx, i.Owner, i.MemoryBytes, written)
+	release, err := m.cfg.Store.ReserveRAM(ctx, rec.Owner, rec.MemoryBytes, written)
 	return release, vmpool.Cause(v.calls, err)
+}
+
+// nextBranchBytes returns the most bytes of memory that the next branch of s has.
+func (m *Manager) nextBranchBytes(ctx context.Context, s *Sandbox, rec *ledger.Record, v *liveVM) (uint64, error) {
+	stats, err := v.vmm.Stats(ctx)
+	if end, line := m.endsLine(rec); end {
+		stats.GuestDirtyBytes += line // the branch also has the pages of the line that it ends
+	}
+	return stats.GuestDirtyBytes, s.answered(err)
 }
 
 // branchTag checks tag, the tag of a new snapshot, and returns it. If tag is empty, it returns a new

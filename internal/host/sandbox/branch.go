@@ -52,8 +52,8 @@ func (h *Held) branch(ctx context.Context, req BranchRequest, start time.Time) (
 	if err := h.wake(ctx); err != nil {
 		return BranchResult{}, err
 	}
-	if _, v, err := s.withVM("branch"); err == nil && req.Mode != vm.BranchDisk {
-		leave, err := m.reserveRAM(ctx, s, v, req.Mode)
+	if rec, v, err := s.withVM("branch"); err == nil && req.Mode != vm.BranchDisk {
+		leave, err := m.reserveRAM(ctx, s, &rec, v, req.Mode)
 		if err != nil {
 			return BranchResult{}, err
 		}

@@ -33,9 +33,19 @@ func (b *branch) chooseBelow(rec *ledger.Record) {
 		return
 	}
 	b.undo.Add(below.Release)
-	if !chain.EndLine(rec.Rebased.Line, len(below.Layers())) {
+	if end, _ := b.m.endsLine(rec); !end {
 		b.below, b.line, b.whole = below, rec.Rebased.Line+1, false
 	}
+}
+
+// endsLine reports whether the next branch of a sandbox ends its line of rebases, and how many bytes
+// the layers of the line have.
+func (m *Manager) endsLine(r *ledger.Record) (end bool, bytes uint64) {
+	if r.Rebased == nil {
+		return false, 0
+	}
+	layers, bytes := m.cfg.Store.Line(r.Rebased.ID)
+	return chain.EndLine(r.Rebased.Line, layers, bytes, r.MemoryBytes), bytes
 }
 
 // rebaseTimeout is how long a VMM may take to rebase. It copies nothing; until it answers, the
@@ -65,7 +75,7 @@ func (b *branch) tryRebase(ctx context.Context) (shared uint64, err error) {
 		return 0, err
 	}
 	defer layer.Close()
-	unfollow, err := b.m.cfg.Store.Follow(id)
+	unfollow, err := b.m.cfg.Store.Follow(id, s.Info().Owner)
 	if err != nil { // the branch has been deleted
 		return 0, err
 	}
@@ -94,7 +104,7 @@ func (b *branch) tryRebase(ctx context.Context) (shared uint64, err error) {
 // fork.
 func (m *Manager) follow(v *liveVM, r *ledger.Record) {
 	get := func(id string) func() {
-		unfollow, err := m.cfg.Store.Follow(id)
+		unfollow, err := m.cfg.Store.Follow(id, r.Owner)
 		if err != nil {
 			m.cfg.Log.Warn("the last branch of a sandbox cannot be used", "sandbox", r.ID, "error", err)
 		}

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	durable "github.com/forkd/forkd/internal/format/record"
 	"github.com/forkd/forkd/internal/host/chain"
 	"github.com/forkd/forkd/internal/host/ledger"
@@ -72,6 +74,68 @@ func TestLineOfBranches(t *testing.T) {
 	for _, info := range w.Snapshots().List() {
 		if err := w.Snapshots().Verify(t.Context(), info.Tag); err != nil {
 			t.Error(err)
+		}
+	}
+	w.KillAll()
+	w.checkClean(t)
+}
+
+// A line also ends when its layers have more than twice the bytes of the guest's memory, because they
+// stay in RAM although the branches are deleted.
+func TestLineEndsWithItsBytes(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	w.bake.MemoryMiB = 64
+	id := w.source(t)
+	for i := range 4 {
+		tag := fmt.Sprintf("b%d", i)
+		w.branch(t, id, tag, vm.BranchLive)
+		if whole := w.asked(t, id).SinceRestore; whole != (i == 3) {
+			t.Errorf("%s: all memory since the fork: %v", tag, whole)
+		}
+		w.Snapshots().Quiesce()
+		if _, err := w.Snapshots().Delete(tag, store.DeleteSingle); err != nil {
+			t.Fatal(err)
+		}
+		layers, err := filepath.Glob(filepath.Join(w.dir, "ram", "*", "memory.layer"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range layers { // as if the guest had written all of its memory
+			f, err := os.OpenFile(name, os.O_WRONLY, 0)
+			if err == nil {
+				err = errors.Join(unix.Fallocate(int(f.Fd()), 0, 0, 64<<20), f.Close())
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if entries, err := os.ReadDir(filepath.Join(w.dir, "ram")); err != nil || len(entries) != 2 {
+		t.Errorf("%d layers are in RAM (%v), want that of p and one of the new line", len(entries), err)
+	}
+	w.KillAll()
+	w.checkClean(t)
+}
+
+// A branch that ends a line needs room in RAM for the pages of the line, too.
+func TestRoomForTheEndOfALine(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	w.vmms.GuestDirty = vm.PageSize
+	id := w.source(t)
+	w.branch(t, id, "b", vm.BranchLive)
+	s, err := w.Get(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line, want := range map[int]uint64{1: vm.PageSize, chain.MaxLine: 2 * vm.PageSize} {
+		rec := s.record
+		rebased := *rec.Rebased
+		rebased.Line = line
+		rec.Rebased = &rebased
+		if got, err := w.nextBranchBytes(t.Context(), s, &rec, s.live); got != want || err != nil {
+			t.Errorf("after %d rebases: %d bytes, %v; want %d", line, got, err, want)
 		}
 	}
 	w.KillAll()

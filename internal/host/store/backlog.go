@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"sync"
@@ -14,8 +15,9 @@ import (
 )
 
 // backlogTimes limits the memory layers of one owner that are in RAM only: together they may have at
-// most this many times the RAM that is still free. So a single owner can take three quarters of the
-// RAM, and two owners three sevenths each. The next owner, and a suspension, always find some room.
+// most this many times the RAM that is still free. The layers of the lines of its sandboxes count
+// too. So a single owner can take three quarters of the RAM, and two owners three sevenths each. The
+// next owner, and a suspension, always find some room.
 const backlogTimes = 3
 
 // backlogWait is how long a branch waits for room in RAM.
@@ -45,11 +47,12 @@ type layerRoom struct {
 }
 
 // BacklogError reports that there is no room in RAM for the memory of a branch, because earlier
-// branches are not on disk yet. Sizes are in bytes.
+// branches are not on disk yet, or because sandboxes of the owner use them. Sizes are in bytes.
 type BacklogError struct {
 	Need  uint64
 	Own   uint64 // in RAM only, of the sandbox's owner
 	All   uint64 // in RAM only
+	Used  uint64 // on disk too, and in use by sandboxes of the owner as their memory
 	Flush error  // why flushing fails; nil if it is in progress
 }
 
@@ -58,6 +61,10 @@ func (e *BacklogError) Error() string {
 		"from sandboxes of this owner", e.Need>>20, e.All>>20, e.Own>>20)
 	if e.Flush != nil {
 		return fmt.Sprintf("%s: delete some of them, or mend this: %v", msg, e.Flush)
+	}
+	if e.Used > 0 {
+		return fmt.Sprintf("%s; sandboxes of this owner use %d MiB of earlier branches as their memory; suspend or delete some of "+
+			"these sandboxes, or try again when the disk has caught up", msg, e.Used>>20)
 	}
 	return msg + "; try again when the disk has caught up, or delete some of them"
 }
@@ -69,7 +76,7 @@ func (e *BacklogError) Unwrap() error { return e.Flush }
 // nil, exact returns a better estimate. ReserveRAM waits until the disk has caught up with the
 // branches of owner, but no longer than a client can wait. After that, or if the disk cannot be
 // written, the error is a *BacklogError. A branch is never refused while no other layer is in RAM
-// only. The caller calls release when the snapshot is published or abandoned.
+// only, and sandboxes of owner have no lines. The caller calls release when the snapshot is published or abandoned.
 func (s *Store) ReserveRAM(ctx context.Context, owner string, most uint64, exact func() (uint64, error)) (
 	release func(), err error) {
 	b := &s.backlog
@@ -155,23 +162,29 @@ func (b *backlog) admit() (missing uint64) {
 	slices.SortStableFunc(b.queue, func(x, y *layerRoom) int {
 		return cmp.Compare(u.own[x.owner]+x.bytes, u.own[y.owner]+y.bytes)
 	})
-	for len(b.queue) > 0 {
-		w := b.queue[0]
-		if want := u.wants(w); u.all > 0 && want > u.free {
-			return want + u.coming
+	for i := 0; i < len(b.queue); {
+		w := b.queue[i]
+		if want := u.wants(w); want > u.free && (u.all > 0 || u.lines[w.owner] > 0) {
+			missing = cmp.Or(missing, want+u.coming)
+			if u.all > 0 {
+				break
+			}
+			i++ // a layer of another owner, without lines, may have its room
+			continue
 		}
 		u.own[w.owner] += w.bytes
 		u.all += w.bytes
 		u.free -= min(u.free, w.bytes)
-		b.queue, b.taken = b.queue[1:], append(b.taken, w)
+		b.queue, b.taken = slices.Delete(b.queue, i, i+1), append(b.taken, w)
 		close(w.in)
 	}
-	return 0
+	return missing
 }
 
-// backlogUsage is the RAM usage of layers that are not on disk, in bytes.
+// backlogUsage is the RAM usage of layers that are not on disk, and of lines, in bytes.
 type backlogUsage struct {
-	own    map[string]uint64 // by owner, including layers being made
+	own    map[string]uint64 // by owner, including lines and layers being made
+	lines  map[string]uint64 // by owner
 	all    uint64            // of all owners
 	coming uint64            // reserved for layers being made, of all owners
 	free   uint64            // free in the RAM file system, minus coming
@@ -183,7 +196,8 @@ func (u *backlogUsage) wants(w *layerRoom) uint64 {
 }
 
 func (b *backlog) usageLocked() backlogUsage {
-	u := backlogUsage{own: make(map[string]uint64)}
+	u := backlogUsage{own: make(map[string]uint64), lines: b.store.lines()}
+	maps.Copy(u.own, u.lines)
 	for _, w := range b.taken {
 		u.own[w.owner] += w.bytes
 		u.coming += w.bytes
@@ -218,7 +232,8 @@ func (b *backlog) refusal(w *layerRoom, flush error) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	u := b.usageLocked()
-	return &BacklogError{Need: w.bytes, Own: u.own[w.owner], All: u.all, Flush: flush}
+	return &BacklogError{Need: w.bytes, Own: u.own[w.owner] - u.lines[w.owner], All: u.all, Used: u.lines[w.owner],
+		Flush: flush}
 }
 
 // unflushedLayer is the memory layer of a snapshot that is in RAM only.

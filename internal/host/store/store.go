@@ -100,9 +100,10 @@ type entry struct {
 	life
 	refs refs
 
-	owner   string    // see Staging.For; empty for a snapshot of an earlier daemon
-	awaited bool      // see Staging.Awaited
-	used    time.Time // end of the latest lease, or creation; guarded by Store.mu
+	owner    string    // see Staging.For; empty for a snapshot of an earlier daemon
+	awaited  bool      // see Staging.Awaited
+	follower string    // owner of the sandboxes that follow it; guarded by Store.mu
+	used     time.Time // end of the latest lease, or creation; guarded by Store.mu
 
 	flushed   chan struct{} // closed when the first flush has ended, successful or not; nil if there was none
 	flushErr  error         // error of the latest flush

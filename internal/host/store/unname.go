@@ -12,19 +12,22 @@ import (
 // with a dot.
 const unnamedPrefix = ".unnamed-"
 
-// Follow keeps the files of the snapshot with an ID, for a sandbox that was rebased onto it, until
-// unfollow is called. The snapshot can still be deleted: then its tag is free and it is invisible
+// Follow keeps the files of the snapshot with an ID, for a sandbox of owner that was rebased onto
+// it, until unfollow is called. The snapshot can still be deleted: then its tag is free and it is invisible
 // at once, but its files stay until no sandbox follows it. Snapshots that an earlier daemon left
 // unnamed can be followed until DropUnused.
-func (s *Store) Follow(id string) (unfollow func(), err error) {
+func (s *Store) Follow(id, owner string) (unfollow func(), err error) {
 	e, err := s.follow(id)
 	if err != nil {
 		return nil, err
 	}
+	s.mu.Lock()
+	e.follower = owner
+	s.mu.Unlock()
 	return s.releaser(e, &e.refs.follow), nil
 }
 
-// AcquireFollowed is Follow that also opens the snapshot's files.
+// AcquireFollowed keeps the files of a followed snapshot, as Follow does, and opens them.
 func (s *Store) AcquireFollowed(id string) (*Lease, error) {
 	e, err := s.follow(id)
 	if err != nil {

@@ -33,7 +33,7 @@ func TestFollowedSnapshotCanBeDeleted(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		followed, err := s.Follow(info.ID)
+		followed, err := s.Follow(info.ID, "")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -77,7 +77,7 @@ func TestFollowedSnapshotCanBeDeleted(t *testing.T) {
 		s.Close()
 
 		s = d.open(t)
-		after, err := s.Follow(info.ID)
+		after, err := s.Follow(info.ID, "")
 		if err != nil {
 			t.Fatalf("flushed %v: after a restart: %v", flushed, err)
 		}
@@ -110,7 +110,7 @@ func TestUnnamedSnapshotsOfALostDaemon(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Follow(info.ID); err != nil {
+	if _, err := s.Follow(info.ID, ""); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := s.Delete("b", DeleteSingle); err != nil {
@@ -120,7 +120,7 @@ func TestUnnamedSnapshotsOfALostDaemon(t *testing.T) {
 	s = d.open(t)
 	s.DropUnused()
 	s.drops.Wait()
-	if _, err := s.Follow(info.ID); err == nil {
+	if _, err := s.Follow(info.ID, ""); err == nil {
 		t.Error("it is still there")
 	}
 	if _, err := os.Stat(s.dir(unnamedPrefix + info.ID)); !os.IsNotExist(err) {
@@ -144,7 +144,7 @@ func TestFollowedSnapshotIsFoundInRAM(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	unfollow, err := s.Follow(info.ID)
+	unfollow, err := s.Follow(info.ID, "")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,99 @@
+package store
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+)
+
+// Flushed and deleted branches that sandboxes of one owner follow leave room in RAM for other
+// owners, also when the sandboxes branch one after another.
+func TestLinesLeaveRoom(t *testing.T) {
+	s, d, catchUp := slowDisk(t, 17) // one for the parent
+	catchUp()
+	s.Quiesce()
+	var unfollow func()
+	var refused *BacklogError
+	made := 0
+	for ; made < 17; made++ {
+		var release func()
+		if release, refused = reserve(t, s, "a", 1); refused != nil {
+			break
+		}
+		g, err := s.Stage(fmt.Sprintf("a%d", made))
+		if err != nil {
+			t.Fatal(err)
+		}
+		g.For("a")
+		if err := complete(t, s, d, g, "parent"); err != nil {
+			t.Fatal(err)
+		}
+		release()
+		if unfollow, err = s.Follow(g.ID(), "a"); err != nil {
+			t.Fatal(err)
+		}
+		s.Quiesce()
+		if _, bytes := s.Line(g.ID()); bytes != layerBytes {
+			t.Errorf("the line of branch %d has %d bytes, want %d", made, bytes, layerBytes)
+		}
+		if _, err := s.Delete(g.tag, DeleteForce); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if made != 12 {
+		t.Errorf("lines of a take %d of 16 places, want three quarters", made)
+	}
+	if refused == nil || refused.Used != 12*layerBytes || refused.Own != 0 || refused.All != 0 ||
+		!strings.Contains(refused.Error(), "suspend or delete some of these sandboxes") {
+		t.Errorf("%+v: %v", refused, refused)
+	}
+	b, refused := reserve(t, s, "b", 1)
+	if refused != nil {
+		t.Fatalf("b: %v", refused)
+	}
+	c, refused := reserve(t, s, "c", 1)
+	if refused != nil {
+		t.Fatalf("c beside b: %v", refused)
+	}
+	b()
+	c()
+	unfollow()
+	s.Quiesce()
+	if release, refused := reserve(t, s, "a", 1); refused != nil {
+		t.Errorf("a, after one of its sandboxes is deleted: %v", refused)
+	} else {
+		release()
+	}
+}
+
+// A branch that its owner's lines keep out does not delay branches of other owners.
+func TestLinesDelayNoOtherOwner(t *testing.T) {
+	s, d, catchUp := slowDisk(t, 17)
+	catchUp()
+	g, err := s.Stage("a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	g.For("a")
+	if err := complete(t, s, d, g, "parent"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Follow(g.ID(), "a"); err != nil {
+		t.Fatal(err)
+	}
+	s.Quiesce()
+	a := &layerRoom{owner: "a", bytes: 20 * layerBytes, in: make(chan struct{})}
+	b := &layerRoom{owner: "b", bytes: 30 * layerBytes, in: make(chan struct{})} // alone, a branch may have any size
+	s.backlog.queue = []*layerRoom{a, b}
+	if s.backlog.admit() == 0 {
+		t.Error("a has room")
+	}
+	select {
+	case <-b.in:
+	default:
+		t.Error("b waits for a")
+	}
+	if len(s.backlog.queue) != 1 || s.backlog.queue[0] != a {
+		t.Errorf("%d layers are in the queue, want that of a", len(s.backlog.queue))
+	}
+}
