@@ -117,9 +117,10 @@ func (n *Network) UnmarshalYAML(node *yaml.Node) error {
 	type fields Network
 	for i := 0; i < len(node.Content); i += 2 { // decoding a node does not reject unknown fields
 		switch name := node.Content[i]; name.Value {
-		case "mode", "allow", "deny":
+		case "mode", "allow", "deny", "allow_ech":
 		default:
-			return fmt.Errorf("line %d: unknown field %q in network: it has mode, allow and deny", name.Line, name.Value)
+			return fmt.Errorf("line %d: unknown field %q in network: it has mode, allow, deny and allow_ech", name.Line,
+				name.Value)
 		}
 	}
 	return node.Decode((*fields)(n))
