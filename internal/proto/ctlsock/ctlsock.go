@@ -177,8 +177,15 @@ func (c *Conn) Receive() (kind codec.Kind, body []byte, fds []int, err error) {
 	return codec.Kind(body[0]), body[1:], fds, err
 }
 
+// keptBuffer is the largest buffer, in bytes, that a connection keeps while it waits for a message.
+// Messages of a sandbox in use are smaller.
+const keptBuffer = 64 << 10
+
 // receive receives one packet. An empty packet is the end of the connection.
 func (c *Conn) receive(fd int) (packet []byte, fds []int, err error) {
+	if cap(c.buf) > keptBuffer {
+		c.buf = nil
+	}
 	// Ask for the length first, so that the buffer grows only in a process that receives large
 	// messages.
 	n, err := rawcall.PacketLength(fd)

@@ -66,6 +66,33 @@ func TestMessagesCarryBodiesAndDescriptors(t *testing.T) {
 	}
 }
 
+// A connection does not keep the buffer of a large message while it waits for the next one.
+func TestLargeBufferIsDropped(t *testing.T) {
+	a, b := pair(t)
+	received := func() {
+		t.Helper()
+		if _, _, _, err := b.Receive(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, n := range []int{100, MaxMessage - 1} {
+		if err := a.Send(vmmproto.KindConn, make([]byte, n)); err != nil {
+			t.Fatal(err)
+		}
+		received()
+	}
+	if cap(b.buf) < MaxMessage {
+		t.Fatalf("a buffer of %d bytes", cap(b.buf))
+	}
+	a.Shutdown()
+	if _, _, _, err := b.Receive(); !errors.Is(err, io.EOF) {
+		t.Fatal(err)
+	}
+	if cap(b.buf) > keptBuffer {
+		t.Errorf("a buffer of %d bytes is kept", cap(b.buf))
+	}
+}
+
 // Dial returns an error, and does not block, if the listening process accepts no connections.
 func TestDialDoesNotWaitForAListenerThatHangs(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
