@@ -12,6 +12,7 @@ import (
 	"slices"
 
 	"github.com/forkd/forkd/internal/format/memlayer"
+	"github.com/forkd/forkd/internal/format/record"
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/proto/vm"
@@ -52,11 +53,27 @@ func Memory(ctx context.Context, own *os.File, extents []vm.Extent, parent *stor
 
 // EndLine reports whether the next branch of a sandbox ends its line of rebases. Such a branch
 // holds all pages written since the fork, over the snapshot that the sandbox was forked from.
-// rebases is the number of consecutive rebases, layers the number of memory layers of the latest
-// branch, bytes the disk usage of those that the rebases have added, and memory the size of the
-// guest's memory.
-func EndLine(rebases, layers int, bytes, memory uint64) bool {
-	return rebases >= MaxLine || layers >= MaxDepth || bytes > maxRewrite*memory
+// rebased is the branch that the sandbox was last rebased onto, or nil, and memory is the size of
+// the guest's memory. bytes is the disk usage of the layers that the rebases have added.
+func EndLine(st *store.Store, rebased *record.Rebased, memory uint64) (end bool, bytes uint64) {
+	if rebased == nil {
+		return false, 0
+	}
+	layers, bytes := st.Line(rebased.ID)
+	return rebased.Line >= MaxLine || layers >= MaxDepth || bytes > maxRewrite*memory, bytes
+}
+
+// LineBytes returns how much memory a sandbox may share with the line that ends with the branch
+// line. The sandbox runs from the snapshot from.
+func LineBytes(line, from *store.Lease) (bytes uint64) {
+	inherited := from.Manifest().Memory
+	for _, e := range line.Extents() {
+		layer := line.Manifest().Memory[e.Layer]
+		if !slices.ContainsFunc(inherited, func(l snapshot.File) bool { return l.Owner == layer.Owner }) {
+			bytes += e.Length
+		}
+	}
+	return bytes
 }
 
 // fillGaps fills gaps between ascending extents of own by copying from the layers below. It writes

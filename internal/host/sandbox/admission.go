@@ -9,6 +9,7 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/admit"
+	"github.com/forkd/forkd/internal/host/chain"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/owner"
@@ -94,7 +95,7 @@ func (m *Manager) reserveRAM(ctx context.Context, s *Sandbox, rec *ledger.Record
 // nextBranchBytes returns the most bytes of memory that the next branch of s has.
 func (m *Manager) nextBranchBytes(ctx context.Context, s *Sandbox, rec *ledger.Record, v *liveVM) (uint64, error) {
 	stats, err := v.vmm.Stats(ctx)
-	if end, line := m.endsLine(rec); end {
+	if end, line := chain.EndLine(m.cfg.Store, rec.Rebased, rec.MemoryBytes); end {
 		stats.GuestDirtyBytes += line // the branch also has the pages of the line that it ends
 	}
 	return stats.GuestDirtyBytes, s.answered(err)

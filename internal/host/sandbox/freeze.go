@@ -49,7 +49,9 @@ func (b *branch) freeze(ctx context.Context) error {
 		return err
 	}
 	b.undo.Add(b.lease.Release)
-	b.chooseBelow(&rec)
+	if err := b.chooseBelow(&rec); err != nil {
+		return err
+	}
 	stage := b.m.cfg.Store.Stage
 	if b.req.Replace {
 		stage = b.m.cfg.Store.StageOver

@@ -8,7 +8,9 @@ import (
 
 	durable "github.com/forkd/forkd/internal/format/record"
 	"github.com/forkd/forkd/internal/host/chain"
+	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/ledger"
+	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
@@ -19,33 +21,46 @@ func (b *branch) keeps() bool { return b.op == "branch" && b.req.Mode != vm.Bran
 // chooseBelow chooses the snapshot below the branch's memory layer. That is the branch that the
 // sandbox was last rebased onto. If the line of such branches has become long, or cannot be used,
 // it is the snapshot from which the sandbox runs; then the layer holds all pages written since that
-// snapshot.
-func (b *branch) chooseBelow(rec *ledger.Record) {
+// snapshot. If that would exceed the sandbox's memory limit, the line goes on as long as it can;
+// after that, chooseBelow returns an error.
+func (b *branch) chooseBelow(rec *ledger.Record) error {
 	b.below, b.line = b.lease, 1
-	if rec.Rebased == nil || b.req.Mode == vm.BranchFull {
-		return
+	if rec.Rebased == nil || b.req.Mode == vm.BranchFull || b.req.Mode == vm.BranchDisk {
+		return nil
 	}
 	b.whole = true
 	below, err := b.m.cfg.Store.AcquireFollowed(rec.Rebased.ID)
 	if err != nil {
 		b.m.cfg.Log.Warn("the last branch of a sandbox cannot be used, the next one has all its memory", "sandbox", b.s.id,
 			"error", err)
-		return
+		return nil
 	}
 	b.undo.Add(below.Release)
-	if end, _ := b.m.endsLine(rec); !end {
-		b.below, b.line, b.whole = below, rec.Rebased.Line+1, false
+	if end, _ := chain.EndLine(b.m.cfg.Store, rec.Rebased, rec.MemoryBytes); end {
+		tooMuch := b.checkWhole(rec, below)
+		end, _ := chain.EndLine(b.m.cfg.Store, &durable.Rebased{ID: rec.Rebased.ID}, rec.MemoryBytes) // of any age
+		if tooMuch == nil || end && b.op != "suspend" {
+			return tooMuch
+		}
 	}
+	b.below, b.line, b.whole = below, rec.Rebased.Line+1, false
+	return nil
 }
 
-// endsLine reports whether the next branch of a sandbox ends its line of rebases, and how many bytes
-// the layers of the line have.
-func (m *Manager) endsLine(r *ledger.Record) (end bool, bytes uint64) {
-	if r.Rebased == nil {
-		return false, 0
+// checkWhole returns an error if a branch that ends the sandbox's line would exceed the sandbox's
+// memory limit, because the VMM makes the pages private that the sandbox shares with its line.
+func (b *branch) checkWhole(rec *ledger.Record, below *store.Lease) error {
+	use, err := b.v.vmm.Usage()
+	if err != nil || rec.Limits.MemoryMiB == 0 {
+		return nil
 	}
-	layers, bytes := m.cfg.Store.Line(r.Rebased.ID)
-	return chain.EndLine(r.Rebased.Line, layers, bytes, r.MemoryBytes), bytes
+	shared := chain.LineBytes(below, b.lease)
+	if use.OwnBytes+shared > (rec.Limits.MemoryMiB+rec.Limits.SwapMiB)<<20 {
+		return invalid.Errorf("limits.memory_mib", "%d: this branch needs up to %d MiB of memory for pages that the sandbox "+
+			"shares with its earlier branches, and %d MiB are in use; set a larger limit, or suspend and resume the sandbox",
+			rec.Limits.MemoryMiB, shared>>20, use.OwnBytes>>20)
+	}
+	return nil
 }
 
 // rebaseTimeout is how long a VMM may take to rebase. It copies nothing; until it answers, the

@@ -11,6 +11,7 @@ import (
 
 	durable "github.com/forkd/forkd/internal/format/record"
 	"github.com/forkd/forkd/internal/host/chain"
+	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/vmfake"
@@ -97,19 +98,7 @@ func TestLineEndsWithItsBytes(t *testing.T) {
 		if _, err := w.Snapshots().Delete(tag, store.DeleteSingle); err != nil {
 			t.Fatal(err)
 		}
-		layers, err := filepath.Glob(filepath.Join(w.dir, "ram", "*", "memory.layer"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, name := range layers { // as if the guest had written all of its memory
-			f, err := os.OpenFile(name, os.O_WRONLY, 0)
-			if err == nil {
-				err = errors.Join(unix.Fallocate(int(f.Fd()), 0, 0, 64<<20), f.Close())
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-		}
+		w.fillLayers(t, 64<<20) // as if the guest had written all of its memory
 	}
 	if entries, err := os.ReadDir(filepath.Join(w.dir, "ram")); err != nil || len(entries) != 2 {
 		t.Errorf("%d layers are in RAM (%v), want that of p and one of the new line", len(entries), err)
@@ -140,6 +129,72 @@ func TestRoomForTheEndOfALine(t *testing.T) {
 	}
 	w.KillAll()
 	w.checkClean(t)
+}
+
+// A line whose end would exceed the sandbox's memory limit goes on, as long as it can. Then branches
+// are refused, but the sandbox can be suspended.
+func TestLineEndsWithinTheMemoryLimit(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	w.bake.MemoryMiB = 64
+	id := w.source(t)
+	w.branch(t, id, "a", vm.BranchLive)
+	s, err := w.Get(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	set := func(limit uint64) {
+		t.Helper()
+		err := s.update(func(r *ledger.Record) {
+			r.Rebased.Line, r.Limits.MemoryMiB = chain.MaxLine, limit // the fake VM has 48 MiB of its own
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	set(48)
+	w.branch(t, id, "b", vm.BranchLive)
+	if memory, _ := w.layers(t, "b"); memory != 3 || w.asked(t, id).SinceRestore {
+		t.Errorf("%d memory layers, since the fork: %v", memory, w.asked(t, id).SinceRestore)
+	}
+	set(49)
+	w.branch(t, id, "c", vm.BranchLive)
+	if memory, _ := w.layers(t, "c"); memory != 2 || !w.asked(t, id).SinceRestore {
+		t.Errorf("%d memory layers, since the fork: %v", memory, w.asked(t, id).SinceRestore)
+	}
+	set(48)
+	w.Snapshots().Quiesce()
+	w.fillLayers(t, 3*64<<20)
+	var tooSmall *invalid.Error
+	if _, err := w.Branch(t.Context(), id, BranchRequest{Tag: "d", Mode: vm.BranchLive}); !errors.As(err, &tooSmall) ||
+		tooSmall.Field != "limits.memory_mib" {
+		t.Errorf("a line that is too large to go on, and to end: %v", err)
+	}
+	w.branch(t, id, "disk", vm.BranchDisk)
+	if _, err := w.Suspend(t.Context(), id); err != nil {
+		t.Error(err)
+	}
+	w.KillAll()
+	w.checkClean(t)
+}
+
+// fillLayers makes all layers in RAM take the given disk space.
+func (w *world) fillLayers(t *testing.T, bytes int64) {
+	t.Helper()
+	layers, err := filepath.Glob(filepath.Join(w.dir, "ram", "*", "memory.layer"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const keepSize = unix.FALLOC_FL_KEEP_SIZE
+	for _, name := range layers {
+		f, err := os.OpenFile(name, os.O_WRONLY, 0)
+		if err == nil {
+			err = errors.Join(unix.Fallocate(int(f.Fd()), keepSize, 0, bytes), f.Close())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 // After a failed rebase the next branch misses nothing: it holds the pages once more or, if some
