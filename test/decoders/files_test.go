@@ -23,7 +23,7 @@ import (
 
 func allRows() []row {
 	return slices.Concat(callRows(), streamRows(), otherRows(), archiveRows(), messageRows(), formatRows(),
-		peekRows(), dnsRows())
+		peekRows(), dnsRows(), mcpRows())
 }
 
 // archive returns a tar archive of n entries. The function name returns their names.

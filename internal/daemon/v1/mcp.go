@@ -36,7 +36,11 @@ func (a *api) tools(w http.ResponseWriter, r *http.Request) error {
 	if bytes.HasPrefix(bytes.TrimLeft(body, " \t\r\n"), []byte("[")) {
 		return face.BadRequest("the message: it is an array: send one message at a time")
 	}
-	if err := face.ShareOf(r).Take(toolAnswer); err != nil {
+	nested, err := checkValues(body)
+	if err != nil {
+		return err
+	}
+	if err := face.ShareOf(r).Take(toolAnswer + nested*nestedSize); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithCancel(r.Context())
@@ -48,6 +52,55 @@ func (a *api) tools(w http.ResponseWriter, r *http.Request) error {
 		share: face.ShareOf(r), taken: toolAnswer}
 	a.mcp.ServeHTTP(answer, with)
 	return answer.end()
+}
+
+// Bounds on the values of a message. The protocol's decoder reads a value once for each level of
+// nesting around it. It allocates some hundred bytes for an array or object, which may have two bytes
+// of text and no comma.
+const (
+	maxNesting = 32
+	maxNested  = 10_000  // arrays and objects
+	maxCommas  = 100_000 // between values
+	nestedSize = 400     // bytes of an array or object in memory, approximately
+)
+
+// checkValues counts the arrays and objects of a message before it is decoded. It refuses a message
+// whose values are too many or nested too deeply. It lets invalid JSON pass, which the decoder
+// refuses.
+func checkValues(message []byte) (nested int, err error) {
+	depth, commas, quoted := 0, 0, false
+	for i := 0; i < len(message); i++ {
+		c := message[i]
+		if quoted {
+			switch c {
+			case '\\':
+				i++ // the next byte does not end the string
+			case '"':
+				quoted = false
+			}
+			continue
+		}
+		switch c {
+		case '"':
+			quoted = true
+		case '[', '{':
+			nested++
+			depth++
+		case ']', '}':
+			depth--
+		case ',':
+			commas++
+		}
+		switch {
+		case depth > maxNesting:
+			return 0, face.BadRequest("the message: arrays and objects are nested more than %d deep", maxNesting)
+		case nested > maxNested:
+			return 0, face.BadRequest("the message: it has more than %d arrays and objects", maxNested)
+		case commas > maxCommas:
+			return 0, face.BadRequest("the message: it has more than %d values", maxCommas)
+		}
+	}
+	return nested, nil
 }
 
 // pacedWriter gives each part of a stream its own time to be received, and counts the largest part

@@ -4,11 +4,30 @@ import (
 	"errors"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
 
 	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/daemon/face"
 )
+
+// Brackets and commas count only outside of strings.
+func TestValuesOfMessages(t *testing.T) {
+	deep := func(n int) string { return strings.Repeat(`{"a":[`, n/2) + strings.Repeat("]}", n/2) }
+	for message, want := range map[string]int{
+		``: 0, `1`: 0, `{"a":[{},[1]]}`: 4, `{"a[{":"[[{\"[[","b":"\\\\"}`: 1, `{"a":"\\[`: 1, `]]]`: 0, `"\`: 0,
+		deep(maxNesting): maxNesting, `[` + strings.Repeat(`[],`, maxNested-2) + `{}]`: maxNested,
+		deep(maxNesting + 2): -1, `[` + strings.Repeat(`[],`, maxNested-1) + `{}]`: -1,
+		`{"a":"\\",` + deep(maxNesting + 2)[1:]: -1, strings.Repeat("[", 4<<20): -1,
+		`["` + strings.Repeat(",", maxCommas+1) + `"]`: 1, `[0` + strings.Repeat(",0", maxCommas) + `]`: 1,
+		`[0` + strings.Repeat(",0", maxCommas+1) + `]`: -1,
+	} {
+		n, err := checkValues([]byte(message))
+		if (err != nil) != (want < 0) || err == nil && n != want {
+			t.Errorf("%.60q, %d bytes: %d, %v; want %d", message, len(message), n, err, want)
+		}
+	}
+}
 
 // A message for whose answer there is no memory gets an error, or a stream that breaks off, and not
 // the answer.
