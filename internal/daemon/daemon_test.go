@@ -118,7 +118,7 @@ func TestConnectionsAreLimited(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	served := make(chan struct{}, 3)
 	handler := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-		auth.Identified(r.Context())
+		auth.Identified(r.Context(), "token:a")
 		served <- struct{}{}
 		<-r.Context().Done() // until the client leaves
 	})

@@ -8,17 +8,20 @@ import (
 	"net/http"
 	"net/netip"
 	"sync"
-	"sync/atomic"
 
 	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/host/owner"
 )
 
 // limited accepts at most a number of connections at once. When all places are taken, a new
 // connection gets the place of an idle one, which is closed. A connection is idle while the daemon
 // serves no request of an identified client on it. Among the idle connections, limited closes the
 // oldest one of the peer that has the most idle connections. So a client that sends no requests, or
-// only requests that need no token, keeps no other client out. If no connection is idle, the new
-// connection waits, as with netutil.LimitListener.
+// only requests that need no token, keeps no other client out.
+//
+// An identified client may have requests on three quarters of the connections. If it has them on
+// more, its connections can be closed like idle ones, the newest first. So no client keeps another
+// one out. If no connection can be closed, the new connection waits, as with netutil.LimitListener.
 //
 // Its connections keep the method CloseWrite, which streams to ports of sandboxes use.
 type limited struct {
@@ -28,12 +31,13 @@ type limited struct {
 	mu     sync.Mutex
 	change *sync.Cond // signalled when a connection ends or becomes idle, and at Close
 	open   map[*placed]struct{}
-	last   uint64 // number of the last connection
+	busy   map[string]int // connections that are not idle, by placed.who
+	last   uint64         // number of the last connection
 	closed bool
 }
 
 func newLimited(l net.Listener, n int) *limited {
-	m := &limited{Listener: l, most: n, open: map[*placed]struct{}{}}
+	m := &limited{Listener: l, most: n, open: map[*placed]struct{}{}, busy: map[string]int{}}
 	m.change = sync.NewCond(&m.mu)
 	return m
 }
@@ -58,13 +62,13 @@ func (l *limited) admit(c *placed) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for len(l.open) >= l.most && !l.closed {
-		idle := l.idlest()
-		if idle == nil {
+		weakest := l.weakestLocked()
+		if weakest == nil {
 			l.change.Wait()
 			continue
 		}
-		delete(l.open, idle)
-		idle.Conn.Close()
+		l.removeLocked(weakest)
+		weakest.Conn.Close()
 	}
 	if l.closed {
 		return false
@@ -75,21 +79,55 @@ func (l *limited) admit(c *placed) bool {
 	return true
 }
 
-// idlest returns the connection to close for another one, or nil. The caller holds mu.
-func (l *limited) idlest() (found *placed) {
-	idle := map[string]int{} // connections of each peer
+// weakestLocked returns the connection to close for another one, or nil.
+func (l *limited) weakestLocked() (found *placed) {
+	sizes := map[group]int{}
 	for c := range l.open {
-		if c.requests == 0 {
-			idle[c.peer]++
+		if g, ok := l.groupLocked(c); ok {
+			sizes[g]++
 		}
 	}
+	var of group
 	for c := range l.open {
-		if c.requests == 0 && (found == nil ||
-			cmp.Or(cmp.Compare(idle[c.peer], idle[found.peer]), cmp.Compare(found.number, c.number)) > 0) {
-			found = c
+		g, ok := l.groupLocked(c)
+		if ok && (found == nil || cmp.Or(cmp.Compare(sizes[g], sizes[of]), c.weaker(found)) > 0) {
+			found, of = c, g
 		}
 	}
 	return found
+}
+
+// group names the connections that are counted together when one is to be closed: the idle ones of a
+// peer, or those with requests of a client.
+type group struct{ peer, client string }
+
+// groupLocked reports whether a connection may be closed for a new one, and returns its group. A
+// connection with requests may be closed if its client is above its share.
+func (l *limited) groupLocked(c *placed) (g group, ok bool) {
+	if c.requests == 0 {
+		return group{peer: c.peer}, true
+	}
+	most := owner.FairShare(c.who, l.most).Most
+	return group{client: c.who}, most > 0 && l.busy[c.who] > most
+}
+
+// removeLocked takes the place from a connection, if it still has one.
+func (l *limited) removeLocked(c *placed) {
+	if c.requests > 0 {
+		l.recountLocked(c, -1)
+	}
+	delete(l.open, c)
+}
+
+// recountLocked adds n to the connections that the client of c has requests on, unless c has no place
+// any more.
+func (l *limited) recountLocked(c *placed, n int) {
+	if _, ok := l.open[c]; !ok {
+		return
+	}
+	if l.busy[c.who] += n; l.busy[c.who] == 0 {
+		delete(l.busy, c.who)
+	}
 }
 
 // Close implements net.Listener.
@@ -104,14 +142,31 @@ func (l *limited) Close() error {
 // placed is a connection that occupies a place until it is closed.
 type placed struct {
 	net.Conn
-	of       *limited
-	peer     string
-	number   uint64 // in the order of arrival
-	requests int    // of identified clients, that are being served; guarded by of.mu
+	of     *limited
+	peer   string
+	number uint64 // in the order of arrival
+
+	// Guarded by of.mu:
+	requests int    // of identified clients, that are being served
+	who      string // client of the first of these requests, as in auth.Identified
+}
+
+// weaker compares two connections of equally large groups: the older of two idle ones is to be closed
+// first, the newer of two with requests, and an idle one before one with requests.
+func (c *placed) weaker(than *placed) int {
+	switch {
+	case c.requests == 0 && than.requests == 0:
+		return cmp.Compare(than.number, c.number)
+	case c.requests == 0:
+		return 1
+	case than.requests == 0:
+		return -1
+	}
+	return cmp.Compare(c.number, than.number)
 }
 
 // peerOf names the other side of a connection: the user of a unix socket, the address of IPv4, or
-// the network of IPv6: a host usually has a /64 of its own.
+// the network of 64 bits of IPv6, because a host has as many addresses.
 func peerOf(conn net.Conn) string {
 	if peer, ok := auth.PeerFrom(auth.WithPeer(context.Background(), conn)); ok {
 		return fmt.Sprint("uid:", peer.UID)
@@ -136,18 +191,26 @@ func (c *placed) NetConn() net.Conn { return c.Conn }
 func (c *placed) Close() error {
 	defer c.of.change.Broadcast()
 	c.of.mu.Lock()
-	delete(c.of.open, c)
+	c.of.removeLocked(c)
 	c.of.mu.Unlock()
 	return c.Conn.Close()
 }
 
-// serving counts the requests of identified clients on a connection.
-func (c *placed) serving(n int) {
+// serving counts a request of an identified client on the connection, until ended is called.
+func (c *placed) serving(who string) (ended func()) {
 	c.of.mu.Lock()
-	c.requests += n
-	c.of.mu.Unlock()
-	if n < 0 {
-		c.of.change.Broadcast()
+	defer c.of.mu.Unlock()
+	if c.requests++; c.requests == 1 {
+		c.who = who
+		c.of.recountLocked(c, 1)
+	}
+	return func() {
+		defer c.of.change.Broadcast()
+		c.of.mu.Lock()
+		defer c.of.mu.Unlock()
+		if c.requests--; c.requests == 0 {
+			c.of.recountLocked(c, -1)
+		}
 	}
 }
 
@@ -184,16 +247,14 @@ func placing(next http.Handler) http.Handler {
 			next.ServeHTTP(w, r)
 			return
 		}
-		var counted atomic.Bool
+		var once sync.Once
+		ended := func() {}
 		defer func() {
-			if counted.Load() {
-				c.serving(-1)
-			}
+			once.Do(func() {}) // waits for a call in progress, and prevents later ones
+			ended()
 		}()
-		next.ServeHTTP(w, r.WithContext(auth.OnIdentified(r.Context(), func() {
-			if counted.CompareAndSwap(false, true) {
-				c.serving(1)
-			}
+		next.ServeHTTP(w, r.WithContext(auth.OnIdentified(r.Context(), func(who string) {
+			once.Do(func() { ended = c.serving(who) })
 		})))
 	})
 }

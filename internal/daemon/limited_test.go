@@ -4,15 +4,20 @@ import (
 	"bufio"
 	"context"
 	"crypto/tls"
+	"errors"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
 	"path/filepath"
+	"strconv"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/forkd/forkd/internal/apirig"
+	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/host/owner"
 )
 
 // A client without a token that asks for /healthz on all connections again and again keeps no other
@@ -67,29 +72,128 @@ func TestNobodyHoldsAllConnections(t *testing.T) {
 	}
 }
 
-// The connection that gives its place is the oldest idle one of the peer that has most of them.
-func TestIdlestConnection(t *testing.T) {
-	l := newLimited(nil, 4)
-	add := func(peer string, requests int) *placed {
-		l.last++
-		c := &placed{of: l, peer: peer, number: l.last, requests: requests}
-		l.open[c] = struct{}{}
-		return c
+// add adds an open connection of a peer, with a request of each client.
+func (l *limited) add(peer string, clients ...string) *placed {
+	l.last++
+	c := &placed{Conn: fixed(peer), of: l, peer: peer, number: l.last}
+	l.open[c] = struct{}{}
+	for _, who := range clients {
+		c.serving(who)
 	}
-	if l.idlest() != nil {
+	return c
+}
+
+// The connection that gives its place is the oldest idle one of the peer that has most of them.
+func TestWeakestConnection(t *testing.T) {
+	l := newLimited(nil, 40)
+	if l.weakestLocked() != nil {
 		t.Error("a connection was found where there is none")
 	}
-	add("c", 1)
-	alone := add("a", 0)
-	add("b", 2)
-	oldest := add("b", 0)
-	youngest := add("b", 0)
+	l.add("c", "token:a")
+	alone := l.add("a")
+	l.add("b", "token:a", "token:b")
+	oldest := l.add("b")
+	youngest := l.add("b")
 	for _, want := range []*placed{oldest, alone, youngest, nil} {
-		got := l.idlest()
+		got := l.weakestLocked()
 		if got != want {
 			t.Fatalf("%+v, want %+v", got, want)
 		}
-		delete(l.open, got)
+		if got != nil {
+			got.Close()
+		}
+	}
+}
+
+// A client with requests on more than its share of the connections gives places to others, whatever
+// peers its connections come from.
+func TestOneClientLeavesConnections(t *testing.T) {
+	const most = 8
+	for _, who := range []string{"token:a", "", owner.Anyone} {
+		l, mine := newLimited(nil, most), []*placed(nil)
+		idle := l.add("b")
+		for i := range most - 1 {
+			mine = append(mine, l.add(strconv.Itoa(i), who))
+		}
+		if who != "token:a" { // clients that cannot be told apart
+			if got := l.weakestLocked(); got != idle {
+				t.Errorf("%q: %+v, want the idle connection", who, got)
+			}
+			continue
+		}
+		if got := l.weakestLocked(); got != mine[most-2] {
+			t.Errorf("%+v, want the client's newest connection", got)
+		}
+		mine[most-2].Close()
+		if got := l.weakestLocked(); got != idle {
+			t.Errorf("%+v, want the idle connection: the client is within its share", got)
+		}
+		for _, c := range mine {
+			c.Close()
+		}
+		if len(l.busy) != 0 || len(l.open) != 1 {
+			t.Errorf("%v, %v are left", l.busy, l.open)
+		}
+	}
+}
+
+// A connection ends once in the count of its client, whether it or its last request ends first.
+func TestBusyConnectionsAreCountedOnce(t *testing.T) {
+	l := newLimited(nil, 8)
+	c := l.add("a")
+	first, second := c.serving("token:a"), c.serving("token:b")
+	first()
+	if n := l.busy["token:a"]; n != 1 || len(l.busy) != 1 {
+		t.Errorf("with a request: %v", l.busy)
+	}
+	c.Close()
+	second()
+	c.Close()
+	if len(l.busy) != 0 {
+		t.Errorf("after the end: %v", l.busy)
+	}
+}
+
+// One client that has a request on every connection keeps no other client out.
+func TestRequestsOfOneClientLeaveConnections(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	served := make(chan string, 9)
+	handler := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		auth.Identified(r.Context(), r.Header.Get("Who"))
+		served <- r.Header.Get("Who")
+		<-r.Context().Done() // until the client leaves or the connection is closed
+	})
+	go serve(ctx, slog.New(slog.DiscardHandler), handler, []net.Listener{l}, 8)
+	ask := func(who string) net.Conn {
+		c, err := net.Dial("tcp", l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\nWho: "+who+"\r\n\r\n")
+		select {
+		case got := <-served:
+			if got != who {
+				t.Errorf("served %s, want %s", got, who)
+			}
+		case <-time.After(20 * time.Second):
+			t.Fatalf("a request of %s is not served", who)
+		}
+		return c
+	}
+	var last net.Conn
+	for range 8 {
+		last = ask("token:a")
+	}
+	ask("token:b")
+	last.SetDeadline(time.Now().Add(20 * time.Second))
+	if _, err := last.Read(make([]byte, 1)); !errors.Is(err, io.EOF) && !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("the newest connection of the first client: %v", err)
 	}
 }
 

@@ -47,16 +47,17 @@ func (p Principal) Need(want Scope) error {
 type identifiedKey struct{}
 
 // OnIdentified returns a context for a request that calls known when the client of the request has
-// been identified, perhaps more than once.
-func OnIdentified(ctx context.Context, known func()) context.Context {
+// been identified, perhaps more than once. who is the name under which the client is counted.
+func OnIdentified(ctx context.Context, known func(who string)) context.Context {
 	return context.WithValue(ctx, identifiedKey{}, known)
 }
 
 // Identified tells the function given to OnIdentified that the client of a request is known, or is a
-// stranger who has a place of those for strangers.
-func Identified(ctx context.Context) {
-	if known, ok := ctx.Value(identifiedKey{}).(func()); ok {
-		known()
+// stranger who has a place of those for strangers. who is the principal's name or, for a client with
+// only a permission for one sandbox, the sandbox's owner.
+func Identified(ctx context.Context, who string) {
+	if known, ok := ctx.Value(identifiedKey{}).(func(string)); ok {
+		known(who)
 	}
 }
 
@@ -82,7 +83,7 @@ func (g *Guard) Identify(r *http.Request) (Principal, error) { return g.Identify
 func (g *Guard) IdentifyBy(r *http.Request, token string) (Principal, error) {
 	who, err := g.identify(r, token)
 	if err == nil {
-		Identified(r.Context())
+		Identified(r.Context(), who.Who)
 	}
 	return who, err
 }

@@ -117,7 +117,7 @@ func (a *Server) data(w http.ResponseWriter, r *http.Request, route inbound.Rout
 	isHealth := route.Agent && path.Clean("/"+r.URL.Path) == "/health" // needs no token
 	switch {
 	case !route.Open:
-		auth.Identified(r.Context())
+		auth.Identified(r.Context(), i.Owner)
 		e.Who = "e2b-token"
 	case route.Agent && !isHealth:
 		e.Who = audit.SignedURL

@@ -33,15 +33,17 @@ const envdVersion = "0.6.13"
 
 // Bounds on requests.
 const (
-	maxBody     = 1 << 20 // bytes of a JSON body
-	maxWorks    = 256     // concurrent requests that change or measure something
-	maxWakes    = 64      // concurrent resumptions for requests to sandboxes
-	maxWaiting  = 48      // requests that wait for such a resumption
-	maxUploads  = 16      // concurrent uploads of archives for builds
-	maxOwn      = 4       // concurrent uploads of one client; its other uploads wait
-	maxQueue    = 100     // waiting uploads of one client: the JavaScript SDK sends all archives of a template at once
-	maxQueueAll = 500     // waiting uploads of all clients, so that other requests keep most connections of a listener
-	maxTimeout  = 365 * 24 * time.Hour
+	maxBody       = 1 << 20 // bytes of a JSON body
+	maxWorks      = 256     // concurrent requests that change or measure something
+	maxWakes      = 64      // concurrent resumptions for requests to sandboxes
+	maxWaiting    = 48      // requests that wait for one such resumption
+	maxOwnWaiting = 256     // requests that wait for resumptions of one owner's sandboxes
+	maxAllWaiting = 1024    // requests that wait for resumptions: half of the connections of a listener
+	maxUploads    = 16      // concurrent uploads of archives for builds
+	maxOwn        = 4       // concurrent uploads of one client; its other uploads wait
+	maxQueue      = 100     // waiting uploads of one client: the JavaScript SDK sends all archives of a template at once
+	maxQueueAll   = 500     // waiting uploads of all clients, so that other requests keep most connections of a listener
+	maxTimeout    = 365 * 24 * time.Hour
 )
 
 // Config configures the face.

@@ -10,12 +10,13 @@ import (
 
 // wakes holds the requests that wait until their sandboxes are resumed. All requests to one sandbox
 // share a place. They may have to wait until the sandbox's memory is written, and would otherwise
-// block requests to other sandboxes for that time. A third of the places is closed to strangers, so
-// that strangers cannot block clients with a token. Neither an owner of sandboxes nor the strangers
-// to one owner's sandboxes can take all places.
+// block requests to other sandboxes for that time. Each request holds a connection too, so there are
+// bounds for requests to one sandbox, to those of one owner, and in total. A third of the places is
+// closed to strangers, so that strangers cannot block clients with a token. Neither an owner of
+// sandboxes nor the strangers to one owner's sandboxes can take all places.
 type wakes struct {
 	sandboxes *gate.Gate
-	requests  *gate.Gate // by sandbox; at most as many as connections
+	requests  *gate.Gate // by sandbox and by owner
 
 	mu sync.Mutex
 	of map[string]*waking // by sandbox
@@ -28,7 +29,7 @@ type waking struct {
 }
 
 func newWakes() *wakes {
-	return &wakes{sandboxes: gate.New(maxWakes), requests: gate.New(maxWakes * maxWaiting), of: make(map[string]*waking)}
+	return &wakes{sandboxes: gate.New(maxWakes), requests: gate.New(maxAllWaiting), of: make(map[string]*waking)}
 }
 
 // strangersOf returns how many of the given places strangers may take.
@@ -39,11 +40,14 @@ const strangers = "strangers "
 
 // enter counts a request to a sandbox of an owner, and returns a function that ends the count.
 func (w *wakes) enter(id, who string, stranger bool) (leave func(), err error) {
-	waiting := []gate.Share{{Key: id, Most: maxWaiting}}
+	waiting := []gate.Share{{Key: id, Most: maxWaiting}, owner.Share(who, maxOwnWaiting)}
 	places := []gate.Share{owner.FairShare(who, maxWakes)}
 	if stranger {
 		most := strangersOf(maxWakes)
 		waiting = append(waiting, gate.Share{Key: strangers + id, Most: strangersOf(maxWaiting)})
+		own := owner.Share(who, strangersOf(maxOwnWaiting))
+		own.Key = strangers + own.Key
+		waiting = append(waiting, own)
 		places = append(places, gate.Share{Key: strangers, Most: most}, face.StrangersShare(who, most))
 	}
 	w.mu.Lock()

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/forkd/forkd/internal/daemon/face"
+	"github.com/forkd/forkd/internal/host/owner"
 )
 
 // Requests that wait for one sandbox leave room for requests to others. Requests of strangers leave
@@ -46,6 +47,34 @@ func TestWakes(t *testing.T) {
 	}
 	if len(w.of) != 0 {
 		t.Errorf("%v wait when all have left", w.of)
+	}
+}
+
+// Requests that wait for the sandboxes of one owner have a bound, which strangers cannot use up.
+func TestWaitingRequestsOfOneOwner(t *testing.T) {
+	w := newWakes()
+	enter := func(who string, stranger bool) (n int) { // until it is refused
+		for id := range maxWakes {
+			for range maxWaiting {
+				if _, err := w.enter(fmt.Sprint(who, id), who, stranger); err != nil {
+					break
+				}
+				n++
+			}
+		}
+		return n
+	}
+	if n := enter("token:a", true); n != strangersOf(maxOwnWaiting) {
+		t.Errorf("%d requests of strangers wait, want %d", n, strangersOf(maxOwnWaiting))
+	}
+	if n := enter("token:a", false); n != maxOwnWaiting-strangersOf(maxOwnWaiting) {
+		t.Errorf("%d requests more wait, want %d", n, maxOwnWaiting-strangersOf(maxOwnWaiting))
+	}
+	if n := enter("token:b", false); n != maxOwnWaiting {
+		t.Errorf("%d requests of another owner wait, want %d", n, maxOwnWaiting)
+	}
+	if n := enter(owner.Anyone, false); n != maxAllWaiting-2*maxOwnWaiting {
+		t.Errorf("%d requests of clients that cannot be told apart wait, want %d", n, maxAllWaiting-2*maxOwnWaiting)
 	}
 }
 

@@ -94,12 +94,13 @@ func (f *Face) useStream(w http.ResponseWriter, r *http.Request, kind string, ro
 			return false, err
 		}
 	}
-	leave, err := g.Enter(f.clientOf(r, route.ID), route.ID)
+	client := f.clientOf(r, route.ID)
+	leave, err := g.Enter(client, route.ID)
 	if err != nil {
 		return false, err
 	}
 	defer leave()
-	auth.Identified(r.Context())
+	auth.Identified(r.Context(), client)
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	defer context.AfterFunc(f.Stopping, cancel)()
