@@ -3,10 +3,8 @@ package daemon
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"net"
 	"net/http"
-	"net/netip"
 	"sync"
 
 	"github.com/forkd/forkd/internal/daemon/auth"
@@ -48,7 +46,8 @@ func (l *limited) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &placed{Conn: conn, of: l, peer: peerOf(conn)}
+	peer := auth.PeerName(auth.WithPeer(context.Background(), conn), conn.RemoteAddr().String())
+	c := &placed{Conn: conn, of: l, peer: peer}
 	if !l.admit(c) {
 		conn.Close()
 		return nil, net.ErrClosed
@@ -163,25 +162,6 @@ func (c *placed) weaker(than *placed) int {
 		return -1
 	}
 	return cmp.Compare(c.number, than.number)
-}
-
-// peerOf names the other side of a connection: the user of a unix socket, the address of IPv4, or
-// the network of 64 bits of IPv6, because a host has as many addresses.
-func peerOf(conn net.Conn) string {
-	if peer, ok := auth.PeerFrom(auth.WithPeer(context.Background(), conn)); ok {
-		return fmt.Sprint("uid:", peer.UID)
-	}
-	addr, err := netip.ParseAddrPort(conn.RemoteAddr().String())
-	if err != nil {
-		return ""
-	}
-	ip := addr.Addr().Unmap()
-	if ip.Is6() {
-		if network, err := ip.WithZone("").Prefix(64); err == nil {
-			return network.String()
-		}
-	}
-	return ip.String()
 }
 
 // NetConn returns the wrapped connection.

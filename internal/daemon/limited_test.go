@@ -197,17 +197,6 @@ func TestRequestsOfOneClientLeaveConnections(t *testing.T) {
 	}
 }
 
-func TestPeersOfConnections(t *testing.T) {
-	for addr, want := range map[string]string{
-		"192.0.2.1:80": "192.0.2.1", "[::ffff:192.0.2.1]:80": "192.0.2.1", "[2001:db8::1:2]:80": "2001:db8::/64",
-		"[fe80::1%eth0]:80": "fe80::/64", "": "",
-	} {
-		if got := peerOf(&placed{Conn: fixed(addr)}); got != want {
-			t.Errorf("%q: %q, want %q", addr, got, want)
-		}
-	}
-}
-
 // fixed is a connection with a fixed remote address.
 type fixed string
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"os/user"
 	"slices"
@@ -61,6 +62,26 @@ func peerOf(conn *net.UnixConn) Peer {
 func PeerFrom(ctx context.Context) (Peer, bool) {
 	p, ok := ctx.Value(peerKey{}).(Peer)
 	return p, ok
+}
+
+// PeerName names the other side of a connection by its context and its remote address, so that what a
+// client may hold does not depend on how many connections or addresses it has: the user of a unix
+// socket, the address of IPv4, or the network of IPv6, because a host has 64 bits of addresses.
+func PeerName(ctx context.Context, remoteAddr string) string {
+	if peer, ok := PeerFrom(ctx); ok {
+		return peerWho(peer.UID)
+	}
+	addr, err := netip.ParseAddrPort(remoteAddr)
+	if err != nil {
+		return ""
+	}
+	ip := addr.Addr().Unmap()
+	if ip.Is6() {
+		if network, err := ip.WithZone("").Prefix(64); err == nil {
+			return network.String()
+		}
+	}
+	return ip.String()
 }
 
 // PeerRule lets a user, or the members of a group, use the unix socket. The daemon's own user and

@@ -96,3 +96,17 @@ func (l wrapping) Accept() (net.Conn, error) {
 type wrapped struct{ net.Conn }
 
 func (w wrapped) NetConn() net.Conn { return w.Conn }
+
+func TestPeerName(t *testing.T) {
+	for addr, want := range map[string]string{
+		"192.0.2.1:80": "192.0.2.1", "[::ffff:192.0.2.1]:80": "192.0.2.1", "[2001:db8::1:2]:80": "2001:db8::/64",
+		"[fe80::1%eth0]:80": "fe80::/64", "": "",
+	} {
+		if got := PeerName(t.Context(), addr); got != want {
+			t.Errorf("%q: %q, want %q", addr, got, want)
+		}
+	}
+	if got := PeerName(context.WithValue(t.Context(), peerKey{}, Peer{UID: 7}), "@"); got != "uid:7" {
+		t.Errorf("at a unix socket: %q", got)
+	}
+}

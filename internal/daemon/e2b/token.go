@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/daemon/face"
 )
 
@@ -110,8 +111,8 @@ func (a *Server) checkSignature(r *http.Request, id string) error {
 
 // signer returns the sandbox whose token signed a request to a file, for requests that name no
 // sandbox. At an address that all sandboxes share, the signature is all that tells such URLs apart.
-// It returns "" if no token matches. The search hashes a few bytes for each sandbox, so all
-// searches together have the rate limit of one sandbox's strangers.
+// It returns "" if no token matches. The search hashes a few bytes for each sandbox, so its rate is
+// limited.
 func (a *Server) signer(r *http.Request) (string, error) {
 	if r.URL.Path != "/files" {
 		return "", nil
@@ -120,7 +121,7 @@ func (a *Server) signer(r *http.Request) (string, error) {
 	if len(q.Get("signature")) != signatureSize {
 		return "", nil
 	}
-	if err := a.Face.Strangers.Enter("", ""); err != nil {
+	if err := a.Face.Strangers.Search(auth.PeerName(r.Context(), r.RemoteAddr)); err != nil {
 		return "", err
 	}
 	c, err := claimOf(r, q)
@@ -132,5 +133,6 @@ func (a *Server) signer(r *http.Request) (string, error) {
 			return id, nil
 		}
 	}
+	a.Face.Strangers.Missed()
 	return "", nil
 }

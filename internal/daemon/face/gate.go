@@ -2,7 +2,6 @@ package face
 
 import (
 	"cmp"
-	"net"
 	"net/http"
 
 	"github.com/forkd/forkd/internal/daemon/auth"
@@ -83,11 +82,14 @@ func (g *Gate) Serve(w http.ResponseWriter, r *http.Request, h Handler,
 	}
 }
 
-// addressOf returns the IP address of a client without the port, or "" for a unix socket.
+// addressOf returns the address of a client as in auth.PeerName, or "" for a unix socket.
 func addressOf(r *http.Request) string {
-	host, _, err := net.SplitHostPort(r.RemoteAddr)
-	if err != nil {
+	if _, ok := auth.PeerFrom(r.Context()); ok {
 		return ""
 	}
-	return "from " + host
+	name := auth.PeerName(r.Context(), r.RemoteAddr)
+	if name == "" {
+		return ""
+	}
+	return "from " + name
 }

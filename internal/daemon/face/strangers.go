@@ -4,6 +4,7 @@ import (
 	"maps"
 	"net/http"
 	"sync"
+	"time"
 
 	"golang.org/x/time/rate"
 
@@ -14,12 +15,21 @@ import (
 // Strangers limits the rate of requests by clients that have only a signed URL. There are rates for
 // one sandbox with all of its URLs, for all sandboxes of one owner, and for all together. The guest
 // serves such a request, but each one costs the daemon a connection to the guest.
+//
+// A request that names no sandbox costs a search for the sandbox whose token has signed it. Searches
+// have rates of their own: for each peer and, if they find nothing, for all peers together.
 type Strangers struct {
 	sandbox, owner bound
 
 	mu  sync.Mutex
 	all *rate.Limiter
 	by  map[string]*rate.Limiter // by sandbox and by owner; entries with a full burst may be missing
+
+	peer   bound
+	missed *rate.Limiter            // searches that found nothing
+	peers  map[string]*rate.Limiter // searches of each peer; entries with a full burst may be missing
+	others *rate.Limiter            // searches of peers without an entry, if there is no room for more
+	swept  time.Time                // when peers was last full
 }
 
 // bound is a rate, in requests per second, and a burst.
@@ -37,6 +47,16 @@ const (
 	manyOfOwner   = 6
 )
 
+// A peer may search at a fifth of the rate of all searches.
+const peersAtOnce = 5
+
+// maxPeers bounds the peers with an entry; a host's peer has 64 bits of addresses. If there is no
+// room, entries with a full burst are dropped, at most once in sweepEvery.
+const (
+	maxPeers   = 4096
+	sweepEvery = time.Second
+)
+
 // sweepAt is the number of limiters above which those that no stranger used lately are dropped.
 const sweepAt = 1000
 
@@ -45,12 +65,45 @@ var ErrTooOften = NewError(http.StatusTooManyRequests, "too many requests by sig
 
 func newStrangers(perSecond float64, burst int) *Strangers {
 	times := func(n int) bound { return bound{rate.Limit(float64(n) * perSecond), n * burst} }
+	peer := bound{rate.Limit(perSecond / peersAtOnce), max(1, burst/peersAtOnce)}
 	return &Strangers{sandbox: times(1), owner: times(manyOfOwner), all: times(manySandboxes).limiter(),
-		by: make(map[string]*rate.Limiter)}
+		by: make(map[string]*rate.Limiter), peer: peer, missed: times(1).limiter(),
+		peers: make(map[string]*rate.Limiter), others: peer.limiter()}
 }
 
-// Enter counts a request to a sandbox of an owner, or returns the error that refuses it. For a
-// request that names no sandbox yet, both are empty.
+// Search counts a search for the sandbox of a request, or returns the error that refuses it. peer is
+// the name of the client as in auth.PeerName. If the search finds nothing, the caller calls Missed.
+func (s *Strangers) Search(peer string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.peerLocked(peer).Allow() || s.missed.Tokens() < 1 {
+		return ErrTooOften
+	}
+	return nil
+}
+
+// Missed counts a search that found nothing.
+func (s *Strangers) Missed() { s.missed.Allow() }
+
+func (s *Strangers) peerLocked(peer string) *rate.Limiter {
+	if l := s.peers[peer]; l != nil {
+		return l
+	}
+	if len(s.peers) >= maxPeers && time.Since(s.swept) >= sweepEvery {
+		s.swept = time.Now()
+		maps.DeleteFunc(s.peers, isFull)
+	}
+	if len(s.peers) >= maxPeers {
+		return s.others
+	}
+	s.peers[peer] = s.peer.limiter()
+	return s.peers[peer]
+}
+
+// isFull reports whether nothing of a limiter's burst is in use.
+func isFull(_ string, l *rate.Limiter) bool { return l.Tokens() >= float64(l.Burst()) }
+
+// Enter counts a request to a sandbox of an owner, or returns the error that refuses it.
 func (s *Strangers) Enter(id, owner string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -68,7 +121,7 @@ func (s *Strangers) limiterLocked(key string, b bound) *rate.Limiter {
 		return l
 	}
 	if len(s.by) >= sweepAt {
-		maps.DeleteFunc(s.by, func(_ string, l *rate.Limiter) bool { return l.Tokens() >= float64(l.Burst()) })
+		maps.DeleteFunc(s.by, isFull)
 	}
 	s.by[key] = b.limiter()
 	return s.by[key]

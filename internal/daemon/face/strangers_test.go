@@ -59,3 +59,53 @@ func TestStrangersAreForgotten(t *testing.T) {
 		t.Errorf("%d are remembered", len(s.by))
 	}
 }
+
+// Searches are limited for each peer; together, only those that find nothing are.
+func TestSearchesOfPeers(t *testing.T) {
+	const burst = 10
+	s := newStrangers(1e-9, burst)
+	search := func(peer string, finds bool) (n int) {
+		for s.Search(peer) == nil {
+			if n++; !finds {
+				s.Missed()
+			}
+		}
+		return n
+	}
+	for i := range 3 * peersAtOnce {
+		if n := search(fmt.Sprint("finds ", i), true); n != burst/peersAtOnce {
+			t.Errorf("%d searches of one peer, want %d", n, burst/peersAtOnce)
+		}
+	}
+	came := 0
+	for i := range 3 * peersAtOnce {
+		came += search(fmt.Sprint("misses ", i), false)
+	}
+	if came != burst {
+		t.Errorf("%d searches found nothing, want %d", came, burst)
+	}
+	if err := s.Enter("a", "token:a"); err != nil {
+		t.Errorf("a request that needs no search: %v", err)
+	}
+}
+
+// The number of remembered peers is bounded, and those that searched long ago are forgotten.
+func TestPeersAreForgotten(t *testing.T) {
+	s := newStrangers(1e-9, 1000)
+	for i := range 2 * maxPeers {
+		_ = s.Search(fmt.Sprint(i)) // refused when the peers without an entry have used up their share
+	}
+	if len(s.peers) > maxPeers {
+		t.Errorf("%d peers are remembered", len(s.peers))
+	}
+	if err := s.Search("a"); !errors.Is(err, ErrTooOften) {
+		t.Errorf("one more peer: %v", err)
+	}
+	for _, l := range s.peers {
+		l.SetLimit(1e9)
+	}
+	s.swept = s.swept.Add(-sweepEvery)
+	if err := s.Search("a"); err != nil || len(s.peers) != 1 {
+		t.Errorf("after a quiet time: %v, %d peers are remembered", err, len(s.peers))
+	}
+}

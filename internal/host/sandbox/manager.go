@@ -1,7 +1,9 @@
 package sandbox
 
 import (
+	"cmp"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -151,22 +153,23 @@ func (m *Manager) Get(id string) (*Sandbox, error) {
 // List describes all sandboxes that were handed out and not deleted, oldest first.
 func (m *Manager) List() []Info {
 	m.mu.Lock()
-	all := make([]*Sandbox, 0, len(m.sandboxes))
-	for _, s := range m.sandboxes {
-		all = append(all, s)
-	}
+	all := slices.Collect(maps.Values(m.sandboxes))
 	m.mu.Unlock()
 	infos := make([]Info, len(all))
 	for i, s := range all {
 		infos[i] = s.Info()
 	}
 	slices.SortFunc(infos, func(a, b Info) int {
-		if c := a.Created.Compare(b.Created); c != 0 {
-			return c
-		}
-		return strings.Compare(a.ID, b.ID)
+		return cmp.Or(a.Created.Compare(b.Created), strings.Compare(a.ID, b.ID))
 	})
 	return infos
+}
+
+// IDs returns the ids of all sandboxes in any order.
+func (m *Manager) IDs() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Collect(maps.Keys(m.sandboxes))
 }
 
 // shape returns the shape of a VM for a snapshot's state.

@@ -36,13 +36,9 @@ func (h *Host) For(p owner.Owner) *View { return &View{host: h, p: p} }
 // such as one with a signed URL. The caller checks the permission.
 func (h *Host) Permitted(id string) *View { return &View{host: h, only: id} }
 
-// IDs returns the ids of all sandboxes, for a caller that must find the sandbox of a permission.
-func (h *Host) IDs() (ids []string) {
-	for _, i := range h.manager.List() {
-		ids = append(ids, i.ID)
-	}
-	return ids
-}
+// IDs returns the ids of all sandboxes in any order, for a caller that must find the sandbox of a
+// permission.
+func (h *Host) IDs() []string { return h.manager.IDs() }
 
 // PoolSize returns how many VMM processes wait for a fork.
 func (h *Host) PoolSize() int { return h.manager.PoolSize() }
