@@ -4,9 +4,14 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log/slog"
 	"net/http"
+	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
+
+	"golang.org/x/time/rate"
 
 	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/daemon/auth"
@@ -188,9 +193,8 @@ func (f *Face) Fail(w http.ResponseWriter, r *http.Request, err error) {
 // itself.
 func (f *Face) FailAs(w http.ResponseWriter, r *http.Request, err error, status int,
 	write func(http.ResponseWriter, error)) {
-	if status >= http.StatusInternalServerError && status != http.StatusNotImplemented && r.Context().Err() == nil {
-		f.Log.Error("request failed", "method", r.Method, "path", r.URL.Path,
-			"request_id", audit.From(r.Context()).RequestID, "error", err)
+	if isOurs(status) && r.Context().Err() == nil {
+		f.failures.log(f.Log, r, err)
 	}
 	var sending sendingError
 	if status != http.StatusRequestEntityTooLarge && !errors.As(err, &sending) {
@@ -209,6 +213,41 @@ func Sending(err error) error { return sendingError{err} }
 type sendingError struct{ error }
 
 func (e sendingError) Unwrap() error { return e.error }
+
+// isOurs reports whether errors with a status are about the daemon or its host. Guests cause 502,
+// and clients cause 503 and 504 by what they demand at once; the metrics count those.
+func isOurs(status int) bool {
+	return status == http.StatusInternalServerError || status == http.StatusInsufficientStorage
+}
+
+// Bounds on the lines about failed requests: their rate per second, the burst after a quiet time,
+// and the bytes of each text that a client or a guest may have chosen. Without them, a client whose
+// requests fail could fill the log.
+const (
+	failuresPerSecond = 10
+	failuresAtOnce    = 200
+	maxLogged         = 1024
+)
+
+// failures logs failed requests.
+type failures struct {
+	lines   *rate.Limiter
+	leftOut atomic.Int64 // requests without a line since the last line
+}
+
+func newFailures() *failures {
+	return &failures{lines: rate.NewLimiter(failuresPerSecond, failuresAtOnce)}
+}
+
+func (f *failures) log(to *slog.Logger, r *http.Request, err error) {
+	if !f.lines.Allow() {
+		f.leftOut.Add(1)
+		return
+	}
+	cut := func(text string) string { return strings.ToValidUTF8(text[:min(len(text), maxLogged)], "?") }
+	to.Error("request failed", "method", cut(r.Method), "path", cut(r.URL.Path),
+		"request_id", audit.From(r.Context()).RequestID, "error", cut(err.Error()), "left_out", f.leftOut.Swap(0))
+}
 
 // Bounds on reading the body of a refused request.
 const (

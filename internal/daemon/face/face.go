@@ -75,6 +75,8 @@ type Face struct {
 
 	Memory    *Memory
 	Strangers *Strangers
+
+	failures *failures
 }
 
 // New returns a Face. Zero limits take their defaults.
@@ -103,6 +105,7 @@ func New(cfg Config) *Face {
 		Carried:   NewGate(Class{}),
 		Memory:    newMemory(l.Memory),
 		Strangers: newStrangers(l.SignedPerSecond, l.SignedBurst),
+		failures:  newFailures(),
 	}
 }
 

@@ -1,0 +1,55 @@
+package face
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/forkd/forkd/internal/host/agentclient"
+)
+
+// A client whose requests fail cannot fill the daemon's log: errors that guests and clients cause have
+// no line, and the other lines are short and limited in their rate.
+func TestLinesAboutFailedRequests(t *testing.T) {
+	var out bytes.Buffer
+	f := New(Config{Log: slog.New(slog.NewJSONHandler(&out, nil))})
+	fail := func(err error) {
+		f.Fail(httptest.NewRecorder(), httptest.NewRequest(http.MethodPost, "/v1/"+strings.Repeat("x", 8<<10), nil), err)
+	}
+	for _, err := range []error{ErrTooMany, ErrNoMemory, &agentclient.Error{Code: agentclient.CodeInternal},
+		&agentclient.Error{Code: agentclient.CodeTimeout}, NewError(http.StatusNotFound, "x")} {
+		if fail(err); out.Len() > 0 {
+			t.Errorf("%v: %s", err, out.String())
+			out.Reset()
+		}
+	}
+	for _, err := range []error{errors.New(strings.Repeat("<", 8<<10)), fmt.Errorf("a disk: %w", syscall.ENOSPC)} {
+		if fail(err); out.Len() == 0 || out.Len() > 4*maxLogged {
+			t.Errorf("%.100v: a line of %d bytes", err, out.Len())
+		}
+		out.Reset()
+	}
+	f.failures.lines.SetLimit(0)
+	for range 2 * failuresAtOnce {
+		fail(errors.New("x"))
+	}
+	if n := bytes.Count(out.Bytes(), []byte{'\n'}); n != failuresAtOnce-2 {
+		t.Errorf("%d lines, want %d", n, failuresAtOnce-2)
+	}
+	out.Reset()
+	f.failures.lines.SetLimit(1e9)
+	fail(errors.New("x"))
+	var line struct {
+		LeftOut int `json:"left_out"`
+	}
+	if err := json.Unmarshal(out.Bytes(), &line); err != nil || line.LeftOut != failuresAtOnce+2 {
+		t.Errorf("%s: %d are left out, %v", out.String(), line.LeftOut, err)
+	}
+}
