@@ -14,6 +14,7 @@ package build
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -52,6 +53,8 @@ type Config struct {
 	Image   Registry // looks up container images
 	Dir     string   // directory for files of builds; used by this Builder only
 	Log     *slog.Logger
+
+	Longest time.Duration // of a build; 0: 4 hours
 }
 
 // Request is a build to execute.
@@ -237,7 +240,12 @@ func (e *StepError) Error() string {
 // Unwrap returns what went wrong.
 func (e *StepError) Unwrap() error { return e.Err }
 
-var errTooLong = fmt.Errorf("the build was not done after %v", maxBuild)
+// Limit returns a context that ends when a build that begins now has had its time. BuildFrom has the
+// same limit; a caller that reads archives for it begins before.
+func (b *Builder) Limit(ctx context.Context) (context.Context, context.CancelFunc) {
+	longest := cmp.Or(b.cfg.Longest, maxBuild)
+	return context.WithTimeoutCause(ctx, longest, fmt.Errorf("the build was not done after %v", longest))
+}
 
 // Build reads a Dockerfile and executes it. The caller closes files, the build context. The error is a
 // *dockerfile.Error if the Dockerfile is at fault, and a *StepError if a step failed.
@@ -281,7 +289,7 @@ func (b *Builder) BuildFrom(ctx context.Context, req Request, files *Context,
 func (b *Builder) build(ctx context.Context, req Request, files *Context,
 	read func(context.Context) (*plan.Plan, error), o Observer,
 ) (Result, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, maxBuild, errTooLong)
+	ctx, cancel := b.Limit(ctx)
 	defer cancel()
 	p, err := read(ctx)
 	if err != nil {

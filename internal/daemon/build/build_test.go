@@ -49,6 +49,15 @@ func TestUnpackIsBounded(t *testing.T) {
 			}
 		}
 	}
+	ctx := newContext(t)
+	ctx.unpacked.Store(maxUnpacked - 6<<10)
+	for n, dir := range []string{"one", "two", "three"} { // each has 4 KiB
+		err := ctx.Unpack(t.Context(), bytes.NewReader(z.Bytes()), dir)
+		var bad *invalid.Error
+		if over := n > 0; errors.As(err, &bad) != over {
+			t.Errorf("archive %d, when others have taken almost all: %v", n, err)
+		}
+	}
 	if _, err := (&sent{total: maxUnpacked, r: strings.NewReader("x")}).Read(make([]byte, 1)); err == nil {
 		t.Error("an archive has no bound")
 	}

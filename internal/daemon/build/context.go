@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -50,6 +51,8 @@ type Context struct {
 
 	seen map[string]int // indexes of files, by path; nil: the list is complete
 	left int64          // bytes of content that it may still take
+
+	unpacked atomic.Int64 // decompressed bytes of all archives of the build; see maxUnpacked
 
 	names    int // bytes; see maxNames
 	list     *held
@@ -137,7 +140,26 @@ func (c *Context) Unpack(ctx context.Context, archive io.Reader, dir string) err
 	if err != nil {
 		return &invalid.Error{Field: "archive", Reason: err.Error()}
 	}
-	return c.unpack(ctx, treetar.NewReader(&sent{r: &readUntil{ctx, plain}}), "", dir)
+	return c.unpack(ctx, treetar.NewReader(c.plain(&readUntil{ctx, plain})), "", dir)
+}
+
+// plain returns the reader of a decompressed archive. It counts bytes for the build and fails when the
+// build's archives have too many, because any number of bytes may come from a short archive.
+func (c *Context) plain(archive io.Reader) io.Reader { return plainArchive{archive, &c.unpacked} }
+
+type plainArchive struct {
+	r     io.Reader
+	total *atomic.Int64
+}
+
+// Read implements io.Reader.
+func (a plainArchive) Read(p []byte) (int, error) {
+	n, err := a.r.Read(p)
+	if a.total.Add(int64(n)) > maxUnpacked {
+		return n, invalid.Errorf("archive", "the archives of the build have more than %d GiB when they are decompressed",
+			maxUnpacked>>30)
+	}
+	return n, err
 }
 
 // readUntil is a reader that fails once its context is done.

@@ -112,7 +112,7 @@ func (g *guest) fetch(ctx context.Context, src *plan.Source, dir string, unpack 
 		}
 		if ok {
 			defer archive.Close()
-			return fetched{unpacked: true}, g.unpack(ctx, archive, dir)
+			return fetched{unpacked: true}, g.unpack(ctx, g.w.files.plain(archive), dir)
 		}
 	}
 	r, w := io.Pipe()
@@ -139,8 +139,8 @@ func (g *guest) unpack(ctx context.Context, archive io.Reader, dir string) error
 	return nil
 }
 
-// maxUnpacked is the maximum size of an archive after decompression, in bytes. The daemon decompresses
-// it.
+// maxUnpacked is the maximum size of an archive that is sent to a guest, and of all archives of a
+// build that the daemon decompresses, in bytes.
 const maxUnpacked = 64 << 30
 
 // sent is an archive that is being sent to a guest.

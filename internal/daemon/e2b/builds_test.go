@@ -325,6 +325,43 @@ func TestBuildOfAnEarlierDaemon(t *testing.T) {
 	r.checkClean("a.b")
 }
 
+// The time of a build begins before its archives are unpacked.
+func TestUnpackingIsWithinTheTimeOfABuild(t *testing.T) {
+	r := start(t)
+	cfg, own := r.Plans, r.Builds
+	cfg.Dir, cfg.Longest, own.Dir = t.TempDir(), time.Nanosecond, t.TempDir()
+	var err error
+	if own.Builds, err = plans.New(cfg); err != nil {
+		t.Fatal(err)
+	}
+	b, err := template.New(own)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	bd, err := b.Request("token:a", template.Ask{Template: "mine"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Upload(bd, "h", 10, strings.NewReader("no archive")); err != nil {
+		t.Fatal(err)
+	}
+	steps := []template.Step{{Type: "COPY", Args: []string{"a", "/"}, FilesHash: "h"}}
+	if err := b.Start(t.Context(), bd, template.Plan{FromTemplate: "a.b", Steps: steps}); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		status, why := b.State(bd)
+		if status == template.Failed {
+			if !strings.Contains(why.Message, "not done after 1ns") {
+				t.Errorf("%+v", why)
+			}
+			return
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
 // A link is for one archive of one waiting build. No entry of an archive can leave its directory in
 // the guest.
 func TestUploads(t *testing.T) {

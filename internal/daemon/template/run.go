@@ -40,6 +40,8 @@ func (b *Builder) run(ctx context.Context, bd *Build, p Plan) error {
 		return w.reasonOf(ctx, err)
 	}
 	defer leave()
+	ctx, cancel := b.cfg.Builds.Limit(ctx)
+	defer cancel()
 	if w.files, err = w.unpack(ctx); err == nil {
 		_, err = b.cfg.Builds.BuildFrom(ctx, w.req, w.files, w.planOf, w)
 		if closed := w.files.Close(); closed != nil {
