@@ -38,7 +38,7 @@ type Entry struct {
 	UserAgent string    `json:"ua"`
 	Remote    string    `json:"remote"` // address; "unix:PID" over the unix socket
 
-	// LeftOut counts the omitted lines before this one, all of refused strangers.
+	// LeftOut counts the omitted lines before this one, all of strangers.
 	LeftOut int `json:"left_out,omitempty"`
 
 	// Lost counts the lines missing before this one because they could not be written.
@@ -48,15 +48,21 @@ type Entry struct {
 // SignedURL is the client's name for a request that has nothing but a signed URL.
 const SignedURL = "signed-url"
 
-// isStranger reports whether the client of an entry proved nothing and was refused.
-func (e *Entry) isStranger() bool {
-	refused := e.Status == http.StatusUnauthorized || e.Status == http.StatusForbidden ||
-		e.Status == http.StatusTooManyRequests
-	return e.Who == "" && e.Status >= http.StatusBadRequest || e.Who == SignedURL && refused
+// isStranger reports whether the client of an entry proved nothing, or has only a signed URL.
+func (e *Entry) isStranger() bool { return e.Who == "" || e.Who == SignedURL }
+
+// isRefused reports whether the request of an entry was refused.
+func (e *Entry) isRefused() bool {
+	switch e.Status {
+	case http.StatusUnauthorized, http.StatusForbidden, http.StatusTooManyRequests:
+		return true
+	}
+	return e.Who == "" && e.Status >= http.StatusBadRequest
 }
 
-// Rate of lines about refused strangers, per second, and the burst after a quiet time. Without this
-// limit anyone who reaches the daemon could fill the disk. The next line counts the omitted lines.
+// Rate of lines about strangers, per second, and the burst after a quiet time: once for refused
+// requests, and once for others, such as those to a public port of a sandbox. Without this limit
+// anyone who reaches the daemon could fill the disk. The next line counts the omitted lines.
 const (
 	strangersPerSecond = 10
 	strangersAtOnce    = 200
@@ -66,7 +72,7 @@ const (
 type Log struct {
 	path string
 
-	strangers *rate.Limiter
+	refused, served *rate.Limiter // of strangers
 
 	mu      sync.Mutex
 	out     io.WriteCloser
@@ -77,7 +83,8 @@ type Log struct {
 
 // Open opens the log at path, which is created with mode 0600.
 func Open(path string) (*Log, error) {
-	l := &Log{path: path, strangers: rate.NewLimiter(strangersPerSecond, strangersAtOnce)}
+	strangers := func() *rate.Limiter { return rate.NewLimiter(strangersPerSecond, strangersAtOnce) }
+	l := &Log{path: path, refused: strangers(), served: strangers()}
 	return l, l.Reopen()
 }
 
@@ -123,9 +130,15 @@ func (l *Log) Write(e Entry) error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if e.isStranger() && !l.strangers.Allow() {
-		l.leftOut++
-		return nil
+	if e.isStranger() {
+		lines := l.served
+		if e.isRefused() {
+			lines = l.refused
+		}
+		if !lines.Allow() {
+			l.leftOut++
+			return nil
+		}
 	}
 	return l.writeLocked(e)
 }

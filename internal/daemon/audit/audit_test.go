@@ -83,8 +83,8 @@ func TestNilLogDropsEntries(t *testing.T) {
 	}
 }
 
-// Refused strangers cannot fill the log: their omitted lines are counted. Lines of other clients
-// are never omitted.
+// Strangers, refused or not, cannot fill the log: their omitted lines are counted. Refused ones do not
+// displace the lines of others. Lines of other clients are never omitted.
 func TestStrangersAreLimited(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	l, err := Open(path)
@@ -101,6 +101,8 @@ func TestStrangersAreLimited(t *testing.T) {
 			e = Entry{Status: 403, Who: "token:x"}
 		case 3:
 			e = Entry{Status: 200, Who: SignedURL}
+		case 4:
+			e = Entry{Status: 200}
 		}
 		if err := l.Write(e); err != nil {
 			t.Fatal(err)
@@ -113,7 +115,7 @@ func TestStrangersAreLimited(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	lines, strangers, leftOut := 0, 0, 0
+	lines, refused, served, leftOut := 0, 0, 0, 0
 	for line := range strings.Lines(string(p)) {
 		var e Entry
 		if err := json.Unmarshal([]byte(line), &e); err != nil {
@@ -121,14 +123,19 @@ func TestStrangersAreLimited(t *testing.T) {
 		}
 		leftOut += e.LeftOut
 		switch {
-		case e.isStranger():
-			strangers++
-		case e.Status != 0: // the line written by Close has no status
+		case e.Status == 0: // the line written by Close
+		case !e.isStranger():
 			lines++
+		case e.isRefused():
+			refused++
+		default:
+			served++
 		}
 	}
-	if lines != n/5*2 || strangers < strangersAtOnce || strangers == n/5*3 || strangers+leftOut != n/5*3 {
-		t.Errorf("%d lines of others, %d of strangers, %d left out", lines, strangers, leftOut)
+	if lines != n/5 || refused < strangersAtOnce || refused == n/5*2 || served < strangersAtOnce || served == n/5*2 ||
+		refused+served+leftOut != n/5*4 {
+		t.Errorf("%d lines of others, %d of refused strangers, %d of served ones, %d left out", lines, refused, served,
+			leftOut)
 	}
 }
 
