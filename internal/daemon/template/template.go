@@ -15,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -32,6 +33,7 @@ const (
 	maxUnended = 16            // of one client, not ended
 	maxAll     = 64            // of all clients, not ended
 	maxEnded   = 16            // ended, of one client
+	keepEnded  = time.Hour     // how long an ended build, with its log, is remembered
 	maxWait    = 2 * time.Hour // between the request and the start
 )
 
@@ -101,7 +103,7 @@ type Build struct {
 	reason Reason
 	ended  time.Time
 	cancel context.CancelCauseFunc // cancels a started build
-	timer  *time.Timer             // limits the wait for the start
+	timer  *time.Timer             // limits the wait for the start, or the time after the end
 }
 
 // Builder makes templates. Its methods may be called concurrently.
@@ -269,13 +271,19 @@ func (b *Builder) endLocked(bd *Build, err error) {
 		b.cfg.Log.Info("build of a template has failed", "template", bd.Template, "who", bd.Who, "step", at.step, "error",
 			logged)
 	}
+	bd.timer = time.AfterFunc(keepEnded, func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.builds = slices.DeleteFunc(b.builds, func(other *Build) bool { return other == bd })
+	})
 	ended := 0
 	for n := len(b.builds) - 1; n >= 0; n-- {
 		if other := b.builds[n]; other.Who != bd.Who || other.ended.IsZero() {
 			continue
 		}
 		if ended++; ended > maxEnded {
-			b.builds = append(b.builds[:n], b.builds[n+1:]...)
+			b.builds[n].timer.Stop()
+			b.builds = slices.Delete(b.builds, n, n+1)
 		}
 	}
 }

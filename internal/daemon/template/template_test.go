@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/forkd/forkd/internal/host/bake"
@@ -45,6 +46,29 @@ func TestLogIsBounded(t *testing.T) {
 	if got := l.From(len(all), 100); len(got) != 0 {
 		t.Errorf("beyond the end: %+v", got)
 	}
+}
+
+// An ended build is forgotten with its log, so that the logs of all clients do not stay in memory.
+func TestEndedBuildsAreForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, err := New(Config{Dir: filepath.Join(t.TempDir(), "x"), Log: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer b.Close()
+		bd, err := b.Request("token:a", Ask{Template: "x"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(maxWait + keepEnded - time.Second)
+		if found, err := b.Find("token:a", "x", bd.ID); err != nil || found.ended.IsZero() {
+			t.Errorf("a build that has just ended: %+v, %v", found, err)
+		}
+		time.Sleep(2 * time.Second)
+		if _, err := b.Find("token:a", "x", bd.ID); !errors.Is(err, ErrUnknown) || len(b.builds) != 0 {
+			t.Errorf("a build that ended long ago: %v, %d are remembered", err, len(b.builds))
+		}
+	})
 }
 
 func TestUploadsAreBounded(t *testing.T) {
