@@ -51,11 +51,10 @@ func (c *Client) Build(ctx context.Context, req BuildRequest, files func(*tar.Wr
 		return result, err
 	}
 	defer resp.Body.Close()
-	body, steps := &eventReader{from: resp.Body}, buildSteps{}
-	for events := json.NewDecoder(body); ; {
+	steps := buildSteps{}
+	for events := eventsOf(resp.Body, maxBuildEvent); ; {
 		var e BuildEvent
-		body.left = maxBuildEvent
-		if err := events.Decode(&e); err != nil {
+		if err := events.next(&e); err != nil {
 			return result, broken(ctx, "build", 0, err)
 		}
 		switch {
@@ -169,22 +168,6 @@ func (e *ending) text() string {
 // maxBuildEvent bounds an event of a build, in bytes. The longest event is the plan of a Dockerfile
 // of at most 1 MiB.
 const maxBuildEvent = 16 << 20
-
-// eventReader returns an error if an event is too long, because the decoder holds an event in
-// memory until it is complete.
-type eventReader struct {
-	from io.Reader
-	left int // bytes that may be read until the event is complete
-}
-
-func (r *eventReader) Read(p []byte) (int, error) {
-	if r.left <= 0 {
-		return 0, fmt.Errorf("the daemon sent an event of more than %d MiB", maxBuildEvent>>20)
-	}
-	n, err := r.from.Read(p[:min(len(p), r.left)])
-	r.left -= n
-	return n, err
-}
 
 // writeBuild writes the archive of a build.
 func writeBuild(w io.Writer, request []byte, files func(*tar.Writer) error) error {

@@ -76,6 +76,10 @@ type CodeHandlers struct {
 	Keep int
 }
 
+// maxCodeEvent bounds an event of running code, in bytes. The longest event is a result. The daemon
+// accepts results of up to 32 MiB from a guest.
+const maxCodeEvent = 64 << 20
+
 // RunCode runs code in a warm interpreter of a sandbox. The error is nil if the outcome is known:
 // an exception that the code raised is in the Execution. When ctx ends, the code is interrupted.
 func (c *Client) RunCode(ctx context.Context, id string, req CodeRequest, on CodeHandlers) (e Execution, err error) {
@@ -95,9 +99,9 @@ func (c *Client) RunCode(ctx context.Context, id string, req CodeRequest, on Cod
 	defer resp.Body.Close()
 	run := codeRun{Execution: &e, on: on}
 	defer func() { e.Stdout, e.Stderr = run.stdout.String(), run.stderr.String() }()
-	for events := json.NewDecoder(resp.Body); ; {
+	for events := eventsOf(resp.Body, maxCodeEvent); ; {
 		var event v1.CodeEvent
-		if err := events.Decode(&event); err != nil {
+		if err := events.next(&event); err != nil {
 			return e, broken(ctx, "run code", 0, err)
 		}
 		if done, err := run.take(event); done || err != nil {

@@ -44,6 +44,9 @@ func (c *Client) Exec(ctx context.Context, id string, req ExecRequest) (ExecResu
 	return r, err
 }
 
+// maxExecEvent bounds an event of a command, in bytes. The daemon sends output in much shorter parts.
+const maxExecEvent = 16 << 20
+
 var errTotal = errors.New("too much output")
 
 // capped keeps the first maxOutput bytes that are written to it.
@@ -85,9 +88,9 @@ func (c *Client) ExecStream(ctx context.Context, id string, req ExecRequest, std
 	}
 	defer resp.Body.Close()
 	var pid uint32
-	for events := json.NewDecoder(resp.Body); ; {
+	for events := eventsOf(resp.Body, maxExecEvent); ; {
 		var e v1.ExecEvent
-		if err := events.Decode(&e); err != nil {
+		if err := events.next(&e); err != nil {
 			return end, broken(ctx, "exec", pid, err)
 		}
 		switch {
