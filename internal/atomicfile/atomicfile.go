@@ -13,13 +13,14 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 )
 
 // Write replaces the file path by data, with exactly the permissions mode. If Write fails, the old
 // file is unchanged. Any number of processes may write one path at once. A power failure may undo
 // the write or leave an empty file; WriteDurable is for content that must survive one.
 //
-// A process that is killed in Write leaves a file ".NAME.new-*" beside path.
+// A process that is killed in Write leaves a file ".NAME.new-*" beside path; see Clean.
 func Write(path string, data []byte, mode fs.FileMode) error {
 	return write(path, data, mode, false)
 }
@@ -48,7 +49,7 @@ func WriteDurable(path string, data []byte, mode fs.FileMode) error {
 // WriteDurableIn is WriteDurable for a file in the directory root. If name is a symbolic link, the
 // file replaces the link.
 func WriteDurableIn(root *os.Root, name string, data []byte, mode fs.FileMode) error {
-	tmp := "." + name + ".new-" + rand.Text()
+	tmp := "." + name + infix + rand.Text()
 	f, err := root.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return fmt.Errorf("write %s: %w", name, err)
@@ -70,7 +71,7 @@ func WriteDurableIn(root *os.Root, name string, data []byte, mode fs.FileMode) e
 
 func write(path string, data []byte, mode fs.FileMode, sync bool) error {
 	dir, name := filepath.Split(path)
-	f, err := os.CreateTemp(filepath.Clean(dir), "."+name+".new-")
+	f, err := os.CreateTemp(filepath.Clean(dir), "."+name+infix)
 	if err != nil {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
@@ -96,6 +97,35 @@ func finish(f *os.File, data []byte, mode fs.FileMode, sync bool) error {
 	}
 	return errors.Join(err, f.Close())
 }
+
+// Clean removes the files that killed processes left in a directory, which need not exist, when they
+// wrote other files there. No process may be writing.
+func Clean(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	for _, e := range entries {
+		if isPart(e.Name()) {
+			err = errors.Join(err, os.Remove(filepath.Join(dir, e.Name())))
+		}
+	}
+	return err
+}
+
+// isPart reports whether a name is that of a temporary file: ".NAME.new-" and letters or digits.
+func isPart(name string) bool {
+	i := strings.LastIndex(name, infix)
+	if i < 2 || name[0] != '.' || i+len(infix) == len(name) {
+		return false
+	}
+	return !strings.ContainsFunc(name[i+len(infix):], func(r rune) bool {
+		return (r < '0' || r > '9') && (r < 'A' || r > 'Z')
+	})
+}
+
+// infix separates the name of a file and the random part in the name of its temporary file.
+const infix = ".new-"
 
 // Fill creates or replaces the file path. It calls fill, which writes the content to the file tmp;
 // tmp does not exist before. Fill is for large files that another program or a copy inside the

@@ -194,3 +194,29 @@ func checkOnly(t *testing.T, dir, name, content string, mode fs.FileMode) {
 		t.Errorf("%s holds %.20q with mode %v, want %q with %v", name, p, info.Mode(), content, mode)
 	}
 }
+
+// Clean removes what killed writers have left, and nothing else.
+func TestClean(t *testing.T) {
+	dir := t.TempDir()
+	kept := []string{"a", "a.new-1", ".a", ".a.new-", ".a.new-1.json", ".new-1", ".a.new-x", "b.new"}
+	for _, name := range append([]string{".a.new-123", ".a.json.new-ABC7"}, kept...) {
+		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := Clean(dir); err != nil {
+		t.Fatal(err)
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil || len(entries) != len(kept) {
+		t.Errorf("%v, %v; want %v", entries, err, kept)
+	}
+	for _, name := range kept {
+		if _, err := os.Stat(filepath.Join(dir, name)); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := Clean(filepath.Join(dir, "none")); err != nil {
+		t.Error(err)
+	}
+}

@@ -25,6 +25,7 @@ import (
 	"time"
 
 	apiv1 "github.com/forkd/forkd/api/v1"
+	"github.com/forkd/forkd/internal/atomicfile"
 	"github.com/forkd/forkd/internal/build/dockerfile"
 	"github.com/forkd/forkd/internal/build/image"
 	"github.com/forkd/forkd/internal/build/plan"
@@ -187,6 +188,9 @@ func New(cfg Config) (*Builder, error) {
 	parts, err := filepath.Glob(filepath.Join(cfg.Dir, "caches", ".*")) // writes that an earlier daemon did not finish
 	for _, part := range parts {
 		err = errors.Join(err, os.Remove(part))
+	}
+	for _, name := range []string{"results", "announced", "used"} {
+		err = errors.Join(err, atomicfile.Clean(filepath.Join(cfg.Dir, name)))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open the store of builds: %w", err)

@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -311,8 +312,22 @@ func TestBuildOfAnEarlierDaemon(t *testing.T) {
 	}
 	r.call("GET", "/sandboxes/"+list[0].ID, "", 404, nil)
 	r.call("POST", "/sandboxes/"+list[0].ID+"/fork", "{}", 404, nil)
+	parts := []string{"results", "announced", "used"}
+	for i := range parts {
+		parts[i] = filepath.Join(r.Plans.Dir, parts[i], ".mine.new-1")
+	}
+	for _, part := range parts { // of records that the last daemon did not complete
+		if err := os.WriteFile(part, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
 	if _, err := plans.New(r.Plans); err != nil {
 		t.Fatal(err)
+	}
+	for _, part := range parts {
+		if _, err := os.Stat(part); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s: %v", part, err)
+		}
 	}
 	next, err := template.New(r.Builds)
 	if err != nil {

@@ -99,6 +99,9 @@ func Open(dir string, sandboxes Sandboxes, log *slog.Logger) (*Set, error) {
 
 // load reads the workspaces of an earlier daemon.
 func (s *Set) load() error {
+	if err := atomicfile.Clean(s.dir); err != nil {
+		s.log.Warn("remove incomplete records of workspaces", "error", err)
+	}
 	files, err := os.ReadDir(s.dir)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil

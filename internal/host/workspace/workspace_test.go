@@ -261,6 +261,27 @@ func TestRecords(t *testing.T) {
 	}
 }
 
+// A record that a killed daemon did not complete is removed.
+func TestIncompleteRecordsAreRemoved(t *testing.T) {
+	w := newWorld(t)
+	if _, err := w.Create(t.Context(), "ws", sandbox.ForkRequest{Tag: "p"}); err != nil {
+		t.Fatal(err)
+	}
+	w.stop()
+	left := filepath.Join(w.dir, "data", "workspaces", ".ws.json.new-123")
+	if err := os.WriteFile(left, []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	w.start(t)
+	defer w.stop()
+	if _, err := os.Stat(left); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the incomplete record: %v", err)
+	}
+	if _, err := w.Get("ws"); err != nil {
+		t.Error(err)
+	}
+}
+
 // While the record of one workspace is being written to a slow disk, others can be listed, created
 // and deleted.
 func TestASlowRecordStopsItsWorkspaceOnly(t *testing.T) {
