@@ -79,8 +79,8 @@ func (m *Manager) branchShare(ctx context.Context) gate.Share {
 // reserveRAM reserves RAM for the memory of a branch of s. If too little is free, it waits until
 // earlier branches of the same owner are on disk. A waiting branch takes none of the host's places
 // for branches. The wait ends when the sandbox is deleted.
-func (m *Manager) reserveRAM(ctx context.Context, s *Sandbox, rec *ledger.Record, v *liveVM, mode vm.BranchMode) (func(),
-	error) {
+func (m *Manager) reserveRAM(ctx context.Context, s *Sandbox, rec *ledger.Record, v *liveVM,
+	mode vm.BranchMode) (func(), error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(v.calls, cancel)()
