@@ -14,7 +14,7 @@ import (
 	v1 "github.com/forkd/forkd/api/v1"
 )
 
-// Build has the daemon build a snapshot from a Dockerfile. files, if not nil, writes the build
+// Build has the daemon build a snapshot from a Dockerfile or a recipe. files, if not nil, writes the build
 // context, as BuildContext.Pack does; the names of the entries begin with v1.BuildContext. on, if
 // not nil, is called with every event except the last one and keepalives. If a step fails, the
 // error is a *BuildError. If the client disconnects, the build stops, and the next build continues

@@ -109,8 +109,14 @@ func checkBuild(req BuildRequest) error {
 	switch {
 	case req.Tag == "":
 		return wrong("tag", "empty: want the tag of the new snapshot")
-	case strings.TrimSpace(req.Dockerfile) == "":
+	case strings.TrimSpace(req.Dockerfile) == "" && req.Recipe == "":
 		return wrong("dockerfile", "it is empty")
+	case req.Recipe != "" && req.Dockerfile != "":
+		return wrong("recipe", "excludes dockerfile")
+	case req.Recipe != "" && req.Boot == nil:
+		return wrong("boot", "want the kernel and the rootfs that were made for the recipe")
+	case !utf8.ValidString(req.Recipe):
+		return wrong("recipe", "the recipe is not UTF-8, and JSON would change it: convert it")
 	case len(req.Dockerfile) > v1.MaxDockerfile:
 		return wrong("dockerfile", "%d bytes: want at most %d", len(req.Dockerfile), v1.MaxDockerfile)
 	case !utf8.ValidString(req.Dockerfile):

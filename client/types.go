@@ -23,6 +23,7 @@ type (
 	Baked            = v1.Baked
 	BuildRequest     = v1.BuildRequest
 	RegistryAuth     = v1.RegistryAuth
+	BuildBoot        = v1.BuildBoot
 	BuildEvent       = v1.BuildEvent
 	BuildPlan        = v1.BuildPlan
 	BuildNote        = v1.BuildNote

@@ -25,14 +25,14 @@ const (
 	MaxRegistryAuth    = 64 << 10 // bytes of each of their texts
 )
 
-// BuildRequest asks for a snapshot to be built from a Dockerfile.
+// BuildRequest asks for a snapshot to be built from a Dockerfile or a recipe.
 type BuildRequest struct {
 	Tag        string            `json:"tag"`
-	Replace    bool              `json:"replace,omitempty"` // replace a snapshot that has the tag
-	Dockerfile string            `json:"dockerfile"`        // text of the Dockerfile
-	Name       string            `json:"name,omitempty"`    // file name, for errors; empty: Dockerfile
-	Target     string            `json:"target,omitempty"`  // stage to build; empty: the last
-	Args       map[string]string `json:"args,omitempty"`    // values of ARG instructions
+	Replace    bool              `json:"replace,omitempty"`    // replace a snapshot that has the tag
+	Dockerfile string            `json:"dockerfile,omitempty"` // text of the Dockerfile
+	Name       string            `json:"name,omitempty"`       // file name, for errors; empty: Dockerfile
+	Target     string            `json:"target,omitempty"`     // stage to build; empty: the last
+	Args       map[string]string `json:"args,omitempty"`       // values of ARG instructions
 	NoCache    bool              `json:"no_cache,omitempty"`
 	VCPUs      uint32            `json:"vcpus,omitempty"`      // of a VM that boots from an image; 0: 1
 	MemoryMiB  uint64            `json:"memory_mib,omitempty"` // likewise; 0: 1024
@@ -40,6 +40,22 @@ type BuildRequest struct {
 	Secrets    map[string][]byte `json:"secrets,omitempty"`    // for RUN --mount=type=secret, by id
 
 	RegistryAuth map[string]RegistryAuth `json:"registry_auth,omitempty"` // for images, by host of the registry
+
+	// Recipe is the text of a recipe, which is built instead of a Dockerfile. The build context is its directory.
+	Recipe           string     `json:"recipe,omitempty"`
+	Boot             *BuildBoot `json:"boot,omitempty"`               // with Recipe; required
+	Network          *Network   `json:"network,omitempty"`            // with Recipe; nil: as in the recipe
+	Limits           *Limits    `json:"limits,omitempty"`             // with Recipe; nil: as in the recipe
+	ReadyTimeoutSecs float64    `json:"ready_timeout_secs,omitempty"` // with Recipe: how long the boot may take; 0: 300
+}
+
+// BuildBoot names what the machine of a recipe boots from: a root file system made from the recipe's base and
+// packages, and a kernel. Paths are paths on the daemon's host.
+type BuildBoot struct {
+	Kernel string            `json:"kernel"`
+	Initrd string            `json:"initrd,omitempty"` // empty: the daemon makes one
+	Rootfs string            `json:"rootfs"`
+	Env    map[string]string `json:"env,omitempty"` // of the base
 }
 
 // RegistryAuth holds credentials for a registry: a username with a password, or one token.

@@ -161,6 +161,8 @@ type built struct {
 	Reused  bool    `json:"reused"`
 	ImageMS float64 `json:"image_ms"`
 	BakeMS  float64 `json:"bake_ms"`
+	Cached  int     `json:"cached"`
+	Run     int     `json:"run"`
 }
 
 // buildParent builds the image and bakes the parent. One command does both, in two stages.
@@ -185,8 +187,8 @@ func (d *demo) buildParent() error {
 		return nil
 	}
 	d.removeOld()
-	d.done(stage{"bake the parent", fmt.Sprintf("boot %.1f s, warm-up %.1f s, save %.1f s, flush %.1f s", b.BootMS/1000,
-		b.WarmupMS/1000, b.SaveMS/1000, b.PersistMS/1000), milliseconds(b.BakeMS)})
+	d.done(stage{"bake the parent", fmt.Sprintf("boot %.1f s, warm-up %.1f s; %d steps done, %d cached", b.BootMS/1000,
+		b.WarmupMS/1000, b.Run, b.Cached), milliseconds(b.BakeMS)})
 	return nil
 }
 

@@ -60,14 +60,8 @@ func newFromImageCmd() *cobra.Command {
 			if o.tag == "" {
 				o.tag = r.Name
 			}
-			return show(cmd, &c, func(ctx context.Context, cl *client.Client) (built, error) {
-				st := newStatus(cmd.ErrOrStderr())
-				defer st.end()
-				return build(ctx, cl, r, o, st)
-			}, func(b built) error {
-				printBuilt(cmd, b)
-				return nil
-			})
+			o.live = canRedraw(cmd.ErrOrStderr())
+			return buildAndPrint(cmd, &c, r, o)
 		},
 	}
 	f := cmd.Flags()

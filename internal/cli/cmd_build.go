@@ -1,10 +1,14 @@
 package cli
 
 import (
+	"archive/tar"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
+	"net/http"
 	"os"
 	"strings"
 	"sync"
@@ -12,6 +16,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	v1 "github.com/forkd/forkd/api/v1"
 	"github.com/forkd/forkd/client"
 	"github.com/forkd/forkd/internal/build/image"
 	"github.com/forkd/forkd/internal/cachedir"
@@ -24,28 +29,11 @@ type buildOptions struct {
 	tag     string
 	kernel  string
 	reuse   bool
+	noCache bool
+	live    bool // redraw the progress, as on a terminal
 	ready   float64
 	network networkFlags
 	limits  limitFlags
-}
-
-// networkOf returns the network policy for a parent's warm-up and for its children, from the
-// command line or the recipe.
-func (o *buildOptions) networkOf(r *image.Recipe) *client.Network {
-	if n, _ := o.network.given(); n != nil || r.Network == nil { // cannot fail without secrets
-		return n
-	}
-	return &client.Network{Mode: r.Network.Mode, Allow: r.Network.Allow, Deny: r.Network.Deny,
-		AllowECH: r.Network.AllowECH}
-}
-
-// limitsOf returns the limits for a parent's children, from the command line or the recipe.
-func (o *buildOptions) limitsOf(r *image.Recipe) *client.Limits {
-	if l := o.limits.given(); l != nil {
-		return l
-	}
-	l := client.Limits(r.Limits.Limits)
-	return &l
 }
 
 // built is the output of `forkd build`. Times are in milliseconds.
@@ -54,7 +42,9 @@ type built struct {
 	Reused  bool    `json:"reused"` // the snapshot existed already
 	Image   string  `json:"image,omitempty"`
 	ImageMS float64 `json:"image_ms"` // for root file system, kernel and initramfs; near zero from the cache
-	BakeMS  float64 `json:"bake_ms"`
+	BakeMS  float64 `json:"bake_ms"`  // for everything after the image
+	Cached  int     `json:"cached"`   // steps of a recipe with an existing snapshot
+	Run     int     `json:"run"`      // steps of a recipe that were executed
 }
 
 func newBuildCmd() *cobra.Command {
@@ -69,8 +59,9 @@ func newBuildCmd() *cobra.Command {
 			"the build context. Each step forks the snapshot of the previous step and saves its own, which later\n" +
 			"builds use as their cache. The result replaces an earlier snapshot with its tag.\n\n" +
 			"RECIPE is the name of one of forkd's recipes, a recipe.yaml, or a directory with one. docker://IMAGE,\n" +
-			"docker-archive:FILE and oci:DIR are container images, which need no recipe. This command builds the\n" +
-			"image and gets the guest kernel, and keeps both in the cache; the daemon boots them.\n\n" +
+			"docker-archive:FILE and oci:DIR are container images, which need no recipe. This command makes the root\n" +
+			"file system and gets the guest kernel, and keeps both in the cache. The daemon boots them, and copies\n" +
+			"the files and runs the warm-up in steps, as for a Dockerfile. It replaces no earlier snapshot.\n\n" +
 			"With --from, a parent boots from the disk of a snapshot, optionally with other memory and processors.",
 		Example: "  forkd build -t app .\n  forkd build -f Dockerfile.dev --build-arg VERSION=2 -t app-dev .\n" +
 			"  forkd build python-numpy\n  forkd build docker://python:3.12-slim --tag py\n" +
@@ -78,7 +69,9 @@ func newBuildCmd() *cobra.Command {
 		Args: usageArgs(arguments(0, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if o.from.From != "" {
-				if err := refuseFlags(cmd, onlyOfDockerfiles, "a Dockerfile"); err != nil {
+				err := cmp.Or(refuseFlags(cmd, onlyOfDockerfiles, "a Dockerfile"),
+					refuseFlags(cmd, []string{"no-cache", "progress", "verbose"}, "a Dockerfile or a recipe"))
+				if err != nil {
 					return err
 				}
 				return o.runFrom(cmd, &c, args)
@@ -90,7 +83,7 @@ func newBuildCmd() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				file.vcpus, file.memory = o.from.VCPUs, o.from.MemSizeMiB
+				file.noCache, file.vcpus, file.memory = o.noCache, o.from.VCPUs, o.from.MemSizeMiB
 				return file.run(cmd, &c, o.tag, args[0])
 			}
 			if o.from.MemSizeMiB != 0 || o.from.VCPUs != 0 {
@@ -104,17 +97,11 @@ func newBuildCmd() *cobra.Command {
 			if o.tag == "" {
 				o.tag = recipe.Name
 			}
-			return show(cmd, &c, func(ctx context.Context, cl *client.Client) (built, error) {
-				st := newStatus(cmd.ErrOrStderr())
-				defer st.end()
-				return build(ctx, cl, recipe, o, st)
-			}, func(b built) error {
-				if verbose {
-					printWarmup(cmd, b)
-				}
-				printBuilt(cmd, b)
-				return nil
-			})
+			if err := file.checkProgress(); err != nil {
+				return err
+			}
+			o.live = file.live(cmd.ErrOrStderr()) && !verbose
+			return buildAndPrint(cmd, &c, recipe, o)
 		},
 	}
 	f := cmd.Flags()
@@ -125,7 +112,8 @@ func newBuildCmd() *cobra.Command {
 	o.limits.register(f)
 	o.registerFrom(f)
 	f.BoolVar(&o.reuse, "reuse", false, "do nothing if the tag names a usable snapshot")
-	f.BoolVar(&verbose, "verbose", false, "print the last 64 KiB of the warm-up's output")
+	f.BoolVar(&o.noCache, "no-cache", false, "run all steps")
+	f.BoolVar(&verbose, "verbose", false, "of a recipe: print all output of its warm-up, as --progress plain")
 	f.Float64Var(&o.ready, "ready-timeout-secs", 0, "how long the guest may take to boot (default 300)")
 	c.complete(cmd, recipeNames)
 	c.completeFlag(cmd, "from", tags)
@@ -158,7 +146,25 @@ func loadRecipe(name string) (*image.Recipe, error) {
 		"a container image is docker://IMAGE", name, names)}
 }
 
-func build(ctx context.Context, cl *client.Client, recipe *image.Recipe, o buildOptions, st *status) (built, error) {
+// buildAndPrint builds a recipe and prints the result.
+func buildAndPrint(cmd *cobra.Command, c *common, recipe *image.Recipe, o buildOptions) error {
+	return show(cmd, c, func(ctx context.Context, cl *client.Client) (built, error) {
+		return build(ctx, cl, recipe, o, cmd.ErrOrStderr())
+	}, func(b built) error {
+		printBuilt(cmd, b)
+		return nil
+	})
+}
+
+// build makes the image of a recipe, and has the daemon build the recipe from it. It shows the progress on w.
+func build(ctx context.Context, cl *client.Client, recipe *image.Recipe, o buildOptions, w io.Writer) (built, error) {
+	cache, err := cachedir.Dir()
+	if err != nil {
+		return built{}, err
+	}
+	recipe, whole := recipe.WithoutFiles(), recipe // files are copied by steps
+	exists := fmt.Errorf("snapshot %q: exists; remove it ('forkd rmi %[1]s'), choose another --tag, or keep it with --reuse",
+		o.tag)
 	switch s, err := cl.Snapshot(ctx, o.tag); {
 	case client.IsNotFound(err):
 	case err != nil:
@@ -167,12 +173,8 @@ func build(ctx context.Context, cl *client.Client, recipe *image.Recipe, o build
 		return built{Baked: client.Baked{Snapshot: s.Snapshot}, Reused: true}, nil
 	case s.Status == "writing":
 		return built{}, fmt.Errorf("snapshot %q: is being made by another call", o.tag)
-	default: // checked here because the daemon would report it only after minutes of building
-		return built{}, fmt.Errorf(
-			"snapshot %q: exists; remove it ('forkd rmi %s'), choose another --tag, or keep it with --reuse",
-			o.tag,
-			o.tag,
-		)
+	case !image.Has(ctx, cache, recipe): // it is not the result of the same build, and a new image takes minutes
+		return built{}, exists
 	}
 	v, err := cl.Version(ctx)
 	if err != nil {
@@ -191,13 +193,64 @@ func build(ctx context.Context, cl *client.Client, recipe *image.Recipe, o build
 			recipe.MemoryMiB, v.HostMemoryMiB)
 	}
 	start := time.Now()
+	st := newStatus(w)
 	img, kernel, err := buildFiles(ctx, recipe, o.kernel, st)
+	st.end()
 	if err != nil {
 		return built{}, err
 	}
 	b := built{Image: img.Dir, ImageMS: msSince(start)}
-	err = b.bake(ctx, cl, o, recipe, img, kernel, st)
+	if err = b.steps(ctx, cl, o, whole, img, kernel, w); client.IsStatus(err, http.StatusConflict) {
+		if s, found := cl.Snapshot(ctx, o.tag); found == nil && s.Status != "writing" {
+			err = exists
+		}
+	}
 	return b, err
+}
+
+// steps has the daemon build a recipe from its image.
+func (b *built) steps(ctx context.Context, cl *client.Client, o buildOptions, r *image.Recipe, img *image.Image,
+	kernel *image.KernelFiles, w io.Writer) error {
+	text, err := r.Text()
+	if err != nil {
+		return err
+	}
+	network, _ := o.network.given() // cannot fail without secrets
+	req := client.BuildRequest{Tag: o.tag, NoCache: o.noCache, Recipe: text, Network: network, Limits: o.limits.given(),
+		Boot: &client.BuildBoot{Kernel: kernel.VMLinux, Initrd: kernel.Initrd, Rootfs: img.Rootfs(), Env: img.Env},
+
+		ReadyTimeoutSecs: o.ready}
+	start := time.Now()
+	p := newProgress(w, o.live)
+	var names []string
+	done, err := cl.Build(ctx, req, func(out *tar.Writer) error { return r.Pack(out, v1.BuildContext) },
+		func(e client.BuildEvent) error {
+			switch {
+			case e.Plan != nil:
+				names = e.Plan.Steps
+			case e.Step != nil && e.Step.Number >= 0 && e.Step.Number < len(names):
+				b.took(e.Step, names[e.Step.Number])
+			}
+			return p.event(e)
+		})
+	p.end()
+	if err != nil {
+		return err
+	}
+	b.BakeMS, b.Cached, b.Run = msSince(start), done.Cached, done.Run
+	s, err := cl.Snapshot(ctx, o.tag)
+	b.Snapshot = s.Snapshot
+	return err
+}
+
+// took adds the duration of a step to that of the boot or of the warm-up.
+func (b *built) took(s *client.BuildStep, name string) {
+	switch {
+	case s.Number == 0:
+		b.BootMS += s.MS
+	case strings.Contains(name, "] warmup."):
+		b.WarmupMS += s.MS
+	}
 }
 
 // stepInterval is the interval for polling the daemon's current step.
@@ -227,22 +280,6 @@ func bakeInSteps(ctx context.Context, cl *client.Client, req client.BakeRequest,
 	return b, err
 }
 
-// bake boots, warms up and saves a parent.
-func (b *built) bake(ctx context.Context, cl *client.Client, o buildOptions, r *image.Recipe, img *image.Image,
-	kernel *image.KernelFiles,
-	st *status) (err error) {
-	start := time.Now()
-	b.Baked, err = bakeInSteps(ctx, cl, client.BakeRequest{
-		Tag: o.tag, Kernel: kernel.VMLinux, Initrd: kernel.Initrd, Rootfs: img.Rootfs(),
-		MemSizeMiB: uint64(r.MemoryMiB), VCPUs: uint32(r.VCPUs), Env: r.EnvOver(img.Env),
-		Warmup:           client.Warmup{Commands: r.Warmup.Commands, Python: r.Warmup.Python},
-		ReadyTimeoutSecs: o.ready, WarmupTimeoutSecs: r.Warmup.TimeoutSecs, Network: o.networkOf(r),
-		Limits: o.limitsOf(r), Unique: r.Unique,
-	}, st)
-	b.BakeMS = msSince(start)
-	return err
-}
-
 // buildFiles makes the files that a parent boots from, or takes them from the cache.
 func buildFiles(ctx context.Context, recipe *image.Recipe, userKernel string, st *status) (*image.Image,
 	*image.KernelFiles, error) {
@@ -270,29 +307,19 @@ func buildFiles(ctx context.Context, recipe *image.Recipe, userKernel string, st
 
 func msSince(start time.Time) float64 { return float64(time.Since(start).Microseconds()) / 1000 }
 
-func printWarmup(cmd *cobra.Command, b built) {
-	if text := strings.TrimRight(b.WarmupOutput, "\n"); text != "" {
-		printf(cmd.ErrOrStderr(), "forkd: the warm-up wrote:\n%s\n", multiline(text))
-	}
-}
-
 func printBuilt(cmd *cobra.Command, b built) {
 	out := cmd.OutOrStdout()
 	if b.Reused {
 		printf(out, "%s is there already\n", b.Tag)
 		return
 	}
-	printf(
-		out,
-		"%s: image %.1f s, boot %.1f s, warm-up %.1f s, save %.1f s, flush %.1f s; the VM has %d MiB of memory\n",
-		b.Tag,
-		b.ImageMS/1000,
-		b.BootMS/1000,
-		b.WarmupMS/1000,
-		b.SaveMS/1000,
-		b.PersistMS/1000,
-		b.MemSizeMiB,
-	)
+	if b.Run+b.Cached > 0 {
+		printf(out, "%s: image %.1f s, boot %.1f s, warm-up %.1f s; %d steps done, %d cached, %.1f s\n", b.Tag, b.ImageMS/1000,
+			b.BootMS/1000, b.WarmupMS/1000, b.Run, b.Cached, b.BakeMS/1000)
+		return
+	}
+	printf(out, "%s: boot %.1f s, warm-up %.1f s, save %.1f s, flush %.1f s; the VM has %d MiB of memory\n", b.Tag,
+		b.BootMS/1000, b.WarmupMS/1000, b.SaveMS/1000, b.PersistMS/1000, b.MemSizeMiB)
 	for _, e := range b.GuestErrors {
 		printf(cmd.ErrOrStderr(), "forkd: in the guest: %s\n", e)
 	}

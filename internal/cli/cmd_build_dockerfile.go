@@ -34,9 +34,8 @@ type dockerfileOptions struct {
 
 // onlyOfDockerfiles and onlyOfRecipes are the flags for only one kind of build.
 var (
-	onlyOfDockerfiles = []string{"build-arg", "target", "no-cache", "check", "progress", "secret", "disk-mib",
-		"registry-auth"}
-	onlyOfRecipes = []string{"kernel", "reuse", "ready-timeout-secs", "verbose", "net", "allow", "deny", "allow-ech",
+	onlyOfDockerfiles = []string{"build-arg", "target", "check", "secret", "disk-mib", "registry-auth"}
+	onlyOfRecipes     = []string{"kernel", "reuse", "ready-timeout-secs", "verbose", "net", "allow", "deny", "allow-ech",
 		"memory", "swap", "cpus", "cpu-weight", "io-bytes-per-second", "io-ops-per-second"}
 )
 
@@ -49,7 +48,6 @@ func (o *dockerfileOptions) register(f *pflag.FlagSet) {
 		"of a Dockerfile: NAME=VALUE for its ARG; NAME takes the variable of that name",
 	)
 	f.StringVar(&o.target, "target", "", "of a Dockerfile: stage to build (default the last)")
-	f.BoolVar(&o.noCache, "no-cache", false, "of a Dockerfile: run all steps")
 	f.BoolVar(&o.check, "check", false, "of a Dockerfile: lint it, and build nothing")
 	f.StringArrayVar(
 		&o.secrets,
@@ -59,7 +57,7 @@ func (o *dockerfileOptions) register(f *pflag.FlagSet) {
 	)
 	f.StringArrayVar(&o.auth, "registry-auth", nil,
 		"of a Dockerfile: HOST of a registry whose 'docker login' the daemon may use in this build")
-	f.StringVar(&o.progress, "progress", "auto", "of a Dockerfile: auto, plain or tty")
+	f.StringVar(&o.progress, "progress", "auto", "auto, plain or tty")
 	f.IntVar(&o.disk, "disk-mib", 0, "size in MiB of the VM's disk, for a Dockerfile that starts from an image (default 8192)")
 }
 
@@ -182,13 +180,25 @@ func (o *dockerfileOptions) runCheck(cmd *cobra.Command, context string) error {
 	return nil
 }
 
+func (o *dockerfileOptions) checkProgress() error {
+	if o.progress != "auto" && o.progress != "plain" && o.progress != "tty" {
+		return usageError{fmt.Errorf("--progress %s: want auto, plain or tty", o.progress)}
+	}
+	return nil
+}
+
+// live reports whether the progress on w is redrawn.
+func (o *dockerfileOptions) live(w io.Writer) bool {
+	return o.progress == "tty" || o.progress == "auto" && canRedraw(w)
+}
+
 // run builds a snapshot from a Dockerfile.
 func (o *dockerfileOptions) run(cmd *cobra.Command, c *common, tag, dir string) error {
 	if err := checkContext(dir); err != nil {
 		return err
 	}
-	if o.progress != "auto" && o.progress != "plain" && o.progress != "tty" {
-		return usageError{fmt.Errorf("--progress %s: want auto, plain or tty", o.progress)}
+	if err := o.checkProgress(); err != nil {
+		return err
 	}
 	if o.check {
 		return o.runCheck(cmd, dir)
@@ -234,7 +244,7 @@ func (o *dockerfileOptions) run(cmd *cobra.Command, c *common, tag, dir string) 
 	}
 	return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
 		w := cmd.ErrOrStderr()
-		show := newProgress(w, o.progress == "tty" || o.progress == "auto" && canRedraw(w))
+		show := newProgress(w, o.live(w))
 		r, err := cl.Build(ctx, req, files.Pack, show.event)
 		show.end()
 		if err != nil {

@@ -119,7 +119,7 @@ func TestBuildFlags(t *testing.T) {
 		{[]string{"--check", dir + "/bad"}, "bad/Dockerfile:2: unknown instruction: NOPE"},
 		{[]string{"--check", "-f", dir + "/ok/Dockerfile", dir}, ""},
 		{[]string{"--reuse", dir}, "--reuse is for a recipe"},
-		{[]string{"--no-cache", "python-numpy"}, "--no-cache is for a Dockerfile"},
+		{[]string{"--no-cache", "--from", "x", "--tag", "y"}, "--no-cache is for a Dockerfile or a recipe"},
 		{[]string{"-f", "x", "https://example.com/x.tar"}, "want a directory"},
 		{[]string{"-f", "x", dir + "/Dockerfile"}, "not a directory"},
 		{[]string{"--build-arg", "=x", dir}, "--build-arg =x"},

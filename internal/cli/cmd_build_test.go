@@ -71,7 +71,7 @@ func TestABuildChecksMemoryFirst(t *testing.T) {
 	}
 	t.Setenv("FORKD_CACHE", "/dev/null/nothing") // prevents any build
 	recipe := &image.Recipe{Name: "big", MemoryMiB: int(v.HostMemoryMiB) + 1}
-	_, err = build(t.Context(), rig.Client, recipe, buildOptions{tag: "big"}, newStatus(io.Discard))
+	_, err = build(t.Context(), rig.Client, recipe, buildOptions{tag: "big"}, io.Discard)
 	want := fmt.Sprintf("memory_mib: %d: the daemon's host has %d MiB", recipe.MemoryMiB, v.HostMemoryMiB)
 	if err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("%v, want %q", err, want)
@@ -85,7 +85,7 @@ func TestABuildAsksForKVMFirst(t *testing.T) {
 	rig := apirig.Start(t, apirig.Options{NoKVM: errors.New(why)})
 	t.Setenv("FORKD_CACHE", "/dev/null/nothing") // prevents any build
 	_, err := build(t.Context(), rig.Client, &image.Recipe{Name: "small"}, buildOptions{tag: "small"},
-		newStatus(io.Discard))
+		io.Discard)
 	if err == nil || !strings.Contains(err.Error(), "cannot run VMs: "+why+" (run 'forkd doctor' there;") {
 		t.Errorf("build: %v", err)
 	}

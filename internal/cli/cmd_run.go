@@ -140,8 +140,7 @@ func snapshotFor(ctx context.Context, cmd *cobra.Command, cl *client.Client, nam
 	if err != nil {
 		return "", missing
 	}
-	st := newStatus(cmd.ErrOrStderr())
-	b, err := build(ctx, cl, recipe, buildOptions{tag: recipe.Name, reuse: true}, st)
-	st.end()
+	w := cmd.ErrOrStderr()
+	b, err := build(ctx, cl, recipe, buildOptions{tag: recipe.Name, reuse: true, live: canRedraw(w)}, w)
 	return b.Tag, err
 }

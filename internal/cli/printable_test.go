@@ -53,8 +53,7 @@ func TestWordsOfGuestsAreForReading(t *testing.T) {
 		}
 	}
 	for name, print := range map[string]func(){ // with more than one line
-		"build, warm-up": func() { printWarmup(cmd, built{Baked: client.Baked{WarmupOutput: "a\tb\n" + hostile + "\n"}}) },
-		"eval, error":    func() { printEval(&out, &out, client.EvalResult{Error: "a\tb\n" + hostile}) },
+		"eval, error": func() { printEval(&out, &out, client.EvalResult{Error: "a\tb\n" + hostile}) },
 	} {
 		out.Reset()
 		print()

@@ -72,10 +72,11 @@ var rooms = []room{
 			"its death must not be a VM's",
 	},
 	{
-		folder:   "internal/build",
-		packages: []string{"debpkg", "kmod", "kernelimage", "initramfs", "image", "plan", "dockerfile"},
-		imports:  []string{"internal/proto/...", "internal/format/..."},
-		reason:   "an image is built before there is a sandbox or a daemon",
+		folder: "internal/build",
+		packages: []string{"debpkg", "kmod", "kernelimage", "initramfs", "image", "plan", "dockerfile",
+			"recipeplan"},
+		imports: []string{"internal/proto/...", "internal/format/..."},
+		reason:  "an image is built before there is a sandbox or a daemon",
 	},
 	{
 		folder:   "internal/emu",

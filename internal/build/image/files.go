@@ -53,7 +53,7 @@ func (c *collector) collect(f File) error {
 		if target == "/" {
 			return nil
 		}
-		if err := checkTarget(target); err != nil {
+		if err := CheckTarget(target); err != nil {
 			return err
 		}
 		if d.IsDir() {
@@ -109,8 +109,8 @@ func (c *collector) add(o overlayFile) error {
 	return nil
 }
 
-// checkTarget returns an error for paths that are hidden in guests.
-func checkTarget(target string) error {
+// CheckTarget returns an error for paths that are hidden in guests.
+func CheckTarget(target string) error {
 	if top, _, _ := strings.Cut(target[1:], "/"); slices.Contains([]string{"dev", "proc", "sys", "run", "tmp"}, top) {
 		return fmt.Errorf("target: %q is hidden by a mount in the guest", target)
 	}

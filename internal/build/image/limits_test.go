@@ -9,7 +9,7 @@ import (
 
 func TestRecipeLimits(t *testing.T) {
 	const head = "name: x\nbase: debian:bookworm\n"
-	r, err := parseRecipe([]byte(head + "limits: {memory_mib: 256, cpus: 1.5}\n"))
+	r, err := ParseRecipe([]byte(head + "limits: {memory_mib: 256, cpus: 1.5}\n"))
 	if want := (vm.Limits{MemoryMiB: 256, CPUs: 1.5}); err != nil || r.Limits.Limits != want {
 		t.Errorf("%+v, %v", r, err)
 	}
@@ -17,7 +17,7 @@ func TestRecipeLimits(t *testing.T) {
 		"limits: {memory_mib: 5}": "limits: memory_mib: 5", "limits: {swap_mib: 5}": "limits: swap_mib",
 		"limits: {ram: 5}": `unknown field "ram"`, "limits: 5": "limits",
 	} {
-		if _, err := parseRecipe([]byte(head + text + "\n")); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := ParseRecipe([]byte(head + text + "\n")); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", text, err, want)
 		}
 	}

@@ -65,6 +65,8 @@ type Recipe struct {
 
 	Login *Login `yaml:"-"` // to the registry of Base; nil: the login stored by `docker login`
 
+	text  []byte        // from which it was parsed; empty: from none
+	fsys  fs.FS         // of the recipe's directory, for Files
 	dir   string        // relative paths in Base start here
 	files []overlayFile // content of Files
 }
@@ -92,8 +94,10 @@ func (m *Mode) UnmarshalYAML(node *yaml.Node) error {
 }
 
 // Warmup runs in the parent before the snapshot is taken, so that children have its effects in
-// memory. The commands run one after another, then the Python code runs in the warm interpreter.
+// memory. Start is started, the commands run one after another, then the Python code runs in the warm interpreter.
 type Warmup struct {
+	Start       string   `yaml:"start"`    // for /bin/sh -c; keeps running, and comes first
+	Probe       string   `yaml:"probe"`    // for /bin/sh -c; succeeds when Start is warm
 	Commands    []string `yaml:"commands"` // each for /bin/sh -c
 	Python      string   `yaml:"python"`
 	TimeoutSecs float64  `yaml:"timeout_secs"` // of each command and of the code; 0: the daemon's default, 600
@@ -160,11 +164,10 @@ func LoadRecipe(name string) (*Recipe, error) {
 	if err != nil {
 		return nil, fmt.Errorf("load recipe %s: %w", name, err)
 	}
-	root, err := os.OpenRoot(dir) // confines "source" and symbolic links to the recipe's directory
+	root, err := os.OpenRoot(dir) // confines "source" and symbolic links to the recipe's directory; closed with the Recipe
 	if err != nil {
 		return nil, fmt.Errorf("load recipe: %w", err)
 	}
-	defer root.Close()
 	r, err := readRecipe(root.FS(), file)
 	if err != nil {
 		return nil, fmt.Errorf("load recipe %s: %w", filepath.Join(dir, file), err)
@@ -192,13 +195,14 @@ func readRecipe(fsys fs.FS, name string) (*Recipe, error) {
 	if err != nil {
 		return nil, err
 	}
-	r, err := parseRecipe(text)
+	r, err := ParseRecipe(text)
 	if err != nil {
 		return nil, err
 	}
 	if r.files, err = readFiles(fsys, r.Files); err != nil {
 		return nil, err
 	}
+	r.fsys = fsys
 	return r, nil
 }
 
@@ -227,7 +231,11 @@ func readLimited(r io.Reader, name string, limit int64) ([]byte, error) {
 // user.
 var unknownField = regexp.MustCompile(`field (\S+) not found in type \S+`)
 
-func parseRecipe(text []byte) (*Recipe, error) {
+// ParseRecipe parses and checks the text of a recipe. It reads none of the files that the recipe names.
+func ParseRecipe(text []byte) (*Recipe, error) {
+	if len(text) > maxRecipeBytes {
+		return nil, fmt.Errorf("the recipe is larger than %d bytes", maxRecipeBytes)
+	}
 	dec := yaml.NewDecoder(bytes.NewReader(text))
 	dec.KnownFields(true)
 	var r Recipe
@@ -244,6 +252,7 @@ func parseRecipe(text []byte) (*Recipe, error) {
 		return nil, errors.New("more than one YAML document in the file")
 	}
 	r.setDefaults()
+	r.text = text
 	return &r, r.validate()
 }
 
@@ -304,6 +313,9 @@ func (r *Recipe) validate() error {
 	if t := r.Warmup.TimeoutSecs; !(t >= 0 && t <= maxWarmupSecs) { // also rejects NaN
 		return fmt.Errorf("warmup: timeout_secs: %v is not between 0 and %d", t, maxWarmupSecs)
 	}
+	if (r.Warmup.Start == "") != (r.Warmup.Probe == "") {
+		return errors.New("warmup: start and probe: want both or none: the probe succeeds when what start runs is warm")
+	}
 	if n := r.Network; n != nil {
 		if n.Mode == "" && len(n.Allow) == 0 {
 			return errors.New("network: mode: missing: want none, public, allow or open")
@@ -331,7 +343,7 @@ func (r *Recipe) validateFiles() error {
 			return fmt.Errorf("files[%d]: target: %q must be an absolute path without '.', '..' or a slash at its end", i,
 				f.Target)
 		}
-		if err := checkTarget(f.Target); err != nil {
+		if err := CheckTarget(f.Target); err != nil {
 			return fmt.Errorf("files[%d]: %w", i, err)
 		}
 		if name := f.Target[1:]; r.User && (name == passwd || name == grp || name == shdw) {

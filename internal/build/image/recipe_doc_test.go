@@ -24,7 +24,7 @@ func TestDocumentedRecipesAreValid(t *testing.T) {
 			if !strings.HasPrefix(recipe, "name:") {
 				recipe = "name: x\nbase: debian:bookworm\n" + recipe
 			}
-			if _, err := parseRecipe([]byte(recipe)); err != nil {
+			if _, err := ParseRecipe([]byte(recipe)); err != nil {
 				t.Errorf("%s: %v in\n%s", name, err, recipe)
 			}
 			checked++

@@ -43,7 +43,7 @@ func TestRecipeErrorsNameFieldAndLine(t *testing.T) {
 		{minimal + "files: [{source: a, target: /b}, {source: c, target: /b}]\n", "files[1]: target: "},
 		{minimal + "files:\n- source: a\n  target: /b\n  mode: 999\n", "line 6: mode \"999\""},
 	} {
-		_, err := parseRecipe([]byte(c.text))
+		_, err := ParseRecipe([]byte(c.text))
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%q: got error %v, want one with %q", c.text, err, c.want)
 		}
@@ -54,7 +54,7 @@ func TestRecipeErrorsNameFieldAndLine(t *testing.T) {
 }
 
 func TestRecipeDefaultsAndModes(t *testing.T) {
-	r, err := parseRecipe([]byte(minimal +
+	r, err := ParseRecipe([]byte(minimal +
 		"files:\n- {source: a, target: /a}\n- {source: a, target: /b, mode: 0755}\n- {source: a, target: /c, mode: '600'}\nenv: {N: 1}\n"))
 	if err != nil {
 		t.Fatal(err)

@@ -34,6 +34,13 @@ func (p *Plan) Keys(agent, format string) ([]string, error) {
 		if err := s.encode(h); err != nil {
 			return nil, err
 		}
+		if p.Network != nil && (s.Run != nil || s.Warm != nil) {
+			text, err := json.Marshal(p.Network)
+			if err != nil {
+				return nil, err
+			}
+			part(h, "network "+string(text))
+		}
 		for _, n := range s.Needs() {
 			part(h, keys[n])
 		}
@@ -179,12 +186,20 @@ func (s *Step) canonical() *Step {
 	c.Name, c.Line, c.From = "", 0, 0
 	if s.Base != nil { // the digest identifies the base that the name meant
 		b := *s.Base
-		if b.Snapshot != "" {
+		switch {
+		case b.Snapshot != "":
 			b.Snapshot = "snapshot"
-		} else {
+		case b.Boot != nil:
+			b.Boot = &Boot{Env: b.Boot.Env}
+		default:
 			b.Image = "image"
 		}
 		c.Base = &b
+	}
+	if s.Warm != nil {
+		w := *s.Warm
+		w.TimeoutSecs = 0
+		c.Warm = &w
 	}
 	if s.Copy != nil {
 		cp := *s.Copy

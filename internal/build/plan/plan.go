@@ -2,8 +2,8 @@
 // before it. It also computes the key of every step, by which the step's snapshot is found again. Two
 // steps have the same key only if they do the same thing to the same content.
 //
-// The package only holds values. Package dockerfile reads Dockerfiles, and package daemon/build
-// executes plans.
+// The package only holds values. Packages dockerfile and recipeplan read Dockerfiles and recipes, and
+// package daemon/build executes plans.
 package plan
 
 import (
@@ -11,6 +11,9 @@ import (
 	"fmt"
 	"path"
 	"slices"
+
+	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/proto/vm"
 )
 
 // Plan is a graph of steps. A step comes after the steps that it needs.
@@ -18,6 +21,10 @@ type Plan struct {
 	Steps  []Step `json:"steps"`
 	Result int    `json:"result"`          // index of the step whose snapshot is the result
 	Notes  []Note `json:"notes,omitempty"` // instructions that a reader accepted and ignored
+
+	// Network is the network of the guests while steps run, except for Children steps; nil: the default of
+	// sandboxes. It is in the keys of the steps that run programs.
+	Network *snapshot.Network `json:"network,omitempty"`
 }
 
 // Note is a remark about the source of a plan.
@@ -40,23 +47,36 @@ type Step struct {
 	Dir      *Dir      `json:"dir,omitempty"`
 	Warm     *Warm     `json:"warm,omitempty"`
 	Defaults *Defaults `json:"defaults,omitempty"`
+	Children *Children `json:"children,omitempty"`
 }
 
-// Base is the start of a stage: an image of a registry, or a snapshot.
+// Base is the start of a stage: an image of a registry, files to boot from, or a snapshot.
 type Base struct {
 	Image    string `json:"image,omitempty"`
+	Boot     *Boot  `json:"boot,omitempty"`
 	Snapshot string `json:"snapshot,omitempty"` // a tag
-	Digest   string `json:"digest"`             // of the image's manifest, or the snapshot's id
-	Memory   bool   `json:"memory,omitempty"`   // of a snapshot: the steps continue its processes and memory
+	Digest   string `json:"digest"`             // of the image's manifest or of the files, or the snapshot's id
+	Memory   bool   `json:"memory,omitempty"`   // not of an image: the steps continue its processes and memory
 
 	VCPUs     uint32 `json:"vcpus,omitempty"`      // of the VM; 0: the executor's default, or that of the snapshot
 	MemoryMiB uint64 `json:"memory_mib,omitempty"` // likewise
 	DiskMiB   int    `json:"disk_mib,omitempty"`   // of an image's VM; 0: the executor's default
 }
 
-// Boots reports whether a machine boots for the base: from an image, or from the disk of a snapshot
-// whose own machine has another size.
-func (b *Base) Boots() bool { return b.Image != "" || b.VCPUs != 0 || b.MemoryMiB != 0 }
+// Boot names the files that a machine boots from. Their paths are absolute and on the daemon's host.
+type Boot struct {
+	Kernel string `json:"kernel"`
+	Initrd string `json:"initrd,omitempty"` // empty: the executor makes one
+	Rootfs string `json:"rootfs"`           // raw root file system, never written
+
+	Env map[string]string `json:"env,omitempty"` // environment of all processes
+}
+
+// Boots reports whether a machine boots for the base: from an image or from files, or from the disk of a
+// snapshot whose own machine has another size.
+func (b *Base) Boots() bool {
+	return b.Image != "" || b.Boot != nil || b.VCPUs != 0 || b.MemoryMiB != 0
+}
 
 // Process is a command of a step with its settings.
 type Process struct {
@@ -172,11 +192,24 @@ type Dir struct {
 	Owner string `json:"owner,omitempty"` // of created directories, as in Copy; empty: root
 }
 
-// Warm runs a command whose processes and memory stay in the snapshot. Without a probe the command must
-// succeed. With a probe the command keeps running, and the step is done when the probe succeeds.
+// Warm runs a command, or code in the warm Python interpreter, whose processes and memory stay in the
+// snapshot. Without a probe the command must succeed. With a probe the command keeps running, and the step
+// is done when the probe succeeds.
 type Warm struct {
 	Process
-	Probe []string `json:"probe,omitempty"` // command and arguments, run like Args
+	Probe  []string `json:"probe,omitempty"`  // command and arguments, run like Args
+	Python string   `json:"python,omitempty"` // code, instead of Args
+
+	// TimeoutSecs bounds the command, the code or the probe; 0: the executor's bound. It is not part of the key.
+	TimeoutSecs float64 `json:"timeout_secs,omitempty"`
+}
+
+// Children holds settings of sandboxes that are forked from the result. While the step runs, its guest has
+// them too, and not the network of the plan.
+type Children struct {
+	Network *snapshot.Network `json:"network,omitempty"` // nil: the default of sandboxes
+	Limits  vm.Limits         `json:"limits,omitzero"`
+	Strict  bool              `json:"strict,omitempty"` // refuse forks whose programs would repeat random numbers
 }
 
 // Defaults holds the settings of processes in sandboxes that are forked from the result.
@@ -259,10 +292,21 @@ func (p *Plan) Check() error {
 	return nil
 }
 
+// isOne reports whether exactly one kind of base is set.
+func (b *Base) isOne() bool {
+	kinds := 0
+	for _, set := range []bool{b.Image != "", b.Boot != nil, b.Snapshot != ""} {
+		if set {
+			kinds++
+		}
+	}
+	return kinds == 1
+}
+
 func (s *Step) check(i int) error {
 	kinds := 0
 	for _, set := range []bool{s.Base != nil, s.Run != nil, s.Copy != nil, s.Dir != nil, s.Warm != nil,
-		s.Defaults != nil} {
+		s.Defaults != nil, s.Children != nil} {
 		if set {
 			kinds++
 		}
@@ -274,14 +318,16 @@ func (s *Step) check(i int) error {
 		return errors.New("a base continues no step")
 	case s.Base == nil && (s.From < 0 || s.From >= i):
 		return fmt.Errorf("it continues step %d, which does not stand before it", s.From)
-	case s.Base != nil && (s.Base.Image == "") == (s.Base.Snapshot == ""):
-		return errors.New("want either an image or a snapshot")
-	case s.Base != nil && s.Base.Memory && s.Base.Snapshot == "":
+	case s.Base != nil && !s.Base.isOne():
+		return errors.New("want an image, files to boot from, or a snapshot")
+	case s.Base != nil && s.Base.Memory && s.Base.Image != "":
 		return errors.New("an image has no memory to keep")
 	case s.Base != nil && s.Base.Digest == "":
 		return errors.New("the base has no digest")
-	case s.Run != nil && len(s.Run.Args) == 0, s.Warm != nil && len(s.Warm.Args) == 0:
+	case s.Run != nil && len(s.Run.Args) == 0, s.Warm != nil && len(s.Warm.Args) == 0 && s.Warm.Python == "":
 		return errors.New("the command is empty")
+	case s.Warm != nil && s.Warm.Python != "" && len(s.Warm.Args)+len(s.Warm.Probe) > 0:
+		return errors.New("want either a command or Python code")
 	case s.Copy != nil && !path.IsAbs(s.Copy.Target):
 		return fmt.Errorf("target %q: want an absolute path", s.Copy.Target)
 	case s.Dir != nil && !path.IsAbs(s.Dir.Path):

@@ -134,7 +134,7 @@ func TestBadPlansAreRefused(t *testing.T) {
 		{func(p *Plan) { p.Steps[1].From = 1 }, "does not stand before it"},
 		{func(p *Plan) { p.Steps[1].From = -1 }, "does not stand before it"},
 		{func(p *Plan) { n := 3; p.Steps[3].Copy.Sources[0].Step = &n }, "needs step 3"},
-		{func(p *Plan) { p.Steps[0].Base.Snapshot = "too" }, "either an image or a snapshot"},
+		{func(p *Plan) { p.Steps[0].Base.Snapshot = "too" }, "an image, files to boot from, or a snapshot"},
 		{func(p *Plan) { p.Steps[0].Base.Digest = "" }, "no digest"},
 		{func(p *Plan) { p.Steps[0].Base.Memory = true }, "no memory to keep"},
 		{func(p *Plan) { p.Steps[1].Run.Args = nil }, "command is empty"},

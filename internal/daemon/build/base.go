@@ -133,7 +133,11 @@ func (b *Builder) settings(ctx context.Context, tag, id, userElse string) (docke
 	if ok {
 		return config, nil
 	}
-	box, err := b.fork(ctx, tag)
+	req, err := requestOf(tag)
+	if err != nil {
+		return config, err
+	}
+	box, err := b.fork(ctx, req)
 	if err != nil {
 		return config, err
 	}

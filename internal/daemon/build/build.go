@@ -13,7 +13,6 @@
 package build
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -71,6 +70,7 @@ type Request struct {
 	// message of a build, and sent to no other registry. For other registries the daemon's user may have logged in.
 	Logins map[string]Login
 
+	Recipe     *Recipe            // nil: Dockerfile is to be built
 	Dockerfile dockerfile.Request // without Files and Base; empty: see BuildFrom
 	VCPUs      uint32             // of a VM that boots from an image; 0: 1
 	MemoryMiB  uint64             // likewise; 0: 1024
@@ -100,10 +100,7 @@ func (r *Request) Check() error {
 	if err := r.check(); err != nil {
 		return err
 	}
-	if len(bytes.TrimSpace(r.Dockerfile.Text)) == 0 {
-		return invalid.Errorf("dockerfile", "it is empty")
-	}
-	return nil
+	return r.checkSource()
 }
 
 func (r *Request) check() error {
@@ -251,8 +248,8 @@ func (b *Builder) Limit(ctx context.Context) (context.Context, context.CancelFun
 	return context.WithTimeoutCause(ctx, longest, fmt.Errorf("the build was not done after %v", longest))
 }
 
-// Build reads a Dockerfile and executes it. The caller closes files, the build context. The error is a
-// *dockerfile.Error if the Dockerfile is at fault, and a *StepError if a step failed.
+// Build reads a Dockerfile or a recipe and executes it. The caller closes files, the build context. The
+// error is a *dockerfile.Error if the Dockerfile is at fault, and a *StepError if a step failed.
 func (b *Builder) Build(ctx context.Context, req Request, files *Context, o Observer) (Result, error) {
 	if err := req.Check(); err != nil {
 		return Result{}, err
@@ -265,6 +262,11 @@ func (b *Builder) Build(ctx context.Context, req Request, files *Context, o Obse
 		return Result{}, err
 	}
 	defer free()
+	if req.Recipe != nil {
+		return b.build(ctx, req, files, func(context.Context) (*plan.Plan, error) {
+			return b.readRecipe(req.Recipe, files.Files())
+		}, o)
+	}
 	req.Dockerfile.Files = files.Files()
 	req.Dockerfile.Base = func(ctx context.Context, name string) (plan.Base, dockerfile.Config, error) {
 		return b.base(ctx, req, name)

@@ -53,6 +53,8 @@ func (g *guest) do(ctx context.Context) error {
 		return g.warm(ctx, s.Warm)
 	case s.Defaults != nil:
 		return g.defaults(ctx, s.Defaults)
+	case s.Children != nil:
+		return g.children(ctx, s.Children)
 	}
 	return errors.New("the step does nothing")
 }
@@ -87,10 +89,13 @@ func failure(r agentclient.ExecResult, within time.Duration) error {
 	}
 	err := r.Err()
 	if errors.Is(err, agentclient.ErrTimeout) {
-		return fmt.Errorf("not done after %v", within)
+		return fmt.Errorf("%w after %v", errNotDone, within)
 	}
 	return err
 }
+
+// errNotDone says that a command has reached its time limit.
+var errNotDone = errors.New("not done")
 
 // request returns the request that starts a process of a step.
 func (g *guest) request(ctx context.Context, p *plan.Process, within time.Duration) (agentclient.ExecRequest, error) {
@@ -206,12 +211,18 @@ func (g *guest) command(ctx context.Context, req agentclient.ExecRequest) error 
 
 // warm runs a command that keeps running, or whose effects stay in memory.
 func (g *guest) warm(ctx context.Context, w *plan.Warm) error {
+	if w.Python != "" {
+		return g.python(ctx, w)
+	}
 	if len(w.Probe) == 0 {
-		req, err := g.request(ctx, &w.Process, maxCommand)
+		req, err := g.request(ctx, &w.Process, secondsOr(w.TimeoutSecs, maxCommand))
 		if err != nil {
 			return err
 		}
-		return g.command(ctx, req)
+		if err = g.command(ctx, req); errors.Is(err, errNotDone) && w.TimeoutSecs != 0 {
+			err = fmt.Errorf("%w: raise timeout_secs", err)
+		}
+		return err
 	}
 	req, err := g.request(ctx, &w.Process, 0)
 	if err != nil {
@@ -230,23 +241,23 @@ func (g *guest) warm(ctx context.Context, w *plan.Warm) error {
 		leave(agentclient.ErrDetached) // the command continues by itself
 		<-ended
 	}()
-	probe := w.Process
+	probe, within := w.Process, secondsOr(w.TimeoutSecs, maxWarm)
 	probe.Args = w.Probe
-	ask, err := g.request(ctx, &probe, maxWarm)
+	ask, err := g.request(ctx, &probe, within)
 	if err != nil {
 		return err
 	}
-	for deadline := time.Now().Add(maxWarm); ; {
+	for deadline := time.Now().Add(within); ; {
 		r, err := g.c.Exec(running, ask)
 		switch {
 		case context.Cause(running) != nil:
 			return context.Cause(running)
 		case err != nil:
 			return err
-		case failure(r, maxWarm) == nil:
+		case failure(r, within) == nil:
 			return nil
 		case time.Now().After(deadline):
-			return fmt.Errorf("the probe has not succeeded within %v: %s", maxWarm,
+			return fmt.Errorf("the probe has not succeeded within %v: %s", within,
 				strings.TrimSpace(printable(string(r.Stderr))))
 		}
 		if err := wait(running, probeEvery); err != nil {

@@ -21,14 +21,15 @@ type idle struct {
 func (w *work) begin(ctx context.Context, i int) (string, error) {
 	from := w.plan.Steps[i].From
 	box := w.takeIdle(from)
-	if box != "" && w.memory[i] && !w.memory[from] { // its memory differs from the memory after a fresh boot
+	other := w.memory[i] && !w.memory[from] // its memory differs from the memory after a fresh boot
+	if box != "" && (other || w.plan.Steps[i].Children != nil) {
 		w.b.end(box)
 		box = ""
 	}
 	if box != "" {
 		return box, nil
 	}
-	return w.forkOf(ctx, from)
+	return w.forkOf(ctx, from, i)
 }
 
 // reading returns a sandbox to read the files that a step left.
@@ -36,7 +37,7 @@ func (w *work) reading(ctx context.Context, i int) (string, error) {
 	if box := w.takeIdle(i); box != "" {
 		return box, nil
 	}
-	return w.forkOf(ctx, i)
+	return w.forkOf(ctx, i, i)
 }
 
 func (w *work) takeIdle(step int) (box string) {

@@ -244,18 +244,24 @@ func (w *work) isCached(i int) {
 	})
 }
 
-// bake makes the snapshot of an image, or of another snapshot's disk.
+// bake makes the snapshot of an image, of files to boot from, or of another snapshot's disk.
 func (w *work) bake(ctx context.Context, i int) error {
 	base := w.plan.Steps[i].Base
 	var req bake.Request
-	if base.Image != "" {
+	switch {
+	case base.Boot != nil:
+		req = bake.Request{Kernel: base.Boot.Kernel, Initrd: base.Boot.Initrd, Rootfs: base.Boot.Rootfs, Env: base.Boot.Env}
+		if w.req.Recipe != nil {
+			req.Ready = w.req.Recipe.Ready
+		}
+	case base.Image != "":
 		from, err := w.b.cfg.Boot(ctx, Image{image.Pinned(base.Image, base.Digest), w.req.login(base.Image), base.DiskMiB},
 			func(stage string) { w.o.Output(i, stage) })
 		if err != nil {
 			return err
 		}
 		req = from
-	} else {
+	default:
 		if err := w.b.there(base); err != nil {
 			return err
 		}
@@ -275,7 +281,10 @@ func (w *work) bake(ctx context.Context, i int) error {
 	}
 	req.Client, req.Tag, req.VCPUs, req.MemoryMiB = w.req.Who, w.tagOf(i), base.VCPUs, base.MemoryMiB
 	w.o.Output(i, "boot")
-	_, err := w.b.cfg.Baker.Bake(ctx, req)
+	made, err := w.b.cfg.Baker.Bake(ctx, req)
+	for _, e := range made.Ready.Errors {
+		w.o.Output(i, "in the guest: "+printable(e))
+	}
 	return err
 }
 
@@ -324,11 +333,7 @@ func (w *work) tag(i int) string {
 // so.
 const endsAfter = 5 * time.Minute
 
-func (b *Builder) fork(ctx context.Context, tag string) (string, error) {
-	req, err := requestOf(tag)
-	if err != nil {
-		return "", err
-	}
+func (b *Builder) fork(ctx context.Context, req sandbox.ForkRequest) (string, error) {
 	made, err := b.cfg.Manager.Fork(ctx, req)
 	if err != nil {
 		return "", err
@@ -336,10 +341,14 @@ func (b *Builder) fork(ctx context.Context, tag string) (string, error) {
 	return made.Sandboxes[0].ID, nil
 }
 
-// forkOf forks the snapshot of a step. A base that is a snapshot is checked again, because its tag may
-// now name another snapshot.
-func (w *work) forkOf(ctx context.Context, i int) (string, error) {
-	box, err := w.b.fork(ctx, w.tag(i))
+// forkOf forks the snapshot of the step i for the step next. A base that is a snapshot is checked again,
+// because its tag may now name another snapshot.
+func (w *work) forkOf(ctx context.Context, i, next int) (string, error) {
+	req, err := w.forkFor(next, w.tag(i))
+	if err != nil {
+		return "", err
+	}
+	box, err := w.b.fork(ctx, req)
 	if base := w.plan.Steps[i].Base; err == nil && base != nil && !base.Boots() {
 		if err = w.b.there(base); err != nil {
 			w.b.end(box)

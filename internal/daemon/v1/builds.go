@@ -116,11 +116,44 @@ func (a *api) readBuild(ctx context.Context, in *treetar.Reader) (req build.Requ
 	if req.Logins, err = loginsOf(ask.RegistryAuth); err != nil {
 		return req, nil, err
 	}
+	if req.Recipe, err = recipeOf(&ask); err != nil {
+		return req, nil, err
+	}
 	if err := req.Check(); err != nil {
 		return req, nil, err
 	}
 	files, err = a.Builds.Store(ctx, auth.From(ctx).Who, in, apiv1.BuildContext)
 	return req, files, archiveError(err)
+}
+
+// recipeOf returns the recipe of a request, or nil.
+func recipeOf(ask *apiv1.BuildRequest) (*build.Recipe, error) {
+	if ask.Recipe == "" {
+		if ask.Boot != nil || ask.Network != nil || ask.Limits != nil || ask.ReadyTimeoutSecs != 0 {
+			return nil, invalid.Errorf("recipe", "boot, network, limits and ready_timeout_secs go with it")
+		}
+		return nil, nil
+	}
+	if ask.Boot == nil {
+		return nil, invalid.Errorf("boot", "want the kernel and the rootfs that were made for the recipe")
+	}
+	r := &build.Recipe{Text: []byte(ask.Recipe), Boot: plan.Boot{Kernel: ask.Boot.Kernel, Initrd: ask.Boot.Initrd,
+		Rootfs: ask.Boot.Rootfs, Env: ask.Boot.Env}}
+	network, err := settingOf("network.", ask.Network)
+	if err != nil {
+		return nil, err
+	}
+	if network != nil {
+		if len(network.Secrets) > 0 {
+			return nil, invalid.Errorf("network.secrets", "a snapshot keeps none: give them to its forks")
+		}
+		r.Network = network.ForSnapshot()
+	}
+	if r.Limits, err = limitsOf(ask.Limits, 0); err != nil {
+		return nil, err
+	}
+	r.Ready, err = face.Seconds("ready_timeout_secs", ask.ReadyTimeoutSecs, 0, maxBoot)
+	return r, err
 }
 
 // loginsOf returns the credentials of a request by registry.

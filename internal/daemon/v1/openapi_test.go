@@ -62,7 +62,8 @@ func TestOpenAPIHasTheFieldsOfTheCode(t *testing.T) {
 		"CreatePortURL":      apiv1.PortURLRequest{}, "PortURL": apiv1.PortURL{}, "Event": apiv1.Event{},
 		"File": apiv1.File{}, "MakeDir": apiv1.MakeDirRequest{}, "MoveFile": apiv1.MoveRequest{},
 		"FileChange":   apiv1.FileChange{},
-		"BuildRequest": apiv1.BuildRequest{}, "BuildEvent": apiv1.BuildEvent{}, "BuildPlan": apiv1.BuildPlan{},
+		"BuildRequest": apiv1.BuildRequest{}, "BuildBoot": apiv1.BuildBoot{},
+		"BuildEvent": apiv1.BuildEvent{}, "BuildPlan": apiv1.BuildPlan{},
 		"BuildNote": apiv1.BuildNote{}, "BuildStep": apiv1.BuildStep{}, "BuildOutput": apiv1.BuildOutput{},
 		"BuildResult": apiv1.BuildResult{}, "RegistryAuth": apiv1.RegistryAuth{},
 	}

@@ -94,6 +94,9 @@ func New(cfg Config) *Baker {
 	return &Baker{cfg: cfg, place: gate.New(1), boots: gate.New(maxBoots), limit: bootTimeout}
 }
 
+// CheckLimits returns an error if this host cannot limit sandboxes so.
+func (k *Baker) CheckLimits(l vm.Limits) error { return k.cfg.VMMs.CheckLimits("limits.", l) }
+
 // enter waits for a place. It returns the context for making the parent, and a function that frees the
 // place.
 func (k *Baker) enter(ctx context.Context, req *Request) (context.Context, func(), error) {

@@ -1026,6 +1026,21 @@ class RegistryAuth(Record):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class BuildBoot(Record):
+    """What the machine of a recipe boots from, with absolute paths on the daemon's host. Required with recipe;
+    forkd build makes these files."""
+
+    kernel: str
+    """bzImage or ELF kernel"""
+    initrd: str | None = None
+    """initramfs with the agent; absent: the daemon makes one"""
+    rootfs: str
+    """raw root file system with the recipe's base and packages; never written"""
+    env: dict[str, str] | None = None
+    """environment of the base; the recipe's overrides it"""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class BuildRequest(Record):
     """Content of the file build.json in a build's archive."""
 
@@ -1033,8 +1048,8 @@ class BuildRequest(Record):
     """tag of the snapshot"""
     replace: bool | None = None
     """replace an existing snapshot with the tag, unless sandboxes run from it"""
-    dockerfile: str
-    """text of the Dockerfile"""
+    dockerfile: str | None = None
+    """text of the Dockerfile; required without recipe"""
     name: str | None = None
     """name of the Dockerfile in error messages"""
     target: str | None = None
@@ -1055,6 +1070,19 @@ class BuildRequest(Record):
     registry_auth: dict[str, RegistryAuth] | None = None
     """credentials for registries of images, by host such as ghcr.io: up to 64. The daemon keeps them for the build
     only, and in memory only, and sends each to its registry only"""
+    recipe: str | None = None
+    """text of a recipe.yaml to build instead of a Dockerfile. The build context is the recipe's directory. Of the
+    other fields only tag, replace, no_cache and the following are allowed with it"""
+    boot: BuildBoot | None = None
+    network: Network | None = None
+    limits: Limits | None = None
+    ready_timeout_secs: float | None = None
+    """with recipe: how long the boot may take"""
+    _nested: ClassVar[Nested] = {
+        "boot": BuildBoot,
+        "network": Network,
+        "limits": Limits,
+    }
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -1425,6 +1453,7 @@ __all__ = [
     "Admission",
     "Baked",
     "Branch",
+    "BuildBoot",
     "BuildEvent",
     "BuildNote",
     "BuildOutput",

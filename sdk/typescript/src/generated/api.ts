@@ -689,8 +689,8 @@ export interface components {
              * @default false
              */
             replace?: boolean;
-            /** @description text of the Dockerfile */
-            dockerfile: string;
+            /** @description text of the Dockerfile; required without recipe */
+            dockerfile?: string;
             /**
              * @description name of the Dockerfile in error messages
              * @default Dockerfile
@@ -729,6 +729,29 @@ export interface components {
             /** @description credentials for registries of images, by host such as ghcr.io: up to 64. The daemon keeps them for the build only, and in memory only, and sends each to its registry only */
             registry_auth?: {
                 [key: string]: components["schemas"]["RegistryAuth"];
+            };
+            /** @description text of a recipe.yaml to build instead of a Dockerfile. The build context is the recipe's directory. Of the other fields only tag, replace, no_cache and the following are allowed with it */
+            recipe?: string;
+            boot?: components["schemas"]["BuildBoot"];
+            network?: components["schemas"]["Network"];
+            limits?: components["schemas"]["Limits"];
+            /**
+             * @description with recipe: how long the boot may take
+             * @default 300
+             */
+            ready_timeout_secs?: number;
+        };
+        /** @description what the machine of a recipe boots from, with absolute paths on the daemon's host. Required with recipe; forkd build makes these files */
+        BuildBoot: {
+            /** @description bzImage or ELF kernel */
+            kernel: string;
+            /** @description initramfs with the agent; absent: the daemon makes one */
+            initrd?: string;
+            /** @description raw root file system with the recipe's base and packages; never written */
+            rootfs: string;
+            /** @description environment of the base; the recipe's overrides it */
+            env?: {
+                [key: string]: string;
             };
         };
         /** @description credentials for a registry: a username with a password, or one token, of up to 64 KiB each */

@@ -1,0 +1,106 @@
+package image
+
+import (
+	"archive/tar"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path/filepath"
+)
+
+// Text returns the text of the recipe.
+func (r *Recipe) Text() (string, error) {
+	if len(r.text) > 0 {
+		return string(r.text), nil
+	}
+	text, err := json.Marshal(map[string]any{"name": r.Name, "base": r.Base, "user": r.User, "memory_mib": r.MemoryMiB,
+		"vcpus": r.VCPUs, "disk_mib": r.DiskMiB}) // JSON is YAML; other fields are empty without a text
+	return string(text), err
+}
+
+// WithoutFiles returns the recipe without the files that it copies, for an image that a build copies them into.
+func (r *Recipe) WithoutFiles() *Recipe {
+	c := *r
+	c.Files, c.files = nil, nil
+	return &c
+}
+
+// Pack writes the files that the recipe copies to an archive, by their names in the recipe's directory after a prefix.
+func (r *Recipe) Pack(out *tar.Writer, prefix string) error {
+	p := packer{fsys: r.fsys, out: out, prefix: prefix, seen: make(map[string]bool)}
+	for i, f := range r.Files {
+		if err := p.tree(f.Source); err != nil {
+			return fmt.Errorf("files[%d]: source: %w", i, err)
+		}
+	}
+	return nil
+}
+
+// packer writes files to an archive, each once.
+type packer struct {
+	fsys   fs.FS
+	out    *tar.Writer
+	prefix string
+	seen   map[string]bool
+}
+
+// tree packs a file, or a directory with all its content. A link that the recipe names is followed.
+func (p *packer) tree(source string) error {
+	return fs.WalkDir(p.fsys, source, func(name string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case p.seen[name]:
+			return nil
+		}
+		p.seen[name] = true
+		if d.Type() == fs.ModeSymlink && name != source {
+			link, err := fs.ReadLink(p.fsys, name)
+			if err != nil {
+				return err
+			}
+			return p.out.WriteHeader(&tar.Header{Name: p.prefix + name, Typeflag: tar.TypeSymlink, Linkname: link, Mode: 0o777})
+		}
+		if d.IsDir() {
+			return p.out.WriteHeader(&tar.Header{Name: p.prefix + name + "/", Typeflag: tar.TypeDir, Mode: 0o755})
+		}
+		return p.file(name)
+	})
+}
+
+func (p *packer) file(name string) error {
+	f, err := p.fsys.Open(name)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	if !info.Mode().IsRegular() {
+		return fmt.Errorf("%s is neither a file, a directory nor a symbolic link", name)
+	}
+	err = p.out.WriteHeader(&tar.Header{Name: p.prefix + name, Typeflag: tar.TypeReg, Mode: int64(info.Mode().Perm()),
+		Size: info.Size()})
+	if err == nil {
+		_, err = io.CopyN(p.out, f, info.Size())
+	}
+	if errors.Is(err, io.EOF) {
+		err = fmt.Errorf("%s: %w: another program has shortened it", name, io.ErrUnexpectedEOF)
+	}
+	return err
+}
+
+// Has reports whether the cache has the image of r. It does not look into the image.
+func Has(ctx context.Context, cacheDir string, r *Recipe) bool {
+	c, err := resolve(ctx, r, nil)
+	if err != nil {
+		return false
+	}
+	_, err = Open(filepath.Join(imagesDir(cacheDir), cacheKey(r, c.digest)))
+	return err == nil
+}
