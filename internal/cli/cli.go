@@ -65,6 +65,7 @@ func newRoot(stdio Stdio) *cobra.Command {
 		Use:   "forkd",
 		Short: "Fork warm microVMs in milliseconds",
 		Long: "Fork warm microVMs in milliseconds. Start here:\n\n" +
+			"  forkd quickstart                # from nothing to a first answer in a fork\n" +
 			"  forkd doctor                    # check whether VMs can run on this host\n" +
 			"  forkd build base                # build a snapshot of the smallest recipe\n" +
 			"  forkd run base -- uname -a      # run a command in a temporary sandbox\n" +
@@ -86,7 +87,7 @@ func newRoot(stdio Stdio) *cobra.Command {
 		title    string
 		commands []*cobra.Command
 	}{
-		{"Snapshots:", []*cobra.Command{newBuildCmd(), newFromImageCmd(), newImagesCmd(), newTreeCmd(),
+		{"Snapshots:", []*cobra.Command{newBuildCmd(), newParentCmd(), newFromImageCmd(), newImagesCmd(), newTreeCmd(),
 			newHistoryCmd(), newSnapshotInfoCmd(),
 			newBranchCmd(),
 			newSnapshotCmd(), newSnapshotDiffCmd(), newSnapshotCompactCmd(), newVerifyCmd(), newRmiCmd(), newPruneCmd(),
@@ -101,7 +102,8 @@ func newRoot(stdio Stdio) *cobra.Command {
 		{"In a sandbox:", []*cobra.Command{newExecCmd(), newShellCmd(), newEvalCmd(), newCpCmd(), newAttachCmd(),
 			newSignalCmd(),
 			newPortForwardCmd(), newURLCmd(), newForwardGuestsCmd(), newMCPCmd()}},
-		{"This host:", []*cobra.Command{newDoctorCmd(), newInfoCmd(), newVersionCmd(), newDaemonCmd(), newTokenCmd(),
+		{"This host:", []*cobra.Command{newQuickstartCmd(), newDoctorCmd(),
+			newInfoCmd(), newVersionCmd(), newDaemonCmd(), newTokenCmd(),
 			newMachineCmd(),
 			newCacheCmd(), newCleanupCmd(), newE2BCmd(), newBenchCmd()}},
 	} {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/forkd/forkd/client"
 	"github.com/forkd/forkd/internal/build/image"
@@ -37,6 +38,21 @@ func (i imageOf05) recipe(name string) (*image.Recipe, error) {
 	return r, nil
 }
 
+// flags registers the sizes, and flags of forkd 0.5 that are refused or have no effect.
+func (i *imageOf05) flags(f *pflag.FlagSet, extra *[]string, without ...string) {
+	f.IntVar(&i.disk, "size-mib", 0, "size of the disk (default 1024)")
+	f.IntVar(&i.memory, "mem-size-mib", 0, "memory (default 512)")
+	f.StringSliceVar(extra, "extra", nil, "of forkd 0.5; refused")
+	_ = f.MarkHidden("extra") // fails only for a flag that does not exist
+	for _, name := range without {
+		f.String(name, "", "of forkd 0.5; no effect")
+		_ = f.MarkHidden(name)
+	}
+}
+
+// errExtra refuses the packages of forkd 0.5's --extra.
+var errExtra = usageError{errors.New("--extra: packages are installed by a Dockerfile, with RUN: 'forkd build -t TAG DIR'")}
+
 // newFromImageCmd makes forkd 0.5's command for `build docker://IMAGE`.
 func newFromImageCmd() *cobra.Command {
 	c := common{streams: true}
@@ -51,7 +67,7 @@ func newFromImageCmd() *cobra.Command {
 		Args:   usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(extra) > 0 {
-				return usageError{errors.New("--extra: packages are installed by a Dockerfile, with RUN: 'forkd build -t TAG DIR'")}
+				return errExtra
 			}
 			r, err := from.recipe(args[0])
 			if err != nil {
@@ -67,15 +83,8 @@ func newFromImageCmd() *cobra.Command {
 	f := cmd.Flags()
 	f.StringVar(&o.tag, "tag", "", "the snapshot's tag (default the name of the image)")
 	f.StringVar(&o.kernel, "kernel", "", "kernel to boot, with all drivers built in")
-	f.IntVar(&from.disk, "size-mib", 0, "size of the disk (default 1024)")
-	f.IntVar(&from.memory, "mem-size-mib", 0, "memory (default 512)")
-	f.StringSliceVar(&extra, "extra", nil, "of forkd 0.5; refused")
-	_ = f.MarkHidden("extra") // fails only for a flag that does not exist
+	from.flags(f, &extra, "tap", "cache")
 	f.Float64Var(&o.ready, "boot-wait-secs", 0, "how long the guest may take to boot (default 300)")
-	for _, name := range []string{"tap", "cache"} {
-		f.String(name, "", "of forkd 0.5; no effect")
-		_ = f.MarkHidden(name)
-	}
 	c.register(cmd)
 	return cmd
 }

@@ -48,15 +48,15 @@ func (h *Host) askDaemon() answer {
 
 func (h *Host) answers() Finding { return h.daemon.reached }
 
-// hasUnit reports whether the unit of a packaged daemon exists.
-func hasUnit() bool {
+// HasUnit reports whether the unit of a packaged daemon exists.
+func HasUnit() bool {
 	_, err := os.Stat("/usr/lib/systemd/system/forkd.service")
 	return err == nil
 }
 
 // howToStart returns the command that starts a daemon on this host.
 func howToStart() string {
-	if hasUnit() {
+	if HasUnit() {
 		return "systemctl enable --now forkd"
 	}
 	return "forkd daemon &"
@@ -78,7 +78,7 @@ func (h *Host) daemonVersion(v client.Version) Finding {
 	}
 	bad := warn("%s, while this program is %s: what one knows the other may not; start it again, which sandboxes survive",
 		v.Version, h.Version)
-	if hasUnit() {
+	if HasUnit() {
 		return bad.by(byHand("systemctl restart forkd"))
 	}
 	return bad
@@ -145,7 +145,7 @@ func (h *Host) leftAlone(v client.Version) Finding {
 	bad := warn("could not be taken over, are not listed, and run without a network if they run: %s; "+
 		"docs/runbook.md says how to keep them", strings.Join(reasons, "; "))
 	restart := "start the daemon again"
-	if hasUnit() {
+	if HasUnit() {
 		restart = "systemctl restart forkd"
 	}
 	if len(pids) > 0 {

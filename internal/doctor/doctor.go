@@ -117,7 +117,7 @@ func checks() (first, kernel, last []check) {
 			row("directories", (*Host).directories),
 			row("token file", (*Host).tokenFile),
 			row("cache", (*Host).cache),
-			row(checkDaemon, (*Host).answers),
+			row(CheckDaemon, (*Host).answers),
 			row("version of the daemon", of((*Host).daemonVersion)),
 			mend(checkLimits, of((*Host).limits),
 				byHand("systemd-run --user --scope -p Delegate=yes forkd daemon # or as root")),
@@ -133,7 +133,7 @@ const (
 	checkKVM     = "/dev/kvm"
 	checkNetwork = "network of sandboxes"
 	checkDisk    = "disk space"
-	checkDaemon  = "daemon"
+	CheckDaemon  = "daemon" // whether one answers
 	checkLimits  = "limits of sandboxes"
 )
 
@@ -211,7 +211,7 @@ func Foremost(findings []Finding) []Finding {
 			}
 		}
 	}
-	for _, name := range []string{checkDaemon, checkDisk, checkLimits, checkNetwork} {
+	for _, name := range []string{CheckDaemon, checkDisk, checkLimits, checkNetwork} {
 		add(func(f Finding) bool { return f.Check == name })
 	}
 	add(func(f Finding) bool { return f.Verdict == Fail })

@@ -177,7 +177,7 @@ func TestDoctorInAnEmulatedHost(t *testing.T) {
 	made := func(check string, v Verdict) Finding {
 		return Finding{Check: check, Verdict: v, Fix: &Fix{Command: "x"}}
 	}
-	findings := append([]Finding{{Check: checkMachine, Verdict: Pass}, {Check: checkDaemon, Verdict: Pass}},
+	findings := append([]Finding{{Check: checkMachine, Verdict: Pass}, {Check: CheckDaemon, Verdict: Pass}},
 		needless([]Finding{made(checkKVM, Warn), made("cgroup v2", Fail), {Check: "kernel", Verdict: Pass}})...)
 	for _, f := range findings {
 		if f.Fix != nil || f.Verdict == Warn || f.Verdict == Fail {
@@ -185,7 +185,7 @@ func TestDoctorInAnEmulatedHost(t *testing.T) {
 		}
 	}
 	short := Foremost(findings)
-	if len(short) != 2 || short[0].Verdict != Pass || short[0].Check != checkVMs || short[1].Check != checkDaemon {
+	if len(short) != 2 || short[0].Verdict != Pass || short[0].Check != checkVMs || short[1].Check != CheckDaemon {
 		t.Errorf("%+v", short)
 	}
 	short = Foremost([]Finding{{Check: checkMachine, Verdict: Skip}, made(checkKVM, Fail), made("token file", Fail),
@@ -229,7 +229,7 @@ func TestEveryCheck(t *testing.T) {
 			t.Errorf("%+v has no fix", f)
 		}
 	}
-	if f := got[checkDaemon]; f.Verdict != Warn || f.Detail != "nobody at home" {
+	if f := got[CheckDaemon]; f.Verdict != Warn || f.Detail != "nobody at home" {
 		t.Errorf("%+v", f)
 	}
 	if f := got["token file"]; f.Verdict != Pass || f.Detail != tokens {
