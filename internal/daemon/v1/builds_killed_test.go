@@ -263,7 +263,42 @@ func deathsApart() int {
 // A build whose daemon is killed at any moment of any step continues in the next daemon: every complete step
 // is cached and verified, an incomplete one has left nothing, and the result is that of an undisturbed build.
 func TestBuildsOfKilledDaemons(t *testing.T) {
-	root := t.TempDir()
+	diesInEveryStep(t, mortalSteps, func(_, work string) (client.BuildRequest, map[string]string) {
+		req, files := mortalBuild(work)
+		files["arch.tgz"] = tgz(t)
+		return req, files
+	})
+}
+
+// The same is true of a recipe.
+func TestRecipesOfKilledDaemons(t *testing.T) {
+	diesInEveryStep(t, 7, func(root, work string) (client.BuildRequest, map[string]string) {
+		part := filepath.Join(root, "part")
+		if err := os.WriteFile(part, make([]byte, 4096), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		text := strings.ReplaceAll(`name: made
+base: debian:bookworm
+files: [{source: in, target: @/work}]
+warmup:
+  commands: [cat @/work/in.txt @/work/in.txt > @/work/two, cat @/work/two @/work/in.txt > @/work/three]
+  python: open("@/work/four", "w").write(open("@/work/three").read() + "4")
+limits: {cpus: 0.5}
+`, "@", work)
+		return client.BuildRequest{Tag: "made", Replace: true, Recipe: text, Boot: &client.BuildBoot{Kernel: part,
+			Initrd: part, Rootfs: part}}, map[string]string{"in/in.txt": "in\n"}
+	})
+}
+
+// diesInEveryStep kills the daemons of a build of some steps. request returns the build, whose guests work in
+// a directory of the host.
+func diesInEveryStep(t *testing.T, number int, request func(root, work string) (client.BuildRequest,
+	map[string]string)) {
+	root, err := os.MkdirTemp("/var/tmp", "fkm") // a recipe has no files below /tmp
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(root) })
 	if err := os.Chmod(root, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -283,12 +318,11 @@ func TestBuildsOfKilledDaemons(t *testing.T) {
 		})
 		return dir
 	}
-	req, files := mortalBuild(work)
-	files["arch.tgz"] = tgz(t)
+	req, files := request(root, work)
 
 	calm := startMortal(t, state("calm"), 0)
 	res, log, err := built(t, calm.Client, req, files)
-	if err != nil || res.Run != mortalSteps {
+	if err != nil || res.Run != number {
 		calm.end()
 		t.Fatalf("the undisturbed build: %+v, %v\n%s", res, err, log)
 	}
@@ -335,14 +369,14 @@ func TestBuildsOfKilledDaemons(t *testing.T) {
 			done[n] = true
 		}
 		if err == nil {
-			if res.Run+res.Cached != mortalSteps || res.Cached < len(known) {
+			if res.Run+res.Cached != number || res.Cached < len(known) {
 				t.Errorf("after %d deaths, with %d steps: %+v\n%s", deaths, len(known), res, log)
 			}
 			break
 		}
 		deaths++
 	}
-	if deaths < mortalSteps {
+	if deaths < number {
 		t.Errorf("the daemon died %d times", deaths)
 	}
 	if got := result(); got != want {
@@ -358,7 +392,7 @@ func TestBuildsOfKilledDaemons(t *testing.T) {
 	if err != nil || got.DiskOnly != wantResult.DiskOnly || got.MemSizeMiB != wantResult.MemSizeMiB || !got.Bootable {
 		t.Errorf("the result is %+v, %v", got, err)
 	}
-	if res, log, err := built(t, d.Client, req, files); err != nil || res.Run != 0 || res.Cached != mortalSteps {
+	if res, log, err := built(t, d.Client, req, files); err != nil || res.Run != 0 || res.Cached != number {
 		t.Errorf("the same again: %+v, %v\n%s", res, err, log)
 	}
 	d.dropAll(t, dir)
