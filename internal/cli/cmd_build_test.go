@@ -1,10 +1,14 @@
 package cli
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -94,5 +98,61 @@ func TestABuildAsksForKVMFirst(t *testing.T) {
 	i := slices.IndexFunc(findings, func(f doctor.Finding) bool { return f.Check == "daemon" })
 	if i < 0 || findings[i].Verdict != doctor.Fail || !strings.Contains(findings[i].Detail, "cannot run VMs: "+why) {
 		t.Errorf("doctor: %+v", findings)
+	}
+}
+
+// A recipe is sent with its files and built in steps. The same recipe again finds all of them, and a changed one
+// does not take the place of a snapshot.
+func TestARecipeIsSentWithItsFiles(t *testing.T) {
+	rig := apirig.Start(t, apirig.Options{Agent: agentHere})
+	target, err := os.MkdirTemp("/var/tmp", "fkc") // a recipe has no files below /tmp
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(target) })
+	dir := t.TempDir()
+	write := func(name, text string, mode os.FileMode) {
+		path := filepath.Join(dir, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), mode)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("image/rootfs.ext4", strings.Repeat("r", 4096), 0o600)
+	write("kernel", "k", 0o600)
+	write("src/tool", "#!/bin/sh\n", 0o750)
+	write("src/data", "d", 0o600)
+	if err := os.Symlink("data", filepath.Join(dir, "src/link")); err != nil {
+		t.Fatal(err)
+	}
+	recipe := "name: sent\nbase: debian:bookworm\nfiles:\n  - {source: src, target: @/all}\n" +
+		"  - {source: src/link, target: @/copy}\nwarmup: {commands: [echo said]}\n"
+	send := func(more string) (b built, out string, err error) {
+		t.Helper()
+		write("recipe.yaml", strings.ReplaceAll(recipe+more, "@", target), 0o600)
+		r, err := loadRecipe(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var said bytes.Buffer
+		err = b.steps(t.Context(), rig.Client, buildOptions{tag: "sent"}, r, &image.Image{Dir: filepath.Join(dir, "image")},
+			&image.KernelFiles{VMLinux: filepath.Join(dir, "kernel"), Initrd: filepath.Join(dir, "kernel")}, &said)
+		return b, said.String(), err
+	}
+	b, out, err := send("")
+	took := b.BootMS > 0 && b.WarmupMS > 0
+	if err != nil || b.Run != 6 || b.Tag != "sent" || !took || !strings.Contains(out, " said\n") {
+		t.Fatalf("%+v, %v\n%s", b, err, out)
+	}
+	for name, want := range map[string]string{"all/tool": "-rwxr-xr-x", "all/data": "-rw-r--r--", "all/link": "-rw-r--r--",
+		"copy": "-rw-r--r--"} {
+		if info, err := os.Lstat(filepath.Join(target, name)); err != nil || info.Mode().String() != want {
+			t.Errorf("%s: %v, %v, want %s", name, info, err, want)
+		}
+	}
+	if b, out, err = send(""); err != nil || b.Run != 0 || b.Cached != 6 {
+		t.Errorf("the same again: %+v, %v\n%s", b, err, out)
+	}
+	if _, _, err = send("limits: {cpus: 0.5}\n"); !client.IsStatus(err, http.StatusConflict) {
+		t.Errorf("a changed recipe: %v", err)
 	}
 }

@@ -30,7 +30,10 @@ func (r *Recipe) WithoutFiles() *Recipe {
 
 // Pack writes the files that the recipe copies to an archive, by their names in the recipe's directory after a prefix.
 func (r *Recipe) Pack(out *tar.Writer, prefix string) error {
-	p := packer{fsys: r.fsys, out: out, prefix: prefix, seen: make(map[string]bool)}
+	p := packer{fsys: r.fsys, out: out, prefix: prefix, named: make(map[string]bool), seen: make(map[string]bool)}
+	for _, f := range r.Files {
+		p.named[f.Source] = true
+	}
 	for i, f := range r.Files {
 		if err := p.tree(f.Source); err != nil {
 			return fmt.Errorf("files[%d]: source: %w", i, err)
@@ -44,6 +47,7 @@ type packer struct {
 	fsys   fs.FS
 	out    *tar.Writer
 	prefix string
+	named  map[string]bool // by the recipe; packed by themselves, because links among them are followed
 	seen   map[string]bool
 }
 
@@ -53,7 +57,7 @@ func (p *packer) tree(source string) error {
 		switch {
 		case err != nil:
 			return err
-		case p.seen[name]:
+		case p.seen[name], p.named[name] && name != source && !d.IsDir():
 			return nil
 		}
 		p.seen[name] = true
