@@ -1,8 +1,9 @@
 // Package console keeps the last bytes of a guest's serial output in a file that outlives the VMM.
 //
-// The file is a ring in shared memory: the VMM stores bytes, any process may read the tail at any
-// time, and a guest that floods its console overwrites its own oldest output. Each block of bytes
-// has the time of its last byte, so that a reader can omit older ones. Nothing is interpreted.
+// The VMM maps the file, a ring buffer, and stores bytes in it. Any process may read the newest
+// bytes at any time. A guest that floods its console overwrites its own oldest output. The file
+// also stores when each block of the ring was last written, so that a reader can omit older blocks.
+// The package does not interpret the output.
 package console
 
 import (
@@ -20,21 +21,22 @@ import (
 // Size is the number of bytes that a ring keeps.
 const Size = 64 << 10
 
-// header is the length of the header before the ring: the number of bytes written since the ring
-// was made, then for each block of the ring the time of its last byte in milliseconds of Unix time;
-// 0 if unknown. All are little-endian, and read without a lock: a reader may miss the byte that is
-// being written. The header has a page of its own so that the data is page-aligned.
+// header is the length of the header in bytes. The header holds the number of bytes written since
+// Format, and then for each block of the ring the time of its last byte, in milliseconds of Unix
+// time (0: unknown). All are little-endian. Readers take no lock, so a reader may miss the byte
+// that is being written. The header fills one page, so that the data after it is page-aligned.
 const header = 4096
 
-// Size of a block, in bytes: a few lines, and large enough that all times fit into the header.
+// block is the size of a block in bytes. It holds a few lines, and is large enough that the times
+// of all blocks fit into the header.
 const (
 	block  = 256
 	blocks = Size / block
-	times  = 8 // offset of the times in the header
+	times  = 8 // offset in the header of the blocks' times
 )
 
-// Format makes f, a new file, an empty ring. It allocates all blocks: a store to a mapped hole on a
-// full file system would send the writer a SIGBUS.
+// Format makes the new file f an empty ring. It allocates all blocks of the file: on a full file
+// system, a store to a mapped hole would kill the writer with a SIGBUS.
 func Format(f *os.File) error {
 	err := unix.Fallocate(int(f.Fd()), 0, 0, header+Size)
 	if errors.Is(err, unix.EOPNOTSUPP) {
@@ -49,7 +51,7 @@ func Format(f *os.File) error {
 // Ring writes to a ring. It has one writer at a time.
 type Ring struct {
 	mem     []byte
-	written uint64 // copy of the header's value: reading a mapped file maps many of its pages at once
+	written uint64 // copy of the count in the header: reading the header would map many of its pages
 }
 
 // Open maps the ring in f, which may be closed afterwards.
@@ -94,13 +96,14 @@ func (r *Ring) WriteString(s string) {
 // Tail returns the content of the ring, oldest byte first.
 func (r *Ring) Tail() []byte { return tail(r.written, r.mem[header:]) }
 
-// slot returns the number of the block of a byte, given the number of bytes before it.
+// slot returns the number of the block that holds a byte, given the number of bytes written before
+// that byte.
 func slot(at uint64) uint64 { return at / block % blocks }
 
-// Text is the content of a ring when it was read.
+// Text is the content of a ring at the time of a read.
 type Text struct {
 	Bytes   []byte // oldest first
-	Written uint64 // total number of bytes, up to the last of Bytes
+	Written uint64 // number of bytes written since Format, including Bytes
 
 	times [blocks]uint64
 }
@@ -128,7 +131,8 @@ func Written(f io.ReaderAt) (uint64, error) {
 	return binary.LittleEndian.Uint64(head[:]), nil
 }
 
-// Behind returns the bytes after the first seen ones, and how many of them are lost.
+// Behind returns the bytes after the first seen ones. lost is the number of such bytes that the
+// ring has already overwritten.
 func (t *Text) Behind(seen uint64) (p []byte, lost uint64) {
 	first := t.Written - uint64(len(t.Bytes))
 	switch {
@@ -140,12 +144,11 @@ func (t *Text) Behind(seen uint64) (p []byte, lost uint64) {
 	return t.Bytes[seen-first:], 0
 }
 
-// Since returns the lines that were written at a time or later, and perhaps some from just before,
-// because blocks are omitted completely or not at all. Lines of unknown time count as later.
+// Since returns the lines that were written at or after a time. It omits whole blocks only, so the
+// result may begin with lines from shortly before that time. Lines of unknown time are included.
 func (t *Text) Since(at time.Time) []byte {
 	first := t.Written - uint64(len(t.Bytes))
-	// The rest of the oldest block shares its place in the ring, and therefore its time, with the
-	// latest block.
+	// The ring's oldest and newest bytes share one block, and so have the newest bytes' time.
 	for i := (block - first%block) % block; i < uint64(len(t.Bytes)); i += block {
 		if when := t.times[slot(first+i)]; when == 0 || int64(when) >= at.UnixMilli() {
 			return t.Bytes[bytes.LastIndexByte(t.Bytes[:i], '\n')+1:]

@@ -4,13 +4,13 @@ import "fmt"
 
 const clustersPerPage = pageSize * 8
 
-// Has reports whether the cluster is in the layer. Clusters beyond the disk are not.
+// Has reports whether the cluster is in the layer. Clusters after the end of the disk are not.
 func (l *Layer) Has(cluster uint64) bool {
 	return cluster < l.clusters && l.present[cluster/clustersPerPage] && l.bits[cluster/8]&(1<<(cluster%8)) != 0
 }
 
-// Run reports whether the cluster is in the layer, and the number of clusters from there, at most
-// limit, with the same answer. limit is positive.
+// Run reports whether the cluster is in the layer, and how many consecutive clusters, at most
+// limit, have the same answer. limit must be positive.
 func (l *Layer) Run(cluster, limit uint64) (has bool, n uint64) {
 	has = l.Has(cluster)
 	var same byte
@@ -38,16 +38,16 @@ func (l *Layer) Run(cluster, limit uint64) (has bool, n uint64) {
 	return has, limit
 }
 
-// Set marks n clusters from the first as being in the layer. Their data must have been written
-// before. After an error none, some or all of them are marked; each marked one is consistent,
-// because its data is there.
+// Set marks n clusters, beginning with first, as being in the layer. The caller must have written
+// their data. After an error, Set may have marked some or all of them. The layer is consistent even
+// then, because the data was written first.
 func (l *Layer) Set(first, n uint64) error {
 	if first+n < first || first+n > l.clusters {
 		return fmt.Errorf("mark clusters %d+%d: the disk has %d", first, n, l.clusters)
 	}
 	var chunk [64]byte
 	for end := first + n; first < end; {
-		// One write stays within a chunk and a bitmap page.
+		// Each iteration writes bits of one chunk and one page of the bitmap.
 		base := first / 8
 		count := min(end, (base+uint64(len(chunk)))*8, (first/clustersPerPage+1)*clustersPerPage) - first
 		length := (first%8 + count + 7) / 8
@@ -60,7 +60,8 @@ func (l *Layer) Set(first, n uint64) error {
 		for c := first; c < first+count; c++ {
 			b[c/8-base] |= 1 << (c % 8)
 		}
-		// Through the file, not the mapping: on a full file system this is an error, not a SIGBUS.
+		// The write goes through the file and not through the mapping: on a full file system this
+		// write returns an error, while a store to the mapping would raise SIGBUS.
 		if _, err := l.file.WriteAt(b, int64(l.offset+base)); err != nil {
 			return fmt.Errorf("mark clusters %d+%d: %w", first, count, err)
 		}

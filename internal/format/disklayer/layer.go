@@ -8,8 +8,8 @@
 //	[B+L, +4096)   footer: magic, version, cluster size, disk size, CRC-32 of those; zeros
 //
 // In the bitmap, bit n%8 of byte n/8 is set if cluster n is in the layer; other clusters are in
-// lower layers. A file whose length differs from its footer is refused, so that a truncated layer
-// is never read as one with holes.
+// lower layers. Open refuses a file whose length differs from the one in its footer. So it never
+// takes the missing part of a truncated file for holes.
 //
 // The package handles one layer. Package internal/vmm/virtio/blk chooses the layer for a cluster,
 // and copies on write.
@@ -30,11 +30,11 @@ const (
 	ClusterSize = 4096
 	Version     = 1
 	FooterSize  = 4096
-	MaxSize     = 1 << 46 // largest disk: 64 TiB, a bitmap of 2 GiB
+	MaxSize     = 1 << 46 // largest disk: 64 TiB, whose bitmap has 2 GiB
 
 	magic        = "FORKDLYR"
 	footerLength = 8 + 4 + 4 + 8 + 4
-	pageSize     = 4096 // of the bitmap, the unit in which its holes are known
+	pageSize     = 4096 // bytes of a page of the bitmap; Layer.present has one entry for each
 )
 
 // ErrFormat is wrapped by errors about files that are not complete layers of this version.
@@ -57,8 +57,8 @@ func checkSize(size uint64) error {
 	return nil
 }
 
-// Format makes f an empty layer of a disk of size bytes, a positive multiple of 512. The previous
-// content of f is lost.
+// Format makes f an empty layer of a disk of size bytes, which must be a positive multiple of 512.
+// It deletes the previous content of f.
 func Format(f *os.File, size uint64) error {
 	if err := checkSize(size); err != nil {
 		return fmt.Errorf("format disk layer %s: %w", f.Name(), err)
@@ -128,16 +128,16 @@ type Layer struct {
 	file     *os.File
 	size     uint64
 	clusters uint64
-	offset   uint64 // of the bitmap
+	offset   uint64 // offset of the bitmap in the file
 	bits     []byte // the bitmap, mapped shared and read-only; writes go through the file, which is coherent with it
 
-	// present marks the pages of the bitmap that are not holes of the file. A hole is all zero and
-	// never accessed through the mapping. On tmpfs even a load would allocate the page, and kill the
-	// process if no memory is left.
+	// present has an entry for each page of the bitmap: false if the page is a hole of the file.
+	// The bits in a hole are zero, and Layer never reads a hole through the mapping. On tmpfs such
+	// a read would allocate the page, and kill the process if no memory is left.
 	present []bool
 }
 
-// Open checks f and maps its bitmap. The Layer does not own f, but needs it open. f may be
+// Open checks f and maps its bitmap. The caller closes f, after the last use of the Layer. f may be
 // read-only if Set is not called.
 func Open(f *os.File) (*Layer, error) {
 	size, err := checkFooter(f)
@@ -158,7 +158,7 @@ func Open(f *os.File) (*Layer, error) {
 	return l, nil
 }
 
-// findHoles fills l.present. An empty layer costs one system call.
+// findHoles fills l.present. For an empty layer it makes only one system call.
 func (l *Layer) findHoles() error {
 	end := l.offset + uint64(len(l.bits))
 	for at := l.offset; at < end; {
@@ -189,7 +189,7 @@ func (l *Layer) Close() error {
 	return err
 }
 
-// File returns the layer's file; a cluster's data is at its offset on the disk.
+// File returns the layer's file, in which the data of a cluster has the same offset as on the disk.
 func (l *Layer) File() *os.File { return l.file }
 
 // Size returns the size of the disk in bytes.

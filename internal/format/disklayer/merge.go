@@ -12,10 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Merge makes the empty file dst a layer with the content of layers, which are stacked, base first.
-// It reads the layers without mapping them: truncating a mapped file would kill the process that
-// reads it, which is the daemon. Holes stay holes, so that clusters which a guest has discarded
-// take no space. If ctx ends, the copying stops with its error.
+// Merge fills the empty layer file dst with the combined content of layers, which are stacked, base
+// first. It does not map them: if another process truncated a mapped file, a read would kill the
+// daemon. Holes stay holes, so clusters that a guest has discarded take no space. If ctx ends,
+// Merge stops and returns its error.
 func Merge(ctx context.Context, dst *os.File, layers []*os.File) error {
 	if len(layers) == 0 {
 		return fmt.Errorf("merge disk layers into %s: no layers", dst.Name())
@@ -38,7 +38,7 @@ func Merge(ctx context.Context, dst *os.File, layers []*os.File) error {
 	if err != nil {
 		return err
 	}
-	for _, s := range slices.Backward(sources) { // the highest first: it hides the others
+	for _, s := range slices.Backward(sources) { // from the top, because a layer hides those below it
 		if err := s.addTo(ctx, merged); err != nil {
 			return errors.Join(fmt.Errorf("merge disk layers: %w", err), merged.Close())
 		}
@@ -50,17 +50,18 @@ func Merge(ctx context.Context, dst *os.File, layers []*os.File) error {
 type source struct {
 	file *os.File
 	name string
-	size uint64 // of the disk
-	buf  []byte // for data
+	size uint64 // of the disk, in bytes
+	buf  []byte // buffer for data
 
-	// The latest search began at searched. The first data after that begins at from and ends at the
-	// hole at to.
+	// Result of the latest search for data, which began at offset searched: the first data is at
+	// from, and the hole after it is at to.
 	searched, from, to uint64
 }
 
-// Reopen opens the file of f for reading, with an open file description of its own. A process that
-// shares an open file description can change its offset and flags, and can hold the lock that
-// lseek(2) takes for ever. So a VMM shares none with the daemon or with other VMMs.
+// Reopen opens the file of f again, for reading, with a new open file description. Processes that
+// share an open file description can change each other's offset and flags, and can block each
+// other's lseek(2) for ever by holding its lock. So a VMM shares none with the daemon or with other
+// VMMs.
 func Reopen(f *os.File) (*os.File, error) {
 	own, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
 	if err != nil {
@@ -69,7 +70,7 @@ func Reopen(f *os.File) (*os.File, error) {
 	return own, nil
 }
 
-// openSource opens a layer, which a VMM may have open too.
+// openSource opens a layer for reading. A VMM may have the layer open at the same time.
 func openSource(f *os.File) (*source, error) {
 	own, err := Reopen(f)
 	if err != nil {
@@ -82,7 +83,7 @@ func openSource(f *os.File) (*source, error) {
 	return &source{file: own, name: f.Name(), size: size}, nil
 }
 
-// Bytes per read. Both are whole clusters.
+// Bytes per read of data and of the bitmap. Both are whole clusters.
 const (
 	mergeBitmap = 64 << 10
 	mergeData   = 1 << 20
@@ -109,15 +110,15 @@ func (s *source) addTo(ctx context.Context, dst *Layer) error {
 	return nil
 }
 
-// addClusters copies the clusters marked in chunk, a part of the bitmap that begins with cluster
-// first.
+// addClusters copies the clusters that are marked in chunk. chunk is a part of the bitmap, and its
+// first bit is for cluster first.
 func (s *source) addClusters(ctx context.Context, dst *Layer, first uint64, chunk []byte) error {
 	clusters := min(uint64(len(chunk))*8, dst.clusters-min(first, dst.clusters))
 	for c := uint64(0); c < clusters; {
 		n := ones(chunk, c, clusters)
 		if n == 0 {
 			c++
-			if c%8 == 0 { // most bytes of a bitmap are empty
+			if c%8 == 0 { // skip empty bytes, as most are
 				for c < clusters && chunk[c/8] == 0 {
 					c += 8
 				}
@@ -141,7 +142,7 @@ func (s *source) addClusters(ctx context.Context, dst *Layer, first uint64, chun
 func ones(bitmap []byte, at, end uint64) uint64 {
 	start := at
 	for at < end {
-		n := uint64(bits.TrailingZeros8(^(bitmap[at/8] >> (at % 8)))) // in this byte; the shift inserted zeros
+		n := uint64(bits.TrailingZeros8(^(bitmap[at/8] >> (at % 8)))) // in this byte only: the shift inserted zeros, which end the count
 		at += n
 		if n == 0 || at%8 != 0 {
 			break
@@ -171,7 +172,7 @@ func (s *source) copyTo(ctx context.Context, dst *Layer, first, n uint64) error 
 	return dst.Set(first, n)
 }
 
-// find finds the first data at or after at, unless it is known.
+// find sets s.from and s.to to the first data at or after offset at, unless they are already.
 func (s *source) find(at uint64) error {
 	if s.searched <= at && at < s.to {
 		return nil
@@ -182,7 +183,7 @@ func (s *source) find(at uint64) error {
 		from, err = unix.Seek(int(s.file.Fd()), from, unix.SEEK_HOLE)
 		s.to = uint64(from)
 	}
-	if errors.Is(err, unix.ENXIO) || err == nil && s.to <= s.from { // there is a footer after all clusters
+	if errors.Is(err, unix.ENXIO) || err == nil && s.to <= s.from { // cannot happen: the footer is data after all clusters
 		return s.cutOff()
 	}
 	return err

@@ -7,14 +7,13 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Coalesce bounds the number of extents of a branch. It returns ranges of guest memory to copy from
-// lower into the branch's own layer; each range lies between two extents of that layer.
-// Overlay(lower, the result of Fill) then has at most limit extents. Ranges that save most extents
-// per byte come first. Extents of lower outside the branch's own extents may exceed the bound, by
-// at most two more than lower has.
+// Coalesce selects gaps between the extents of a branch's own layer to fill, so that the branch has
+// at most limit extents. A gap is filled by copying its memory from lower, the parent's map, into
+// the branch's layer. The number of extents is that of Overlay(lower, Fill(own, gaps)). Coalesce
+// prefers the gaps that save most extents per byte. It cannot join the extents of lower that lie
+// before or after all of the branch's own, so the result may exceed limit by their number plus two.
 //
-// Only ranges that are contiguous in the layer too qualify, because a layer has no space for
-// addresses without RAM.
+// A gap qualifies only if the layer has room for it, which it lacks for addresses without RAM.
 func Coalesce(lower, own []vm.Extent, limit int) []Span {
 	whole := Overlay(lower, own)
 	excess := len(whole) - limit
@@ -23,7 +22,7 @@ func Coalesce(lower, own []vm.Extent, limit int) []Span {
 	}
 	type gap struct {
 		Span
-		saves uint64 // extents
+		saves uint64 // number of extents that filling the gap saves
 	}
 	var gaps []gap
 	i := 0
@@ -55,7 +54,8 @@ func Coalesce(lower, own []vm.Extent, limit int) []Span {
 	return fill
 }
 
-// Fill returns own with the ranges in fill, which Coalesce chose, added to its layer.
+// Fill returns own, the extents of a branch's layer, with the ranges of fill added. fill is a
+// result of Coalesce.
 func Fill(own []vm.Extent, fill []Span) []vm.Extent {
 	out := make([]vm.Extent, 0, len(own)-len(fill))
 	for _, e := range own {
@@ -69,7 +69,7 @@ func Fill(own []vm.Extent, fill []Span) []vm.Extent {
 	return out
 }
 
-// Slice returns the parts of extents in s. The extents are valid by CheckExtents.
+// Slice returns the parts of extents that lie within s. The extents must satisfy CheckExtents.
 func Slice(extents []vm.Extent, s Span) []vm.Extent {
 	first, _ := slices.BinarySearchFunc(extents, s.Start, func(e vm.Extent, at uint64) int {
 		if e.GPA+e.Length <= at {

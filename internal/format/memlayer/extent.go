@@ -1,9 +1,8 @@
-// Package memlayer maps guest memory to layer files: extents, the combination of a branch's extents
-// with its parent's, and bounds on their number.
+// Package memlayer maps guest memory to layer files. It has the rules for extents: how to combine a
+// branch's extents with those of its parent, and how to bound their number.
 //
-// It only computes offsets. It opens, maps, copies and encodes nothing, and knows no manifest.
-// Package snapshot has the file formats, and vmmproto the messages. The VMM, which links this
-// package, makes the mappings.
+// It only computes offsets, and opens, maps or copies no file. Package snapshot has the file
+// formats, vmmproto the messages. The VMM, which links this package, makes the mappings.
 package memlayer
 
 import (
@@ -33,9 +32,10 @@ func CheckExtents(extents []vm.Extent, layerSizes []uint64) error {
 	return nil
 }
 
-// CheckSaved checks the extents of a layer that a VMM saved. The guest has memoryBytes of memory.
-// There must be at most limit extents, valid over that one layer. The layer has the guest's memory
-// without the device hole, and each extent must be at the offset of its memory there.
+// CheckSaved checks the extents of a layer that a VMM saved, for a guest with memoryBytes of
+// memory. There may be at most limit extents. They must satisfy CheckExtents for that one layer.
+// The layer holds the guest's memory without the device hole, and each extent must be at the offset
+// of its memory there.
 func CheckSaved(extents []vm.Extent, memoryBytes uint64, limit int) error {
 	if len(extents) > limit {
 		return fmt.Errorf("%d extents: at most %d were asked for", len(extents), limit)

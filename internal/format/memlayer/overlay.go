@@ -7,8 +7,9 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Overlay returns the map of upper on top of lower: where both have a range, upper's is used. Both
-// must be valid by CheckExtents. Neighbours that are contiguous in the same layer are joined.
+// Overlay returns the map of upper on top of lower: an address that both maps contain is mapped as
+// in upper. Both maps must satisfy CheckExtents. Overlay joins neighbouring extents that are
+// contiguous in the same layer.
 func Overlay(lower, upper []vm.Extent) []vm.Extent {
 	lower = slices.Clone(lower) // its extents are cut below
 	var out []vm.Extent
@@ -60,9 +61,9 @@ func appendExtent(out []vm.Extent, e vm.Extent) []vm.Extent {
 // Span is Length bytes from Start.
 type Span struct{ Start, Length uint64 }
 
-// Join fills the smallest gaps between spans, which are ascending without overlap, until at most
-// limit spans are left. Every extent costs one mmap at each fork, every filled gap a few bytes in
-// the layer.
+// Join joins spans across the smallest gaps between them until at most limit spans remain. spans
+// are ascending and do not overlap. Every extent costs one mmap at each fork; a filled gap costs a
+// few bytes in the layer.
 func Join(spans []Span, limit int) []Span {
 	excess := len(spans) - limit
 	if excess <= 0 || limit < 1 {

@@ -9,9 +9,9 @@ import (
 	"strings"
 )
 
-// decode fills the struct that v points to from a JSON object. Unlike package json it refuses
+// decode fills the struct that v points to from a JSON object. Unlike encoding/json it refuses
 // unknown fields, names that differ in case, duplicate names, null in place of a required value,
-// and objects that lack a field without "omitempty" or "omitzero". Its errors are faults.
+// and objects that lack a field without "omitempty" or "omitzero".
 func decode(p []byte, v any) *fault { return fill(reflect.ValueOf(v).Elem(), p, "") }
 
 // fill sets v, the field with the given name, from valid JSON text.
@@ -22,7 +22,7 @@ func fill(v reflect.Value, text json.RawMessage, field string) *fault {
 		v.SetBytes(bytes.Clone(text))
 		return nil
 	case string(text) == "null":
-		if kind == reflect.Slice || kind == reflect.Map { // package json writes nil slices and maps as null
+		if kind == reflect.Slice || kind == reflect.Map { // encoding/json writes nil slices and maps as null
 			return nil
 		}
 		return wrong(field, "null: want a value; "+otherForkd)
@@ -49,10 +49,10 @@ func fill(v reflect.Value, text json.RawMessage, field string) *fault {
 	return nil
 }
 
-// want describes the valid values for a field of a type.
+// want describes, for an error message, the values that a field of type t may have.
 func want(t reflect.Type) string {
 	switch {
-	case t.Kind() == reflect.Struct: // the only struct with an encoding of its own
+	case t.Kind() == reflect.Struct: // time.Time is the only struct that JSON writes as a string
 		return "a time as in RFC 3339"
 	case t.Kind() == reflect.Bool:
 		return "true or false"
@@ -82,7 +82,7 @@ func fillStruct(v reflect.Value, text json.RawMessage, field string) *fault {
 	for _, f := range reflect.VisibleFields(v.Type()) {
 		name, options, _ := strings.Cut(f.Tag.Get("json"), ",")
 		if f.Anonymous {
-			continue // VisibleFields also returns its fields
+			continue // VisibleFields also lists the fields of the embedded struct
 		}
 		known[name] = v.FieldByIndex(f.Index)
 		if options == "" {

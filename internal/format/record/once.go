@@ -5,11 +5,12 @@ import (
 	"time"
 )
 
-// Once is the record of a request that is executed once, however often it is sent.
+// Once is the record of a request that is executed only once, even if clients send it several
+// times.
 type Once struct {
 	At      time.Time `json:"at"`
-	Request string    `json:"request"`          // digest of its body, in hexadecimal
-	Answer  *Answer   `json:"answer,omitempty"` // nil: it was started, but not answered
+	Request string    `json:"request"`          // digest of the request's body, in hexadecimal
+	Answer  *Answer   `json:"answer,omitempty"` // nil: the request was started, but not answered
 }
 
 // Answer is the HTTP answer to the request.

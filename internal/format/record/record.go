@@ -1,18 +1,18 @@
-// Package record is the format of the daemon's records: of a sandbox, of a suspended sandbox, of
-// the secrets of its network, of a workspace, of the file of a base image, and of the answer to a
-// request that is executed once.
+// Package record is the format of the daemon's records. There are records of sandboxes, suspended
+// sandboxes, the secrets of a sandbox's network, workspaces, base images, and answers to requests
+// that are executed only once.
 //
-// A record is one JSON object. All kinds have the same version. A reader accepts the present
-// version, and version 0, the form of records before they had a version. It refuses all other
-// versions, unknown fields, and every record that lacks a field whose absence would widen its
-// meaning: a record without a network policy does not say where its sandbox may connect to, and is
-// never read as "everywhere".
+// A record is one JSON object. All kinds of records share one version number. A reader accepts the
+// present version, and version 0, the form of records before they had a version. It refuses other
+// versions and unknown fields. It also refuses a record without a field whose absence would give
+// more rights: a record without a network policy is damaged, and is never read as "may connect to
+// everything".
 //
-// The structs are used by this package alone, so that no change of a protocol's message or an API's
-// type can change the form on disk. A changed struct raises Version; the previous version's struct
-// then gets a file of its own, like v0.go, and a golden file in testdata. The package encodes,
-// decodes and checks. The packages that write records decide where they are stored, when they are
-// flushed and what their values mean.
+// Only this package uses the structs, so that no change of a protocol or an API can change the
+// files. A changed struct raises Version; the previous version's struct then moves to a file of its
+// own, like v0.go, with a golden file in testdata. The package encodes, decodes and checks. The
+// packages that write records decide where to store them, when to flush them, and what their values
+// mean.
 package record
 
 import (
@@ -28,10 +28,10 @@ const Version = 1
 // Error reports a defect of a record, and how to correct it.
 type Error struct {
 	Path   string // the file
-	Field  string // such as "network.mode" or "frozen[1].name"; empty if no single field is wrong
+	Field  string // such as "network.mode" or "frozen[1].name"; empty if the defect is not in one field
 	Reason string
 
-	Torn bool // the file is not JSON: it was truncated, or another program has written it
+	Torn bool // the file is not JSON, because it is truncated or another program has overwritten it
 }
 
 func (e *Error) Error() string {
@@ -52,7 +52,8 @@ func wrong(field, format string, args ...any) *fault {
 	return &fault{field, fmt.Sprintf(format, args...)}
 }
 
-// otherForkd is the fix for everything that this version does not support.
+// otherForkd is the fix that an error suggests for a version or field that this version does not
+// know.
 const otherForkd = "use the forkd that wrote it"
 
 // parse decodes a record of any version. A record of this version is decoded into now. A record of
@@ -80,8 +81,8 @@ func parse(path string, p []byte, now, old any, upgrade func()) error {
 	return nil
 }
 
-// versionOf returns the text of a record's version, which is empty for version 0. Its error says
-// that p is not a JSON object.
+// versionOf returns the text of a record's version, which is empty for version 0. It returns an
+// error if p is not a JSON object.
 func versionOf(p []byte) (json.RawMessage, error) {
 	var head struct {
 		Version json.RawMessage `json:"version"`

@@ -7,10 +7,10 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
-// Sandbox is the record of one sandbox: what the next daemon needs to take it over.
+// Sandbox is the record of one sandbox. A restarted daemon needs it to take over the sandbox's VM.
 type Sandbox struct {
 	ID          string    `json:"id"`
-	SnapshotTag string    `json:"snapshot_tag"` // the snapshot that it runs from, or is resumed from
+	SnapshotTag string    `json:"snapshot_tag"` // the snapshot that the sandbox runs from or will be resumed from
 	SnapshotID  string    `json:"snapshot_id"`
 	Origin      string    `json:"origin,omitempty"` // tag shown to users instead of SnapshotTag
 	Hostname    string    `json:"hostname"`
@@ -20,36 +20,36 @@ type Sandbox struct {
 	Created     time.Time `json:"created"`
 	Expires     time.Time `json:"expires,omitzero"` // zero: never
 	MemoryBytes uint64    `json:"memory_bytes"`     // RAM of the guest
-	Fork        string    `json:"fork,omitempty"`   // the fork that made it
+	Fork        string    `json:"fork,omitempty"`   // ID of the fork request that created the sandbox
 
 	Network Network `json:"network"`
 	Limits  Limits  `json:"limits,omitzero"`
 
 	Env            map[string]string `json:"env,omitempty"`
 	Labels         map[string]string `json:"labels,omitempty"`
-	Annotation     json.RawMessage   `json:"annotation,omitempty"`      // for the API that made it
-	IdleTimeoutNS  int64             `json:"idle_timeout_ns,omitempty"` // 0: never suspended for being idle
+	Annotation     json.RawMessage   `json:"annotation,omitempty"`      // data of the API that created the sandbox
+	IdleTimeoutNS  int64             `json:"idle_timeout_ns,omitempty"` // 0: never suspended for inactivity
 	ExpirySuspends bool              `json:"expiry_suspends,omitempty"`
 	AutoResume     bool              `json:"auto_resume,omitempty"`
 	Strict         bool              `json:"unique_strict,omitempty"`
-	Unique         *Unique           `json:"unique,omitempty"` // nil: its agent did not look
+	Unique         *Unique           `json:"unique,omitempty"` // nil: the agent did not search for generators
 
-	Top      string      `json:"top,omitempty"` // disk top, a file in the sandbox's data directory
+	Top      string      `json:"top,omitempty"` // file name of the disk top in the sandbox's data directory
 	Tops     int         `json:"tops,omitempty"`
 	Frozen   []FrozenTop `json:"frozen,omitempty"`
 	Branches []string    `json:"branches,omitempty"` // unused; earlier versions of forkd wrote it
 	Count    int         `json:"branch_count,omitempty"`
 	Suspends int         `json:"suspends,omitempty"`
 
-	// At is the snapshot of the last branch or rollback; nil: the snapshot that the sandbox was forked
-	// from.
+	// At is the snapshot of the latest branch or rollback. It is nil if there was none: then the
+	// sandbox is at the snapshot that it was forked from.
 	At *snapshot.Ref `json:"at,omitempty"`
 
-	Rebased   *Rebased       `json:"rebased,omitempty"`  // nil: its memory is based on its snapshot
+	Rebased   *Rebased       `json:"rebased,omitempty"`  // nil: the memory is based on the sandbox's snapshot
 	Rebasing  *PendingRebase `json:"rebasing,omitempty"` // set while a rebase is in progress
 	Pending   *PendingTop    `json:"pending,omitempty"`  // set while a branch is in progress
 	Paused    bool           `json:"paused,omitempty"`
-	Restoring bool           `json:"restoring,omitempty"` // a rollback is in progress
+	Restoring bool           `json:"restoring,omitempty"` // set while a rollback is in progress
 }
 
 // Network is the network policy of a sandbox, as text, in the form of a snapshot's manifest.
@@ -65,39 +65,40 @@ type Limits struct {
 	IOOpsPerSecond   uint64  `json:"io_ops_per_second,omitempty"`
 }
 
-// FrozenTop is a former disk top, below the present one.
+// FrozenTop is a former disk top, which is now a read-only layer below the present top.
 type FrozenTop struct {
-	Name  string `json:"name"`  // file in the data directory
-	Owner string `json:"owner"` // the ID of the layer's owner in snapshots
+	Name  string `json:"name"`  // file name in the data directory
+	Owner string `json:"owner"` // ID that snapshots use for the layer's owner
 }
 
-// PendingTop is a disk top that a VMM may be using. The VMM uses it if the VMM's count of swaps
-// exceeds Swaps.
+// PendingTop is a new disk top for a VMM that may not have switched to it. The VMM has switched if
+// its count of swaps exceeds Swaps.
 type PendingTop struct {
 	Name  string `json:"name"`
-	Owner string `json:"owner"` // of the layer that the present top becomes
+	Owner string `json:"owner"` // ID of the owner of the layer that the present top becomes
 	Swaps uint64 `json:"swaps"`
 }
 
-// Rebased is the branch that a sandbox's memory is based on. The private pages are those that
-// differ from the branch.
+// Rebased names the branch that a sandbox's memory is based on: the sandbox has private memory only
+// for pages that differ from that branch.
 type Rebased struct {
-	ID   string `json:"id"`   // of the snapshot
-	Line int    `json:"line"` // number of consecutive rebases, each branch over the previous one
+	ID   string `json:"id"`   // ID of the branch's snapshot
+	Line int    `json:"line"` // number of consecutive rebases, each onto a branch over the previous one
 }
 
-// PendingRebase is a branch that a VMM may have been rebased onto. That is so if the VMM's count of
-// rebases exceeds Rebases.
+// PendingRebase is a branch for a VMM that may not have been rebased onto it. The VMM has been
+// rebased if its count of rebases exceeds Rebases.
 type PendingRebase struct {
 	To      Rebased `json:"to"`
 	Rebases uint64  `json:"rebases"`
 }
 
-// Unique holds the findings of a sandbox's agent about random number generators in its memory.
+// Unique holds what a sandbox's agent found out about random number generators in the guest's
+// memory.
 type Unique struct {
 	Reseeded []Generator `json:"reseeded,omitempty"`
 	Repeats  []Generator `json:"repeats,omitempty"`
-	More     uint32      `json:"more,omitempty"` // number of generators for which the lists had no room
+	More     uint32      `json:"more,omitempty"` // number of generators that did not fit into the lists
 }
 
 // Generator is one generator of one process in the guest.
@@ -136,9 +137,9 @@ func ParseSandbox(path string, p []byte) (*Sandbox, error) {
 	return &now.Sandbox, nil
 }
 
-// ProtocolOf returns the control protocol version of a sandbox's VMM, from a record of any version.
-// The field has the same name and place in all versions. ProtocolOf returns 0 if the record lacks
-// the field.
+// ProtocolOf returns the version of the control protocol of a sandbox's VMM, from a record of any
+// version of forkd. All of them have this field, with the same name, at the top level or in
+// "sandbox". ProtocolOf returns 0 if the record lacks it.
 func ProtocolOf(p []byte) int {
 	var head struct {
 		Protocol   int `json:"protocol"`
@@ -161,7 +162,7 @@ func (s *Sandbox) checkLive() *fault {
 	return s.check()
 }
 
-// check reports the first rule that a sandbox violates, running or suspended.
+// check returns the first rule that a record of a running or suspended sandbox violates.
 func (s *Sandbox) check() *fault {
 	switch {
 	case s.ID == "":

@@ -11,7 +11,7 @@ type Secrets struct {
 	List []Secret `json:"secrets"`
 }
 
-// Secret is a header that forkd-net adds to requests to a host.
+// Secret is a header that forkd-net adds to a sandbox's requests to one host.
 type Secret struct {
 	Host   string `json:"host"`
 	Header string `json:"header"`
@@ -33,8 +33,9 @@ func EncodeSecrets(s *Secrets) ([]byte, error) {
 	return encode(secretsFile{Version, *s})
 }
 
-// ParseSecrets decodes and checks a record of secrets. Version 0 was a list. Errors are *Error and
-// name path, which is not opened; they quote only field names and the version of the record.
+// ParseSecrets decodes and checks a record of secrets. Version 0 was a JSON list. Errors are *Error
+// and name path, which is not opened. They quote names of fields and the record's version, but no
+// other content.
 func ParseSecrets(path string, p []byte) (*Secrets, error) {
 	if text := bytes.TrimSpace(p); len(text) > 0 && text[0] == '[' {
 		p = slices.Concat([]byte(`{"secrets":`), text, []byte("}"))

@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// The records of version 0, which had no version field: forkd wrote them before this package
-// existed. They never change. All of them named the network policy, even those of sandboxes without
-// a setting, which had "public". So a record without a policy is damaged, even in version 0.
+// This file has the records of version 0, which forkd wrote before this package existed. They had
+// no version field, and never change. All of them contained a network policy; for a sandbox without
+// a network setting it was "public". So a record without a policy is damaged, even in version 0.
 
 type sandboxV0 struct {
 	ID          string    `json:"id"`
@@ -144,8 +144,8 @@ type suspendedV0 struct {
 	Record sandboxV0 `json:"record"`
 }
 
-// upgrade returns the record in its present form. Version 0 still had the process id and protocol
-// of the VMM that was gone.
+// upgrade returns the record in its present form. It drops the process id and the protocol of the
+// sandbox's former VMM, which version 0 still contained.
 func (r *suspendedV0) upgrade() Sandbox {
 	s := r.Record.upgrade()
 	s.PID, s.Protocol = 0, 0

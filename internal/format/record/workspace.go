@@ -2,7 +2,7 @@ package record
 
 import "time"
 
-// Workspace is the record of a name for one sandbox.
+// Workspace is the record of a workspace, which is a name for one sandbox.
 type Workspace struct {
 	ID         string    `json:"id"`
 	Name       string    `json:"name"`

@@ -11,10 +11,10 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// idBytes is the entropy of an ID: 128 bits cannot be guessed and do not collide.
+// idBytes is the number of random bytes in an ID: 128 bits cannot be guessed and do not collide.
 const idBytes = 16
 
-// idEncoding writes IDs in lower-case letters and digits, which are safe in file names, host names
+// idEncoding encodes IDs in lower-case letters and digits, which are safe in file names, host names
 // and URLs.
 func idEncoding() *base32.Encoding {
 	return base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding)
@@ -23,7 +23,7 @@ func idEncoding() *base32.Encoding {
 // NewID returns a new random identifier: 26 characters of [a-z2-7] with 128 bits of entropy.
 func NewID() string {
 	var p [idBytes]byte
-	rand.Read(p[:]) // never fails: crypto/rand ends the process instead
+	rand.Read(p[:]) // never fails: crypto/rand crashes the process instead
 	return idEncoding().EncodeToString(p[:])
 }
 
@@ -39,10 +39,10 @@ func CheckID(id string) error {
 // Bounds on the labels of a branch.
 const (
 	maxLabels     = 64
-	maxLabelBytes = 4 << 10 // names and values together
+	maxLabelBytes = 4 << 10 // sum over names and values
 )
 
-// check accepts nil, for a snapshot that is not a branch.
+// check reports the first rule that b violates. A nil b is valid: its snapshot is not a branch.
 func (b *Branch) check() error {
 	if b == nil {
 		return nil
@@ -125,7 +125,7 @@ func (m *Manifest) check() error {
 	return nil
 }
 
-// checkMemory checks the memory files, which a disk-only snapshot lacks.
+// checkMemory checks the memory and state files. A disk-only snapshot must have none.
 func (m *Manifest) checkMemory() error {
 	if m.DiskOnly() {
 		switch {
@@ -150,7 +150,7 @@ func (m *Manifest) checkMemory() error {
 	return nil
 }
 
-// check returns an error unless b names a file with content.
+// check returns an error unless b has a digest and a size.
 func (b *Base) check() error {
 	if b.Bytes == 0 || b.Digest == "" {
 		return errors.New("a file without length or digest")
@@ -223,15 +223,15 @@ func (d *Disk) check(id string, branched bool) error {
 	return nil
 }
 
-// maxDiskLayer bounds a layer of a disk of size bytes: the data, a bit for each cluster, and the
-// footer, all in whole clusters (package disklayer).
+// maxDiskLayer returns the maximum length of a layer file of a disk of size bytes. The file has the
+// data, one bit per cluster, and the footer, each in whole clusters (package disklayer).
 func maxDiskLayer(size uint64) uint64 {
 	const cluster = 4096
 	return size + size/(8*cluster) + 3*cluster
 }
 
-// checkChain checks a list of layers. The last belongs to snapshot id and the others to its
-// ancestors. VMMs wrote the layers, so none may be longer than most bytes.
+// checkChain checks a list of layers. The last layer belongs to snapshot id and the others to its
+// ancestors. VMMs wrote the layers and are not trusted, so no layer may be longer than most bytes.
 func checkChain(layers []File, id string, branched bool, most uint64) error {
 	if len(layers) == 0 || len(layers) > MaxChain {
 		return fmt.Errorf("%d layers: want 1 to %d", len(layers), MaxChain)
@@ -262,7 +262,7 @@ func (f *File) check() error {
 	return checkDigest(f.Digest)
 }
 
-// checkOwn checks a file that must be in the directory of snapshot id.
+// checkOwn checks a file that must belong to snapshot id, and not to an ancestor.
 func (f *File) checkOwn(id string) error {
 	if err := f.check(); err != nil {
 		return err

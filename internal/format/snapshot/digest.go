@@ -14,11 +14,11 @@ import (
 // layers.
 const DigestChunk = 4096
 
-// digestPrefix is the name of the algorithm at the beginning of every digest, so that a later
-// version can use another one.
+// digestPrefix names the algorithm at the beginning of every digest, so that a later version can
+// use another algorithm.
 const digestPrefix = "sha256-4k:"
 
-// zeroChunk is the chunk that digests omit.
+// zeroChunk is compared with chunks, because digests omit chunks of zeros.
 var zeroChunk [DigestChunk]byte
 
 // Digester computes the digest of a file's content: SHA-256 over
@@ -27,16 +27,16 @@ var zeroChunk [DigestChunk]byte
 //	chunks   for every chunk that is not all zeros, in ascending order: its number u64, then its SHA-256
 //
 // in hex after the algorithm's name. A chunk has DigestChunk bytes; the last one of a file may be
-// shorter. Zeros and holes are the same content and cost nothing: digesting a sparse file of a
-// terabyte takes only as long as its data.
+// shorter. Zeros and holes are the same content and take no time: a sparse file of a terabyte takes
+// as long as the data in it.
 type Digester struct {
 	all  hash.Hash
-	next uint64 // number of the chunk after the latest
-	buf  []byte // number and digest of one chunk
+	next uint64 // number of the chunk after the last one added
+	buf  []byte // number and SHA-256 of one chunk
 }
 
-// NewDigester begins the digest of a file of length bytes, which are all zero except those given to
-// Write.
+// NewDigester returns a Digester for a file of length bytes. Bytes that are not given to Write
+// count as zero.
 func NewDigester(length uint64) *Digester {
 	d := &Digester{all: sha256.New(), buf: make([]byte, 8, 8+sha256.Size)}
 	binary.LittleEndian.PutUint64(d.buf, length)
@@ -44,8 +44,8 @@ func NewDigester(length uint64) *Digester {
 	return d
 }
 
-// Write adds the content p at offset. Offsets ascend and are multiples of DigestChunk, and so are
-// lengths, except the last.
+// Write adds p, the file's content at offset. Offsets must ascend. Offsets and lengths must be
+// multiples of DigestChunk, except for the length of the file's last part.
 func (d *Digester) Write(offset uint64, p []byte) error {
 	n := offset / DigestChunk
 	if offset%DigestChunk != 0 || n < d.next {
@@ -69,7 +69,8 @@ func (d *Digester) Write(offset uint64, p []byte) error {
 // Sum returns the digest.
 func (d *Digester) Sum() string { return digestPrefix + hex.EncodeToString(d.all.Sum(nil)) }
 
-// checkDigest accepts no digest (not computed yet), or one that Sum can return.
+// checkDigest accepts an empty digest, which is not computed yet, and any digest that Sum can
+// return.
 func checkDigest(s string) error {
 	if s == "" {
 		return nil

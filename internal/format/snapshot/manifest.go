@@ -1,8 +1,8 @@
 // Package snapshot is the format of snapshots: manifests, memory maps, digests, tags, and the rules
-// that tie a snapshot to its parents.
+// for a snapshot's references to its parents.
 //
-// It encodes, decodes and checks. It has no I/O policy: the store decides where files are, when
-// they are flushed and which of them stay in RAM.
+// It encodes, decodes and checks. Package store decides where files are stored, when they are
+// flushed, and which of them stay in RAM.
 package snapshot
 
 import (
@@ -33,13 +33,13 @@ const (
 const (
 	ManifestFile    = "manifest.json"
 	MemoryMapFile   = "memory.map"   // extents over the memory layers of the whole chain
-	MemoryLayerFile = "memory.layer" // the pages this snapshot adds
+	MemoryLayerFile = "memory.layer" // the pages that this snapshot adds
 	StateFile       = "vmstate"      // vCPU and device state, in the VMM's own versioned format
-	DiskLayerFile   = "disk.layer"   // the blocks this snapshot adds
+	DiskLayerFile   = "disk.layer"   // the clusters that this snapshot adds
 )
 
-// LayerFile returns the file name of a layer in the directory of snapshot id: name if the layer is
-// the snapshot's own, else a name with the owner's id in it.
+// LayerFile returns the file name of a layer in the directory of snapshot id. The name is the plain
+// one if the snapshot owns the layer, and otherwise contains the owner's id.
 func LayerFile(name, id, owner string) string {
 	if owner == id {
 		return name
@@ -47,8 +47,8 @@ func LayerFile(name, id, owner string) string {
 	return name + "." + owner
 }
 
-// Bounds on a manifest. They keep a hostile manifest from making its reader allocate or loop
-// without bound.
+// Bounds on a manifest. They limit the memory and the time that a hostile manifest can cost its
+// reader.
 const (
 	MaxManifest = 1 << 20 // bytes of manifest.json
 	MaxChain    = 64      // layers of one snapshot
@@ -57,13 +57,13 @@ const (
 	maxName     = 4096    // bytes of the default user or directory
 )
 
-// Manifest describes a snapshot: the machine that was saved, and the files of the snapshot. It
-// contains no path: the files have fixed names in the snapshot's directory, and the base image is
-// named by its digest.
+// Manifest describes a snapshot: the saved machine, and the files of the snapshot. It contains no
+// paths, because the files have fixed names in the snapshot's directory, and a digest identifies
+// the base image.
 type Manifest struct {
 	Format  string    `json:"format"`
 	Version int       `json:"version"`
-	ID      string    `json:"id"` // random, see NewID; names the owner of layers
+	ID      string    `json:"id"` // random, see NewID; layers name their owner by it
 	Tag     string    `json:"tag"`
 	Created time.Time `json:"created"`
 	Parent  *Ref      `json:"parent,omitempty"` // the snapshot below the topmost layers
@@ -74,36 +74,37 @@ type Manifest struct {
 	Machine Machine `json:"machine"`
 	Guest   Guest   `json:"guest"`
 
-	// Absent in a disk-only snapshot, see DiskOnly.
+	// A disk-only snapshot lacks State and Memory, see DiskOnly.
 	State  File   `json:"state,omitzero"`
 	Map    File   `json:"memory_map,omitzero"`
-	Memory []File `json:"memory_layers,omitempty"` // base first; the last is this snapshot's own
+	Memory []File `json:"memory_layers,omitempty"` // base first; the last layer is this snapshot's own
 
 	Disk *Disk `json:"disk,omitempty"`
-	Boot *Boot `json:"boot,omitempty"` // what the parent booted from; nil: unknown
+	Boot *Boot `json:"boot,omitempty"` // the files that the parent booted from; nil: unknown
 
-	Branch    *Branch `json:"branch,omitempty"`    // how it was branched from a running sandbox
+	Branch    *Branch `json:"branch,omitempty"`    // nil unless it was branched from a running sandbox
 	Transient bool    `json:"transient,omitempty"` // deleted with the last sandbox that needs it
 
 	// Checksum is the hexadecimal SHA-256 of this manifest's encoding with an empty checksum.
 	Checksum string `json:"checksum"`
 }
 
-// Ref names a snapshot. The ID identifies it; the tag is for messages.
+// Ref names a snapshot. The ID identifies the snapshot; the tag only makes messages readable.
 type Ref struct {
 	ID  string `json:"id"`
 	Tag string `json:"tag"`
 }
 
-// Machine is the shape of the VM with the properties that its state depends on.
+// Machine is the shape of the VM, and the properties that the saved state depends on.
 type Machine struct {
 	MemoryBytes uint64 `json:"memory_bytes"`
 	VCPUs       uint32 `json:"vcpus"`
 	Template    string `json:"cpu_template"`
-	Accel       string `json:"accel"` // accelerator of the parent: "kvm", or "tcg" on an emulated host
+	Accel       string `json:"accel"` // accelerator that the saved VM ran on: "kvm", or "tcg" on an emulated host
 }
 
-// Guest holds the guest's description of itself and the properties of its forks.
+// Guest holds what the guest's agent reported about the guest, and the properties that forks
+// inherit.
 type Guest struct {
 	Kernel   string   `json:"kernel"` // uname -r
 	Warm     []string `json:"warm,omitempty"`
@@ -139,19 +140,19 @@ func (d Defaults) With(more Defaults) Defaults {
 type Branch struct {
 	SandboxID  string `json:"sandbox_id"`
 	Mode       string `json:"mode"`
-	Template   bool   `json:"template,omitempty"` // of a sandbox that existed to build a template
+	Template   bool   `json:"template,omitempty"` // the sandbox existed only to build a template
 	Fallback   string `json:"fallback,omitempty"` // why the mode differs from the requested one
 	Pause      Micros `json:"pause_us"`           // time for which the sandbox was stopped
-	Stop       Micros `json:"stop_us,omitempty"`  // second stop, because it wrote faster than the copying
+	Stop       Micros `json:"stop_us,omitempty"`  // second pause, needed if the sandbox wrote faster than its memory was copied
 	Ready      Micros `json:"ready_us"`           // from the request until children could start
-	DirtyBytes uint64 `json:"dirty_bytes"`        // pages that the sandbox had written
-	Faults     uint64 `json:"faults,omitempty"`   // of these, pages copied because the sandbox wrote them again
+	DirtyBytes uint64 `json:"dirty_bytes"`        // bytes of memory that the sandbox had written
+	Faults     uint64 `json:"faults,omitempty"`   // copies made because the sandbox was about to write a page that was not copied yet
 
-	After  *Ref              `json:"after,omitempty"`  // the snapshot that the sandbox was at before; nil: the parent
+	After  *Ref              `json:"after,omitempty"`  // the snapshot that the sandbox was at before; nil: the snapshot's parent
 	Labels map[string]string `json:"labels,omitempty"` // from the request
 }
 
-// Micros is a duration that manifests store in whole microseconds.
+// Micros is a duration that a manifest stores in whole microseconds.
 type Micros time.Duration
 
 // MarshalJSON writes the microseconds.
@@ -171,31 +172,31 @@ func (m *Micros) UnmarshalJSON(p []byte) error {
 
 // File is one file of a snapshot.
 type File struct {
-	Owner  string `json:"owner"` // ID of the snapshot that the file was made for
+	Owner  string `json:"owner"` // ID of the snapshot that wrote the file
 	Bytes  uint64 `json:"bytes"`
-	Digest string `json:"digest,omitempty"` // see Digester; absent until computed in the background
+	Digest string `json:"digest,omitempty"` // see Digester; empty until it is computed in the background
 }
 
 // Disk is the root disk: an immutable base image and the layers over it.
 type Disk struct {
 	SizeBytes uint64 `json:"size_bytes"`
 	Base      Base   `json:"base"`
-	Layers    []File `json:"layers"` // base first; the last is this snapshot's own
+	Layers    []File `json:"layers"` // base first; the last layer is this snapshot's own
 }
 
-// Boot names the files that a machine with the snapshot's disk boots from. Both are outside the
-// snapshot, like the base image.
+// Boot names the files from which a machine with the snapshot's disk boots. Both files are outside
+// the snapshot, like the base image.
 type Boot struct {
 	Kernel Base `json:"kernel"`
-	Initrd Base `json:"initrd"` // with the agent and the kernel's modules
+	Initrd Base `json:"initrd"` // contains the agent and the kernel's modules
 }
 
-// DiskOnly reports whether the snapshot has a disk and no memory. It cannot be restored: a machine
-// boots from its disk.
+// DiskOnly reports whether the snapshot has a disk and no memory. Such a snapshot cannot be
+// restored; a new machine boots from its disk.
 func (m *Manifest) DiskOnly() bool { return len(m.Memory) == 0 }
 
-// Base is an immutable file outside the snapshot: the raw disk image below all layers, or a boot
-// file. The store knows which file of the host it is.
+// Base is an immutable file outside the snapshot: a boot file, or the raw disk image below all
+// layers. The store finds the host's file with this digest.
 type Base struct {
 	Bytes  uint64 `json:"bytes"`
 	Digest string `json:"digest"` // see Digester; always present
@@ -225,7 +226,7 @@ func (m *Manifest) marshal() ([]byte, error) {
 	return append(p, '\n'), err
 }
 
-// sum returns the right value of Checksum.
+// sum returns the Checksum that m must have.
 func (m *Manifest) sum() (string, error) {
 	bare := *m
 	bare.Checksum = ""
@@ -237,8 +238,8 @@ func (m *Manifest) sum() (string, error) {
 	return hex.EncodeToString(sum[:]), nil
 }
 
-// ParseManifest decodes and checks the bytes of manifest.json. It accepts exactly what Encode
-// writes: any difference is damage, or an edit by hand, which is refused as well.
+// ParseManifest decodes and checks the bytes of manifest.json. It accepts only bytes that Encode
+// writes: any other content is damaged or was edited by hand.
 func ParseManifest(p []byte) (*Manifest, error) {
 	if len(p) > MaxManifest {
 		return nil, fmt.Errorf("manifest of %d bytes: more than %d", len(p), MaxManifest)

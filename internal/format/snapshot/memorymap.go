@@ -23,8 +23,8 @@ const (
 	mapCRCSize = 4
 )
 
-// MaxExtents bounds the extents of one snapshot: a restore maps each of them, and a request with
-// all of them must fit into one control message of a VMM.
+// MaxExtents bounds the extents of one snapshot. Every restore maps each extent, and one control
+// message to a VMM must have room for all of them.
 const MaxExtents = 32768
 
 // MaxMemoryMap is the largest memory.map, in bytes.

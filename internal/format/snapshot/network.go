@@ -5,7 +5,8 @@ import (
 	"fmt"
 )
 
-// Network is the network policy for forks, as text, which is interpreted when a snapshot is forked.
+// Network is the network policy for forks. Its texts are interpreted only when the snapshot is
+// forked.
 type Network struct {
 	Mode  string   `json:"mode"`
 	Allow []string `json:"allow,omitempty"`

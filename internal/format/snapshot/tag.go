@@ -5,13 +5,13 @@ import (
 	"regexp"
 )
 
-// MaxTag is the maximum length of a tag, in bytes, as for E2B's template names. With the prefixes
-// and suffixes of file names it stays below the 255 bytes that file systems support.
+// MaxTag is the maximum length of a tag in bytes, the same as for E2B's template names. File names
+// add prefixes and suffixes to a tag, and must stay below the 255 bytes that file systems support.
 const MaxTag = 128
 
 // CheckTag returns an error unless tag is a valid snapshot tag: 1 to 128 characters of
-// [A-Za-z0-9._-]. The first is not a dot or a dash. All parts of forkd use this rule; a
-// valid tag is a safe file name.
+// [A-Za-z0-9._-], of which the first is neither a dot nor a dash. All parts of forkd use this rule.
+// A valid tag is a safe file name.
 func CheckTag(tag string) error {
 	position := 0
 	for _, c := range tag {
@@ -30,16 +30,16 @@ func CheckTag(tag string) error {
 	return nil
 }
 
-// StepPrefix is the prefix of the tags of build steps' snapshots, possibly after the prefix of a
-// token.
+// StepPrefix begins the tags of snapshots of build steps. In front of it there may be the prefix of
+// an API token.
 const StepPrefix = "step-"
 
 var stepForm = regexp.MustCompile(`^([A-Za-z0-9][A-Za-z0-9_-]*\.)?` + StepPrefix + `[0-9a-f]{40}$`)
 
-// StepTag returns the tag of the snapshot of a build's step, with 160 bits of the step's key, in hex.
-// prefix ends with a dot or is empty.
+// StepTag returns the tag of the snapshot of a build step. The tag contains 160 bits of the step's
+// key, in hex. prefix is empty or ends with a dot.
 func StepTag(prefix, key string) string { return prefix + StepPrefix + key[:40] }
 
-// IsStepTag reports whether a tag has the form of StepTag. Only builds may create such tags, because
-// builds trust the snapshots.
+// IsStepTag reports whether a tag has the form of StepTag. Only builds may create such tags,
+// because builds trust the snapshots with these tags.
 func IsStepTag(tag string) bool { return stepForm.MatchString(tag) }

@@ -10,11 +10,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// patient is a listener that continues after a temporary error. If a service of the agent ended,
-// the agent would end, and with it the guest.
+// patient is a listener whose Accept retries after a temporary error. Otherwise the error would end
+// the service, the agent and the guest.
 type patient struct{ net.Listener }
 
-// Accept implements net.Listener.
 func (l patient) Accept() (net.Conn, error) {
 	for {
 		conn, err := l.Listener.Accept()
@@ -25,11 +24,11 @@ func (l patient) Accept() (net.Conn, error) {
 	}
 }
 
-// acceptPause is the time until accept is tried again after such an error.
+// acceptPause is the delay before Accept tries again.
 const acceptPause = 10 * time.Millisecond
 
-// passes reports whether an error of accept concerns one connection only, or a lack of memory or
-// descriptors (accept(2)).
+// passes reports whether an error of accept(2) is temporary: it concerns only one connection, or
+// memory or descriptors are exhausted.
 func passes(err error) bool {
 	var errno syscall.Errno
 	return errors.As(err, &errno) && slices.Contains([]syscall.Errno{

@@ -1,9 +1,9 @@
-// Package agent is the guest side of forkd: it boots the guest's user space as PID 1, keeps warm
-// interpreters, serves the E2B envd and code interpreter protocols and forkd's control protocol on
-// vsock, and gives each fork of the guest an identity of its own.
+// Package agent is the guest side of forkd. It boots the guest's user space as PID 1 and keeps
+// interpreters warm. On vsock it serves the E2B envd and code interpreter protocols, and forkd's
+// control protocol. It gives each fork of the guest a new identity.
 //
-// It trusts every client: only the host can reach a guest's vsock. It has no network listener,
-// takes no update, and does not supervise processes that users start.
+// It trusts every client, because only the host can reach a guest's vsock. It has no network
+// listener, is never updated inside a guest, and does not supervise processes that users start.
 package agent
 
 import (
@@ -39,18 +39,19 @@ import (
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
-// memoryLimit is the heap size at which the agent's garbage collector starts, in bytes. Below it
-// there is no collection at all, not even a periodic one: a cycle that begins in a fresh child
-// would write to, and so copy, much of the agent's memory.
+// memoryLimit is the heap size in bytes at which the agent's garbage collector starts. Below it,
+// the agent disables even periodic collections: a collection soon after a fork would write to much
+// of the agent's memory, and every written page is copied in that child.
 const memoryLimit = 64 << 20
 
-// maxProcs is how many threads may run the agent's Go code. Each has its own caches, which children
-// would copy. It is two even on one CPU. When a thread waits in the kernel, like the thread for
-// forks, the runtime wakes another thread to look for work unless it has a spare processor.
+// maxProcs is the GOMAXPROCS of the agent. A low number saves memory, because each processor of the
+// runtime has caches that every child would copy. It is two even on one CPU: while a thread waits
+// in a system call, as the thread for forks does, the runtime wakes another thread to look for work
+// unless it has a spare processor.
 const maxProcs = 2
 
-// Main runs the agent with the given arguments and returns the exit code. As PID 1 it powers the
-// machine off rather than return.
+// Main runs the agent with the given arguments and returns the exit code. As PID 1 it does not
+// return, but powers the machine off.
 func Main(args []string, stderr io.Writer) int {
 	flags := flag.NewFlagSet("forkd-agent", flag.ContinueOnError)
 	flags.SetOutput(stderr)
@@ -77,7 +78,7 @@ func Main(args []string, stderr io.Writer) int {
 	return 1
 }
 
-// sockets opens listeners by port.
+// sockets opens listeners by port number.
 type sockets struct {
 	listen func(port uint32) (net.Listener, error)
 	forks  func(port uint32) (*forkPort, error)
@@ -94,8 +95,8 @@ func unixSockets(dir string) sockets {
 	}
 }
 
-// vsockSockets returns listeners on any CID, because a listener must survive a fork with whatever
-// address the host gives the copy.
+// vsockSockets returns listeners on any CID, because a fork may have another CID than the guest
+// that opened the listener.
 func vsockSockets() sockets {
 	return sockets{
 		listen: func(port uint32) (net.Listener, error) {
@@ -118,11 +119,12 @@ func serveDir(dir string, stderr io.Writer) error {
 	return <-failed
 }
 
-// serveGuest boots the guest, starts the services, announces them and serves until one fails.
+// serveGuest boots the guest, starts the services, tells the host that the guest is ready, and
+// serves until a service fails.
 func serveGuest(log *kmsg.Log) error {
-	// The kernel shields init only from signals without a handler, and Go has handlers that exit.
-	// These signals are received and never read. Ignoring them instead would be inherited by every
-	// process of the guest.
+	// The kernel protects PID 1 from signals that have no handler, but Go installs handlers that
+	// exit. So the agent receives these signals and never reads them. It does not ignore them,
+	// because every process of the guest would inherit that.
 	signal.Notify(make(chan os.Signal, 1), unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM)
 	if err := pid1.Boot(log); err != nil {
 		return err
@@ -140,7 +142,7 @@ func serveGuest(log *kmsg.Log) error {
 	a.control.disk = disk.New("/")
 	a.forks.flush, a.forks.quiet = unix.Sync, true
 	a.forks.network = nic.OpenConnections(log)
-	a.control.reset = func() error { // with sockets of its own, because a fork's sockets are for forks only
+	a.control.reset = func() error { // new sockets, because a.forks.network is used by forks only
 		c := nic.OpenConnections(log)
 		if c == nil {
 			return errors.New("reset connections: this kernel cannot")
@@ -185,8 +187,9 @@ func newAgent(log *kmsg.Log, reaper *reap.Reaper, id identity) *agent {
 	}
 }
 
-// trust makes all programs that start later trust an authority, including programs that warm
-// interpreters start. Variables that were given to the guest stay.
+// trust makes all programs that start later, including programs that warm interpreters start, trust
+// the certificate of an authority. Environment variables that were given to the guest keep their
+// values.
 func (a *agent) trust(certificate string) error {
 	env, err := trust.Install(certificate)
 	if err != nil {
@@ -199,12 +202,13 @@ func (a *agent) trust(certificate string) error {
 	return a.eval.SetEnv(env)
 }
 
-// rootEnviron returns the environment of fork hooks.
+// rootEnviron returns root's environment, for fork hooks.
 func (a *agent) rootEnviron() []string {
 	return a.env.Environ(&userenv.User{Name: "root", Home: "/root"}, nil)
 }
 
-// start warms the interpreters and opens every port; errors of the services arrive on the channel.
+// start warms the interpreters and opens every port. The channel receives the error of each service
+// that fails.
 func (a *agent) start(open sockets) (<-chan error, error) {
 	a.control.ready = agentproto.Ready{Version: agentproto.Version, Kernel: kernelRelease()}
 	warm, err := a.eval.Warm()
@@ -232,7 +236,7 @@ func (a *agent) start(open sockets) (<-chan error, error) {
 		return nil, fmt.Errorf("listen on port %d: %w", agentproto.ForkPort, err)
 	}
 	go func() { failed <- fmt.Errorf("service on port %d: %w", agentproto.ForkPort, a.forks.serve(p)) }()
-	// The garbage of start-up is collected here, once, and not in every child.
+	// Collect the garbage of start-up once, here, and not in every child.
 	debug.FreeOSMemory()
 	return failed, nil
 }

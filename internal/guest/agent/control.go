@@ -17,19 +17,19 @@ const maxControlLine = 1 << 20
 // control serves agentproto's requests, with one goroutine per connection.
 type control struct {
 	ready agentproto.Ready
-	reset func() error                   // closes the guest's connections; nil unless the agent is the machine's init
-	trust func(certificate string) error // likewise
-	disk  resting                        // likewise
+	reset func() error                   // closes the guest's connections; nil unless the agent is PID 1
+	trust func(certificate string) error // see agent.trust; nil unless the agent is PID 1
+	disk  resting                        // root file system; noDisk unless the agent is PID 1
 }
 
-// resting is a file system that can be brought to rest.
+// resting is a file system whose writing can be stopped; see disk.Disk.
 type resting interface {
 	Rest() error
 	Wake() error
 }
 
-// noDisk stands for the disk of an agent that runs as an ordinary process, whose files are on
-// another machine's disk.
+// noDisk refuses all requests. An agent that runs as an ordinary process has it, because its files
+// are on the disk of another machine.
 type noDisk struct{}
 
 func (noDisk) Rest() error { return nil }
@@ -63,7 +63,7 @@ func (c *control) serveConn(conn net.Conn) {
 		}
 		out, err := json.Marshal(reply)
 		if err != nil {
-			return // strings always encode
+			return // cannot fail: the answer consists of strings
 		}
 		if _, err := conn.Write(append(out, '\n')); err != nil {
 			return

@@ -15,20 +15,20 @@ import (
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
-// ports serves agentproto.DialPort. It carries streams of the host to TCP ports on the guest's
-// loopback, and to no other address. Its memory is in every guest. So it allocates none before the
-// first stream, an idle stream holds no buffer, and buffers are reused, because nothing is
-// collected below memoryLimit.
+// ports serves agentproto.DialPort. It connects streams from the host to TCP ports on the guest's
+// loopback, and to no other address. Its memory is part of every guest. So it allocates nothing
+// before the first stream, and an idle stream holds no buffer. It reuses buffers, because below
+// memoryLimit nothing is collected.
 type ports struct {
 	mu   sync.Mutex
 	open int
 	free [][]byte // unused buffers
 }
 
-// Bounds of a stream's start.
+// Bounds of a stream.
 const (
-	requestTimeout = 10 * time.Second // for the host to name the port
-	bufferSize     = 32 << 10         // bytes moved at once
+	requestTimeout = 10 * time.Second // for the host to send the port number
+	bufferSize     = 32 << 10         // bytes per read
 )
 
 // serve accepts streams until the listener is closed.
@@ -42,7 +42,7 @@ func (p *ports) serve(l net.Listener) error {
 	}
 }
 
-// enter counts a stream, unless there are too many.
+// enter counts a new stream, and reports whether there is room for it.
 func (p *ports) enter() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -63,10 +63,10 @@ func (p *ports) serveConn(conn net.Conn) {
 	defer conn.Close()
 	host, ok := conn.(halfConn)
 	if !ok {
-		return // the agent listens only on sockets
+		return // cannot happen: the agent listens only on sockets
 	}
 	if !p.enter() {
-		_, _ = conn.Write([]byte{byte(agentproto.DialBusy)}) // the host has gone if this fails
+		_, _ = conn.Write([]byte{byte(agentproto.DialBusy)}) // this fails if the host has gone, which does not matter
 		return
 	}
 	defer p.leave()
@@ -86,8 +86,8 @@ func (p *ports) serveConn(conn net.Conn) {
 	p.join(host, guest)
 }
 
-// dialLoopback connects to a port of this machine, at whichever loopback address its server
-// listens.
+// dialLoopback connects to a port of this machine, at 127.0.0.1 or ::1, whichever the server
+// listens on.
 func dialLoopback(port uint16) (halfConn, agentproto.DialAnswer) {
 	if port == 0 {
 		return nil, agentproto.DialRefused
@@ -95,21 +95,21 @@ func dialLoopback(port uint16) (halfConn, agentproto.DialAnswer) {
 	answer := agentproto.DialRefused
 	for _, host := range [...]string{"127.0.0.1", "::1"} {
 		ctx, cancel := context.WithTimeout(context.Background(), agentproto.DialTimeout)
-		d := net.Dialer{KeepAlive: -1} // its timers would wake an idle guest; connections on loopback do not get lost
+		d := net.Dialer{KeepAlive: -1} // keep-alive timers would wake an idle guest, and loopback loses no connections
 		conn, err := d.DialContext(ctx, "tcp", net.JoinHostPort(host, strconv.Itoa(int(port))))
 		cancel()
 		if err == nil {
 			return conn.(*net.TCPConn), agentproto.DialOK
 		}
 		if a := answerTo(err); a != agentproto.DialRefused && answer == agentproto.DialRefused {
-			answer = a // this answer says more than a refusal by the other address
+			answer = a // a is more specific than the other address's "refused"
 		}
 	}
 	return nil, answer
 }
 
-// answerTo returns the answer to the host for an error. Without IPv6 a guest refuses ::1 with a
-// different error.
+// answerTo converts an error of a dial to the answer for the host. In a guest without IPv6, dialing
+// ::1 fails with an error other than ECONNREFUSED.
 func answerTo(err error) agentproto.DialAnswer {
 	var timeout net.Error
 	switch {
@@ -129,14 +129,14 @@ type halfConn interface {
 	CloseWrite() error
 }
 
-// goneInterval is how often a stream checks whether the host's end still exists. No event
-// distinguishes the host's close from the end of its data, and after that end a server may wait for
-// ever, or leave the host's data unread. The interval is also that of checks on a server that has
-// sent everything: the guest's kernel keeps answering for the server until it has closed its
-// socket, and for a minute after that.
+// goneInterval is how often a stream checks whether the host's end still exists. No event tells a
+// close by the host from the end of the host's data, and a server may wait for ever after that end,
+// or leave the data unread. Keep-alive probes to a server that has sent everything have the same
+// interval, because such a server's close goes unnoticed too: the guest's kernel answers for the
+// server until the server closes its socket, and for a minute after that.
 const goneInterval = 10 * time.Second
 
-// join carries bytes in both directions until both have ended or one has failed.
+// join carries bytes in both directions until both directions have ended or one has failed.
 func (p *ports) join(host, guest halfConn) {
 	toGuest, toHost, closed := make(chan error, 1), make(chan error, 1), make(chan error, 1)
 	go func() { toGuest <- p.pass(guest, host) }()
@@ -156,19 +156,20 @@ func (p *ports) join(host, guest halfConn) {
 			left--
 		case err = <-closed:
 		case <-watch.C:
-			if answering && gone(host) { // a direction that has ended refuses messages anyway
+			if answering && gone(host) { // skipped after the guest's end of data, because gone would always be true
 				err = unix.EPIPE
 			}
 		}
 		if err != nil {
 			abort(guest)
-			_ = host.Close() // ends the remaining direction at once
+			_ = host.Close() // makes the other direction fail at once
 		}
 	}
 }
 
-// awaitClose waits until a server that has sent everything has also closed its socket, or the
-// connection is closed here. It returns an error, because the host's further data will not be read.
+// awaitClose is called after a server has sent all its data. It waits until the server has also
+// closed its socket, or until the connection is closed here. It returns an error, because the
+// server will not read what the host still sends.
 func awaitClose(guest halfConn) error {
 	if tcp, ok := guest.(*net.TCPConn); ok {
 		_ = tcp.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: goneInterval, Interval: goneInterval})
@@ -185,7 +186,7 @@ func awaitClose(guest halfConn) error {
 	return errors.Join(unix.EPIPE, err)
 }
 
-// abort closes a connection so that the server sees a reset and not an orderly end.
+// abort closes a connection with a reset, so that the server does not take it for an orderly end.
 func abort(guest halfConn) {
 	if tcp, ok := guest.(*net.TCPConn); ok {
 		_ = tcp.SetLinger(0)
@@ -193,7 +194,7 @@ func abort(guest halfConn) {
 	_ = guest.Close()
 }
 
-// pass carries one direction until it ends, and then closes it on the other side.
+// pass copies the data of one direction until it ends, and then closes that direction of to.
 func (p *ports) pass(to, from halfConn) error {
 	raw, err := from.SyscallConn()
 	if err != nil {
@@ -214,8 +215,8 @@ func (p *ports) pass(to, from halfConn) error {
 	}
 }
 
-// read waits without a buffer until there is something to read, and returns it in a buffer that the
-// caller gives back. At the end of the stream n is 0.
+// read waits until there is data, without holding a buffer, and then returns the data in a buffer
+// that the caller must give back. At the end of the stream n is 0.
 func (p *ports) read(raw syscall.RawConn) (buf []byte, n int, err error) {
 	var failed error
 	err = raw.Read(func(fd uintptr) bool {
@@ -257,8 +258,8 @@ func (p *ports) giveBack(buf []byte) {
 	p.free = append(p.free, buf)
 }
 
-// gone reports whether the other end of a stream has been closed, and not only finished sending:
-// then the kernel refuses even an empty message.
+// gone reports whether the peer has closed the stream, and not only finished sending. Only after a
+// close does the kernel refuse an empty message to the peer.
 func gone(conn syscall.Conn) bool {
 	raw, err := conn.SyscallConn()
 	if err != nil {

@@ -6,8 +6,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
-// identity is the part of a fork that concerns the machine: the kernel's random numbers, clock and
-// name.
+// identity changes what distinguishes a machine from its siblings: the kernel's random numbers,
+// clock and name.
 type identity interface {
 	Reseed(entropy []byte) error
 	SetClock(ns int64) error
@@ -16,13 +16,13 @@ type identity interface {
 	Shared() []string
 }
 
-// interpreters is the part of a fork that concerns warm interpreters.
+// interpreters tells warm interpreters about a fork.
 type interpreters interface {
 	Forked(env map[string]string) error
 	Prepare() error
 }
 
-// network is the part of a fork that concerns connections to the outside.
+// network closes connections to the outside, whose peers know only the fork's source.
 type network interface {
 	Reset() error
 	Rehearse() error
@@ -34,37 +34,38 @@ type hooks interface {
 	Run() error
 }
 
-// finder is the part of a fork that concerns the processes of users.
+// finder finds and reseeds random number generators in the processes of users.
 type finder interface {
 	Rehearse() error
 	Renew() (agentproto.Unique, error)
 }
 
-// forks serves agentproto.ForkPort. Every page that it touches is copied in every child. So it
-// allocates nothing for a message of the usual size. It waits for connections in the runtime's
-// poller, where one thread sleeps. That thread makes its calls by package rawcall, and so wakes no
-// other thread. Connections are served one after another; a client must not be slow.
+// forks serves agentproto.ForkPort. Every page that its code writes is copied in every child. So it
+// allocates nothing for a message of the usual size. One thread sleeps in the Go runtime's poller
+// to wait for connections. This thread then makes its system calls by package rawcall, so that the
+// runtime wakes no other thread for them. Connections are served one after another, so a client
+// must not be slow.
 type forks struct {
-	identity identity // nil unless the agent is the machine's init, as in tests
+	identity identity // nil unless the agent is PID 1
 	env      interface{ Merge(map[string]string) }
 	interps  interpreters
-	network  network            // nil if the agent is not its machine's init
-	hooks    hooks              // nil unless the agent is the machine's init
-	gens     finder             // nil unless the agent is the machine's init
-	flush    func()             // writes the guest's page cache to its disk; nil unless the agent is the machine's init
-	unique   agentproto.Unique  // findings of gens for the present message
-	buf      [usualMessage]byte // for the present message
-	quiet    bool               // see keepQuiet
+	network  network            // nil unless the agent is PID 1, or if the kernel lacks support
+	hooks    hooks              // nil unless the agent is PID 1
+	gens     finder             // nil unless the agent is PID 1
+	flush    func()             // writes the guest's page cache to its disk; nil unless the agent is PID 1
+	unique   agentproto.Unique  // findings of gens, for the answer to the current message
+	buf      [usualMessage]byte // holds the current message
+	quiet    bool               // call keepQuiet after a connection
 }
 
-// usualMessage is the size of a buffer for a fork message without variables, in bytes.
+// usualMessage is the size in bytes of a buffer for a fork message without environment variables.
 const usualMessage = 512
 
-// usualAnswer is the size of a buffer for an answer that names no generator, in bytes.
+// usualAnswer is the size in bytes of a buffer for an answer that lists no generator.
 const usualAnswer = 32
 
-// serveConn answers one message and reports whether the guest will now be saved. An invalid message
-// gets no answer.
+// serveConn answers one message. It reports whether the message was a successful request to
+// prepare, after which the host saves the guest. An invalid message gets no answer.
 func (f *forks) serveConn(conn int) (prepared bool) {
 	message, err := readMessage(conn, f.buf[:])
 	if err != nil {
@@ -81,8 +82,8 @@ func (f *forks) serveConn(conn int) (prepared bool) {
 	return prepared
 }
 
-// readMessage reads a message into buf, or into new memory if buf is too short, and returns it
-// without its length.
+// readMessage reads a message into buf, or into a new buffer if buf is too short. It returns the
+// message without its length field.
 func readMessage(conn int, buf []byte) ([]byte, error) {
 	n, err := readAtLeast(conn, buf, agentproto.LengthSize)
 	if err != nil {
@@ -116,12 +117,13 @@ func (f *forks) handle(message []byte) (prepared bool, err error) {
 	return false, f.forked(&m)
 }
 
-// forked makes this guest differ from its siblings. The order matters: the interpreters seed their
-// generators from the kernel's, so the kernel comes first, and hooks may start processes that must
-// be searched. After an error the rest is skipped, because the guest is killed then.
+// forked makes this guest differ from its siblings. The order of the steps matters. The kernel's
+// generator comes first, because interpreters seed their generators from it. Hooks come before the
+// search for generators, because they may start processes that the search must cover. After an
+// error the remaining steps are skipped, because the host then kills the guest.
 //
-// Code that was running when the snapshot was taken runs on during this; only code that starts
-// after the answer is certain to see the new identity.
+// Code that was running when the snapshot was taken continues during these steps. Only code that
+// starts after the answer is certain to see the new identity.
 func (f *forks) forked(m *agentproto.Received) error {
 	if f.identity != nil {
 		if err := f.identity.Reseed(m.Entropy); err != nil {
@@ -157,7 +159,8 @@ func (f *forks) forked(m *agentproto.Received) error {
 	return f.interps.Forked(m.Env)
 }
 
-// nameShared adds files of the machine that are the same in its siblings.
+// nameShared adds to the answer the files, such as keys, that this guest has in common with its
+// siblings.
 func (f *forks) nameShared() {
 	if f.identity == nil {
 		return
@@ -168,9 +171,9 @@ func (f *forks) nameShared() {
 	}
 }
 
-// prepare makes the guest cheap and safe to snapshot: garbage is collected here rather than in
-// every child, and written data is on the disk. The rehearsal comes after the collection, which
-// would undo some of its effects, such as a larger stack.
+// prepare makes the guest cheap and safe to snapshot. It collects garbage here so that no child has
+// to, and writes data to the disk. rehearse runs after the collection, because a collection would
+// undo some of its effects, such as a larger stack.
 func (f *forks) prepare() error {
 	if err := f.interps.Prepare(); err != nil {
 		return err
@@ -185,9 +188,9 @@ func (f *forks) prepare() error {
 	return nil
 }
 
-// rehearse does once what every child would otherwise do for the first time, and pay for with
-// memory of its own: growing the stack, faulting code in, and making the kernel remember that a
-// file is missing.
+// rehearse runs the code that answers a fork. In every child, the first run would need memory of
+// its own: it grows the stack, faults code in, and makes the kernel remember that a file is
+// missing. After a rehearsal the snapshot contains that memory.
 func (f *forks) rehearse() error {
 	if f.hooks != nil {
 		f.hooks.Any()

@@ -19,15 +19,15 @@ type forkPort struct {
 	file *os.File
 	raw  syscall.RawConn
 
-	// State of the current accept. tryAccept is made only once, so that an accept allocates
-	// nothing.
+	// Result of the present call of tryAccept. tryAccept is a method value made once, so that
+	// accept allocates nothing.
 	tryAccept func(fd uintptr) bool
 	conn      int
 	err       error
 }
 
-// backlog is how many connections may wait. There is only one at a time, except for clients that
-// gave up.
+// backlog is how many connections may wait. The host opens one at a time, but clients that gave up
+// may have left others.
 const backlog = 16
 
 // listenForks opens the socket.
@@ -50,10 +50,10 @@ func listenForks(family int, addr unix.Sockaddr) (*forkPort, error) {
 	return p, nil
 }
 
-// Close ends a wait for connections.
+// Close closes the socket; a waiting accept returns an error.
 func (p *forkPort) Close() error { return p.file.Close() }
 
-// accept takes the next connection, in blocking mode.
+// accept returns the next connection, in blocking mode.
 func (p *forkPort) accept() (int, error) {
 	for {
 		if err := p.raw.Read(p.tryAccept); err != nil {
@@ -85,16 +85,17 @@ func (f *forks) serve(p *forkPort) error {
 	}
 }
 
-// Parts of agentproto.QuietTime; the rest of it is for the work after them.
+// Times within agentproto.QuietTime; its remainder is for the host's work afterwards.
 const (
 	quietIdle = agentproto.QuietTime * 4 / 5
 	quietBusy = agentproto.QuietTime / 60
 )
 
-// keepQuiet leaves the kernel and the other threads idle for most of agentproto.QuietTime and then
-// keeps the CPU busy for a few ticks. Otherwise deferrable timers, such as those of the kernel's
-// statistics, would expire in every child as soon as it wakes. It returns when a connection
-// arrives, which may be a child's first.
+// keepQuiet sleeps for most of agentproto.QuietTime, so that the kernel and the other threads
+// become idle, and then keeps the CPU busy for a few ticks. While the CPU is busy, pending
+// deferrable timers expire, such as those of the kernel's statistics; otherwise they would expire
+// in every child as soon as it wakes. keepQuiet returns early when a connection arrives, possibly
+// the first one in a child.
 func (p *forkPort) keepQuiet() {
 	if !p.undisturbed(quietIdle) {
 		return
@@ -103,8 +104,8 @@ func (p *forkPort) keepQuiet() {
 	}
 }
 
-// undisturbed waits for d, or until a connection arrives, and reports whether none did. It does not
-// use time.Sleep and the like, whose timers would keep another thread awake.
+// undisturbed waits for d, or until a connection arrives, and reports whether none arrived. It does
+// not use time.Sleep or Go timers, which would keep another thread awake.
 func (p *forkPort) undisturbed(d time.Duration) bool {
 	none := false
 	err := p.raw.Control(func(fd uintptr) {
@@ -120,12 +121,12 @@ func (p *forkPort) undisturbed(d time.Duration) bool {
 	return none && err == nil
 }
 
-// promptRead is how long the rest of a message may take to arrive while the Go runtime is not
-// informed of the wait.
+// promptRead is how long readAtLeast waits for data in a raw system call, which blocks a thread
+// without informing the Go runtime.
 const promptRead = time.Second
 
-// readAtLeast reads from a connection until at least least bytes of p are filled, and returns how
-// many are.
+// readAtLeast reads from a connection until at least the first least bytes of p are filled, and
+// returns the number of bytes read.
 func readAtLeast(conn int, p []byte, least int) (n int, err error) {
 	if err := rawcall.SetReadTimeout(conn, unix.NsecToTimeval(promptRead.Nanoseconds())); err != nil {
 		return 0, fmt.Errorf("bound the wait for a message: %w", err)
@@ -134,9 +135,9 @@ func readAtLeast(conn int, p []byte, least int) (n int, err error) {
 	for n < least {
 		k, err := read(conn, p[n:])
 		switch {
-		case errors.Is(err, unix.EINTR): // of unix.Read
+		case errors.Is(err, unix.EINTR): // only unix.Read returns it
 		case errors.Is(err, unix.EAGAIN):
-			read = unix.Read // the client is slow: this fork need not be cheap
+			read = unix.Read // the client is slow: let the runtime know that the thread waits, at the cost of memory in this child
 		case err != nil:
 			return n, err
 		case k == 0:
@@ -148,8 +149,8 @@ func readAtLeast(conn int, p []byte, least int) (n int, err error) {
 	return n, nil
 }
 
-// writeAll writes what fits into the socket's buffer at once. Errors matter only for a guest that
-// will be killed.
+// writeAll writes p to a connection and ignores errors: if the host has gone, it kills this guest
+// anyway.
 func writeAll(conn int, p []byte) {
 	for len(p) > 0 {
 		n, err := rawcall.Write(conn, p)

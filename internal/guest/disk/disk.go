@@ -1,7 +1,7 @@
-// Package disk brings the guest's root file system to rest, for disk-only branches, and returns the
-// space of deleted files to the host.
+// Package disk stops writing to the guest's root file system during disk-only branches, and returns
+// the space of deleted files to the host.
 //
-// The host decides when, and requests it over the agent's control protocol.
+// The host requests both over the agent's control protocol.
 package disk
 
 import (
@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Limit is how long the file system rests if the host does not end the rest, so that the guest's
-// programs continue whatever happens to the host's request.
+// Limit is the maximum time of a Rest. After it, the file system wakes without a request, so that
+// the guest's programs continue even if the host has crashed.
 const Limit = 30 * time.Second
 
 // Requests of ioctl(2) on file systems, from linux/fs.h.
@@ -29,11 +29,11 @@ const (
 
 // Disk is a mounted file system. Its methods may be called concurrently.
 type Disk struct {
-	call  func(request uint, arg *[3]uint64) error // on the file system
+	call  func(request uint, arg *[3]uint64) error // makes an ioctl on the file system
 	limit time.Duration
 
 	mu      sync.Mutex
-	resting *time.Timer // ends the rest; nil while the file system is not at rest
+	resting *time.Timer // calls for the end of the rest; nil while the file system is not at rest
 }
 
 // New returns the file system at path. It does not open anything.
@@ -50,7 +50,7 @@ func (d *Disk) Rest() error {
 	if d.resting != nil {
 		return errors.New("freeze the file system: it is frozen already")
 	}
-	// A file system that cannot discard merely takes more space.
+	// Discarding only saves space, so a file system without support is no error.
 	if err := d.call(fiTrim, &[3]uint64{0, math.MaxUint64, 0}); err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
 		return fmt.Errorf("discard what is free: %w", err)
 	}
@@ -61,8 +61,8 @@ func (d *Disk) Rest() error {
 	return nil
 }
 
-// Wake ends the rest. An error says that the rest had already ended, so that the disk may have been
-// written in the meantime.
+// Wake ends the rest. It returns an error if the rest had already ended: then the guest may have
+// written to the disk before Wake.
 func (d *Disk) Wake() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -77,7 +77,7 @@ func (d *Disk) Wake() error {
 	return nil
 }
 
-// ioctl makes a request on the file system at path. The kernel reads and writes arg, if it is not
+// ioctl makes a request on the file system at path. The kernel reads and writes arg, unless arg is
 // nil.
 func ioctl(path string, request uint, arg *[3]uint64) error {
 	f, err := os.Open(path)

@@ -12,8 +12,8 @@ import (
 	"github.com/forkd/forkd/internal/treetar"
 )
 
-// archiveTarget returns the path and the user in a request for an archive. These routes are forkd's
-// own, not E2B's.
+// archiveTarget returns the path and the user of a request for an archive. forkd adds these routes
+// to E2B's protocol.
 func (s *Server) archiveTarget(r *http.Request) (string, *userenv.User, error) {
 	u, err := s.cfg.Env.User(r.URL.Query().Get("username"))
 	if err != nil {
@@ -22,7 +22,8 @@ func (s *Server) archiveTarget(r *http.Request) (string, *userenv.User, error) {
 	return userenv.Path(u, r.URL.Query().Get("path")), u, nil
 }
 
-// handlePack answers with a directory as an archive. A late error breaks the answer off.
+// handlePack sends a directory as an archive. If an error occurs after the answer has begun, the
+// connection is aborted.
 func (s *Server) handlePack(w http.ResponseWriter, r *http.Request) {
 	path, _, err := s.archiveTarget(r)
 	if err == nil {
@@ -39,8 +40,8 @@ func (s *Server) handlePack(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// handleUnpack unpacks an archive in a directory, which it creates if missing. Everything that it
-// makes belongs to the user. After an error the entries unpacked so far stay.
+// handleUnpack unpacks an archive in a directory, which it creates if missing. The user owns
+// everything that it creates. After an error, the entries that were already unpacked remain.
 func (s *Server) handleUnpack(w http.ResponseWriter, r *http.Request) {
 	path, u, err := s.archiveTarget(r)
 	if err == nil {
@@ -56,7 +57,7 @@ func (s *Server) handleUnpack(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// maxLeft bounds the entries named in an error.
+// maxLeft is the maximum number of entries that an error names.
 const maxLeft = 5
 
 func unpack(r *http.Request, path string, u *userenv.User) error {
@@ -67,7 +68,7 @@ func unpack(r *http.Request, path string, u *userenv.User) error {
 	defer root.Close()
 	to := treetar.Target{Root: root, Bits: true, Made: func(name string) error {
 		if u.Credential() == nil {
-			return nil // the agent's own user
+			return nil // u is the agent's own user
 		}
 		return root.Lchown(name, int(u.UID), int(u.GID))
 	}}

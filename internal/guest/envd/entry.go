@@ -26,8 +26,9 @@ func newDescriber() *describer {
 	return &describer{users: map[uint32]string{}, groups: map[uint32]string{}}
 }
 
-// entry describes path. A link has the type and mode of its target, and the permission string of a
-// link. Invalid UTF-8 in names is replaced, because a message cannot carry it.
+// entry describes path. For a symbolic link it returns the type and mode of the link's target, but
+// the permission string of the link itself. Invalid UTF-8 in names is replaced, because a message
+// cannot contain it.
 func (d *describer) entry(path string) (*filesystem.EntryInfo, error) {
 	info, err := os.Lstat(path)
 	if err != nil {
@@ -76,7 +77,7 @@ func (d *describer) entry(path string) (*filesystem.EntryInfo, error) {
 
 func text(name string) string { return strings.ToValidUTF8(name, "\uFFFD") }
 
-// name returns the name of an account, or its number if it has none.
+// name returns the name of an account, or its number as text if it has no name.
 func (d *describer) name(known map[uint32]string, id uint32, lookup func(string) (string, error)) string {
 	if n, ok := known[id]; ok {
 		return n
@@ -102,17 +103,18 @@ func fileType(m fs.FileMode) filesystem.FileType {
 	return filesystem.FileType_FILE_TYPE_UNSPECIFIED
 }
 
-// metadataPrefix is the prefix of the extended attributes that hold E2B's metadata of a file.
+// metadataPrefix begins the names of the extended attributes that hold E2B's metadata of a file.
 const metadataPrefix = "user.e2b."
 
-// Bounds on metadata, in bytes: a key without the prefix (the kernel allows 255 with it), and all
-// keys and values.
+// Bounds on metadata in bytes: for the length of a key without metadataPrefix (the kernel allows
+// 255 with it), and for all keys and values together.
 const (
 	maxMetadataKey   = 246
 	maxMetadataTotal = 4096
 )
 
-// metadata returns a file's metadata, nil if it has none or its file system cannot hold any.
+// metadata returns a file's metadata. It is nil if the file has none, or if the file system does
+// not support extended attributes.
 func metadata(path string) map[string]string {
 	var out map[string]string
 	for _, name := range metadataNames(path) {

@@ -1,10 +1,10 @@
-// Package envd serves the E2B envd protocol in the guest: processes and files over Connect RPC with
-// the JSON codec, file contents over plain HTTP.
+// Package envd serves the E2B envd protocol in the guest. Processes and files are served over
+// Connect RPC with the JSON codec, and the contents of files over plain HTTP.
 //
-// Requests act as a user of the guest: processes really run as that user, file operations run as
-// the agent and give new files to the user. The user is a convenience, not a boundary: every client
-// of this service has root. The package compresses no answer, keeps no output for later clients,
-// and never kills a process because its client left.
+// A request names a user of the guest. Processes run as that user. File operations run as the
+// agent, and give new files to the user. The user is a convenience and not a security boundary,
+// because every client of this service can name root. The package does not compress answers and
+// keeps no output for later clients. It never kills a process because a client has disconnected.
 package envd
 
 import (
@@ -41,7 +41,7 @@ type Config struct {
 	Reaper *reap.Reaper
 	Env    *userenv.Env
 	Log    *kmsg.Log
-	OnEnv  func(map[string]string) error // called with variables that /init adds
+	OnEnv  func(map[string]string) error // called with the variables that /init adds
 }
 
 // Server is the envd of one guest.
@@ -51,10 +51,9 @@ type Server struct {
 	cpu   cpuMeter
 
 	mu    sync.Mutex
-	token string // required of requests unless empty
+	token string // access token that requests must contain; empty: none
 }
 
-// New returns a server without processes.
 func New(cfg Config) *Server {
 	return &Server{cfg: cfg, procs: newTable()}
 }
@@ -64,7 +63,7 @@ func (s *Server) Handler() http.Handler {
 	mux := http.NewServeMux()
 	opts := []connect.HandlerOption{
 		connect.WithReadMaxBytes(maxMessage),
-		connect.WithCompression("gzip", nil, nil), // the SDKs refuse compressed replies
+		connect.WithCompression("gzip", nil, nil), // no compression, because the SDKs refuse compressed replies
 	}
 	mux.Handle(processconnect.NewProcessHandler(&processService{s}, opts...))
 	mux.Handle(filesystemconnect.NewFilesystemHandler(&filesystemService{s: s, watchers: newWatchers()}, opts...))
@@ -79,8 +78,9 @@ func (s *Server) Handler() http.Handler {
 	return s.authenticate(mux)
 }
 
-// authenticate refuses requests without the access token, if there is one. /health is open, and
-// /files does its own checks because signed URLs carry no header.
+// authenticate refuses requests without the access token, if one is set. It lets requests to
+// /health pass, and requests to /files, which checks them itself because signed URLs have no
+// header.
 func (s *Server) authenticate(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		token := s.accessToken()
@@ -101,8 +101,8 @@ func (s *Server) accessToken() string {
 
 func equal(a, b string) bool { return subtle.ConstantTimeCompare([]byte(a), []byte(b)) == 1 }
 
-// handleInit sets the values given at a sandbox's creation. Fields of the protocol for E2B's own
-// hosts are ignored.
+// handleInit sets the values that are given when a sandbox is created. It ignores fields that only
+// E2B's own hosts use.
 func (s *Server) handleInit(w http.ResponseWriter, r *http.Request) {
 	var req struct {
 		EnvVars        map[string]string `json:"envVars"`
@@ -158,7 +158,8 @@ func (s *Server) rpcUser(h http.Header) (*userenv.User, error) {
 	return u, nil
 }
 
-// keepalive returns the interval that a client requests in seconds.
+// keepalive returns the interval, in seconds in the header, at which a client wants keepalive
+// events.
 func keepalive(h http.Header) time.Duration {
 	if d, err := time.ParseDuration(h.Get("Keepalive-Ping-Interval") + "s"); err == nil && d >= time.Second {
 		return d
@@ -166,8 +167,9 @@ func keepalive(h http.Header) time.Duration {
 	return defaultKeepalive
 }
 
-// streamEvents sends events to a client until the channel is closed, and a keepalive after every
-// silent interval. It returns early when the client has left or its deadline has passed.
+// streamEvents sends events to a client until the channel is closed. Whenever no event has arrived
+// for interval, it sends a keepalive. It returns early when the client has disconnected or its
+// deadline has passed.
 func streamEvents[E any](ctx context.Context, events <-chan E, interval time.Duration, send func(E) error,
 	alive func() error) error {
 	timer := time.NewTimer(interval)
@@ -196,7 +198,7 @@ func invalid(err error) error { return connect.NewError(connect.CodeInvalidArgum
 
 func writeJSON(w http.ResponseWriter, v any) {
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(v) // the client has gone if this fails
+	_ = json.NewEncoder(w).Encode(v) // fails only if the client has disconnected
 }
 
 func writeError(w http.ResponseWriter, status int, message string) {

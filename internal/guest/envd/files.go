@@ -22,7 +22,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
-// httpFailure is an error with its HTTP status.
+// httpFailure is an error with the HTTP status of its answer.
 type httpFailure struct {
 	status int
 	error
@@ -50,8 +50,8 @@ func fail(w http.ResponseWriter, err error) {
 	writeError(w, status, err.Error())
 }
 
-// filesUser checks whether a /files request may perform operation ("read" or "write"), and returns
-// the user that it names.
+// filesUser checks whether a /files request is authorized for operation ("read" or "write"), and
+// returns the user that the request names.
 func (s *Server) filesUser(r *http.Request, operation string) (*userenv.User, error) {
 	if err := s.checkSignature(r, operation); err != nil {
 		return nil, err
@@ -63,9 +63,9 @@ func (s *Server) filesUser(r *http.Request, operation string) (*userenv.User, er
 	return u, nil
 }
 
-// checkSignature accepts the access token or a signed URL: "v1_" and the unpadded base64 of the
-// SHA-256 of path, operation, user, token and, if it expires, the expiry in seconds, joined by
-// colons.
+// checkSignature accepts a request that has the access token or a valid signature. A signature is
+// "v1_" and the unpadded base64 of a SHA-256. The hash is over path, operation, user and token,
+// joined by colons, followed by a colon and the expiry in seconds if the URL expires.
 func (s *Server) checkSignature(r *http.Request, operation string) error {
 	token := s.accessToken()
 	if token == "" {
@@ -106,7 +106,7 @@ func (s *Server) handleRead(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	path := userenv.Path(u, r.URL.Query().Get("path"))
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // opening a FIFO must not wait for a writer
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // non-blocking, because opening a FIFO would otherwise wait for a writer
 	if err != nil {
 		fail(w, err)
 		return
@@ -122,7 +122,7 @@ func (s *Server) handleRead(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if strings.HasPrefix(path, "/proc/") || strings.HasPrefix(path, "/sys/") {
-		// Files of the kernel have no true size.
+		// No Content-Length here: files in /proc and /sys report a wrong size.
 		w.Header().Set("Content-Type", "application/octet-stream")
 		_, _ = io.Copy(w, f)
 		return
@@ -170,13 +170,13 @@ func (s *Server) handleWrite(w http.ResponseWriter, r *http.Request) {
 
 type upload struct {
 	user *userenv.User
-	path string // from the query; empty if the parts name their files
+	path string // from the query; empty if the parts of the form name their files
 	meta map[string]string
 	done []written
 }
 
-// multipart writes every part named "file". Its file name is a whole path, which is why
-// Part.FileName, which keeps only the last element, is not used.
+// multipart writes every part named "file". The file name of a part is a whole path. Part.FileName
+// would return only its last element, so multipart parses the header itself.
 func (up *upload) multipart(r *http.Request) error {
 	parts, err := r.MultipartReader()
 	if err != nil {

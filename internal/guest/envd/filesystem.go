@@ -22,10 +22,11 @@ type filesystemService struct {
 	watchers *watchers
 }
 
-// maxEntries bounds one listing, so that its answer stays within the clients' bounds.
+// maxEntries bounds one listing, so that the answer does not exceed the message limits of the
+// clients.
 const maxEntries = 20000
 
-// target resolves a request's path for its user.
+// target resolves a request's path, and returns the user of the request.
 func (fsv *filesystemService) target(req connect.AnyRequest, path string) (string, *userenv.User, error) {
 	u, err := fsv.s.rpcUser(req.Header())
 	if err != nil {
@@ -34,7 +35,7 @@ func (fsv *filesystemService) target(req connect.AnyRequest, path string) (strin
 	return userenv.Path(u, path), u, nil
 }
 
-// fsError maps a file system error to its code.
+// fsError maps a file system error to a Connect code.
 func fsError(err error) error {
 	code := connect.CodeInternal
 	switch {
@@ -52,13 +53,13 @@ func fsError(err error) error {
 	return connect.NewError(code, err)
 }
 
-// isDenied reports whether the kernel refuses an operation on a valid path even for root, such as a
-// new file in /sys, or renaming a mount point.
+// isDenied reports whether err means that the kernel refuses the operation even to root, for
+// example a new file in /sys, or renaming a mount point.
 func isDenied(err error) bool {
 	return errors.Is(err, fs.ErrPermission) || isOneOf(err, unix.EROFS, unix.ETXTBSY, unix.EBUSY)
 }
 
-// isWrongPath reports whether a path is unsuitable for the operation.
+// isWrongPath reports whether err means that the path does not suit the operation.
 func isWrongPath(err error) bool {
 	return isOneOf(err, unix.ENOTDIR, unix.EISDIR, unix.ENOTEMPTY, unix.ELOOP, unix.ENAMETOOLONG, unix.EINVAL)
 }
@@ -82,8 +83,8 @@ func (fsv *filesystemService) Stat(_ context.Context,
 	return connect.NewResponse(&filesystem.StatResponse{Entry: e}), nil
 }
 
-// ListDir lists a directory to a depth, depth first, in the order of names. It follows a link if
-// the requested directory is one, and follows no link below it.
+// ListDir lists a directory down to a depth, depth first, sorted by name. If the requested
+// directory is a symbolic link, ListDir follows it. It does not follow links inside the directory.
 func (fsv *filesystemService) ListDir(_ context.Context,
 	req *connect.Request[filesystem.ListDirRequest]) (*connect.Response[filesystem.ListDirResponse], error) {
 	path, _, err := fsv.target(req, req.Msg.GetPath())
@@ -176,15 +177,15 @@ func makeDirs(path string, u *userenv.User) error {
 	return give(path, u)
 }
 
-// give makes u the owner of something that a request has created.
+// give makes u the owner of a file or directory that a request has created.
 func give(path string, u *userenv.User) error {
 	if u.Credential() == nil {
-		return nil // the agent's own user
+		return nil // u is the agent's own user
 	}
 	return os.Lchown(path, int(u.UID), int(u.GID))
 }
 
-// Move renames an entry, and makes the parents of its new path.
+// Move renames an entry, and creates the missing parents of the new path.
 func (fsv *filesystemService) Move(_ context.Context,
 	req *connect.Request[filesystem.MoveRequest]) (*connect.Response[filesystem.MoveResponse], error) {
 	source, u, err := fsv.target(req, req.Msg.GetSource())

@@ -8,8 +8,8 @@ import (
 	"syscall"
 )
 
-// lookPath finds a command as a shell does: in the process's own PATH or, if it has a slash,
-// relative to the process's directory.
+// lookPath finds a command as a shell does: if cmd contains a slash, relative to the directory of
+// the process, and otherwise in the PATH of the process's environment.
 func lookPath(cmd, dir string, env []string) (string, error) {
 	if strings.Contains(cmd, "/") {
 		if !filepath.IsAbs(cmd) {

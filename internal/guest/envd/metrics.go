@@ -17,17 +17,17 @@ import (
 
 // metrics is the answer to GET /metrics; sizes are in bytes.
 type metrics struct {
-	Timestamp  int64   `json:"ts"` // s since 1970
+	Timestamp  int64   `json:"ts"` // seconds since 1970
 	CPUCount   int     `json:"cpu_count"`
-	CPUUsedPct float64 `json:"cpu_used_pct"` // of all CPUs, since the previous call; since boot for the first
+	CPUUsedPct float64 `json:"cpu_used_pct"` // of all CPUs, since the previous call, or since boot for the first call
 	MemTotal   uint64  `json:"mem_total"`
-	MemUsed    uint64  `json:"mem_used"` // not available without swapping; excludes the page cache
+	MemUsed    uint64  `json:"mem_used"` // total minus what the kernel calls available, so without the page cache
 	MemCache   uint64  `json:"mem_cache"`
 	DiskUsed   uint64  `json:"disk_used"` // of the root file system
 	DiskTotal  uint64  `json:"disk_total"`
 }
 
-// cpuMeter keeps the CPU times of the previous call.
+// cpuMeter remembers the CPU times of the previous call of percent.
 type cpuMeter struct {
 	mu          sync.Mutex
 	busy, total uint64 // clock ticks since boot
@@ -69,8 +69,8 @@ func (s *Server) metrics() (metrics, error) {
 	return m, nil
 }
 
-// percent returns the busy share since the previous call. If times decreased, as after a rollback,
-// it is 0.
+// percent returns the percentage of busy time since the previous call. It returns 0 if the counters
+// decreased, as they do after a rollback.
 func (c *cpuMeter) percent(busy, total uint64) float64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -83,7 +83,8 @@ func (c *cpuMeter) percent(busy, total uint64) float64 {
 }
 
 // cpuTimes reads the first line of /proc/stat (proc_stat(5)): user, nice, system, idle, iowait,
-// irq, softirq, steal; the guest times that follow are contained in user and nice.
+// irq, softirq, steal. It ignores the guest times after them, because user and nice already include
+// these.
 func cpuTimes(stat []byte) (busy, total uint64, err error) {
 	line, _, _ := bytes.Cut(stat, []byte("\n"))
 	fields := strings.Fields(string(line))
@@ -96,14 +97,14 @@ func cpuTimes(stat []byte) (busy, total uint64, err error) {
 			return 0, 0, fmt.Errorf("/proc/stat: %w", err)
 		}
 		total += n
-		if i != 3 && i != 4 { // idle and iowait
+		if i != 3 && i != 4 { // all but idle and iowait
 			busy += n
 		}
 	}
 	return busy, total, nil
 }
 
-// memFields reads /proc/meminfo into bytes by name.
+// memFields parses /proc/meminfo. It returns the values in bytes, by name.
 func memFields(meminfo []byte) map[string]uint64 {
 	out := map[string]uint64{}
 	for lines := bufio.NewScanner(bytes.NewReader(meminfo)); lines.Scan(); {

@@ -16,14 +16,14 @@ import (
 	"github.com/forkd/forkd/internal/proto/envdproto/process"
 )
 
-// Sizes of one read of a process's output, in bytes.
+// Sizes in bytes of one read of a process's output.
 const (
 	pipeChunk = 32 << 10
 	ptyChunk  = 16 << 10
 )
 
-// lingerTimeout bounds how long to wait, after a process's end, for output of processes that it
-// left behind. Its own output is always delivered.
+// lingerTimeout bounds how long, after a process has ended, the processes that it left behind may
+// keep its output open. The output of the process itself is always delivered.
 const lingerTimeout = time.Second
 
 var (
@@ -32,21 +32,21 @@ var (
 	errHasPTY  = errors.New("the process has a terminal; send pty input")
 )
 
-// proc is one process, running or recently ended. Its output goes to every subscriber at the pace
-// of the slowest, so that none is lost and none is kept.
+// proc is a running or recently ended process. Every subscriber receives all of its output, which
+// is not stored: the process waits for the slowest subscriber.
 type proc struct {
 	config *process.ProcessConfig
 	tag    *string
 
-	oomKills string // oomKills at the start
+	oomKills string // value of oomKills() when the process started
 	child    *reap.Child
 	outputs  sync.WaitGroup
-	stopped  time.Time // end of the process, for the table; set before ended is closed
+	stopped  time.Time // when the process ended; set before ended is closed
 	ended    chan struct{}
-	end      *process.ProcessEvent_EndEvent // valid after ended is closed
+	end      *process.ProcessEvent_EndEvent // set before ended is closed
 
-	stdin *os.File // nil if none
-	tty   *os.File // master side, nil without a terminal
+	stdin *os.File // nil if the process has none
+	tty   *os.File // master side of the terminal; nil without a terminal
 
 	inMu        sync.Mutex // held while writing to stdin or tty
 	stdinClosed bool
@@ -61,7 +61,8 @@ type subscription struct {
 	gone   chan struct{}
 }
 
-// subscribe returns a subscription to later events; the channel is closed after the end event.
+// subscribe returns a subscription to all events from now on. Its channel is closed after the end
+// event.
 func (p *proc) subscribe() *subscription {
 	s := &subscription{events: make(chan *process.ProcessEvent), gone: make(chan struct{})}
 	p.mu.Lock()
@@ -126,7 +127,7 @@ func dataEvent(kind outputKind, data []byte) *process.ProcessEvent {
 	return &process.ProcessEvent{Event: &process.ProcessEvent_Data{Data: d}}
 }
 
-// start runs cmd, whose path, arguments, environment, directory and credential are set.
+// start runs cmd. The caller has set its path, arguments, environment, directory and credential.
 func start(r *reap.Reaper, cmd *exec.Cmd, p *proc, size *pty.Winsize, wantStdin bool) (*subscription, error) {
 	p.subs, p.ended = map[*subscription]struct{}{}, make(chan struct{})
 	var given []*os.File
@@ -147,11 +148,11 @@ func start(r *reap.Reaper, cmd *exec.Cmd, p *proc, size *pty.Winsize, wantStdin 
 	}
 	if err != nil {
 		for _, f := range append(outs, p.stdin) {
-			f.Close() // closing nil is an error without effect
+			f.Close() // Close of a nil file only returns an error
 		}
 		return nil, err
 	}
-	sub := p.subscribe() // before the first byte is read
+	sub := p.subscribe() // before any output is read, so that the subscriber misses none
 	for i, f := range outs {
 		kind, chunk := outputKind(i), pipeChunk
 		if size != nil {
@@ -172,7 +173,7 @@ func (p *proc) openPTY(cmd *exec.Cmd, size *pty.Winsize, given *[]*os.File) ([]*
 	*given = append(*given, slave)
 	p.tty = master
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = slave, slave, slave
-	cmd.SysProcAttr.Setctty = true // of descriptor 0
+	cmd.SysProcAttr.Setctty = true // descriptor 0 becomes the controlling terminal
 	if err := pty.Setsize(master, size); err != nil {
 		return []*os.File{master}, fmt.Errorf("set up a terminal: %w", err)
 	}
@@ -194,7 +195,7 @@ func (p *proc) openPipes(cmd *exec.Cmd, wantStdin bool, given *[]*os.File) ([]*o
 		outs, *given, *end = append(outs, r), append(*given, w), w
 	}
 	if !wantStdin {
-		return outs, nil // exec.Cmd opens /dev/null
+		return outs, nil // stdin stays nil, which exec.Cmd replaces with /dev/null
 	}
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -204,7 +205,7 @@ func (p *proc) openPipes(cmd *exec.Cmd, wantStdin bool, given *[]*os.File) ([]*o
 	return outs, nil
 }
 
-// read publishes the data of f until its end, or until wait makes it stop.
+// read publishes the data of f until f ends, or until wait stops it by a deadline.
 func (p *proc) read(f *os.File, kind outputKind, chunk int) {
 	defer p.outputs.Done()
 	for buf := make([]byte, chunk); ; {
@@ -216,21 +217,21 @@ func (p *proc) read(f *os.File, kind outputKind, chunk int) {
 			p.rest(f, kind, buf)
 			return
 		}
-		if err != nil { // EOF, or EIO from a terminal that no process has open
+		if err != nil { // io.EOF, or EIO when no process has the terminal open any more
 			return
 		}
 	}
 }
 
-// rest publishes the data now in the pipe. os.File no longer reads that data, because the deadline
-// that made read stop has passed; rest bypasses the deadline.
+// rest publishes the data that is in the pipe at the moment. It reads the descriptor directly,
+// because os.File does not read after the deadline that wait has set.
 func (p *proc) rest(f *os.File, kind outputKind, buf []byte) {
 	raw, err := f.SyscallConn()
 	if err != nil {
 		return
 	}
-	// Bounded, because processes left behind may go on writing: by default a pipe holds no more
-	// than this.
+	// The loop is bounded, because processes that were left behind may continue to write. The bound
+	// is the largest size of a pipe by default.
 	for left := 1 << 20; left > 0; {
 		n := 0
 		raw.Control(func(fd uintptr) { n, _ = syscall.Read(int(fd), buf) })
@@ -242,7 +243,8 @@ func (p *proc) rest(f *os.File, kind outputKind, buf []byte) {
 	}
 }
 
-// wait handles the process's end: all output first, then the end event, once.
+// wait waits until the process has ended. It publishes the rest of the output, and then the end
+// event.
 func (p *proc) wait(outs []*os.File) {
 	status := p.child.Status()
 	for _, f := range outs {
@@ -265,17 +267,17 @@ func (p *proc) wait(outs []*os.File) {
 	}
 }
 
-// oomKills returns how many processes the guest's kernel has killed for lack of memory, according
-// to /proc/vmstat.
+// oomKills returns the number of processes that the guest's kernel has killed for lack of memory,
+// as text from /proc/vmstat.
 func oomKills() string {
-	stat, _ := os.ReadFile("/proc/vmstat") // optional: without it lack of memory is not reported
+	stat, _ := os.ReadFile("/proc/vmstat") // after an error, out-of-memory kills are not reported
 	_, rest, _ := strings.Cut(string(stat), "\noom_kill ")
 	count, _, _ := strings.Cut(rest, "\n")
 	return count
 }
 
-// endEvent describes an end. It cannot tell whether an out-of-memory kill hit this process:
-// outOfMemory says that there was one in the meantime.
+// endEvent describes how a process ended. outOfMemory says that the kernel killed some process for
+// lack of memory while this one ran; it is unknown whether it killed this one.
 func endEvent(status syscall.WaitStatus, outOfMemory bool) *process.ProcessEvent_EndEvent {
 	if status.Signaled() {
 		text := "signal: " + status.Signal().String()
@@ -296,8 +298,8 @@ func endEvent(status syscall.WaitStatus, outOfMemory bool) *process.ProcessEvent
 	return end
 }
 
-// input writes to the process's stdin or terminal, and waits while the process does not read. With
-// terminal, input for stdin goes to the terminal, if there is one.
+// input writes to the process's stdin or terminal, and blocks while the process does not read. If
+// terminal is set and the process has a terminal, input for stdin goes to the terminal.
 func (p *proc) input(in *process.ProcessInput, terminal bool) error {
 	p.inMu.Lock()
 	defer p.inMu.Unlock()
@@ -325,7 +327,7 @@ func (p *proc) input(in *process.ProcessInput, terminal bool) error {
 	return err
 }
 
-// endOfInput is the byte that ends a terminal's input, unless it was configured otherwise: Ctrl-D.
+// endOfInput is Ctrl-D, the byte that ends a terminal's input in the default configuration.
 const endOfInput = 4
 
 func (p *proc) closeStdin(terminal bool) error {
@@ -339,8 +341,8 @@ func (p *proc) closeStdin(terminal bool) error {
 	return nil
 }
 
-// closeInput closes stdin. A write that waits for the process to read fails rather than keeping
-// stdin open.
+// closeInput closes stdin. A write that is blocked because the process does not read fails, so that
+// it cannot keep stdin open.
 func (p *proc) closeInput() {
 	if p.stdin == nil {
 		return

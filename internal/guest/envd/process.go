@@ -21,8 +21,8 @@ import (
 // processService implements process.Process.
 type processService struct{ s *Server }
 
-// Start runs a process and streams its events. At the deadline of the call the process group is
-// killed. If the client leaves earlier, the process runs on, and the deadline still applies.
+// Start runs a process and streams its events. It kills the process group at the deadline of the
+// call. If the client disconnects earlier, the process continues, and the deadline still applies.
 func (ps *processService) Start(ctx context.Context, req *connect.Request[process.StartRequest],
 	out *connect.ServerStream[process.StartResponse]) error {
 	p, sub, err := ps.spawn(req)
@@ -31,7 +31,7 @@ func (ps *processService) Start(ctx context.Context, req *connect.Request[proces
 	}
 	defer p.unsubscribe(sub)
 	ps.s.procs.add(p)
-	var late atomic.Bool // set when the process is killed at its deadline: the answer is then the timeout
+	var late atomic.Bool // set before the process is killed at its deadline: the answer is then a timeout error
 	if deadline, ok := ctx.Deadline(); ok {
 		timer := time.AfterFunc(time.Until(deadline), func() {
 			late.Store(true)
@@ -51,7 +51,7 @@ func (ps *processService) Start(ctx context.Context, req *connect.Request[proces
 	return streamProcess(ctx, p, sub, keepalive(req.Header()), send)
 }
 
-// streamProcess sends the start event, then the events of the subscription.
+// streamProcess sends the start event and then the events of the subscription.
 func streamProcess(ctx context.Context, p *proc, sub *subscription, interval time.Duration,
 	send func(*process.ProcessEvent) error) error {
 	first := &process.ProcessEvent_StartEvent{Pid: uint32(p.child.Pid)}
@@ -107,8 +107,8 @@ func (ps *processService) spawn(req *connect.Request[process.StartRequest]) (*pr
 	return p, sub, nil
 }
 
-// startError distinguishes "no such command" and "not executable" from other failures; clients rely
-// on the codes.
+// startError returns different codes for "no such command", "not executable" and other failures,
+// because clients depend on them.
 func startError(cmd string, err error) error {
 	code := connect.CodeInternal
 	switch {
@@ -143,7 +143,7 @@ func (ps *processService) find(sel *process.ProcessSelector) (*proc, error) {
 		sel.GetPid()))
 }
 
-// findLive is find for processes that have not ended.
+// findLive returns the running process that a selector matches, or a not-found error.
 func (ps *processService) findLive(sel *process.ProcessSelector) (*proc, error) {
 	p, err := ps.find(sel)
 	if err == nil && p.hasEnded() {
@@ -152,7 +152,7 @@ func (ps *processService) findLive(sel *process.ProcessSelector) (*proc, error) 
 	return p, err
 }
 
-// Connect streams a process's events from now on.
+// Connect streams the events of a running process, beginning with the next one.
 func (ps *processService) Connect(ctx context.Context, req *connect.Request[process.ConnectRequest],
 	out *connect.ServerStream[process.ConnectResponse]) error {
 	p, err := ps.find(req.Msg.GetProcess())
@@ -188,7 +188,7 @@ func (ps *processService) SendInput(_ context.Context,
 	return connect.NewResponse(&process.SendInputResponse{}), nil
 }
 
-// StreamInput writes arriving data to a process's stdin or terminal, in order.
+// StreamInput writes the messages of a client to a process's stdin or terminal, in order.
 func (ps *processService) StreamInput(_ context.Context,
 	in *connect.ClientStream[process.StreamInputRequest]) (*connect.Response[process.StreamInputResponse], error) {
 	var p *proc
@@ -228,7 +228,7 @@ func (ps *processService) SendSignal(_ context.Context,
 	if err != nil {
 		return nil, err
 	}
-	sig := req.Msg.GetSignal() // any signal of Linux, though the protocol names only two
+	sig := req.Msg.GetSignal() // the protocol names only two signals, but any signal of Linux is accepted
 	if sig < 1 || sig > maxSignal {
 		return nil, invalid(fmt.Errorf("signal %d: want 1 to %d", sig, maxSignal))
 	}

@@ -16,15 +16,16 @@ import (
 	"github.com/forkd/forkd/internal/guest/userenv"
 )
 
-// uploadPrefix is the prefix of files being uploaded. Watches do not report them.
+// uploadPrefix begins the names of temporary files for uploads. Watches do not report these files.
 const uploadPrefix = ".forkd-upload-"
 
-// maxLinks is the number of symbolic links that the kernel follows in one path.
+// maxLinks is how many symbolic links the kernel follows in one path at most.
 const maxLinks = 40
 
-// replaceFile replaces the content and the metadata of path completely or not at all: the old file
-// stays until the new one is completely on the disk. An existing file keeps its owner and mode, a
-// new one belongs to u. Symbolic links are followed; other hard links keep the old content.
+// replaceFile replaces the content and the metadata of the file at path. The replacement is atomic:
+// the old file stays until the new one is completely on the disk. An existing file keeps its owner
+// and mode; u owns a new file. Symbolic links are followed. Other hard links to the file keep the
+// old content.
 func replaceFile(path string, content io.Reader, meta map[string]string, u *userenv.User) error {
 	path, err := followLinks(path)
 	if err != nil {
@@ -46,7 +47,7 @@ func replaceFile(path string, content io.Reader, meta map[string]string, u *user
 	f, err := os.CreateTemp(filepath.Dir(path), uploadPrefix+"*")
 	var refused *fs.PathError
 	if errors.As(err, &refused) {
-		refused.Path = path // instead of the name of the upload
+		refused.Path = path // not the temporary file's path
 	}
 	if err != nil {
 		return err
@@ -65,24 +66,26 @@ func replaceFile(path string, content io.Reader, meta map[string]string, u *user
 	return err
 }
 
-// isKernels reports whether path is a file of the kernel, where a write takes effect at once.
+// isKernels reports whether path is in a file system of the kernel, such as /proc, where each write
+// takes effect at once.
 func isKernels(path string) bool {
 	return strings.HasPrefix(path, "/proc/") || strings.HasPrefix(path, "/sys/")
 }
 
-// followLinks returns the path that opening path for writing would use: it follows links at the end
-// of path, whether or not their target exists.
+// followLinks returns the path of the file that opening path for writing would write to. It follows
+// symbolic links at the end of path even if their target does not exist.
 func followLinks(path string) (string, error) {
 	for range maxLinks {
 		to, err := os.Readlink(path)
 		if errors.Is(err, unix.EINVAL) || errors.Is(err, fs.ErrNotExist) {
-			return path, nil // not a link
+			return path, nil // EINVAL and ENOENT too: path is not a link
 		}
 		if err != nil {
 			return "", err
 		}
 		if !filepath.IsAbs(to) {
-			// Not cleaned: ".." behind a link to a directory is that directory's parent.
+			// The path is not cleaned: if the directory is itself a link, ".." means the parent of
+			// the link's target.
 			to = filepath.Dir(path) + "/" + to
 		}
 		path = to
@@ -90,7 +93,8 @@ func followLinks(path string) (string, error) {
 	return "", &fs.PathError{Op: "open", Path: path, Err: unix.ELOOP}
 }
 
-// fill writes the content to the disk and gives the file its owner and mode.
+// fill writes the content to f, flushes it to the disk, and gives f the owner and mode of the old
+// file, or u as its owner.
 func fill(f *os.File, content io.Reader, old fs.FileInfo, u *userenv.User) error {
 	if _, err := io.Copy(f, content); err != nil {
 		return err
@@ -102,7 +106,7 @@ func fill(f *os.File, content io.Reader, old fs.FileInfo, u *userenv.User) error
 			uid, gid = int(st.Uid), int(st.Gid)
 		}
 	}
-	if os.Geteuid() == 0 { // without root a file can have no other owner
+	if os.Geteuid() == 0 { // only root can give a file another owner
 		if err := f.Chown(uid, gid); err != nil {
 			return err
 		}
@@ -113,12 +117,12 @@ func fill(f *os.File, content io.Reader, old fs.FileInfo, u *userenv.User) error
 	return f.Sync()
 }
 
-// putInPlace renames the file to path.
+// putInPlace renames the temporary file to path.
 func putInPlace(f *os.File, path string) error {
 	err := os.Rename(f.Name(), path)
 	if errors.Is(err, unix.EBUSY) {
-		// It is a mount point, such as /etc/hosts. Its file is overwritten, from the complete
-		// content.
+		// path is a mount point, such as /etc/hosts, which cannot be replaced. Overwrite the file
+		// with the complete content instead.
 		if _, err := f.Seek(0, io.SeekStart); err != nil {
 			return err
 		}
@@ -130,7 +134,8 @@ func putInPlace(f *os.File, path string) error {
 	if err != nil {
 		return err
 	}
-	// Watchers of the file must see a write, not only a rename: this changes nothing else.
+	// After a rename, watchers of the file would not see a write. Truncating the file to its own
+	// size makes them see one, and changes nothing.
 	size, err := f.Seek(0, io.SeekEnd)
 	if err == nil {
 		err = f.Truncate(size)

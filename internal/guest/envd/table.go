@@ -8,14 +8,14 @@ import (
 	"github.com/forkd/forkd/internal/proto/envdproto/process"
 )
 
-// connectableFor is how long clients can still connect to a process after its end, to learn how it
-// ended.
+// connectableFor is how long after its end a process is still in the table, so that a client that
+// connects late learns how it ended.
 const connectableFor = 30 * time.Second
 
-// table holds the processes that clients started: running ones, and recently ended ones.
+// table holds the processes that clients started and that are running or have ended recently.
 type table struct {
 	mu    sync.Mutex
-	procs []*proc // in the order they were started
+	procs []*proc // oldest first
 }
 
 func newTable() *table { return &table{} }
@@ -27,8 +27,8 @@ func (t *table) add(p *proc) {
 	t.procs = append(t.procs, p)
 }
 
-// pruneLocked removes processes that ended long ago. It runs on use and not by a timer, which every
-// child of a snapshot would have to serve.
+// pruneLocked removes processes that ended longer than connectableFor ago. Calls of the table run
+// it. A timer would instead fire in every child of a snapshot.
 func (t *table) pruneLocked(now time.Time) {
 	t.procs = slices.DeleteFunc(t.procs, func(p *proc) bool {
 		return p.hasEnded() && now.Sub(p.stopped) > connectableFor
@@ -44,7 +44,8 @@ func (p *proc) hasEnded() bool {
 	}
 }
 
-// find returns the process that a selector matches, the youngest of several, or nil.
+// find returns the process that a selector matches, or nil. If several match, it returns the one
+// started last.
 func (t *table) find(sel *process.ProcessSelector) *proc {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -21,10 +21,10 @@ import (
 type watch struct {
 	root      string
 	recursive bool
-	entries   bool // describe the entry with create, write and chmod events
+	entries   bool // describe the affected entry in create, write and chmod events
 	notices   *fsnotify.Watcher
 	events    chan *filesystem.FilesystemEvent
-	err       error // why the watch ended by itself; valid after events is closed
+	err       error // why the watch ended, if the client did not end it; valid after events is closed
 	stop      chan struct{}
 }
 
@@ -36,7 +36,8 @@ type watchRequest interface {
 	GetAllowNetworkMounts() bool
 }
 
-// networkMounts are file systems on which changes by other hosts are not noticed (statfs(2)).
+// networkMounts maps the types of file systems (statfs(2)) on which the kernel does not notice
+// changes by other hosts to their names.
 var networkMounts = map[int64]string{
 	unix.NFS_SUPER_MAGIC: "nfs", unix.SMB_SUPER_MAGIC: "smb", unix.SMB2_SUPER_MAGIC: "smb", unix.CIFS_SUPER_MAGIC: "cifs",
 	unix.V9FS_MAGIC: "9p", unix.FUSE_SUPER_MAGIC: "fuse", unix.CEPH_SUPER_MAGIC: "ceph",
@@ -74,7 +75,7 @@ func newWatch(u *userenv.User, req watchRequest) (*watch, error) {
 	return w, nil
 }
 
-// add watches dir, and everything below it if the watch is recursive.
+// add watches dir, and if the watch is recursive also everything below dir.
 func (w *watch) add(dir string) error {
 	if !w.recursive {
 		return w.notices.Add(dir)
@@ -110,7 +111,8 @@ func (w *watch) run() {
 			if !ok {
 				return
 			}
-			// Such as an overflow of the kernel's queue: events are lost, and the client must know.
+			// For example, the kernel's queue has overflowed: events are lost, and the client must
+			// know.
 			w.err = connect.NewError(connect.CodeDataLoss, fmt.Errorf("watch %q: %w", w.root, err))
 			return
 		case <-w.stop:
@@ -119,11 +121,12 @@ func (w *watch) run() {
 	}
 }
 
-// translate sends the events of one notification and reports whether the watch continues.
+// translate sends the events for one notification of the kernel. It reports whether the watch
+// continues.
 func (w *watch) translate(n fsnotify.Event) bool {
 	name, err := filepath.Rel(w.root, n.Name)
 	if err != nil || name == "." {
-		return true // about the watched directory itself
+		return true // the notification is about the watched directory itself
 	}
 	if strings.HasPrefix(filepath.Base(name), uploadPrefix) {
 		return true
@@ -163,7 +166,7 @@ func (w *watch) translate(n fsnotify.Event) bool {
 	return true
 }
 
-// WatchDir streams changes below a directory until the client leaves.
+// WatchDir streams changes below a directory until the client disconnects.
 func (fsv *filesystemService) WatchDir(ctx context.Context, req *connect.Request[filesystem.WatchDirRequest],
 	out *connect.ServerStream[filesystem.WatchDirResponse]) error {
 	u, err := fsv.s.rpcUser(req.Header())

@@ -12,13 +12,13 @@ import (
 	"github.com/forkd/forkd/internal/proto/envdproto/filesystem"
 )
 
-// Bounds on watchers that clients poll.
+// Bounds on polled watchers.
 const (
 	maxWatchers = 64
-	maxPending  = 10000 // events of one watcher that its client has not fetched
+	maxPending  = 10000 // number of events of one watcher that its client has not fetched
 )
 
-// watchers holds the watches of clients that poll.
+// watchers holds the watches whose events clients poll.
 type watchers struct {
 	mu   sync.Mutex
 	byID map[string]*watcher
@@ -34,8 +34,8 @@ type watcher struct {
 
 func newWatchers() *watchers { return &watchers{byID: map[string]*watcher{}} }
 
-// collect keeps a watch's events until they are fetched. It drops events beyond maxPending, which
-// take then reports.
+// collect stores a watch's events until the client fetches them. When maxPending events are stored,
+// it drops further ones, and take then returns an error.
 func (w *watcher) collect() {
 	for ev := range w.watch.events {
 		w.mu.Lock()
@@ -53,7 +53,8 @@ func (w *watcher) collect() {
 	}
 }
 
-// take returns the events since the previous call, or an error if the watch has lost events.
+// take returns the events since the previous call. It returns an error if the watch has lost
+// events.
 func (w *watcher) take() ([]*filesystem.FilesystemEvent, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

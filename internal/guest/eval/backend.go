@@ -12,7 +12,8 @@ import (
 	"strings"
 )
 
-// Languages, by their names for clients. The first two are also the ids of their default contexts.
+// Languages, by the names that clients use. The first two are also the ids of their default
+// contexts.
 const (
 	python     = "python"
 	javascript = "javascript"
@@ -47,23 +48,24 @@ var nodeDriver string
 //go:embed drivers/bash.sh
 var bashDriver string
 
-// A backend is a way to run code: a driver in one of the guest's programs. All drivers follow the
-// protocol for descriptors 3 and 4 in drivers/wire.py, and TestBackends checks that all of them do.
+// A backend runs code of one language: it is a driver script for one of the guest's programs. All
+// drivers follow the protocol for descriptors 3 and 4 that drivers/wire.py describes. TestBackends
+// checks that they do.
 type backend struct {
 	language string
-	program  string // looked for in PATH
+	program  string // name of the program, which is searched in PATH
 	args     []string
-	driver   string // on descriptor 5
+	driver   string // text of the driver, which the program reads from descriptor 5
 
-	// encode encodes a call for the driver.
+	// encode encodes a request to run code for the driver.
 	encode func(runRequest) ([]byte, error)
 
-	// listens says that the driver reads its control socket while code runs. Other drivers learn of a
-	// fork at their next call, from runRequest.Late.
+	// listens says that the driver reads its control socket even while code runs. Other drivers
+	// learn of a fork only with the next code, from runRequest.Late.
 	listens bool
 }
 
-// The bootstraps load the driver without a file in the guest: descriptor 5 holds its text.
+// The bootstraps load the driver from descriptor 5, so that the guest needs no file for it.
 const (
 	pythonBootstrap = `f=open(5,"rb");s=f.read();f.close();del f;exec(compile(s,"<forkd-driver>","exec"),{"__name__":"forkd_driver"})`
 	nodeBootstrap   = `const fs=require("fs");const s=fs.readFileSync(5,"utf8");fs.closeSync(5);` +
@@ -91,7 +93,7 @@ func backendOf(language string) (*backend, error) {
 		typescript, bash)}
 }
 
-// languageOf returns the language for a client's name of it.
+// languageOf returns the constant for a language that a client names.
 func languageOf(name string) string {
 	switch name = strings.ToLower(strings.TrimSpace(name)); name {
 	case "":
@@ -104,12 +106,12 @@ func languageOf(name string) string {
 	return name
 }
 
-// unsupportedError refuses a language.
+// unsupportedError says that a language is not available in the guest.
 type unsupportedError struct{ language, reason string }
 
 func (e *unsupportedError) Error() string { return fmt.Sprintf("language %q %s", e.language, e.reason) }
 
-// find looks for a backend's program in the PATH of its environment.
+// find returns the path of a backend's program, which it searches in the PATH of environ.
 func (b *backend) find(environ []string) (string, error) {
 	for _, kv := range environ {
 		path, ok := strings.CutPrefix(kv, "PATH=")
@@ -149,7 +151,7 @@ func encodeShell(req runRequest) ([]byte, error) {
 		fmt.Fprintf(&out, " %s=(", v.name)
 		for name, value := range v.vars {
 			if !shellName.MatchString(name) {
-				continue // bash cannot hold such a variable, so a program that it starts would not see it either
+				continue // bash cannot hold such a variable, nor pass it to its programs
 			}
 			out.WriteString(" " + name + " " + quote(value))
 		}

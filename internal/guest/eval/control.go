@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// Operations of the driver's control thread; see drivers/wire.py.
+// Operations that the driver's control thread accepts; see drivers/wire.py.
 const (
 	opForked  = "forked"
 	opEnv     = "env"
@@ -24,17 +24,17 @@ type controlRequest struct {
 	Env map[string]string `json:"env,omitempty"`
 }
 
-// controlReply is its answer.
+// controlReply is the answer to a controlRequest.
 type controlReply struct {
 	Error string `json:"error"`
-	Idle  bool   `json:"idle"` // the user's code cannot run before the next call; only "prepare" determines that
+	Idle  bool   `json:"idle"` // no code of the user can run before the next call; valid only in the answer to "prepare"
 }
 
-// putOff keeps a request for the next call if the interpreter can sleep until then, and reports
-// whether it did.
+// putOff stores a request until the next call, if no code can run in the interpreter before that.
+// It reports whether it did so, or the request needs no action.
 func (i *interpreter) putOff(req controlRequest) bool {
 	if !i.backend.listens && req.Op == opPrepare {
-		return true // there is nothing to prepare
+		return true // such drivers have nothing to prepare
 	}
 	if !i.idle || req.Op == opPrepare {
 		return false
@@ -53,7 +53,8 @@ func (i *interpreter) putOff(req controlRequest) bool {
 	return true
 }
 
-// catchUp carries out a request that was put off, unless the next call itself contains it.
+// catchUp sends a request that was put off, unless the driver will receive it as part of the next
+// call.
 func (i *interpreter) catchUp() error {
 	if i.late.Op == "" || !i.backend.listens {
 		return nil
@@ -66,8 +67,8 @@ func (i *interpreter) catchUp() error {
 	return i.awaitControl()
 }
 
-// sendControl writes a request; the caller reads its answer with awaitControl. These are two
-// functions so that several interpreters work at the same time.
+// sendControl writes a request, whose answer the caller must then read with awaitControl. Writing
+// and reading are separate, so that several interpreters can work at the same time.
 func (i *interpreter) sendControl(req controlRequest) error {
 	line, err := json.Marshal(req)
 	if err != nil {
@@ -84,7 +85,7 @@ func (i *interpreter) sendControl(req controlRequest) error {
 	return nil
 }
 
-// awaitControl reads the answer to a request.
+// awaitControl reads the answer to the request that sendControl wrote.
 func (i *interpreter) awaitControl() error {
 	i.idle = false
 	line, err := readLine(i.answers, maxMessage)
@@ -105,16 +106,17 @@ func (i *interpreter) awaitControl() error {
 
 func (i *interpreter) controlError(err error) error {
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		// Otherwise a late answer would be mistaken for the answer to the next request.
+		// Stop the interpreter: otherwise its late answer would be mistaken for the answer to the
+		// next request.
 		i.stop()
 		return errors.New("interpreter: no answer in time; is it in a long call that holds the interpreter lock?")
 	}
 	return fmt.Errorf("interpreter: control: %w", err)
 }
 
-// endedInstead reports whether a control request failed because the interpreter has ended, for
-// example because its code is being killed. An interpreter that has ended cannot repeat a sibling's
-// numbers.
+// endedInstead reports whether a control request failed because the interpreter's process has
+// ended, for example because its code is being killed. This is no failure of a fork, because a
+// process that has ended cannot repeat random numbers.
 func (i *interpreter) endedInstead(err error) bool {
 	if !errors.Is(err, io.EOF) && !errors.Is(err, syscall.EPIPE) && !errors.Is(err, syscall.ECONNRESET) {
 		return false
@@ -122,7 +124,7 @@ func (i *interpreter) endedInstead(err error) bool {
 	select {
 	case <-i.child.Done():
 		return true
-	case <-time.After(lastReplies): // the interpreter's socket is closed, but its process lives
+	case <-time.After(lastReplies): // the process lives, and has closed its socket
 		return false
 	}
 }

@@ -1,14 +1,15 @@
-// Package eval runs code in warm interpreters: it serves the E2B code interpreter protocol
-// (/execute, /contexts), keeps one process per context, and informs each of them of a fork.
+// Package eval runs code in warm interpreters. It serves the E2B code interpreter protocol
+// (/execute, /contexts), keeps one process per context, and informs each process of a fork.
 //
-// The process runs a backend: Jupyter's kernel, forkd's own Python interpreter, Node or bash, each
-// with a driver of ours that speaks one protocol with the agent (see backend.go).
+// Each process runs a backend: Jupyter's kernel, forkd's own Python interpreter, Node or bash. Each
+// backend has a driver script of ours; all drivers speak the same protocol with the agent (see
+// backend.go).
 //
-// A context is a process: if it dies or hangs, others are unaffected, and the next call restarts
-// it. The package does not limit the memory of the code, nor its time unless the call requests
-// that. It interrupts code whose client disconnects. Processes that user code forks from an
-// interpreter are not informed of a fork of the machine; package generators reseeds those of their
-// generators that it can.
+// A context that dies or hangs does not affect other contexts, and the next call restarts it. The
+// package does not limit the memory of the code, and limits its time only if the call requests
+// that. It interrupts code whose client disconnects. It informs no process that user code has
+// started about a fork of the machine; package generators reseeds the generators of such processes
+// if possible.
 package eval
 
 import (
@@ -28,7 +29,6 @@ import (
 // maxContexts bounds the contexts that clients may create.
 const maxContexts = 64
 
-// Config is what a Server works with.
 type Config struct {
 	Reaper *reap.Reaper
 	Env    *userenv.Env
@@ -39,9 +39,9 @@ type Config struct {
 type Server struct {
 	cfg Config
 
-	// The function and the constants of the same names, except in tests.
+	// Variables so that tests can replace them.
 	backendOf      func(language string) (*backend, error)
-	grace          time.Duration // interruptGrace
+	grace          time.Duration // interruptGrace, except in tests
 	abandonedGrace time.Duration
 
 	mu       sync.Mutex
@@ -49,30 +49,30 @@ type Server struct {
 	order    []string // ids, oldest first
 }
 
-// session is a context of the protocol: a namespace for code. The first call starts its process,
-// and a later one restarts it after it has died.
+// session is a context of the protocol: a namespace for code. The first call starts its process. If
+// the process has died, the next call starts another one.
 type session struct {
 	ID       string `json:"id"`
 	Language string `json:"language"`
 	Cwd      string `json:"cwd"`
 
 	backend *backend
-	turn    chan struct{} // holds a token while no code runs
+	turn    chan struct{} // holds a token while no code runs; a call takes the token to run code
 
 	mu      sync.Mutex
 	interp  *interpreter // nil before the first start
 	running *running     // nil while no code runs
-	note    string       // message for the client of the next call
-	closed  bool         // deleted; must not be restarted
+	note    string       // message to show to the client of the next call
+	closed  bool         // deleted; its process must not be restarted
 }
 
-// New returns a server whose default context has no process yet.
+// New returns a server with a default context, whose process the first call or Warm starts.
 func New(cfg Config) *Server {
 	return &Server{cfg: cfg, backendOf: backendOf, grace: interruptGrace, abandonedGrace: abandonedGrace,
 		contexts: map[string]*session{}}
 }
 
-// Warm starts the default interpreters, so that a snapshot contains them, and returns their
+// Warm starts the default interpreters, so that a snapshot contains them. It returns their
 // languages.
 func (s *Server) Warm() ([]string, error) {
 	c, err := s.defaultContext(python)
@@ -82,20 +82,19 @@ func (s *Server) Warm() ([]string, error) {
 	if _, err := c.live(s.cfg); err != nil {
 		return nil, fmt.Errorf("warm %s: %w", python, err)
 	}
-	// Node starts with the first call, because not all of its generators could be reseeded in a
-	// fork. If Node is available, clients still expect its context in the list.
+	// Add Node's context, because clients expect it in the list, but do not start its process: not
+	// all of its generators could be reseeded in a fork.
 	_, _ = s.defaultContext(javascript)
 	return []string{python}, nil
 }
 
-// Forked makes every live interpreter take up the identity of a new copy, and adds env to its
-// environment. It returns after all have confirmed. It fails if an interpreter cannot: because the
-// interpreter is broken, because a callback of user code failed, or because a call holds the
-// interpreter lock for longer than forkTimeout.
+// Forked gives every live interpreter new random numbers and adds env to its environment. It
+// returns after all have confirmed. It fails if an interpreter is broken, if a callback of user
+// code failed, or if a call holds the interpreter lock for longer than forkTimeout.
 //
-// An interpreter in which no code can run before the next call is left asleep, and the next call
-// makes it take up the identity first. Waking it now would copy half a megabyte of its memory in
-// every child, even in those that never use it.
+// An interpreter in which no code can run before the next call is not woken: the next call makes it
+// do this first. Waking it here would copy half a megabyte of its memory in every child, even in
+// children that never use it.
 func (s *Server) Forked(env map[string]string) error {
 	return s.control(controlRequest{Op: opForked, Env: env})
 }
@@ -105,12 +104,12 @@ func (s *Server) SetEnv(env map[string]string) error {
 	return s.control(controlRequest{Op: opEnv, Env: env})
 }
 
-// Prepare makes live interpreters cheap to fork: see "prepare" in drivers/wire.py.
+// Prepare makes live interpreters cheap to fork; "prepare" in drivers/wire.py says how.
 func (s *Server) Prepare() error { return s.control(controlRequest{Op: opPrepare}) }
 
-// Processes returns the live interpreters. Those in renewed reseed all their generators after
-// Forked. Those in partly cannot listen while code runs: they reseed at their next call, except for the
-// generators of their libraries.
+// Processes returns the process ids of live interpreters. Those in renewed have reseeded all their
+// generators when Forked returns. Those in partly reseed at their next call, because they cannot
+// listen while code runs, and do not reseed the generators of their libraries.
 func (s *Server) Processes() (renewed, partly []int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -129,8 +128,8 @@ func (s *Server) Processes() (renewed, partly []int) {
 	return renewed, partly
 }
 
-// control sends a request to every live interpreter for which the request cannot be put off, and
-// then collects the answers.
+// control sends a request to every live interpreter that needs it now, and then collects the
+// answers. An interpreter that can wait receives it with its next call.
 func (s *Server) control(req controlRequest) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -138,7 +137,7 @@ func (s *Server) control(req controlRequest) error {
 	var asked []*session
 	for _, id := range s.order {
 		c := s.contexts[id]
-		c.mu.Lock() // until its answer, so that no other caller stops the process or sends it a request
+		c.mu.Lock() // held until the answer, so that no other caller stops the process or sends it a request
 		if c.interp == nil || c.interp.dead() || c.interp.putOff(req) {
 			c.mu.Unlock()
 			continue
@@ -160,8 +159,8 @@ func (s *Server) control(req controlRequest) error {
 		if err := c.interp.awaitControl(); err != nil && !c.interp.endedInstead(err) {
 			errs = append(errs, fmt.Errorf("context %s: %w", c.ID, err))
 		}
-		// The driver may not have seen code that is on its way, but the sender of that code has taken the
-		// turn.
+		// The driver does not know of code that has not reached it, but the code's caller has
+		// already taken the turn. So the interpreter is idle only if the turn is free.
 		c.interp.idle = c.interp.idle && len(c.turn) == 1
 		c.mu.Unlock()
 	}
@@ -179,10 +178,10 @@ func (s *Server) defaultContext(language string) (*session, error) {
 	return s.create(language, language, "")
 }
 
-// errTooMany refuses another context.
+// errTooMany is returned if a client creates a context beyond maxContexts.
 var errTooMany = fmt.Errorf("there are %d contexts; delete one", maxContexts)
 
-// create adds a context; for an empty id it generates one.
+// create adds a context. If id is empty, it generates one.
 func (s *Server) create(id, language, cwd string) (*session, error) {
 	b, err := s.backendOf(language)
 	if err != nil {
@@ -205,7 +204,7 @@ func (s *Server) create(id, language, cwd string) (*session, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if c := s.contexts[id]; c != nil {
-		return c, nil // the default context, made by another call in the meantime
+		return c, nil // another call has created the default context in the meantime
 	}
 	if len(s.contexts) >= maxContexts {
 		return nil, errTooMany
@@ -239,7 +238,7 @@ func (s *Server) list() []*session {
 	return out
 }
 
-// remove deletes a context and kills its process; it reports whether there was one.
+// remove deletes a context and kills its process. It reports whether the context existed.
 func (s *Server) remove(id string) bool {
 	s.mu.Lock()
 	c := s.contexts[id]
@@ -252,7 +251,7 @@ func (s *Server) remove(id string) bool {
 	return c != nil
 }
 
-// live returns the context's interpreter, starting one if there is none or it has died.
+// live returns the context's interpreter. It starts one if there is none or the last one has died.
 func (c *session) live(cfg Config) (*interpreter, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -279,8 +278,8 @@ func (c *session) live(cfg Config) (*interpreter, error) {
 	return c.interp, err
 }
 
-// awake is live for a caller that will run code: the interpreter has carried out requests that were
-// put off.
+// awake returns the context's interpreter for a call that will run code: requests that were put off
+// are already carried out.
 func (c *session) awake(cfg Config) (*interpreter, error) {
 	interp, err := c.live(cfg)
 	if err != nil {
@@ -290,14 +289,15 @@ func (c *session) awake(cfg Config) (*interpreter, error) {
 	defer c.mu.Unlock()
 	interp.idle = !interp.backend.listens
 	if err := interp.catchUp(); err != nil {
-		// The interpreter may still have its siblings' random numbers; the next call starts another one.
+		// Stop the interpreter, because it may still have the same random numbers as its siblings.
+		// The next call starts another one.
 		interp.stop()
 		return nil, fmt.Errorf("context %s: %w", c.ID, err)
 	}
 	return interp, nil
 }
 
-// kill kills the context's process. The next call starts a new one unless last is set.
+// kill kills the context's process. If last is set, no call starts another one.
 func (c *session) kill(last bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -14,7 +14,7 @@ import (
 
 // Bounds of a request.
 const (
-	maxRequest = 32 << 20 // bytes of its body
+	maxRequest = 32 << 20 // bytes of a request's body
 	maxTimeout = 24 * time.Hour
 )
 
@@ -58,7 +58,8 @@ func (s *Server) handleExecute(w http.ResponseWriter, r *http.Request) {
 			started = true
 			w.Header().Set("Content-Type", "application/x-ndjson")
 		}
-		// A failed write is ignored: the request's context ends when the client leaves.
+		// A failed write needs no handling, because the request's context ends when the client
+		// disconnects.
 		_, _ = w.Write(append(line[:len(line):len(line)], '\n'))
 		_ = flush.Flush()
 	})
@@ -68,14 +69,15 @@ func (s *Server) handleExecute(w http.ResponseWriter, r *http.Request) {
 	case errors.As(err, &busy):
 		http.Error(w, err.Error(), http.StatusConflict)
 	case errors.As(err, new(*unsupportedError)):
-		s.remove(c.ID) // the context has no interpreter and will not get one
+		s.remove(c.ID) // its interpreter did not start, and would not start later
 		http.Error(w, err.Error(), http.StatusBadRequest)
 	default:
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 	}
 }
 
-// find returns the context for a request, or an error and its HTTP status.
+// find returns the context that a request names. If there is an error, it returns the HTTP status
+// for it.
 func (s *Server) find(req agentproto.ExecuteRequest) (*session, int, error) {
 	if req.ContextID != "" && req.Language != "" {
 		return nil, http.StatusBadRequest, errors.New("context_id and language exclude each other; send one")
@@ -132,8 +134,8 @@ func (s *Server) handleRestart(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// handleInterrupt interrupts the running code, once. The code may continue; a restart certainly
-// ends it.
+// handleInterrupt interrupts the running code once. The code may catch the interrupt and continue;
+// only a restart ends it for certain.
 func (s *Server) handleInterrupt(w http.ResponseWriter, r *http.Request) {
 	c := s.get(r.PathValue("id"))
 	if c == nil {
@@ -162,5 +164,5 @@ func decode(w http.ResponseWriter, r *http.Request, into any) bool {
 
 func encode(w http.ResponseWriter, v any) {
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(v) // the client has gone if this fails
+	_ = json.NewEncoder(w).Encode(v) // fails only if the client has disconnected
 }

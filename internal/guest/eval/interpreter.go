@@ -19,44 +19,47 @@ import (
 	"github.com/forkd/forkd/internal/guest/userenv"
 )
 
-// Bounds of the driver's answers.
+// Bounds on the driver's messages.
 const (
 	maxMessage = 64 << 20 // bytes of one message, such as an image
-	// startTimeout is how long an interpreter may take until its driver is ready. Jupyter's kernel
-	// imports a thousand modules, which takes minutes on a busy computer with an emulated CPU.
+	// startTimeout is how long the driver of a new interpreter may take to become ready. Jupyter's
+	// kernel imports a thousand modules, which takes minutes on a busy computer with an emulated
+	// CPU.
 	startTimeout = 15 * time.Minute
-	// forkTimeout bounds the wait for the control thread. It is late only while user code holds the
-	// interpreter lock in one long C call, or when a hundred guests share an emulated CPU. Then the
-	// fork fails, because its random numbers cannot be replaced.
+	// forkTimeout is how long the driver's control thread may take to answer. The thread is late
+	// only if user code holds the interpreter lock in one long C call, or if a hundred guests share
+	// an emulated CPU. The fork then fails, because the interpreter still has the random numbers of
+	// its siblings.
 	forkTimeout = 30 * time.Second
-	// prepareTimeout bounds a full garbage collection.
+	// prepareTimeout is how long the driver may take to prepare, which is a full garbage
+	// collection.
 	prepareTimeout = 2 * time.Minute
 )
 
 var errDied = errors.New("the interpreter died")
 
-// interpreter is one process.
+// interpreter is one process that runs a backend.
 type interpreter struct {
 	backend *backend
 	child   *reap.Child
-	code    *os.File // messages of running code; see drivers/wire.py
+	code    *os.File // channel for code to run and the messages about it; see drivers/wire.py
 	replies *bufio.Reader
 	control *os.File
 	answers *bufio.Reader
 	output  *output
 
-	// Guarded by the session's lock.
-	idle bool           // no code runs or can run before the next call, according to the last "prepare"
-	late controlRequest // what the next call must do first; Op is empty if nothing
+	// idle and late are guarded by the session's lock.
+	idle bool           // no code can run before the next call, according to the latest answer to "prepare"
+	late controlRequest // request to carry out before the next call; Op is empty if there is none
 
-	// For the call whose turn it is.
+	// The fields below belong to the call that has the turn.
 	executions int
-	told       bool // a client has received the message that the process has died
+	told       bool // a client has been told that the process has died
 
-	killed atomic.Bool // killed because its code did not end after an interrupt
+	killed atomic.Bool // the process was killed because its code did not end after an interrupt
 }
 
-// start starts an interpreter as u in dir and waits until its driver is ready.
+// start starts an interpreter as user u in directory dir, and waits until its driver is ready.
 func (b *backend) start(r *reap.Reaper, env *userenv.Env, u *userenv.User, dir string) (*interpreter, error) {
 	environ := env.Environ(u, nil)
 	path, err := b.find(environ)
@@ -64,7 +67,7 @@ func (b *backend) start(r *reap.Reaper, env *userenv.Env, u *userenv.User, dir s
 		return nil, err
 	}
 	i := &interpreter{backend: b, idle: !b.listens}
-	var given []*os.File // the child's ends
+	var given []*os.File // descriptors for the child
 	defer func() {
 		for _, f := range given {
 			f.Close()
@@ -84,7 +87,7 @@ func (b *backend) start(r *reap.Reaper, env *userenv.Env, u *userenv.User, dir s
 		i.close()
 		return nil, fmt.Errorf("start %s: %w", b.program, err)
 	}
-	codeEnd.Close() // so that the end of the process is seen as the end of the stream
+	codeEnd.Close() // the child must be the only holder, so that its end closes the stream
 	go i.output.run()
 	i.code.SetReadDeadline(time.Now().Add(startTimeout))
 	first, err := i.receive()
@@ -99,7 +102,8 @@ func (b *backend) start(r *reap.Reaper, env *userenv.Env, u *userenv.User, dir s
 	return i, nil
 }
 
-// greeting reads the first line of a driver, which says that it is ready or why it is not.
+// greeting checks the first line of a driver, which says that the driver is ready, or why it is
+// not.
 func (i *interpreter) greeting(line []byte) error {
 	var m message
 	if err := json.Unmarshal(bytes.TrimPrefix(line, []byte("M0 ")), &m); err != nil {
@@ -114,8 +118,8 @@ func (i *interpreter) greeting(line []byte) error {
 	return fmt.Errorf("the driver did not become ready, but said %q", m.Type)
 }
 
-// channels makes the pipes and sockets of an interpreter and appends the child's ends in the order
-// of its descriptors: stdout, stderr, code, control, driver text.
+// channels makes the pipes and sockets of an interpreter. It appends the child's ends to given in
+// the order of the child's descriptors: stdout, stderr, code, control, driver text.
 func (i *interpreter) channels(given *[]*os.File) (codeEnd *os.File, err error) {
 	var outs [2]*os.File
 	for n := range outs {
@@ -149,8 +153,8 @@ func socketPair() (ours, theirs *os.File, err error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("socketpair: %w", err)
 	}
-	// Non-blocking before NewFile, so that Go's poller takes it and deadlines work; the child's end
-	// stays blocking.
+	// Set our end to non-blocking before NewFile: only then does Go's poller manage it, which
+	// deadlines need. The child's end stays blocking.
 	if err := unix.SetNonblock(fds[0], true); err != nil {
 		unix.Close(fds[0])
 		unix.Close(fds[1])
@@ -186,7 +190,7 @@ func (i *interpreter) dead() bool {
 	}
 }
 
-// receive returns the driver's next line of the code channel, without its newline.
+// receive returns the next line from the driver's code channel, without its newline.
 func (i *interpreter) receive() ([]byte, error) { return readLine(i.replies, maxMessage) }
 
 func readLine(r *bufio.Reader, limit int) ([]byte, error) {
@@ -209,9 +213,9 @@ func readLine(r *bufio.Reader, limit int) ([]byte, error) {
 	}
 }
 
-// stop kills the interpreter and everything it started, and waits until it has ended.
+// stop kills the interpreter and everything that it started, and waits until the process has ended.
 func (i *interpreter) stop() {
-	_ = i.child.SignalGroup(syscall.SIGKILL) // an error means that the process is gone
+	_ = i.child.SignalGroup(syscall.SIGKILL) // fails only if the process has ended
 	<-i.child.Done()
 	i.close()
 }

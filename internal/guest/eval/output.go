@@ -10,20 +10,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// outputChunk is how much is read from a pipe at once; the kernel's pipes hold 64 KiB.
+// outputChunk is the size of one read from a pipe in bytes. The kernel's pipes hold 64 KiB.
 const outputChunk = 16 << 10
 
-// output reads what an interpreter and the processes it starts write to descriptors 1 and 2, and
-// passes it to the sink of the running code. Output while no code runs is dropped.
+// output reads what an interpreter, and the processes that it starts, write to descriptors 1 and 2.
+// It passes the data to the sink of the running code. Output that arrives while no code runs is
+// dropped.
 //
-// Reading and passing on are one step under mu. So drain, called after the driver reported the
-// code's end, passes on all output written before.
+// output holds mu while it reads and passes on a piece of data. So drain waits for a piece that
+// another goroutine has read, and after drain the sink has all output that the code has written.
 type output struct {
 	stdout, stderr *os.File
 
 	mu    sync.Mutex
 	sink  func(stream, text string)
-	carry map[*os.File][]byte // beginning of a UTF-8 sequence whose rest has not been read
+	carry map[*os.File][]byte // beginning of a UTF-8 character, until the rest of it is read
 	buf   []byte
 }
 
@@ -31,7 +32,7 @@ func newOutput(stdout, stderr *os.File) *output {
 	return &output{stdout: stdout, stderr: stderr, carry: map[*os.File][]byte{}, buf: make([]byte, outputChunk)}
 }
 
-// run reads both pipes until they end.
+// run reads both pipes until both have ended.
 func (o *output) run() {
 	go o.pump(o.stderr, "stderr")
 	o.pump(o.stdout, "stdout")
@@ -40,7 +41,7 @@ func (o *output) run() {
 func (o *output) pump(f *os.File, stream string) {
 	raw, err := f.SyscallConn()
 	if err != nil {
-		return // closed
+		return // the pipe was closed
 	}
 	for ended := false; !ended; {
 		err := raw.Read(func(fd uintptr) bool {
@@ -54,7 +55,7 @@ func (o *output) pump(f *os.File, stream string) {
 	}
 }
 
-// take reads once and passes on the data.
+// take makes one read from f and passes the data on.
 func (o *output) take(fd uintptr, f *os.File, stream string) (int, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -71,7 +72,8 @@ func (o *output) take(fd uintptr, f *os.File, stream string) (int, error) {
 	}
 }
 
-// handLocked passes p to the sink in whole characters; with last also an incomplete rest.
+// handLocked passes p to the sink in whole characters. If last is set, it also passes an incomplete
+// character at the end.
 func (o *output) handLocked(f *os.File, stream string, p []byte, last bool) {
 	text := append(o.carry[f], p...)
 	keep := 0
@@ -84,7 +86,7 @@ func (o *output) handLocked(f *os.File, stream string, p []byte, last bool) {
 	}
 }
 
-// incomplete returns the length of an unfinished UTF-8 sequence at the end of p.
+// incomplete returns the length of the incomplete UTF-8 character at the end of p.
 func incomplete(p []byte) int {
 	for n := 1; n < utf8.UTFMax && n <= len(p); n++ {
 		if tail := p[len(p)-n:]; utf8.RuneStart(tail[0]) {
@@ -97,15 +99,16 @@ func incomplete(p []byte) int {
 	return 0
 }
 
-// attach directs output to sink from now on; nil drops it. When attach returns, the previous sink
-// is not running.
+// attach sets the sink for all further output. A nil sink drops it. After attach returns, the
+// previous sink is no longer called.
 func (o *output) attach(sink func(stream, text string)) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.sink = sink
 }
 
-// drain passes on all data in the pipes, and incomplete characters whose rest will not arrive.
+// drain passes on all data that is in the pipes, and incomplete characters, because the rest of
+// those will not arrive.
 func (o *output) drain() {
 	for stream, f := range map[string]*os.File{"stdout": o.stdout, "stderr": o.stderr} {
 		raw, err := f.SyscallConn()

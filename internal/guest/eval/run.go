@@ -13,57 +13,59 @@ import (
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
-// keepaliveInterval is the longest silence of a stream that the protocol's clients expect.
+// keepaliveInterval is the time without a message after which a stream sends a keepalive, as
+// clients of the protocol expect.
 const keepaliveInterval = 5 * time.Second
 
-// interruptInterval is the interval of interrupts for code that does not end. One signal may be
-// lost: os.system ignores it before its command can receive it, and code may catch it.
+// interruptInterval is the interval at which code that does not end is interrupted again. One
+// signal may have no effect: code may catch it, and a shell of os.system ignores it until its
+// command has started.
 const interruptInterval = time.Second
 
-// interruptGrace is how long interrupted code may take to end. Then its interpreter is killed,
-// because it would block every later call: code can catch the interrupt, and a loop within one C
-// function never sees it.
+// interruptGrace is how long code may take to end after an interrupt. After that its interpreter is
+// killed, because it would block every later call. Code can catch the interrupt, and a loop within
+// one C function never receives it.
 const interruptGrace = agentproto.EvalGrace
 
-// abandonedGrace is interruptGrace for code whose client has left. It is longer, because no client
-// waits for the answer. In a fork, code that was running in the source has no client, and a child
-// has much to do in its first seconds.
+// abandonedGrace replaces interruptGrace for code whose client has disconnected. It is longer,
+// because no client waits for the end. In a fork, code that was running in the source has no
+// client, and a child is busy in its first seconds.
 const abandonedGrace = 30 * time.Second
 
-// busyWait is how long a call with a timeout waits for its turn. Other calls wait as long as their
-// clients do, as in a notebook.
+// busyWait is how long a call that has a timeout waits for its turn. Other calls wait until their
+// clients disconnect.
 const busyWait = 10 * time.Second
 
-// runRequest is one line to the driver's code channel.
+// runRequest is one line on the driver's code channel.
 type runRequest struct {
-	ID   int               `json:"id"` // of the answers
+	ID   int               `json:"id"` // number that begins the driver's answers
 	Code string            `json:"code"`
 	Env  map[string]string `json:"env,omitempty"`
 	Repr bool              `json:"repr"`
-	Late controlRequest    `json:"late,omitzero"` // request that a driver without a control thread has missed
+	Late controlRequest    `json:"late,omitzero"` // request that the driver has missed because it has no control thread
 }
 
-// message is a line of the /execute stream that the agent itself makes; other lines come unchanged
-// from the driver.
+// message is a line of the /execute stream that the agent itself writes. Other lines come from the
+// driver unchanged.
 type message struct {
 	Type      string `json:"type"`
 	Count     int    `json:"execution_count,omitempty"`
 	Text      string `json:"text,omitempty"`
-	Timestamp int64  `json:"timestamp,omitempty"` // ns since 1970
+	Timestamp int64  `json:"timestamp,omitempty"` // nanoseconds since 1970
 	Name      string `json:"name,omitempty"`
 	Value     string `json:"value,omitempty"`
 	Traceback string `json:"traceback,omitempty"`
-	Restarted bool   `json:"restarted,omitempty"` // of type timeout, which is forkd's own: the interpreter was killed
+	Restarted bool   `json:"restarted,omitempty"` // the interpreter was killed; only with type "timeout", which forkd adds to the protocol
 }
 
-// stream passes lines to a client until it is detached. It may be used concurrently.
+// stream passes lines to a client until detach. It may be used concurrently.
 type stream struct {
 	mu       sync.Mutex
-	write    func(line []byte) // nil once detached
-	activity bool              // a line was written since the last keepalive tick
+	write    func(line []byte) // nil after detach
+	activity bool              // a line was written since the last tick of the keepalive timer
 }
 
-// line passes a line on and reports whether the client is still attached.
+// line sends a line and reports whether the client is still attached.
 func (s *stream) line(line []byte) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -77,7 +79,7 @@ func (s *stream) line(line []byte) bool {
 
 func (s *stream) send(m message) bool {
 	line, err := json.Marshal(m)
-	return err == nil && s.line(line) // strings and numbers always encode
+	return err == nil && s.line(line) // encoding strings and numbers cannot fail
 }
 
 func (s *stream) output(name, text string) {
@@ -94,14 +96,14 @@ func (s *stream) keepalive() {
 	}
 }
 
-// detach returns when no line is being written and none will be.
+// detach stops the stream. When it returns, no line is being written, and none will be.
 func (s *stream) detach() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.write = nil
 }
 
-// busyError refuses a call whose context is running the code of another call.
+// busyError says that the context is running the code of another call.
 type busyError struct {
 	context string
 	running time.Duration
@@ -136,11 +138,13 @@ func (c *session) takeTurn(ctx context.Context, timeout time.Duration) error {
 	}
 }
 
-// execute runs code in a context and passes its output to write, line by line without newlines. It
-// first waits for its turn. When timeout (0: none) has passed, it interrupts the code, and kills
-// the interpreter if the code does not end; the client receives the outcome. When ctx ends, the
-// same happens and execute returns at once. The context becomes free when the code has really
-// ended. An error means that nothing was written.
+// execute runs code in a context. It waits for its turn, and passes the output to write, line by
+// line without newlines.
+//
+// After timeout (0: none) it interrupts the code, kills the interpreter if the code does not end,
+// and tells the client the outcome. If ctx ends, execute returns at once, while the code is
+// interrupted or killed in the background. The context is free again when the code has really
+// ended. execute returns an error only if nothing was written.
 func (s *Server) execute(ctx context.Context, c *session, req runRequest, timeout time.Duration,
 	write func(line []byte)) error {
 	if err := c.takeTurn(ctx, timeout); err != nil {
@@ -153,7 +157,7 @@ func (s *Server) execute(ctx context.Context, c *session, req runRequest, timeou
 	}
 	req.ID = interp.executions + 1
 	c.mu.Lock()
-	req.Late = interp.late // empty if the driver listens
+	req.Late = interp.late // empty if the driver listens, because catchUp has sent it
 	line, err := interp.backend.encode(req)
 	if err != nil {
 		c.mu.Unlock()
@@ -172,7 +176,8 @@ func (s *Server) execute(ctx context.Context, c *session, req runRequest, timeou
 	said := make(chan struct{})
 	go func() {
 		interp.runCode(line, out, note, code)
-		// The last line is sent last, so that a client that has read it finds the context free.
+		// The last line is sent after the turn is released, so that a client that has read it finds
+		// the context free.
 		code.end(c)
 		out.send(message{Type: "end_of_execution"})
 		close(said)
@@ -204,14 +209,14 @@ func (s *Server) execute(ctx context.Context, c *session, req runRequest, timeou
 	}
 }
 
-// running is code that holds its turn.
+// running is code that has its context's turn.
 type running struct {
 	interp  *interpreter
 	started time.Time
-	late    atomic.Bool // the code's timeout has passed
+	late    atomic.Bool // set when the code's timeout has passed
 
 	mu    sync.Mutex
-	ended chan struct{} // closed under mu together with releasing the turn, so that no interrupt can hit the next call
+	ended chan struct{} // closed under mu, together with releasing the turn, so that no interrupt hits the next call
 }
 
 func (r *running) end(c *session) {
@@ -224,9 +229,10 @@ func (r *running) end(c *session) {
 	close(r.ended)
 }
 
-// signal signals the interpreter's group, as a terminal does, and reports whether the code has not
-// ended. While os.system waits for a command, only the command's end ends it. Code that is just
-// ending does not matter, because the driver ignores interrupts between calls.
+// signal sends sig to the interpreter's process group, as a terminal does, so that a command which
+// os.system waits for receives it too. It returns false if the code has already ended. If the code
+// ends at the same moment, the signal does no harm, because the driver ignores interrupts between
+// calls.
 func (r *running) signal(sig syscall.Signal) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -242,7 +248,7 @@ func (r *running) signal(sig syscall.Signal) bool {
 	}
 }
 
-// stop interrupts the code until it ends, and kills its interpreter after the grace time.
+// stop interrupts the code repeatedly until it ends. After grace it kills the interpreter.
 func (r *running) stop(grace time.Duration) {
 	again := time.NewTicker(interruptInterval)
 	defer again.Stop()
@@ -260,11 +266,12 @@ func (r *running) stop(grace time.Duration) {
 	}
 }
 
-// runCode sends one request and relays its messages until the code has ended or the interpreter has
-// died. It first sends note as if the code had written it.
+// runCode sends one request, and relays the driver's messages until the code has ended or the
+// interpreter has died. If note is not empty, it is sent first, as if the code had written it to
+// stderr.
 func (i *interpreter) runCode(line []byte, out *stream, note string, code *running) {
-	// The driver does not send this message, because the code's output could overtake it on its own
-	// channel.
+	// The agent sends this message, and not the driver: the driver's messages and the code's output
+	// have separate channels, so the output could arrive first.
 	out.send(message{Type: "number_of_executions", Count: i.executions})
 	if note != "" {
 		out.output("stderr", note)
@@ -290,12 +297,12 @@ func (i *interpreter) runCode(line []byte, out *stream, note string, code *runni
 		if string(reply) == end {
 			return
 		}
-		// Output displayed by a thread of an earlier call is dropped.
+		// A message without the prefix comes from a thread of an earlier call, and is dropped.
 		if text, ok := bytes.CutPrefix(reply, []byte(prefix)); ok {
 			out.line(text)
 		}
 	}
-	// A broken channel is useless even if the process still lives.
+	// The code channel is broken, so the interpreter is useless even if its process still lives.
 	_ = i.child.SignalGroup(syscall.SIGKILL)
 	i.child.Status()
 	i.output.drain()
@@ -303,12 +310,12 @@ func (i *interpreter) runCode(line []byte, out *stream, note string, code *runni
 	i.told = out.send(message{Type: "error", Name: "UnexpectedEndOfExecution", Value: value, Traceback: value})
 }
 
-// lastReplies is how long answers are read after the process's end; all of them have been written
-// by then.
+// lastReplies is how long answers are read after the process has ended. By then the process has
+// written all of them.
 const lastReplies = time.Second
 
-// endReplies makes receive fail soon after the process has ended, even if copies of it hold its
-// socket open.
+// endReplies makes receive fail soon after the process has ended. Otherwise processes that it has
+// forked could keep its socket open, and receive would wait for them.
 func (i *interpreter) endReplies(finished <-chan struct{}) {
 	select {
 	case <-i.child.Done():

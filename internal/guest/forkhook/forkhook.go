@@ -1,9 +1,10 @@
-// Package forkhook runs an image's hooks in every fork before the fork confirms. The hooks are the
-// programs of /etc/forkd/fork.d, and the replacement of SSH host keys, if the guest has any. In a
-// guest without hooks the package makes two system calls, even if the guest has an SSH client.
+// Package forkhook runs an image's hooks in every fork. The fork is confirmed only after they have
+// ended. The hooks are the programs in /etc/forkd/fork.d, and the replacement of the SSH host keys,
+// if the guest has any. A guest without hooks makes only two system calls here, even if it has an
+// SSH client.
 //
-// It restarts no service: hooks handle programs that read the old keys, or that must know of the
-// fork.
+// The package restarts no service. If a program has read the old keys, or must know of the fork, a
+// hook must take care of it.
 package forkhook
 
 import (
@@ -24,18 +25,18 @@ import (
 	"github.com/forkd/forkd/internal/rawcall"
 )
 
-// limit bounds the total time of one fork's hooks, because the fork's caller waits for the
-// confirmation.
+// limit bounds the total time of the hooks of one fork, because the client that requested the fork
+// waits for them.
 const limit = 15 * time.Second
 
-// maxOutput bounds the end of a failed hook's output that the error quotes, in bytes.
+// maxOutput is how many bytes an error quotes from the end of a failed hook's output.
 const maxOutput = 2 << 10
 
-// Hooks are the hooks of one guest. Its paths are fields so that tests can use other ones.
+// Hooks are the hooks of one guest. The paths are fields so that tests can change them.
 type Hooks struct {
 	reaper  *reap.Reaper
-	environ func() []string // of root
-	dir     string          // programs, run in the order of their names
+	environ func() []string // returns root's environment
+	dir     string          // directory of programs, which run in the order of their names
 	sshDir  string
 	limit   time.Duration
 	keyless keyless
@@ -46,8 +47,9 @@ func New(reaper *reap.Reaper, environ func() []string) *Hooks {
 	return &Hooks{reaper: reaper, environ: environ, dir: "/etc/forkd/fork.d", sshDir: "/etc/ssh", limit: limit}
 }
 
-// Run replaces the SSH host keys and runs the programs, as root, until one fails or the time is up.
-// By then the machine has its new random numbers, clock and names, but the interpreters do not.
+// Run replaces the SSH host keys and then runs the programs as root. It stops at the first failure,
+// and when limit has passed. When it runs, the machine already has its new random numbers, clock
+// and names, but the interpreters do not.
 func (h *Hooks) Run() error {
 	if !h.Any() {
 		return nil
@@ -68,10 +70,10 @@ func (h *Hooks) Run() error {
 	return nil
 }
 
-// Any reports whether there may be something to do.
+// Any reports whether Run may have something to do.
 func (h *Hooks) Any() bool { return rawcall.Exists(h.dir) || h.keyless.changed(h.sshDir) }
 
-// programs returns the executable files of dir by name.
+// programs returns the executable files of the hooks' directory, sorted by name.
 func (h *Hooks) programs() ([]string, error) {
 	entries, err := os.ReadDir(h.dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -91,8 +93,9 @@ func (h *Hooks) programs() ([]string, error) {
 	return paths, err
 }
 
-// run runs a program until it exits; at the deadline it and the processes it started are killed.
-// Its output goes to memory, not to a pipe, so that processes that it leaves running delay nothing.
+// run runs a program until it exits. At the deadline it kills the program and the processes that
+// the program started. The output goes to memory and not to a pipe, because run would have to wait
+// for processes that keep a pipe open.
 func (h *Hooks) run(deadline time.Time, path string, args ...string) error {
 	fd, err := unix.MemfdCreate("fork-hook", unix.MFD_CLOEXEC)
 	if err != nil {
@@ -112,7 +115,7 @@ func (h *Hooks) run(deadline time.Time, path string, args ...string) error {
 	select {
 	case <-child.Done():
 	case <-timer.C:
-		_ = child.SignalGroup(syscall.SIGKILL) // an error means that the process is gone
+		_ = child.SignalGroup(syscall.SIGKILL) // fails only if the process has ended
 		child.Status()
 		return fmt.Errorf("%s: not done after %v%s", path, h.limit, tail(output))
 	}
@@ -125,7 +128,7 @@ func (h *Hooks) run(deadline time.Time, path string, args ...string) error {
 	return nil
 }
 
-// tail returns the end of an output as the rest of an error.
+// tail returns the end of a program's output, as the end of an error message.
 func tail(output *os.File) string {
 	size, err := output.Seek(0, io.SeekEnd)
 	if err != nil || size == 0 {

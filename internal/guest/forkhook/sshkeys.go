@@ -15,18 +15,20 @@ import (
 
 const sshKeygen = "ssh-keygen"
 
-// keyless is a directory that had no host keys when it was last searched. Children of an image with
-// an SSH client need not search it again, which would copy 350 KiB of memory in each child.
+// keyless remembers that a directory had no host keys when it was last searched. So the children of
+// an image that has an SSH client, and thus the directory, need not search it. A search would copy
+// 350 KiB of memory in each child.
 type keyless struct {
 	inode  uint64
-	change unix.Timespec // ctime: it changes when a file is added or removed
+	change unix.Timespec // ctime of the directory: it changes when a file is added or removed
 }
 
-// reliableAge is the age of a change from which ctime is reliable: the kernel gives two changes within
-// one of its ticks the same time.
+// reliableAge is how old the latest change of a directory must be for its ctime to be reliable. The
+// kernel gives two changes within one tick the same time, so a younger ctime may hide a second
+// change.
 const reliableAge = time.Second
 
-// remember is called after a search that found no keys.
+// remember stores the state of dir after a search that found no keys.
 func (k *keyless) remember(dir string) {
 	var info unix.Stat_t
 	*k = keyless{}
@@ -35,15 +37,15 @@ func (k *keyless) remember(dir string) {
 	}
 }
 
-// changed reports whether the directory exists and has changed since it was remembered.
+// changed reports whether the directory exists and has changed since remember.
 func (k *keyless) changed(dir string) bool {
 	var info unix.Stat_t
 	return rawcall.Stat(dir, &info) == nil && (keyless{info.Ino, info.Ctim}) != *k
 }
 
-// replaceSSHKeys gives the guest one Ed25519 host key in place of those it shares with its
-// siblings, if it has any. Making one takes milliseconds. RSA keys, which take up to seconds, are
-// removed without replacement.
+// replaceSSHKeys replaces all SSH host keys that the guest shares with its siblings by one new
+// Ed25519 key, if the guest has any. It makes no RSA key, because that takes up to seconds instead
+// of milliseconds.
 func (h *Hooks) replaceSSHKeys(deadline time.Time) error {
 	old, err := filepath.Glob(filepath.Join(h.sshDir, "ssh_host_*_key"))
 	if err != nil {
@@ -83,7 +85,7 @@ func (h *Hooks) replaceSSHKeys(deadline time.Time) error {
 	return os.Rename(made, key)
 }
 
-// find looks for a program in the PATH of the hooks.
+// find returns the path of a program, which it searches in the PATH of the hooks' environment.
 func (h *Hooks) find(name string) (string, error) {
 	for _, kv := range h.environ() {
 		dirs, ok := strings.CutPrefix(kv, "PATH=")

@@ -6,11 +6,11 @@ import (
 	"slices"
 )
 
-// libraries are shared libraries with a generator in memory that cannot be reseeded from outside.
-// OpenSSL is not included: drbg.go finds its generators whatever file they came from. Libraries
-// that ask the kernel each time, such as libsodium, are not included either.
+// libraries are shared libraries and programs with a generator in memory that cannot be reseeded
+// from outside. OpenSSL is not listed, because drbg.go finds its generators in any file. Libraries
+// that ask the kernel each time, such as libsodium, are not listed either.
 var libraries = []struct {
-	pattern *regexp.Regexp // of the file's name
+	pattern *regexp.Regexp // matches the name of the file
 	name    string
 }{
 	{regexp.MustCompile(`^libcrypto(-\w+)?\.so\.(0|1\.0|[2-9]\d)`), "libcrypto of an OpenSSL before 1.1 or of LibreSSL"},
@@ -32,8 +32,8 @@ var libraries = []struct {
 	{regexp.MustCompile(`^(php[\d.]*|php-fpm.*|php-cgi.*|libphp.*)$`), "php: mt_rand"},
 }
 
-// known returns the name of the generator in a library or program with that file name; "" if none is
-// known.
+// known returns the name of the generator in a library or program, given its file name. It returns
+// "" if none is known.
 func known(file string) string {
 	for _, l := range libraries {
 		if l.pattern.MatchString(file) {
@@ -43,8 +43,8 @@ func known(file string) string {
 	return ""
 }
 
-// classify returns the names of generators that the files of a process let conclude and that cannot be
-// reseeded. It also reports whether the process may have a generator of OpenSSL.
+// classify returns the names of a process's generators that cannot be reseeded, as far as its
+// mapped files reveal them. It also reports whether the process may have a generator of OpenSSL.
 func (p *process) classify() (repeats []string, openssl bool, err error) {
 	for i := range p.regions {
 		r := &p.regions[i]
