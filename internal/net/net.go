@@ -1,10 +1,11 @@
-// Package net is the forkd-net process: it serves the control socket (package netproto) and
+// Package net is the forkd-net process. It serves the control socket (package netproto) and
 // connects every sandbox to the network as the sandbox's policy permits.
 //
-// The process opens nothing but sockets and reads no file. The daemon sends resolvers, the host's
-// addresses, the flow log and the frame sockets. Each sandbox whose guest has sent a packet has a
-// network stack; every other sandbox has a descriptor and a small record. The process stays alive
-// without a daemon while there are sandboxes. If it is killed, the daemon starts another.
+// The process opens sockets but no files. The daemon sends it the addresses of resolvers and of the
+// host, and descriptors of the flow log and of the frame sockets. A sandbox gets a network stack
+// when its guest sends a packet that needs one. Until then it has only a descriptor and a small
+// record. The process continues without a daemon while there are sandboxes. If it is killed, the
+// daemon starts another.
 package net
 
 import (
@@ -25,11 +26,11 @@ import (
 )
 
 const (
-	loneliness = 10 * time.Second // the process exits after this time with neither a daemon nor a sandbox
+	loneliness = 10 * time.Second // the process exits after this time without a daemon and sandboxes
 	sweepTime  = 5 * time.Second  // interval of checks for idle flows
 )
 
-// patience is how many frames of a sandbox are read before it must get a stack.
+// patience is how many frames that need no stack a sandbox may send before it gets one anyway.
 const patience = 100
 
 // Exit codes of the process.
@@ -82,8 +83,8 @@ func memoryLimit() int64 {
 	return stack.LeastMemory
 }
 
-// maxFiles returns how many of the process's descriptors may be used for flows of guests. The rest
-// is for frame sockets and DNS.
+// maxFiles returns how many of the process's descriptors may be used for flows of guests. The
+// others are for frame sockets and DNS.
 func maxFiles() int {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {

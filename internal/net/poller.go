@@ -23,11 +23,11 @@ func (p *poller) add(fd int) error {
 	return unix.EpollCtl(p.epoll, unix.EPOLL_CTL_ADD, fd, &event)
 }
 
-// remove removes a descriptor from the poller. One of its events may still be pending.
+// remove removes a descriptor from the poller. An event of it may still be delivered afterwards.
 func (p *poller) remove(fd int) { _ = unix.EpollCtl(p.epoll, unix.EPOLL_CTL_DEL, fd, nil) }
 
-// run calls ready for every descriptor that is readable or whose peer has hung up. It does so until
-// the descriptor is removed.
+// run calls ready for every descriptor that is readable or whose peer has hung up, again and again
+// until the descriptor is removed.
 func (p *poller) run(ready func(fd int)) {
 	events := make([]unix.EpollEvent, 64)
 	for {

@@ -18,7 +18,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// donated holds the descriptors of one request. Descriptors that were not taken are closed with it.
+// donated holds the descriptors that a request brought. After the request, those that were not
+// taken are closed.
 type donated struct{ fds []int }
 
 func (d *donated) take() (int, bool) {
@@ -102,11 +103,11 @@ func (s *server) config(r *codec.Reader, files *donated) error {
 	return nil
 }
 
-// maxRoots bounds the root certificates for servers, in bytes. Those of a distribution take 220
+// maxRoots is the maximum size of the root certificates in bytes. Those of a distribution have 220
 // KiB.
 const maxRoots = 16 << 20
 
-// trust handles the authority for secrets and the root certificates for servers.
+// trust handles a request that sets the CA for guests and the root certificates for servers.
 func (s *server) trust(r *codec.Reader, files *donated) error {
 	var m netproto.Trust
 	if err := parse(r, &m); err != nil {

@@ -17,27 +17,27 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// server holds the sandboxes, which daemons past and present have attached.
+// server holds the sandboxes, which present and former daemons have attached.
 type server struct {
 	host       *stack.Host
 	idle       *poller // for sandboxes whose guests have not sent anything
 	loneliness time.Duration
-	lonely     chan struct{}  // receives a value after loneliness without a daemon and a sandbox
-	past       stack.Counters // of removed sandboxes
+	lonely     chan struct{}  // receives a value when the process should exit, see loneliness
+	past       stack.Counters // sum over removed sandboxes
 
 	mu        sync.Mutex
 	sandboxes map[string]*sandbox
 	daemons   int
-	freed     bool        // a stack was freed since the last check
-	alone     *time.Timer // runs while there is neither daemon nor sandbox
+	freed     bool        // a stack was freed since the last sweep
+	alone     *time.Timer // runs while there is neither a daemon nor a sandbox
 }
 
 // sandbox is the state of one sandbox. It is guarded by the server's mu.
 type sandbox struct {
 	netproto.Attach
-	fd       int // frame socket, until there is a stack
+	fd       int // frame socket; the stack owns it once there is one
 	counters *stack.Counters
-	stack    *stack.Stack // nil until the guest's first frame that needs one
+	stack    *stack.Stack // nil until the guest sends a frame that needs one
 }
 
 func newServer(host *stack.Host, loneliness time.Duration) (*server, error) {
@@ -58,8 +58,8 @@ func newServer(host *stack.Host, loneliness time.Duration) (*server, error) {
 	return s, nil
 }
 
-// companyLocked stops the timer that ends the process. If neither a daemon nor a sandbox remains,
-// it restarts the timer.
+// companyLocked stops the timer that makes the process exit, or restarts it if there is neither a
+// daemon nor a sandbox.
 func (s *server) companyLocked() {
 	if s.daemons > 0 || len(s.sandboxes) > 0 {
 		s.alone.Stop()
@@ -116,7 +116,8 @@ func (s *server) detachLocked(b *sandbox) {
 		_ = unix.Close(b.fd)
 		return
 	}
-	// Close waits for the tasks of the stack. Other requests must not wait for these.
+	// In a goroutine, because Close waits for the tasks of the stack, and other requests must not
+	// wait for them.
 	go func() {
 		b.stack.Close()
 		s.past.Add(b.counters)
@@ -126,8 +127,8 @@ func (s *server) detachLocked(b *sandbox) {
 	}()
 }
 
-// wake is called when the frame socket of a sandbox without a stack is readable. It has frames, or
-// the peer has hung up.
+// wake is called when the frame socket of a sandbox without a stack has frames, or when its peer
+// has hung up.
 func (s *server) wake(fd int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -140,8 +141,8 @@ func (s *server) wake(fd int) {
 	}
 }
 
-// wakeLocked drops frames that need no stack, up to a limit. This goroutine serves all sandboxes,
-// so a guest that sends more gets a stack, which has a rate limit.
+// wakeLocked drops frames that need no stack. This goroutine serves all sandboxes, so a guest that
+// sends more than patience of them gets a stack, whose rate is limited.
 func (s *server) wakeLocked(b *sandbox) {
 	var head [inspect.WakeBytes]byte
 	for {
@@ -156,7 +157,7 @@ func (s *server) wakeLocked(b *sandbox) {
 			s.startLocked(b)
 			return
 		}
-		_, _, _ = unix.Recvfrom(b.fd, head[:], unix.MSG_DONTWAIT) // the peek found a message
+		_, _, _ = unix.Recvfrom(b.fd, head[:], unix.MSG_DONTWAIT) // drop the message, which the peek has found
 		b.counters.Dropped.Add(1)
 	}
 }
@@ -180,8 +181,8 @@ func (s *server) startLocked(b *sandbox) {
 	}()
 }
 
-// sweep periodically ends idle flows. It also returns the memory of removed stacks to the host,
-// because Go rarely collects garbage in a mostly idle process.
+// sweep periodically ends idle flows. It also returns the memory of closed stacks to the host: in a
+// mostly idle process Go would do that late.
 func (s *server) sweep() {
 	for now := range time.Tick(sweepTime) {
 		s.mu.Lock()

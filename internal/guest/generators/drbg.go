@@ -8,11 +8,11 @@ import (
 	"time"
 )
 
-// OpenSSL from 1.1.1 on keeps its generators on the heap, in structs (RAND_DRBG in 1.1.1, PROV_DRBG
-// from 3.0 on). The part of the struct that is listed here has the same layout in all versions. A
-// generator reseeds when its use finds generate_counter at reseed_interval. The generators of
-// threads also reseed when they find that their parent's reseed_counter has moved. Offsets are from
-// max_perslen:
+// OpenSSL keeps its generators on the heap, in structs: RAND_DRBG in version 1.1.1, PROV_DRBG from
+// 3.0 on. The part of the struct that is listed here has the same layout in all versions. A
+// generator reseeds when it is used and generate_counter has reached reseed_interval. The
+// generators of threads also reseed when their parent's reseed_counter has changed. Offsets are
+// relative to max_perslen:
 //
 //	-40  max_request           65536
 //	-32  min_entropylen
@@ -27,7 +27,7 @@ import (
 //	 32  reseed_time_interval  seconds
 //	 40  reseed_counter        32 bits
 const (
-	drbgHead     = 176 // bytes before max_perslen that have the pointers to functions of 3.0
+	drbgHead     = 176 // bytes before max_perslen that are read, because 3.0 has pointers to functions there
 	drbgSize     = drbgHead + 48
 	offRequest   = drbgHead - 40
 	offEntropy   = drbgHead - 32
@@ -38,12 +38,12 @@ const (
 	offSeconds   = drbgHead + 32
 	offReseeds   = drbgHead + 40
 	maxRequest   = 1 << 16
-	maxSeed      = 4096    // a larger minimum means that this is not a generator
-	maxReseeding = 1 << 24 // that may be set as reseed_interval, and as seconds
-	reseedsStep  = 0x10000 // added to reseed_counter: no generator reseeds that often in between
+	maxSeed      = 4096    // bytes; a struct with a larger minimum length is not a generator
+	maxReseeding = 1 << 24 // largest reseed_interval, and largest reseed_time_interval in seconds, of a generator
+	reseedsStep  = 0x10000 // added to reseed_counter; larger than the number of reseeds that can happen meanwhile
 )
 
-// needle is max_perslen and max_adinlen.
+// needle is the content of max_perslen and max_adinlen, which the search looks for.
 var needle = []byte{0xff, 0xff, 0xff, 0x7f, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0x7f, 0, 0, 0, 0}
 
 var (
@@ -61,7 +61,7 @@ func (p *process) reseedDRBGs() error {
 		}
 		var text [drbgSize]byte
 		if _, err := p.mem.ReadAt(text[:], int64(addr-drbgHead)); err != nil {
-			return nil // at the edge of the memory, where no struct fits
+			return nil // too close to the edge of the memory to be a generator
 		}
 		library, ok := p.drbg(&text)
 		if !ok {
@@ -85,8 +85,9 @@ func (p *process) reseedDRBGs() error {
 	})
 }
 
-// drbg reports whether text is a generator, and returns the file of its code. From 3.0 on, the
-// struct has pointers to functions in it.
+// drbg reports whether text contains a generator, and returns the name of the library that has the
+// generator's code. It finds that library by the pointers to functions that the struct has from 3.0
+// on.
 func (p *process) drbg(text *[drbgSize]byte) (library string, ok bool) {
 	u64 := func(off int) uint64 { return binary.LittleEndian.Uint64(text[off:]) }
 	u32 := func(off int) uint32 { return binary.LittleEndian.Uint32(text[off:]) }
@@ -100,13 +101,14 @@ func (p *process) drbg(text *[drbgSize]byte) (library string, ok bool) {
 			return base(path), true
 		}
 	}
-	return "OpenSSL 1.1.1", true // which has no pointers before these words
+	return "OpenSSL 1.1.1", true // the struct of 1.1.1 has no pointers in the part that was read
 }
 
 // chunkSize is the size of one read of memory.
 const chunkSize = 256 << 10
 
-// spend fails if a search has no time left, or cannot read n more bytes.
+// spend counts n bytes that a search is about to read. It fails if the search's time or memory
+// limit is exceeded.
 func (s *search) spend(n int) error {
 	if time.Now().After(s.deadline) {
 		return errTime
@@ -117,8 +119,8 @@ func (s *search) spend(n int) error {
 	return nil
 }
 
-// searchMemory calls found with the address of each occurrence of text in those regions of a
-// process that are wanted. It skips pages that were never written.
+// searchMemory calls found with the address of each occurrence of text in the regions of a process
+// that want selects. It skips pages that the process has never written.
 func (p *process) searchMemory(text []byte, want func(*region) bool, found func(addr uint64) error) error {
 	pagemap, err := os.Open(p.path(p.pid, "pagemap"))
 	if err != nil {
@@ -152,7 +154,7 @@ const (
 	pageSwapped = 1 << 62
 )
 
-// present returns the first run of written pages from at on; from is end if there is none.
+// present returns the first run of written pages between at and end. from is end if there is none.
 func (p *process) present(pagemap *os.File, at, end uint64) (from, to uint64, err error) {
 	if p.entries == nil {
 		p.entries = make([]byte, 8*512)
@@ -175,7 +177,7 @@ func (p *process) present(pagemap *os.File, at, end uint64) (from, to uint64, er
 	return from, end, nil
 }
 
-// searchRun searches the memory between two addresses.
+// searchRun calls found with the address of each occurrence of text between two addresses.
 func (p *process) searchRun(text []byte, from, to uint64, found func(addr uint64) error) error {
 	buf := p.chunk
 	for from < to {
@@ -184,7 +186,7 @@ func (p *process) searchRun(text []byte, from, to uint64, found func(addr uint64
 			return err
 		}
 		if _, err := p.mem.ReadAt(buf[:n], int64(from)); err != nil {
-			return nil // unmapped in the meantime
+			return nil // the process has unmapped the region in the meantime
 		}
 		if err := eachIndex(buf[:n], text, func(i int) error { return found(from + uint64(i)) }); err != nil {
 			return err

@@ -1,11 +1,13 @@
-// Package generators finds random number generators that processes of the guest keep in their own
-// memory, so that a copy of the machine has them in the same state as its siblings. It reseeds
-// those that can be reseeded from outside and names the others.
+// Package generators handles the random number generators that processes of the guest keep in their
+// own memory. After a fork such a generator has the same state in all children, so it would produce
+// the same numbers in each. The package reseeds the generators that can be reseeded from outside,
+// and names the others.
 //
 // It runs no code in a process and stops none. For OpenSSL it changes two words of a generator's
-// state, which mark a reseed as due (drbg.go). For libraries that keep a page with MADV_WIPEONFORK
-// it wipes that page, as fork(2) would (wipe.go). Both reseed at their next use from the kernel's
-// generator, so the caller must reseed the kernel first.
+// state, so that the generator considers a reseed due (drbg.go). For libraries that keep a page
+// with MADV_WIPEONFORK it wipes that page, as fork(2) would (wipe.go). In both cases the generator
+// reseeds from the kernel's generator when it is next used, so the caller must reseed the kernel
+// first.
 //
 // The agent's own interpreters reseed themselves (package eval) and are not handled here.
 package generators
@@ -25,12 +27,13 @@ import (
 	"github.com/forkd/forkd/internal/rawcall"
 )
 
-// Bounds of one search, because a fork's caller waits for the confirmation. A process whose memory is
-// not reached is named. An emulated CPU needs seconds instead of milliseconds.
+// Bounds of one search, because the client that requested a fork waits for it. If a bound is
+// exceeded, the processes that were not searched are named. The time suits emulated CPUs; others
+// need milliseconds.
 const (
 	maxTime      = 15 * time.Second
 	maxRehearsal = 60 * time.Second
-	maxMemory    = 1 << 30 // bytes of memory and files read, of all processes
+	maxMemory    = 1 << 30 // bytes of memory and files that are read, over all processes
 )
 
 // Finder searches the processes of one system.
@@ -41,20 +44,22 @@ type Finder struct {
 	maxMemory int
 	files     map[fileID]marks
 
-	// quiet is the last process id that the kernel had allocated when Rehearse found no process; 0
-	// if it found one. loadavg is /proc/loadavg, which contains that id; it stays open, so that a
-	// fork opens nothing.
+	// quiet is set by Rehearse if there was no process to search: it is then the last process id
+	// that the kernel had allocated. Otherwise it is 0. loadavg is a descriptor of /proc/loadavg,
+	// which shows the last allocated id. It stays open, so that a fork opens nothing.
 	loadavg int
 	quiet   int
-	own     string // directory of this process's threads
+	own     string // directory of the agent's threads
 }
 
-// maxNew is how many new process ids are checked one by one. Beyond it all processes are checked.
+// maxNew is how many new process ids are checked one by one. If there are more, all processes are
+// searched.
 const maxNew = 64
 
-// Managed returns the agent's own interpreters. Those in renewed reseed all of their generators,
-// and are not searched. Those in partly renew the generators that would be named as repeating;
-// their other generators are reseeded here and not named.
+// Managed returns the process ids of the agent's own interpreters. The interpreters in renewed
+// reseed all of their generators, and are not searched. Those in partly reseed the generators that
+// a search would name as repeating, so a search does not name them; it reseeds their other
+// generators.
 type Managed func() (renewed, partly []int)
 
 // New returns a finder for this system.
@@ -68,35 +73,37 @@ func in(proc string, managed Managed) *Finder {
 		files: map[fileID]marks{}, own: proc + "/" + strconv.Itoa(os.Getpid()) + "/task/"}
 	var err error
 	if f.loadavg, err = unix.Open(proc+"/loadavg", unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
-		f.loadavg = -1 // every search then checks all processes
+		f.loadavg = -1 // so that every search checks all processes
 	}
 	return f
 }
 
-// search is one search.
+// search is the state of one search.
 type search struct {
 	*Finder
 	deadline time.Time
-	left     int              // bytes of memory that may still be read
-	chunk    []byte           // a page and chunkSize bytes, from a page boundary on, as O_DIRECT asks
-	maps     []byte           // of the process that is searched
-	regions  []region         // the same, parsed
-	mapped   map[string]marks // of the files that are mapped now, by device and inode
+	left     int              // bytes that may still be read
+	chunk    []byte           // buffer of a page and chunkSize bytes; page-aligned, as O_DIRECT requires
+	maps     []byte           // text of /proc/PID/maps of the present process
+	regions  []region         // maps, parsed
+	mapped   map[string]marks // marks of the files that the present process maps, by device and inode
 	report   agentproto.Unique
 	unnamed  map[int]bool
-	entries  []byte // of pagemap
+	entries  []byte // buffer for entries of /proc/PID/pagemap
 }
 
-// Rehearse is called just before a snapshot. If the guest runs no process to search, it records
-// that for Renew, and the children of the snapshot are spared the walk through /proc, which would
-// copy 900 KiB of memory in each. Otherwise it reads the marks of all programs, for the children.
+// Rehearse is called just before a snapshot. If the guest runs no process to search, Rehearse
+// records that, so that Renew in the children of the snapshot need not walk through /proc, which
+// would copy 900 KiB of memory in each child. Otherwise it reads the marks of all programs, so that
+// the children need not read them.
 func (f *Finder) Rehearse() error {
 	before := f.lastPID()
 	renewed, _ := f.managed()
 	pids, err := f.processes(renewed)
 	f.quiet = 0
-	f.news(before-1, before) // so that children find its code in memory
-	// The search itself may make the runtime start a thread, which children must not count as new.
+	f.news(before-1, before) // once before the snapshot, so that its code is in memory
+	// The search may make the Go runtime start a thread. Renew must not take that thread for a new
+	// process, so quiet is the last id after the search.
 	if last := f.lastPID(); before > 0 && !f.news(before, last) && err == nil && len(pids) == 0 {
 		f.quiet = last
 	}
@@ -111,15 +118,16 @@ func (f *Finder) Rehearse() error {
 	for _, pid := range pids {
 		p := &process{search: s, pid: pid}
 		if p.open() == nil {
-			_, _, _ = p.classify() // a child finds the error again, and reports it
+			_, _, _ = p.classify() // an error here is ignored, because a child meets it again and reports it
 			p.mem.Close()
 		}
 	}
 	return nil
 }
 
-// Renew searches all processes, reseeds the generators that it can and returns both lists. The
-// error is one of procfs itself; a process that cannot be searched is in the report.
+// Renew searches all processes, reseeds the generators that can be reseeded, and returns lists of
+// both kinds. A process that cannot be searched is listed too. An error means that procfs itself
+// failed.
 func (f *Finder) Renew() (agentproto.Unique, error) {
 	if f.quiet > 0 && !f.news(f.quiet, f.lastPID()) {
 		return agentproto.Unique{}, nil
@@ -143,7 +151,7 @@ func (f *Finder) Renew() (agentproto.Unique, error) {
 	return s.report, nil
 }
 
-// search begins a search, whose memory close gives back.
+// search returns a new search. The caller must call its close, which frees memory.
 func (f *Finder) search(within time.Duration) (*search, error) {
 	chunk, err := unix.Mmap(-1, 0, pageSize+chunkSize, unix.PROT_READ|unix.PROT_WRITE,
 		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
@@ -156,7 +164,8 @@ func (f *Finder) search(within time.Duration) (*search, error) {
 
 func (s *search) close() { _ = unix.Munmap(s.chunk) }
 
-// lastPID returns the last process id that the kernel has allocated; 0 if that cannot be read.
+// lastPID returns the last process id that the kernel has allocated, or 0 if /proc/loadavg cannot
+// be read.
 func (f *Finder) lastPID() (pid int) {
 	var line [128]byte
 	n, err := rawcall.Pread(f.loadavg, line[:], 0)
@@ -173,10 +182,10 @@ func (f *Finder) lastPID() (pid int) {
 	return pid
 }
 
-// news reports whether a process id after one and up to another may belong to a new process, other
-// than a kernel thread or a thread of this process. It allocates nothing.
+// news reports whether a new process may exist: a process id above after and up to last that is
+// neither a kernel thread nor a thread of the agent. It allocates nothing.
 func (f *Finder) news(after, last int) bool {
-	if last < after || last-after > maxNew { // ids have wrapped around, or cannot be read
+	if last < after || last-after > maxNew { // the ids have wrapped around, or are 0 because they could not be read
 		return true
 	}
 	for pid := after + 1; pid <= last; pid++ {
@@ -216,7 +225,7 @@ func (f *Finder) processes(renewed []int) ([]int, error) {
 		if err != nil || omit[pid] {
 			continue
 		}
-		var exe [1]byte // kernel threads and dead processes have none
+		var exe [1]byte // reading exe fails for kernel threads and dead processes
 		if _, err := unix.Readlink(f.path(pid, "exe"), exe[:]); err == nil {
 			pids = append(pids, pid)
 		}
@@ -228,7 +237,8 @@ func (f *Finder) path(pid int, name string) string {
 	return f.proc + "/" + strconv.Itoa(pid) + "/" + name
 }
 
-// process searches one process. A process that has ended in the meantime has nothing to repeat.
+// process searches one process. If the process has ended in the meantime, it has no generators, and
+// process does nothing.
 func (s *search) process(pid int) {
 	exe, err := os.Readlink(s.path(pid, "exe"))
 	if err != nil {
@@ -253,7 +263,7 @@ type process struct {
 	mem     *os.File
 }
 
-// open reads the mappings of the process, and opens its memory, which the caller closes.
+// open reads the mappings of the process, and opens its memory. The caller must close p.mem.
 func (p *process) open() error {
 	err := p.readMaps()
 	if err != nil {
@@ -295,7 +305,7 @@ func (p *process) entry(library string) agentproto.Generator {
 	return agentproto.Generator{PID: uint32(p.pid), Program: p.program, Library: library}
 }
 
-// add appends an entry that is not in the list.
+// add appends g to list unless list contains it.
 func add(list []agentproto.Generator, g agentproto.Generator) []agentproto.Generator {
 	for i := len(list) - 1; i >= 0 && list[i].PID == g.PID; i-- {
 		if list[i] == g {

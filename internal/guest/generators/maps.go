@@ -8,19 +8,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// region is one line of /proc/PID/maps. Its texts are parts of the search's buffer, and so valid
-// until the next process is opened.
+// region is one line of /proc/PID/maps. Its byte slices point into the search's buffer, so they are
+// valid until the next process is opened.
 type region struct {
 	start, end uint64
 	exec       bool
 	anonymous  bool   // writable, private and without a file
-	loaded     bool   // readable and without a file, but not anonymous: code that the program has put there
-	inode      []byte // device and inode of the file; empty without one
+	loaded     bool   // readable, without a file and not anonymous: code that the program has generated
+	inode      []byte // device and inode of the file; empty if there is no file
 	path       []byte
 }
 
-// readMaps reads the mappings of a process into the buffers of the search. Children copy all memory
-// that the agent allocates, and a browser has thousands of mappings.
+// readMaps reads the mappings of a process. It reuses the buffers of the search: a browser has
+// thousands of mappings, and children copy all memory that the agent allocates.
 func (p *process) readMaps() error {
 	fd, err := unix.Open(p.path(p.pid, "maps"), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -44,13 +44,13 @@ func (p *process) readMaps() error {
 	return err
 }
 
-// parseMaps appends the mappings in a text to regions.
+// parseMaps parses the text of /proc/PID/maps and appends its mappings to regions.
 func parseMaps(text []byte, regions []region) ([]region, error) {
 	for line := range bytes.Lines(text) {
 		bad := func() ([]region, error) { return nil, fmt.Errorf("maps: %.80q", line) }
 		span, rest := cutField(line)
 		mode, rest := cutField(rest)
-		_, rest = cutField(rest) // the offset
+		_, rest = cutField(rest) // skip the offset
 		device := rest
 		_, rest = cutField(rest)
 		number, rest := cutField(rest)
@@ -99,7 +99,7 @@ func hex(text []byte) (n uint64, ok bool) {
 	return n, len(text) > 0
 }
 
-// codeAt returns the file whose code is mapped at an address, or nil.
+// codeAt returns the path of the file whose code is mapped at addr, or nil.
 func (p *process) codeAt(addr uint64) []byte {
 	for i := range p.regions {
 		if r := &p.regions[i]; r.exec && r.start <= addr && addr < r.end {
@@ -112,8 +112,8 @@ func (p *process) codeAt(addr uint64) []byte {
 // maxName bounds a name in the report, in bytes.
 const maxName = 64
 
-// base returns the last element of a path, with characters other than printable ASCII replaced,
-// because the guest's programs choose it.
+// base returns the last element of a path. It replaces all characters other than printable ASCII,
+// because the guest's programs choose the path.
 func base(path []byte) string {
 	path = bytes.TrimSuffix(path, []byte(" (deleted)"))
 	name := path[bytes.LastIndexByte(path, '/')+1:]

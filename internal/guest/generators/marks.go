@@ -8,18 +8,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// marks are what the name and the content of a program or library say about its generators.
+// marks are the properties of a program or library that tell which generators it may have.
 type marks struct {
-	repeats string // the generator that its name gives away and that cannot be reseeded; or ""
+	repeats string // name of a generator that cannot be reseeded, according to the file's name; or ""
 
-	openssl bool // it has the generators of OpenSSL 1.1.1 or later
-	golang  bool // Go built it
-	rust    bool // it has the Rust crate rand, and still its panic messages
+	openssl bool // it contains the generators of OpenSSL 1.1.1 or later
+	golang  bool // it was built by the Go compiler
+	rust    bool // it contains the Rust crate rand, and panic messages that show that
 }
 
 var (
-	// openSSL is the personalization string of OpenSSL's generators (crypto/rand/drbg_lib.c in 1.1.1,
-	// DRBG_DEFAULT_PERS_STRING from 3.0 on). No other library has it.
+	// openSSL is the personalization string of OpenSSL's generators (crypto/rand/drbg_lib.c in
+	// 1.1.1, DRBG_DEFAULT_PERS_STRING from 3.0 on). No other library contains it.
 	openSSL = []byte("OpenSSL NIST SP 800-90A DRBG")
 	// goNote is the head of the ELF note with the build id of a Go program: its type and owner.
 	goNote = []byte("\x04\x00\x00\x00Go\x00\x00")
@@ -27,7 +27,7 @@ var (
 	rustCrate = regexp.MustCompile(`/rand(_core|_chacha)?-0\.\d+\.\d+/src/`)
 )
 
-// fileID identifies the content of a file. A write changes the time.
+// fileID identifies the content of a file. A write to the file changes sec and nanosec.
 type fileID struct {
 	dev, inode   uint64
 	size         int64
@@ -38,8 +38,8 @@ type fileID struct {
 const maxFiles = 1 << 14
 
 // marks returns the marks of a file of a process. link is the path of a link to the file below
-// /proc/PID, and name is the file's own name. Each file is read once. A snapshot has the marks of
-// the programs that run in it, so its children need not read them.
+// /proc/PID, and name is the file's own name. The marks of each file are remembered. If the file
+// was read before the snapshot, children need not read it.
 func (p *process) marks(link, name string) (m marks, err error) {
 	var info unix.Stat_t
 	path := p.path(p.pid, link)
@@ -64,11 +64,11 @@ func (p *process) marks(link, name string) (m marks, err error) {
 	return m, nil
 }
 
-// maxHead bounds the part of a file that has its ELF notes.
+// maxHead bounds the part of a file that contains its ELF notes.
 const maxHead = 16 << 10
 
-// readMarks reads the constants of a program or library. It bypasses the page cache where the file
-// system can, because pages in the cache would be in every snapshot.
+// readMarks searches the constants of a program or library for marks. It bypasses the page cache if
+// the file system permits that, because the pages would become part of every snapshot.
 func (s *search) readMarks(path string) (m marks, err error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_DIRECT|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -92,8 +92,9 @@ func (s *search) readMarks(path string) (m marks, err error) {
 	return m, nil
 }
 
-// readPart reads a part of a file in steps, or up to the end of the file. It searches the bytes of
-// each step together with the last bytes of the previous step.
+// readPart searches a part of a file, which may extend beyond the file's end. It reads in steps. It
+// searches the bytes of each step together with the last bytes of the previous step, so that it
+// finds a mark that lies in both.
 func (s *search) readPart(fd int, part span, m *marks) error {
 	const overlap = 256 // no mark is longer
 	memory, chunk := s.chunk, s.chunk[pageSize:]
@@ -118,15 +119,15 @@ func (s *search) readPart(fd int, part span, m *marks) error {
 	return nil
 }
 
-// maxOffset is a position that no file has.
+// maxOffset is larger than the offset of any byte of a file.
 const maxOffset = 1 << 61
 
 // span is a part of a file.
 type span struct{ from, to int64 }
 
-// constants returns the parts of an ELF file that have its constants: the segments that can only be
-// read, if the linker has kept them apart from the code, and otherwise the whole file. head is the
-// beginning of the file. The layout is that of elf(5).
+// constants returns the parts of an ELF file that contain its constants. These are the read-only
+// segments, if the linker has separated them from the code, and otherwise the whole file. head is
+// the beginning of the file. elf(5) describes the layout.
 func constants(head []byte) []span {
 	whole := []span{{0, maxOffset}}
 	const class64, headerSize, entrySize = 2, 64, 56

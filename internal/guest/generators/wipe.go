@@ -7,12 +7,12 @@ import (
 	"strings"
 )
 
-// wipeOnFork is the report's name for generators that reseed when they find their page wiped.
+// wipeOnFork is what the report calls generators that reseed when their page was wiped.
 const wipeOnFork = "MADV_WIPEONFORK (BoringSSL, AWS-LC)"
 
-// wipe wipes the MADV_WIPEONFORK pages of a process, as fork(2) does in a child: libraries such as
+// wipe clears the MADV_WIPEONFORK pages of a process, as fork(2) does in a child. Libraries such as
 // BoringSSL and AWS-LC set a flag in such a page, and reseed when they find it cleared. Only pages
-// that hold nothing but a flag are wiped, because such a write cannot harm a thread that reads the
+// that contain nothing but a flag are cleared: clearing those cannot harm a thread that reads the
 // page.
 func (p *process) wipe() error {
 	var smaps []byte
@@ -38,7 +38,7 @@ func (p *process) wipe() error {
 	return nil
 }
 
-// isFlag reports whether only the first byte of a page is not zero.
+// isFlag reports whether all bytes of a region except the first are zero.
 func (p *process) isFlag(r *region) bool {
 	page := p.chunk[:pageSize]
 	if n, err := p.mem.ReadAt(page, int64(r.start)); err != nil || n != pageSize {
@@ -47,7 +47,8 @@ func (p *process) isFlag(r *region) bool {
 	return page[0] != 0 && len(bytes.TrimLeft(page[1:], "\x00")) == 0
 }
 
-// hasFlag reports whether a mapping has one of the two-letter flags of proc(5), VmFlags.
+// hasFlag reports whether the VmFlags line of a region in smaps (proc(5)) contains a two-letter
+// flag.
 func hasFlag(smaps []byte, r *region, flag string) bool {
 	_, after, found := bytes.Cut(smaps, fmt.Appendf(nil, "%08x-%08x ", r.start, r.end))
 	if !found {
@@ -58,7 +59,8 @@ func hasFlag(smaps []byte, r *region, flag string) bool {
 	return strings.Contains(string(line)+" ", " "+flag+" ")
 }
 
-// eachIndex calls found with the index of each occurrence of part in text, until one fails.
+// eachIndex calls found with the index of each occurrence of part in text. It stops at the first
+// error.
 func eachIndex(text, part []byte, found func(i int) error) error {
 	for at := 0; ; {
 		i := bytes.Index(text[at:], part)

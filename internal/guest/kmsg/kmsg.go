@@ -1,7 +1,7 @@
-// Package kmsg writes the agent's log: in a guest to /dev/kmsg, where the kernel shows it on the
-// console in order with its own messages, else to a plain file.
+// Package kmsg writes the agent's log. In a guest it writes to /dev/kmsg, so that the console shows
+// the agent's messages in order with the kernel's own. Elsewhere it writes to a plain file.
 //
-// It has no fields, sampling or rotation: the kernel limits and keeps the log.
+// It has no fields, sampling or rotation, because the kernel limits and stores the log.
 package kmsg
 
 import (
@@ -29,7 +29,7 @@ func NewPlain(w io.Writer) *Log { return &Log{w: w, plain: true} }
 // Errorf logs a failure. It is level 3 of syslog(2), which reaches the console even with "quiet".
 func (l *Log) Errorf(format string, args ...any) { l.write("<3>", "error: ", format, args) }
 
-// Warnf logs the lack of something that is not essential.
+// Warnf logs that something is missing that is not essential.
 func (l *Log) Warnf(format string, args ...any) { l.write("<4>", "warning: ", format, args) }
 
 // Infof logs progress.
@@ -43,6 +43,6 @@ func (l *Log) write(level, word, format string, args []any) {
 	if l.plain {
 		level = word
 	}
-	// An error of the log itself cannot be reported.
+	// An error of the log itself is ignored, because there is no place to report it.
 	_, _ = io.WriteString(l.w, level+"forkd-agent: "+text+"\n")
 }

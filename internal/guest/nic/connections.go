@@ -15,50 +15,52 @@ import (
 	"github.com/forkd/forkd/internal/rawcall"
 )
 
-// sentPath counts the packets that have left the guest.
+// sentPath is a file that contains the number of packets that have left the guest.
 const sentPath = "/sys/class/net/" + name + "/statistics/tx_packets"
 
 // Layout of messages of sock_diag(7), in bytes.
 const (
 	idBytes      = 48 // struct inet_diag_sockid
 	requestBytes = unix.SizeofNlMsghdr + 8 + idBytes
-	answerBytes  = 4 + idBytes // the part of struct inet_diag_msg that is read here
+	answerBytes  = 4 + idBytes // the fields of struct inet_diag_msg that are used here
 )
 
-// wantedStates are the states of connections for which a program may wait: from SYN_SENT to
-// LAST_ACK, and not yet accepted ones. The numbers are Linux's (include/net/tcp_states.h).
+// wantedStates are the states of connections in which a program may wait for the peer: from
+// SYN_SENT to LAST_ACK, and before accept. The numbers are Linux's (include/net/tcp_states.h).
 const wantedStates = 1<<1 | 1<<2 | 1<<3 | 1<<4 | 1<<5 | 1<<8 | 1<<9 | 1<<11 | 1<<12
 
-// Connections closes the guest's TCP connections in a fork. Their other ends are connected to the
-// source, and a child that reads from such a connection would wait for ever. Readers and writers
-// get ECONNABORTED at once.
+// Connections closes the guest's TCP connections in a fork. Their peers are connected to the guest
+// that was forked, so a child that reads from such a connection would wait for ever. After the
+// close, readers and writers get ECONNABORTED at once.
 //
-// It closes all connections from the interface's address to another. Connections inside the guest
-// continue, because both of their ends were copied. So do UDP sockets, which have no other end, and
-// connections in network namespaces that the guest has made.
+// Connections closes all connections from the interface's address to another address. Connections
+// inside the guest continue, because a fork copies both of their ends. UDP sockets are not closed,
+// because they have no connection. Network namespaces that the guest has made are not searched.
 //
-// If a search found no connections and the guest has sent nothing since, it still has none and is
-// not searched again: a search would touch the kernel's whole table in every child.
+// If a search found no connections and the guest has sent no packet since, there are still none.
+// Then a fork does not search, because a search would access the kernel's whole table in every
+// child.
 type Connections struct {
 	diag  *netlink
 	guest [4]byte
-	sent  int // descriptor of sentPath
+	sent  int // descriptor of the file sentPath
 
-	count, clean       [24]byte // number of packets sent: now, and when there were no connections
+	count, clean       [24]byte // text of sentPath now, and when a search last found no connections
 	countLen, cleanLen int
 	request            [requestBytes]byte
 	found              []connection
-	add                func(message []byte) // take, made once: a search allocates nothing
+	add                func(message []byte) // method value of take, made once so that a search allocates nothing
 }
 
-// connection identifies one socket to the kernel.
+// connection is the kernel's identification of one socket.
 type connection struct {
 	family uint8
 	id     [idBytes]byte
 }
 
 // OpenConnections opens the descriptors for Reset, so that a fork opens nothing. If the kernel
-// cannot close connections, it logs that and returns nil: those of a fork then end by timeout.
+// cannot close connections, it logs that and returns nil. The connections that a fork inherits then
+// end by timeout.
 func OpenConnections(log *kmsg.Log) *Connections {
 	c, err := openConnections()
 	if err != nil {
@@ -86,20 +88,20 @@ func openConnections() (*Connections, error) {
 	return c, nil
 }
 
-// probe asks the kernel for its connections, and to close a nonexistent one. The right answer to
-// the second request is ENOENT; without tcp_diag both answers are ENOENT.
+// probe checks that the kernel can list and close connections: it lists them, and closes one that
+// does not exist. For the second request ENOENT is the right answer. Without tcp_diag the kernel
+// answers ENOENT to both.
 func (c *Connections) probe() error {
 	if err := c.search(); err != nil {
 		return err
 	}
-	c.cleanLen = 0 // Reset searches itself
+	c.cleanLen = 0 // so that Reset searches
 	if err := c.destroy(&connection{family: unix.AF_INET}); err != nil && !errors.Is(err, unix.ENOENT) {
 		return err
 	}
 	return nil
 }
 
-// Close releases what OpenConnections opened.
 func (c *Connections) Close() {
 	c.diag.close()
 	_ = unix.Close(c.sent)
@@ -110,8 +112,9 @@ func (c *Connections) Reset() error {
 	if c == nil {
 		return nil
 	}
-	// Search at most twice. A connection that closes during the first search may hide another one.
-	// Connections made since then belong to the child, and a busy child would always have some.
+	// Search twice, because a connection that closes during the first search may hide another one.
+	// A third search would not help: new connections belong to the child, and a busy child would
+	// always have some.
 	for range 2 {
 		if err := c.search(); err != nil || len(c.found) == 0 {
 			return err
@@ -134,7 +137,7 @@ func (c *Connections) Rehearse() error {
 	return c.search()
 }
 
-// search fills found.
+// search sets c.found to the connections that Reset must close.
 func (c *Connections) search() error {
 	c.found = c.found[:0]
 	n, err := rawcall.Pread(c.sent, c.count[:], 0)
@@ -144,19 +147,20 @@ func (c *Connections) search() error {
 	if c.countLen = n; bytes.Equal(c.count[:n], c.clean[:c.cleanLen]) {
 		return nil
 	}
-	for _, family := range [...]uint8{unix.AF_INET, unix.AF_INET6} { // AF_INET6 for ::ffff:a.b.c.d
+	for _, family := range [...]uint8{unix.AF_INET, unix.AF_INET6} { // AF_INET6 for IPv4 addresses in the form ::ffff:a.b.c.d
 		c.ask(family)
 		if err := c.diag.call(c.request[:], unix.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP, c.add); err != nil {
 			return fmt.Errorf("list connections: %w", err)
 		}
 	}
-	if len(c.found) == 0 { // valid for the time when count was read: later connections have changed it
+	if len(c.found) == 0 { // count was read before the search, so a connection made since then changes it again
 		c.clean, c.cleanLen = c.count, c.countLen
 	}
 	return nil
 }
 
-// take keeps a struct inet_diag_msg of the dump if its connection leaves the guest.
+// take parses a struct inet_diag_msg and adds its connection to c.found if the peer is outside the
+// guest.
 func (c *Connections) take(message []byte) {
 	if len(message) < answerBytes {
 		return
@@ -170,7 +174,7 @@ func (c *Connections) take(message []byte) {
 	}
 }
 
-// address4 returns the IPv4 address in an address of 16 bytes. AF_INET uses the first 4 bytes.
+// address4 returns the IPv4 address in p, which has 16 bytes. ok is false for an IPv6 address.
 func address4(family uint8, p []byte) (a [4]byte, ok bool) {
 	if family == unix.AF_INET {
 		return [4]byte(p), true
@@ -188,7 +192,7 @@ func (c *Connections) destroy(which *connection) error {
 	return c.diag.call(c.request[:], unix.SOCK_DESTROY, unix.NLM_F_ACK, func([]byte) {})
 }
 
-// ask fills in struct inet_diag_req_v2 except the id.
+// ask writes a struct inet_diag_req_v2, except for the id, to c.request.
 func (c *Connections) ask(family uint8) {
 	p := c.request[unix.SizeofNlMsghdr:]
 	clear(p)

@@ -8,11 +8,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// bufferBytes is the size of a buffer for one datagram of the kernel, which never exceeds a page or
-// the size of the previous read.
+// bufferBytes is the size of a buffer for one datagram of the kernel. The kernel makes no datagram
+// larger than a page or than the size of the previous read.
 const bufferBytes = 4096
 
-// netlink is a socket for one request at a time. It waits in the kernel and allocates nothing.
+// netlink is a socket for one request at a time. It blocks in the kernel and allocates nothing.
 type netlink struct {
 	fd  int
 	seq uint32
@@ -29,7 +29,8 @@ func openNetlink(protocol int) (*netlink, error) {
 
 func (n *netlink) close() { _ = unix.Close(n.fd) }
 
-// header writes struct nlmsghdr before a request that follows it in p.
+// header writes a struct nlmsghdr at the beginning of p, which already contains the request after
+// it.
 func (n *netlink) header(p []byte, kind, flags uint16) {
 	n.seq++
 	ne := binary.NativeEndian
@@ -37,11 +38,11 @@ func (n *netlink) header(p []byte, kind, flags uint16) {
 	ne.PutUint16(p[4:], kind)
 	ne.PutUint16(p[6:], unix.NLM_F_REQUEST|flags)
 	ne.PutUint32(p[8:], n.seq)
-	ne.PutUint32(p[12:], 0) // the kernel fills in the sender
+	ne.PutUint32(p[12:], 0) // sender, which the kernel fills in
 }
 
-// call sends a request that begins with room for its header, and passes each message of the answer
-// to got. An error of the kernel ends it.
+// call sends the request p, which begins with room for a header, and passes each message of the
+// answer to got. It stops if the kernel answers with an error.
 func (n *netlink) call(p []byte, kind, flags uint16, got func(message []byte)) error {
 	n.header(p, kind, flags)
 	if _, err := unix.Write(n.fd, p); err != nil {
@@ -63,7 +64,8 @@ func (n *netlink) call(p []byte, kind, flags uint16, got func(message []byte)) e
 
 var errShort = errors.New("netlink answer: truncated")
 
-// messages splits a datagram and reports whether it ends the answer.
+// messages passes each message of a datagram to got, and reports whether the datagram ends the
+// answer.
 func (n *netlink) messages(p []byte, got func(message []byte)) (done bool, err error) {
 	ne := binary.NativeEndian
 	for len(p) > 0 {
@@ -77,7 +79,7 @@ func (n *netlink) messages(p []byte, got func(message []byte)) (done bool, err e
 		body, kind, seq := p[unix.SizeofNlMsghdr:size], ne.Uint16(p[4:]), ne.Uint32(p[8:])
 		p = p[min(len(p), (size+unix.NLMSG_ALIGNTO-1)&^(unix.NLMSG_ALIGNTO-1)):]
 		switch {
-		case seq != n.seq: // of an earlier request that was cancelled
+		case seq != n.seq: // belongs to an earlier request that was cancelled
 		case kind == unix.NLMSG_DONE:
 			return true, nil
 		case kind == unix.NLMSG_ERROR:

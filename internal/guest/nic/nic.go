@@ -1,9 +1,9 @@
-// Package nic is the guest's network interface. It configures the interface at boot, with addresses
-// that are the same in every VM (package frame), and closes, in a fork, the TCP connections that
-// the fork has inherited.
+// Package nic is the guest's network interface. At boot it configures the interface, with addresses
+// that are the same in every VM (package frame). In a fork it closes the TCP connections that the
+// fork has inherited.
 //
-// It knows no policy: forkd-net decides what the guest may reach. There is no IPv6, so that an idle
-// guest does not send router solicitations.
+// It knows no policy, because forkd-net decides what the guest may reach. It disables IPv6, so that
+// an idle guest sends no router solicitations.
 package nic
 
 import (
@@ -65,7 +65,7 @@ func Up() error {
 	return nil
 }
 
-// addDefaultRoute is "ip route add default via gateway".
+// addDefaultRoute does the same as "ip route add default via GATEWAY".
 func addDefaultRoute(gateway [4]byte) error {
 	n, err := openNetlink(unix.NETLINK_ROUTE)
 	if err != nil {

@@ -14,7 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/frame"
 )
 
-// Path of the file that names DNS servers, and of ours if the disk cannot be written.
+// Paths of the file that names DNS servers, and of the file that is mounted over it if the disk is
+// read-only.
 const (
 	resolvPath    = "/etc/resolv.conf"
 	resolvRunPath = "/run/forkd/resolv.conf"
@@ -22,8 +23,8 @@ const (
 
 const resolvConf = "# by forkd: the image names no server that a guest could ask\nnameserver " + frame.Gateway + "\n"
 
-// Resolver ensures that /etc/resolv.conf names the gateway, unless the image's own names a server
-// outside the guest.
+// Resolver makes /etc/resolv.conf name the gateway as DNS server, unless the image's file names a
+// server outside the guest.
 func Resolver() error {
 	if err := setResolver(resolvPath, resolvRunPath); err != nil {
 		return fmt.Errorf("name server: %w", err)
@@ -31,9 +32,10 @@ func Resolver() error {
 	return nil
 }
 
-// setResolver replaces path by our file, or mounts ours from run over it.
+// setResolver replaces path by a file that names the gateway. If it cannot, it writes that file to
+// run and mounts it over path.
 func setResolver(path, run string) error {
-	text, err := os.ReadFile(path) // through a symbolic link, which may dangle
+	text, err := os.ReadFile(path) // follows a symbolic link, whose target may be missing
 	if err == nil && namesServer(string(text)) {
 		return nil
 	}
@@ -54,7 +56,7 @@ func setResolver(path, run string) error {
 	return nil
 }
 
-// replace makes path a regular file, whatever it was.
+// replace replaces path, which may be a symbolic link, by a regular file.
 func replace(path string) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
@@ -67,7 +69,8 @@ func replace(path string) error {
 }
 
 // namesServer reports whether a resolv.conf(5) names an IPv4 server outside the guest. A server
-// inside the guest would have to be started by the user, who then also provides the resolv.conf.
+// inside the guest does not count, because it does not run yet; a user who starts one also writes a
+// resolv.conf.
 func namesServer(text string) bool {
 	for line := range strings.Lines(text) {
 		words := strings.Fields(line)

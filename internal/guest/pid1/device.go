@@ -14,9 +14,9 @@ import (
 	"github.com/forkd/forkd/internal/guest/kmsg"
 )
 
-// loadModules loads the modules listed in the file dir/order, in that order. A module that finds no
-// device is not an error; a missing or refused one is. An initramfs without modules is for kernels
-// with all drivers built in.
+// loadModules loads the modules listed in the file dir/order, in that order. It is no error if a
+// module finds no device. It is an error if a module is missing or the kernel refuses it. If there
+// is no list, the kernel has all drivers built in.
 func loadModules(dir string, log *kmsg.Log) error {
 	order, err := os.ReadFile(filepath.Join(dir, "order"))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -48,13 +48,14 @@ func loadModule(path string) error {
 }
 
 // deviceTimeout bounds the wait for the root disk. The kernel finds a virtio disk within
-// milliseconds of loading its driver; the bound covers software emulation of the whole machine.
+// milliseconds after its driver is loaded, but takes longer if the whole machine is emulated in
+// software.
 const deviceTimeout = 20 * time.Second
 
 // uevents is a netlink socket on which the kernel announces devices.
 type uevents struct{ fd int }
 
-// kernelGroup is the multicast group of events that come from the kernel itself.
+// kernelGroup is the multicast group in which the kernel itself sends events.
 const kernelGroup = 1
 
 func openUevents() (uevents, error) {
@@ -71,8 +72,8 @@ func openUevents() (uevents, error) {
 
 func (u uevents) close() { unix.Close(u.fd) }
 
-// waitForDevice waits until path exists. The events' contents do not matter: each one triggers
-// another check.
+// waitForDevice waits until path exists. It checks path after each event, whatever the event
+// contains.
 func (u uevents) waitForDevice(path string) error {
 	deadline := time.Now().Add(deviceTimeout)
 	for buf := make([]byte, 4096); ; {
@@ -89,8 +90,7 @@ func (u uevents) waitForDevice(path string) error {
 			return fmt.Errorf("wait for %s: %w", path, err)
 		}
 		if n > 0 {
-			// An overrun of the socket's buffer loses events, but the check of the path makes up
-			// for that.
+			// ENOBUFS means that events were lost. Since path is checked next, this does no harm.
 			if _, _, err := unix.Recvfrom(u.fd, buf, unix.MSG_DONTWAIT); err != nil &&
 				err != unix.ENOBUFS && err != unix.EAGAIN && err != unix.EINTR {
 				return fmt.Errorf("wait for %s: %w", path, err)

@@ -12,8 +12,8 @@ import (
 	"github.com/forkd/forkd/internal/rawcall"
 )
 
-// clockTolerance is the difference between the guest's wall clock and the host's up to which a fork
-// does not set the clock. Setting it wakes every timer on it, and a message takes part of that time
+// clockTolerance is how far the guest's wall clock may differ from the host's before a fork sets
+// it. Setting the clock wakes every timer that uses it. The host's message takes part of this time
 // to arrive.
 const clockTolerance = 2 * time.Millisecond
 
@@ -23,17 +23,17 @@ const (
 	rndReseedCRNG  = 0x5207     // RNDRESEEDCRNG
 )
 
-// Identity changes what a guest shares with its siblings after a fork: the kernel's random numbers,
-// the clock, the names and the ids. Its files are opened before the fork, so that a fork opens
-// nothing.
+// Identity changes, after a fork, what a guest shares with its siblings: the kernel's random
+// numbers, the clock, the names and the ids. It opens its files before the fork, so that a fork
+// opens nothing.
 type Identity struct {
 	random int // /dev/urandom
-	hwrng  int // /dev/hwrng; -1: this kernel has none
+	hwrng  int // /dev/hwrng; -1 if the kernel has none
 	files  idFiles
 }
 
-// OpenIdentity opens the files of Identity, and mounts the files that a fork rewrites where
-// programs look for them.
+// OpenIdentity opens the files of Identity. It also mounts the files that a fork rewrites over the
+// paths at which programs look for them.
 func OpenIdentity(log *kmsg.Log) (*Identity, error) {
 	fd, err := unix.Open("/dev/urandom", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -53,20 +53,21 @@ func OpenIdentity(log *kmsg.Log) (*Identity, error) {
 	return &Identity{fd, hwrng, mountIDFiles(fd, []byte(name), log)}, nil
 }
 
-// Shared returns the files that could not be made the guest's own, so that programs find the same
-// content as in its siblings.
+// Shared returns the files that could not be made the guest's own. They have the same content in
+// all of the guest's siblings.
 func (id *Identity) Shared() []string { return id.files.shared }
 
-// Rehearse makes the calls of SetHostname without changing anything, so that everything that
-// SetHostname needs is in memory.
+// Rehearse makes the system calls of SetHostname without changing anything, so that the memory that
+// SetHostname needs is allocated before the snapshot.
 func (id *Identity) Rehearse() error { return id.files.rehearse() }
 
-// Reseed mixes entropy into the kernel's pool, credits it and reseeds the generator from the pool
-// at once, so that every later read of random bytes depends on it. What Linux has fetched from the
-// random number device before the fork is dropped: /dev/hwrng would give it to every sibling.
+// Reseed mixes entropy into the kernel's pool, credits it, and reseeds the generator from the pool
+// at once, so that all random bytes that are read later depend on entropy. Linux has also fetched
+// bytes from the random number device before the fork, and /dev/hwrng would return the same ones in
+// every sibling; Reseed reads and drops them.
 //
-// These three steps are RNDADDENTROPY taken apart: that ioctl wants a pointer to a struct of
-// variable length, which Go can only build with unsafe.
+// The first three steps together are RNDADDENTROPY. That ioctl needs a pointer to a struct of
+// variable length, which Go can build only with package unsafe.
 func (id *Identity) Reseed(entropy []byte) error {
 	if len(entropy) < 32 {
 		return fmt.Errorf("reseed: entropy has %d bytes; send 32 or more", len(entropy))
@@ -87,8 +88,9 @@ func (id *Identity) Reseed(entropy []byte) error {
 // driver and 64 in the core that all such drivers share.
 const maxFetched = 2 * 64
 
-// dropFetched reads the available bytes of the non-blocking /dev/hwrng. It does not wait: bytes
-// that the device delivers later are the child's own.
+// dropFetched reads and drops the bytes that Linux has fetched for /dev/hwrng, which is open in
+// non-blocking mode. It does not wait for more, because bytes that the device delivers later are
+// the child's own.
 func dropFetched(hwrng int) error {
 	if hwrng < 0 {
 		return nil
@@ -122,9 +124,9 @@ func (id *Identity) SetClock(ns int64) error {
 	return nil
 }
 
-// SetHostname sets the kernel's host name and writes the files that depend on it: the ids of the
-// machine and of its boot, and the line of /etc/hosts that resolves the name. /etc/hostname keeps
-// the snapshot's.
+// SetHostname sets the kernel's host name. It also writes the files that depend on the name: the
+// ids of the machine and of its boot, and the line of /etc/hosts that resolves the name. It does
+// not change /etc/hostname, which keeps the name of the snapshot.
 func (id *Identity) SetHostname(name []byte) error {
 	if len(name) == 0 {
 		return nil

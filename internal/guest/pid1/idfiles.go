@@ -15,16 +15,16 @@ import (
 	"github.com/forkd/forkd/internal/rawcall"
 )
 
-// idDir holds the files that a fork rewrites. They are on tmpfs and mounted over the files that
-// programs read. A write to the disk would cost each child its own blocks, and wake the child again
-// when the journal is committed.
+// idDir contains the files that a fork rewrites. It is on tmpfs, and its files are mounted over the
+// files that programs read. Writing to the disk instead would allocate disk blocks for each child,
+// and would wake the child again when the journal is committed.
 const idDir = "/run/forkd"
 
-// Paths of what a fork rewrites.
+// Paths of the files that a fork rewrites.
 const (
 	machineIDPath = "/etc/machine-id"
-	dbusIDPath    = "/var/lib/dbus/machine-id"        // machineIDPath, in images where it is not a link
-	bootIDPath    = "/proc/sys/kernel/random/boot_id" // the kernel makes it once per boot; ours is mounted over it
+	dbusIDPath    = "/var/lib/dbus/machine-id"        // same as machineIDPath; in some images it is a file, in others a link
+	bootIDPath    = "/proc/sys/kernel/random/boot_id" // the kernel sets it once per boot; our file is mounted over it
 	hostsPath     = "/etc/hosts"
 )
 
@@ -35,8 +35,8 @@ const hostsDefault = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopb
 const maxHostname = 64
 
 // hostsPrefix begins the first line of /etc/hosts, which resolves the host name. Debian uses this
-// address for it. The line is padded with spaces, so that one write replaces it without touching
-// the rest.
+// address for it. Spaces pad the line to a fixed length, so that one write can replace the line
+// without moving the rest of the file.
 const hostsPrefix = "127.0.1.1 "
 
 type hostsLine [len(hostsPrefix) + maxHostname + 1]byte
@@ -51,9 +51,9 @@ func newHostsLine(name []byte) (l hostsLine) {
 	return l
 }
 
-// newMachineID derives the machine id from the host name. So it stays the same when a sandbox is
-// rolled back or resumed, and differs between siblings because their names do. Like the name, it is
-// not secret. It is computed on the stack.
+// newMachineID derives the machine id from the host name. So the id stays the same when a sandbox
+// is rolled back or resumed, and it differs between siblings because their names differ. Like the
+// name, it is not secret. It is computed on the stack, which allocates nothing.
 func newMachineID(name []byte) (id [33]byte) {
 	const prefix = "forkd machine-id "
 	sum := sha256.Sum256(append(append(make([]byte, 0, len(prefix)+maxHostname), prefix...), name...))
@@ -63,9 +63,9 @@ func newMachineID(name []byte) (id [33]byte) {
 	return id
 }
 
-// newBootID returns a random UUID: for programs that compare boot ids, a fork, a rollback and a
-// resumption are boots of their own. The bytes come from a descriptor of /dev/urandom, since
-// getrandom of the vDSO keeps a state in memory for each thread.
+// newBootID returns a random UUID. Programs that compare boot ids so take a fork, a rollback or a
+// resumption for a boot. The bytes are read from a descriptor of /dev/urandom, because getrandom in
+// the vDSO keeps a state in memory for each thread.
 func newBootID(random int) (id [37]byte, err error) {
 	var r [16]byte
 	if n, err := rawcall.Read(random, r[:]); err != nil || n != len(r) {
@@ -82,17 +82,17 @@ func newBootID(random int) (id [37]byte, err error) {
 	return id, nil
 }
 
-// idFiles are descriptors of the files in idDir, negative for those that could not be mounted, and
-// of /dev/urandom.
+// idFiles are descriptors of the files in idDir, and of /dev/urandom. A descriptor is negative if
+// its file could not be mounted.
 type idFiles struct {
 	random, machineID, bootID, hosts int
-	shared                           []string // files that could not be mounted: all siblings have the image's
+	shared                           []string // files that could not be mounted, so that all siblings have the image's
 }
 
-// write writes the ids for a host name.
+// write writes the files for a host name.
 func (f idFiles) write(name []byte) error { return f.put(name, false) }
 
-// rehearse does what write does for the present name, but leaves the files unchanged.
+// rehearse makes the system calls of write for the present name, but leaves the files unchanged.
 func (f idFiles) rehearse() error {
 	var u unix.Utsname
 	if err := unix.Uname(&u); err != nil {
@@ -126,7 +126,7 @@ func (f idFiles) put(name []byte, rehearsal bool) error {
 	return nil
 }
 
-// writeHosts replaces the first line, unless the user has replaced it.
+// writeHosts replaces the first line of /etc/hosts, unless the user has changed that line.
 func writeHosts(fd int, name []byte, rehearsal bool) error {
 	var was hostsLine
 	n, err := rawcall.Pread(fd, was[:], 0)
@@ -152,9 +152,9 @@ func writeAt(fd int, p []byte, rehearsal bool) error {
 	return nil
 }
 
-// mountIDFiles makes the files and mounts them. If one cannot be mounted, such as on a read-only
-// disk that lacks the file, it logs a warning: programs then see the image's file, and every fork
-// reports it.
+// mountIDFiles creates the files and mounts them. If a file cannot be mounted, for example because
+// a read-only disk lacks the path, it logs a warning. Programs then see the image's file, and every
+// fork reports that it is shared.
 func mountIDFiles(random int, name []byte, log *kmsg.Log) idFiles {
 	files := idFiles{random: random, machineID: -1, bootID: -1, hosts: -1}
 	if err := os.MkdirAll(idDir, dirMode); err != nil {
@@ -205,8 +205,8 @@ func newIDFile(path string, mode fs.FileMode, content []byte) (int, error) {
 	return fd, nil
 }
 
-// mountOver mounts a file over the targets. It creates the first target if missing. It covers the
-// other targets only if they are regular files.
+// mountOver mounts the file at path over the targets. It creates the first target if it is missing.
+// It skips other targets that are not regular files.
 func mountOver(path string, targets []string) error {
 	for i, target := range targets {
 		info, err := os.Lstat(target)

@@ -17,8 +17,8 @@ type mountPoint struct {
 
 const hardened = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
 
-// kernelMounts are needed before and after the move to the root disk. devtmpfs may be mounted
-// already, by EarlyLog or the kernel itself.
+// kernelMounts are needed both before and after the switch to the root disk. devtmpfs may already
+// be mounted, by EarlyLog or by the kernel itself.
 func kernelMounts(root string) []mountPoint {
 	return []mountPoint{
 		{"devtmpfs", root + "/dev", "devtmpfs", unix.MS_NOSUID, "mode=0755"},
@@ -27,7 +27,7 @@ func kernelMounts(root string) []mountPoint {
 	}
 }
 
-// systemMounts are what programs expect of a running system in addition to kernelMounts.
+// systemMounts are file systems that programs expect in addition to kernelMounts.
 func systemMounts(root string) []mountPoint {
 	return []mountPoint{
 		{"devpts", root + "/dev/pts", "devpts", unix.MS_NOSUID | unix.MS_NOEXEC, "mode=0620,gid=5,ptmxmode=0666"},
@@ -42,7 +42,7 @@ func mount(m mountPoint) error {
 		return fmt.Errorf("mount %s: %w", m.target, err)
 	}
 	err := unix.Mount(m.source, m.target, m.fstype, m.flags, m.data)
-	if err != nil && err != unix.EBUSY { // EBUSY: mounted there already
+	if err != nil && err != unix.EBUSY { // EBUSY: already mounted
 		return fmt.Errorf("mount %s on %s: %w", m.fstype, m.target, err)
 	}
 	return nil
@@ -53,11 +53,12 @@ func mountRoot(opts Options) error {
 	if err := os.MkdirAll(newRoot, dirMode); err != nil {
 		return fmt.Errorf("mount root: %w", err)
 	}
-	var flags uintptr = unix.MS_NOATIME // reading a file must not write to the child's disk
+	var flags uintptr = unix.MS_NOATIME // without access times, because reading a file would write to the child's disk
 	if opts.ReadOnly {
 		flags |= unix.MS_RDONLY
 	}
-	// Space of deleted files is freed in the layers of the disk, and so in its branches.
+	// "discard" returns the space of deleted files to the host, which frees it in the layers of the
+	// disk.
 	if err := unix.Mount(rootDevice, newRoot, "ext4", flags, "discard"); err != nil {
 		return fmt.Errorf("mount %s as ext4: %w; is the root disk an ext4 image?", rootDevice, err)
 	}
@@ -84,8 +85,8 @@ func mountRoot(opts Options) error {
 	return nil
 }
 
-// switchRoot makes the root disk the root of this process, with all its threads and later children.
-// pivot_root(2) cannot leave an initramfs, hence the move.
+// switchRoot makes the root disk the root directory of this process, with all its threads and
+// future children. It moves the mount to /, because pivot_root(2) does not work in an initramfs.
 func switchRoot() error {
 	if err := os.Chdir(newRoot); err != nil {
 		return fmt.Errorf("switch root: %w", err)

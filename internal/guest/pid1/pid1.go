@@ -1,12 +1,13 @@
 // Package pid1 turns a freshly booted kernel with forkd's initramfs into a running system on the
-// root disk: it mounts the kernel's file systems, loads the modules, waits for the disk, changes
+// root disk. It mounts the kernel's file systems, loads the modules, waits for the disk, changes
 // the root to it, and disables periodic work of the kernel.
 //
-// It starts no service, configures no network beyond loopback, which is package nic's, and does not
-// fork: the process that calls Boot stays PID 1. It reads these options of the kernel command line:
+// It starts no services and no processes: the process that calls Boot stays PID 1. It configures
+// only the loopback interface; package nic configures the other one. It reads these options of the
+// kernel command line:
 //
 //	forkd.ro            mount the root disk read-only
-//	forkd.hostname=NAME host name until the first fork gives another (default "forkd")
+//	forkd.hostname=NAME host name until the first fork sets another (default "forkd")
 package pid1
 
 import (
@@ -21,9 +22,9 @@ import (
 	"github.com/forkd/forkd/internal/guest/userenv"
 )
 
-// Paths of the initramfs and the guest.
+// Paths in the initramfs and the guest.
 const (
-	modulesDir = "/modules" // *.ko, and the text file "order" with one file name per line
+	modulesDir = "/modules" // *.ko, and the text file "order" with one file name on each line
 	rootDevice = "/dev/vda"
 	newRoot    = "/newroot"
 )
@@ -61,14 +62,14 @@ func ParseCmdline(cmdline string) (Options, error) {
 	return o, nil
 }
 
-// EarlyLog mounts /dev and opens the kernel's log. Without it only the reason of its own failure
-// can be reported.
+// EarlyLog mounts /dev and opens the kernel's log. If it fails, the caller can only report the
+// error on stderr.
 func EarlyLog() (*kmsg.Log, error) {
 	if err := mount(mountPoint{"devtmpfs", "/dev", "devtmpfs", unix.MS_NOSUID, "mode=0755"}); err != nil {
 		return kmsg.NewPlain(os.Stderr), err
 	}
-	// Not os.OpenFile, which would add the file to the runtime's poller: each message of the kernel
-	// would wake the agent, and the kernel writes one in every fork.
+	// os.OpenFile would add the file to the runtime's poller. Then each message of the kernel would
+	// wake the agent, and the kernel writes one in every fork.
 	fd, err := unix.Open("/dev/kmsg", unix.O_WRONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return kmsg.NewPlain(os.Stderr), &os.PathError{Op: "open", Path: "/dev/kmsg", Err: err}
@@ -76,7 +77,7 @@ func EarlyLog() (*kmsg.Log, error) {
 	return kmsg.New(os.NewFile(uintptr(fd), "/dev/kmsg")), nil
 }
 
-// Boot does everything between EarlyLog and the start of services.
+// Boot does everything between EarlyLog and the start of the agent's services.
 func Boot(log *kmsg.Log) error {
 	for _, m := range kernelMounts("") {
 		if err := mount(m); err != nil {
@@ -91,7 +92,7 @@ func Boot(log *kmsg.Log) error {
 	if err != nil {
 		return err
 	}
-	// The socket is open before the first module can find a device, so that no event is missed.
+	// Open the socket before a module can find a device, so that no event is missed.
 	events, err := openUevents()
 	if err != nil {
 		return err
@@ -106,7 +107,7 @@ func Boot(log *kmsg.Log) error {
 	if err := mountRoot(opts); err != nil {
 		return err
 	}
-	// The remaining initramfs is memory, and the modules are no longer needed.
+	// The initramfs stays in memory, so remove the modules, which are no longer needed.
 	if err := os.RemoveAll(modulesDir); err != nil {
 		log.Warnf("free the initramfs: %v", err)
 	}
@@ -117,8 +118,8 @@ func Boot(log *kmsg.Log) error {
 	return identify(opts)
 }
 
-// identify sets the system's name, its loopback interface and the environment that libraries look
-// for.
+// identify sets the host name, brings up the loopback interface, and sets the environment variables
+// that libraries expect.
 func identify(opts Options) error {
 	if err := unix.Sethostname([]byte(opts.Hostname)); err != nil {
 		return fmt.Errorf("set hostname %q: %w", opts.Hostname, err)
@@ -148,8 +149,9 @@ func loopbackUp() error {
 	return nil
 }
 
-// PowerOff reports why the guest cannot continue and ends it: the host sees a power-off or, if the
-// machine cannot power off, the following panic. It returns only if the kernel refuses.
+// PowerOff logs the reason and powers the machine off. If the machine cannot power off, the kernel
+// panics when this process exits, which the host sees as well. PowerOff returns only if the kernel
+// refuses.
 func PowerOff(log *kmsg.Log, reason error) {
 	log.Errorf("fatal: %v; powering off", reason)
 	unix.Sync()

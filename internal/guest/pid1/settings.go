@@ -8,16 +8,16 @@ import (
 	"github.com/forkd/forkd/internal/guest/kmsg"
 )
 
-// quiet are kernel settings that disable periodic work. Each such wake-up costs an idle guest CPU
-// time and pages of its own, hundreds of times on a host. Users may change them back; a kernel may
-// lack any.
+// quiet contains kernel settings that disable periodic work. Each periodic wake-up would cost CPU
+// time and memory in every idle guest of a host, of which there may be hundreds. Users may change
+// the settings. A kernel may lack some of them.
 var quiet = map[string]string{
-	"/proc/sys/vm/compaction_proactiveness":   "0",  // kcompactd then sleeps until needed, instead of for half a second
-	"/proc/sys/kernel/hung_task_timeout_secs": "0",  // a fork looks like a hang
-	"/proc/sys/vm/stat_interval":              "60", // seconds between folding the CPUs' counters into /proc/vmstat
+	"/proc/sys/vm/compaction_proactiveness":   "0",  // kcompactd then sleeps until it is needed, not for half a second
+	"/proc/sys/kernel/hung_task_timeout_secs": "0",  // the time that passes during a fork looks like a hang
+	"/proc/sys/vm/stat_interval":              "60", // interval in seconds at which the CPUs' counters are added to /proc/vmstat
 }
 
-// applySettings writes values to files that exist.
+// applySettings writes values to the files that exist.
 func applySettings(settings map[string]string, log *kmsg.Log) {
 	for path, value := range settings {
 		if err := writeExisting(path, value); err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -1,5 +1,6 @@
-// Package reap starts child processes and collects their exit statuses. PID 1 can use it to also
-// collect the orphans it inherits, without taking the status of a child that a caller waits for.
+// Package reap starts child processes and collects their exit statuses. In PID 1 it also collects
+// orphans, which the kernel makes children of PID 1. It never takes the status of a process from a
+// caller that waits for it.
 //
 // It does not restart, limit or kill processes by itself.
 package reap
@@ -34,11 +35,11 @@ type Child struct {
 	status syscall.WaitStatus // valid after done is closed
 }
 
-// New returns a Reaper that waits for its own children only.
+// New returns a Reaper that collects only the processes that it has started.
 func New() *Reaper { return &Reaper{children: map[int]*Child{}} }
 
-// NewInit returns a Reaper for PID 1: it collects every child of this process, including adopted ones,
-// until the process ends. Nothing else in the process may wait for children.
+// NewInit returns a Reaper for PID 1. It collects every child of this process, including adopted
+// ones, until the process exits. No other code in the process may wait for children.
 func NewInit() *Reaper {
 	r := New()
 	r.all = true
@@ -52,11 +53,11 @@ func NewInit() *Reaper {
 	return r
 }
 
-// Start starts cmd. Do not use cmd.Wait or cmd.Process afterwards. Its Stdin, Stdout and Stderr
-// must be files or nil.
+// Start starts cmd, whose Stdin, Stdout and Stderr must be files or nil. Do not use cmd.Wait or
+// cmd.Process afterwards.
 func (r *Reaper) Start(cmd *exec.Cmd) (*Child, error) {
-	// The lock is held during the start, so that a child that exits at once is not collected before
-	// it is in the table.
+	// Hold the lock during the start, so that a child that exits at once is in the table before it
+	// is collected.
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if err := cmd.Start(); err != nil {
@@ -72,8 +73,8 @@ func (r *Reaper) Start(cmd *exec.Cmd) (*Child, error) {
 	return c, nil
 }
 
-// collect takes the status of every child that has exited. SIGCHLD coalesces, so one signal may
-// stand for several.
+// collect collects every child that has exited. It loops, because one SIGCHLD may stand for several
+// children.
 func (r *Reaper) collect() {
 	for {
 		r.mu.Lock()
@@ -94,8 +95,8 @@ func (r *Reaper) collect() {
 	}
 }
 
-// wait is used if the reaper collects only its own children. It peeks first, so that the process is
-// collected under the lock that Signal holds.
+// wait collects one child; a Reaper of New uses it. It first waits without collecting (WNOWAIT),
+// and then collects under the lock that Signal holds.
 func (c *Child) wait() {
 	for {
 		err := unix.Waitid(unix.P_PID, c.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
@@ -130,12 +131,11 @@ func (c *Child) Status() syscall.WaitStatus {
 	return c.status
 }
 
-// Signal sends sig to the process, or returns ErrExited if it has been collected; it never hits a
-// process that reuses the id.
+// Signal sends sig to the process, or returns ErrExited if the process has been collected. It never
+// signals another process that has got the same id.
 func (c *Child) Signal(sig syscall.Signal) error { return c.signal(c.Pid, sig) }
 
-// SignalGroup sends sig to the process group that the process leads, or returns ErrExited if it has
-// been collected.
+// SignalGroup is like Signal for the process group that the process leads.
 func (c *Child) SignalGroup(sig syscall.Signal) error { return c.signal(-c.Pid, sig) }
 
 func (c *Child) signal(pid int, sig syscall.Signal) error {

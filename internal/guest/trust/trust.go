@@ -2,9 +2,9 @@
 //
 // It adds the certificate to the bundle of the guest's distribution, which curl, git, wget and apt
 // use. Libraries with their own root certificates (Go and OpenSSL, Python's requests and pip,
-// Node.js) find the bundle through variables. Stores in other formats, such as Java's and a
-// browser's, are not changed, and running programs are not affected. It checks only the form of the
-// certificate, and removes none.
+// Node.js) find the bundle through environment variables. The package does not change stores in
+// other formats, such as Java's and a browser's, and does not affect running programs. It checks
+// only the form of the certificate, and never removes certificates.
 package trust
 
 import (
@@ -18,8 +18,8 @@ import (
 	"path/filepath"
 )
 
-// bundles are the distributions' files of trusted authorities. If none exists, the first is
-// created.
+// bundles are the paths at which distributions keep their trusted authorities in one file. If none
+// exists, the first is created.
 var bundles = []string{
 	"/etc/ssl/certs/ca-certificates.crt", // Debian, Alpine, Arch
 	"/etc/pki/tls/certs/ca-bundle.crt",   // Fedora
@@ -31,13 +31,13 @@ var bundles = []string{
 // the bundle.
 const source = "/usr/local/share/ca-certificates/forkd.crt"
 
-// Install adds a PEM certificate, and returns the variables that programs need. Adding it again
-// changes nothing.
+// Install adds a PEM certificate, and returns the environment variables that programs need to find
+// it. Adding the same certificate again changes nothing.
 func Install(certificate string) (env map[string]string, err error) {
 	return install("/", certificate)
 }
 
-// install is Install in the file system at root.
+// install is Install for the file system at root.
 func install(root, certificate string) (map[string]string, error) {
 	block, rest := pem.Decode([]byte(certificate))
 	if block == nil || block.Type != "CERTIFICATE" || len(bytes.TrimSpace(rest)) > 0 {
@@ -58,12 +58,12 @@ func install(root, certificate string) (map[string]string, error) {
 		return nil, fmt.Errorf("trust: %w", err)
 	}
 	return map[string]string{
-		"SSL_CERT_FILE": bundle, "REQUESTS_CA_BUNDLE": bundle, // instead of their own roots
-		"NODE_EXTRA_CA_CERTS": source, // in addition to its own
+		"SSL_CERT_FILE": bundle, "REQUESTS_CA_BUNDLE": bundle, // replaces the roots of OpenSSL, Go and Python
+		"NODE_EXTRA_CA_CERTS": source, // adds to the roots of Node.js
 	}, nil
 }
 
-// add appends a certificate to a bundle that lacks it.
+// add appends a certificate to a bundle, unless the bundle contains it.
 func add(bundle string, certificate []byte) error {
 	have, err := os.ReadFile(bundle)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

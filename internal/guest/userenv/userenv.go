@@ -1,7 +1,7 @@
 // Package userenv determines the properties of a new process in the guest: its user, its
-// environment, and the base of its relative paths.
+// environment, and the directory of its relative paths.
 //
-// It reads the present /etc/passwd and /etc/group and writes nothing.
+// It reads /etc/passwd and /etc/group at each call and writes nothing.
 package userenv
 
 import (
@@ -19,11 +19,11 @@ import (
 	"syscall"
 )
 
-// DefaultPath is the PATH of processes: Debian's for root, which includes the programs of all
-// users.
+// DefaultPath is the PATH of processes. It is the one that Debian gives root, which includes the
+// programs of all users.
 const DefaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// Env is the state shared by all later processes. It may be used concurrently.
+// Env is the state that all later processes share. It may be used concurrently.
 type Env struct {
 	mu          sync.Mutex
 	vars        map[string]string
@@ -73,8 +73,9 @@ type User struct {
 // User looks up an account; the empty name is the default user.
 func (e *Env) User(name string) (*User, error) { return e.UserOr(name, "") }
 
-// UserOr is User for clients with a default user of their own. For an empty name it is preferred,
-// if the guest has such an account and no other default is set, and otherwise root.
+// UserOr is like User for clients that have their own default user, preferred. If name is empty and
+// SetDefaults has set no user, it returns preferred if the guest has such an account, and otherwise
+// root.
 func (e *Env) UserOr(name, preferred string) (*User, error) {
 	if name == "" {
 		e.mu.Lock()
@@ -91,11 +92,11 @@ func (e *Env) UserOr(name, preferred string) (*User, error) {
 
 func lookup(name string) (*User, error) { return account(name, user.Lookup) }
 
-// account is lookup in the accounts that find knows.
+// account returns the account with a name or number. find looks up an account by its name.
 func account(name string, find func(string) (*user.User, error)) (*User, error) {
 	u, err := find(name)
 	if err != nil && name == "root" {
-		return &User{Name: "root", Home: rootHome()}, nil // an image without /etc/passwd has only the kernel's account
+		return &User{Name: "root", Home: rootHome()}, nil // without /etc/passwd, root is the only account
 	}
 	if err != nil {
 		return nil, fmt.Errorf("user %q does not exist in the guest", name)
@@ -108,7 +109,7 @@ func account(name string, find func(string) (*user.User, error)) (*User, error) 
 	out := &User{Name: u.Username, UID: uint32(uid), GID: uint32(gid), Home: u.HomeDir}
 	ids, err := u.GroupIds()
 	if err != nil {
-		ids = nil // a guest without /etc/group has no further groups
+		ids = nil // without /etc/group, there are no further groups
 	}
 	for _, id := range ids {
 		if n, err := strconv.ParseUint(id, 10, 32); err == nil {
@@ -125,7 +126,7 @@ func rootHome() string {
 	return "/"
 }
 
-// CheckVars refuses variables that no environment can hold.
+// CheckVars returns an error for variables that cannot be in an environment.
 func CheckVars(vars map[string]string) error {
 	for name, value := range vars {
 		switch {
@@ -140,7 +141,8 @@ func CheckVars(vars map[string]string) error {
 	return nil
 }
 
-// Credential returns the credential for starting a process as u, nil if the agent itself runs as u.
+// Credential returns the credential for starting a process as u. It is nil if the agent itself runs
+// as u.
 func (u *User) Credential() *syscall.Credential {
 	if os.Getuid() == int(u.UID) && os.Getgid() == int(u.GID) {
 		return nil
@@ -148,8 +150,8 @@ func (u *User) Credential() *syscall.Credential {
 	return &syscall.Credential{Uid: u.UID, Gid: u.GID, Groups: u.Groups}
 }
 
-// Environ builds the environment of a process of u: the account's basics, then the shared
-// variables, then those of the call. Later ones override earlier ones.
+// Environ returns the environment of a process of u. It contains the variables of the account, the
+// shared variables, and those in call. If a variable occurs more than once, the last of these wins.
 func (e *Env) Environ(u *User, call map[string]string) []string {
 	vars := map[string]string{"PATH": DefaultPath, "HOME": u.Home, "USER": u.Name, "LOGNAME": u.Name}
 	e.mu.Lock()
@@ -163,8 +165,8 @@ func (e *Env) Environ(u *User, call map[string]string) []string {
 	return out
 }
 
-// Dir resolves the working directory of a process of u. For an empty dir it is the default
-// directory, else the user's home, or / if the home is missing.
+// Dir returns the working directory of a process of u. If dir is empty, it is the default directory
+// or, without one, the user's home. If the home is missing, it is "/".
 func (e *Env) Dir(u *User, dir string) (string, error) {
 	if dir == "" {
 		e.mu.Lock()
@@ -187,7 +189,7 @@ func (e *Env) Dir(u *User, dir string) (string, error) {
 	return dir, nil
 }
 
-// Path makes a path absolute: "~", relative paths and the empty path are in u's home.
+// Path makes a path absolute. "~", relative paths and the empty path are relative to u's home.
 func Path(u *User, path string) string {
 	if path == "~" || strings.HasPrefix(path, "~/") {
 		path = path[1:]

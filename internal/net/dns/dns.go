@@ -2,11 +2,12 @@
 // names of the addresses that it returned, and limits the data that questions and answers can
 // carry.
 //
-// A name that the policy denies is refused and not looked up. Of a query, only the question leaves
-// the host, in a new message. Questions for IPv6 get empty answers, because there is no IPv6
-// outside. Questions for service bindings (RFC 9460) do too, because keys in these would encrypt
-// the name of a connection's server. The package listens on no socket; the owner of a socket calls
-// Answer. It caches nothing, because the host's resolver does.
+// A name that the policy denies is refused and not looked up. The package copies only the question
+// of a guest's query, into a new message to the resolver. Questions for IPv6 get empty answers,
+// because sandboxes cannot connect by IPv6. Questions for service bindings (RFC 9460) get empty
+// answers too: a service binding may contain a key with which a client encrypts the name of the
+// server, so that the policy could not see it. The package listens on no socket; the owner of a
+// socket calls Answer. It caches nothing, because the host's resolver does.
 package dns
 
 import (
@@ -22,20 +23,20 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// Limits of one sandbox. Names have about 30 bytes, and most programs ask for a few. A tunnel
-// through DNS sends its bytes in names, and in answers other than addresses. These limits leave it
-// some hundred bytes a second.
+// Limits of one sandbox. Names have about 30 bytes, and most programs look up a few names. A tunnel
+// through DNS sends its bytes in names, and in answers other than addresses. The limits leave such
+// a tunnel some hundred bytes per second.
 const (
 	queriesPerSecond = 50
 	queryBurst       = 500
-	nameBytesPerSec  = 1 << 10 // for the names in questions
+	nameBytesPerSec  = 1 << 10 // bytes per second, for the names in questions
 	nameBurst        = 32 << 10
-	otherBytesPerSec = 1 << 10 // for answers other than addresses
+	otherBytesPerSec = 1 << 10 // bytes per second, for answers other than addresses
 	otherBurst       = 64 << 10
 )
 
-// plainAnswer is the largest answer with addresses, in bytes, that no other limit counts. It is the
-// maximum of plain DNS over UDP (RFC 1035 §4.2.1).
+// plainAnswer is the largest answer with addresses, in bytes, that is not counted as "other". It is
+// the maximum of plain DNS over UDP (RFC 1035 §4.2.1).
 const plainAnswer = 512
 
 // Reason is the reason why this package refused a query.
@@ -56,13 +57,13 @@ type Guest struct {
 	refused  func(name string, reason Reason)
 	memory   memory
 	queries  *rate.Limiter
-	asked    *rate.Limiter // bytes of names
-	other    *rate.Limiter // bytes of answers other than addresses
+	asked    *rate.Limiter // limits the bytes of names
+	other    *rate.Limiter // limits the bytes of answers other than addresses
 }
 
-// New returns a Guest that has received no addresses yet. allowed reports whether the policy
-// permits a name in the normalized form of package policy. refused is called for every query that
-// is refused.
+// New returns a Guest that has not received any addresses. allowed reports whether the policy
+// permits a name, which is in the normalized form of package policy. refused is called for every
+// query that is refused.
 func New(r *Resolver, allowed func(string) (bool, Reason), refused func(string, Reason)) *Guest {
 	return &Guest{resolver: r, allowed: allowed, refused: refused,
 		queries: rate.NewLimiter(queriesPerSecond, queryBurst),
@@ -83,7 +84,8 @@ type query struct {
 	room     int // maximum size of the answer, in bytes
 }
 
-// Answer returns the answer to a query that arrived by TCP or UDP. If it returns nil, send none.
+// Answer returns the answer to a query that arrived by TCP or UDP. If it returns nil, the caller
+// sends no answer.
 func (g *Guest) Answer(ctx context.Context, message []byte, tcp bool) []byte {
 	q, ok := parse(message, tcp)
 	if !ok {
@@ -128,7 +130,7 @@ const (
 // admit returns the reason why a query is refused, or "".
 func (g *Guest) admit(q *query) Reason {
 	now := time.Now()
-	if !g.queries.AllowN(now, 1) { // first, because a comparison with the policy and a log line take time
+	if !g.queries.AllowN(now, 1) { // first, because the following checks take time
 		return Rate
 	}
 	if ok, reason := g.allowed(q.name); !ok {
@@ -160,7 +162,7 @@ func parse(message []byte, tcp bool) (*query, bool) {
 	q := &query{header: h, question: question, room: 512} // RFC 1035 §4.2.1
 	q.name = strings.TrimSuffix(q.question.Name.String(), ".")
 	if strings.ContainsFunc(q.name, func(r rune) bool { return r > unicode.MaxASCII }) {
-		return nil, false // in lower case, some letters would turn into those of another name
+		return nil, false // converting such a name to lower case could turn it into another name
 	}
 	q.name = strings.ToLower(q.name)
 	if p.SkipAllAnswers() == nil && p.SkipAllAuthorities() == nil {
@@ -184,7 +186,8 @@ func parse(message []byte, tcp bool) (*query, bool) {
 	return q, true
 }
 
-// remember stores the addresses in an answer for the question's name, even if aliases lead to them.
+// remember stores the addresses in an answer as those of the name in the question, even if the
+// answer reaches them through aliases.
 func (g *Guest) remember(q *query, answer []byte) {
 	var p dnsmessage.Parser
 	h, err := p.Start(answer)
@@ -215,7 +218,7 @@ func (g *Guest) remember(q *query, answer []byte) {
 // reply returns an answer that holds only a code.
 func (q *query) reply(code dnsmessage.RCode) []byte { return q.build(code, false) }
 
-// truncated returns the answer that makes a guest ask again by TCP.
+// truncated returns the answer that makes a guest repeat the query by TCP.
 func (q *query) truncated() []byte { return q.build(dnsmessage.RCodeSuccess, true) }
 
 func (q *query) build(code dnsmessage.RCode, truncated bool) []byte {

@@ -12,12 +12,13 @@ const (
 	// dropped first.
 	maxMemory = 2048
 
-	// maxNames bounds the names of one address. A decision about a connection compares each name
-	// with each rule of the policy, and a new policy decides about all connections at once.
+	// maxNames bounds the names of one address. To decide about a connection, the policy compares
+	// each name with each rule, and a new policy decides about all connections at once.
 	maxNames = 128
 
-	// A pair is kept for its TTL, within minKeep and maxKeep. minKeep is long because programs look
-	// up a name once and then connect to the address as long as they run.
+	// A pair is kept for its TTL, but at least for minKeep and at most for maxKeep. minKeep is long
+	// because many programs look up a name once and then connect to the address as long as they
+	// run.
 	minKeep = 10 * time.Minute
 	maxKeep = 24 * time.Hour
 )
@@ -25,7 +26,7 @@ const (
 // memory holds the names and addresses that a sandbox received.
 type memory struct {
 	mu    sync.Mutex
-	addrs map[netip.Addr][]given // the most recent name is last
+	addrs map[netip.Addr][]given // names of each address; the latest is last
 	order []pair                 // oldest first
 }
 
@@ -63,7 +64,7 @@ func (m *memory) put(name string, addr netip.Addr, ttl time.Duration, now time.T
 
 func (m *memory) forgetLocked(p pair) {
 	if i := slices.Index(m.order, p); i == 0 {
-		m.order = m.order[1:] // does not move the other entries
+		m.order = m.order[1:] // without moving the other entries
 	} else {
 		m.order = slices.Delete(m.order, i, i+1)
 	}

@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	tries      = 2               // rounds over all resolvers, as in resolv.conf(5)
+	tries      = 2               // number of rounds over all resolvers, as in resolv.conf(5)
 	tryTimeout = 2 * time.Second // for one resolver to answer
 
 	// udpBytes is the largest answer requested by UDP, in bytes. An answer of this size passes
@@ -34,8 +34,8 @@ type Resolver struct {
 // Set replaces the resolvers, in the order in which they are asked.
 func (r *Resolver) Set(servers []netip.AddrPort) { r.servers.Store(&servers) }
 
-// ask returns the answer to a question, as a whole message whose id is not the guest's. By UDP the
-// answer may be truncated.
+// ask returns the answer to a question, as a whole message whose id the caller must replace. An
+// answer by UDP may be truncated.
 func (r *Resolver) ask(ctx context.Context, q dnsmessage.Question, tcp, edns bool) ([]byte, error) {
 	servers := r.servers.Load()
 	if servers == nil || len(*servers) == 0 {
@@ -56,7 +56,8 @@ func (r *Resolver) ask(ctx context.Context, q dnsmessage.Question, tcp, edns boo
 	return nil, errors.Join(errs...)
 }
 
-// try asks one resolver. The source port and the id cannot be guessed.
+// try asks one resolver. It uses an unpredictable source port and id, so that nobody can forge the
+// answer.
 func (r *Resolver) try(ctx context.Context, server netip.AddrPort, q dnsmessage.Question, tcp, edns bool) ([]byte,
 	error) {
 	var id [2]byte
@@ -88,7 +89,8 @@ func (r *Resolver) try(ctx context.Context, server netip.AddrPort, q dnsmessage.
 	return answer, nil
 }
 
-// overUDP waits for the right answer and skips other messages, which may be forged.
+// overUDP returns the first message for which right returns true. It skips other messages, which
+// may be forged.
 func overUDP(conn net.Conn, query []byte, right func([]byte) bool) ([]byte, error) {
 	if _, err := conn.Write(query); err != nil {
 		return nil, err
@@ -123,7 +125,7 @@ func overTCP(conn net.Conn, query []byte, right func([]byte) bool) ([]byte, erro
 	return buf, nil
 }
 
-// buildQuery makes a new query, so that of a guest's query only the question leaves the host.
+// buildQuery returns a new query for a question. It copies nothing else of the guest's query.
 func buildQuery(id uint16, q dnsmessage.Question, edns bool) ([]byte, error) {
 	b := dnsmessage.NewBuilder(nil, dnsmessage.Header{ID: id, RecursionDesired: true})
 	err := errors.Join(b.StartQuestions(), b.Question(q))

@@ -1,9 +1,9 @@
 // Package flowlog writes the flow log, which has one JSON line for each flow that has ended or was
 // refused.
 //
-// The reporter of a flow never waits for the disk. If records arrive faster than they can be
-// written, some are dropped, and the next line gives their number. The package opens no file; the
-// daemon donates one, opened for appending.
+// Put never waits for the disk. If records arrive faster than they can be written, some are
+// dropped, and the next line gives their number. The package opens no file; the daemon sends it the
+// descriptor of a file that is open for appending.
 package flowlog
 
 import (
@@ -14,19 +14,19 @@ import (
 	"time"
 )
 
-// Record is one line.
+// Record is the content of one line.
 type Record struct {
 	Time       time.Time `json:"time"` // when the flow ended
 	Sandbox    string    `json:"sandbox"`
 	Verdict    string    `json:"verdict"` // pass or refuse
 	Reason     string    `json:"reason"`
-	Name       string    `json:"name,omitempty"` // server named by the connection, or else the name that DNS was asked for
+	Name       string    `json:"name,omitempty"` // server that the connection named, or else the name that the guest looked up
 	Address    string    `json:"address,omitempty"`
 	Protocol   string    `json:"protocol"` // tcp, udp, icmp or dns
 	UpBytes    uint64    `json:"up_bytes"` // payload from the guest
 	DownBytes  uint64    `json:"down_bytes"`
 	DurationMS int64     `json:"duration_ms"`
-	Error      string    `json:"error,omitempty"` // why a permitted flow failed to start, or how it ended early
+	Error      string    `json:"error,omitempty"` // why a permitted flow failed to start, or why it ended early
 	Lost       uint64    `json:"lost,omitempty"`  // number of dropped records before this one
 }
 
@@ -38,8 +38,8 @@ type Log struct {
 	records chan Record
 	lost    atomic.Uint64
 
-	mu sync.Mutex     // not held while a line is written, because the disk may be slow
-	to io.WriteCloser // nil: records are discarded
+	mu sync.Mutex     // not held during a write, because the disk may be slow
+	to io.WriteCloser // nil: discard records
 }
 
 // New returns a log without a file. Its goroutine lives as long as the process.
@@ -49,17 +49,18 @@ func New() *Log {
 	return l
 }
 
-// Set replaces the file, whose ownership passes to the log; nil ends the log.
+// Set replaces the file. The log closes it when it is replaced. After Set(nil) records are
+// discarded.
 func (l *Log) Set(to io.WriteCloser) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.to != nil {
-		_ = l.to.Close() // has no buffered data that could be lost
+		_ = l.to.Close() // the log buffers nothing, so no data can be lost here
 	}
 	l.to = to
 }
 
-// Put adds a record, or counts it as lost.
+// Put queues a record. If the queue is full, it counts the record as lost.
 func (l *Log) Put(r Record) {
 	select {
 	case l.records <- r:
@@ -68,7 +69,7 @@ func (l *Log) Put(r Record) {
 	}
 }
 
-// Lost counts a record that its reporter dropped.
+// Lost counts a record that was dropped before Put.
 func (l *Log) Lost() { l.lost.Add(1) }
 
 // Missing returns the number of dropped records that no line has reported yet.
@@ -94,7 +95,7 @@ func (l *Log) line(r *Record) {
 		return
 	}
 	if _, err := to.Write(append(text, '\n')); err != nil {
-		l.lost.Add(1) // the disk may be full, or the file has just been replaced
+		l.lost.Add(1) // for example the disk is full, or Set has just closed the file
 		return
 	}
 	l.lost.Add(-r.Lost)

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// ECHConfigs returns a list with one key for encrypted ClientHellos (RFC 9849 §4), to be used by
-// the guest. outer is the name that such a ClientHello shows.
+// ECHConfigs returns the configuration, with one key, that a client needs to encrypt its
+// ClientHello (RFC 9849 §4). outer is the server name that such a ClientHello shows unencrypted.
 func ECHConfigs(t testing.TB, outer string) []byte {
 	t.Helper()
 	key, err := ecdh.X25519().GenerateKey(rand.Reader)

@@ -2,8 +2,8 @@
 // a gVisor stack with the addresses of a VM. Like a Linux guest, it leaves checksums and
 // segmentation to the device, and uses ARP.
 //
-// Send writes messages that no honest guest sends. The package starts no VM, and does not depend on
-// forkd-net.
+// Tests also use Send for messages that a Linux guest would not send. The package starts no VM, and
+// does not depend on forkd-net.
 package guesttest
 
 import (
@@ -47,7 +47,8 @@ type Guest struct {
 	watchers []func(message []byte)
 }
 
-// New returns a guest and the other end of its frame socket. The guest ends with the test.
+// New returns a guest and the other end of its frame socket. The guest is stopped when the test
+// ends.
 func New(t testing.TB) (*Guest, *os.File) {
 	t.Helper()
 	mine, theirs := Pair(t)
@@ -64,8 +65,8 @@ func Pair(t testing.TB) (mine, theirs *os.File) {
 	return polled(t, mine), polled(t, theirs)
 }
 
-// polled takes ownership of f and returns a file for its descriptor that waits in Go's poller. A
-// process that receives a donated end does the same.
+// polled returns a file for f's descriptor that uses Go's poller, and owns the descriptor instead
+// of f. A process that receives a descriptor over a socket makes such a file too.
 func polled(t testing.TB, f *os.File) *os.File {
 	t.Helper()
 	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
@@ -79,7 +80,7 @@ func polled(t testing.TB, f *os.File) *os.File {
 	return os.NewFile(uintptr(fd), f.Name())
 }
 
-// On returns a guest whose device has the given end of a frame socket. The guest owns file.
+// On returns a guest whose network device uses file, an end of a frame socket. The guest owns file.
 func On(t testing.TB, file *os.File) *Guest {
 	t.Helper()
 	g := &Guest{t: t, file: file}
@@ -125,7 +126,7 @@ func (g *Guest) DialUDP(to netip.AddrPort) (*gonet.UDPConn, error) {
 	return gonet.DialUDP(g.stack, nil, &remote, ipv4.ProtocolNumber)
 }
 
-// Ping sends an echo request and returns the type and code of the first ICMP message that arrives.
+// Ping sends an echo request. It returns the type and code of the first ICMP message that arrives.
 func (g *Guest) Ping(ctx context.Context, to netip.Addr) (kind, code byte, err error) {
 	answers := make(chan [2]byte, 1)
 	g.Watch(func(m []byte) {
@@ -173,7 +174,7 @@ func (g *Guest) Send(message []byte) {
 	}
 }
 
-// Frame returns the message of an IPv4 packet from the guest to the gateway's hardware address.
+// Frame returns the message that carries an IPv4 packet from the guest to the gateway.
 func Frame(packet []byte) []byte {
 	m := make([]byte, frame.HeaderBytes, frame.HeaderBytes+header.EthernetMinimumSize+len(packet))
 	m = append(m, frame.GatewayMAC[:]...)
@@ -271,12 +272,12 @@ func (g *Guest) WritePackets(pkts stack.PacketBufferList) (int, tcpip.Error) {
 		for _, p := range pkt.AsSlices() {
 			m = append(m, p...)
 		}
-		_, _ = g.file.Write(m) // an error ends the test
+		_, _ = g.file.Write(m) // a failed write appears as a missing packet in the test
 	}
 	return pkts.Len(), nil
 }
 
-// The rest of stack.LinkEndpoint.
+// The following methods complete stack.LinkEndpoint.
 
 func (g *Guest) MTU() uint32                             { return frame.MTU }
 func (g *Guest) SetMTU(uint32)                           {}

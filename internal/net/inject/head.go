@@ -6,31 +6,32 @@ import (
 	"sync/atomic"
 )
 
-// maxLines bounds the header lines of one message. A short line takes fifty times its bytes when it
-// is parsed.
+// maxLines bounds the header lines of one message. A parsed short line takes fifty times its bytes
+// in memory.
 const maxLines = 512
 
 var errLines = errors.New("too many headers")
 
-// headed is a connection whose reader refuses headers with too many lines. It counts lines from
-// expect on, until an empty line or until parsed.
+// headed is a connection whose Read fails if a header has too many lines. It counts lines after a
+// call of expect, until an empty line or a call of parsed.
 type headed struct {
 	net.Conn
 	counting atomic.Bool
 	lines    int
 	first    bool // the current line is the first of a header
 	length   int  // length of the current line, without its end
-	interim  bool // the header belongs to an interim answer (RFC 9110 §15.2), which another header follows
-	refused  bool // stays set, because net/textproto ignores errors between two lines
+	interim  bool // the header belongs to an interim answer (RFC 9110 §15.2), so another header follows it
+	refused  bool // once true it stays true, because net/textproto ignores some errors
 }
 
-// expect starts the counting because headers follow. It must not be called during a read.
+// expect starts the count. The caller calls it when the next bytes are headers, and not during a
+// Read.
 func (h *headed) expect() {
 	h.lines, h.first, h.length, h.interim = 0, true, 0, false
 	h.counting.Store(true)
 }
 
-// parsed stops the counting because the following bytes are not headers.
+// parsed stops the count. The caller calls it when the next bytes are not headers.
 func (h *headed) parsed() { h.counting.Store(false) }
 
 func (h *headed) Read(p []byte) (int, error) {
@@ -45,7 +46,7 @@ func (h *headed) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// count counts the header lines in p and reports whether their number stays within the bound.
+// count counts the header lines in p. It reports whether their number is within maxLines.
 func (h *headed) count(p []byte) bool {
 	const status = len("HTTP/1.1 ") // position of the first digit of the status
 	for _, c := range p {
@@ -60,7 +61,7 @@ func (h *headed) count(p []byte) bool {
 			h.counting.Store(false)
 			return true
 		default:
-			h.first = h.length == 0 // true after an interim answer
+			h.first = h.length == 0 // the first line after an interim answer
 			h.length = 0
 			if h.lines++; h.lines > maxLines {
 				return false

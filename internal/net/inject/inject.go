@@ -1,12 +1,12 @@
 // Package inject serves one HTTPS connection in place of its server. It terminates the guest's TLS
-// with a certificate of its own, sets headers that the guest does not know in each request, and
-// forwards the request to the real server, whose certificate it checks.
+// with a certificate of its own and adds headers with secrets to each request, which the guest does
+// not know. Then it forwards the request to the real server, whose certificate it checks.
 //
-// It speaks HTTP/1.1 on both sides, with net/http. It reads a request completely and writes it from
-// its parsed form, so nothing can be smuggled past the headers. It forwards to one host only, over
-// connections that its caller makes. The caller decides whether the guest may connect to the host,
-// and to which address. Errors contain nothing from a request or an answer, because a server could
-// echo the secret.
+// It speaks HTTP/1.1 on both sides, with net/http. It parses a request completely and writes a new
+// one from the parsed form, so a guest cannot hide a second request in the first. It forwards to
+// one host only, over connections that its caller makes. The caller decides whether the guest may
+// connect to the host, and to which address. Errors contain nothing from a request or an answer,
+// because a server could echo the secret.
 package inject
 
 import (
@@ -29,8 +29,8 @@ import (
 
 // Limits of one connection.
 const (
-	handshakeTime = 10 * time.Second // with the guest, and with the server
-	headerTime    = 30 * time.Second // for the headers of a request, once they have begun
+	handshakeTime = 10 * time.Second // for a handshake, with the guest or with the server
+	headerTime    = 30 * time.Second // for all headers of a request, from its first byte on
 	maxHeaders    = 64 << 10         // bytes, for the headers of a request
 	maxAnswer     = 64 << 10         // bytes, for the headers of an answer
 )
@@ -40,14 +40,14 @@ type Proxy struct {
 	Trust  *Trust
 	Host   string // in lower case, without a trailing dot
 	Secret []netproto.Secret
-	Dial   func(context.Context) (net.Conn, error) // connects to the server
+	Dial   func(context.Context) (net.Conn, error) // returns a connection to the server
 	Failed func(error)                             // called with the reason why a server could not be reached
 
 	server atomic.Pointer[headed] // the latest connection to the server
 }
 
-// Serve serves a connection that begins with TLS, and returns when it has ended. The end of ctx
-// ends its requests.
+// Serve serves a connection that begins with TLS. It returns when the connection has ended. If ctx
+// ends, its requests are cancelled.
 func (p *Proxy) Serve(ctx context.Context, conn net.Conn) error {
 	defer conn.Close()
 	config, err := p.Trust.guestConfig(p.Host)
@@ -73,19 +73,20 @@ func (p *Proxy) Serve(ctx context.Context, conn net.Conn) error {
 			forward.ServeHTTP(w, r)
 		}),
 		ConnState: func(_ net.Conn, state http.ConnState) {
-			if state == http.StateIdle { // another request may follow
+			if state == http.StateIdle { // between two requests: headers follow
 				guest.expect()
 			}
 		},
 		ErrorLog: silent, MaxHeaderBytes: maxHeaders, ReadHeaderTimeout: headerTime,
 		IdleTimeout: -1, BaseContext: func(net.Listener) context.Context { return ctx },
-		DisableGeneralOptionsHandler: true, // "OPTIONS *" is for the server
+		DisableGeneralOptionsHandler: true, // send "OPTIONS *" to the server, instead of answering it here
 	}
-	_ = server.Serve(only) // returns when the connection has ended
+	_ = server.Serve(only) // returns an error in any case, when the connection has ended
 	return nil
 }
 
-// silent discards the log of net/http. A guest could fill it, and its lines could quote the guest.
+// silent discards the log of net/http, which a guest could fill, and which could quote the guest's
+// data.
 var silent = log.New(io.Discard, "", 0)
 
 // transport carries requests to the server, over one connection at a time.
@@ -106,8 +107,8 @@ func http1() *http.Protocols {
 	return p
 }
 
-// unreachable is the error of a connection to the server. It stems from before the first request,
-// so its text holds no secret.
+// unreachable is an error that occurred while connecting to the server. That is before the first
+// request, so its text contains no secret.
 type unreachable struct{ error }
 
 // dial connects to the server and verifies its identity.
@@ -129,13 +130,13 @@ func (p *Proxy) dial(ctx context.Context) (net.Conn, error) {
 	return h, nil
 }
 
-// answers counts the headers of each answer.
+// answers is a RoundTripper that bounds the headers of each answer.
 type answers struct {
 	http.RoundTripper
-	server *atomic.Pointer[headed] // the only connection at the time
+	server *atomic.Pointer[headed] // the present connection; there is only one at a time
 }
 
-// RoundTrip must be called for one request at a time.
+// RoundTrip must not be called concurrently.
 func (a *answers) RoundTrip(r *http.Request) (*http.Response, error) {
 	if h := a.server.Load(); h != nil {
 		h.expect()
@@ -147,7 +148,8 @@ func (a *answers) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// handler answers requests that are not for the server, and forwards the rest.
+// handler returns a handler that forwards requests to the server. It answers requests that check
+// refuses.
 func (p *Proxy) handler(transport http.RoundTripper) http.Handler {
 	forward := &httputil.ReverseProxy{
 		Rewrite:        p.rewrite,
@@ -155,7 +157,7 @@ func (p *Proxy) handler(transport http.RoundTripper) http.Handler {
 		FlushInterval:  -1,
 		ErrorLog:       silent,
 		ErrorHandler:   p.answerError,
-		ModifyResponse: func(r *http.Response) error { r.Header.Del("Alt-Svc"); return nil }, // no HTTP/3
+		ModifyResponse: func(r *http.Response) error { r.Header.Del("Alt-Svc"); return nil }, // so that clients do not switch to HTTP/3
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if text, status := p.check(r); status != 0 {
@@ -167,8 +169,9 @@ func (p *Proxy) handler(transport http.RoundTripper) http.Handler {
 	})
 }
 
-// check refuses requests that are not clearly for Host. If the URL and the Host of a request
-// differ, servers disagree about which one counts. A TRACE request would return the secret.
+// check refuses requests that are not clearly for Host. If a request's URL and Host header differ,
+// some servers use one and some the other. check also refuses TRACE, because its answer would
+// contain the secret.
 func (p *Proxy) check(r *http.Request) (text string, status int) {
 	switch {
 	case r.Method == http.MethodConnect || r.Method == http.MethodTrace || r.Method == "TRACK":
@@ -181,18 +184,18 @@ func (p *Proxy) check(r *http.Request) (text string, status int) {
 	return "", 0
 }
 
-// rewrite makes the request for the server. Headers named in the guest's Connection header have
-// already been removed, so a guest cannot use it to remove the secret headers.
+// rewrite builds the request to the server. ReverseProxy has already removed the headers that the
+// guest's Connection header names, so that a guest cannot have the secret headers removed.
 func (p *Proxy) rewrite(r *httputil.ProxyRequest) {
 	r.Out.URL.Scheme, r.Out.URL.Host, r.Out.Host = "https", p.Host, p.Host
-	r.Out.URL.RawQuery = r.In.URL.RawQuery // unchanged, even if it does not parse
+	r.Out.URL.RawQuery = r.In.URL.RawQuery // copied even if it does not parse
 	r.Out.Trailer = nil
 	for _, s := range p.Secret {
 		r.Out.Header.Set(s.Header, string(s.Value))
 	}
 }
 
-// answerError answers the guest if the server gave no answer.
+// answerError sends an answer to the guest if the server has sent none.
 func (p *Proxy) answerError(w http.ResponseWriter, _ *http.Request, err error) {
 	text := "the server gave no answer"
 	if u, ok := errors.AsType[unreachable](err); ok {
@@ -202,7 +205,8 @@ func (p *Proxy) answerError(w http.ResponseWriter, _ *http.Request, err error) {
 	http.Error(w, "forkd: "+text, http.StatusBadGateway)
 }
 
-// listener accepts one connection, and then ends when the connection does.
+// listener is a net.Listener that accepts one connection. Its next Accept fails when that
+// connection has been closed.
 type listener struct {
 	net.Conn
 	first chan net.Conn

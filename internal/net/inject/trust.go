@@ -23,8 +23,8 @@ type Trust struct {
 	roots     *x509.CertPool
 }
 
-// NewTrust makes a Trust of an authority (certificate in DER, key in PKCS #8) and the PEM roots for
-// servers. Without roots no server is trusted.
+// NewTrust returns a Trust. certificate (DER) and key (PKCS #8) are those of the CA, and roots are
+// PEM certificates. Without roots it trusts no server.
 func NewTrust(certificate, key, roots []byte) (*Trust, error) {
 	authority, err := x509.ParseCertificate(certificate)
 	if err != nil {
@@ -32,7 +32,7 @@ func NewTrust(certificate, key, roots []byte) (*Trust, error) {
 	}
 	parsed, err := x509.ParsePKCS8PrivateKey(key)
 	if err != nil {
-		return nil, errors.New("key of the authority: it cannot be read") // the original error could quote the key
+		return nil, errors.New("key of the authority: it cannot be read") // do not wrap the error, which could quote the key
 	}
 	signer, ok := parsed.(crypto.Signer)
 	if !ok {
@@ -47,14 +47,14 @@ func NewTrust(certificate, key, roots []byte) (*Trust, error) {
 	return &Trust{authority, signer, own, pool}, nil
 }
 
-// Validity of a certificate. Each connection gets a new certificate, and a guest's clock may be
-// somewhat wrong.
+// Validity of a certificate. Each connection gets a new certificate, so the time can be short. The
+// guest's clock may be wrong by some hours.
 const (
 	validBefore = 24 * time.Hour
 	validAfter  = 7 * 24 * time.Hour
 )
 
-// certificate makes a certificate that identifies us as host to the guest.
+// certificate returns a new certificate for host, with which we take the server's place.
 func (t *Trust) certificate(host string) (*tls.Certificate, error) {
 	now := time.Now()
 	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
@@ -73,7 +73,7 @@ func (t *Trust) certificate(host string) (*tls.Certificate, error) {
 	return &tls.Certificate{Certificate: [][]byte{der, t.authority.Raw}, PrivateKey: t.own}, nil
 }
 
-// guestConfig returns the TLS configuration towards a guest, as host.
+// guestConfig returns the TLS configuration for connections of a guest to host.
 func (t *Trust) guestConfig(host string) (*tls.Config, error) {
 	c, err := t.certificate(host)
 	if err != nil {
@@ -81,11 +81,11 @@ func (t *Trust) guestConfig(host string) (*tls.Config, error) {
 	}
 	return &tls.Config{
 		MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}, Certificates: []tls.Certificate{*c},
-		SessionTicketsDisabled: true, // sessions cannot be resumed by later connections
+		SessionTicketsDisabled: true, // a later connection cannot resume a session
 	}, nil
 }
 
-// serverConfig returns the TLS configuration towards host.
+// serverConfig returns the TLS configuration for connections to host.
 func (t *Trust) serverConfig(host string) *tls.Config {
 	return &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}, ServerName: host, RootCAs: t.roots}
 }

@@ -29,7 +29,7 @@ const (
 // Reason is the reason why a message is dropped.
 type Reason string
 
-// Reasons. No driver sends malformed messages.
+// Reasons. A working driver never sends a malformed message.
 const (
 	Malformed Reason = "malformed"
 	Spoofed   Reason = "spoofed-source" // not from the guest's own hardware and IP address
@@ -46,8 +46,8 @@ type Packet struct {
 	Class Class
 	IP    []byte     // the whole packet; for ARP the bytes after the Ethernet header
 	To    netip.Addr // destination of an IP packet
-	// Partial reports that the sender left the checksum of TCP or UDP to the device, so it cannot
-	// be verified.
+	// Partial reports that the guest left the checksum of TCP or UDP to the device. The packet then
+	// has no checksum to verify.
 	Partial bool
 	Opens   bool // the first segment of a TCP connection
 	Piece   bool // a fragment of a packet
@@ -107,8 +107,8 @@ func Message(p []byte) (Packet, Reason) {
 	return Packet{}, Ethertype
 }
 
-// Wakes reports, from the first WakeBytes bytes of a message, whether it needs a stack. A Linux
-// guest that does not use its network now and then sends a little IPv6, which needs none.
+// Wakes reports whether a message needs a network stack, given its first WakeBytes bytes. A Linux
+// guest that does not use its network still sends a little IPv6, which needs none.
 func Wakes(p []byte) bool {
 	if len(p) < WakeBytes {
 		return false
@@ -136,7 +136,7 @@ func arp(ether []byte) (Packet, Reason) {
 	return Packet{Class: ARP, IP: p[:arpBytes]}, ""
 }
 
-// ARPReply answers a request that Message has accepted. It returns a whole message.
+// ARPReply returns the message that answers a request, which Message must have accepted.
 func ARPReply(request []byte) []byte {
 	m := Prepend(nil, arpBytes, typeARP)
 	m = append(m, 0, 1, 8, 0, 6, 4, 0, 2)
@@ -145,12 +145,12 @@ func ARPReply(request []byte) []byte {
 	return append(m, request[8:18]...)
 }
 
-// IPMessage returns the message of an IPv4 packet for the guest.
+// IPMessage returns the message that carries an IPv4 packet to the guest.
 func IPMessage(packet []byte) []byte {
 	return append(Prepend(nil, len(packet), typeIPv4), packet...)
 }
 
-// Prepend appends to m the two headers of a message with a payload of n bytes, without offloading.
+// Prepend appends to m the two headers for a payload of n bytes. They request no offloading.
 func Prepend(m []byte, n int, ethertype uint16) []byte {
 	if m == nil {
 		m = make([]byte, 0, frame.HeaderBytes+etherBytes+n)
@@ -216,8 +216,8 @@ func (k *Packet) tcp(fragment bool) Reason {
 	return ""
 }
 
-// icmp refuses everything except echo requests. The stack answers echo requests to the gateway, but
-// it would also answer all others.
+// icmp refuses all ICMP messages except echo requests. The network stack would also answer other
+// requests.
 func (k *Packet) icmp(fragment bool) Reason {
 	const echo = 8
 	switch {
@@ -236,7 +236,7 @@ func (k *Packet) icmp(fragment bool) Reason {
 	return ""
 }
 
-// offload checks that the virtio header requests only what it may request for the packet.
+// offload checks that the virtio header requests only offloads that are valid for the packet.
 func (k *Packet) offload(h []byte, fragment bool) Reason {
 	flags, gso := h[0], h[1]&^gsoECN
 	start, offset := binary.LittleEndian.Uint16(h[6:8]), binary.LittleEndian.Uint16(h[8:10])

@@ -23,15 +23,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// insideEnv is set if the test binary runs in the child process. Its value is the reason why the
-// child has no namespace, or empty if it has one.
+// insideEnv is the environment variable that is set in the child process that runs the tests. Its
+// value says why the child has no namespace, or is empty if it has one.
 const insideEnv = "FORKD_NETTEST"
 
-// Own is the address of the test's side, "the host".
+// Own is the address of the test's own namespace, which stands for the host.
 const Own = "10.77.0.1"
 
-// Run runs the tests of a package in a network namespace. TestMain calls it, and exits with its
-// result.
+// Run runs the tests of a package in a network namespace. TestMain must call it, and pass the
+// result to os.Exit.
 func Run(m *testing.M) int {
 	if _, inside := os.LookupEnv(insideEnv); inside {
 		return m.Run()
@@ -46,7 +46,7 @@ func Run(m *testing.M) int {
 		attr.UidMappings = []syscall.SysProcIDMap{{HostID: os.Geteuid(), Size: 1}}
 		attr.GidMappings = []syscall.SysProcIDMap{{HostID: os.Getegid(), Size: 1}}
 	}
-	runtime.LockOSThread() // the kernel signals the child when the thread that started it ends
+	runtime.LockOSThread() // the kernel signals the child when the thread that started it exits
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.Env = append(os.Environ(), insideEnv+"=")
@@ -70,8 +70,8 @@ type World struct {
 	calls chan func()
 }
 
-// New makes a world in which servers may have the given addresses. It routes all addresses into the
-// world, except the test's own.
+// New makes a world whose servers have the given addresses. In the test's namespace, all addresses
+// except its own are routed to the world.
 func New(t testing.TB, addrs ...string) *World {
 	t.Helper()
 	if why := os.Getenv(insideEnv); why != "" {
@@ -83,7 +83,7 @@ func New(t testing.TB, addrs ...string) *World {
 	w := &World{calls: make(chan func())}
 	tid := make(chan int)
 	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with its namespace
+		runtime.LockOSThread() // never unlocked, so that the thread exits with the goroutine
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			t.Error(err)
 		}
@@ -124,8 +124,8 @@ func ipProgram() string {
 	return ""
 }
 
-// IP runs the program ip with arguments in the test's namespace. Devices that it adds are removed
-// with the world or when the process exits.
+// IP runs the program ip in the test's namespace. Devices that it adds are removed with the world,
+// or when the process exits.
 func IP(t testing.TB, args string) {
 	t.Helper()
 	if out, err := exec.Command(ipProgram(), strings.Fields(args)...).CombinedOutput(); err != nil {
@@ -143,7 +143,7 @@ func (w *World) Do(f func()) {
 	<-done
 }
 
-// Listen returns a TCP listener in the world, which ends with the test.
+// Listen returns a TCP listener in the world. It is closed when the test ends.
 func (w *World) Listen(t testing.TB, addr string) net.Listener {
 	t.Helper()
 	var l net.Listener
@@ -156,7 +156,7 @@ func (w *World) Listen(t testing.TB, addr string) net.Listener {
 	return l
 }
 
-// ListenUDP returns a UDP socket in the world, which ends with the test.
+// ListenUDP returns a UDP socket in the world. It is closed when the test ends.
 func (w *World) ListenUDP(t testing.TB, addr string) *net.UDPConn {
 	t.Helper()
 	var c *net.UDPConn

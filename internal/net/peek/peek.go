@@ -1,9 +1,11 @@
-// Package peek determines from a client's first bytes which server a TCP connection is for: the
-// server name of a TLS ClientHello (RFC 6066 §3), or the Host of an HTTP/1 request (RFC 9112 §3.2).
+// Package peek reads a client's first bytes to find out which server a TCP connection is for. That
+// is the server name of a TLS ClientHello (RFC 6066 §3), or the Host of an HTTP/1 request (RFC 9112
+// §3.2).
 //
-// It reads at most MaxBytes, keeps them for forwarding, and sends nothing. It parses a request only
-// when all headers have arrived, so an endless request costs only its bytes. The reader's deadline
-// bounds the time. Later data, such as the Host inside TLS, is invisible to the package.
+// It reads at most MaxBytes, stores them for forwarding, and sends nothing. It parses a request
+// only after all headers have arrived, so an endless request takes no more than MaxBytes. The
+// caller must bound the time by a deadline of the reader. The package cannot see later data, such
+// as the Host header inside TLS.
 package peek
 
 import (
@@ -20,23 +22,23 @@ import (
 	"time"
 )
 
-// MaxBytes bounds the bytes that are read to find a name. A ClientHello with keys for post-quantum
-// exchanges has 2 KiB, and servers accept 8 KiB of HTTP headers.
+// MaxBytes is how many bytes are read at most to find a name. A ClientHello with keys for
+// post-quantum key exchange has 2 KiB, and servers accept 8 KiB of HTTP headers.
 const MaxBytes = 16 << 10
 
 // recordHandshake is the first byte of a TLS connection (RFC 8446 §5.1).
 const recordHandshake = 22
 
-// Seen describes the first bytes of a connection.
+// Seen is the result of Server.
 type Seen struct {
 	Name    string // in the normalized form of package policy; "" if there is none
-	Unclear bool   // servers could interpret the request differently; Name is empty
-	ECH     bool   // Name is the outer name; another name may be encrypted (RFC 9849)
+	Unclear bool   // different servers could interpret the request differently; Name is then empty
+	ECH     bool   // the ClientHello may contain another name, encrypted; Name is the unencrypted one (RFC 9849)
 	Sent    []byte // all bytes that were read
 }
 
-// Server reads from r until it knows the server that the client names. Data that is neither TLS nor
-// HTTP names none, and neither that nor the end of r is an error.
+// Server reads from r until it knows which server the client names. If the data is neither TLS nor
+// HTTP, or r ends, it returns no name and no error.
 func Server(r io.Reader) (Seen, error) {
 	t := &tee{from: r}
 	in := bufio.NewReaderSize(t, 4096)
@@ -57,13 +59,13 @@ func Server(r io.Reader) (Seen, error) {
 	return seen, t.failure()
 }
 
-// maxLines bounds the lines of a request, which are mostly headers. A short line takes twenty
-// times its bytes when it is parsed. Browsers send thirty lines.
+// maxLines bounds the lines of a request, which are mostly headers. A parsed short line takes
+// twenty times its bytes in memory. Browsers send thirty lines.
 const maxLines = 256
 
 // readHead reads to the end of a request's headers, and reports whether they are complete. It stops
-// as soon as the data cannot be a request: a client of another protocol may be waiting for the
-// server.
+// as soon as the data cannot be a request, because a client of another protocol may wait for the
+// server to answer.
 func (t *tee) readHead() (whole bool) {
 	from, lines := 0, 0 // start of the current line in sent, and number of lines before it
 	part := make([]byte, 1024)
@@ -92,19 +94,19 @@ func (t *tee) readHead() (whole bool) {
 	return false
 }
 
-// parse reads a complete request.
+// parse parses a complete request.
 func parse(head []byte) (*http.Request, error) {
 	return http.ReadRequest(bufio.NewReaderSize(bytes.NewReader(head), 4096))
 }
 
-// isHTTP reports whether the first line is a request line, or similar enough that a server might
-// take it for one. Servers skip empty lines before it (RFC 9112 §2.2).
+// isHTTP reports whether the first line of p is a request line, or so similar that a server might
+// accept it. Servers skip empty lines before it (RFC 9112 §2.2).
 func isHTTP(p []byte) bool {
 	line, _, _ := bytes.Cut(bytes.TrimLeft(p, "\r\n"), []byte("\n"))
 	return bytes.Contains(bytes.ToUpper(line), []byte("HTTP/"))
 }
 
-// tee reads up to MaxBytes and keeps them.
+// tee is a reader that stores what it reads, up to MaxBytes.
 type tee struct {
 	from io.Reader
 	sent bytes.Buffer
@@ -129,16 +131,16 @@ func (t *tee) failure() error {
 	return t.err
 }
 
-// errSeen ends a handshake after the ClientHello.
+// errSeen aborts a handshake after the ClientHello.
 var errSeen = errors.New("seen")
 
 // extensionECH is encrypted_client_hello (RFC 9849 §5).
 const extensionECH = 0xfe0d
 
 // tlsName returns the server name of a ClientHello. ech reports whether the ClientHello contains an
-// encrypted name, or the random bytes that browsers send instead, which look the same (RFC 9849
-// §6.2). A ClientHello that Go's parser refuses, or that is longer than MaxBytes, is unclear,
-// because servers may accept it.
+// encrypted name or the random bytes that browsers send in its place. The two look the same (RFC
+// 9849 §6.2). unclear reports that Go's parser refuses the ClientHello, or that it is longer than
+// MaxBytes, because some servers may accept it.
 func tlsName(in io.Reader) (name string, ech, unclear bool) {
 	unclear = true
 	server := tls.Server(readOnly{in}, &tls.Config{
@@ -157,13 +159,14 @@ func httpName(sent []byte) (name string, unclear bool) {
 	if err != nil {
 		return "", true // for example because it has two Host headers
 	}
-	// The host of an absolute URL takes precedence over the header, which ReadRequest then omits.
-	// Servers differ in which of the two they use, so a request in proxy form names no server here.
+	// If the request line contains an absolute URL, its host should be used instead of the Host
+	// header, which ReadRequest then omits. Some servers use the header nevertheless, so such a
+	// request names no server here.
 	if req.URL.Host != "" || req.Method == http.MethodConnect || req.ProtoMajor != 1 {
 		return "", true
 	}
 	for key := range req.Header {
-		if strings.EqualFold(strings.TrimSpace(key), "Host") { // servers may take "Host :" for Host, unlike Go
+		if strings.EqualFold(strings.TrimSpace(key), "Host") { // unlike Go, some servers accept "Host :" as Host
 			return "", true
 		}
 	}
@@ -185,7 +188,7 @@ func canonical(name string) string {
 	if len(name) > 253 {
 		return ""
 	}
-	for _, c := range []byte(name) { // before the conversion to lower case, which turns some other letters into ASCII
+	for _, c := range []byte(name) { // before ToLower, which turns some non-ASCII letters into ASCII
 		switch {
 		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '-', c == '_', c == '.':
 		default:
@@ -199,7 +202,7 @@ func canonical(name string) string {
 	return name
 }
 
-// readOnly is a connection for reading only.
+// readOnly is a net.Conn on which only Read works.
 type readOnly struct{ io.Reader }
 
 func (readOnly) Write(p []byte) (int, error)      { return len(p), nil }

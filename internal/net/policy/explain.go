@@ -8,7 +8,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// whys describes the reasons of refusals in words.
+// whys explains the reasons of refusals to users.
 var whys = map[Reason]string{
 	ModeNone: "the mode none", NoRule: "no rule allows it", ForeignDNS: "DNS goes through the gateway",
 	NoName: "the connection names no server", OtherName: "the connection names a server that is not allowed",
@@ -20,8 +20,8 @@ var whys = map[Reason]string{
 	Broadcast: "broadcast", Reserved: "reserved range",
 }
 
-// Explain describes why a flow was refused. fix has the flags of forkd net set that would permit
-// the flow, or is empty if no flags would.
+// Explain describes why a flow was refused. fix contains the flags of "forkd net set" that would
+// permit the flow. It is empty if no flags would.
 func Explain(p *netproto.Policy, f *Flow, reason Reason) (why, fix string) {
 	why = whys[reason]
 	rule := ""
@@ -40,7 +40,7 @@ func Explain(p *netproto.Policy, f *Flow, reason Reason) (why, fix string) {
 	case Host, Loopback, LinkLocal, Metadata, ForeignDNS, NoName:
 		rule = address(f, true)
 	case Private, CarrierNAT, Multicast, Broadcast, Reserved:
-		rule = address(f, isDNS(f)) // only a rule that names the port permits DNS
+		rule = address(f, isDNS(f)) // DNS is permitted only by a rule that names its port
 	case OtherName:
 		if slices.Contains(f.Names, f.Server) {
 			rule = f.Server
@@ -60,7 +60,7 @@ func Explain(p *netproto.Policy, f *Flow, reason Reason) (why, fix string) {
 func ExplainName(p *netproto.Policy, name string, reason Reason) (why, fix string) {
 	switch reason {
 	case NoRule, PrivateName:
-		if _, err := netproto.ParseRule(name); err == nil { // the guest chose the name
+		if _, err := netproto.ParseRule(name); err == nil { // the name comes from the guest, so it may not be a valid rule
 			return whys[reason], "allow it with " + withMode(p, "--allow "+name)
 		}
 		return whys[reason], ""
@@ -74,7 +74,8 @@ func ExplainName(p *netproto.Policy, name string, reason Reason) (why, fix strin
 	return Explain(p, &Flow{}, reason)
 }
 
-// withMode adds the current mode before a flag, because --allow alone would select the mode allow.
+// withMode adds a flag for the current mode before flag, because --allow alone would change the
+// mode to "allow".
 func withMode(p *netproto.Policy, flag string) string {
 	if p.Mode == netproto.ModeAllow {
 		return flag
@@ -90,8 +91,8 @@ func address(f *Flow, withPort bool) string {
 	return netip.AddrPortFrom(addr, f.To.Port()).String()
 }
 
-// narrowest returns a rule that would permit a flow. The rule is for the latest name of the flow,
-// if a rule by name can permit it.
+// narrowest returns a rule that would permit a flow. If a rule by name can permit it, the rule
+// contains the flow's latest name.
 func narrowest(f *Flow) string {
 	if len(f.Names) == 0 || f.Protocol == ICMP || isQUIC(f) {
 		return address(f, true)

@@ -1,8 +1,9 @@
 // Package policy decides whether a sandbox may open a connection. Decide is a pure function of the
-// sandbox's policy and the known facts about the connection, and returns a reason with its verdict.
+// sandbox's policy and the known facts about the connection. It returns a verdict and its reason.
 //
 // The package has no state and does no I/O. The caller finds out the names of an address and the
-// connection's server (packages dns and peek). Package netproto defines the closed ranges.
+// connection's server (packages dns and peek). Package netproto defines which ranges of addresses
+// are closed, such as private ones.
 package policy
 
 import (
@@ -31,16 +32,16 @@ type Flow struct {
 	To       netip.AddrPort // the port is 0 for ICMP
 	Own      bool           // the address is the host's own
 	Names    []string       // names for which our DNS gave this sandbox the address; lower case, no trailing dot
-	Peeked   bool           // Server is known from the connection's first bytes
+	Peeked   bool           // Server was looked for in the connection's first bytes
 	Server   string         // TLS server name or HTTP host, in the form of Names; "" if the connection named none
-	Unclear  bool           // servers could disagree about the name
-	ECH      bool           // the connection may have an encrypted name that differs
+	Unclear  bool           // different servers could understand different names
+	ECH      bool           // the connection may contain another name, which is encrypted
 }
 
 // Verdict is the decision about a flow.
 type Verdict uint8
 
-// Verdicts. Peek is returned only while Flow.Peeked is not set.
+// Verdicts. Peek is returned only while Flow.Peeked is false.
 const (
 	Refuse Verdict = iota
 	Pass
@@ -56,17 +57,17 @@ type Reason string
 // Reasons of refusals. The second group contains the ranges that ModePublic closes.
 const (
 	ModeNone    Reason = "mode-none"    // the policy permits nothing
-	Denied      Reason = "deny-rule"    // a rule of Deny
-	NoRule      Reason = "no-rule"      // mode allow, and no rule of Allow
-	ForeignDNS  Reason = "foreign-dns"  // port 53 or 853 at any address except the gateway
-	NoName      Reason = "no-name"      // the address of an allowed name, but the connection names no server
+	Denied      Reason = "deny-rule"    // a rule of Deny matches
+	NoRule      Reason = "no-rule"      // mode allow, and no rule of Allow matches
+	ForeignDNS  Reason = "foreign-dns"  // DNS at an address other than the gateway (port 53 or 853)
+	NoName      Reason = "no-name"      // only a name is allowed for the address, and the connection names no server
 	OtherName   Reason = "other-name"   // the connection names a server that is not allowed
 	NameAddress Reason = "name-address" // DNS did not give the address for the server that the connection names
 	IPv6        Reason = "ipv6"         // there is no IPv6 outside
 	PrivateName Reason = "private-name" // mode public, and a name of the host's network
-	Unclear     Reason = "unclear-name" // a name is denied, and the connection may be for that name
-	ECH         Reason = "ech"          // a name decides, and the connection may contain an encrypted name
-	QUIC        Reason = "quic"         // a name decides, and UDP 443 reveals no name
+	Unclear     Reason = "unclear-name" // a rule denies a name, and the connection may be for it
+	ECH         Reason = "ech"          // a rule by name decides, and the connection may contain an encrypted name
+	QUIC        Reason = "quic"         // a rule by name decides, but UDP at port 443 shows no name
 
 	Host       Reason = netproto.Host
 	SandboxNet Reason = netproto.SandboxNet
@@ -82,8 +83,8 @@ const (
 
 // Reasons of flows that pass.
 const (
-	ByRule Reason = "allow-rule" // a rule of Allow
-	ByName Reason = "allow-name" // a rule of Allow for a name
+	ByRule Reason = "allow-rule" // a rule of Allow by address
+	ByName Reason = "allow-name" // a rule of Allow by name
 	ByMode Reason = "mode"       // permitted by the mode
 )
 
@@ -155,9 +156,9 @@ func allow(p *netproto.Policy, f *Flow, addr netip.Addr, ranged netproto.Closed)
 	return allowName(p, f)
 }
 
-// allowName decides by the rules for names. DNS must have given the address for an allowed name. If
-// the connection names its server, that name must be allowed too, and DNS must have given the
-// address for it.
+// allowName decides by the rules for names. DNS must have returned the flow's address for an
+// allowed name. If the connection names its server, that name must also be allowed, and DNS must
+// have returned the flow's address for it.
 func allowName(p *netproto.Policy, f *Flow) (Verdict, Reason) {
 	given := slices.ContainsFunc(f.Names, func(name string) bool { return matchName(p.Allow, f, name) })
 	switch {
@@ -224,7 +225,7 @@ func Names(p *netproto.Policy, name string) (bool, Reason) {
 	return true, ByMode
 }
 
-// Match reports whether a name rule matches name, whatever the port.
+// Match reports whether name matches the name of a rule. It ignores the port.
 func Match(r *netproto.Rule, name string) bool {
 	if r.Below {
 		dot := len(name) - len(r.Name) - 1
@@ -246,9 +247,9 @@ func hasNameRule(rules []netproto.Rule, f *Flow) bool {
 	return slices.ContainsFunc(rules, func(r netproto.Rule) bool { return r.IsName() && matchDenyPort(&r, f) })
 }
 
-// matchPort reports whether an allow rule matches protocol and port. A rule for a name applies to
-// TCP unless its text begins with udp/. Without a port it applies to the ports at which connections
-// name their server.
+// matchPort reports whether an allow rule matches protocol and port of a flow. A rule for a name
+// applies to TCP unless its text begins with "udp/". If such a rule has no port, it applies to the
+// ports at which clients name their server.
 func matchPort(r *netproto.Rule, f *Flow) bool {
 	switch {
 	case r.IsName() && !r.HasPorts():
@@ -259,9 +260,9 @@ func matchPort(r *netproto.Rule, f *Flow) bool {
 	return matchDenyPort(r, f)
 }
 
-// matchDenyPort is matchPort for a deny rule. Without a port the rule applies to all ports, and
-// without a protocol to all protocols, even if it is for a name. So it also denies a server's SSH
-// and QUIC.
+// matchDenyPort is matchPort for deny rules. A rule without a port applies to all ports, and one
+// without a protocol to all protocols, even if it is for a name. So a rule for a name also denies
+// SSH and QUIC to its server.
 func matchDenyPort(r *netproto.Rule, f *Flow) bool {
 	switch {
 	case r.Protocol == netproto.TCP && f.Protocol != TCP, r.Protocol == netproto.UDP && f.Protocol != UDP:
@@ -272,19 +273,18 @@ func matchDenyPort(r *netproto.Rule, f *Flow) bool {
 	return f.Protocol != ICMP && r.First <= f.To.Port() && f.To.Port() <= r.Last
 }
 
-// peekable reports whether clients at the flow's port begin by naming their server.
+// peekable reports whether clients at the flow's port name the server in their first bytes.
 func peekable(f *Flow) bool {
 	return f.Protocol == TCP && (f.To.Port() == 80 || f.To.Port() == 443)
 }
 
-// isQUIC reports whether a flow goes to the port of HTTP/3 (RFC 9114 §3.1). QUIC is refused if a
-// name decides, and never peeked. Its first packet encrypts the server's name under a key that can
-// be derived from the packet itself (RFC 9001 §5.2). But the name may be spread over several
-// packets in any order.
+// isQUIC reports whether a flow goes to the port of HTTP/3 (RFC 9114 §3.1). If a rule by name would
+// decide, QUIC is refused and not peeked, although the key of its first packet is known (RFC 9001
+// §5.2): the name may be spread over several packets, in any order.
 func isQUIC(f *Flow) bool { return f.Protocol == UDP && f.To.Port() == 443 }
 
-// isDNS reports whether a flow would bypass our resolver. It recognizes DNS (RFC 1035), and DNS
-// over TLS and over QUIC (RFC 7858, RFC 9250).
+// isDNS reports whether a flow is DNS that does not use our resolver: plain (RFC 1035), over TLS
+// (RFC 7858) or over QUIC (RFC 9250).
 func isDNS(f *Flow) bool {
 	return f.Protocol != ICMP && (f.To.Port() == 53 || f.To.Port() == 853)
 }

@@ -7,16 +7,16 @@ import (
 )
 
 // Calls returns the system calls of this package and of Go's package net, without those of the Go
-// runtime. They make outgoing connections, but no socket pairs. Sockets are TCP, UDP and ping
-// sockets of the internet families, and one of rtnetlink. A process without capabilities can only
-// make queries with the latter.
+// runtime. They permit outgoing connections, but no socket pairs. Permitted sockets are TCP, UDP
+// and ping sockets, and a rtnetlink socket, with which a process without capabilities can only make
+// queries.
 func Calls() []jail.Call {
 	calls := jail.Calls(unix.SYS_CONNECT, unix.SYS_BIND, unix.SYS_GETSOCKNAME, unix.SYS_GETPEERNAME, unix.SYS_GETSOCKOPT,
 		unix.SYS_SETSOCKOPT,
 		unix.SYS_SENDTO, unix.SYS_SENDMSG, unix.SYS_RECVFROM, unix.SYS_RECVMSG, unix.SYS_SHUTDOWN, unix.SYS_READV,
 		unix.SYS_WRITEV)
 	for _, family := range []uint64{unix.AF_INET, unix.AF_INET6} {
-		for _, socket := range [][2]uint64{{unix.SOCK_STREAM, 0}, {unix.SOCK_STREAM, unix.IPPROTO_TCP}, // see net.Dialer
+		for _, socket := range [][2]uint64{{unix.SOCK_STREAM, 0}, {unix.SOCK_STREAM, unix.IPPROTO_TCP}, // net.Dialer uses both forms
 			{unix.SOCK_DGRAM, 0}, {unix.SOCK_DGRAM, unix.IPPROTO_ICMP}} {
 			for _, flags := range []uint64{unix.SOCK_CLOEXEC, unix.SOCK_CLOEXEC | unix.SOCK_NONBLOCK} {
 				calls = append(calls, jail.With(unix.SYS_SOCKET, jail.Is(0, family), jail.Is(1, socket[0]|flags),

@@ -9,7 +9,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// Counters count a sandbox's traffic. They outlive its stack. The zero value is ready to use.
+// Counters count a sandbox's traffic. They remain when the sandbox's stack is closed. The zero
+// value is ready to use.
 type Counters struct {
 	Active     atomic.Bool
 	Open       atomic.Int32
@@ -41,7 +42,8 @@ func (c *Counters) note(r netproto.Refusal) {
 	c.recent = slices.Insert(c.recent, 0, r)
 }
 
-// refuse counts a refusal. Reasons are fixed words of this program, so a guest cannot add any.
+// refuse counts a refusal. A guest cannot make the map grow, because reasons are constants of this
+// program.
 func (c *Counters) refuse(reason string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -65,7 +67,7 @@ func (c *Counters) Stats() netproto.Stats {
 	return m
 }
 
-// Add adds the counters of o. It leaves out values that describe a state, such as Active.
+// Add adds the counters of o, except values that describe a current state, such as Active.
 func (c *Counters) Add(o *Counters) {
 	c.Passed.Add(o.Passed.Load())
 	c.Up.Add(o.Up.Load())

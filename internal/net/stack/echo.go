@@ -15,8 +15,8 @@ import (
 	"github.com/forkd/forkd/internal/net/policy"
 )
 
-// takeEcho forwards an echo request (ping). If the policy or the host does not permit it, takeEcho
-// answers that the destination is unreachable.
+// takeEcho forwards an echo request (ping). If the policy or the host does not permit that, it
+// sends the guest an ICMP message that the destination is unreachable.
 func (s *Stack) takeEcho(packet inspect.Packet) {
 	to := netip.AddrPortFrom(packet.To, 0)
 	select {
@@ -47,8 +47,8 @@ func (s *Stack) takeEcho(packet inspect.Packet) {
 }
 
 // echo sends a request through a ping socket (IPPROTO_ICMP of type SOCK_DGRAM, see icmp(7)) and
-// passes the answer to the guest. net.ipv4.ping_group_range must permit such sockets. It is no
-// error if there is no answer.
+// passes the answer to the guest. net.ipv4.ping_group_range must permit such sockets. A missing
+// answer is no error.
 func (s *Stack) echo(f *flow, request []byte) error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_ICMP)
 	if err != nil {
@@ -72,21 +72,21 @@ func (s *Stack) echo(f *flow, request []byte) error {
 		return nil
 	}
 	f.down.Add(uint64(n))
-	copy(answer[4:6], message[4:6]) // the socket has replaced the identifier
+	copy(answer[4:6], message[4:6]) // restore the identifier, which the socket has replaced
 	s.link.writeMessage(icmpMessage(f.To.Addr(), answer[:n]))
 	return nil
 }
 
-// unreachable answers a packet, in the name of the gateway, that its destination is unreachable
-// (RFC 792, RFC 1812 §5.2.7.1).
+// unreachable returns the gateway's answer that the destination of a packet is unreachable (RFC
+// 792, RFC 1812 §5.2.7.1).
 func unreachable(packet []byte, code header.ICMPv4Code) []byte {
 	quoted := packet[:min(len(packet), header.IPv4MinimumSize+header.ICMPv4MinimumSize)]
 	message := append([]byte{byte(header.ICMPv4DstUnreachable), byte(code), 0, 0, 0, 0, 0, 0}, quoted...)
 	return icmpMessage(gatewayDNS.Addr(), message)
 }
 
-// icmpMessage returns the frame socket's message for an ICMP message to the guest, and sets its
-// checksum.
+// icmpMessage sets the checksum of an ICMP message to the guest, and returns it as a message for
+// the frame socket.
 func icmpMessage(from netip.Addr, message []byte) []byte {
 	packet := make([]byte, header.IPv4MinimumSize, header.IPv4MinimumSize+len(message))
 	h := header.IPv4(packet)

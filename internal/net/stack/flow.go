@@ -21,36 +21,36 @@ const (
 	tooManyHost = "host-limit"       // this process has too many sockets
 )
 
-// limitReasons describes the reasons that do not come from the policy.
+// limitReasons explains the reasons above to users.
 var limitReasons = map[string]struct{ why, fix string }{
 	tooMany:     {"too many connections at a time", "raise --net-connections"},
 	tooManyHost: {"too many connections of all sandboxes", "raise the daemon's limit of open files, or have a host with more memory"},
 	openRate:    {"too many new connections a second", ""},
 }
 
-// flow is one connection, or UDP packets between one pair of ports.
+// flow is one connection, or the UDP packets between one pair of ports.
 type flow struct {
-	policy.Flow // Own, Peeked, Server, Unclear and ECH change under the stack's mu
+	policy.Flow // the stack's mu guards Own, Peeked, Server, Unclear and ECH
 
 	stack   *Stack
-	ctx     context.Context // ends to reset the flow
+	ctx     context.Context // cancelled to reset the flow
 	cancel  context.CancelFunc
 	started time.Time
 	last    atomic.Int64 // time of the latest data, in nanoseconds since 1970
-	half    atomic.Bool  // one side has ended
+	half    atomic.Bool  // one side has ended, the other has not
 	up      atomic.Uint64
 	down    atomic.Uint64
-	place   int // number of flows of the stack, including this one
+	place   int // number of the stack's flows when this one began, including it
 
 	// The stack's mu guards the fields below.
-	decided bool   // the policy has decided, and decides again when it changes
+	decided bool   // the policy has decided; when the policy changes, it decides again
 	verdict string // verdict for the log
 	reason  string
 	err     error
 }
 
-// enter counts a task that was not started by the stack itself. It returns false if the stack is
-// closed.
+// enter counts a task that another goroutine than the stack's starts, so that Close waits for it.
+// It returns false if the stack is closed.
 func (s *Stack) enter() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -60,7 +60,7 @@ func (s *Stack) enter() bool {
 	return !s.closed
 }
 
-// begin registers a flow if there is room for one. Every registered flow must end with end.
+// begin registers a flow if there is room for one. The caller must then call end.
 func (s *Stack) begin(protocol policy.Protocol, to netip.AddrPort) (*flow, string) {
 	f := &flow{stack: s, started: time.Now(), Flow: policy.Flow{Protocol: protocol, To: to}}
 	f.Names = s.dns.Names(to.Addr())
@@ -80,10 +80,10 @@ func (s *Stack) begin(protocol policy.Protocol, to netip.AddrPort) (*flow, strin
 	return f, ""
 }
 
-// decide asks the policy about a flow. seen describes the first bytes of the connection; it is nil
-// before they were read.
+// decide asks the policy about a flow. seen is the result of peek, or nil before the first bytes
+// were read.
 func (s *Stack) decide(f *flow, seen *peek.Seen) policy.Verdict {
-	own := s.host.isOwn(f.To.Addr()) // may have changed since the last decision
+	own := s.host.isOwn(f.To.Addr()) // asked each time, because the host's addresses change
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f.Own = own
@@ -96,7 +96,7 @@ func (s *Stack) decide(f *flow, seen *peek.Seen) policy.Verdict {
 	return verdict
 }
 
-// refuse records why a flow that the policy permits is refused.
+// refuse records why a flow is refused that the policy permits.
 func (s *Stack) refuse(f *flow, reason string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -155,7 +155,7 @@ var (
 	errSecrets = errors.New("the sandbox was given other secrets")
 )
 
-// given reports whether our DNS has given the sandbox the flow's address for a name.
+// given reports whether our DNS has returned the flow's address for name.
 func (f *flow) given(name string) bool { return slices.Contains(f.Names, name) }
 
 func (f *flow) touch() { f.last.Store(time.Now().UnixNano()) }
@@ -176,7 +176,7 @@ type record struct {
 	address        netip.AddrPort
 	started        time.Time
 	up, down       uint64
-	why, fix       string // of a refusal by the policy; see policy.Explain
+	why, fix       string // explain a refusal by the policy; see policy.Explain
 }
 
 // addressText returns the address and port. It returns "" if the address is unknown, and omits the
