@@ -40,7 +40,7 @@ func (s *server) branch(r *codec.Reader, files *donated, w *codec.Writer) error 
 	return err
 }
 
-// branchDisks branches only the disks, without state and memory.
+// branchDisks branches the disks, without the state and the memory.
 func (s *server) branchDisks(req *vmmproto.Branch, files *donated, w *codec.Writer) error {
 	if len(files.fds) != 2*int(req.Disks) {
 		return fmt.Errorf("branch of the tops of %d disks came with %d descriptors", req.Disks, len(files.fds))
@@ -88,7 +88,8 @@ func (s *server) rebase(r *codec.Reader, files *donated, w *codec.Writer) error 
 	return err
 }
 
-// branched reports the end of a live branch. Without a daemon the report is dropped.
+// branched reports to the daemon that a live branch has ended. If there is no daemon, the report is
+// dropped.
 func (s *server) branched(b vmmproto.Branched) {
 	var w codec.Writer
 	b.Append(&w)

@@ -11,16 +11,16 @@ import (
 
 //go:generate go test -run TestFilterIsThatOfTheCalls . -update
 
-// maxFiles bounds the descriptors of a VMM: the guest's connections (vsock's maxConns), the layers
-// of its disks, and the descriptors of one request.
+// maxFiles bounds the descriptors of a VMM: for the guest's connections (maxConns in package
+// vsock), the layers of its disks, and one request.
 const maxFiles = 4096
 
-// calls returns all system calls of the process. setUpCalls returns the calls that are forbidden
-// once the process has a machine. The filters in zfilter_linux_amd64.go are generated from both:
-// the first filter permits calls, the second forbids setUpCalls.
+// calls returns all system calls of the process. setUpCalls returns those that are forbidden once
+// the process has a machine. zfilter_linux_amd64.go is generated from both. It has two filters: the
+// first permits calls, and the second forbids setUpCalls.
 func calls() []jail.Call {
 	return slices.Concat(jail.RuntimeCalls(), machine.Calls(), setUpCalls(),
-		jail.Calls(unix.SYS_ACCEPT4, unix.SYS_RECVFROM, unix.SYS_RECVMSG, unix.SYS_SENDMSG, unix.SYS_SHUTDOWN, // ctlsock's
+		jail.Calls(unix.SYS_ACCEPT4, unix.SYS_RECVFROM, unix.SYS_RECVMSG, unix.SYS_SENDMSG, unix.SYS_SHUTDOWN, // for package ctlsock
 			unix.SYS_FTRUNCATE), // for new layers
 		[]jail.Call{
 			jail.LimitFilesCall(),

@@ -10,13 +10,13 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// maxDials is how many streams a guest may open to the host after a boot. The agent opens one, to
-// announce that it is ready.
+// maxDials is how many streams a guest may open to the host after a boot. The agent needs one, to
+// tell the host that it is ready.
 const maxDials = 4
 
-// dials passes streams that the guest opened to the daemon. A guest may open a few after a boot,
-// which is part of a bake, and none after a restore. Each stream costs the daemon a descriptor, and
-// no program in a running sandbox needs to dial the host.
+// dials passes streams that the guest has opened to the daemon. A guest may open a few after a
+// boot, which happens only for a bake, and none after a restore. Each stream costs the daemon a
+// descriptor, and no program in a running sandbox has a reason to open one.
 type dials struct {
 	forward func(kind vmmproto.Kind, body []byte, fds ...int) error
 
@@ -26,16 +26,17 @@ type dials struct {
 
 var errNoDials = errors.New("the guest may not open a stream to the host now")
 
-// allow sets how many more streams the guest may open.
+// allow sets how many further streams the guest may open.
 func (d *dials) allow(n int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.left = n
 }
 
-// take takes ownership of fd, unless the guest may open no more streams. It must not block, because
-// the device calls it while it holds a lock that pausing needs. If the daemon does not read, only a
-// goroutine blocks.
+// take passes the stream fd to the daemon and takes ownership of fd. It returns an error if the
+// guest may open no more streams. It must not block, because the vsock device calls it while it
+// holds a lock that pausing needs. So a goroutine passes the stream, and only that goroutine waits
+// if the daemon does not read.
 func (d *dials) take(port uint32, fd int) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -46,7 +47,7 @@ func (d *dials) take(port uint32, fd int) error {
 	var w codec.Writer
 	w.U32(port)
 	go func() {
-		_ = d.forward(vmmproto.KindConn, w.Bytes(), fd) // without a daemon, the stream just ends for the guest
+		_ = d.forward(vmmproto.KindConn, w.Bytes(), fd) // an error means that there is no daemon, and ends the stream for the guest
 		_ = unix.Close(fd)
 	}()
 	return nil

@@ -12,13 +12,14 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/net"
 )
 
-// donated holds the descriptors of one request, which are taken in order. Descriptors that were not
-// taken are closed with the request.
+// donated holds the descriptors that a request brought. A request takes them in order. Those that
+// it has not taken are closed when it ends.
 type donated struct{ fds []int }
 
 func donate(fds []int) *donated { return &donated{fds} }
 
-// take returns the next descriptor, which then belongs to the caller, or nil if there are no more.
+// take returns the next descriptor as a file that the caller owns. It returns nil if there are no
+// more.
 func (d *donated) take() *os.File {
 	if len(d.fds) == 0 {
 		return nil
@@ -26,7 +27,7 @@ func (d *donated) take() *os.File {
 	return os.NewFile(uintptr(d.takeFD()), "donated")
 }
 
-// takeFD is like take but returns a bare descriptor. The request must have one left.
+// takeFD is like take but returns a bare descriptor. There must be one left.
 func (d *donated) takeFD() int {
 	fd := d.fds[0]
 	d.fds = d.fds[1:]
@@ -59,7 +60,7 @@ func closeAll(fds []int) {
 	}
 }
 
-// disks takes the layers of all disks.
+// disks takes the descriptors of the layers of all disks.
 func (d *donated) disks(specs []vmmproto.Disk) ([]machine.Disk, error) {
 	disks := make([]machine.Disk, len(specs))
 	for i, spec := range specs {
@@ -72,7 +73,7 @@ func (d *donated) disks(specs []vmmproto.Disk) ([]machine.Disk, error) {
 	return disks, nil
 }
 
-// peer takes the frame socket, or returns nil if the request has none.
+// peer takes the descriptor of the frame socket, or returns nil if the request has none.
 func (d *donated) peer(there bool) (*net.Peer, error) {
 	if !there {
 		return nil, nil

@@ -11,59 +11,61 @@ import (
 )
 
 // fragments reassembles the packets that a guest sends in fragments (RFC 791 §3.2). gVisor's stack
-// could do that too, but would keep up to 4 MiB for each sandbox that no room counts.
+// could do that too, but would use up to 4 MiB for each sandbox, without a limit for all sandboxes
+// together.
 //
-// A packet whose fragments contradict each other is dropped. If there is no room, the packet whose
-// first fragment arrived earliest is dropped, because its missing fragments are probably lost.
+// A packet whose fragments contradict each other is dropped. If a limit is reached, the packet
+// whose first fragment arrived earliest is dropped, because its missing fragments are probably
+// lost.
 type fragments struct {
-	room room // memory of the fragments that are kept
+	room room // counts the memory of the stored fragments
 
 	mu      sync.Mutex
 	packets map[packetID]*partial
 }
 
-// packetID identifies the packet that a fragment belongs to. The source is always the guest.
+// packetID identifies a packet of the guest. All fragments of the packet have the same packetID.
 type packetID struct {
 	to       netip.Addr
 	protocol uint8
 	number   uint16
 }
 
-// partial is a packet whose other fragments have not arrived yet.
+// partial is a packet of which some fragments have not arrived yet.
 type partial struct {
 	begun  time.Time
-	pieces []piece // by offset, without overlap
-	has    int     // bytes of payload that have arrived
+	pieces []piece // the fragments that have arrived, by offset, without overlap
+	has    int     // number of bytes of payload that have arrived
 	wants  int     // length of the whole payload; 0 until the last fragment has arrived
-	cost   int64   // bytes that the packet takes in the room
+	cost   int64   // bytes that room counts for the packet
 }
 
 // piece is a fragment.
 type piece struct {
 	packet []byte // with its header
-	offset int    // offset of its payload, in bytes
+	offset int    // offset of its payload in the packet's payload, in bytes
 }
 
 func (p *piece) payload() []byte { return p.packet[header.IPv4MinimumSize:] }
 func (p *piece) end() int        { return p.offset + len(p.payload()) }
 
 // Limits for the incomplete packets of one sandbox. A guest sends all fragments of a packet
-// together and none is lost on the way, so few packets are incomplete at a time.
+// together, and none can get lost on the way, so few packets are incomplete at a time.
 const (
 	maxPartials  = 64
-	maxFragments = 256 << 10        // bytes: four of the largest packets
-	fragmentTime = 15 * time.Second // time for a packet to become complete, as in RFC 791
+	maxFragments = 256 << 10        // bytes; enough for four of the largest packets
+	fragmentTime = 15 * time.Second // time within which a packet must become complete, as in RFC 791
 
-	// Memory that a fragment and a packet take, in addition to their bytes.
+	// Bytes that a fragment and a packet take in addition to their content.
 	pieceBytes   = 96
 	partialBytes = 512
 
 	maxPayload = 65535 - header.IPv4MinimumSize
 )
 
-// add takes a fragment, which it copies. If it was the last missing fragment, add returns the whole
-// packet. kept is false if the fragment was dropped. The caller has checked the header, which has
-// no options.
+// add stores a copy of a fragment. If it was the last missing fragment, add returns the whole
+// packet. kept is false if the fragment was dropped. The caller must have checked that the header
+// is valid and has no options.
 func (f *fragments) add(packet []byte, now time.Time) (whole []byte, kept bool) {
 	h := header.IPv4(packet)
 	id := packetID{netip.AddrFrom4(h.DestinationAddress().As4()), h.Protocol(), h.ID()}
@@ -83,7 +85,7 @@ func (f *fragments) add(packet []byte, now time.Time) (whole []byte, kept bool) 
 		f.dropLocked(id)
 		return nil, false
 	}
-	if at < 0 { // the guest has sent the fragment twice
+	if at < 0 { // the guest has sent this fragment before
 		return nil, true
 	}
 	if !f.reserveLocked(id, p, len(packet)) {
@@ -104,8 +106,8 @@ func (f *fragments) add(packet []byte, now time.Time) (whole []byte, kept bool) 
 
 func (p *partial) isOld(now time.Time) bool { return now.Sub(p.begun) > fragmentTime }
 
-// place returns the index at which a fragment belongs among the pieces, or -1 if it is already
-// there. fits is false if the fragment contradicts the pieces, or cannot belong to any packet.
+// place returns the index at which a fragment belongs in p.pieces, or -1 if it is already there.
+// fits is false if the fragment contradicts p.pieces, or is invalid by itself.
 func (p *partial) place(next *piece, more bool) (at int, fits bool) {
 	size := len(next.payload())
 	switch {
@@ -129,7 +131,7 @@ func (p *partial) place(next *piece, more bool) (at int, fits bool) {
 	return at, fits
 }
 
-// whole joins the pieces to a packet, with the header of the first piece.
+// whole returns the packet, which has the header of the first piece.
 func (p *partial) whole() []byte {
 	packet := make([]byte, 0, header.IPv4MinimumSize+p.wants)
 	packet = append(packet, p.pieces[0].packet[:header.IPv4MinimumSize]...)
@@ -144,7 +146,8 @@ func (p *partial) whole() []byte {
 	return packet
 }
 
-// reserveLocked makes room for a fragment of p, and adds p to the list if it is missing there.
+// reserveLocked makes room for a fragment of p, by dropping other packets if necessary. It adds p
+// to f.packets if it is not there.
 func (f *fragments) reserveLocked(id packetID, p *partial, size int) bool {
 	cost := int64(size + pieceBytes)
 	if f.packets[id] == nil {

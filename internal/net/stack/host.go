@@ -14,24 +14,24 @@ import (
 	"github.com/forkd/forkd/internal/net/policy"
 )
 
-// Host holds what all stacks share: sockets to the outside, the resolvers and the flow log. Use
+// Host holds what the stacks of all sandboxes share: limits, the resolvers and the flow log. Use
 // NewHost.
 type Host struct {
 	Resolver *dns.Resolver
 	Log      *flowlog.Log
 
 	chunks  chunks
-	held    room                         // bytes in the chunks of relays
-	peeks   room                         // bytes of connections that have not named their server yet
-	injects room                         // bytes of connections to which secrets are added
-	pieces  room                         // bytes of incomplete packets
-	trust   atomic.Pointer[inject.Trust] // nil until there is a secret
-	proxy   atomic.Pointer[upstream]     // nil if there is none
+	held    room                         // counts the bytes in the chunks of relays
+	peeks   room                         // counts the memory of connections that have not named their server yet
+	injects room                         // counts the memory of connections to which secrets are added
+	pieces  room                         // counts the memory of incomplete packets
+	trust   atomic.Pointer[inject.Trust] // nil until a sandbox has a secret
+	proxy   atomic.Pointer[upstream]     // nil if the host's network has no proxy
 	own     atomic.Pointer[[]netip.Addr]
-	sockets atomic.Int64 // number of sockets that flows have to the outside
+	sockets atomic.Int64 // number of open sockets of flows
 	most    int64
-	udp     atomic.Int64 // number of UDP flows among them
-	queries atomic.Int64 // sockets to resolvers, for queries over UDP
+	udp     atomic.Int64 // number of open sockets of UDP flows
+	queries atomic.Int64 // number of open sockets of DNS queries over UDP
 	asks    int64        // maximum of queries
 }
 
@@ -39,18 +39,18 @@ type Host struct {
 // host cannot use. It is a quarter of Linux's ephemeral ports (ip_local_port_range).
 const maxHostUDP = 7000
 
-// maxHostQueries limits the UDP queries of all sandboxes that wait for an answer, each of which
-// takes a port. It is separate from maxHostUDP, so that flows cannot block queries, or queries
-// flows. In a process with few files, the limit is lower: one queryPart-th of its flows. Once half
-// of all places are taken, a sandbox may have at most fewQueries. So slow names of some sandboxes
-// leave places for others.
+// maxHostQueries limits the DNS queries over UDP, of all sandboxes together, that wait for an
+// answer. Each takes a port. The limit is separate from maxHostUDP, so that flows and queries
+// cannot block each other. If the process may open few files, the limit is its number of flows
+// divided by queryPart. When half of this limit is in use, one sandbox may have at most fewQueries
+// waiting, so that sandboxes with slow queries leave room for others.
 const (
 	maxHostQueries = 1024
 	queryPart      = 8
 	fewQueries     = 4
 )
 
-// NewHost returns a Host. sockets is the maximum number of sockets to the outside of all sandboxes.
+// NewHost returns a Host. sockets is the maximum number of sockets for flows of all sandboxes.
 func NewHost(sockets int) *Host {
 	h := &Host{Resolver: &dns.Resolver{}, Log: flowlog.New(), most: int64(sockets)}
 	h.asks = min(maxHostQueries, max(maxQueries, h.most/queryPart))
@@ -64,12 +64,12 @@ func (h *Host) SetMemory(bytes int64) {
 	h.pieces.most = bytes / pieceShare
 }
 
-// Sockets returns how many sockets to the outside a process supports with so many files and so many
-// bytes of memory.
+// Sockets returns how many sockets for flows a process supports that may open so many files and use
+// so many bytes of memory.
 func Sockets(files int, memory int64) int { return int(min(int64(files), memory/flowShare/flowBytes)) }
 
-// SetOwn sets the host's addresses. It does not affect open flows, for which Stack.Redecide decides
-// again. New flows also ask the kernel, which knows a new address before the daemon does.
+// SetOwn sets the host's addresses. To apply them to open flows, call Stack.Redecide. For new flows
+// the kernel is asked too, because it knows a new address before the daemon does.
 func (h *Host) SetOwn(addrs []netip.Addr) { h.own.Store(&addrs) }
 
 // isOwn reports whether packets to an address would stay on the host.
@@ -81,7 +81,7 @@ func (h *Host) listed(addr netip.Addr) bool {
 	return own != nil && slices.Contains(*own, addr)
 }
 
-// takeSocket counts a socket if another one is permitted, and reports whether it is.
+// takeSocket counts a new socket of a flow. It returns false if there are too many.
 func (h *Host) takeSocket(protocol policy.Protocol) bool {
 	if h.sockets.Add(1) > h.most {
 		h.sockets.Add(-1)
@@ -101,8 +101,8 @@ func (h *Host) giveSocket(protocol policy.Protocol) {
 	}
 }
 
-// takeQuery counts a query if another one is permitted, and reports whether it is. own is the
-// number of the sandbox's queries, including this one.
+// takeQuery counts a new query. It returns false if there are too many. own is the number of the
+// sandbox's queries, including this one.
 func (h *Host) takeQuery(own int) bool {
 	n := h.queries.Add(1)
 	if n > h.asks || n > h.asks/2 && own > fewQueries {

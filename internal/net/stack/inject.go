@@ -11,31 +11,30 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// Reasons for refusing connections that the policy permits, because they go to the host of a
-// secret.
+// Reasons for refusing connections to the host of a secret, although the policy permits them.
 const (
 	noTrust = "secret-trust" // the daemon has not sent the root certificates yet
-	// tooManySecret refuses a connection because this process terminates the TLS of too many. Each
-	// of them holds up to injectBytes.
+	// tooManySecret: this process already terminates TLS for too many connections, each of which
+	// takes up to injectBytes.
 	tooManySecret = "secret-limit"
 )
 
 // httpsPort is the only port at which secrets are added.
 const httpsPort = 443
 
-// SetTrust sets the certificates that adding secrets needs.
+// SetTrust sets the CA and root certificates that are needed to add secrets.
 func (h *Host) SetTrust(t *inject.Trust) { h.trust.Store(t) }
 
-// mayInject reports whether a flow must name its server before it continues, because the sandbox
-// has secrets.
+// mayInject reports whether a flow could be for the host of a secret, so that its first bytes must
+// be read to find out.
 func (s *Stack) mayInject(f *flow) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.secrets) > 0 && f.To.Port() == httpsPort
 }
 
-// secretsFor returns the secrets to add to a permitted flow. It refuses the flow if a secret
-// applies to it and cannot be added safely.
+// secretsFor returns the secrets to add to a permitted flow. If secrets apply to the flow and
+// cannot be added safely, it refuses the flow.
 func (s *Stack) secretsFor(f *flow) (secrets []netproto.Secret, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -52,7 +51,7 @@ func (s *Stack) secretsFor(f *flow) (secrets []netproto.Secret, ok bool) {
 	}
 	reason := ""
 	switch {
-	case !f.given(f.Server): // only the guest claims that the address belongs to that server
+	case !f.given(f.Server): // the address may belong to another server than the guest claims
 		reason = string(policy.NameAddress)
 	case s.host.trust.Load() == nil:
 		reason = noTrust
@@ -69,7 +68,8 @@ func (s *Stack) secretsFor(f *flow) (secrets []netproto.Secret, ok bool) {
 	return secrets, true
 }
 
-// inject serves a connection in place of its server and adds secrets, the result of secretsFor.
+// inject adds secrets, the result of secretsFor, to the requests of a connection. For that it takes
+// the server's place.
 func (s *Stack) inject(f *flow, c *conn, sent []byte, secrets []netproto.Secret) {
 	defer func() {
 		s.mu.Lock()
@@ -88,11 +88,11 @@ func (s *Stack) inject(f *flow, c *conn, sent []byte, secrets []netproto.Secret)
 	}
 }
 
-// counted is a guest's connection that this process reads and writes at the sandbox's rate.
+// counted is a guest's connection whose bytes are counted and limited to the sandbox's rate.
 type counted struct {
 	net.Conn
 	flow *flow
-	sent []byte // bytes that were already read
+	sent []byte // bytes that were already read from the guest
 }
 
 func (c *counted) Read(p []byte) (n int, err error) {

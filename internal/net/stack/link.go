@@ -19,39 +19,40 @@ import (
 
 const (
 	// queueBytes bounds the memory of packets that wait for room in the frame socket. It includes
-	// their records, which are larger than a small packet. Further packets are dropped, as by a
-	// switch, and TCP slows down.
+	// gVisor's record of each packet, which is larger than a small packet. Packets above the limit
+	// are dropped, as a switch would do, and TCP then sends more slowly.
 	queueBytes = 1 << 20
 
 	linkHeaderBytes = frame.HeaderBytes + header.EthernetMinimumSize
 
-	// gsoBytes bounds a segment whose segmentation is left to the guest. It is an IPv4 packet of
-	// maximum length, without headers.
+	// gsoBytes is the maximum payload of a TCP segment for the guest. Segments may be longer than
+	// the MTU, because the guest accepts any IPv4 packet.
 	gsoBytes = 65535 - header.IPv4MinimumSize - header.TCPHeaderMaximumSize
 )
 
-// link is the gVisor link endpoint on a frame socket. Its callers never wait. Packets for which the
-// socket has no room are queued; a goroutine that exists only while there are such packets writes
-// them.
+// link is the gVisor link endpoint on a frame socket. Its methods never block. Packets for which
+// the socket has no room are queued. A goroutine, which exists only while packets are queued,
+// writes them.
 type link struct {
 	file *os.File
 	raw  syscall.RawConn
 
-	// validated is what Capabilities reports about the checksums of received packets. The stack
-	// asks for each packet that it receives, in the goroutine that delivers the packet.
+	// validated is what Capabilities reports about the checksums of received packets. The goroutine
+	// that delivers a packet sets it first; the stack calls Capabilities for each packet, in the
+	// same goroutine.
 	validated  atomic.Bool
 	dropped    *atomic.Uint64
 	dispatcher gvisor.NetworkDispatcher
 
 	mu      sync.Mutex
 	queue   []*gvisor.PacketBuffer
-	queued  int  // bytes in queue
-	writing bool // the goroutine exists; only it writes
+	queued  int  // bytes of the packets in queue
+	writing bool // the goroutine exists; while it does, only it writes
 	closed  bool
 	writers sync.WaitGroup
 }
 
-// newLink takes over file, a frame socket.
+// newLink returns a link on file, a frame socket, and takes ownership of it.
 func newLink(file *os.File, dropped *atomic.Uint64) (*link, error) {
 	raw, err := file.SyscallConn()
 	if err != nil {
@@ -60,12 +61,12 @@ func newLink(file *os.File, dropped *atomic.Uint64) (*link, error) {
 	return &link{file: file, raw: raw, dropped: dropped}, nil
 }
 
-// close ends reads and writes on the socket. It may be called more than once.
+// close closes the socket, so that reads and writes fail. It may be called more than once.
 func (l *link) close() {
 	l.mu.Lock()
 	l.closed = true
 	l.mu.Unlock()
-	_ = l.file.Close() // has no buffered data that could be lost
+	_ = l.file.Close() // nothing is buffered, so no data can be lost here
 	l.writers.Wait()
 }
 
@@ -106,15 +107,15 @@ func (l *link) writeLocked(pkt *gvisor.PacketBuffer) {
 	}
 }
 
-// write sends the queued packets, and returns when the queue is empty.
+// write sends the queued packets. It returns when the queue is empty.
 func (l *link) write() {
 	for {
 		pkt := l.next()
 		if pkt == nil {
 			return
 		}
-		// An error means that the socket is closed or the VM has stopped, which the reader notices
-		// too.
+		// An error is ignored, because the reader of the socket meets it too: the socket is closed
+		// or the VM has stopped.
 		_ = l.raw.Write(func(fd uintptr) bool { return !errors.Is(send(int(fd), pkt), unix.EAGAIN) })
 		pkt.DecRef()
 	}
@@ -182,7 +183,7 @@ func sendBuffers(fd int, buffers [][]byte) error {
 	}
 }
 
-// The remaining methods of gvisor.LinkEndpoint. The link has no addresses to resolve, because all
+// The following methods complete gvisor.LinkEndpoint. The link resolves no addresses, because all
 // packets go to the guest.
 
 func (l *link) MTU() uint32                             { return frame.MTU }

@@ -5,15 +5,15 @@ import (
 	"sync/atomic"
 )
 
-// room bounds the bytes that waiting flows hold. The room of a sandbox also counts its bytes in the
-// room of all sandboxes.
+// room bounds the bytes that flows hold while they wait. Bytes in the room of a sandbox are also
+// counted in the room of all sandboxes.
 type room struct {
 	most int64
-	of   *room // room of all sandboxes; nil in that room itself
+	of   *room // the room of all sandboxes; nil if this is it
 	used atomic.Int64
 }
 
-// take counts n more bytes, if there is room for them.
+// take counts n more bytes. It returns false, and counts nothing, if that would exceed a limit.
 func (r *room) take(n int64) bool {
 	if r.used.Add(n) > r.most {
 		r.used.Add(-n)
@@ -33,20 +33,20 @@ func (r *room) give(n int64) {
 	}
 }
 
-// chunk is a buffer that bytes pass through.
+// chunk is a buffer for reading and forwarding data.
 type chunk struct {
 	bytes []byte
-	room  *room // room that counts the chunk; nil if none does
+	room  *room // the room that counts the chunk; may be nil
 }
 
-// chunks provides the chunks for reading: one for each direction of a flow in which bytes move, and
-// one for each frame socket that is being read. A direction keeps its chunk while its receiver
-// accepts nothing, so the chunks of relays are counted. If their room is full, small chunks are
-// used instead.
+// chunks provides chunks. A direction of a flow has a chunk while it forwards bytes, and the reader
+// of a frame socket has one while it reads. If the receiver accepts no bytes, a direction keeps its
+// chunk, so a room counts the chunks of relays. If the room is full, the direction gets a small
+// chunk.
 type chunks struct{ large, small sync.Pool }
 
-// take returns a chunk of chunkBytes, or one of smallChunk if room in is full. in may be nil for a
-// chunk that is not kept during a wait; such chunks are not bounded.
+// take returns a chunk of chunkBytes, or one of smallChunk if room in is full. in is nil for chunks
+// that are given back without waiting: these need no limit.
 func (c *chunks) take(in *room) *chunk {
 	pool, size := &c.large, chunkBytes
 	if in != nil && !in.take(chunkBytes) {

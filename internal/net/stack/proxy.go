@@ -19,10 +19,10 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// upstream is the proxy of the host's network for outgoing TCP.
+// upstream is the HTTP proxy that outgoing TCP connections of the host must use.
 type upstream struct {
 	netproto.Proxy
-	through func(*url.URL) (*url.URL, error) // result nil: without the proxy
+	through func(*url.URL) (*url.URL, error) // returns the proxy for a URL, or nil for a direct connection
 }
 
 // SetProxy makes outgoing TCP connections use a proxy. If p has no address, they use none.
@@ -35,7 +35,8 @@ func (h *Host) SetProxy(p netproto.Proxy) {
 	h.proxy.Store(&upstream{p, config.ProxyFunc()})
 }
 
-// uses reports whether connections to an address use the proxy. DNS gave the address for names.
+// uses reports whether connections to an address use the proxy. names are the names for which DNS
+// returned that address.
 func (u *upstream) uses(to netip.AddrPort, names []string) bool {
 	hosts := append(slices.Clone(names), to.Addr().String())
 	return !slices.ContainsFunc(hosts, func(host string) bool {
@@ -44,8 +45,9 @@ func (u *upstream) uses(to netip.AddrPort, names []string) bool {
 	})
 }
 
-// dial connects a permitted flow. If it uses a proxy, it requests the address that the policy has
-// approved. The proxy could resolve a name differently.
+// dial connects a permitted flow to its server. If a proxy is used, dial asks the proxy for the
+// address, and not for a name: the proxy could resolve the name to an address that the policy has
+// not approved.
 func (h *Host) dial(ctx context.Context, f *flow) (*net.TCPConn, error) {
 	u := h.proxy.Load()
 	if u == nil || !u.uses(f.To, f.Names) {
@@ -69,7 +71,7 @@ func (h *Host) dial(ctx context.Context, f *flow) (*net.TCPConn, error) {
 	return conn, nil
 }
 
-// connect requests a tunnel (RFC 9110 §9.3.6).
+// connect requests a tunnel to an address from the proxy (RFC 9110 §9.3.6).
 func (u *upstream) connect(conn io.ReadWriter, to string) error {
 	req := &http.Request{Method: http.MethodConnect, URL: &url.URL{Opaque: to}, Host: to,
 		Header: http.Header{"User-Agent": {"forkd"}}}
@@ -87,18 +89,18 @@ func (u *upstream) connect(conn io.ReadWriter, to string) error {
 	if err != nil {
 		return errors.New("it does not answer in HTTP")
 	}
-	_ = resp.Body.Close() // its data has been read
+	_ = resp.Body.Close() // has been read
 	if resp.StatusCode/100 != 2 {
 		return fmt.Errorf("it answers %d to CONNECT", resp.StatusCode)
 	}
 	return nil
 }
 
-// maxHead bounds a proxy's answer before the tunnel, in bytes.
+// maxHead is the maximum length, in bytes, of the proxy's answer before the tunnel begins.
 const maxHead = 16 << 10
 
-// readHead reads exactly to the end of the headers, because the following bytes come from the
-// server.
+// readHead reads up to the end of the headers and not a byte further, because the next bytes come
+// from the server.
 func readHead(r io.Reader) ([]byte, error) {
 	head := make([]byte, 0, 512)
 	for !bytes.HasSuffix(head, []byte("\r\n\r\n")) {

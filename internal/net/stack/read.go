@@ -11,11 +11,11 @@ import (
 )
 
 // read reads messages from the frame socket until the peer has hung up. If a guest exceeds its
-// packet rate, its frames wait in the socket and are not lost.
+// packet rate, read pauses; the guest's frames wait in the socket and are not lost.
 func (s *Stack) read() {
 	defer close(s.ended)
 	for {
-		// An idle socket holds no chunk, because receive takes one only when there are bytes.
+		// receive takes a chunk only when there are bytes, so an idle socket has none.
 		chunk, n, err := receive(s.link.raw, &s.host.chunks, nil)
 		if err != nil {
 			return
@@ -28,7 +28,8 @@ func (s *Stack) read() {
 	}
 }
 
-// pause waits until the guest may send its next packet. It returns false if the stack is closed.
+// pause waits until the packet rate permits another packet. It returns false if the stack is
+// closed.
 func (s *Stack) pause() bool {
 	now := time.Now()
 	wait := s.packets.ReserveN(now, 1).DelayFrom(now)
@@ -45,13 +46,13 @@ func (s *Stack) pause() bool {
 	}
 }
 
-// take handles one message.
+// take handles one message of the guest.
 func (s *Stack) take(message []byte) {
 	packet, reason := inspect.Message(message)
 	switch {
 	case reason != "":
 		s.counters.Dropped.Add(1)
-		if reason != inspect.Ethertype && reason != inspect.NotToUs { // guests send those without a program's request
+		if reason != inspect.Ethertype && reason != inspect.NotToUs { // not logged, because Linux sends such messages without a program's request
 			s.counters.refuse(string(reason))
 		}
 	case packet.Class == inspect.ARP:
@@ -74,11 +75,11 @@ func (s *Stack) take(message []byte) {
 	}
 }
 
-// openRate is the reason for dropping a SYN that exceeds the rate limit.
+// openRate is the reason for dropping a SYN when the guest opens connections too fast.
 const openRate = "open-rate"
 
-// deliver passes a packet to the stack. The stack accepts checksums that the sender left to the
-// device.
+// deliver passes a packet to gVisor's stack. The stack does not verify a checksum that the guest
+// has left to the device.
 func (s *Stack) deliver(packet inspect.Packet) {
 	pkt := gvisor.NewPacketBuffer(gvisor.PacketBufferOptions{Payload: buffer.MakeWithData(packet.IP)})
 	defer pkt.DecRef()

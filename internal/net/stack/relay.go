@@ -13,17 +13,17 @@ import (
 	"gvisor.dev/gvisor/pkg/waiter"
 )
 
-// relay joins a guest's connection with one to the outside until both have ended. It passes on
-// resets, and the end of each direction. A direction holds no buffer while it waits for bytes, but
-// it holds a chunk while its receiver accepts nothing.
+// relay forwards data between a guest's connection and the server's until both have ended. It also
+// forwards resets, and the end of each direction. A direction holds no chunk while it waits for
+// bytes, but keeps its chunk while the receiver accepts nothing.
 type relay struct {
 	*flow
 	*conn
 	out   *net.TCPConn
-	begun func() // called when the guest's earlier bytes are forwarded; nil if there were none
+	begun func() // called when the bytes that were already read are forwarded; nil if there were none
 }
 
-// run forwards first the bytes that were already read from the guest, and then all further bytes.
+// run forwards sent, the bytes that were already read from the guest, and then all further bytes.
 // It returns when the flow has ended.
 func (r *relay) run(sent []byte) {
 	stop := context.AfterFunc(r.ctx, r.reset)
@@ -33,7 +33,7 @@ func (r *relay) run(sent []byte) {
 	done.Wait()
 	if stop() {
 		r.ep.Close()
-		_ = r.out.Close() // both sides have ended
+		_ = r.out.Close() // an error is ignored, because both sides have ended
 		return
 	}
 	r.reset()
@@ -50,7 +50,7 @@ func (r *relay) broke(err error) {
 	r.cancel()
 }
 
-// reset ends both sides as if the connection had broken. It may be called more than once.
+// reset closes both connections with a reset. It may be called more than once.
 func (r *relay) reset() {
 	breakOff(r.out)
 	r.ep.Abort()
@@ -58,7 +58,7 @@ func (r *relay) reset() {
 
 // breakOff closes a connection with a reset.
 func breakOff(c *net.TCPConn) {
-	_ = c.SetLinger(0) // an error means that the connection is closed
+	_ = c.SetLinger(0) // fails only if the connection is closed
 	_ = c.Close()
 }
 
@@ -68,7 +68,7 @@ func (r *relay) ended() {
 	r.touch()
 }
 
-// upward forwards from the guest to the outside.
+// upward forwards data from the guest to the server.
 func (r *relay) upward(sent []byte) error {
 	if err := r.send(sent); err != nil {
 		return err
@@ -93,7 +93,7 @@ func (r *relay) upward(sent []byte) error {
 		case *tcpip.ErrClosedForReceive:
 			pool.give(chunk)
 			if r.ctx.Err() != nil {
-				return r.ctx.Err() // this process ended it, not the guest
+				return r.ctx.Err() // the read failed because the flow was reset here
 			}
 			r.ended()
 			return r.out.CloseWrite()
@@ -115,7 +115,7 @@ func (r *relay) upward(sent []byte) error {
 	}
 }
 
-// send writes bytes from the guest to the outside, at the sandbox's rate.
+// send writes bytes to the server, at the sandbox's rate.
 func (r *relay) send(p []byte) error {
 	if len(p) == 0 {
 		return nil
@@ -129,7 +129,7 @@ func (r *relay) send(p []byte) error {
 	return err
 }
 
-// downward forwards from the outside to the guest.
+// downward forwards data from the server to the guest.
 func (r *relay) downward() error {
 	raw, err := r.out.SyscallConn()
 	if err != nil {
@@ -163,8 +163,8 @@ func (r *relay) downward() error {
 	}
 }
 
-// receive waits until a socket has bytes, and only then takes a chunk for them. The chunk belongs
-// to the caller. in counts it, unless in is nil.
+// receive waits until a socket has bytes. Then it takes a chunk, which room in counts unless it is
+// nil, and reads into it. The caller must give the chunk back.
 func receive(raw interface {
 	Read(func(uintptr) bool) error
 }, pool *chunks, in *room) (k *chunk, n int, err error) {

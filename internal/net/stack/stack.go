@@ -1,10 +1,10 @@
 // Package stack gives one sandbox its network: a user-space TCP/IP stack (gVisor's) on the
-// sandbox's frame socket. It terminates the guest's connections and opens others in their place,
-// from this process to the outside.
+// sandbox's frame socket. For each connection of the guest, it opens another one from this process
+// to the server, and forwards the data between the two.
 //
 // Package policy decides about every flow before it is opened, and again when the policy changes.
-// If a name decides, the guest's first bytes are read before the outside is dialled. The outside
-// has only IPv4. The resources that a guest can make the process hold are bounded: open and
+// If the policy has rules by name, the guest's first bytes are read before the server is dialled.
+// Only IPv4 is supported. The package bounds what a guest can make the process hold: open and
 // half-open connections, waiting bytes, fragments, and packets per second. Idle flows end. The
 // package knows neither the daemon nor other sandboxes.
 package stack
@@ -57,9 +57,9 @@ type Stack struct {
 	tasks  sync.WaitGroup
 
 	packets, opens *rate.Limiter
-	logged, passes *rate.Limiter // rates of lines in the flow log, for refusals and for flows that passed
+	logged, passes *rate.Limiter // rates of lines in the flow log, for refused and for passed flows
 	up, down       *rate.Limiter
-	echoes         chan struct{} // holds one value for each echo request that waits for an answer
+	echoes         chan struct{} // holds one value for each ping that waits for an answer
 	queries        chan struct{} // holds one value for each DNS query over UDP
 	chunks         room          // memory for the chunks of relays
 	peeks          chan struct{} // holds one value for each connection that has not named its server yet
@@ -75,8 +75,8 @@ type Stack struct {
 	udp      map[ports]*udpFlow // the UDP flows among flows
 }
 
-// New makes a stack on file, a non-blocking frame socket, and starts reading from it. It takes
-// ownership of file. Close closes the stack. Ended is closed when the peer has hung up.
+// New returns a stack on file, a non-blocking frame socket, and starts reading from it. It takes
+// ownership of file, which Close closes.
 func New(host *Host, file *os.File, as *netproto.Attach, c *Counters) (*Stack, error) {
 	id := as.ID
 	link, err := newLink(file, &c.Dropped)
@@ -104,7 +104,8 @@ func New(host *Host, file *os.File, as *netproto.Attach, c *Counters) (*Stack, e
 func (s *Stack) makeIPStack() error {
 	s.ipstack = gvisor.New(gvisor.Options{
 		NetworkProtocols: []gvisor.NetworkProtocolFactory{
-			// Deliver packets to loopback, so that the policy refuses them with a reason.
+			// Let packets to loopback addresses reach our code, so that the policy refuses them and
+			// the flow log shows the reason.
 			ipv4.NewProtocolWithOptions(ipv4.Options{AllowExternalLoopbackTraffic: true}),
 		},
 		TransportProtocols: []gvisor.TransportProtocolFactory{tcp.NewProtocol, udp.NewProtocol, icmp.NewProtocol4},
@@ -119,7 +120,8 @@ func (s *Stack) makeIPStack() error {
 	return nil
 }
 
-// configure makes the NIC accept packets to any address, and send packets from any address.
+// configure makes the network interface accept packets to any address, and send packets from any
+// address.
 func (s *Stack) configure() tcpip.Error {
 	if err := s.ipstack.CreateNIC(nic, s.link); err != nil {
 		return err
@@ -178,8 +180,8 @@ func (s *Stack) Close() {
 }
 
 // SetPolicy replaces policy, limits and secrets. It resets flows that the new policy denies. It
-// also resets flows for which the new policy needs a server name that was not peeked. If secrets
-// change, it resets all flows that they could concern.
+// also resets flows whose server's name the new policy needs but which were not peeked. If the
+// secrets change, it resets all flows that the old or new secrets could concern.
 func (s *Stack) SetPolicy(to *netproto.SetPolicy) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -196,7 +198,7 @@ func (s *Stack) SetPolicy(to *netproto.SetPolicy) {
 	}
 }
 
-// Redecide resets flows to addresses that the host has acquired since the flows began.
+// Redecide resets flows to addresses that now belong to the host and did not when the flow began.
 func (s *Stack) Redecide() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -209,14 +211,14 @@ func (s *Stack) Redecide() {
 	}
 }
 
-// maxComparisons bounds the comparisons of names with rules for one request of the daemon. They
-// take some tenths of a second, during which requests for all other sandboxes wait. A tenth of them
-// is enough for a thousand connections to addresses with three names each, under the maximum number
-// of rules.
+// maxComparisons bounds how many names are compared with rules during one request of the daemon. So
+// many comparisons take some tenths of a second, during which requests for all other sandboxes
+// wait. A tenth of them is enough for a thousand connections to addresses with three names each,
+// with the maximum number of rules.
 const maxComparisons = 16 << 20
 
-// decideAgainLocked resets a flow that is no longer permitted. It also resets a flow if too few
-// comparisons are left to decide about it.
+// decideAgainLocked resets a flow that the policy no longer permits. It also resets a flow if
+// deciding about it would need more than the left comparisons.
 func (s *Stack) decideAgainLocked(f *flow, why string, left *int) {
 	if !f.decided || f.ctx.Err() != nil {
 		return

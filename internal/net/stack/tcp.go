@@ -20,7 +20,7 @@ import (
 	"github.com/forkd/forkd/internal/net/policy"
 )
 
-// conn is the guest's end of a connection.
+// conn is the connection with the guest.
 type conn struct {
 	ep tcpip.Endpoint
 	wq *waiter.Queue
@@ -30,7 +30,7 @@ func destination(addr tcpip.Address, port uint16) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4(addr.As4()), port)
 }
 
-// accept completes a guest's handshake.
+// accept completes the handshake with the guest.
 func (s *Stack) accept(r *tcp.ForwarderRequest, place int) (*conn, error) {
 	c := &conn{wq: &waiter.Queue{}}
 	var err tcpip.Error
@@ -43,7 +43,7 @@ func (s *Stack) accept(r *tcp.ForwarderRequest, place int) (*conn, error) {
 	return c, nil
 }
 
-// takeTCP serves a connection from its SYN to its end, in its own goroutine.
+// takeTCP serves a connection from its SYN to its end. It runs in a goroutine of the connection.
 func (s *Stack) takeTCP(r *tcp.ForwarderRequest) {
 	if !s.enter() {
 		r.Complete(false)
@@ -77,12 +77,13 @@ func (s *Stack) takeTCP(r *tcp.ForwarderRequest) {
 	}
 }
 
-// dialFirst dials the destination before it answers the guest's SYN.
+// dialFirst dials the server before it answers the guest's SYN.
 func (s *Stack) dialFirst(f *flow, r *tcp.ForwarderRequest) {
 	out, err := s.host.dial(f.ctx, f)
 	if err != nil {
 		f.fail(err)
-		// After a timeout the guest gets no answer. It sends its SYN again, and we dial again.
+		// After a timeout the guest gets no answer. It will repeat its SYN, which makes us dial
+		// again.
 		r.Complete(!isTimeout(err))
 		return
 	}
@@ -95,8 +96,8 @@ func (s *Stack) dialFirst(f *flow, r *tcp.ForwarderRequest) {
 	(&relay{flow: f, conn: c, out: out}).run(nil)
 }
 
-// peekFirst accepts the guest's connection before it dials the destination, to learn the server's
-// name.
+// peekFirst accepts the guest's connection and reads its first bytes, to learn the server's name,
+// before it dials the server.
 func (s *Stack) peekFirst(f *flow, r *tcp.ForwarderRequest) {
 	done, ok := s.mayPeek(f)
 	if !ok {
@@ -137,9 +138,10 @@ func (s *Stack) peekFirst(f *flow, r *tcp.ForwarderRequest) {
 	(&relay{flow: f, conn: c, out: out, begun: done}).run(seen.Sent)
 }
 
-// mayPeek waits until the sandbox may have another connection that has not named its server. The
-// connection and the bytes that it has sent are counted until done is called, which may be called
-// more than once. If all sandboxes together have too many, the flow is refused.
+// mayPeek waits until the sandbox may have another connection that has not named its server, and
+// counts the connection and its first bytes. The caller must call done when they no longer count;
+// it may call done more than once. If all sandboxes together have too many such connections,
+// mayPeek refuses the flow.
 func (s *Stack) mayPeek(f *flow) (done func(), ok bool) {
 	select {
 	case s.peeks <- struct{}{}:

@@ -19,16 +19,16 @@ import (
 	"github.com/forkd/forkd/internal/net/policy"
 )
 
-// ports identifies a UDP flow, with the guest as the remote side.
+// ports identifies a UDP flow. Its remote side is the guest.
 type ports = gvisor.TransportEndpointID
 
-// udpFlow forwards the packets between one pair of ports. It queues nothing. A packet for which the
-// host's socket has no room is dropped, as by a router.
+// udpFlow forwards the UDP packets between one pair of ports. It queues nothing: if the socket to
+// the server has no room, the packet is dropped, as a router would do.
 type udpFlow struct {
 	*flow
 	id  ports
 	out *net.UDPConn
-	raw syscall.RawConn // of out
+	raw syscall.RawConn // of out, for sends that do not block
 }
 
 // takeUDP handles each UDP packet of the guest. If it returns false, the stack answers that the
@@ -36,7 +36,7 @@ type udpFlow struct {
 func (s *Stack) takeUDP(id ports, pkt *gvisor.PacketBuffer) bool {
 	payload, ok := udpPayload(pkt)
 	if !ok {
-		return false // the stack counts the packet as malformed and sends no answer
+		return false // the stack then counts the packet as malformed, and sends no answer
 	}
 	if destination(id.LocalAddress, id.LocalPort) == gatewayDNS {
 		s.answerDNS(id, payload)
@@ -68,11 +68,11 @@ func udpPayload(pkt *gvisor.PacketBuffer) ([]byte, bool) {
 	return pkt.Data().AsRange().ToSlice()[:h.Length()-header.UDPMinimumSize], true
 }
 
-// sendBuffer bounds the packets of a flow that wait in the kernel for a slow uplink, in bytes. It
-// holds the longest packet. The kernel doubles it for its own records.
+// sendBuffer bounds the bytes of a flow's packets that wait in the kernel for a slow network. The
+// longest packet fits. The kernel doubles the number for its own records.
 const sendBuffer = 64 << 10
 
-// openUDP begins a flow with its first packet. It returns nil if the packet is refused.
+// openUDP begins a flow. It returns nil if the flow is refused.
 func (s *Stack) openUDP(id ports) *udpFlow {
 	to := destination(id.LocalAddress, id.LocalPort)
 	if !s.opens.Allow() {
@@ -110,7 +110,7 @@ func (s *Stack) openUDP(id ports) *udpFlow {
 	return u
 }
 
-// makeRoomUDP ends the least recently used UDP flow if there are too many.
+// makeRoomUDP ends the least recently used UDP flow if the sandbox has too many.
 func (s *Stack) makeRoomUDP() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -129,11 +129,11 @@ func (s *Stack) makeRoomUDP() {
 }
 
 // sendNow sends a packet if the socket has room for it, and reports whether it did. It does not
-// wait, because the caller also reads the guest's other packets. It does not queue, because the
-// queue would take memory for each flow.
+// block, because the caller also reads the guest's other packets. It does not queue, because a
+// queue would take memory in each flow.
 func sendNow(raw syscall.RawConn, payload []byte) (sent bool) {
-	// The callback always returns true, so Write does not wait. An error can belong to an earlier
-	// packet; the socket's reader handles it.
+	// The callback always returns true, so that Write does not wait. Its error may be about an
+	// earlier packet. It is ignored here, because the socket's reader gets such errors too.
 	_ = raw.Write(func(fd uintptr) bool {
 		n, err := unix.Write(int(fd), payload)
 		sent = err == nil && n == len(payload)
@@ -142,8 +142,8 @@ func sendNow(raw syscall.RawConn, payload []byte) (sent bool) {
 	return sent
 }
 
-// relayUDP forwards packets to the guest until the flow has been idle for too long or the outside
-// answers that the port is unreachable.
+// relayUDP forwards packets from the server to the guest until the flow has been idle for too long,
+// or the server answers that the port is unreachable.
 func (s *Stack) relayUDP(f *udpFlow) {
 	defer s.end(f.flow)
 	stop := context.AfterFunc(f.ctx, func() { _ = f.out.Close() })
@@ -154,10 +154,10 @@ func (s *Stack) relayUDP(f *udpFlow) {
 	_ = f.out.Close()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.udp, f.id) // the guest's next packet begins another flow
+	delete(s.udp, f.id) // so that the guest's next packet begins a new flow
 }
 
-// downwardUDP forwards packets to the guest until receiving fails, and returns the error.
+// downwardUDP forwards packets to the guest until receiving fails. It returns that error.
 func (s *Stack) downwardUDP(f *udpFlow) error {
 	pool := &s.host.chunks
 	for {
@@ -203,14 +203,15 @@ func (s *Stack) sendUDP(id ports, payload []byte) {
 	}
 }
 
-// maxQuery is the length of the longest DNS query in bytes: a name of 255 bytes, and options.
+// maxQuery is the maximum length of a DNS query in bytes; a name has up to 255 bytes, and options
+// follow.
 const maxQuery = 2048
 
-// maxQueries bounds the DNS queries of one sandbox that wait for an answer.
+// maxQueries is how many DNS queries of one sandbox may wait for an answer.
 const maxQueries = 64
 
-// answerDNS answers a query in a task of its own, because the resolver may be slow. It drops the
-// query if there are already maxQueries, or too many on the host. Clients ask again.
+// answerDNS answers a query in a new task, because the resolver may be slow. It drops the query if
+// maxQueries is reached, or the host's limit. Clients then repeat it.
 func (s *Stack) answerDNS(id ports, query []byte) {
 	if len(query) > maxQuery {
 		query = query[:maxQuery]

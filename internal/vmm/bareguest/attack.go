@@ -13,13 +13,13 @@ import (
 type Target struct {
 	Slot     int
 	Name     string
-	Features uint64 // features that a driver accepts
+	Features uint64 // feature bits that a driver accepts
 	Queues   int
-	Size     uint32   // of each queue
-	Out      []byte   // a valid request: the bytes for the device to read,
-	In       uint32   // and the number of bytes that the device writes
-	Sends    int      // the queue that takes the request
-	More     [][]byte // other requests
+	Size     uint32   // number of descriptors of each queue
+	Out      []byte   // bytes of a valid request that the device reads
+	In       uint32   // number of bytes that the device writes for that request
+	Sends    int      // number of the queue for requests
+	More     [][]byte // bytes of other valid requests
 }
 
 // The registers of virtio-mmio and its status bits (virtio 1.2 §4.2.2, §2.1) used in attacks.
@@ -61,8 +61,9 @@ func Targets() []Target {
 	}
 }
 
-// disk returns a disk request with n bytes of data. The data also serves requests that zero
-// sectors: it names 64 sectors from sector 3 on (virtio 1.2 §5.2.6).
+// disk returns the part of a disk request that the device reads, with n bytes of data. A request to
+// zero sectors is valid too: it then takes the data as its list, which names 64 sectors beginning
+// with sector 3 (virtio 1.2 §5.2.6).
 func disk(kind byte, n int) []byte {
 	p := make([]byte, 16+n)
 	p[0] = kind
@@ -72,7 +73,7 @@ func disk(kind byte, n int) []byte {
 	return p
 }
 
-// Packet returns the header of a stream packet to the host (virtio 1.2 §5.10.6).
+// Packet returns the header of a vsock stream packet to the host (virtio 1.2 §5.10.6).
 func Packet(op uint16, port, length uint32) []byte {
 	var h [44]byte
 	le := binary.LittleEndian
@@ -87,7 +88,7 @@ func Packet(op uint16, port, length uint32) []byte {
 	return h[:]
 }
 
-// Where a queue's rings lie in its page, and the descriptors' flags (virtio 1.2 §2.7).
+// Offsets of a queue's rings in its page, and flags of descriptors (virtio 1.2 §2.7).
 const (
 	ringAvail = 0x400
 	ringUsed  = 0x800
@@ -95,7 +96,7 @@ const (
 	descNext, descWrite, descIndirect = 1, 2, 4
 )
 
-// UsedIndex returns the address of the used index of the queue in a page.
+// UsedIndex returns the address of the used index of the queue whose rings are in page.
 func UsedIndex(page uint32) uint32 { return page + ringUsed + 2 }
 
 // desc is one descriptor.
@@ -105,8 +106,8 @@ type desc struct {
 	flags, next uint16
 }
 
-// writer writes a Program that attacks one device. It uses pages of the guest's memory at known
-// physical addresses: one for each queue's rings, then pagesData for buffers.
+// writer writes a Program that attacks one device. It uses pages of guest memory at known physical
+// addresses: one page for each queue's rings, and further pages, from pagesData on, for buffers.
 type writer struct {
 	Target
 	Pages []uint32
@@ -120,7 +121,7 @@ const pagesData = 2
 
 func (w *writer) add(k Kind, addr uint32, v uint64) { w.Program = append(w.Program, Op{k, addr, v}) }
 
-// window returns the address of a register.
+// window returns the address of a register of the device.
 func (w *writer) window(off uint32) uint32 {
 	return uint32(boot.VirtioDevice(w.Slot).Addr) + off
 }
@@ -129,7 +130,7 @@ func (w *writer) set(reg, v uint32) { w.add(Store32, w.window(reg), uint64(v)) }
 
 func (w *writer) data(i int) uint32 { return w.Pages[len(w.Pages)-pagesData+i] }
 
-// bytes puts p into memory.
+// bytes adds operations that store p in guest memory.
 func (w *writer) bytes(at uint32, p []byte) {
 	for ; len(p) > 0; at += 8 {
 		var word [8]byte
@@ -143,7 +144,7 @@ func (w *writer) desc(at uint32, d desc) {
 	w.add(Store64, at+8, uint64(d.length)|uint64(d.flags)<<32|uint64(d.next)<<48)
 }
 
-// begin resets the device and negotiates.
+// begin resets the device and negotiates features.
 func (w *writer) begin(features uint64) {
 	w.set(regStatus, 0)
 	w.set(regStatus, acknowledge)
@@ -155,12 +156,12 @@ func (w *writer) begin(features uint64) {
 	w.set(regStatus, acknowledge|driver|featuresOK)
 }
 
-// queue sets the address of a queue in the device.
+// queue tells the device the addresses of a queue's rings.
 func (w *writer) queue(q int, size uint32, table, avail, used uint64) {
 	w.set(regQueueSel, uint32(q))
 	w.set(regQueueSize, size)
 	for i, at := range []uint64{table, avail, used} {
-		reg := uint32(regQueueDesc + i*(regQueueDriver-regQueueDesc)) // the three registers are equally spaced
+		reg := uint32(regQueueDesc + i*(regQueueDriver-regQueueDesc)) // the table's, the available ring's and the used ring's registers are equally spaced
 		w.set(reg, uint32(at))
 		w.set(reg+4, uint32(at>>32))
 	}
@@ -181,7 +182,8 @@ func (w *writer) start() {
 
 func (w *writer) run() { w.set(regStatus, acknowledge|driver|featuresOK|driverOK) }
 
-// publish makes heads available and kicks; idx is the total number of heads so far.
+// publish makes heads available to the device and notifies it. idx is the number of heads that were
+// published so far, including these.
 func (w *writer) publish(q int, idx uint16, heads ...uint16) {
 	avail := w.Pages[q] + ringAvail
 	for i, h := range heads {
@@ -191,7 +193,7 @@ func (w *writer) publish(q int, idx uint16, heads ...uint16) {
 	w.set(regQueueNotify, uint32(q))
 }
 
-// request writes descriptors for a valid request, from descriptor 0 of the table on.
+// request writes the descriptors of a valid request to the beginning of a descriptor table.
 func (w *writer) request(table uint32) {
 	out, in := w.data(0), w.data(1)
 	w.bytes(out, w.Out)
@@ -209,8 +211,8 @@ func (w *writer) request(table uint32) {
 	}
 }
 
-// Seeds returns short programs: valid requests, accesses to every register, and each invalid chain
-// after a valid request.
+// Seeds returns short programs as seeds for fuzzing: valid requests, accesses to every register,
+// and each invalid chain after a valid request.
 func Seeds(t Target, pages []uint32) []Program {
 	w := &writer{Target: t, Pages: pages}
 	w.right()
@@ -219,7 +221,7 @@ func Seeds(t Target, pages []uint32) []Program {
 		w := &writer{Target: t, Pages: pages}
 		w.Out = more
 		if w.In > 0 {
-			w.In = 1 // a status
+			w.In = 1 // only the status byte
 		}
 		w.right()
 		list = append(list, w.Program)
@@ -261,7 +263,7 @@ func (w *writer) wrong(chain []desc) {
 	w.set(regInterruptACK, 3)
 }
 
-// chains returns lists of descriptors that no driver makes.
+// chains returns lists of descriptors that no real driver produces.
 func (w *writer) chains() map[string][]desc {
 	const (
 		hole   = uint64(guestmem.HoleStart)

@@ -14,7 +14,7 @@ type Attack struct {
 	Program
 }
 
-// Attacks returns the attacks on a device. Random ones use seed.
+// Attacks returns the attacks on a device. seed is for the random attacks.
 func Attacks(t Target, pages []uint32, seed uint64) []Attack {
 	var list []Attack
 	try := func(name string, f func(w *writer)) {
@@ -37,8 +37,8 @@ func Attacks(t Target, pages []uint32, seed uint64) []Attack {
 	return list
 }
 
-// badChains makes each chain available after a valid request, and reinitializes the device for the
-// next.
+// badChains makes each invalid chain available after a valid request. It reinitializes the device
+// before the next chain.
 func (w *writer) badChains() {
 	chains := w.chains()
 	for _, name := range slices.Sorted(maps.Keys(chains)) {
@@ -46,8 +46,8 @@ func (w *writer) badChains() {
 	}
 }
 
-// badRings places rings at invalid addresses, on top of each other, and in memory that has another
-// use.
+// badRings places rings at invalid addresses, on top of each other, and in memory that is used for
+// other things.
 func (w *writer) badRings() {
 	page := uint64(w.Pages[w.Sends])
 	for _, r := range []struct {
@@ -81,7 +81,7 @@ func (w *writer) badRings() {
 	}
 }
 
-// badIndices makes the available index jump.
+// badIndices changes the available index by too much.
 func (w *writer) badIndices() {
 	for _, jump := range []uint16{9, 256, 1 << 15, 1<<16 - 1, 8} {
 		for q := range w.Queues {
@@ -97,7 +97,7 @@ func (w *writer) badIndices() {
 	}
 }
 
-// changes writes registers of queues in use.
+// changes writes to the registers of queues that are in use.
 func (w *writer) changes() {
 	w.start()
 	w.request(w.Pages[w.Sends])
@@ -131,7 +131,7 @@ func (w *writer) resets() {
 	}
 }
 
-// storm kicks the device and provokes and acknowledges interrupts, without a pause.
+// storm notifies the device, provokes interrupts and acknowledges them, all without a pause.
 func (w *writer) storm() {
 	w.start()
 	w.request(w.Pages[w.Sends])
@@ -161,7 +161,8 @@ func (w *writer) race() {
 	}
 }
 
-// registers reads and writes the whole window and its surroundings in all widths, aligned or not.
+// registers reads and writes all registers, and addresses around them, in all widths, aligned or
+// not.
 func (w *writer) registers(seed uint64) {
 	r := rand.New(rand.NewPCG(seed, uint64(w.Slot)))
 	w.start()
@@ -172,11 +173,11 @@ func (w *writer) registers(seed uint64) {
 		for range 8 {
 			w.add(k, w.window(0x200+r.Uint32N(boot.VirtioStep-0x200-8)), r.Uint64())
 		}
-		w.add(k, w.window(boot.VirtioStep-4), r.Uint64()) // the widest goes into the next window
+		w.add(k, w.window(boot.VirtioStep-4), r.Uint64()) // the widest access reaches into the next window
 	}
 }
 
-// random initializes the device with rings like a driver's, with some values changed.
+// random initializes the device with rings like a driver's, and then changes some values.
 func (w *writer) random(seed uint64) {
 	r := rand.New(rand.NewPCG(seed, 100+uint64(w.Slot)))
 	addresses := append([]uint64{0, 1<<64 - 1, uint64(boot.VirtioBase), 1 << 40}, wide(w.Pages)...)
@@ -203,11 +204,11 @@ func wide(list []uint32) (out []uint64) {
 	return out
 }
 
-// packets floods the host with connections, and sends false packets about existing ones.
+// packets floods the host with vsock connections, and sends invalid packets about existing ones.
 func (w *writer) packets() {
 	w.start()
 	tx, rx := w.Pages[1], w.Pages[0]
-	for i := range w.Size { // receive buffers, so that the device can answer
+	for i := range w.Size { // publish receive buffers, so that the device can answer
 		w.desc(rx+i*16, desc{uint64(w.data(1)) + uint64(i)*256, 256, descWrite, 0})
 	}
 	w.publish(0, 0, 0, 1, 2, 3, 4, 5, 6, 7)
@@ -220,7 +221,7 @@ func (w *writer) packets() {
 		sent++
 		w.publish(0, 8*sent, 0, 1, 2, 3, 4, 5, 6, 7)
 	}
-	for port := range uint32(300) { // more than allowed; responses to them are never answered
+	for port := range uint32(300) { // more connections than permitted, whose responses are never answered
 		send(Packet(1, port, 0))
 	}
 	for op := range uint16(10) {
@@ -230,7 +231,7 @@ func (w *writer) packets() {
 			send(p)
 			p[28] = 2 // not a stream
 			send(p)
-			p[0], p[8] = 1, 1 // of another connection
+			p[0], p[8] = 1, 1 // source and destination CID of another connection
 			send(p)
 		}
 	}

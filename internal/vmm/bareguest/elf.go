@@ -2,23 +2,24 @@ package bareguest
 
 import "encoding/binary"
 
-// ELF puts an image into an ELF-64 executable with one segment at loadAddr, where execution begins
-// (gABI 4.1, chapters 4 and 5). The segment starts at a page boundary of the file.
+// ELF returns an ELF-64 executable with image as its only segment, which is loaded at loadAddr
+// (gABI 4.1, chapters 4 and 5). Execution begins there. The segment begins at a page boundary of
+// the file.
 func ELF(image []byte, loadAddr uint32) []byte {
 	const headerSize, progSize, segment = 64, 56, 0x1000
 	le := binary.LittleEndian
 	f := make([]byte, segment)
 	copy(f, "\x7fELF\x02\x01\x01") // 64-bit, little-endian, version 1
 	le.PutUint16(f[16:], 2)        // an executable
-	le.PutUint16(f[18:], 62)       // x86-64
+	le.PutUint16(f[18:], 62)       // for x86-64
 	le.PutUint32(f[20:], 1)
 	le.PutUint64(f[24:], uint64(loadAddr))
-	le.PutUint64(f[32:], headerSize) // program headers follow this one
+	le.PutUint64(f[32:], headerSize) // offset of the program headers, which follow this header
 	le.PutUint16(f[52:], headerSize)
 	le.PutUint16(f[54:], progSize)
 	le.PutUint16(f[56:], 1)
 	p := f[headerSize:]
-	le.PutUint32(p, 1)     // to be loaded
+	le.PutUint32(p, 1)     // type: a segment to load
 	le.PutUint32(p[4:], 7) // readable, writable, executable
 	le.PutUint64(p[8:], segment)
 	le.PutUint64(p[16:], uint64(loadAddr))

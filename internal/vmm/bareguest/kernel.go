@@ -7,12 +7,12 @@ import (
 	"github.com/forkd/forkd/internal/vmm/boot"
 )
 
-// Addresses of the guest's parts, relative to loadAddr. The guest runs at CPL 0 on the loader's
-// page tables, which map addresses below 4 GiB to themselves.
+// Offsets of the guest's parts from loadAddr. The guest runs at CPL 0 with the loader's page
+// tables, which map addresses below 4 GiB to themselves.
 const (
 	loadAddr = uint32(boot.MinKernelAddr)
 
-	handlers   = 0x100 // one for each Kind, handlerSize apart
+	handlers   = 0x100 // code for each Kind; the parts are handlerSize apart
 	faultCode  = 0x800
 	idtPointer = 0x900
 	noIDT      = 0x910 // a pointer to an empty table
@@ -23,11 +23,11 @@ const (
 	vectors     = 32
 )
 
-// Done is the last output of a Kernel guest on the serial port.
+// Done is the last text that a Kernel guest writes to the serial port.
 const Done = "\nbare guest: done\n"
 
-// Kernel returns an ELF file that the machine boots like a kernel. The guest carries out p, writes
-// Done to the serial port, and halts.
+// Kernel returns an ELF file that the machine boots like a Linux kernel. The guest executes p,
+// writes Done to the serial port, and halts.
 func Kernel(p Program) []byte {
 	p = slices.Clone(p)
 	for reg := range uint32(4) { // IER, FCR, LCR and MCR: no interrupts, no FIFO, no divisor latch, no loopback
@@ -39,7 +39,7 @@ func Kernel(p Program) []byte {
 	p = append(p, Op{Kind: End})
 	m := make([]byte, program)
 	copy(m, entry())
-	next := len(entry()) - len(dispatch()) // where the dispatcher begins
+	next := len(entry()) - len(dispatch()) // offset of the dispatcher in the code
 	for k, code := range handlerCode() {
 		at := handlers + k*handlerSize
 		n := copy(m[at:at+handlerSize], code)
@@ -47,8 +47,8 @@ func Kernel(p Program) []byte {
 		binary.LittleEndian.PutUint32(m[at+n+1:], uint32(next-(at+n+5)))
 	}
 	copy(m[faultCode:], []byte{
-		0x48, 0x83, 0xc4, 0x08, // add $8,%rsp: the error code
-		0x48, 0x83, 0x04, 0x24, 0x02, // addq $2,(%rsp): RDMSR and WRMSR have two bytes
+		0x48, 0x83, 0xc4, 0x08, // add $8,%rsp: pop the error code
+		0x48, 0x83, 0x04, 0x24, 0x02, // addq $2,(%rsp): skip RDMSR or WRMSR, which have two bytes
 		0x48, 0xcf, // iretq
 	})
 	putIDT(m)
@@ -60,30 +60,31 @@ func abs32(code []byte, v uint32) []byte { return binary.LittleEndian.AppendUint
 
 func entry() []byte {
 	c := abs32([]byte{0x0f, 0x01, 0x1c, 0x25}, loadAddr+idtPointer) // lidt idtPointer
-	c = append(c, 0x45, 0x31, 0xff)                                 // xor %r15d,%r15d: rounds
+	c = append(c, 0x45, 0x31, 0xff)                                 // xor %r15d,%r15d: count of rounds
 	c = abs32(append(c, 0xbe), loadAddr+program)                    // mov $program,%esi
 	return append(c, dispatch()...)
 }
 
-// dispatch takes the Op at RSI and jumps to its handler, with Addr in RDI and Value in RBX.
+// dispatch returns code that reads the Op at RSI and jumps to the code for its Kind, with Addr in
+// RDI and Value in RBX.
 func dispatch() []byte {
 	c := []byte{
 		0x0f, 0xb6, 0x06, // movzbl (%rsi),%eax
 		0x8b, 0x7e, 0x04, // mov 4(%rsi),%edi
 		0x48, 0x8b, 0x5e, 0x08, // mov 8(%rsi),%rbx
 		0x48, 0x83, 0xc6, opSize, // add $opSize,%rsi
-		0xc1, 0xe0, 0x05, // shl $5,%eax: handlerSize
+		0xc1, 0xe0, 0x05, // shl $5,%eax: times handlerSize
 	}
 	c = abs32(append(c, 0x05), loadAddr+handlers) // add $handlers,%eax
 	return append(c, 0xff, 0xe0)                  // jmp *%rax
 }
 
-// handlerCode returns the code of each Kind without the jump back to the dispatcher, which follows
-// it.
+// handlerCode returns the code for each Kind, without the jump back to the dispatcher that is added
+// to it.
 func handlerCode() [Kinds][]byte {
 	rewind := abs32([]byte{0xbe}, loadAddr+program) // mov $program,%esi
 	return [Kinds][]byte{
-		End: {0xf4, 0xeb, 0xfd}, // hlt; jmp to the hlt: interrupts are off
+		End: {0xf4, 0xeb, 0xfd}, // hlt; jmp to the hlt; interrupts are disabled
 		// mov %rbx,(%rdi)
 		Store8: {0x88, 0x1f}, Store16: {0x66, 0x89, 0x1f}, Store32: {0x89, 0x1f}, Store64: {0x48, 0x89, 0x1f},
 		// mov (%rdi),%rax
@@ -113,12 +114,12 @@ func handlerCode() [Kinds][]byte {
 	}
 }
 
-// putIDT sends every exception to the handler for exceptions that push an error code. A guest
-// survives only one exception, the general protection fault of RDMSR and WRMSR, and that one pushes
-// an error code.
+// putIDT makes one handler serve all exceptions. It expects an error code on the stack. That is
+// enough, because the only exception that a guest must survive is the general protection fault of
+// RDMSR and WRMSR, which pushes one.
 func putIDT(m []byte) {
 	le := binary.LittleEndian
-	const kernelCode = 0x10 // selector of the boot protocol (Linux, Documentation/arch/x86/boot.rst)
+	const kernelCode = 0x10 // selector in the boot protocol (Linux, Documentation/arch/x86/boot.rst)
 	handler := uint64(loadAddr + faultCode)
 	for v := range vectors { // interrupt gates, Intel SDM vol. 3 §6.14.1
 		le.PutUint64(m[idt+v*16:], handler&0xffff|kernelCode<<16|0x8e00<<32|handler>>16<<48)

@@ -1,42 +1,43 @@
-// Package bareguest has guests without an operating system, for tests of the machine. Such a guest
-// carries out a list of accesses, by a few instructions in a real VM (Kernel). Tests can also carry
-// out the list themselves without KVM, or in the memory of a Linux guest. Attacks returns lists
-// that no real driver would produce.
+// Package bareguest has guests without an operating system, for tests of the machine. A guest
+// executes a Program, a list of accesses to memory, ports and registers. Kernel makes a guest that
+// runs it with a few instructions in a real VM. Tests can also execute a Program themselves,
+// without KVM, or in the memory of a Linux guest. Attacks returns Programs that no real driver
+// would execute.
 //
-// It knows the machine's addresses and the registers of virtio, but not the implementation of
-// devices. It is for tests only, which check that an attack does not harm the host.
+// The package knows the machine's addresses and the registers of virtio, but not the implementation
+// of the devices. Its tests check that attacks do not harm the host.
 package bareguest
 
 import "encoding/binary"
 
-// Kind is the kind of an Op. Names of accesses end with their width in bits.
+// Kind is the kind of an Op. The names of accesses end with the width in bits.
 type Kind uint8
 
 // Kinds.
 const (
 	End      Kind = iota // halt
-	Store8               // value to the guest physical address Addr
+	Store8               // store Value at the guest physical address Addr
 	Store16              //
 	Store32              //
 	Store64              //
-	Load8                // from Addr; the value is ignored
+	Load8                // load from Addr; the value is ignored
 	Load16               //
 	Load32               //
 	Load64               //
-	Out8                 // value to port Addr
+	Out8                 // write Value to port Addr
 	Out16                //
 	Out32                //
-	In8                  // from port Addr
+	In8                  // read from port Addr
 	In16                 //
 	In32                 //
-	Outs                 // one instruction that writes the first Value bytes of the program to port Addr
-	Spin                 // turns of an empty loop
-	CPUID                // leaf Value, subleaf Addr
-	ReadMSR              // number Addr; the guest survives a general protection fault
-	WriteMSR             //
-	Fault                // three times, so that the processor shuts down
-	Jump                 // to Addr
-	Again                // jumps to the first Op, until this Op has run Value times
+	Outs                 // write the first Value bytes of the program to port Addr, by one instruction
+	Spin                 // run an empty loop Value times
+	CPUID                // CPUID leaf Value, subleaf Addr
+	ReadMSR              // read MSR Addr; the guest survives a general protection fault
+	WriteMSR             // write Value to MSR Addr, likewise
+	Fault                // cause a triple fault, so that the processor shuts down
+	Jump                 // jump to Addr
+	Again                // jump to the first Op, until this Op has run Value times
 
 	Kinds = iota
 )
@@ -54,7 +55,7 @@ const opSize = 16
 // Program is a guest's operations in order.
 type Program []Op
 
-// Encode returns the form that the guest's code reads.
+// Encode returns the program in the form that the guest's code reads.
 func (p Program) Encode() []byte {
 	b := make([]byte, 0, len(p)*opSize)
 	for _, op := range p {
@@ -74,7 +75,8 @@ func Decode(b []byte) Program {
 	return p
 }
 
-// Width returns the number of bytes of an access of that kind, 0 if it is not an access.
+// Width returns the number of bytes that an access of this kind transfers, or 0 if the kind is not
+// an access.
 func (k Kind) Width() int {
 	switch k {
 	case Store8, Load8, Out8, In8:

@@ -7,7 +7,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/guestmem"
 )
 
-// Probes returns attacks on the rest of the machine. The guest survives each of them.
+// Probes returns attacks on the machine other than its virtio devices. The guest survives each of
+// them.
 func Probes(seed uint64) []Attack {
 	return []Attack{
 		{"ports", ports(seed)},
@@ -19,7 +20,7 @@ func Probes(seed uint64) []Attack {
 	}
 }
 
-// Ends returns programs that end a machine.
+// Ends returns attacks after which the machine has ended.
 func Ends() []Attack {
 	return []Attack{
 		{"triple fault", Program{{Kind: Fault}}},
@@ -32,7 +33,7 @@ func Ends() []Attack {
 	}
 }
 
-// ports reads all ports and writes all ports that do not end the machine.
+// ports reads all ports, and writes to all ports except those that end the machine.
 func ports(seed uint64) (p Program) {
 	r := rand.New(rand.NewPCG(seed, 1))
 	known := []uint32{boot.SerialPort, boot.SleepControlPort, boot.I8042Port, boot.PCIResetPort, 0x20, 0xa0, 0x40, 0x4d0,
@@ -83,8 +84,8 @@ func leaves() (p Program) {
 	return p
 }
 
-// msrs reads registers of all kinds and writes most of them. It omits two that the guest needs to
-// survive: its mode (EFER) and the address of its local APIC.
+// msrs reads MSRs of all kinds and writes to most of them. It does not write to two that the guest
+// needs to survive: EFER, which has its mode, and the address of its local APIC.
 func msrs(seed uint64) (p Program) {
 	const efer, apicBase, icr = 0xc0000080, 0x1b, 0x830
 	r := rand.New(rand.NewPCG(seed, 3))
@@ -131,12 +132,12 @@ func interrupts() (p Program) {
 		rng.Program = nil
 		rng.publish(0, uint16(round), 0)
 		p = append(p, rng.Program...)
-		p = append(p, Op{Store32, command, 1<<18 | round}, Op{Store32, eoi, round}) // to itself
+		p = append(p, Op{Store32, command, 1<<18 | round}, Op{Store32, eoi, round}) // an interrupt to itself
 	}
 	return p
 }
 
-// FreePages returns the pages after a Kernel guest's image, for use in attacks.
+// FreePages returns the addresses of the pages after a Kernel guest's image. Attacks may use them.
 func FreePages() []uint32 {
 	const first = 8 << 20
 	pages := make([]uint32, PagesNeeded)

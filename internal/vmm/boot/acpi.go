@@ -7,8 +7,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/guestmem"
 )
 
-// ACPI tables of a hardware-reduced platform (ACPI 6.5 §4.1): no PM timer, no SCI, no fixed events,
-// no FACS. Section numbers in this file refer to ACPI 6.5.
+// ACPI tables of a hardware-reduced platform (ACPI 6.5 §4.1), which has no PM timer, SCI, fixed
+// events or FACS. Section numbers in this file refer to ACPI 6.5.
 
 // Common header of a table, §5.2.6.
 const (
@@ -42,17 +42,17 @@ const (
 	fadtSleepCtrl   = 244
 	fadtSleepStatus = 256
 
-	// Hardware that a PC may have and this machine lacks (IAPC_BOOT_ARCH, §5.2.9.3), so that Linux
-	// does not look for it. The bits for legacy devices and for a keyboard controller mean
-	// "present"; they stay clear.
+	// These bits (IAPC_BOOT_ARCH, §5.2.9.3) say that hardware is missing that PCs usually have, so
+	// that Linux does not look for it. The bits for legacy devices and for a keyboard controller
+	// mean "present", so they are zero.
 	bootNoVGA  = 1 << 2
 	bootNoMSI  = 1 << 3
 	bootNoASPM = 1 << 4
 	bootNoCMOS = 1 << 5
 
-	flagWBINVD    = 1 << 0 // the instruction works
-	flagNoPwrBtn  = 1 << 4 // no fixed power button
-	flagNoSlpBtn  = 1 << 5 // no fixed sleep button
+	flagWBINVD    = 1 << 0 // the instruction WBINVD works
+	flagNoPwrBtn  = 1 << 4 // the power button is not a fixed one
+	flagNoSlpBtn  = 1 << 5 // the sleep button is not a fixed one
 	flagResetReg  = 1 << 10
 	flagHeadless  = 1 << 12
 	flagHWReduced = 1 << 20
@@ -74,21 +74,22 @@ const (
 )
 
 const (
-	dsdtRevision = 2 // integers of 64 bits
+	dsdtRevision = 2 // with it, AML integers have 64 bits
 
-	// vmGenIDHID is our own name for the device. vmGenIDCID is the name that drivers look for
-	// (Virtual Machine Generation ID, Microsoft 2012).
+	// vmGenIDHID is our own name for the device. Drivers look for vmGenIDCID (Virtual Machine
+	// Generation ID, Microsoft 2012).
 	vmGenIDHID = "FRKD0001"
 	vmGenIDCID = "VM_Gen_Counter"
-	// vmGenIDChanged is the notification that reports a new identifier (same source).
+	// vmGenIDChanged is the notification that reports a new identifier (Virtual Machine Generation
+	// ID).
 	vmGenIDChanged = 0x80
 	// gedHID is the ACPI name of the Generic Event Device, §5.6.9.
 	gedHID = "ACPI0013"
-	// virtioMMIOHID is the ACPI name of a virtio-mmio transport. Linux and all VMMs use it.
+	// virtioMMIOHID is the ACPI name of a virtio-mmio transport, which Linux and all VMMs use.
 	virtioMMIOHID = "LNRO0005"
 )
 
-// loadACPI writes the tables, RSDP first at ACPIStart.
+// loadACPI writes the ACPI tables. The RSDP is at ACPIStart.
 func loadACPI(mem *guestmem.Memory, p Params) error {
 	if len(p.Devices) > MaxVirtioDevices {
 		return fmt.Errorf("%d virtio devices: want at most %d", len(p.Devices), MaxVirtioDevices)
@@ -107,7 +108,7 @@ func loadACPI(mem *guestmem.Memory, p Params) error {
 	return mem.WriteAt(image, ACPIStart)
 }
 
-// acpiImage returns the RSDP and the tables that follow it, for loading at ACPIStart.
+// acpiImage returns the RSDP followed by the tables. It must be loaded at ACPIStart.
 func acpiImage(vcpus int, devices []MMIODevice) []byte {
 	image := make([]byte, rsdpSize)
 	place := func(table []byte) uint64 {
@@ -151,12 +152,12 @@ func sdt(signature string, revision uint8, body []byte) []byte {
 	return b
 }
 
-// rsdp points to the XSDT.
+// rsdp returns the RSDP, which points to the XSDT.
 func rsdp(xsdtAt uint64) []byte {
 	b := append(make([]byte, 0, rsdpSize), "RSD PTR "...)
 	b = append(b, 0)
 	b = append(b, oemID...)
-	b = append(b, rsdpRevision, 0, 0, 0, 0) // no RSDT: a guest of this boot protocol reads the XSDT
+	b = append(b, rsdpRevision, 0, 0, 0, 0) // no RSDT, because a guest of this boot protocol reads the XSDT
 	b[8] = checksum(b)
 	b = binary.LittleEndian.AppendUint32(b, rsdpSize)
 	b = binary.LittleEndian.AppendUint64(b, xsdtAt)
@@ -165,7 +166,7 @@ func rsdp(xsdtAt uint64) []byte {
 	return b
 }
 
-// xsdt lists the tables, §5.2.8.
+// xsdt returns the XSDT, the list of the other tables (§5.2.8).
 func xsdt(tables ...uint64) []byte {
 	var body []byte
 	for _, t := range tables {
@@ -174,12 +175,12 @@ func xsdt(tables ...uint64) []byte {
 	return sdt("XSDT", 1, body)
 }
 
-// ioRegister is the address of an 8-bit I/O port register.
+// ioRegister returns the generic address of an 8-bit I/O port register.
 func ioRegister(port uint16) []byte {
 	return binary.LittleEndian.AppendUint64([]byte{gasSystemIO, 8, 0, gasByteAccess}, uint64(port))
 }
 
-// fadt describes the hardware that is missing, and the registers for sleep and reset.
+// fadt returns the FADT, which names missing hardware and the registers for sleep and reset.
 func fadt(dsdtAt uint64) []byte {
 	le := binary.LittleEndian
 	b := make([]byte, fadtSize)
@@ -194,9 +195,9 @@ func fadt(dsdtAt uint64) []byte {
 	return sdt("FACP", fadtRevision, b[sdtHeaderSize:])
 }
 
-// madt lists the processors and the I/O APIC. It has no overrides: an ISA interrupt has the GSI of
-// the same number, edge triggered and active high, which is the default. Flags are zero because
-// there is no pair of 8259s to mask.
+// madt returns the MADT, which lists the processors and the I/O APIC. It needs no overrides,
+// because the default applies: an ISA interrupt has the GSI of the same number, edge triggered and
+// active high. Its flags are zero, because there are no 8259s to mask.
 func madt(vcpus int) []byte {
 	le := binary.LittleEndian
 	b := le.AppendUint32(nil, uint32(LocalAPICAddr))
@@ -211,10 +212,11 @@ func madt(vcpus int) []byte {
 	return sdt("APIC", madtRevision, b)
 }
 
-// dsdt names the devices and the only sleep state, "off".
+// dsdt returns the DSDT, which describes the devices and the only sleep state, "off".
 func dsdt(devices []MMIODevice) []byte {
 	terms := [][]byte{
-		// The port needs a node of its own to have an interrupt: no legacy controller implies one.
+		// COM1 has a device of its own in the table, which gives it an interrupt: without legacy
+		// interrupt controllers Linux would assume none.
 		device("COM1",
 			named("_HID", eisaID("PNP", 0x0501)),
 			named("_UID", integer(0)),

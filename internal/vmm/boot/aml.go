@@ -2,8 +2,8 @@ package boot
 
 import "encoding/binary"
 
-// The few AML constructs that our DSDT needs, ACPI 6.5 §20.2. Every function returns encoded bytes;
-// terms nest by passing the result of one to another.
+// The AML constructs that our DSDT needs (ACPI 6.5 §20.2). Every function returns encoded bytes,
+// and takes nested terms in this form.
 
 // Opcodes.
 const (
@@ -80,8 +80,8 @@ func integer(v uint64) []byte {
 // text is an ASCII string.
 func text(s string) []byte { return append(append([]byte{amlString}, s...), 0) }
 
-// eisaID is a compressed PNP identifier such as PNP0501, ACPI 6.5 §19.3.4: three letters of 5 bits
-// and four hexadecimal digits, most significant byte first.
+// eisaID is a compressed PNP identifier such as PNP0501 (ACPI 6.5 §19.3.4). It consists of three
+// letters of 5 bits and four hexadecimal digits, most significant byte first.
 func eisaID(vendor string, product uint16) []byte {
 	var letters uint16
 	for _, c := range []byte(vendor) {
@@ -91,15 +91,15 @@ func eisaID(vendor string, product uint16) []byte {
 	return binary.BigEndian.AppendUint16(b, product)
 }
 
-// sized prefixes body with its length, which counts the length's own bytes (PkgLength, ACPI 6.5
-// §20.2.4).
+// sized puts the length of body before body. The length includes the bytes of the length itself
+// (PkgLength, ACPI 6.5 §20.2.4).
 func sized(body []byte) []byte {
 	n := len(body)
 	if n+1 < 1<<6 {
 		return append([]byte{uint8(n + 1)}, body...)
 	}
-	// The lead byte holds two numbers: in bits 6 and 7 how many length bytes follow, and in bits 0
-	// to 3 the low 4 bits of the length.
+	// Bits 6 and 7 of the first byte say how many bytes of the length follow. Bits 0 to 3 are the
+	// low 4 bits of the length.
 	extra := 1
 	for n+1+extra >= 1<<(4+8*extra) {
 		extra++
@@ -145,8 +145,8 @@ func notifySB(name string, code uint64) []byte {
 	return join([]byte{amlNotify, amlRoot, amlDualName}, nameSeg("_SB"), nameSeg(name), integer(code))
 }
 
-// resources is ResourceTemplate() { descriptors }: a buffer closed by an end tag whose checksum
-// byte 0 means "not checked".
+// resources is ResourceTemplate() { descriptors }, a buffer that ends with an end tag. A zero
+// checksum in the end tag means that there is none.
 func resources(descriptors ...[]byte) []byte {
 	body := join(join(descriptors...), []byte{resEndTag, 0})
 	return join([]byte{amlBuffer}, sized(join(integer(uint64(len(body))), body)))

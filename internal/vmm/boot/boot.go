@@ -2,10 +2,10 @@
 // must enter it. It loads kernel and initrd, boot parameters, page tables, a descriptor table and
 // ACPI tables that describe the machine.
 //
-// It knows the guest physical map (layout.go) and nothing of KVM: the machine registers the memory,
-// sets the returned State and answers at the ports and windows named here. It boots x86-64 Linux at
-// its 64-bit entry only, from a bzImage or an ELF vmlinux; there is no firmware, no 16- or 32-bit
-// entry, no Xen PVH and no Windows.
+// It defines the guest physical map (layout.go) and makes no call of KVM. Package machine registers
+// the memory, sets the returned State, and emulates the devices at the addresses that this package
+// defines. It boots only x86-64 Linux at its 64-bit entry, from a bzImage or an ELF vmlinux. It has
+// no firmware and supports no 16- or 32-bit entry, no Xen PVH and no Windows.
 //
 // Kernel files come from users: every number in them is checked before it is used.
 package boot
@@ -26,19 +26,19 @@ type MMIODevice struct {
 	GSI  uint32       // the device's interrupt: edge triggered, active high
 }
 
-// Params describes a boot. The files are read from offset 0 with pread; Load neither moves their
-// offsets nor closes them.
+// Params describes a boot. Load reads the files from offset 0, does not move their offsets, and
+// does not close them.
 type Params struct {
 	Kernel  *os.File // bzImage (boot protocol 2.12 or later) or ELF vmlinux
 	Initrd  *os.File // nil for none
 	Cmdline string   // without a trailing zero; see Cmdline
 	VCPUs   int      // 1 to vm.MaxVCPUs; the local APIC of vCPU i has the identifier i
 	Devices []MMIODevice
-	VMGenID [16]byte // first value of the generation identifier
+	VMGenID [16]byte // first value of the VM generation identifier
 }
 
-// Load writes everything the guest needs to start into mem and returns the state of its first vCPU.
-// The memory is expected to be zeroed.
+// Load writes everything that the guest needs to start into mem, which must be zeroed. It returns
+// the state of the first vCPU.
 func Load(mem *guestmem.Memory, p Params) (State, error) {
 	if p.VCPUs < 1 || p.VCPUs > vm.MaxVCPUs {
 		return State{}, fmt.Errorf("boot: %d vCPUs: want 1 to %d", p.VCPUs, vm.MaxVCPUs)
@@ -82,7 +82,7 @@ func Load(mem *guestmem.Memory, p Params) (State, error) {
 	return newState(mem, kern.entry)
 }
 
-// file is a donated file and its length when it was opened.
+// file is a file from a client, with its length at the time it was opened.
 type file struct {
 	r    io.ReaderAt
 	size int64
@@ -120,7 +120,7 @@ func (f file) readInto(mem *guestmem.Memory, gpa guestmem.GPA, off int64, n uint
 	return nil
 }
 
-// loadCmdline writes the command line and tells the kernel where it is.
+// loadCmdline writes the command line to guest memory, and its address to the boot parameters.
 func loadCmdline(mem *guestmem.Memory, zp *zeroPage, cmdline string, max uint32) error {
 	if err := checkCmdline(cmdline, max); err != nil {
 		return err
@@ -133,8 +133,8 @@ func loadCmdline(mem *guestmem.Memory, zp *zeroPage, cmdline string, max uint32)
 }
 
 // loadInitrd reads the initrd to the highest page-aligned address in low RAM that the kernel
-// accepts. The distance to the kernel matters because the kernel grows upwards while it unpacks
-// itself.
+// accepts. It must be far from the kernel, because the kernel needs the memory above itself while
+// it unpacks itself.
 func loadInitrd(mem *guestmem.Memory, zp *zeroPage, f file, kern kernel) error {
 	if f.size <= 0 {
 		return fmt.Errorf("the file is empty")
@@ -155,7 +155,8 @@ func loadInitrd(mem *guestmem.Memory, zp *zeroPage, f file, kern kernel) error {
 	return nil
 }
 
-// checkCmdline checks that the kernel can read s unchanged. max is the kernel's own limit in bytes.
+// checkCmdline returns an error if the kernel would truncate or misread s. max is the kernel's own
+// limit in bytes.
 func checkCmdline(s string, max uint32) error {
 	if limit := min(int64(max), CmdlineMax); int64(len(s)) > limit {
 		return fmt.Errorf("kernel command line has %d bytes, this kernel takes %d: shorten it", len(s), limit)

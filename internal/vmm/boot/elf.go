@@ -7,8 +7,9 @@ import (
 	"github.com/forkd/forkd/internal/vmm/guestmem"
 )
 
-// The ELF-64 header and program header, System V ABI (gABI 4.1, chapters 4 and 5). debug/elf would
-// do, but it parses sections, symbols and compressed data that a boot loader has no use for.
+// The ELF-64 header and program header, System V ABI (gABI 4.1, chapters 4 and 5). Package
+// debug/elf is not used, because it also parses sections, symbols and compressed data, which a boot
+// loader does not need.
 const (
 	elfMagic      = "\x7fELF"
 	elfClass64    = 2
@@ -19,10 +20,9 @@ const (
 	elfHeaderSize = 64
 	elfProgSize   = 56
 
-	// maxProgHeaders bounds the headers that are read; Linux has about 5.
+	// maxProgHeaders bounds the number of program headers; Linux has about 5.
 	maxProgHeaders = 64
-	// maxInitrdELF lets an initrd be anywhere below 4 GiB: the 64-bit entry has no limit of its
-	// own.
+	// maxInitrdELF permits an initrd anywhere below 4 GiB, because a vmlinux states no limit.
 	maxInitrdELF = guestmem.HoleEnd
 )
 
@@ -51,8 +51,7 @@ func loadELF(mem *guestmem.Memory, f file, head []byte) (kernel, error) {
 		if err := f.readInto(mem, s.paddr, s.offset, s.filesz); err != nil {
 			return kernel{}, fmt.Errorf("ELF: segment %d: %w", i, err)
 		}
-		// The rest up to memsz is zero because the memory is fresh. The kernel clears its .bss in
-		// any case.
+		// The bytes from filesz to memsz need no clearing, because fresh guest memory is zero.
 		k.end = max(k.end, s.paddr+guestmem.GPA(s.memsz))
 		if entry >= s.paddr && uint64(entry-s.paddr) < s.filesz {
 			entryLoaded = true

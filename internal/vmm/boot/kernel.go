@@ -7,16 +7,16 @@ import (
 	"github.com/forkd/forkd/internal/vmm/guestmem"
 )
 
-// kernel is a kernel in guest memory.
+// kernel describes a kernel that is loaded into guest memory.
 type kernel struct {
 	entry      guestmem.GPA // address of the 64-bit entry
-	end        guestmem.GPA // end of the memory that the kernel uses while it starts
-	initrdEnd  guestmem.GPA // the initrd must end here or below
+	end        guestmem.GPA // end of the memory that the kernel uses during its start
+	initrdEnd  guestmem.GPA // the initrd must end at or below this address
 	cmdlineMax uint32       // longest command line in bytes, without the final zero
 	header     []byte       // setup header from offSetupSects on; nil for a vmlinux
 }
 
-// minBootProtocol is 2.12, the first version whose header has xloadflags. They say whether the
+// minBootProtocol is 2.12, the first version whose header has xloadflags, which say whether the
 // kernel has a 64-bit entry.
 const minBootProtocol = 0x020c
 
@@ -28,10 +28,10 @@ const (
 	entry64 = 0x200
 )
 
-// setupHeaderBytes is the length of the part of the file that a loader reads to load the rest.
+// setupHeaderBytes is how many bytes of the file must be read to know how to load the rest.
 const setupHeaderBytes = offHeaderEnd
 
-// loadKernel determines the kind of kernel in the file and loads it.
+// loadKernel loads a kernel file, which is a bzImage or a vmlinux.
 func loadKernel(mem *guestmem.Memory, f file) (kernel, error) {
 	head := make([]byte, setupHeaderBytes)
 	if f.size < int64(len(head)) {
@@ -66,15 +66,15 @@ func loadBzImage(mem *guestmem.Memory, f file, head []byte) (kernel, error) {
 	}
 	sects := int64(head[offSetupSects])
 	if sects == 0 {
-		sects = 4 // boot.rst, "setup_sects"
+		sects = 4 // 0 means 4 (boot.rst, "setup_sects")
 	}
 	off := (sects + 1) * sectorSize
 	code := int64(le.Uint32(head[offSysSize:])) * 16
 	if off+max(code, entry64+1) > f.size {
 		return kernel{}, fmt.Errorf("bzImage: the file has %d bytes, its header names %d: it is truncated", f.size, off+code)
 	}
-	// Other boot loaders also load the whole rest of the file, because a checksum may follow the
-	// code.
+	// The whole rest of the file is loaded, as other boot loaders do, because a checksum may follow
+	// the code.
 	size := uint64(f.size - off)
 	addr := guestmem.GPA(le.Uint64(head[offPrefAddress:]))
 	need := max(size, uint64(le.Uint32(head[offInitSize:])))
@@ -94,7 +94,7 @@ func loadBzImage(mem *guestmem.Memory, f file, head []byte) (kernel, error) {
 	}, nil
 }
 
-// checkPlace verifies that a kernel may occupy size bytes at addr.
+// checkPlace returns an error unless a kernel may occupy size bytes at addr.
 func checkPlace(mem *guestmem.Memory, addr guestmem.GPA, size uint64) error {
 	top := lowRAMEnd(mem)
 	if addr < MinKernelAddr {

@@ -2,10 +2,10 @@ package boot
 
 import "github.com/forkd/forkd/internal/vmm/guestmem"
 
-// The guest physical map. Everything the kernel needs before it has set up its own tables lies
-// below 640 KiB, which Linux gives to its allocator late and which no kernel image uses. Snapshots
-// carry these addresses in their memory: changing one makes older snapshots unusable, so it needs a
-// new snapshot format version.
+// The guest physical map. The tables that the kernel needs until it has set up its own lie below
+// 640 KiB. No kernel image is loaded there, and Linux gives this memory to its allocator late. The
+// memory in snapshots contains these addresses. So a change of an address makes older snapshots
+// unusable, and needs a new version of the snapshot format.
 //
 //	0x0000_0000 ┌────────────────────────────┐
 //	            │ zero page, GDT, page tables │ read once by the kernel's entry code
@@ -27,49 +27,51 @@ const (
 	GDTAddr guestmem.GPA = 0x500
 	// ZeroPageAddr is the page of boot parameters ("zero page"), passed in RSI.
 	ZeroPageAddr guestmem.GPA = 0x7000
-	// StackTop is the initial stack pointer. The 64-bit entry needs none; a valid one turns an
-	// early fault into a fault and not into a corrupted page.
+	// StackTop is the initial stack pointer. The 64-bit entry does not need one. With a valid
+	// stack, an early exception is reported, and does not corrupt a page.
 	StackTop guestmem.GPA = 0x9000
-	// PageTableAddr is the PML4, followed by one PDPT and four page directories: 4 GiB in pages of
-	// 2 MiB, because not every CPU has 1 GiB pages.
+	// PageTableAddr is the address of the PML4. One PDPT and four page directories follow it. They
+	// map 4 GiB in pages of 2 MiB, because not every CPU supports pages of 1 GiB.
 	PageTableAddr guestmem.GPA = 0x9000
-	// CmdlineAddr is the kernel command line; up to CmdlineMax bytes and a zero.
+	// CmdlineAddr is the address of the kernel command line, which has up to CmdlineMax bytes and a
+	// final zero.
 	CmdlineAddr guestmem.GPA = 0x20000
-	// CmdlineMax is Linux's COMMAND_LINE_SIZE on x86 less its final zero, in bytes.
+	// CmdlineMax is the COMMAND_LINE_SIZE of Linux on x86, without the final zero, in bytes.
 	CmdlineMax = 2047
 
 	// LowRAMEnd ends the RAM below 640 KiB. Unless the BIOS data area names another address, Linux
 	// assumes that the BIOS area starts at 0x9f000 (arch/x86/kernel/ebda.c), so Linux never uses
 	// the page at this address.
 	LowRAMEnd guestmem.GPA = 0x9f000
-	// VMGenIDPage is the page of the VM generation identifier. It holds nothing else: the
-	// specification requires reserved RAM that shares no page with anything the guest uses.
+	// VMGenIDPage is the page that contains only the VM generation identifier. The specification
+	// requires reserved RAM, in a page that the guest uses for nothing else.
 	VMGenIDPage guestmem.GPA = 0x9f000
-	// VMGenIDAddr is the 16-byte generation identifier, 8-byte aligned (Virtual Machine Generation
-	// ID, Microsoft 2012). After a fork the machine writes a new one and raises VMGenIDGSI.
+	// VMGenIDAddr is the address of the VM generation identifier, which has 16 bytes and is 8-byte
+	// aligned (Virtual Machine Generation ID, Microsoft 2012). After a fork the machine writes a
+	// new one and raises VMGenIDGSI.
 	VMGenIDAddr = VMGenIDPage
 
-	// ACPIStart is the address of the RSDP. It lies in the area that guests search for it (ACPI 6.5
-	// §5.2.5.1). The kernel also gets the address in its boot parameters.
+	// ACPIStart is the address of the RSDP. It lies in the area that guests search for an RSDP
+	// (ACPI 6.5 §5.2.5.1). The boot parameters contain it too.
 	ACPIStart guestmem.GPA = 0xe0000
-	// ACPIEnd ends the area of the ACPI tables.
+	// ACPIEnd is the end of the area for ACPI tables.
 	ACPIEnd = ResetVectorAddr
-	// ResetVectorAddr is where a PC's BIOS begins (F000:FFF0). Kernels configured to reset through
-	// the BIOS jump there in real mode. The code there writes to ResetPort.
+	// ResetVectorAddr is the address at which a PC's BIOS begins (F000:FFF0). Kernels that reset
+	// through the BIOS jump there in real mode. The code at this address writes to ResetPort.
 	ResetVectorAddr guestmem.GPA = 0xffff0
 
-	// HighRAMStart is the 1 MiB boundary, where RAM continues.
+	// HighRAMStart is 1 MiB, where RAM continues.
 	HighRAMStart guestmem.GPA = 0x100000
 	// MinKernelAddr is the lowest address a kernel may occupy.
 	MinKernelAddr = HighRAMStart
 )
 
-// Devices in the hole between guestmem.HoleStart and guestmem.HoleEnd.
+// Addresses of devices, in the hole between guestmem.HoleStart and guestmem.HoleEnd.
 const (
-	// VirtioBase is the first virtio-mmio window.
+	// VirtioBase is the address of the first virtio-mmio window.
 	VirtioBase guestmem.GPA = 0xd0000000
-	// VirtioStep is the size of a window in bytes, and the distance from one window to the next. It
-	// is a page, so that no two devices share one.
+	// VirtioStep is the size of a window in bytes, and the distance between windows. It is a page,
+	// so that each device has a page of its own.
 	VirtioStep = 0x1000
 
 	// IOAPICAddr and LocalAPICAddr are the addresses of KVM's in-kernel interrupt controllers,
@@ -77,21 +79,21 @@ const (
 	IOAPICAddr    guestmem.GPA = 0xfec00000
 	LocalAPICAddr guestmem.GPA = 0xfee00000
 
-	// KVMIdentityMapAddr is the page for KVM_SET_IDENTITY_MAP_ADDR, and KVMTSSAddr the first of
-	// three pages for KVM_SET_TSS_ADDR. On Intel CPUs without unrestricted guest mode, KVM keeps
-	// its real-mode helpers there. The pages must lie below 4 GiB and in no memslot.
+	// KVMIdentityMapAddr is the page for KVM_SET_IDENTITY_MAP_ADDR. KVMTSSAddr is the first of
+	// three pages for KVM_SET_TSS_ADDR. KVM uses them to emulate real mode on Intel CPUs without
+	// unrestricted guest mode. The pages must lie below 4 GiB and in no memslot.
 	KVMIdentityMapAddr guestmem.GPA = 0xfffbc000
 	KVMTSSAddr         guestmem.GPA = 0xfffbd000
 )
 
-// Interrupts, as GSIs of the only I/O APIC, which has 24 pins (Intel 82093AA). All are edge
+// Interrupts. They are GSIs of the only I/O APIC, which has 24 pins (Intel 82093AA). All are edge
 // triggered and active high.
 const (
-	// SerialGSI is the traditional interrupt of COM1, which guests without ACPI drivers assume.
+	// SerialGSI is the usual interrupt of COM1, which guests without ACPI drivers expect.
 	SerialGSI = 4
-	// FirstVirtioGSI belongs to the first virtio device. GSI 0 is unused because KVM routes it like
-	// a PC's timer. GSIs 1 to 3 are unused because Linux takes them for ISA interrupts of devices
-	// that do not exist here.
+	// FirstVirtioGSI is the interrupt of the first virtio device. GSI 0 is not used, because KVM
+	// routes it like a PC's timer. GSIs 1 to 3 are not used, because Linux assumes that they belong
+	// to ISA devices, which do not exist here.
 	FirstVirtioGSI = 5
 	// VMGenIDGSI is the interrupt of the ACPI event device that reports a new generation
 	// identifier.
@@ -99,7 +101,7 @@ const (
 	// IOAPICPins is the number of GSIs.
 	IOAPICPins = 24
 
-	// MaxVirtioDevices is the number of GSIs between the fixed ones.
+	// MaxVirtioDevices is the number of GSIs from FirstVirtioGSI to below VMGenIDGSI.
 	MaxVirtioDevices = VMGenIDGSI - FirstVirtioGSI
 )
 
@@ -111,31 +113,31 @@ const (
 	SerialPorts = 8
 
 	// SleepControlPort and SleepStatusPort are the 8-bit registers of ACPI 6.5 §4.8.3.7. A guest
-	// powers off by writing PowerOffValue to the first; the second reads as zero until then.
+	// powers off by writing PowerOffValue to SleepControlPort. SleepStatusPort reads as zero.
 	SleepControlPort = 0x600
 	SleepStatusPort  = 0x601
-	// ResetPort is the FADT's RESET_REG: a guest resets by writing ResetValue.
+	// ResetPort is the RESET_REG of the FADT. A guest resets by writing ResetValue to it.
 	ResetPort  = 0x602
 	ResetValue = 0x01
 
-	// A PC without an ACPI reset register is reset by I8042Reset at I8042Port, or by bits 1 and 2
-	// at PCIResetPort. Linux tries both if ResetPort did not work. The machine resets on these
-	// writes too.
+	// PCs without an ACPI reset register reset when I8042Reset is written to I8042Port, or bits 1
+	// and 2 to PCIResetPort. Linux tries both if ResetPort did not work. The machine resets on
+	// these writes too.
 	I8042Port     = 0x64
 	I8042Reset    = 0xfe
 	PCIResetPort  = 0xcf9
 	PCIResetValue = 0x06
 
-	// PowerOffValue is SLP_EN (bit 5) together with the SLP_TYP (bits 2 to 4) in the _S5 package of
-	// our DSDT.
+	// PowerOffValue is SLP_EN (bit 5), and in bits 2 to 4 the SLP_TYP of the _S5 package in our
+	// DSDT.
 	PowerOffValue = slpEnable | s5SleepType<<slpTypeShift
 	slpEnable     = 1 << 5
 	slpTypeShift  = 2
 	s5SleepType   = 5
 )
 
-// VirtioDevice returns the window and interrupt of virtio device i, which must be in [0,
-// MaxVirtioDevices).
+// VirtioDevice returns the window and the interrupt of virtio device i, which must be at least 0
+// and below MaxVirtioDevices.
 func VirtioDevice(i int) MMIODevice {
 	return MMIODevice{
 		Addr: VirtioBase + guestmem.GPA(i)*VirtioStep,

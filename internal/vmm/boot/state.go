@@ -7,7 +7,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/guestmem"
 )
 
-// Segment is a segment register with its hidden part, in the terms of KVM's struct kvm_segment.
+// Segment is a segment register with its hidden part. Its fields are those of KVM's struct
+// kvm_segment.
 type Segment struct {
 	Base     uint64
 	Limit    uint32
@@ -22,7 +23,7 @@ type Segment struct {
 	Unusable uint8
 }
 
-// Table is a descriptor table register.
+// Table is a register that holds the address of a descriptor table.
 type Table struct {
 	Base  uint64
 	Limit uint16
@@ -34,19 +35,19 @@ type MSR struct {
 	Value uint64
 }
 
-// State is the architectural state of the boot vCPU at the kernel's first instruction. It is in
-// 64-bit mode with interrupts off, as Documentation/arch/x86/boot.rst ("64-bit Boot Protocol")
-// requires. Registers that State does not name are zero. The other vCPUs wait for INIT and SIPI as
-// they do after reset. KVM accepts EFER.LMA only after KVM_SET_CPUID2.
+// State is the state of the first vCPU at the kernel's first instruction. It is in 64-bit mode with
+// interrupts disabled, as Documentation/arch/x86/boot.rst ("64-bit Boot Protocol") requires.
+// Registers that are not in State are zero. The other vCPUs wait for INIT and SIPI, as after a
+// reset. EFER.LMA can be set only after KVM_SET_CPUID2.
 type State struct {
 	RIP, RSI, RSP, RFlags uint64
 	CR0, CR3, CR4, EFER   uint64
 	CS                    Segment
-	DS                    Segment // for DS, ES, FS, GS and SS
+	DS                    Segment // the same for DS, ES, FS, GS and SS
 	TR                    Segment
 	LDT                   Segment
 	GDT, IDT              Table
-	MSRs                  []MSR // for every vCPU, not only the first
+	MSRs                  []MSR // for every vCPU
 }
 
 // Control register bits, Intel SDM vol. 3 §2.5, and EFER, §2.2.1.
@@ -61,10 +62,10 @@ const (
 	eferLME = 1 << 8
 	eferLMA = 1 << 10
 
-	rflagsFixed = 1 << 1 // always one
+	rflagsFixed = 1 << 1 // this bit is always one
 )
 
-// Model-specific registers that firmware sets on real machines, Intel SDM vol. 4.
+// MSRs that firmware sets on real machines, Intel SDM vol. 4.
 const (
 	msrMiscEnable    = 0x1a0
 	miscFastStrings  = 1 << 0
@@ -76,7 +77,7 @@ const (
 	pageEntryLarge   = 1 << 7
 )
 
-// Selectors that the boot protocol requires, and that of the task register, which VT-x requires to
+// Selectors. The boot protocol requires those of code and data. VT-x requires the task register to
 // be valid.
 const (
 	bootCS = 0x10
@@ -84,7 +85,8 @@ const (
 	bootTR = 0x20
 )
 
-// newState writes page tables and GDT and returns the registers that refer to them.
+// newState writes page tables and GDT to guest memory, and returns the registers that refer to
+// them.
 func newState(mem *guestmem.Memory, entry guestmem.GPA) (State, error) {
 	if err := writePageTables(mem); err != nil {
 		return State{}, fmt.Errorf("write boot page tables: %w", err)
@@ -100,11 +102,11 @@ func newState(mem *guestmem.Memory, entry guestmem.GPA) (State, error) {
 		TR:   Segment{Limit: 0x67, Selector: bootTR, Type: 0xb, Present: 1},
 		LDT:  Segment{Unusable: 1},
 		MSRs: []MSR{
-			// "rep movs" in whole cache lines, as every firmware leaves it.
+			// Fast "rep movs", which every firmware enables.
 			{msrMiscEnable, miscFastStrings},
-			// All memory is write-back unless the page tables specify otherwise. If MTRRs are off,
-			// Linux maps memory that is not its RAM uncached, such as the ACPI tables and the
-			// generation identifier.
+			// All memory is write-back unless the page tables say otherwise. If MTRRs were
+			// disabled, Linux would map memory that is not its RAM as uncached, such as the ACPI
+			// tables and the generation identifier.
 			{msrMTRRDefType, mtrrEnable | mtrrWriteBack},
 		},
 	}
@@ -120,7 +122,7 @@ func newState(mem *guestmem.Memory, entry guestmem.GPA) (State, error) {
 	return s, nil
 }
 
-// resetVector is 16-bit code that resets the machine.
+// resetVector returns 16-bit code that resets the machine.
 func resetVector() []byte {
 	return []byte{
 		0xba, ResetPort & 0xff, ResetPort >> 8, // mov dx, ResetPort
@@ -131,7 +133,7 @@ func resetVector() []byte {
 	}
 }
 
-// descriptor encodes a segment whose base is zero, Intel SDM vol. 3 §3.4.5.
+// descriptor returns the descriptor of a segment whose base is zero (Intel SDM vol. 3 §3.4.5).
 func descriptor(s Segment) uint64 {
 	limit := uint64(s.Limit)
 	if s.G == 1 {
@@ -142,14 +144,14 @@ func descriptor(s Segment) uint64 {
 	return limit&0xffff | access<<40 | limit>>16&0xf<<48 | flags<<52
 }
 
-// writePageTables maps the first 4 GiB to themselves, writable, in pages of 2 MiB. The kernel's
-// entry code may read its own image, the boot parameters and the command line there, and maps
-// everything else itself.
+// writePageTables maps the first 4 GiB to themselves, writable, in pages of 2 MiB. Through this map
+// the kernel's entry code reads its image, the boot parameters and the command line. Then it makes
+// page tables of its own.
 func writePageTables(mem *guestmem.Memory) error {
 	const (
 		entries   = 512
 		table     = guestmem.GPA(entries * 8)
-		dirs      = 4 // page directories of 1 GiB each
+		dirs      = 4 // number of page directories, each for 1 GiB
 		large     = 2 << 20
 		linkFlags = pageEntryPresent | pageEntryWrite
 	)

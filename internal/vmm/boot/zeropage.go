@@ -15,7 +15,7 @@ const (
 	offSetupSects   = 0x1f1
 	offSysSize      = 0x1f4
 	offBootFlag     = 0x1fe
-	offJump         = 0x200 // a short jump whose displacement, at 0x201, ends the header
+	offJump         = 0x200 // a short jump whose displacement, at 0x201, gives the end of the header
 	offMagic        = 0x202
 	offVersion      = 0x206
 	offLoader       = 0x210
@@ -33,8 +33,8 @@ const (
 
 	bootFlag      = 0xaa55
 	headerMagic   = 0x53726448 // "HdrS"
-	loadedHigh    = 1 << 0     // the kernel is above 1 MiB
-	loaderUnknown = 0xff       // a boot loader without an assigned number
+	loadedHigh    = 1 << 0     // the kernel is loaded above 1 MiB
+	loaderUnknown = 0xff       // a boot loader without a registered number
 )
 
 // Memory types of the E820 map, ACPI 6.5 §15.
@@ -50,9 +50,9 @@ const (
 // zeroPage is the page of boot parameters.
 type zeroPage struct{ bytes [guestmem.PageSize]byte }
 
-// newZeroPage starts with the setup header of the kernel file (its bytes from offSetupSects on). If
-// header is nil, it starts with the fields that a vmlinux reads. It adds the fields that every boot
-// loader must set.
+// newZeroPage returns boot parameters with the setup header of the kernel file (its bytes from
+// offSetupSects on). For a vmlinux, header is nil, and only the fields that it reads are set. The
+// fields that a boot loader must set are set in both cases.
 func newZeroPage(header []byte) *zeroPage {
 	zp := &zeroPage{}
 	if header != nil {
@@ -72,15 +72,15 @@ func (zp *zeroPage) put16(off int, v uint16) { binary.LittleEndian.PutUint16(zp.
 func (zp *zeroPage) put32(off int, v uint32) { binary.LittleEndian.PutUint32(zp.bytes[off:], v) }
 func (zp *zeroPage) put64(off int, v uint64) { binary.LittleEndian.PutUint64(zp.bytes[off:], v) }
 
-// e820Entry is a range of the memory map.
+// e820Entry is a range of addresses in the memory map.
 type e820Entry struct {
 	addr guestmem.GPA
 	size uint64
 	kind uint32
 }
 
-// e820 returns the memory map of a machine with this RAM. It omits the device hole, because guests
-// expect devices at addresses that are not in the map.
+// e820 returns the memory map of a machine with this RAM. The map omits the device hole, because
+// guests expect devices at addresses that are not in it.
 func e820(mem *guestmem.Memory) []e820Entry {
 	low := lowRAMEnd(mem)
 	m := []e820Entry{

@@ -8,10 +8,10 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// IncompatibleError reports that a host lacks a feature that a snapshot's guest has seen.
+// IncompatibleError reports that the host lacks a feature that a snapshot's guest has found.
 type IncompatibleError struct {
-	Feature string // /proc/cpuinfo's name, if it has one
-	Have    string // the host's value; empty if the feature is simply missing
+	Feature string // name in /proc/cpuinfo, if it has one
+	Have    string // the host's value; empty if the feature is missing
 }
 
 // Error names the feature and how to avoid the error.
@@ -24,10 +24,10 @@ func (e *IncompatibleError) Error() string {
 		"snapshot again with cpu template %q", e.Feature, vm.TemplatePortable)
 }
 
-// Compatible returns an *IncompatibleError if a host that supports the entries host cannot run a
-// vCPU whose guest has seen the entries saved. It compares features, the layout of the XSAVE area
-// and the width of physical addresses. It ignores model, caches and names, which guests only
-// display.
+// Compatible returns an *IncompatibleError if this host cannot run a vCPU whose guest has read the
+// CPUID entries saved. The host supports the entries host. Compatible compares features, the layout
+// of the XSAVE area and the width of physical addresses. It ignores the model, caches and names,
+// which guests only display.
 func Compatible(saved, host []Entry) error {
 	if err := sameVendor(saved, host); err != nil {
 		return err
@@ -58,7 +58,7 @@ func sameVendor(saved, host []Entry) error {
 	return nil
 }
 
-// vendor returns the printable characters of the vendor string in leaf 0.
+// vendor returns the vendor string of leaf 0, without unprintable characters.
 func vendor(entries []Entry) string {
 	e := find(entries, leafVendor, 0)
 	if e == nil {
@@ -79,12 +79,12 @@ func physBits(entries []Entry) uint32 {
 	if e := find(entries, leafAddress, 0); e != nil {
 		return e.EAX & 0xff
 	}
-	return 36 // width of a CPU without the leaf, Intel SDM vol. 3 §4.1.4
+	return 36 // Intel SDM vol. 3 §4.1.4: the width if the leaf is missing
 }
 
-// sameXSAVE compares size and offset of the extended state components that the guest may use. Both
-// hosts must lay out the XSAVE area alike, because the guest's kernel and programs have adopted the
-// saved layout.
+// sameXSAVE compares the size and the offset of each extended state component that the guest may
+// use. They must be the same on both hosts, because the guest's kernel and programs use the saved
+// layout.
 func sameXSAVE(saved, host []Entry) error {
 	x := find(saved, leafXSAVE, 0)
 	if x == nil {
@@ -106,8 +106,8 @@ func sameXSAVE(saved, host []Entry) error {
 	return nil
 }
 
-// component returns size and offset in bytes of an extended state component in the standard XSAVE
-// format.
+// component returns the size and the offset, in bytes, of an extended state component in the
+// standard XSAVE format.
 func component(entries []Entry, i uint32) (size, off uint32) {
 	if e := find(entries, leafXSAVE, i); e != nil {
 		return e.EAX, e.EBX
@@ -115,7 +115,7 @@ func component(entries []Entry, i uint32) (size, off uint32) {
 	return 0, 0
 }
 
-// register selects one of the four outputs.
+// register is one of the four output registers of CPUID.
 type register uint8
 
 const (
@@ -125,15 +125,15 @@ const (
 	regEDX
 )
 
-// featureWord is an output of CPUID in which every bit is a feature.
+// featureWord is an output register of a CPUID leaf in which every bit is a feature.
 type featureWord struct {
 	function, index uint32
 	reg             register
-	emulated        uint32 // bits that do not depend on the host
-	names           string // names of the bits, starting at bit 0 and separated by blanks; "-" for a bit without a name
+	emulated        uint32 // bits that KVM provides on every host
+	names           string // names of the bits from bit 0 on, separated by blanks; "-" for a bit without a name
 }
 
-// word returns the bits of w, or zero if the leaf is missing.
+// word returns the bits of w, or zero if the entries lack the leaf.
 func word(entries []Entry, w featureWord) uint32 {
 	e := find(entries, w.function, w.index)
 	if e == nil {

@@ -1,10 +1,10 @@
-// Package cpuid decides which processor a guest sees. It converts the CPUID entries that KVM
-// supports on this host to the entries of one vCPU, checks whether a host can run a guest that has
-// seen other entries, and lists the model-specific registers in a vCPU's saved state.
+// Package cpuid decides which processor a guest sees. It derives the CPUID entries of a vCPU from
+// those that KVM supports on this host. It checks whether a host can run a guest that has read
+// certain entries. It also lists the MSRs that belong to a vCPU's saved state.
 //
-// It works on plain numbers and calls neither CPUID nor KVM; the machine does. Bit positions are
-// those of the Intel SDM vol. 2A (CPUID) and the AMD APM vol. 3 appendix E; paravirtual leaves are
-// those of the Linux document Documentation/virt/kvm/x86/cpuid.rst.
+// It computes, and calls neither CPUID nor KVM; package machine does. Bit positions are those of
+// the Intel SDM vol. 2A (CPUID) and the AMD APM vol. 3 appendix E. Paravirtual leaves are those of
+// Documentation/virt/kvm/x86/cpuid.rst in Linux.
 package cpuid
 
 import (
@@ -15,7 +15,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Entry is one CPUID leaf, or one of its subleaves, in the terms of KVM's struct kvm_cpuid_entry2.
+// Entry is one CPUID leaf, or one of its subleaves. Its fields are those of KVM's struct
+// kvm_cpuid_entry2.
 type Entry struct {
 	Function, Index, Flags uint32
 	EAX, EBX, ECX, EDX     uint32
@@ -61,9 +62,9 @@ const (
 )
 
 // Apply returns the CPUID entries of vCPU number vcpu in a machine with vcpus vCPUs. It derives
-// them from a template and from supported, the entries that KVM supports (KVM_GET_SUPPORTED_CPUID);
-// supported is not changed. Each vCPU is one core of one socket, and its number is its local APIC
-// identifier. A snapshot records the result.
+// them from supported, the entries that KVM supports (KVM_GET_SUPPORTED_CPUID), and hides what the
+// template excludes. It does not change supported. Each vCPU is one core of one socket, and its
+// number is its local APIC identifier. A snapshot records the result.
 func Apply(template string, supported []Entry, vcpu, vcpus int) ([]Entry, error) {
 	if vcpus < 1 || vcpu < 0 || vcpu >= vcpus {
 		return nil, fmt.Errorf("cpuid: vCPU %d of %d does not exist", vcpu, vcpus)
@@ -99,22 +100,22 @@ func find(entries []Entry, function, index uint32) *Entry {
 	return nil
 }
 
-// drop removes all entries of the leaves.
+// drop returns entries without the given leaves.
 func drop(entries []Entry, leaves ...uint32) []Entry {
 	return slices.DeleteFunc(entries, func(e Entry) bool { return slices.Contains(leaves, e.Function) })
 }
 
-// addEmulated sets the features that KVM provides with its in-kernel APIC on every host. KVM
-// reports some of them only as capabilities (KVM_CAP_TSC_DEADLINE_TIMER). Linux needs the deadline
-// timer. Otherwise it would calibrate the APIC timer against a PIT, which this machine lacks.
+// addEmulated adds the features that KVM's in-kernel APIC provides on every host. KVM reports some
+// of them only as capabilities (KVM_CAP_TSC_DEADLINE_TIMER). Linux needs the deadline timer:
+// without it, Linux would calibrate the APIC timer with a PIT, which this machine lacks.
 func addEmulated(entries []Entry) {
 	f := find(entries, leafFeatures, 0)
 	f.ECX |= bitX2APIC | bitTSCDeadline | bitHypervisor
 	f.EDX |= bitAPIC
 }
 
-// vendorIntelEBX is "Genu", the start of Intel's vendor string. Where the vendors' layouts differ,
-// every other vendor follows AMD.
+// vendorIntelEBX is "Genu", the start of Intel's vendor string. All other vendors use AMD's layout
+// where it differs from Intel's.
 const vendorIntelEBX = 0x756e6547
 
 // Bits of leaf 1 that this file sets or clears.
@@ -134,8 +135,8 @@ const (
 	bitHTT  = 1 << 28
 )
 
-// setTopology rewrites all leaves about a processor's position. KVM's values describe the host CPU
-// that the query ran on.
+// setTopology rewrites all leaves about a processor's position, because KVM's values describe the
+// host CPU on which KVM was asked.
 func setTopology(e []Entry, id, vcpus uint32) []Entry {
 	shift := uint32(bits.Len32(vcpus - 1)) // number of APIC identifier bits for the core
 	slots := uint32(1) << shift
@@ -151,7 +152,7 @@ func setTopology(e []Entry, id, vcpus uint32) []Entry {
 		switch c := &e[i]; c.Function {
 		case leafCache:
 			shareCache(c, slots)
-			c.EAX = c.EAX&0x03ffffff | min(slots-1, 63)<<26 // cores in the package, less one
+			c.EAX = c.EAX&0x03ffffff | min(slots-1, 63)<<26 // number of cores in the package, minus one
 		case leafCacheAMD:
 			shareCache(c, slots)
 		case leafAddress:
@@ -173,8 +174,8 @@ func setTopology(e []Entry, id, vcpus uint32) []Entry {
 		Entry{leafTopology, 2, FlagIndexed, 0, 0, 2, id})
 }
 
-// shareCache sets how many processors share a cache (bits 14 to 25, less one). All share the third
-// level; the other levels belong to one processor each. Both vendors use the same format.
+// shareCache sets how many processors share a cache (bits 14 to 25, minus one). All of them share
+// the third level. They do not share the other levels. Intel and AMD use the same format.
 func shareCache(c *Entry, slots uint32) {
 	sharing := uint32(0)
 	if level := c.EAX >> 5 & 7; level >= 3 {

@@ -1,10 +1,11 @@
 package cpuid
 
-// Features that the host template passes on from the host. The lists contain only features that
-// need no state, or whose state a snapshot carries. A new processor has features with registers of
-// their own, which a guest would lose in every fork. This excludes the following features that KVM
-// may offer today: FRED, APX, AVX10, key locker, protection keys for supervisor pages, ENQCMD, bus
-// lock detection (DEBUGCTL), user-level interrupts and MSR accesses.
+// Features that the host template passes on from the host. A listed feature needs no state, or a
+// snapshot contains its state. The list must be explicit: a feature of a newer processor may have
+// registers that snapshots do not contain, so a guest would lose their values in every fork. For
+// this reason it excludes FRED, APX, AVX10, key locker, protection keys for supervisor pages,
+// ENQCMD, bus lock detection (DEBUGCTL), and interrupts and MSR accesses at user level, all of
+// which KVM may offer.
 const (
 	// hostXCR0 is x87, SSE, AVX, the three AVX-512 components and PKRU. The 4 KiB form of
 	// KVM_GET_XSAVE holds all of them.
@@ -21,7 +22,7 @@ const (
 	host71EAX = 1<<0 | 1<<1 | 1<<2 | 1<<4 | 1<<5 | 1<<7 | // sha512 sm3 sm4 avx_vnni avx512_bf16 cmpccxadd
 		1<<10 | 1<<11 | 1<<12 | 1<<23 // fzrm fsrs fsrc avx_ifma
 	host71EDX = 1<<4 | 1<<5 | 1<<10 | 1<<14             // avx_vnni_int8 avx_ne_convert avx_vnni_int16 prefetchiti
-	host72EDX = 1<<0 | 1<<1 | 1<<2 | 1<<3 | 1<<4 | 1<<5 // controls in SPEC_CTRL, which is saved; mcdt_no
+	host72EDX = 1<<0 | 1<<1 | 1<<2 | 1<<3 | 1<<4 | 1<<5 // controls in SPEC_CTRL, which snapshots contain; mcdt_no
 
 	hostPowerEAX = 1 << 2 // arat
 
@@ -38,7 +39,7 @@ const (
 	hostMaxExtLeaf = leafTopologyExt
 )
 
-// maskHost reduces entries to the host template.
+// maskHost removes everything from entries that the host template does not pass on.
 func maskHost(entries []Entry) []Entry {
 	out := make([]Entry, 0, len(entries))
 	for _, c := range entries {
@@ -50,7 +51,7 @@ func maskHost(entries []Entry) []Entry {
 	return out
 }
 
-// hostLeaf reduces one entry and reports whether to keep it.
+// hostLeaf does the same for one entry. It reports whether to keep the entry.
 func hostLeaf(c *Entry) bool {
 	switch c.Function {
 	case leafVendor:
@@ -60,8 +61,8 @@ func hostLeaf(c *Entry) bool {
 	case leafFeatures, 0x2, leafCache, leafTopology, leafTopologyV2, leafTSC, leafFrequency, leafKVM,
 		0x80000002, 0x80000003, 0x80000004, 0x80000005, 0x80000006, // brand string, caches
 		0x80000019, 0x8000001a, leafCacheAMD, leafTopologyAMD, leafTopologyExt:
-		// Every bit of leaf 1 is known, see maskUnsaved. The other leaves only describe the
-		// processor.
+		// These leaves pass unchanged. maskUnsaved handles every bit of leaf 1, and the other
+		// leaves only describe the processor.
 	case leafThermal:
 		c.EAX, c.EBX, c.ECX, c.EDX = c.EAX&hostPowerEAX, 0, 0, 0
 	case leafExtended:
@@ -110,7 +111,7 @@ func hostXSAVELeaf(c *Entry) bool {
 	return true
 }
 
-// sizeXSAVE sets the size of the XSAVE area to that of the remaining components.
+// sizeXSAVE sets the size of the XSAVE area to what the remaining components need.
 func sizeXSAVE(entries []Entry) {
 	x := find(entries, leafXSAVE, 0)
 	if x == nil {
@@ -122,5 +123,5 @@ func sizeXSAVE(entries []Entry) {
 			size = max(size, off+n)
 		}
 	}
-	x.EBX, x.ECX = size, size // EBX depends on the guest's XCR0; KVM keeps it up to date
+	x.EBX, x.ECX = size, size // EBX depends on the guest's XCR0, and KVM updates it
 }

@@ -1,7 +1,7 @@
 package cpuid
 
-// maskUnsaved hides, in every template, features that need state which our snapshots do not carry,
-// or which the machine does not provide:
+// maskUnsaved hides features in every template, because our snapshots do not contain their state,
+// or because the machine does not provide them:
 //
 //   - nested virtualization (VMX, SVM, SMX): the inner guests' state;
 //   - performance counters, debug store, branch records, processor trace, IBS: their registers;
@@ -9,8 +9,9 @@ package cpuid
 //   - SGX: enclave memory; MPX, shadow stacks and indirect branch tracking: their registers;
 //   - AMX, and XFD with it: its tiles do not fit the 4 KiB form of KVM_GET_XSAVE;
 //   - MONITOR/MWAIT: KVM makes them do nothing;
-//   - the invariant TSC: after a restore on another host the rate may be another one, and user
-//     programs take the bit as a promise. The kernel then prefers kvm-clock, which KVM corrects;
+//   - the invariant TSC: user programs take the bit as a promise that the rate never changes, but a
+//     restore on another host may change it. Without the bit, the guest's kernel prefers kvm-clock,
+//     which KVM corrects;
 //   - KVM's asynchronous page faults: a fault in flight while the machine is saved would never
 //     complete.
 func maskUnsaved(e []Entry) []Entry {
@@ -52,7 +53,7 @@ const (
 	xssUnsaved = 1<<8 | 1<<11 | 1<<12 | 1<<15
 )
 
-// maskXSAVE removes the state components whose features maskUnsaved hides.
+// maskXSAVE removes the state components that belong to the features of maskUnsaved.
 func maskXSAVE(c *Entry) {
 	switch {
 	case c.Index == 0:
@@ -65,12 +66,12 @@ func maskXSAVE(c *Entry) {
 	}
 }
 
-// Features that the portable template shows: x86-64-v3, and the features that every server
-// processor of the same vendor has had since Intel Skylake-SP and AMD Zen (both 2017), with current
-// microcode. A bit that only one vendor has is listed if all processors of that vendor since then
-// have it. A bit is excluded if one of the vendors introduced it later (ERMS, PCID and SHA).
-// AVX-512, AMX, TSX, XSAVES and the TSC's frequency leaves are also excluded.
-// IA32_ARCH_CAPABILITIES is excluded so that the guest assumes the vulnerabilities of any host.
+// Features of the portable template. It has x86-64-v3, and the features that every server processor
+// of the same vendor has had since Intel Skylake-SP and AMD Zen (both 2017), with current
+// microcode. If only one vendor has a bit, the bit is listed if all of that vendor's processors
+// since then have it. A bit is not listed if one of the vendors introduced it later (ERMS, PCID and
+// SHA). AVX-512, AMX, TSX, XSAVES and the TSC's frequency leaves are not listed either. Without
+// IA32_ARCH_CAPABILITIES, the guest assumes every vulnerability that a host could have.
 const (
 	portable1ECX = 1<<0 | 1<<1 | 1<<9 | 1<<12 | 1<<13 | // sse3 pclmulqdq ssse3 fma cx16
 		1<<19 | 1<<20 | 1<<21 | 1<<22 | 1<<23 | 1<<24 | 1<<25 | // sse4_1 sse4_2 x2apic movbe popcnt tsc_deadline aes
@@ -96,9 +97,9 @@ const (
 
 	portable8EBX = 1<<0 | 1<<2 | 1<<12 // clzero xsaveerptr ibpb
 
-	// portableKVM are the paravirtual features of Linux 5.10 and later hosts: clocksource
-	// nop_io_delay clocksource2 steal_time pv_eoi pv_unhalt pv_tlb_flush pv_send_ipi poll_control
-	// pv_sched_yield clocksource_stable.
+	// portableKVM are the paravirtual features that hosts with Linux 5.10 or later provide:
+	// clocksource nop_io_delay clocksource2 steal_time pv_eoi pv_unhalt pv_tlb_flush pv_send_ipi
+	// poll_control pv_sched_yield clocksource_stable.
 	portableKVM = 1<<0 | 1<<1 | 1<<3 | 1<<5 | 1<<6 | 1<<7 | 1<<9 | 1<<11 | 1<<12 | 1<<13 | 1<<24
 
 	portableMaxLeaf    = leafXSAVE
@@ -108,7 +109,8 @@ const (
 	portablePhysBits = 46
 )
 
-// maskPortable reduces entries to the portable template. It removes leaves that it does not know.
+// maskPortable removes everything from entries that is not in the portable template, including
+// leaves that it does not know.
 func maskPortable(entries []Entry) []Entry {
 	out := make([]Entry, 0, len(entries))
 	for _, c := range entries {
@@ -134,8 +136,8 @@ func maskPortable(entries []Entry) []Entry {
 		case leafPower:
 			c.EAX, c.EBX, c.ECX, c.EDX = 0, 0, 0, 0
 		case leafAddress:
-			// Bits 16 to 23, the width for nested paging, are cleared like nested virtualization
-			// itself.
+			// Bits 16 to 23, the address width for nested paging, are cleared, because nested
+			// virtualization is hidden.
 			c.EAX = c.EAX&0xff00 | min(c.EAX&0xff, portablePhysBits)
 			c.EBX, c.EDX = c.EBX&portable8EBX, 0
 		case leafKVMFeatures:
@@ -152,7 +154,7 @@ func maskPortable(entries []Entry) []Entry {
 	return out
 }
 
-// portableXSAVELeaf limits XSAVE to the x87, SSE and AVX state.
+// portableXSAVELeaf limits an XSAVE leaf to the x87, SSE and AVX state.
 func portableXSAVELeaf(c *Entry) {
 	switch c.Index {
 	case 0:

@@ -2,29 +2,30 @@ package cpuid
 
 import "slices"
 
-// MSRs whose place in the order of a restore matters.
+// MSRs that a restore must set in a certain order.
 const (
 	MSRTSC         = 0x10  // IA32_TIME_STAMP_COUNTER
 	MSRTSCAdjust   = 0x3b  // IA32_TSC_ADJUST: the offset that the guest has added to the TSC
 	MSRTSCDeadline = 0x6e0 // IA32_TSC_DEADLINE
 )
 
-// SavedMSRs returns the model-specific registers in a vCPU's saved state, in the order in which a
-// restore must set them. supported is the result of KVM_GET_MSR_INDEX_LIST. ShownMSRs then reduces
-// the list to registers that a vCPU can have used.
+// SavedMSRs returns the MSRs in a vCPU's saved state, in the order in which a restore must set
+// them. supported is the result of KVM_GET_MSR_INDEX_LIST. The caller then passes the result to
+// ShownMSRs.
 //
-// A whole vCPU is restored in this order: CPUID entries, then KVM_SET_SREGS (which has EFER, FS and
-// GS base and the APIC base), XCRS and XSAVE, then KVM_SET_LAPIC, then these registers. KVM ignores
-// a deadline unless the local APIC's timer is in deadline mode, and compares it with the TSC.
-// kvm-clock's page is computed from the TSC and from KVM_SET_CLOCK, which must come first too.
+// A whole vCPU is restored in this order: CPUID entries, KVM_SET_SREGS (which has EFER, FS and GS
+// base and the APIC base), XCRS and XSAVE, KVM_SET_LAPIC, and then these MSRs. The order matters
+// because KVM ignores a deadline unless the local APIC's timer is in deadline mode, and compares
+// the deadline with the TSC. KVM_SET_CLOCK must come before the MSRs too, because KVM computes
+// kvm-clock's page from it and from the TSC.
 //
 // Not in the list:
-//   - MSR_KVM_WALL_CLOCK(_NEW): it keeps no state; setting it makes KVM write a page of the guest,
-//     in every child. A guest sets it before each use of the wall clock.
-//   - MSR_KVM_ASYNC_PF_*, performance counters, VMX, SVM, processor trace, XFD: their features are
-//     hidden by every template.
+//   - MSR_KVM_WALL_CLOCK(_NEW): it has no state. Setting it makes KVM write to a page of the guest,
+//     which would be copied in every child. A guest sets it before each use of the wall clock.
+//   - MSR_KVM_ASYNC_PF_*, performance counters, VMX, SVM, processor trace, XFD: every template
+//     hides their features.
 //   - Machine check banks: the machine injects no machine checks.
-//   - SMBASE and other registers of system management mode, which does not exist without firmware.
+//   - SMBASE and other MSRs of system management mode, which needs firmware.
 func SavedMSRs(supported []uint32) []uint32 {
 	var list []uint32
 	for _, m := range savedMSRs() {
@@ -42,9 +43,9 @@ func SavedMSRs(supported []uint32) []uint32 {
 	return list
 }
 
-// ShownMSRs returns the registers in msrs that a vCPU with these entries can have used, in the same
-// order. Otherwise a snapshot would carry registers of features that its template hides, and hosts
-// without these registers would refuse the snapshot.
+// ShownMSRs returns those of msrs that a vCPU with the given CPUID entries can have used, in the
+// same order. Without this reduction, a snapshot would contain MSRs of features that its template
+// hides, and hosts without these MSRs would refuse it.
 func ShownMSRs(msrs []uint32, entries []Entry) []uint32 {
 	list := make([]uint32, 0, len(msrs))
 	for _, m := range msrs {
@@ -57,8 +58,7 @@ func ShownMSRs(msrs []uint32, entries []Entry) []uint32 {
 	return list
 }
 
-// Model-specific registers: Intel SDM vol. 4, AMD APM vol. 2 appendix A,
-// Documentation/virt/kvm/x86/msr.rst.
+// MSR numbers: Intel SDM vol. 4, AMD APM vol. 2 appendix A, Documentation/virt/kvm/x86/msr.rst.
 const (
 	msrSpecCtrl      = 0x48
 	msrUMWAITControl = 0xe1
@@ -73,10 +73,10 @@ const (
 	msrKVMPoll       = 0x4b564d05
 	msrMTRRFirst     = 0x200
 	msrMTRRLast      = 0x2ff
-	msrPAT           = 0x277 // among the MTRRs only by its number
+	msrPAT           = 0x277 // not an MTRR, although its number lies among theirs
 )
 
-// savedMSRs may be set in any order.
+// savedMSRs returns the MSRs that a restore may set in any order.
 func savedMSRs() []uint32 {
 	return []uint32{
 		0x174, 0x175, 0x176, // IA32_SYSENTER_CS, ESP, EIP
@@ -88,7 +88,7 @@ func savedMSRs() []uint32 {
 		msrPAT,
 		msrSpecCtrl,
 		msrVirtSpecCtrl,
-		msrArchCaps, // read-only to the guest, which has chosen its mitigations by it
+		msrArchCaps, // read-only for the guest, which has chosen its mitigations by its value
 		msrTSXCtrl,
 		msrUMWAITControl,
 		msrXSS,
@@ -100,29 +100,29 @@ func savedMSRs() []uint32 {
 	}
 }
 
-// timeMSRs are set last, in this order.
+// timeMSRs returns the MSRs that a restore must set last, in this order.
 func timeMSRs() []uint32 {
 	return []uint32{
-		MSRTSCAdjust,   // the guest's offset, which it can read; MSRTSC below includes it
-		MSRTSC,         // restored unchanged: KVM keeps vCPUs in step whose TSCs are set to the same value
-		msrKVMClock,    // computed from the TSC
+		MSRTSCAdjust,   // what the guest has added to the TSC; the value of MSRTSC includes it
+		MSRTSC,         // not adjusted: KVM synchronizes vCPUs whose TSCs are set to the same value
+		msrKVMClock,    // makes KVM compute the clock's page from the TSC
 		MSRTSCDeadline, // the next timer interrupt
 	}
 }
 
-// mtrrs returns the memory type range registers. KVM has always had them, with 8 variable ranges,
-// but lists them only in newer versions.
+// mtrrs returns the MTRRs. KVM has always had them, with 8 variable ranges, but only newer versions
+// list them.
 func mtrrs() []uint32 {
 	return []uint32{
 		0x250, 0x258, 0x259, // 64 KiB and 16 KiB ranges
 		0x268, 0x269, 0x26a, 0x26b, 0x26c, 0x26d, 0x26e, 0x26f, // 4 KiB ranges
 		0x200, 0x201, 0x202, 0x203, 0x204, 0x205, 0x206, 0x207, // base and mask of each variable range
 		0x208, 0x209, 0x20a, 0x20b, 0x20c, 0x20d, 0x20e, 0x20f,
-		msrMTRRLast, // IA32_MTRR_DEF_TYPE, which enables the others
+		msrMTRRLast, // IA32_MTRR_DEF_TYPE, which enables the other MTRRs
 	}
 }
 
-// feature is one bit of CPUID.
+// feature is one bit of a CPUID leaf.
 type feature struct {
 	function, index uint32
 	reg             register
@@ -134,8 +134,8 @@ func (f feature) in(entries []Entry) bool {
 	return word(entries, featureWord{function: f.function, index: f.index, reg: f.reg})>>f.bit&1 == 1
 }
 
-// msrFeatures returns the features that give a guest the register. Any one of them is enough. For a
-// register that every guest has, it returns nil.
+// msrFeatures returns the features that have the MSR m; a guest that sees one of them may have used
+// m. For an MSR that every guest has, it returns nil.
 func msrFeatures(m uint32) []feature {
 	switch m {
 	case MSRTSCAdjust:
@@ -147,7 +147,7 @@ func msrFeatures(m uint32) []feature {
 		}
 	case msrVirtSpecCtrl:
 		return []feature{{leafAddress, 0, regEBX, 25}}
-	case msrArchCaps, msrTSXCtrl: // the second is announced in the first
+	case msrArchCaps, msrTSXCtrl: // IA32_ARCH_CAPABILITIES announces the TSX control MSR
 		return []feature{{leafExtended, 0, regEDX, 29}}
 	case msrUMWAITControl:
 		return []feature{{leafExtended, 0, regECX, 5}}

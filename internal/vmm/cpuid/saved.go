@@ -5,9 +5,9 @@ import (
 	"slices"
 )
 
-// CheckSaved returns an error for entries of a saved vCPU that this build would not have produced:
-// a leaf that every template removes, or a bit that every template hides. Snapshots do not carry
-// the state of such a feature. A snapshot that shows one comes from another build or is forged.
+// CheckSaved checks the CPUID entries of a saved vCPU. It returns an error if they have a leaf or a
+// bit that every template hides, because snapshots do not contain the state of such a feature. Such
+// a snapshot is forged, or comes from an incompatible build.
 func CheckSaved(template string, saved []Entry, vcpu, vcpus int) error {
 	want, err := Apply(template, saved, vcpu, vcpus)
 	if err != nil {
@@ -27,8 +27,8 @@ func CheckSaved(template string, saved []Entry, vcpu, vcpus int) error {
 		"bake the snapshot again", len(saved), template, len(want))
 }
 
-// CheckSavedMSRs returns an error for a register that this build would not have saved for a vCPU
-// with these entries, or that occurs twice.
+// CheckSavedMSRs returns an error if an MSR occurs twice, or if this build would not save it for a
+// vCPU with these CPUID entries.
 func CheckSavedMSRs(saved []uint32, entries []Entry) error {
 	known := ShownMSRs(slices.Concat(savedMSRs(), mtrrs(), timeMSRs()), entries)
 	for i, m := range saved {

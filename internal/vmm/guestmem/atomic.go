@@ -6,8 +6,8 @@ import (
 	"unsafe"
 )
 
-// LoadUint16 reads the aligned little-endian 16-bit word at gpa with acquire semantics: what the
-// guest wrote before it stored this word is visible to later reads.
+// LoadUint16 reads the aligned little-endian 16-bit word at gpa with acquire semantics: later reads
+// see everything that the guest wrote before it stored this word.
 func (m *Memory) LoadUint16(gpa GPA) (uint16, error) {
 	w, shift, err := m.word(gpa)
 	if err != nil {
@@ -17,8 +17,8 @@ func (m *Memory) LoadUint16(gpa GPA) (uint16, error) {
 }
 
 // StoreUint16 writes the aligned little-endian 16-bit word at gpa. It is a full barrier: the guest
-// sees the caller's earlier writes before this one, and sees this one before the caller's later
-// loads. Virtqueue notification suppression needs that (virtio 1.2 §2.7.7.1).
+// sees the caller's earlier writes before this one, and the caller's later loads happen after the
+// guest can see it. The suppression of virtqueue notifications needs that (virtio 1.2 §2.7.7.1).
 func (m *Memory) StoreUint16(gpa GPA, v uint16) error {
 	if _, err := m.WriteView(gpa&^3, 4); err != nil {
 		return err
@@ -28,8 +28,8 @@ func (m *Memory) StoreUint16(gpa GPA, v uint16) error {
 		return err
 	}
 	for {
-		// The guest may write the other half of w at the same time, so the exchange must not change
-		// it.
+		// The guest may write the other half of w at the same time, so the half must not change
+		// here.
 		old := atomic.LoadUint32(w)
 		if atomic.CompareAndSwapUint32(w, old, old&^(0xffff<<shift)|uint32(v)<<shift) {
 			return nil
@@ -37,8 +37,8 @@ func (m *Memory) StoreUint16(gpa GPA, v uint16) error {
 	}
 }
 
-// word returns the aligned 32-bit word that holds the 16 bits at gpa, and the position of these
-// bits in it.
+// word returns the aligned 32-bit word that contains the 16 bits at gpa, and the position of these
+// bits in that word.
 func (m *Memory) word(gpa GPA) (w *uint32, shift uint, err error) {
 	if gpa%2 != 0 {
 		return nil, 0, fmt.Errorf("%w: 16-bit word at odd address %#x", ErrBounds, uint64(gpa))

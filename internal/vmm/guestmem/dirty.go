@@ -10,22 +10,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Range is Length bytes of guest memory from GPA on. Both are multiples of PageSize.
+// Range is Length bytes of guest memory, beginning at GPA. Both are multiples of PageSize.
 type Range struct {
 	GPA    GPA
 	Length uint64
 }
 
-// Tracker finds the pages of this process's mappings that were written since they were mapped.
-// These are the anonymous pages, including copy-on-write copies, whether the guest or a device
-// wrote them. A Tracker is not safe for concurrent use.
+// Tracker finds the pages of guest memory that the guest or a device has written since they were
+// mapped. These are the anonymous pages, which include copies of layer pages. A Tracker is not safe
+// for concurrent use.
 type Tracker struct {
 	pagemap *os.File
-	noScan  bool            // the kernel lacks PAGEMAP_SCAN (before Linux 6.7)
-	vec     [128]pageRegion // filled by the kernel; on the heap, because a stack may move
+	noScan  bool            // the kernel is older than Linux 6.7 and lacks PAGEMAP_SCAN
+	vec     [128]pageRegion // filled by the kernel; part of the heap, because a stack may move
 }
 
-// NewTracker opens the page map of this process. The procfs is mounted at proc.
+// NewTracker opens the page map of this process. proc is the mount point of procfs.
 func NewTracker(proc string) (*Tracker, error) {
 	fd, err := unix.Open(proc+"/self/pagemap", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -37,10 +37,11 @@ func NewTracker(proc string) (*Tracker, error) {
 // Close closes the page map.
 func (t *Tracker) Close() error { return t.pagemap.Close() }
 
-// Dirty returns the written ranges of m in ascending order; neighbours are joined. A page that was
-// only read may be among them if it is a page of zeros.
+// Dirty returns the written ranges of m in ascending order. Adjacent ranges are joined. The result
+// may contain a page of zeros that was only read.
 //
-// Preconditions: the vCPUs are stopped and the devices quiesced, or the answer is only an estimate.
+// Preconditions: the vCPUs are stopped and the devices quiesced. Otherwise the result is only an
+// estimate.
 func (t *Tracker) Dirty(m *Memory) ([]Range, error) {
 	var ranges []Range
 	for i := range m.regions {
@@ -62,7 +63,7 @@ func (t *Tracker) Dirty(m *Memory) ([]Range, error) {
 	return ranges, nil
 }
 
-// DirtyBytes returns the number of bytes in the written pages of m.
+// DirtyBytes returns the number of bytes in the ranges of Dirty.
 func (t *Tracker) DirtyBytes(m *Memory) (uint64, error) {
 	ranges, err := t.Dirty(m)
 	if err != nil {
@@ -107,8 +108,8 @@ func (t *Tracker) scan(ranges []Range, r *Region) ([]Range, error) {
 		arg := pmScanArg{
 			start: at, end: base + r.Size,
 			vec: uint64(uintptr(unsafe.Pointer(&t.vec[0]))), vecLen: uint64(len(t.vec)),
-			// Select pages that are in memory or swapped out, except pages of the file and the
-			// shared page of zeros.
+			// Select pages that are in memory or in swap, but neither pages of a file nor the
+			// shared zero page.
 			categoryInverted: pageIsFile | pageIsPFNZero, categoryMask: pageIsFile | pageIsPFNZero,
 			categoryAnyOfMask: pageIsPresent | pageIsSwapped, returnMask: pageIsPresent,
 		}

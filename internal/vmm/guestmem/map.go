@@ -11,12 +11,12 @@ import (
 	"github.com/forkd/forkd/internal/rawcall"
 )
 
-// Map maps length bytes of fd from offset at gpa, copy-on-write: the guest sees the file, and its
-// writes stay private. The previous content is dropped. All three numbers are multiples of
-// PageSize, and the range lies in one region.
+// Map maps length bytes of fd, from offset on, at gpa. The mapping is copy-on-write: the guest
+// reads the file, and its writes stay private. It replaces the previous content. gpa, length and
+// offset must be multiples of PageSize, and the range must lie in one region.
 //
-// Preconditions: the vCPUs are stopped and the devices quiesced, or the range cannot be written and
-// the file has the same bytes.
+// Preconditions: the vCPUs are stopped and the devices quiesced. This is not needed if the range
+// cannot be written and the file has the same bytes as the memory.
 func (m *Memory) Map(gpa GPA, length uint64, fd int, offset uint64) error {
 	flags := unix.MAP_PRIVATE | unix.MAP_FIXED | unix.MAP_NORESERVE
 	v, err := m.remap(gpa, length, fd, offset, flags)
@@ -26,8 +26,8 @@ func (m *Memory) Map(gpa GPA, length uint64, fd int, offset uint64) error {
 	return smallPages(v)
 }
 
-// MapLayers maps a whole memory map, whose extents have been checked, in the way of Map; files are
-// the descriptors of its layers. It makes the system calls without informing Go's scheduler.
+// MapLayers maps a whole memory map like Map. The extents must have been checked; files are the
+// descriptors of their layers. It makes the system calls without informing Go's scheduler.
 func (m *Memory) MapLayers(extents []vm.Extent, files []int) error {
 	for _, e := range extents {
 		v, err := m.pages(GPA(e.GPA), e.Length, e.Offset)
@@ -41,7 +41,7 @@ func (m *Memory) MapLayers(extents []vm.Extent, files []int) error {
 	if len(extents) == 0 {
 		return nil
 	}
-	for i := range m.regions { // once for all extents: there may be hundreds
+	for i := range m.regions { // once for each region and not for each extent, of which there may be hundreds
 		if err := smallPages(m.regions[i].host); err != nil {
 			return err
 		}
@@ -49,7 +49,7 @@ func (m *Memory) MapLayers(extents []vm.Extent, files []int) error {
 	return nil
 }
 
-// Clear zeroes the length bytes at gpa and drops the previous content.
+// Clear replaces the length bytes at gpa by zeros.
 //
 // Preconditions: the vCPUs are stopped and the devices quiesced.
 func (m *Memory) Clear(gpa GPA, length uint64) error {
@@ -61,8 +61,9 @@ func (m *Memory) Clear(gpa GPA, length uint64) error {
 	return smallPages(v)
 }
 
-// Own gives the VM private copies of those pages at gpa that still belong to a file, with the same
-// bytes. The guest and the devices may run. None of the pages may be write-protected.
+// Own replaces those pages at gpa that still belong to a file by private copies with the same
+// bytes. The guest and the devices may run during the call. None of the pages may be
+// write-protected.
 func (m *Memory) Own(gpa GPA, length uint64) error {
 	v, err := m.view(gpa, int(length))
 	if err != nil {
@@ -79,8 +80,8 @@ func (m *Memory) Own(gpa GPA, length uint64) error {
 	}
 }
 
-// OwnNow is Own for a few pages that are in memory, and takes almost no time. It makes the system
-// call without informing Go's scheduler, so that no other thread wakes.
+// OwnNow is like Own, for a few pages that are already in memory, so that it takes almost no time.
+// It makes the system call without informing Go's scheduler, so that no other thread wakes.
 func (m *Memory) OwnNow(gpa GPA, length uint64) error {
 	v, err := m.view(gpa, int(length))
 	if err != nil || len(v) == 0 {
@@ -97,13 +98,13 @@ func (m *Memory) OwnNow(gpa GPA, length uint64) error {
 	}
 }
 
-// detachBytes is how much of the guest's memory exists twice during a detach, in bytes. The memory
-// limit of the process leaves no room for a second copy of all memory.
+// detachBytes is how many bytes Detach copies at a time. It cannot copy all memory at once, because
+// the memory limit of the process leaves no room for a second copy.
 const detachBytes = 1 << 20
 
-// Detach makes the pages at gpa independent of the file that they were copied from, which their
-// mapping keeps alive. All of them must be private. After an error, only some of the pages may be
-// independent, but all have their bytes.
+// Detach makes the pages at gpa independent of their file. The pages must already be private
+// copies, but their mapping still keeps the file alive; Detach replaces the mapping by anonymous
+// memory. After an error, some pages may still depend on the file, but all have their content.
 //
 // Preconditions: the vCPUs are stopped and the devices quiesced.
 func (m *Memory) Detach(gpa GPA, length uint64) error {
@@ -123,7 +124,7 @@ func (m *Memory) Detach(gpa GPA, length uint64) error {
 	return nil
 }
 
-// remap maps the range of guest memory and returns its bytes.
+// remap maps fd at a range of guest memory and returns the range's bytes.
 func (m *Memory) remap(gpa GPA, length uint64, fd int, offset uint64, flags int) ([]byte, error) {
 	v, err := m.pages(gpa, length, offset)
 	if err != nil {
@@ -137,7 +138,8 @@ func (m *Memory) remap(gpa GPA, length uint64, fd int, offset uint64, flags int)
 	return v, nil
 }
 
-// pages returns the bytes of the range, after checking that it can be mapped from offset.
+// pages returns the bytes of a range. It returns an error if the range or offset is not valid for a
+// mapping.
 func (m *Memory) pages(gpa GPA, length, offset uint64) ([]byte, error) {
 	if (uint64(gpa)|length|offset)%PageSize != 0 || length == 0 || length > m.Size() {
 		return nil, fmt.Errorf("map guest memory %#x+%#x from offset %#x: not whole pages of it", uint64(gpa), length, offset)
@@ -145,8 +147,8 @@ func (m *Memory) pages(gpa GPA, length, offset uint64) ([]byte, error) {
 	return m.view(gpa, int(length))
 }
 
-// smallPages prevents huge pages in a range. Copy-on-write and dirty tracking work page by page,
-// and with a huge page one written byte would count as 2 MiB.
+// smallPages disables huge pages in a range. Copy-on-write and dirty tracking work page by page: in
+// a huge page, one written byte would count as 2 MiB.
 func smallPages(v []byte) error {
 	if err := rawcall.Advise(v, unix.MADV_NOHUGEPAGE); err != nil && !errors.Is(err, unix.EINVAL) {
 		return fmt.Errorf("disable huge pages for guest memory: %w", err)

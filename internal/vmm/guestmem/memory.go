@@ -1,9 +1,9 @@
 // Package guestmem provides the guest physical address space of one VM as host memory. Devices read
-// and write its regions with bounds checks. The regions are mapped copy-on-write over snapshot
-// layers, and the pages that were written can be listed.
+// and write it with bounds checks. It can be mapped copy-on-write over snapshot layers, and the
+// package can list the pages that were written.
 //
-// It does not talk to KVM (the machine registers the regions as memslots) and knows no snapshot
-// format (it maps a donated file at an offset). Guest memory lies outside the Go heap.
+// It does not call KVM, because package machine registers the regions as memslots. It knows no
+// snapshot format, because it only maps files at offsets. Guest memory is not part of the Go heap.
 package guestmem
 
 import (
@@ -43,17 +43,18 @@ type Region struct {
 // HVA returns the host virtual address of the region's first byte.
 func (r *Region) HVA() uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(r.host))) }
 
-// Memory is the RAM of one VM. Its regions never move; Map may replace their content while the
-// vCPUs are stopped and the devices quiesced. The access methods may be called concurrently. Like
-// real RAM, they do not order accesses.
+// Memory is the RAM of one VM. Its regions never move. Map may replace their content while the
+// vCPUs are stopped and the devices quiesced. The access methods may be called concurrently, and
+// like real RAM do not order accesses.
 type Memory struct {
 	regions     []Region
 	beforeWrite atomic.Pointer[func(gpa GPA, n int)] // nil until SetFreezer
 }
 
-// SetFreezer makes every later WriteView, WriteAt and StoreUint16 call f first, so that f can save
-// the bytes before they change. Devices may run during the call: f has nothing to save before the
-// devices have been quiesced, and quiesced devices hold no views.
+// SetFreezer makes every later WriteView, WriteAt and StoreUint16 call f before they write, so that
+// f can save the old bytes. Devices may run during SetFreezer. They cannot write behind f's back: f
+// has something to save only after the devices have been quiesced, and a quiesced device holds no
+// view.
 func (m *Memory) SetFreezer(f func(gpa GPA, n int)) { m.beforeWrite.Store(&f) }
 
 // HVA returns the host virtual address of gpa.
@@ -65,8 +66,8 @@ func (m *Memory) HVA(gpa GPA) (uintptr, error) {
 	return uintptr(unsafe.Pointer(unsafe.SliceData(v))), nil
 }
 
-// New reserves size bytes of zeroed guest RAM, split around the device hole. Pages are allocated
-// when first written.
+// New reserves size bytes of zeroed guest RAM, with a gap for the device hole. A page is allocated
+// when it is first written.
 func New(size uint64) (*Memory, error) {
 	if size == 0 || size%PageSize != 0 {
 		return nil, fmt.Errorf("guest memory size %d: want a positive multiple of %d", size, PageSize)
@@ -98,7 +99,7 @@ func (m *Memory) add(gpa GPA, size uint64) error {
 	return nil
 }
 
-// Close unmaps the memory. No view taken from it may be used afterwards.
+// Close unmaps the memory. Views of it must not be used afterwards.
 func (m *Memory) Close() error {
 	var errs []error
 	for _, r := range m.regions {
@@ -127,7 +128,7 @@ func (m *Memory) view(gpa GPA, n int) ([]byte, error) {
 	}
 	for i := range m.regions {
 		r := &m.regions[i]
-		off := uint64(gpa - r.GPA) // wraps to a huge offset when gpa is below the region
+		off := uint64(gpa - r.GPA) // if gpa is below the region, this wraps to a huge offset
 		if gpa >= r.GPA && off <= r.Size && uint64(n) <= r.Size-off {
 			return r.host[off : off+uint64(n) : off+uint64(n)], nil
 		}
@@ -135,12 +136,12 @@ func (m *Memory) view(gpa GPA, n int) ([]byte, error) {
 	return nil, fmt.Errorf("%w: %d bytes at %#x", ErrBounds, n, uint64(gpa))
 }
 
-// ReadView returns the n bytes at gpa in place, for reading only. The guest may change them at any
-// moment. A caller that checks bytes before it uses them must copy them first.
+// ReadView returns the n bytes at gpa, without copying, for reading only. The guest may change them
+// at any moment, so a caller that checks bytes before it uses them must copy them first.
 func (m *Memory) ReadView(gpa GPA, n int) ([]byte, error) { return m.view(gpa, n) }
 
-// WriteView returns the n bytes at gpa in place, for a device or a system call to write. The view
-// must not be kept after the end of the request, because a branch may freeze the memory when the
+// WriteView returns the n bytes at gpa, without copying, for a device or a system call to write. A
+// caller must not keep it after the end of its request: a branch may freeze the memory once the
 // device is quiescent.
 func (m *Memory) WriteView(gpa GPA, n int) ([]byte, error) {
 	v, err := m.view(gpa, n)

@@ -6,9 +6,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Vector holds the parts of one message, for a system call that takes several parts. It keeps its
-// storage: the heap of a VMM is hardly ever collected, so memory allocated per message would never
-// be freed.
+// Vector holds the parts of one message, for a system call that takes several parts. It reuses its
+// storage, because the heap of a VMM is hardly ever collected, so that memory which is allocated
+// for each message would never be freed.
 type Vector struct{ parts []unix.Iovec }
 
 // Reset makes v empty.
@@ -17,7 +17,7 @@ func (v *Vector) Reset() { v.parts = v.parts[:0] }
 // Len returns the number of parts.
 func (v *Vector) Len() int { return len(v.parts) }
 
-// Add appends a view or other memory, which must stay valid until the call. It skips empty parts.
+// Add appends p, which must stay valid until the system call. It ignores an empty p.
 func (v *Vector) Add(p []byte) {
 	if len(p) > 0 {
 		v.parts = append(v.parts, unix.Iovec{Base: &p[0], Len: uint64(len(p))})
@@ -30,8 +30,8 @@ func (v *Vector) Send(fd, flags int) error {
 	return err
 }
 
-// Receive fills the parts with one message from a socket and returns the message's length in bytes.
-// With MSG_TRUNC that is the full length, even if the parts were too short.
+// Receive reads one message from a socket into the parts, and returns the message's length in
+// bytes. With MSG_TRUNC that is the full length, even if the message was truncated.
 func (v *Vector) Receive(fd, flags int) (n int, err error) {
 	return v.call(unix.SYS_RECVMSG, fd, flags)
 }

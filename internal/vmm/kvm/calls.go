@@ -2,8 +2,8 @@ package kvm
 
 import "github.com/forkd/forkd/internal/jail"
 
-// Calls returns the KVM requests that a machine makes during its life, the most frequent one first.
-// The requests of the probe are not included, because the probe does not run in a jail.
+// Calls returns the KVM requests that a machine makes while it exists, the most frequent one first.
+// It does not include those of Probe, which does not run in a jail.
 func Calls() []jail.Call {
 	return jail.Ioctls(ioRun, ioCheckExtension, ioGetMSRIndexList, ioGetIRQChip, ioSetIRQChip, ioIRQLine, ioIOEventFD,
 		ioGetClock, ioSetClock, ioGetRegs, ioSetRegs, ioGetSregs, ioSetSregs, ioGetMSRs, ioSetMSRs, ioSetCPUID2,
@@ -11,7 +11,7 @@ func Calls() []jail.Call {
 		ioGetVCPUEvents, ioSetVCPUEvents, ioGetMPState, ioSetMPState, ioGetTSCKHz, ioKVMClockCtrl, ioSetTSCKHz)
 }
 
-// SetUpCalls returns the KVM requests that create a machine and that it never needs afterwards.
+// SetUpCalls returns the KVM requests that only the creation of a machine needs.
 func SetUpCalls() []jail.Call {
 	return jail.Ioctls(ioGetAPIVersion, ioCreateVM, ioGetVCPUMmapSize, ioGetSupportedCPUID, ioCreateVCPU,
 		ioSetUserMemoryRegion, ioSetTSSAddr, ioSetIdentityMapAddr, ioCreateIRQChip, ioEnableCap)

@@ -16,7 +16,7 @@ type capability struct {
 // required returns the capabilities that are needed to run, save and restore a VM.
 func required() []capability {
 	return []capability{
-		{CapIRQChip, "IRQCHIP"}, // a kernel may be built without the in-kernel IOAPIC
+		{CapIRQChip, "IRQCHIP"}, // missing in kernels that were built without the in-kernel IOAPIC
 		{CapUserMemory, "USER_MEMORY"},
 		{CapSetTSSAddr, "SET_TSS_ADDR"},
 		{CapSetIdentityMapAddr, "SET_IDENTITY_MAP_ADDR"},
@@ -56,22 +56,22 @@ func checkCapabilities(extension func(uintptr) (int, error)) error {
 	return nil
 }
 
-// SetPolicy enables KVM features that protect the host from its guests, as far as KVM supports
-// them:
+// SetPolicy enables KVM features that protect the host from its guests. It skips those that KVM
+// does not support:
 //
-//   - an exit for every bus lock that a guest takes, which slows down the whole host;
-//   - an exit for a guest that keeps a CPU from seeing events;
-//   - no polling in halted vCPUs, which costs a host with many idle VMs more than it saves.
+//   - an exit when a guest takes a bus lock, which slows down the whole host;
+//   - an exit when a guest keeps a CPU from handling events;
+//   - no polling in halted vCPUs: on a host with many idle VMs, polling costs more than it saves.
 //
-// The vCPUs must be created afterwards.
+// It must be called before the vCPUs are created.
 func (v *VM) SetPolicy(s *System) error {
 	for _, c := range []struct {
 		id   uintptr
-		need int // required result of KVM_CHECK_EXTENSION
+		need int // value that KVM_CHECK_EXTENSION must return
 		arg  uint64
 	}{
 		{CapBusLockExit, BusLockExit, BusLockExit},
-		{CapNotifyVMExit, 1, NotifyEnabled | NotifyUser}, // high half 0: no time in addition to KVM's own
+		{CapNotifyVMExit, 1, NotifyEnabled | NotifyUser}, // the high half, 0, is time in addition to KVM's own limit
 		{CapHaltPoll, 1, 0},
 	} {
 		have, err := s.Extension(c.id)

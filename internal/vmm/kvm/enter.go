@@ -7,22 +7,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Register is a device register, four bytes wide, that a vCPU's thread serves itself. Any other
-// exit to Go code has to wait for a processor of the Go scheduler. It also wakes the runtime's
-// monitor thread, which then keeps interrupting the vCPU for a while.
+// Register is a device register of four bytes for which Run handles guest accesses in the vCPU's
+// thread. For any other exit the thread must wait for a processor (P) of the Go scheduler, and
+// wakes the runtime's monitor thread, which then keeps interrupting the vCPU for a while.
 type Register struct {
 	GPA   uint64
 	Word  *atomic.Uint32 // value that a load returns
 	Clear bool           // the register is write-only: a store clears its bits in Word
 }
 
-// enter calls KVM_RUN until an exit needs Go code, or until an error. It first waits at the gate,
-// if there is one. If block is set, it first gives up the processor of the Go scheduler, because a
-// vCPU may stay in its guest for hours. In an ordinary system call the runtime takes the processor
-// back itself, but only after up to 10 ms, during which its monitor thread keeps waking up.
+// enter calls KVM_RUN until an exit needs Go code, or until an error. If gate is not nil, it first
+// waits there.
 //
-// Between the calls of the runtime no code may run that could grow the stack, allocate, or write a
-// pointer: the goroutine has no processor, and the collector may be running.
+// If block is set, it gives up its processor (P) of the Go scheduler at once, because a vCPU may
+// run its guest for hours. In an ordinary system call, the runtime takes the processor back only
+// after up to 10 ms, and its monitor thread keeps waking up until then.
+//
+// Code between enterSyscall and exitSyscall must not grow the stack, allocate, or write a pointer:
+// the goroutine has no processor then, and the garbage collector may be running.
 //
 //go:nosplit
 //go:norace
@@ -45,8 +47,8 @@ func (c *VCPU) enter(block bool, gate *Gate) unix.Errno {
 	return errno
 }
 
-// serveRegister handles the exit if it is an access to one of the registers, and reports whether it
-// did. It has the same restrictions as enter.
+// serveRegister handles the exit if it is an access to one of the registers. It returns false for
+// any other exit. It has the same restrictions as enter.
 //
 //go:nosplit
 //go:norace
@@ -61,7 +63,7 @@ func (c *VCPU) serveRegister() bool {
 		if e.Phys_addr != r.GPA || e.Len != 4 || (e.Is_write != 0) != r.Clear {
 			continue
 		}
-		word := (*uint32)(unsafe.Pointer(r.Word)) // without its methods, which a compiler may decide not to inline
+		word := (*uint32)(unsafe.Pointer(r.Word)) // not by its methods, because they might not be inlined
 		if r.Clear {
 			atomic.AndUint32(word, ^*data)
 		} else {
@@ -73,9 +75,9 @@ func (c *VCPU) serveRegister() bool {
 	return false
 }
 
-// Functions that the runtime calls before and after system calls. The runtime keeps them available
-// to other packages (go.dev/issue/67401). enterSyscallBlock gives up the processor of the Go
-// scheduler.
+// Functions of the Go runtime that are called before and after a system call. The runtime keeps
+// them available to other packages (go.dev/issue/67401). enterSyscallBlock gives up the processor
+// of the Go scheduler.
 
 //go:linkname enterSyscall runtime.entersyscall
 func enterSyscall()

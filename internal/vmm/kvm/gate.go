@@ -7,28 +7,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Gate lets vCPUs enter their guests together. A thread that waits at a gate holds no processor of
-// the Go scheduler and enters the guest without one. So a child's first entry waits only for the
-// kernel. A new gate is shut.
+// Gate lets the threads of several vCPUs enter their guests at the same time. A thread that waits
+// at a gate holds no processor of the Go scheduler, and needs none to enter the guest. So when the
+// gate opens, only the kernel delays a child's first instruction. A new gate is shut.
 //
-// The order is: threads wait, WaitArrived, Open, WaitPassed, Shut, and again from the start.
+// A cycle is: threads arrive and wait, WaitArrived, Open, WaitPassed, Shut.
 type Gate struct {
 	open    uint32 // 1 or 0
 	arrived uint32 // threads that have arrived since the gate was last opened
 	passed  uint32 // threads that have passed since the gate was last opened
 	asked   uint32 // 1 while a thread may be waiting for arrived or passed to grow
 
-	notice *Notice // nil: none
+	notice *Notice // what the last thread to pass sends; may be nil
 }
 
-// WaitArrived waits until n threads wait at the gate and have given up their processors of the Go
+// WaitArrived waits until n threads are waiting at the gate, without their processors of the Go
 // scheduler.
 func (g *Gate) WaitArrived(n int) {
 	g.waitFor(&g.arrived, uint32(n), waitInGo)
 }
 
-// Open opens the gate and wakes the waiting threads. The last of the n waiting threads sends the
-// notice unless it is nil.
+// Open opens the gate and wakes the n waiting threads. The last one to pass sends notice, unless it
+// is nil.
 func (g *Gate) Open(n int, notice *Notice) {
 	if notice != nil {
 		notice.left = uint32(n)
@@ -40,8 +40,8 @@ func (g *Gate) Open(n int, notice *Notice) {
 	futex(&g.open, futexWake, futexAll)
 }
 
-// WaitPassed waits until n threads have passed. It does not inform the Go runtime, because the
-// threads are awake and need nothing of this process to pass.
+// WaitPassed waits until n threads have passed. It blocks without informing the Go runtime, because
+// the threads are already awake and will pass without any action of this process.
 func (g *Gate) WaitPassed(n int) {
 	wait := waitRaw
 	if serveNone {
@@ -50,7 +50,7 @@ func (g *Gate) WaitPassed(n int) {
 	g.waitFor(&g.passed, uint32(n), wait)
 }
 
-// Shut makes threads wait from now on.
+// Shut shuts the gate: threads that arrive from now on wait.
 func (g *Gate) Shut() { atomic.StoreUint32(&g.open, 0) }
 
 // waitFor waits until a count has grown to n.
@@ -79,7 +79,7 @@ func (g *Gate) pass() {
 	g.add(&g.passed)
 }
 
-// passInGo is pass for a thread that has a processor of the Go scheduler.
+// passInGo is like pass, for a thread that holds a processor of the Go scheduler.
 func (g *Gate) passInGo() {
 	g.add(&g.arrived)
 	for atomic.LoadUint32(&g.open) == 0 {
@@ -89,7 +89,7 @@ func (g *Gate) passInGo() {
 	g.add(&g.passed)
 }
 
-// add adds a thread to count.
+// add adds a thread to count, and wakes the goroutine that waits for count.
 //
 //go:nosplit
 //go:norace
@@ -107,7 +107,8 @@ const (
 	futexAll  = 1<<31 - 1
 )
 
-// futex returns no result: the waiter checks the word again, for whatever reason it woke.
+// futex makes the system call. It returns no error, because a waiter checks the word again in any
+// case.
 //
 //go:nosplit
 //go:norace
@@ -115,10 +116,10 @@ func futex(word *uint32, op uintptr, value uint32) {
 	_, _, _ = unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), op, uintptr(value), 0, 0, 0)
 }
 
-// waitRaw waits while the word has the value; it may return earlier.
+// waitRaw waits while word has the given value. It may return too early.
 func waitRaw(word *uint32, value uint32) { futex(word, futexWait, value) }
 
-// waitInGo is waitRaw by a system call that the Go runtime knows of.
+// waitInGo is like waitRaw, but informs the Go runtime of the system call.
 func waitInGo(word *uint32, value uint32) {
 	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWait, uintptr(value), 0, 0, 0)
 }

@@ -1,10 +1,10 @@
-// Package kvm wraps the ioctls of Linux KVM (Documentation/virt/kvm/api.rst) that forkd uses, one
-// small method each.
+// Package kvm wraps the ioctls of Linux KVM (Documentation/virt/kvm/api.rst) that forkd uses. Each
+// has a small method.
 //
-// It has no policy: package machine decides a VM's memory, CPUID and state. Methods retry EINTR,
-// which KVM_CREATE_VM and others return when the Go runtime preempts a thread with SIGURG; only Run
-// returns it, because there it means "kicked". Calls on one VM or VCPU value must not race with its
-// Close.
+// It has no policy: package machine decides a VM's memory, CPUID and state. Methods retry after
+// EINTR, which KVM_CREATE_VM and others return when the Go runtime preempts a thread with SIGURG.
+// Only Run does not retry, because there it means that the vCPU was kicked. A VM or VCPU must not
+// be used during or after its Close.
 package kvm
 
 import (
@@ -18,7 +18,8 @@ import (
 // System is an open /dev/kvm.
 type System struct{ fd int }
 
-// NewSystem takes ownership of fd, an open /dev/kvm, and checks its API version.
+// NewSystem returns a System for fd, an open /dev/kvm, after checking the API version. It takes
+// ownership of fd.
 func NewSystem(fd int) (*System, error) {
 	s := &System{fd: fd}
 	v, err := ioctl(fd, ioGetAPIVersion, 0)
@@ -86,8 +87,8 @@ func (s *System) MSRIndices() ([]uint32, error) {
 	return append([]uint32(nil), t.indices[:t.n]...), nil
 }
 
-// FeatureMSR returns the value of an MSR of feature bits, such as IA32_ARCH_CAPABILITIES, that the
-// host and KVM support. ok is false if they do not support the MSR.
+// FeatureMSR returns an MSR that contains feature bits, such as IA32_ARCH_CAPABILITIES, as far as
+// host and KVM support them. ok is false if they do not support the MSR.
 func (s *System) FeatureMSR(index uint32) (value uint64, ok bool, err error) {
 	var t msrTable
 	t.head.Nmsrs = 1
@@ -115,22 +116,22 @@ func (s *System) CreateVM() (*VM, error) {
 	return &VM{fd: int(fd), runSize: int(size)}, nil
 }
 
-// ioctl calls a KVM ioctl with a plain argument.
+// ioctl makes a KVM request whose argument is a number.
 func ioctl(fd int, req, arg uintptr) (uintptr, error) {
 	return uninterrupted(func() (uintptr, uintptr, unix.Errno) {
 		return unix.Syscall(unix.SYS_IOCTL, uintptr(fd), req, arg)
 	})
 }
 
-// ioctlPtr calls a KVM ioctl with a pointer.
+// ioctlPtr makes a KVM request whose argument is a pointer.
 func ioctlPtr(fd int, req uintptr, arg unsafe.Pointer) (uintptr, error) {
 	return uninterrupted(func() (uintptr, uintptr, unix.Errno) {
 		return unix.Syscall(unix.SYS_IOCTL, uintptr(fd), req, uintptr(arg))
 	})
 }
 
-// ioctlNow is ioctlPtr without informing the Go runtime, for calls that read or set state. Such a
-// call waits only for short locks of KVM, and perhaps for a page of the guest.
+// ioctlNow is like ioctlPtr, but does not inform the Go runtime. It is for requests that read or
+// set state, which wait at most for short locks of KVM, or for a page of the guest.
 func ioctlNow(fd int, req uintptr, arg unsafe.Pointer) (uintptr, error) {
 	return uninterrupted(func() (uintptr, uintptr, unix.Errno) {
 		return unix.RawSyscall(unix.SYS_IOCTL, uintptr(fd), req, uintptr(arg))

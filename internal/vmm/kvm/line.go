@@ -10,12 +10,13 @@ import (
 
 // Line is an input of a VM's interrupt controllers.
 //
-// An eventfd (irqfd) could raise the interrupt too. But KVM delivers it by a kernel thread unless
-// the interrupt is a message, and a restore would have to wait until KVM has registered the irqfd.
+// It is raised by an ioctl and not by an eventfd (irqfd), for two reasons. KVM delivers an irqfd's
+// interrupt in a kernel thread, unless the interrupt is a message. And a restore would have to wait
+// until KVM has registered the irqfd.
 type Line struct {
 	vm  int
 	gsi uint32
-	mu  sync.Mutex // held while the line is up: another edge would be lost
+	mu  sync.Mutex // held while the line is up, because another edge would be lost then
 }
 
 // Line returns the input number gsi.

@@ -7,10 +7,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Notice is a packet that announces that all vCPUs are about to enter their guests. The last of
-// their threads to pass a gate sends it. The thread that opened the gate would send it too late,
-// because a woken thread often takes the processor of the thread that woke it: the kernel might
-// schedule that thread only after the guest's first exit.
+// Notice is a packet that tells another process that all vCPUs are about to enter their guests. The
+// last vCPU thread to pass a gate sends it. If the thread that opens the gate sent it, it could be
+// late: the woken threads often take that thread's CPU, and it may run again only after the guest's
+// first exit.
 type Notice struct {
 	fd   int
 	msg  unix.Msghdr
@@ -19,19 +19,19 @@ type Notice struct {
 	sent bool
 }
 
-// NewNotice returns a notice that is sent on fd, a socket in non-blocking mode. The socket must
-// stay open until all threads have passed.
+// NewNotice returns a notice that is sent on fd, a non-blocking socket. The socket must stay open
+// until all threads have passed the gate.
 func NewNotice(fd int, packet []byte) *Notice {
 	n := &Notice{fd: fd, iov: unix.Iovec{Base: unsafe.SliceData(packet), Len: uint64(len(packet))}}
 	n.msg = unix.Msghdr{Iov: &n.iov, Iovlen: 1}
 	return n
 }
 
-// Sent reports whether the packet has been sent; false for a nil notice. It is valid after
-// Gate.WaitPassed.
+// Sent reports whether the packet was sent. It returns false for a nil notice. It may be called
+// after Gate.WaitPassed.
 func (n *Notice) Sent() bool { return n != nil && n.sent }
 
-// passed is called by each thread that passes. It has the same restrictions as VCPU.enter.
+// passed is called by each thread that passes the gate. It has the same restrictions as VCPU.enter.
 //
 //go:nosplit
 //go:norace

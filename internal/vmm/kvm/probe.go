@@ -12,19 +12,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// UnfitError says why a /dev/kvm that exists cannot run a stock guest kernel.
+// UnfitError says why /dev/kvm, which exists, cannot run a standard guest kernel.
 type UnfitError struct {
 	Reason string
-	Slow   bool // the probe did not finish in time, which on a busy host proves nothing
+	Slow   bool // the probe took too long, which proves nothing on a busy host
 }
 
 func (e *UnfitError) Error() string { return "KVM is unfit for a stock guest kernel: " + e.Reason }
 
-// Probe opens /dev/kvm and runs a few guest instructions with known results: an exception through
-// the guest's IDT, popcnt, xsave, and privileged register accesses. A KVM without hardware support,
-// such as kvm-pvm, accepts the ioctls and fails here. It returns nil if KVM is fit, an *UnfitError
-// if it runs guests wrongly, and another error if KVM cannot be used at all (no device, no
-// permission).
+// Probe opens /dev/kvm and runs a few guest instructions whose results are known: an exception
+// through the guest's IDT, popcnt, xsave, and accesses to privileged registers. A KVM without
+// hardware support, such as kvm-pvm, accepts the ioctls but fails here. Probe returns an
+// *UnfitError if KVM runs the guest wrongly, and another error if it cannot be used at all (no
+// device, no permission).
 func Probe() error {
 	sys, err := Open()
 	if err != nil {
@@ -47,14 +47,15 @@ const (
 	probeGDT     = 0x5000
 	probeStack   = 0x8000
 	probeCode    = 0xb000
-	probeResult  = 0x9000 // popcnt, mark of the #BP handler, EFER, step: 8 bytes each
+	probeResult  = 0x9000 // result of popcnt, mark of the #BP handler, EFER, step: 8 bytes each
 	probeXSave   = 0xa000
 	probePort    = 0x10
 	probeDone    = 0x42
 	probeHandler = 0x100 // offset in probeCode
 )
 
-// probeProgram runs at probeCode in 64-bit mode, CPL 0. It records each step before it tries it.
+// probeProgram runs at probeCode in 64-bit mode at CPL 0. Before each step it stores the number of
+// the step.
 var probeProgram = []byte{
 	0xc7, 0x04, 0x25, 0x18, 0x90, 0, 0, 1, 0, 0, 0, // movl $1,0x9018
 	0xb8, 0x67, 0x45, 0x23, 0x01, // mov $0x1234567,%eax
@@ -157,7 +158,7 @@ func setupProbe(sys *System, vcpu *VCPU) error {
 	return vcpu.SetRegs(&Regs{Rip: probeCode, Rsp: probeStack, Rflags: 2})
 }
 
-// probeLimit bounds the probe: a few hundred instructions.
+// probeLimit bounds the time of the probe, which runs a few hundred instructions.
 const probeLimit = 5 * time.Second
 
 func runProbe(vcpu *VCPU, mem []byte) error {
@@ -201,8 +202,8 @@ func runProbe(vcpu *VCPU, mem []byte) error {
 	return nil
 }
 
-// runUntil runs a guest until it exits or late is set. It repeats runs that a signal interrupted,
-// because Go's scheduler sends signals too.
+// runUntil runs a guest until it exits or late is set. It continues after signals, because Go's
+// scheduler sends them too.
 func runUntil(late *atomic.Bool, run func() error) error {
 	for {
 		if err := run(); !errors.Is(err, ErrKicked) || late.Load() {

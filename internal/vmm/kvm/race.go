@@ -2,6 +2,6 @@
 
 package kvm
 
-// serveNone is true because atomic operations call the race detector, which needs a processor of
-// the Go scheduler.
+// serveNone disables serveRegister under the race detector. Atomic operations then call the race
+// detector, which needs a processor of the Go scheduler.
 const serveNone = true

@@ -6,24 +6,24 @@ import (
 	"unsafe"
 )
 
-// State is a KVM record that is saved and restored as the bytes of its ABI form: fixed layout,
-// little-endian, the same on every x86-64 Linux.
+// State is a KVM struct that is saved and restored as raw bytes. Its layout is fixed,
+// little-endian, and the same on every x86-64 Linux.
 type State interface {
 	Regs | Sregs | XSave | XCRs | DebugRegs | VCPUEvents | MPState | LAPIC | IRQChip | CPUIDEntry | MSREntry
 }
 
-// Raw returns the bytes of v in place.
+// Raw returns the bytes of v, without copying.
 func Raw[T State](v *T) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(v)), unsafe.Sizeof(*v))
 }
 
-// RawSlice returns the bytes of all elements of v in place.
+// RawSlice returns the bytes of all elements of v, without copying.
 func RawSlice[T State](v []T) []byte {
 	var zero T
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(v))), uintptr(len(v))*unsafe.Sizeof(zero))
 }
 
-// SetRawSlice returns the elements whose bytes RawSlice returned.
+// SetRawSlice is the inverse of RawSlice.
 func SetRawSlice[T State](p []byte) ([]T, error) {
 	var zero T
 	size := int(unsafe.Sizeof(zero))

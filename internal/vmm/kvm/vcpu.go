@@ -10,44 +10,43 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// VCPU is one virtual CPU. Run must always be called from the same OS thread, and the state methods
-// only while it is not in Run.
+// VCPU is one virtual CPU. All calls of Run must be on the same OS thread. State methods must not
+// be called during Run.
 type VCPU struct {
 	id   uint32
 	fd   int
 	run  []byte
 	head *runHead
 
-	// waiting is set while the vCPU may wait for its start-up IPI, including the Run that returns
+	// waiting is set until the vCPU has received its start-up IPI, and during the Run that returns
 	// because the IPI has arrived.
 	waiting bool
 
 	gaveAway time.Time // when Run last gave up the processor of the Go scheduler
 
 	registers []Register
-	served    uint64 // number of exits that accessed them; atomic
+	served    uint64 // number of accesses to registers that Run has handled; atomic
 }
 
-// ErrKicked is returned by a Run that a signal or SetImmediateExit ended.
+// ErrKicked is returned by Run if a signal or SetImmediateExit ended it.
 var ErrKicked = errors.New("vCPU kicked")
 
 // Close unmaps and closes the vCPU.
 func (c *VCPU) Close() error { return errors.Join(unix.Munmap(c.run), unix.Close(c.fd)) }
 
-// giveAwayEvery is the shortest time after which a vCPU gives up its processor of the Go scheduler
-// again. Giving up the only processor takes 20 us, which would slow down a guest that writes to its
-// console byte by byte.
+// giveAwayEvery is how long a vCPU keeps its processor of the Go scheduler before it may give it up
+// again. If there is only one processor, giving it up takes 20 us, which would slow down a guest
+// that writes to its console byte by byte.
 const giveAwayEvery = time.Millisecond
 
-// SetRegisters sets the registers whose accesses Run handles itself. It must not be called during
-// Run.
+// SetRegisters sets the registers for which Run handles accesses. It must not be called during Run.
 func (c *VCPU) SetRegisters(all []Register) { c.registers = all }
 
-// Served returns the number of exits that Run has handled itself.
+// Served returns the number of accesses to registers that Run has handled.
 func (c *VCPU) Served() uint64 { return atomic.LoadUint64(&c.served) }
 
-// Run enters the guest and returns at its next exit, which Exit describes. It first completes the
-// I/O of the previous exit.
+// Run enters the guest and returns at its next exit, which ExitReason describes. It first completes
+// the I/O of the previous exit.
 func (c *VCPU) Run() error {
 	now := time.Now()
 	block := now.Sub(c.gaveAway) >= giveAwayEvery
@@ -66,7 +65,7 @@ func (c *VCPU) RunAt(g *Gate) error {
 	return c.entered(c.enter(true, g))
 }
 
-// entered returns the error that Run returns for errno.
+// entered returns the error of a Run that ended with errno.
 func (c *VCPU) entered(errno unix.Errno) error {
 	if errno == 0 {
 		return nil
@@ -74,9 +73,9 @@ func (c *VCPU) entered(errno unix.Errno) error {
 	return c.runError(errno, c.MPState)
 }
 
-// Prepare makes KVM do the work that it postpones to the first Run of a VM: with Linux 6.14 or
-// later, starting a thread. The guest does not see it. Prepare is called like Run, for a vCPU that
-// is not waiting.
+// Prepare makes KVM do work that it would otherwise do in the first Run of a VM. With Linux 6.14 or
+// later that is starting a thread. The guest executes nothing. Prepare must be called on the same
+// thread as Run, for a vCPU that does not wait for its start-up IPI.
 func (c *VCPU) Prepare() error {
 	c.SetImmediateExit(true)
 	defer c.SetImmediateExit(false)
@@ -86,9 +85,9 @@ func (c *VCPU) Prepare() error {
 	return nil
 }
 
-// runError interprets the error of a Run. EAGAIN has two meanings. A vCPU that waits for its
-// start-up IPI returns it when it is woken, and must be run again. Any other vCPU returns it if
-// Linux 6.14 or later could not start the thread that it gives every VM at its first Run
+// runError returns the error of a Run. EAGAIN has two meanings. A vCPU that waits for its start-up
+// IPI returns it when it is woken, and must then be run again. Any other vCPU returns it if KVM
+// could not start a thread: with Linux 6.14 or later, each VM has one from its first Run on
 // (kvm-nx-lpage-recovery). Such a vCPU would return EAGAIN forever.
 func (c *VCPU) runError(errno unix.Errno, mpState func() (MPState, error)) error {
 	switch {
@@ -112,9 +111,9 @@ func (c *VCPU) runError(errno unix.Errno, mpState func() (MPState, error)) error
 // with a signal to the vCPU's thread it also ends the current Run. It may be called from any
 // thread.
 func (c *VCPU) SetImmediateExit(on bool) {
-	// immediate_exit is byte 1 of the run area. The other bytes of the same word are never written
-	// while the vCPU exists (request_interrupt_window is unused with an in-kernel irqchip, the rest
-	// is padding).
+	// immediate_exit is byte 1 of the run area. Storing the whole word is safe, because nothing
+	// writes to its other bytes while the vCPU exists: request_interrupt_window is unused with an
+	// in-kernel irqchip, and the rest is padding.
 	word := (*uint32)(unsafe.Pointer(c.head))
 	var v uint32
 	if on {
@@ -123,17 +122,19 @@ func (c *VCPU) SetImmediateExit(on bool) {
 	atomic.StoreUint32(word, v)
 }
 
-// ExitReason returns the reason of the last exit (the Exit constants).
+// ExitReason returns the reason of the latest exit, which is one of the Exit constants.
 func (c *VCPU) ExitReason() uint32 { return c.head.Exit_reason }
 
-// MMIO returns the access of an ExitMMIO. For a read the caller fills Data before the next Run.
+// MMIO returns the access that caused an ExitMMIO. For a read, the caller fills data before the
+// next Run.
 func (c *VCPU) MMIO() (gpa uint64, data []byte, write bool) {
 	e := (*mmioExit)(unsafe.Pointer(&c.head.Exit))
 	return e.Phys_addr, e.Data[:min(e.Len, uint32(len(e.Data)))], e.Is_write != 0
 }
 
-// IO returns the access of an ExitIO: count units of size bytes each in data. For input the caller
-// fills data before the next Run. data is nil if the kernel's answer does not lie in the run area.
+// IO returns the access that caused an ExitIO: data has count units of size bytes each. For input,
+// the caller fills data before the next Run. data is nil if the kernel reports an offset outside
+// the run area.
 func (c *VCPU) IO() (port uint16, size int, data []byte, out bool) {
 	e := (*ioExit)(unsafe.Pointer(&c.head.Exit))
 	n := uint64(e.Size) * uint64(e.Count)
@@ -143,16 +144,16 @@ func (c *VCPU) IO() (port uint16, size int, data []byte, out bool) {
 	return e.Port, int(e.Size), c.run[e.Offset : e.Offset+n], e.Direction == ioDirectionOut
 }
 
-// BusLocked reports whether the guest took a bus lock before the last exit, for whatever reason
-// that exit happened.
+// BusLocked reports whether the guest took a bus lock before the latest exit. The exit itself may
+// have any reason.
 func (c *VCPU) BusLocked() bool { return c.head.Flags&runBusLock != 0 }
 
-// Suberror returns the first word of an exit's payload, which is
+// Suberror returns the first word of an exit's data. Its meaning depends on the exit reason:
 //
-//   - the suberror of an ExitInternalError;
-//   - the low half of the hardware reason of an ExitFailEntry;
-//   - the type of an ExitSystemEvent;
-//   - the flags of an ExitNotify.
+//   - ExitInternalError: the suberror;
+//   - ExitFailEntry: the low half of the hardware's reason;
+//   - ExitSystemEvent: the type of the event;
+//   - ExitNotify: flags.
 func (c *VCPU) Suberror() uint32 { return *(*uint32)(unsafe.Pointer(&c.head.Exit)) }
 
 func (c *VCPU) call(req uintptr, arg unsafe.Pointer, what string) error {
@@ -162,7 +163,7 @@ func (c *VCPU) call(req uintptr, arg unsafe.Pointer, what string) error {
 	return nil
 }
 
-// SetCPUID sets the CPUID leaves that the guest sees. It must come before the other state.
+// SetCPUID sets the CPUID leaves that the guest sees. It must be called before other state is set.
 func (c *VCPU) SetCPUID(entries []CPUIDEntry) error {
 	if len(entries) > maxCPUIDEntries {
 		return fmt.Errorf("set CPUID of vCPU %d: %d entries, at most %d", c.id, len(entries), maxCPUIDEntries)
@@ -171,14 +172,15 @@ func (c *VCPU) SetCPUID(entries []CPUIDEntry) error {
 	return c.call(ioSetCPUID2, unsafe.Pointer(unsafe.SliceData(t)), "set CPUID")
 }
 
-// table returns the bytes of a head and the entries after it, which is KVM's form of an array. It
-// allocates exactly their length: room for the maximum would make the stack of every VMM grow.
+// table returns an array in KVM's form: the bytes of head, followed by those of entries. It
+// allocates the exact length. A buffer for the maximum would be on the stack, and make the stack of
+// every VMM grow.
 func table[H cpuidHead | msrsHead, E CPUIDEntry | MSREntry](head H, entries []E) []byte {
 	p := unsafe.Slice((*byte)(unsafe.Pointer(&head)), unsafe.Sizeof(head))
 	return append(p[:len(p):len(p)], RawSlice(entries)...)
 }
 
-// maxMSRs bounds one MSR transfer; Linux's own limit is MAX_IO_MSRS, 256.
+// maxMSRs bounds the MSRs in one request. It is Linux's own limit, MAX_IO_MSRS.
 const maxMSRs = 256
 
 type msrTable struct {
@@ -186,8 +188,8 @@ type msrTable struct {
 	entries [maxMSRs]MSREntry
 }
 
-// MSRs reads the MSRs of entries into their Data and returns how many it read. n < len(entries)
-// means that the host does not know the MSR of entries[n].
+// MSRs reads the MSRs in entries into their Data. It returns how many it has read: if n <
+// len(entries), the host does not know the MSR of entries[n].
 func (c *VCPU) MSRs(entries []MSREntry) (n int, err error) {
 	var t msrTable
 	t.head.Nmsrs = uint32(copy(t.entries[:], entries))
@@ -198,8 +200,8 @@ func (c *VCPU) MSRs(entries []MSREntry) (n int, err error) {
 	return copy(entries, t.entries[:got]), nil
 }
 
-// SetMSRs sets MSRs in order and returns how many it set. n < len(entries) means that the host
-// refuses entries[n].
+// SetMSRs sets MSRs in order. It returns how many it has set: if n < len(entries), the host refuses
+// entries[n].
 func (c *VCPU) SetMSRs(entries []MSREntry) (n int, err error) {
 	if len(entries) > maxMSRs {
 		return 0, fmt.Errorf("set MSRs of vCPU %d: %d, at most %d", c.id, len(entries), maxMSRs)
@@ -306,8 +308,8 @@ func (c *VCPU) SetTSCKHz(khz uint32) error {
 	return nil
 }
 
-// MarkPaused tells the guest, through its kvm-clock page, that it was stopped, so that its stall
-// detectors do not mistake the pause for a lockup. In a guest without kvm-clock it has no effect.
+// MarkPaused tells the guest, through its kvm-clock page, that it was stopped. The guest's lockup
+// detectors then ignore the pause. In a guest without kvm-clock it has no effect.
 func (c *VCPU) MarkPaused() error {
 	_, err := ioctlNow(c.fd, ioKVMClockCtrl, nil)
 	if err != nil && !errors.Is(err, unix.EINVAL) {

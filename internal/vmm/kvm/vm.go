@@ -7,18 +7,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// VM is one virtual machine. It must be set up in this order: memory slots, interrupt controllers,
-// vCPUs. Setting a memory slot after CreateIRQChip waits for an SRCU grace period, which takes
-// milliseconds instead of microseconds.
+// VM is one virtual machine. Memory slots must be set before interrupt controllers are created, and
+// those before vCPUs. After CreateIRQChip, setting a memory slot waits for an SRCU grace period,
+// which takes milliseconds instead of microseconds.
 type VM struct {
 	fd      int
 	runSize int
 }
 
-// Close closes the descriptor. The VM exists until its last vCPU is closed too.
+// Close closes the descriptor. The kernel frees the VM when the descriptors of its vCPUs are closed
+// too.
 func (v *VM) Close() error { return unix.Close(v.fd) }
 
-// SetMemslot maps size bytes of host memory at hva to the guest at gpa as slot number slot.
+// SetMemslot makes size bytes of host memory at hva appear in the guest at gpa. slot is the number
+// of the memory slot.
 func (v *VM) SetMemslot(slot uint32, gpa, size uint64, hva uintptr) error {
 	r := memoryRegion{Slot: slot, Guest_phys_addr: gpa, Memory_size: size, Userspace_addr: uint64(hva)}
 	if _, err := ioctlPtr(v.fd, ioSetUserMemoryRegion, unsafe.Pointer(&r)); err != nil {
@@ -27,7 +29,7 @@ func (v *VM) SetMemslot(slot uint32, gpa, size uint64, hva uintptr) error {
 	return nil
 }
 
-// SetTSSAddr places the three pages that KVM needs on Intel hosts for real mode.
+// SetTSSAddr sets the address of three pages that KVM needs on Intel hosts for real mode.
 func (v *VM) SetTSSAddr(gpa uint64) error {
 	if _, err := ioctl(v.fd, ioSetTSSAddr, uintptr(gpa)); err != nil {
 		return fmt.Errorf("set TSS address: %w", err)
@@ -35,7 +37,7 @@ func (v *VM) SetTSSAddr(gpa uint64) error {
 	return nil
 }
 
-// SetIdentityMapAddr places the page that KVM needs on Intel hosts for real mode.
+// SetIdentityMapAddr sets the address of a page that KVM needs on Intel hosts for real mode.
 func (v *VM) SetIdentityMapAddr(gpa uint64) error {
 	if _, err := ioctlPtr(v.fd, ioSetIdentityMapAddr, unsafe.Pointer(&gpa)); err != nil {
 		return fmt.Errorf("set identity map address: %w", err)
@@ -43,7 +45,7 @@ func (v *VM) SetIdentityMapAddr(gpa uint64) error {
 	return nil
 }
 
-// CreateIRQChip makes the in-kernel PICs and IOAPIC, and a LAPIC for every vCPU made later.
+// CreateIRQChip creates the in-kernel PICs and IOAPIC. vCPUs that are created later get a LAPIC.
 func (v *VM) CreateIRQChip() error {
 	if _, err := ioctl(v.fd, ioCreateIRQChip, 0); err != nil {
 		return fmt.Errorf("create irqchip: %w", err)
@@ -69,9 +71,9 @@ func (v *VM) SetIRQChip(c *IRQChip) error {
 	return nil
 }
 
-// AddIOEventFD makes every guest write to gpa signal eventfd without leaving the kernel. With
-// anyLength, which needs CapIOEventFDAnyLength, KVM does not decode the instruction; otherwise only
-// 32-bit writes match.
+// AddIOEventFD makes guest writes to gpa signal eventfd, without an exit to this process. If
+// anyLength is set, which needs CapIOEventFDAnyLength, writes of any length do, and KVM need not
+// decode the instruction. Otherwise only 32-bit writes do.
 func (v *VM) AddIOEventFD(eventfd int, gpa uint64, anyLength bool) error {
 	f := ioeventfd{Addr: gpa, Len: 4, Fd: int32(eventfd)}
 	if anyLength {
@@ -101,7 +103,7 @@ func (v *VM) SetClock(nanos uint64) error {
 	return nil
 }
 
-// CreateVCPU makes vCPU number id. Its APIC identifier is the same number.
+// CreateVCPU creates vCPU number id, whose APIC identifier is the same number.
 func (v *VM) CreateVCPU(id uint32) (*VCPU, error) {
 	fd, err := ioctl(v.fd, ioCreateVCPU, uintptr(id))
 	if err != nil {

@@ -9,17 +9,18 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/net"
 )
 
-// BootConfig describes a boot.
+// BootConfig says what to boot.
 type BootConfig struct {
 	Kernel  *os.File
 	Initrd  *os.File // nil if the guest has none
 	Cmdline string
 	Disks   []Disk
 	VMGenID [16]byte
-	Net     *net.Peer // ownership passes to Boot; nil for no network
+	Net     *net.Peer // owned by Boot; nil: no network
 }
 
-// Boot loads a kernel into an empty machine and leaves it paused at the first instruction.
+// Boot loads a kernel into a machine without content. The machine is then paused before the
+// kernel's first instruction.
 func (m *Machine) Boot(cfg BootConfig) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -60,7 +61,7 @@ func setMSRs(c *kvm.VCPU, msrs []boot.MSR) error {
 	return writeMSRs(c, entries)
 }
 
-// setEntry puts the boot vCPU at the kernel's entry.
+// setEntry sets the registers of the first vCPU, so that it begins at the kernel's entry.
 func setEntry(c *kvm.VCPU, e *boot.State) error {
 	s, err := c.Sregs()
 	if err != nil {
