@@ -9,13 +9,13 @@ import (
 
 const (
 	panicWords  = "Kernel panic - not syncing" // Linux, kernel/panic.c
-	panicSearch = 16 << 10                     // bytes of console; a panic is followed by a dump of one stack
+	panicSearch = 16 << 10                     // bytes of console that are searched; a panic is followed by a dump of one stack
 	panicLine   = 256                          // bytes of the panic's line that are reported
 )
 
-// namePanic distinguishes a panic from an ordinary reset by the last text on the guest's console.
-// Our guests' kernels request a reset after a panic (panic=-1). If a guest prints such a line
-// itself and resets, the result looks the same, which harms only that guest.
+// namePanic turns an ordinary reset into a panic if the last output on the guest's console shows
+// one. The kernels of our guests request a reset after a panic (panic=-1). A guest can print such a
+// line itself and reset, but deceives only its own user.
 func namePanic(e vm.Exit, console []byte) vm.Exit {
 	if e.Reason != vm.ExitReset {
 		return e

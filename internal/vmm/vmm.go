@@ -1,9 +1,9 @@
-// Package vmm is the forkd-vmm process: it serves the control socket and drives one machine.
+// Package vmm is the forkd-vmm process. It serves the control socket and drives one machine.
 //
-// It works on descriptors that the daemon donates. It opens only its own page map in /proc, before
-// it enters its jail (package jail), where it can open nothing. When the daemon hangs up, a VMM
-// without a running VM exits; a VMM with a running VM keeps it running and waits for a daemon. When
-// the guest stops, the process reports that and exits.
+// The process works on descriptors that the daemon sends. It opens only its own page map in /proc.
+// Then it enters its jail (package jail), where it can open nothing. When the daemon hangs up, a
+// VMM without a running VM exits. A VMM with a running VM continues, and waits for another daemon.
+// When the guest stops, the process reports that and exits.
 package vmm
 
 import (
@@ -28,22 +28,22 @@ import (
 	"github.com/forkd/forkd/internal/vmm/machine"
 )
 
-// ListenerFD is the descriptor number at which the process finds its listening control socket.
+// ListenerFD is the descriptor of the listening control socket, which the process inherits.
 const ListenerFD = 3
 
 // Exit codes of the process.
 const (
-	exitClean    = 0 // the guest stopped or the daemon hung up before there was one
+	exitClean    = 0 // the guest stopped, or the daemon hung up before there was a guest
 	exitProtocol = 2 // the control socket is unusable
 )
 
-// Main enters the jail, serves the control socket until the machine ends, and returns the process's
-// exit code. It reads nothing from the socket before the process is in its jail.
+// Main enters the jail, serves the control socket until the machine ends, and returns the exit code
+// of the process. It does not read from the socket before it is in the jail.
 func Main() int {
 	growStack()
 	var tracker *guestmem.Tracker
-	// A page map that was opened with CAP_SYS_ADMIN would reveal the pages' addresses in host
-	// memory.
+	// Without CAP_SYS_ADMIN, because a page map that is opened with it reveals physical addresses
+	// of the host.
 	err := jail.Unprivileged(func() (err error) {
 		tracker, err = guestmem.NewTracker(jail.Proc)
 		return err
@@ -59,9 +59,9 @@ func Main() int {
 	return Serve(tracker, jail.LimitFiles, narrow, MaxProcs)
 }
 
-// growStack grows this goroutine's stack to 16 KiB at once, which it needs anyway. In steps it
-// would also have a stack of 8 KiB and be copied once more. The runtime allocates four such
-// stacks at a time; nothing else in a VMM uses the other three.
+// growStack grows this goroutine's stack to 16 KiB at once, which it needs in any case. Growing in
+// two steps would allocate a stack of 8 KiB in between, and copy the stack once more. The runtime
+// allocates stacks of that size by fours, and a VMM would use only one of them.
 //
 //go:noinline
 func growStack() byte {
@@ -69,10 +69,11 @@ func growStack() byte {
 	return room[os.Getpagesize()]
 }
 
-// Serve is the part of Main in the jail. It calls limitFiles with the maximum length of the files
-// that the process writes, when that is known. It calls narrow when there is a machine, to drop the
-// rights that only creating a machine needs. maxProcs bounds the threads that run Go code. Serve is
-// exported for benchmarks that measure the cost of the jail and of such a thread.
+// Serve is the part of Main that runs in the jail. It is exported for benchmarks that measure the
+// cost of the jail and of threads. maxProcs bounds the threads that run Go code.
+//
+// Serve calls limitFiles when it knows the maximum length of the files that the process will write.
+// It calls narrow when there is a machine, to drop the rights that only creating a machine needs.
 func Serve(tracker *guestmem.Tracker, limitFiles func(most uint64) error, narrow func() error, maxProcs int) int {
 	s := &server{listener: ListenerFD, tracker: tracker, limitFiles: limitFiles, narrow: narrow, maxProcs: maxProcs}
 	s.dials.forward = s.event
@@ -89,13 +90,13 @@ func Serve(tracker *guestmem.Tracker, limitFiles func(most uint64) error, narrow
 		if !s.started {
 			return exitClean
 		}
-		if !hungUp(err) { // standard error gives the reason of the VM's end
+		if !hungUp(err) { // otherwise standard error already says why the VM has ended
 			fmt.Fprintf(os.Stderr, "forkd-vmm: control connection: %v\n", err)
 		}
 	}
 }
 
-// hungUp reports whether a connection ended because its daemon was restarted or killed.
+// hungUp reports whether the connection ended because the daemon has exited.
 func hungUp(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET)
 }
@@ -106,14 +107,14 @@ type server struct {
 	machine  *machine.Machine
 	ring     *console.Ring
 	memory   uint64 // size of the machine's memory, in bytes
-	started  bool   // the VM was booted or restored, so it continues without a daemon
+	started  bool   // the VM was booted or restored, so the process continues without a daemon
 
-	dials      dials // the guest's connections to the host
+	dials      dials // the guest's streams to the host
 	limitFiles func(most uint64) error
 	narrow     func() error
-	maxProcs   int // MaxProcs, except in a benchmark
+	maxProcs   int // MaxProcs, except in benchmarks
 
-	answer *kvm.Notice // lets a vCPU's thread answer the current request; nil: handle answers it
+	answer *kvm.Notice // makes a vCPU's thread answer the current request; nil: the request's handler answers
 
 	mu   sync.Mutex
 	conn *ctlsock.Conn // nil while no daemon is connected
@@ -135,8 +136,8 @@ func (s *server) event(kind vmmproto.Kind, body []byte, fds ...int) error {
 	return s.conn.Send(kind, body, fds...)
 }
 
-// exited reports the end of the machine and exits without cleaning up, because KVM and the kernel
-// do that faster than this process could.
+// exited reports that the machine has ended, and exits. It cleans up nothing, because KVM and the
+// kernel do that faster when a process exits.
 func (s *server) exited(e vm.Exit) {
 	e = namePanic(e, s.ring.Tail())
 	s.ring.WriteString(fmt.Sprintf("\nforkd-vmm: machine stopped: %s %s\n", e.Reason, e.Detail))
@@ -146,8 +147,8 @@ func (s *server) exited(e vm.Exit) {
 	os.Exit(exitClean)
 }
 
-// stalled tells the daemon that the machine is paused until there is room on the disk. A daemon
-// that connects later finds that in the statistics.
+// stalled tells the daemon that the machine is paused because the disk is full. A daemon that
+// connects later learns that from the statistics.
 func (s *server) stalled() { _ = s.event(vmmproto.KindStalled, nil) }
 
 func (s *server) serve(conn *ctlsock.Conn) error {
@@ -161,7 +162,7 @@ func (s *server) serve(conn *ctlsock.Conn) error {
 		s.answer = nil
 		err = s.handle(kind, codec.NewReader(body), files, &w)
 		files.closeRest()
-		if s.answer.Sent() { // nothing can fail once the answer is sent
+		if s.answer.Sent() { // the answer is already sent, so nothing can fail
 			continue
 		}
 		if err != nil {
@@ -262,17 +263,18 @@ func (s *server) create(r *codec.Reader, files *donated, w *codec.Writer) error 
 	if err := jail.OnTime(); err != nil {
 		return err
 	}
-	// Narrow the rights before the process reads anything of a guest. A shell in the pool has time
-	// for it.
+	// Drop rights before the process reads anything of a guest. A VMM in the pool has time for
+	// that.
 	return s.narrow()
 }
 
-// MaxProcs is how many threads may run Go code at once: for devices, the exits of vCPUs, the page
-// faults of a live branch, and requests of the daemon. All of these are short, and a vCPU inside
-// its guest does not count (see kvm.VCPU.Run), so one thread would suffice for most guests. But a
-// vCPU that leaves its guest repeatedly keeps its processor of the Go scheduler for up to a
-// millisecond. With only one processor, devices would wait for that (bench/results.md). A second
-// one costs 90 KiB of allocator caches, and makes the scheduler wake threads to look for work.
+// MaxProcs is the GOMAXPROCS of the process: how many threads may run Go code at once. Go code
+// handles devices, exits of vCPUs, page faults of a live branch, and requests of the daemon. All of
+// these are short, and a vCPU inside its guest does not count (see kvm.VCPU.Run), so one would be
+// enough for most guests. But a vCPU that leaves its guest repeatedly keeps its processor of the Go
+// scheduler for up to a millisecond, and with only one processor devices would wait for that
+// (bench/results.md). A second processor costs 90 KiB of allocator caches, and makes the scheduler
+// wake threads to look for work.
 const MaxProcs = 2
 
 func (s *server) boot(r *codec.Reader, files *donated) error {
@@ -314,7 +316,7 @@ func (s *server) restore(r *codec.Reader, files *donated, w *codec.Writer) error
 	if err != nil {
 		return err
 	}
-	defer closeAll(memory) // the mappings keep the files alive
+	defer closeAll(memory) // the mappings do not need the descriptors
 	disks, err := s.disks(files, req.Disks)
 	if err != nil {
 		return err
@@ -333,7 +335,8 @@ func (s *server) restore(r *codec.Reader, files *donated, w *codec.Writer) error
 	return err
 }
 
-// entering returns a notice by which a vCPU's thread answers a restore (see kvm.Notice).
+// entering returns the answer to a restore as a notice, which a vCPU's thread sends (see
+// kvm.Notice).
 func (s *server) entering(t vmmproto.RestoreResult) *kvm.Notice {
 	var w codec.Writer
 	t.Append(&w)
@@ -343,8 +346,8 @@ func (s *server) entering(t vmmproto.RestoreResult) *kvm.Notice {
 	return s.answer
 }
 
-// disks takes the layers of all disks. Before there is a guest it also bounds the files that this
-// process may write, by the longest possible layer of a disk or of the memory.
+// disks takes the descriptors of the layers of all disks. If there is no guest yet, it also limits
+// the length of the files that this process may write to that of the longest possible layer.
 func (s *server) disks(files *donated, specs []vmmproto.Disk) ([]machine.Disk, error) {
 	most := s.memory
 	for _, d := range specs {

@@ -17,12 +17,12 @@ import (
 type BranchConfig struct {
 	Mode        vm.BranchMode
 	MaxExtents  int
-	Serial      uint64 // number of the request, for the result and Copied
+	Serial      uint64 // identifies the branch in its result, in Copied and in Rebase
 	StormFaults uint64 // see vmmproto.Branch
 	State       *os.File
-	Layer       *os.File   // empty; ownership passes to Branch
-	Tops        []*os.File // a new top for every disk; ownership passes to Branch
-	Frozen      []*os.File // the current top of every disk, opened for reading; ownership passes to Branch
+	Layer       *os.File   // an empty file; ownership passes to Branch
+	Tops        []*os.File // a new, empty top for each disk; ownership passes to Branch
+	Frozen      []*os.File // the current top of each disk, open for reading; ownership passes to Branch
 	Device      int        // an open /dev/userfaultfd; -1 if the host has none
 
 	Keep, SinceRestore bool // see vmmproto.Branch
@@ -32,17 +32,18 @@ type BranchConfig struct {
 	Copied func(vmmproto.Branched)
 }
 
-// Branch saves the machine without stopping it for long. The order is always the same:
+// Branch saves the machine and stops it only for a short time. It always does these steps in this
+// order:
 //
 //  1. stop the vCPUs and quiesce the devices;
 //  2. save vCPU and device state;
-//  3. freeze the dirty pages (live), or copy them (diff), or copy all pages (full);
+//  3. freeze the dirty pages (live), copy the dirty pages (diff), or copy all pages (full);
 //  4. put new tops on the disks;
-//  5. let the machine run again;
+//  5. let the machine continue;
 //  6. live: copy the frozen pages;
 //  7. if requested: keep the unwritten pages frozen, for Rebase.
 //
-// So state, memory and disks belong to the same instant. If a step before the fifth fails, the
+// So state, memory and disks are from the same instant. If one of the first four steps fails, the
 // machine continues unchanged. Its disks keep their tops, and its dirty pages stay dirty, because
 // every private page counts as dirty.
 func (m *Machine) Branch(cfg BranchConfig) (result vmmproto.BranchResult, err error) {
@@ -50,7 +51,7 @@ func (m *Machine) Branch(cfg BranchConfig) (result vmmproto.BranchResult, err er
 	defer m.mu.Unlock()
 	var capture *uffd.Capture
 	defer func() {
-		for _, f := range slices.Concat(cfg.Tops, cfg.Frozen) { // files that no disk took over
+		for _, f := range slices.Concat(cfg.Tops, cfg.Frozen) { // those that swapTops has not taken
 			_ = f.Close()
 		}
 		if capture != nil && result.Mode == vm.BranchLive {
@@ -60,7 +61,7 @@ func (m *Machine) Branch(cfg BranchConfig) (result vmmproto.BranchResult, err er
 			return
 		}
 		err = errors.Join(err, cfg.Layer.Close())
-		if capture != nil { // every frozen page is in the layer
+		if capture != nil { // so every frozen page is in the layer
 			result.Kept = m.keepIf(err == nil, capture, cfg.Serial)
 		}
 	}()
@@ -71,7 +72,7 @@ func (m *Machine) Branch(cfg BranchConfig) (result vmmproto.BranchResult, err er
 	if err := m.dropKept(); err != nil {
 		return result, fmt.Errorf("branch: %w", err)
 	}
-	// The layer has the size of the memory, so that truncation is noticed.
+	// The layer is as long as the memory, so that truncation is noticed.
 	result.Save.LayerBytes = m.mem.Size()
 	if err := cfg.Layer.Truncate(int64(result.Save.LayerBytes)); err != nil {
 		return result, fmt.Errorf("branch: size memory layer: %w", err)
@@ -89,7 +90,7 @@ func (m *Machine) Branch(cfg BranchConfig) (result vmmproto.BranchResult, err er
 		}
 	}
 	result.Pause, err = m.atRest(func(wasPaused bool) (err error) {
-		if wasPaused && len(m.lower.mapped) == 0 { // a parent whose snapshot is being made, see verifyMSRs
+		if wasPaused && len(m.lower.mapped) == 0 { // the machine is the parent of a new snapshot, see verifyMSRs
 			if err := m.verifyMSRs(); err != nil {
 				return fmt.Errorf("save machine state: %w", err)
 			}
@@ -103,14 +104,15 @@ func (m *Machine) Branch(cfg BranchConfig) (result vmmproto.BranchResult, err er
 	return result, nil
 }
 
-// branchPaused is the part of a branch for which the machine is stopped. If it returns a capture,
-// the capture's pages are write-protected and must be copied, even after an error.
+// branchPaused does the steps during which the machine is stopped. If it returns a capture, even
+// together with an error, the pages of the capture are write-protected and must be copied.
 func (m *Machine) branchPaused(cfg *BranchConfig, result *vmmproto.BranchResult) (*uffd.Capture, error) {
 	state, err := m.saveState()
 	if err != nil {
 		return nil, fmt.Errorf("save machine state: %w", err)
 	}
-	// The state takes a few KiB. Everything that can fail comes before the disks change.
+	// Write the state, which has a few KiB, before anything else changes, so that an error leaves
+	// the machine as it was.
 	if _, err := cfg.State.WriteAt(state, 0); err != nil {
 		return nil, fmt.Errorf("write machine state: %w", err)
 	}
@@ -135,8 +137,8 @@ func (m *Machine) branchPaused(cfg *BranchConfig, result *vmmproto.BranchResult)
 	return capture, m.swapTops(cfg)
 }
 
-// prepareFreezer prepares write protection. That may be impossible after a rollback, because it
-// depends on the file system of the layers.
+// prepareFreezer prepares the write protection of pages. It may fail after a rollback, because not
+// all file systems from which layers can be mapped support write protection.
 func (m *Machine) prepareFreezer(device int) (err error) {
 	if m.freezer == nil {
 		if device < 0 {
@@ -146,29 +148,30 @@ func (m *Machine) prepareFreezer(device int) (err error) {
 			return err
 		}
 	}
-	return m.freezer.Register() // to cover mappings made since the last freeze
+	return m.freezer.Register() // includes mappings that were made since the last freeze
 }
 
-// saveDirty writes the dirty pages while the machine is stopped. If Rebase will need them, it
-// freezes them first and returns a complete capture.
+// saveDirty writes the dirty pages while the machine is stopped. If the branch is kept for Rebase,
+// it also freezes the pages, and returns a capture that needs no further copying.
 func (m *Machine) saveDirty(cfg *BranchConfig, result *vmmproto.SaveResult) (*uffd.Capture, error) {
 	if !cfg.Keep {
 		return nil, m.saveMemory(cfg.Layer, cfg.MaxExtents, result)
 	}
 	before := *result
 	capture, err := m.freeze(cfg.Layer, cfg.MaxExtents, result)
-	if err != nil { // the branch does not depend on it
+	if err != nil { // save without freezing, because only Rebase needs that
 		*result = before
 		return nil, m.saveMemory(cfg.Layer, cfg.MaxExtents, result)
 	}
 	if _, err := capture.Copy(func() bool { return false }); err != nil {
-		return nil, err // after an error of Copy nothing is frozen
+		return nil, err // Copy has released the pages
 	}
 	return capture, nil
 }
 
-// freeze write-protects the dirty pages. Gaps between them are not dirty and cannot be protected on
-// every kernel, so freeze copies the pages in the gaps at once.
+// freeze write-protects the dirty pages. describe also adds some gaps between dirty ranges to the
+// layer. Pages in these gaps are not dirty, and some kernels cannot protect such pages, so freeze
+// copies them at once.
 func (m *Machine) freeze(layer *os.File, maxExtents int, result *vmmproto.SaveResult) (*uffd.Capture, error) {
 	dirty, err := m.tracker.Dirty(m.mem)
 	if err != nil {
@@ -203,8 +206,8 @@ func gaps(outer, inner []guestmem.Range) []guestmem.Range {
 	return out
 }
 
-// swapTops freezes the disks' tops below new ones, and removes the files that it has used from
-// cfg's lists.
+// swapTops puts the new tops on the disks, whose former tops become immutable. It removes the files
+// that it has used from cfg.
 func (m *Machine) swapTops(cfg *BranchConfig) error {
 	if len(cfg.Tops) != len(m.disks) || len(cfg.Frozen) != len(m.disks) {
 		return fmt.Errorf("%d new and %d frozen disk tops for %d disks", len(cfg.Tops), len(cfg.Frozen), len(m.disks))
@@ -219,13 +222,13 @@ func (m *Machine) swapTops(cfg *BranchConfig) error {
 	return nil
 }
 
-// BranchDisks puts new tops on the disks while the machine is stopped, and saves nothing else. It
-// does not change which pages are dirty. After an error the disks keep their tops.
+// BranchDisks puts new tops on the disks while the machine is stopped. It saves neither state nor
+// memory, and does not change which pages are dirty. After an error the disks keep their tops.
 func (m *Machine) BranchDisks(cfg BranchConfig) (result vmmproto.BranchResult, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	defer func() {
-		for _, f := range slices.Concat(cfg.Tops, cfg.Frozen) { // files that no disk took over
+		for _, f := range slices.Concat(cfg.Tops, cfg.Frozen) { // those that swapTops has not taken
 			_ = f.Close()
 		}
 	}()
@@ -236,8 +239,8 @@ func (m *Machine) BranchDisks(cfg BranchConfig) (result vmmproto.BranchResult, e
 	return result, nil
 }
 
-// atRest calls do while the vCPUs are stopped, and returns how long they were stopped. A machine
-// that was already paused stays paused.
+// atRest calls do while the vCPUs are stopped, and returns for how long they were stopped. If the
+// machine was already paused, it stays paused.
 func (m *Machine) atRest(do func(wasPaused bool) error) (pause time.Duration, err error) {
 	start := time.Now()
 	wasPaused, _ := m.cpus.stats()
@@ -251,9 +254,9 @@ func (m *Machine) atRest(do func(wasPaused bool) error) (pause time.Duration, er
 	return time.Since(start), err
 }
 
-// MergeLayers replaces layers of a disk by merged, which then belongs to the machine: all from
-// number first, counted above the base image, to the last one below the top. The guest is stopped
-// while a file is opened.
+// MergeLayers replaces layers of a disk by the file merged, which the machine then owns. It
+// replaces the layers from number first, counted above the base image, up to the one below the top.
+// The guest is stopped while merged is opened.
 func (m *Machine) MergeLayers(disk, first int, merged *os.File) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -270,9 +273,9 @@ func (m *Machine) MergeLayers(disk, first int, merged *os.File) error {
 	return err
 }
 
-// copyBranch copies the frozen pages of a live branch. It stops a guest that writes them faster
-// than they are copied until the rest is copied. Such a guest would make little progress in any
-// case, and stopping it bounds the time of the copying.
+// copyBranch copies the frozen pages of a live branch. If the guest writes them faster than they
+// are copied, copyBranch stops it until the rest is copied. Such a guest would make little progress
+// anyway, and stopping it bounds the time of the copying.
 func (m *Machine) copyBranch(capture *uffd.Capture, cfg BranchConfig, failed error) {
 	start := time.Now()
 	done := vmmproto.Branched{Serial: cfg.Serial}
@@ -295,7 +298,7 @@ func (m *Machine) copyBranch(capture *uffd.Capture, cfg BranchConfig, failed err
 	done.Copy = time.Since(start)
 	_ = cfg.Layer.Close()
 	m.mu.Lock()
-	if err == nil { // Copy leaves nothing frozen after an error
+	if err == nil { // after an error, Copy has released the pages
 		m.keepIf(cfg.Keep && failed == nil, capture, cfg.Serial)
 	}
 	close(m.copying)
@@ -306,11 +309,12 @@ func (m *Machine) copyBranch(capture *uffd.Capture, cfg BranchConfig, failed err
 	}
 }
 
-// stormFaults is the number of faults above which their share of all captured pages is significant.
+// stormFaults is how many faults there must be before their share of all captured pages counts.
 const stormFaults = 2048
 
-// storm reports whether the guest writes faster than the copying: it has caused as many faults as
-// bound allows or, with bound 0, faults have captured most of the pages.
+// storm reports whether the guest writes faster than its pages are copied. If bound is set, that is
+// so when the guest has caused bound faults. Otherwise it is so when faults have caused most of the
+// captures.
 func storm(bound, captured, faults uint64) bool {
 	if bound > 0 {
 		return faults >= bound

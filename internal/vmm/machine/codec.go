@@ -14,10 +14,10 @@ import (
 //
 //	magic "FKDSTATE" | format version u32 | sections | CRC-32 (IEEE) u32 of everything before
 //
-// A section is its name (string) and its contents (blob), which its component defines and versions.
-// The first section lists the devices, which determine the names and the order of the other
-// sections. The checksum is not CRC-32C, because Go computes megabytes of tables for CRC-32C, which
-// would cost every VMM 0.15 ms.
+// A section is a name (string) and contents (blob). The component that the section belongs to
+// defines the contents and their version. The first section lists the devices; the names and the
+// order of the other sections follow from that list. The checksum is not CRC-32C, because Go
+// computes megabytes of tables for CRC-32C, which would take 0.15 ms in every VMM.
 const (
 	stateMagic   = "FKDSTATE"
 	stateVersion = 4
@@ -45,7 +45,7 @@ func (s *stateWriter) finish() []byte {
 	return s.w.Bytes()
 }
 
-// stateReader reads sections in the order in which they were written.
+// stateReader reads sections, which must be read in the order in which they were written.
 type stateReader struct{ r *codec.Reader }
 
 func newStateReader(p []byte) (*stateReader, error) {
@@ -56,7 +56,8 @@ func newStateReader(p []byte) (*stateReader, error) {
 	return &stateReader{r}, nil
 }
 
-// checkState checks everything around the sections, and returns a reader at the first section.
+// checkState checks the magic, the version and the checksum of a saved state. It returns a reader
+// of the sections.
 func checkState(p []byte) (*codec.Reader, error) {
 	if len(p) < len(stateMagic)+8 || string(p[:len(stateMagic)]) != stateMagic {
 		return nil, errors.New("not a forkd machine state")
@@ -73,8 +74,8 @@ func checkState(p []byte) (*codec.Reader, error) {
 	return r, nil
 }
 
-// section restores the next section with restore. Errors become errors of kind "bad state", unless
-// restore returns another kind.
+// section reads the next section, which must have the given name, and calls restore with its
+// contents. It turns errors into errors of kind "bad state", unless restore returns another kind.
 func (s *stateReader) section(name string, restore func(r *codec.Reader) error) error {
 	return vm.WithCode(vm.ErrBadState, s.take(name, restore))
 }

@@ -15,8 +15,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/vsock"
 )
 
-// Slots of the virtio devices. The slot determines a device's register window and interrupt, which
-// every snapshot contains.
+// Slots of the virtio devices. A device's slot determines its register window and its interrupt.
+// The guest knows both, so a snapshot's devices must get their slots again.
 const (
 	slotVsock     = 0
 	slotRNG       = 1
@@ -26,14 +26,14 @@ const (
 	maxDisks = boot.MaxVirtioDevices - slotFirstDisk
 )
 
-// slot is one virtio device of the machine.
+// slot is one virtio device of the machine with its transport.
 type slot struct {
 	kind      string
 	dev       virtio.Device
 	transport *mmio.Transport
 }
 
-// Kinds of devices, by their names in a saved state.
+// Kinds of devices, as saved states name them.
 const (
 	kindVsock = "vsock"
 	kindRNG   = "rng"
@@ -41,22 +41,20 @@ const (
 	kindDisk  = "disk"
 )
 
-// section returns the section name of the device in slot i.
+// section returns the name of the section for the device in slot i.
 func (s *slot) section(i int) string { return deviceInSlot{uint8(i), s.kind}.String() }
 
-// wires connect devices with the guest, through KVM.
+// wires connects devices with the guest, through KVM.
 type wires interface {
-	Line(gsi uint32) virtio.Interrupt // returns a line that raises edges
+	Line(gsi uint32) virtio.Interrupt // returns an interrupt line, whose Raise raises an edge
 	AddIOEventFD(eventfd int, gpa uint64, anyLength bool) error
 }
 
-// kvmWires implements wires for a VM.
 type kvmWires struct{ *kvm.VM }
 
-// Line implements wires.
 func (w kvmWires) Line(gsi uint32) virtio.Interrupt { return w.VM.Line(gsi) }
 
-// addDevice puts dev into slot i. The device is quiesced, as all devices of a paused machine are.
+// addDevice puts dev into slot i. The device is quiesced until the machine runs.
 func (m *Machine) addDevice(i int, kind string, dev virtio.Device) error {
 	place := boot.VirtioDevice(i)
 	t, err := mmio.New(m.mem, dev, m.wires.Line(place.GSI))
@@ -71,7 +69,7 @@ func (m *Machine) addDevice(i int, kind string, dev virtio.Device) error {
 	return m.wires.AddIOEventFD(t.NotifyFD(), uint64(place.Addr)+mmio.RegQueueNotify, m.anyLength)
 }
 
-// mmioDevices lists the devices for the guest's ACPI tables.
+// mmioDevices returns the devices for the guest's ACPI tables.
 func (m *Machine) mmioDevices() []boot.MMIODevice {
 	var list []boot.MMIODevice
 	for i, s := range m.slots {
@@ -126,8 +124,8 @@ func (m *Machine) SetNet(peer *net.Peer) error {
 	return m.slots[slotNet].transport.Exclusive(func() { m.net.SetPeer(peer) })
 }
 
-// setDisks creates the disks. If the machine is restored again, it replaces them. Ownership of
-// their files passes to the machine.
+// setDisks creates the disks. If the machine already has disks, because it is rolled back, it
+// replaces them. The machine owns the files.
 func (m *Machine) setDisks(disks []Disk) error {
 	again := len(m.disks) > 0
 	if len(disks) > maxDisks || again && len(disks) != len(m.disks) {

@@ -10,7 +10,7 @@ import (
 	"github.com/forkd/forkd/internal/vmm/kvm"
 )
 
-// exitError ends a vCPU thread because the machine has stopped.
+// exitError is returned by handleExit if the machine has stopped. It ends the vCPU's thread.
 type exitError struct{ vm.Exit }
 
 func (e *exitError) Error() string { return e.Reason.String() + ": " + e.Detail }
@@ -19,11 +19,11 @@ func stop(reason vm.ExitReason, format string, args ...any) error {
 	return &exitError{vm.Exit{Reason: reason, Detail: fmt.Sprintf(format, args...)}}
 }
 
-// harmPause is the delay of a vCPU that has locked the memory bus, or has kept its CPU from seeing
-// events. It limits each vCPU to a thousand such exits a second.
+// harmPause is how long a vCPU is delayed after it has locked the memory bus, or kept its CPU from
+// handling events. It limits each vCPU to a thousand such exits per second.
 const harmPause = time.Millisecond
 
-// handleExit handles an exit of a vCPU from the guest. It runs on the vCPU's thread.
+// handleExit handles an exit of the guest. It runs on the vCPU's thread.
 func (m *Machine) handleExit(c *kvm.VCPU) error {
 	if c.BusLocked() || c.ExitReason() == kvm.ExitNotify {
 		time.Sleep(harmPause)
@@ -44,7 +44,7 @@ func (m *Machine) handleExit(c *kvm.VCPU) error {
 	case kvm.ExitSystemEvent:
 		return stop(vm.ExitReset, "system event %d", c.Suberror())
 	case kvm.ExitBusLock:
-		return nil // delayed above
+		return nil // the delay is above
 	case kvm.ExitNotify:
 		if c.Suberror()&kvm.NotifyContextInvalid != 0 {
 			return stop(vm.ExitFault, "the guest kept the CPU from seeing events, and its state is lost")
@@ -55,7 +55,7 @@ func (m *Machine) handleExit(c *kvm.VCPU) error {
 	}
 }
 
-// mmio handles an access outside RAM. An address without a device reads as zero.
+// mmio handles an access to an address outside RAM. Addresses without a device read as zero.
 func (m *Machine) mmio(gpa guestmem.GPA, data []byte, write bool) error {
 	if gpa >= boot.VirtioBase {
 		i := uint64(gpa-boot.VirtioBase) / boot.VirtioStep
@@ -75,8 +75,8 @@ func (m *Machine) mmio(gpa guestmem.GPA, data []byte, write bool) error {
 	return nil
 }
 
-// io handles a port access of one or more units of size bytes. Ports without a device read as all
-// ones.
+// io handles an access to a port, which consists of one or more units of size bytes. Ports without
+// a device read as all ones.
 func (m *Machine) io(port uint16, size int, data []byte, out bool) error {
 	for len(data) >= size && size > 0 {
 		unit := data[:size]

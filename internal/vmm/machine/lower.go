@@ -8,21 +8,21 @@ import (
 	"github.com/forkd/forkd/internal/vmm/guestmem"
 )
 
-// lower describes the mappings of layers below the private pages of a machine. The layers of the
-// restore have the first numbers. Each rebase adds one layer, which gets the next number.
+// lower describes the layer mappings that lie below a machine's private pages. Layers are numbered:
+// first those of the restore, then one for each rebase.
 type lower struct {
-	mapped   []vm.Extent // empty after Boot
-	restored uint32      // number of layers in the restore
-	layers   uint32      // number of layers so far
-	owned    uint32      // all pages over rebase layers with lower numbers are private
-	stale    uint32      // likewise, and all of these pages that could be replaced have been
+	mapped   []vm.Extent // the mappings; empty after Boot
+	restored uint32      // number of layers of the restore
+	layers   uint32      // number of all layers
+	owned    uint32      // pages over rebase layers with numbers below this one are all private copies
+	stale    uint32      // so are these, and a later rebase has already replaced those that it could
 }
 
 func newLower(extents []vm.Extent, layers int) lower {
 	return lower{mapped: slices.Clone(extents), restored: uint32(layers), layers: uint32(layers)}
 }
 
-// covered returns the parts of memory that are in any layer.
+// covered returns the ranges of memory that any layer covers.
 func (l *lower) covered() []vm.Extent {
 	covered := make([]vm.Extent, len(l.mapped))
 	for i, e := range l.mapped {
@@ -31,8 +31,8 @@ func (l *lower) covered() []vm.Extent {
 	return memlayer.Overlay(nil, covered)
 }
 
-// mappings returns the number of mappings in a machine's memory: extents and the gaps between them.
-// lasting excludes the mappings that detach will remove.
+// mappings returns the number of mappings in a machine's memory, which are the extents and the gaps
+// between them. lasting counts only those that detach will not remove.
 func (l *lower) mappings() (lasting, all int) {
 	count := func(counts func(e vm.Extent) bool) int {
 		n, end := 1, uint64(0)
@@ -52,14 +52,15 @@ func (l *lower) mappings() (lasting, all int) {
 	return lasting, count(func(vm.Extent) bool { return true })
 }
 
-// room returns how many ranges a rebase may replace. Each of them adds two mappings. Afterwards at
-// most maxMappings mappings are lasting, and there are at most twice as many in total.
+// room returns how many ranges the next rebase may replace. Each range adds at most two mappings.
+// After the rebase, at most maxMappings mappings are lasting, and there are at most twice as many
+// in total.
 func (l *lower) room() int {
 	lasting, all := l.mappings()
 	return min(maxMappings-lasting, 2*maxMappings-all) / 2
 }
 
-// rebased records that one more layer lies below the given ranges, which are ascending.
+// rebased records a new layer below the given ranges, which are ascending.
 func (l *lower) rebased(ranges []guestmem.Range) {
 	upper := make([]vm.Extent, len(ranges))
 	for i, r := range ranges {
@@ -70,7 +71,7 @@ func (l *lower) rebased(ranges []guestmem.Range) {
 	l.stale = l.owned
 }
 
-// own makes all pages over the layers of rebases private.
+// own makes private copies of all pages that come from the layers of rebases.
 func (l *lower) own(mem *guestmem.Memory) error {
 	for _, e := range l.mapped {
 		if e.Layer >= l.restored {
@@ -83,9 +84,9 @@ func (l *lower) own(mem *guestmem.Memory) error {
 	return nil
 }
 
-// detach makes private pages independent of the stale layers below them, so that the mapping does
-// not keep these layers alive. It detaches up to most bytes, in whole pages, and reports whether
-// any page had to be detached.
+// detach makes private pages independent of the stale layers below them, so that the pages'
+// mappings do not keep the files of these layers alive. It detaches at most most bytes, and reports
+// whether any page needed it.
 //
 // Preconditions: the machine is stopped and nothing is frozen.
 func (l *lower) detach(mem *guestmem.Memory, most uint64) (any bool, err error) {

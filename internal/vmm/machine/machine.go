@@ -1,8 +1,8 @@
-// Package machine is the virtual machine inside a VMM: it combines KVM, guest memory, boot and
+// Package machine is the virtual machine inside a VMM. It combines KVM, guest memory, boot and
 // virtio devices, runs the vCPUs, and saves and restores all of it.
 //
-// It opens no files and does not talk to the daemon: Config supplies all descriptors and callbacks.
-// Methods of Machine may be called concurrently, but not from the callbacks.
+// It opens no files and does not talk to the daemon: the caller passes descriptors and callbacks in
+// Config. Methods of Machine may be called concurrently, but not from the callbacks.
 package machine
 
 import (
@@ -29,60 +29,61 @@ import (
 // Config configures a machine.
 type Config struct {
 	KVM           *kvm.System
-	Supported     []kvm.CPUIDEntry  // earlier result of the function Supported on this host; nil: New calls it
+	Supported     []kvm.CPUIDEntry  // result of Supported on this host; nil: New calls Supported
 	Tracker       *guestmem.Tracker // finds the written pages of this process
 	Shape         vm.Shape
-	Console       io.ByteWriter                   // gets the serial output
+	Console       io.ByteWriter                   // receives the serial output
 	VsockListener *os.File                        // a listening unix socket; ownership passes to New
-	GuestConn     func(port uint32, fd int) error // gets a stream that the guest opened; if it returns nil, it owns fd
-	Exited        func(vm.Exit)                   // called once, when the guest has stopped by itself
-	// called when the machine has been paused because the host has no room for its disks
+	GuestConn     func(port uint32, fd int) error // receives a stream that the guest has opened; if it returns nil, it owns fd
+	Exited        func(vm.Exit)                   // called once, if the guest has stopped
+	// Stalled is called when the machine has been paused because the host has no room for its
+	// disks.
 	Stalled func()
 }
 
-// Disk is one virtio-blk disk. Ownership of its files passes to the machine. See package disklayer
-// for their format.
+// Disk is one virtio-blk disk, whose files the machine owns. Package disklayer has the format of
+// layers.
 type Disk struct {
 	SizeBytes uint64
-	Layers    []*os.File // base first, private top last
+	Layers    []*os.File // base first, writable top last
 }
 
-// Machine is one VM. It starts empty and paused; Boot or Restore gives it a guest.
+// Machine is one VM. It is paused and has no guest until Boot or Restore.
 type Machine struct {
 	cfg     Config
 	vm      *kvm.VM
 	mem     *guestmem.Memory
 	tracker *guestmem.Tracker
-	cpuid   [][]kvm.CPUIDEntry // per vCPU, as set
-	msrs    []uint32           // registers that a save reads; nil until first needed
+	cpuid   [][]kvm.CPUIDEntry // CPUID entries of each vCPU
+	msrs    []uint32           // MSRs that a save reads; nil until savedMSRs is called
 	cpus    *vcpus
 
-	wires     wires // the wires of vm; tests without KVM replace them
-	anyLength bool  // KVM can signal a kick without decoding it
+	wires     wires // the wires of vm; replaced in tests without KVM
+	anyLength bool  // KVM has CapIOEventFDAnyLength, see kvm.VM.AddIOEventFD
 
 	serial    *serial
 	genIntr   virtio.Interrupt // raises the event that announces a new generation id
-	slots     []*slot          // by slot number; nil if empty
-	registers []kvm.Register   // those registers of the slots that a driver accesses for every interrupt
+	slots     []*slot          // by slot number; nil for an empty slot
+	registers []kvm.Register   // of all slots: the registers that a driver accesses at every interrupt
 	net       *net.Device
 	disks     []*blk.Device
 	ended     sync.Once
 
-	stalling atomic.Bool // a disk found no room on the host; the machine will be paused
+	stalling atomic.Bool // a disk found no room on the host, so the machine will be paused
 
-	mu       sync.Mutex    // held for each request, and for the end of a live branch
+	mu       sync.Mutex    // held during each request, and while a live branch is being finished
 	used     bool          // Boot or Restore has been called
-	lower    lower         // layers below the private pages
+	lower    lower         // layer mappings below the private pages
 	freezer  *uffd.Freezer // nil before the first branch that needs one
-	kept     *kept         // nil if there is no branch for Rebase
+	kept     *kept         // the latest branch, if Rebase may still be called for it
 	rebases  uint64        // see vm.Stats
 	topSwaps uint64        // see vm.Stats
-	stalled  bool          // paused because a disk has found no room on the host
+	stalled  bool          // the machine is paused because a disk has found no room
 	copying  chan struct{} // closed when the pages of the current live branch are copied; nil if there is none
 }
 
-// Supported checks that KVM has all features that a machine needs, and returns the CPUID entries
-// that it supports for guests.
+// Supported returns the CPUID entries that KVM supports for guests. It returns an error if KVM
+// lacks a feature that a machine needs.
 func Supported(k *kvm.System) ([]kvm.CPUIDEntry, error) {
 	if err := k.CheckCapabilities(); err != nil {
 		return nil, err
@@ -90,8 +91,8 @@ func Supported(k *kvm.System) ([]kvm.CPUIDEntry, error) {
 	return k.SupportedCPUID()
 }
 
-// New makes a machine of the given shape. It sets memory slots first: once the interrupt
-// controllers exist, setting one waits for an SRCU grace period.
+// New returns a machine of the given shape. It sets the memory slots before it creates the
+// interrupt controllers, because afterwards each slot would have to wait for an SRCU grace period.
 func New(cfg Config) (_ *Machine, err error) {
 	m := &Machine{cfg: cfg, tracker: cfg.Tracker, slots: make([]*slot, boot.MaxVirtioDevices),
 		registers: make([]kvm.Register, 0, 2*boot.MaxVirtioDevices)}
@@ -135,7 +136,7 @@ func New(cfg Config) (_ *Machine, err error) {
 	if err := m.addFixedDevices(); err != nil {
 		return nil, err
 	}
-	_ = crc32.ChecksumIEEE(nil) // computes its tables now: a restore must not wait for that
+	_ = crc32.ChecksumIEEE(nil) // computes the tables of package crc32 now, so that a restore need not wait for that
 	undo.Release()
 	return m, nil
 }
@@ -163,7 +164,7 @@ func (m *Machine) addVCPUs(undo *cleanup.Stack) (err error) {
 	return nil
 }
 
-// stopped is called on a vCPU's thread when the vCPU cannot continue.
+// stopped handles the error of a vCPU that cannot continue. It runs on the vCPU's thread.
 func (m *Machine) stopped(err error) {
 	var exit *exitError
 	if !errors.As(err, &exit) {
@@ -172,15 +173,15 @@ func (m *Machine) stopped(err error) {
 	m.ended.Do(func() { go m.cfg.Exited(exit.Exit) })
 }
 
-// Resume starts the guest. It returns when every vCPU is about to enter the guest.
+// Resume starts or continues the guest. It returns when every vCPU is about to enter the guest.
 func (m *Machine) Resume() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.resume(nil)
 }
 
-// resume resumes a paused machine. It calls entering, unless that is nil, when nothing can fail any
-// more. The notice that entering returns is sent when every vCPU is about to enter the guest.
+// resume resumes a paused machine. If entering is not nil, resume calls it after its last step that
+// can fail. The notice that entering returns is sent when every vCPU is about to enter the guest.
 func (m *Machine) resume(entering func() *kvm.Notice) error {
 	if paused, _ := m.cpus.stats(); !paused {
 		return nil
@@ -201,8 +202,8 @@ func (m *Machine) resume(entering func() *kvm.Notice) error {
 	return nil
 }
 
-// Pause stops the vCPUs and quiesces the devices. Afterwards guest memory and device state do not
-// change.
+// Pause stops the vCPUs and quiesces the devices. Until Resume, guest memory and device state do
+// not change.
 func (m *Machine) Pause() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -218,8 +219,8 @@ func (m *Machine) pause() {
 	m.quiesce()
 }
 
-// Written returns the pages that the machine has written over its layers, or nil if there are more
-// than most. The machine may be running.
+// Written returns the pages that the machine has written since its restore, or nil if there are
+// more than most. The machine may be running.
 func (m *Machine) Written(most int) ([]vm.Range, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -238,7 +239,7 @@ func (m *Machine) Written(most int) ([]vm.Range, error) {
 	return out, nil
 }
 
-// Stats returns figures that only the VMM knows.
+// Stats returns the statistics that only the VMM has.
 func (m *Machine) Stats() (vm.Stats, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

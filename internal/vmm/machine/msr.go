@@ -8,8 +8,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/kvm"
 )
 
-// savedMSRs lists the MSRs that a save reads: those that KVM has and that some vCPU can have used.
-// It asks KVM at the first save, because most forks are never saved.
+// savedMSRs returns the MSRs that a save reads: those that KVM supports and that some vCPU can have
+// used. KVM is asked only at the first save, because most forks are never saved.
 func (m *Machine) savedMSRs() ([]uint32, error) {
 	if m.msrs != nil {
 		return m.msrs, nil
@@ -26,7 +26,7 @@ func (m *Machine) savedMSRs() ([]uint32, error) {
 	return list, nil
 }
 
-// readMSRs reads those MSRs in indices that this host has.
+// readMSRs reads the MSRs in indices, without those that this host does not have.
 func readMSRs(c *kvm.VCPU, indices []uint32) ([]kvm.MSREntry, error) {
 	entries := make([]kvm.MSREntry, len(indices))
 	for i, index := range indices {
@@ -39,7 +39,7 @@ func readMSRs(c *kvm.VCPU, indices []uint32) ([]kvm.MSREntry, error) {
 			return nil, err
 		}
 		have = append(have, entries[:n]...)
-		entries = entries[min(n+1, len(entries)):] // entries[n] is the MSR that KVM does not know
+		entries = entries[min(n+1, len(entries)):] // skip entries[n], which KVM does not know
 	}
 	return have, nil
 }
@@ -52,7 +52,7 @@ func msrNumbers(entries []kvm.MSREntry) []uint32 {
 	return numbers
 }
 
-// writeMSRs sets all of the MSRs or fails.
+// writeMSRs sets the MSRs. It returns an error if the host refuses one of them.
 func writeMSRs(c *kvm.VCPU, entries []kvm.MSREntry) error {
 	n, err := c.SetMSRs(entries)
 	if err == nil && n < len(entries) {
@@ -70,9 +70,9 @@ func findMSR(entries []kvm.MSREntry, index uint32) *kvm.MSREntry {
 	return &entries[i]
 }
 
-// verifyMSRs writes back the MSRs that a branch would read. If this host does not accept one, the
-// error appears when the snapshot is made, with the index of the MSR, and not at every restore. It
-// omits the TSC, which would change.
+// verifyMSRs writes the saved MSRs back to the vCPUs. If this host refuses one of them, making the
+// snapshot fails here and names the MSR; otherwise every restore would fail. It does not write the
+// TSC, because that would change it.
 //
 // Preconditions: the machine is paused.
 func (m *Machine) verifyMSRs() error {
@@ -93,14 +93,14 @@ func (m *Machine) verifyMSRs() error {
 	return nil
 }
 
-// checkArchCaps refuses a guest that has chosen its mitigations on another host and would lack one
-// on this host. KVM itself accepts any value of the register.
+// checkArchCaps returns an error if the guest has chosen its mitigations on another host and would
+// lack one on this host. KVM itself accepts any value of the MSR.
 func (m *Machine) checkArchCaps(saved []kvm.MSREntry) error {
 	shown := findMSR(saved, cpuid.MSRArchCapabilities)
 	if shown == nil {
-		return nil // the guest has never seen the register
+		return nil // the guest cannot read the MSR
 	}
-	host, _, err := m.cfg.KVM.FeatureMSR(cpuid.MSRArchCapabilities) // zero if the host has none
+	host, _, err := m.cfg.KVM.FeatureMSR(cpuid.MSRArchCapabilities) // zero if the host lacks the MSR
 	if err != nil {
 		return err
 	}

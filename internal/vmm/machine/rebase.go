@@ -14,36 +14,38 @@ import (
 	"github.com/forkd/forkd/internal/vmm/uffd"
 )
 
-// maxMappings bounds the number of mappings of a machine's memory after a rebase. It does not count
-// the mappings that the next pauses remove, which are at most as many. There are two reasons for
-// the bound. A process may have at most 65530 mappings (vm.max_map_count). And every search for
-// dirty pages walks all mappings while the guest is stopped, at 0.1 µs each. Memory is no reason: a
-// mapping costs the kernel about 200 bytes and frees at least a page. A restore maps the extents of
-// its snapshot, which have a separate, tighter bound.
+// maxMappings bounds the mappings of a machine's memory after a rebase. It does not count the
+// mappings that the next pauses remove, of which there may be just as many.
+//
+// The bound has two reasons. A process may have at most 65530 mappings (vm.max_map_count). And each
+// search for dirty pages walks all mappings while the guest is stopped, at 0.1 µs each. Memory is
+// not a reason, because a mapping takes about 200 bytes in the kernel and saves at least a page.
+// The extents of a snapshot, which a restore maps, have a separate, lower bound.
 const maxMappings = 4096
 
-// maxDetach bounds the bytes that one pause detaches from old layers. That lengthens the pause by 4
-// to 16 ms (at 1 to 4 GiB/s). The rest waits for the next pause.
+// maxDetach bounds the bytes that are detached from old layers during one pause. Detaching this
+// many lengthens the pause by 4 to 16 ms (at 1 to 4 GiB/s). The rest waits for the next pause.
 const maxDetach = 16 << 20
 
-// keepFor is how long a machine waits for a rebase. Until then it tracks which pages still equal
-// the branch, so the first write to each such page costs a fault.
+// keepFor is how long a machine waits for a Rebase onto a branch. During that time it tracks which
+// pages are still equal to the branch's layer, so the first write to each such page causes a fault.
 const keepFor = 30 * time.Second
 
-// kept is a branch with a complete layer. A page stays protected while it equals the layer.
+// kept is a branch whose layer is complete. Each of its pages stays write-protected until it is
+// written.
 type kept struct {
 	capture *uffd.Capture
 	serial  uint64
-	timer   *time.Timer // drops the branch
+	timer   *time.Timer // calls dropKept after keepFor
 }
 
-// keepIf keeps a complete capture if wanted, and otherwise releases it. It reports whether it was
-// kept.
+// keepIf keeps a complete capture if wanted is set, and otherwise releases it. It reports whether
+// it has kept it.
 //
 // Preconditions: m.mu is held, and nothing is kept.
 func (m *Machine) keepIf(wanted bool, capture *uffd.Capture, serial uint64) bool {
 	if !wanted {
-		_ = capture.Release() // the only possible error is the fault handler's, which the next freeze returns
+		_ = capture.Release() // an error could only be the fault handler's, which the next freeze returns
 		return false
 	}
 	k := &kept{capture: capture, serial: serial}
@@ -58,8 +60,8 @@ func (m *Machine) keepIf(wanted bool, capture *uffd.Capture, serial uint64) bool
 	return true
 }
 
-// dropKept drops the protection of a branch that the machine was not rebased onto. The machine's
-// next branch saves these pages again.
+// dropKept releases the kept branch, if there is one, without a rebase. The machine's next branch
+// saves the same pages again.
 //
 // Preconditions: m.mu is held.
 func (m *Machine) dropKept() error {
@@ -73,9 +75,9 @@ func (m *Machine) dropKept() error {
 }
 
 // Rebase puts the layer of a branch directly below the machine's private pages; see
-// vmmproto.Rebase. It takes ownership of layer. After a vm.ErrNotKept nothing has changed. After
-// any other error the layer is below the machine nevertheless: pages that were not replaced are
-// private, or identical to the layer.
+// vmmproto.Rebase. It takes ownership of layer. If it returns vm.ErrNotKept, nothing has changed.
+// After any other error, the rebase has still taken place for some pages, and the others are
+// private or have the same content as the layer.
 func (m *Machine) Rebase(serial uint64, layer *os.File) (result vmmproto.RebaseResult, err error) {
 	defer layer.Close()
 	m.mu.Lock()
@@ -89,7 +91,7 @@ func (m *Machine) Rebase(serial uint64, layer *os.File) (result vmmproto.RebaseR
 			serial, m.mem.Size(), err))
 	}
 	start := time.Now()
-	m.rebases++ // before any page is replaced, because replaced pages are no longer private
+	m.rebases++ // before replacing, because Rebases must count a rebase even if it fails halfway
 	replaced, err := replaceUnchanged(k.capture, int(layer.Fd()), m.lower.room())
 	err = errors.Join(err, m.dropKept())
 	m.lower.rebased(replaced)
@@ -104,9 +106,9 @@ func (m *Machine) Rebase(serial uint64, layer *os.File) (result vmmproto.RebaseR
 	return result, nil
 }
 
-// replaceUnchanged maps layer over ranges that equal it, over the longest first and over no more
-// than most. It returns the replaced ranges in ascending order. A range in the middle of a mapping
-// adds two mappings.
+// replaceUnchanged maps layer over ranges of memory that are equal to it. It begins with the
+// longest ranges, and replaces at most most ranges. It returns the replaced ranges in ascending
+// order. A range in the middle of a mapping adds two mappings.
 func replaceUnchanged(capture *uffd.Capture, layer, most int) (replaced []guestmem.Range, err error) {
 	ranges := capture.Unchanged()
 	slices.SortFunc(ranges, func(a, b guestmem.Range) int { return cmp.Compare(b.Length, a.Length) })
@@ -122,10 +124,10 @@ func replaceUnchanged(capture *uffd.Capture, layer, most int) (replaced []guestm
 	return replaced, err
 }
 
-// detach releases layers over which the machine has only private pages, so that their files can be
-// deleted. It follows a branch that saved all written pages. Usually few pages remain to detach:
-// those written between the branch and the rebase onto it. If a rebase ran out of mappings, many
-// remain, and several pauses share the work.
+// detach makes private pages independent of old layers, so that the files of these layers can be
+// deleted. It is called after a branch has saved all written pages. Usually only few pages need it,
+// namely those written between a branch and the rebase onto that branch. If a rebase had no
+// mappings left, many pages need it, and they are spread over several pauses.
 //
 // Preconditions: the machine is stopped and nothing is frozen.
 func (m *Machine) detach() error {

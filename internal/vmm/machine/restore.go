@@ -18,7 +18,7 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/net"
 )
 
-// RestoreConfig describes a snapshot, and what differs in this copy of it.
+// RestoreConfig describes a snapshot, and what this copy of it has of its own.
 type RestoreConfig struct {
 	State   int   // descriptor of the state file
 	Layers  []int // descriptors of memory layers, base first
@@ -26,12 +26,12 @@ type RestoreConfig struct {
 	Disks   []Disk
 	VMGenID [16]byte
 	Resume  bool      // start the vCPUs
-	Net     *net.Peer // ownership passes to Restore; nil for no network
+	Net     *net.Peer // owned by Restore; nil: no network
 
-	FirstWrites []vm.Range // copied before the vCPUs run; see vmmproto.Restore
+	FirstWrites []vm.Range // pages to copy before the vCPUs run; see vmmproto.Restore
 
-	// Entering, which may be nil, is called if Resume is set, when nothing can fail any more. It
-	// may return a notice, which is sent when every vCPU is about to enter the guest.
+	// Entering may be nil. If Resume is set, Restore calls it after the last step that can fail.
+	// The notice that it returns, unless nil, is sent when every vCPU is about to enter the guest.
 	Entering func(vmmproto.RestoreResult) *kvm.Notice
 }
 
@@ -42,7 +42,7 @@ func (m *Machine) Restore(cfg RestoreConfig) (t vmmproto.RestoreResult, err erro
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	peer := cfg.Net
-	defer func() { peer.Close() }() // has no effect once the device has taken the peer over
+	defer func() { peer.Close() }() // the variable is nil once the device owns the peer
 	start := time.Now()
 	lap := func() time.Duration {
 		now := time.Now()
@@ -90,8 +90,9 @@ func (m *Machine) Restore(cfg RestoreConfig) (t vmmproto.RestoreResult, err erro
 	return t, err
 }
 
-// own copies pages before the guest writes them. It ignores errors, which occur for example on
-// kernels before Linux 5.14: the guest's own write then copies the page, or meets the error.
+// own makes private copies of pages that the guest will soon write. It ignores errors, for example
+// of kernels before Linux 5.14, because the guest's own write then copies the page or meets the
+// error.
 func (m *Machine) own(pages []vm.Range) {
 	for _, r := range pages {
 		if err := m.mem.OwnNow(guestmem.GPA(r.GPA), r.Length); err != nil {
@@ -102,12 +103,12 @@ func (m *Machine) own(pages []vm.Range) {
 
 // forget stops the guest and drops its memory.
 func (m *Machine) forget() error {
-	m.waitCopied() // a write-protected page must not be replaced
+	m.waitCopied() // because write-protected pages must not be replaced
 	m.pause()
 	if err := m.dropKept(); err != nil {
 		return err
 	}
-	m.stalling.Store(false) // the write that found no room belonged to the previous guest
+	m.stalling.Store(false) // the write that found no room belonged to the former guest
 	regions := m.mem.Regions()
 	for i := range regions {
 		if err := m.mem.Clear(regions[i].GPA, regions[i].Size); err != nil {
@@ -117,8 +118,9 @@ func (m *Machine) forget() error {
 	return nil
 }
 
-// readState maps the state file and returns its contents, which the caller unmaps. Go's heap, which
-// is never collected, would keep them. The restored state does not refer to them.
+// readState maps the state file and returns its contents, which the caller must unmap. It does not
+// read them into Go's heap, because this process never collects its heap. The restored state does
+// not refer to the contents.
 func readState(file int) ([]byte, error) {
 	size, err := rawcall.Size(file)
 	if err != nil {
@@ -147,7 +149,7 @@ func readState(file int) ([]byte, error) {
 	return p, nil
 }
 
-// mapMemory maps the layers into the guest's memory.
+// mapMemory maps the layers at the guest addresses in extents.
 func (m *Machine) mapMemory(layers []int, extents []vm.Extent) error {
 	sizes := make([]uint64, len(layers))
 	for i, file := range layers {
@@ -179,13 +181,13 @@ func (m *Machine) restoreState(p []byte) error {
 	if err := r.section("vm", whole.Restore); err != nil {
 		return err
 	}
-	// The clock continues at its saved value, so no time has passed for the guest's timers; the
-	// agent corrects the time of day. Set the clock before the vCPUs, because KVM computes their
+	// The clock continues at its saved value, so for the guest's timers no time has passed. The
+	// agent corrects the time of day. The clock is set before the vCPUs, because KVM computes their
 	// kvm-clock pages from it.
 	if err := m.vm.SetClock(whole.clock); err != nil {
 		return err
 	}
-	var first []kvm.MSREntry // of vCPU 0
+	var first []kvm.MSREntry // MSRs of vCPU 0
 	for i, c := range m.cpus.all {
 		s := &vcpuState{}
 		if err := r.section("vcpu", s.Restore); err != nil {
@@ -251,8 +253,8 @@ func (m *Machine) restoreCPU(i int, c *kvm.VCPU, s *vcpuState, tscKHz uint32) er
 	return nil
 }
 
-// announceFork gives the guest a new generation id and raises the interrupt that makes its kernel
-// reseed its random numbers.
+// announceFork writes a new generation id to guest memory, and raises the interrupt that makes the
+// guest's kernel reseed its random numbers.
 func (m *Machine) announceFork(id [16]byte) error {
 	if err := m.mem.WriteAt(id[:], boot.VMGenIDAddr); err != nil {
 		return fmt.Errorf("write VM generation id: %w", err)

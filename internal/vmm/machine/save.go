@@ -41,7 +41,7 @@ func (m *Machine) saveDevices(w *stateWriter) {
 	}
 }
 
-// saveMemory writes the dirty pages.
+// saveMemory writes the dirty pages to layer.
 func (m *Machine) saveMemory(layer *os.File, maxExtents int, result *vmmproto.SaveResult) error {
 	dirty, err := m.tracker.Dirty(m.mem)
 	if err != nil {
@@ -50,10 +50,9 @@ func (m *Machine) saveMemory(layer *os.File, maxExtents int, result *vmmproto.Sa
 	return m.writeRanges(layer, m.describe(dirty, maxExtents, result))
 }
 
-// saveAllMemory writes all pages that are not zero, whichever layer they come from. It reads only
-// memory that is in a layer or was written. All other memory is zero, and reading it would add a
-// page table entry for every page. Each later search for dirty pages would have to visit these
-// entries.
+// saveAllMemory writes all pages that are not zero to layer, whatever layer they come from. It
+// reads only memory that a layer covers or that was written. The rest is zero. Reading it would add
+// a page table entry for every page, which each later search for dirty pages would have to visit.
 func (m *Machine) saveAllMemory(layer *os.File, maxExtents int, result *vmmproto.SaveResult) error {
 	dirty, err := m.tracker.Dirty(m.mem)
 	if err != nil {
@@ -81,14 +80,14 @@ func (m *Machine) saveAllMemory(layer *os.File, maxExtents int, result *vmmproto
 	return m.writeRanges(layer, m.describe(filled, maxExtents, result))
 }
 
-// anyLayer describes a range of guest memory as an extent without a particular layer, so that
-// neighbours can be joined.
+// anyLayer returns a range of guest memory as an extent whose layer does not matter, so that
+// adjacent ranges can be joined.
 func anyLayer(gpa, length uint64) vm.Extent {
 	return vm.Extent{GPA: gpa, Length: length, Offset: gpa}
 }
 
-// describe converts ranges of pages to at most maxExtents extents, and returns the ranges that the
-// extents cover.
+// describe stores ranges of pages as at most maxExtents extents in result. It returns the ranges
+// that the extents cover, which may include gaps between the given ranges.
 func (m *Machine) describe(ranges []guestmem.Range, maxExtents int, result *vmmproto.SaveResult) []guestmem.Range {
 	for _, r := range ranges {
 		result.DirtyBytes += r.Length
@@ -110,9 +109,9 @@ func (m *Machine) writeRanges(layer *os.File, ranges []guestmem.Range) error {
 	return nil
 }
 
-// writeRange writes guest memory to its place in a layer, including pages of zeros, because a layer
-// has no holes inside its extents. On tmpfs the first access to a hole through a mapping, even a
-// load, allocates a page. A child would be killed if there were no room for the page.
+// writeRange writes guest memory to its place in a layer, including pages of zeros. A layer must
+// have no holes inside its extents: on tmpfs, the first access of a child to a hole, even a load,
+// would allocate a page, and kill the child if no memory is left.
 func (m *Machine) writeRange(layer *os.File, r guestmem.Range) error {
 	view, err := m.mem.ReadView(r.GPA, int(r.Length))
 	if err != nil {
@@ -122,8 +121,8 @@ func (m *Machine) writeRange(layer *os.File, r guestmem.Range) error {
 	return err
 }
 
-// bound joins neighbouring ranges of one region until at most limit ranges remain, or one for each
-// region.
+// bound joins ranges that are close to each other until at most limit ranges remain. It does not
+// join across regions, so at least one remains for each region.
 func bound(mem *guestmem.Memory, ranges []guestmem.Range, limit int) []guestmem.Range {
 	var out []guestmem.Range
 	regions := mem.Regions()
@@ -143,7 +142,8 @@ func bound(mem *guestmem.Memory, ranges []guestmem.Range, limit int) []guestmem.
 	return out
 }
 
-// run returns the length of the longest prefix of p whose pages are either all zero or all not.
+// run returns the length of the longest prefix of p in which each page is all zero (if zeros is
+// set), or in which no page is.
 func run(p []byte, zeros bool) int {
 	n := guestmem.PageSize
 	for n < len(p) && zero(p[n:n+guestmem.PageSize]) == zeros {

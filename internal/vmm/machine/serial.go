@@ -11,9 +11,9 @@ import (
 
 // Registers of a 16550A UART, by offset from its base port (National Semiconductor PC16550D, §8).
 const (
-	uartData = 0 // RBR/THR, or divisor low when DLAB
-	uartIER  = 1 // or divisor high when DLAB
-	uartIIR  = 2 // FCR when written
+	uartData = 0 // RBR/THR; low byte of the divisor if DLAB is set
+	uartIER  = 1 // high byte of the divisor if DLAB is set
+	uartIIR  = 2 // IIR; a write goes to FCR
 	uartLCR  = 3
 	uartMCR  = 4
 	uartLSR  = 5
@@ -32,8 +32,8 @@ const (
 	msrReady = 0xb0 // carrier, data set ready, clear to send
 )
 
-// serial is a 16550A that only transmits: its output goes to out, and its receiver never has data.
-// Transmission takes no time, so the transmitter is always empty.
+// serial is a 16550A UART that only transmits. It writes its output to out, and never receives
+// data. Transmission takes no time, so the transmitter is always empty.
 type serial struct {
 	mu   sync.Mutex
 	out  io.ByteWriter
@@ -41,7 +41,7 @@ type serial struct {
 	regs serialRegs
 }
 
-// serialRegs is the state that a snapshot keeps.
+// serialRegs are the registers that a snapshot contains.
 type serialRegs struct {
 	ier, lcr, mcr, scr, fcr, dll, dlm uint8
 	thre                              bool // the transmitter-empty interrupt is pending
@@ -72,7 +72,7 @@ func (s *serial) read(reg uint16) uint8 {
 		v := uint8(iirNone)
 		if r.thre && r.ier&ierTHRE != 0 {
 			v = iirTHRE
-			r.thre = false // reading the cause acknowledges it
+			r.thre = false // reading IIR acknowledges the interrupt
 		}
 		if r.fcr&1 != 0 {
 			v |= iirFIFO
@@ -130,7 +130,7 @@ func (s *serial) write(reg uint16, v uint8) error {
 	return nil
 }
 
-// empty records that the transmitter has become empty.
+// empty records that the transmitter has become empty, and raises the interrupt if it is enabled.
 func (s *serial) empty() error {
 	s.regs.thre = true
 	if s.regs.ier&ierTHRE != 0 {
@@ -151,7 +151,7 @@ func (s *serial) Save(w *codec.Writer) {
 	w.Bool(r.thre)
 }
 
-// Restore sets the UART's state, and raises an interrupt again if it was pending.
+// Restore sets the UART's state. If an interrupt was pending, it raises it again.
 func (s *serial) Restore(rd *codec.Reader) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

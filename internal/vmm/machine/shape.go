@@ -13,23 +13,24 @@ import (
 
 const shapeVersion = 1
 
-// machineShape is the first section of a saved state. It lists the properties that a machine needs
-// to restore the other sections.
+// machineShape is the first section of a saved state. It contains the properties that the restoring
+// machine must share.
 type machineShape struct {
 	vm.Shape
 	devices []deviceInSlot // by ascending slot
 }
 
-// deviceInSlot is a virtio device in its slot, which the guest relies on.
+// deviceInSlot is the kind of device in a slot of the machine.
 type deviceInSlot struct {
 	slot uint8
 	kind string
 }
 
-// String names the device in messages, and the section of its state.
+// String returns the device's name in messages, which is also the name of the section with its
+// state.
 func (d deviceInSlot) String() string { return d.kind + " in slot " + strconv.Itoa(int(d.slot)) }
 
-// shape describes the present machine.
+// shape returns the shape of this machine.
 func (m *Machine) shape() *machineShape {
 	s := &machineShape{Shape: m.cfg.Shape}
 	for i, slot := range m.slots {
@@ -59,7 +60,7 @@ func (s *machineShape) Restore(r *codec.Reader) error {
 		return errors.Join(fmt.Errorf("machine shape version %d, want %d", v, shapeVersion), r.Err())
 	}
 	s.Shape = vm.Shape{MemoryBytes: r.U64(), VCPUs: r.U32(), Template: r.String()}
-	const least = 1 + 4 // bytes of a device whose kind is empty
+	const least = 1 + 4 // bytes of a device, without its kind
 	n := r.Count(least)
 	if n > boot.MaxVirtioDevices {
 		return fmt.Errorf("machine shape has %d devices, at most %d", n, boot.MaxVirtioDevices)
@@ -71,7 +72,7 @@ func (s *machineShape) Restore(r *codec.Reader) error {
 	return r.Err()
 }
 
-// check reads the shape of the saved machine and returns an error if it differs from s.
+// check reads the shape of a saved machine. It returns an error if that differs from s.
 func (s *machineShape) check(r *codec.Reader) error {
 	var saved machineShape
 	if err := saved.Restore(r); err != nil {
@@ -83,7 +84,7 @@ func (s *machineShape) check(r *codec.Reader) error {
 			saved.MemoryBytes, saved.VCPUs, saved.Template, s.MemoryBytes, s.VCPUs, s.Template))
 	}
 	if slices.Equal(saved.devices, s.devices) {
-		return nil // every fork waits for check, and the comparison below takes long
+		return nil // return early, because every fork waits for check, and the comparison below is slow
 	}
 	for i := range max(len(saved.devices), len(s.devices)) {
 		was, is := deviceAt(saved.devices, i), deviceAt(s.devices, i)
@@ -95,7 +96,7 @@ func (s *machineShape) check(r *codec.Reader) error {
 	return nil
 }
 
-// deviceAt describes the device at index i of a list, even if i is past the end.
+// deviceAt describes the device at index i of a list, or says that there is none.
 func deviceAt(list []deviceInSlot, i int) string {
 	if i < len(list) {
 		return fmt.Sprintf("%q", list[i])

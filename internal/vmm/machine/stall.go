@@ -1,15 +1,15 @@
 package machine
 
 // diskFull pauses the machine because the host has no room for the guest's writes to a disk. The
-// write stays in the disk's queue until the machine is resumed, and is then tried again. diskFull
-// runs on a device's goroutine, which holds the device's run lock. Pausing needs that lock.
+// write stays in the disk's queue, and is tried again when the machine is resumed. diskFull is
+// called with a device's run lock held. Pausing needs that lock, so another goroutine pauses.
 func (m *Machine) diskFull() {
 	if m.stalling.Swap(true) {
 		return // another goroutine is about to pause the machine
 	}
 	go func() {
 		m.mu.Lock()
-		if !m.stalling.Load() { // the machine has been restored in the meantime
+		if !m.stalling.Load() { // false if the machine has been rolled back in the meantime
 			m.mu.Unlock()
 			return
 		}
@@ -18,7 +18,7 @@ func (m *Machine) diskFull() {
 		m.stalling.Store(false) // the devices are quiesced
 		m.stalled = m.stalled || !paused
 		m.mu.Unlock()
-		if !paused { // not paused: the disk tries the write again when the machine is resumed
+		if !paused { // the machine is not paused, so the disk tries the write again
 			m.cfg.Stalled()
 		}
 	}()

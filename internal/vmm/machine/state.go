@@ -25,13 +25,13 @@ type vcpuState struct {
 
 const vcpuVersion = 1
 
-// saveVCPU reads the state of a stopped vCPU, in an order that matters:
+// saveVCPU reads the state of a stopped vCPU. The order matters:
 //
-//   - The MP state comes first: reading it makes KVM accept pending INIT and SIPI events, which
-//     changes the registers.
-//   - Pending events come late, because reading other state can queue some.
-//   - Reading pending events puts the address of a pending page fault into CR2, and the cause of a
-//     debug exception into DR6.
+//   - The MP state comes first, because reading it makes KVM accept pending INIT and SIPI events,
+//     which changes the registers.
+//   - Pending events come late, because reading other state can add some.
+//   - Reading pending events changes CR2 and DR6: KVM stores the address of a pending page fault,
+//     or the cause of a debug exception, there.
 func saveVCPU(c *kvm.VCPU, cpuidEntries []kvm.CPUIDEntry, msrs []uint32) (*vcpuState, error) {
 	s := &vcpuState{cpuid: cpuidEntries}
 	var err error
@@ -53,15 +53,15 @@ func saveVCPU(c *kvm.VCPU, cpuidEntries []kvm.CPUIDEntry, msrs []uint32) (*vcpuS
 }
 
 // restoreVCPU sets the state of a vCPU that is not running. KVM checks the state against the vCPU's
-// CPUID, which must be set already. The LAPIC follows the special registers, which hold the APIC
-// base. MSRs follow the LAPIC, because the TSC-deadline MSR arms its timer. Pending events come
-// last, because setting registers drops them.
+// CPUID, so the CPUID must be set before. The LAPIC comes after the special registers, which
+// contain the APIC base. The MSRs come after the LAPIC, because the TSC-deadline MSR starts its
+// timer. Pending events come last, because setting registers drops them.
 func restoreVCPU(c *kvm.VCPU, s *vcpuState) error {
 	if err := errors.Join(c.SetMPState(&s.mp), c.SetRegs(&s.regs), c.SetSregs(&s.sregs),
 		c.SetXSave(&s.xsave), c.SetDebugRegs(&s.debug), c.SetLAPIC(&s.lapic)); err != nil {
 		return err
 	}
-	if s.xcrs.Count() > 0 { // a host without XSAVE has none and refuses the call
+	if s.xcrs.Count() > 0 { // a host without XSAVE has no XCRs and refuses the call
 		if err := c.SetXCRs(&s.xcrs); err != nil {
 			return err
 		}
@@ -115,14 +115,14 @@ func takeRaw[T kvm.State](r *codec.Reader, v *T) {
 	copy(raw, r.Raw(len(raw)))
 }
 
-// irqchips are the interrupt controllers of a VM, in the order of a saved state.
+// irqchips are a VM's interrupt controllers, in the order in which a saved state contains them.
 var irqchips = [...]uint32{kvm.IRQChipPICMaster, kvm.IRQChipPICSlave, kvm.IRQChipIOAPIC}
 
 const vmVersion = 1
 
-// vmState is the state of the VM as a whole.
+// vmState is the state of the VM apart from its vCPUs.
 type vmState struct {
-	clock  uint64 // kvm-clock, ns
+	clock  uint64 // kvm-clock, in nanoseconds
 	tscKHz uint32
 	chips  [len(irqchips)]kvm.IRQChip
 }
@@ -146,8 +146,8 @@ func saveVM(vm *kvm.VM, cpu *kvm.VCPU) (*vmState, error) {
 	return s, nil
 }
 
-// restoreChips sets the interrupt controllers. It must follow the LAPICs: an interrupt that waits
-// in the IOAPIC would otherwise be delivered to a LAPIC that is not restored yet, and be lost.
+// restoreChips sets the interrupt controllers. The LAPICs must be set before. Otherwise an
+// interrupt that waits in the IOAPIC would be delivered to a LAPIC without its state, and be lost.
 func (s *vmState) restoreChips(vm *kvm.VM) error {
 	for i := range s.chips {
 		if err := vm.SetIRQChip(&s.chips[i]); err != nil {

@@ -8,11 +8,11 @@ import (
 	"github.com/forkd/forkd/internal/vmm/kvm"
 )
 
-// tscTolerance is in millionths. KVM treats two TSC rates as equal if they differ by no more than
-// this (module parameter tsc_tolerance_ppm).
+// tscTolerance is the difference of TSC rates, in millionths, up to which KVM treats them as equal
+// (module parameter tsc_tolerance_ppm).
 const tscTolerance = 250
 
-// setTSCRate gives a vCPU the TSC rate of a snapshot.
+// setTSCRate sets the TSC rate of a vCPU to the rate in a snapshot.
 func (m *Machine) setTSCRate(c *kvm.VCPU, saved uint32) error {
 	host, err := c.TSCKHz()
 	if err != nil || host == saved {
@@ -28,9 +28,9 @@ func (m *Machine) setTSCRate(c *kvm.VCPU, saved uint32) error {
 	return c.SetTSCKHz(saved)
 }
 
-// checkTSCRate refuses a host whose CPU cannot give the guest the TSC rate that the guest has
-// measured. KVM itself refuses only faster hosts. On a slower host it would correct the guest's TSC
-// at every exit, so that the TSC jumps.
+// checkTSCRate returns an error if the host's CPU cannot run the guest's TSC at the rate that the
+// guest has measured. KVM itself refuses only if the host is faster. On a slower host, KVM would
+// correct the guest's TSC at every exit, so that the TSC jumps.
 func checkTSCRate(saved, host uint32, scaling bool) error {
 	slack := uint64(host) * tscTolerance / 1e6
 	if scaling || uint64(saved)+slack >= uint64(host) && uint64(saved) <= uint64(host)+slack {
@@ -42,9 +42,10 @@ func checkTSCRate(saved, host uint32, scaling bool) error {
 	}
 }
 
-// alignTSC sets the saved TSC of a vCPU to the saved TSC of vCPU 0. KVM synchronizes TSCs only if they
-// are set to values within a second of each other, and saving many vCPUs one after another may take
-// longer. TSCs that the guest has made different stay different: their TSC_ADJUST differs too.
+// alignTSC sets the saved TSC of a vCPU to the saved TSC of vCPU 0. Saving many vCPUs may take more
+// than a second, and KVM synchronizes TSCs only if they are set to values within a second of each
+// other. If the guest has made its TSCs different, they stay different, because that is in their
+// TSC_ADJUST.
 func alignTSC(first, msrs []kvm.MSREntry) {
 	from, to := findMSR(first, cpuid.MSRTSC), findMSR(msrs, cpuid.MSRTSC)
 	if from == nil || to == nil {

@@ -13,14 +13,14 @@ import (
 	"github.com/forkd/forkd/internal/vmm/kvm"
 )
 
-// vcpus runs the vCPUs of a machine, each on an OS thread of its own, and stops and starts all of
-// them together.
+// vcpus runs the vCPUs of a machine, each on its own OS thread. It pauses and resumes all of them
+// together.
 //
 //	paused ──resume──▶ running ──pause──▶ paused
 //	   └───────close──────┴────▶ closed
 type vcpus struct {
-	exit func(c *kvm.VCPU) error // handles one exit; an error ends the machine
-	fail func(error)             // called once per vCPU thread that ends with an error
+	exit func(c *kvm.VCPU) error // handles one exit; an error ends the vCPU's thread
+	fail func(error)             // called once for each vCPU thread that ends with an error
 
 	gate kvm.Gate // shut while the machine is paused
 
@@ -29,20 +29,20 @@ type vcpus struct {
 	all     []*vcpu
 	paused  bool
 	closed  bool
-	parked  int // threads that wait at the gate
+	parked  int // number of threads that wait at the gate
 	threads sync.WaitGroup
-	lower   sync.Once // lowers the priority, some time after the first resume
+	lower   sync.Once // calls comeAfterHost, some time after the first resume
 }
 
 type vcpu struct {
 	kvm   *kvm.VCPU
-	first bool // the first vCPU of its machine
+	first bool // this is vCPU 0 of its machine
 	tid   int
 	dead  bool // the vCPU's thread has ended
 	exits atomic.Uint64
 }
 
-// newVCPUs takes over cpus and starts their threads. The vCPUs are paused.
+// newVCPUs starts a thread for each vCPU. It takes ownership of cpus, which are paused.
 func newVCPUs(cpus []*kvm.VCPU, exit func(*kvm.VCPU) error, fail func(error)) *vcpus {
 	v := &vcpus{exit: exit, fail: fail, paused: true}
 	v.cond.L = &v.mu
@@ -57,25 +57,25 @@ func newVCPUs(cpus []*kvm.VCPU, exit func(*kvm.VCPU) error, fail func(error)) *v
 	return v
 }
 
-// vcpuNice is the nice value of a vCPU, relative to the other threads of its process and to the
-// daemon that started the process. When guests use all CPU time, the daemon and the devices still
-// get nine times the CPU of each vCPU (sched_prio_to_weight, kernel/sched/core.c). On an idle CPU,
-// a nice thread is as fast as any other.
+// vcpuNice is the nice value of vCPU threads, relative to the other threads of the process and to
+// the daemon that started the process. If guests use all CPU time, the daemon and the devices still
+// get nine times as much CPU time as each vCPU (sched_prio_to_weight, kernel/sched/core.c). On an
+// idle CPU the nice value has no effect.
 const vcpuNice = 10
 
-// headStart is how long a machine runs before its vCPUs get a lower priority than the host's
-// threads. So busy guests do not delay a client's new fork.
+// headStart is how long a machine runs before its vCPUs get a lower priority. During this time a
+// new fork competes with other guests at normal priority, so busy guests do not delay it.
 const headStart = time.Second
 
-// comeAfterHost lowers the priority of the vCPUs. Linux permits that to all processes, within
-// limits. If it fails, for example in a jail, guests run with the normal priority.
+// comeAfterHost lowers the priority of the vCPUs' threads. Linux permits that to every process. If
+// it fails, for example in a jail, the guest runs at normal priority.
 func (v *vcpus) comeAfterHost() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	const zero = 20 // nice 0: the system call returns 20 - nice (getpriority(2))
+	const zero = 20 // value for nice 0: the system call returns 20 - nice (getpriority(2))
 	for _, u := range v.all {
 		if u.dead {
-			continue // the thread may be gone, and another thread may have its number
+			continue // the thread may have ended, and another thread may have its number
 		}
 		if raw, err := unix.Getpriority(unix.PRIO_PROCESS, u.tid); err == nil {
 			_ = unix.Setpriority(unix.PRIO_PROCESS, u.tid, zero-raw+vcpuNice)
@@ -84,7 +84,7 @@ func (v *vcpus) comeAfterHost() {
 }
 
 func (v *vcpus) thread(u *vcpu) {
-	runtime.LockOSThread() // KVM binds a vCPU to the thread that runs it
+	runtime.LockOSThread() // KVM requires that a vCPU always runs on the same thread
 	v.mu.Lock()
 	u.tid = unix.Gettid()
 	v.mu.Unlock()
@@ -100,7 +100,7 @@ func (v *vcpus) thread(u *vcpu) {
 
 func (v *vcpus) loop(u *vcpu) error {
 	if u.first {
-		if err := u.kvm.Prepare(); err != nil { // a restore need not wait for it then
+		if err := u.kvm.Prepare(); err != nil { // now, so that a restore need not wait for it
 			return err
 		}
 	}
@@ -128,7 +128,7 @@ func (v *vcpus) loop(u *vcpu) error {
 	}
 }
 
-// park reports whether the vCPU must wait at the gate because the machine is paused.
+// park reports whether the vCPU must wait at the gate, because the machine is paused.
 func (v *vcpus) park() bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -145,7 +145,7 @@ func (v *vcpus) closing() bool {
 	return v.closed
 }
 
-// pause returns when no vCPU is in the guest and every exit has been handled to its end.
+// pause stops the vCPUs. It returns when none is in the guest and every exit has been handled.
 func (v *vcpus) pause() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -158,8 +158,8 @@ func (v *vcpus) pause() {
 	v.waitParkedLocked()
 }
 
-// kickLocked makes every vCPU return to park. If a vCPU is handling an exit, the flag makes its
-// next Run complete the I/O and return at once.
+// kickLocked makes every vCPU leave its guest and call park. A vCPU that is handling an exit
+// completes its I/O in the next Run, and then returns too.
 func (v *vcpus) kickLocked() {
 	for _, u := range v.all {
 		u.kvm.SetImmediateExit(true)
@@ -185,8 +185,8 @@ func (v *vcpus) waitParkedLocked() {
 	}
 }
 
-// resume lets the vCPUs run and returns when every thread is about to enter the guest. The last
-// thread sends the notice unless it is nil.
+// resume lets the vCPUs run. It returns when every thread is about to enter the guest. The last
+// thread sends notice, unless it is nil.
 func (v *vcpus) resume(notice *kvm.Notice) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -215,7 +215,7 @@ func (v *vcpus) markPaused() error {
 	return nil
 }
 
-// setRegisters sets the registers that the vCPUs' threads serve themselves.
+// setRegisters sets the registers for which kvm.VCPU.Run handles accesses.
 //
 // Preconditions: the vCPUs are paused.
 func (v *vcpus) setRegisters(all []kvm.Register) {
@@ -226,7 +226,7 @@ func (v *vcpus) setRegisters(all []kvm.Register) {
 	}
 }
 
-// stats reports whether the vCPUs are paused, and the number of their exits to user space.
+// stats returns whether the vCPUs are paused, and the number of their exits to user space.
 func (v *vcpus) stats() (paused bool, exits uint64) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -236,12 +236,12 @@ func (v *vcpus) stats() (paused bool, exits uint64) {
 	return v.paused, exits
 }
 
-// close ends the threads and closes the vCPUs. It must not be called from a vCPU thread.
+// close ends the threads and closes the vCPUs. It must not be called on a vCPU's thread.
 func (v *vcpus) close() error {
 	v.mu.Lock()
 	v.closed = true
 	v.kickLocked()
-	v.gate.Open(v.parked, nil) // lets the threads end; their vCPUs do not enter the guest because they have been kicked
+	v.gate.Open(v.parked, nil) // lets the threads pass and end; having been kicked, the vCPUs do not enter their guests
 	v.mu.Unlock()
 	v.threads.Wait()
 	var errs []error

@@ -1,10 +1,10 @@
-// Package regtest holds known values in the vector registers of a processor, and in PKRU, while a
-// test saves, branches or restores the machine. Then it finds registers that changed. It is for
-// tests only.
+// Package regtest keeps known values in a processor's vector registers, and in PKRU, while a test
+// saves, branches or restores the machine. Afterwards it finds the registers that have changed. It
+// is only for tests.
 //
-// It holds the registers that a user program of the guest can reach: XMM and, if processor and
-// kernel support them, YMM, ZMM with the mask registers, and PKRU. It does not cover x87, MXCSR or
-// kernel registers.
+// It checks registers that a user program of the guest can use: XMM, PKRU, and if processor and
+// kernel support them YMM, and ZMM with the mask registers. It does not check x87, MXCSR or kernel
+// registers.
 package regtest
 
 import (
@@ -27,10 +27,10 @@ const (
 	PKU = "pkru"
 )
 
-// All lists the registers that can be held if all are supported.
+// All lists the registers that Hold can check if the processor supports all of them.
 var All = [...]string{XMM, YMM, ZMM, PKU}
 
-// Held returns the registers of All that this processor and its kernel support.
+// Held returns the registers in All that this processor and its kernel support.
 func Held() []string {
 	held := []string{XMM}
 	if cpu.X86.HasAVX {
@@ -45,7 +45,7 @@ func Held() []string {
 	return held
 }
 
-// has512 also requires the wide mask registers, which only AVX512BW has.
+// has512 reports whether there are ZMM and 64-bit mask registers. The latter need AVX512BW.
 func has512() bool { return cpu.X86.HasAVX512F && cpu.X86.HasAVX512BW }
 
 // hasPKRU reports whether the kernel has enabled protection keys (OSPKE).
@@ -57,23 +57,23 @@ func hasPKRU() bool {
 	return c&(1<<4) != 0
 }
 
-// registers is the largest set of registers, in the layout of the assembly. XMM and YMM registers
-// are the low bytes of ZMM registers.
+// registers holds values for all registers, in the layout that the assembly uses. XMM and YMM
+// registers are the low bytes of ZMM registers.
 type registers struct {
 	vector [32][64]byte
 	mask   [8]uint64
 	pkru   uint32
 }
 
-// pkruOpen are the bits of PKRU that must stay clear, because they would deny access to pages
-// without a key.
+// pkruOpen are the bits of PKRU that must stay zero: if set, they deny access to pages without a
+// key.
 const pkruOpen = 3
 
-// Signal connects the goroutines in Hold with the code that started them. The assembly depends on
-// its layout.
+// Signal connects the goroutines in Hold with the goroutine that started them. The assembly depends
+// on its layout.
 type Signal struct {
-	Held  atomic.Uint32 // number of Hold calls that have filled their registers
-	LetGo atomic.Uint32 // not zero: Hold returns
+	Held  atomic.Uint32 // number of goroutines that have filled their registers
+	LetGo atomic.Uint32 // if not zero, Hold returns
 }
 
 // Hold fills the registers with values derived from seed, and spins until LetGo is set. It returns
@@ -120,14 +120,14 @@ func values(seed uint64) *registers {
 	return v
 }
 
-// compare returns an error that names the registers that differ: vectors of width bytes, PKRU and,
-// with the widest vectors, the masks.
+// compare returns an error that names the registers that differ. It compares vectors of width
+// bytes, PKRU if pkru is set, and with the widest vectors also the mask registers.
 func (want *registers) compare(got *registers, width int, pkru bool) error {
 	var wrong []string
 	name := map[int]string{16: XMM, 32: YMM, 64: ZMM}[width]
 	for i := range want.vector {
 		if i >= 16 && width < 64 {
-			break // only AVX-512 has more
+			break // only AVX-512 has more registers
 		}
 		if a, b := got.vector[i][:width], want.vector[i][:width]; !bytes.Equal(a, b) {
 			wrong = append(wrong, fmt.Sprintf("%s%d is %x, want %x", name, i, a, b))
@@ -147,7 +147,8 @@ func (want *registers) compare(got *registers, width int, pkru bool) error {
 	return nil
 }
 
-// Implemented in assembly: each fills the registers from want, waits, and stores them in got.
+// These functions are implemented in assembly. Each fills the registers from want, waits, and
+// stores the registers in got.
 
 //go:noescape
 func hold128(want, got *registers, signal *Signal)

@@ -2,7 +2,7 @@ package uffd
 
 import "sync/atomic"
 
-// bitmap has one bit for each page of the linear memory.
+// bitmap has one bit for each page of guest memory.
 type bitmap []atomic.Uint64
 
 func newBitmap(pages uint64) bitmap { return make(bitmap, (pages+63)/64) }
@@ -12,8 +12,8 @@ func (b bitmap) get(i uint64) bool { return b[i/64].Load()>>(i%64)&1 != 0 }
 // set sets bit i and reports whether it was clear.
 func (b bitmap) set(i uint64) bool { return b[i/64].Or(1<<(i%64))>>(i%64)&1 == 0 }
 
-// setRange sets n bits from first on. It sets a word at a time, because Freeze calls it for all
-// dirty pages while the guest is stopped.
+// setRange sets n bits, beginning with first. It sets 64 bits at a time, because Freeze calls it
+// for all dirty pages while the guest is stopped.
 func (b bitmap) setRange(first, n uint64) {
 	for end := first + n; first < end; {
 		count := min(end-first, 64-first%64)

@@ -11,26 +11,26 @@ import (
 	"github.com/forkd/forkd/internal/vmm/guestmem"
 )
 
-// copyPages is how many pages the copier claims at a time. It is small enough that a writer of the
-// last page does not wait long, and large enough that one system call moves a useful amount.
+// copyPages is how many pages the copier claims and copies at a time. A larger number needs fewer
+// system calls, but a thread that wants to write the last of these pages waits longer.
 const copyPages = 64
 
-// Capture is one freeze: the pages at one instant, which are copied to a layer. It knows which
-// pages still equal the layer. See Freezer for the states of a page.
+// Capture is one freeze: it copies the pages, as they were at one instant, to a layer file. It also
+// knows which pages are still equal to the layer. Freezer describes the states of a page.
 type Capture struct {
 	f      *Freezer
 	ranges []guestmem.Range
 	layer  int
-	total  uint64 // frozen pages
+	total  uint64 // number of frozen pages
 
-	frozenPages bitmap // the pages that Freeze has frozen; does not change afterwards
+	frozenPages bitmap // pages that Freeze has frozen; never changes
 	claimed     bitmap
 	captured    bitmap
 	released    bitmap
 	open        bitmap
 
-	faults        atomic.Uint64 // pages captured because a vCPU wrote them
-	refaults      atomic.Uint64 // vCPU writes to pages that were already captured
+	faults        atomic.Uint64 // number of pages captured because a vCPU wanted to write them
+	refaults      atomic.Uint64 // number of writes of vCPUs to pages that were already captured
 	capturedCount atomic.Uint64
 	openCount     atomic.Uint64
 	failed        atomic.Pointer[error]
@@ -52,21 +52,23 @@ func pageOf(gpa guestmem.GPA) uint64 { return guestmem.Linear(gpa) / guestmem.Pa
 
 func (c *Capture) frozen(i uint64) bool { return c.frozenPages.get(i) }
 
-// claim reports whether page i is frozen and was unclaimed. The caller must then capture it.
+// claim claims page i for the caller, which must then capture it. It returns false if the page is
+// not frozen or already claimed.
 func (c *Capture) claim(i uint64) bool { return c.frozen(i) && c.claimed.set(i) }
 
-// release reports whether page i is captured and still protected. The caller must then open it.
+// release marks page i as released by the caller, which must then open it. It returns false if the
+// page is not captured or already released.
 func (c *Capture) release(i uint64) bool { return c.captured.get(i) && c.released.set(i) }
 
-// fail records the first error, which makes the layer useless.
+// fail records the first error of the capture. With an error, the layer is useless.
 func (c *Capture) fail(err error) {
 	if err != nil {
 		c.failed.CompareAndSwap(nil, &err)
 	}
 }
 
-// capture writes claimed pages to the layer. They stay protected. After an error it marks them as
-// captured nevertheless, so that no writer waits for them.
+// capture writes pages that the caller has claimed to the layer. They stay write-protected. Even
+// after an error it marks them as captured, so that no thread waits for them.
 func (c *Capture) capture(gpa guestmem.GPA, pages int) {
 	c.fail(c.write(gpa, pages))
 	c.captured.setRange(pageOf(gpa), uint64(pages))
@@ -94,7 +96,8 @@ func (c *Capture) write(gpa guestmem.GPA, pages int) error {
 	return nil
 }
 
-// unprotect makes released pages writable and wakes the threads that wait to write them.
+// unprotect makes pages that the caller has released writable, and wakes the threads that wait to
+// write them.
 func (c *Capture) unprotect(gpa guestmem.GPA, pages uint64) {
 	hva, err := c.f.mem.HVA(gpa)
 	if err == nil {
@@ -111,9 +114,9 @@ func (c *Capture) opened(gpa guestmem.GPA, pages uint64) {
 }
 
 // letWrite makes the frozen page at gpa writable, together with up to around-1 captured pages after
-// it. If the page is not in the layer yet, letWrite captures it first. While another thread has the
-// page, letWrite calls wait repeatedly. It reports whether it captured the page and whether it
-// opened it.
+// it. If the page is not in the layer yet, letWrite captures it first. If another thread has
+// claimed or released the page, letWrite calls wait until that thread is done. It returns whether
+// it has captured the page, and whether it has opened it.
 func (c *Capture) letWrite(gpa guestmem.GPA, around uint64, wait func()) (captured, opened bool) {
 	i := pageOf(gpa)
 	if captured = c.claim(i); captured {
@@ -136,9 +139,9 @@ func (c *Capture) letWrite(gpa guestmem.GPA, around uint64, wait func()) (captur
 	return captured, true
 }
 
-// openRun makes the frozen page at gpa and the pages after it writable for a device. It opens at
-// most most pages, all in one region, and returns their number. It writes pages that are not in the
-// layer yet in one piece, which costs far less than page by page.
+// openRun makes the frozen page at gpa, and pages after it, writable for a device. It opens at most
+// most pages, all in one region, and returns their number. It writes those that are not in the
+// layer to the layer by one system call, which is much faster than one call per page.
 func (c *Capture) openRun(gpa guestmem.GPA, most uint64) uint64 {
 	first, pages := pageOf(gpa), uint64(0)
 	for pages < most && c.claim(first+pages) {
@@ -151,18 +154,18 @@ func (c *Capture) openRun(gpa guestmem.GPA, most uint64) uint64 {
 	c.capture(gpa, int(pages))
 	for at := uint64(0); at < pages; at++ {
 		page := gpa + guestmem.GPA(at*guestmem.PageSize)
-		if !c.open.get(first + at) { // opened together with the next pages
+		if !c.open.get(first + at) { // false if an earlier iteration has opened the page
 			c.letWrite(page, pages-at, runtime.Gosched)
 		}
 	}
 	return pages
 }
 
-// Copy captures all pages that no other thread has captured, until the layer contains the whole
-// freeze. It calls stop now and then. If stop returns true, Copy returns, and the caller's next
-// Copy captures the rest, so that the caller can first pause a machine that dirties pages faster
-// than they are copied. complete reports whether all pages are captured. Unwritten pages stay
-// protected until Release, except after an error.
+// Copy captures all pages that other threads have not captured, until the layer is complete. It
+// calls stop regularly. If stop returns true, Copy returns early with complete set to false; the
+// caller must then call Copy again. In between, the caller can pause a machine that dirties pages
+// faster than they are copied. Pages that are not written stay protected until Release, or until
+// Copy returns an error.
 func (c *Capture) Copy(stop func() bool) (complete bool, err error) {
 	for _, r := range c.ranges {
 		for at := r.GPA; at < r.GPA+guestmem.GPA(r.Length); {
@@ -176,13 +179,14 @@ func (c *Capture) Copy(stop func() bool) (complete bool, err error) {
 		_ = unix.Nanosleep(&unix.Timespec{Nsec: 50_000}, nil) // other threads are writing the last pages
 	}
 	if err := c.failed.Load(); err != nil {
-		_ = c.Release() // returns the same error
+		_ = c.Release() // returns the same error as below
 		return true, *err
 	}
 	return true, nil
 }
 
-// copySome captures the next run of unclaimed pages and returns where to continue.
+// copySome captures the next run of pages that are not claimed. It returns the address after the
+// run.
 func (c *Capture) copySome(at, end guestmem.GPA) guestmem.GPA {
 	for at < end && !c.claim(pageOf(at)) {
 		at += guestmem.PageSize
@@ -201,8 +205,8 @@ func (c *Capture) copySome(at, end guestmem.GPA) guestmem.GPA {
 	return at + guestmem.GPA(pages)*guestmem.PageSize
 }
 
-// Progress returns the numbers of frozen pages, of captured pages, and of pages captured because a
-// vCPU wrote them.
+// Progress returns the number of frozen pages, of captured pages, and of pages that were captured
+// because a vCPU wanted to write them.
 func (c *Capture) Progress() (total, captured, faults uint64) {
 	return c.total, c.capturedCount.Load(), c.faults.Load()
 }

@@ -12,28 +12,29 @@ import (
 	"github.com/forkd/forkd/internal/vmm/guestmem"
 )
 
-// Freezer freezes the pages of one guest memory, repeatedly.
+// Freezer freezes pages of one guest memory. It can be used repeatedly.
 //
-// Each frozen page goes through these states once per freeze:
+// During a freeze, each frozen page goes through these states:
 //
 //	pending ──claim──▶ claimed ──bytes written to the layer──▶ captured ──release──▶ released ──▶ open
 //
-// The thread that claims a page captures it: the copier (many at a time), the fault handler, or a
-// device about to write. A captured page stays protected, and equal to the layer, until it is
-// written. The thread that releases a page opens it: a writer drops its protection, Replace maps
-// the layer in its place, and Release opens all remaining pages. No thread touches a page that
-// another thread has claimed or released; threads that want to write it wait until it is open.
+// The thread that claims a page captures it, that is, writes it to the layer. That thread is the
+// copier (many pages at a time), the fault handler, or a device that wants to write. A captured
+// page stays write-protected, and equal to the layer. The thread that releases a page opens it: a
+// thread that wants to write drops the protection, Replace maps the layer in place of the page, and
+// Release opens all remaining pages. If one thread has claimed or released a page, other threads
+// leave the page alone, and those that want to write it wait until it is open.
 type Freezer struct {
 	uffd fd
 	mem  *guestmem.Memory
 
-	mu      sync.Mutex              // held to set current, and to prevent a freeze from starting
+	mu      sync.Mutex              // held while current is set, and to keep a freeze from starting
 	current atomic.Pointer[Capture] // cleared by Capture.Release
-	failed  atomic.Pointer[error]   // error of the fault handler; after it nothing can be frozen
+	failed  atomic.Pointer[error]   // error of the fault handler, after which nothing can be frozen
 }
 
-// NewFreezer prepares mem for freezing. device is an open /dev/userfaultfd, which still belongs to
-// the caller. Call Register before each Freeze.
+// NewFreezer returns a Freezer for mem. device is an open /dev/userfaultfd, which the caller keeps.
+// Call Register before each Freeze.
 func NewFreezer(device int, mem *guestmem.Memory) (*Freezer, error) {
 	u, err := open(device)
 	if err != nil {
@@ -45,8 +46,9 @@ func NewFreezer(device int, mem *guestmem.Memory) (*Freezer, error) {
 	return f, nil
 }
 
-// Register registers the whole memory, because the kernel does not know the mappings that
-// Memory.Map, Memory.Clear and Capture.Replace have made. It fails for files of most file systems.
+// Register registers the whole memory with the kernel. It must be repeated, because the kernel does
+// not know mappings that were made since (by Memory.Map, Memory.Clear and Capture.Replace). It
+// fails for mapped files on most file systems.
 func (f *Freezer) Register() error {
 	regions := f.mem.Regions()
 	for i := range regions {
@@ -57,9 +59,10 @@ func (f *Freezer) Register() error {
 	return nil
 }
 
-// serveFaults captures the pages that vCPUs want to write. It has its own thread. No Go code waits
-// for it while holding a processor of the Go scheduler: vCPUs fault inside KVM_RUN, which is a
-// system call, and devices call beforeWrite first.
+// serveFaults captures the pages that vCPUs want to write. It runs on its own thread. Code that
+// waits for serveFaults must not hold a processor of the Go scheduler, because serveFaults may need
+// one. vCPUs do not hold one, because they fault inside KVM_RUN, which is a system call. Devices do
+// not fault, because they call beforeWrite first.
 func (f *Freezer) serveFaults() {
 	runtime.LockOSThread()
 	for {
@@ -79,16 +82,16 @@ func (f *Freezer) serveFaults() {
 	}
 }
 
-// A guest that writes many captured pages causes a fault for each. After manyFaults faults, each
-// further fault opens aroundPages pages. The guest is then hardly slowed down, but fewer pages can
-// be replaced.
+// If a guest writes many captured pages, each write causes a fault. After manyFaults of them, each
+// further fault opens aroundPages pages. That hardly slows the guest down, but leaves fewer pages
+// that Rebase can replace.
 const (
 	manyFaults  = 512
 	aroundPages = 64
 )
 
-// serveFault makes a page that a thread waits to write writable. The fault may belong to an earlier
-// freeze, which has ended since the fault was read.
+// serveFault makes a page writable for a thread that waits to write it. The fault may belong to an
+// earlier freeze, which has ended since the fault occurred.
 func (f *Freezer) serveFault(page uintptr, gpa guestmem.GPA) error {
 	c := f.current.Load()
 	if c == nil {
@@ -110,26 +113,27 @@ func (f *Freezer) serveFault(page uintptr, gpa guestmem.GPA) error {
 	if opened {
 		return nil
 	}
-	// Another thread has opened the page, perhaps before this writer began to wait. Then that
-	// thread's wake-up came too early.
+	// Another thread has opened the page and woken the waiters, perhaps before this one began to
+	// wait. So wake the waiters again.
 	return f.uffd.wake(page, guestmem.PageSize)
 }
 
-// thaw drops the protection of a page that belongs to no freeze. It holds mu so that no freeze
-// starts, because the new freeze would lose the page.
+// thaw drops the protection of a page that belongs to no freeze. It holds mu, so that no freeze
+// starts: dropping the protection of a page of the new freeze would lose the page's old content.
 func (f *Freezer) thaw(page uintptr) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.current.Load() == nil {
 		err := f.uffd.writeProtect(page, guestmem.PageSize, false)
-		if !errors.Is(err, unix.ENOENT) { // ENOENT: the page's mapping has been replaced
+		if !errors.Is(err, unix.ENOENT) { // ENOENT: the mapping has been replaced
 			return err
 		}
 	}
-	return f.uffd.wake(page, guestmem.PageSize) // the writer faults again if the page is frozen now
+	return f.uffd.wake(page, guestmem.PageSize) // if the page is frozen now, the writer faults again
 }
 
-// gpa converts a host address to a guest address.
+// gpa converts an address in this process to a guest address. It returns false if the address is
+// not guest memory.
 func (f *Freezer) gpa(page uintptr) (guestmem.GPA, bool) {
 	regions := f.mem.Regions()
 	for i := range regions {
@@ -152,10 +156,11 @@ func (f *Freezer) rest(gpa guestmem.GPA) uint64 {
 }
 
 // beforeWrite makes the frozen pages of the n bytes at gpa writable, because a device is about to
-// write them. Devices must not fault: a Go thread that faults holds its scheduler slot while the
-// handler may need one.
+// write them. A device must not fault instead: a Go thread that faults holds a processor of the Go
+// scheduler, and the fault handler may need that processor.
 //
-// If a capture fails, the branch fails but the device does not: the page is writable nevertheless.
+// If a page cannot be captured, the branch fails, but the page becomes writable, so that the device
+// continues.
 func (f *Freezer) beforeWrite(gpa guestmem.GPA, n int) {
 	c := f.current.Load()
 	if c == nil {
@@ -171,11 +176,11 @@ func (f *Freezer) beforeWrite(gpa guestmem.GPA, n int) {
 	}
 }
 
-// Freeze protects ranges, so that they keep their bytes until these are in the layer file: page i
-// of the linear memory goes to offset i*PageSize. The ranges are whole pages in ascending order.
-// Capture.Copy must follow, and then Capture.Release.
+// Freeze write-protects ranges, so that they keep their content until it is in the layer file. Page
+// i of the linear memory is written to offset i*PageSize. The ranges must be whole pages in
+// ascending order. The caller must then call Capture.Copy, and after that Capture.Release.
 //
-// Preconditions: the vCPUs are stopped and the devices quiesced, now and until Freeze returns.
+// Preconditions: the vCPUs are stopped and the devices quiesced until Freeze returns.
 func (f *Freezer) Freeze(ranges []guestmem.Range, layer int) (*Capture, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -192,7 +197,7 @@ func (f *Freezer) Freeze(ranges []guestmem.Range, layer int) (*Capture, error) {
 			err = f.uffd.writeProtect(hva, r.Length, true)
 		}
 		if err != nil {
-			return nil, errors.Join(err, f.unfreeze(ranges[:i+1])) // the last range may be protected in part
+			return nil, errors.Join(err, f.unfreeze(ranges[:i+1])) // including the last range, a part of which may be protected
 		}
 	}
 	f.current.Store(c)

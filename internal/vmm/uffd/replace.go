@@ -9,12 +9,13 @@ import (
 )
 
 // replacePages is how many pages are replaced at a time. While the kernel frees the old pages,
-// faults in this memory wait, and so does a device that wants to write one of the pages. The kernel
-// takes well under a millisecond for 4 MiB.
+// which takes well under a millisecond for 4 MiB, faults in these pages wait, and so does a device
+// that wants to write one of them.
 const replacePages = 1024
 
 // Unchanged returns the frozen ranges that have not been written since the freeze, in ascending
-// order. All pages must be captured. The ranges may shrink at any moment.
+// order. All pages must be captured. The ranges may shrink at any moment, because the machine may
+// write to them.
 func (c *Capture) Unchanged() []guestmem.Range {
 	var out []guestmem.Range
 	for _, r := range c.ranges {
@@ -34,11 +35,11 @@ func (c *Capture) Unchanged() []guestmem.Range {
 	return out
 }
 
-// Replace maps layer, which has the captured pages at their linear offsets, privately over the
-// pages of r that are still unchanged. r is one of the ranges of Unchanged. It replaces at most
-// most ranges, and returns them in ascending order and without overlap. The machine may run: a page
-// stays protected and equal to the layer until its mapping is replaced. Then threads that wait to
-// write it wake and write a copy of the new page.
+// Replace maps layer over those pages of r that are still unchanged; layer has them at their linear
+// offsets. The mapping is private. r is one of the ranges of Unchanged. Replace replaces at most
+// most ranges, and returns them in ascending order. The machine may run: each page stays
+// write-protected until its mapping is replaced. Threads that wait to write it then wake, and write
+// to a private copy of the page in layer.
 func (c *Capture) Replace(r guestmem.Range, layer, most int) (done []guestmem.Range, err error) {
 	end := r.GPA + guestmem.GPA(r.Length)
 	for at := r.GPA; at < end; {
@@ -69,10 +70,10 @@ func (c *Capture) Replace(r guestmem.Range, layer, most int) (done []guestmem.Ra
 	return done, err
 }
 
-// replace replaces released pages.
+// replace replaces pages that the caller has released.
 func (c *Capture) replace(r guestmem.Range, layer int) error {
 	if err := c.f.mem.Map(r.GPA, r.Length, layer, guestmem.Linear(r.GPA)); err != nil {
-		c.unprotect(r.GPA, r.Length/guestmem.PageSize) // their content has not changed
+		c.unprotect(r.GPA, r.Length/guestmem.PageSize) // the pages keep their mapping, with the same content
 		return err
 	}
 	hva, err := c.f.mem.HVA(r.GPA)
@@ -83,8 +84,8 @@ func (c *Capture) replace(r guestmem.Range, layer int) error {
 	return err
 }
 
-// Release drops the remaining protection and ends the freeze, which also ends the tracking of
-// unchanged pages. All pages must be captured. Further calls do nothing.
+// Release makes all pages writable that are still protected, and ends the freeze. Unchanged pages
+// are no longer tracked. All pages must be captured. Calling it again does nothing.
 func (c *Capture) Release() error {
 	for _, r := range c.Unchanged() {
 		c.openRange(r)
@@ -99,7 +100,7 @@ func (c *Capture) Release() error {
 	return nil
 }
 
-// openRange releases and unprotects the pages of r that are not released.
+// openRange opens the pages of r that no thread has released.
 func (c *Capture) openRange(r guestmem.Range) {
 	end := r.GPA + guestmem.GPA(r.Length)
 	for at := r.GPA; at < end; {
@@ -116,7 +117,7 @@ func (c *Capture) openRange(r guestmem.Range) {
 	}
 }
 
-// unfreeze drops the protection of ranges after a freeze that failed to start.
+// unfreeze drops the protection of ranges after Freeze has failed.
 func (f *Freezer) unfreeze(ranges []guestmem.Range) error {
 	var errs []error
 	for _, r := range ranges {

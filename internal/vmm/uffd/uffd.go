@@ -1,10 +1,11 @@
 // Package uffd freezes guest memory without stopping the guest for long. It write-protects the
-// dirty pages with userfaultfd and copies them to a layer file in the background. If the guest is
-// about to write a page, that page is copied first. Once the layer is part of a snapshot, a mapping
-// of it can replace the pages that are still unwritten.
+// dirty pages with userfaultfd, and copies them to a layer file in the background. When the guest
+// wants to write a protected page, that page is copied first. When the layer has become part of a
+// snapshot, pages that the guest has still not written can be replaced by a mapping of the layer,
+// which frees memory.
 //
-// The machine decides what to freeze and when. It stops the vCPUs and quiesces the devices around
-// Freeze. Documentation/admin-guide/mm/userfaultfd.rst describes Linux's interface.
+// Package machine decides what to freeze and when. It stops the vCPUs and quiesces the devices
+// during Freeze. Documentation/admin-guide/mm/userfaultfd.rst describes Linux's interface.
 package uffd
 
 import (
@@ -36,8 +37,8 @@ const (
 // fd is a userfaultfd of this process.
 type fd int
 
-// open makes a userfaultfd for this process from an open /dev/userfaultfd. It also reports faults
-// in kernel mode, because KVM writes guest memory there.
+// open makes a userfaultfd for this process from an open /dev/userfaultfd. It must report faults in
+// kernel mode too, because KVM writes guest memory in kernel mode.
 func open(device int) (fd, error) {
 	n, err := ioctl(device, ioNew, unix.O_CLOEXEC)
 	if err != nil {
@@ -64,8 +65,8 @@ func (u fd) register(start uintptr, length uint64) error {
 	return nil
 }
 
-// writeProtect sets or drops the protection of whole pages. Dropping it wakes the threads that wait
-// to write them.
+// writeProtect sets or drops the write protection of whole pages. Dropping it wakes the threads
+// that wait to write them.
 func (u fd) writeProtect(start uintptr, length uint64, on bool) error {
 	r := struct{ start, length, mode uint64 }{uint64(start), length, 0}
 	if on {
@@ -77,7 +78,7 @@ func (u fd) writeProtect(start uintptr, length uint64, on bool) error {
 	return nil
 }
 
-// wake makes the threads that wait for these pages try again.
+// wake wakes the threads that wait to write these pages, so that they try again.
 func (u fd) wake(start uintptr, length uint64) error {
 	r := struct{ start, length uint64 }{uint64(start), length}
 	if err := u.call(ioWake, unsafe.Pointer(&r)); err != nil {
@@ -101,8 +102,8 @@ func (u fd) nextFault() (uintptr, error) {
 	}
 }
 
-// call makes an ioctl. It retries while a signal interrupts the ioctl, or while the ioctl races
-// with another change of the mappings (EAGAIN).
+// call makes an ioctl. It retries after EINTR, and after EAGAIN, which means that another change of
+// the mappings was in progress.
 func (u fd) call(req uintptr, arg unsafe.Pointer) error {
 	for {
 		_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(u), req, uintptr(arg))

@@ -18,12 +18,12 @@ type EventFD struct {
 	fd int
 
 	mu     sync.Mutex
-	file   *os.File // fd in the runtime's poller; set by the first Wait
+	file   *os.File // fd for the runtime's poller; set by the first Wait
 	raw    syscall.RawConn
 	closed bool
 
-	err error              // error of the last try
-	try func(uintptr) bool // created once, so that Wait allocates nothing
+	err error              // error of the last call of try
+	try func(uintptr) bool // method value, created once so that Wait allocates nothing
 }
 
 // NewEventFD returns an eventfd with count 0.
@@ -38,8 +38,8 @@ func NewEventFD() (*EventFD, error) {
 // FD returns the descriptor, which still belongs to the EventFD.
 func (e *EventFD) FD() int { return e.fd }
 
-// Signal adds one to the counter and wakes the waiter. It never blocks: a counter at its maximum
-// stays signalled.
+// Signal adds one to the counter and wakes the goroutine in Wait. It never blocks: if the counter
+// is at its maximum, nothing needs to be added.
 func (e *EventFD) Signal() error {
 	var one [8]byte
 	binary.NativeEndian.PutUint64(one[:], 1)
@@ -49,8 +49,8 @@ func (e *EventFD) Signal() error {
 	return nil
 }
 
-// Wait parks the calling goroutine, not a thread, until the counter is positive, and clears it. It
-// returns os.ErrClosed after Close. One goroutine may wait at a time.
+// Wait blocks the calling goroutine, but no thread, until the counter is positive, and then clears
+// the counter. It returns os.ErrClosed after Close. Only one goroutine may wait at a time.
 func (e *EventFD) Wait() error {
 	raw, err := e.pollable()
 	if err != nil {
@@ -65,7 +65,7 @@ func (e *EventFD) Wait() error {
 	return nil
 }
 
-// clear clears the counter. It reports whether the wait is over: the counter was positive, or there
+// clear clears the counter. It returns true if Wait can return: the counter was positive, or there
 // was an error.
 func (e *EventFD) clear(fd uintptr) bool {
 	var count [8]byte
@@ -90,7 +90,7 @@ func (e *EventFD) pollable() (syscall.RawConn, error) {
 	return e.raw, nil
 }
 
-// Close closes the descriptor and ends a Wait. Signal must not be called any more.
+// Close closes the descriptor and ends a Wait. Signal must not be called afterwards.
 func (e *EventFD) Close() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()

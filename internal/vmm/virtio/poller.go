@@ -10,10 +10,10 @@ import (
 	"github.com/forkd/forkd/internal/rawcall"
 )
 
-// Poller waits for many descriptors in one goroutine. Its epoll descriptor is itself in the
-// runtime's poller, so waiting occupies no thread. (If the descriptors were in the runtime's poller
-// themselves, every event would wake the process, wanted or not.) Add, Change and Remove may be
-// called during Wait.
+// Poller waits for many descriptors in one goroutine. It has an epoll descriptor, and only that
+// descriptor is in the Go runtime's poller, so waiting occupies no thread. If all descriptors were
+// in the runtime's poller, every event would wake the process, even one that the device does not
+// wait for. Add, Change and Remove may be called during Wait.
 type Poller struct {
 	file *os.File
 	raw  syscall.RawConn
@@ -22,17 +22,17 @@ type Poller struct {
 	events [32]unix.EpollEvent
 	n      int
 	err    error
-	try    func(uintptr) bool // created once, so that Wait allocates nothing
+	try    func(uintptr) bool // method value, created once so that Wait allocates nothing
 }
 
-// NewPoller returns a poller that waits for nothing yet.
+// NewPoller returns a poller without descriptors.
 func NewPoller() (*Poller, error) {
 	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
 		return nil, fmt.Errorf("create epoll: %w", err)
 	}
-	// A non-blocking descriptor makes os.NewFile use the runtime's poller. epoll itself ignores the
-	// flag.
+	// The descriptor must be non-blocking, so that os.NewFile uses the runtime's poller. epoll
+	// itself ignores that.
 	if err := unix.SetNonblock(fd, true); err != nil {
 		_ = unix.Close(fd)
 		return nil, fmt.Errorf("epoll: %w", err)
@@ -46,13 +46,15 @@ func NewPoller() (*Poller, error) {
 	return p, nil
 }
 
-// poll collects events and reports whether there are any. If not, the runtime calls it again later.
+// poll collects events. If there are none, it returns false, and the runtime calls it again when
+// there are.
 func (p *Poller) poll(fd uintptr) bool {
 	p.n, p.err = rawcall.EpollWait(int(fd), p.events[:])
 	return p.n != 0 || p.err != nil
 }
 
-// Wait returns the next events, which are valid until the next Wait, or an error after Close.
+// Wait returns the next events. The slice is valid until the next Wait. After Close, Wait returns
+// an error.
 func (p *Poller) Wait() ([]unix.EpollEvent, error) {
 	if err := p.raw.Read(p.try); err != nil {
 		return nil, err
@@ -63,7 +65,7 @@ func (p *Poller) Wait() ([]unix.EpollEvent, error) {
 	return p.events[:p.n], nil
 }
 
-// Add adds events of fd, such as EPOLLIN, to those that Wait waits for.
+// Add makes Wait report the given events of fd, such as EPOLLIN.
 func (p *Poller) Add(fd int, events uint32) error {
 	ev := unix.EpollEvent{Events: events, Fd: int32(fd)}
 	if err := rawcall.EpollCtl(p.fd, unix.EPOLL_CTL_ADD, fd, &ev); err != nil {
@@ -72,13 +74,12 @@ func (p *Poller) Add(fd int, events uint32) error {
 	return nil
 }
 
-// Change replaces the events of an added descriptor, which cannot fail.
+// Change replaces the events of a descriptor that was added. It cannot fail.
 func (p *Poller) Change(fd int, events uint32) {
 	ev := unix.EpollEvent{Events: events, Fd: int32(fd)}
 	_ = rawcall.EpollCtl(p.fd, unix.EPOLL_CTL_MOD, fd, &ev)
 }
 
-// Remove reverses Add.
 func (p *Poller) Remove(fd int) { _ = rawcall.EpollCtl(p.fd, unix.EPOLL_CTL_DEL, fd, nil) }
 
 // Close ends Wait.

@@ -1,12 +1,12 @@
-// Package virtio is the contract between virtio devices and the transport that shows them to a
-// guest: identity, features, activation, kicks, interrupts, quiescence and saved state (virtio 1.2
-// §2, §3).
+// Package virtio is the contract between virtio devices and the transport that makes them visible
+// to a guest. It covers identity, features, activation, kicks (the driver's notifications),
+// interrupts, quiescence and saved state (virtio 1.2 §2, §3).
 //
-// It has no device, no register layout and no ring code; those are the packages below it. Nothing
-// in this tree talks to KVM: the machine supplies the Interrupt, and registers an EventFD for
+// It contains no device, no register layout and no code for rings. The packages below it do. None
+// of these packages uses KVM: package machine supplies the Interrupt, and registers an EventFD for
 // kicks.
 //
-// Life of a device:
+// States of a device:
 //
 //	New ──▶ inactive ──Activate──▶ running ──Reset──▶ inactive
 //	                                │  ▲
@@ -14,10 +14,10 @@
 //	                                ▼  │
 //	                              failed
 //
-// A device is single-threaded: its transport calls Activate, Notify, Reset, Save and Restore one at
-// a time, holding the device's run lock. A device with goroutines of its own takes the same lock
-// with Transport.Enter before it touches its state, its queues or guest memory. Quiescing means
-// holding that lock: while it is held no device code runs, and none touches guest memory.
+// A device is single-threaded. Its transport holds the device's run lock when it calls Activate,
+// Notify, Reset, Save or Restore. If a device has goroutines of its own, they take the same lock
+// with Transport.Enter before they touch the device's state, its queues or guest memory. Quiescing
+// a device means holding the lock, so that no device code runs and guest memory does not change.
 package virtio
 
 import (
@@ -51,7 +51,7 @@ type Interrupt interface {
 type Info struct {
 	ID         uint32   // device type, such as IDBlock
 	Features   uint64   // device-specific feature bits offered
-	QueueSizes []uint16 // largest size of each queue, powers of two
+	QueueSizes []uint16 // maximum size of each queue, a power of two
 }
 
 // Device is a virtio device behind a transport.
@@ -59,60 +59,60 @@ type Device interface {
 	// Info may be called at any time, by any goroutine.
 	Info() Info
 
-	// ReadConfig fills p with the device's configuration space from offset off. Bytes beyond the
-	// end of the space read as zero. ReadConfig may be called at any time, by any goroutine. No
-	// device here has writable configuration.
+	// ReadConfig fills p from offset off of the device's configuration space. Bytes beyond its end
+	// read as zero. ReadConfig may be called at any time, by any goroutine. No device here has a
+	// writable configuration.
 	ReadConfig(off uint64, p []byte)
 
-	// Activate starts the device with the features and queues that the driver chose. A queue that
-	// the driver did not set up is nil. Activate must not touch guest memory, because it also runs
-	// while a restored machine is quiesced. An error means that the driver broke the rules. The
-	// transport then sets DEVICE_NEEDS_RESET.
+	// Activate starts the device with the features and queues that the driver has chosen. A queue
+	// that the driver did not set up is nil. Activate must not access guest memory, because it also
+	// runs while a restored machine is quiesced. An error means that the driver broke the rules;
+	// the transport then sets DEVICE_NEEDS_RESET.
 	Activate(t Transport, queues []*virtq.Queue, features uint64) error
 
-	// Notify serves every queue, because the driver kicked or because a kick may have been lost. It
-	// returns more if it stopped early to release the run lock, and is then called again. An error
+	// Notify serves every queue. It is called after a kick, and when a kick may have been lost. If
+	// it stops early to release the run lock, it returns more, and is then called again. An error
 	// means that the driver broke the rules.
 	Notify() (more bool, err error)
 
-	// Reset drops everything that came from the driver. It does nothing if the device is inactive.
+	// Reset drops everything that came from the driver. For an inactive device it does nothing.
 	Reset()
 
 	Stater
 }
 
-// Stater is the state of a device in a snapshot. The transport saves rings and registers.
+// Stater saves and restores the state of a device. The transport saves queues and registers.
 type Stater interface {
 	// Save appends the device's own state, beginning with a version.
 	Save(w *codec.Writer)
 
-	// Restore reads the state that Save wrote, in a device that has just been created or reset. It
-	// refuses state of another version, or of a device with another configuration. If the driver
-	// had started the device when it was saved, Activate is called next.
+	// Restore reads the state that Save wrote. It is called for a device that has just been created
+	// or reset. It returns an error for a state of another version, or of a device with another
+	// configuration. If the driver had started the saved device, Activate is called next.
 	Restore(r *codec.Reader) error
 }
 
-// Transport is an activated device's view of its transport.
+// Transport is what an activated device can do with its transport.
 type Transport interface {
-	// Enter takes the device's run lock for one of the device's own goroutines. While the device is
-	// quiesced it waits. If it returns false, the device is not running (never activated, reset or
-	// failed) and the lock is not held.
+	// Enter takes the run lock for one of the device's own goroutines. It waits while the device is
+	// quiesced. If it returns false, the device is not running (never activated, reset or failed)
+	// and the lock is not held.
 	Enter() bool
 
 	// Leave releases the lock that Enter took.
 	Leave()
 
 	// Wanted reports whether another goroutine waits for the run lock, to pause the machine or to
-	// reset the device. Device code that holds the lock must then stop before its next request: the
-	// duration of a pause must not depend on how much the guest has queued.
+	// reset the device. Device code must then stop before its next request, so that the time until
+	// the pause does not depend on how much the guest has queued.
 	Wanted() bool
 
 	// Interrupt tells the driver that the queue has used buffers, unless the driver has disabled
 	// that. The run lock must be held.
 	Interrupt(q *virtq.Queue) error
 
-	// Fail resets the device and sets DEVICE_NEEDS_RESET because the driver broke the rules. It is
-	// for failures found outside Notify. The run lock must be held; afterwards the device must only
-	// call Leave.
+	// Fail resets the device and sets DEVICE_NEEDS_RESET, because the driver broke the rules. It is
+	// for failures that are found outside of Notify. The run lock must be held. After Fail the
+	// device may only call Leave.
 	Fail(err error)
 }

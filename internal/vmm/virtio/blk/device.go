@@ -1,15 +1,15 @@
-// Package blk is the virtio block device (virtio 1.2 §5.2) over an Overlay, which stacks an
+// Package blk is the virtio block device (virtio 1.2 §5.2). Its disk is an Overlay, which stacks an
 // immutable image, immutable layers and one private top.
 //
 // The transport's goroutine executes requests one at a time, in order, with preadv and pwritev
 // between files and guest memory. The package caches nothing, and a quiesced device has no request
-// in progress. So a device has no state to save except its shape. The package opens no files and
-// knows no snapshots.
+// in progress. So a device saves no state except its shape. The package opens no files and knows no
+// snapshots.
 //
-// The device works in pieces of at most maxPiece bytes, and may stop after each of them for a
-// pause. A request that is incomplete, or that found no space on the host, stays in its queue, and
-// the device continues later with its next piece. If a snapshot is taken before that, the restored
-// device executes the request again from the start. The result is the same, because the guest has
+// The device splits a request into pieces of at most maxPiece bytes, so that it can pause after
+// each piece. If a request is incomplete, or found no space on the host, it stays in its queue, and
+// the device continues later with the next piece. If a snapshot is taken in between, the restored
+// device executes the request again from its start. The result is the same, because the guest has
 // received no response, and no later request has been executed.
 package blk
 
@@ -39,25 +39,27 @@ const (
 	// maxRequest bounds the data of one request in bytes. Linux drivers stay below 4 MiB.
 	maxRequest = 8 << 20
 
-	// maxPiece bounds the work between two checks of Transport.Wanted, in bytes of the disk. It is
-	// a multiple of cluster. For each cluster in a piece, a discard may free an extent of the
-	// host's file system.
+	// maxPiece is the most that the device does before it calls Transport.Wanted again, in bytes of
+	// the disk. It is a multiple of cluster. A discard may have to free an extent of the host's
+	// file system for each cluster in a piece.
 	maxPiece = 1 << 20
 
-	// maxHold is the number of bytes after which the device releases the run lock for others, such
-	// as a driver that resets it.
+	// maxHold is the number of bytes after which the device releases the run lock, so that others
+	// can take it, such as a driver that resets the device.
 	maxHold = 8 << 20
 
-	// pieceCost is added to the data of each piece when counting towards maxHold, because even a
-	// request without data takes time.
+	// pieceCost is added for each piece when the device counts bytes towards maxHold, because even
+	// a piece without data takes time.
 	pieceCost = 64 << 10
 
-	// Announced limits of a discard or write-zeroes request: one segment of 64 MiB, in sectors.
+	// Limits of a discard or write-zeroes request that the device announces: one segment of 64 MiB,
+	// in sectors.
 	announcedZero     = 64 << 20 / sectorSize
 	announcedSegments = 1
 
-	// Accepted limits of such a request: 16 segments of 1 GiB each. Earlier releases announced
-	// these limits, and drivers in their snapshots never read them again.
+	// Limits of such a request that the device accepts: 16 segments of 1 GiB each. Earlier releases
+	// announced these limits. Drivers in snapshots of those releases still use them, because a
+	// driver reads the limits only once.
 	acceptedZero     = 1 << 30 / sectorSize
 	acceptedSegments = 16
 )
@@ -72,21 +74,21 @@ type Device struct {
 	transport virtio.Transport
 	queue     *virtq.Queue
 
-	done  uint64   // bytes already processed of the request at the head of the queue
-	views [][]byte // scratch: guest memory of one piece
+	done  uint64   // bytes of the first request in the queue that are already processed
+	views [][]byte // reused buffer: guest memory of one piece
 }
 
 // serialSize is the length of a disk's serial number in bytes, padded with zeros (virtio 1.2
 // §5.2.6).
 const serialSize = 20
 
-// New returns a device for disk, which it owns, with a serial number. The guest sees the first 20
-// bytes of the serial number (as /dev/disk/by-id/virtio-SERIAL).
+// New returns a device for disk, which the device owns. The guest sees the first 20 bytes of serial
+// (as /dev/disk/by-id/virtio-SERIAL).
 //
 // If the host's file system has no space for a write, the guest gets no error, because most guests
-// would lose the data. The write stays in the queue, the device calls full, and it stops serving
-// until the driver's next kick or Unquiesce. full is called with the run lock held, possibly more
-// than once, and must not block.
+// would then lose the data. The write stays in the queue. The device calls full and stops, until
+// the driver notifies it again or until Unquiesce. full is called with the run lock held, possibly
+// several times, and must not block.
 func New(disk *Overlay, serial string, full func()) *Device {
 	d := &Device{disk: disk, full: full}
 	copy(d.serial[:], serial)
@@ -169,8 +171,8 @@ func (d *Device) Notify() (more bool, err error) {
 		if err := d.queue.Push(c.Head, written); err != nil {
 			return false, err
 		}
-		// Send an interrupt for each request, if the driver wants one, because the next request may
-		// wait for a disk.
+		// Send an interrupt for each request, if the driver wants one, and not once for several:
+		// the next request may have to wait for a disk.
 		if err := d.transport.Interrupt(d.queue); err != nil {
 			return false, err
 		}
@@ -178,22 +180,22 @@ func (d *Device) Notify() (more bool, err error) {
 	return true, nil
 }
 
-// SwapTop is Overlay.SwapTop. Preconditions: the transport is quiesced.
+// SwapTop calls Overlay.SwapTop. Preconditions: the transport is quiesced.
 func (d *Device) SwapTop(newTop, frozen *os.File) error { return d.disk.SwapTop(newTop, frozen) }
 
-// Merge is Overlay.Merge. Preconditions: the transport is quiesced.
+// Merge calls Overlay.Merge. Preconditions: the transport is quiesced.
 func (d *Device) Merge(first int, merged *os.File) error { return d.disk.Merge(first, merged) }
 
-// SetDisk replaces the whole disk, as a rollback does, and closes the old one. Both must have the
-// same size. After an error nothing has changed and disk still belongs to the caller.
-// Preconditions: the transport is quiesced.
+// SetDisk replaces the whole disk, for a rollback, and closes the old one. Both must have the same
+// size. After an error the device has its old disk, and the caller still owns disk. Preconditions:
+// the transport is quiesced.
 func (d *Device) SetDisk(disk *Overlay) error {
 	if disk.Size() != d.disk.Size() {
 		return errors.New("replace disk: the size differs")
 	}
 	old := d.disk
 	d.disk = disk
-	_ = old.Close() // its content is no longer needed
+	_ = old.Close() // an error is ignored, because the old disk is no longer needed
 	return nil
 }
 

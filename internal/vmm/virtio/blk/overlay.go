@@ -13,13 +13,13 @@ import (
 
 const cluster = disklayer.ClusterSize
 
-// Overlay is a disk of size bytes made of files: a raw immutable base, immutable layers above it,
-// and a private top that takes all writes. A read finds each cluster in the topmost file that has
-// it. The base has all clusters; clusters beyond the end of its file are zero.
+// Overlay is a disk of size bytes that consists of files: a raw immutable base, immutable layers
+// above it, and a private top, to which all writes go. A read takes each cluster from the topmost
+// file that has it. The base has all clusters; those beyond the end of its file are zero.
 //
-// Data is always written before the bit that makes it visible, so the layer is valid whenever the
-// process is killed. Nothing is synced: a top need not survive a reboot before a branch makes it a
-// layer, and the owner of layers syncs them.
+// Data is always written before the bit that makes it visible, so the top is a valid layer even if
+// the process is killed. Nothing is synced: a top may be lost at a reboot until a branch makes it a
+// layer, and the store syncs layers.
 //
 // An Overlay is the disk of one device and is not safe for concurrent use.
 type Overlay struct {
@@ -29,14 +29,14 @@ type Overlay struct {
 	layers []*disklayer.Layer // lowest first, the top last
 	top    *disklayer.Layer
 
-	rest    [][]byte // remaining part of a request
-	part    [][]byte // the next run of clusters of rest
-	scratch []byte   // one cluster, for copying on partial writes
+	rest    [][]byte // part of a request that is not processed yet
+	part    [][]byte // part of rest that the next system call processes
+	scratch []byte   // buffer of one cluster, for partial writes
 }
 
-// NewOverlay opens a disk over donated files: the base, then layers, the last of which is the
-// writable top. size is a multiple of 512, and every layer must belong to a disk of that size. The
-// Overlay owns the files from here on, even after an error.
+// NewOverlay returns a disk over files: the base, then layers, of which the last is the writable
+// top. size is a multiple of 512, and each layer must be for a disk of that size. The Overlay owns
+// the files, even after an error.
 func NewOverlay(files []*os.File, size uint64) (*Overlay, error) {
 	o := &Overlay{size: size}
 	if len(files) > 0 {
@@ -95,11 +95,11 @@ func (o *Overlay) openLayer(f *os.File) (*disklayer.Layer, error) {
 	return l, nil
 }
 
-// SwapTop makes the top an immutable layer, below newTop, an empty layer of the same size. frozen
-// is the file of the former top, opened for reading. The Overlay reads through it from now on, and
-// closes the descriptor that it wrote through, so that this process can no longer change the file.
-// SwapTop copies nothing. After an error the disk is unchanged and both files belong to the caller;
-// otherwise the Overlay owns them.
+// SwapTop makes the top an immutable layer and puts newTop above it, an empty layer of the same
+// size. frozen is the file of the former top, open for reading only. The Overlay reads through
+// frozen from now on, and closes the descriptor that it wrote through, so that this process can no
+// longer change the file. Nothing is copied. After an error the disk is unchanged and the caller
+// owns both files; otherwise the Overlay owns them.
 func (o *Overlay) SwapTop(newTop, frozen *os.File) error {
 	old := o.top
 	if err := sameFile(old.File(), frozen); err != nil {
@@ -114,7 +114,7 @@ func (o *Overlay) SwapTop(newTop, frozen *os.File) error {
 	}
 	last := len(o.layers) - 1
 	o.layers[last-1], o.top = layer, o.layers[last]
-	_ = old.Close() // its content is in the file
+	_ = old.Close() // an error is ignored, because all data is already in the file
 	_ = old.File().Close()
 	return nil
 }
@@ -135,9 +135,9 @@ func sameFile(a, b *os.File) error {
 	return nil
 }
 
-// Merge replaces all layers from number first to the last one below the top by merged, a layer with
-// their content, and closes them. After an error the disk is unchanged and merged belongs to the
-// caller; otherwise the Overlay owns it.
+// Merge replaces layers by merged, a layer with their combined content, and closes them. It
+// replaces all layers from number first up to the one below the top. After an error the disk is
+// unchanged and the caller owns merged; otherwise the Overlay owns it.
 func (o *Overlay) Merge(first int, merged *os.File) error {
 	last := len(o.layers) - 1 // the top
 	if first < 0 || first >= last {
@@ -149,7 +149,7 @@ func (o *Overlay) Merge(first int, merged *os.File) error {
 	old := slices.Clone(o.layers[first:last])
 	o.layers = append(o.layers[:first], o.layers[last+1], o.top)
 	for _, l := range old {
-		_ = l.Close() // its content is no longer needed
+		_ = l.Close() // an error is ignored, because the layer is no longer needed
 		_ = l.File().Close()
 	}
 	return nil
@@ -171,7 +171,8 @@ func (o *Overlay) Close() error {
 // Size returns the size of the disk in bytes.
 func (o *Overlay) Size() uint64 { return o.size }
 
-// ReadV fills views from byte offset off. The caller has checked that the range is on the disk.
+// ReadV fills views from byte offset off. The caller must have checked that the range lies on the
+// disk.
 func (o *Overlay) ReadV(views [][]byte, off uint64) error {
 	o.rest = append(o.rest[:0], views...)
 	for left := length(views); left > 0; {
@@ -185,8 +186,8 @@ func (o *Overlay) ReadV(views [][]byte, off uint64) error {
 	return nil
 }
 
-// locate returns the file that has the byte at off, or nil if the byte is zero, and how many of the
-// next left bytes have the same source.
+// locate returns the file that contains the byte at off, or nil if the byte is zero. It also
+// returns how many of the next left bytes are in the same file (or are zero).
 func (o *Overlay) locate(off, left uint64) (*os.File, uint64) {
 	first := off / cluster
 	count := (off+left+cluster-1)/cluster - first
@@ -219,7 +220,7 @@ func (o *Overlay) readPart(f *os.File, part [][]byte, off uint64) error {
 	})
 }
 
-// take moves n bytes of views from the front of o.rest to o.part.
+// take moves n bytes from the front of o.rest to o.part, which it returns.
 func (o *Overlay) take(n uint64) [][]byte {
 	o.part = o.part[:0]
 	for n > 0 {
@@ -233,8 +234,8 @@ func (o *Overlay) take(n uint64) [][]byte {
 	return o.part
 }
 
-// transfer calls rw until all bytes of views are transferred. A file that ends early has been
-// truncated in the meantime, which is an error.
+// transfer calls rw until all bytes of views are transferred. If a file ends too early, it has been
+// truncated, and transfer returns an error.
 func transfer(views [][]byte, off uint64, rw func([][]byte, int64) (int, error)) error {
 	for len(views) > 0 {
 		n, err := rw(views, int64(off))

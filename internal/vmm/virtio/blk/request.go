@@ -29,7 +29,7 @@ const (
 const (
 	headerSize  = 16 // struct virtio_blk_req: type, reserved, sector
 	segmentSize = 16 // struct virtio_blk_discard_write_zeroes: sector, num_sectors, flags
-	flagUnmap   = 1  // write-zeroes segment: the device may free the space; if clear, it should keep the space
+	flagUnmap   = 1  // flag of a write-zeroes segment: the device may free the space; otherwise it should keep it
 )
 
 var (
@@ -37,14 +37,15 @@ var (
 	errStatus = errors.New("block request without a status byte")
 )
 
-// errMore means that a request has more pieces.
+// errMore says that a request has further pieces.
 var errMore = errors.New("block request is not complete")
 
 // serve executes the next piece of the request in c, which begins d.done bytes into the request.
-// Before the last piece it returns errMore, and after it the number of bytes that the device wrote
-// to c. Errors of the disk or its addresses are reported to the driver in the request's status.
-// There are two other kinds of errors: if noRoom holds, the piece must be served again when the
-// host has space; otherwise the status could not be written.
+// Before the last piece it returns errMore. After it, it returns the number of bytes that the
+// device has written to c. If the disk fails or an address is invalid, the request's status tells
+// the driver, and serve returns no error. It returns errors of two kinds. If noRoom holds for the
+// error, the piece must be served again when the host has space. Otherwise the status could not be
+// written.
 func (d *Device) serve(c *virtq.Chain) (written uint32, err error) {
 	status := c.CutLast()
 	if status == nil {
@@ -63,7 +64,7 @@ func (d *Device) serve(c *virtq.Chain) (written uint32, err error) {
 		}
 	case typeOut:
 		s, err = result(d.write(c, sector))
-	case typeFlush: // has no effect: nothing is cached, see Overlay
+	case typeFlush: // no effect, because nothing is cached, see Overlay
 	case typeGetID:
 		written = uint32(c.CopyOut(d.serial[:]))
 	case typeDiscard, typeWriteZeroes:
@@ -77,7 +78,7 @@ func (d *Device) serve(c *virtq.Chain) (written uint32, err error) {
 	return written + 1, err
 }
 
-// onDisk reports whether n bytes from sector on lie within the disk. n is at most 1<<41.
+// onDisk reports whether n bytes, beginning at a sector, lie on the disk. n is at most 1<<41.
 func (d *Device) onDisk(sector, n uint64) bool {
 	sectors := d.disk.Size() / sectorSize
 	return n%sectorSize == 0 && sector <= sectors && n/sectorSize <= sectors-sector
@@ -113,9 +114,9 @@ func (d *Device) write(c *virtq.Chain, sector uint64) error {
 	return d.progress(n, left)
 }
 
-// piece returns the next piece of a request that moves size bytes: n bytes at off of the disk. left
-// is the number of bytes that remain in total. A hostile driver may have changed the request since
-// the last piece, so everything is checked again.
+// piece returns the next piece of a request that transfers size bytes: n bytes at offset off of the
+// disk. left is the number of bytes that remain, including the piece. It checks everything again
+// for each piece, because a hostile driver may have changed the request.
 func (d *Device) piece(size uint32, sector uint64) (off, n, left uint64, err error) {
 	if size > maxRequest || !d.onDisk(sector, uint64(size)) {
 		return 0, 0, 0, errRange
@@ -125,11 +126,12 @@ func (d *Device) piece(size uint32, sector uint64) (off, n, left uint64, err err
 	return off, pieceOf(off, left), left, nil
 }
 
-// pieceOf returns how many of left bytes at off are processed in one piece. A piece ends at a
-// cluster boundary, so pieces complete and discard the same clusters as one whole request would.
+// pieceOf returns how many of left bytes at off belong to the next piece. Pieces end at cluster
+// boundaries, so that they write and discard the same whole clusters as the request would without
+// pieces.
 func pieceOf(off, left uint64) uint64 { return min(left, maxPiece-off%maxPiece) }
 
-// progress records that n of the remaining left bytes have been processed.
+// progress records that n of the left remaining bytes have been processed.
 func (d *Device) progress(n, left uint64) error {
 	d.done += n
 	if n < left {
@@ -150,7 +152,7 @@ func (d *Device) zero(c *virtq.Chain, kind uint32) error {
 		le := binary.LittleEndian
 		sector, count, flags := le.Uint64(s[0:]), le.Uint32(s[8:]), le.Uint32(s[12:])
 		if flags&^flagUnmap != 0 || kind == typeDiscard && flags != 0 {
-			return errUnsupported // virtio 1.2 §5.2.6.2
+			return errUnsupported // the status that virtio 1.2 §5.2.6.2 requires
 		}
 		size := uint64(count) * sectorSize
 		if count > acceptedZero || !d.onDisk(sector, size) {
@@ -180,7 +182,7 @@ func (d *Device) zero(c *virtq.Chain, kind uint32) error {
 }
 
 // result converts an error to a status, which reveals nothing about the host. It returns errMore,
-// and errors for which noRoom holds, unchanged, because the driver gets no response yet.
+// and errors for which noRoom holds, as pending, because the driver gets no response yet.
 func result(err error) (status byte, pending error) {
 	switch {
 	case err == nil:
@@ -193,5 +195,5 @@ func result(err error) (status byte, pending error) {
 	return statusIOErr, nil
 }
 
-// noRoom reports whether the host has no space, or its owner's quota is exhausted.
+// noRoom reports whether err says that the host has no space, or that a disk quota is exhausted.
 func noRoom(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }

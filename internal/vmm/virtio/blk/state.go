@@ -9,8 +9,8 @@ import (
 // stateVersion changes whenever the layout of Save does.
 const stateVersion = 2
 
-// Save implements virtio.Stater. A quiesced device has no request in progress. The size of the disk
-// is saved so that a machine is not restored with a disk of another size.
+// Save implements virtio.Stater. A quiesced device has no request in progress. Save only writes the
+// size of the disk, so that Restore can refuse a disk of another size.
 func (d *Device) Save(w *codec.Writer) {
 	w.U32(stateVersion)
 	w.U64(d.disk.Size())

@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// WriteV writes views at byte offset off. The caller has checked that the range is on the disk and
-// that the disk is writable. After an error some clusters may have the new data, as on any disk.
+// WriteV writes views at byte offset off. The caller must have checked that the range lies on the
+// disk. After an error some clusters may have the new data, as on any disk.
 func (o *Overlay) WriteV(views [][]byte, off uint64) error {
 	o.rest = append(o.rest[:0], views...)
 	for left := length(views); left > 0; {
@@ -27,9 +27,9 @@ func (o *Overlay) WriteV(views [][]byte, off uint64) error {
 	return nil
 }
 
-// writeRun returns how many of the next left bytes can be written in the same way. With whole they
-// are written straight to the top, because they are whole clusters or the top already has the
-// cluster. Otherwise they lie in one cluster, which must first be completed with data from the
+// writeRun returns how many of the next left bytes can be written in the same way. If whole is
+// true, they are written directly to the top: they are whole clusters, or the top already has their
+// clusters. If whole is false, they lie in one cluster, which must be completed with data from the
 // files below.
 func (o *Overlay) writeRun(off, left uint64) (n uint64, whole bool) {
 	end := off + left
@@ -43,8 +43,8 @@ func (o *Overlay) writeRun(off, left uint64) (n uint64, whole bool) {
 	return left, true
 }
 
-// fills reports whether a write of [off, end), which touches cluster c, may write c straight to the
-// top.
+// fills reports whether the part of a write to [off, end) that lies in cluster c can be written
+// directly to the top.
 func (o *Overlay) fills(c, off, end uint64) bool {
 	begins := c * cluster
 	return off <= begins && end >= min(begins+cluster, o.size) || o.top.Has(c)
@@ -64,7 +64,7 @@ func (o *Overlay) writeWhole(part [][]byte, off, n uint64) error {
 	return o.mark(off, n)
 }
 
-// mark sets the bits of the clusters that [off, off+n) touches, as far as they are not set.
+// mark sets the bits of the clusters that [off, off+n) touches, unless they are already set.
 func (o *Overlay) mark(off, n uint64) error {
 	first, end := off/cluster, (off+n+cluster-1)/cluster
 	if has, run := o.top.Run(first, end-first); has && run == end-first {
@@ -73,8 +73,8 @@ func (o *Overlay) mark(off, n uint64) error {
 	return o.top.Set(first, end-first)
 }
 
-// writePartial writes n bytes inside a cluster that the top does not have. It also writes the rest
-// of the cluster, from the files below.
+// writePartial writes n bytes inside a cluster that the top does not have. It copies the other
+// bytes of the cluster from the files below.
 func (o *Overlay) writePartial(part [][]byte, off, n uint64) error {
 	if o.scratch == nil {
 		o.scratch = make([]byte, cluster)
@@ -97,8 +97,8 @@ func (o *Overlay) writePartial(part [][]byte, off, n uint64) error {
 	return o.writeWhole(one[:], begins, uint64(len(whole)))
 }
 
-// Zero makes n bytes from off read as zero and frees their space in the top. The caller has checked
-// the range and that the disk is writable.
+// Zero makes n bytes at off read as zero and frees their space in the top. The caller must have
+// checked the range and that the disk is writable.
 func (o *Overlay) Zero(off, n uint64) error {
 	end := off + n
 	first, last := (off+cluster-1)/cluster*cluster, end/cluster*cluster
@@ -126,7 +126,7 @@ func (o *Overlay) Zero(off, n uint64) error {
 	return o.writeZeros(last, end-last)
 }
 
-// Discard frees the space of the clusters that lie completely within n bytes from off. They then
+// Discard frees the space of the clusters that lie completely within the n bytes at off. They then
 // read as zero.
 func (o *Overlay) Discard(off, n uint64) error {
 	first, last := (off+cluster-1)/cluster*cluster, (off+n)/cluster*cluster

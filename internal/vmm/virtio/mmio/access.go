@@ -6,13 +6,13 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio"
 )
 
-// offered returns the feature bits that the driver may accept.
+// offered returns the feature bits that the device offers to the driver.
 func (t *Transport) offered() uint64 {
 	return t.info.Features | virtio.FVersion1 | virtio.FEventIdx | virtio.FIndirectDesc
 }
 
-// Read answers a vCPU's load of len(p) bytes at offset off of the window. A load outside a register
-// reads as zero.
+// Read handles a vCPU's load of len(p) bytes at offset off of the window. Loads outside registers
+// read as zero.
 func (t *Transport) Read(off uint64, p []byte) {
 	clear(p)
 	if off >= regConfig {
@@ -25,7 +25,7 @@ func (t *Transport) Read(off uint64, p []byte) {
 }
 
 func (t *Transport) readRegister(off uint64) uint32 {
-	switch off { // without locks, because every interrupt handler reads it, perhaps while the device is busy
+	switch off { // without locks, because every interrupt handler reads it, even while the device is busy
 	case RegInterruptStatus:
 		return t.interrupt.Load()
 	case regStatus:
@@ -39,9 +39,9 @@ func (t *Transport) readRegister(off uint64) uint32 {
 	case regVendorID:
 		return vendorID
 	case regConfigGeneration:
-		return 0 // no device here changes its configuration space
+		return 0 // constant, because no device here changes its configuration space
 	case regSHMLenLow, regSHMLenHigh, regSHMBaseLow, regSHMBaseHigh:
-		return 0xffffffff // no shared memory (virtio 1.2 §4.2.2)
+		return 0xffffffff // length of shared memory: none (virtio 1.2 §4.2.2)
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -60,7 +60,7 @@ func (t *Transport) readRegister(off uint64) uint32 {
 	return 0
 }
 
-// half returns 32 bits of v: the low ones for selector 0, the high ones for 1.
+// half returns the low 32 bits of v if sel is 0, and the high ones if it is 1.
 func half(v uint64, sel uint32) uint32 {
 	if sel > 1 {
 		return 0
@@ -83,19 +83,19 @@ func (t *Transport) selected() *queueConfig {
 	return &t.queueConfigs[t.queueSel]
 }
 
-// Write carries out a vCPU's store of p at offset off of the window. Stores outside writable
-// registers are ignored.
+// Write handles a vCPU's store of p at offset off of the window. Stores outside writable registers
+// are ignored.
 func (t *Transport) Write(off uint64, p []byte) {
 	if len(p) != 4 || off >= regConfig {
 		return
 	}
 	v := binary.LittleEndian.Uint32(p)
-	switch off { // without mu, like readRegister
+	switch off { // without locks, as in readRegister
 	case RegInterruptACK:
 		t.interrupt.And(^v)
 		return
 	case RegQueueNotify:
-		// Signal fails only if the eventfd is closed, which means that the machine is ending.
+		// Signal fails only after Close, when the machine is ending.
 		_ = t.kick.Signal()
 		return
 	}
@@ -109,7 +109,7 @@ func (t *Transport) Write(off uint64, p []byte) {
 	case regDriverFeaturesSel:
 		t.driverFeaturesSel = v
 	case regDriverFeatures:
-		if t.status.Load()&statusFeaturesOK == 0 { // FEATURES_OK fixes the features
+		if t.status.Load()&statusFeaturesOK == 0 { // features cannot change after FEATURES_OK
 			setHalf(&t.driverFeatures, t.driverFeaturesSel, v)
 		}
 	case regQueueSel:
@@ -119,7 +119,7 @@ func (t *Transport) Write(off uint64, p []byte) {
 	}
 }
 
-// writeQueue sets a register of the selected queue. Rings cannot move once the device runs.
+// writeQueue sets a register of the selected queue. It does nothing once the device runs.
 func (t *Transport) writeQueue(off uint64, v uint32) {
 	q := t.selected()
 	if q == nil || t.status.Load()&(statusFeaturesOK|statusDriverOK) != statusFeaturesOK {
@@ -134,7 +134,7 @@ func (t *Transport) writeQueue(off uint64, v uint32) {
 	}
 	switch off {
 	case regQueueSize:
-		// An invalid size is kept as 0, which activation refuses.
+		// An invalid size is stored as 0, which activate refuses.
 		if q.size = 0; v <= uint32(t.info.QueueSizes[t.queueSel]) {
 			q.size = uint16(v)
 		}
@@ -153,12 +153,13 @@ func (t *Transport) writeQueue(off uint64, v uint32) {
 	}
 }
 
-// writeStatus moves the device through the initialization of virtio 1.2 §3.1.1:
+// writeStatus handles a store to the status register. It moves the device through the
+// initialization in virtio 1.2 §3.1.1:
 //
 //	0 ─▶ ACKNOWLEDGE ─▶ DRIVER ─▶ FEATURES_OK ─▶ DRIVER_OK      0 from anywhere resets
 //
-// The driver may only add bits, in this order. Other stores change nothing. The driver sees that
-// when it reads the register back, as it must after FEATURES_OK.
+// The driver may only add bits, in this order. Any other store changes nothing. The driver notices
+// that when it reads the register back, which it must do after FEATURES_OK.
 func (t *Transport) writeStatus(v uint32) {
 	old := t.status.Load()
 	if v == 0 {
@@ -190,13 +191,13 @@ func (t *Transport) writeStatus(v uint32) {
 			t.Fail(err)
 		}
 		t.run.Unlock()
-		// The kicks of chains that were made available before DRIVER_OK had no effect.
+		// Serve the queues, because notifications before DRIVER_OK had no effect.
 		_ = t.kick.Signal()
 	}
 }
 
-// acceptable reports whether the driver chose a legal set of features: only offered ones, and
-// VERSION_1, which legacy drivers lack.
+// acceptable reports whether the driver has accepted a legal set of features. It must contain only
+// offered ones, and VERSION_1, which legacy drivers do not accept.
 func (t *Transport) acceptable() bool {
 	return t.driverFeatures&^t.offered() == 0 && t.driverFeatures&virtio.FVersion1 != 0
 }

@@ -19,7 +19,7 @@ const (
 	regQueueSizeMax      = 0x034
 	regQueueSize         = 0x038
 	regQueueReady        = 0x044
-	RegQueueNotify       = 0x050 // address of KVM's ioeventfd
+	RegQueueNotify       = 0x050 // the machine puts KVM's ioeventfd at this register
 	RegInterruptStatus   = 0x060 // loaded from Transport.InterruptStatus
 	RegInterruptACK      = 0x064 // clears bits of Transport.InterruptStatus
 	regStatus            = 0x070
@@ -40,7 +40,7 @@ const (
 const (
 	magic    = 0x74726976 // "virt"
 	version  = 2
-	vendorID = 0x646b7266 // "frkd"; virtio does not assign vendor IDs
+	vendorID = 0x646b7266 // "frkd"; virtio has no registry of vendor IDs
 )
 
 // Device status bits (virtio 1.2 §2.1).

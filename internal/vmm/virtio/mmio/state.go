@@ -10,8 +10,7 @@ import (
 // stateVersion changes whenever the layout of Save does.
 const stateVersion = 1
 
-// Save appends the state of registers, rings and device.
-// Preconditions: the transport is quiesced.
+// Save appends the state of registers, queues and device. Preconditions: the transport is quiesced.
 func (t *Transport) Save(w *codec.Writer) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -39,9 +38,9 @@ func (t *Transport) Save(w *codec.Writer) {
 	t.dev.Save(w)
 }
 
-// Restore resets the device and reads the state that Save wrote, for this or another transport over
-// the same kind of device. It does not touch guest memory. After an error the transport is as after
-// a reset. Preconditions: the transport is quiesced, and stays so until Unquiesce.
+// Restore resets the device and reads the state that Save wrote. The state may come from another
+// transport with the same kind of device. Restore does not access guest memory. After an error the
+// device stays reset. Preconditions: the transport is quiesced, and stays so until Unquiesce.
 func (t *Transport) Restore(r *codec.Reader) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()

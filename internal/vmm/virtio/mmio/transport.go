@@ -1,12 +1,12 @@
-// Package mmio is the virtio-mmio transport, version 2 (virtio 1.2 §4.2). It consists of the
-// register window through which a driver finds a device, negotiates features and sets up queues,
-// and of the goroutine that serves the driver's kicks.
+// Package mmio is the virtio-mmio transport, version 2 (virtio 1.2 §4.2). It has the register
+// window through which a driver finds a device, negotiates features and sets up queues. It also has
+// the goroutine that serves the driver's notifications ("kicks").
 //
-// It does not decode bus addresses (callers pass offsets into one window), and it neither creates
-// nor registers KVM objects. The machine registers NotifyFD as an ioeventfd, and connects Interrupt
-// to an input of the interrupt controllers. One eventfd serves all queues of a device: checking an
-// unchanged queue costs one load, while a descriptor per queue would cost memory in every VM. A
-// driver's writes can only change a register, be ignored, or cause DEVICE_NEEDS_RESET.
+// It does not decode bus addresses, because callers pass offsets into one window, and does not use
+// KVM. Package machine registers NotifyFD as an ioeventfd, and connects Interrupt to an input of
+// the interrupt controllers. All queues of a device share one eventfd: checking an unchanged queue
+// takes only one load, while a descriptor per queue would take memory in every VM. Whatever a
+// driver writes, it can only change a register, be ignored, or cause DEVICE_NEEDS_RESET.
 package mmio
 
 import (
@@ -29,10 +29,10 @@ type queueConfig struct {
 	desc, driver, device uint64
 }
 
-// Transport shows one device to the guest.
+// Transport makes one device visible to the guest.
 //
 // Lock order: mu (registers), then run (device execution). Status and interrupt bits are atomic,
-// because the device sets them under run and the driver reads them under mu.
+// because the device sets them while it holds run, and the driver's reads hold mu or no lock.
 type Transport struct {
 	mem  *guestmem.Memory
 	dev  virtio.Device
@@ -51,16 +51,16 @@ type Transport struct {
 	queueSel          uint32
 	queueConfigs      []queueConfig
 
-	wanted   atomic.Int32 // number of callers that want the device to stop and release run, see lockRun
+	wanted   atomic.Int32 // number of goroutines that want the device to release run, see lockRun
 	run      sync.Mutex   // held while device code runs, and from Quiesce to Unquiesce
 	queues   []*virtq.Queue
-	running  bool // activated and not failed
+	running  bool // the device has been activated and has not failed
 	quiesced bool
 	closed   bool
 	failure  error
 }
 
-// New returns a transport for dev with interrupts to irq, and starts the transport's goroutine,
+// New returns a transport for dev, whose interrupts go to irq. It starts the transport's goroutine,
 // which Close ends.
 func New(mem *guestmem.Memory, dev virtio.Device, irq virtio.Interrupt) (*Transport, error) {
 	kick, err := virtio.NewEventFD()
@@ -73,17 +73,19 @@ func New(mem *guestmem.Memory, dev virtio.Device, irq virtio.Interrupt) (*Transp
 	return t, nil
 }
 
-// NotifyFD returns the eventfd for KVM's ioeventfd at RegQueueNotify, which still belongs to the
-// transport. Register it without datamatch, so that it matches every value. Use length 0 if KVM has
-// KVM_CAP_IOEVENTFD_ANY_LENGTH, so that KVM need not decode the instruction; otherwise length 4.
+// NotifyFD returns the eventfd for KVM's ioeventfd at RegQueueNotify. The transport still owns it.
+// Register it without datamatch, so that every value matches. If KVM has
+// KVM_CAP_IOEVENTFD_ANY_LENGTH, use length 0, so that KVM need not decode the instruction;
+// otherwise use length 4.
 func (t *Transport) NotifyFD() int { return t.kick.FD() }
 
-// InterruptStatus returns the word of RegInterruptStatus and RegInterruptACK. The runner of vCPUs
-// may use it to serve these two registers, which a driver accesses for every interrupt.
+// InterruptStatus returns the value behind RegInterruptStatus and RegInterruptACK. Vcpu threads may
+// use it to handle accesses to these two registers themselves, because a driver accesses them at
+// every interrupt.
 func (t *Transport) InterruptStatus() *atomic.Uint32 { return &t.interrupt }
 
 // Close stops the device, ends the goroutine and closes NotifyFD. It does not close the device. The
-// transport may be quiesced; it must not be used afterwards.
+// transport may be quiesced. It must not be used afterwards.
 func (t *Transport) Close() error {
 	if !t.quiesced {
 		t.lockRun()
@@ -96,7 +98,7 @@ func (t *Transport) Close() error {
 	return err
 }
 
-// Err returns why the device last went to DEVICE_NEEDS_RESET, or nil.
+// Err returns the reason of the latest DEVICE_NEEDS_RESET, or nil if there was none.
 func (t *Transport) Err() error {
 	t.run.Lock()
 	defer t.run.Unlock()
@@ -104,26 +106,26 @@ func (t *Transport) Err() error {
 }
 
 // Quiesce waits until no device code runs, and prevents device code from running until Unquiesce.
-// In between, registers, queues and guest memory are not touched. The vCPUs must be stopped,
-// because their register accesses would block. Only the goroutine that pauses the machine calls
-// Quiesce, Unquiesce, Save and Restore.
+// Until then, the device does not access registers, queues and guest memory. The vCPUs must be
+// stopped, because their register accesses would block. Only the goroutine that pauses the machine
+// may call Quiesce, Unquiesce, Save and Restore.
 func (t *Transport) Quiesce() {
 	t.lockRun()
 	t.quiesced = true
 }
 
-// lockRun takes run from a device that may be busy: the device releases run after its current piece
-// of work. A vCPU that resets the device waits here too, and a pause of that vCPU then waits for
-// it.
+// lockRun takes run from a device that may be busy. It makes the device release run after its
+// current piece of work. A vCPU that resets the device waits here too, and a pause must then wait
+// for that vCPU.
 func (t *Transport) lockRun() {
 	t.wanted.Add(1)
 	t.run.Lock()
 	t.wanted.Add(-1)
 }
 
-// Unquiesce lets the device run again. It serves every queue as if kicked, because a kick may have
-// been lost with its eventfd. It also raises unacknowledged interrupts again, so the state of the
-// interrupt controllers must be restored before.
+// Unquiesce lets the device run again. It makes the device serve every queue, because notifications
+// may have been lost with the eventfd of a saved machine. It also raises interrupts again that the
+// driver has not acknowledged. So the state of the interrupt controllers must be restored before.
 func (t *Transport) Unquiesce() error {
 	idle := t.idle()
 	t.quiesced = false
@@ -139,13 +141,13 @@ func (t *Transport) Unquiesce() error {
 	return t.kick.Signal()
 }
 
-// idle reports whether a kick would find nothing to do. Preconditions: run is held.
+// idle reports whether there is nothing to do for the device. Preconditions: run is held.
 func (t *Transport) idle() bool {
 	busy := func(q *virtq.Queue) bool { return q != nil && !q.Idle() }
 	return !t.running || !slices.ContainsFunc(t.queues, busy)
 }
 
-// Exclusive calls f while no device code runs, and then lets the device serve its queues. The
+// Exclusive calls f while no device code runs. Then it makes the device serve its queues. The
 // transport may be quiesced. Only the goroutine that may call Quiesce may call Exclusive.
 func (t *Transport) Exclusive(f func()) error {
 	if t.quiesced {
@@ -183,9 +185,9 @@ func (t *Transport) Interrupt(q *virtq.Queue) error {
 	return t.raise(interruptUsed)
 }
 
-// raise records the reason first, because the driver's interrupt handler reads it. It raises the
-// line even if the driver has not yet acknowledged an earlier interrupt, because an edge is lost
-// while the line is masked.
+// raise first records the reason, because the driver's interrupt handler reads it. It raises the
+// line even if the driver has not acknowledged an earlier interrupt, because the earlier edge may
+// have been lost while the line was masked.
 func (t *Transport) raise(reason uint32) error {
 	t.interrupt.Or(reason)
 	return t.irq.Raise()
@@ -193,17 +195,17 @@ func (t *Transport) raise(reason uint32) error {
 
 // Fail implements virtio.Transport.
 func (t *Transport) Fail(err error) {
-	t.dev.Reset() // releases the device's descriptors, which are no longer served
+	t.dev.Reset() // releases descriptors, which nobody will serve any more
 	t.running, t.failure = false, err
 	if t.status.Or(statusNeedsReset)&statusDriverOK == 0 {
-		return // virtio 1.2 §2.1.2: a driver that is not up gets no notification
+		return // without DRIVER_OK the driver gets no notification (virtio 1.2 §2.1.2)
 	}
 	if rerr := t.raise(interruptConfig); rerr != nil {
 		t.failure = errors.Join(err, rerr)
 	}
 }
 
-// serve is the goroutine that waits for kicks.
+// serve waits for kicks, in the transport's goroutine.
 func (t *Transport) serve() {
 	defer close(t.done)
 	for t.kick.Wait() == nil {
@@ -213,7 +215,7 @@ func (t *Transport) serve() {
 	}
 }
 
-// serveOnce lets the device serve its queues and reports whether there is more to do.
+// serveOnce lets the device serve its queues. It returns true if there is more to do.
 func (t *Transport) serveOnce() bool {
 	if !t.Enter() {
 		return false
@@ -227,7 +229,8 @@ func (t *Transport) serveOnce() bool {
 	return more
 }
 
-// activate hands the queues to the device. Preconditions: mu and run are held.
+// activate starts the device with the queues that the driver has set up. Preconditions: mu and run
+// are held.
 func (t *Transport) activate() error {
 	t.queues = make([]*virtq.Queue, len(t.queueConfigs))
 	for i, c := range t.queueConfigs {
@@ -254,13 +257,13 @@ func (t *Transport) activate() error {
 	return nil
 }
 
-// stop disconnects the device from the driver. Preconditions: run is held.
+// stop resets the device, which then has no driver. Preconditions: run is held.
 func (t *Transport) stop() {
 	t.dev.Reset()
 	t.running, t.queues, t.failure = false, nil, nil
 }
 
-// resetRegisters sets every register to its value after reset. Preconditions: mu is held or t is
+// resetRegisters sets every register to its value after a reset. Preconditions: mu is held, or t is
 // not shared yet.
 func (t *Transport) resetRegisters() {
 	t.status.Store(0)

@@ -1,20 +1,22 @@
 // Package net is the virtio network device (virtio 1.2 §5.1). It moves Ethernet frames between a
-// driver and a frame socket (package frame), whose other end is its peer.
+// driver and a frame socket (package frame). The process at the other end of the socket is called
+// the peer.
 //
-// It parses no frame, knows no address except that in its configuration, and has no control queue.
-// It has no link status either: a driver does not learn that it has no peer, and its frames are
-// dropped.
+// It does not parse frames, knows no address except the one in its configuration, and has no
+// control queue. It has no link status either: if there is no peer, the driver does not notice, and
+// its frames are dropped.
 //
-//   - Checksums and TCP segmentation are left to the receiver of a frame. The device passes a header
-//     on if it is valid for its frame. Otherwise it drops the frame and returns the buffer.
-//   - If the peer accepts no more, frames stay in the driver's queue. If the driver has no receive
-//     buffers, they stay in the socket. A peer that has hung up is dropped.
+//   - Checksums and TCP segmentation are left to the receiver of a frame. If the header is valid
+//     for the frame, the device passes it on. Otherwise it drops the frame and returns the buffer.
+//   - If the peer accepts no more frames, they stay in the driver's queue. If the driver has no
+//     receive buffers, frames stay in the socket. If the peer has hung up, the device drops the
+//     peer.
 //   - Payload moves between the socket and guest memory without a copy in this process.
 //
 // One goroutine waits for the socket, through an epoll descriptor; the transport's goroutine serves
-// the queues. Both hold the run lock while they work, and neither ever blocks. The socket's
-// goroutine and its descriptor are created when the driver sends its first frame to a peer. Until
-// then nothing is received, so a guest that never uses the network costs nothing.
+// the queues. Both hold the run lock while they work, and never block. The socket's goroutine and
+// its descriptor are created when the driver sends its first frame to a peer. The device receives
+// nothing before that, so a guest that never uses the network costs nothing.
 package net
 
 import (
@@ -45,51 +47,50 @@ const (
 	queueRX = 0 // device to driver
 	queueTX = 1 // driver to device
 
-	// queueSize is the usual size of other VMMs. Linux fills the receive queue with buffers of a
+	// queueSize is what other VMMs usually have. Linux fills the receive queue with buffers of a
 	// page or less.
 	queueSize = 256
 
-	// burst is how many frames move in one direction before the device does other work.
+	// burst is how many frames are moved in one direction before the device does other work.
 	burst = 64
 
 	// maxParts bounds the parts of one message (Linux's UIO_MAXIOV).
 	maxParts = 1024
 )
 
-// Device is a network device. It implements virtio.Device. All its fields belong to the holder of
-// the run lock.
+// Device is a network device. It implements virtio.Device. Its fields are guarded by the run lock.
 type Device struct {
 	poll *virtio.Poller // nil before the first frame
 	done chan struct{}  // closed when the poll goroutine has ended; nil before the first frame
 
-	peer   *Peer  // nil if there is none
-	polled uint32 // events that the poller watches on the peer's socket; 0: the socket is not in the poller
+	peer   *Peer  // nil if there is no peer
+	polled uint32 // events for which the poller watches the peer's socket; 0: it does not watch
 
 	transport virtio.Transport
 	rx, tx    *virtq.Queue
 	features  uint64
 	awake     bool // the driver has sent a frame
-	blocked   bool // the socket was full: frames wait in tx
-	stalled   bool // receive buffers ran out: frames wait in the socket
+	blocked   bool // the socket was full, so frames wait in tx
+	stalled   bool // receive buffers ran out, so frames wait in the socket
 
-	raw   [frame.HeaderBytes]byte // scratch: the header of the current frame
-	parts guestmem.Vector         // scratch: the parts of the current frame in memory
-	used  []virtq.Used            // scratch: the receive buffers of the current frame
-	first [][]byte                // scratch: the views of the first receive buffer
+	raw   [frame.HeaderBytes]byte // reused buffer for the header of the current frame
+	parts guestmem.Vector         // reused list of the current frame's parts in guest memory
+	used  []virtq.Used            // reused list of the current frame's receive buffers
+	first [][]byte                // reused list of views of the first receive buffer
 }
 
 // New returns a device without a peer.
 func New() *Device { return &Device{} }
 
-// SetPeer replaces the device's peer and closes the previous one; nil disconnects the device.
-// Preconditions: the run lock is held, or the transport quiesced. Call Notify afterwards if the
+// SetPeer replaces the peer and closes the previous one. A nil peer disconnects the device.
+// Preconditions: the run lock is held, or the transport is quiesced. Call Notify afterwards if the
 // device is running.
 func (d *Device) SetPeer(p *Peer) {
 	d.dropPeer()
 	d.peer = p
 }
 
-// dropPeer drops the peer and the frames that waited for it.
+// dropPeer closes and removes the peer. Frames that waited for it are dropped too.
 func (d *Device) dropPeer() {
 	d.unwatch()
 	d.peer.Close()
@@ -126,7 +127,7 @@ func (d *Device) Activate(t virtio.Transport, queues []*virtq.Queue, features ui
 	return nil
 }
 
-// Reset implements virtio.Device. The peer stays, because it does not belong to the driver.
+// Reset implements virtio.Device. It keeps the peer, which does not depend on the driver.
 func (d *Device) Reset() {
 	d.unwatch()
 	d.transport, d.rx, d.tx, d.features = nil, nil, nil, 0
@@ -145,10 +146,10 @@ func (d *Device) Close() error {
 	return err
 }
 
-// Notify implements virtio.Device. Without frames it does not write guest memory, because a fork
-// would have to copy the page.
+// Notify implements virtio.Device. If there are no frames, it does not write to guest memory,
+// because the kernel would have to copy the page in a fork.
 func (d *Device) Notify() (more bool, err error) {
-	d.stalled = false // there may be new buffers
+	d.stalled = false // the driver may have added buffers
 	return d.serve()
 }
 
@@ -164,7 +165,7 @@ func (d *Device) serve() (more bool, err error) {
 		return false, err
 	}
 	d.watch()
-	freed := blocked && !d.blocked // the peer has hung up, so no kick will come for the frames that waited
+	freed := blocked && !d.blocked // the peer has hung up; its frames can be dropped now, and no kick will come for them
 	for _, q := range [...]*virtq.Queue{d.rx, d.tx} {
 		if err := d.transport.Interrupt(q); err != nil {
 			return false, err
@@ -173,7 +174,7 @@ func (d *Device) serve() (more bool, err error) {
 	return sending || receiving || freed, nil
 }
 
-// servePeer is the goroutine that waits for the socket.
+// servePeer waits for events of the socket, in the socket's goroutine.
 func (d *Device) servePeer(t virtio.Transport) {
 	defer close(d.done)
 	for {
@@ -186,11 +187,11 @@ func (d *Device) servePeer(t virtio.Transport) {
 	}
 }
 
-// serveOnce tries both directions, regardless of the socket's event, and reports whether there is
-// more to do.
+// serveOnce tries to move frames in both directions, whatever the event was. It returns true if
+// there is more to do.
 func (d *Device) serveOnce(t virtio.Transport) bool {
 	if !t.Enter() {
-		return false // a reset has emptied the poller since the event
+		return false // the device was reset after the event
 	}
 	defer t.Leave()
 	d.blocked = false
@@ -202,7 +203,7 @@ func (d *Device) serveOnce(t virtio.Transport) bool {
 	return more
 }
 
-// wake starts receiving, when the driver sends its first frame.
+// wake makes the device receive. It is called when the driver sends its first frame.
 func (d *Device) wake() error {
 	if d.poll == nil {
 		p, err := virtio.NewPoller()
@@ -216,8 +217,9 @@ func (d *Device) wake() error {
 	return nil
 }
 
-// watch makes the poller wait for the events that the device can use now. If there are none, it
-// removes the socket, because the poller would report a hang-up regardless, again and again.
+// watch makes the poller wait for the events that the device can use now. If it can use none, watch
+// removes the socket from the poller, because the poller would report a hang-up again and again in
+// any case.
 func (d *Device) watch() {
 	if d.peer == nil || !d.awake {
 		return
@@ -238,7 +240,7 @@ func (d *Device) watch() {
 		d.polled = events
 	default:
 		if d.poll.Add(d.peer.fd, events) != nil {
-			d.dropPeer() // the host is out of memory, and the socket cannot be waited for
+			d.dropPeer() // the host is out of memory, so the socket cannot be watched
 			return
 		}
 		d.polled = events

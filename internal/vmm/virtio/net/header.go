@@ -12,7 +12,7 @@ const (
 	flagDataValid = 2 // VIRTIO_NET_HDR_F_DATA_VALID, to the driver only
 )
 
-// Segmentation that a header requests. Other kinds are not offered.
+// Kinds of segmentation that a header may request. The device offers no others.
 const (
 	gsoNone  = 0 // VIRTIO_NET_HDR_GSO_NONE
 	gsoTCPv4 = 1 // VIRTIO_NET_HDR_GSO_TCPV4
@@ -21,8 +21,8 @@ const (
 // ethernetBytes is the length of an Ethernet header, and so of the shortest valid frame.
 const ethernetBytes = 14
 
-// header is struct virtio_net_hdr_v1 without num_buffers, which describes the use of the queue and
-// not the frame.
+// header is struct virtio_net_hdr_v1 without num_buffers, which is not about the frame but about
+// the queue.
 type header struct {
 	flags, gsoType        uint8
 	hdrLen, gsoSize       uint16 // in bytes
@@ -52,8 +52,8 @@ func (h *header) encode(buffers uint16) (b [frame.HeaderBytes]byte) {
 	return b
 }
 
-// fits reports whether h is valid for a frame of n bytes, given whether the receiver completes
-// checksums (csum) and segments (tso).
+// fits reports whether h is valid for a frame of n bytes. csum and tso say whether the receiver
+// completes checksums and segments.
 func (h *header) fits(n int, csum, tso bool) bool {
 	if n < ethernetBytes || n > frame.MaxFrame {
 		return false

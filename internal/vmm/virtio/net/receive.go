@@ -14,7 +14,7 @@ var (
 	errEmptyBuffer = errors.New("receive buffer without room")
 )
 
-// receive puts the peer's frames into the driver's buffers.
+// receive copies the peer's frames to the driver's buffers.
 func (d *Device) receive() (more bool, err error) {
 	if !d.awake || d.stalled {
 		return false, nil
@@ -43,14 +43,14 @@ func (d *Device) receive() (more bool, err error) {
 	return true, nil
 }
 
-// deliver moves the next message, of n bytes, to the driver; the message's header is in d.raw. It
-// drops a message that the driver cannot accept. If there are currently too few buffers, it leaves
-// the message in the socket and sets d.stalled.
+// deliver moves the next message, which has n bytes, to the driver. The message's header is already
+// in d.raw. If the driver cannot accept the message, deliver drops it. If there are too few buffers
+// at the moment, it leaves the message in the socket and sets d.stalled.
 func (d *Device) deliver(n int) error {
 	h := decodeHeader(&d.raw)
 	csum := d.features&FGuestCsum != 0
 	if h.flags &= flagNeedsCsum | flagDataValid; !csum {
-		h.flags &^= flagDataValid // only a hint, which this driver must not get (virtio 1.2 §5.1.6.4.1)
+		h.flags &^= flagDataValid // it is only a hint, and this driver has not negotiated it (virtio 1.2 §5.1.6.4.1)
 	}
 	d.used = d.used[:0]
 	room, err := false, error(nil)
@@ -64,7 +64,7 @@ func (d *Device) deliver(n int) error {
 	}
 	if err := d.peer.read(&d.parts); err != nil {
 		// Guest memory cannot be written, or the host is out of memory. The message may be lost,
-		// but the buffers must not be.
+		// but the buffers go back to the queue.
 		d.putBack()
 		return nil
 	}
@@ -76,9 +76,9 @@ func (d *Device) deliver(n int) error {
 	return d.rx.PushAll(d.used)
 }
 
-// collect takes receive buffers for a message of n bytes off the queue, into d.parts and d.used. If
-// the message does not fit, it returns false and leaves the buffers in the queue. It sets d.stalled
-// if the message will fit later.
+// collect takes receive buffers for a message of n bytes from the queue, and stores them in d.parts
+// and d.used. If they are too small for the message, it returns false and leaves the buffers in the
+// queue. It also sets d.stalled if further buffers could make the message fit.
 func (d *Device) collect(n int) (bool, error) {
 	d.parts.Reset()
 	d.used = d.used[:0]
@@ -88,7 +88,7 @@ func (d *Device) collect(n int) (bool, error) {
 			return false, err
 		}
 		if c == nil {
-			d.stalled = len(d.used) < d.rx.Size() // there can never be more buffers than the queue has entries
+			d.stalled = len(d.used) < d.rx.Size() // false if all entries of the queue are used, so that no more buffers can come
 			d.putBack()
 			return false, nil
 		}
@@ -115,7 +115,8 @@ func (d *Device) collect(n int) (bool, error) {
 	return true, nil
 }
 
-// popBuffer takes a receive buffer. If it returns nil, the driver will kick for its next buffer.
+// popBuffer takes a receive buffer from the queue. If there is none, it returns nil, and the driver
+// will notify the device when it adds one.
 func (d *Device) popBuffer() (*virtq.Chain, error) {
 	for {
 		c, err := d.rx.Pop()
@@ -128,7 +129,7 @@ func (d *Device) popBuffer() (*virtq.Chain, error) {
 	}
 }
 
-// putBack puts the buffers that collect took back into the queue.
+// putBack returns the buffers that collect took to the queue.
 func (d *Device) putBack() {
 	for range d.used {
 		d.rx.Unpop()

@@ -9,7 +9,8 @@ import (
 // stateVersion changes whenever the layout of Save does.
 const stateVersion = 1
 
-// Save implements virtio.Stater. The peer is not saved: a copy of the machine gets its own.
+// Save implements virtio.Stater. It does not save the peer, because each copy of the machine gets a
+// peer of its own.
 func (d *Device) Save(w *codec.Writer) { w.U32(stateVersion) }
 
 // Restore implements virtio.Stater.

@@ -9,8 +9,9 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/virtq"
 )
 
-// transmit sends the driver's frames. When it returns, either the driver will kick for its next
-// frame, or the socket is full and frames wait. A restored device relies on that.
+// transmit sends the driver's frames. When it returns, either the driver will notify the device of
+// its next frame, or the socket is full and frames wait in the queue. A restored device relies on
+// that.
 func (d *Device) transmit() (more bool, err error) {
 	if d.blocked {
 		return false, nil
@@ -41,7 +42,8 @@ func (d *Device) transmit() (more bool, err error) {
 	return d.tx.EnableNotify()
 }
 
-// send passes a frame to the peer or drops it. If the socket is full, it returns EAGAIN instead.
+// send sends a frame to the peer, or drops it. If the socket is full, it does neither and returns
+// EAGAIN.
 func (d *Device) send(c *virtq.Chain) error {
 	if d.peer == nil || c.CopyIn(d.raw[:]) != frame.HeaderBytes {
 		return nil
@@ -52,7 +54,7 @@ func (d *Device) send(c *virtq.Chain) error {
 		return nil
 	}
 	if !d.awake && d.wake() != nil {
-		return nil // the host is out of descriptors; a later frame tries again
+		return nil // the host is out of descriptors; wake is tried again at the next frame
 	}
 	d.raw = h.encode(0)
 	d.parts.Reset()

@@ -1,8 +1,8 @@
-// Package rng is the virtio entropy device (virtio 1.2 §5.4): it fills the driver's buffers from
-// getrandom(2).
+// Package rng is the virtio entropy device (virtio 1.2 §5.4). It fills the driver's buffers with
+// random bytes from getrandom(2).
 //
-// It keeps no pool and has no state, so two forks of a guest never get the same bytes from it.
-// Linux keeps bytes that it has fetched in advance; the guest's agent drops them in a fork.
+// It has no pool and no state, so two forks of a guest never get the same bytes from it. The
+// guest's Linux, however, fetches bytes in advance; the guest's agent drops these in a fork.
 package rng
 
 import (
@@ -18,7 +18,7 @@ import (
 const (
 	queueSize = 8 // Linux has at most one request in flight
 
-	// maxFill bounds the answer to one request, in bytes. A device may return less than was
+	// maxFill is the maximum number of bytes in one response. A device may return less than was
 	// requested.
 	maxFill = 4096
 
@@ -79,7 +79,7 @@ func (d *Device) Notify() (more bool, err error) {
 	return true, nil
 }
 
-// fill puts up to maxFill random bytes into the front of views and returns how many.
+// fill writes up to maxFill random bytes to the front of views. It returns how many it has written.
 func fill(views [][]byte) (written uint32, err error) {
 	for _, v := range views {
 		v = v[:min(len(v), maxFill-int(written))]

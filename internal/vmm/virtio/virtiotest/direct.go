@@ -10,12 +10,13 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/virtq"
 )
 
-// Direct is a transport without registers: the test calls the device. It raises no interrupts.
+// Direct is a transport without registers, whose device the test calls directly. It raises no
+// interrupts.
 type Direct struct {
 	sync.Mutex
 	Failed error  // the error passed to Fail
 	Paused bool   // result of Wanted
-	Looked func() // called first by Wanted, if set
+	Looked func() // if set, Wanted calls it first
 }
 
 // Enter implements virtio.Transport.
@@ -48,14 +49,14 @@ func (d *Direct) Interrupt(q *virtq.Queue) error {
 // Fail implements virtio.Transport.
 func (d *Direct) Fail(err error) { d.Failed = err }
 
-// FuzzMemory is the size of the guest memory that Fuzz lets the fuzzer fill, in bytes; the rest is
+// FuzzMemory is how many bytes of guest memory the fuzzer's input fills. The rest of the memory is
 // zero.
 const FuzzMemory = 1 << 16
 
 // Fuzz activates dev and lets it serve its queues, in a memory that begins with content. The queues
-// have 8 entries each and lie 512 bytes apart, the first at address 0. In each 512 bytes the
-// descriptors are at 0, the available ring at 128, the used ring at 256. Any outcome is correct
-// except a panic or an endless loop.
+// have 8 entries each and lie 512 bytes apart, the first at address 0. Within these 512 bytes, the
+// descriptors are at offset 0, the available ring at 128, and the used ring at 256. Any result is
+// correct except a panic or an endless loop.
 func Fuzz(tb testing.TB, mem *guestmem.Memory, dev virtio.Device, content []byte, features uint64) {
 	tb.Helper()
 	view, err := mem.WriteView(0, FuzzMemory)
@@ -84,12 +85,12 @@ func Fuzz(tb testing.TB, mem *guestmem.Memory, dev virtio.Device, content []byte
 			break
 		}
 	}
-	t.Failed = errors.New("stopped") // stops goroutines of the device
+	t.Failed = errors.New("stopped") // makes the device's goroutines end
 	dev.Reset()
 }
 
-// FuzzSeed returns content for Fuzz. Queue number queue has one chain: the readable bytes out at
-// address 0x1000, then in writable bytes at 0x3000.
+// FuzzSeed returns content for Fuzz that has one chain in one queue. The chain has the readable
+// bytes out, at address 0x1000, and in writable bytes, at 0x3000.
 func FuzzSeed(queue int, out []byte, in uint32) []byte {
 	content := make([]byte, 0x1000+len(out))
 	ring := content[queue*512:]

@@ -1,7 +1,7 @@
-// Package virtiotest is a small guest: the driver side of virtio-mmio and split rings, over the
-// memory that a device uses. It is for tests only.
+// Package virtiotest is a small driver for tests: the driver side of virtio-mmio and split rings,
+// over the memory that a device uses.
 //
-// It is a well-behaved driver. Tests of hostile drivers write to the memory themselves.
+// The driver obeys the rules. Tests of hostile drivers write to the memory themselves.
 package virtiotest
 
 import (
@@ -14,7 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/mmio"
 )
 
-// patience bounds waits for a device that never responds. It is not a performance limit.
+// patience is how long tests wait for a device before they fail.
 const patience = 20 * time.Second
 
 // IRQ counts interrupts.
@@ -30,7 +30,7 @@ func (i *IRQ) Count() int64 { return i.n.Load() }
 type Buf struct {
 	GPA   guestmem.GPA
 	Len   uint32
-	Write bool // the device writes it
+	Write bool // the device writes to it
 }
 
 // Ring is the driver side of one queue.
@@ -46,7 +46,8 @@ type Ring struct {
 	kick                        func()
 }
 
-// NewRing places a ring of size entries at base, which is page-aligned. kick notifies the device.
+// NewRing returns a ring of size entries at base, which must be page-aligned. kick must notify the
+// device.
 func NewRing(tb testing.TB, mem *guestmem.Memory, base guestmem.GPA, size uint16, kick func()) *Ring {
 	n := guestmem.GPA(size)
 	avail := base + 16*n
@@ -78,8 +79,8 @@ func PutDesc(tb testing.TB, mem *guestmem.Memory, gpa guestmem.GPA, i uint16, b 
 	}
 }
 
-// Add makes a chain of bufs available without a kick and returns its head. It uses descriptors
-// round robin, so at most Size descriptors may be in use at once.
+// Add makes a chain of bufs available, without a kick, and returns the index of its first
+// descriptor. It takes descriptors in turn, so at most Size descriptors may be in use at a time.
 func (r *Ring) Add(bufs ...Buf) uint16 {
 	r.tb.Helper()
 	head := r.nextDesc
@@ -120,7 +121,7 @@ func (r *Ring) Poll() (head uint16, written uint32, ok bool) {
 	return uint16(binary.LittleEndian.Uint32(e[0:])), binary.LittleEndian.Uint32(e[4:]), true
 }
 
-// Wait returns the next used chain.
+// Wait waits for the next used chain and returns it.
 func (r *Ring) Wait() (head uint16, written uint32) {
 	r.tb.Helper()
 	Eventually(r.tb, "the device uses a buffer", func() (ok bool) {
@@ -181,8 +182,8 @@ func Load(t *mmio.Transport, off uint64) uint32 {
 	return binary.LittleEndian.Uint32(p[:])
 }
 
-// Start initializes the device behind t (virtio 1.2 §3.1.1) with queues of the given sizes, one per
-// 16 KiB from base on.
+// Start initializes the device behind t (virtio 1.2 §3.1.1) with queues of the given sizes. Each
+// queue takes 16 KiB of memory, beginning at base.
 func Start(tb testing.TB, mem *guestmem.Memory, t *mmio.Transport, features uint64, base guestmem.GPA,
 	sizes ...uint16) []*Ring {
 	tb.Helper()

@@ -10,13 +10,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Hold measures the work that a device does between two checks of Transport.Wanted, which a pause
-// may have to wait for. The device runs in the calling goroutine, which is locked to its thread.
+// Hold measures the work that a device does between two calls of Transport.Wanted; a pause may have
+// to wait for that work. The device runs in the calling goroutine, which is locked to its thread.
 type Hold struct {
-	Bytes uint64        // most bytes that one piece of work moved
-	Calls uint64        // most system calls that read or write, in one piece of work
-	Time  time.Duration // duration of the longest piece of work
-	CPU   time.Duration // most processor time of one piece of work, which on a busy host is more reliable than Time
+	Bytes uint64        // most bytes that were moved between two calls
+	Calls uint64        // most system calls for reading or writing between two calls
+	Time  time.Duration // longest time between two calls
+	CPU   time.Duration // most processor time between two calls; on a busy host it is more reliable than Time
 
 	tb    testing.TB
 	extra func() uint64
@@ -24,15 +24,15 @@ type Hold struct {
 	at    work
 }
 
-// work is the work that a thread has done so far.
+// work is the total work of a thread so far.
 type work struct {
 	bytes, calls, extra uint64
 	cpu                 time.Duration
 }
 
-// NewHold returns a Hold that reads the kernel's accounting of its thread's reads and writes. If
-// extra is not nil, it returns the number of bytes that the device has moved in other ways, which
-// the Hold counts too.
+// NewHold returns a Hold that uses the kernel's statistics of the thread's reads and writes. If
+// extra is not nil, it must return how many bytes the device has moved in other ways; Hold adds
+// them.
 func NewHold(tb testing.TB, extra func() uint64) *Hold {
 	tb.Helper()
 	if _, err := os.Stat("/proc/thread-self/io"); err != nil {
@@ -43,7 +43,7 @@ func NewHold(tb testing.TB, extra func() uint64) *Hold {
 	return h
 }
 
-// Look ends a piece of work and begins the next one.
+// Look is called when the device calls Transport.Wanted.
 func (h *Hold) Look() {
 	took, cpu, before := time.Since(h.begun), h.processorTime(), h.at
 	h.begin()

@@ -7,18 +7,18 @@ import (
 	"github.com/forkd/forkd/internal/vmm/guestmem"
 )
 
-// MaxChain bounds the descriptors of one chain, indirect or not. Drivers build indirect chains that
-// are longer than their queue. Linux stops far below this bound, at the segment limit that a device
-// announces, and preadv takes no more than this.
+// MaxChain is the maximum number of descriptors in one chain, direct or indirect. An indirect chain
+// may be longer than its queue. Linux uses far fewer descriptors than this, because it obeys the
+// segment limit that a device announces. preadv accepts no more than this.
 const MaxChain = 1024
 
-// MaxBytes bounds the bytes of one chain. The longest request of any device is that of a disk: 8
-// MiB and its header. During a live branch, taking a chain off its queue saves the pages that the
-// device may write, at most MaxPages, and a pause waits for that.
+// MaxBytes is the maximum number of bytes in one chain. The longest request of any device is a
+// disk's, with 8 MiB and a header. During a live branch, Pop must save all pages that the device
+// may write, which are at most MaxPages, and a pause waits for that.
 const MaxBytes = 9 << 20
 
-// MaxPages bounds the pages that one chain touches. Each descriptor may begin and end inside a
-// page.
+// MaxPages is the maximum number of pages that one chain touches. Each descriptor may begin and end
+// in the middle of a page.
 const MaxPages = MaxBytes/guestmem.PageSize + 2*MaxChain
 
 // Descriptor flags (virtio 1.2 §2.7.5).
@@ -30,21 +30,22 @@ const (
 
 const descSize = 16
 
-// Chain holds the buffers of one request, as views of guest memory. Readable buffers come from the
-// driver; the device fills Writable ones. The guest may change their content at any time, so read a
-// field only once, into a copy.
+// Chain holds the buffers of one request, as views of guest memory. The driver has filled the
+// Readable ones; the device fills the Writable ones. The guest may change their content at any
+// time, so the device must read each field only once, into a copy.
 type Chain struct {
 	Head     uint16 // for Queue.Push
 	Readable [][]byte
 	Writable [][]byte
 
-	ReadLen  uint32 // bytes left in Readable
-	WriteLen uint32 // bytes left in Writable
+	ReadLen  uint32 // total length of Readable in bytes
+	WriteLen uint32 // total length of Writable in bytes
 
-	readable, writable [][]byte // backing storage of Readable and Writable, from its beginning
+	readable, writable [][]byte // storage that Readable and Writable reuse
 }
 
-// CopyIn moves up to len(p) bytes from the front of Readable to p and returns how many.
+// CopyIn moves up to len(p) bytes from the front of Readable to p. It returns how many it has
+// moved.
 func (c *Chain) CopyIn(p []byte) int {
 	n := 0
 	for n < len(p) && len(c.Readable) > 0 {
@@ -56,7 +57,8 @@ func (c *Chain) CopyIn(p []byte) int {
 	return n
 }
 
-// CopyOut moves up to len(p) bytes from p to the front of Writable and returns how many.
+// CopyOut moves up to len(p) bytes from p to the front of Writable. It returns how many it has
+// moved.
 func (c *Chain) CopyOut(p []byte) int {
 	n := 0
 	for n < len(p) && len(c.Writable) > 0 {
@@ -68,8 +70,8 @@ func (c *Chain) CopyOut(p []byte) int {
 	return n
 }
 
-// CutLast removes the last writable byte of the chain, where block devices report a request's
-// status. It returns nil if there is none.
+// CutLast removes the last writable byte of the chain and returns it. Block devices write a
+// request's status there. It returns nil if there is none.
 func (c *Chain) CutLast() []byte {
 	if len(c.Writable) == 0 {
 		return nil
@@ -92,7 +94,7 @@ func advance(views [][]byte, n int) [][]byte {
 	return views
 }
 
-// Slice appends to dst the part of views that begins after skip bytes, limited to limit bytes.
+// Slice appends a part of views to dst: it skips skip bytes, and then takes at most limit bytes.
 func Slice(dst, views [][]byte, skip, limit int) [][]byte {
 	for _, v := range views {
 		k := min(skip, len(v))
@@ -130,7 +132,7 @@ func (q *Queue) walk(head uint16) error {
 			limit = min(limit+min(size, MaxChain), MaxChain)
 			continue
 		}
-		// Counting every step ends loops.
+		// Count every step, so that a loop of descriptors ends.
 		if count++; count > limit {
 			return errLoop
 		}
@@ -158,7 +160,7 @@ func (q *Queue) desc(at guestmem.GPA) (gpa guestmem.GPA, length uint32, flags, n
 	return guestmem.GPA(le.Uint64(d[0:])), le.Uint32(d[8:]), le.Uint16(d[12:]), le.Uint16(d[14:]), nil
 }
 
-// add appends one buffer. Empty buffers are legal; it skips them.
+// add appends one buffer to c. It skips empty buffers, which are legal.
 func (c *Chain) add(mem *guestmem.Memory, gpa guestmem.GPA, length uint32, write bool) error {
 	if !write && len(c.writable) > 0 {
 		return errOrder

@@ -1,11 +1,11 @@
 // Package virtq is the device side of a split virtqueue (virtio 1.2 §2.7) over guest memory, with
 // event indices and indirect descriptors.
 //
-// Everything in a ring is hostile: each address is checked, chains are bounded in descriptors and
-// bytes (so a loop ends), and the guest's values are read once. A violated rule is an error, never
-// a panic; the transport turns the error into DEVICE_NEEDS_RESET. The package sends no
-// notifications, has no locks (the device's run lock covers it) and knows neither devices nor
-// registers.
+// It trusts nothing in a ring. It checks each address, bounds the descriptors and bytes of a chain
+// (so that a loop ends), and reads the guest's values only once. If the driver breaks a rule, it
+// returns an error and never panics; the transport turns the error into DEVICE_NEEDS_RESET. The
+// package sends no notifications. It has no locks, because callers hold the device's run lock. It
+// knows neither devices nor registers.
 package virtq
 
 import (
@@ -26,7 +26,7 @@ const (
 	usedNoNotify     = 1 // VIRTQ_USED_F_NO_NOTIFY
 )
 
-// Config is a driver's configuration of a queue: its place and the negotiated features of its
+// Config is a driver's configuration of a queue: its addresses, and the negotiated features of its
 // rings.
 type Config struct {
 	Size     uint16       // entries, a power of two
@@ -42,15 +42,15 @@ type Queue struct {
 	mem *guestmem.Memory
 	cfg Config
 
-	lastAvail uint16 // next entry of the available ring to take
-	usedIdx   uint16 // next entry of the used ring to fill
-	signalled uint16 // usedIdx at the driver's last notification
+	lastAvail uint16 // number of chains taken from the available ring, modulo 1<<16
+	usedIdx   uint16 // number of entries written to the used ring, modulo 1<<16
+	signalled uint16 // usedIdx at the latest notification of the driver
 
-	chain Chain // last result of Pop; its storage is reused
+	chain Chain // result of the latest Pop, whose storage is reused
 }
 
-// New checks that the three parts of the ring are aligned and lie in guest memory. It does not read
-// them.
+// New returns a queue. It checks that the descriptor table and the two rings are aligned and lie in
+// guest memory, but does not read them.
 func New(mem *guestmem.Memory, cfg Config) (*Queue, error) {
 	if cfg.Size == 0 || cfg.Size > MaxSize || cfg.Size&(cfg.Size-1) != 0 {
 		return nil, fmt.Errorf("virtqueue size %d: want a power of two up to %d", cfg.Size, MaxSize)
@@ -84,7 +84,7 @@ func (q *Queue) availIdx() guestmem.GPA   { return q.cfg.Driver + 2 }
 func (q *Queue) usedEvent() guestmem.GPA  { return q.cfg.Driver + 4 + 2*guestmem.GPA(q.cfg.Size) }
 func (q *Queue) availEvent() guestmem.GPA { return q.cfg.Device + 4 + 8*guestmem.GPA(q.cfg.Size) }
 
-// Pending returns the number of chains that the driver has made available and Pop has not taken.
+// Pending returns how many chains the driver has made available that Pop has not taken.
 func (q *Queue) Pending() (int, error) {
 	idx, err := q.mem.LoadUint16(q.availIdx())
 	if err != nil {
@@ -97,7 +97,7 @@ func (q *Queue) Pending() (int, error) {
 	return int(n), nil
 }
 
-// AvailIdx returns the driver's free-running count of chains made available, modulo 1<<16.
+// AvailIdx returns how many chains the driver has made available so far, modulo 1<<16.
 func (q *Queue) AvailIdx() (uint16, error) { return q.mem.LoadUint16(q.availIdx()) }
 
 // Pop takes the next available chain, or returns nil if there is none. The chain and its views are
@@ -119,19 +119,19 @@ func (q *Queue) Pop() (*Chain, error) {
 	return &q.chain, nil
 }
 
-// Unpop puts back the chain that the last Pop returned. A second call puts back the chain before
-// it, and so on. There must be no Push in between.
+// Unpop puts back the chain that the last Pop returned. Each further call puts back the chain
+// before. Push must not be called between the Pop and the Unpop.
 func (q *Queue) Unpop() { q.lastAvail-- }
 
-// Used is a chain that is returned to the driver, with the number of bytes that the device has
-// written to it.
+// Used is a chain that the device returns to the driver, with the number of bytes that the device
+// has written.
 type Used struct {
 	Head    uint16
 	Written uint32
 }
 
-// Push returns the chain with the given head to the driver. The device has written the given number
-// of bytes to it.
+// Push returns the chain that begins at descriptor head to the driver. The device has written the
+// given number of bytes to it.
 func (q *Queue) Push(head uint16, written uint32) error {
 	if err := q.putUsed(q.usedIdx, Used{head, written}); err != nil {
 		return err
@@ -139,7 +139,7 @@ func (q *Queue) Push(head uint16, written uint32) error {
 	return q.publish(1)
 }
 
-// PushAll returns several chains to the driver, which sees all of them or none.
+// PushAll returns several chains to the driver at once: the driver sees all of them or none.
 func (q *Queue) PushAll(used []Used) error {
 	for i, u := range used {
 		if err := q.putUsed(q.usedIdx+uint16(i), u); err != nil {
@@ -170,9 +170,9 @@ func (q *Queue) publish(n uint16) error {
 	return nil
 }
 
-// NeedsInterrupt reports whether the driver wants a notification of the chains pushed since the
-// last notification. If so, it counts the notification as sent (virtio 1.2 §2.7.7.2), and the
-// caller raises the interrupt.
+// NeedsInterrupt reports whether the driver wants to be notified of the chains that were pushed
+// since the last notification. If so, the caller must raise the interrupt, and the chains count as
+// notified (virtio 1.2 §2.7.7.2).
 func (q *Queue) NeedsInterrupt() (bool, error) {
 	old := q.signalled
 	if q.signalled = q.usedIdx; old == q.usedIdx {
@@ -186,11 +186,11 @@ func (q *Queue) NeedsInterrupt() (bool, error) {
 	return q.usedIdx-event-1 < q.usedIdx-old, err
 }
 
-// EnableNotify asks the driver to kick for the next chain that Pop has not seen. If such a chain is
-// already there, it returns pending: no kick will come for the chain, and the caller must Pop
-// again.
+// EnableNotify asks the driver to kick when it adds the next chain. If a chain that Pop has not
+// taken is already there, it returns pending: there will be no kick for that chain, so the caller
+// must call Pop again.
 func (q *Queue) EnableNotify() (pending bool, err error) {
-	if at, v := q.kickWord(); !q.says(at, v) { // an unneeded write would copy a page per idle queue in each child
+	if at, v := q.kickWord(); !q.says(at, v) { // an unneeded write would copy a page of each idle queue in every child
 		if err := q.mem.StoreUint16(at, v); err != nil {
 			return false, fmt.Errorf("enable kicks: %w", err)
 		}
@@ -199,14 +199,14 @@ func (q *Queue) EnableNotify() (pending bool, err error) {
 	return n != 0, err
 }
 
-// Idle reports whether Pop has seen every chain and the driver will kick for the next one.
+// Idle reports whether Pop has taken every chain, and the driver will kick for the next one.
 func (q *Queue) Idle() bool {
 	n, err := q.Pending()
 	return err == nil && n == 0 && q.says(q.kickWord())
 }
 
-// kickWord returns the address and the value that ask the driver to kick for the next chain that
-// Pop has not seen.
+// kickWord returns the address and the value of the word that asks the driver to kick for the next
+// chain.
 func (q *Queue) kickWord() (guestmem.GPA, uint16) {
 	if q.cfg.EventIdx {
 		return q.availEvent(), q.lastAvail
@@ -219,8 +219,8 @@ func (q *Queue) says(at guestmem.GPA, v uint16) bool {
 	return err == nil && have == v
 }
 
-// NotifyAfter asks the driver to kick when it adds a chain beyond the available index idx. Older
-// chains may stay in the queue.
+// NotifyAfter asks the driver to kick when it adds a chain after the available index idx. Chains
+// before that index may stay in the queue.
 func (q *Queue) NotifyAfter(idx uint16) error {
 	if q.cfg.EventIdx {
 		return q.mem.StoreUint16(q.availEvent(), idx)
@@ -228,8 +228,8 @@ func (q *Queue) NotifyAfter(idx uint16) error {
 	return q.mem.StoreUint16(q.cfg.Device, 0)
 }
 
-// DisableNotify asks the driver not to kick. With event indices it does nothing, because each
-// EnableNotify is good for only one kick.
+// DisableNotify asks the driver not to kick. With event indices it does nothing, because there each
+// EnableNotify causes only one kick.
 func (q *Queue) DisableNotify() error {
 	if q.cfg.EventIdx {
 		return nil
@@ -240,15 +240,15 @@ func (q *Queue) DisableNotify() error {
 // StateSize is the number of bytes that Save appends.
 const StateSize = 4
 
-// Save appends the ring indices; the transport saves the address of the ring.
+// Save appends the ring indices. The transport saves the addresses of the rings.
 func (q *Queue) Save(w *codec.Writer) {
 	w.U16(q.lastAvail)
 	w.U16(q.usedIdx)
 }
 
-// Restore reads the state that Save wrote, in a queue with the same Config. The driver has been
-// notified of all chains pushed before the save, because devices call NeedsInterrupt before they
-// release the run lock.
+// Restore reads the state that Save wrote. q must have the same Config. The driver has been
+// notified of all chains that were pushed before the save, because devices call NeedsInterrupt
+// before they release the run lock.
 func (q *Queue) Restore(r *codec.Reader) error {
 	q.lastAvail, q.usedIdx = r.U16(), r.U16()
 	q.signalled = q.usedIdx

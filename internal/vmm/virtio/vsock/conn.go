@@ -10,25 +10,25 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/virtq"
 )
 
-// connKey names a connection by its two ports; the CIDs are always the same.
+// connKey identifies a connection by its two ports. The CIDs are the same for all connections.
 type connKey struct{ host, guest uint32 }
 
-// A connection's state:
+// States of a connection:
 //
 //	handshake ──CONNECT──▶ connecting ──RESPONSE──▶ open ──host gone──▶ closing ──RST──▶ (removed)
 //
-// A guest's connection begins open. In every state an RST from the guest or a broken rule ends the
-// connection at once.
+// A connection that the guest opens begins in state open. In every state, an RST from the guest or
+// a violated rule removes the connection at once.
 type connState uint8
 
 const (
-	stateHandshake  connState = iota // the client's CONNECT line is incomplete; not in Device.conns yet
-	stateConnecting                  // REQUEST sent
+	stateHandshake  connState = iota // the client has not sent its whole CONNECT line; the connection is not in Device.conns yet
+	stateConnecting                  // the guest has been sent a REQUEST
 	stateOpen
-	stateClosing // the host end is closed; the guest has been notified and must send an RST
+	stateClosing // the host's socket is closed; the guest has been told, and must answer with an RST
 )
 
-// Control packets that are due to the guest, in the order in which they are sent.
+// Control packets that must be sent to the guest, as bits of conn.owed. Lower bits are sent first.
 const (
 	oweRequest uint8 = 1 << iota
 	oweResponse
@@ -37,36 +37,37 @@ const (
 	oweShutdown
 )
 
-// conn is one stream.
+// conn is one stream between a socket of the host and the guest.
 type conn struct {
 	key   connKey
-	fd    int // host end, non-blocking; -1 when closed
+	fd    int // the host's socket, non-blocking; -1 if closed
 	state connState
 	line  []byte // in stateHandshake: the beginning of the client's CONNECT line
 
 	armed  bool   // fd is in the poller
 	events uint32 // events that the poller waits for on fd
 
-	// Guest to host. pending holds at most bufAlloc bytes that the host end has not accepted.
+	// Data from guest to host. pending holds at most bufAlloc bytes that the host's socket has not
+	// accepted.
 	pending    []byte
-	forwarded  uint32 // bytes that the host end accepted, modulo 1<<32 (fwd_cnt)
-	advertised uint32 // last value of forwarded sent to the guest
-	guestShut  uint32 // shutdown flags of the guest
+	forwarded  uint32 // bytes that the host's socket has accepted, modulo 1<<32 (fwd_cnt)
+	advertised uint32 // latest value of forwarded that was sent to the guest
+	guestShut  uint32 // flags of the guest's shutdown packets
 
-	// Host to guest.
+	// Data from host to guest.
 	peerAlloc   uint32 // size of the guest's buffer
-	peerFwd     uint32 // bytes that the guest has taken out of its buffer
+	peerFwd     uint32 // bytes that the guest has taken from its buffer, modulo 1<<32
 	sent        uint32 // bytes sent to the guest, modulo 1<<32
-	hostEOF     bool   // the host end will send no more data
-	askedCredit bool   // a credit request is pending
-	stalled     bool   // in Device.stalled
+	hostEOF     bool   // the host's socket will send no more data
+	askedCredit bool   // a credit request was sent and not answered
+	stalled     bool   // the connection is in Device.stalled
 
-	owed   uint8 // control packets due
-	listed bool  // in Device.owing
-	gone   bool  // removed, although other lists may still contain it
+	owed   uint8 // control packets that must be sent
+	listed bool  // the connection is in Device.owing
+	gone   bool  // removed; owing and stalled may still contain it
 }
 
-// credit returns how many bytes the guest's buffer has room for.
+// credit returns for how many bytes the guest's buffer has room.
 func (c *conn) credit() uint32 {
 	used := c.sent - c.peerFwd
 	if used >= c.peerAlloc {
@@ -81,12 +82,12 @@ func (c *conn) readable() bool {
 	return c.state == stateOpen && !c.gone && c.owed == 0 && !c.hostEOF && c.guestShut&shutdownReceive == 0
 }
 
-// burst is how many packets of one connection are sent before other connections get a turn.
+// burst is how many packets of one connection are sent in a row while other connections wait.
 const burst = 16
 
-// pump moves data from the host end to the guest. It stops when there is no data, no room or no
-// credit, when it is the turn of other connections, or when a pause waits. Then it sets the events
-// that the poller waits for. The poller reports data left in the socket again.
+// pump moves data from the host's socket to the guest. It stops when there is no data, no receive
+// buffer or no credit, after burst packets, or when a pause waits. Then it sets the events for
+// which the poller waits. If data is left in the socket, the poller reports that again.
 func (d *Device) pump(c *conn) error {
 	for range burst {
 		if !c.readable() || c.stalled {
@@ -116,8 +117,8 @@ func (d *Device) pump(c *conn) error {
 	return nil
 }
 
-// pumpOne reads from the host end into one receive buffer of the guest, and reports whether there
-// may be more.
+// pumpOne reads from the host's socket into one receive buffer of the guest. It returns true if
+// there may be more data.
 func (d *Device) pumpOne(c *conn) (again bool, err error) {
 	chain, err := pop(d.rx)
 	if err != nil {
@@ -151,15 +152,16 @@ func (d *Device) pumpOne(c *conn) (again bool, err error) {
 	return true, d.rx.Push(chain.Head, headerSize+uint32(n))
 }
 
-// header returns the header of a packet on c, including the credit that every packet carries.
+// header returns the header of a packet on c. As every packet, it tells the guest how much room the
+// device has.
 func (d *Device) header(c *conn, op uint16) header {
 	c.advertised = c.forwarded
 	return header{srcCID: hostCID, dstCID: uint64(d.cfg.GuestCID), srcPort: c.key.host, dstPort: c.key.guest,
 		kind: typeStream, op: op, bufAlloc: bufAlloc, fwdCount: c.forwarded}
 }
 
-// endOfHost handles the end of the host's data. A client that has closed only its sending direction
-// may still read.
+// endOfHost handles the end of the host's data. The client may have closed only its sending
+// direction, and still read.
 func (d *Device) endOfHost(c *conn) error {
 	c.hostEOF = true
 	if !rawcall.HungUp(c.fd) {
@@ -168,18 +170,18 @@ func (d *Device) endOfHost(c *conn) error {
 	return d.hostGone(c)
 }
 
-// hostGone handles the close of the host end.
+// hostGone handles the close of the host's socket by the client.
 func (d *Device) hostGone(c *conn) error {
 	d.closeFD(c)
 	c.pending, c.hostEOF, c.state = nil, true, stateClosing
 	return d.owe(c, oweShutdown)
 }
 
-// owe records a due control packet for c, and sends what can be sent.
+// owe notes that c must send a control packet to the guest, and sends what can be sent at once.
 func (d *Device) owe(c *conn, what uint8) error {
 	c.owed |= what
 	if !c.listed {
-		if len(d.owing) >= maxConns { // bounds owing for a guest that takes no packets
+		if len(d.owing) >= maxConns { // bounds the list, for a guest that takes no packets
 			d.owing = slices.DeleteFunc(d.owing, func(c *conn) bool { return c.gone })
 		}
 		c.listed = true
@@ -188,7 +190,7 @@ func (d *Device) owe(c *conn, what uint8) error {
 	return d.flush()
 }
 
-// flush sends control packets while there are receive buffers.
+// flush sends control packets as long as there are receive buffers.
 func (d *Device) flush() error {
 	for i := range d.orphans {
 		if sent, err := d.send(&d.orphans[i]); err != nil || !sent {
@@ -209,7 +211,7 @@ func (d *Device) flush() error {
 	return nil
 }
 
-// pay sends the control packets that are due on c. It returns false if the receive buffers ran out.
+// pay sends the control packets of c. It returns false if the receive buffers ran out.
 func (d *Device) pay(c *conn) (bool, error) {
 	for c.owed != 0 && !c.gone {
 		bit := c.owed & -c.owed
@@ -222,7 +224,7 @@ func (d *Device) pay(c *conn) (bool, error) {
 	return true, nil
 }
 
-// control returns the header of a control packet.
+// control returns the header of the control packet with the given bit.
 func (d *Device) control(c *conn, bit uint8) header {
 	switch bit {
 	case oweRequest:
@@ -287,14 +289,14 @@ func (d *Device) closeFD(c *conn) {
 	c.fd = -1
 }
 
-// arm makes the poller wait for the events that c can use now. If there are none, it removes c from
-// the poller, which would report a hang-up regardless, again and again.
+// arm makes the poller wait for the events that c can use now. If c can use none, arm removes it
+// from the poller, because the poller would report a hang-up again and again in any case.
 func (d *Device) arm(c *conn) {
 	if c.fd < 0 {
 		return
 	}
 	var events uint32
-	watch := c.hostEOF || c.state == stateConnecting // detects a hang-up
+	watch := c.hostEOF || c.state == stateConnecting // only to notice a hang-up
 	if c.state == stateHandshake || c.readable() && !c.stalled && c.credit() > 0 {
 		events |= unix.EPOLLIN
 	}
@@ -307,7 +309,7 @@ func (d *Device) arm(c *conn) {
 		d.poll.Remove(c.fd)
 	case watch && !c.armed:
 		if d.poll.Add(c.fd, events) != nil {
-			d.remove(c) // out of kernel memory; the guest will notice when it next sends
+			d.remove(c) // the kernel is out of memory; the guest notices the removal when it sends
 			return
 		}
 	case watch && events != c.events:

@@ -6,16 +6,16 @@
 // is raw. If the guest refuses, the client sees the end of the stream. From guest to host, the
 // device passes one end of a socket pair to a callback for each connection to CID 2.
 //
-// Connections do not survive a fork. If there were any, a restored device sends
-// VIRTIO_VSOCK_EVENT_TRANSPORT_RESET. The driver returns the event's buffer after it has dropped
-// its old connections. Until then host clients stay in the listener's backlog and the guest's
-// packets in their queue, because the driver would drop new connections as well.
+// A fork loses all connections. If the saved guest had any, the restored device sends
+// VIRTIO_VSOCK_EVENT_TRANSPORT_RESET. The driver drops its old connections, and then returns the
+// buffer of the event. Until then the driver would drop new connections too, so the device leaves
+// host clients in the listener's backlog, and the guest's packets in their queue.
 //
 // One goroutine waits for all host sockets, through an epoll descriptor; the transport's goroutine
-// serves the queues. Both hold the run lock while they work, and neither ever blocks: a slow host
-// reader fills only its own connection's buffer (bufAlloc bytes, enforced by the guest's credit).
-// The package dials nothing, opens no path, and moves payload directly between sockets and guest
-// memory.
+// serves the queues. Both hold the run lock while they work, and never block. A slow host client
+// fills only the buffer of its own connection: the guest may send at most bufAlloc bytes that the
+// client has not read. The package dials nothing, opens no path, and moves payload directly between
+// sockets and guest memory.
 package vsock
 
 import (
@@ -39,17 +39,19 @@ const (
 	queueTX   = 1 // driver to device
 	queueEvnt = 2
 
-	// bufAlloc bounds the bytes from the guest that a connection holds for a slow host reader.
+	// bufAlloc is how many bytes from the guest a connection buffers if the host client reads
+	// slowly.
 	bufAlloc = 64 << 10
 
-	// maxData bounds the data of one packet to the guest. The guest's buffers bound it further.
+	// maxData is the maximum length of data in one packet to the guest. It may be less, because the
+	// guest's buffers may be smaller.
 	maxData = 64 << 10
 
-	// maxConns bounds the connections of a VM, including those in their handshake.
+	// maxConns is the maximum number of connections of a VM, including those in state handshake.
 	maxConns = 256
 
-	// maxOrphans bounds the RST packets that are due in response to packets without a connection.
-	// Above the limit, the device ignores such packets.
+	// maxOrphans is how many RST packets may wait to be sent in response to packets that belong to
+	// no connection. Above the limit, the device ignores such packets.
 	maxOrphans = 128
 )
 
@@ -63,13 +65,13 @@ type Config struct {
 	// Listener is a listening unix stream socket. The device owns it.
 	Listener *os.File
 
-	// Dial takes one end of a stream that the guest opened to a host port. If it returns nil, it
-	// owns fd. If it returns an error, the connection is refused. It must not block.
+	// Dial receives one end of a stream that the guest opens to a port of the host. If it returns
+	// nil, it owns fd. If it returns an error, the device refuses the connection. It must not
+	// block.
 	Dial func(port uint32, fd int) error
 }
 
-// Device is a vsock device. It implements virtio.Device. All its fields belong to the holder of the
-// run lock.
+// Device is a vsock device. It implements virtio.Device. Its fields are guarded by the run lock.
 type Device struct {
 	cfg  Config
 	lfd  int // descriptor of cfg.Listener
@@ -81,16 +83,16 @@ type Device struct {
 	listening     bool // the listener is in the poller
 
 	resetDue  bool   // a transport reset event must be sent
-	holding   bool   // the event was sent, and the driver has not returned its buffer
-	holdUntil uint16 // available index of the event queue once the driver has returned the buffer
+	holding   bool   // the event was sent, and the driver has not returned its buffer yet
+	holdUntil uint16 // available index that the event queue has when the driver has returned the buffer
 
 	conns    map[connKey]*conn
 	byFD     map[int32]*conn // connections with a host socket
 	nextPort uint32          // starts at a random value, see New
-	owing    []*conn         // connections with control packets due, in the order of sending
-	orphans  []header        // RSTs that are due and belong to no connection
-	stalled  []*conn         // connections with host data but no receive buffer
-	views    [][]byte        // scratch
+	owing    []*conn         // connections with control packets to send, in that order
+	orphans  []header        // RSTs to send that belong to no connection
+	stalled  []*conn         // connections with data from the host, but without a receive buffer
+	views    [][]byte        // reused list of views
 }
 
 // New returns a device for cfg.
@@ -107,9 +109,9 @@ func New(cfg Config) (*Device, error) {
 		return nil, err
 	}
 	d := &Device{cfg: cfg, lfd: lfd, poll: p}
-	// Start at a random port. A restored guest may still hold sockets of connections on the ports
-	// that an earlier device used first: Linux keeps a socket for seconds after its connection has
-	// ended, and refuses another connection between the same ports.
+	// Start at a random port. A restored guest may still have sockets of connections that an
+	// earlier device opened from its first ports. Linux keeps a socket for seconds after its
+	// connection has ended, and refuses another connection with the same ports.
 	d.nextPort = firstHostPort + rand.Uint32N(lastHostPort-firstHostPort+1)
 	d.forget()
 	return d, nil
@@ -146,7 +148,7 @@ func (d *Device) Activate(t virtio.Transport, queues []*virtq.Queue, _ uint64) e
 	return nil
 }
 
-// Reset implements virtio.Device. Host ends of all connections are closed.
+// Reset implements virtio.Device. It closes all connections.
 func (d *Device) Reset() {
 	for _, c := range d.byFD {
 		d.closeFD(c)
@@ -160,7 +162,7 @@ func (d *Device) Reset() {
 	d.forget()
 }
 
-// forget drops all connections.
+// forget removes all connections.
 func (d *Device) forget() {
 	d.conns, d.byFD = make(map[connKey]*conn), make(map[int32]*conn)
 	d.owing, d.orphans, d.stalled = nil, nil, nil
@@ -189,8 +191,8 @@ func (d *Device) Notify() (more bool, err error) {
 	return more, d.signal()
 }
 
-// mayConnect reports whether the device may carry connections. After a transport reset it may not
-// until the driver has handled the reset.
+// mayConnect reports whether the device may open connections and handle the guest's packets. After
+// a transport reset it may not until the driver has handled the reset.
 func (d *Device) mayConnect() (bool, error) {
 	if d.resetDue {
 		sent, err := d.sendReset()
@@ -214,8 +216,8 @@ func (d *Device) mayConnect() (bool, error) {
 	return true, nil
 }
 
-// sendReset puts the transport reset event into the event queue, and asks for a kick when the
-// driver has handled the event. It returns false if the driver has not provided a buffer yet.
+// sendReset sends the transport reset event. It also asks the driver to kick when it has handled
+// the event. It returns false if the driver has not provided a buffer yet.
 func (d *Device) sendReset() (bool, error) {
 	c, err := pop(d.event)
 	if err != nil || c == nil {
@@ -230,20 +232,22 @@ func (d *Device) sendReset() (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	// If the snapshot was taken while an earlier reset was pending, its queue contains that reset
-	// too. The driver returns both buffers.
+	// If the snapshot was taken while an earlier reset was pending, the queue contains that reset
+	// too, and the driver will return both buffers.
 	if d.holding && int16(idx-d.holdUntil) < 0 {
 		idx = d.holdUntil
 	}
 	d.resetDue, d.holding, d.holdUntil = false, true, idx+1
-	// Ask for the kick before sending the event, so that the driver's answer cannot be missed.
+	// Ask for the kick before sending the event. Otherwise the driver could return the buffer
+	// before we ask, and there would be no kick.
 	if err := d.event.NotifyAfter(idx); err != nil {
 		return false, err
 	}
 	return true, d.event.Push(c.Head, uint32(len(event)))
 }
 
-// pop takes a chain from q. If it returns nil, the driver will kick for the next one.
+// pop takes a chain from q. If there is none, it returns nil, and the driver will kick when it adds
+// one.
 func pop(q *virtq.Queue) (*virtq.Chain, error) {
 	for {
 		c, err := q.Pop()
@@ -256,7 +260,7 @@ func pop(q *virtq.Queue) (*virtq.Chain, error) {
 	}
 }
 
-// signal interrupts the driver for chains pushed since the last interrupt.
+// signal raises an interrupt if the driver wants one for the chains that were pushed.
 func (d *Device) signal() error {
 	for _, q := range [...]*virtq.Queue{d.rx, d.tx, d.event} {
 		if err := d.transport.Interrupt(q); err != nil {

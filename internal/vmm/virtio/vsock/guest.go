@@ -108,7 +108,7 @@ func (d *Device) receive(chain *virtq.Chain) error {
 	return d.pump(c)
 }
 
-// refuse answers a packet that belongs to no connection.
+// refuse sends an RST in response to a packet that belongs to no connection.
 func (d *Device) refuse(h *header) error {
 	if h.op == opRST {
 		return nil
@@ -117,7 +117,8 @@ func (d *Device) refuse(h *header) error {
 		kind: h.kind, op: opRST})
 }
 
-// reject sends an RST that belongs to no connection. Without a receive buffer it waits for one.
+// reject sends an RST that belongs to no connection. If there is no receive buffer, it queues the
+// RST.
 func (d *Device) reject(h header) error {
 	if len(d.orphans) < maxOrphans {
 		d.orphans = append(d.orphans, h)
@@ -125,14 +126,14 @@ func (d *Device) reject(h header) error {
 	return d.flush()
 }
 
-// dial opens a connection for a guest's request.
+// dial opens a connection that the guest has requested.
 func (d *Device) dial(h *header) error {
 	if !d.roomForConn() {
 		return d.refuse(h)
 	}
 	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return d.refuse(h) // out of descriptors; the guest may try again
+		return d.refuse(h) // no descriptors are left; the guest may try again
 	}
 	err = unix.SetNonblock(ends[0], true)
 	if err == nil {
@@ -152,7 +153,7 @@ func (d *Device) dial(h *header) error {
 	return d.pump(c)
 }
 
-// accepted handles the guest's acceptance of a host client's connection.
+// accepted handles the guest's RESPONSE, which accepts a host client's connection.
 func (d *Device) accepted(c *conn) error {
 	if c.state != stateConnecting {
 		return d.drop(c)
@@ -165,23 +166,23 @@ func (d *Device) accepted(c *conn) error {
 	return d.pump(c)
 }
 
-// guestShutdown handles the guest's close of one direction or of both.
+// guestShutdown handles a shutdown packet of the guest, which closes one direction or both.
 func (d *Device) guestShutdown(c *conn, flags uint32) error {
 	if c.state != stateOpen {
 		return d.drop(c)
 	}
 	c.guestShut |= flags & shutdownBoth
 	if c.guestShut&shutdownReceive != 0 {
-		_ = unix.Shutdown(c.fd, unix.SHUT_RD) // fails only if the host end is gone, which reads and writes report
+		_ = unix.Shutdown(c.fd, unix.SHUT_RD) // fails only if the client has hung up, which reads and writes notice
 	}
 	return d.drained(c)
 }
 
-// toHost delivers n bytes of data to the host end, and keeps the bytes that the host end does not
-// accept yet.
+// toHost writes n bytes of the guest's data to the host's socket. It stores the bytes that the
+// socket does not accept.
 func (d *Device) toHost(c *conn, views [][]byte, n uint32) error {
 	if c.state == stateClosing {
-		return nil // the guest sent it before it learned of the close
+		return nil // the guest did not know of the close yet
 	}
 	if c.state != stateOpen || c.guestShut&shutdownSend != 0 || n > bufAlloc-uint32(len(c.pending)) {
 		return d.drop(c)
@@ -204,7 +205,7 @@ func (d *Device) toHost(c *conn, views [][]byte, n uint32) error {
 	return d.afterDelivery(c)
 }
 
-// drain writes the data that toHost kept.
+// drain writes the data that toHost has stored.
 func (d *Device) drain(c *conn) error {
 	n, err := writev(c.fd, [][]byte{c.pending})
 	if errors.Is(err, unix.EAGAIN) {
@@ -221,10 +222,10 @@ func (d *Device) drain(c *conn) error {
 	return d.afterDelivery(c)
 }
 
-// drained continues a close by the guest that waited for its data to be delivered.
+// drained continues a shutdown by the guest that waited until all its data was written.
 func (d *Device) drained(c *conn) error {
 	if len(c.pending) == 0 && c.guestShut == shutdownBoth {
-		return d.drop(c) // the RST tells the guest that the close is complete
+		return d.drop(c) // this RST confirms the shutdown
 	}
 	if len(c.pending) == 0 && c.guestShut&shutdownSend != 0 {
 		_ = unix.Shutdown(c.fd, unix.SHUT_WR) // see guestShutdown
@@ -232,8 +233,8 @@ func (d *Device) drained(c *conn) error {
 	return d.afterDelivery(c)
 }
 
-// afterDelivery sends credit once half the buffer has been used, and continues with the other
-// direction.
+// afterDelivery tells the guest how much room it has, if half of the buffer was used since the last
+// time. Then it continues with the other direction.
 func (d *Device) afterDelivery(c *conn) error {
 	if c.forwarded-c.advertised >= bufAlloc/2 {
 		if err := d.owe(c, oweCredit); err != nil {

@@ -12,18 +12,20 @@ import (
 )
 
 const (
-	// firstHostPort is the first port used for host clients; lower ports may name host services.
+	// firstHostPort is the first port for host clients. Lower ports are left for services of the
+	// host.
 	firstHostPort = 1 << 30
 	lastHostPort  = 1<<31 - 1
 
-	// maxLine bounds a client's first line, in bytes. "CONNECT 4294967295\n" is shorter.
+	// maxLine bounds the length of a client's first line in bytes. The longest valid line is
+	// "CONNECT 4294967295\n".
 	maxLine = 32
 
-	// maxAccepts bounds the clients accepted in one turn.
+	// maxAccepts is how many clients are accepted before other work is done.
 	maxAccepts = 16
 )
 
-// serveHost is the goroutine that waits for host sockets.
+// serveHost waits for events of host sockets, in the device's goroutine.
 func (d *Device) serveHost(t virtio.Transport) {
 	defer close(d.done)
 	for {
@@ -32,7 +34,7 @@ func (d *Device) serveHost(t virtio.Transport) {
 			return // the poller is closed
 		}
 		if !t.Enter() {
-			continue // a reset has emptied the poller since the event
+			continue // the device was reset after the event
 		}
 		if err := d.handle(events); err != nil {
 			t.Fail(err)
@@ -41,7 +43,8 @@ func (d *Device) serveHost(t virtio.Transport) {
 	}
 }
 
-// handle serves the host sockets of events until a pause waits. The poller reports the rest again.
+// handle handles events of host sockets. It stops when a pause waits; the poller then reports the
+// other events again.
 func (d *Device) handle(events []unix.EpollEvent) error {
 	for i := range events {
 		if d.transport.Wanted() {
@@ -54,8 +57,8 @@ func (d *Device) handle(events []unix.EpollEvent) error {
 			}
 			continue
 		}
-		// If a descriptor was closed and reused within this batch, its new owner gets a stale
-		// event. That is harmless because all calls are non-blocking.
+		// If a descriptor was closed and reused during this loop, an event of the old connection is
+		// used for the new one. That does no harm, because no call blocks.
 		if c := d.byFD[ev.Fd]; c != nil {
 			if err := d.hostEvent(c, ev.Events); err != nil {
 				return err
@@ -89,7 +92,7 @@ func (d *Device) hostEvent(c *conn, events uint32) error {
 // accept accepts new clients.
 func (d *Device) accept() error {
 	if !d.listening {
-		return nil // a stale event: the device has been restored since
+		return nil // the device has been restored since the event
 	}
 	for range maxAccepts {
 		fd, err := rawcall.Accept(d.lfd, unix.SOCK_NONBLOCK)
@@ -105,7 +108,8 @@ func (d *Device) accept() error {
 		}
 		c := &conn{fd: fd}
 		d.byFD[int32(fd)] = c
-		// Usually the client's first line has already arrived. Otherwise handshake arms the poller.
+		// Usually the client's first line has already arrived. Otherwise handshake makes the poller
+		// wait for it.
 		if err := d.handshake(c); err != nil {
 			return err
 		}
@@ -113,11 +117,11 @@ func (d *Device) accept() error {
 	return nil
 }
 
-// roomForConn reports whether another connection may be opened. At the limit, it makes room by
-// dropping a connection whose host end is closed and whose guest end lingers.
+// roomForConn reports whether another connection may be opened. If maxConns is reached, it removes
+// a connection that the host has closed and the guest has not.
 func (d *Device) roomForConn() bool {
 	if len(d.conns)+len(d.byFD) < maxConns {
-		return true // an upper bound that counts most connections twice; the exact count follows
+		return true // the sum is too high, because most connections are in both maps
 	}
 	n := len(d.byFD)
 	var lingering *conn
@@ -134,8 +138,8 @@ func (d *Device) roomForConn() bool {
 	return n < maxConns
 }
 
-// handshake reads the client's first line and sends the connection request. Bytes after the line
-// belong to the stream and stay in the socket.
+// handshake reads the client's first line and sends a connection request to the guest. It reads no
+// byte after the line, because those are the stream's.
 func (d *Device) handshake(c *conn) error {
 	var b [maxLine]byte
 	n, err := rawcall.Peek(c.fd, b[:maxLine-len(c.line)])
@@ -176,11 +180,11 @@ func (d *Device) handshake(c *conn) error {
 	if err := d.owe(c, oweRequest); err != nil {
 		return err
 	}
-	d.arm(c) // to notice a client that hangs up before the guest answers
+	d.arm(c) // to notice if the client hangs up before the guest answers
 	return nil
 }
 
-// freePort returns a host port that no connection with that guest port uses.
+// freePort returns a host port that is in no connection with this guest port.
 func (d *Device) freePort(guest uint32) uint32 {
 	for {
 		port := d.nextPort
@@ -203,7 +207,7 @@ func parseConnect(line []byte) (port uint32, ok bool) {
 	return uint32(n), err == nil
 }
 
-// appendOK appends the answer to a CONNECT line.
+// appendOK appends the line that tells a client that the guest has accepted.
 func appendOK(b []byte, port uint32) []byte {
 	return append(strconv.AppendUint(append(b, "OK "...), uint64(port), 10), '\n')
 }

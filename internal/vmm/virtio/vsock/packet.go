@@ -5,7 +5,7 @@ import "encoding/binary"
 // headerSize is the length of struct virtio_vsock_hdr in bytes (virtio 1.2 §5.10.6).
 const headerSize = 44
 
-// typeStream is the only socket type served (VIRTIO_VSOCK_TYPE_STREAM).
+// typeStream is the only socket type that the device supports (VIRTIO_VSOCK_TYPE_STREAM).
 const typeStream = 1
 
 // Operations (virtio 1.2 §5.10.6).
@@ -19,7 +19,7 @@ const (
 	opCreditRequest = 7 // VIRTIO_VSOCK_OP_CREDIT_REQUEST
 )
 
-// Flags of opShutdown: directions that its sender has closed (virtio 1.2 §5.10.6.5).
+// Flags of opShutdown, which say what the sender will no longer do (virtio 1.2 §5.10.6.5).
 const (
 	shutdownReceive = 1
 	shutdownSend    = 2
@@ -33,8 +33,8 @@ type header struct {
 	length           uint32 // length of the data that follows, in bytes
 	kind, op         uint16
 	flags            uint32
-	bufAlloc         uint32 // the sender's receive buffer, in bytes
-	fwdCount         uint32 // bytes that the sender has taken out of its buffer, modulo 1<<32
+	bufAlloc         uint32 // size of the sender's receive buffer in bytes
+	fwdCount         uint32 // bytes that the sender has taken from its buffer, modulo 1<<32
 }
 
 func (h *header) encode() (b [headerSize]byte) {
