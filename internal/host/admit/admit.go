@@ -1,7 +1,7 @@
-// Package admit decides whether the host, or an owner of sandboxes, has room for more of them: it
+// Package admit decides whether the host, or the quota of an owner, has room for more sandboxes. It
 // counts VMs and sandboxes, and checks memory and disk.
 //
-// Its users start the VMs and handle refusals.
+// The callers start the VMs and handle refusals.
 package admit
 
 import (
@@ -17,16 +17,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Rules bound the sandboxes of a host. A zero field is no limit.
+// Rules bound the sandboxes of a host. A zero field means no limit.
 type Rules struct {
-	MaxSandboxes  int     // sandboxes that have a VM
-	VCPUsPerCPU   float64 // for all their VMs together
+	MaxSandboxes  int     // maximum number of sandboxes that have a VM
+	VCPUsPerCPU   float64 // maximum number of vCPUs of all VMs together, for each CPU of the host
 	MemoryReserve uint64  // bytes of the host's memory that must stay available
-	DiskReserve   uint64  // bytes that must stay free on the file system of private disk tops
+	DiskReserve   uint64  // bytes that must stay free on the file system with the private disk tops
 }
 
-// startBytes is the memory assumed for a starting VM until the host's own figures include it: a
-// child writes about 1 MiB until it has confirmed, and its VMM and KVM use about as much each.
+// startBytes is the memory that is counted for a starting VM, because the host's own figures do not
+// include it yet. A child writes about 1 MiB before it has confirmed, and its VMM and KVM use about
+// as much each.
 const startBytes = 4 << 20
 
 // Codes of an Error, as in the API.
@@ -35,10 +36,11 @@ const (
 	CodeMaxVCPUs     = "max_vcpus"
 	CodeHostMemory   = "host_memory"
 	CodeHostDisk     = "host_disk"
-	CodeOwnSandboxes = "own_sandboxes" // see Owners
+	CodeOwnSandboxes = "own_sandboxes" // returned by Owners
 )
 
-// Error reports VMs that were not started because the host, or their owner, has no room for them.
+// Error reports that VMs were not started, because the host or the owner's quota has no room for
+// them.
 type Error struct {
 	Code   string
 	Reason string
@@ -50,8 +52,8 @@ func (e *Error) Error() string { return "not admitted: " + e.Reason }
 // requests cannot both take the last place. Its methods may be called concurrently.
 type Host struct {
 	rules     Rules
-	dir       string                 // DiskReserve applies to its file system
-	available func() (uint64, error) // available memory of the host, in bytes
+	dir       string                 // a directory on the file system to which DiskReserve applies
+	available func() (uint64, error) // returns the host's available memory in bytes
 	room      func(dir string) (free uint64, _ error)
 
 	mu sync.Mutex
@@ -60,20 +62,20 @@ type Host struct {
 	// +checklocks:mu
 	vcpus int
 	// +checklocks:mu
-	starting int // part of vms
+	starting int // number of vms that are being started
 	// +checklocks:mu
-	free uint64 // last result of available
+	free uint64 // latest result of available
 	// +checklocks:mu
-	asked time.Time // when it was read
+	asked time.Time // when free was read
 	// +checklocks:mu
-	since int // VMs that entered since then
+	since int // number of VMs that entered after free was read
 }
 
-// askEvery is the maximum age of the host's figure of available memory. The kernel takes tens of
-// microseconds to compute it, which is much for a fork.
+// askEvery is how old the figure of the host's available memory may be. The kernel takes tens of
+// microseconds to compute it, which is long for a fork.
 const askEvery = 100 * time.Millisecond
 
-// New returns a Host without VMs, whose private disk tops are in dir.
+// New returns a Host without VMs. The private disk tops of sandboxes are in dir.
 func New(rules Rules, dir string) *Host {
 	return &Host{rules: rules, dir: dir, available: memAvailable, room: FreeBytes}
 }
@@ -87,8 +89,9 @@ func FreeBytes(dir string) (uint64, error) {
 	return st.Bavail * uint64(st.Bsize), nil
 }
 
-// Enter takes places for n VMs, all or none. Leave frees each. When all have started or failed,
-// Started is called once with the same n.
+// Enter reserves places for n VMs, or for none if it returns an error. The caller must call Leave
+// once for each VM. When all n VMs have started or failed, the caller must call Started once, with
+// the same n.
 func (h *Host) Enter(n int, vcpus uint32) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -99,7 +102,7 @@ func (h *Host) Enter(n int, vcpus uint32) error {
 	return nil
 }
 
-// Check returns the error that Enter would return.
+// Check returns the error that Enter would return, and reserves nothing.
 func (h *Host) Check(n int, vcpus uint32) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -168,7 +171,7 @@ func (h *Host) TakeOver(vcpus uint32) {
 	h.vms, h.vcpus = h.vms+1, h.vcpus+int(vcpus)
 }
 
-// Started: see Enter.
+// Started records that n VMs are no longer starting; see Enter.
 func (h *Host) Started(n int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -182,13 +185,14 @@ func (h *Host) Leave(vcpus uint32) {
 	h.vms, h.vcpus = h.vms-1, h.vcpus-int(vcpus)
 }
 
-// Leaver returns a function that frees the place of one VM. Further calls of the function do
+// Leaver returns a function that frees the place of one VM. Calling that function again does
 // nothing.
 func (h *Host) Leaver(vcpus uint32) func() {
 	return sync.OnceFunc(func() { h.Leave(vcpus) })
 }
 
-// memAvailable returns the memory that the host can provide without swapping (proc(5), meminfo).
+// memAvailable returns how much memory the host can provide without swapping, in bytes (proc(5),
+// meminfo).
 func memAvailable() (uint64, error) {
 	f, err := os.Open("/proc/meminfo")
 	if err != nil {

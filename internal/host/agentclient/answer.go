@@ -13,32 +13,33 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// bound bounds the answer of an RPC: its bytes as sent, its JSON objects, and its values of any
-// kind.
+// bound limits the answer of an RPC: its length in bytes as sent, its number of JSON objects, and
+// its number of JSON values of any kind.
 type bound struct{ bytes, objects, values int }
 
-// maxLast bounds the last message of a stream, in bytes: an error, whose text is cut to maxText.
+// maxLast bounds the last message of a stream in bytes. That message may contain an error, whose
+// text has at most maxText bytes.
 const maxLast = maxText
 
-// maxListed is the most entries that an intact agent lists.
+// maxListed is how many entries the agent lists at most.
 const maxListed = 20000
 
-// Bounds on answers. Only the larger two count against Client.Keep: a small answer costs no more
-// than its request.
+// Bounds on answers. Only the larger two count against Client.Keep: a small answer takes no more
+// memory than its request.
 var (
 	small     = bound{64 << 10, 16, 256} // one entry, one event, or nothing
 	processes = bound{1 << 20, maxListed, 128 << 10}
 	listing   = bound{8 << 20, maxListed + 1, 20 * maxListed}
 )
 
-// Bytes that decoding adds to an answer, counted against Client.Keep. An object of three bytes
-// becomes a message, a value of this package, a value of the API, and JSON.
+// Bytes that decoding adds to an answer, and that count against Client.Keep. An object of three
+// bytes becomes a protobuf message, a value of this package, a value of the API, and JSON.
 const (
 	objectSize = 256
 	valueSize  = 16
 )
 
-// errTooMuch is the error for an answer that no intact agent sends.
+// errTooMuch is returned for an answer that is larger than any answer of the real agent.
 var errTooMuch = errors.New("the guest's answer is too large")
 
 // call makes a unary RPC.
@@ -64,13 +65,13 @@ func follow[Req, Res any](ctx context.Context, c *Client, procedure string,
 }
 
 func options(most bound, ask func(int) error) []connect.ClientOption {
-	// Messages are bounded as sent, not as unpacked, so they must not be compressed.
+	// Messages must not be compressed, because the bound is on the bytes as sent.
 	return []connect.ClientOption{connect.WithCodec(boundedJSON{most, ask}), connect.WithReadMaxBytes(most.bytes),
 		connect.WithAcceptCompression("gzip", nil, nil)}
 }
 
-// answers is the HTTP client for unary RPCs. It counts their answers as they arrive, and bounds the
-// text of errors.
+// answers is the HTTP client for unary RPCs. It counts an answer's bytes as they arrive, and bounds
+// the text of an error.
 type answers struct {
 	client *http.Client
 	ask    func(int) error // see Client.Keep
@@ -92,8 +93,9 @@ func (a answers) Do(req *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// streams is the HTTP client for RPCs with a stream as the answer. It bounds the last message,
-// which Connect decodes itself: a part of an error takes a hundred times its bytes.
+// streams is the HTTP client for RPCs whose answer is a stream. It bounds the last message, because
+// Connect decodes that message itself, and a part of an error may take a hundred times its length
+// when decoded.
 type streams struct{ client *http.Client }
 
 func (s streams) Do(req *http.Request) (*http.Response, error) {
@@ -104,13 +106,13 @@ func (s streams) Do(req *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// streamBody is a stream of messages. Before each message are a byte of flags and four bytes with
-// the message's length.
+// streamBody is a stream of messages. Five bytes precede each message: flags, and the message's
+// length as four bytes.
 type streamBody struct {
 	io.ReadCloser
 	head [5]byte
-	have int    // bytes in head
-	left uint32 // remaining bytes of the message that head announces
+	have int    // number of bytes in head
+	left uint32 // bytes left of the message whose length is in head
 }
 
 const flagLast = 2
@@ -149,13 +151,14 @@ func (c countedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// boundedJSON is Connect's JSON codec. It counts the content of a message before it decodes it.
+// boundedJSON is Connect's JSON codec with a bound on the number of objects and values, which it
+// counts before it decodes a message.
 type boundedJSON struct {
 	most bound
 	ask  func(int) error // see Client.Keep
 }
 
-// Name returns the name of Connect's own codec, which this one replaces.
+// Name returns the name of Connect's own JSON codec, which this codec replaces.
 func (boundedJSON) Name() string { return "json" }
 
 // Marshal encodes a message.
@@ -173,7 +176,7 @@ func (c boundedJSON) Unmarshal(data []byte, message any) error {
 	if !ok {
 		return fmt.Errorf("%T is no message", message)
 	}
-	objects, values := count(data) // before Unmarshal, which can turn three bytes into hundreds
+	objects, values := count(data) // before Unmarshal, because decoding can turn three bytes into hundreds
 	if objects > c.most.objects || values > c.most.values {
 		return fmt.Errorf("%w: more than %d entries or %d values", errTooMuch, c.most.objects, c.most.values)
 	}
@@ -183,8 +186,8 @@ func (c boundedJSON) Unmarshal(data []byte, message any) error {
 	return protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(data, m)
 }
 
-// count returns an upper bound of the number of objects and of values in JSON; for invalid JSON it
-// may be too high. It allocates nothing.
+// count returns the number of objects and of values in JSON. For invalid JSON the numbers may be
+// too high. It allocates nothing.
 func count(data []byte) (objects, values int) {
 	quoted := false
 	for i := 0; i < len(data); i++ {

@@ -1,9 +1,10 @@
-// Package agentclient is the host side of the guest agent: it calls one guest over a dial function,
-// which normally connects to the unix socket of the guest's VMM and names a vsock port.
+// Package agentclient is the host side of the guest agent. It calls the agent of one guest over a
+// dial function, which takes a vsock port and usually connects to the unix socket of the guest's
+// VMM.
 //
-// Every call makes its own connection. A vsock stream does not survive a fork, so none is kept. The
-// package does not start or find guests, does not retry, and trusts no answer of a guest: every
-// answer is bounded.
+// Every call makes a new connection, because a vsock stream does not survive a fork. The package
+// does not start or find guests, and does not retry. It does not trust guests, and bounds every
+// answer.
 package agentclient
 
 import (
@@ -26,13 +27,14 @@ const (
 	maxControlReply  = 64 << 10
 	maxLine          = 32 << 20
 	maxErrorBody     = 64 << 10
-	maxHeaders       = 16 << 10 // a header may hold a file's name of 12 KiB, with three bytes for each of its bytes
-	maxText          = 16 << 10 // of an error, or of a command's outcome
+	maxHeaders       = 16 << 10 // a header may contain a file name of 4 KiB with three bytes for each of its bytes
+	maxText          = 16 << 10 // text of an error, or of a command's outcome
 	defaultMaxOutput = 8 << 20
 )
 
-// maxTotal bounds the total output of a command or code, in bytes, if the first limit bytes of each
-// stream are kept. Beyond it the command is killed, because dropped output has to be decoded too.
+// maxTotal bounds the total output of a command or of code, in bytes. limit is how many bytes of
+// each stream are kept. A command with more output is killed, because even output that is dropped
+// must be decoded.
 func maxTotal(limit int) int { return 8 * max(limit, defaultMaxOutput) }
 
 // DialFunc opens a stream to a vsock port of one guest.
@@ -45,18 +47,19 @@ type Client struct {
 	envd  *http.Client
 	code  *http.Client
 
-	// Keep, if set, is called before the given number of bytes of an answer are kept, as text or
-	// decoded. An error of it ends the call. Streams and files are not kept.
+	// Keep, if set, is called before some part of an answer is kept in memory, as text or decoded;
+	// bytes is the size of the part. If Keep returns an error, the call ends with it. Streams and
+	// files are not kept.
 	Keep func(bytes int) error
 }
 
-// Host names in the client's URLs; the dial function ignores them.
+// URLs of the services. The dial function ignores their host names.
 const (
 	envdURL = "http://envd"
 	codeURL = "http://code-interpreter"
 )
 
-// New returns a client that reaches its guest through dial. It does not connect yet.
+// New returns a client that connects to its guest with dial. New itself does not connect.
 func New(dial DialFunc) *Client {
 	c := &Client{dial: dial, quiet: agentproto.QuietTime}
 	c.envd = &http.Client{Transport: c.Transport(agentproto.EnvdPort)}
@@ -64,12 +67,11 @@ func New(dial DialFunc) *Client {
 	return c
 }
 
-// Dial opens a stream to a port of the guest.
 func (c *Client) Dial(ctx context.Context, port uint32) (net.Conn, error) { return c.dial(ctx, port) }
 
 // Transport returns a round tripper that sends all requests to one port of the guest, whatever host
-// their URL names. It serves to proxy the raw envd or code interpreter protocol, or a guest's own
-// HTTP server on vsock.
+// their URL names. The daemon uses it as a proxy for the envd and code interpreter protocols, and
+// for a guest's own HTTP server on vsock.
 func (c *Client) Transport(port uint32) http.RoundTripper {
 	return &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -81,7 +83,8 @@ func (c *Client) Transport(port uint32) http.RoundTripper {
 	}
 }
 
-// Ping asks the agent for its announcement.
+// Ping asks the agent whether it is ready. The answer is the same that the agent sends to announce
+// that it is ready.
 func (c *Client) Ping(ctx context.Context) (agentproto.Ready, error) {
 	reply, err := c.control(ctx, agentproto.Request{Op: agentproto.OpPing})
 	if err != nil {
@@ -93,26 +96,27 @@ func (c *Client) Ping(ctx context.Context) (agentproto.Ready, error) {
 	return *reply.Ready, nil
 }
 
-// ResetConnections closes the guest's TCP connections to the outside, whose other ends are gone.
+// ResetConnections closes the guest's TCP connections to the outside, whose peers no longer know
+// them.
 func (c *Client) ResetConnections(ctx context.Context) error {
 	_, err := c.control(ctx, agentproto.Request{Op: agentproto.OpReset})
 	return err
 }
 
-// Trust makes the guest's programs trust a PEM certificate as an authority.
+// Trust makes the guest's programs trust the PEM certificate of an authority.
 func (c *Client) Trust(ctx context.Context, certificate []byte) error {
 	_, err := c.control(ctx, agentproto.Request{Op: agentproto.OpTrust, Certificate: string(certificate)})
 	return err
 }
 
-// Freeze brings the guest's root file system to rest. Until Thaw, or for 30 seconds, its disk looks
-// as if the file system were unmounted.
+// Freeze stops all writing to the guest's root file system, until Thaw or for 30 seconds. During
+// that time, its disk looks as if the file system were unmounted.
 func (c *Client) Freeze(ctx context.Context) error {
 	_, err := c.control(ctx, agentproto.Request{Op: agentproto.OpFreeze})
 	return err
 }
 
-// Thaw ends the rest that Freeze began. It fails if the rest has already ended.
+// Thaw ends a Freeze. It returns an error if the freeze has already ended.
 func (c *Client) Thaw(ctx context.Context) error {
 	_, err := c.control(ctx, agentproto.Request{Op: agentproto.OpThaw})
 	return err
@@ -140,8 +144,8 @@ func (c *Client) control(ctx context.Context, req agentproto.Request) (agentprot
 	return reply, nil
 }
 
-// Defaults are values for requests to a guest that omit them. Empty fields leave the guest's
-// defaults unchanged.
+// Defaults are values for later requests that omit them. An empty field leaves the guest's current
+// default unchanged.
 type Defaults struct {
 	User string            `json:"defaultUser,omitempty"`    // an account of the guest
 	Dir  string            `json:"defaultWorkdir,omitempty"` // absolute
@@ -170,8 +174,8 @@ func (c *Client) SetDefaults(ctx context.Context, d Defaults) error {
 	return nil
 }
 
-// Sync prepares the guest for a snapshot: its page cache is written to its disk, its interpreters
-// collect their garbage, and it has been idle for some seconds.
+// Sync prepares the guest for a snapshot. Afterwards the guest's page cache is on its disk, its
+// interpreters have collected their garbage, and it has been idle for some seconds.
 func (c *Client) Sync(ctx context.Context) error {
 	if _, err := c.forkMessage(ctx, "agent sync", agentproto.AppendPrepare(nil)); err != nil {
 		return err
@@ -184,9 +188,10 @@ func (c *Client) Sync(ctx context.Context) error {
 	}
 }
 
-// Forked tells the guest that it is a new copy, and waits until it has taken up its identity. It
-// returns the generators that the agent has found, or nil if the agent is too old to look. After an
-// error the guest must be killed, because it may share random numbers with its siblings.
+// Forked tells the guest that it is a new copy, and waits until the guest has changed its identity.
+// It returns the generators that the agent has found, or nil if the agent is too old to search for
+// them. After an error the guest must be killed, because it may have the same random numbers as its
+// siblings.
 func (c *Client) Forked(ctx context.Context, f agentproto.Forked) (*agentproto.Unique, error) {
 	message, err := f.Append(nil)
 	if err != nil {
@@ -195,7 +200,7 @@ func (c *Client) Forked(ctx context.Context, f agentproto.Forked) (*agentproto.U
 	return c.forkMessage(ctx, "agent forked", message)
 }
 
-// forkMessage sends a message to agentproto.ForkPort and returns the findings in the answer.
+// forkMessage sends a message to agentproto.ForkPort, and returns the generators in the answer.
 func (c *Client) forkMessage(ctx context.Context, op string, message []byte) (*agentproto.Unique, error) {
 	var body []byte
 	err := c.exchange(ctx, agentproto.ForkPort, message, func(r io.Reader) error {
@@ -224,7 +229,7 @@ func (c *Client) forkMessage(ctx context.Context, op string, message []byte) (*a
 	return unique, nil
 }
 
-// exchange sends a request on a connection of its own and calls read to receive the answer.
+// exchange sends a request on a new connection. It calls read to receive the answer.
 func (c *Client) exchange(ctx context.Context, port uint32, request []byte, read func(io.Reader) error) error {
 	conn, err := c.dial(ctx, port)
 	if err != nil {

@@ -15,38 +15,38 @@ import (
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
-// CodeRequest is code for an interpreter of the guest.
+// CodeRequest is code to run in an interpreter of the guest.
 type CodeRequest struct {
 	Code      string
-	ContextID string            // empty: the language's default context, whose state is shared by all such calls
+	ContextID string            // empty: the language's default context
 	Language  string            // empty: python; not together with ContextID
 	Env       map[string]string // for this call only
-	Repr      bool              // results of type string include their quotes
-	Timeout   time.Duration     // 0: none; when it passes, the guest interrupts the code, and kills it if it goes on
+	Repr      bool              // results that are strings include their quotes
+	Timeout   time.Duration     // 0: none; after it, the guest interrupts the code, and kills the interpreter if the code does not end
 }
 
 // CodeSink receives the output of running code. Its functions are called from one goroutine. If one
-// returns an error, the call ends, and with it the code.
+// of them returns an error, RunCode returns that error, and the guest interrupts the code.
 type CodeSink struct {
-	Started   func(executionCount int) error // called first, and once
+	Started   func(executionCount int) error // called first, once
 	Output    func(s Stream, text string) error
-	Result    func(main bool, data map[string]json.RawMessage) error // a value's forms, by media type
+	Result    func(main bool, data map[string]json.RawMessage) error // data has the forms of one value, by media type
 	Exception func(EvalError) error
 }
 
 // CodeEnd describes how code ended.
 type CodeEnd struct {
 	ExecutionCount int
-	Raised         bool // an exception ended it
-	Died           bool // its interpreter died
+	Raised         bool // the code ended with an exception
+	Died           bool // the interpreter died
 	TimedOut       bool
-	Restarted      bool // after TimedOut: the interpreter had to be killed, and its state is lost
+	Restarted      bool // only with TimedOut: the interpreter was killed, and its state is lost
 }
 
-// diedError is the name of the exception by which an agent reports that an interpreter has died.
+// diedError is the name of the exception with which an agent reports that the interpreter has died.
 const diedError = "UnexpectedEndOfExecution"
 
-// maxForms bounds the forms of a result, and how many of them have custom names.
+// maxForms bounds the forms of one result, and separately those with custom names.
 const maxForms = 64
 
 // mediaType returns the media type for the name of a result's form in E2B's protocol.
@@ -69,7 +69,7 @@ func mediaType(form string) (string, bool) {
 }
 
 // RunCode runs code in a warm interpreter of the guest and passes its output to sink. The error is
-// nil if the guest reported how the code ended.
+// nil if the guest has reported how the code ended.
 func (c *Client) RunCode(ctx context.Context, req CodeRequest, sink CodeSink) (CodeEnd, error) {
 	execute := agentproto.ExecuteRequest{Code: req.Code, ContextID: req.ContextID, Language: req.Language, Env: req.Env,
 		Repr: req.Repr}
@@ -93,21 +93,22 @@ func (c *Client) RunCode(ctx context.Context, req CodeRequest, sink CodeSink) (C
 	run := codeRun{sink: sink}
 	err = run.read(resp.Body, c.Keep)
 	if err != nil && run.failed == nil && req.Timeout > 0 && ctx.Err() == nil && callCtx.Err() != nil {
-		run.end.TimedOut = true // closing the connection interrupts the code in the guest
+		run.end.TimedOut = true // closing the connection makes the guest interrupt the code
 		return run.end, nil
 	}
 	return run.end, err
 }
 
-// codeRun follows one call of /execute.
+// codeRun is one call of /execute.
 type codeRun struct {
 	sink   CodeSink
 	end    CodeEnd
-	failed error // error of the sink
+	failed error // error that the sink has returned
 }
 
-// decodedLine is the number of bytes that count against Client.Keep for each byte of a line. A byte
-// that is not text becomes three when decoded, and six as JSON; both are kept beside the line.
+// decodedLine is how many bytes count against Client.Keep for each byte of a line. A byte that is
+// not UTF-8 becomes three bytes when decoded, and six in JSON. Both of these are kept in addition
+// to the line.
 const decodedLine = 4
 
 func (c *codeRun) read(body io.Reader, ask func(int) error) error {
@@ -129,7 +130,7 @@ func (c *codeRun) read(body io.Reader, ask func(int) error) error {
 	return errors.New("run code: the reply ended before the code did")
 }
 
-// line takes one message of the stream and reports whether it is the last one.
+// line handles one message of the stream. It returns true if the message is the last one.
 func (c *codeRun) line(line []byte) (done bool, err error) {
 	var m struct {
 		Type      string `json:"type"`
@@ -144,7 +145,7 @@ func (c *codeRun) line(line []byte) (done bool, err error) {
 	if err := json.Unmarshal(line, &kind); err != nil {
 		return false, err
 	}
-	if kind.Type == "result" { // the field text of a result need not be a string, and is not decoded
+	if kind.Type == "result" { // do not decode such a message, because its field "text" may be other than a string
 		main, data, err := formsOf(bytes.ToValidUTF8(line, []byte("\uFFFD")))
 		if err == nil {
 			err = c.sink.Result(main, data)
@@ -175,8 +176,8 @@ func (c *codeRun) line(line []byte) (done bool, err error) {
 	return false, err
 }
 
-// formsOf returns the forms of a result by media type. It does not decode the forms, because a
-// guest could make a few bytes large.
+// formsOf returns the forms of a result, by media type. It does not decode them, because a guest
+// could make a few bytes decode to many.
 func formsOf(line []byte) (main bool, data map[string]json.RawMessage, err error) {
 	data = map[string]json.RawMessage{}
 	err = eachField(line, func(name string, value json.RawMessage) error {
@@ -199,7 +200,7 @@ func formsOf(line []byte) (main bool, data map[string]json.RawMessage, err error
 	return main, data, err
 }
 
-// eachField calls f with the fields of a JSON object.
+// eachField calls f with each field of a JSON object.
 func eachField(object []byte, f func(name string, value json.RawMessage) error) error {
 	dec := json.NewDecoder(bytes.NewReader(object))
 	if open, err := dec.Token(); err != nil || open != json.Delim('{') {
@@ -217,21 +218,21 @@ func eachField(object []byte, f func(name string, value json.RawMessage) error) 
 		if err := dec.Decode(&value); err != nil {
 			return err
 		}
-		if err := f(name.(string), value); err != nil { // the decoder ensures that keys are strings
+		if err := f(name.(string), value); err != nil { // cannot panic, because the decoder accepts only strings as keys
 			return err
 		}
 	}
 	return nil
 }
 
-// CodeContext is an interpreter of the guest, a namespace for code.
+// CodeContext is a namespace for code, which has an interpreter of its own in the guest.
 type CodeContext struct {
 	ID       string `json:"id"`
 	Language string `json:"language"`
 	Cwd      string `json:"cwd"`
 }
 
-// maxContexts bounds a list of contexts; an intact agent has at most 64.
+// maxContexts bounds a list of contexts. The real agent has at most 64.
 const maxContexts = 1024
 
 // Contexts lists the contexts of the guest, oldest first.
@@ -247,8 +248,8 @@ func (c *Client) Contexts(ctx context.Context) ([]CodeContext, error) {
 	return list, nil
 }
 
-// CreateContext makes a context of a language (empty: python) that runs in a directory (empty: the
-// user's home), and starts its interpreter.
+// CreateContext creates a context and starts its interpreter. language may be empty (Python), and
+// so may cwd (the user's home).
 func (c *Client) CreateContext(ctx context.Context, language, cwd string) (made CodeContext, err error) {
 	body, err := json.Marshal(map[string]string{"language": language, "cwd": cwd})
 	if err != nil {
@@ -263,8 +264,8 @@ func (c *Client) DeleteContext(ctx context.Context, id string) error {
 	return c.codeAnswer(ctx, "delete context", http.MethodDelete, "/contexts/"+url.PathEscape(id), nil, nil)
 }
 
-// codeAnswer makes a call of the code interpreter's protocol and decodes the answer into out, which
-// may be nil.
+// codeAnswer makes a call of the code interpreter protocol and decodes the answer into out, unless
+// out is nil.
 func (c *Client) codeAnswer(ctx context.Context, op, method, path string, body []byte, out any) error {
 	resp, err := c.codeCall(ctx, op, method, path, body)
 	if err != nil {
@@ -280,7 +281,8 @@ func (c *Client) codeAnswer(ctx context.Context, op, method, path string, body [
 	return nil
 }
 
-// codeCall makes a call of the code interpreter's protocol. The caller closes the body of the answer.
+// codeCall makes a call of the code interpreter protocol. The caller must close the body of the
+// answer.
 func (c *Client) codeCall(ctx context.Context, op, method, path string, body []byte) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, method, codeURL+path, bytes.NewReader(body))
 	if err != nil {

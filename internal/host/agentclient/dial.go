@@ -8,11 +8,12 @@ import (
 	"time"
 )
 
-// maxHandshake bounds the VMM's answer to CONNECT: "OK " and a 32-bit number, or a short error.
+// maxHandshake bounds the length of the VMM's answer to CONNECT in bytes: "OK " and a 32-bit
+// number, or a short error.
 const maxHandshake = 128
 
-// DialUnix returns a dial function for the vsock unix socket of a VMM: it sends "CONNECT <port>\n"
-// and expects "OK <number>\n", the convention of Firecracker's vsock device.
+// DialUnix returns a dial function for the vsock unix socket of a VMM. It sends "CONNECT <port>\n"
+// and expects "OK <number>\n", as Firecracker's vsock device does.
 func DialUnix(path string) DialFunc {
 	return func(ctx context.Context, port uint32) (net.Conn, error) {
 		var d net.Dialer
@@ -47,8 +48,8 @@ func handshake(ctx context.Context, conn net.Conn, port uint32) error {
 	return nil
 }
 
-// readHandshake reads one line byte by byte, because the following bytes belong to the guest's
-// stream.
+// readHandshake reads one line, byte by byte: the bytes after the line belong to the guest's stream
+// and must not be read here.
 func readHandshake(conn net.Conn) (string, error) {
 	var line []byte
 	for one := make([]byte, 1); len(line) < maxHandshake; {

@@ -21,26 +21,26 @@ var (
 	ErrOutputTruncated = errors.New("output truncated")
 )
 
-// Code classifies an Error, in the words of the Connect protocol.
+// Code classifies an Error. Its values are those of the Connect protocol.
 type Code string
 
-// The codes that callers distinguish. Others are passed on as the guest sent them.
+// Codes that callers distinguish. Other codes of the guest are passed on unchanged.
 const (
 	CodeInvalid         Code = "invalid_argument"    // a field of the request is wrong; the message names it
-	CodeNotFound        Code = "not_found"           // file, process or context
+	CodeNotFound        Code = "not_found"           // no such file, process or context
 	CodeUnauthenticated Code = "unauthenticated"     // unknown user or missing token
-	CodeDenied          Code = "permission_denied"   // the guest's kernel refuses it, such as a new file in /sys
-	CodeExists          Code = "already_exists"      // directory
+	CodeDenied          Code = "permission_denied"   // the guest's kernel refuses the operation, such as creating a file in /sys
+	CodeExists          Code = "already_exists"      // the directory exists
 	CodeNoSpace         Code = "resource_exhausted"  // the guest's disk is full
 	CodeBusy            Code = "aborted"             // the context is running the code of another call
-	CodeTooMany         Code = "out_of_range"        // the guest has the maximum number of contexts
+	CodeTooMany         Code = "out_of_range"        // the guest has as many contexts as it may have
 	CodeUnavailable     Code = "unavailable"         // too many connections to ports of the guest
 	CodeRefused         Code = "failed_precondition" // no server listens on the port
-	CodeTimeout         Code = "deadline_exceeded"   // from DialPort; callers of Exec see Outcome TimedOut instead
+	CodeTimeout         Code = "deadline_exceeded"   // from DialPort; for commands see Outcome TimedOut instead
 	CodeInternal        Code = "internal"            // the agent failed
 )
 
-// Error is a refusal by the agent, in contrast to a failure to reach it.
+// Error is an error that the agent has reported. Other errors mean that the agent was not reached.
 type Error struct {
 	Op      string // such as "read file /etc/motd"
 	Code    Code
@@ -49,7 +49,7 @@ type Error struct {
 
 func (e *Error) Error() string { return e.Op + ": " + e.Message }
 
-// remote converts the error of an RPC to an *Error if the guest sent it.
+// remote converts the error of an RPC to an *Error if it came from the guest.
 func remote(op string, err error) error {
 	var ce *connect.Error
 	switch {
@@ -61,8 +61,8 @@ func remote(op string, err error) error {
 	return fmt.Errorf("%s: %w", op, err)
 }
 
-// httpError reads the error of a plain HTTP route: envd answers {"code","message"}, the code
-// interpreter plain text.
+// httpError returns the error in the answer of a plain HTTP route. envd sends {"code","message"},
+// the code interpreter plain text.
 func httpError(op string, resp *http.Response) error {
 	body, _ := io.ReadAll(io.LimitReader(resp.Body, maxErrorBody))
 	message := strings.TrimSpace(string(body))

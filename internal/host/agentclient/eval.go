@@ -16,24 +16,24 @@ import (
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
-// EvalOptions are the optional parts of an evaluation.
+// EvalOptions are the optional parameters of Eval.
 type EvalOptions struct {
-	ContextID string            // empty: the language's default context, whose state is shared by all such calls
+	ContextID string            // empty: the language's default context
 	Language  string            // empty: python; not together with ContextID
 	Env       map[string]string // for this call only
-	Timeout   time.Duration     // 0: none; when it passes, the guest interrupts the code, and kills it if it goes on
-	MaxOutput int               // bytes kept of stdout, stderr, the result, and each text of an error; 0: 8 MiB
+	Timeout   time.Duration     // 0: none; after it, the guest interrupts the code, and kills the interpreter if the code does not end
+	MaxOutput int               // maximum bytes of each of stdout, stderr, the result, and the texts of an error; 0: 8 MiB
 }
 
-// EvalResult is the end of an evaluation.
+// EvalResult is the result of an evaluation.
 type EvalResult struct {
 	Result    *string // repr of the last expression; nil if there is none, or its value is None
 	Stdout    []byte
 	Stderr    []byte
 	Error     *EvalError // exception that ended the code
 	TimedOut  bool
-	Restarted bool // after TimedOut: the interpreter had to be killed, and its state is lost
-	Truncated bool // some output was longer than MaxOutput, and its rest was dropped
+	Restarted bool // only with TimedOut: the interpreter was killed, and its state is lost
+	Truncated bool // some output was longer than MaxOutput and was cut
 }
 
 // EvalError is an exception in evaluated code.
@@ -45,8 +45,8 @@ type EvalError struct {
 
 func (e *EvalError) Error() string { return e.Name + ": " + e.Value }
 
-// Err returns nil if the code completed and the output is whole, else ErrTimeout, the *EvalError or
-// ErrOutputTruncated.
+// Err returns nil if the code has completed and the output is whole. Otherwise it returns
+// ErrTimeout, the *EvalError or ErrOutputTruncated.
 func (r EvalResult) Err() error {
 	switch {
 	case r.TimedOut:
@@ -59,12 +59,12 @@ func (r EvalResult) Err() error {
 	return nil
 }
 
-// evalSlack is how long a guest may take to report the end of the code, after the timeout and
-// agentproto.EvalGrace have passed.
+// evalSlack is how much longer than the timeout and agentproto.EvalGrace together a guest may take
+// to report the end of the code.
 const evalSlack = 5 * time.Second
 
-// Eval runs code in a warm interpreter of the guest. The error is nil if the guest reported how the
-// code ended; an exception is in EvalResult.Error.
+// Eval runs code in a warm interpreter of the guest. The error is nil if the guest has reported how
+// the code ended. An exception of the code is in EvalResult.Error.
 func (c *Client) Eval(ctx context.Context, code string, opts EvalOptions) (EvalResult, error) {
 	req := agentproto.ExecuteRequest{Code: code, ContextID: opts.ContextID, Language: opts.Language, Env: opts.Env,
 		Repr: true}
@@ -90,7 +90,7 @@ func (c *Client) Eval(ctx context.Context, code string, opts EvalOptions) (EvalR
 	e.result.Stdout, e.result.Stderr = e.stdout.buf.Bytes(), e.stderr.buf.Bytes()
 	e.result.Truncated = e.result.Truncated || e.stdout.truncated || e.stderr.truncated
 	if err != nil && opts.Timeout > 0 && ctx.Err() == nil && callCtx.Err() != nil {
-		e.result.TimedOut = true // closing the connection interrupts the code in the guest
+		e.result.TimedOut = true // closing the connection makes the guest interrupt the code
 		return e.result, nil
 	}
 	return e.result, err
@@ -102,10 +102,10 @@ type evaluation struct {
 	limit          int
 	errorBytes     int
 	keep           func(int) error
-	longest        int // size of the buffer of lines
+	longest        int // length of the longest line so far, including unread parts
 }
 
-// kept returns the number of bytes of the code's output that are kept.
+// kept returns how many bytes of the code's output are kept.
 func (e *evaluation) kept() int {
 	n := e.stdout.buf.Len() + e.stderr.buf.Len() + e.errorBytes
 	if e.result.Result != nil {
@@ -114,8 +114,8 @@ func (e *evaluation) kept() int {
 	return n
 }
 
-// split is bufio.ScanLines that counts the bytes of a line, and of what it may become when decoded,
-// as they arrive.
+// split is bufio.ScanLines with a count: while a long line arrives, it counts the memory that the
+// line will take when decoded.
 func (e *evaluation) split(data []byte, atEOF bool) (advance int, token []byte, err error) {
 	if grown := len(data) - e.longest; grown > 0 {
 		e.longest = len(data)
@@ -144,7 +144,7 @@ func (e *evaluation) run(ctx context.Context, client *http.Client, body []byte) 
 	lines.Buffer(nil, maxLine)
 	lines.Split(e.split)
 	for total := 0; lines.Scan(); {
-		if total += len(lines.Bytes()); total > maxTotal(e.limit) { // closing the connection interrupts the code
+		if total += len(lines.Bytes()); total > maxTotal(e.limit) { // returning closes the connection, which makes the guest interrupt the code
 			e.result.Error = &EvalError{Name: "OutputLimit", Value: fmt.Sprintf("interrupted after %d bytes of output", total)}
 			e.result.Truncated = true
 			return nil
@@ -167,7 +167,7 @@ func (e *evaluation) run(ctx context.Context, client *http.Client, body []byte) 
 	return errors.New("eval: the reply ended before the code did")
 }
 
-// line takes one message of the /execute stream and reports whether it is the last one.
+// line handles one message of the /execute stream. It returns true if the message is the last one.
 func (e *evaluation) line(line []byte) (done bool, err error) {
 	var m struct {
 		Type string `json:"type"`
@@ -189,7 +189,7 @@ func (e *evaluation) line(line []byte) (done bool, err error) {
 		ee := &EvalError{e.cut(m.Name), e.cut(m.Value), e.cut(m.Traceback)}
 		e.result.Error, e.errorBytes = ee, len(ee.Name)+len(ee.Value)+len(ee.Traceback)
 	case "result":
-		if m.Main && e.result.Result == nil { // other forms of it, and displayed values, serve E2B's clients only
+		if m.Main && e.result.Result == nil { // other forms of the result, and displayed values, are only for E2B's clients
 			text := e.cut(m.Text)
 			e.result.Result = &text
 		}
@@ -201,15 +201,15 @@ func (e *evaluation) line(line []byte) (done bool, err error) {
 	return false, nil
 }
 
-// cut returns about the first e.limit bytes of a text, and marks the result as truncated if the text
-// is longer.
+// cut returns about the first e.limit bytes of text. If text is longer, it marks the result as
+// truncated.
 func (e *evaluation) cut(text string) string {
 	e.result.Truncated = e.result.Truncated || len(text) > e.limit
 	return cut(text, e.limit)
 }
 
-// cut returns about the first limit bytes of a text, in whole characters, and adds the total
-// length.
+// cut returns about the first limit bytes of text, in whole characters, followed by a note of the
+// total length.
 func cut(text string, limit int) string {
 	if len(text) <= limit {
 		return text
@@ -221,8 +221,9 @@ func cut(text string, limit int) string {
 	return fmt.Sprintf("%s… (cut, %d bytes in all)", head, len(text))
 }
 
-// Interrupt interrupts the code that runs in an interpreter, once, and reports whether any ran.
-// Code may catch the interrupt and continue. An empty context is the default one of Python.
+// Interrupt interrupts, once, the code that runs in a context. It reports whether code was running.
+// The code may catch the interrupt and continue. An empty contextID means the default context of
+// Python.
 func (c *Client) Interrupt(ctx context.Context, contextID string) (bool, error) {
 	var answer struct {
 		Interrupted bool `json:"interrupted"`
@@ -233,12 +234,13 @@ func (c *Client) Interrupt(ctx context.Context, contextID string) (bool, error) 
 	return answer.Interrupted, err
 }
 
-// Restart replaces an interpreter: the code that runs in it ends, and its variables are lost.
+// Restart replaces the interpreter of a context. Code that runs in it ends, and its variables are
+// lost.
 func (c *Client) Restart(ctx context.Context, contextID string) error {
 	return c.onContext(ctx, contextID, "restart", func(io.Reader) error { return nil })
 }
 
-// defaultContext is the interpreter for calls that name none.
+// defaultContext is the context of calls that name none.
 const defaultContext = "python"
 
 func (c *Client) onContext(ctx context.Context, contextID, verb string, read func(body io.Reader) error) error {

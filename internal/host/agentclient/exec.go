@@ -20,35 +20,34 @@ import (
 
 // ExecRequest is a command to run in the guest.
 type ExecRequest struct {
-	Args      []string // command and arguments; no shell is involved
+	Args      []string // command and arguments, which no shell interprets
 	Env       map[string]string
 	Cwd       string        // empty: the user's home
 	User      string        // empty: the guest's default user
-	UserElse  string        // used instead of root, if the guest has this account and no default user
-	Stdin     io.Reader     // nil: depends on OpenStdin and Terminal; /dev/null without them
-	OpenStdin bool          // stdin stays open for Process.Input; excludes Stdin
-	Terminal  *Size         // terminal of the command; all its output is Stdout
-	Timeout   time.Duration // 0: none; when it passes, the guest kills the command's process group
-	MaxOutput int           // bytes kept of each of stdout and stderr; 0: 8 MiB; for Exec only
+	UserElse  string        // account to use instead of root, if the guest has it and no default user is set
+	Stdin     io.Reader     // nil: /dev/null, unless OpenStdin or Terminal is set
+	OpenStdin bool          // stdin stays open for Process.Input; Stdin must be nil
+	Terminal  *Size         // if set, the command gets a terminal; all its output is then Stdout
+	Timeout   time.Duration // 0: none; after it, the guest kills the command's process group
+	MaxOutput int           // for Exec: maximum bytes of each of stdout and stderr; 0: 8 MiB
 
-	// Started, if set, is called as soon as the command runs. If it returns an error, the call
-	// ends, as after an error of the sink.
+	// Started, if set, is called as soon as the command runs. If it returns an error, the command
+	// is killed, as after an error of the sink.
 	Started func(*Process) error
 }
 
 // Outcome says how a command ended.
 type Outcome string
 
-// The outcomes.
 const (
 	Exited        Outcome = "exited"         // ExitCode is set
 	Signaled      Outcome = "signaled"       // Signal is set
 	TimedOut      Outcome = "timeout"        // killed because ExecRequest.Timeout passed
-	NotFound      Outcome = "not_found"      // never started: no such command
-	NotExecutable Outcome = "not_executable" // never started: the file cannot be executed
+	NotFound      Outcome = "not_found"      // not started: there is no such command
+	NotExecutable Outcome = "not_executable" // not started: the file cannot be executed
 )
 
-// ExecResult is the end of a command.
+// ExecResult says how a command ended, with its output.
 type ExecResult struct {
 	Outcome         Outcome
 	ExitCode        int // -1 unless Outcome is Exited
@@ -56,12 +55,12 @@ type ExecResult struct {
 	Status          string // in words, such as "exit status 2" or "signal: killed"
 	Stdout          []byte
 	Stderr          []byte
-	StdoutTruncated bool // more than MaxOutput bytes were written; the rest was dropped
+	StdoutTruncated bool // the command wrote more than MaxOutput bytes, and the rest was dropped
 	StderrTruncated bool
 }
 
 // Err returns nil if the command exited by itself, with any exit code, and its output is complete.
-// Otherwise it returns an error that wraps one of the Err variables.
+// Otherwise it returns an error that wraps one of the Err variables of this package.
 func (r ExecResult) Err() error {
 	switch {
 	case r.Outcome == TimedOut:
@@ -81,7 +80,6 @@ func (r ExecResult) Err() error {
 // Stream names an output of a command.
 type Stream int
 
-// The output streams.
 const (
 	Stdout Stream = iota + 1
 	Stderr
@@ -89,8 +87,8 @@ const (
 
 var errExcess = errors.New("too much output")
 
-// Exec runs a command and collects its output. The error is nil if the guest reported how the
-// command ended, see ExecResult.Outcome. It is an *Error if the guest refused the request, for
+// Exec runs a command and collects its output. The error is nil if the guest has reported how the
+// command ended, see ExecResult.Outcome. It is an *Error if the guest has refused the request, for
 // example because of an unknown user or directory.
 func (c *Client) Exec(ctx context.Context, req ExecRequest) (ExecResult, error) {
 	limit := req.MaxOutput
@@ -124,8 +122,9 @@ func (c *Client) Exec(ctx context.Context, req ExecRequest) (ExecResult, error) 
 	return r, err
 }
 
-// ExecStream runs a command and passes its output to sink as it arrives, from one goroutine. An
-// error of sink kills the command and is returned. The command is also killed if ctx ends first.
+// ExecStream runs a command and passes its output to sink as it arrives, from one goroutine. If
+// sink returns an error, the command is killed, and ExecStream returns that error. If ctx ends
+// first, the command is killed too.
 func (c *Client) ExecStream(ctx context.Context, req ExecRequest, sink func(Stream, []byte) error) (ExecResult, error) {
 	none := ExecResult{ExitCode: -1}
 	if len(req.Args) == 0 || req.Args[0] == "" {
@@ -141,12 +140,12 @@ func (c *Client) ExecStream(ctx context.Context, req ExecRequest, sink func(Stre
 	if err == nil {
 		return result, nil
 	}
-	// The guest's clock may reach the deadline slightly earlier.
+	// The guest's clock may reach the deadline slightly before the host's does.
 	var refused *Error
 	deadline := callCtx.Err() != nil || errors.Is(err, context.DeadlineExceeded) ||
 		errors.As(err, &refused) && refused.Code == CodeTimeout
 	if req.Timeout > 0 && ctx.Err() == nil && deadline && run.sinkErr == nil {
-		// The guest has the same deadline and kills the process itself.
+		// Report a timeout. The guest has the same deadline and kills the process itself.
 		status := fmt.Sprintf("timed out after %v", req.Timeout)
 		if run.pid == 0 {
 			status += ", and the guest did not say that the command had started"
@@ -159,12 +158,12 @@ func (c *Client) ExecStream(ctx context.Context, req ExecRequest, sink func(Stre
 	return none, err
 }
 
-// ErrDetached ends an ExecStream without killing the command: as the cause of its context's end, or
-// as an error of its functions.
+// ErrDetached ends an ExecStream without killing the command. It may be the cause of the end of the
+// context, or an error that Started or sink returns.
 var ErrDetached = errors.New("the command goes on by itself")
 
 // ExecDetached starts a command and leaves it running. Its output is lost while no client is
-// attached. If the command could not be started, the process is nil and the result says why.
+// attached to it. If the command could not be started, started is nil, and the result says why.
 func (c *Client) ExecDetached(ctx context.Context, req ExecRequest) (started *Process, r ExecResult, err error) {
 	req.Started = func(p *Process) error {
 		started = p
@@ -181,17 +180,18 @@ type execCall struct {
 	client  *Client
 	req     ExecRequest
 	sink    func(Stream, []byte) error
-	sinkErr error // or error of ExecRequest.Started
+	sinkErr error // error that the sink or ExecRequest.Started has returned
 	pid     uint32
-	started chan struct{} // closed when pid is known
+	started chan struct{} // closed when e.pid is set
 }
 
-// untilStarted is stream for a caller that may leave before the guest has reported the id of the
-// process. The call then goes on for a moment, because otherwise the process could not be killed.
+// untilStarted is stream for a caller whose context may end before the guest has reported the
+// process id. In that case it waits for the id for a moment, because without the id the process
+// could not be killed.
 func (e *execCall) untilStarted(ctx context.Context) (ExecResult, error) {
 	call, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
-	if deadline, ok := ctx.Deadline(); ok { // the guest has the same deadline
+	if deadline, ok := ctx.Deadline(); ok { // the guest gets the same deadline
 		var end context.CancelFunc
 		call, end = context.WithDeadline(call, deadline)
 		defer end()
@@ -240,12 +240,12 @@ func (e *execCall) stream(ctx context.Context) (ExecResult, error) {
 	return notStarted(op, stream.Err())
 }
 
-// event handles one event of a process. It returns the last event, which says how the process
-// ended.
+// event handles one event of a process. If it is the last one, which says how the process ended,
+// event returns it.
 func (e *execCall) event(ctx context.Context, event *process.ProcessEvent) (*process.ProcessEvent_EndEvent, error) {
 	switch ev := event.GetEvent().(type) {
 	case *process.ProcessEvent_Start:
-		if e.pid != 0 { // only once, even if the guest repeats the event: one goroutine reads the input
+		if e.pid != 0 { // ignore a repeated event, so that only one goroutine reads the input
 			return nil, nil
 		}
 		e.pid = max(ev.Start.GetPid(), 1) // 0 is not a process id
@@ -287,8 +287,8 @@ func ended(end *process.ProcessEvent_EndEvent) ExecResult {
 	return ExecResult{Outcome: Signaled, ExitCode: -1, Signal: signalOf(status), Status: status}
 }
 
-// signalOf returns the signal in a status such as "signal: killed (core dumped)", as package
-// syscall spells it; 0 if there is none.
+// signalOf returns the signal in a status such as "signal: killed (core dumped)", which has the
+// spelling of package syscall. It returns 0 if there is none.
 func signalOf(status string) syscall.Signal {
 	words, _, _ := strings.Cut(strings.TrimPrefix(status, "signal: "), " (")
 	for s := syscall.Signal(1); s <= maxSignal; s++ {
@@ -302,8 +302,8 @@ func signalOf(status string) syscall.Signal {
 // maxSignal is the highest signal of Linux, SIGRTMAX.
 const maxSignal = 64
 
-// notStarted distinguishes the outcomes without a process from errors. In Start, not_found and
-// permission_denied can only refer to the command.
+// notStarted returns the result for a command that could not be started, or the error. In Start,
+// the codes not_found and permission_denied can only be about the command.
 func notStarted(op string, err error) (ExecResult, error) {
 	none := ExecResult{ExitCode: -1}
 	if err == nil {
@@ -321,8 +321,8 @@ func notStarted(op string, err error) (ExecResult, error) {
 	return none, remote(op, err)
 }
 
-// feed copies the request's stdin to the process and closes it. A process may exit or close its
-// stdin early, so failures end the copy and are not reported.
+// feed copies the request's stdin to the process, and then closes the process's stdin. It reports
+// no errors, because a process may exit or close its stdin early.
 func (e *execCall) feed(ctx context.Context) {
 	p := e.client.Process(e.pid)
 	for buf := make([]byte, 1<<20); ; {
@@ -339,7 +339,7 @@ func (e *execCall) feed(ctx context.Context) {
 	}
 }
 
-// killTimeout bounds the attempt to kill a process whose caller has left.
+// killTimeout bounds the attempt to kill a process when the context of ExecStream has ended.
 const killTimeout = 5 * time.Second
 
 func (e *execCall) kill(ctx context.Context) {
@@ -348,21 +348,22 @@ func (e *execCall) kill(ctx context.Context) {
 	_ = e.client.Process(e.pid).Signal(ctx, syscall.SIGKILL)
 }
 
-// setUser selects the guest user as E2B's SDKs do: basic authentication with an empty password.
+// setUser names the user of the guest in the way of E2B's SDKs: by basic authentication with an
+// empty password.
 func setUser(h interface{ Set(k, v string) }, user string) {
 	if user != "" {
 		h.Set("Authorization", "Basic "+base64.StdEncoding.EncodeToString([]byte(user+":")))
 	}
 }
 
-// capped keeps the first limit bytes that are added.
+// capped is a buffer that keeps the first limit bytes and drops the rest.
 type capped struct {
 	buf       bytes.Buffer
 	limit     int
 	truncated bool
 }
 
-// keep asks whether n more bytes may be kept.
+// keep asks whether n more bytes may be kept in memory; ask is Client.Keep and may be nil.
 func keep(ask func(int) error, n int) error {
 	if ask == nil || n <= 0 {
 		return nil
@@ -379,7 +380,7 @@ func (c *capped) add(p []byte) {
 	c.buf.Write(p)
 }
 
-// addText is add without a copy of the whole text.
+// addText is like add, but does not copy the whole text.
 func (c *capped) addText(text string) {
 	if room := c.room(); len(text) > room {
 		text, c.truncated = text[:room], true

@@ -8,8 +8,8 @@ import (
 	"net/url"
 )
 
-// ReadFile opens a file of the guest as user (empty: the default user; relative paths are in the
-// user's home). The caller bounds how much it reads and closes it.
+// ReadFile opens a file of the guest as user. If user is empty, it uses the default user. Relative
+// paths are in the user's home. The caller must bound how much it reads, and close the file.
 func (c *Client) ReadFile(ctx context.Context, path, user string) (io.ReadCloser, error) {
 	return c.download(ctx, "read file", "/files", path, user)
 }
@@ -20,13 +20,13 @@ func (c *Client) WriteFile(ctx context.Context, path, user string, content io.Re
 	return c.upload(ctx, "write file", "/files", path, user, content)
 }
 
-// ReadTree packs a directory of the guest as a tar archive, as user. The caller must distrust the
-// archive, bound how much it reads, and close it.
+// ReadTree packs a directory of the guest as a tar archive, as user. The caller must not trust the
+// archive, must bound how much it reads, and must close it.
 func (c *Client) ReadTree(ctx context.Context, path, user string) (io.ReadCloser, error) {
 	return c.download(ctx, "read directory", "/archive", path, user)
 }
 
-// WriteTree unpacks a tar archive into a directory of the guest, which is created if missing. New
+// WriteTree unpacks a tar archive into a directory of the guest, which it creates if missing. New
 // files belong to user.
 func (c *Client) WriteTree(ctx context.Context, path, user string, archive io.Reader) error {
 	return c.upload(ctx, "write directory", "/archive", path, user, archive)
@@ -49,7 +49,8 @@ func (c *Client) upload(ctx context.Context, what, route, path, user string, con
 	return nil
 }
 
-// filesRequest makes a request and returns the answer if the agent carried it out.
+// filesRequest makes a request. It returns the answer if the agent reports success, and otherwise
+// an error.
 func (c *Client) filesRequest(ctx context.Context, method, what, route, path, user string,
 	body io.Reader) (*http.Response, error) {
 	op := what + " " + path

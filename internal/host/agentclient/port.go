@@ -20,9 +20,9 @@ type PortConn interface {
 	CloseWrite() error
 }
 
-// DialPort connects to a TCP port on the guest's loopback, 127.0.0.1 or ::1, through the agent.
-// Other addresses of the guest cannot be named. If the agent gives a reason for a failure, the
-// error is an *Error. The stream does not end with ctx.
+// DialPort connects to a TCP port on the guest's loopback, 127.0.0.1 or ::1, through the agent. The
+// agent connects to no other address. If the agent gives a reason for a failure, the error is an
+// *Error. When ctx ends later, the stream stays open.
 func (c *Client) DialPort(ctx context.Context, port uint16) (PortConn, error) {
 	op := fmt.Sprintf("connect to port %d", port)
 	conn, err := c.dial(ctx, agentproto.DialPort)
@@ -43,8 +43,7 @@ func (c *Client) DialPort(ctx context.Context, port uint16) (PortConn, error) {
 	return nil, refusal(op, port, answer)
 }
 
-// DialService connects to a service of the agent, by its vsock port. Like DialPort's, the stream
-// does not end with ctx.
+// DialService connects to a vsock port of the agent. When ctx ends later, the stream stays open.
 func (c *Client) DialService(ctx context.Context, port uint32) (PortConn, error) {
 	conn, err := c.dial(ctx, port)
 	if err != nil {
@@ -57,7 +56,7 @@ func (c *Client) DialService(ctx context.Context, port uint32) (PortConn, error)
 	return nil, errors.New("the dial function made no PortConn")
 }
 
-// askPort sends the port and reads the answer.
+// askPort sends the port number to the agent and reads the answer.
 func askPort(ctx context.Context, conn net.Conn, port uint16) (agentproto.DialAnswer, error) {
 	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
 	_, sent := conn.Write(agentproto.AppendDial(nil, port))
@@ -72,7 +71,7 @@ func askPort(ctx context.Context, conn net.Conn, port uint16) (agentproto.DialAn
 	return agentproto.DialAnswer(answer[0]), err
 }
 
-// refusal converts an answer other than DialOK to an error.
+// refusal returns the error for an answer other than DialOK.
 func refusal(op string, port uint16, answer agentproto.DialAnswer) error {
 	switch answer {
 	case agentproto.DialRefused:

@@ -13,10 +13,10 @@ import (
 	"github.com/forkd/forkd/internal/proto/envdproto/process/processconnect"
 )
 
-// Size is the size of a terminal, in characters. 0 means that the agent chooses.
+// Size is the size of a terminal, in characters. If it is 0, the agent chooses one.
 type Size struct{ Cols, Rows uint16 }
 
-// message returns nil if s is nil.
+// message returns the size as the agent's protocol has it, or nil if s is nil.
 func (s *Size) message() *process.PTY {
 	if s == nil {
 		return nil
@@ -24,21 +24,21 @@ func (s *Size) message() *process.PTY {
 	return &process.PTY{Size: &process.PTY_Size{Cols: uint32(s.Cols), Rows: uint32(s.Rows)}}
 }
 
-// Process is a process of the guest that was started through the agent. After it has exited, its
-// methods fail with an *Error of CodeNotFound.
+// Process is a process of the guest that was started through the agent. After the process has
+// exited, the methods return an *Error with CodeNotFound.
 type Process struct {
 	PID    uint32
 	client *Client
 }
 
-// Process returns the process with the given id, without checking that it exists.
+// Process returns a Process with the given id. It does not check that the process exists.
 func (c *Client) Process(pid uint32) *Process { return &Process{PID: pid, client: c} }
 
 func (p *Process) selector() *process.ProcessSelector {
 	return &process.ProcessSelector{Selector: &process.ProcessSelector_Pid{Pid: p.PID}}
 }
 
-// fail returns the error of an operation on the process.
+// fail returns the error of an operation on the process, or nil if err is nil.
 func (p *Process) fail(op string, err error) error {
 	if err == nil {
 		return nil
@@ -46,8 +46,8 @@ func (p *Process) fail(op string, err error) error {
 	return remote(fmt.Sprintf("%s process %d", op, p.PID), err)
 }
 
-// Input writes to the stdin or the terminal of the process. It returns when the process's pipe has
-// taken everything.
+// Input writes to the stdin or the terminal of the process. It returns when the pipe of the process
+// has accepted all of data.
 func (p *Process) Input(ctx context.Context, data []byte) error {
 	in := &process.ProcessInput{Input: &process.ProcessInput_Stdin{Stdin: data}}
 	req := connect.NewRequest(&process.SendInputRequest{Process: p.selector(), Input: in})
@@ -58,7 +58,7 @@ func (p *Process) Input(ctx context.Context, data []byte) error {
 	return p.fail("send input to", err)
 }
 
-// CloseStdin closes the input of the process. On a terminal, it sends Ctrl-D.
+// CloseStdin closes the stdin of the process. If the process has a terminal, it sends Ctrl-D.
 func (p *Process) CloseStdin(ctx context.Context) error {
 	req := connect.NewRequest(&process.CloseStdinRequest{Process: p.selector()})
 	req.Header().Set(agentproto.TerminalHeader, "1")
@@ -68,7 +68,7 @@ func (p *Process) CloseStdin(ctx context.Context) error {
 	return p.fail("close the stdin of", err)
 }
 
-// Signal sends a signal to the process group, such as a shell and its commands.
+// Signal sends a signal to the process group, for example to a shell and its commands.
 func (p *Process) Signal(ctx context.Context, s syscall.Signal) error {
 	req := connect.NewRequest(&process.SendSignalRequest{Process: p.selector(), Signal: process.Signal(s)})
 	req.Header().Set(agentproto.GroupHeader, "1")
@@ -86,8 +86,8 @@ func (p *Process) Resize(ctx context.Context, s Size) error {
 	return p.fail("resize the terminal of", err)
 }
 
-// Attach passes the output of a running process to sink from now on, and returns how the process
-// ended. started is called first. The process runs on when the call ends.
+// Attach passes the output of a running process to sink, from now on, and returns how the process
+// ended. It calls started first. If the call ends early, the process continues.
 func (c *Client) Attach(ctx context.Context, pid uint32, started func(*Process) error,
 	sink func(Stream, []byte) error) (ExecResult, error) {
 	none := ExecResult{ExitCode: -1}
@@ -114,8 +114,8 @@ func (c *Client) Attach(ctx context.Context, pid uint32, started func(*Process) 
 // ProcessInfo is the agent's description of a process.
 type ProcessInfo struct {
 	PID  uint32
-	Args []string // as at its start
-	Cwd  string   // as requested; empty: the user's home
+	Args []string // arguments of its start
+	Cwd  string   // as in the request that started it; empty: the user's home
 }
 
 // Processes returns the running processes that were started through the agent, oldest first.

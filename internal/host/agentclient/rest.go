@@ -7,31 +7,31 @@ import (
 	"time"
 )
 
-// Limits on the time in which the guest freezes its file system and thaws it.
+// Limits on how long the guest may take to freeze and thaw its file system.
 const (
-	restTimeout  = time.Minute      // to write back its whole page cache
-	wakeTimeout  = 30 * time.Second // longer than a freeze lasts: by then the agent has thawed it
-	abortTimeout = 5 * time.Second  // to thaw after a freeze that failed or timed out
+	restTimeout  = time.Minute      // to freeze, which writes the whole page cache to the disk
+	wakeTimeout  = 30 * time.Second // to thaw; longer than Freeze can last, so that the agent has thawed it by then in any case
+	abortTimeout = 5 * time.Second  // to thaw after a freeze that failed or took too long
 )
 
 // AtRest calls f while the guest's root file system is frozen, see Freeze. The guest must freeze it
-// before ctx ends, and within a minute. The end of ctx does not cancel f. Whatever f returns, the
-// file system is thawed afterwards, unless lasting ends first. It is also thawed if the freeze
-// failed, because the guest may still complete it.
+// before ctx ends, and within a minute. If ctx ends later, f is not cancelled. The file system is
+// thawed afterwards, whatever f returns, unless lasting ends first. It is also thawed if the freeze
+// failed, because the guest may still complete the freeze.
 func (c *Client) AtRest(ctx, lasting context.Context, f func() error) error {
 	err := within(ctx, restTimeout, "come to rest (run sync in it before)", c.Freeze)
 	if refused := (*Error)(nil); errors.As(err, &refused) {
-		return err // there is nothing to thaw
+		return err // nothing was frozen
 	}
 	if err != nil {
-		_ = within(lasting, abortTimeout, "end its rest", c.Thaw) // if this fails, the agent thaws it at its own time limit
+		_ = within(lasting, abortTimeout, "end its rest", c.Thaw) // if this fails, the agent thaws the file system after its own limit
 		return err
 	}
 	return errors.Join(f(), within(lasting, wakeTimeout, "end its rest", c.Thaw))
 }
 
-// within calls f, which waits for the guest, with a deadline. If ctx has ended, the error is the
-// cause of its end.
+// within calls f, which waits for the guest, with a deadline. If ctx has ended, it returns the
+// cause of that.
 func within(ctx context.Context, limit time.Duration, what string, f func(context.Context) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("the guest did not %s within %v: %w", what, limit,
 		context.DeadlineExceeded))

@@ -11,16 +11,16 @@ import (
 	"github.com/forkd/forkd/internal/proto/envdproto/filesystem/filesystemconnect"
 )
 
-// Entry is the guest's description of a file, a directory or a symbolic link.
+// Entry is the agent's description of a file, a directory or a symbolic link.
 type Entry struct {
 	Name, Path   string
-	Type         string // "file", "directory", "symlink" or "other"; for a link, the type of its target if that exists
+	Type         string // "file", "directory", "symlink" or "other"; for a link whose target exists, the target's type
 	Size         int64
 	Mode         uint32 // permission bits
 	Permissions  string // such as "-rw-r--r--"
 	Owner, Group string
 	Modified     time.Time
-	LinkTarget   string // of a link: its final target
+	LinkTarget   string // final target of a symbolic link
 }
 
 func entryOf(e *filesystem.EntryInfo) Entry {
@@ -39,14 +39,14 @@ func entryOf(e *filesystem.EntryInfo) Entry {
 		LinkTarget: e.GetSymlinkTarget()}
 }
 
-// asUser returns a request with a message, as user.
+// asUser returns a request that the agent executes as user.
 func asUser[T any](user string, message *T) *connect.Request[T] {
 	req := connect.NewRequest(message)
 	setUser(req.Header(), user)
 	return req
 }
 
-// Stat describes a path of the guest.
+// Stat describes the file or directory at a path of the guest.
 func (c *Client) Stat(ctx context.Context, path, user string) (Entry, error) {
 	e, err := call[filesystem.StatRequest, filesystem.StatResponse](ctx, c, filesystemconnect.FilesystemStatProcedure,
 		small, asUser(user, &filesystem.StatRequest{Path: path}))
@@ -56,8 +56,8 @@ func (c *Client) Stat(ctx context.Context, path, user string) (Entry, error) {
 	return entryOf(e.GetEntry()), nil
 }
 
-// List describes the content of a directory of the guest, down to a depth. With depth 1 it does not
-// enter subdirectories.
+// List describes the entries of a directory of the guest, down to a depth. With depth 1 it lists no
+// subdirectories.
 func (c *Client) List(ctx context.Context, path, user string, depth uint32) ([]Entry, error) {
 	answer, err := call[filesystem.ListDirRequest, filesystem.ListDirResponse](ctx, c,
 		filesystemconnect.FilesystemListDirProcedure,
@@ -72,7 +72,8 @@ func (c *Client) List(ctx context.Context, path, user string, depth uint32) ([]E
 	return list, nil
 }
 
-// MakeDir makes a directory of the guest, with its parents. If it exists, the error has CodeExists.
+// MakeDir makes a directory of the guest, and its missing parents. If the directory exists, the
+// error has CodeExists.
 func (c *Client) MakeDir(ctx context.Context, path, user string) (Entry, error) {
 	e, err := call[filesystem.MakeDirRequest, filesystem.MakeDirResponse](ctx, c,
 		filesystemconnect.FilesystemMakeDirProcedure,
@@ -83,7 +84,8 @@ func (c *Client) MakeDir(ctx context.Context, path, user string) (Entry, error) 
 	return entryOf(e.GetEntry()), nil
 }
 
-// Move moves a file or directory of the guest to another path, whose parents it makes.
+// Move moves a file or directory of the guest to another path, and makes that path's missing
+// parents.
 func (c *Client) Move(ctx context.Context, from, to, user string) (Entry, error) {
 	e, err := call[filesystem.MoveRequest, filesystem.MoveResponse](ctx, c, filesystemconnect.FilesystemMoveProcedure,
 		small, asUser(user, &filesystem.MoveRequest{Source: from, Destination: to}))
@@ -93,7 +95,8 @@ func (c *Client) Move(ctx context.Context, from, to, user string) (Entry, error)
 	return entryOf(e.GetEntry()), nil
 }
 
-// Remove removes a path of the guest with everything below it. A missing path is not an error.
+// Remove removes a file or directory of the guest with everything below it. It is no error if the
+// path is missing.
 func (c *Client) Remove(ctx context.Context, path, user string) error {
 	_, err := call[filesystem.RemoveRequest, filesystem.RemoveResponse](ctx, c,
 		filesystemconnect.FilesystemRemoveProcedure,
@@ -104,15 +107,15 @@ func (c *Client) Remove(ctx context.Context, path, user string) error {
 	return nil
 }
 
-// Change is one change below a directory of a guest.
+// Change is one change in a directory of a guest.
 type Change struct {
 	Type string // "create", "write", "remove", "rename" or "chmod"
 	Name string // relative to the directory
 }
 
-// Watch calls f with the changes in a directory of the guest, and below it if recursive. It first
-// calls f with a zero Change. The watch ends when ctx ends, when f returns an error, which Watch
-// returns, or when the guest ends it.
+// Watch calls f with the changes in a directory of the guest, and if recursive is set also below
+// it. When the watch has begun, it calls f with a zero Change. The watch ends when ctx ends, when
+// the guest ends it, or when f returns an error, which Watch then returns.
 func (c *Client) Watch(ctx context.Context, path, user string, recursive bool, f func(Change) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -154,5 +157,5 @@ func changeType(t filesystem.EventType) string {
 	case filesystem.EventType_EVENT_TYPE_CHMOD:
 		return "chmod"
 	}
-	return "write" // also for unknown kinds: something has changed
+	return "write" // also for unknown types, because something has changed
 }

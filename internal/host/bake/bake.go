@@ -1,8 +1,9 @@
-// Package bake makes snapshots of parents: it boots an image, waits until its agent is ready, runs
-// its warm-up, and saves it.
+// Package bake makes snapshots of parents. A parent is a VM that is booted only to be saved: Bake
+// boots an image, waits until its agent is ready, runs warm-up commands, and saves the VM as a
+// snapshot.
 //
-// It neither builds images nor forks its snapshots. Files of snapshots belong to package store, VMM
-// processes come from vmpool.VMMs, and the guest's agent from the Guest interface.
+// It neither builds images nor forks the snapshots. It uses package store for the files of
+// snapshots, vmpool.VMMs for VMM processes, and its interface Guest for the agent.
 package bake
 
 import (
@@ -36,19 +37,19 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// Result is the snapshot made by a bake, with the durations of its steps.
+// Result describes the snapshot that a bake has made, with the durations of the steps.
 type Result struct {
 	Info     store.Info
 	Ready    agentproto.Ready
-	Boot     time.Duration // from the first instruction to the agent's announcement
+	Boot     time.Duration // from the first instruction until the agent reported that it was ready
 	Warmup   time.Duration
-	Save     time.Duration // state and memory into RAM
-	Persist  time.Duration // flushed to disk and published
+	Save     time.Duration // writing state and memory to RAM
+	Persist  time.Duration // flushing to disk and publishing
 	MemBytes uint64        // length of the memory layer
-	Output   string        // end of the output of the warm-up steps; of each step, stdout before stderr
+	Output   string        // end of the output of the warm-up; each step has stdout before stderr
 }
 
-// Guest is the agent in a parent.
+// Guest is the agent of a parent.
 type Guest interface {
 	Forked(context.Context, agentproto.Forked) (*agentproto.Unique, error)
 	Sync(context.Context) error
@@ -57,7 +58,7 @@ type Guest interface {
 	SetDefaults(context.Context, agentclient.Defaults) error
 }
 
-// Config configures a Baker. All fields are required unless they say otherwise.
+// Config configures a Baker. All fields are required unless a comment says otherwise.
 type Config struct {
 	Store    *store.Store
 	VMMs     vmpool.VMMs
@@ -68,28 +69,27 @@ type Config struct {
 	Accel    string                       // "kvm", or "tcg" on an emulated host
 	Cmdline  string                       // kernel command line of parents
 
-	// Initrd makes the initramfs for a kernel, for requests without one.
+	// Initrd returns the initramfs for a kernel. It is called for requests that have none.
 	Initrd func(kernel string) (*os.File, error)
 	Log    *slog.Logger
 }
 
-// Baker bakes one parent at a time, because each needs the memory and CPUs of its request. Parents with
-// the disk of a client that may not bake have separate places, because their guests may never get
-// ready.
+// Baker bakes one parent at a time, because each needs the memory and CPUs that its request names.
+// There are separate places for parents whose disk comes from a client without the right to bake,
+// because their guests may never become ready.
 type Baker struct {
 	cfg   Config
-	place *gate.Gate    // has one place, taken by the current bake
-	boots *gate.Gate    // for parents with the disk of a client
+	place *gate.Gate    // one place, which the current bake holds
+	boots *gate.Gate    // places for parents with the disk of such a client
 	limit time.Duration // bootTimeout, except in tests
 }
 
-// Bounds on parents with the disk of a client.
+// Bounds on parents whose disk comes from a client without the right to bake.
 const (
-	maxBoots    = 2               // at once; one client may have one
+	maxBoots    = 2               // at a time; one per client
 	bootTimeout = 5 * time.Minute // from the start of the VM to the snapshot
 )
 
-// New returns a Baker.
 func New(cfg Config) *Baker {
 	return &Baker{cfg: cfg, place: gate.New(1), boots: gate.New(maxBoots), limit: bootTimeout}
 }
@@ -113,7 +113,7 @@ func (k *Baker) enter(ctx context.Context, req *Request) (context.Context, func(
 	return ctx, func() { cancel(); leave() }, nil
 }
 
-// bake is the making of one parent's snapshot.
+// bake is one run of Bake.
 type bake struct {
 	cfg     *Config
 	req     Request
@@ -121,19 +121,19 @@ type bake struct {
 	dir     string
 	vmm     vmpool.VMM
 	guest   Guest
-	id      string // of the parent's VM
+	id      string // ID of the parent's VM
 	link    *netclient.Link
-	from    *store.Lease   // of the snapshot that it boots from; nil: it boots from an image
-	disk    *snapshot.Disk // without the parent's own layer
-	lower   []*os.File     // files of disk, base image first
+	from    *store.Lease   // lease of the snapshot that the parent boots from; nil: it boots from an image
+	disk    *snapshot.Disk // disk without the parent's own layer
+	lower   []*os.File     // open files of disk, base image first
 	undo    cleanup.Stack
-	step    string // present step, for errors
+	step    string // name of the current step, for errors
 	result  Result
 }
 
 // Bake boots a parent, waits until its agent is ready, warms it up, saves it and publishes the
-// snapshot. After an error nothing is left behind. Once the guest has run, the error is a *Error
-// with the end of its console.
+// snapshot. After an error it removes everything it has made. If the guest has run, the error is a
+// *Error with the end of the guest's console.
 func (k *Baker) Bake(ctx context.Context, req Request) (Result, error) {
 	b := &bake{cfg: &k.cfg}
 	defer b.undo.Run()
@@ -165,7 +165,7 @@ func (k *Baker) Bake(ctx context.Context, req Request) (Result, error) {
 	if err := b.run(ctx); err != nil {
 		failed := &Error{Tag: req.Tag, Step: b.step, Err: err}
 		if b.vmm != nil {
-			console, _ := vmpool.Console(k.cfg.VMMs, b.dir) // optional: without it the error says less
+			console, _ := vmpool.Console(k.cfg.VMMs, b.dir) // without the console, the error only says less
 			failed.Console = excerpt.Console(console.Bytes, 10)
 		}
 		return Result{}, failed
@@ -173,7 +173,7 @@ func (k *Baker) Bake(ctx context.Context, req Request) (Result, error) {
 	return b.result, nil
 }
 
-// begin records the present step, for errors and for clients that look at the snapshot.
+// begin records the current step, for errors and for clients that ask about the snapshot.
 func (b *bake) begin(step string) {
 	b.step = step
 	b.staging.SetStep(step)
@@ -197,7 +197,7 @@ func (b *bake) run(ctx context.Context) error {
 	if err := b.toWarm(ctx); err != nil {
 		return vmpool.Cause(ctx, err)
 	}
-	if b.req.ofClient() { // a client has a share of the RAM, which this counts in
+	if b.req.ofClient() { // counts the snapshot against the client's share of the RAM
 		release, err := b.cfg.Store.ReserveRAM(ctx, b.req.Client, b.req.MemoryMiB<<20, nil)
 		if err != nil {
 			return vmpool.Cause(ctx, err)
@@ -210,7 +210,7 @@ func (b *bake) run(ctx context.Context) error {
 	}
 	b.begin("publish")
 	start := time.Now()
-	if err := b.vmm.Kill(); err != nil { // afterwards nothing writes to the disk layer
+	if err := b.vmm.Kill(); err != nil { // so that nothing writes to the disk layer any more
 		return fmt.Errorf("end the parent's VMM: %w", err)
 	}
 	own, err := os.Open(b.staging.Path(snapshot.DiskLayerFile))
@@ -232,7 +232,7 @@ func (b *bake) kill() {
 	}
 }
 
-// toWarm boots the guest and warms it up.
+// toWarm boots the guest and runs the warm-up.
 func (b *bake) toWarm(ctx context.Context) error {
 	b.begin("boot")
 	start := time.Now()
@@ -248,7 +248,7 @@ func (b *bake) toWarm(ctx context.Context) error {
 	start = time.Now()
 	b.begin("set up the guest")
 	err = within(ctx, b.req.Ready, func(ctx context.Context) error {
-		_, err := identity.Give(ctx, b.guest, parentHostname, b.req.Env) // each fork finds the environment again
+		_, err := identity.Give(ctx, b.guest, parentHostname, b.req.Env) // each fork inherits the environment from the snapshot
 		return err
 	})
 	if err != nil {
@@ -266,8 +266,8 @@ func (b *bake) toWarm(ctx context.Context) error {
 	return err
 }
 
-// boot loads the kernel and starts it. The disk top is made in place, because it becomes the
-// snapshot's disk layer.
+// boot loads the kernel and starts it. It creates the disk top in the snapshot's directory, because
+// the top becomes the snapshot's disk layer.
 func (b *bake) boot(ctx context.Context) error {
 	kernel, initrd, err := b.openBoot()
 	if err != nil {
@@ -310,9 +310,9 @@ func (b *bake) boot(ctx context.Context) error {
 	return b.vmm.Resume(ctx)
 }
 
-// join joins the parent to the network and returns the frame socket of its VM, which may be nil.
-// Without a policy in the request the parent has no network: fetched data would be in every child,
-// although no client asked for it.
+// join connects the parent to the network and returns the frame socket for its VM, which may be
+// nil. If the request names no policy, the parent has no network. Otherwise, data that the guest
+// fetches by itself would be in every child without any client having asked for it.
 func (b *bake) join() (*os.File, error) {
 	setting := netclient.Isolated()
 	if b.req.Network != nil {
@@ -328,7 +328,7 @@ func (b *bake) join() (*os.File, error) {
 	return frames, err
 }
 
-// network returns the network setting that children inherit from the snapshot.
+// network returns the network setting that the snapshot passes on to its children.
 func (b *bake) network() *snapshot.Network {
 	switch {
 	case b.req.Network != nil:
@@ -339,7 +339,7 @@ func (b *bake) network() *snapshot.Network {
 	return nil
 }
 
-// waitReady waits for the agent's announcement.
+// waitReady waits until the agent reports that it is ready.
 func (b *bake) waitReady(ctx context.Context) (agentproto.Ready, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, b.req.Ready,
 		fmt.Errorf("no announcement within %v: look at the console, or raise ready_timeout_secs", b.req.Ready))
@@ -351,9 +351,9 @@ func (b *bake) waitReady(ctx context.Context) (agentproto.Ready, error) {
 		case c, ok := <-b.vmm.Conns():
 			switch {
 			case !ok:
-				<-ctx.Done() // the VM is ending; its exit is the cause
+				<-ctx.Done() // wait for the VM's exit, which says why
 			case c.Port != agentproto.ReadyPort:
-				c.Conn.Close() // no server listens on the host
+				c.Conn.Close() // the host has no server for other ports
 			default:
 				ready, err := readReady(ctx, c.Conn)
 				return ready, vmpool.Cause(ctx, err)
@@ -362,7 +362,7 @@ func (b *bake) waitReady(ctx context.Context) (agentproto.Ready, error) {
 	}
 }
 
-// maxReady bounds the agent's announcement, in bytes.
+// maxReady bounds the agent's report in bytes.
 const maxReady = 64 << 10
 
 func readReady(ctx context.Context, conn net.Conn) (agentproto.Ready, error) {
@@ -384,8 +384,8 @@ func readReady(ctx context.Context, conn net.Conn) (agentproto.Ready, error) {
 	return ready, nil
 }
 
-// save stops the parent and branches it: its state and memory are written, and its disk top becomes
-// a layer.
+// save stops the parent and branches it. That writes its state and memory, and makes its disk top a
+// layer.
 func (b *bake) save(ctx context.Context) (*snapshot.Manifest, []vm.Extent, error) {
 	b.begin("save")
 	start := time.Now()
@@ -407,8 +407,8 @@ func (b *bake) save(ctx context.Context) (*snapshot.Manifest, []vm.Extent, error
 		return nil, nil, err
 	}
 	defer frozen.Close()
-	// The parent is never resumed: nothing is written to this top, which is deleted with its
-	// directory.
+	// A branch needs a new top for the disk. The parent is never resumed, so nothing is written to
+	// this top, and it is deleted with its directory.
 	top, err := chain.NewTop(filepath.Join(b.dir, "unused.top"), b.disk.SizeBytes, disklayer.Format)
 	if err != nil {
 		return nil, nil, err
@@ -440,16 +440,17 @@ func (b *bake) save(ctx context.Context) (*snapshot.Manifest, []vm.Extent, error
 	return m, saved.Extents, nil
 }
 
-// maxLayerExtents bounds the extents of a parent's layer. Each extent costs every fork one mmap;
-// each gap filled instead costs space in the layer. The bound leaves branches a part of maxExtents.
+// maxLayerExtents bounds the extents of a parent's memory layer. Every fork must make one mmap for
+// each extent. Joining extents instead takes space in the layer. The bound leaves a part of
+// maxExtents (package chain) to branches.
 const maxLayerExtents = 128
 
-// Error reports a parent that did not become a snapshot.
+// Error reports that a bake failed after its guest had run.
 type Error struct {
 	Tag     string
-	Step    string // step that failed
+	Step    string // name of the step that failed
 	Err     error
-	Console string // last lines of the guest's console; the panic message if there is one
+	Console string // last lines of the guest's console, with the panic message if there is one
 }
 
 func (e *Error) Error() string {

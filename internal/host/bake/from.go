@@ -15,8 +15,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// acquire leases the snapshot that the parent boots from, and takes the values that the request
-// leaves unset from it.
+// acquire leases the snapshot that the parent boots from. It copies values that the request leaves
+// unset from that snapshot.
 func (b *bake) acquire(req *Request) (err error) {
 	if err := snapshot.CheckTag(req.From); err != nil {
 		return &invalid.Error{Field: "from", Reason: err.Error()}
@@ -111,8 +111,8 @@ func (b *bake) openDisk(ctx context.Context) error {
 	return b.staging.UseBase(image)
 }
 
-// inheritDisk takes over the disk of the snapshot that the parent boots from. If it has too many
-// layers, they are merged into one.
+// inheritDisk makes the parent use the disk of the snapshot that it boots from. If that has too
+// many layers, it merges them into one.
 func (b *bake) inheritDisk(ctx context.Context) error {
 	from := b.from.Manifest().Disk
 	b.disk = &snapshot.Disk{SizeBytes: from.SizeBytes, Base: from.Base}

@@ -15,25 +15,25 @@ import (
 
 // Request asks for a parent to be booted, warmed up and saved.
 type Request struct {
-	Client    string // the client; bakes of different clients take turns
+	Client    string // name of the client; bakes of different clients take turns
 	Tag       string
-	Foreign   bool               // From was made by a client that may not bake: place and time limit are those for forks
-	From      string             // tag of a disk-only snapshot to boot from instead of Rootfs; empty: none
-	Kernel    string             // path of a bzImage or ELF kernel; empty with From: the snapshot's
-	Initrd    string             // path of the initramfs with the agent; empty with Kernel: the Baker makes one
-	Rootfs    string             // path of the raw root file system; never written
+	Foreign   bool               // From was made by a client without the right to bake: the bake gets a place and a time limit as for such clients
+	From      string             // tag of a disk-only snapshot whose disk is booted instead of Rootfs; may be empty
+	Kernel    string             // path of a bzImage or ELF kernel; may be empty if From is set: then the snapshot's
+	Initrd    string             // path of the initramfs with the agent; empty if Kernel is: then the Baker makes one
+	Rootfs    string             // path of the raw root file system, which is never written
 	MemoryMiB uint64             // 0: that of From, or 512
 	VCPUs     uint32             // 0: that of From, or 1
-	Template  string             // CPU template; empty: that of From, or the manager's
+	Template  string             // CPU template; empty: that of From, or the Baker's default
 	Env       map[string]string  // added to that of From
-	Commands  []string           // warm-up, each for /bin/sh -c, one after another
-	Python    string             // warm-up, then run in the warm interpreter
+	Commands  []string           // warm-up commands, run one after another by /bin/sh -c
+	Python    string             // warm-up code, run in the warm interpreter after Commands
 	Ready     time.Duration      // how long the guest may take to boot; 0: 300 s
-	Network   *netclient.Setting // nil: none in the warm-up; for children that of From, or the default
-	Limits    vm.Limits          // of children; zero: those of From
-	Strict    bool               // strictness of children, see unique.Strict; they are also strict if From is
+	Network   *netclient.Setting // nil: the parent has no network, and children have that of From or the default
+	Limits    vm.Limits          // default for children; zero: those of From
+	Strict    bool               // children are strict (see unique.Strict); they also are if those of From are
 	Warmup    time.Duration      // how long each warm-up step may take; 0: 600 s
-	Transient bool               // booted for a fork: delete the snapshot with its last sandbox
+	Transient bool               // the parent is booted for a fork: delete the snapshot with its last sandbox
 }
 
 // Defaults and bounds of a Request.
@@ -41,12 +41,12 @@ const (
 	defaultMemoryMiB = 512
 	minMemoryMiB     = 64
 	maxMemoryMiB     = vm.MaxMemoryBytes >> 20
-	defaultReady     = 300 * time.Second // Jupyter's kernel starts slowly on an emulated CPU
+	defaultReady     = 300 * time.Second // long, because Jupyter's kernel starts slowly on an emulated CPU
 	defaultWarmup    = 600 * time.Second
 	parentHostname   = "forkd"
 )
 
-// ofClient reports whether the parent boots the disk of a client that may not bake.
+// ofClient reports whether the disk comes from a client without the right to bake.
 func (r *Request) ofClient() bool { return r.Transient || r.Foreign }
 
 func (r *Request) check() error {
@@ -92,12 +92,12 @@ func (r *Request) check() error {
 	return nil
 }
 
-// HostMemoryMiB returns the memory of this host. No VM can use more. A VM with more would spend
-// minutes on setting up memory that it never gets.
+// HostMemoryMiB returns the memory of this host. A VM must not have more: the daemon would spend
+// minutes on setting up memory that the VM can never get.
 func HostMemoryMiB() uint64 {
 	var info unix.Sysinfo_t
 	if err := unix.Sysinfo(&info); err != nil {
-		return maxMemoryMiB // can fail only for a bad address
+		return maxMemoryMiB // cannot fail: the address is valid
 	}
 	return info.Totalram * uint64(info.Unit) >> 20
 }

@@ -13,17 +13,18 @@ import (
 	"github.com/forkd/forkd/internal/host/vmpool"
 )
 
-// maxWarmupOutput bounds the output kept of the warm-up, in bytes.
+// maxWarmupOutput is how many bytes of the warm-up's output are kept.
 const maxWarmupOutput = 64 << 10
 
-// quotedLines is how many lines of a failed step's output its error quotes.
+// quotedLines is how many lines of a failed step's output are in its error.
 const quotedLines = 10
 
-// WarmupError reports a warm-up step that failed in the guest: the step is wrong, not the daemon.
+// WarmupError reports a warm-up step that failed in the guest. The fault is in the step and not in
+// the daemon.
 type WarmupError struct {
 	What   string // the command, or "python"
-	Reason string // how it ended
-	Output string // its last lines
+	Reason string // how the step ended
+	Output string // last lines of the step's output
 }
 
 func (e *WarmupError) Error() string {
@@ -34,8 +35,8 @@ func (e *WarmupError) Error() string {
 	return msg
 }
 
-// lateAnswer is how much longer than its own timeout a step may take until the guest reports its
-// end. A guest that never reports would hold the only place for bakes.
+// lateAnswer is how much longer than its own timeout a step may take. A guest that never reports
+// the end of a step would otherwise keep the only place for bakes.
 const lateAnswer = 30 * time.Second
 
 // within calls f, which waits for the guest, with a deadline.
@@ -45,12 +46,13 @@ func within(ctx context.Context, limit time.Duration, f func(context.Context) er
 	return vmpool.Cause(ctx, f(ctx))
 }
 
-// ErrFull ends a bake, and other work for which no client should wait. A guest whose writes find no
-// space stops until there is some, and would hold the only place for bakes until its timeout.
+// ErrFull is returned by a bake, and by other work, if the disk is full. A guest that finds no
+// space for its writes is paused until there is some, so it would keep the only place for bakes
+// until its timeout.
 var ErrFull = fmt.Errorf("the host's disk is full: the guest writes more than there is room for under the daemon's state: %w", syscall.ENOSPC)
 
-// whileRoom returns a context that ends, with ErrFull as its cause, when the VM pauses itself
-// because the disk is full.
+// whileRoom returns a context that is cancelled with cause ErrFull if the VM pauses itself because
+// the disk is full.
 func whileRoom(ctx context.Context, v vmpool.VMM) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	go func() {
@@ -125,7 +127,7 @@ func (b *bake) runPython(ctx context.Context) error {
 	return nil
 }
 
-// keep adds to the output in the result.
+// keep adds output to the result, up to maxWarmupOutput.
 func (b *bake) keep(output string) {
 	all := strings.ToValidUTF8(b.result.Output+output, "?")
 	b.result.Output = all[max(0, len(all)-maxWarmupOutput):]

@@ -8,9 +8,8 @@ import (
 	"strings"
 )
 
-// MemoryBound returns the memory available to the daemon's cgroup, in bytes. That is the least
-// memory.max and memory.high of the cgroup and of those above it. Without any limit it is
-// MaxUint64.
+// MemoryBound returns the memory limit of the daemon's cgroup in bytes. It is the smallest
+// memory.max or memory.high of that cgroup and those above it, or MaxUint64 if none has a limit.
 func MemoryBound() uint64 {
 	mount, err := mounted("/proc/self/mounts")
 	if err != nil {
@@ -23,7 +22,7 @@ func MemoryBound() uint64 {
 	return boundAt(dir, mount)
 }
 
-// boundAt is MemoryBound for a cgroup of the hierarchy at mount.
+// boundAt is MemoryBound for the cgroup dir in the hierarchy that is mounted at mount.
 func boundAt(dir, mount string) uint64 {
 	least := uint64(math.MaxUint64)
 	for ; strings.HasPrefix(dir, mount); dir = filepath.Dir(dir) {
@@ -32,7 +31,7 @@ func boundAt(dir, mount string) uint64 {
 			if err != nil {
 				continue // the root of the hierarchy has no limit
 			}
-			if n, err := strconv.ParseUint(strings.TrimSpace(string(p)), 10, 64); err == nil { // otherwise it is "max"
+			if n, err := strconv.ParseUint(strings.TrimSpace(string(p)), 10, 64); err == nil { // a value without a limit is "max"
 				least = min(least, n)
 			}
 		}

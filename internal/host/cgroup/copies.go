@@ -7,12 +7,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// copies are the files on tmpfs that the process of a leaf has written for the daemon: their paths
-// with their inodes, because a path may later name another file.
+// copies are files on tmpfs that the process of a leaf has written for the daemon. It maps their
+// paths to inode numbers, because another file may later have the same path.
 type copies map[string]uint64
 
-// add records a file, unless it is on a disk, where its pages are page cache that the kernel can
-// reclaim.
+// add records a file on tmpfs. It ignores a file on a disk, whose pages are page cache that the
+// kernel can reclaim.
 func (c *copies) add(f *os.File) (charged bool, err error) {
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(int(f.Fd()), &fs); err != nil {
@@ -32,9 +32,10 @@ func (c *copies) add(f *os.File) (charged bool, err error) {
 	return true, nil
 }
 
-// bytes returns the memory that the files take, at most most for each. Deleted files are dropped.
+// bytes returns the memory that the files take, where each counts at most most bytes. It removes
+// deleted files from c.
 func (c copies) bytes(most uint64) (sum uint64) {
-	const block = 512 // bytes, the unit of st_blocks
+	const block = 512 // unit of st_blocks, in bytes
 	for path, inode := range c {
 		var st unix.Stat_t
 		if err := unix.Stat(path, &st); err != nil || st.Ino != inode {

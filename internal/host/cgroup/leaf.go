@@ -26,30 +26,30 @@ type Leaf struct {
 	// +checklocks:mu
 	limits vm.Limits
 	// +checklocks:mu
-	ram uint64 // of the guest
+	ram uint64 // memory of the guest in bytes
 	// +checklocks:mu
-	spare uint64 // allowance above the memory limit: copies in RAM that belong to a snapshot
+	spare uint64 // bytes permitted above the memory limit, for copies in RAM that belong to a snapshot
 	// +checklocks:mu
-	copies copies // of the copies, the files written for this daemon
+	copies copies // files of these copies that were written for this daemon
 	// +checklocks:mu
-	before uint64 // allowance of an earlier daemon
+	before uint64 // bytes that an earlier daemon permitted above the memory limit
 	// +checklocks:mu
-	hurry int // number of callers that lift the limits of the disk
+	hurry int // number of callers of Hurry that need disk I/O without limits
 	// +checklocks:mu
-	found bool // made by an earlier daemon, and not set since
+	found bool // the leaf was made by an earlier daemon, and Set was not called since
 	// +checklocks:mu
-	have map[string]string // content of the files, as far as known
+	have map[string]string // content of the cgroup's files, as far as it is known
 }
 
-// New makes a leaf for a VM with ram bytes of memory, with the default limits. It returns nil if
-// limits are not available.
+// New makes a leaf for a VM with ram bytes of memory. The leaf has the default limits. New returns
+// nil if there are no limits on this host.
 func (t *Tree) New(name string, ram uint64) (*Leaf, error) {
 	if t == nil || t.dir == "" {
 		return nil, nil
 	}
 	l := t.leaf(name)
 	err := os.Mkdir(l.dir, 0o755)
-	if errors.Is(err, fs.ErrExist) { // of an earlier VM of this name, which has ended
+	if errors.Is(err, fs.ErrExist) { // the leaf of an earlier VM with this name, which has ended
 		if err = l.Remove(); err == nil {
 			err = os.Mkdir(l.dir, 0o755)
 		}
@@ -60,7 +60,7 @@ func (t *Tree) New(name string, ram uint64) (*Leaf, error) {
 	l.mu.Lock()
 	for _, f := range filesOf(vm.Limits{}, t.disk, 0, 0) {
 		if f.controller != "memory" {
-			l.have[f.name] = f.value // the kernel's initial values, which are not written again
+			l.have[f.name] = f.value // the kernel has set these values, so they need not be written
 		}
 	}
 	l.mu.Unlock()
@@ -76,8 +76,8 @@ func (t *Tree) New(name string, ram uint64) (*Leaf, error) {
 	return l, nil
 }
 
-// Find returns the leaf that an earlier daemon made, or nil. Its limits are unknown until they are
-// set.
+// Find returns the leaf that an earlier daemon made, or nil. Its limits are unknown until Set is
+// called.
 func (t *Tree) Find(name string) *Leaf {
 	if t == nil || t.dir == "" {
 		return nil
@@ -98,7 +98,8 @@ func (t *Tree) leaf(name string) *Leaf {
 
 func (t *Tree) has(controller string) bool { return slices.Contains(t.enabled, controller) }
 
-// Open opens the leaf so that a process can be started in it; nil if there is none.
+// Open opens the leaf's directory, so that a process can be started in the leaf. It returns nil for
+// a nil Leaf.
 func (l *Leaf) Open() (*os.File, error) {
 	if l == nil {
 		return nil, nil
@@ -110,8 +111,9 @@ func (l *Leaf) Open() (*os.File, error) {
 	return os.NewFile(uintptr(fd), l.dir), nil
 }
 
-// Set replaces the limits. It writes only values that differ; for a new leaf with default limits
-// that is none. A process that uses more memory than its new limit is killed: see Usage.OwnBytes.
+// Set replaces the limits. It writes only values that have changed; for a new leaf with default
+// limits it writes nothing. If a process uses more memory than its new limit, the kernel kills it;
+// see Usage.OwnBytes.
 func (l *Leaf) Set(limits vm.Limits, ram uint64) error {
 	if l == nil {
 		if limits != (vm.Limits{}) {
@@ -129,8 +131,8 @@ func (l *Leaf) Set(limits vm.Limits, ram uint64) error {
 	return l.writeLocked()
 }
 
-// sparedLocked returns the allowance of an earlier daemon above the memory limit. A copy for that
-// daemon may still be in progress.
+// sparedLocked returns how many bytes an earlier daemon has permitted above the memory limit. A
+// copy that needs these bytes may still be in progress.
 //
 // +checklocks:l.mu
 func (l *Leaf) sparedLocked() uint64 {
@@ -154,7 +156,7 @@ func (l *Leaf) writeLocked() error {
 		delete(l.have, f.name)
 		if err := write(l.dir, f.name, f.value); err != nil {
 			if f.name == "memory.swap.max" && errors.Is(err, fs.ErrNotExist) {
-				continue // the kernel has no swap
+				continue // the kernel was built without swap
 			}
 			return err
 		}
@@ -163,10 +165,10 @@ func (l *Leaf) writeLocked() error {
 	return nil
 }
 
-// Spare lets the VM process write a copy of its guest's memory to layer, for a branch or a parent.
-// If layer is on tmpfs, the copy is charged to the leaf, although it belongs to the snapshot.
-// Tighten removes the unused part of this allowance. The used part stays allowed while the file
-// exists.
+// Spare raises the memory limit so that the VM process can copy its guest's memory to layer, for a
+// branch or a parent. If layer is on tmpfs, the kernel charges the copy to the leaf, although it
+// belongs to the snapshot. When the copy is complete, Tighten lowers the limit again, to what the
+// copy really takes. That part stays permitted while the file exists.
 func (l *Leaf) Spare(layer *os.File) error {
 	if l == nil {
 		return nil
@@ -180,7 +182,7 @@ func (l *Leaf) Spare(layer *os.File) error {
 	return l.spareLocked(l.ram)
 }
 
-// Tighten removes the unused part of Spare's allowance.
+// Tighten removes the part of Spare's allowance that is not used.
 func (l *Leaf) Tighten() {
 	if l == nil {
 		return
@@ -188,17 +190,17 @@ func (l *Leaf) Tighten() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if charged, err := stat(l.dir, "memory.stat", "shmem"); err == nil {
-		l.before = min(l.before, charged) // a complete copy of an earlier daemon needs no more
+		l.before = min(l.before, charged) // a copy for an earlier daemon, if complete, takes no more than this
 	}
 	_ = l.spareLocked(0) // fails only if the process has ended
 }
 
-// statLag is how much the kernel's figures of a cgroup may lag, per CPU: 64 pages (mm/memcontrol.c,
-// MEMCG_CHARGE_BATCH).
+// statLag is by how many bytes, per CPU, the kernel's figures of a cgroup may be out of date: 64
+// pages (mm/memcontrol.c, MEMCG_CHARGE_BATCH).
 const statLag = 64 * vm.PageSize
 
-// Hurry lifts the limits of the disk until done is called. Otherwise data that a process has
-// written is flushed at the rate of its leaf, even if another process waits for it.
+// Hurry removes the leaf's limits on disk I/O until done is called. With limits, data that the
+// process has written is flushed slowly, even if the daemon waits for the flush.
 func (l *Leaf) Hurry() (done func()) {
 	if l == nil {
 		return func() {}
@@ -218,8 +220,8 @@ func (l *Leaf) hurryBy(n int) {
 
 func lag() uint64 { return statLag * uint64(runtime.NumCPU()) }
 
-// spareLocked allows the tmpfs usage of the copies, and more bytes. Other memory charged to the
-// leaf is the process's own and counts.
+// spareLocked raises the memory limit by the memory that the copies take on tmpfs, plus more bytes.
+// All other memory that is charged to the leaf is the process's own.
 //
 // +checklocks:l.mu
 func (l *Leaf) spareLocked(more uint64) error {
@@ -231,7 +233,7 @@ func (l *Leaf) spareLocked(more uint64) error {
 	return l.writeLocked()
 }
 
-// Usage returns the present and total usage of the leaf's process, zero for a nil Leaf.
+// Usage returns the present and total usage of the leaf's process. It is zero for a nil Leaf.
 func (l *Leaf) Usage() (Usage, error) {
 	if l == nil {
 		return Usage{}, nil
@@ -246,9 +248,9 @@ func (l *Leaf) limitMiB() uint64 {
 	return memoryOf(l.limits, l.ram) >> 20
 }
 
-// Killed says whether and why the kernel killed the leaf's process for memory. byLimit says that
-// the process exceeded its own limit; otherwise the host, or a cgroup above, ran out of memory. If
-// the process was not killed for memory, why is empty.
+// Killed reports why the kernel killed the leaf's process for its memory. If byLimit is set, the
+// process exceeded its own limit; otherwise the host, or a cgroup above, ran out of memory. why is
+// empty if the kernel did not kill the process for its memory.
 func (l *Leaf) Killed() (byLimit bool, why string) {
 	if l == nil {
 		return false, ""
@@ -262,13 +264,13 @@ func (l *Leaf) Killed() (byLimit bool, why string) {
 	return false, "killed by the kernel because the host, or a cgroup above, was out of memory"
 }
 
-// How long the remaining processes of a leaf may take to end.
+// Times for the remaining processes of a leaf to end.
 const (
 	removeTries = 50
 	removePause = 10 * time.Millisecond
 )
 
-// Remove kills the remaining processes of a leaf, and removes it.
+// Remove kills the remaining processes of a leaf, and removes the leaf.
 func (l *Leaf) Remove() error {
 	if l == nil {
 		return nil

@@ -10,25 +10,26 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Memory that a VMM may need in addition to its guest's: a few MiB of its own; page tables of the
-// host and of KVM, at most 1/128 of the guest's memory; and KVM's data about pages if it shadows
-// page tables. The bound is generous, because it is meant for a VMM that its guest has taken over.
+// Memory that a VMM may use in addition to its guest's. It needs a few MiB of its own, page tables
+// of the host and of KVM (at most 1/128 of the guest's memory), and KVM's data about pages if KVM
+// shadows page tables. The bound is generous, because it is only meant to stop a VMM that its guest
+// has taken over.
 const (
 	overheadBytes = 64 << 20
 	overheadShare = 32
 )
 
-// maxPIDs bounds the threads of a VMM, including KVM's. A VMM has about ten and one per vCPU. The
-// bound is far above, because Go exits if it cannot start a thread.
+// maxPIDs bounds the threads of a VMM, including KVM's. A VMM has about ten, and one per vCPU. The
+// bound is much higher, because Go exits if it cannot start a thread.
 const maxPIDs = 512
 
 const (
-	cpuPeriod     = 100_000 // microseconds; the kernel's default
-	defaultWeight = 100     // the kernel's default
+	cpuPeriod     = 100_000 // microseconds; the kernel's default value
+	defaultWeight = 100     // the kernel's default value
 )
 
-// Check refuses limits that are out of range or cannot be enforced here. The error is an
-// *invalid.Error that names the field with the given prefix.
+// Check returns an error if limits are out of range or cannot be enforced on this host. The error
+// is an *invalid.Error that names the field, with the given prefix.
 func (t *Tree) Check(prefix string, l vm.Limits) error {
 	var wrong *vm.LimitError
 	if errors.As(l.Check(), &wrong) {
@@ -51,7 +52,7 @@ func (t *Tree) Check(prefix string, l vm.Limits) error {
 	return nil
 }
 
-// memoryOf returns the memory limit for the VM process of a guest with ram bytes.
+// memoryOf returns the memory limit for the VM process of a guest that has ram bytes of memory.
 func memoryOf(l vm.Limits, ram uint64) uint64 {
 	if l.MemoryMiB != 0 {
 		return l.MemoryMiB << 20
@@ -59,14 +60,14 @@ func memoryOf(l vm.Limits, ram uint64) uint64 {
 	return ram + ram/overheadShare + overheadBytes
 }
 
-// file is a file of a leaf with its content.
+// file is a file of a cgroup with the value to write.
 type file struct{ controller, name, value string }
 
-// filesOf returns the files to write for limits. ram is the guest's memory, spare the allowance to
-// add to memory.max, disk the major:minor of the disk for io limits.
+// filesOf returns the files to write for limits. ram is the guest's memory, spare is added to
+// memory.max, and disk is the major:minor of the disk for I/O limits.
 func filesOf(l vm.Limits, disk string, ram, spare uint64) []file {
-	// By default all of a guest may be swapped out, but no more: a guest that has taken its VMM
-	// over could otherwise fill the host's swap.
+	// By default the swap limit is as high as the memory limit. Then the whole guest can be swapped
+	// out, but a guest that has taken over its VMM cannot fill the host's swap.
 	swap, quota, weight := memoryOf(l, ram), "max", l.CPUWeight
 	if l.MemoryMiB != 0 {
 		swap = l.SwapMiB << 20

@@ -12,15 +12,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ownName is the name of the daemon's own cgroup below the one that was delegated to it: a cgroup
-// whose children have controllers holds no processes (cgroup-v2.rst, "No Internal Process
-// Constraint").
+// ownName is the name of the daemon's own cgroup, below the one that was delegated to it. It is
+// needed because a cgroup whose children have controllers must not contain processes
+// (cgroup-v2.rst, "No Internal Process Constraint").
 const ownName = "daemon"
 
-// findParent looks for a cgroup that the daemon may use:
+// findParent returns a cgroup below which the daemon may make leaves:
 //
-//  1. its own, or the one above, if systemd has delegated it;
-//  2. for root, the root of the hierarchy.
+//  1. the daemon's own cgroup, or the one above it, if systemd has delegated it;
+//  2. if the daemon runs as root, the root of the hierarchy.
 func findParent() (string, error) {
 	mount, err := mounted("/proc/self/mounts")
 	if err != nil {
@@ -42,7 +42,7 @@ func findParent() (string, error) {
 		"'systemd-run --user --scope -p Delegate=yes forkd daemon'", own, os.Geteuid())
 }
 
-// mounted returns the mount point of cgroup v2.
+// mounted returns the mount point of cgroup v2, given the content of /proc/mounts.
 func mounted(mounts string) (string, error) {
 	p, err := os.ReadFile(mounts)
 	if err != nil {
@@ -56,7 +56,7 @@ func mounted(mounts string) (string, error) {
 	return "", errors.New("cgroup v2 is not mounted; where cgroup v1 is, boot with " + unified)
 }
 
-// ownDir returns the directory of this process's cgroup.
+// ownDir returns the directory of the daemon's cgroup.
 func ownDir(mount string) (string, error) {
 	p, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
@@ -70,8 +70,8 @@ func ownDir(mount string) (string, error) {
 	return "", errors.New("the daemon is in no cgroup v2")
 }
 
-// isDelegated reports whether systemd, or another program that starts the daemon, has delegated a
-// cgroup to the processes in it (systemd.resource-control(5), Delegate=).
+// isDelegated reports whether systemd, or another program that has started the daemon, permits
+// processes in this cgroup to manage it (systemd.resource-control(5), Delegate=).
 func isDelegated(dir string) bool {
 	for _, name := range []string{"trusted.delegate", "user.delegate"} {
 		buf := make([]byte, 8)
@@ -82,8 +82,8 @@ func isDelegated(dir string) bool {
 	return false
 }
 
-// leave moves this process out of the cgroup parent, so that children of parent can have
-// controllers. It does not touch other processes.
+// leave moves the daemon from the cgroup parent to a child of it, so that children of parent can
+// have controllers. It does not move other processes.
 func leave(parent string) error {
 	pids, err := fields(parent, "cgroup.procs")
 	if err != nil {
@@ -97,7 +97,7 @@ func leave(parent string) error {
 		}
 	}
 	if _, err := os.Stat(filepath.Join(parent, "cgroup.type")); errors.Is(err, fs.ErrNotExist) {
-		return nil // the root of the hierarchy may hold processes
+		return nil // a root cgroup may contain processes
 	}
 	if others > 0 {
 		return fmt.Errorf("cgroup %s holds %d other processes, so no limits can be set below it: start the daemon in a cgroup "+
@@ -113,7 +113,7 @@ func leave(parent string) error {
 	return write(dir, "cgroup.procs", "0")
 }
 
-// diskOf returns the major:minor of the whole disk that holds dir, as io.max requires.
+// diskOf returns the major:minor of the whole disk that contains dir, which io.max requires.
 func diskOf(dir string) (string, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(dir, &st); err != nil {
@@ -128,7 +128,7 @@ func diskOf(dir string) (string, error) {
 	if _, err := os.Stat(sys + "/partition"); err != nil {
 		return fmt.Sprintf("%d:%d", major, minor), nil
 	}
-	p, err := os.ReadFile(sys + "/../dev") // through the link: the disk of the partition
+	p, err := os.ReadFile(sys + "/../dev") // sys is a link to the partition, and its parent directory is the disk
 	if err != nil {
 		return "", fmt.Errorf("find the disk of %s: %w", dir, err)
 	}

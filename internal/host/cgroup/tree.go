@@ -1,21 +1,21 @@
 // Package cgroup limits the memory, processor time, threads and disk I/O of VM processes with
-// cgroup v2. Each process has its own leaf, which is made before it starts and removed after it
-// ends, so that it never runs without its limits.
+// cgroup v2. Each process has its own cgroup, called its leaf. The leaf is made before the process
+// starts and removed after it ends, so that the process never runs without its limits.
 //
-// It finds a place in the hierarchy that the daemon may use, or says why there is none. Its callers
-// decide the limits of a sandbox and who may change them. It does not see inside guests, only the
-// memory and time that a VM process uses.
+// The package finds a place in the hierarchy that the daemon may use, or says why there is none.
+// Its callers decide the limits of a sandbox. It knows only the memory and time that a VM process
+// uses, and does not see inside guests.
 //
-// A page is charged to the leaf whose process touched it first, until it is freed. Pages of layers
-// that a VMM only reads belong to its snapshot, and are charged to the daemon or to the VMM that
-// made the snapshot. A guest's writes are copied and charged to its own leaf. Layers in RAM that
-// its VMM writes for branches are charged to the leaf too, although they belong to the snapshot;
-// see Leaf.Spare. Page cache of disks is charged as well, but a leaf at its limit reclaims page
-// cache first.
+// The kernel charges a page to the leaf whose process used it first, until the page is freed. So
+// pages of layers that a VMM only reads are charged to the daemon or to the VMM that made the
+// snapshot. Pages that a guest writes are copied, and the copies are charged to its own leaf.
+// Layers in RAM that a VMM writes for branches are charged to its leaf too, although they belong to
+// the snapshot; see Leaf.Spare. Page cache of disks is also charged, but when a leaf reaches its
+// limit, the kernel reclaims page cache first.
 //
 // Sizes are in bytes unless a name says otherwise. The package uses a dozen small files of the
-// kernel (Documentation/admin-guide/cgroup-v2.rst) directly; containerd/cgroups would bring D-Bus
-// and eBPF.
+// kernel (Documentation/admin-guide/cgroup-v2.rst) directly, because containerd/cgroups would bring
+// D-Bus and eBPF.
 package cgroup
 
 import (
@@ -32,30 +32,30 @@ import (
 
 // Config configures a Tree.
 type Config struct {
-	Parent   string // a cgroup directory that the daemon may use; None: no limits; empty: search for one
-	RunDir   string // of the daemon; separates its leaves from those of other daemons
-	StateDir string // io limits apply to its disk
+	Parent   string // a cgroup directory that the daemon may use; None: no limits; empty: Open searches for one
+	RunDir   string // the daemon's run directory, which distinguishes its leaves from those of other daemons
+	StateDir string // a directory on the disk to which I/O limits apply
 }
 
-// None is the parent for a daemon without limits.
+// None is the Parent for a daemon without limits.
 const None = "none"
 
-// controllers are those that limits need; a host may lack some.
+// controllers are the controllers that limits need. A host may lack some.
 var controllers = []string{"memory", "cpu", "pids", "io"}
 
-// unified is the kernel option that makes systemd not use cgroup v1.
+// unified is the kernel option that makes systemd use cgroup v2 only.
 const unified = "systemd.unified_cgroup_hierarchy=1"
 
 // Tree holds all leaves of a daemon. A nil Tree has none.
 type Tree struct {
 	dir     string
 	enabled []string // available controllers
-	missing error    // why there are no leaves, or no other controllers
-	disk    string   // major:minor of the disk of the state directory
+	missing error    // why there are no leaves, or why controllers are missing
+	disk    string   // major:minor of the disk with the state directory
 	diskErr error    // why disk is unknown
 }
 
-// Open finds the place for leaves and prepares it. If there is none, the tree has no leaves and
+// Open finds a place for leaves and prepares it. If there is none, the tree has no leaves, and
 // Missing says why.
 func Open(cfg Config) *Tree {
 	t := &Tree{}
@@ -77,7 +77,7 @@ func Open(cfg Config) *Tree {
 	return t
 }
 
-// prepare makes the directory of the leaves below parent.
+// prepare makes the directory for leaves below parent.
 func (t *Tree) prepare(parent, name string) error {
 	if err := leave(parent); err != nil {
 		return err
@@ -126,8 +126,8 @@ func enable(dir string) error {
 	return errors.Join(errs...)
 }
 
-// Missing says why there are no limits, or which kinds are missing. It returns nil if all are
-// available.
+// Missing returns an error that says why there are no limits, or which kinds of limits are missing.
+// It returns nil if all are available.
 func (t *Tree) Missing() error {
 	if t == nil {
 		return errors.New("no cgroup was set up")
@@ -148,7 +148,7 @@ func (t *Tree) Missing() error {
 	return t.diskErr
 }
 
-// can returns an error if limits of a controller cannot be set.
+// can returns an error if limits of a controller are not available.
 func (t *Tree) can(controller string) error {
 	if t == nil || t.dir == "" {
 		return t.Missing()
@@ -162,7 +162,8 @@ func (t *Tree) can(controller string) error {
 	return nil
 }
 
-// Sweep removes leaves that keep does not want: those of VMs that ended under an earlier daemon.
+// Sweep removes leaves for which keep returns false. They belong to VMs that ended under an earlier
+// daemon.
 func (t *Tree) Sweep(keep func(name string) bool) error {
 	if t == nil || t.dir == "" {
 		return nil
@@ -180,7 +181,7 @@ func (t *Tree) Sweep(keep func(name string) bool) error {
 	return errors.Join(errs...)
 }
 
-// Close removes the directory of the leaves, unless some remain for the next daemon.
+// Close removes the directory for leaves, unless it contains some that the next daemon takes over.
 func (t *Tree) Close() {
 	if t != nil && t.dir != "" {
 		_ = os.Remove(t.dir)
@@ -196,8 +197,8 @@ func (t *Tree) Usage() (Usage, error) {
 }
 
 func write(dir, file, value string) error {
-	// Without O_CREATE or O_TRUNC: these files belong to the kernel, and a missing file means a
-	// missing controller.
+	// Do not create the file: the kernel provides these files, and if one is missing, so is its
+	// controller.
 	f, err := os.OpenFile(filepath.Join(dir, file), os.O_WRONLY, 0)
 	if err == nil {
 		_, err = f.WriteString(value)
@@ -209,7 +210,7 @@ func write(dir, file, value string) error {
 	return nil
 }
 
-// fields returns the words of a file.
+// fields returns the words in a file of the cgroup dir.
 func fields(dir, file string) ([]string, error) {
 	p, err := os.ReadFile(filepath.Join(dir, file))
 	if err != nil {

@@ -11,15 +11,15 @@ import (
 	"time"
 )
 
-// Usage is the present and total usage of a cgroup's processes. Figures without a controller on the
-// host are zero.
+// Usage is the present and total usage of a cgroup's processes. Figures for which the host has no
+// controller are zero.
 type Usage struct {
-	MemoryBytes   uint64 // charged now, page cache included
-	OwnBytes      uint64 // of these, the bytes that the kernel cannot reclaim: without page cache and tmpfs
+	MemoryBytes   uint64 // charged to the cgroup now, including page cache
+	OwnBytes      uint64 // of MemoryBytes, those that the kernel cannot reclaim: without page cache and tmpfs
 	SwapBytes     uint64
-	CPU           time.Duration // in user and kernel mode, and in guests
-	Throttled     time.Duration // by the cpus limit
-	ThrottledRuns uint64        // number of throttled periods
+	CPU           time.Duration // time in user and kernel mode, and in guests
+	Throttled     time.Duration // time for which the limit of cpus has stopped processes
+	ThrottledRuns uint64        // number of periods in which it has stopped them
 	Threads       uint64
 	ReadBytes     uint64 // from disks
 	WrittenBytes  uint64
@@ -46,9 +46,9 @@ func usageOf(dir string) (u Usage, err error) {
 	return u, err
 }
 
-// stat returns the number after a key in a flat keyed file; with the key "", the only number in a
-// file. It returns 0 if the file does not exist, because the host lacks its controller, or if the
-// key is missing, because the kernel is too old.
+// stat returns the number after key in a file with lines of keys and numbers. If key is "", it
+// returns the only number in the file. It returns 0 if the file is missing because the host lacks
+// the controller, or if the key is missing because the kernel is too old.
 func stat(dir, file, key string) (uint64, error) {
 	words, err := fields(dir, file)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -73,7 +73,8 @@ func stat(dir, file, key string) (uint64, error) {
 	return 0, nil
 }
 
-// ioStat sums io.stat, which has a line per disk: "8:0 rbytes=1 wbytes=2 …".
+// ioStat returns the sums over all disks in io.stat, which has a line for each disk: "8:0 rbytes=1
+// wbytes=2 …".
 func ioStat(dir string) (read, written uint64, err error) {
 	p, err := os.ReadFile(filepath.Join(dir, "io.stat"))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -86,7 +87,7 @@ func ioStat(dir string) (read, written uint64, err error) {
 		key, value, _ := strings.Cut(word, "=")
 		n, err := strconv.ParseUint(value, 10, 64)
 		if err != nil {
-			continue // the name of a disk
+			continue // the first word, which names the disk
 		}
 		switch key {
 		case "rbytes":

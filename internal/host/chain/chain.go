@@ -1,8 +1,7 @@
-// Package chain composes the layers of a new snapshot: those that it inherits from the snapshot
-// below it, and those that a sandbox has written since. It also decides when layers are merged so
-// that chains stay short.
-// It reads and writes existing layer files. Their formats belong to packages memlayer and
-// disklayer; the caller decides which snapshot is published, and when.
+// Package chain composes the layers of a new snapshot from those of the snapshot below it and those
+// that a sandbox has written since. It also decides when layers are merged, so that a snapshot does
+// not get too many. It reads and writes existing layer files, whose formats are in packages
+// memlayer and disklayer. The caller decides which snapshot is published, and when.
 package chain
 
 import (
@@ -18,7 +17,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Bounds on a snapshot's cost for its forks.
+// Bounds that limit what a snapshot costs its forks.
 const (
 	MaxDepth   = 32  // layers of a snapshot; the next one becomes self-contained while its sandbox runs
 	MaxLine    = 16  // memory layers added by a sandbox's own branches, until the sandbox no longer uses them
@@ -27,12 +26,14 @@ const (
 	maxExtents = 256 // extents in a snapshot's whole memory map: each costs every fork one mmap
 )
 
-// Memory finishes own, the file of a new snapshot's memory layer, which holds the pages written
-// over the snapshot parent. To keep the map short it copies pages of the layers below into own; if
-// there are MaxDepth layers below, it copies all that own lacks, and nothing is inherited. It
-// returns the new snapshot's map and the layers that the snapshot inherits. extents describe own:
-// they have no layer numbers yet, and have passed memlayer.CheckSaved. If ctx ends, Memory stops
-// copying and returns ctx's error.
+// Memory completes own, the file of a new snapshot's memory layer. own holds the pages that were
+// written since the snapshot parent, and extents describes them. Memory returns the memory map of
+// the new snapshot, and the layers that the snapshot inherits.
+//
+// To limit the number of extents, it copies some pages of parent's layers into own. If parent
+// already has MaxDepth layers, it copies all pages that own lacks, and the snapshot inherits no
+// layers. extents have no layer numbers yet, and have passed memlayer.CheckSaved. If ctx ends,
+// Memory stops and returns ctx's error.
 func Memory(ctx context.Context, own *os.File, extents []vm.Extent, parent *store.Lease) ([]vm.Extent, []snapshot.File,
 	error) {
 	lower, layers := parent.Extents(), parent.Layers()
@@ -76,8 +77,8 @@ func LineBytes(line, from *store.Lease) (bytes uint64) {
 	return bytes
 }
 
-// fillGaps fills gaps between ascending extents of own by copying from the layers below. It writes
-// zeros where no layer has data: see copyExtent.
+// fillGaps copies gaps between the extents of own from the layers below, so that the extents join.
+// It writes zeros where no layer has data, for the reason given at copyExtent.
 func fillGaps(ctx context.Context, own *os.File, extents []vm.Extent, gaps []memlayer.Span, lower []vm.Extent,
 	layers []*os.File) error {
 	zeros, buf := make([]byte, copyBuffer), make([]byte, copyBuffer)
@@ -90,7 +91,7 @@ func fillGaps(ctx context.Context, own *os.File, extents []vm.Extent, gaps []mem
 			continue
 		}
 		gaps = gaps[1:]
-		at, offset := gap.Start, e.Offset-e.GPA // the gap begins where the extent ends, in the layer too
+		at, offset := gap.Start, e.Offset-e.GPA // a gap begins where extent e ends, both in guest memory and in the layer
 		for _, part := range memlayer.Slice(lower, gap) {
 			if err := writeZeros(ctx, own, at+offset, part.GPA-at, zeros); err != nil {
 				return err
@@ -107,7 +108,7 @@ func fillGaps(ctx context.Context, own *os.File, extents []vm.Extent, gaps []mem
 	return nil
 }
 
-// writeZeros writes length bytes of zeros, from the buffer zeros.
+// writeZeros writes length bytes of zeros at offset at. zeros is a buffer of zeros.
 func writeZeros(ctx context.Context, f *os.File, at, length uint64, zeros []byte) error {
 	for end := at + length; at < end; {
 		if err := ctx.Err(); err != nil {
@@ -122,19 +123,19 @@ func writeZeros(ctx context.Context, f *os.File, at, length uint64, zeros []byte
 	return nil
 }
 
-// MergeTops reports whether the tops of a sandbox must be merged before its next snapshot, which
-// inherits the given number of disk layers.
+// MergeTops reports whether a sandbox's tops must be merged before its next snapshot. inherited is
+// how many disk layers that snapshot inherits, and tops is the number of tops.
 func MergeTops(inherited, tops int) bool {
 	return tops > MaxTops || tops > 1 && !MergeDisk(inherited) && inherited+tops > MaxDepth
 }
 
-// MergeDisk reports whether a snapshot that inherits the given number of disk layers gets a single
-// layer instead.
+// MergeDisk reports whether a snapshot must get a single disk layer, because it would inherit too
+// many.
 func MergeDisk(inherited int) bool { return inherited >= MaxDepth }
 
-// DiskLayers names the disk layers that a snapshot inherits: those of the snapshot below it, and
-// all tops of its sandbox except the last, which becomes its own. The owner of a top is the ID of
-// the snapshot that it was frozen for.
+// DiskLayers returns the disk layers that a snapshot inherits. These are the layers of the snapshot
+// below it, and all tops of its sandbox except the last one, which becomes the snapshot's own
+// layer. owners has, for each top, the ID of the snapshot for which the top was frozen.
 func DiskLayers(inherited []snapshot.File, tops []*os.File, owners []string) ([]snapshot.File, error) {
 	layers := slices.Clone(inherited)
 	for i, f := range tops[:len(tops)-1] {
@@ -147,7 +148,7 @@ func DiskLayers(inherited []snapshot.File, tops []*os.File, owners []string) ([]
 	return layers, nil
 }
 
-// NewTop makes an empty private disk top at path, with format.
+// NewTop makes an empty private disk top at path. format writes the empty layer.
 func NewTop(path string, size uint64, format func(*os.File, uint64) error) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -155,7 +156,7 @@ func NewTop(path string, size uint64, format func(*os.File, uint64) error) (*os.
 	}
 	if err := format(f, size); err != nil {
 		f.Close()
-		os.Remove(path) // the name is needed again
+		os.Remove(path) // so that a later NewTop can use the name
 		return nil, fmt.Errorf("create disk top: %w", err)
 	}
 	return f, nil

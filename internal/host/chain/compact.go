@@ -13,8 +13,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Source is the sandbox that a snapshot comes from: how it was branched, and what its children
-// inherit.
+// Source describes the sandbox that a snapshot was branched from: how it was branched, and what
+// children inherit.
 type Source struct {
 	Branch  snapshot.Branch
 	Network *snapshot.Network
@@ -22,8 +22,9 @@ type Source struct {
 	Strict  bool
 }
 
-// Compact makes the snapshot to with the content of from and no inherited layers: one memory layer
-// and one disk layer. of describes the source sandbox, if any.
+// Compact makes the snapshot to from the snapshot from. It has the same content, but inherits no
+// layers: it has one memory layer and one disk layer. of, which may be nil, describes the source
+// sandbox.
 func Compact(ctx context.Context, st *store.Store, from, to string, of *Source) (store.Info, error) {
 	if from == to {
 		return store.Info{}, &invalid.Error{Field: "to", Reason: "the snapshot itself; choose another tag"}
@@ -85,7 +86,7 @@ func Compact(ctx context.Context, st *store.Store, from, to string, of *Source) 
 	return staging.Publish(fresh, extents, disk)
 }
 
-// stageFile makes one file of a snapshot.
+// stageFile creates one file of a snapshot and calls fill to write it.
 func stageFile(g *store.Staging, name string, fill func(*os.File) error) error {
 	f, err := g.Create(name)
 	if err != nil {

@@ -8,8 +8,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// flatten copies the extents in layers other than number own into dst, which has that number, and
-// returns the map over dst alone. All layers have guest memory at the same offsets.
+// flatten copies the extents that lie in other layers into dst, the layer with number own. It
+// returns a map that uses only dst. All layers have guest memory at the same offsets.
 func flatten(ctx context.Context, dst *os.File, own uint32, extents []vm.Extent, layers []*os.File) ([]vm.Extent,
 	error) {
 	flat := make([]vm.Extent, len(extents))
@@ -26,12 +26,12 @@ func flatten(ctx context.Context, dst *os.File, own uint32, extents []vm.Extent,
 	return memlayer.Overlay(nil, flat), nil
 }
 
-// copyBuffer is the size of one copy step, in bytes: a multiple of the page size.
+// copyBuffer is the size of one copy step in bytes. It is a multiple of the page size.
 const copyBuffer = 1 << 20
 
-// copyExtent copies one extent of src to the same place in dst, including zeros, because a layer
-// has no holes inside its extents. On tmpfs the first access to a hole through a mapping allocates
-// a page, and if there is no room the VM dies.
+// copyExtent copies one extent of src to the same place in dst. It copies zeros too, because a
+// layer must have no holes inside its extents: on tmpfs, the first access to a hole through a
+// mapping would allocate a page, and kill the VM if there were no room.
 func copyExtent(ctx context.Context, dst, src *os.File, e vm.Extent, buf []byte) error {
 	for at, end := int64(e.Offset), int64(e.Offset+e.Length); at < end; {
 		if err := ctx.Err(); err != nil {

@@ -13,8 +13,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// Restore restores the snapshot of lease into a VM and starts it. top, made by NewTop, becomes the
-// top of the VM's disk. frames, returned by join, becomes its network.
+// Restore restores a leased snapshot into a VM and starts the VM. top, made by NewTop, becomes the
+// top of the VM's disk. frames is the VM's frame socket.
 func Restore(ctx context.Context, vmm vmpool.VMM, lease *store.Lease, top, frames *os.File) (vmmproto.RestoreResult,
 	error) {
 	files := vmmclient.RestoreFiles{State: lease.State(), Layers: lease.Layers(), Net: frames}
@@ -33,7 +33,7 @@ func Restore(ctx context.Context, vmm vmpool.VMM, lease *store.Lease, top, frame
 	return vmm.Restore(ctx, req, files)
 }
 
-// Reopened reopens files with disklayer.Reopen. It adds to undo how to close them.
+// Reopened reopens files with disklayer.Reopen. It adds closing them to undo.
 func Reopened(undo *cleanup.Stack, files []*os.File) (own []*os.File, err error) {
 	for _, f := range files {
 		again, err := disklayer.Reopen(f)

@@ -8,16 +8,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// How long to wait for a file that is still open for writing. A process that this daemon is
-// starting has copies of all of its descriptors until it executes its program, for some
+// Times to wait for a file that is still open for writing. A process that this daemon is starting
+// has copies of all its descriptors until the process executes its program, which takes some
 // milliseconds on an idle host.
 const (
 	WriterPatience = 5 * time.Second
 	writerPause    = 2 * time.Millisecond
 )
 
-// NoWriters returns an error if, after patience, a process still has a file open for writing, or
-// mapped.
+// NoWriters returns an error if a process has a file open for writing, or has it mapped, and still
+// does after patience.
 func NoWriters(path string, patience time.Duration) error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -33,13 +33,13 @@ func NoWriters(path string, patience time.Duration) error {
 	return nil
 }
 
-// hasWriter asks Linux for a read lease, which it grants only if no process has the file open for
-// writing (fcntl(2), F_SETLEASE), and returns the lease. On a file system without leases it returns
-// false.
+// hasWriter reports whether a process has the file open for writing. It asks Linux for a read
+// lease, which is granted only if none has (fcntl(2), F_SETLEASE), and then returns the lease. On a
+// file system without leases it returns false.
 func hasWriter(f *os.File) bool {
 	_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_RDLCK)
 	if err == nil {
-		_, _ = unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_UNLCK) // the lease also ends when f is closed
+		_, _ = unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_UNLCK) // an error does no harm, because the lease ends when f is closed
 	}
 	return err == unix.EAGAIN
 }

@@ -1,6 +1,7 @@
-// Package conlog follows the serial console of a sandbox through all of its VMs.
+// Package conlog reads the serial console of a sandbox while it is written. It continues when the
+// sandbox gets another VM.
 //
-// It reads the rings that VMMs write. Its users say which VM a sandbox has.
+// It reads the rings that VMMs write (package console). The caller says which VM a sandbox has.
 package conlog
 
 import (
@@ -13,48 +14,48 @@ import (
 	"github.com/forkd/forkd/internal/format/console"
 )
 
-// Log follows the console of a sandbox until the sandbox ends, through all of its VMs. A suspended
-// sandbox is silent, and its log continues when it is resumed. Following is not use: it neither
-// wakes a sandbox nor keeps it awake. A Log has one caller at a time.
+// Log follows the console of a sandbox, through all of its VMs, until the sandbox ends. While the
+// sandbox is suspended, there is no output; when it is resumed, the log continues. Following the
+// console does not count as use of the sandbox: it neither wakes the sandbox nor keeps it awake. A
+// Log must not be used concurrently.
 type Log struct {
 	screen func() Screen
-	vm     any      // whose console is read; nil: none so far
-	ring   *os.File // of vm; nil: the VM is gone
-	seen   uint64   // bytes of ring read so far
+	vm     any      // Screen.VM of the console that is being read; nil: none yet
+	ring   *os.File // ring of that VM; nil: the VM has ended
+	seen   uint64   // number of bytes of ring that were read so far
 }
 
-// Screen is the present place of a sandbox's console.
+// Screen describes where the sandbox's console is at the moment.
 type Screen struct {
-	VM    any                      // identifies the VM that writes it; nil: none
-	Open  func() (*os.File, error) // opens the ring that VM writes
-	Ended bool                     // no more output will follow
-	Last  console.Text             // if Ended: the last output, of a VM that is gone
+	VM    any                      // identifies the VM that writes the console; nil: there is none
+	Open  func() (*os.File, error) // opens that VM's ring
+	Ended bool                     // the sandbox has ended, so no more output will follow
+	Last  console.Text             // the last output, if Ended
 }
 
-// New returns a log of a sandbox, at its beginning. The caller closes it. screen returns a
-// consistent view of the console's place.
+// New returns a log that begins with the oldest output. The caller must close it. screen must
+// return a consistent Screen.
 func New(screen func() Screen) *Log { return &Log{screen: screen} }
 
-// logInterval is how often a ring is polled. Its writer notifies no one, so that following adds no
-// cost to a guest's output. A poll reads 8 bytes.
+// logInterval is how often a ring is read. The VMM does not notify readers, so that readers cannot
+// slow down a guest's output. If nothing is new, a read costs 8 bytes.
 const logInterval = 200 * time.Millisecond
 
-// Close stops following.
 func (l *Log) Close() {
-	l.ring.Close() // an error if there is none
+	l.ring.Close() // only returns an error if l.ring is nil
 }
 
-// Begin returns the present content of the console. It is called before Next, which continues after
-// it.
+// Begin returns the present content of the console. It may be called once, before Next, which then
+// returns the output that follows.
 func (l *Log) Begin() (console.Text, error) {
 	text, _, err := l.look()
 	l.seen = text.Written
 	return text, err
 }
 
-// Next waits for output, and returns it with the number of bytes before it that were overwritten
-// unread. The error is io.EOF when the sandbox has ended and all of its output was returned, or the
-// error of ctx.
+// Next waits for output and returns it. lost is the number of bytes before it that were overwritten
+// before they were read. The error is io.EOF when the sandbox has ended and all of its output was
+// returned. Otherwise it is the error of ctx.
 func (l *Log) Next(ctx context.Context) (p []byte, lost uint64, err error) {
 	tick := time.NewTicker(logInterval)
 	defer tick.Stop()
@@ -78,22 +79,22 @@ func (l *Log) Next(ctx context.Context) (p []byte, lost uint64, err error) {
 	}
 }
 
-// look returns the content of the console if it changed since the last look. ended says that no
-// more output follows.
+// look returns the content of the console if it has changed since the last look. ended says that no
+// more output will follow.
 func (l *Log) look() (text console.Text, ended bool, err error) {
-	s := l.screen() // before reading the ring, so that all output of an ended VM is read
+	s := l.screen() // before reading the ring: if the VM has ended, the ring then has all its output
 	ended = s.Ended
 	text, err = l.read()
 	if err != nil || text.Written > l.seen || s.VM == nil || s.VM == l.vm {
 		return text, ended, err
 	}
-	l.ring.Close() // of the previous VM, whose output is complete; an error if there is none
+	l.ring.Close() // the output of the previous VM is complete
 	l.vm, l.seen = s.VM, 0
 	l.ring, err = s.Open()
 	switch {
 	case errors.Is(err, os.ErrNotExist) && ended:
 		return s.Last, ended, nil
-	case errors.Is(err, os.ErrNotExist): // the VM is just ending
+	case errors.Is(err, os.ErrNotExist): // the VM is about to end
 		l.vm = nil
 		return text, false, nil
 	case err != nil:
@@ -103,7 +104,7 @@ func (l *Log) look() (text console.Text, ended bool, err error) {
 	return text, ended, err
 }
 
-// read returns the content of the ring, if there is more than was seen before.
+// read returns the content of the ring if it has more bytes than l.seen.
 func (l *Log) read() (text console.Text, err error) {
 	if l.ring == nil {
 		return text, nil

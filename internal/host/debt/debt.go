@@ -1,6 +1,7 @@
-// Package debt keeps messages for the guest of a paused VM until the VM runs.
+// Package debt stores messages for the guest of a paused VM until the VM runs.
 //
-// It sends nothing by itself: its users give it the functions that send, and say when the VM runs.
+// It sends nothing by itself. Its callers provide the functions that send, and call Pay when the VM
+// runs.
 package debt
 
 import "sync"
@@ -8,22 +9,22 @@ import "sync"
 // Kind is a kind of message.
 type Kind int
 
-// The kinds, in the order in which a guest gets them.
+// Kinds, in the order in which Pay sends them.
 const (
-	Reset Kind = iota // the guest's connections have gone
-	Trust             // the authority that certifies the hosts of its secrets
+	Reset Kind = iota // the peers of the guest's connections are gone
+	Trust             // the guest must trust the CA for hosts of secrets
 )
 
-// Debts holds the latest message of each kind for one guest, so repeated changes of a paused
-// sandbox's network do not accumulate. The zero value is ready to use; methods may be called
-// concurrently.
+// Debts holds the latest message of each kind for one guest. So if the network of a paused sandbox
+// changes repeatedly, messages do not accumulate. The zero value is ready to use. Methods may be
+// called concurrently.
 type Debts struct {
 	mu sync.Mutex
 	// +checklocks:mu
 	owed map[Kind]func()
 }
 
-// Owe makes Pay call tell for a kind. It replaces an earlier function of that kind.
+// Owe makes the next Pay call tell. It replaces an earlier function of the same kind.
 func (d *Debts) Owe(kind Kind, tell func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -33,7 +34,7 @@ func (d *Debts) Owe(kind Kind, tell func()) {
 	d.owed[kind] = tell
 }
 
-// Pay calls the functions, once.
+// Pay calls each stored function once and forgets it.
 func (d *Debts) Pay() {
 	d.mu.Lock()
 	owed := d.owed
@@ -46,7 +47,7 @@ func (d *Debts) Pay() {
 	}
 }
 
-// Count returns the number of messages.
+// Count returns the number of stored messages.
 func (d *Debts) Count() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()

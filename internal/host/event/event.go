@@ -1,9 +1,10 @@
-// Package event keeps the recent events of this host's sandboxes and snapshots for followers.
+// Package event stores the recent events of this host's sandboxes and snapshots, in a ring.
+// Followers read the events, each at its own pace.
 //
-// Emit never waits: followers read from the ring at their own pace, and a follower that falls
-// behind by more than the ring's length learns how many events it missed. A follower with an id of
-// an earlier ring is notified of that. Nothing is written to disk. The emitters decide what an
-// event is about.
+// Emit never waits for followers. A follower that falls behind by more than the ring's length
+// learns that it missed events. So does a follower that continues from an id of another ring, for
+// example of an earlier daemon. Nothing is written to disk. The callers of Emit decide what an
+// event contains.
 package event
 
 import (
@@ -15,13 +16,13 @@ import (
 	"time"
 )
 
-// Kind is the kind of an event, as in the API.
+// Kind is the kind of an event, with the names of the API.
 type Kind string
 
-// The kinds. Those of a sandbox, except the first and the last two, are states that it enters.
+// Kinds. Those of a sandbox, except the first and the last two, are states that the sandbox enters.
 const (
 	SandboxCreated   Kind = "sandbox.created" // the sandbox is running
-	SandboxAdopted   Kind = "sandbox.adopted" // taken over from an earlier daemon
+	SandboxAdopted   Kind = "sandbox.adopted" // the sandbox was taken over from an earlier daemon
 	SandboxRunning   Kind = "sandbox.running"
 	SandboxPaused    Kind = "sandbox.paused"
 	SandboxSuspended Kind = "sandbox.suspended"
@@ -31,53 +32,52 @@ const (
 	SandboxDeleted   Kind = "sandbox.deleted"
 
 	SnapshotCreated   Kind = "snapshot.created"   // sandboxes can be forked from it
-	SnapshotPersisted Kind = "snapshot.persisted" // until then it was in RAM only
-	SnapshotFailed    Kind = "snapshot.failed"    // a branch that no client waited for
+	SnapshotPersisted Kind = "snapshot.persisted" // it is on disk; before that it was only in RAM
+	SnapshotFailed    Kind = "snapshot.failed"    // a branch failed for which no client waited
 	SnapshotDeleted   Kind = "snapshot.deleted"
 )
 
-// Event is one event of a sandbox or snapshot. Receivers must not change it.
+// Event is one event of a sandbox or a snapshot. Receivers must not change it.
 type Event struct {
-	Seq  uint64 // 1 is the first of the ring
+	Seq  uint64 // number of the event in its ring, from 1
 	Time time.Time
 	Kind Kind
 
-	Sandbox  string            // the sandbox of the event, or the one that the snapshot was branched from
-	Snapshot string            // the snapshot of the event, or the one that the sandbox runs from
-	Labels   map[string]string // of the sandbox; never changed in place
-	Reason   string            // the operation, or how the sandbox exited, in a word
-	Detail   string            // the same as text; a guest may have chosen it
+	Sandbox  string            // sandbox of the event; for a snapshot, the sandbox that it was branched from
+	Snapshot string            // snapshot of the event; for a sandbox, the snapshot that it runs from
+	Labels   map[string]string // labels of the sandbox; the map is never changed
+	Reason   string            // one word: the operation, or how the sandbox exited
+	Detail   string            // Reason in more words, which a guest may have chosen
 }
 
-// Ring holds the latest events. Its methods may be called concurrently, and on a nil Ring, which
-// keeps nothing.
+// Ring stores the latest events. Its methods may be called concurrently. A nil Ring stores nothing.
 type Ring struct {
-	epoch string // distinguishes its ids from those of other rings
+	epoch string // distinguishes the ids of this ring from those of other rings
 
 	mu sync.Mutex
 	// +checklocks:mu
-	events []Event // event n is at n modulo the length
+	events []Event // the event with number n is at index n modulo the length
 	// +checklocks:mu
 	last uint64 // Seq of the latest event
 	// +checklocks:mu
-	first uint64 // Seq of the oldest kept event
+	first uint64 // Seq of the oldest stored event
 	// +checklocks:mu
-	bytes int // size of the kept events
+	bytes int // size of the stored events
 	// +checklocks:mu
-	news chan struct{} // closed at the next event
+	news chan struct{} // closed when the next event is emitted
 }
 
-// DefaultSize is the number of events that a daemon keeps. Forking and killing 1000 sandboxes are
-// 2000 events, of some 300 bytes each.
+// DefaultSize is the number of events that a daemon stores. Forking and killing 1000 sandboxes
+// makes 2000 events, of some 300 bytes each.
 const DefaultSize = 4096
 
-// maxBytes bounds the memory of a ring's events. The number of events alone does not bound it,
-// because clients choose an event's labels, and guests sometimes its detail. The latest event is
-// always kept.
+// maxBytes bounds the memory of a ring's events. The number of events is not a sufficient bound,
+// because clients choose an event's labels, and guests sometimes its Detail. The latest event is
+// stored in any case.
 const maxBytes = 4 << 20
 
-// size returns the approximate memory of an event, in bytes, assuming that its map of labels is not
-// shared.
+// size returns the approximate memory of an event in bytes, if no other event shares its map of
+// labels.
 func (e *Event) size() int {
 	const event, label = 160, 64
 	n := event + len(e.Sandbox) + len(e.Snapshot) + len(e.Reason) + len(e.Detail)
@@ -117,7 +117,7 @@ func (r *Ring) Emit(e Event) {
 // +checklocks:r.mu
 func (r *Ring) atLocked(seq uint64) *Event { return &r.events[seq%uint64(len(r.events))] }
 
-// ID returns the id of the place after an event of this ring.
+// ID returns an id for the place after the event with number seq. A client can pass it to Follow.
 func (r *Ring) ID(seq uint64) string {
 	if r == nil {
 		return "0"
@@ -125,16 +125,16 @@ func (r *Ring) ID(seq uint64) string {
 	return r.epoch + "-" + strconv.FormatUint(seq, 10)
 }
 
-// Follower reads a ring from some place on.
+// Follower reads the events of a ring in order, beginning at some place.
 type Follower struct {
 	ring   *Ring
-	seen   uint64 // Seq of the last event that was read or skipped
-	missed bool   // the follower began at a place that the ring does not know
+	seen   uint64 // number of the last event that was read or skipped
+	missed bool   // the ring does not know the place at which the follower began
 }
 
-// Follow returns a follower of the events after the place that id names, or from now on if id is
-// empty. If the ring does not know the place, for example because it belongs to an earlier daemon,
-// Next reports that and continues with the oldest event.
+// Follow returns a follower of the events after the place that id names. If id is empty, it follows
+// the events from now on. If the ring does not know the place, for example because the id is an
+// earlier daemon's, Next reports missed events and continues with the oldest event.
 func (r *Ring) Follow(id string) *Follower {
 	f := &Follower{ring: r}
 	if r == nil {
@@ -156,12 +156,12 @@ func (r *Ring) Follow(id string) *Follower {
 	return f
 }
 
-// Place returns the id of the place after the last event that was read.
+// Place returns the id of the place after the last event that Next returned.
 func (f *Follower) Place() string { return f.ring.ID(f.seen) }
 
-// Next waits for the next event. If missed is true, it returns no event: events were overwritten
-// before they could be read, or are not in this ring. The following Next then returns the oldest
-// event. The error is that of ctx.
+// Next waits for the next event and returns it. If missed is true, it returns no event: events were
+// overwritten before they could be read, or the follower began at an unknown place. The Next after
+// that returns the oldest stored event. The error is that of ctx.
 func (f *Follower) Next(ctx context.Context) (e Event, missed bool, err error) {
 	if f.ring == nil {
 		<-ctx.Done()
@@ -180,7 +180,8 @@ func (f *Follower) Next(ctx context.Context) (e Event, missed bool, err error) {
 	}
 }
 
-// take returns the next event, or a channel that closes when there is one.
+// take returns the next event. If there is none, it returns a channel that is closed when there is
+// one.
 func (f *Follower) take() (e Event, missed bool, news <-chan struct{}) {
 	r := f.ring
 	r.mu.Lock()

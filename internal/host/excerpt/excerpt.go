@@ -1,5 +1,6 @@
-// Package excerpt quotes a guest's output, its console or that of a command, in an error message:
-// the lines that help most, without control sequences for a terminal.
+// Package excerpt quotes a guest's output in error messages. The output comes from the guest's
+// console or from a command. The package selects the lines that help most, and removes control
+// sequences for terminals.
 //
 // It reads no files and decides nothing from the text.
 package excerpt
@@ -9,11 +10,11 @@ import (
 	"strings"
 )
 
-// maxLine bounds a quoted line, in bytes, because the guest chooses its length.
+// maxLine bounds the length of a quoted line in bytes, because the guest chooses it.
 const maxLine = 200
 
-// Console returns the most helpful lines of a console for an error message: the kernel's panic
-// line, if there is one, and the last n lines.
+// Console returns the lines of a console that help most in an error message. These are the kernel's
+// panic line, if there is one, and the last n lines.
 func Console(console []byte, n int) string {
 	console = withoutNoise(console)
 	tail := Lines(console, n)
@@ -28,9 +29,9 @@ func Console(console []byte, n int) string {
 	return tail
 }
 
-// pciNoise is printed by every guest while it boots. The machine has no PCI, which Linux reports as
-// an error whatever its parameters say (pci_arch_init, arch/x86/pci/init.c). A reader would mistake
-// it for the cause of a failure.
+// pciNoise is a line that every guest prints while it boots. Linux reports an error because the
+// machine has no PCI, whatever the kernel's parameters are (pci_arch_init, arch/x86/pci/init.c). A
+// reader of an error message could take the line for the cause.
 const pciNoise = "PCI: Fatal: No config space access function found"
 
 func withoutNoise(console []byte) []byte {
@@ -57,7 +58,7 @@ func Lines(output []byte, n int) string {
 	return strings.Join(lines, "\n")
 }
 
-// printable makes a line of a guest safe to print.
+// printable returns a line of a guest without what could harm a terminal.
 func printable(line []byte) string {
 	line = bytes.TrimSpace(line)
 	if len(line) > maxLine {

@@ -1,9 +1,9 @@
-// Package identity gives a guest an identity of its own: a VM generation ID, a host name, and fresh
-// random numbers.
+// Package identity gives a guest an identity of its own. An identity consists of a VM generation
+// ID, a host name, and fresh random numbers.
 //
-// A child is a copy of its parent, down to the state of its random number generators. It must not
-// be used until its agent has confirmed its new identity. Packages eval and agent apply the
-// identity in the guest; the caller decides when a guest gets one.
+// A child is a copy of its parent, including the state of its random number generators. So it must
+// not be used until its agent has confirmed its new identity. Packages eval and agent apply the
+// identity in the guest. The caller decides when a guest gets one.
 package identity
 
 import (
@@ -17,14 +17,15 @@ import (
 // entropyBytes is the size of the seed for a guest's random number generators: 256 bits.
 const entropyBytes = 32
 
-// Guest is the agent that takes up an identity. Forked returns when the agent has done so, with what
-// the agent has found in the memory of the guest's processes; nil if it did not look.
+// Guest is the agent that changes the guest's identity. Forked returns when it has done so. It
+// returns the random number generators that it has found in the guest's processes, or nil if it did
+// not search.
 type Guest interface {
 	Forked(context.Context, agentproto.Forked) (*agentproto.Unique, error)
 }
 
-// Give gives a guest its identity, and waits until its agent has confirmed. The agent's report of
-// generators is nil if it did not look.
+// Give gives a guest a new identity, and waits until its agent has confirmed. It returns the result
+// of Guest.Forked.
 func Give(ctx context.Context, g Guest, hostname string, env map[string]string) (*agentproto.Unique, error) {
 	entropy := make([]byte, entropyBytes)
 	rand.Read(entropy)
@@ -33,7 +34,7 @@ func Give(ctx context.Context, g Guest, hostname string, env map[string]string) 
 	})
 }
 
-// NewGenerationID returns a VM generation ID that was never used before.
+// NewGenerationID returns a new random VM generation ID.
 func NewGenerationID() (id [16]byte) {
 	rand.Read(id[:])
 	return id

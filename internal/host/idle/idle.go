@@ -1,6 +1,6 @@
-// Package idle tracks whether a sandbox is in use, and reports when it has been idle for a while.
+// Package idle tracks whether a sandbox is in use, and reports when it has been idle for some time.
 //
-// Its users decide what counts as use, and what to do with an idle sandbox.
+// The callers decide what counts as use, and what to do with an idle sandbox.
 package idle
 
 import (
@@ -8,20 +8,20 @@ import (
 	"time"
 )
 
-// Watch tracks whether a sandbox is in use, and calls idled when it has been idle for its timeout.
-// With the timeout 0 it never does. Touch starts the watch.
+// Watch tracks whether a sandbox is in use. It calls idled when the sandbox has been idle for the
+// timeout, or never if the timeout is 0. The first Touch starts it.
 type Watch struct {
 	timeout time.Duration
 
 	mu sync.Mutex
 	// +checklocks:mu
-	busy int // current requests
+	busy int // number of current requests
 	// +checklocks:mu
 	used  time.Time // when the last request ended
 	timer *time.Timer
 }
 
-// New returns a watch over an unused sandbox.
+// New returns a watch of a sandbox that is not in use.
 func New(timeout time.Duration, idled func()) *Watch {
 	w := &Watch{timeout: timeout}
 	if timeout > 0 {
@@ -31,7 +31,7 @@ func New(timeout time.Duration, idled func()) *Watch {
 	return w
 }
 
-// Begin counts a request and returns a function that ends it.
+// Begin counts a request. The caller must call end when the request ends.
 func (w *Watch) Begin() (end func()) {
 	if w.timeout == 0 {
 		return func() {}
@@ -63,7 +63,7 @@ func (w *Watch) touchLocked() {
 	}
 }
 
-// Idle reports whether there is no request, and was none within the timeout.
+// Idle reports whether there is no request now, and was none within the timeout.
 func (w *Watch) Idle() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -1,14 +1,14 @@
-// Package invalid has the error for a request with a wrong field. Every package on the daemon's
-// side refuses bad input with it, so that the faces need to know one type only.
+// Package invalid has the error for a request with a wrong field. All packages of the daemon use it
+// for bad input, so that the code that answers requests needs to know only one type.
 //
-// It checks nothing: the users of a field decide which values are valid.
+// It checks nothing. The packages that use a field decide which values are valid.
 package invalid
 
 import "fmt"
 
 // Error reports a wrong field of a request, and how to correct it.
 type Error struct {
-	Field  string // the API's name of the field
+	Field  string // name of the field in the API
 	Reason string
 }
 

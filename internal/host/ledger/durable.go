@@ -9,8 +9,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// durable returns r in its form on disk, without secrets. A network setting without a mode, which
-// is invalid, becomes a policy that is refused.
+// durable returns r in its form on disk, which has no secrets. If the network setting has no mode,
+// which is invalid, the result has a policy that the encoder refuses.
 func (r *Record) durable() *durable.Sandbox {
 	network := r.Network.ForSnapshot()
 	if r.Network.Policy.Mode == 0 {
@@ -28,7 +28,7 @@ func (r *Record) durable() *durable.Sandbox {
 	}
 }
 
-// fromDurable converts d, read from the file path, to a record.
+// fromDurable converts d to a Record. d was read from the file at path.
 func fromDurable(path string, d *durable.Sandbox) (Record, error) {
 	network, err := netclient.FromText(&d.Network)
 	if err != nil {

@@ -10,14 +10,15 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
-// Fork is a fork whose children have not been handed out. While its file exists, a starting daemon
-// kills every child whose record names the fork. Removing the file hands out all of them at once.
+// Fork is a fork whose children are not handed out to a client yet. It has a file. While the file
+// exists, a starting daemon kills every child whose record names the fork. Removing the file hands
+// out all children at once.
 type Fork struct {
-	ID   string // empty: writing the record of its only child hands it out
+	ID   string // empty: there is only one child, and writing its record hands it out
 	path string
 }
 
-// ForkPrefix is the prefix of these files in the run directory.
+// ForkPrefix begins the names of the files of forks in the run directory.
 const ForkPrefix = "fork-"
 
 // BeginFork records that a fork of n children has begun.
@@ -44,8 +45,8 @@ func (f Fork) Finish() error {
 	return nil
 }
 
-// IsUnfinished reports whether the children of a fork, given by its name in their records, were not
-// handed out.
+// IsUnfinished reports whether the children of a fork were not handed out. fork is the ID in their
+// records.
 func IsUnfinished(runDir, fork string) (bool, error) {
 	if fork == "" {
 		return false, nil

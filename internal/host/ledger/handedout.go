@@ -6,7 +6,7 @@ import (
 	"os"
 )
 
-// LostError says why no client may use a VM that an earlier daemon left.
+// LostError says why clients may not use a VM that an earlier daemon left behind.
 type LostError struct{ error }
 
 func (e *LostError) Unwrap() error { return e.error }
@@ -14,10 +14,10 @@ func (e *LostError) Unwrap() error { return e.error }
 // Lost returns a *LostError with the given text.
 func Lost(format string, args ...any) error { return &LostError{fmt.Errorf(format, args...)} }
 
-// HandedOut returns the record of the sandbox id, if a client may use it. dir is the directory of
-// its VM, data its data directory, and runDir the run directory of all. A *LostError says that no
-// client may use the sandbox. If the record is damaged, or this daemon does not understand it, it
-// is unknown whether a client may; then the error has another type.
+// HandedOut returns the record of the sandbox id, if clients may use it. dir is the directory of
+// its VM, data its data directory, and runDir the run directory of all sandboxes. If clients may
+// not use the sandbox, the error is a *LostError. Any other error means that the record is damaged,
+// or of a version that this daemon does not understand, so that it is unknown whether they may.
 func HandedOut(runDir, dir, data, id string) (Record, error) {
 	r, err := Read(dir)
 	switch {

@@ -9,14 +9,15 @@ import (
 	"github.com/forkd/forkd/internal/host/invalid"
 )
 
-// Bounds on labels, which are in every list and in a record that is written often.
+// Bounds on labels. Labels are in every list, and in a record that is written often, so they must
+// be small.
 const (
 	MaxLabels     = 64
-	maxLabelValue = 256     // bytes
-	maxLabelBytes = 4 << 10 // names and values together
+	maxLabelValue = 256     // bytes of one value
+	maxLabelBytes = 4 << 10 // bytes of all names and values together
 )
 
-// labelName allows only characters that need no quoting in a URL, a shell or a file name.
+// labelName permits only characters that need no quoting in a URL, a shell or a file name.
 var labelName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._/-]{0,62}$`)
 
 // CheckLabels checks the labels of a request.

@@ -1,7 +1,8 @@
-// Package ledger keeps what the daemon must know of its sandboxes after a restart: the record of
-// each, its suspended state, the secrets of its network, and the unfinished forks.
+// Package ledger stores what the daemon must know of its sandboxes after a restart. For each
+// sandbox that is its record, its suspended state, and the secrets of its network. The package also
+// stores the forks that are not finished.
 //
-// Package sandbox interprets the records; package format/record defines their form on disk.
+// Package sandbox interprets the records. Package format/record defines their form on disk.
 package ledger
 
 import (
@@ -21,59 +22,61 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// File is the name of a sandbox's record. A restarted daemon kills a VM whose directory lacks it.
+// File is the file name of a sandbox's record. If the directory of a VM has no record, a restarted
+// daemon kills the VM.
 const File = "sandbox.json"
 
-// Record is the daemon's record of a sandbox: in sandbox.json while the sandbox has a VM, and in
-// suspended.json for its latest suspended state. Its form on disk is durable.Sandbox.
+// Record is the daemon's record of a sandbox. While the sandbox has a VM, the record is in
+// sandbox.json; for its latest suspended state, one is in suspended.json. durable.Sandbox is its
+// form on disk.
 type Record struct {
 	ID          string
 	SnapshotTag string
 	SnapshotID  string
-	Origin      string // tag to show instead of the tag of its own suspended state
+	Origin      string // tag shown to users instead of the tag of the sandbox's own suspended state
 	Hostname    string
 	Owner       string // see owner.Owner
 	PID         int
 	Created     time.Time
-	MemoryBytes uint64 // of guest RAM
+	MemoryBytes uint64 // RAM of the guest
 	Expires     time.Time
-	Fork        string // the fork that made it; see Fork
-	Protocol    int    // vmmproto.Version of its VMM
+	Fork        string // ID of the fork that created it; see Fork
+	Protocol    int    // version of vmmproto that its VMM uses
 
-	ExpirySuspends bool            // suspend it on expiry instead of deleting it
-	Annotation     json.RawMessage // for the API that made it; not interpreted here
+	ExpirySuspends bool            // on expiry, suspend it instead of deleting it
+	Annotation     json.RawMessage // data of the API that created it; not interpreted here
 
-	Env         map[string]string // environment given at its fork
+	Env         map[string]string // environment that its fork gave it
 	Network     netclient.Setting
 	Limits      vm.Limits
-	Labels      map[string]string // never changed in place
-	IdleTimeout time.Duration     // time without a request until it is suspended; 0: never
-	AutoResume  bool              // suspended for being idle: the next request resumes it
+	Labels      map[string]string // the map is never changed
+	IdleTimeout time.Duration     // time without a request after which it is suspended; 0: never
+	AutoResume  bool              // it was suspended because it was idle, so the next request resumes it
 
-	// Its disk consists of its snapshot's, the frozen tops, and the top above them. Its memory
-	// consists of its snapshot's, or that of the branch that it was rebased onto, and the private
-	// pages above it. Users do not see that branch: for them the sandbox runs from its snapshot, and
-	// they can delete the branch.
+	// The disk consists of the snapshot's layers, the frozen tops, and the top. The memory consists
+	// of the snapshot's layers (or those of the branch that the sandbox was rebased onto) and
+	// private pages above them. Users do not see the branch: they can delete it, and for them the
+	// sandbox still runs from its snapshot.
 	Frozen   []durable.FrozenTop
-	Top      string // file in its data directory
+	Top      string // file name in the data directory
 	Tops     int
 	Count    int
-	Suspends int // distinguishes a VM from the suspended state that followed it
+	Suspends int // number of suspends; it tells a VM from a suspended state that was made of it later
 
-	At *snapshot.Ref // the snapshot of its last branch or rollback; nil: the snapshot it was forked from
+	At *snapshot.Ref // snapshot of its latest branch or rollback; nil: the snapshot it was forked from
 
-	Rebased  *durable.Rebased       // nil: its memory is based on its snapshot
+	Rebased  *durable.Rebased       // nil: the memory is based on its snapshot
 	Rebasing *durable.PendingRebase // not nil while a rebase is in progress
 
-	Unique *agentproto.Unique // findings of its agent when it last took up an identity
-	Strict bool               // see StrictRefuse
+	Unique *agentproto.Unique // what the agent found out when the sandbox last got an identity
+	Strict bool               // see unique.Strict
 
-	Paused    bool                // on request; a paused VM without it is being suspended
+	Paused    bool                // a client has paused it; if a VM is paused without it, the sandbox is being suspended
 	Pending   *durable.PendingTop // not nil while a branch is in progress
-	Restoring bool                // a rollback is in progress, so the guest may not have confirmed
+	Restoring bool                // a rollback is in progress, so the guest may not have confirmed its identity
 }
 
-// Tag returns the snapshot that users see the sandbox run from.
+// Tag returns the tag of the snapshot that, for users, the sandbox runs from.
 func (r *Record) Tag() string {
 	if r.Origin != "" {
 		return r.Origin
@@ -81,9 +84,9 @@ func (r *Record) Tag() string {
 	return r.SnapshotTag
 }
 
-// Latest returns the snapshot of the sandbox's last branch or rollback, or else the snapshot that
-// it was forked from. If the sandbox was suspended since its fork, the record has only the tag of
-// the snapshot that it was forked from, and the ID is empty.
+// Latest returns the snapshot of the sandbox's latest branch or rollback. If there was none, it
+// returns the snapshot that the sandbox was forked from; if the sandbox was suspended since, the
+// record has only that snapshot's tag, and the ID is empty.
 func (r *Record) Latest() snapshot.Ref {
 	switch {
 	case r.At != nil:
@@ -94,11 +97,11 @@ func (r *Record) Latest() snapshot.Ref {
 	return snapshot.Ref{ID: r.SnapshotID, Tag: r.SnapshotTag}
 }
 
-// Write publishes a sandbox's record atomically. The record need not survive a reboot, because no
-// VM does.
+// Write stores a sandbox's record atomically. It does not flush it, because the record need not
+// survive a reboot: no VM does.
 func Write(dir string, r *Record) error {
 	stamped := r.durable()
-	stamped.Protocol = vmmproto.Version // a VMM that speaks another version has not been taken over
+	stamped.Protocol = vmmproto.Version // VMMs with another version are not taken over
 	p, err := durable.EncodeSandbox(stamped)
 	if err != nil {
 		return fmt.Errorf("write sandbox record: %w", err)
@@ -106,15 +109,15 @@ func Write(dir string, r *Record) error {
 	return atomicfile.Write(filepath.Join(dir, File), p, 0o600)
 }
 
-// ProtocolError is the control protocol of a VMM that another build started.
+// ProtocolError is the protocol version of a VMM that a different build has started.
 type ProtocolError int
 
 func (e ProtocolError) Error() string {
 	return fmt.Sprintf("its VMM speaks control protocol %d, this daemon %d", int(e), vmmproto.Version)
 }
 
-// Read returns a sandbox's record. If its VMM speaks another control protocol than this daemon, the
-// error is a ProtocolError, even if there are other defects.
+// Read returns a sandbox's record. If the sandbox's VMM uses another version of the control
+// protocol than this daemon, the error is a ProtocolError, even if the record has other defects.
 func Read(dir string) (Record, error) {
 	path := filepath.Join(dir, File)
 	p, err := os.ReadFile(path)
@@ -131,13 +134,13 @@ func Read(dir string) (Record, error) {
 	return fromDurable(path, d)
 }
 
-// SuspendedFile is the file in a sandbox's data directory that holds its latest suspended state. It
-// is written when the snapshot of that state is on disk, and stays when the sandbox is resumed. If
-// the sandbox's VM is lost with the host, the sandbox returns to that state.
+// SuspendedFile is the name of the file, in a sandbox's data directory, with its latest suspended
+// state. It is written when the snapshot of that state is on disk. It stays when the sandbox is
+// resumed: if the VM is then lost because the host crashes, the sandbox returns to that state.
 const SuspendedFile = "suspended.json"
 
-// WriteSuspended makes a suspended state durable: the record of the sandbox to resume, whose
-// snapshot is the suspended state.
+// WriteSuspended durably stores a suspended state: the record of the sandbox to resume, whose
+// snapshot contains the state.
 func WriteSuspended(data string, r *Record) error {
 	p, err := durable.EncodeSuspended(r.durable())
 	if err != nil {
@@ -146,7 +149,8 @@ func WriteSuspended(data string, r *Record) error {
 	return atomicfile.WriteDurable(filepath.Join(data, SuspendedFile), p, 0o600)
 }
 
-// ReadSuspended returns the suspended state in a data directory; os.ErrNotExist if there is none.
+// ReadSuspended returns the suspended state in a data directory. If there is none, the error is
+// os.ErrNotExist.
 func ReadSuspended(data string) (Record, error) {
 	path := filepath.Join(data, SuspendedFile)
 	p, err := os.ReadFile(path)
@@ -164,7 +168,7 @@ func ReadSuspended(data string) (Record, error) {
 	return r, err
 }
 
-// SuspendAs converts the record of a running sandbox to that of a suspended one.
+// SuspendAs changes the record of a running sandbox to that of a suspended one.
 func (r *Record) SuspendAs(tag, snapshotID string, auto bool) {
 	if at := r.Latest(); r.At == nil && at.ID != "" {
 		r.At = &at

@@ -11,9 +11,9 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// SecretsFile is the file in a sandbox's data directory with the secrets of its network. They are
-// nowhere else on disk: the record and what is made from it (a suspended state, a snapshot) have
-// none. The file stays while the sandbox is suspended, and is deleted with it.
+// SecretsFile is the name of the file, in a sandbox's data directory, with the secrets of its
+// network. The secrets are in no other file: neither the record nor suspended states and snapshots
+// contain them. The file stays while the sandbox is suspended, and is deleted with the sandbox.
 const SecretsFile = "secrets.json"
 
 // WriteSecrets replaces the secrets in a data directory.
@@ -63,7 +63,7 @@ func readSecrets(data string) ([]netproto.Secret, error) {
 	return secrets, nil
 }
 
-// AddSecrets adds to a record the secrets in the data directory of its sandbox.
+// AddSecrets adds the secrets in a sandbox's data directory to its record.
 func (r *Record) AddSecrets(data string) error {
 	secrets, err := readSecrets(data)
 	if err != nil || len(secrets) == 0 {

@@ -7,15 +7,15 @@ import (
 	"slices"
 )
 
-// FirstTop is the name of the first private disk top in a sandbox's data directory, and the prefix
-// of later ones.
+// FirstTop is the file name of a sandbox's first private disk top. The names of later tops begin
+// with it.
 const FirstTop = "disk.top"
 
-// NextTop returns the name for the sandbox's next top.
+// NextTop returns the file name for the sandbox's next top.
 func (r *Record) NextTop() string { return fmt.Sprintf("%s.%d", FirstTop, r.Tops+1) }
 
-// ClearOrphans removes disk tops that the sandbox's record does not name, because a daemon made or
-// replaced them and died before it recorded that. They take space, and new tops reuse their names.
+// ClearOrphans removes disk tops that the sandbox's record does not name. A daemon made or replaced
+// them and died before it recorded that. They take space, and new tops would need their names.
 func (r *Record) ClearOrphans(data string) {
 	keep := []string{r.Top, SuspendedFile, SecretsFile}
 	for _, f := range r.Frozen {
@@ -24,7 +24,7 @@ func (r *Record) ClearOrphans(data string) {
 	if p := r.Pending; p != nil {
 		keep = append(keep, p.Name)
 	}
-	entries, _ := os.ReadDir(data) // a sandbox without a disk has no directory
+	entries, _ := os.ReadDir(data) // a sandbox without a disk has no data directory
 	for _, e := range entries {
 		if !slices.Contains(keep, e.Name()) {
 			os.Remove(filepath.Join(data, e.Name()))
@@ -32,9 +32,9 @@ func (r *Record) ClearOrphans(data string) {
 	}
 }
 
-// ClearTops removes all disk tops of a sandbox without a VM.
+// ClearTops removes all disk tops of a sandbox that has no VM.
 func ClearTops(data string) {
-	entries, _ := os.ReadDir(data) // the rest is deleted with the sandbox
+	entries, _ := os.ReadDir(data) // after an error, the tops are deleted with the sandbox
 	for _, e := range entries {
 		if e.Name() != SuspendedFile && e.Name() != SecretsFile {
 			os.Remove(filepath.Join(data, e.Name()))

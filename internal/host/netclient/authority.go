@@ -14,14 +14,15 @@ import (
 	"github.com/forkd/forkd/internal/rootcert"
 )
 
-// authority is this daemon's own certificate and key, by which guests with secrets recognize
-// forkd-net as their server. Both are in one file, which only the daemon's user can read.
+// authority is a CA certificate of this daemon with its key. forkd-net signs certificates with it
+// for guests whose sandboxes have secrets. Both are in one file, which only the daemon's user can
+// read.
 type authority struct {
 	netproto.Trust
-	pem []byte // certificate
+	pem []byte // the certificate
 }
 
-// openAuthority reads the authority at path, or makes one.
+// openAuthority reads the authority from the file at path. If there is none, it makes one.
 func openAuthority(path string) (*authority, error) {
 	text, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -47,7 +48,8 @@ func openAuthority(path string) (*authority, error) {
 	return a, nil
 }
 
-// newAuthority makes the content of an authority's file. To replace an authority, remove the file.
+// newAuthority returns the content of a file with a new authority. To replace an authority, remove
+// its file.
 func newAuthority() ([]byte, error) {
 	serial := rootcert.Serial()
 	c, key, err := rootcert.New(&x509.Certificate{SerialNumber: serial,
@@ -59,10 +61,11 @@ func newAuthority() ([]byte, error) {
 	return append(rootcert.PEM(c.Raw), secret...), err
 }
 
-// rootsEnv names a file of root certificates to use instead of the host's, as for OpenSSL and Go.
+// rootsEnv is an environment variable with the path of root certificates to use instead of the
+// host's. OpenSSL and Go use it too.
 const rootsEnv = "SSL_CERT_FILE"
 
-// openRoots opens the file of the root certificates against which this host verifies servers.
+// openRoots opens the file of root certificates that this host trusts.
 func openRoots() (*os.File, error) {
 	if name := os.Getenv(rootsEnv); name != "" {
 		return os.Open(name)
@@ -74,8 +77,8 @@ func openRoots() (*os.File, error) {
 	return f, err
 }
 
-// Authority returns the PEM certificate that the guest of a sandbox with secrets must trust. The
-// first call makes it.
+// Authority returns the PEM certificate that guests of sandboxes with secrets must trust. The first
+// call makes the authority.
 func (c *Client) Authority() ([]byte, error) {
 	if c == nil {
 		return nil, ErrDown
@@ -87,8 +90,8 @@ func (c *Client) Authority() ([]byte, error) {
 	return a.pem, nil
 }
 
-// trustLocked sends forkd-net the authority and the root certificates before the first secret.
-// Without them it refuses connections to hosts of secrets.
+// trustLocked sends the authority and the root certificates to forkd-net, once, before the first
+// secret. Without them forkd-net refuses connections to hosts of secrets.
 func (c *Client) trustLocked(n *conn) {
 	if n.trusted {
 		return

@@ -1,15 +1,15 @@
-// Package netclient is the daemon's side of forkd-net: it starts the process, finds it again after
-// a restart of the daemon, restarts it when it has died, and joins sandboxes to it.
+// Package netclient is the daemon's side of forkd-net. It starts the process, finds it again after
+// a restart of the daemon, restarts it when it has died, and connects sandboxes to it.
 //
 // Its callers decide the policies, and forkd-net parses the frames.
 //
-// No fork waits for forkd-net. A sandbox gets its end of the frame socket at once, and its guest
-// may send. The frames wait in the socket until forkd-net knows their sandbox and its policy, so
-// that no frame bypasses a policy.
+// A fork does not wait for forkd-net. The sandbox gets its end of the frame socket at once, and its
+// guest may send. The frames wait in the socket until forkd-net has the sandbox's policy, so that
+// no frame bypasses a policy.
 //
-// When forkd-net is replaced, every sandbox gets a new frame socket, and with it a new network
-// stack. The sandbox's connections are reset; it is not affected otherwise. The process has a
-// directory with these files:
+// When forkd-net is replaced, every sandbox gets a new frame socket and a new network stack. That
+// resets the sandbox's connections, and has no other effect on it. The process has a directory with
+// these files:
 //
 //	control.sock   its listening control socket
 //	net.pid        process id and start time, to find it again
@@ -33,10 +33,10 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// Name is the name of forkd-net, as an embedded program and in messages.
+// Name is the name of the forkd-net program, also in messages.
 const Name = "forkd-net"
 
-// Files in the directory.
+// Files in the process's directory.
 const (
 	socketFile = "control.sock"
 	recordFile = "net.pid"
@@ -45,23 +45,23 @@ const (
 // Config configures a Client.
 type Config struct {
 	Bin       string           // path of the forkd-net program
-	Authority string           // file of the authority for secrets, made for the first secret
-	Dir       string           // made by New; its path must leave room in a unix socket address
-	Resolvers []netip.AddrPort // DNS servers; none: those of /etc/resolv.conf, which may change
+	Authority string           // path of the file with the authority for secrets, which is made for the first secret
+	Dir       string           // directory of the process, made by New; short enough for the address of a unix socket
+	Resolvers []netip.AddrPort // DNS servers; empty: those of /etc/resolv.conf, whose changes are noticed
 	Proxy     Proxy            // for outgoing TCP connections
-	FlowLog   string           // file to which a line per connection is appended; empty: none
+	FlowLog   string           // file that gets a line for each connection; empty: none
 	Jail      *jail.Starter
-	Cgroups   *cgroup.Tree // holds its leaf; nil: no limits
+	Cgroups   *cgroup.Tree // for a cgroup for forkd-net; nil: no limits
 	Log       *slog.Logger
 
 	patience time.Duration // answerTimeout, except in tests
 }
 
-// ErrDown says that forkd-net is not running at the moment. It is being restarted.
+// ErrDown means that forkd-net is not running at the moment, and is being restarted.
 var ErrDown = errors.New("forkd-net is being started again")
 
-// Client joins sandboxes to forkd-net. Its methods may be called concurrently. A nil Client joins
-// none: it returns a nil Link, which does nothing.
+// Client connects sandboxes to forkd-net. Its methods may be called concurrently. A nil Client
+// connects none; its Join returns a nil Link, which does nothing.
 type Client struct {
 	cfg       Config
 	authority func() (*authority, error)
@@ -74,9 +74,9 @@ type Client struct {
 	conn  *conn // nil while forkd-net is not running
 	links map[string]*Link
 	// +checklocks:mu
-	host netproto.Config // what forkd-net was last sent
+	host netproto.Config // the settings that were last sent to forkd-net
 	// +checklocks:mu
-	flows *os.File // nil: no flow log
+	flows *os.File // the flow log; nil: none
 }
 
 // New finds the forkd-net of an earlier daemon, or starts one in the background.
@@ -95,7 +95,7 @@ func New(cfg Config) (*Client, error) {
 	}
 	c.quit, c.stop = context.WithCancel(context.Background())
 	found, err := c.find()
-	if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, syscall.ESRCH) { // these mean that there is none
+	if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, syscall.ESRCH) { // these two errors mean that no forkd-net is running
 		cfg.Log.Info("the forkd-net of an earlier daemon is not used", "reason", err)
 	}
 	if found != nil {
@@ -106,14 +106,14 @@ func New(cfg Config) (*Client, error) {
 	return c, nil
 }
 
-// Delays between starts of a forkd-net that keeps ending.
+// Delays before forkd-net is started again if it keeps exiting.
 const (
 	firstDelay = 100 * time.Millisecond
 	lastDelay  = 30 * time.Second
-	stableTime = 10 * time.Second // after this run time the next restart waits only firstDelay
+	stableTime = 10 * time.Second // if it has run for this long, the next restart waits only firstDelay
 )
 
-// run keeps forkd-net running. It begins with the process current, if not nil.
+// run keeps forkd-net running. If current is not nil, it is a process that already runs.
 func (c *Client) run(current *conn) {
 	delay := firstDelay
 	for {
@@ -150,7 +150,7 @@ func (c *Client) run(current *conn) {
 	}
 }
 
-// use joins all sandboxes to a forkd-net.
+// use makes c use the process n, and connects all sandboxes to it.
 func (c *Client) use(n *conn) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -161,7 +161,7 @@ func (c *Client) use(n *conn) {
 	}
 }
 
-// drop drops a forkd-net, and kills it if it still runs.
+// drop stops using the process n, and kills it if it still runs.
 func (c *Client) drop(n *conn) {
 	c.mu.Lock()
 	c.conn = nil
@@ -171,7 +171,7 @@ func (c *Client) drop(n *conn) {
 	}
 }
 
-// Restarts returns how often forkd-net was restarted after it had ended by itself.
+// Restarts returns how often forkd-net was restarted after it had exited by itself.
 func (c *Client) Restarts() uint64 {
 	if c == nil {
 		return 0
@@ -179,7 +179,7 @@ func (c *Client) Restarts() uint64 {
 	return c.restarts.Load()
 }
 
-// PID returns the process id of forkd-net, 0 if there is none.
+// PID returns the process id of forkd-net. It is 0 if there is no process.
 func (c *Client) PID() int {
 	if c == nil {
 		return 0
@@ -192,7 +192,7 @@ func (c *Client) PID() int {
 	return c.conn.proc.PID()
 }
 
-// Totals returns the counters of all sandboxes since forkd-net was started.
+// Totals returns the sum of all sandboxes' counters since forkd-net was started.
 func (c *Client) Totals(ctx context.Context) (netproto.Stats, error) { return c.stats(ctx, "") }
 
 func (c *Client) stats(ctx context.Context, id string) (s netproto.Stats, err error) {
@@ -208,7 +208,8 @@ func (c *Client) stats(ctx context.Context, id string) (s netproto.Stats, err er
 	return s, n.call(ctx, netproto.KindStats, &netproto.ID{ID: id}, &s)
 }
 
-// Forget detaches the sandboxes of an earlier daemon that were not adopted.
+// Forget removes sandboxes of an earlier daemon from forkd-net, unless this daemon has adopted
+// them.
 func (c *Client) Forget() {
 	if c == nil {
 		return
@@ -226,17 +227,16 @@ func (c *Client) Forget() {
 	c.conn.attached = nil
 }
 
-// complain returns a function that logs the failure of a request that no caller waits for.
+// complain returns a function that logs the error of a request for which no caller waits.
 func (c *Client) complain(id string) func([]byte, error) {
 	return func(_ []byte, err error) {
-		if err != nil && !errors.Is(err, ErrDown) { // ErrDown is repaired by the restart
+		if err != nil && !errors.Is(err, ErrDown) { // ErrDown is no problem, because the restart repeats the request
 			c.cfg.Log.Error("sandbox has no network", "sandbox", id, "error", err)
 		}
 	}
 }
 
-// Close stops managing forkd-net. The process lives on for the sandboxes that live on; without any
-// it exits.
+// Close stops managing forkd-net. The process continues while there are sandboxes, and then exits.
 func (c *Client) Close() {
 	if c == nil {
 		return
@@ -259,8 +259,8 @@ func (c *Client) Close() {
 	}
 }
 
-// lastWords says how a forkd-net has ended: that the kernel killed it for memory, the system call
-// that its jail forbids, or the end of its standard error, such as a panic.
+// lastWords says why a forkd-net has exited: that the kernel killed it for its memory, which system
+// call its jail has refused, or the end of its standard error, for example a panic.
 func (n *conn) lastWords() string {
 	select {
 	case <-n.ended:

@@ -15,46 +15,46 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// conn is one forkd-net and the control connection to it. Requests are sent in the order in which
-// they were posted, and answered in that order.
+// conn is a forkd-net process with its control connection. Requests are sent and answered in the
+// order in which they were posted.
 type conn struct {
 	proc     *process.Process
 	leaf     *cgroup.Leaf // nil: no limits
 	ctl      *ctlsock.Conn
-	attached map[string]bool // sandboxes of an earlier daemon; guarded by the client's lock
-	trusted  bool            // forkd-net has the authority; guarded by the client's lock
+	attached map[string]bool // sandboxes that an earlier daemon has attached; guarded by the client's lock
+	trusted  bool            // the authority was sent; guarded by the client's lock
 
-	killed string // why the kernel killed forkd-net for memory; valid when it has ended
+	killed string // says that the kernel killed forkd-net for its memory; valid after ended is closed
 
 	lost  chan struct{} // closed when forkd-net has hung up
-	ended chan struct{} // closed when its process has ended, or is left to the next daemon
+	ended chan struct{} // closed when the process has ended, or is left to the next daemon
 	left  chan struct{} // closed by leave
 
-	wake    chan struct{} // has a buffer of one; signals posted requests
+	wake    chan struct{} // receives a value (one is buffered) when a request was posted
 	timeout time.Duration // answerTimeout, except in tests
 
 	mu sync.Mutex
 	// +checklocks:mu
-	posted []request // not sent yet
+	posted []request // requests that are not sent yet
 	// +checklocks:mu
-	sent []request // not answered yet, oldest first
+	sent []request // requests that are not answered yet, oldest first
 	// +checklocks:mu
-	since time.Time // when forkd-net began to handle the oldest of these
+	since time.Time // when forkd-net began to handle the oldest request in sent
 	// +checklocks:mu
-	broken bool // no more requests are accepted
+	broken bool // the connection is lost, so no more requests are accepted
 }
 
-// request is one message and the handler of its answer.
+// request is one message, with a function that handles its answer.
 type request struct {
 	kind   netproto.Kind
 	body   []byte
-	file   *os.File                     // donated, and then closed here; nil: none
-	answer func(body []byte, err error) // called once; body is valid during the call
+	file   *os.File                     // sent with the message and then closed here; may be nil
+	answer func(body []byte, err error) // called once; body is only valid during the call
 }
 
-// answerTimeout is how long forkd-net may take for a request after it has answered all earlier
-// requests. That normally takes microseconds. A forkd-net that takes longer hangs, even on an
-// overloaded host, so it is killed and replaced.
+// answerTimeout is how long forkd-net may take for a request, after it has answered all earlier
+// ones. Usually a request takes microseconds. If forkd-net takes longer than this, it hangs, even
+// on an overloaded host, so it is killed and replaced.
 const answerTimeout = 30 * time.Second
 
 func newConn(proc *process.Process, leaf *cgroup.Leaf, ctl *ctlsock.Conn, timeout time.Duration) *conn {
@@ -90,7 +90,7 @@ func (n *conn) post(kind netproto.Kind, m codec.Message, file *os.File, answer f
 	}
 }
 
-// fail answers a request that forkd-net will never answer.
+// fail calls the answer function of a request that forkd-net will not answer.
 func (r *request) fail() {
 	r.close()
 	r.answer(nil, ErrDown)
@@ -105,8 +105,7 @@ func (r *request) close() {
 
 type parser interface{ Parse(r *codec.Reader) error }
 
-// call posts a request and waits for its answer. It parses the answer into result, which may be
-// nil.
+// call posts a request and waits for the answer, which it parses into result unless that is nil.
 func (n *conn) call(ctx context.Context, kind netproto.Kind, m codec.Message, result parser) error {
 	answered := make(chan error, 1)
 	n.post(kind, m, nil, func(body []byte, err error) {
@@ -123,7 +122,7 @@ func (n *conn) call(ctx context.Context, kind netproto.Kind, m codec.Message, re
 	}
 }
 
-// send sends posted requests until the connection ends.
+// send sends posted requests until the connection is lost.
 func (n *conn) send() {
 	for {
 		select {
@@ -151,14 +150,14 @@ func (n *conn) send() {
 			err := n.ctl.Send(r.kind, r.body, fds...)
 			r.close()
 			if err != nil {
-				n.ctl.Shutdown() // then receive returns, and everything ends
+				n.ctl.Shutdown() // makes receive return, which ends the connection
 				return
 			}
 		}
 	}
 }
 
-// receive passes on answers until the connection ends. Then it fails the requests without an
+// receive reads answers until the connection is lost. Then it fails the requests that have no
 // answer.
 func (n *conn) receive() {
 	for {
@@ -171,11 +170,11 @@ func (n *conn) receive() {
 		var r request
 		if len(n.sent) > 0 {
 			r, n.sent = n.sent[0], n.sent[1:]
-			n.since = time.Now() // the next request has waited for this one
+			n.since = time.Now() // forkd-net begins to handle the next request now
 		}
 		n.mu.Unlock()
 		if r.answer == nil {
-			break // an answer without a request
+			break // there is no request for this answer
 		}
 		if kind == netproto.KindError {
 			e := new(netproto.Error)
@@ -197,7 +196,8 @@ func (n *conn) receive() {
 	}
 }
 
-// watch waits for the process to end. It hangs up on a process that does not answer.
+// watch waits until the process has ended. If the process does not answer in time, watch closes the
+// connection.
 func (n *conn) watch() {
 	exited := make(chan error, 1)
 	go func() { exited <- n.proc.Wait() }()
@@ -208,7 +208,7 @@ func (n *conn) watch() {
 		select {
 		case <-exited:
 			_, n.killed = n.leaf.Killed()
-			_ = n.leaf.Remove() // the next one replaces the remains
+			_ = n.leaf.Remove() // if this fails, the next process's leaf replaces it
 			n.ctl.Shutdown()
 			return
 		case <-n.left:
@@ -221,7 +221,7 @@ func (n *conn) watch() {
 	}
 }
 
-// hangs reports whether a request has been unanswered for too long.
+// hangs reports whether forkd-net has taken too long for a request.
 func (n *conn) hangs() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -245,7 +245,7 @@ func (n *conn) end() error {
 	}
 }
 
-// leave hangs up, and lets the process live on.
+// leave closes the connection, and lets the process continue.
 func (n *conn) leave() {
 	close(n.left)
 	n.ctl.Shutdown()
