@@ -20,7 +20,8 @@ const maxFiles = 4096
 // first permits calls, and the second forbids setUpCalls.
 func calls() []jail.Call {
 	return slices.Concat(jail.RuntimeCalls(), machine.Calls(), setUpCalls(),
-		jail.Calls(unix.SYS_ACCEPT4, unix.SYS_RECVFROM, unix.SYS_RECVMSG, unix.SYS_SENDMSG, unix.SYS_SHUTDOWN, // for package ctlsock
+		// for package ctlsock
+		jail.Calls(unix.SYS_ACCEPT4, unix.SYS_RECVFROM, unix.SYS_RECVMSG, unix.SYS_SENDMSG, unix.SYS_SHUTDOWN,
 			unix.SYS_FTRUNCATE), // for new layers
 		[]jail.Call{
 			jail.LimitFilesCall(),

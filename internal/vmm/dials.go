@@ -47,7 +47,8 @@ func (d *dials) take(port uint32, fd int) error {
 	var w codec.Writer
 	w.U32(port)
 	go func() {
-		_ = d.forward(vmmproto.KindConn, w.Bytes(), fd) // an error means that there is no daemon, and ends the stream for the guest
+		// an error means that there is no daemon, and ends the stream for the guest
+		_ = d.forward(vmmproto.KindConn, w.Bytes(), fd)
 		_ = unix.Close(fd)
 	}()
 	return nil

@@ -8,9 +8,10 @@ import (
 )
 
 const (
-	panicWords  = "Kernel panic - not syncing" // Linux, kernel/panic.c
-	panicSearch = 16 << 10                     // bytes of console that are searched; a panic is followed by a dump of one stack
-	panicLine   = 256                          // bytes of the panic's line that are reported
+	panicWords = "Kernel panic - not syncing" // Linux, kernel/panic.c
+	// bytes of console that are searched; a panic is followed by a dump of one stack
+	panicSearch = 16 << 10
+	panicLine   = 256 // bytes of the panic's line that are reported
 )
 
 // namePanic turns an ordinary reset into a panic if the last output on the guest's console shows

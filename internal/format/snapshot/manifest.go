@@ -138,17 +138,20 @@ func (d Defaults) With(more Defaults) Defaults {
 
 // Branch describes how a snapshot was taken from a running sandbox.
 type Branch struct {
-	SandboxID  string `json:"sandbox_id"`
-	Mode       string `json:"mode"`
-	Template   bool   `json:"template,omitempty"` // the sandbox existed only to build a template
-	Fallback   string `json:"fallback,omitempty"` // why the mode differs from the requested one
-	Pause      Micros `json:"pause_us"`           // time for which the sandbox was stopped
-	Stop       Micros `json:"stop_us,omitempty"`  // second pause, needed if the sandbox wrote faster than its memory was copied
-	Ready      Micros `json:"ready_us"`           // from the request until children could start
-	DirtyBytes uint64 `json:"dirty_bytes"`        // bytes of memory that the sandbox had written
-	Faults     uint64 `json:"faults,omitempty"`   // copies made because the sandbox was about to write a page that was not copied yet
+	SandboxID string `json:"sandbox_id"`
+	Mode      string `json:"mode"`
+	Template  bool   `json:"template,omitempty"` // the sandbox existed only to build a template
+	Fallback  string `json:"fallback,omitempty"` // why the mode differs from the requested one
+	Pause     Micros `json:"pause_us"`           // time for which the sandbox was stopped
+	// second pause, needed if the sandbox wrote faster than its memory was copied
+	Stop       Micros `json:"stop_us,omitempty"`
+	Ready      Micros `json:"ready_us"`    // from the request until children could start
+	DirtyBytes uint64 `json:"dirty_bytes"` // bytes of memory that the sandbox had written
+	// copies made because the sandbox was about to write a page that was not copied yet
+	Faults uint64 `json:"faults,omitempty"`
 
-	After  *Ref              `json:"after,omitempty"`  // the snapshot that the sandbox was at before; nil: the snapshot's parent
+	// the snapshot that the sandbox was at before; nil: the snapshot's parent
+	After  *Ref              `json:"after,omitempty"`
 	Labels map[string]string `json:"labels,omitempty"` // from the request
 }
 

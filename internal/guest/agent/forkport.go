@@ -137,7 +137,9 @@ func readAtLeast(conn int, p []byte, least int) (n int, err error) {
 		switch {
 		case errors.Is(err, unix.EINTR): // only unix.Read returns it
 		case errors.Is(err, unix.EAGAIN):
-			read = unix.Read // the client is slow: let the runtime know that the thread waits, at the cost of memory in this child
+			// the client is slow: let the runtime know that the thread waits, at the cost of memory
+			// in this child
+			read = unix.Read
 		case err != nil:
 			return n, err
 		case k == 0:

@@ -55,7 +55,8 @@ type message struct {
 	Name      string `json:"name,omitempty"`
 	Value     string `json:"value,omitempty"`
 	Traceback string `json:"traceback,omitempty"`
-	Restarted bool   `json:"restarted,omitempty"` // the interpreter was killed; only with type "timeout", which forkd adds to the protocol
+	// the interpreter was killed; only with type "timeout", which forkd adds to the protocol
+	Restarted bool `json:"restarted,omitempty"`
 }
 
 // stream passes lines to a client until detach. It may be used concurrently.

@@ -147,7 +147,8 @@ func (c *Connections) search() error {
 	if c.countLen = n; bytes.Equal(c.count[:n], c.clean[:c.cleanLen]) {
 		return nil
 	}
-	for _, family := range [...]uint8{unix.AF_INET, unix.AF_INET6} { // AF_INET6 for IPv4 addresses in the form ::ffff:a.b.c.d
+	// AF_INET6 for IPv4 addresses in the form ::ffff:a.b.c.d
+	for _, family := range [...]uint8{unix.AF_INET, unix.AF_INET6} {
 		c.ask(family)
 		if err := c.diag.call(c.request[:], unix.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP, c.add); err != nil {
 			return fmt.Errorf("list connections: %w", err)

@@ -23,9 +23,10 @@ const idDir = "/run/forkd"
 // Paths of the files that a fork rewrites.
 const (
 	machineIDPath = "/etc/machine-id"
-	dbusIDPath    = "/var/lib/dbus/machine-id"        // same as machineIDPath; in some images it is a file, in others a link
-	bootIDPath    = "/proc/sys/kernel/random/boot_id" // the kernel sets it once per boot; our file is mounted over it
-	hostsPath     = "/etc/hosts"
+	// same as machineIDPath; in some images it is a file, in others a link
+	dbusIDPath = "/var/lib/dbus/machine-id"
+	bootIDPath = "/proc/sys/kernel/random/boot_id" // the kernel sets it once per boot; our file is mounted over it
+	hostsPath  = "/etc/hosts"
 )
 
 // hostsDefault is the content of /etc/hosts for an image that has none.

@@ -22,7 +22,9 @@ type CodeRequest struct {
 	Language  string            // empty: python; not together with ContextID
 	Env       map[string]string // for this call only
 	Repr      bool              // results that are strings include their quotes
-	Timeout   time.Duration     // 0: none; after it, the guest interrupts the code, and kills the interpreter if the code does not end
+	// 0: none; after it, the guest interrupts the code, and kills the interpreter if the code does
+	// not end
+	Timeout time.Duration
 }
 
 // CodeSink receives the output of running code. Its functions are called from one goroutine. If one

@@ -26,18 +26,19 @@ type Code string
 
 // Codes that callers distinguish. Other codes of the guest are passed on unchanged.
 const (
-	CodeInvalid         Code = "invalid_argument"    // a field of the request is wrong; the message names it
-	CodeNotFound        Code = "not_found"           // no such file, process or context
-	CodeUnauthenticated Code = "unauthenticated"     // unknown user or missing token
-	CodeDenied          Code = "permission_denied"   // the guest's kernel refuses the operation, such as creating a file in /sys
-	CodeExists          Code = "already_exists"      // the directory exists
-	CodeNoSpace         Code = "resource_exhausted"  // the guest's disk is full
-	CodeBusy            Code = "aborted"             // the context is running the code of another call
-	CodeTooMany         Code = "out_of_range"        // the guest has as many contexts as it may have
-	CodeUnavailable     Code = "unavailable"         // too many connections to ports of the guest
-	CodeRefused         Code = "failed_precondition" // no server listens on the port
-	CodeTimeout         Code = "deadline_exceeded"   // from DialPort; for commands see Outcome TimedOut instead
-	CodeInternal        Code = "internal"            // the agent failed
+	CodeInvalid         Code = "invalid_argument" // a field of the request is wrong; the message names it
+	CodeNotFound        Code = "not_found"        // no such file, process or context
+	CodeUnauthenticated Code = "unauthenticated"  // unknown user or missing token
+	// the guest's kernel refuses the operation, such as creating a file in /sys
+	CodeDenied      Code = "permission_denied"
+	CodeExists      Code = "already_exists"      // the directory exists
+	CodeNoSpace     Code = "resource_exhausted"  // the guest's disk is full
+	CodeBusy        Code = "aborted"             // the context is running the code of another call
+	CodeTooMany     Code = "out_of_range"        // the guest has as many contexts as it may have
+	CodeUnavailable Code = "unavailable"         // too many connections to ports of the guest
+	CodeRefused     Code = "failed_precondition" // no server listens on the port
+	CodeTimeout     Code = "deadline_exceeded"   // from DialPort; for commands see Outcome TimedOut instead
+	CodeInternal    Code = "internal"            // the agent failed
 )
 
 // Error is an error that the agent has reported. Other errors mean that the agent was not reached.

@@ -21,8 +21,10 @@ type EvalOptions struct {
 	ContextID string            // empty: the language's default context
 	Language  string            // empty: python; not together with ContextID
 	Env       map[string]string // for this call only
-	Timeout   time.Duration     // 0: none; after it, the guest interrupts the code, and kills the interpreter if the code does not end
-	MaxOutput int               // maximum bytes of each of stdout, stderr, the result, and the texts of an error; 0: 8 MiB
+	// 0: none; after it, the guest interrupts the code, and kills the interpreter if the code does
+	// not end
+	Timeout   time.Duration
+	MaxOutput int // maximum bytes of each of stdout, stderr, the result, and the texts of an error; 0: 8 MiB
 }
 
 // EvalResult is the result of an evaluation.
@@ -144,7 +146,8 @@ func (e *evaluation) run(ctx context.Context, client *http.Client, body []byte) 
 	lines.Buffer(nil, maxLine)
 	lines.Split(e.split)
 	for total := 0; lines.Scan(); {
-		if total += len(lines.Bytes()); total > maxTotal(e.limit) { // returning closes the connection, which makes the guest interrupt the code
+		// returning closes the connection, which makes the guest interrupt the code
+		if total += len(lines.Bytes()); total > maxTotal(e.limit) {
 			e.result.Error = &EvalError{Name: "OutputLimit", Value: fmt.Sprintf("interrupted after %d bytes of output", total)}
 			e.result.Truncated = true
 			return nil

@@ -9,9 +9,10 @@ import (
 
 // Limits on how long the guest may take to freeze and thaw its file system.
 const (
-	restTimeout  = time.Minute      // to freeze, which writes the whole page cache to the disk
-	wakeTimeout  = 30 * time.Second // to thaw; longer than Freeze can last, so that the agent has thawed it by then in any case
-	abortTimeout = 5 * time.Second  // to thaw after a freeze that failed or took too long
+	restTimeout = time.Minute // to freeze, which writes the whole page cache to the disk
+	// to thaw; longer than Freeze can last, so that the agent has thawed it by then in any case
+	wakeTimeout  = 30 * time.Second
+	abortTimeout = 5 * time.Second // to thaw after a freeze that failed or took too long
 )
 
 // AtRest calls f while the guest's root file system is frozen, see Freeze. The guest must freeze it
@@ -24,7 +25,8 @@ func (c *Client) AtRest(ctx, lasting context.Context, f func() error) error {
 		return err // nothing was frozen
 	}
 	if err != nil {
-		_ = within(lasting, abortTimeout, "end its rest", c.Thaw) // if this fails, the agent thaws the file system after its own limit
+		// if this fails, the agent thaws the file system after its own limit
+		_ = within(lasting, abortTimeout, "end its rest", c.Thaw)
 		return err
 	}
 	return errors.Join(f(), within(lasting, wakeTimeout, "end its rest", c.Thaw))

@@ -248,7 +248,8 @@ func (b *bake) toWarm(ctx context.Context) error {
 	start = time.Now()
 	b.begin("set up the guest")
 	err = within(ctx, b.req.Ready, func(ctx context.Context) error {
-		_, err := identity.Give(ctx, b.guest, parentHostname, b.req.Env) // each fork inherits the environment from the snapshot
+		// each fork inherits the environment from the snapshot
+		_, err := identity.Give(ctx, b.guest, parentHostname, b.req.Env)
 		return err
 	})
 	if err != nil {

@@ -15,9 +15,11 @@ import (
 
 // Request asks for a parent to be booted, warmed up and saved.
 type Request struct {
-	Client    string // name of the client; bakes of different clients take turns
-	Tag       string
-	Foreign   bool               // From was made by a client without the right to bake: the bake gets a place and a time limit as for such clients
+	Client string // name of the client; bakes of different clients take turns
+	Tag    string
+	// From was made by a client without the right to bake: the bake gets a place and a time limit
+	// as for such clients
+	Foreign   bool
 	From      string             // tag of a disk-only snapshot whose disk is booted instead of Rootfs; may be empty
 	Kernel    string             // path of a bzImage or ELF kernel; may be empty if From is set: then the snapshot's
 	Initrd    string             // path of the initramfs with the agent; empty if Kernel is: then the Baker makes one

@@ -31,7 +31,8 @@ func boundAt(dir, mount string) uint64 {
 			if err != nil {
 				continue // the root of the hierarchy has no limit
 			}
-			if n, err := strconv.ParseUint(strings.TrimSpace(string(p)), 10, 64); err == nil { // a value without a limit is "max"
+			// a value without a limit is "max"
+			if n, err := strconv.ParseUint(strings.TrimSpace(string(p)), 10, 64); err == nil {
 				least = min(least, n)
 			}
 		}

@@ -39,7 +39,8 @@ func NoWriters(path string, patience time.Duration) error {
 func hasWriter(f *os.File) bool {
 	_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_RDLCK)
 	if err == nil {
-		_, _ = unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_UNLCK) // an error does no harm, because the lease ends when f is closed
+		// an error does no harm, because the lease ends when f is closed
+		_, _ = unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_UNLCK)
 	}
 	return err == unix.EAGAIN
 }

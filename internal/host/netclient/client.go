@@ -95,7 +95,8 @@ func New(cfg Config) (*Client, error) {
 	}
 	c.quit, c.stop = context.WithCancel(context.Background())
 	found, err := c.find()
-	if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, syscall.ESRCH) { // these two errors mean that no forkd-net is running
+	// these two errors mean that no forkd-net is running
+	if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, syscall.ESRCH) {
 		cfg.Log.Info("the forkd-net of an earlier daemon is not used", "reason", err)
 	}
 	if found != nil {

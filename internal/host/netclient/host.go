@@ -21,12 +21,13 @@ import (
 // resolvConf is the file that names the host's DNS servers.
 const resolvConf = "/etc/resolv.conf"
 
-// followEvery is the interval at which the host's resolvers are checked in any case. A check reads
-// one small file and asks the kernel once.
+// followEvery is how often the host's resolvers are checked. A check reads one small file and asks
+// the kernel once.
 const followEvery = 5 * time.Second
 
-// hostConfig describes the present state of the host. Resolvers that cannot be determined are
-// omitted; addresses that cannot be determined stay as they were.
+// hostConfig returns the host's current configuration: resolvers, addresses and the proxy. before
+// is the previous one. If the resolvers cannot be determined, the result has none; if the addresses
+// cannot be, it has those of before.
 func hostConfig(resolvers []netip.AddrPort, proxy Proxy, before netproto.Config) netproto.Config {
 	config := netproto.Config{Resolvers: resolvers, Proxy: proxy.resolve(before.Proxy)}
 	if text, err := os.ReadFile(resolvConf); err == nil && len(resolvers) == 0 {
@@ -47,7 +48,7 @@ func hostConfig(resolvers []netip.AddrPort, proxy Proxy, before netproto.Config)
 	return config
 }
 
-// maxResolvers is the number of resolvers that the C library uses (MAXNS, resolv.h).
+// maxResolvers is how many resolvers the C library uses (MAXNS, resolv.h).
 const maxResolvers = 3
 
 // parseResolvConf returns the name servers in a resolv.conf (resolv.conf(5)). Like the C library,
@@ -66,7 +67,7 @@ func parseResolvConf(text []byte) (resolvers []netip.AddrPort) {
 }
 
 // addressChanges returns a channel that receives a value when an address of the host is added or
-// removed, until ctx ends (rtnetlink(7)).
+// removed (rtnetlink(7)). It stops when ctx ends.
 func addressChanges(ctx context.Context) (<-chan struct{}, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
 	if err != nil {
@@ -80,7 +81,7 @@ func addressChanges(ctx context.Context) (<-chan struct{}, error) {
 	context.AfterFunc(ctx, func() { _ = f.Close() })
 	changed := make(chan struct{}, 1)
 	go func() {
-		buf := make([]byte, 16<<10) // the content is ignored: all addresses are read again
+		buf := make([]byte, 16<<10) // the messages' content is ignored, because all addresses are read again
 		for {
 			if _, err := f.Read(buf); err != nil && !errors.Is(err, unix.ENOBUFS) { // ENOBUFS: some messages were lost
 				return
@@ -94,7 +95,8 @@ func addressChanges(ctx context.Context) (<-chan struct{}, error) {
 	return changed, nil
 }
 
-// followHost sends forkd-net the host's changes: addresses at once, resolvers within followEvery.
+// followHost sends forkd-net the changes of the host: those of addresses at once, those of
+// resolvers within followEvery.
 func (c *Client) followHost() {
 	changed, err := addressChanges(c.quit)
 	if err != nil {
@@ -112,7 +114,7 @@ func (c *Client) followHost() {
 		c.mu.Lock()
 		before := c.host
 		c.mu.Unlock()
-		now := hostConfig(c.cfg.Resolvers, c.cfg.Proxy, before) // this may take time
+		now := hostConfig(c.cfg.Resolvers, c.cfg.Proxy, before) // without the lock, because a lookup may take time
 		c.mu.Lock()
 		if !reflect.DeepEqual(now, c.host) {
 			c.host = now
@@ -122,7 +124,7 @@ func (c *Client) followHost() {
 	}
 }
 
-// configureLocked sends forkd-net the host's configuration and the flow log.
+// configureLocked sends the host's configuration and the flow log to forkd-net.
 //
 // +checklocks:c.mu
 func (c *Client) configureLocked() {
@@ -144,7 +146,7 @@ func (c *Client) configureLocked() {
 	})
 }
 
-// duplicate returns another descriptor for a file.
+// duplicate returns a new descriptor for the same open file.
 func duplicate(f *os.File) (*os.File, error) {
 	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
@@ -177,7 +179,7 @@ func (c *Client) openFlowLogLocked() error {
 	return nil
 }
 
-// ReopenLog reopens the flow log after another program has renamed it.
+// ReopenLog reopens the flow log, for use after another program has renamed the file.
 func (c *Client) ReopenLog() error {
 	if c == nil {
 		return nil

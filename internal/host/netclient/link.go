@@ -10,28 +10,30 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// Give replaces the present frame socket of a VM by vmm. It may take time, and keeps no descriptor.
+// Give replaces the frame socket of a VM by vmm. It may take time. It does not close vmm.
 type Give func(vmm *os.File) error
 
-// Link joins one VM to forkd-net, from Join or Adopt to Close. A nil Link does nothing.
+// Link is the connection of one VM to forkd-net. It is made by Join or Adopt and lasts until Close.
+// The methods of a nil Link do nothing.
 type Link struct {
 	c    *Client
 	id   string
 	give Give
 
-	giving sync.Mutex // held while give runs
+	giving sync.Mutex // held during a call of give
 
 	// Guarded by the client's lock.
 	setting Setting
-	conn    *conn    // the forkd-net with the other end of the VM's frame socket; nil: none is running
-	pending *os.File // forkd-net's end of that socket, until it is donated
-	ready   bool     // Ready was called
+	conn    *conn    // the forkd-net that has the other end of the VM's frame socket; nil: none is running
+	pending *os.File // the other end, until it is sent to forkd-net
+	ready   bool     // Ready has been called
 }
 
-// Join joins the VM of a sandbox, and returns the end of the frame socket to donate to the VM. It
-// does not wait, and causes no work that would compete with the VM for the host's CPUs: forkd-net
-// gets its end in Ready. Call Ready when the VM has its end, and before the sandbox is announced as
-// online. An earlier link of that id ends here, and needs no Close.
+// Join makes a Link for the VM of a sandbox. It returns the end of the frame socket for the VM.
+// Join does not wait. It also does not make forkd-net work, because that would compete with the VM
+// for the host's CPUs; forkd-net gets its end only in Ready. The caller must call Ready when the VM
+// has its end, and before the sandbox is announced. An earlier Link with the same id ends, and
+// needs no Close.
 func (c *Client) Join(id string, setting Setting, give Give) (*Link, *os.File, error) {
 	if c == nil {
 		return nil, nil, nil
@@ -59,8 +61,8 @@ func (c *Client) Adopt(id string, setting Setting, give Give) *Link {
 	c.putLocked(l)
 	if c.conn != nil && c.conn.attached[id] {
 		l.conn = c.conn
-		// The sandbox's record is authoritative, because the earlier daemon may have died after it wrote
-		// the record and before it sent the setting.
+		// Send the setting again. The earlier daemon may have died after it wrote the sandbox's
+		// record, from which setting comes, and before it sent the setting.
 		if len(setting.Secrets) > 0 {
 			c.trustLocked(c.conn)
 		}
@@ -78,7 +80,7 @@ func (c *Client) putLocked(l *Link) {
 	c.links[l.id] = l
 }
 
-// attachLocked donates the pending end of the frame socket to forkd-net, if there is one.
+// attachLocked sends the pending end of the frame socket to forkd-net, if there is one.
 func (l *Link) attachLocked() {
 	n := l.c.conn
 	if n == nil || l.pending == nil {
@@ -92,15 +94,16 @@ func (l *Link) attachLocked() {
 	l.conn, l.pending = n, nil
 }
 
-// renewLocked joins the VM to the present forkd-net if it was joined to an earlier one. A VM that
-// is still being restored has an end of an earlier socket; Ready does the rest for it.
+// renewLocked connects the VM to the present forkd-net, if it was connected to an earlier one. It
+// does nothing for a VM that is still being restored with an end of an earlier socket; Ready
+// handles that case.
 func (l *Link) renewLocked() {
 	n := l.c.conn
 	if n == nil || l.conn == n {
 		return
 	}
 	if l.pending != nil {
-		l.attachLocked() // the other end is in the VM, or will be
+		l.attachLocked() // the VM has the other end, or will get it
 		return
 	}
 	if !l.ready {
@@ -116,8 +119,8 @@ func (l *Link) renewLocked() {
 	go l.handOver(vmm, n)
 }
 
-// handOver gives the VM its end of a frame socket; n has the other end. If the VM is to get a newer
-// socket by then, handOver does nothing.
+// handOver gives vmm, one end of a frame socket, to the VM. n has the other end. If the VM must get
+// a newer socket meanwhile, handOver does nothing.
 func (l *Link) handOver(vmm *os.File, n *conn) {
 	defer vmm.Close()
 	l.giving.Lock()
@@ -133,8 +136,8 @@ func (l *Link) handOver(vmm *os.File, n *conn) {
 	}
 }
 
-// Ready says that the VM has its end. Then forkd-net gets the other end, with the frames that the
-// guest has sent.
+// Ready must be called when the VM has its end of the frame socket. It sends the other end to
+// forkd-net, which then handles the frames that the guest has sent.
 func (l *Link) Ready() {
 	if l == nil {
 		return
@@ -147,8 +150,8 @@ func (l *Link) Ready() {
 	}
 }
 
-// Set replaces policy, limits and secrets. They are in force when it returns nil. While forkd-net
-// is not running no traffic passes, and the next forkd-net gets them before any traffic.
+// Set replaces policy, limits and secrets. When it returns nil, they are in force. If forkd-net is
+// not running, no traffic passes, and the next forkd-net gets them before any traffic.
 func (l *Link) Set(ctx context.Context, setting Setting) error {
 	if l == nil {
 		return nil
@@ -178,7 +181,7 @@ func (l *Link) setPolicyLocked() *netproto.SetPolicy {
 	return &netproto.SetPolicy{ID: l.id, Policy: l.setting.Policy, Limits: l.setting.Limits, Secrets: l.setting.Secrets}
 }
 
-// Stats returns the counters of the VM. While forkd-net is not running the error is ErrDown.
+// Stats returns the counters of the VM. If forkd-net is not running, the error is ErrDown.
 func (l *Link) Stats(ctx context.Context) (netproto.Stats, error) {
 	if l == nil {
 		return netproto.Stats{}, ErrDown
@@ -186,7 +189,7 @@ func (l *Link) Stats(ctx context.Context) (netproto.Stats, error) {
 	return l.c.stats(ctx, l.id)
 }
 
-// Close removes the VM from the network. Its connections are reset.
+// Close removes the VM from the network and resets its connections.
 func (l *Link) Close() {
 	if l == nil {
 		return
@@ -194,7 +197,7 @@ func (l *Link) Close() {
 	l.c.mu.Lock()
 	defer l.c.mu.Unlock()
 	if l.c.links[l.id] != l {
-		return // another link has replaced it
+		return // another Link has replaced this one
 	}
 	delete(l.c.links, l.id)
 	l.dropPendingLocked()

@@ -14,7 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// Proxy is the proxy for outgoing TCP connections of sandboxes. The zero value is none. Use
+// Proxy is the proxy for outgoing TCP connections of sandboxes. The zero value means none. Use
 // ParseProxy.
 type Proxy struct {
 	host          string
@@ -23,11 +23,12 @@ type Proxy struct {
 	except        string
 }
 
-// defaultProxyPort is the port for a URL without one.
+// defaultProxyPort is the port if the URL names none.
 const defaultProxyPort = 80
 
-// ParseProxy reads the URL of a proxy, http://[user:password@]host[:port], and a list as in
-// NO_PROXY. Its errors do not quote the URL.
+// ParseProxy parses the URL of a proxy, http://[user:password@]host[:port], and a list of
+// exceptions in the format of NO_PROXY. Its errors do not quote the URL, which may contain a
+// password.
 func ParseProxy(text, except string) (Proxy, error) {
 	u, err := url.Parse(text)
 	if err != nil || u.Scheme != "http" || u.Hostname() == "" || u.Path != "" && u.Path != "/" || u.RawQuery != "" {
@@ -52,9 +53,9 @@ func ParseProxy(text, except string) (Proxy, error) {
 // lookupTimeout bounds the lookup of a proxy's name.
 const lookupTimeout = 2 * time.Second
 
-// resolve returns the proxy with its address; of several addresses, the previous one if possible.
-// If the lookup fails, it keeps the previous address or uses one that no host has, because
-// connections must never bypass the proxy.
+// resolve returns the proxy with its address. If the name has several addresses, it uses the
+// previous one if possible. If the lookup fails, it uses the previous address, or nobody if there
+// is none, because connections must never bypass the proxy.
 func (p Proxy) resolve(before netproto.Proxy) netproto.Proxy {
 	if p.host == "" {
 		return netproto.Proxy{}

@@ -7,8 +7,9 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// FillSecrets gives the secrets in wanted that have no value their values in present, so that a
-// client that changes a policy need not know the secrets. Errors name the field below prefix.
+// FillSecrets returns wanted, where secrets without a value get the value that they have in
+// present. So a client can change a policy without knowing the secrets. Errors name the field,
+// which begins with prefix.
 func FillSecrets(prefix string, wanted, present []netproto.Secret) ([]netproto.Secret, error) {
 	filled := make([]netproto.Secret, len(wanted))
 	for i, s := range wanted {

@@ -8,17 +8,17 @@ import (
 )
 
 // Setting says where a sandbox may connect to, and bounds its use of the host's network. It is a
-// value and never changed in place.
+// value, and must not be changed in place.
 type Setting struct {
 	Policy  netproto.Policy
 	Limits  netproto.Limits
-	Secrets []netproto.Secret // never in a record or a snapshot: package sandbox stores them separately
+	Secrets []netproto.Secret // in no record and no snapshot; package ledger stores them separately
 }
 
 // Default is the network setting of a sandbox for which none was given.
 func Default() Setting { return Setting{Policy: netproto.Public()} }
 
-// Isolated is the setting for a VM without access to any network.
+// Isolated returns the setting of a VM that may not connect to anything.
 func Isolated() Setting { return Setting{Policy: netproto.Policy{Mode: netproto.ModeNone}} }
 
 // FromSnapshot returns the setting for forks of a snapshot.
@@ -33,8 +33,8 @@ func FromSnapshot(n *snapshot.Network) (Setting, error) {
 	return s, nil
 }
 
-// FromText returns the setting for a policy stored as text. A policy without a mode is invalid.
-// Errors are *netproto.FieldError.
+// FromText returns the setting for a policy that is stored as text. A policy without a mode is an
+// error. Errors are *netproto.FieldError.
 func FromText(n *snapshot.Network) (Setting, error) {
 	if n.Mode == "" {
 		return Setting{}, &netproto.FieldError{Field: "mode", Reason: "empty: use none, public, allow or open"}
@@ -48,8 +48,8 @@ func FromText(n *snapshot.Network) (Setting, error) {
 		PacketsPerSecond: n.PacketsPerSecond, Connections: n.Connections}}, nil
 }
 
-// ForSnapshot returns the form of s for snapshots and records: without secrets, which belong to one
-// sandbox. A snapshot's files, and its forks, have none.
+// ForSnapshot returns s in the form for snapshots and records. It omits the secrets, which belong
+// to one sandbox and must not get into a snapshot or its forks.
 func (s Setting) ForSnapshot() *snapshot.Network {
 	return &snapshot.Network{Mode: s.Policy.Mode.String(), Allow: netproto.Texts(s.Policy.Allow),
 		Deny: netproto.Texts(s.Policy.Deny), AllowECH: s.Policy.AllowECH, BytesPerSecond: s.Limits.BytesPerSecond,

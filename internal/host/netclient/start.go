@@ -18,29 +18,29 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// netEnv is forkd-net's whole environment, except for its memory bound. It makes the runtime return
-// memory to the host when a sandbox has ended.
+// netEnv is the environment of forkd-net, apart from its memory limit. The setting makes the Go
+// runtime return memory to the host when a sandbox has ended.
 var netEnv = []string{"GODEBUG=madvdontneed=1"}
 
-// Leaf is the name of forkd-net's cgroup among those of VMMs.
+// Leaf is the name of forkd-net's cgroup. VMMs have other names.
 const Leaf = "net"
 
-// Bounds on forkd-net's memory: a share of the host's memory, and a minimum. A sandbox that has
-// sent something takes some 100 KiB, and a connection as much as its data in transit.
+// Bounds on forkd-net's memory: a part of the host's memory (1/n), and a minimum. A sandbox that
+// uses its network takes some 100 KiB, and each connection takes as much as its data in transit.
 const (
 	memoryShare = 8
 	minMemory   = 512 << 20
 )
 
-// oomScore orders the OOM killer's choice: forkd-net comes after sandboxes, whose scores vmmclient
-// sets, and before the daemon.
+// oomScore makes the kernel's OOM killer choose forkd-net after sandboxes, whose scores package
+// vmmclient sets, and before the daemon.
 const oomScore = 250
 
-// cpuWeight is the maximum, because all sandboxes wait for this one process. With the default it
-// would get the share of a single busy sandbox.
+// cpuWeight is the highest weight, because all sandboxes wait for this one process. With the
+// default weight, forkd-net would get only as much CPU as one busy sandbox.
 const cpuWeight = 10_000
 
-// memory returns the memory limit of forkd-net, in MiB.
+// memory returns the memory limit for forkd-net, in MiB.
 func memory() (uint64, error) {
 	var host unix.Sysinfo_t
 	if err := unix.Sysinfo(&host); err != nil {
@@ -49,8 +49,8 @@ func memory() (uint64, error) {
 	return max(uint64(host.Totalram)*uint64(host.Unit)/memoryShare, minMemory) >> 20, nil
 }
 
-// newLeaf makes forkd-net's cgroup, nil if the host has none. env makes Go collect garbage more
-// often before the limit is reached.
+// newLeaf makes forkd-net's cgroup. It returns nil if the host has no limits. env contains a limit
+// for Go's garbage collector, which then collects more often before the cgroup's limit is reached.
 func (c *Client) newLeaf() (leaf *cgroup.Leaf, env []string, err error) {
 	if leaf, err = c.cfg.Cgroups.New(Leaf, 0); leaf == nil {
 		return nil, netEnv, err
@@ -80,8 +80,8 @@ func (c *Client) start() (*conn, error) {
 	}
 	listenerFile := os.NewFile(uintptr(listener), "control listener")
 	defer listenerFile.Close()
-	// Connect before the process starts, as with a VMM. If the daemon dies now, the process sees that
-	// it has no peer, and exits.
+	// Connect before the process starts, as for a VMM. If the daemon dies now, the process notices
+	// that its peer is gone, and exits.
 	ctl, err := ctlsock.Dial(c.path(socketFile))
 	if err != nil {
 		return nil, err
@@ -92,11 +92,11 @@ func (c *Client) start() (*conn, error) {
 	}
 	proc, err := startIn(leaf, process.Spec{Name: Name, Bin: c.cfg.Bin,
 		Env: env, Record: c.path(recordFile), Listener: listenerFile, Jail: c.cfg.Jail, Online: true})
-	_ = listenerFile.Close() // so that the process's exit is noticed before it has accepted the connection
+	_ = listenerFile.Close() // otherwise the daemon would not notice if the process exits before it accepts
 	if err != nil {
 		return nil, errors.Join(err, ctl.Close(), leaf.Remove())
 	}
-	_ = proc.SetOOMScore(oomScore) // optional: without it the kernel decides by size alone
+	_ = proc.SetOOMScore(oomScore) // if this fails, the kernel chooses by size only
 	n := newConn(proc, leaf, ctl, c.cfg.patience)
 	if err := n.greet(c.quit, c.cfg.patience); err != nil {
 		ended := n.end()
@@ -105,22 +105,22 @@ func (c *Client) start() (*conn, error) {
 	return n, nil
 }
 
-// startIn starts a process in its cgroup.
+// startIn starts a process in the cgroup leaf.
 func startIn(leaf *cgroup.Leaf, spec process.Spec) (*process.Process, error) {
 	var err error
 	if spec.Cgroup, err = leaf.Open(); err != nil {
 		return nil, err
 	}
-	defer spec.Cgroup.Close() // an error if there is none
+	defer spec.Cgroup.Close() // Close of a nil file only returns an error
 	return process.Start(spec)
 }
 
-// findTimeout is how long the forkd-net of an earlier daemon may take to answer. After that time
-// the daemon starts another forkd-net.
+// findTimeout is how long the forkd-net of an earlier daemon may take to answer. If it takes
+// longer, the daemon starts a new one.
 const findTimeout = 5 * time.Second
 
-// find returns the forkd-net that an earlier daemon has left running. It kills a forkd-net of
-// another build, or one that does not answer. The error wraps os.ErrNotExist if there was none.
+// find returns the forkd-net that an earlier daemon has left running. If that is of another build
+// or does not answer, find kills it. If there was none, the error wraps os.ErrNotExist.
 func (c *Client) find() (*conn, error) {
 	proc, err := process.Find(Name, c.path(recordFile))
 	if err != nil {
@@ -137,7 +137,8 @@ func (c *Client) find() (*conn, error) {
 	return n, nil
 }
 
-// takeOver checks that a running forkd-net is of this build, and asks for its attached sandboxes.
+// takeOver checks that a running forkd-net is of this build, and asks which sandboxes are attached
+// to it.
 func (c *Client) takeOver(n *conn) error {
 	running, err := os.Stat(fmt.Sprintf("/proc/%d/exe", n.proc.PID()))
 	if err != nil {
@@ -166,7 +167,7 @@ func (c *Client) takeOver(n *conn) error {
 	return nil
 }
 
-// greet checks that both sides speak the same version.
+// greet checks that forkd-net uses the same version of the protocol.
 func (n *conn) greet(ctx context.Context, timeout time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()

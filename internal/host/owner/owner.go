@@ -1,6 +1,5 @@
-// Package owner identifies the owner of an operation on the daemon's side, with the part of the
-// host that the owner may use and see. It decides nothing about sandboxes; the packages that hold
-// them do.
+// Package owner identifies the owner of a request, and says which part of the host the owner may
+// use and see. It decides nothing about sandboxes; the packages that hold them do.
 package owner
 
 import (
@@ -12,21 +11,21 @@ import (
 	"github.com/forkd/forkd/internal/gate"
 )
 
-// Owner is the owner of forked children. It is part of the context, so that no code path to a fork
-// can forget it.
+// Owner is the owner of the sandboxes that a request creates. It is stored in the request's
+// context, so that no function on the way can forget to pass it on.
 type Owner struct {
 	Name   string
-	Most   int // most sandboxes at once, including all that can be resumed; 0: no limit
+	Most   int // maximum number of sandboxes at a time, including those that can be resumed; 0: no limit
 	Prefix Prefix
 	Admin  bool // may give sandboxes access to private networks and the host
 }
 
-// Anyone is the name of all clients of a daemon that requires no credentials. They cannot be told
-// apart, so they share the host without a bound for each.
+// Anyone is the owner's name for all clients of a daemon that requires no credentials. The daemon
+// cannot tell these clients apart, so it does not limit each of them.
 const Anyone = "local"
 
-// Share returns the share of a gate's places for a client or owner: at most most at once. Clients
-// without a name, or that cannot be told apart, are not bounded.
+// Share returns the share of a client or owner in a gate: at most most places at a time. Clients
+// without a name are not limited, and neither are those that cannot be told apart.
 func Share(name string, most int) gate.Share {
 	if name == "" || name == Anyone {
 		most = 0
@@ -34,17 +33,17 @@ func Share(name string, most int) gate.Share {
 	return gate.Share{Key: name, Most: most}
 }
 
-// FairShare returns the share of a client or owner in a gate with total places.
+// FairShare returns the share of a client or owner in a gate that has total places.
 func FairShare(name string, total int) gate.Share { return Share(name, gate.Fair(total)) }
 
-// TakePlace waits for a place of the host on behalf of the client in ctx or, without one, of the
-// owner with the name other.
+// TakePlace waits for a place in g. The place counts for the client in ctx or, if ctx has none, for
+// the owner other.
 func TakePlace(ctx context.Context, g *gate.Gate, other string) (release func(), err error) {
 	return g.Wait(ctx, PlaceShare(ctx, g, other))
 }
 
-// PlaceShare is the share of TakePlace's client or owner. It leaves one place to others, so that
-// one client, whose VMs may not answer, cannot hold all places.
+// PlaceShare returns the share for TakePlace. It leaves one place to others: one client, whose VMs
+// may never answer, cannot take all places.
 func PlaceShare(ctx context.Context, g *gate.Gate, other string) gate.Share {
 	_, total := g.Count()
 	return Share(cmp.Or(Of(ctx).Name, other), total-1)
@@ -52,17 +51,17 @@ func PlaceShare(ctx context.Context, g *gate.Gate, other string) gate.Share {
 
 type ownerKey struct{}
 
-// In returns a context in which o acts.
+// In returns a context for requests of o.
 func In(ctx context.Context, o Owner) context.Context { return context.WithValue(ctx, ownerKey{}, o) }
 
-// Of returns the owner that acts in a context, or an Owner without a name.
+// Of returns the owner of the requests of a context, or an Owner without a name.
 func Of(ctx context.Context) Owner {
 	o, _ := ctx.Value(ownerKey{}).(Owner)
 	return o
 }
 
-// Label checks the labels that an owner gives to children. If none of them lets the owner reach the
-// children, it adds one.
+// Label checks the labels that a request gives to new sandboxes. If the owner has a prefix, and no
+// label begins with it, the owner could not see them, so Label adds one.
 func (o Owner) Label(labels map[string]string) (map[string]string, error) {
 	if o.Prefix == "" {
 		return labels, nil
@@ -80,12 +79,12 @@ func (o Owner) Label(labels map[string]string) (map[string]string, error) {
 	return own, nil
 }
 
-// ClosedError refuses a network policy that opens what is closed to sandboxes: private networks,
-// the host, metadata services.
+// ClosedError refuses a network policy that opens something that is closed to sandboxes: private
+// networks, the host, or metadata services.
 type ClosedError struct {
-	Field  string // the API's name of the field
-	Who    string // empty if unknown
-	Reason string // what would be open
+	Field  string // name of the field in the API
+	Who    string // name of the owner; empty if unknown
+	Reason string // what the policy would open
 }
 
 func (e *ClosedError) Error() string {

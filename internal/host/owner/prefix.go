@@ -9,16 +9,16 @@ import (
 	"github.com/forkd/forkd/internal/host/event"
 )
 
-// Prefix limits an owner to a part of the sandboxes and snapshots, such as "team-a/": to sandboxes
-// with a label whose name has the prefix, and to snapshots without sandboxes of others. Empty means
-// no limit.
+// Prefix limits an owner to a part of the sandboxes and snapshots. With the prefix "team-a/" the
+// owner can see sandboxes with a label whose name begins with "team-a/", and snapshots that belong
+// to such sandboxes or to no sandbox. An empty Prefix is no limit.
 type Prefix string
 
-// prefixForm allows neither '.' nor an inner '/'. So no prefix is the beginning of another. The
-// same holds for the tag prefixes that Tags makes of them, such as "team-a.".
+// prefixForm permits no '.', and '/' only at the end. So no prefix is the beginning of another
+// prefix. The same is true for the prefixes of tags, such as "team-a.", which Tags makes from them.
 var prefixForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,30}/$`)
 
-// ParsePrefix checks a prefix that will be a limit.
+// ParsePrefix returns text as a Prefix, or an error if it is not a valid one.
 func ParsePrefix(text string) (Prefix, error) {
 	if !prefixForm.MatchString(text) {
 		return "", fmt.Errorf("%.40q: want up to 31 letters, digits, '_' and '-', and a '/' at the end", text)
@@ -39,14 +39,14 @@ func (p Prefix) HasLabels(labels map[string]string) bool {
 	return false
 }
 
-// Tags returns the prefix of the tags of snapshots, and of the names of workspaces, within p:
-// "team-a.".
+// Tags returns the prefix of tags and of names of workspaces, such as "team-a." for "team-a/".
 func (p Prefix) Tags() string { return strings.TrimSuffix(string(p), "/") + "." }
 
 // HasTag reports whether a tag, or the name of a workspace, is within p.
 func (p Prefix) HasTag(tag string) bool { return p == "" || strings.HasPrefix(tag, p.Tags()) }
 
-// HasEvent reports whether an event is about a sandbox, or a snapshot by its tag, within p.
+// HasEvent reports whether an event is about a sandbox within p, or about a snapshot whose tag is
+// within p.
 func (p Prefix) HasEvent(e *event.Event) bool {
 	if strings.HasPrefix(string(e.Kind), "sandbox.") {
 		return p.HasLabels(e.Labels)
@@ -54,12 +54,12 @@ func (p Prefix) HasEvent(e *event.Event) bool {
 	return p.HasTag(e.Snapshot)
 }
 
-// PrefixError refuses an operation beyond the owner's Prefix, where the refusal reveals nothing
-// about other owners.
+// PrefixError refuses an operation beyond the owner's Prefix. It is used only where the refusal
+// reveals nothing about other owners.
 type PrefixError struct {
 	Who    string
 	Prefix Prefix
-	What   string // the refused operation
+	What   string // the operation
 }
 
 func (e *PrefixError) Error() string {
@@ -67,10 +67,10 @@ func (e *PrefixError) Error() string {
 		e.What, e.Who, string(e.Prefix), e.Prefix.Tags())
 }
 
-// PrefixOf returns the prefix of a request's owner.
+// PrefixOf returns the prefix of the owner in ctx.
 func PrefixOf(ctx context.Context) Prefix { return Of(ctx).Prefix }
 
-// Within returns a *PrefixError if the owner has a prefix and allowed is false.
+// Within returns a *PrefixError if the owner in ctx has a prefix and allowed is false.
 func Within(ctx context.Context, allowed bool, format string, args ...any) error {
 	o := Of(ctx)
 	if o.Prefix == "" || allowed {

@@ -9,16 +9,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// logSize bounds a process's output to its standard error, in bytes. A panic of Go lists all
-// goroutines first and the registers last; ten thousand goroutines are about 4 MiB.
+// logSize bounds the standard error of a process in bytes. When a Go program panics, it prints all
+// goroutines first and the registers last. Ten thousand goroutines make about 4 MiB.
 const logSize = 16 << 20
 
-// newLog makes a file in memory for the standard error of a process. It takes no memory before it
-// is written, and its size is fixed.
+// newLog returns a file in memory for the standard error of a process. Its size is fixed, but it
+// takes memory only for what is written.
 func newLog(name string) (*os.File, error) {
 	const flags = unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
 	fd, err := unix.MemfdCreate(name, flags|unix.MFD_NOEXEC_SEAL)
-	if err == unix.EINVAL { // before Linux 6.3
+	if err == unix.EINVAL { // the kernel is older than Linux 6.3
 		fd, err = unix.MemfdCreate(name, flags)
 	}
 	if err != nil {
@@ -37,8 +37,8 @@ func newLog(name string) (*os.File, error) {
 	return f, nil
 }
 
-// findLog opens the standard error of a process that an earlier daemon started. It returns nil if
-// that is not permitted, or if the process has replaced it.
+// findLog opens the standard error of a process that an earlier daemon has started. It returns nil
+// if the daemon may not open it, or if the process has replaced it.
 func findLog(pid int) *os.File {
 	f, err := os.OpenFile(fmt.Sprintf("/proc/%d/fd/2", pid), os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 	if err != nil {
@@ -51,23 +51,23 @@ func findLog(pid int) *os.File {
 	return f
 }
 
-// keptOfLog is how much is kept of each end of a log, in bytes. After a Go program died of a
-// signal, the signal is at the beginning of the log and the registers are at the end. The bound
-// matters because exited sandboxes stay listed for any time, and their guest may have written the
-// log of their VMM.
+// keptOfLog is how many bytes are kept from the beginning, and from the end, of a log. If a signal
+// has killed a Go program, the beginning names the signal, and the end has the registers. The bound
+// is needed because exited sandboxes stay in lists for any time, and a guest that has taken over
+// its VMM can write the VMM's log.
 const keptOfLog = 16 << 10
 
-// logGap stands for the omitted part of a log.
+// logGap replaces the omitted part of a log.
 const logGap = "\n[...]\n"
 
-// readLog returns the text in f up to the first hole; of a long log, both ends. It never holds much
-// more than that in memory.
+// readLog returns the text in f up to the first hole. If the text is long, it returns both ends,
+// and never holds much more in memory.
 func readLog(f *os.File) string {
-	var text []byte // the beginning, and the end of the text read so far
+	var text []byte // the beginning of the text, and the end of what was read so far
 	cut := false
 	chunk := make([]byte, keptOfLog)
 	for at := int64(0); at < logSize; at += keptOfLog {
-		n, _ := f.ReadAt(chunk, at) // an error if there is none
+		n, _ := f.ReadAt(chunk, at) // at the end of f, n is 0
 		written := bytes.TrimRight(chunk[:n], "\x00")
 		text = append(text, written...)
 		if more := len(text) - 2*keptOfLog; more > 0 {

@@ -1,9 +1,10 @@
-// Package process starts processes that outlive the daemon, and finds them again: forkd-vmm and
-// forkd-net.
+// Package process starts processes that continue when the daemon exits, and finds them again. These
+// are forkd-vmm and forkd-net.
 //
-// A process is identified by its id and start time, which are written into a file. The callers
-// decide what to send to a process and when it must end. Its standard error is memory of bounded
-// size, charged to the process, so that a process that was taken over cannot fill a disk.
+// A process is identified by its id and its start time, which are stored in a file. The callers
+// decide what to send to a process and when it must end. The standard error of a process goes to
+// memory of bounded size, which is charged to the process. So a process cannot fill a disk, even if
+// its guest has taken it over.
 package process
 
 import (
@@ -22,27 +23,27 @@ import (
 
 // Spec describes the program for Start.
 type Spec struct {
-	Name     string        // for messages, and as the process's own name
+	Name     string        // name in messages, which is also the process's own name
 	Bin      string        // path of the program
 	Env      []string      // whole environment
-	Record   string        // file for its id and start time
-	Listener *os.File      // becomes descriptor 3; nil: none
-	Cgroup   *os.File      // cgroup v2 directory that it starts in; nil: the daemon's
-	Jail     *jail.Starter // nil: none
-	Online   bool          // its jail has the host's network
+	Record   string        // path of the file for the process's id and start time
+	Listener *os.File      // becomes descriptor 3 of the process; may be nil
+	Cgroup   *os.File      // cgroup v2 directory in which the process starts; nil: the daemon's
+	Jail     *jail.Starter // nil: no jail
+	Online   bool          // the jail has access to the host's network
 }
 
-// Process is a process started by this daemon or an earlier one.
+// Process is a process that this daemon or an earlier one has started.
 type Process struct {
 	pid   int
-	pidfd *os.File    // closed when the process has ended, because another process may then have the pid
-	child *os.Process // nil if another daemon started it
-	log   *os.File    // its standard error; nil if it is not known
+	pidfd *os.File    // closed when the process has ended, because another process may get the pid then
+	child *os.Process // nil if an earlier daemon started the process
+	log   *os.File    // the process's standard error; nil if unknown
 	said  string
 }
 
-// adopt takes over pidfd, so that Go's poller waits for it: a blocking system call would occupy a
-// processor of the scheduler until the runtime notices.
+// adopt returns a Process for a pidfd, which it owns. Go's poller waits for the pidfd. A blocking
+// system call would instead occupy a processor of the Go scheduler until the runtime notices.
 func adopt(pid, pidfd int, child *os.Process) (*Process, error) {
 	if err := unix.SetNonblock(pidfd, true); err != nil {
 		return nil, errors.Join(fmt.Errorf("watch process %d: %w", pid, err), unix.Close(pidfd))
@@ -50,10 +51,10 @@ func adopt(pid, pidfd int, child *os.Process) (*Process, error) {
 	return &Process{pid: pid, pidfd: os.NewFile(uintptr(pidfd), "pidfd"), child: child}, nil
 }
 
-// Start runs a program in the root directory. The program leads its own process group, so that
-// signals to the daemon's group, such as a terminal's, do not reach it. It stays in the daemon's
-// session, because Linux shares CPUs among sessions (autogroups, sched(7)). With a session per VMM,
-// the daemon would get only the share of one of its guests.
+// Start runs a program with / as its working directory. The process leads its own process group, so
+// that signals to the daemon's group, such as a terminal's, do not reach it. It stays in the
+// daemon's session, because Linux divides CPU time among sessions (autogroups, sched(7)): if each
+// VMM had its own session, the daemon would get only as much as one guest.
 func Start(spec Spec) (*Process, error) {
 	log, err := newLog(spec.Name)
 	if err != nil {
@@ -88,7 +89,7 @@ func Start(spec Spec) (*Process, error) {
 }
 
 // startTime returns the start time of a process in clock ticks since boot (proc(5), stat field 22).
-// Together with the pid it identifies the process for good.
+// A pid may be reused, but pid and start time together identify a process uniquely.
 func startTime(pid int) (string, error) {
 	p, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -110,7 +111,8 @@ func (p *Process) record(spec *Spec) error {
 	return os.WriteFile(spec.Record, fmt.Appendf(nil, "%d %s\n", p.pid, start), 0o600)
 }
 
-// Find returns the process that Start recorded in a file, if it still lives.
+// Find returns the process whose id and start time Start has stored in a file, if the process still
+// runs.
 func Find(name, record string) (*Process, error) {
 	text, err := os.ReadFile(record)
 	if err != nil {
@@ -125,12 +127,12 @@ func Find(name, record string) (*Process, error) {
 	if err != nil {
 		return nil, fmt.Errorf("find %s: process %d: %w", name, pid, err)
 	}
-	// The pidfd is open, so another process cannot get the pid from here on.
+	// From here on the pid cannot be reused, because the pidfd is open.
 	now, err := startTime(pid)
 	if err == nil && now != start {
 		err = errors.New("another process has its id now")
 	}
-	if err != nil { // possibly because no more files can be opened: then the process lives
+	if err != nil { // the process may still run: for example, no more files can be opened
 		_ = unix.Close(fd)
 		return nil, fmt.Errorf("find %s: process %d: %w", name, pid, err)
 	}
@@ -144,8 +146,9 @@ func Find(name, record string) (*Process, error) {
 // PID returns the id of the process.
 func (p *Process) PID() int { return p.pid }
 
-// SetOOMScore sets how early the kernel kills the process when the host is out of memory: among
-// processes of equal size, the one with the highest score first (proc(5), oom_score_adj).
+// SetOOMScore sets how early the kernel kills the process when the host is out of memory. Among
+// processes of equal size, the kernel kills the one with the highest score first (proc(5),
+// oom_score_adj).
 func (p *Process) SetOOMScore(score int) error {
 	return os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", p.pid), []byte(strconv.Itoa(score)), 0)
 }
@@ -154,16 +157,17 @@ func (p *Process) SetOOMScore(score int) error {
 func (p *Process) Kill() error {
 	raw, err := p.pidfd.SyscallConn()
 	if err != nil {
-		return nil // closed: the process has ended
+		return nil // the pidfd is closed, because the process has ended
 	}
-	_ = raw.Control(func(fd uintptr) { err = unix.PidfdSendSignal(int(fd), unix.SIGKILL, nil, 0) }) // likewise
+	// an error here means that the process has ended
+	_ = raw.Control(func(fd uintptr) { err = unix.PidfdSendSignal(int(fd), unix.SIGKILL, nil, 0) })
 	if errors.Is(err, unix.ESRCH) {
 		return nil
 	}
 	return err
 }
 
-// Wait waits until the process has ended, and releases it. It is called once.
+// Wait waits until the process has ended, and releases its resources. It may be called only once.
 func (p *Process) Wait() error {
 	defer p.Release()
 	defer func() { p.said = readLog(p.log) }()
@@ -180,7 +184,7 @@ func (p *Process) Wait() error {
 	return err
 }
 
-// hasEnded reports whether the process of a pidfd has ended.
+// hasEnded reports whether the process of pidfd has ended.
 func hasEnded(pidfd uintptr) bool {
 	for {
 		n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, 0)
@@ -190,13 +194,13 @@ func hasEnded(pidfd uintptr) bool {
 	}
 }
 
-// Said returns the process's standard error, after Wait. It is empty unless the process failed, and
-// for a process that was found but could not be waited for. Of more than 32 KiB it returns the two
-// ends; output beyond 16 MiB is lost.
+// Said returns what the process has written to its standard error. It may be called after Wait. It
+// is empty unless the process has failed, and for a process whose standard error is unknown. If
+// there are more than 32 KiB, it returns both ends. Output beyond 16 MiB is lost.
 func (p *Process) Said() string { return p.said }
 
-// Release releases a process without waiting for it.
+// Release releases the resources for a process without waiting for it.
 func (p *Process) Release() {
 	_ = p.pidfd.Close()
-	_ = p.log.Close() // an error if there is none
+	_ = p.log.Close() // Close of a nil file only returns an error
 }

@@ -10,31 +10,31 @@ import (
 	"strings"
 )
 
-// mmapFloor is below all addresses that Linux chooses itself on x86-64 (mm/util.c, mmap_base: at
-// most 1 TiB of randomisation and the stack's limit below 128 TiB). The Go runtime requests
-// addresses far below it for its heap, and only for that.
+// mmapFloor is lower than all addresses that Linux itself chooses for mappings on x86-64
+// (mm/util.c, mmap_base: at most 1 TiB of randomisation, and the stack's limit, below 128 TiB). The
+// Go runtime requests much lower addresses, only for its heap.
 const mmapFloor = 0x7e0000000000
 
-// mapping is one entry of smaps.
+// mapping is one mapping in smaps.
 type mapping struct {
 	start, end   uint64
 	mode         string
-	name         string // name of the file, without its directory; empty for anonymous memory
+	name         string // file name without directory; empty for anonymous memory
 	pss, private uint64 // KiB
 }
 
 func (v *mapping) binary() bool { return strings.Contains(v.name, "forkd-vmm") }
 
-// mayBeGuest distinguishes writable private memory from ranges that the Go runtime has only
-// reserved, which are longer.
+// mayBeGuest reports whether the mapping is writable private memory. It excludes longer ranges,
+// which the Go runtime has only reserved.
 func (v *mapping) mayBeGuest() bool {
 	return v.mode == "rw-p" && (v.name == "" && v.start >= mmapFloor || strings.Contains(v.name, "layer"))
 }
 
-// maxMappings is more than an intact VMM ever has: two per range of a rebase (at most 4096 ranges,
-// see machine), and the extents of its snapshot. The kernel allows four times as many,
-// and describing each takes some microseconds: with that many, a VMM that its guest has taken over
-// would make each measurement last for seconds.
+// maxMappings is more than the mappings of any VMM: two for each range of a rebase (at most 4096
+// ranges, see package machine), and the extents of its snapshot. The kernel permits four times as
+// many. Describing a mapping takes it some microseconds, so a VMM that its guest has taken over
+// could make each measurement take seconds.
 const maxMappings = 16384
 
 func readMappings(r io.Reader) ([]mapping, error) {
@@ -63,7 +63,7 @@ func readMappings(r io.Reader) ([]mapping, error) {
 			field = &maps[len(maps)-1].private
 		}
 		if field == nil {
-			continue // "VmFlags: rd wr" and the like
+			continue // a line such as "VmFlags: rd wr"
 		}
 		number, _, _ := bytes.Cut(bytes.TrimLeft(rest, " "), []byte(" "))
 		kib, err := strconv.ParseUint(string(number), 10, 64)
@@ -75,7 +75,7 @@ func readMappings(r io.Reader) ([]mapping, error) {
 	return maps, lines.Err()
 }
 
-// parseHead reads "start-end perms offset dev inode [path]".
+// parseHead parses a line of the form "start-end perms offset dev inode [path]".
 func parseHead(line string) (v mapping, err error) {
 	fields := strings.Fields(line)
 	if len(fields) < 5 {

@@ -1,8 +1,8 @@
-// Package procmem measures the memory of a VMM process, from /proc/<pid>/smaps (proc_pid_smaps(5)),
-// with guest RAM separate from the program itself.
+// Package procmem measures the memory of a VMM process, from /proc/<pid>/smaps (proc_pid_smaps(5)).
+// It distinguishes guest RAM from the memory of the program itself.
 //
-// It supports only forkd-vmm processes, which it knows by their mappings. It does not talk to the
-// process, and its figures do not include kernel memory for the VM other than page tables.
+// It works only for forkd-vmm, whose kinds of memory it recognizes by the mappings. It does not
+// talk to the process. Of the kernel's memory for the VM, it counts only page tables.
 package procmem
 
 import (
@@ -23,8 +23,8 @@ const (
 	PartGuest  Part = iota // guest RAM
 	PartBinary             // code and data of forkd-vmm
 	PartHeap               // the Go heap
-	PartRest               // stacks, the Go runtime's own tables, KVM's run areas, the console ring
-	Parts                  // number of parts
+	PartRest               // stacks, tables of the Go runtime, KVM's run areas, the console ring
+	Parts                  // the number of parts
 )
 
 // String names the part.
@@ -34,15 +34,15 @@ func (p Part) String() string {
 
 // Memory is the memory of a VMM process, in KiB.
 type Memory struct {
-	PSS        [Parts]uint64 // shared pages divided by the number of processes that map them
-	Private    [Parts]uint64 // pages that only this process has
-	PageTables uint64        // in the kernel, not included above
+	PSS        [Parts]uint64 // shared pages count divided by the number of processes that map them
+	Private    [Parts]uint64 // pages that only this process maps
+	PageTables uint64        // memory of the kernel, which the other fields do not include
 }
 
-// TotalPSS is the PSS of all parts, in KiB.
+// TotalPSS returns the PSS of all parts, in KiB.
 func (m *Memory) TotalPSS() uint64 { return sum(m.PSS) }
 
-// TotalPrivate is the private memory of all parts, in KiB.
+// TotalPrivate returns the private memory of all parts, in KiB.
 func (m *Memory) TotalPrivate() uint64 { return sum(m.Private) }
 
 func sum(parts [Parts]uint64) (total uint64) {
@@ -52,8 +52,9 @@ func sum(parts [Parts]uint64) (total uint64) {
 	return total
 }
 
-// Of reads the memory of the VMM process pid whose guest has guestBytes of RAM. It costs about as
-// much as the kernel needs to walk the process's page tables: milliseconds for a large guest.
+// Of measures the memory of the VMM process pid, whose guest has guestBytes of RAM. It takes as
+// long as the kernel needs to walk the process's page tables, which is milliseconds for a large
+// guest.
 func Of(pid int, guestBytes uint64) (Memory, error) {
 	m, err := read(pid, guestBytes)
 	if err != nil {
@@ -80,7 +81,7 @@ func read(pid int, guestBytes uint64) (Memory, error) {
 	return m, err
 }
 
-// pageTables returns the KiB of the line "VmPTE:  123 kB" of proc_pid_status(5).
+// pageTables returns the number in the line "VmPTE: 123 kB" of proc_pid_status(5), in KiB.
 func pageTables(status string) (uint64, error) {
 	for line := range strings.Lines(status) {
 		if rest, ok := strings.CutPrefix(line, "VmPTE:"); ok {
@@ -91,7 +92,7 @@ func pageTables(status string) (uint64, error) {
 	return 0, errors.New("no field VmPTE in its status")
 }
 
-// parse sorts the mappings of a VMM into parts.
+// parse adds the mappings of a VMM to the parts that they belong to.
 func parse(r io.Reader, guestBytes uint64) (Memory, error) {
 	maps, err := readMappings(r)
 	if err != nil {
@@ -107,7 +108,8 @@ func parse(r io.Reader, guestBytes uint64) (Memory, error) {
 		switch {
 		case slices.ContainsFunc(guest, func(c chain) bool { return i >= c.first && i < c.end }):
 			part = PartGuest
-		case v.binary(), v.name == "" && i > 0 && maps[i-1].binary() && maps[i-1].end == v.start: // the second case is .bss
+		// the second condition is true for .bss
+		case v.binary(), v.name == "" && i > 0 && maps[i-1].binary() && maps[i-1].end == v.start:
 			part = PartBinary
 		case v.name == "" && v.start < mmapFloor:
 			part = PartHeap
@@ -118,19 +120,20 @@ func parse(r io.Reader, guestBytes uint64) (Memory, error) {
 	return m, nil
 }
 
-// chain is a range of addresses without gaps: the mappings from first to before end.
+// chain is a range of addresses without gaps, which consists of the mappings from first to before
+// end.
 type chain struct {
 	first, end int
 	bytes      uint64
 }
 
-// guestRegions is the maximum number of guest RAM ranges: one below and one above the 32-bit device
-// hole.
+// guestRegions is how many ranges of guest RAM there are at most: one below the 32-bit device hole
+// and one above it.
 const guestRegions = 2
 
-// guestRAM returns the ranges of guest RAM, nil if there are none. Each region of guest RAM is one
-// range of addresses, divided into mappings of layer files and of anonymous memory; no other range
-// of a VMM is as long.
+// guestRAM returns the ranges of guest RAM, or nil if there are none. Each region of guest RAM is
+// one range of addresses that consists of mappings of layer files and of anonymous memory. They are
+// the longest ranges of a VMM.
 func guestRAM(maps []mapping, guestBytes uint64) []chain {
 	var chains []chain
 	for i := 0; i < len(maps); {

@@ -17,7 +17,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// reserve reserves room for n more sandboxes of an owner, and counts refusals.
+// reserve reserves room for n more sandboxes of an owner. It counts a refusal for the metrics.
 func (m *Manager) reserve(o owner.Owner, n int) (release func(), err error) {
 	release, err = m.owners.Reserve(o.Name, o.Most, n, func() (have int) {
 		for _, i := range m.List() {
@@ -33,8 +33,8 @@ func (m *Manager) reserve(o owner.Owner, n int) (release func(), err error) {
 	return release, err
 }
 
-// admit takes places for n VMs, and counts refusals. If memory is too short for one more VM,
-// waiting VMs of the pool are killed before sandboxes of users must go.
+// admit reserves places for n VMs. It counts a refusal for the metrics. If memory is too short for
+// one VM, it kills VMMs that wait in the pool, so that users can have that memory.
 func (m *Manager) admit(n int, vcpus uint32) error {
 	err := m.admitted.Enter(n, vcpus)
 	var refused *admit.Error
@@ -47,8 +47,8 @@ func (m *Manager) admit(n int, vcpus uint32) error {
 	return err
 }
 
-// givePlaces gives each child of a fork its place, and frees the places of children that did not
-// start.
+// givePlaces assigns the reserved places to the children of a fork. It frees the places of children
+// that did not start.
 func (m *Manager) givePlaces(children []*Sandbox, vcpus uint32) {
 	for _, s := range children {
 		if s == nil {
@@ -59,9 +59,9 @@ func (m *Manager) givePlaces(children []*Sandbox, vcpus uint32) {
 	}
 }
 
-// enterBranches takes one of the host's places for branches, for the owner in ctx, or returns a
-// *BusyError. The caller holds the sandbox's lock, so that requests that only wait for the lock
-// take no place.
+// enterBranches takes one of the host's places for branches, for the owner in ctx. If none is free,
+// it returns a *BusyError. The caller must hold the sandbox's lock, so that requests which only
+// wait for that lock take no place.
 func (m *Manager) enterBranches(ctx context.Context) (leave func(), err error) {
 	leave, err = m.branches.Enter(m.branchShare(ctx))
 	if full := (*gate.FullError)(nil); errors.As(err, &full) {
@@ -70,7 +70,7 @@ func (m *Manager) enterBranches(ctx context.Context) (leave func(), err error) {
 	return leave, err
 }
 
-// branchShare returns the part of the host's places for branches that the owner in ctx may take.
+// branchShare returns how many of the host's places for branches the owner in ctx may take.
 func (m *Manager) branchShare(ctx context.Context) gate.Share {
 	_, total := m.branches.Count()
 	return owner.FairShare(owner.Of(ctx).Name, total)

@@ -9,19 +9,19 @@ import (
 	"github.com/forkd/forkd/internal/host/store"
 )
 
-// Boot boots a parent from a disk-only snapshot, and saves the parent as a transient snapshot with
-// the tag to.
+// Boot boots a parent from the disk-only snapshot from. It saves the parent as a transient snapshot
+// with the tag to.
 type Boot func(ctx context.Context, from, to string) error
 
-// SetBoot sets the function that boots parents. Without it disk-only snapshots cannot be forked.
+// SetBoot sets the function that boots parents. Without it, disk-only snapshots cannot be forked.
 //
 // Preconditions: no request has been made yet.
 func (m *Manager) SetBoot(boot Boot) { m.boot = boot }
 
-// booted returns the tag of a snapshot with memory that can be forked instead of tag. The snapshot
-// stays until release is called. If tag is not disk-only, booted returns tag itself. Otherwise it
-// boots a parent, whose snapshot is deleted with the last sandbox that runs from it. It first
-// checks that there is room for n children.
+// booted returns the tag of a snapshot with memory to fork instead of tag. That snapshot exists at
+// least until release is called. If tag already has memory, booted returns tag. Otherwise it checks
+// that there is room for n children, and boots a parent. The parent's snapshot is deleted with the
+// last sandbox that runs from it.
 func (m *Manager) booted(ctx context.Context, tag string, n int) (_ string, release func(), err error) {
 	if err := m.unwatched.Wait(ctx, tag); err != nil {
 		return "", nil, err
@@ -33,7 +33,8 @@ func (m *Manager) booted(ctx context.Context, tag string, n int) (_ string, rele
 		}
 		return tag, lease.Release, nil
 	}
-	if err := m.checkRoom(ctx, tag, n); err != nil { // again, now that a snapshot to fork from exists
+	// check again with the parent's snapshot, because the host may have less room now
+	if err := m.checkRoom(ctx, tag, n); err != nil {
 		return "", nil, err
 	}
 	to := bootTag(owner.PrefixOf(ctx))
@@ -44,7 +45,7 @@ func (m *Manager) booted(ctx context.Context, tag string, n int) (_ string, rele
 	return to, release, err
 }
 
-// checkRoom returns an error if n children of a snapshot could not be started.
+// checkRoom returns an error if n children of a snapshot cannot be started.
 func (m *Manager) checkRoom(ctx context.Context, tag string, n int) error {
 	d, err := m.cfg.Store.Detail(tag)
 	if err != nil {
@@ -60,7 +61,7 @@ func (m *Manager) checkRoom(ctx context.Context, tag string, n int) error {
 	return err
 }
 
-// bootTag returns a new tag within p for a parent that is booted for a fork.
+// bootTag returns a new tag, with the prefix p, for a parent that is booted for a fork.
 func bootTag(p owner.Prefix) string {
 	tag := "boot-" + snapshot.NewID()[:16]
 	if p != "" {

@@ -12,16 +12,16 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Bounds on the cost of a branch for others.
+// Bounds that limit what a branch costs others.
 const (
-	vmmExtents    = 8192 // extents for the dirty pages: so many that the VMM seldom has to fill gaps
+	vmmExtents    = 8192 // extents for the dirty pages; so many that the VMM rarely has to fill gaps
 	branchTimeout = 10 * time.Minute
 )
 
-// Branch makes a snapshot of a sandbox, which runs on (or stays paused). Branches of one sandbox
-// wait for each other; too many on the host, or of one owner, are refused with a *BusyError. After
-// any error the sandbox runs on and can be branched again. When Branch returns, the snapshot can be
-// forked, unless the request says not to wait; it is flushed to disk in the background.
+// Branch makes a snapshot of a sandbox. Afterwards the sandbox continues (or stays paused), even
+// after an error, and can be branched again. Branches of one sandbox wait for each other. If the
+// host or the owner has too many at a time, the error is a *BusyError. When Branch returns, the
+// snapshot can be forked, unless the request has NoWait; it is flushed to disk in the background.
 func (m *Manager) Branch(ctx context.Context, id string, req BranchRequest) (BranchResult, error) {
 	start := time.Now()
 	if _, err := m.Get(id); err != nil {
@@ -46,7 +46,7 @@ func (m *Manager) Branch(ctx context.Context, id string, req BranchRequest) (Bra
 	return r, err
 }
 
-// branch is Branch for a checked request that was received at start.
+// branch is Branch for a request that is already checked. start is when the request arrived.
 func (h *Held) branch(ctx context.Context, req BranchRequest, start time.Time) (BranchResult, error) {
 	m, s := h.m, h.s
 	if err := h.wake(ctx); err != nil {
@@ -64,7 +64,7 @@ func (h *Held) branch(ctx context.Context, req BranchRequest, start time.Time) (
 		return BranchResult{}, err
 	}
 	if req.Mode == vm.BranchDisk {
-		done() // the wait for the guest takes no place, because a guest may never answer
+		done() // a guest may never answer, so a branch that waits for it must not hold a place
 	} else {
 		h.free.Add(done)
 	}
@@ -89,11 +89,11 @@ func (h *Held) branch(ctx context.Context, req BranchRequest, start time.Time) (
 	result := BranchResult{Figure: b.figure, Info: store.Info{
 		Tag: req.Tag, Created: start, Writing: true, Parent: parent.Tag, Machine: parent.Machine, Guest: parent.Guest,
 	}}
-	rest := h.free // sandbox and places stay held until the layer is complete
+	rest := h.free // the sandbox's lock and the places are held until the layer is complete
 	h.free = cleanup.Stack{}
 	complete := m.unwatched.Add(req.Tag)
 	m.background.Go(func() {
-		defer complete() // after its places are free, so that a waiting caller can branch next
+		defer complete() // after the places are free, so that a client that waits can then branch
 		defer rest.Run()
 		if _, err := b.finish(context.WithoutCancel(ctx)); err != nil {
 			m.cfg.Log.Error("branch", "sandbox", s.id, "snapshot", req.Tag, "error", err)

@@ -14,10 +14,11 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// disk adds the disk and its inherited layers to the manifest, and returns the files of all layers,
-// the snapshot's own last. It keeps chains short. If the tops that the sandbox has written since
-// its fork no longer fit, they are merged into one. If the snapshot below has the maximum depth,
-// all layers are merged. If ctx ends, so does a merge.
+// disk adds the sandbox's disk to the manifest, with the layers that the snapshot inherits. It
+// returns the files of all layers; the snapshot's own is the last. To limit the number of layers,
+// it merges some. If the sandbox has written too many tops since its fork, it merges those into
+// one. If the snapshot below already has the maximum number of layers, it merges all. If ctx ends,
+// a merge stops with an error.
 func (b *branch) disk(ctx context.Context, m *snapshot.Manifest) ([]*os.File, error) {
 	parent := b.lease.Manifest().Disk
 	if parent == nil {
@@ -27,7 +28,7 @@ func (b *branch) disk(ctx context.Context, m *snapshot.Manifest) ([]*os.File, er
 	if chain.MergeTops(inherited, len(b.lower)) {
 		owner := b.staging.ID()
 		if chain.MergeDisk(inherited) {
-			owner = snapshot.NewID() // because the snapshot's own layer will be a different one
+			owner = snapshot.NewID() // a new owner, because the snapshot's own layer will be another one
 		}
 		if err := b.mergeTops(ctx, owner); err != nil {
 			return nil, err
@@ -47,7 +48,8 @@ func (b *branch) disk(ctx context.Context, m *snapshot.Manifest) ([]*os.File, er
 	return files, err
 }
 
-// merge merges layers into one file, which is deleted with the branch unless it is linked.
+// merge merges layers into one file. The file is deleted when the branch ends, unless it has been
+// linked to another name.
 func (b *branch) merge(ctx context.Context, name string, layers []*os.File) (*os.File, error) {
 	merged, err := b.create(name)
 	if err != nil {
@@ -57,7 +59,7 @@ func (b *branch) merge(ctx context.Context, name string, layers []*os.File) (*os
 	return merged, disklayer.Merge(ctx, merged, layers)
 }
 
-// mergeTops replaces the sandbox's frozen tops by one layer: for this branch, for later branches
+// mergeTops replaces the frozen tops of the sandbox by one layer: in this branch, in later branches
 // and in the VMM.
 func (b *branch) mergeTops(ctx context.Context, owner string) error {
 	merged, err := b.merge(ctx, "tops", b.lower)
@@ -78,7 +80,7 @@ func (b *branch) mergeTops(ctx context.Context, owner string) error {
 		return err
 	}
 	b.lower, b.owners = []*os.File{merged}, []string{owner}
-	if err := b.mergeInVMM(path); err != nil { // the VMM keeps its open files until the next merge
+	if err := b.mergeInVMM(path); err != nil { // the VMM then still uses the old files, until the next merge
 		b.m.cfg.Log.Warn("merge disk layers in a VMM", "sandbox", b.s.id, "error", err)
 	}
 	for _, f := range old {
@@ -87,9 +89,9 @@ func (b *branch) mergeTops(ctx context.Context, owner string) error {
 	return nil
 }
 
-// mergeInVMM has the VMM replace its frozen tops by the layer at path.
+// mergeInVMM makes the VMM use the layer at path instead of its frozen tops.
 func (b *branch) mergeInVMM(path string) error {
-	f, err := os.Open(path) // for reading only, because snapshots share it
+	f, err := os.Open(path) // read-only, because snapshots share the file
 	if err != nil {
 		return err
 	}

@@ -16,7 +16,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// checkDisk reports whether a machine could boot from a branch of the sandbox's disk.
+// checkDisk returns an error unless a machine can boot from a branch of the sandbox's disk.
 func (b *branch) checkDisk() error {
 	m := b.lease.Manifest()
 	switch {
@@ -28,9 +28,9 @@ func (b *branch) checkDisk() error {
 	return nil
 }
 
-// askAtRest asks the VMM to branch the disk while the guest's file system is frozen. Programs in the
-// guest that write during that time wait. The guest must freeze its file system before client is
-// done. Even if the guest returns an error, the VMM may have a new top.
+// askAtRest makes the VMM branch the disk while the guest's file system is frozen. During that
+// time, programs in the guest that write have to wait. The guest must freeze its file system before
+// client ends. If askAtRest returns an error, the VMM may have switched to a new top nevertheless.
 func (b *branch) askAtRest(client, ctx context.Context, files vmmclient.BranchFiles) (done vmmproto.BranchResult,
 	err error) {
 	v, calls, err := b.s.running(b.op)
@@ -53,8 +53,8 @@ func (b *branch) askAtRest(client, ctx context.Context, files vmmclient.BranchFi
 	return done, vmpool.Cause(ctx, err)
 }
 
-// publishDisk completes a branch of the disk alone. The sandbox cannot be rolled back to it. So the
-// branch does not become the sandbox's latest snapshot, and is not in the sandbox's line.
+// publishDisk completes a disk-only branch. A sandbox cannot be rolled back to such a branch. So
+// the branch does not become the sandbox's latest snapshot, and is not in the sandbox's line.
 func (b *branch) publishDisk(ctx context.Context) (store.Info, error) {
 	if err := b.refuseWriters(); err != nil {
 		return store.Info{}, fmt.Errorf("%s sandbox %q: complete the disk: %w", b.op, b.s.id, err)

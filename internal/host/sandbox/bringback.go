@@ -12,10 +12,11 @@ import (
 )
 
 // bringBack starts a VM from the state of a suspended sandbox. After an error the sandbox is still
-// suspended, unless it is being deleted. When the sandbox runs, its expiry is set to the result of
-// expiry. If expiry is nil, the sandbox keeps its expiry, with one exception. A sandbox that should
-// have been suspended at a time now past would be suspended again at once, so it gets no expiry.
-// The caller holds s.ops.
+// suspended, unless it is being deleted. The caller must hold s.ops.
+//
+// When the sandbox runs, bringBack sets its expiry to the result of the function expiry. If expiry
+// is nil, the sandbox keeps its expiry, with one exception. If the sandbox was to be suspended at a
+// time that has passed, it would be suspended again at once, so it gets no expiry.
 func (m *Manager) bringBack(ctx context.Context, s *Sandbox, expiry func() Expiry) error {
 	err := m.tryBringBack(ctx, s, expiry)
 	if err != nil && s.Info().State == Suspended {
@@ -31,7 +32,7 @@ func (m *Manager) tryBringBack(ctx context.Context, s *Sandbox, expiry func() Ex
 	if err := s.transition("resume", Restoring, nil); err != nil {
 		return err
 	}
-	undo.Add(func() { _ = s.transition("resume", Suspended, nil) }) // refused if s is being deleted
+	undo.Add(func() { _ = s.transition("resume", Suspended, nil) }) // fails if s is being deleted
 	rec := s.record
 	if expiry == nil && rec.ExpirySuspends && s.due() {
 		expiry = func() Expiry { return Expiry{Suspends: true} }
@@ -93,8 +94,8 @@ func (m *Manager) tryBringBack(ctx context.Context, s *Sandbox, expiry func() Ex
 		return nil
 	}
 	m.setTimer(s)
-	// This may fail, as on a full disk. Then only the suspended state has the wrong time, which
-	// matters only if the VM is lost and the sandbox returns to that state.
+	// The following write may fail, for example on a full disk. Then the suspended state keeps the
+	// old expiry. That matters only if the VM is lost and the sandbox returns to that state.
 	kept := Expiry{At: rec.Expires, Suspends: rec.ExpirySuspends}
 	if err := ledger.UpdateSuspended(s.data, kept.write); err != nil {
 		m.cfg.Log.Error("write the expiry of a sandbox into its suspended state", "sandbox", s.id, "error", err)
@@ -102,7 +103,8 @@ func (m *Manager) tryBringBack(ctx context.Context, s *Sandbox, expiry func() Ex
 	return nil
 }
 
-// fallBack returns an exited sandbox to its latest suspended state. The caller holds s.ops.
+// fallBack makes an exited sandbox suspended, with its latest suspended state. The caller must hold
+// s.ops.
 func (m *Manager) fallBack(s *Sandbox) error {
 	r, err := ledger.ReadSuspended(s.data)
 	if err != nil {
@@ -120,8 +122,8 @@ func (m *Manager) fallBack(s *Sandbox) error {
 	return nil
 }
 
-// wake resumes the sandbox if it was suspended for being idle. The operation that follows then
-// counts as a request.
+// wake resumes the sandbox if it was suspended because it was idle. The operation for which it is
+// called counts as a request.
 func (h *Held) wake(ctx context.Context) error {
 	if h.s.Info().State == Suspended && h.s.record.AutoResume {
 		if err := h.m.bringBack(ctx, h.s, nil); err != nil {
@@ -132,7 +134,7 @@ func (h *Held) wake(ctx context.Context) error {
 	return nil
 }
 
-// awake returns a sandbox, after resuming it if it was suspended for being idle.
+// awake returns a sandbox, which it first resumes if it was suspended because it was idle.
 func (m *Manager) awake(ctx context.Context, id string) (*Sandbox, error) {
 	s, err := m.Get(id)
 	if err != nil {
@@ -142,5 +144,6 @@ func (m *Manager) awake(ctx context.Context, id string) (*Sandbox, error) {
 	if !info.Silent && (info.State == Running || info.State == Exited || info.IdleTimeout == 0) {
 		return s, nil
 	}
-	return s, m.With(ctx, id, func(h *Held) error { return h.wake(ctx) }) // the sandbox may be about to be suspended
+	// with the lock, because the sandbox may be about to be suspended
+	return s, m.With(ctx, id, func(h *Held) error { return h.wake(ctx) })
 }

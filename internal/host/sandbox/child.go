@@ -15,9 +15,10 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// startChild starts one child, up to its confirmation. After an error nothing remains. restoring
-// counts the children of its wave that do not run yet, including itself. The agent gets its
-// identity only when all of them run, because earlier it would take CPU time from their restores.
+// startChild starts one child and waits until its agent has confirmed. After an error nothing of
+// the child remains. restoring counts the children of the same wave whose vCPUs do not run yet. The
+// agent gets its identity only when all of them run: if it worked earlier, it would take CPU time
+// from the restores of the others.
 func (m *Manager) startChild(ctx context.Context, start time.Time, req ForkRequest, fork string,
 	restoring *sync.WaitGroup) (*Sandbox, error) {
 	var undo cleanup.Stack
@@ -48,7 +49,7 @@ func (m *Manager) startChild(ctx context.Context, start time.Time, req ForkReque
 	return s, nil
 }
 
-// restoreChild restores the VM of a child until its vCPUs run.
+// restoreChild restores the VM of a child. When it returns, the vCPUs run.
 func (m *Manager) restoreChild(ctx context.Context, start time.Time, req ForkRequest,
 	undo *cleanup.Stack) (*Sandbox, error) {
 	release, err := owner.TakePlace(ctx, m.restores, "")
@@ -92,7 +93,7 @@ func (m *Manager) restoreChild(ctx context.Context, start time.Time, req ForkReq
 			return nil, err
 		}
 	}
-	if len(network.Secrets) > 0 { // without secrets, a new child has nothing to remove
+	if len(network.Secrets) > 0 { // a new child has no old file, so without secrets there is nothing to write
 		if err := ledger.WriteSecrets(s.data, network.Secrets); err != nil {
 			return nil, err
 		}
@@ -104,7 +105,7 @@ func (m *Manager) restoreChild(ctx context.Context, start time.Time, req ForkReq
 	return s, nil
 }
 
-// hostname returns the name of a child for its id.
+// hostname returns the host name of the child with an id.
 func hostname(prefix, id string) string {
 	if prefix == "" {
 		prefix = "sb"

@@ -8,7 +8,7 @@ import (
 	"github.com/forkd/forkd/internal/host/vmpool"
 )
 
-// Console returns the last output of a sandbox's serial console, even if the sandbox has exited.
+// Console returns the last output on a sandbox's serial console. It works for exited sandboxes too.
 func (m *Manager) Console(id string) (console.Text, error) {
 	s, err := m.Get(id)
 	if err != nil {
@@ -21,15 +21,15 @@ func (m *Manager) Console(id string) (console.Text, error) {
 	return vmpool.Console(m.cfg.VMMs, v.dir)
 }
 
-// screen returns the VM that writes the console of s, if it has one, or the last output of an
-// exited s.
+// screen returns the state of s, its VM if it has one, and its last output if it has exited.
 func (s *Sandbox) screen() (State, *liveVM, console.Text) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.state, s.live, s.console
 }
 
-// Follow returns a log of a sandbox, at its beginning, which the caller closes.
+// Follow returns a log that follows a sandbox's console from its oldest output. The caller must
+// close it.
 func (m *Manager) Follow(id string) (*conlog.Log, error) {
 	s, err := m.Get(id)
 	if err != nil {

@@ -6,17 +6,18 @@ import (
 )
 
 const (
-	// roomToResume is the free space at which a sandbox that waits for room is resumed, in bytes.
-	// With less it would soon be paused again.
+	// roomToResume is how many bytes must be free before a sandbox that waits for room on the disk
+	// is resumed. With less, it would soon be paused again.
 	roomToResume = 64 << 20
 
-	// roomInterval is the interval at which free space is checked for a sandbox that waits for room.
+	// roomInterval is how often the free space is checked for a sandbox that waits for room.
 	roomInterval = 2 * time.Second
 )
 
-// diskFull marks s as paused after its VM paused itself because the host has no room for the
-// guest's writes, and resumes it when there is room. The record does not say paused. A later daemon
-// resumes the VM, and learns from the VM if there still is no room.
+// diskFull is called when the VM of s has paused itself because the host has no room for the
+// guest's writes. It marks s as paused, and resumes it when there is room. It does not mark the
+// record as paused: if the daemon exits, the next daemon resumes the VM, and the VM pauses itself
+// again if there still is no room.
 func (m *Manager) diskFull(s *Sandbox, v *liveVM) {
 	ctx := context.Background()
 	unlock, err := s.lock(ctx)
@@ -26,10 +27,10 @@ func (m *Manager) diskFull(s *Sandbox, v *liveVM) {
 	defer unlock()
 	st, err := v.vmm.Stats(ctx)
 	if s.answered(err) != nil {
-		return // the next operation asks again and resumes it, and the VM reports again
+		return // the next operation finds out that the VM is paused and resumes it; the VM may then report again
 	}
 	if !st.DiskFull {
-		return // the sandbox was resumed or rolled back in the meantime
+		return // s has been resumed or rolled back since the VM reported
 	}
 	if s.live != v || s.transition("pause", Paused, func() { s.full = true }) != nil {
 		return
@@ -38,7 +39,7 @@ func (m *Manager) diskFull(s *Sandbox, v *liveVM) {
 	m.background.Go(func() { m.waitForRoom(s, v) })
 }
 
-// waitForRoom resumes s when there is room, unless another operation has changed its state.
+// waitForRoom resumes s when there is room, unless another operation has changed the state of s.
 func (m *Manager) waitForRoom(s *Sandbox, v *liveVM) {
 	tick := time.NewTicker(roomInterval)
 	defer tick.Stop()

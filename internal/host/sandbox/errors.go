@@ -9,21 +9,20 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// NotFoundError reports that no sandbox has the given id.
 type NotFoundError struct{ ID string }
 
 func (e *NotFoundError) Error() string {
 	return fmt.Sprintf("sandbox %.100q: not found ('forkd ls' lists what there is)", e.ID)
 }
 
-// StateError reports an operation that the state of a sandbox does not allow.
+// StateError reports an operation that is not possible in the present state of a sandbox.
 type StateError struct {
 	ID, Op  string
 	State   State
-	Full    bool    // if State is Paused: until the host has room for its disk
-	Secret  bool    // whatever State is: its memory is not saved, see KeepSecret
+	Full    bool    // if State is Paused: it is paused until the host has room for its disk
+	Secret  bool    // in any State: its memory must not be saved, see KeepSecret
 	Exit    vm.Exit // if State is Exited
-	Console string  // last lines of its console
+	Console string  // last lines of the sandbox's console
 }
 
 func (e *StateError) Error() string {
@@ -43,7 +42,7 @@ func (e *StateError) Error() string {
 	return msg
 }
 
-// cutter is the operation that cut requests off from their guest.
+// cutter is an operation that ends all requests to a sandbox's guest.
 type cutter string
 
 const (
@@ -52,9 +51,9 @@ const (
 	byRollback cutter = "rolled back"
 )
 
-// CutOffError reports an operation that was running when its sandbox was deleted, suspended or
-// rolled back. Its effects in the guest up to then are lost with the guest's state, or suspended
-// with it.
+// CutOffError reports a request that was being handled when its sandbox was deleted, suspended or
+// rolled back. What the request had already done in the guest is lost or, after a suspension, part
+// of the suspended state.
 type CutOffError struct {
 	ID, Op string
 	By     cutter
@@ -64,8 +63,8 @@ func (e *CutOffError) Error() string {
 	return fmt.Sprintf("%s sandbox %q: cut off: the sandbox was %s meanwhile", e.Op, e.ID, e.By)
 }
 
-// LeaseError reports an operation that needs the sandbox's snapshot, which cannot be used. The
-// sandbox itself runs.
+// LeaseError reports an operation that failed because the sandbox's snapshot cannot be used. The
+// sandbox continues to run.
 type LeaseError struct {
 	ID, Op, Tag string
 	Err         error
@@ -77,14 +76,14 @@ func (e *LeaseError) Error() string {
 
 func (e *LeaseError) Unwrap() error { return e.Err }
 
-// replacedError says that a tag now names a different snapshot than the required one.
+// replacedError reports that a tag now names another snapshot than the one that is needed.
 type replacedError struct{ tag string }
 
 func (e *replacedError) Error() string {
 	return fmt.Sprintf("snapshot %q was replaced by another", e.tag)
 }
 
-// HeldError reports a sandbox that cannot be killed, now or later, because a workspace stands for it.
+// HeldError reports that a sandbox cannot be killed because it belongs to a workspace.
 type HeldError struct{ Op, ID, Workspace string }
 
 func (e *HeldError) Error() string {
@@ -92,13 +91,13 @@ func (e *HeldError) Error() string {
 		"delete the workspace instead (forkd workspace delete %s)", e.Op, e.ID, e.Workspace, e.Workspace)
 }
 
-// ForkError reports children that did not start.
+// ForkError reports a fork whose children did not all start.
 type ForkError struct {
 	Tag         string
 	Asked       int
 	Failed      int
-	Unconfirmed int   // of Failed: children whose agent did not confirm its new identity
-	First       error // error of the first of them
+	Unconfirmed int   // number of Failed children whose agent did not confirm its new identity
+	First       error // error of the first child that failed
 }
 
 func (e *ForkError) Error() string {
@@ -107,8 +106,8 @@ func (e *ForkError) Error() string {
 
 func (e *ForkError) Unwrap() error { return e.First }
 
-// unconfirmedError reports a child whose agent did not take up its new identity. Such a child may
-// share random numbers with its siblings, so it is never handed out.
+// unconfirmedError reports a child whose agent did not confirm its new identity. Such a child may
+// have the same random numbers as its siblings, so no client may use it.
 type unconfirmedError struct {
 	id      string
 	err     error
@@ -130,12 +129,11 @@ func isUnconfirmed(err error) bool {
 	return errors.As(err, &u)
 }
 
-// BusyError reports that the host, or one owner, has reached the limit of concurrent operations of
-// a kind.
+// BusyError reports that the host, or one owner, has too many operations of one kind at a time.
 type BusyError struct {
 	What  string
 	Limit int
-	Owner string // the owner at its limit; empty: the host is
+	Owner string // the owner whose limit is reached; empty: the host's limit is reached
 }
 
 func (e *BusyError) Error() string {
@@ -145,8 +143,8 @@ func (e *BusyError) Error() string {
 	return fmt.Sprintf("%d %s are running, the most at once; try again", e.Limit, e.What)
 }
 
-// IsBusy reports whether a refused branch may soon succeed: the host is at its limit of concurrent
-// branches, or its disk has not caught up with them.
+// IsBusy reports whether err refuses a branch that may succeed soon. That is so if too many
+// branches are being made, or if earlier ones are still being flushed to disk.
 func IsBusy(err error) bool {
 	var busy *BusyError
 	var backlog *store.BacklogError
@@ -162,12 +160,12 @@ func (e *FamilyError) Error() string {
 		"parent that the sandbox comes from ('forkd tree' shows families)", e.ID, e.Tag)
 }
 
-// RollbackError reports a rollback that failed after its point of no return. The sandbox has been
-// killed.
+// RollbackError reports a rollback that failed when the sandbox's previous state was already lost.
+// The sandbox has been killed.
 type RollbackError struct {
 	ID, Tag string
 	Err     error
-	Kept    bool // its latest suspended state remains
+	Kept    bool // its latest suspended state still exists
 	Console string
 }
 

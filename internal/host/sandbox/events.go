@@ -7,14 +7,14 @@ import (
 	"github.com/forkd/forkd/internal/host/excerpt"
 )
 
-// kinds maps each state that a sandbox can enter after its start to its event.
+// kinds has the event for each state that a sandbox can enter after it has been started.
 var kinds = map[State]event.Kind{
 	Running: event.SandboxRunning, Paused: event.SandboxPaused, Suspended: event.SandboxSuspended,
 	Restoring: event.SandboxRestoring, Exited: event.SandboxExited,
 }
 
-// enteredLocked sends followers the event that s has entered its state. States before a sandbox is
-// known, and its deletion, have events of their own: see add and remove.
+// enteredLocked emits the event that s has entered its state. It emits none for the creation of a
+// sandbox and for its deletion: add and remove do that.
 func (s *Sandbox) enteredLocked(from State, op string) {
 	kind, ok := kinds[s.state]
 	if from == Starting || !ok {
@@ -36,16 +36,16 @@ func (s *Sandbox) eventLocked(kind event.Kind, reason string) event.Event {
 	return event.Event{Kind: kind, Sandbox: s.id, Snapshot: s.record.Tag(), Labels: s.record.Labels, Reason: reason}
 }
 
-// event makes an event of s, which the caller sends.
+// event returns an event of s, which the caller must emit.
 func (s *Sandbox) event(kind event.Kind, reason string) event.Event {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.eventLocked(kind, reason)
 }
 
-// transition enters a state. Nothing else writes s.state. change, if not nil, changes fields that
-// must change together with the state, under the same lock. If the transition is not allowed, the
-// error is a *StateError.
+// transition changes the state of s to to. No other function writes s.state. If change is not nil,
+// it is called under the same lock, to change fields that must change together with the state. If s
+// may not enter the state, the error is a *StateError.
 func (s *Sandbox) transition(op string, to State, change func()) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -6,11 +6,12 @@ import (
 	"time"
 )
 
-// expiryRetry is the time until a failed suspension, as on a full disk, is tried again.
+// expiryRetry is how long after a failed suspension, for example on a full disk, the next attempt
+// is made.
 const expiryRetry = time.Minute
 
-// SetExpiry replaces the expiry of a sandbox in any state. If the sandbox has expired by now, the
-// error is a *NotFoundError. The sandbox of a workspace does not expire.
+// SetExpiry replaces the expiry of a sandbox in any state. If the old expiry has passed, the error
+// is a *NotFoundError. The sandbox of a workspace does not expire.
 func (h *Held) SetExpiry(e Expiry) error {
 	s := h.s
 	if err := s.updateAll(e.write); err != nil {
@@ -25,9 +26,9 @@ func (h *Held) SetExpiry(e Expiry) error {
 	return nil
 }
 
-// stopTime suspends a sandbox's expiry until startTime is called. The record keeps the expiry: if
-// the daemon dies in between, the next daemon applies the old one. Errors are those of SetExpiry.
-// The caller holds s.ops.
+// stopTime stops the expiry of a sandbox until startTime is called. The record keeps the expiry, so
+// that if the daemon dies before startTime, the next daemon applies it. Errors are those of
+// SetExpiry. The caller must hold s.ops.
 func (m *Manager) stopTime(s *Sandbox) (startTime func(), err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -43,7 +44,7 @@ func (m *Manager) stopTime(s *Sandbox) (startTime func(), err error) {
 	}, nil
 }
 
-// setTimer starts the timer for the expiry in a sandbox's record.
+// setTimer starts the timer for the expiry that is in a sandbox's record.
 func (m *Manager) setTimer(s *Sandbox) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -56,7 +57,8 @@ func (m *Manager) setTimer(s *Sandbox) {
 	}
 }
 
-// expire handles the expiry of a sandbox, unless it was extended while the timer fired.
+// expire handles the expiry of a sandbox. It does nothing if the expiry was extended while the
+// timer fired.
 func (m *Manager) expire(s *Sandbox) {
 	s.mu.Lock()
 	due, suspends := s.dueLocked(), s.record.ExpirySuspends
@@ -67,7 +69,7 @@ func (m *Manager) expire(s *Sandbox) {
 	case suspends:
 		m.suspendExpired(s)
 	default:
-		_ = m.remove(s) // refused if another call deletes s
+		_ = m.remove(s) // fails if another call is deleting s
 	}
 }
 
@@ -82,8 +84,8 @@ func (s *Sandbox) dueLocked() bool {
 	return s.workspace == "" && !s.timeless && !s.record.Expires.IsZero() && !time.Now().Before(s.record.Expires)
 }
 
-// suspendExpired suspends a sandbox when other operations on it have finished. An exited sandbox
-// without a suspended state is deleted.
+// suspendExpired suspends a sandbox, after other operations on it have ended. It deletes an exited
+// sandbox that has no suspended state.
 func (m *Manager) suspendExpired(s *Sandbox) {
 	unlock, err := m.lockToSuspend(m.timed.Context(), s, false)
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// finish completes the memory layer and publishes the snapshot.
+// finish completes the memory layer and the disk, and publishes the snapshot.
 func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 	defer b.undo.Run()
 	defer func() {
@@ -30,9 +30,9 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 			return result, fmt.Errorf("%s sandbox %q: copy its memory: %w", b.op, b.s.id, err)
 		}
 	}
-	// Copying goes on when the caller has left, and stops when the sandbox is deleted. Copying memory
-	// also stops when it takes too long. Merging a disk has no time limit, because it copies no more
-	// than the disk's layers take.
+	// The layers are completed even if the client disconnects, but not if the sandbox is deleted.
+	// Copying memory has a time limit. Merging disk layers has none, because it copies no more than
+	// the layers contain.
 	alive, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
 	defer context.AfterFunc(b.v.calls, end)()
@@ -76,7 +76,7 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 	if err != nil {
 		return result, err
 	}
-	if b.stays() { // before it is published: a client that sees it must see that nothing has changed since
+	if b.stays() { // before publishing, so that a client that sees the branch also sees that nothing has changed since
 		b.s.since.Mark(b.calls)
 	}
 	if result.Info, err = b.staging.Publish(m, extents, disk); err != nil {

@@ -17,18 +17,19 @@ import (
 	"github.com/forkd/forkd/internal/host/owner"
 )
 
-// MaxFork bounds the children of one call.
+// MaxFork is the maximum number of children in one request.
 const MaxFork = 1000
 
-// MaxAnnotation bounds an annotation, in bytes: it is part of a record that is written often.
+// MaxAnnotation bounds an annotation in bytes. The annotation is part of a record that is written
+// often.
 const MaxAnnotation = 64 << 10
 
-// maxEnv bounds the environment of a child, in bytes of JSON. It is part of the record of every
-// child, which is in the daemon's memory and in a directory in RAM. Linux starts no program with a
-// variable of 128 KiB (execve(2)).
+// maxEnv bounds the environment of a child in bytes of JSON. The environment is part of the child's
+// record, which is in the daemon's memory and in a file in RAM. Linux does not start a program with
+// a variable of 128 KiB or more (execve(2)).
 const maxEnv = 128 << 10
 
-// hostnamePrefix matches RFC 1123 labels that leave room for the suffix.
+// hostnamePrefix matches labels of RFC 1123 that are short enough for a suffix.
 var hostnamePrefix = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$`)
 
 func (r *ForkRequest) check() error {
@@ -38,7 +39,7 @@ func (r *ForkRequest) check() error {
 	return r.checkChildren()
 }
 
-// checkChildren checks the properties of the children that do not depend on their source.
+// checkChildren checks the parts of a request that can be checked without knowing what is forked.
 func (r *ForkRequest) checkChildren() error {
 	if r.N < 1 || r.N > MaxFork {
 		return invalid.Errorf("n", "%d: want 1 to %d", r.N, MaxFork)
@@ -76,11 +77,11 @@ func (r *ForkRequest) checkChildren() error {
 	return nil
 }
 
-// checkAgainst checks the properties that depend on the snapshot of the children.
+// checkAgainst checks the parts of a request that depend on the snapshot to be forked.
 func (m *Manager) checkAgainst(ctx context.Context, r *ForkRequest, parent *snapshot.Manifest) error {
 	if r.Network != nil {
 		present, err := netclient.FromSnapshot(parent.Guest.Network)
-		if err != nil { // the snapshot can be forked with another policy
+		if err != nil { // the snapshot's own policy is invalid, but another one can be given
 			present = netclient.Isolated()
 		}
 		if r.present != nil {
@@ -93,9 +94,9 @@ func (m *Manager) checkAgainst(ctx context.Context, r *ForkRequest, parent *snap
 	return m.cfg.VMMs.CheckLimits("limits.", limitsFor(r.Limits, parent))
 }
 
-// Fork starts children of a snapshot. If one fails, none is left, unless the request allows a part.
-// A child counts as started when its agent has confirmed its new identity. If the fork fails, the
-// error is a *ForkError.
+// Fork starts children of a snapshot. A child has started when its agent has confirmed its new
+// identity. If one fails, the others are killed, unless the request permits part of them. If the
+// fork fails, the error is a *ForkError.
 func (m *Manager) Fork(ctx context.Context, req ForkRequest) (ForkResult, error) {
 	start := time.Now()
 	if err := req.check(); err != nil {
@@ -109,8 +110,8 @@ func (m *Manager) Fork(ctx context.Context, req ForkRequest) (ForkResult, error)
 	if err := m.MayUse(ctx, req.Tag); err != nil {
 		return ForkResult{}, err
 	}
-	// Held until every child has its own lease, so that the snapshot cannot be deleted while they
-	// start.
+	// done is called when every child has its own lease, so that the snapshot cannot be deleted
+	// before.
 	tag, done, err := m.booted(ctx, req.Tag, req.N)
 	if err != nil {
 		return ForkResult{}, err
@@ -122,7 +123,8 @@ func (m *Manager) Fork(ctx context.Context, req ForkRequest) (ForkResult, error)
 		return ForkResult{}, err
 	}
 	defer lease.Release()
-	// Check again, because booted may have waited. From here on no other snapshot can take the tag.
+	// Check again, because the snapshot may have been replaced while booted waited. From here on,
+	// tag cannot get another snapshot.
 	if err := m.MayUse(ctx, req.Tag); err != nil {
 		return ForkResult{}, err
 	}
@@ -149,8 +151,8 @@ func (m *Manager) Fork(ctx context.Context, req ForkRequest) (ForkResult, error)
 	return result, err
 }
 
-// fork starts the admitted children and hands them out as one unit: if the daemon dies before they
-// are handed out, the next daemon kills all of them.
+// fork starts children for which places are reserved, and hands them out as one unit: if the daemon
+// dies before, the next daemon kills all of them.
 func (m *Manager) fork(ctx context.Context, start time.Time, req ForkRequest, vcpus uint32) (ForkResult, error) {
 	unfinished, err := ledger.BeginFork(m.cfg.RunDir, req.N)
 	if err != nil {
@@ -166,7 +168,7 @@ func (m *Manager) fork(ctx context.Context, start time.Time, req ForkRequest, vc
 	}
 	if err != nil {
 		m.endAll(children)
-		_ = unfinished.Finish() // no caller is left to receive the error
+		_ = unfinished.Finish() // no caller is left that could use the children
 		return result, err
 	}
 	for _, s := range children {
@@ -180,10 +182,10 @@ func (m *Manager) fork(ctx context.Context, start time.Time, req ForkRequest, vc
 	return result, nil
 }
 
-// startChildren starts the children in waves. The children of one wave start concurrently, as far
-// as the semaphores allow. The next wave starts when they have confirmed. In a single wave of a
-// hundred children on one CPU, half of them would answer nearly as late as the last one. If all
-// children are required, the first failure cancels the others.
+// startChildren starts the children in waves. Within a wave they start concurrently, as far as the
+// gates permit. The next wave starts when all of them have confirmed. In a single wave of a hundred
+// children on one CPU, half of them would confirm almost as late as the last one. If all children
+// are required, the first failure cancels the others.
 func (m *Manager) startChildren(ctx context.Context, start time.Time, req ForkRequest, fork string) ([]*Sandbox,
 	[]error) {
 	ctx, cancel := context.WithCancel(ctx)
@@ -202,14 +204,14 @@ func (m *Manager) startChildren(ctx context.Context, start time.Time, req ForkRe
 		for i := first + 1; i < last; i++ {
 			group.Go(func() { start1(i) })
 		}
-		start1(first) // in this goroutine: a single child need not wait for another thread to wake up
+		start1(first) // in this goroutine, so that a single child need not wait until another thread wakes up
 		group.Wait()
 	}
 	return children, errs
 }
 
-// countFailed counts the children that did not start. It returns an error if too many failed to
-// keep the others, or if the caller has left.
+// countFailed counts the children that did not start. It returns an error if the request requires
+// more children than have started, or if its client has disconnected.
 func countFailed(ctx context.Context, req ForkRequest, errs []error) (ForkResult, error) {
 	result := ForkResult{}
 	var first error
@@ -222,7 +224,7 @@ func countFailed(ctx context.Context, req ForkRequest, errs []error) (ForkResult
 			result.Unconfirmed++
 		}
 		if first == nil || errors.Is(first, context.Canceled) {
-			first = err // a cause says more than the cancellation of the others
+			first = err // prefer an error that is not the result of cancelling the others
 		}
 	}
 	if result.Failed > 0 && (!req.AllowPartial || result.Failed == req.N || ctx.Err() != nil) {

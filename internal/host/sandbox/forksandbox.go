@@ -6,14 +6,15 @@ import (
 	"github.com/forkd/forkd/internal/host/owner"
 )
 
-// ForkSandbox branches a sandbox and forks children from the branch, in one call. The snapshot in
-// between is deleted with the last of the children.
+// ForkSandbox branches a sandbox and forks the branch, in one call. The snapshot that this makes is
+// deleted with the last of the children.
 func (m *Manager) ForkSandbox(ctx context.Context, source string, mode BranchRequest,
 	req ForkRequest) (ForkResult, BranchResult, error) {
-	if err := req.checkChildren(); err != nil { // before the branch is made; its tag is chosen here
+	// now, so that a wrong request makes no branch; the snapshot's tag is chosen here
+	if err := req.checkChildren(); err != nil {
 		return ForkResult{}, BranchResult{}, err
 	}
-	if _, err := owner.Of(ctx).Label(req.Labels); err != nil { // before the branch is made
+	if _, err := owner.Of(ctx).Label(req.Labels); err != nil { // now, so that a wrong request makes no branch
 		return ForkResult{}, BranchResult{}, err
 	}
 	if err := m.Reach(ctx, source); err != nil {
@@ -23,13 +24,14 @@ func (m *Manager) ForkSandbox(ctx context.Context, source string, mode BranchReq
 	if err != nil {
 		return ForkResult{}, BranchResult{}, err
 	}
-	if err := m.mayOpen(ctx, "network.", req.Network, s.Info().Network.Policy); err != nil { // before the branch is made
+	// now, so that a wrong request makes no branch
+	if err := m.mayOpen(ctx, "network.", req.Network, s.Info().Network.Policy); err != nil {
 		return ForkResult{}, BranchResult{}, err
 	}
-	if err := m.admitted.Check(req.N, s.vcpus()); err != nil { // again, now that a snapshot to fork from exists
+	if err := m.admitted.Check(req.N, s.vcpus()); err != nil { // now, so that no branch is made if there is no room
 		return ForkResult{}, BranchResult{}, err
 	}
-	release, err := m.reserve(owner.Of(ctx), req.N) // again, now that a snapshot to fork from exists
+	release, err := m.reserve(owner.Of(ctx), req.N) // now, so that no branch is made if there is no room
 	if err != nil {
 		return ForkResult{}, BranchResult{}, err
 	}
@@ -39,7 +41,7 @@ func (m *Manager) ForkSandbox(ctx context.Context, source string, mode BranchReq
 	if err != nil {
 		return ForkResult{}, b, err
 	}
-	// Held until the children have their own leases.
+	// The snapshot stays pinned until the children have their own leases.
 	unpin, err := m.cfg.Store.Pin(b.Info.Tag)
 	if err != nil {
 		return ForkResult{}, b, err

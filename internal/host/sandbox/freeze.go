@@ -20,10 +20,10 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// freeze captures state, memory and disk at one instant. After it the sandbox runs on.
+// freeze saves state, memory and disk as they are at one instant. Afterwards the sandbox continues.
 func (b *branch) freeze(ctx context.Context) error {
 	rec, v, err := b.s.withVM(b.op)
-	// an earlier branch could not record its outcome
+	// An earlier branch or rebase could not record its outcome.
 	if err == nil && (rec.Pending != nil || rec.Rebasing != nil) {
 		if _, err = b.s.settle(context.Background(), v); err == nil {
 			rec, v, err = b.s.withVM(b.op)
@@ -86,7 +86,8 @@ func (b *branch) freeze(ctx context.Context) error {
 		}
 	}
 	client := ctx
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), branchTimeout) // the branch's outcome must be known
+	// without the client's cancellation, because the outcome of the branch must be known
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), branchTimeout)
 	defer cancel()
 	b.calls = b.s.since.Calls()
 	if b.req.Mode == vm.BranchDisk {
@@ -109,11 +110,12 @@ func (b *branch) freeze(ctx context.Context) error {
 	return nil
 }
 
-// copyPoll is the interval for asking a VMM again that is still copying for a dead daemon.
+// copyPoll is how often a VMM is asked again that is still copying a branch for an earlier daemon.
 const copyPoll = 50 * time.Millisecond
 
-// ask has the VMM branch. A VMM that is still copying a live branch of an earlier daemon refuses,
-// without any change. That copying is bounded by what the guest had written.
+// ask makes the VMM branch. A VMM that is still copying a live branch of an earlier daemon refuses,
+// without having changed anything, so ask asks again. That ends, because the VMM copies only what
+// the guest had written.
 func (b *branch) ask(ctx context.Context, files vmmclient.BranchFiles) (vmmproto.BranchResult, error) {
 	for {
 		done, err := b.v.vmm.Branch(ctx, vmmproto.Branch{Mode: b.req.Mode, MaxExtents: vmmExtents,
@@ -129,8 +131,7 @@ func (b *branch) ask(ctx context.Context, files vmmclient.BranchFiles) (vmmproto
 	}
 }
 
-// prepareTop makes the next top of the sandbox and records that the VMM may be using it from now
-// on.
+// prepareTop makes the sandbox's next top. It records that the VMM may use this top from now on.
 func (b *branch) prepareTop(ctx context.Context, rec ledger.Record) (*os.File, error) {
 	s := b.s
 	for _, f := range append(slices.Clone(rec.Frozen), durable.FrozenTop{Name: rec.Top, Owner: b.staging.ID()}) {

@@ -11,22 +11,22 @@ import (
 	"github.com/forkd/forkd/internal/host/vmpool"
 )
 
-// guestCall is one request to the agent of a running sandbox. Its context ends with the VM, and
-// when the guest is taken away: by a rollback, a suspension or a deletion.
+// guestCall is one request to the agent of a running sandbox. Its context is cancelled when the VM
+// ends, and when the sandbox is rolled back, suspended or deleted.
 type guestCall struct {
 	Guest
 	ctx   context.Context
 	stop  func()
-	calls context.Context // ends when the guest is taken away; its cause says why
+	calls context.Context // cancelled when the sandbox is rolled back, suspended or deleted; the cause says which
 	s     *Sandbox
 	op    string
 }
 
-// wakeTries is how often a request is tried if the sandbox is suspended again between its
-// resumption and the request.
+// wakeTries is how often a request resumes a sandbox that is suspended again before the request has
+// begun.
 const wakeTries = 3
 
-// guestOf begins a request to the agent of a sandbox. The caller stops it.
+// guestOf begins a request to the agent of a sandbox. The caller must stop it.
 func (m *Manager) guestOf(ctx context.Context, id, op string) (*guestCall, error) {
 	for try := 0; ; try++ {
 		s, err := m.awake(ctx, id)
@@ -45,7 +45,8 @@ func (m *Manager) guestOf(ctx context.Context, id, op string) (*guestCall, error
 	}
 }
 
-// guestCall begins a request to the agent of a running sandbox. Stopping it calls end.
+// guestCall begins a request to the agent of a running sandbox. When the request is stopped, end is
+// called.
 func (s *Sandbox) guestCall(ctx context.Context, op string, end func()) (*guestCall, error) {
 	v, calls, err := s.running(op)
 	if err != nil {
@@ -58,8 +59,9 @@ func (s *Sandbox) guestCall(ctx context.Context, op string, end func()) (*guestC
 		stop: func() { unwatch(); cancel(nil); stop(); end() }}, nil
 }
 
-// dial reaches the guest until it is taken away. Afterwards the same address may lead to another
-// state of the sandbox, such as after a rollback, where the same numbers name other processes.
+// dial connects to the guest. After a rollback, for example, the same address leads to another
+// state of the sandbox, in which the same process ids belong to other processes. So dial fails when
+// c.calls has ended.
 func (c *guestCall) dial(ctx context.Context, port uint32) (net.Conn, error) {
 	conn, err := c.Dial(ctx, port)
 	if cause := context.Cause(c.calls); cause != nil {
@@ -71,8 +73,8 @@ func (c *guestCall) dial(ctx context.Context, port uint32) (net.Conn, error) {
 	return conn, err
 }
 
-// explain replaces the error of a broken or silent connection by the operation on the sandbox that
-// broke it. A paused sandbox keeps its connections.
+// explain returns the reason why a connection has broken or does not answer: an operation on the
+// sandbox, if there was one, and otherwise err. A pause breaks no connections.
 func (c *guestCall) explain(err error) error {
 	var answer *agentclient.Error
 	if err == nil || errors.As(err, &answer) && answer.Code != agentclient.CodeInternal {
@@ -99,11 +101,11 @@ func (c *guestCall) explain(err error) error {
 	return vmpool.Cause(c.ctx, err)
 }
 
-// Use lets f talk to the guest of a running sandbox, over connections that f opens to ports of the
-// guest. A sandbox that was suspended for being idle is resumed first, and counts as used until f
-// returns. The context for f ends with the VM, or when the guest is taken away; the resulting error
-// of f is replaced by a *StateError or a *CutOffError. Errors put op before the sandbox, as in
-// "exec in".
+// Use calls f, which may open connections to ports of the sandbox's guest. If the sandbox was
+// suspended because it was idle, Use resumes it first. The sandbox counts as used until f returns.
+// The context for f ends when the VM ends, or when the sandbox is rolled back, suspended or
+// deleted; the error of f is then replaced by a *StateError or a *CutOffError. Errors have op
+// before the sandbox's id, such as "exec in".
 func (m *Manager) Use(ctx context.Context, id, op string, f func(context.Context, agentclient.DialFunc) error) error {
 	call, err := m.guestOf(ctx, id, op)
 	if err != nil {
@@ -111,11 +113,11 @@ func (m *Manager) Use(ctx context.Context, id, op string, f func(context.Context
 	}
 	defer call.stop()
 	call.s.since.Count()
-	defer call.s.since.Count() // the call may have changed something after a concurrent branch
+	defer call.s.since.Count() // now too, because the call may have changed something after a concurrent branch
 	return call.explain(f(call.ctx, call.dial))
 }
 
-// LookAt is Use for requests that change neither files nor processes. It does not count as a
+// LookAt is like Use, for requests that change neither files nor processes. It does not count as a
 // change.
 func (m *Manager) LookAt(ctx context.Context, id, op string, f func(context.Context,
 	agentclient.DialFunc) error) error {
@@ -127,8 +129,8 @@ func (m *Manager) LookAt(ctx context.Context, id, op string, f func(context.Cont
 	return call.explain(f(call.ctx, call.dial))
 }
 
-// LookAtRunning is LookAt for clients that may only read: it neither resumes a sandbox nor counts
-// as use. If the sandbox does not run, the error is a *StateError.
+// LookAtRunning is like LookAt, for clients that may only read. It does not resume the sandbox, and
+// does not count as use. If the sandbox is not running, the error is a *StateError.
 func (m *Manager) LookAtRunning(ctx context.Context, id, op string,
 	f func(context.Context, agentclient.DialFunc) error) error {
 	s, err := m.Get(id)

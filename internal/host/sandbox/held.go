@@ -8,23 +8,24 @@ import (
 	"github.com/forkd/forkd/internal/host/owner"
 )
 
-// Held is a sandbox that no other operation works on. Only the function that With calls may use it,
-// until it returns.
+// Held is a locked sandbox: no other operation works on it. It is valid only within the function
+// that With calls.
 type Held struct {
 	m    *Manager
 	s    *Sandbox
-	free cleanup.Stack // releases the sandbox
+	free cleanup.Stack // unlocks the sandbox
 }
 
-// With calls f with a sandbox when no other operation works on it, and makes others wait until f
-// returns. So the state that f reads stays true while f acts. If the VMM has left a request
-// unanswered, With first finds out the outcome of that request. The error is a *NotFoundError if
-// the client of ctx may not see the sandbox, whose labels may have changed during the wait.
+// With locks a sandbox and calls f. Other operations on the sandbox wait until f returns, so the
+// state that f reads does not change while f runs. If the VMM has not answered an earlier request,
+// With first finds out the outcome of that request. The error is a *NotFoundError if the client of
+// ctx may not see the sandbox. That is checked after the wait, during which the labels may have
+// changed.
 func (m *Manager) With(ctx context.Context, id string, f func(*Held) error) error {
 	return m.with(ctx, id, (*Sandbox).lock, f)
 }
 
-// with is With for a caller with a lock of its own.
+// with is With for a caller that locks in another way.
 func (m *Manager) with(ctx context.Context, id string, lock func(*Sandbox, context.Context) (func(), error),
 	f func(*Held) error) error {
 	s, err := m.Get(id)
@@ -44,7 +45,7 @@ func (m *Manager) with(ctx context.Context, id string, lock func(*Sandbox, conte
 	return f(h)
 }
 
-// change is With for one operation. It returns the sandbox's description after it.
+// change is With, and returns the sandbox's Info afterwards.
 func (m *Manager) change(ctx context.Context, id string, f func(*Held) error) (i Info, err error) {
 	err = m.With(ctx, id, func(h *Held) error {
 		if err := f(h); err != nil {
@@ -59,8 +60,9 @@ func (m *Manager) change(ctx context.Context, id string, f func(*Held) error) (i
 // Info describes the sandbox as it is now.
 func (h *Held) Info() Info { return h.s.Info() }
 
-// usable refuses a locked sandbox whose VMM does not answer, and one that the client of ctx may no
-// longer see, because its labels changed while it waited for the lock.
+// usable returns an error if the VMM of a locked sandbox does not answer. It also returns one if
+// the client of ctx may not see the sandbox, because its labels have changed while the client
+// waited for the lock.
 func (s *Sandbox) usable(ctx context.Context) error {
 	if i := s.Info(); i.State == Stopping || !owner.PrefixOf(ctx).HasLabels(i.Labels) {
 		return &NotFoundError{ID: s.id}
@@ -68,7 +70,7 @@ func (s *Sandbox) usable(ctx context.Context) error {
 	return s.catchUp()
 }
 
-// lock waits until no other operation works on s.
+// lock waits until no other operation works on s, and locks s.
 func (s *Sandbox) lock(ctx context.Context) (unlock func(), err error) {
 	select {
 	case s.ops <- struct{}{}:
@@ -78,7 +80,7 @@ func (s *Sandbox) lock(ctx context.Context) (unlock func(), err error) {
 	return s.unlock, nil
 }
 
-// tryLock is lock without waiting.
+// tryLock locks s if no other operation works on it. It does not wait.
 func (s *Sandbox) tryLock() bool {
 	select {
 	case s.ops <- struct{}{}:
@@ -90,7 +92,7 @@ func (s *Sandbox) tryLock() bool {
 
 func (s *Sandbox) unlock() {
 	if s.Info().State == Stopping {
-		os.RemoveAll(s.data) // again: the operation may have made files during the first removal
+		os.RemoveAll(s.data) // again, because the operation that held the lock may have made files after the first removal
 	}
 	<-s.ops
 }

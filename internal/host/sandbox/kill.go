@@ -9,7 +9,7 @@ import (
 	"github.com/forkd/forkd/internal/host/vmpool"
 )
 
-// free releases everything that s has except its VMM process.
+// free releases everything that s has, except its VMM process.
 func (m *Manager) free(s *Sandbox) {
 	s.freed.Do(func() {
 		if err := os.RemoveAll(s.data); err != nil {
@@ -28,8 +28,8 @@ func (m *Manager) free(s *Sandbox) {
 	})
 }
 
-// Hold keeps a sandbox from being killed until Release, because it belongs to a workspace whose
-// user will come back.
+// Hold prevents a sandbox from being killed until Release. It is for a sandbox that belongs to a
+// workspace, whose user will use it again.
 func (m *Manager) Hold(id, workspace string) error { return m.setHolder(id, workspace) }
 
 // Release reverses Hold.
@@ -46,8 +46,8 @@ func (m *Manager) setHolder(id, workspace string) error {
 	return nil
 }
 
-// Kill kills a sandbox and removes all of its files, including its suspended state. When it returns
-// without an error nothing is left. The sandbox of a workspace is refused with a *HeldError.
+// Kill kills a sandbox and removes all of its files, including its suspended state. If it returns
+// no error, nothing is left. For the sandbox of a workspace the error is a *HeldError.
 func (m *Manager) Kill(id string) error {
 	s, err := m.Get(id)
 	if err != nil {
@@ -59,7 +59,7 @@ func (m *Manager) Kill(id string) error {
 	return m.remove(s)
 }
 
-// remove is Kill for any sandbox, including that of a workspace. The error is a *NotFoundError if
+// remove is Kill for all sandboxes, also those of workspaces. The error is a *NotFoundError if
 // another call is deleting the sandbox.
 func (m *Manager) remove(s *Sandbox) error {
 	id := s.id
@@ -77,7 +77,7 @@ func (m *Manager) remove(s *Sandbox) error {
 		}
 	})
 	if err != nil {
-		return &NotFoundError{ID: id} // another Kill is deleting the sandbox
+		return &NotFoundError{ID: id} // another call is deleting the sandbox
 	}
 	s.usage.Stop()
 	if v != nil {
@@ -109,7 +109,7 @@ func (m *Manager) KillAll() {
 	_ = group.Wait()
 }
 
-// endAll kills children that were never handed out.
+// endAll kills children that no client has received.
 func (m *Manager) endAll(children []*Sandbox) {
 	var group errgroup.Group
 	group.SetLimit(vmpool.AtOnce)
@@ -119,14 +119,14 @@ func (m *Manager) endAll(children []*Sandbox) {
 	_ = group.Wait()
 }
 
-// end kills a child that was never handed out.
+// end kills a child that no client has received.
 func (m *Manager) end(s *Sandbox) {
 	m.kill(s.id, s.live)
 	m.free(s)
 }
 
-// Close stops the manager, after suspensions and deletions that timers have begun. Sandboxes keep
-// running for the next daemon, unless kill is set.
+// Close stops the manager. It waits for suspensions and deletions that timers have started. If kill
+// is set, it kills all sandboxes; otherwise they continue, and the next daemon takes them over.
 func (m *Manager) Close(kill bool) {
 	if kill {
 		m.KillAll()

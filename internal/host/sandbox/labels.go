@@ -10,8 +10,8 @@ import (
 	"github.com/forkd/forkd/internal/host/owner"
 )
 
-// ChangeLabels sets labels of a sandbox in any state, and removes those whose value is nil. Other
-// labels stay.
+// ChangeLabels changes labels of a sandbox in any state. It sets those in change, and removes those
+// whose value there is nil. Other labels stay.
 func (m *Manager) ChangeLabels(ctx context.Context, id string, change map[string]*string) (Info, error) {
 	return m.change(ctx, id, func(h *Held) error { return h.s.changeLabels(ctx, change) })
 }

@@ -10,12 +10,12 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// limit applies the limits of a record. A newly started VM has no limits, and limits that are in
-// force already are not written again.
+// limit applies the limits in a record to a VM. It writes only limits that are not already in
+// force; a new VM has none.
 func (v *liveVM) limit(r *ledger.Record) error { return v.vmm.Limit(r.Limits, r.MemoryBytes) }
 
-// limitsFor returns the limits of children: those of the request or, without any, those of their
-// snapshot.
+// limitsFor returns the limits of children, which are those of the request or, if the request has
+// none, those of their snapshot.
 func limitsFor(asked *vm.Limits, m *snapshot.Manifest) vm.Limits {
 	if asked != nil {
 		return *asked
@@ -23,9 +23,9 @@ func limitsFor(asked *vm.Limits, m *snapshot.Manifest) vm.Limits {
 	return m.Guest.Limits
 }
 
-// SetLimits replaces the limits of a sandbox in any state. They are in force when it returns. Later
-// branches inherit them; a rollback does not change them. A limit below the memory that the sandbox
-// uses is refused, because the kernel would kill it.
+// SetLimits replaces the limits of a sandbox in any state. When it returns, they are in force.
+// Later branches inherit them. A rollback does not change them. A memory limit below what the
+// sandbox uses is refused, because the kernel would kill the sandbox.
 func (m *Manager) SetLimits(ctx context.Context, id string, limits vm.Limits) (Info, error) {
 	if err := m.cfg.VMMs.CheckLimits("", limits); err != nil {
 		return Info{}, err
@@ -40,18 +40,19 @@ func (s *Sandbox) setLimits(limits vm.Limits) error {
 			return s.explain("limit", s.live, err)
 		}
 	}
-	// The record is written after the limits are in force. A daemon that takes over applies the limits
-	// in the record.
+	// Write the record after the limits are in force. If the daemon dies in between, the next
+	// daemon applies the old limits, which are in the record.
 	if err := s.updateAll(func(r *ledger.Record) { r.Limits = limits }); err != nil {
 		if s.live != nil {
-			_ = s.live.limit(&before) // the first error is the one that matters
+			_ = s.live.limit(&before) // return the first error, which says more
 		}
 		return err
 	}
 	return nil
 }
 
-// change applies limits that differ from r's, to a VM that may already exceed them.
+// change applies limits to a VM, as far as they differ from those in r. The VM may already exceed
+// them.
 func (v *liveVM) change(limits vm.Limits, r *ledger.Record) error {
 	use, err := v.vmm.Usage()
 	if err != nil {
@@ -64,7 +65,7 @@ func (v *liveVM) change(limits vm.Limits, r *ledger.Record) error {
 	return v.vmm.Limit(limits, r.MemoryBytes)
 }
 
-// Usage returns the limits of a sandbox and its usage, zero if it has no VM.
+// Usage returns the limits and the usage of a sandbox. The usage is zero if the sandbox has no VM.
 func (m *Manager) Usage(id string) (vm.Limits, cgroup.Usage, error) {
 	s, err := m.Get(id)
 	if err != nil {
@@ -80,7 +81,7 @@ func (m *Manager) Usage(id string) (vm.Limits, cgroup.Usage, error) {
 	return limits, use, err
 }
 
-// vcpus returns the number of vCPUs of s's VM, 1 if the number is unknown.
+// vcpus returns the number of vCPUs of the sandbox's VM, or 1 if the number is unknown.
 func (s *Sandbox) vcpus() uint32 {
 	s.mu.Lock()
 	defer s.mu.Unlock()

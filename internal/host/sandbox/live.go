@@ -19,7 +19,7 @@ func (m *Manager) newLiveVM(shell *vmpool.Shell, lease *store.Lease) *liveVM {
 	return v
 }
 
-// release frees everything that the VM had except its process.
+// release releases everything that the VM has, except its process.
 func (v *liveVM) release() {
 	v.link.Close()
 	if v.lease != nil {
@@ -40,25 +40,26 @@ func callAll(list ...func()) {
 	}
 }
 
-// kill kills the process of a VM. An error is only logged: the caller could do nothing about a
-// process that survives SIGKILL, and everything else must be freed anyway.
+// kill kills the VMM process of a VM. It only logs an error: nothing helps against a process that
+// survives SIGKILL, and the caller must release everything else in any case.
 func (m *Manager) kill(id string, v *liveVM) {
 	if err := v.vmm.Kill(); err != nil {
 		m.cfg.Log.Error("end a VMM", "sandbox", id, "pid", v.vmm.PID(), "error", err)
 	}
 }
 
-// exitDelay is how long it may take until the exit of a VM is known, after a connection to its
-// agent or VMM has broken because of it.
+// exitDelay is how long after a broken connection the exit of the VM that broke it may become
+// known.
 const exitDelay = 2 * time.Second
 
-// explain replaces the error of an operation on a VM if the sandbox was deleted or its VM ended. It
-// returns other errors unchanged. v is the VM with which the operation began, if it had one.
+// explain returns the reason why an operation on a VM failed, if the sandbox was deleted or its VM
+// ended. Otherwise it returns err. v is the VM that the sandbox had when the operation began; it
+// may be nil.
 func (s *Sandbox) explain(op string, v *liveVM, err error) error {
 	if err == nil || v == nil {
 		return err
 	}
-	if errors.Is(err, vmmclient.ErrGone) { // the VM's process is about to exit
+	if errors.Is(err, vmmclient.ErrGone) { // the VMM has closed the connection, so it is about to exit
 		select {
 		case <-v.vmm.Done():
 		case <-time.After(exitDelay):
@@ -75,9 +76,9 @@ func (s *Sandbox) explain(op string, v *liveVM, err error) error {
 	}
 }
 
-// answered returns the outcome of a request to the VMM of s. After a request without an answer it
-// is unknown whether the VM runs. So s is marked as silent, and the next operation first asks the
-// VMM (see catchUp). A request that its caller cancelled says nothing about the VMM.
+// answered returns the error of a request to the VMM of s. If the request has got no answer, it is
+// unknown whether the VM runs. Then s is marked as silent, so that the next operation first asks
+// the VMM (see catchUp). A request that its caller has cancelled does not count.
 func (s *Sandbox) answered(err error) error {
 	if errors.Is(err, vmmclient.ErrNoAnswer) && !errors.Is(err, context.Canceled) {
 		s.mu.Lock()
@@ -87,8 +88,8 @@ func (s *Sandbox) answered(err error) error {
 	return err
 }
 
-// stopVM and startVM pause and resume a VM of s. They go on when the caller has left, for as long
-// as the VMM may take.
+// stopVM and startVM pause and resume a VM of s. They do not stop if the client disconnects, but
+// have a time limit.
 func (s *Sandbox) stopVM(ctx context.Context, v *liveVM) error {
 	return s.answered(v.vmm.Pause(context.WithoutCancel(ctx)))
 }
@@ -97,7 +98,8 @@ func (s *Sandbox) startVM(ctx context.Context, v *liveVM) error {
 	return s.answered(v.vmm.Resume(context.WithoutCancel(ctx)))
 }
 
-// withVM returns the record and the VM of a running or paused sandbox, or a *StateError.
+// withVM returns the record and the VM of a running or paused sandbox. In other states the error is
+// a *StateError.
 func (s *Sandbox) withVM(op string) (ledger.Record, *liveVM, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -107,8 +109,8 @@ func (s *Sandbox) withVM(op string) (ledger.Record, *liveVM, error) {
 	return s.record, s.live, nil
 }
 
-// running returns the VM of a running sandbox and the context of requests to its guest, or a
-// *StateError.
+// running returns the VM of a running sandbox, and the context for requests to its guest. In other
+// states the error is a *StateError.
 func (s *Sandbox) running(op string) (*liveVM, context.Context, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -118,15 +120,15 @@ func (s *Sandbox) running(op string) (*liveVM, context.Context, error) {
 	return s.live, s.live.calls, nil
 }
 
-// hasSuspension reports whether s has an earlier suspended state.
+// hasSuspension reports whether s has a suspended state, even if it runs.
 func (s *Sandbox) hasSuspension() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.unpin != nil
 }
 
-// leased returns the lease of the snapshot from which a VM of s runs. A VM that was taken over
-// while its snapshot could not be used has none; then leased tries again.
+// leased returns the lease of the snapshot from which a VM of s runs. If the snapshot could not be
+// used when the VM was taken over, the VM has no lease, and leased tries again to get one.
 func (m *Manager) leased(s *Sandbox, op string, v *liveVM) (*store.Lease, error) {
 	if v.lease != nil {
 		return v.lease, nil
@@ -137,7 +139,7 @@ func (m *Manager) leased(s *Sandbox, op string, v *liveVM) (*store.Lease, error)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.state == Stopping { // the resources of s are being freed
+	if s.state == Stopping { // everything that s has is being released
 		lease.Release()
 		return nil, s.stateErrorLocked(op)
 	}
@@ -145,7 +147,8 @@ func (m *Manager) leased(s *Sandbox, op string, v *liveVM) (*store.Lease, error)
 	return lease, nil
 }
 
-// acquire leases the snapshot that a record names, and no other snapshot with that tag.
+// acquire leases the snapshot that a record names. If the tag now names another snapshot, it
+// returns an error.
 func (m *Manager) acquire(r ledger.Record) (*store.Lease, error) {
 	lease, err := m.cfg.Store.Acquire(r.SnapshotTag)
 	if err != nil {
@@ -158,7 +161,8 @@ func (m *Manager) acquire(r ledger.Record) (*store.Lease, error) {
 	return lease, nil
 }
 
-// pause records that the VM of s is paused, and then stops it. After an error the VM runs.
+// pause records that the VM of s is paused, and then pauses it. If it returns an error, the VM
+// runs.
 func (s *Sandbox) pause(ctx context.Context, v *liveVM) error {
 	if err := s.transition("pause", Paused, func() { s.full = false }); err != nil {
 		return err
@@ -169,14 +173,14 @@ func (s *Sandbox) pause(ctx context.Context, v *liveVM) error {
 	}
 	if err != nil {
 		err = errors.Join(err, s.update(func(r *ledger.Record) { r.Paused = false }))
-		_ = s.transition("pause", Running, nil) // refused if the VM has ended
+		_ = s.transition("pause", Running, nil) // fails if the VM has ended
 	}
 	return err
 }
 
-// unpause resumes the VM of a paused s.
+// unpause resumes the VM of a paused sandbox.
 func (m *Manager) unpause(ctx context.Context, s *Sandbox, v *liveVM) error {
-	if s.record.Paused { // not if s waits for disk room, because the record could not be written
+	if s.record.Paused { // false if s is paused because the disk is full
 		if err := s.update(func(r *ledger.Record) { r.Paused = false }); err != nil {
 			return err
 		}

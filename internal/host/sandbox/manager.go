@@ -24,7 +24,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Observer receives events to count. Its methods return at once.
+// Observer counts events for metrics. Its methods must return at once.
 type Observer interface {
 	ForkDone(r ForkResult, err error)
 	ChildReady(t Timing)
@@ -32,47 +32,49 @@ type Observer interface {
 	SandboxExited(reason string)
 	BranchDone(r BranchResult, err error)
 	RollbackDone(err error)
-	Refused(code string) // see admit.Error
+	Refused(code string) // code of an admit.Error
 	PoolRefilled(took time.Duration)
 }
 
-// Config configures a Manager. All fields are required unless they say otherwise.
+// Config configures a Manager. All fields are required unless a comment says otherwise.
 type Config struct {
-	Store    *store.Store
-	VMMs     vmpool.VMMs
-	Net      *netclient.Client                        // nil: sandboxes have no network
-	Guest    func(vsockPath string) Guest             // returns the agent behind the vsock socket of a VM
-	NewTop   func(f *os.File, sizeBytes uint64) error // makes f an empty private disk top
-	RunDir   string                                   // sockets and records of sandboxes; used by this manager alone
-	DataDir  string                                   // private disk tops; used by this manager alone
-	Branches int                                      // concurrent branches; 0: 4
-	PoolSize int                                      // ready shells per machine shape; 0: none
-	PoolMost int                                      // temporary maximum of PoolSize, after forks found too few
-	Admit    admit.Rules                              // how many sandboxes the host accepts
-	Confirm  time.Duration                            // how long a child may take to confirm; 0: 30 s
+	Store  *store.Store
+	VMMs   vmpool.VMMs
+	Net    *netclient.Client                        // nil: sandboxes have no network
+	Guest  func(vsockPath string) Guest             // returns the agent behind the vsock socket of a VM
+	NewTop func(f *os.File, sizeBytes uint64) error // makes f an empty private disk top
+	// directory for sockets and records of sandboxes; only this manager uses it
+	RunDir   string
+	DataDir  string // directory for private disk tops; only this manager uses it
+	Branches int    // maximum number of concurrent branches; 0: 4
+	PoolSize int    // number of waiting VMMs for each machine shape; 0: none
+	// value to which PoolSize grows for some time after forks have found too few
+	PoolMost int
+	Admit    admit.Rules   // limits for the sandboxes of the host
+	Confirm  time.Duration // how long a child may take to confirm its identity; 0: 30 s
 	Observer Observer
-	Events   *event.Ring // nil: none are kept
+	Events   *event.Ring // nil: events are dropped
 	Log      *slog.Logger
 
-	// OpenPrivate lets every client give sandboxes access to private networks and the host; see
-	// owner.Owner.
+	// OpenPrivate permits every client to give sandboxes access to private networks and the host;
+	// see owner.Owner.
 	OpenPrivate bool
 }
 
-// defaultConfirm is generous: a child that needs it runs on an emulated or badly overloaded host.
+// defaultConfirm is long enough for hosts with an emulated CPU, or with far too much load.
 const defaultConfirm = 30 * time.Second
 
-// Concurrency per CPU: children of one daemon that are being restored, children that are being
-// confirmed, and children of one fork that are being started. Restoring is CPU-bound. Confirming
-// mostly waits for the agent, but a guest that wakes up and takes up an identity needs a CPU: with
-// a hundred of them on one CPU, none would answer in time.
+// Limits per CPU of the host: how many children of the daemon may be restored at a time, how many
+// may be confirming, and how many of one fork may be starting. Restoring is limited by the CPU. A
+// child that confirms mostly waits for its agent, but the guest needs a CPU to change its identity:
+// if a hundred did that on one CPU, none would answer in time.
 const (
 	restoresPerCPU = 2
 	confirmsPerCPU = 4
 	wavePerCPU     = 32
 )
 
-// Manager owns the sandboxes of one daemon. Its methods may be called concurrently.
+// Manager holds the sandboxes of one daemon. Its methods may be called concurrently.
 type Manager struct {
 	cfg      Config
 	pool     *vmpool.Pool
@@ -82,7 +84,7 @@ type Manager struct {
 	confirms *gate.Gate
 	branches *gate.Gate
 	suspends *gate.Gate
-	wave     int // children of one fork that are started concurrently
+	wave     int // maximum number of children of one fork that are started concurrently
 
 	mu sync.Mutex
 	// +checklocks:mu
@@ -91,13 +93,14 @@ type Manager struct {
 	background sync.WaitGroup                   // branches started with NoWait, and other background work
 	unwatched  *unwatched.Branches              // branches started with NoWait
 	writers    time.Duration                    // chain.WriterPatience, except in tests
-	room       func(dir string) (uint64, error) // returns the free space of a file system in bytes
-	timed      gate.Tasks                       // of timers; its context ends with Close: watchers leave sandboxes alone
-	boot       Boot                             // nil: see SetBoot
-	left       []left                           // written by Recover
+	room       func(dir string) (uint64, error) // returns the free bytes of the file system that contains dir
+	// tasks that timers start; its context ends with Close, so that watchers leave sandboxes alone
+	timed gate.Tasks
+	boot  Boot   // nil until SetBoot
+	left  []left // set by Recover
 }
 
-// New returns a Manager without sandboxes; see Recover for those of an earlier daemon.
+// New returns a Manager without sandboxes. Recover adds those of an earlier daemon.
 func New(cfg Config) (*Manager, error) {
 	for _, dir := range []string{cfg.RunDir, cfg.DataDir} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -111,9 +114,10 @@ func New(cfg Config) (*Manager, error) {
 		cfg.Confirm = defaultConfirm
 	}
 	m := &Manager{
-		cfg:       cfg,
-		admitted:  admit.New(cfg.Admit, cfg.DataDir),
-		restores:  gate.New(restoresPerCPU*runtime.NumCPU() + 1), // one more than an owner may have, see owner.TakePlace
+		cfg:      cfg,
+		admitted: admit.New(cfg.Admit, cfg.DataDir),
+		// plus one, because an owner may not take the last place, see owner.PlaceShare
+		restores:  gate.New(restoresPerCPU*runtime.NumCPU() + 1),
 		confirms:  gate.New(confirmsPerCPU*runtime.NumCPU() + 1),
 		wave:      wavePerCPU * runtime.NumCPU(),
 		branches:  gate.New(cfg.Branches),
@@ -126,12 +130,12 @@ func New(cfg Config) (*Manager, error) {
 	m.pool = vmpool.New(vmpool.Config{VMMs: cfg.VMMs, RunDir: cfg.RunDir, Size: cfg.PoolSize, Most: cfg.PoolMost,
 		Log:      cfg.Log,
 		Refilled: cfg.Observer.PoolRefilled})
-	cfg.Store.OnGone(m.pool.Drop) // for snapshots that delete themselves or are replaced, too
+	cfg.Store.OnGone(m.pool.Drop) // called when a snapshot is deleted or replaced, also if it deletes itself
 	return m, nil
 }
 
-// Events returns the recent events of the manager's sandboxes, and of its snapshots if the store
-// has the same ring.
+// Events returns the recent events of sandboxes. They include those of snapshots if the store has
+// the same ring.
 func (m *Manager) Events() *event.Ring { return m.cfg.Events }
 
 // Snapshots returns the manager's store.
@@ -150,7 +154,7 @@ func (m *Manager) Get(id string) (*Sandbox, error) {
 	return s, nil
 }
 
-// List describes all sandboxes that were handed out and not deleted, oldest first.
+// List returns the Info of all sandboxes that clients may use, oldest first.
 func (m *Manager) List() []Info {
 	m.mu.Lock()
 	all := slices.Collect(maps.Values(m.sandboxes))
@@ -177,39 +181,40 @@ func shape(m snapshot.Machine) vm.Shape {
 	return vm.Shape{MemoryBytes: m.MemoryBytes, VCPUs: m.VCPUs, Template: m.Template}
 }
 
-// DeleteSnapshot removes a snapshot as store.Delete does.
+// DeleteSnapshot deletes a snapshot, as store.Delete does.
 func (m *Manager) DeleteSnapshot(tag string, mode store.DeleteMode) error {
 	_, err := m.cfg.Store.Delete(tag, mode)
 	return err
 }
 
-// PoolSize returns the number of VMM shells that wait for a fork.
+// PoolSize returns how many VMMs wait for a fork.
 func (m *Manager) PoolSize() int { return m.pool.Count() }
 
-// PoolWanted returns how many shells a full pool has.
+// PoolWanted returns how many VMMs a full pool has.
 func (m *Manager) PoolWanted() int { return m.pool.Wanted() }
 
-// BranchesInFlight returns how many branches are being made, and their maximum.
+// BranchesInFlight returns how many branches are being made, and how many may be.
 func (m *Manager) BranchesInFlight() (n, most int) { return m.branches.Count() }
 
 type left struct {
 	LeftAlone
-	ended <-chan struct{} // closed when its VMM has exited; nil: not watched
+	ended <-chan struct{} // closed when its VMM has exited; nil: unknown
 }
 
-// LeftAlone is a sandbox of an earlier daemon that this daemon could not take over and did not
-// touch.
+// LeftAlone is a sandbox of an earlier daemon that this daemon could neither take over nor safely
+// kill.
 type LeftAlone struct {
 	ID     string
-	PID    int // of its VMM; 0: none, or unknown
+	PID    int // of its VMM; 0: there is none, or it is unknown
 	Reason string
 }
 
 // defaultBranches is the default number of concurrent branches.
 const defaultBranches = 4
 
-// maxSuspends bounds concurrent suspensions. Each sandbox's dirty memory is in RAM a second time
-// until it is on disk, and the flushes run one after another. A thousand suspensions in the same
-// second would fill the file system in RAM that all branches need, and stop the sandboxes for all
-// that time. A sandbox that waits for its turn runs on.
+// maxSuspends is the maximum number of concurrent suspensions. During a suspension, the sandbox's
+// dirty memory is in RAM a second time, until it is on disk, and the flushes run one after another.
+// A thousand suspensions at a time would fill the file system in RAM, which all branches need, and
+// all these sandboxes would be stopped meanwhile. A sandbox continues to run while it waits for its
+// suspension.
 const maxSuspends = 4

@@ -14,8 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// networkFor returns the setting of children: that of the request or, without one, that of their
-// snapshot.
+// networkFor returns the network setting of children, which is that of the request or, if the
+// request has none, that of their snapshot.
 func networkFor(asked *netclient.Setting, m *snapshot.Manifest) (netclient.Setting, error) {
 	if asked != nil {
 		return *asked, nil
@@ -23,17 +23,17 @@ func networkFor(asked *netclient.Setting, m *snapshot.Manifest) (netclient.Setti
 	return netclient.FromSnapshot(m.Guest.Network)
 }
 
-// giveTimeout is how long a VM may take to change its frame socket. A VM that is busy with a branch
-// or a suspension answers after it.
+// giveTimeout is how long a VM may take to change its frame socket. The VM may first have to finish
+// a branch or a suspension.
 const giveTimeout = branchTimeout
 
-// tellTimeout is how long a guest may take to act on a message. A stopped guest gets it again when
-// it runs.
+// tellTimeout is how long a guest may take to act on a message. If the VM is paused, the message is
+// sent again when it runs.
 const tellTimeout = 10 * time.Second
 
-// giveTo returns a function that gives the VM v another frame socket. The guest's connections do
-// not exist there. Because the guest would learn that only when it next sends something, it gets a
-// message.
+// giveTo returns a function that gives another frame socket to the VM v. The new socket's network
+// stack does not know the guest's connections. The guest would notice that only when it sends data,
+// so the function also tells the guest.
 func (m *Manager) giveTo(id string, v *liveVM) netclient.Give {
 	return func(frames *os.File) error {
 		ctx, cancel := context.WithTimeout(context.Background(), giveTimeout)
@@ -48,7 +48,7 @@ func (m *Manager) giveTo(id string, v *liveVM) netclient.Give {
 	}
 }
 
-// reset closes the guest's connections that no longer exist in forkd-net.
+// reset makes the guest close its connections, which no longer exist in forkd-net.
 func (m *Manager) reset(id string, v *liveVM) error {
 	ctx, cancel := context.WithTimeout(context.Background(), tellTimeout)
 	defer cancel()
@@ -59,13 +59,14 @@ func (m *Manager) reset(id string, v *liveVM) error {
 	return err
 }
 
-// join joins the VM v to the network according to r. The returned frame socket is donated to the VM
-// and then passed to joined; it is nil without a network.
+// join connects the VM v to the network according to r. It returns the frame socket for the VM, or
+// nil without a network. When the VM has the socket, the caller must call joined.
 func (m *Manager) join(v *liveVM, r *ledger.Record) (*netclient.Link, *os.File, error) {
 	return m.cfg.Net.Join(r.ID, r.Network, m.giveTo(r.ID, v))
 }
 
-// joined completes join. If the VM could not be restored, its link is closed with it.
+// joined must be called after join, with its results, when the VM has been restored. If the restore
+// has failed, closing the VM also closes the link.
 func joined(link *netclient.Link, frames *os.File) {
 	if frames != nil {
 		frames.Close()
@@ -73,11 +74,11 @@ func joined(link *netclient.Link, frames *os.File) {
 	link.Ready()
 }
 
-// SetNetwork replaces policy, limits and secrets of a sandbox in any state. They are in force when
-// it returns: connections that the new policy denies are reset, and so are those whose secrets
-// change. A secret without a value keeps its present value. Later branches inherit policy and
-// limits; a rollback changes none of this. The error is a *owner.ClosedError if the client may not
-// open what the policy would.
+// SetNetwork replaces policy, limits and secrets of a sandbox in any state. When it returns, they
+// are in force. Connections that the new policy denies are reset, and so are connections whose
+// secrets change. A secret without a value keeps its present value. Later branches inherit policy
+// and limits. A rollback changes none of the three. If the client may not open what the policy
+// would open, the error is a *owner.ClosedError.
 func (m *Manager) SetNetwork(ctx context.Context, id string, setting netclient.Setting) (Info, error) {
 	return m.change(ctx, id, func(h *Held) error { return h.SetNetwork(ctx, setting) })
 }
@@ -112,8 +113,8 @@ func (m *Manager) setNetwork(ctx context.Context, s *Sandbox, setting netclient.
 	return m.tellTrust(ctx, s, setting)
 }
 
-// tellTrust is trust for a sandbox in any state. A sandbox without a VM gets the message when it
-// has one.
+// tellTrust makes the guest trust the CA for hosts of secrets, for a sandbox in any state. If the
+// sandbox has no VM, it gets the message when it has one.
 func (m *Manager) tellTrust(ctx context.Context, s *Sandbox, setting netclient.Setting) error {
 	v, state := s.live, s.Info().State
 	tell := func(ctx context.Context) error {
@@ -134,7 +135,7 @@ func (m *Manager) tellTrust(ctx context.Context, s *Sandbox, setting netclient.S
 	return nil
 }
 
-// NetworkStats returns a sandbox's traffic since it was joined to the network. It is zero for a
+// NetworkStats returns a sandbox's traffic since it was connected to the network. It is zero for a
 // sandbox without a VM, and while forkd-net is being restarted.
 func (m *Manager) NetworkStats(ctx context.Context, id string) (netproto.Stats, error) {
 	s, err := m.Get(id)
@@ -156,5 +157,5 @@ func (m *Manager) NetworkStats(ctx context.Context, id string) (netproto.Stats, 
 	return stats, err
 }
 
-// statsTimeout is how long to wait for figures.
+// statsTimeout is how long forkd-net may take to return counters.
 const statsTimeout = 5 * time.Second

@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// Pause stops the vCPUs of a sandbox. It keeps its memory and answers no requests until Resume.
+// Pause stops the vCPUs of a sandbox. The sandbox keeps its memory. It answers no requests until
+// Resume.
 func (m *Manager) Pause(ctx context.Context, id string) (Info, error) {
 	return m.change(ctx, id, func(h *Held) error {
 		v := h.s.live
@@ -13,13 +14,13 @@ func (m *Manager) Pause(ctx context.Context, id string) (Info, error) {
 	})
 }
 
-// Resume continues a paused sandbox, or restores a suspended one under its id. A sandbox whose VM
-// has ended is restored from its latest suspended state, if it has one.
+// Resume continues a paused sandbox, or restores a suspended one under the same id. A sandbox whose
+// VM has ended is restored from its latest suspended state, if it has one.
 func (m *Manager) Resume(ctx context.Context, id string) (Info, error) {
 	return m.change(ctx, id, func(h *Held) error { return h.Resume(ctx, nil) })
 }
 
-// Resume is Manager.Resume. If e is not nil, it becomes the sandbox's expiry, extended by the time
+// Resume is like Manager.Resume. If e is not nil, e becomes the sandbox's expiry, plus the time
 // that restoring takes.
 func (h *Held) Resume(ctx context.Context, e *Expiry) error {
 	m, s := h.m, h.s
@@ -52,16 +53,16 @@ func (h *Held) Resume(ctx context.Context, e *Expiry) error {
 	return h.SetExpiry(expiry())
 }
 
-// Suspend saves a sandbox to a snapshot on disk and frees its memory; Resume restores it under the
-// same id. It calls off branches that wait for the guest to come to rest. Nothing is freed until the
-// snapshot is on disk: after an error the sandbox runs on (or stays paused), and its earlier
-// suspended state is untouched.
+// Suspend saves a sandbox to a snapshot on disk and frees its memory; Resume restores the sandbox
+// under the same id. Suspend cancels branches that wait for the guest to freeze its file system. It
+// frees nothing before the snapshot is on disk. So after an error the sandbox continues (or stays
+// paused), and an earlier suspended state is unchanged.
 func (m *Manager) Suspend(ctx context.Context, id string) (Info, error) {
 	return m.suspendRequested(ctx, id, false)
 }
 
-// SuspendTimeless is Suspend for a sandbox that does not expire from now on. After an error, or if
-// the daemon dies in between, the old expiry applies again.
+// SuspendTimeless is like Suspend, but the sandbox does not expire afterwards. After an error, or
+// if the daemon dies before the end, the old expiry applies again.
 func (m *Manager) SuspendTimeless(ctx context.Context, id string) (Info, error) {
 	return m.suspendRequested(ctx, id, true)
 }

@@ -23,9 +23,9 @@ func (m *Manager) Reach(ctx context.Context, id string) error {
 	return err
 }
 
-// isWithin reports whether a snapshot is visible within p: by its tag, as the state of a sandbox
-// within p, or as a parent. Parents are visible to all clients. It is not known yet whether an
-// incomplete snapshot will be a parent.
+// isWithin reports whether clients with the prefix p may see a snapshot: its tag is within p, it is
+// the state of a sandbox within p, or it is a parent, which all clients may see. An incomplete
+// snapshot does not count as a parent, because it is not known yet whether it will be one.
 func (m *Manager) isWithin(p owner.Prefix, i store.Info) bool {
 	switch {
 	case p.HasTag(i.Tag):
@@ -39,7 +39,7 @@ func (m *Manager) isWithin(p owner.Prefix, i store.Info) bool {
 	return i.Transient && err == nil && p.HasLabels(s.Info().Labels)
 }
 
-// MayUse returns a *store.NotFoundError for a snapshot that the client of a request may not see.
+// MayUse returns a *store.NotFoundError if the client of a request may not see a snapshot.
 func (m *Manager) MayUse(ctx context.Context, tag string) error {
 	p := owner.PrefixOf(ctx)
 	if p.HasTag(tag) {
@@ -52,9 +52,10 @@ func (m *Manager) MayUse(ctx context.Context, tag string) error {
 	return err
 }
 
-// mayOpen refuses a setting that opens more of the closed networks than present does, unless the
-// client may. forkd-net connects from the host's own network, where servers on loopback and private
-// addresses trust it. Errors name the field with the given prefix.
+// mayOpen returns an error if the setting asked opens more closed networks than present does and
+// the client may not do that. Closed networks need protection because forkd-net connects from the
+// host's own network, where servers on loopback and private addresses trust the host. Errors name
+// the field with the given prefix.
 func (m *Manager) mayOpen(ctx context.Context, prefix string, asked *netclient.Setting,
 	present netproto.Policy) error {
 	o := owner.Of(ctx)

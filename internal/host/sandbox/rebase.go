@@ -14,8 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// keeps reports whether the sandbox is to be rebased onto the branch. A suspended sandbox has no
-// memory to rebase, and a full branch has none of the layers below the sandbox's other pages.
+// keeps reports whether the sandbox will be rebased onto the branch. After a suspension there is no
+// memory to rebase. A full branch inherits no layers, so it cannot replace the sandbox's.
 func (b *branch) keeps() bool { return b.op == "branch" && b.req.Mode != vm.BranchFull }
 
 // chooseBelow chooses the snapshot below the branch's memory layer. That is the branch that the
@@ -63,13 +63,13 @@ func (b *branch) checkWhole(rec *ledger.Record, below *store.Lease) error {
 	return nil
 }
 
-// rebaseTimeout is how long a VMM may take to rebase. It copies nothing; until it answers, the
-// branch keeps its place among those of the host.
+// rebaseTimeout is how long a VMM may take to rebase. It copies nothing. Until it answers, the
+// branch holds one of the host's places for branches.
 const rebaseTimeout = 30 * time.Second
 
-// rebase rebases the memory of the sandbox onto the published branch, and returns how many bytes
-// they now share. The branch exists even if this fails; then the next branch has the same pages
-// again.
+// rebase rebases the memory of the sandbox onto the published branch. It returns how many bytes the
+// two now share. If it fails, the branch exists nevertheless, and the next branch contains the same
+// pages again.
 func (b *branch) rebase(ctx context.Context) (shared uint64) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rebaseTimeout)
 	defer cancel()
@@ -85,7 +85,7 @@ func (b *branch) rebase(ctx context.Context) (shared uint64) {
 
 func (b *branch) tryRebase(ctx context.Context) (shared uint64, err error) {
 	s, v, id := b.s, b.v, b.staging.ID()
-	layer, err := os.Open(b.layer.Name()) // for reading only, because children share it
+	layer, err := os.Open(b.layer.Name()) // read-only, because children share the file
 	if err != nil {
 		return 0, err
 	}
@@ -96,8 +96,8 @@ func (b *branch) tryRebase(ctx context.Context) (shared uint64, err error) {
 	}
 	stats, err := v.vmm.Stats(ctx)
 	if s.answered(err) == nil {
-		// Before any page is replaced: replaced pages are no longer private, and a daemon that
-		// takes the sandbox over must know that.
+		// Record the rebase before any page is replaced. Replaced pages are no longer private, and
+		// a daemon that takes over the sandbox must know that.
 		err = s.update(func(r *ledger.Record) {
 			r.Rebasing = &durable.PendingRebase{To: durable.Rebased{ID: id, Line: b.line}, Rebases: stats.Rebases}
 		})
@@ -114,9 +114,9 @@ func (b *branch) tryRebase(ctx context.Context) (shared uint64, err error) {
 	return result.Bytes, errors.Join(s.answered(err), settled)
 }
 
-// follow leases the branches that a VM's memory lies on, or may lie on, after the VM was taken
-// over. Without them the VM runs on, and its next branch holds all that it has written since its
-// fork.
+// follow leases the branches that a VM's memory is based on, or may be based on. It is called after
+// a VM has been taken over. Without the leases the VM still runs, but its next branch holds
+// everything that it has written since its fork.
 func (m *Manager) follow(v *liveVM, r *ledger.Record) {
 	get := func(id string) func() {
 		unfollow, err := m.cfg.Store.Follow(id, r.Owner)

@@ -17,16 +17,17 @@ import (
 	"github.com/forkd/forkd/internal/host/vmpool"
 )
 
-// Recover takes over the sandboxes of an earlier daemon and removes those that cannot be taken
-// over: VMs that were never handed out, or whose process has ended. A sandbox whose state is
-// unclear is left alone, see LeftAlone. Recover is called once, before any other method, and
-// returns the number of sandboxes that live on.
+// Recover takes over the sandboxes of an earlier daemon. It removes those that no client can use:
+// they were never handed out, or their VM has ended. It does not touch a sandbox whose state is
+// unclear, see LeftAlone. It must be called once, before all other methods. It returns how many
+// sandboxes continue.
 func (m *Manager) Recover() (int, error) {
 	entries, err := os.ReadDir(m.cfg.RunDir)
 	if err != nil {
 		return 0, fmt.Errorf("recover sandboxes: %w", err)
 	}
-	release := m.cfg.Store.HoldTransient() // kept held on failure, because then no snapshot is known to be unused
+	// not released after an error, because then it is not known which snapshots are unused
+	release := m.cfg.Store.HoldTransient()
 	m.readoptAll(entries)
 	running := len(m.left)
 	data, err := os.ReadDir(m.cfg.DataDir)
@@ -42,7 +43,7 @@ func (m *Manager) Recover() (int, error) {
 			}
 		}
 	}
-	if running == 0 { // otherwise the forks of running sandboxes would count as finished
+	if running == 0 { // otherwise forks of sandboxes that were left alone would count as finished
 		for _, e := range entries {
 			if strings.HasPrefix(e.Name(), ledger.ForkPrefix) {
 				os.Remove(filepath.Join(m.cfg.RunDir, e.Name()))
@@ -54,7 +55,7 @@ func (m *Manager) Recover() (int, error) {
 	return len(m.List()), nil
 }
 
-// LeftAlone returns the sandboxes that Recover left alone.
+// LeftAlone returns the sandboxes that Recover did not touch.
 func (m *Manager) LeftAlone() (list []LeftAlone) {
 	for _, l := range m.left {
 		select {
@@ -67,7 +68,7 @@ func (m *Manager) LeftAlone() (list []LeftAlone) {
 	return list
 }
 
-// readoptAll takes over the VMs that have a directory.
+// readoptAll takes over the VMs, each of which has a directory.
 func (m *Manager) readoptAll(entries []os.DirEntry) {
 	found := make(chan struct{}, vmpool.AtOnce)
 	var group sync.WaitGroup
@@ -82,7 +83,7 @@ func (m *Manager) readoptAll(entries []os.DirEntry) {
 			s, err := m.readopt(id)
 			<-found
 			if err == nil {
-				err = m.settleTakenOver(s) // concurrently, so that VMMs that do not answer are waited for together
+				err = m.settleTakenOver(s) // concurrently, so that the waits for VMMs that do not answer overlap
 			}
 			if l := (*ledger.LostError)(nil); errors.As(err, &l) {
 				m.cfg.Log.Warn("sandbox of an earlier daemon is lost", "sandbox", id, "reason", err)
@@ -102,27 +103,27 @@ func (m *Manager) readoptAll(entries []os.DirEntry) {
 	slices.SortFunc(m.left, func(a, b left) int { return strings.Compare(a.ID, b.ID) })
 }
 
-// recoverData takes over the sandbox of a data directory without a VM. It keeps a suspended
-// sandbox, and removes the remains of other sandboxes.
+// recoverData takes over the sandbox of a data directory that has no VM. If the sandbox is
+// suspended, it is kept; otherwise the directory is removed.
 func (m *Manager) recoverData(id string) error {
 	dir := filepath.Join(m.cfg.DataDir, id)
 	_, err := os.Stat(filepath.Join(dir, ledger.SuspendedFile))
 	if errors.Is(err, os.ErrNotExist) {
 		return os.RemoveAll(dir)
 	}
-	if err == nil { // otherwise its content is unknown
+	if err == nil { // otherwise it is unknown what the record contains
 		err = m.recoverSuspended(id)
 	}
 	if err != nil {
-		// Its files stay, because its snapshot may be repaired.
+		// Keep the files, because the sandbox's snapshot may be repaired.
 		m.cfg.Log.Error("suspended sandbox cannot be taken over", "sandbox", id, "reason", err)
 		m.left = append(m.left, left{LeftAlone: LeftAlone{ID: id, Reason: err.Error()}})
 	}
 	return nil
 }
 
-// coolSuspended frees the RAM of suspended states that a daemon left there because it died right
-// after a suspension.
+// coolSuspended frees the RAM of suspended states. A daemon that dies right after a suspension
+// leaves them in RAM.
 func (m *Manager) coolSuspended() {
 	for _, info := range m.List() {
 		if info.State == Suspended {
@@ -131,7 +132,7 @@ func (m *Manager) coolSuspended() {
 	}
 }
 
-// aloneError says why a living VM is left alone.
+// aloneError says why a VM that still runs was left alone.
 type aloneError struct {
 	reason error
 	vmm    vmpool.VMM
@@ -143,11 +144,11 @@ func (e *aloneError) Error() string {
 	return fmt.Sprintf("%v: delete it with the forkd that started it, or end process %d", e.reason, e.vmm.PID())
 }
 
-// readopt takes over one VM, which settleTakenOver makes a running sandbox. If no client may use
-// the VM any more, readopt kills it and returns a *ledger.LostError. Such a VM was never handed
-// out, may not have confirmed, or has been replaced by a suspended state. After any other error
-// nothing has been touched. A healthy VM is taken over whatever else is missing. Without its
-// snapshot it runs as before.
+// readopt takes over one VM; settleTakenOver then makes it a running sandbox. If no client can use
+// the VM any more, readopt kills it and returns a *ledger.LostError. That is so if the VM was never
+// handed out, may not have confirmed its identity, or has been replaced by a suspended state. Any
+// other error means that readopt has changed nothing. A VM that works is taken over even if
+// something else is missing; without its snapshot, for example, it continues to run.
 func (m *Manager) readopt(id string) (*Sandbox, error) {
 	dir := m.vmDir(id)
 	vmm, err := m.cfg.VMMs.Attach(id, dir)
@@ -176,7 +177,7 @@ func (m *Manager) readopt(id string) (*Sandbox, error) {
 	s.since.Forget()
 	s.live = v
 	v.link = m.cfg.Net.Adopt(id, r.Network, m.giveTo(id, v))
-	vcpus := uint32(1) // at least
+	vcpus := uint32(1) // the minimum, if the number is unknown
 	if v.lease, err = m.acquire(r); err != nil {
 		m.cfg.Log.Error("sandbox runs, but its snapshot cannot be used", "sandbox", id, "error", err)
 	}
@@ -198,14 +199,14 @@ func (m *Manager) readopt(id string) (*Sandbox, error) {
 	return s, nil
 }
 
-// answersAtStart is how long a starting daemon waits for the VMMs that it takes over. On an
-// overloaded host some are asked again later. A VMM that its guest has taken over could otherwise
-// delay the start for any time.
+// answersAtStart is how long a starting daemon waits for the answer of each VMM that it takes over.
+// Without a limit, a VMM that its guest has taken over could delay the start for ever. On a host
+// with far too much load, some VMMs answer later and are asked again.
 const answersAtStart = 10 * time.Second
 
 // settleTakenOver asks the VMM of a sandbox that was taken over for its state, and marks the
-// sandbox as running or paused. A VMM that has not answered in time is marked as silent: the next
-// operation asks it again.
+// sandbox as running or paused. If the VMM does not answer in time, it marks the sandbox as silent,
+// so that the next operation asks the VMM again.
 func (m *Manager) settleTakenOver(s *Sandbox) error {
 	v := s.live
 	ctx, cancel := context.WithTimeout(context.Background(), answersAtStart)
@@ -214,7 +215,7 @@ func (m *Manager) settleTakenOver(s *Sandbox) error {
 	if err == nil {
 		err = s.settlePause(ctx, v, paused)
 	}
-	if errors.Is(err, vmmclient.ErrGone) { // the VMM has ended too, after the daemon
+	if errors.Is(err, vmmclient.ErrGone) { // the VMM has ended since the sandbox was taken over
 		m.kill(s.id, v)
 		v.release()
 		if s.unpin != nil {
@@ -226,19 +227,19 @@ func (m *Manager) settleTakenOver(s *Sandbox) error {
 	if err != nil {
 		m.cfg.Log.Warn("sandbox does not answer", "sandbox", s.id, "error", err)
 		s.mu.Lock()
-		s.silent = true // the next operation asks it again, see catchUp
+		s.silent = true // makes the next operation ask again, see catchUp
 		s.mu.Unlock()
 	}
 	s.record.ClearOrphans(s.data)
 	meantToStand := s.record.Paused
 	m.adopt(s, event.SandboxAdopted)
 	if meantToStand {
-		_ = s.transition("recover", Paused, nil) // refused if the VM has ended
+		_ = s.transition("recover", Paused, nil) // fails if the VM has ended
 	}
 	return nil
 }
 
-// has reports whether a sandbox is known.
+// has reports whether the manager has a sandbox with this id.
 func (m *Manager) has(id string) bool {
 	_, err := m.Get(id)
 	return err == nil

@@ -13,14 +13,16 @@ import (
 
 // BranchRequest asks for a snapshot of a running sandbox.
 type BranchRequest struct {
-	Tag       string // empty: a new one is chosen
+	Tag       string // empty: Branch chooses one
 	Mode      vm.BranchMode
-	ParentTag string // snapshot from which the caller believes the sandbox runs; may be empty
-	NoWait    bool   // live: return when the sandbox runs again, before the snapshot is complete
+	ParentTag string // snapshot from which the sandbox must run, or the request is refused; empty: any
+	NoWait    bool   // for a live branch: return when the sandbox runs again, before the snapshot is complete
 	Transient bool   // delete the snapshot with the last sandbox that runs from it
-	Template  bool   // the branch is the template that the sandbox was started to build; marked in the manifest
-	Step      bool   // a step of a build: the tag may be a snapshot.StepTag
-	Replace   bool   // replace an existing snapshot with the tag, unless sandboxes run from it
+	// the sandbox exists only to build a template, and the branch is that template; stored in the
+	// manifest
+	Template bool
+	Step     bool // the branch is a step of a build, so its tag may be a snapshot.StepTag
+	Replace  bool // replace a snapshot with the same tag, unless sandboxes run from it
 
 	Labels map[string]string // of the snapshot; bounded like those of sandboxes
 
@@ -28,12 +30,12 @@ type BranchRequest struct {
 	Defaults snapshot.Defaults
 }
 
-// BranchResult is a new snapshot and its cost. Figure has the figures of the branch; if the branch
-// is still being written, those known so far.
+// BranchResult describes a new snapshot and what it cost. If the snapshot is still being written,
+// Figure has only the figures that are known so far.
 type BranchResult struct {
 	Info   store.Info
 	Figure snapshot.Branch
-	Shared uint64 // bytes of the sandbox's memory that it now shares with the snapshot
+	Shared uint64 // bytes of memory that the sandbox now shares with the snapshot
 }
 
 // ForkRequest asks for N children of a snapshot.
@@ -41,18 +43,18 @@ type ForkRequest struct {
 	Tag            string
 	N              int                // 1 to MaxFork
 	Env            map[string]string  // added to the snapshot's environment
-	HostnamePrefix string             // children are named <prefix>-<6 characters of their id>; empty: "sb"
-	AllowPartial   bool               // keep the children that started if others failed
-	Limits         *vm.Limits         // of every child; nil: those of the snapshot
-	TTL            time.Duration      // children are deleted after this time; 0: never
-	IdleTimeout    time.Duration      // children are suspended after this time without a request; 0: never
-	ExpirySuspends bool               // suspend children after the TTL instead of deleting them
-	Network        *netclient.Setting // nil: the snapshot's
-	Labels         map[string]string  // of every child
-	Strict         unique.Strict      // of every child
-	Annotation     json.RawMessage    // stored with every child for the API that asks; may be nil
+	HostnamePrefix string             // children get the host name <prefix>-<6 characters of their id>; empty: "sb"
+	AllowPartial   bool               // if some children fail, keep the others
+	Limits         *vm.Limits         // limits of each child; nil: those of the snapshot
+	TTL            time.Duration      // time after which children are deleted; 0: never
+	IdleTimeout    time.Duration      // time without a request after which children are suspended; 0: never
+	ExpirySuspends bool               // after the TTL, suspend children instead of deleting them
+	Network        *netclient.Setting // nil: that of the snapshot
+	Labels         map[string]string  // labels of each child
+	Strict         unique.Strict      // strictness of each child
+	Annotation     json.RawMessage    // data of the API that makes the request, stored with each child; may be nil
 
-	present *netclient.Setting // of the suspended sandbox that is forked; nil: the snapshot's
+	present *netclient.Setting // setting of the suspended sandbox that is forked; nil: that of the snapshot
 }
 
 // ForkResult holds the children of a fork and its durations.
@@ -60,6 +62,6 @@ type ForkResult struct {
 	Sandboxes   []Info
 	Failed      int
 	Unconfirmed int
-	VMMWall     time.Duration // request → the last child's vCPUs entered
-	ForkWall    time.Duration // request → the last child's agent confirmed
+	VMMWall     time.Duration // from the request until the vCPUs of all children ran
+	ForkWall    time.Duration // from the request until the agents of all children had confirmed
 }

@@ -17,8 +17,8 @@ import (
 	"github.com/forkd/forkd/internal/host/vmpool"
 )
 
-// newTopOver makes an empty top with the given name in the data directory of a sandbox, over the
-// disk of lease; nil if the snapshot has no disk.
+// newTopOver makes an empty top for the disk of a snapshot, with the given name in a sandbox's data
+// directory. It returns nil if the snapshot has no disk.
 func (m *Manager) newTopOver(data string, lease *store.Lease, name string) (*os.File, error) {
 	d := lease.Manifest().Disk
 	if d == nil {
@@ -27,8 +27,8 @@ func (m *Manager) newTopOver(data string, lease *store.Lease, name string) (*os.
 	return chain.NewTop(filepath.Join(data, name), d.SizeBytes, m.cfg.NewTop)
 }
 
-// restore restores the snapshot leased for v into v's VM, with the empty top that r names on its
-// disk. start is the time of the request. The caller holds a place in m.restores.
+// restore restores the snapshot that is leased for v into v's VM. The VM's disk gets the empty top
+// that r names. start is when the request arrived. The caller must hold a place in m.restores.
 func (m *Manager) restore(ctx context.Context, start time.Time, v *liveVM, data string,
 	r *ledger.Record) (Timing, error) {
 	top, err := m.newTopOver(data, v.lease, r.Top)
@@ -49,9 +49,9 @@ func (m *Manager) restore(ctx context.Context, start time.Time, v *liveVM, data 
 	return timing, err
 }
 
-// confirm gives the guest of a VM its identity and the certificate authority for the hosts of its
-// secrets. It waits for the agent's answers, and records in r which generators the agent found to
-// repeat. The error is an *unconfirmedError or a *unique.Error, unless the caller cancelled.
+// confirm gives the guest of a VM its identity, and the CA for hosts of its secrets, and waits for
+// the agent's answers. It records in r which generators repeat random numbers. The error is an
+// *unconfirmedError or a *unique.Error, or that of ctx.
 func (m *Manager) confirm(ctx context.Context, v *liveVM, r *ledger.Record) error {
 	wait, cancel := context.WithTimeout(ctx, m.cfg.Confirm)
 	defer cancel()
@@ -64,7 +64,7 @@ func (m *Manager) confirm(ctx context.Context, v *liveVM, r *ledger.Record) erro
 	if err == nil {
 		return admitUnique(r, found)
 	}
-	if brokenOff(err) { // the VM's process may be about to exit
+	if brokenOff(err) { // if so, the VMM may be about to exit
 		select {
 		case <-wait.Done():
 		case <-time.After(exitDelay):
@@ -72,14 +72,14 @@ func (m *Manager) confirm(ctx context.Context, v *liveVM, r *ledger.Record) erro
 	}
 	err = vmpool.Cause(wait, err)
 	if ctx.Err() != nil {
-		return ctx.Err() // cancelled: the guest is not to blame
+		return ctx.Err() // the client has cancelled, so this is not the guest's fault
 	}
 	m.cfg.Observer.ConfirmFailed()
-	console, _ := vmpool.Console(m.cfg.VMMs, v.dir) // optional: without it the error says less
+	console, _ := vmpool.Console(m.cfg.VMMs, v.dir) // without the console, the error only says less
 	return &unconfirmedError{id: r.ID, err: err, console: excerpt.Console(console.Bytes, 5)}
 }
 
-// brokenOff reports whether err comes from a connection whose other end is gone.
+// brokenOff reports whether err means that the peer of a connection is gone.
 func brokenOff(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) ||
 		errors.Is(err, syscall.EPIPE)

@@ -20,12 +20,12 @@ import (
 	"github.com/forkd/forkd/internal/host/vmpool"
 )
 
-// RollbackResult holds the durations of a rollback, from the request.
+// RollbackResult describes a rollback. Its times are measured from the request.
 type RollbackResult struct {
 	Info  Info
-	Tag   string        // the snapshot that it is now at
-	VMM   time.Duration // until its vCPUs ran
-	Ready time.Duration // until its agent had confirmed
+	Tag   string        // snapshot to which the sandbox was rolled back
+	VMM   time.Duration // until the vCPUs ran
+	Ready time.Duration // until the agent had confirmed
 }
 
 // Rollback puts a sandbox back to the snapshot to: memory, disk, vCPUs and devices, in the same VMM
@@ -68,8 +68,8 @@ func (h *Held) rollback(ctx context.Context, to string, start time.Time) (r Roll
 	if err := m.inFamily(ctx, rec, lease); err != nil {
 		return r, err
 	}
-	// Before the point of no return: if the client gives up during the wait, its sandbox is
-	// unchanged.
+	// Wait for a place before the sandbox's state is lost: if the client gives up during the wait,
+	// the sandbox is unchanged.
 	release, err := owner.TakePlace(ctx, m.restores, rec.Owner)
 	if err != nil {
 		return r, err
@@ -97,7 +97,7 @@ func (h *Held) rollback(ctx context.Context, to string, start time.Time) (r Roll
 	}
 	err = m.rollBack(ctx, s, v, &rec, lease, top, release, &r, start)
 	if err == nil {
-		err = s.commitRollback(v, rec, lease, name) // rec holds what was found in the guest
+		err = s.commitRollback(v, rec, lease, name) // rec includes what the agent has found in the guest
 	}
 	if err != nil {
 		return r, m.endRolledBack(s, v, to, err)
@@ -107,32 +107,32 @@ func (h *Held) rollback(ctx context.Context, to string, start time.Time) (r Roll
 	return r, nil
 }
 
-// endRolledBack kills a sandbox whose rollback failed with err after its point of no return. A
-// sandbox that was suspended before becomes exited, as if its VM had ended by itself: it can be
-// restored from that state.
+// endRolledBack kills a sandbox whose rollback has failed with err when its previous state was
+// already lost. If the sandbox has a suspended state, it becomes exited, as if its VM had ended,
+// and can be restored from that state.
 func (m *Manager) endRolledBack(s *Sandbox, v *liveVM, to string, err error) error {
 	if s.Info().State == Stopping {
 		return &CutOffError{ID: s.id, Op: rollBackOp, By: byDelete}
 	}
 	failed := &RollbackError{ID: s.id, Tag: to, Err: err}
-	if !isUnconfirmed(err) { // an unconfirmed error quotes the console itself
+	if !isUnconfirmed(err) { // an unconfirmedError already quotes the console
 		console, _ := vmpool.Console(m.cfg.VMMs, v.dir)
 		failed.Console = excerpt.Console(console.Bytes, 5)
 	}
 	if s.hasSuspension() {
 		failed.Kept = true
-		m.kill(s.id, v) // watch notices that
+		m.kill(s.id, v) // watch then notices the exit
 		return failed
 	}
-	_ = m.remove(s) // fails only if the sandbox is gone
+	_ = m.remove(s) // fails only if the sandbox is already deleted
 	return failed
 }
 
-// rollBackOp names the operation in errors.
+// rollBackOp is the name of the operation in errors.
 const rollBackOp = "roll back"
 
-// rollBack restores, frees the place for that with release, and waits for the agent. The end of the
-// request does not interrupt it.
+// rollBack restores the snapshot, calls release to free the place for restores, and waits for the
+// agent. It continues even if the client disconnects.
 func (m *Manager) rollBack(ctx context.Context, s *Sandbox, v *liveVM, rec *ledger.Record, lease *store.Lease,
 	top *os.File, release func(), r *RollbackResult, start time.Time) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), branchTimeout)
@@ -150,8 +150,8 @@ func (m *Manager) rollBack(ctx context.Context, s *Sandbox, v *liveVM, rec *ledg
 	return nil
 }
 
-// restoreRolledBack restores with a new network connection: the guest's earlier connections are
-// reset.
+// restoreRolledBack restores the snapshot with a new network connection, which resets the guest's
+// earlier connections.
 func (m *Manager) restoreRolledBack(ctx context.Context, s *Sandbox, v *liveVM, rec *ledger.Record, lease *store.Lease,
 	top *os.File) error {
 	link, frames, err := m.join(v, rec)
@@ -166,10 +166,10 @@ func (m *Manager) restoreRolledBack(ctx context.Context, s *Sandbox, v *liveVM, 
 	return err
 }
 
-// commitRollback records that the sandbox runs from the snapshot of lease.
+// commitRollback records that the sandbox now runs from the snapshot of lease.
 func (s *Sandbox) commitRollback(v *liveVM, was ledger.Record, lease *store.Lease, name string) error {
 	target := lease.Manifest()
-	ownState := was.Origin != "" && was.SnapshotID == target.ID // its latest suspended state
+	ownState := was.Origin != "" && was.SnapshotID == target.ID // the snapshot is the sandbox's latest suspended state
 	err := s.update(func(r *ledger.Record) {
 		r.Restoring, r.Paused, r.Frozen, r.Top = false, false, nil, name
 		if r.SnapshotID != target.ID {
@@ -211,7 +211,8 @@ func (m *Manager) inFamily(ctx context.Context, rec ledger.Record, to *store.Lea
 	if id == rec.SnapshotID {
 		return nil
 	}
-	if err := m.MayUse(ctx, tag); err != nil && tag != rec.Tag() { // which it was forked from, if suspended since
+	// a client may use the snapshot that its sandbox was forked from, even if it cannot see it
+	if err := m.MayUse(ctx, tag); err != nil && tag != rec.Tag() {
 		return err
 	}
 	if m.cfg.Store.Root(id) != m.cfg.Store.Root(rec.SnapshotID) {

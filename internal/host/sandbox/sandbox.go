@@ -1,10 +1,10 @@
-// Package sandbox implements sandboxes: it forks them from snapshots, branches them, rolls them
-// back and suspends them, and owns every sandbox from its first file to its last.
+// Package sandbox implements sandboxes. It forks them from snapshots, branches them, rolls them
+// back, suspends and deletes them, and owns all of their files.
 //
-// It decides order, limits and what to undo; state.go draws the life of a sandbox. It does not
-// speak KVM, the guest's protocols or HTTP: VMM processes come from vmpool.VMMs and guest agents
-// from the interface below. Files of snapshots belong to package store, names for sandboxes to
-// package workspace, and parents to package bake.
+// It decides the order of steps, the limits, and what to undo after an error; state.go draws the
+// states of a sandbox. It uses other packages for the work itself: vmpool.VMMs for VMM processes,
+// the interface Guest below for guest agents, and package store for the files of snapshots. Package
+// workspace gives names to sandboxes, and package bake makes parents.
 package sandbox
 
 import (
@@ -32,89 +32,90 @@ import (
 
 // Guest connects to the guest of a running sandbox.
 type Guest interface {
-	// Forked returns nil findings if the agent has not looked for any.
+	// Forked returns nil if the agent has not searched for generators.
 	Forked(context.Context, agentproto.Forked) (*agentproto.Unique, error)
-	Dial(ctx context.Context, port uint32) (net.Conn, error) // to a vsock port
+	Dial(ctx context.Context, port uint32) (net.Conn, error) // connects to a vsock port
 }
 
-// Sandbox belongs to a user under an id, from its fork to its deletion. It can have several VMs
-// during its life.
+// Sandbox is a sandbox that belongs to a user and has an id, from its fork to its deletion. It can
+// have several VMs one after another.
 //
-// An operation that changes a sandbox holds ops, and also mu while it changes the fields below mu.
-// The holder of ops may read these fields without mu; all others need mu. Deletion is the
-// exception. It does not wait for ops, and the holder of ops then finds the sandbox stopping.
+// An operation that changes a sandbox holds ops. It also holds mu while it changes the fields below
+// mu. The holder of ops may read these fields without mu; all others need mu. A deletion does not
+// wait for ops. If the sandbox is deleted during an operation, the operation finds the sandbox in
+// the state stopping.
 type Sandbox struct {
 	id     string
-	data   string        // directory of its private disk tops, and of its suspended state
-	ops    chan struct{} // held by a branch, a rollback, a pause…
+	data   string        // directory for its private disk tops and its suspended state
+	ops    chan struct{} // a lock, which a branch, a rollback, a pause and so on hold; has room for one value
 	usage  *idle.Watch
-	since  tally.Tally // its latest branch or rollback
-	events *event.Ring // for followers
+	since  tally.Tally // counts changes since its latest branch or rollback
+	events *event.Ring // receives its events
 	freed  sync.Once
-	rests  gate.Way // of branches that wait for the guest to come to rest, until a suspension waits
-	secret bool     // its memory goes to no disk: see KeepSecret; guarded by ops
+	rests  gate.Way // passed by branches that wait for the guest to freeze its file system; a suspension cancels them
+	secret bool     // its memory must not be on a disk, see KeepSecret; guarded by ops
 
 	mu      sync.Mutex
-	state   State         // written by transition only
-	live    *liveVM       // its VM, also after it has ended; nil while suspended
-	record  ledger.Record // the part that survives a restart of the daemon
-	timing  Timing        // of its latest start
-	exit    vm.Exit       // of an exited sandbox
-	console console.Text  // of an exited sandbox
+	state   State         // only transition writes it
+	live    *liveVM       // its VM, which may have ended; nil while suspended
+	record  ledger.Record // what survives a restart of the daemon
+	timing  Timing        // durations of its latest start
+	exit    vm.Exit       // how its VM ended, if it has exited
+	console console.Text  // its last output, if it has exited
 
 	expiry  *time.Timer
-	expired bool // its expiry has passed, and it is about to be deleted
+	expired bool // its expiry has passed, so it is about to be deleted
 	// +checklocks:mu
-	timeless bool   // its expiry is suspended: see stopTime
-	unpin    func() // unpins the snapshot of its latest suspended state; nil if it has none
-	silent   bool   // its VMM has left a request unanswered: see catchUp
+	timeless bool   // its expiry is stopped, see stopTime
+	unpin    func() // unpins the snapshot of its latest suspended state; nil if there is none
+	silent   bool   // its VMM has not answered a request, see catchUp
 	full     bool   // it is paused because the host has no room for its disk
 
-	workspace string // the workspace that it belongs to, see Manager.Hold
+	workspace string // the workspace that it belongs to, see Manager.Hold; may be empty
 }
 
-// Timing holds the durations of a sandbox's start, measured from the request.
+// Timing holds durations of a sandbox's start, each measured from the request.
 type Timing struct {
-	VMM     time.Duration // all vCPUs entered
-	Ready   time.Duration // its agent confirmed its new identity
+	VMM     time.Duration // until all vCPUs ran
+	Ready   time.Duration // until the agent had confirmed its identity
 	Restore vmmproto.RestoreResult
-	Pooled  bool // its VMM process was waiting in the pool
+	Pooled  bool // its VMM process came from the pool
 }
 
 // Info describes a sandbox.
 type Info struct {
 	ID          string
 	SnapshotTag string
-	StateTag    string // snapshot of a suspended sandbox, from which it is restored
+	StateTag    string // for a suspended sandbox: the snapshot with its state
 	Hostname    string
 	Owner       string // see owner.Owner
 	State       State
-	PID         int // 0 if the VMM process is gone
+	PID         int // 0 if it has no VMM process
 	Created     time.Time
-	MemoryBytes uint64    // of guest RAM
+	MemoryBytes uint64    // RAM of the guest
 	Expires     time.Time // zero: never
 	Limits      vm.Limits
 	Timing      Timing
-	ExitReason  string // of an exited sandbox
+	ExitReason  string // why its VM ended, if it has exited
 	ExitDetail  string
-	RebasedOnto string // ID of the branch below its memory; empty: none
-	Resumable   bool   // it has exited, and Resume restores its latest suspended state
+	RebasedOnto string // ID of the branch that its memory is based on; empty: none
+	Resumable   bool   // it has exited, and Resume can restore its latest suspended state
 	BranchCount int
 	IdleTimeout time.Duration
-	Silent      bool   // its VMM did not answer the latest request
-	Workspace   string // empty: none
+	Silent      bool   // its VMM has not answered the latest request
+	Workspace   string // the workspace that it belongs to; empty: none
 	Network     netclient.Setting
-	Labels      map[string]string // read-only
-	DiskFull    bool              // it is paused until the host has room for what it writes
+	Labels      map[string]string // must not be changed
+	DiskFull    bool              // it is paused until the host has room for its writes
 
-	Unique *agentproto.Unique // findings of its agent at its latest start; nil: the agent did not look
+	Unique *agentproto.Unique // what its agent found at its latest start; nil: the agent did not search
 	Strict bool               // see unique.Refuse
 
 	ExpirySuspends bool            // on expiry, suspend it instead of deleting it
 	Annotation     json.RawMessage // see ForkRequest
 
-	At    snapshot.Ref // the snapshot of its last branch or rollback, else the snapshot it was forked from
-	Calls *uint64      // see package tally; nil: unknown
+	At    snapshot.Ref // snapshot of its latest branch or rollback; if there was none, the snapshot it was forked from
+	Calls *uint64      // calls that may have changed it since its latest branch, see package tally; nil: unknown
 }
 
 // Info returns the sandbox's description.
@@ -181,32 +182,34 @@ func (s *Sandbox) updateAll(change func(*ledger.Record)) error {
 
 // liveVM is the VM of a sandbox that is not suspended.
 type liveVM struct {
-	dir   string // run directory
+	dir   string // its run directory
 	vmm   vmpool.VMM
 	guest Guest
 
-	// Changed by rollback and rebase, under the lock of the sandbox.
-	lease *store.Lease // of the snapshot from which the VM runs; nil if it could not be leased, see leased
-	// releases the branch that it was rebased onto; nil if there is none or it could not be leased
+	// Rollbacks and rebases change these fields while they hold the sandbox's mu.
+	lease *store.Lease // lease of the snapshot from which the VM runs; nil if there is none, see leased
+	// below releases the branch that the VM was rebased onto. It is nil if there is none, or if it
+	// could not be leased.
 	below func()
-	onto  func()                  // likewise, for the branch that it may have been rebased onto
-	calls context.Context         // for requests to the guest; ends when the guest is taken away
-	cut   context.CancelCauseFunc // of calls
-	link  *netclient.Link         // to the network
+	onto  func() // the same for the branch that the VM may have been rebased onto
+	// context for requests to the guest; ends when the sandbox is rolled back, suspended or deleted
+	calls context.Context
+	cut   context.CancelCauseFunc // cancels calls
+	link  *netclient.Link         // its connection to the network
 
-	leave func() // releases its place on the host; nil while it has none of its own
+	leave func() // frees its place on the host; nil until it has one of its own
 	debts debt.Debts
 
-	kept error // set if the VMM kept a file that it should have closed; guarded by the sandbox's ops
+	kept error // set if the VMM has kept a file that it should have closed; guarded by the sandbox's ops
 }
 
 // Expiry says when a sandbox expires and what happens then.
 type Expiry struct {
 	At       time.Time // zero: never
-	Suspends bool      // suspend it; otherwise delete it, in any state
+	Suspends bool      // suspend it; if false, delete it in any state
 }
 
-// after returns e, later by d.
+// after returns e with At later by d.
 func (e Expiry) after(d time.Duration) Expiry {
 	if !e.At.IsZero() {
 		e.At = e.At.Add(d)

@@ -11,37 +11,37 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// branch is a branch in progress.
+// branch is a branch that is being made.
 type branch struct {
 	m       *Manager
 	s       *Sandbox
 	v       *liveVM
-	op      string // the operation that branches, for errors
+	op      string // the operation that makes it, for errors
 	req     BranchRequest
 	start   time.Time
-	lease   *store.Lease // of the snapshot from which the sandbox runs
-	below   *store.Lease // of the snapshot below its memory layer
-	line    int          // number of consecutive rebases, including that onto this branch
-	whole   bool         // the layer holds all memory written since the sandbox was restored
+	lease   *store.Lease // lease of the snapshot from which the sandbox runs
+	below   *store.Lease // lease of the snapshot below the branch's memory layer
+	line    int          // number of consecutive rebases, including the one onto this branch
+	whole   bool         // the layer holds all memory that was written since the sandbox was restored
 	staging *store.Staging
 	state   *os.File
 	layer   *os.File
-	lower   []*os.File // the sandbox's frozen tops for reading, oldest first, then the present one
-	owners  []string   // of lower
+	lower   []*os.File // the sandbox's tops, open for reading: the frozen ones, oldest first, then the present one
+	owners  []string   // IDs of the owners of lower
 	done    vmmproto.BranchResult
 	figure  snapshot.Branch
 	undo    cleanup.Stack
-	calls   uint64 // number of calls to the sandbox when it was frozen; see package tally
+	calls   uint64 // number of calls to the sandbox up to the freeze, see package tally
 
-	topBytes uint64 // disk usage of the present top
-	fresh    uint64 // disk usage of the new top while empty
+	topBytes uint64 // bytes that the present top takes on disk
+	fresh    uint64 // bytes that the new, empty top takes on disk
 }
 
-// stays reports whether the sandbox is at the branch afterwards. It is not after a transient branch
-// or a suspension.
+// stays reports whether the sandbox counts as being at this branch afterwards. It does not after a
+// transient branch or a suspension.
 func (b *branch) stays() bool { return b.op == "branch" && !b.req.Transient }
 
-// create makes a file of the snapshot. It is closed with the branch.
+// create creates a file of the snapshot. The file is closed when the branch ends.
 func (b *branch) create(name string) (*os.File, error) {
 	f, err := b.staging.Create(name)
 	if err == nil {
@@ -50,7 +50,7 @@ func (b *branch) create(name string) (*os.File, error) {
 	return f, err
 }
 
-// createMemory makes the files of state and memory.
+// createMemory creates the files for state and memory.
 func (b *branch) createMemory(files *vmmclient.BranchFiles) (err error) {
 	if b.state, err = b.create(snapshot.StateFile); err != nil {
 		return err
@@ -62,7 +62,7 @@ func (b *branch) createMemory(files *vmmclient.BranchFiles) (err error) {
 	return nil
 }
 
-// guest describes the guest for children of the branch.
+// guest returns the manifest's description of the guest, which children inherit.
 func (b *branch) guest() snapshot.Guest {
 	g, i := b.lease.Manifest().Guest, b.s.Info()
 	g.Defaults, g.Network, g.Limits, g.Strict = g.With(b.req.Defaults), i.Network.ForSnapshot(), i.Limits, i.Strict

@@ -7,7 +7,7 @@ import (
 	"github.com/forkd/forkd/internal/host/netclient"
 )
 
-// trust makes the guest of v trust forkd-net's certificate authority, if the sandbox has secrets.
+// trust makes the guest of v trust forkd-net's CA, if the sandbox has secrets.
 func (m *Manager) trust(ctx context.Context, v *liveVM, setting netclient.Setting) error {
 	if len(setting.Secrets) == 0 {
 		return nil
@@ -19,9 +19,9 @@ func (m *Manager) trust(ctx context.Context, v *liveVM, setting netclient.Settin
 	return agentclient.New(v.guest.Dial).Trust(ctx, certificate)
 }
 
-// KeepSecret keeps the memory of a sandbox off the disk from now on, because a build gives it a
-// secret: suspensions and branches with memory are refused. No record says so, because the next
-// daemon ends the sandboxes of builds.
+// KeepSecret is called when a build gives a secret to a sandbox. From then on the sandbox's memory
+// must not be on a disk, so suspensions and branches with memory are refused. The record does not
+// say so, because a restarted daemon deletes the sandboxes of builds.
 func (m *Manager) KeepSecret(ctx context.Context, id string) error {
 	return m.With(ctx, id, func(h *Held) error {
 		h.s.secret = true

@@ -13,17 +13,18 @@ import (
 	"github.com/forkd/forkd/internal/host/vmmclient"
 )
 
-// behind reports whether the VMM of s has left requests unanswered, or whether the record announces
-// a disk top or a layer that the VMM may be using. The caller holds s.ops. During a branch such an
-// announcement is normal.
+// behind reports whether it is unknown what the VMM of s has done. That is so if it has not
+// answered a request, or if the record names a disk top or a layer that the VMM may already use.
+// During a branch the latter is normal. The caller must hold s.ops.
 func (s *Sandbox) behind() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.state.hasVM() && (s.silent || s.record.Pending != nil || s.record.Rebasing != nil)
 }
 
-// catchUp finds out the outcome of requests that the VMM of s did not answer, and brings record,
-// state and VM in line. The caller holds s.ops. An error means that the VMM still does not answer.
+// catchUp finds out the outcome of requests that the VMM of s has not answered. It then makes
+// record, state and VM agree. It returns an error if the VMM still does not answer. The caller must
+// hold s.ops.
 func (s *Sandbox) catchUp() error {
 	if !s.behind() {
 		return nil
@@ -34,7 +35,7 @@ func (s *Sandbox) catchUp() error {
 		err = s.settlePause(ctx, s.live, paused)
 	}
 	if errors.Is(err, vmmclient.ErrGone) {
-		return nil // watch will change its state soon
+		return nil // the VMM has exited, and watch will change the state of s
 	}
 	if err != nil {
 		return s.answered(err)
@@ -46,12 +47,12 @@ func (s *Sandbox) catchUp() error {
 		meant = Paused
 	}
 	s.mu.Unlock()
-	_ = s.transition("settle", meant, nil) // refused if s is in that state already, or has ended
+	_ = s.transition("settle", meant, nil) // fails if s is already in that state, or if the VM has ended
 	return nil
 }
 
-// settle finds out whether the VMM has taken a new top, and whether it was rebased, and records
-// that. It also returns whether the VM is paused.
+// settle finds out whether the VMM has switched to a new top, and whether it was rebased, and
+// records both. It also returns whether the VM is paused.
 func (s *Sandbox) settle(ctx context.Context, v *liveVM) (paused bool, err error) {
 	stats, err := v.vmm.Stats(ctx)
 	if s.answered(err) != nil {
@@ -75,14 +76,14 @@ func (s *Sandbox) settle(ctx context.Context, v *liveVM) (paused bool, err error
 		}
 	})
 	if err == nil && !swapped {
-		os.Remove(filepath.Join(s.data, pending.Name)) // an empty file that is not in use
+		os.Remove(filepath.Join(s.data, pending.Name)) // the top is empty and not in use
 	}
 	return stats.Paused, err
 }
 
-// settlePause puts a VM that an earlier daemon left, or that did not answer, into the state that
-// the record intends. A VM that is paused, although its record does not say so, was about to be
-// suspended, and runs on.
+// settlePause pauses or resumes a VM, so that it agrees with the record. It is called for a VM that
+// an earlier daemon left, or whose VMM did not answer. If the VM is paused and the record does not
+// say so, the sandbox was about to be suspended, and the VM is resumed.
 func (s *Sandbox) settlePause(ctx context.Context, v *liveVM, paused bool) error {
 	switch {
 	case paused && !s.record.Paused:
@@ -93,8 +94,8 @@ func (s *Sandbox) settlePause(ctx context.Context, v *liveVM, paused bool) error
 	return nil
 }
 
-// swapLeases changes the leases of s's VM, unless s is being deleted, because then the leases are
-// being released.
+// swapLeases calls change, which changes the leases of s's VM. If s is being deleted, it returns an
+// error instead, because then the leases are being released.
 func (s *Sandbox) swapLeases(change func()) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -105,8 +106,8 @@ func (s *Sandbox) swapLeases(change func()) error {
 	return nil
 }
 
-// settleRebase records whether a VM, given its number of rebases, has begun the pending rebase.
-// Once the rebase has begun, the branch is below the VM's memory.
+// settleRebase records whether a VM has begun the pending rebase. rebases is the VM's count of
+// rebases. Once a rebase has begun, the VM's memory is based on the branch.
 func (s *Sandbox) settleRebase(v *liveVM, rebases uint64) error {
 	s.mu.Lock()
 	pending := s.record.Rebasing
@@ -125,7 +126,7 @@ func (s *Sandbox) settleRebase(v *liveVM, rebases uint64) error {
 		return err
 	}
 	var done func()
-	_ = s.swapLeases(func() { // otherwise all leases are released
+	_ = s.swapLeases(func() { // an error means that all leases are being released
 		if done = v.onto; begun {
 			done, v.below = v.below, v.onto
 		}

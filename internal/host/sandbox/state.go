@@ -8,8 +8,8 @@ import (
 // State is a sandbox's state.
 type State int
 
-// The states; the drawing omits Stopping. Paused and running sandboxes have a VM, a suspended
-// sandbox has none, and the VM of an exited sandbox has ended by itself.
+// States of a sandbox. The drawing omits stopping. Running and paused sandboxes have a VM. A
+// suspended sandbox has none. The VM of an exited sandbox has ended by itself.
 //
 //	      starting
 //	   ┌─────┘└───────────────────┐
@@ -20,11 +20,12 @@ type State int
 //	   └────────▶ restoring ◀─────┘     running, paused, restoring:
 //	                                    the VM ended by itself
 //
-// When a daemon takes over a sandbox that an earlier daemon had suspended, it goes from starting to
-// suspended at once. Restoring means a rollback, or the resumption of a suspended sandbox; if the
-// latter fails, the sandbox is suspended again. An exited sandbox that was suspended before can
-// return to that state. Every state can become stopping, the last one, in which the sandbox is
-// being deleted. A sandbox whose agent did not confirm its identity is never running.
+// When a daemon takes over a sandbox that an earlier daemon had suspended, the sandbox changes from
+// starting to suspended at once. A sandbox is restoring during a rollback, and while it is being
+// resumed after a suspension; if the latter fails, it is suspended again. An exited sandbox that
+// has a suspended state can return to that state. Every state can become stopping, which is the
+// last one: the sandbox is being deleted. A sandbox is not running before its agent has confirmed
+// its identity.
 const (
 	Starting State = iota
 	Running
@@ -35,8 +36,7 @@ const (
 	Stopping
 )
 
-// next lists the states that may follow each state. It is the drawing above in code, and the code
-// is what counts.
+// next has the states that may follow each state. It is the drawing above as code.
 var next = map[State][]State{
 	Starting:  {Running, Suspended, Stopping},
 	Running:   {Paused, Restoring, Exited, Stopping},
@@ -50,10 +50,10 @@ var next = map[State][]State{
 // mayBecome reports whether a sandbox in state s may enter to.
 func (s State) mayBecome(to State) bool { return slices.Contains(next[s], to) }
 
-// hasVM reports whether a sandbox in state s has a VM that runs or is paused.
+// hasVM reports whether a sandbox in state s has a VM that has not ended.
 func (s State) hasVM() bool { return s == Running || s == Paused }
 
-// String returns the API's name of the state.
+// String returns the name of the state in the API.
 func (s State) String() string {
 	switch s {
 	case Starting:

@@ -10,7 +10,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Stats is the cost of a sandbox.
+// Stats holds what a sandbox costs the host.
 type Stats struct {
 	PID    int
 	VMM    vm.Stats

@@ -8,7 +8,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
-// SetStrict changes what later rollbacks and resumptions of a sandbox do if the agent finds
+// SetStrict sets what happens in later rollbacks and resumptions of a sandbox if the agent finds
 // programs that repeat random numbers.
 func (m *Manager) SetStrict(ctx context.Context, id string, strict unique.Strict) error {
 	if err := strict.Check(); err != nil || strict == unique.AsBefore {
@@ -19,8 +19,8 @@ func (m *Manager) SetStrict(ctx context.Context, id string, strict unique.Strict
 	})
 }
 
-// admitUnique records an agent's findings, and returns an error if the sandbox may not be handed
-// out.
+// admitUnique records what an agent has found. It returns an error if clients may not use the
+// sandbox because of that.
 func admitUnique(r *ledger.Record, found *agentproto.Unique) error {
 	r.Unique = found
 	return unique.Admit(r.ID, r.Strict, found)

@@ -20,8 +20,8 @@ import (
 
 // Copy makes a snapshot of a suspended sandbox, which stays suspended. It copies the suspended
 // state, because that is deleted with the sandbox. Children get the sandbox's present policy and
-// limits. It takes a place for branches, although it writes far more than a branch. If tag is
-// empty, a new one is chosen. If the sandbox is not suspended, the error is a *StateError.
+// limits. Copy takes a place for branches, although it writes far more than a branch. If tag is
+// empty, it chooses one. If the sandbox is not suspended, the error is a *StateError.
 func (h *Held) Copy(ctx context.Context, tag string) (store.Info, error) {
 	m, i := h.m, h.Info()
 	tag, err := branchTag(ctx, tag, i.ID, time.Now(), false)
@@ -47,9 +47,9 @@ func (h *Held) Copy(ctx context.Context, tag string) (store.Info, error) {
 	})
 }
 
-// Fork forks the state of a suspended sandbox, which stays suspended. Unless req says otherwise,
-// children get the sandbox's present policy, limits and strictness, as children of a branch would.
-// If the sandbox is not suspended, the error is a *StateError.
+// Fork forks a suspended sandbox, which stays suspended. Unless req says otherwise, children get
+// the sandbox's present policy, limits and strictness, as they would in a fork of a branch. If the
+// sandbox is not suspended, the error is a *StateError.
 func (h *Held) Fork(ctx context.Context, req ForkRequest) (ForkResult, error) {
 	i := h.Info()
 	if i.State != Suspended {
@@ -72,14 +72,16 @@ func (h *Held) Fork(ctx context.Context, req ForkRequest) (ForkResult, error) {
 	return h.m.Fork(ctx, req)
 }
 
-// errBusy says that an idle sandbox received a request before it was suspended.
+// errBusy says that an idle sandbox has received a request before it was suspended.
 var errBusy = errors.New("a request came in")
 
-// lockToSuspend locks a sandbox for a suspension, and takes a place for it, which counts for the
-// sandbox's owner. It never holds the lock or a place while it waits for the other. So requests to
+// lockToSuspend locks a sandbox for a suspension, and takes a place for suspensions, which counts
+// for the sandbox's owner. It never holds one of them while it waits for the other. So requests to
 // the sandbox do not wait for other suspensions, and other suspensions do not wait for a long
-// request. Until unlock, it calls off branches that wait for the guest to come to rest, except for
-// an automatic suspension, which gives way to them as to all requests.
+// request.
+//
+// Until unlock, it cancels branches that wait for the guest to freeze its file system. An automatic
+// suspension does not cancel them: it waits, as for all requests.
 func (m *Manager) lockToSuspend(ctx context.Context, s *Sandbox, auto bool) (unlock func(), err error) {
 	var held cleanup.Stack
 	defer func() { held.Run() }()
@@ -109,9 +111,9 @@ func (m *Manager) lockToSuspend(ctx context.Context, s *Sandbox, auto bool) (unl
 	}
 }
 
-// suspend is Suspend of a sandbox whose ops the caller holds, with a place in m.suspends. A
-// timeless sandbox has no expiry afterwards. An automatic suspension gives way to requests, with
-// errBusy.
+// suspend suspends a sandbox. The caller must hold s.ops and a place in m.suspends. If timeless is
+// set, the sandbox has no expiry afterwards. If auto is set and a request arrives, the suspension
+// is abandoned with errBusy.
 func (m *Manager) suspend(ctx context.Context, s *Sandbox, auto, timeless bool) error {
 	var undo cleanup.Stack
 	defer undo.Run()
@@ -155,16 +157,16 @@ func (m *Manager) suspend(ctx context.Context, s *Sandbox, auto, timeless bool) 
 	return nil
 }
 
-// standStill stops the VM of a sandbox for its suspension, and adds to undo how to resume it. A
-// paused VM stays paused. If the disk has no room for the memory that it has written, it is not
-// stopped at all.
+// standStill pauses the VM of a sandbox that is being suspended, and adds resuming it to undo. A
+// paused VM stays paused. If the disk has no room for the memory that the VM has written,
+// standStill returns an error before it pauses the VM.
 func (m *Manager) standStill(ctx context.Context, s *Sandbox, auto bool, undo *cleanup.Stack) error {
 	paused := s.Info().State == Paused
 	if !paused {
 		if err := s.transition("suspend", Paused, nil); err != nil {
 			return err
 		}
-		undo.Add(func() { _ = s.transition("suspend", Running, nil) }) // refused if the VM has ended
+		undo.Add(func() { _ = s.transition("suspend", Running, nil) }) // fails if the VM has ended
 		if auto && !s.usage.Idle() {
 			return errBusy
 		}
@@ -190,7 +192,7 @@ func (m *Manager) standStill(ctx context.Context, s *Sandbox, auto bool, undo *c
 	}
 	undo.Add(func() {
 		if s.Info().State != Paused {
-			return // the sandbox's VM is gone
+			return // the VM has ended
 		}
 		if err := s.startVM(ctx, v); err != nil {
 			m.cfg.Log.Error("resume a sandbox that could not be suspended", "sandbox", s.id, "error", err)
@@ -199,8 +201,9 @@ func (m *Manager) standStill(ctx context.Context, s *Sandbox, auto bool, undo *c
 	return nil
 }
 
-// commitSuspension puts a suspended state in force and frees the VM. Its snapshot is on disk and
-// kept until unpin is called. After an error the sandbox still has its VM, or is being deleted.
+// commitSuspension records that the sandbox is suspended, and frees its VM. The snapshot with the
+// suspended state must be on disk, and is kept until unpin is called. After an error the sandbox
+// still has its VM, or is being deleted.
 func (m *Manager) commitSuspension(s *Sandbox, suspended ledger.Record, unpin func()) error {
 	if err := ledger.WriteSuspended(s.data, &suspended); err != nil {
 		return err

@@ -23,8 +23,8 @@ func (m *Manager) newSandbox(r ledger.Record) *Sandbox {
 	return s
 }
 
-// add registers a sandbox and starts its expiry. Followers get the event kind before any other
-// event of it.
+// add registers a sandbox and starts its expiry. It emits an event of the given kind before any
+// other event of the sandbox.
 func (m *Manager) add(s *Sandbox, kind event.Kind) {
 	e := s.event(kind, "")
 	m.mu.Lock()
@@ -34,33 +34,33 @@ func (m *Manager) add(s *Sandbox, kind event.Kind) {
 	m.setTimer(s)
 }
 
-// adopt makes a sandbox with a confirmed child running, and watches it.
+// adopt makes a sandbox running whose agent has confirmed its identity, and watches its VM.
 func (m *Manager) adopt(s *Sandbox, kind event.Kind) {
 	v := s.live
-	_ = s.transition("start", Running, nil) // no other goroutine knows s yet
+	_ = s.transition("start", Running, nil) // cannot fail, because no other goroutine has s yet
 	s.usage.Touch()
 	m.add(s, kind)
 	m.watchers.Go(func() { m.watch(s, v) })
 }
 
-// stallPause is how long the next message about a full disk is ignored. Each message causes
-// requests to the VMM, and a VMM that its guest has taken over would send another one for each
-// answer.
+// stallPause is how long further messages of a VMM about a full disk are ignored. Each message
+// makes the daemon send requests to the VMM. A VMM that its guest has taken over could send one
+// message after another.
 const stallPause = time.Second
 
-// watch handles the end of a VM of s that was not requested.
+// watch waits for the VM of s to end, and handles that if no operation has ended it.
 func (m *Manager) watch(s *Sandbox, v *liveVM) {
 	stalled := v.vmm.Stalled()
-	var again <-chan time.Time // when stalled is watched again, after it was set to nil
+	var again <-chan time.Time // receives a value when messages about a full disk are read again
 	for conns := v.vmm.Conns(); ; {
 		select {
 		case <-m.timed.Context().Done():
 			return
 		case c, ok := <-conns:
 			if ok {
-				c.Conn.Close() // no server of a sandbox listens on the host
+				c.Conn.Close() // the host has no server to which a guest may connect
 			} else {
-				conns = nil // the end of the VM closed it, and Done reports that
+				conns = nil // the VM has ended, which Done reports too
 			}
 			continue
 		case <-stalled:
@@ -80,7 +80,7 @@ func (m *Manager) watch(s *Sandbox, v *liveVM) {
 	}
 	exit := v.vmm.Exit()
 	if !s.exited(v, exit, last) {
-		return // the sandbox is being deleted or has been suspended
+		return // the sandbox is being deleted or was suspended
 	}
 	m.cfg.Log.Info("sandbox exited", "sandbox", s.id, "reason", exit.Reason.String(), "detail", exit.Detail)
 	m.cfg.Observer.SandboxExited(exit.Reason.String())
@@ -90,19 +90,19 @@ func (m *Manager) watch(s *Sandbox, v *liveVM) {
 	}
 	defer unlock()
 	if !s.has(v) {
-		return // the sandbox was resumed: v's remains are gone, and its directory belongs to another VM
+		return // s was resumed, so v is already released and its directory belongs to another VM
 	}
 	m.kill(s.id, v)
 	switch {
 	case !s.hasSuspension():
 		m.free(s)
-	case s.Info().State == Exited: // the sandbox's suspended state remains, and it can be resumed
+	case s.Info().State == Exited: // the sandbox has a suspended state from which it can be resumed
 		ledger.ClearTops(s.data)
 		v.release()
 	}
 }
 
-// exited records the end of a VM, unless s has another VM by now, or none.
+// exited records that the VM v has ended. It returns false if s has another VM now, or none.
 func (s *Sandbox) exited(v *liveVM, exit vm.Exit, last console.Text) bool {
 	return s.has(v) && s.transition("exit", Exited, func() { s.exit, s.console = exit, last }) == nil
 }

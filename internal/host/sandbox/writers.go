@@ -7,20 +7,22 @@ import (
 	"github.com/forkd/forkd/internal/host/chain"
 )
 
-// refuseWriters ensures that no process can change state, memory and frozen tops any more. A VMM
-// that its guest has taken over could have kept a descriptor with which it wrote them. Tops of
-// earlier branches are checked again, because those branches may have failed before.
+// refuseWriters returns an error if a process could still change the branch's state, memory or
+// frozen tops. A VMM that its guest has taken over could have kept a descriptor with which it wrote
+// these files. refuseWriters also checks tops of earlier branches, because those branches may have
+// failed before they were checked.
 //
-// Such a VMM is given no more files: each could grow until the VMM ends.
+// A VMM that has kept a descriptor is sent no more files, because each of them could grow until the
+// VMM ends.
 func (b *branch) refuseWriters() error {
 	saved := b.saved()
 	for _, f := range saved {
-		_ = f.Close() // no buffered data could fail to be written
+		_ = f.Close() // nothing is buffered, so no data can be lost here
 	}
 	return b.refuse(append(saved, b.lower...))
 }
 
-// saved returns the files of state and memory. A disk-only branch has none.
+// saved returns the files for state and memory. A disk-only branch has none.
 func (b *branch) saved() []*os.File {
 	if b.state == nil {
 		return nil
@@ -28,8 +30,8 @@ func (b *branch) saved() []*os.File {
 	return []*os.File{b.state, b.layer}
 }
 
-// refuse returns an error if the VM has one of the files open for writing, and records that it is
-// given no more files.
+// refuse returns an error if the VMM has one of the files open for writing. It then also sets
+// b.v.kept, so that the VMM is sent no more files.
 func (b *branch) refuse(files []*os.File) error {
 	for _, f := range files {
 		if err := chain.NoWriters(f.Name(), b.m.writers); err != nil {
@@ -40,9 +42,10 @@ func (b *branch) refuse(files []*os.File) error {
 	return nil
 }
 
-// refuseKeeper ensures that a VMM that has refused a branch does not keep files of the branch. They
-// are removed now, and a file that the VMM keeps could grow until the VMM ends. top is the new disk
-// top, which the VMM may use in spite of its answer; nil if there is none.
+// refuseKeeper returns an error if a VMM that has refused a branch has kept a file of the branch.
+// These files are about to be removed, and a removed file that the VMM has open could still grow
+// until the VMM ends. top is the new disk top, or nil. The VMM may use top although it has refused,
+// and then top is not checked.
 func (b *branch) refuseKeeper(top *os.File) error {
 	unused := b.saved()
 	if top != nil {
@@ -56,7 +59,7 @@ func (b *branch) refuseKeeper(top *os.File) error {
 		}
 	}
 	for _, f := range unused {
-		_ = f.Close() // no buffered data could fail to be written
+		_ = f.Close() // nothing is buffered, so no data can be lost here
 	}
 	return b.refuse(unused)
 }

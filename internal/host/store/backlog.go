@@ -23,27 +23,27 @@ const backlogTimes = 3
 // backlogWait is how long a branch waits for room in RAM.
 const backlogWait = 30 * time.Second
 
-// backlogPoll is how often a waiting branch checks for room by itself, because VMMs also free RAM,
-// without a notification.
+// backlogPoll is how often a waiting branch checks for room. It must poll, because VMMs free RAM
+// too and do not tell the store.
 const backlogPoll = time.Second
 
 // backlog limits the memory layers that are in RAM only. They cannot be dropped before they are on
-// disk, and memory is copied faster than a disk writes. Branches that find no room wait in a queue, and
-// those of the owner with the fewest bytes go first.
+// disk, and memory is copied faster than a disk can write. Branches that find no room wait in a
+// queue. The branch whose owner has the fewest bytes in RAM is the first.
 type backlog struct {
 	store *Store
 	wait  time.Duration // backlogWait, except in tests
 
 	mu    sync.Mutex
-	queue []*layerRoom // sorted by the bytes that the owner would then have, least first, and by arrival
-	taken []*layerRoom // for layers that are being made
+	queue []*layerRoom // sorted by the bytes that the owner would have with the layer, least first, then by arrival
+	taken []*layerRoom // rooms of layers that are being made
 }
 
 // layerRoom is room in RAM for one memory layer.
 type layerRoom struct {
 	owner string
 	bytes uint64
-	in    chan struct{} // closed when the room is taken
+	in    chan struct{} // closed when the room is assigned
 }
 
 // BacklogError reports that there is no room in RAM for the memory of a branch, because earlier
@@ -103,7 +103,7 @@ func (s *Store) ReserveRAM(ctx context.Context, owner string, most uint64, exact
 	return release, nil
 }
 
-// await returns when w, which is in the queue, has its room, or an error.
+// await waits until w, which is in the queue, gets its room or an error.
 func (b *backlog) await(ctx context.Context, w *layerRoom) error {
 	timeout := time.After(b.wait)
 	for {
@@ -130,7 +130,7 @@ func (b *backlog) await(ctx context.Context, w *layerRoom) error {
 	}
 }
 
-// enter gives w room if the queue is empty and there is enough. It reports whether it did.
+// enter assigns room to w if the queue is empty and there is enough. It reports whether it has.
 func (b *backlog) enter(w *layerRoom) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -141,7 +141,7 @@ func (b *backlog) enter(w *layerRoom) bool {
 	return true
 }
 
-// leave removes w from the queue, or returns its room to those in the queue.
+// leave removes w from the queue. If w already has room, the room goes to others in the queue.
 func (b *backlog) leave(w *layerRoom) {
 	is := func(other *layerRoom) bool { return other == w }
 	b.mu.Lock()
@@ -150,8 +150,8 @@ func (b *backlog) leave(w *layerRoom) {
 	b.admit()
 }
 
-// admit gives room to layers in the queue. It returns how many bytes would have to be free for the
-// next layer, 0 if the queue is empty.
+// admit assigns room to layers in the queue, in order. It returns how many bytes must be free for
+// the first that remains, or 0 if the queue is empty.
 func (b *backlog) admit() (missing uint64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -186,11 +186,12 @@ type backlogUsage struct {
 	own    map[string]uint64 // by owner, including lines and layers being made
 	lines  map[string]uint64 // by owner
 	all    uint64            // of all owners
-	coming uint64            // reserved for layers being made, of all owners
+	coming uint64            // reserved for layers of all owners that are being made
 	free   uint64            // free in the RAM file system, minus coming
 }
 
-// wants returns how many bytes must be free for w: itself, and the part that its owner leaves to others.
+// wants returns how many bytes must be free for w: the layer itself, and what its owner must leave
+// to others.
 func (u *backlogUsage) wants(w *layerRoom) uint64 {
 	return w.bytes + (u.own[w.owner]+w.bytes)/backlogTimes
 }
@@ -210,14 +211,14 @@ func (b *backlog) usageLocked() backlogUsage {
 	}
 	free, _, err := b.store.ramRoom()
 	if err != nil {
-		free = math.MaxUint64 // the file system itself will refuse
+		free = math.MaxUint64 // unknown, so leave it to the file system to refuse
 	}
 	u.free = free - min(free, u.coming)
 	return u
 }
 
-// stuck returns a *BacklogError if waiting would not help: the disk is full, or refuses snapshots
-// of the same owner.
+// stuck returns a *BacklogError if it does not help to wait, because the disk is full or a flush of
+// the same owner's snapshots has failed.
 func (b *backlog) stuck(w *layerRoom) error {
 	for _, l := range b.store.unflushed() {
 		full := errors.Is(l.err, unix.ENOSPC) || errors.Is(l.err, unix.EDQUOT)
@@ -236,11 +237,11 @@ func (b *backlog) refusal(w *layerRoom, flush error) error {
 		Flush: flush}
 }
 
-// unflushedLayer is the memory layer of a snapshot that is in RAM only.
+// unflushedLayer is a memory layer that is in RAM only.
 type unflushedLayer struct {
 	id    string
 	owner string
-	err   error // of the latest attempt to write it
+	err   error // error of the latest attempt to write it to disk
 }
 
 // ramBytes returns the RAM usage of a memory layer.

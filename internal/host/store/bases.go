@@ -18,22 +18,22 @@ import (
 	"github.com/forkd/forkd/internal/private"
 )
 
-// Snapshots name their base image by its digest. Only the store knows the file with that digest: a
-// path in a manifest would let the maker of the manifest choose any file of this host as the
-// guest's disk. For every base there are
+// Snapshots name their base image by its digest. Only the store knows which file has that digest.
+// If a manifest named a path, whoever makes the manifest could choose any file of this host as the
+// guest's disk. For each base there are these files:
 //
 //	<root>/bases/<hex>.json   a record.Base
 //	<root>/bases/<hex>        another link to the image's file, if it is on the same file system: the image may then
 //	                          be moved, or removed from its cache
 
-// maxBaseRecord bounds a record, in bytes: a path may have 4096 bytes, and JSON escapes a byte with
-// up to six.
+// maxBaseRecord is the maximum length of a record in bytes. A path may have 4096 bytes, and JSON
+// uses up to six bytes for one.
 const maxBaseRecord = 32 << 10
 
-// basing is the addition of a base image to the store.
+// basing is the addition of a base image to the store, which runs in the background.
 type basing struct {
 	cancel context.CancelFunc
-	done   chan struct{} // closed when the other fields are valid
+	done   chan struct{} // closed when the addition has ended, so that the other fields may be read
 	base   snapshot.Base
 	err    error
 }
@@ -46,19 +46,19 @@ func (s *Store) baseRecord(digest string) string {
 
 const recordSuffix = ".json"
 
-// hexOf returns the hexadecimal part of a valid digest, which is a file name.
+// hexOf returns the hexadecimal part of a valid digest, which is used as a file name.
 func hexOf(digest string) string { return digest[strings.LastIndexByte(digest, ':')+1:] }
 
-// UseBase makes image, an open regular file, the base of the snapshot's disk. Its digest is
-// computed in the background while the parent boots, unless the store knows it already. Publish
-// waits for it, Discard cancels it. UseBase is called at most once.
+// UseBase makes image, an open regular file, the base of the snapshot's disk. Unless the store
+// already knows the digest, it is computed in the background while the parent boots. Publish waits
+// for that, and Discard cancels it. UseBase may be called only once.
 func (g *Staging) UseBase(image *os.File) (err error) {
 	g.basing, err = g.addInBackground("base image", image, false)
 	return err
 }
 
-// UseBoot is UseBase for the kernel and the initramfs that the parent boots from. The store keeps
-// both files: if it cannot link them, it copies them.
+// UseBoot is like UseBase, for the kernel and the initramfs from which the parent boots. The store
+// keeps both files: if it cannot link a file, it copies it.
 func (g *Staging) UseBoot(kernel, initrd *os.File) (err error) {
 	if g.kernel, err = g.addInBackground("kernel", kernel, true); err != nil {
 		return err
@@ -67,9 +67,11 @@ func (g *Staging) UseBoot(kernel, initrd *os.File) (err error) {
 	return err
 }
 
-// addInBackground adds a file that the snapshot names by its digest to the store.
+// addInBackground adds a file, which the snapshot names by its digest, to the store. If keep is
+// set, the file is copied if it cannot be linked.
 func (g *Staging) addInBackground(what string, file *os.File, keep bool) (*basing, error) {
-	// Opened again, because digesting moves the offset, which all copies of a descriptor share.
+	// Open the file again, because computing the digest moves the offset, which all copies of a
+	// descriptor share.
 	f, err := os.Open(procPath(file))
 	if err != nil {
 		return nil, fmt.Errorf("use %s %s: %w", what, file.Name(), err)
@@ -87,7 +89,7 @@ func (g *Staging) addInBackground(what string, file *os.File, keep bool) (*basin
 	return b, nil
 }
 
-// wait returns the base once it is in the store.
+// wait waits until the file is in the store, and returns the manifest's name for it.
 func (b *basing) wait() (snapshot.Base, error) {
 	<-b.done
 	return b.base, b.err
@@ -106,7 +108,7 @@ func (g *Staging) boot() (*snapshot.Boot, error) {
 	return &snapshot.Boot{Kernel: kernel, Initrd: initrd}, err
 }
 
-// useBases names in m the files given to UseBase and UseBoot.
+// useBases adds the files of UseBase and UseBoot to m.
 func (g *Staging) useBases(m *snapshot.Manifest) (err error) {
 	if g.basing != nil && m.Disk != nil {
 		if m.Disk.Base, err = g.basing.wait(); err != nil {
@@ -120,7 +122,7 @@ func (g *Staging) useBases(m *snapshot.Manifest) (err error) {
 	return err
 }
 
-// stopBasing cancels unfinished additions to the store, and reports whether there were any.
+// stopBasing cancels additions that have not ended. It reports whether there were any.
 func (g *Staging) stopBasing() (any bool) {
 	for _, b := range []*basing{g.basing, g.kernel, g.initrd} {
 		if b != nil {
@@ -132,11 +134,12 @@ func (g *Staging) stopBasing() (any bool) {
 	return any
 }
 
-// lowestNice is the largest nice value, setpriority(2).
+// lowestNice is the nice value of the lowest priority, setpriority(2).
 const lowestNice = 19
 
-// atLowestPriority is called at the beginning of a goroutine. The goroutine never unlocks its
-// thread, so that the thread ends with it, and with the thread the priority.
+// atLowestPriority gives the calling goroutine's thread the lowest priority. It must be called at
+// the beginning of the goroutine. It locks the thread and never unlocks it, so that the thread ends
+// with the goroutine and is not reused.
 func atLowestPriority() {
 	runtime.LockOSThread()
 	_ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), lowestNice)
@@ -145,8 +148,9 @@ func atLowestPriority() {
 // procPath returns a path to an open file.
 func procPath(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()) }
 
-// addBase digests an image and records where it is. From then on it is kept for g. With keep, a
-// file that cannot be linked is copied.
+// addBase computes the digest of a file and records where the file is. From then on the store keeps
+// the record, as long as g or a snapshot needs it. If keep is set, it copies a file that it cannot
+// link.
 func (s *Store) addBase(ctx context.Context, g *Staging, f *os.File, path string, keep bool) (snapshot.Base, error) {
 	id, err := identify(f)
 	if err != nil {
@@ -192,8 +196,9 @@ func (s *Store) addBase(ctx context.Context, g *Staging, f *os.File, path string
 	return base, s.essential(func() error { return atomicfile.WriteDurable(s.baseRecord(base.Digest), p, 0o600) })
 }
 
-// linkBase links an image into the store, and reports whether it could. If the image is on another
-// file system, or the store may not link it, the store relies on its path.
+// linkBase makes a link to an image in the store, and reports whether it could. It cannot if the
+// image is on another file system or the store may not link it. Then the store needs the image at
+// its path.
 func (s *Store) linkBase(f *os.File, digest string) (linked bool, err error) {
 	name := s.baseLink(digest)
 	if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -203,7 +208,7 @@ func (s *Store) linkBase(f *os.File, digest string) (linked bool, err error) {
 	switch err {
 	case nil:
 		return true, nil
-	case unix.EXDEV, unix.EPERM, unix.EACCES, unix.EMLINK, unix.ENOENT: // ENOENT: its last name is gone
+	case unix.EXDEV, unix.EPERM, unix.EACCES, unix.EMLINK, unix.ENOENT: // ENOENT: the file has no name any more
 		return false, nil
 	}
 	return false, fmt.Errorf("link it to %s: %w", name, err)
@@ -232,8 +237,8 @@ func copyBase(name string, f *os.File) (id fileID, err error) {
 	return id, nil
 }
 
-// knownDigest returns the digest of a file that has been a base before and has not changed since,
-// or "".
+// knownDigest returns the digest of a file that is already a base and has not changed since. If
+// there is none, it returns "".
 func (s *Store) knownDigest(id fileID) string {
 	entries, err := os.ReadDir(s.bases())
 	if err != nil {
@@ -268,8 +273,9 @@ func (s *Store) readBase(digest string) (*record.Base, error) {
 	return rec, nil
 }
 
-// openBase opens the base image of a snapshot. Its length and the time of its latest change must be
-// those of the file that was digested, because nothing is hashed during a fork.
+// openBase opens a base of a snapshot. It checks that the file's length and the time of its latest
+// change are the same as when the digest was computed. It does not compute the digest again,
+// because that would delay a fork.
 func (s *Store) openBase(base snapshot.Base) (*os.File, error) {
 	rec, err := s.readBase(base.Digest)
 	if err != nil {
@@ -294,8 +300,8 @@ func (s *Store) openBase(base snapshot.Base) (*os.File, error) {
 	return f, nil
 }
 
-// dropBases drops the images that are the base of no snapshot, not even of one being made. If a
-// manifest cannot be read its base is unknown, and all are kept.
+// dropBases drops the bases that no snapshot needs, including snapshots that are being made. If a
+// manifest cannot be read, its base is unknown, so all bases are kept.
 func (s *Store) dropBases() error {
 	s.basesMu.Lock()
 	defer s.basesMu.Unlock()
@@ -319,8 +325,7 @@ func (s *Store) dropBases() error {
 	return emptyDir(s.bases(), func(name string) bool { return used[strings.TrimSuffix(name, recordSuffix)] })
 }
 
-// basesOf returns the files outside a snapshot that its manifest names by their digests: none if m
-// is nil.
+// basesOf returns the files that the manifest m names by their digests. A nil m has none.
 func basesOf(m *snapshot.Manifest) (bases []snapshot.Base) {
 	if m != nil && m.Disk != nil {
 		bases = append(bases, m.Disk.Base)

@@ -11,8 +11,7 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
-// ramPart is the fraction of the RAM file system, as a divisor, that coolUnused keeps free for
-// later branches.
+// ramPart is the part of the RAM file system (1/n) that coolUnused keeps free for later branches.
 const ramPart = 4
 
 // statRAM returns the free bytes and the size of the RAM file system.
@@ -24,21 +23,21 @@ func (s *Store) statRAM() (free, all uint64, err error) {
 	return st.Bavail * uint64(st.Bsize), st.Blocks * uint64(st.Bsize), nil
 }
 
-// coldLayer is a memory layer in RAM whose snapshots are all on disk and not in use.
+// coldLayer is a memory layer in RAM that can be dropped: all of its snapshots are on disk, and
+// none is in use.
 type coldLayer struct {
 	owner string
-	used  time.Time // the latest use of one of them
+	used  time.Time // latest use of one of its snapshots
 	of    []*entry
 }
 
-// coolUnused frees layers in RAM that are not in use, least recently used first, until a part of
-// the file system is free. The next fork of their snapshots reads them back. Branches do not free
-// layers beyond that part. Otherwise one client's branches could take the RAM of all other clients'
-// layers permanently.
+// coolUnused drops layers from RAM that are not in use, least recently used first, until a part of
+// the file system is free. The next fork of their snapshots reads them back. It drops no more than
+// that: otherwise one client's branches could keep the layers of all other clients out of RAM.
 func (s *Store) coolUnused() { s.coolUntil(0) }
 
-// coolUntil is coolUnused, but frees at least the given number of bytes. It reports whether it has
-// freed a layer.
+// coolUntil is like coolUnused, but continues until at least the given number of bytes is free. It
+// reports whether it has dropped a layer.
 func (s *Store) coolUntil(bytes uint64) (freed bool) {
 	if s.ramHas(bytes) || !s.cooling.CompareAndSwap(false, true) {
 		return false
@@ -46,7 +45,7 @@ func (s *Store) coolUntil(bytes uint64) (freed bool) {
 	defer s.cooling.Store(false)
 	for _, l := range s.coldLayers() {
 		for _, e := range l.of {
-			s.closeIdle(e) // open files would keep the memory
+			s.closeIdle(e) // because open files keep their memory
 		}
 		s.dropCold(l.owner)
 		if freed = true; s.ramHas(bytes) {
@@ -58,14 +57,14 @@ func (s *Store) coolUntil(bytes uint64) (freed bool) {
 
 func (s *Store) ramIsWide() bool { return s.ramHas(0) }
 
-// ramHas reports whether the given number of bytes of the RAM file system is free, in addition to
-// the part that is kept for later branches.
+// ramHas reports whether the RAM file system has the given number of bytes free, in addition to the
+// part that is kept for later branches.
 func (s *Store) ramHas(bytes uint64) bool {
 	free, all, err := s.ramRoom()
 	return err != nil || free >= max(bytes, all/ramPart)
 }
 
-// coldLayers returns the layers that coolUnused may free, in the order in which it frees them.
+// coldLayers returns the layers that coolUnused may drop, in the order in which it drops them.
 func (s *Store) coldLayers() []*coldLayer {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -104,7 +103,8 @@ func (s *Store) coldLayers() []*coldLayer {
 // needsRAM reports whether the snapshot's layers must stay in RAM.
 func (e *entry) needsRAM() bool { return e.refs.using() > 0 || e.inRAM() }
 
-// lastUse returns when the snapshot was last used, as far as this daemon knows.
+// lastUse returns when this daemon last used the snapshot. If it has not, it returns the creation
+// time.
 func (e *entry) lastUse() time.Time {
 	if e.used.IsZero() {
 		return e.created
@@ -112,8 +112,8 @@ func (e *entry) lastUse() time.Time {
 	return e.used
 }
 
-// dropCold removes a layer from RAM if it is still cold. It first renames the layer, so that a
-// concurrent read-back does not find an incomplete one.
+// dropCold drops a layer from RAM, if it is still cold. It first renames the layer. Otherwise a
+// concurrent read-back could find a layer that is partly removed.
 func (s *Store) dropCold(owner string) {
 	gone := s.layerDir(owner) + "." + snapshot.NewID()
 	s.mu.Lock()
@@ -125,6 +125,6 @@ func (s *Store) dropCold(owner string) {
 	}
 	s.mu.Unlock()
 	if err := os.Rename(s.layerDir(owner), gone); err == nil {
-		_ = os.RemoveAll(gone) // on an error the next start removes it
+		_ = os.RemoveAll(gone) // after an error, the next start of the store removes it
 	}
 }

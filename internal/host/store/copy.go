@@ -9,12 +9,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// copyFile copies src to the new file to, with its holes. A memory layer is as long as the guest's
-// RAM and mostly empty, and on a RAM file system every written page takes a page of the host's
-// memory. After an error no file is left behind.
+// copyFile copies src to a new file with the path to. It keeps holes, because a memory layer is as
+// long as the guest's RAM and mostly holes, and on a RAM file system each page that is written
+// takes memory. After an error it removes the file.
 func copyFile(to string, src *os.File) error { return copyParts(to, src, nil) }
 
-// copyParts is copyFile for parts of src; nil: all of it. The rest becomes a hole.
+// copyParts is like copyFile, but copies only parts of src. The rest becomes holes. If parts is
+// nil, it copies everything.
 func copyParts(to string, src *os.File, parts []part) (err error) {
 	dst, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -34,7 +35,7 @@ func copyParts(to string, src *os.File, parts []part) (err error) {
 // part is a piece of a file, in bytes.
 type part struct{ start, end int64 }
 
-// copyData copies the data in parts of src, without holes; nil: all of it.
+// copyData copies the data in parts of src, without holes. If parts is nil, it copies everything.
 func copyData(dst, src *os.File, parts []part) error {
 	st, err := src.Stat()
 	if err != nil {
@@ -58,7 +59,7 @@ func copyData(dst, src *os.File, parts []part) error {
 func copyPart(dst, src *os.File, p part) error {
 	for at := p.start; at < p.end; {
 		start, err := src.Seek(at, unix.SEEK_DATA)
-		if errors.Is(err, unix.ENXIO) || err == nil && start >= p.end { // only a hole follows
+		if errors.Is(err, unix.ENXIO) || err == nil && start >= p.end { // there is no more data in the part
 			return nil
 		}
 		if err != nil {

@@ -9,26 +9,26 @@ import (
 	"github.com/forkd/forkd/internal/host/event"
 )
 
-// DeleteMode says what happens to the snapshots that build on a deleted one.
+// DeleteMode says what a deletion does with the snapshots that build on the deleted one.
 type DeleteMode int
 
-// The modes of deletion. None of them deletes a snapshot that sandboxes run from. A snapshot that
-// sandboxes only follow loses its name, and its files are deleted when the last of them stops
-// following it.
+// Modes of deletion. A snapshot that sandboxes run from is never deleted. If sandboxes only follow
+// a snapshot (see Follow), it loses its name at once, and its files are deleted when the last of
+// them stops following it.
 const (
-	DeleteSingle  DeleteMode = iota // refuse the deletion if any snapshot builds on the deleted one
-	DeleteCascade                   // delete the snapshots that build on it first
-	DeleteForce                     // keep the snapshots that build on it: they have their own links to its layers
+	DeleteSingle  DeleteMode = iota // return an error if any snapshot builds on it
+	DeleteCascade                   // also delete all snapshots that build on it
+	DeleteForce                     // keep the snapshots that build on it, which have their own links to its layers
 )
 
-// deletedPrefix marks a directory whose deletion has begun; no tag begins with a dot.
+// deletedPrefix begins the name of a directory whose deletion has begun. No tag begins with a dot.
 const deletedPrefix = ".deleted-"
 
-// Deleted is a snapshot that a deletion has removed.
+// Deleted names a snapshot that a deletion has removed.
 type Deleted struct{ Tag, ID string } // ID is empty if the snapshot was damaged
 
-// Delete deletes the snapshot tag and returns the deleted snapshots, dependents first. If nothing
-// was deleted the error is a *NotFoundError or an *InUseError.
+// Delete deletes the snapshot tag. It returns the deleted snapshots; each comes after those that
+// build on it. If it has deleted nothing, the error is a *NotFoundError or an *InUseError.
 func (s *Store) Delete(tag string, mode DeleteMode) ([]Deleted, error) {
 	if err := snapshot.CheckTag(tag); err != nil {
 		return nil, err
@@ -51,12 +51,12 @@ func (s *Store) Delete(tag string, mode DeleteMode) ([]Deleted, error) {
 			return going[:i], fmt.Errorf("delete snapshot %q: %w", going[i].Tag, err)
 		}
 	}
-	s.keepReserve() // there is room now
+	s.keepReserve() // there may be room for the reserve now
 	s.flusher.retry()
 	return going, nil
 }
 
-// condemn chooses the snapshots to delete and hides them from new leases.
+// condemn chooses the snapshots to delete. From then on they cannot be leased.
 func (s *Store) condemn(tag string, mode DeleteMode) ([]*entry, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -95,14 +95,14 @@ func (e *entry) usedLocked() error {
 	return nil
 }
 
-// builtUponLocked returns an *InUseError if other snapshots build on e. The states of suspended
-// sandboxes cannot be deleted by their tags, so the error counts them as sandboxes.
+// builtUponLocked returns an *InUseError if other snapshots build on e. It counts states of
+// suspended sandboxes as sandboxes, because such states cannot be deleted by their tags.
 func (s *Store) builtUponLocked(e *entry) error {
 	var named []string
 	suspended := 0
 	for _, tag := range s.dependentsLocked(e) {
 		if d := s.byTag[tag]; d.manifest.Transient {
-			suspended += max(1, d.refs.keeping()) // a state that is about to be deleted has none
+			suspended += max(1, d.refs.keeping()) // a state that is about to be deleted has no references, but counts as one
 		} else {
 			named = append(named, tag)
 		}
@@ -116,7 +116,7 @@ func (s *Store) builtUponLocked(e *entry) error {
 	return nil
 }
 
-// familyLocked returns e after all snapshots that build on it.
+// familyLocked returns all snapshots that build on e, directly or not, and then e.
 func (s *Store) familyLocked(e *entry, seen map[*entry]bool) []*entry {
 	if seen[e] {
 		return nil
@@ -129,8 +129,8 @@ func (s *Store) familyLocked(e *entry, seen map[*entry]bool) []*entry {
 	return append(family, e)
 }
 
-// remove deletes a condemned snapshot. The rename makes it disappear at once; a crash after it
-// leaves only a directory that the next start removes.
+// remove deletes a condemned snapshot. It first renames the directory, which makes the snapshot
+// disappear at once. If the daemon crashes after that, the next start removes the directory.
 func (s *Store) remove(e *entry) error {
 	e.flushMu.Lock()
 	defer e.flushMu.Unlock()

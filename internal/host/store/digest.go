@@ -12,7 +12,7 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
-// digestBuffer is the size of one read of a file, in bytes: a multiple of snapshot.DigestChunk.
+// digestBuffer is the size of one read in bytes. It is a multiple of snapshot.DigestChunk.
 const digestBuffer = 1 << 20
 
 // digest returns the digest of a file's content. It skips holes, and moves the file's offset.
@@ -25,7 +25,7 @@ func digest(ctx context.Context, f *os.File) (string, error) {
 	buf := make([]byte, digestBuffer)
 	for at := int64(0); at < st.Size(); {
 		start, err := f.Seek(at, unix.SEEK_DATA)
-		if errors.Is(err, unix.ENXIO) { // only a hole follows
+		if errors.Is(err, unix.ENXIO) { // there is no more data
 			break
 		}
 		if err != nil {
@@ -35,7 +35,7 @@ func digest(ctx context.Context, f *os.File) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		// The blocks of a file system may be smaller than chunks.
+		// Begin at the start of a chunk, because a file system's blocks may be smaller than chunks.
 		start = max(at, start-start%snapshot.DigestChunk)
 		end = min(st.Size(), roundUp(end))
 		if err := digestData(ctx, d, f, start, end, buf); err != nil {

@@ -10,7 +10,7 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
-// DiskOnlyError refuses a snapshot without memory where memory is needed.
+// DiskOnlyError reports that a snapshot has no memory, which the operation needs.
 type DiskOnlyError struct{ Tag string }
 
 func (e *DiskOnlyError) Error() string {
@@ -18,8 +18,8 @@ func (e *DiskOnlyError) Error() string {
 		e.Tag, e.Tag)
 }
 
-// Boot opens the kernel and the initramfs that a machine with the disk of a leased snapshot boots
-// from. The caller closes both.
+// Boot opens the kernel and the initramfs with which a machine boots from the disk of a leased
+// snapshot. The caller must close both.
 func (s *Store) Boot(l *Lease) (kernel, initrd *os.File, err error) {
 	m := l.Manifest()
 	if m.Boot == nil {
@@ -35,13 +35,13 @@ func (s *Store) Boot(l *Lease) (kernel, initrd *os.File, err error) {
 	return kernel, initrd, nil
 }
 
-// PublishDisk is Publish for a branch without memory, for which no state or memory file was made.
-// The snapshot is on disk when it becomes visible.
+// PublishDisk is like Publish, for a branch that has neither state nor memory. The snapshot is on
+// disk before it becomes visible.
 func (g *Staging) PublishDisk(m *snapshot.Manifest, disk []*os.File) (Info, error) {
 	g.diskOnly, g.first = true, true
 	info, err := g.Publish(m, nil, disk)
 	if err == nil {
-		_ = unix.Rmdir(g.store.layerDir(g.id)) // it has no layer in RAM; the next start removes empty directories
+		_ = unix.Rmdir(g.store.layerDir(g.id)) // the directory is empty; after an error the next start removes it
 	}
 	return info, err
 }

@@ -5,7 +5,6 @@ import (
 	"strings"
 )
 
-// NotFoundError reports that no snapshot has the given tag.
 type NotFoundError struct{ Tag string }
 
 func (e *NotFoundError) Error() string {
@@ -15,7 +14,7 @@ func (e *NotFoundError) Error() string {
 // ExistsError reports a tag that is taken.
 type ExistsError struct {
 	Tag      string
-	InFlight bool // another call is making the snapshot right now
+	InFlight bool // the snapshot with the tag is being made
 }
 
 func (e *ExistsError) Error() string {
@@ -28,8 +27,8 @@ func (e *ExistsError) Error() string {
 // InUseError reports a snapshot that cannot be deleted.
 type InUseError struct {
 	Tag        string
-	Dependents []string // tags of snapshots that build on it
-	Leases     int      // sandboxes running from it, or suspended to it
+	Dependents []string // tags of the snapshots that build on it
+	Leases     int      // number of sandboxes that run from it or are suspended to it
 }
 
 func (e *InUseError) Error() string {
@@ -46,10 +45,10 @@ func (e *InUseError) Error() string {
 	return fmt.Sprintf("snapshot %q: in use by %d sandboxes; kill them first", e.Tag, e.Leases)
 }
 
-// DamagedError reports a snapshot that cannot be used, and why.
+// DamagedError reports that a snapshot cannot be used, and why.
 type DamagedError struct {
 	Tag  string
-	File string // in the snapshot's directory, or the base image's path
+	File string // name of a file in the snapshot's directory, or path of the base image
 	Err  error
 }
 

@@ -6,13 +6,13 @@ import (
 	"github.com/forkd/forkd/internal/host/event"
 )
 
-// maxFailed bounds the list of failed branches. Each is a tag and an error in memory, and a client
-// can make any number of branches fail.
+// maxFailed bounds the list of failed branches. Each takes some memory, and a client can make any
+// number of branches that fail.
 const maxFailed = 256
 
-// ListFailed lists tag, a branch that failed without a waiting caller or that is lost, as failed
-// with the reason. It stays listed until it is deleted or made again, or the daemon ends. If there
-// are too many, the oldest is dropped.
+// ListFailed adds a failed branch to the list of snapshots, with the reason. It is for branches
+// that failed while no client waited for them, or that are lost. An entry stays until the branch is
+// deleted or made again, or the daemon exits. If there are too many, the oldest is dropped.
 func (s *Store) ListFailed(tag string, reason error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -16,9 +16,9 @@ import (
 // errMissing reports a missing file of a snapshot.
 var errMissing = errors.New("file is missing")
 
-// open opens a regular file of the store for reading. Files below the store's directories may come
-// from an import: no part of the path below these directories may be a symbolic link, and a FIFO is
-// refused at once.
+// open opens a regular file of the store for reading. Files may have been imported, so they are not
+// trusted: below the store's directories, no part of the path may be a symbolic link, and opening a
+// FIFO returns an error at once.
 func (s *Store) open(path string) (*os.File, error) {
 	for _, dir := range []*os.File{s.ramDir, s.rootDir} {
 		if name, ok := strings.CutPrefix(path, dir.Name()+"/"); ok {
@@ -28,7 +28,7 @@ func (s *Store) open(path string) (*os.File, error) {
 	return nil, fmt.Errorf("open %s: not in the store", path)
 }
 
-// openSized is open for a file whose length in bytes is known.
+// openSized is like open, and checks that the file has the given length.
 func (s *Store) openSized(path string, size uint64) (*os.File, error) {
 	f, err := s.open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -47,8 +47,8 @@ func (s *Store) openSized(path string, size uint64) (*os.File, error) {
 	return f, nil
 }
 
-// openAlone is openSized for a file that the store never links. Another link to the file would
-// belong to another program.
+// openAlone is like openSized, for a file that the store never links. If the file has another link,
+// a different program has made it, and openAlone returns an error.
 func (s *Store) openAlone(path string, size uint64) (*os.File, error) {
 	f, err := s.openSized(path, size)
 	if err != nil {
@@ -71,7 +71,7 @@ func alone(f *os.File) error {
 	return nil
 }
 
-// readBounded reads a whole file of at most limit bytes, to which the store has no other link.
+// readBounded reads a file of at most limit bytes, which must have only one link.
 func (s *Store) readBounded(path string, limit int64) ([]byte, error) {
 	f, err := s.open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -91,8 +91,8 @@ func (s *Store) readBounded(path string, limit int64) ([]byte, error) {
 	return p, err
 }
 
-// fileID identifies one version of a file. Another file, or the same file after a change, has
-// another value.
+// fileID identifies one version of a file: it differs for another file, and for the same file after
+// a change.
 type fileID struct {
 	Dev      uint64 `json:"dev"`
 	Ino      uint64 `json:"ino"`
@@ -108,7 +108,8 @@ func identify(f *os.File) (fileID, error) {
 	return idOf(&st), nil
 }
 
-// identifyPath returns the zero fileID, which no file has, if the file does not exist.
+// identifyPath returns the fileID of the file at path. If there is none, it returns the zero
+// fileID, which no file has.
 func identifyPath(path string) fileID {
 	var st unix.Stat_t
 	if err := unix.Lstat(path, &st); err != nil {

@@ -6,31 +6,31 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// learners is how many children report the pages they have written. A single child may not be
-// typical: while the host reads the first child's pages from disk, the child stays awake so long
-// that its kernel may start another worker thread. Then it writes forty pages more than its
+// learners is how many children must report the pages that they have written. One child may not be
+// typical: while the host reads pages of the first child from disk, the child stays awake so long
+// that its kernel may start another worker thread, and then it writes forty pages more than its
 // siblings.
 const learners = 3
 
-// maxAsked bounds the number of children asked. More than learners may be needed, because a
-// cancelled fork takes the children with it that are being asked.
+// maxAsked is how many children are asked at most. It is more than learners, because a child that
+// is asked may be killed when its fork is cancelled.
 const maxAsked = 3 * learners
 
-// firstWrites learns the pages that every child of a snapshot writes as soon as it runs.
+// firstWrites are the pages that every child of a snapshot writes as soon as it runs.
 type firstWrites struct {
 	mu sync.Mutex
 	// +checklocks:mu
-	asked int // children that have been asked
+	asked int // number of children that have been asked
 	// +checklocks:mu
-	asking int // of these, children that may still answer
+	asking int // number of children that may still answer
 	// +checklocks:mu
-	told int // of these, children that have answered
+	told int // number of children that have answered
 	// +checklocks:mu
 	common []vm.Range // pages that all of them have written; valid when told is learners
 }
 
-// FirstWrites returns the pages that a child of the snapshot writes as soon as it runs, or nothing
-// while they are unknown. The result must not be changed.
+// FirstWrites returns the pages that every child of the snapshot writes as soon as it runs. It
+// returns nil while they are unknown. The caller must not change the result.
 func (l *Lease) FirstWrites() []vm.Range {
 	f := &l.firstWrites
 	f.mu.Lock()
@@ -41,9 +41,9 @@ func (l *Lease) FirstWrites() []vm.Range {
 	return f.common
 }
 
-// LearnFirstWrites asks a child for the pages that it has written, if not enough children have
-// answered. That happens once while the snapshot's files stay open. Without enough answers, first
-// writes stay unknown.
+// LearnFirstWrites asks a child for the pages that it has written, unless enough children have
+// already answered. The answers are forgotten when the snapshot's files are closed. If too few
+// children answer, the first writes stay unknown.
 func (l *Lease) LearnFirstWrites(ask func() ([]vm.Range, error)) {
 	f := &l.firstWrites
 	if !f.begin() {
@@ -63,7 +63,7 @@ func (l *Lease) LearnFirstWrites(ask func() ([]vm.Range, error)) {
 	f.told++
 }
 
-// begin reports whether to ask one more child, and counts it.
+// begin counts another child that is asked. It returns false if no more are needed.
 func (f *firstWrites) begin() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -10,15 +10,17 @@ import (
 	"github.com/forkd/forkd/internal/host/event"
 )
 
-// flushRetry is the time until a failed flush is tried again. A deletion, which frees space,
-// triggers it earlier.
+// flushRetry is how long after a failed flush the next attempt is made. A deletion, which frees
+// space, makes it earlier.
 const flushRetry = 30 * time.Second
 
-// flusher writes hot snapshots to disk. Snapshots that a stopped sandbox waits for are written
-// concurrently with the others, by a goroutine of their own. Owners take turns. Each owner's oldest
-// snapshot comes first, so that a parent is usually on disk before branches of its children.
-// Branches that are written before the parent have copies of its layers for a while. Failed flushes
-// are repeated and logged.
+// flusher writes hot snapshots, which are in RAM only, to disk. Owners take turns. The oldest
+// snapshot of an owner is first, so that a parent is usually on disk before branches of its
+// children. If a branch is written before its parent, it has copies of the parent's layers for a
+// while. A flush that fails is logged and tried again.
+//
+// Snapshots for which a stopped sandbox waits have a goroutine of their own, so that they need not
+// wait for the others.
 type flusher struct {
 	store *Store
 	runs  sync.WaitGroup
@@ -27,14 +29,14 @@ type flusher struct {
 	// +checklocks:mu
 	queue []*entry
 	// +checklocks:mu
-	failed []*entry // to be tried again
+	failed []*entry // snapshots whose flush failed and must be tried again
 	// +checklocks:mu
 	ended bool
 	// +checklocks:mu
-	turns map[string]uint64 // counter of each owner's last turn
+	turns map[string]uint64 // value of turn at each owner's latest turn
 	// +checklocks:mu
 	turn uint64
-	wake *sync.Cond // of mu: signals that queue or ended has changed
+	wake *sync.Cond // condition of mu: queue or ended has changed
 }
 
 func newFlusher(s *Store) *flusher {
@@ -53,7 +55,7 @@ func (f *flusher) add(e *entry) {
 	f.wake.Broadcast()
 }
 
-// retry queues the failed snapshots again.
+// retry moves the failed snapshots back to the queue.
 func (f *flusher) retry() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -61,7 +63,7 @@ func (f *flusher) retry() {
 	f.wake.Broadcast()
 }
 
-// later keeps a snapshot whose flush failed, to be tried again.
+// later records that the flush of a snapshot failed and must be tried again.
 func (f *flusher) later(e *entry) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -71,7 +73,7 @@ func (f *flusher) later(e *entry) {
 	}
 }
 
-// close returns when all snapshots are flushed, except those that cannot be.
+// close waits until all snapshots are flushed, except those whose flush fails.
 func (f *flusher) close() {
 	f.mu.Lock()
 	f.ended = true
@@ -80,7 +82,8 @@ func (f *flusher) close() {
 	f.runs.Wait()
 }
 
-// run flushes the snapshots that stopped sandboxes wait for, or the others.
+// run flushes snapshots. If awaited is set, it flushes those for which stopped sandboxes wait, and
+// otherwise the others.
 func (f *flusher) run(awaited bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -101,8 +104,8 @@ func (f *flusher) run(awaited bool) {
 	}
 }
 
-// nextLocked removes a snapshot from the queue: the oldest one of the owner whose last turn is
-// longest ago.
+// nextLocked removes a snapshot from the queue and returns it. It chooses the owner whose latest
+// turn was longest ago, and the owner's oldest snapshot.
 //
 // +checklocks:f.mu
 func (f *flusher) nextLocked(awaited bool) *entry {
@@ -150,7 +153,7 @@ func (f *flusher) flush(e *entry) {
 		end()
 	}
 	select {
-	case <-e.flushed: // by an earlier attempt
+	case <-e.flushed: // an earlier attempt has ended
 	default:
 		close(e.flushed)
 	}
@@ -162,7 +165,7 @@ func (f *flusher) flush(e *entry) {
 	}
 }
 
-// WaitFlushed waits until the snapshot tag is on disk. An error says why it is not yet; a later
+// WaitFlushed waits until the snapshot tag is on disk. An error says why it is not, but a later
 // attempt may succeed.
 func (s *Store) WaitFlushed(ctx context.Context, tag string) error {
 	s.mu.Lock()

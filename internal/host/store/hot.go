@@ -15,15 +15,16 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Publish completes the snapshot and makes it visible: it fills in m's identity, its own files and
-// their lengths. The snapshot can be forked as soon as Publish returns, while the flusher writes it
-// to disk; see DurableFirst. Digests of layers are computed in the background.
+// Publish completes the snapshot and makes it visible. It sets m's identity, and the snapshot's own
+// files with their lengths. The snapshot can be forked as soon as Publish returns. The flusher
+// writes it to disk later, unless DurableFirst was called. Digests of layers are computed in the
+// background.
 //
-// The caller sets in m the machine and the guest, and for a branch the parent and the inherited
-// memory layers. It also sets the disk with all layers except the last, the base unless that was
-// given to UseBase, and the boot files unless they were given to UseBoot. disk holds the files of
-// all these layers, the new one last. They must be on the store's file system: the snapshot links
-// them, so that it depends on no other snapshot.
+// The caller sets the other fields of m: the machine, the guest, and the disk. For a branch it also
+// sets the parent and the inherited memory layers. The disk has all layers except the last one. The
+// base and the boot files are set only if UseBase and UseBoot were not called. disk has the open
+// files of all disk layers, including the last. They must be on the store's file system, because
+// the snapshot gets links to them, so that it does not depend on other snapshots.
 func (g *Staging) Publish(m *snapshot.Manifest, extents []vm.Extent, disk []*os.File) (Info, error) {
 	g.store.mu.Lock()
 	hurries := g.store.hurriesLocked(m, g.lift)
@@ -44,13 +45,13 @@ func (g *Staging) publish(m *snapshot.Manifest, extents []vm.Extent, disk []*os.
 	}
 	s := g.store
 	if g.over || g.first {
-		if err := s.persist(g.dir, m); err != nil { // before the snapshot that it replaces is deleted
+		if err := s.persist(g.dir, m); err != nil { // before the snapshot that this one replaces is deleted
 			return Info{}, fmt.Errorf("publish snapshot %q: %w", g.tag, err)
 		}
 	}
 	if g.over {
 		var none *NotFoundError
-		var onlyThis *ExistsError // the old one is gone, and the tag is reserved for this snapshot
+		var onlyThis *ExistsError // the old snapshot may be gone already, which is no error
 		if _, err := s.Delete(g.tag, DeleteForce); err != nil && !errors.As(err, &none) && !errors.As(err, &onlyThis) {
 			return Info{}, fmt.Errorf("replace snapshot %q: %w", g.tag, err)
 		}
@@ -62,7 +63,7 @@ func (g *Staging) publish(m *snapshot.Manifest, extents []vm.Extent, disk []*os.
 		hurries: hurries, calm: []func(){calm}}
 	e.enterLocked(phaseHot)
 	if old := s.byTag[g.tag]; old != nil {
-		old.enterLocked(phaseGone) // the old snapshot was a failed one
+		old.enterLocked(phaseGone) // the old snapshot was only listed as failed
 	}
 	s.addLocked(e)
 	s.tell(event.SnapshotCreated, e)
@@ -73,13 +74,13 @@ func (g *Staging) publish(m *snapshot.Manifest, extents []vm.Extent, disk []*os.
 		s.flusher.add(e)
 		return info, nil
 	}
-	s.flusher.flush(e) // only a rename remains; if it fails the flusher tries again
+	s.flusher.flush(e) // only a rename is left; if it fails, the flusher tries again
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.infoLocked(e), nil
 }
 
-// complete fills in m and writes the missing files of the staging directory.
+// complete completes m and writes the files that are missing in the staging directory.
 func (g *Staging) complete(m *snapshot.Manifest, extents []vm.Extent, disk []*os.File) error {
 	if err := g.useBases(m); err != nil {
 		return err
@@ -99,12 +100,12 @@ func (g *Staging) complete(m *snapshot.Manifest, extents []vm.Extent, disk []*os
 	if err != nil {
 		return err
 	}
-	// Not synced: until it is flushed the snapshot lives only as long as the RAM layer. A daemon
-	// that finds both uses them.
+	// The file is not synced, because until the flush the snapshot needs its layer in RAM anyway,
+	// which does not survive a crash of the host.
 	return g.store.essential(func() error { return os.WriteFile(g.Path(snapshot.ManifestFile), p, 0o600) })
 }
 
-// completeMemory is complete for the memory files.
+// completeMemory is the part of complete for the memory files.
 func (g *Staging) completeMemory(m *snapshot.Manifest, extents []vm.Extent) error {
 	st, err := os.Stat(g.store.ramLayer(g.id))
 	if err != nil {
@@ -130,8 +131,8 @@ func (g *Staging) completeMemory(m *snapshot.Manifest, extents []vm.Extent) erro
 }
 
 // linkMemory gives the snapshot its own links to inherited memory layers that are on disk. If RAM
-// is short, these layers may be on disk only, and the snapshots that have them may be deleted
-// before this one is flushed.
+// is short, these layers may be on disk only. Without the links, they could be deleted with the
+// snapshots that have them before this snapshot is flushed.
 func (g *Staging) linkMemory(m *snapshot.Manifest) error {
 	for _, l := range m.Memory {
 		if _, err := g.store.linkLayer(m, g.below, l.Owner, g.dir); err != nil {
@@ -141,7 +142,7 @@ func (g *Staging) linkMemory(m *snapshot.Manifest) error {
 	return nil
 }
 
-// describe returns the description of one of the snapshot's own files.
+// describe returns the manifest's entry for one of the snapshot's own files.
 func (g *Staging) describe(name string) (snapshot.File, error) {
 	st, err := os.Stat(g.Path(name))
 	if err != nil {
@@ -168,8 +169,8 @@ func (g *Staging) linkDisk(d *snapshot.Disk, files []*os.File) error {
 	return nil
 }
 
-// linkFile links an open file to another name, unless the name exists already. The name by which
-// the file was opened may be gone, but the file must have some name.
+// linkFile makes a link to an open file, unless the name to exists already. The file may have been
+// renamed since it was opened, but must have a name.
 func linkFile(f *os.File, to string) error {
 	if id, err := identify(f); err == nil && id == identifyPath(to) {
 		return nil
@@ -180,10 +181,10 @@ func linkFile(f *os.File, to string) error {
 	return nil
 }
 
-// flush makes a hot snapshot durable and moves it to its directory. A snapshot that is being
-// deleted stays in place, because a sandbox may follow it.
+// flush makes a hot snapshot durable and moves it to its directory. If the snapshot is being
+// deleted, flush does not move it, because a sandbox may follow it.
 func (s *Store) flush(e *entry) error {
-	e.flushMu.Lock() // makes a deletion wait
+	e.flushMu.Lock() // a deletion waits for this lock
 	defer e.flushMu.Unlock()
 	s.mu.Lock()
 	listed, m, dir := e.listed(), e.manifest, e.dir
@@ -194,7 +195,7 @@ func (s *Store) flush(e *entry) error {
 	if err := s.persist(dir, m); err != nil {
 		return err
 	}
-	e.hotMu.Lock() // makes calls that open its files wait
+	e.hotMu.Lock() // calls that open the snapshot's files wait for this lock
 	defer e.hotMu.Unlock()
 	if err := s.moveIn(e); err != nil {
 		return err
@@ -202,20 +203,21 @@ func (s *Store) flush(e *entry) error {
 	if err := atomicfile.SyncDir(s.snapshots()); err != nil {
 		return err
 	}
-	_ = os.Remove(filepath.Join(s.dir(e.tag), wholeFile)) // has no meaning there
+	_ = os.Remove(filepath.Join(s.dir(e.tag), wholeFile)) // it is only needed in the staging directory
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e.enterLocked(phaseStored)
 	return nil
 }
 
-// wholeFile is an empty file in the directory of a disk-only snapshot in staging, whose other files
-// are all on disk. It is removed when the snapshot has moved to its own directory.
+// wholeFile is the name of an empty file in the staging directory of a disk-only snapshot. It says
+// that all other files of the snapshot are on disk. It is removed when the snapshot has been moved
+// to its own directory.
 const wholeFile = ".whole"
 
-// persist flushes all files of a hot snapshot in dir to disk. Its own memory layer comes last: once
-// that has its name, all others are complete, see reload. A disk-only snapshot has wholeFile
-// instead.
+// persist flushes all files of a hot snapshot in dir to disk. The snapshot's own memory layer is
+// the last: if it is on disk under its name, all other files are complete. reload relies on that. A
+// disk-only snapshot has wholeFile instead.
 func (s *Store) persist(dir string, m *snapshot.Manifest) error {
 	names := []string{snapshot.ManifestFile}
 	if !m.DiskOnly() {
@@ -260,8 +262,8 @@ func (s *Store) moveIn(e *entry) error {
 	return nil
 }
 
-// flushLayer brings one memory layer into dir: by a link if another snapshot has it on disk, else
-// by a copy from RAM.
+// flushLayer makes one memory layer appear in dir. If another snapshot has it on disk, it makes a
+// link; otherwise it copies the layer from RAM.
 func (s *Store) flushLayer(dir string, m *snapshot.Manifest, l snapshot.File) error {
 	to := layerPath(dir, m, l.Owner)
 	if _, err := os.Lstat(to); err == nil {
@@ -277,7 +279,8 @@ func (s *Store) flushLayer(dir string, m *snapshot.Manifest, l snapshot.File) er
 		return fmt.Errorf("memory layer in RAM: %w", err)
 	}
 	defer hot.Close()
-	// A copy that fills the disk would take the space of running sandboxes until it is abandoned.
+	// If the copy filled the disk, it would take the space that running sandboxes need, so check
+	// before.
 	room, err := s.Room()
 	if err != nil {
 		return err
@@ -301,12 +304,13 @@ func (s *Store) flushLayer(dir string, m *snapshot.Manifest, l snapshot.File) er
 		if err := disk.Sync(); err != nil {
 			return err
 		}
-		return setOrigin(s.layerDir(l.Owner), disk) // first, so that every caller that finds the file knows its origin
+		return setOrigin(s.layerDir(l.Owner), disk) // before the rename: whoever finds the file then also finds its origin
 	})
 }
 
-// ownParts returns the parts of a layer that extents cover if it is m's own, else nil. A VMM may
-// have filled the layer's holes, see trim; they still become holes on disk.
+// ownParts returns the parts of a layer that hold data, according to the extents in the memory map,
+// if the layer is m's own. Otherwise it returns nil. It uses the extents because a VMM may have
+// filled the layer's holes (see trim), which must become holes on disk.
 func (s *Store) ownParts(dir string, m *snapshot.Manifest, l snapshot.File) ([]part, error) {
 	if l.Owner != m.ID {
 		return nil, nil
@@ -330,10 +334,11 @@ func syncFile(path string) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-// reload takes over a hot snapshot that an earlier daemon left unflushed, if its memory layers are
-// still in RAM or are on disk. The snapshot's own layer is on disk only if everything else is, see
-// persist. A snapshot whose layers are lost is listed as failed, unless it was transient. A
-// disk-only snapshot is taken over if it has wholeFile; without it, it was not published.
+// reload takes over a hot snapshot that an earlier daemon has not flushed. It can if the snapshot's
+// memory layers are still in RAM, or are on disk. The snapshot's own layer is on disk only if
+// everything else is, see persist. If layers are lost, the snapshot is listed as failed, unless it
+// was transient. A disk-only snapshot is taken over if it has wholeFile; otherwise it was never
+// published.
 func (s *Store) reload(name string) bool {
 	dir := filepath.Join(s.staging(), name)
 	m, err := s.readManifest(filepath.Join(dir, snapshot.ManifestFile))

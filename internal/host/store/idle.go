@@ -5,13 +5,13 @@ import (
 	"time"
 )
 
-// maxIdle is how many unleased snapshots keep their files open for the next lease: the most
-// recently used ones. Each may have more than a hundred open files, and a daemon makes any number
-// of branches.
+// maxIdle is how many snapshots without a lease keep their files open for the next lease. These are
+// the most recently used ones. There must be a limit, because a snapshot may have more than a
+// hundred open files, and a daemon can make any number of branches.
 const maxIdle = 32
 
-// releasedLocked records the end of a lease of e, and returns a snapshot whose files must be
-// closed, or nil.
+// releasedLocked records that the last lease of e has ended. It returns another snapshot whose
+// files must be closed, or nil.
 func (s *Store) releasedLocked(e *entry) (victim *entry) {
 	if e.refs.using() > 0 {
 		return nil
@@ -25,9 +25,9 @@ func (s *Store) releasedLocked(e *entry) (victim *entry) {
 	return victim
 }
 
-// closeIdle closes the files of an unleased snapshot; the next lease opens them again.
+// closeIdle closes the files of a snapshot without a lease. The next lease opens them again.
 func (s *Store) closeIdle(e *entry) {
-	e.hotMu.Lock() // delays a new lease, which opens the files again
+	e.hotMu.Lock() // a new lease needs this lock to open the files
 	defer e.hotMu.Unlock()
 	s.mu.Lock()
 	busy := e.refs.using() > 0

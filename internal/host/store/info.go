@@ -10,47 +10,47 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
-// Info is one line of the list of snapshots.
+// Info is an entry in the list of snapshots.
 type Info struct {
 	Tag     string
 	Dir     string
 	Created time.Time
-	Parent  string // tag of the snapshot that it was branched from, or empty
-	Damage  string // why the snapshot cannot be used, or empty
+	Parent  string // tag of the snapshot that it was branched from; may be empty
+	Damage  string // why the snapshot cannot be used; empty if it can
 	Machine snapshot.Machine
 	Guest   snapshot.Guest
-	Base    snapshot.Base // image of its disk; see BaseImage
+	Base    snapshot.Base // the disk's base image; see BaseImage
 	Leases  int
 
-	Writing   bool   // being made; cannot be used yet
-	Step      string // present step of making it; empty if unknown
+	Writing   bool   // the snapshot is being made and cannot be used yet
+	Step      string // the step at which that is; empty if unknown
 	Branch    *snapshot.Branch
 	Transient bool
-	DiskOnly  bool          // without memory
-	FlushedIn time.Duration // time from usable until on disk, for a branch made by this daemon
-	InRAM     bool          // not on disk yet
-	FlushErr  string        // why the latest attempt to write it to disk failed; it lives as long as its layer in RAM
+	DiskOnly  bool          // the snapshot has no memory
+	FlushedIn time.Duration // for a branch made by this daemon: the time from usable until on disk
+	InRAM     bool          // the snapshot is not on disk yet
+	FlushErr  string        // why the latest flush failed; until a flush succeeds, the snapshot is in RAM only
 }
 
-// ForAll reports whether a snapshot that is not a branch is a parent that every client may fork. A
-// step of a build is not, because its image may need a password.
+// ForAll reports whether every client may fork a snapshot that is not a branch. A step of a build
+// may not be, because its image may need a password.
 func (i *Info) ForAll() bool { return !i.Transient && !snapshot.IsStepTag(i.Tag) }
 
 // Detail is everything the store knows about one snapshot. Sizes are in bytes.
 type Detail struct {
 	Info
 	ID             string
-	MemoryLogical  uint64 // guest RAM
-	MemoryPhysical uint64 // disk usage of the snapshot's own memory layer
-	DiskPhysical   uint64 // disk usage of its own disk layer
+	MemoryLogical  uint64 // bytes of guest RAM
+	MemoryPhysical uint64 // bytes that the snapshot's own memory layer takes on disk
+	DiskPhysical   uint64 // bytes that the snapshot's own disk layer takes on disk
 	StateBytes     uint64
-	ParentDigest   string         // digest of the parent's memory layer; empty until computed
+	ParentDigest   string         // digest of the parent's memory layer; empty until it is computed
 	Ancestors      []string       // root first
-	Line           []snapshot.Ref // the ancestors back to the one that was booted, root first
+	Line           []snapshot.Ref // ancestors back to the one that was booted, root first
 	MemoryLayers   int
 	DiskLayers     int
 	Dependents     []string // snapshots that build on it directly
-	Sealed         bool     // all digests are recorded
+	Sealed         bool     // all digests are in the manifest
 }
 
 func (s *Store) infoLocked(e *entry) Info {
@@ -75,7 +75,7 @@ func (s *Store) infoLocked(e *entry) Info {
 	return info
 }
 
-// List returns all snapshots, including those being made, sorted by tag.
+// List returns all snapshots, sorted by tag, including those that are being made.
 func (s *Store) List() []Info {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -86,7 +86,7 @@ func (s *Store) List() []Info {
 		}
 	}
 	for _, g := range s.reserved {
-		if s.byTag[g.tag] == nil || !g.over { // otherwise the old snapshot is listed until it is replaced
+		if s.byTag[g.tag] == nil || !g.over { // a snapshot that is being replaced is listed instead of the new one
 			list = append(list, Info{Tag: g.tag, Dir: s.dir(g.tag), Created: g.since, Writing: true, Step: g.step})
 		}
 	}
@@ -99,7 +99,7 @@ func (s *Store) List() []Info {
 	return list
 }
 
-// Info returns the list's line for the snapshot tag. It is much cheaper than Detail.
+// Info returns the entry of the list for the snapshot tag. It is much faster than Detail.
 func (s *Store) Info(tag string) (Info, error) {
 	if err := snapshot.CheckTag(tag); err != nil {
 		return Info{}, err
@@ -110,8 +110,7 @@ func (s *Store) Info(tag string) (Info, error) {
 	return info, err
 }
 
-// findLocked returns a snapshot and its line of the list. The entry is nil for a snapshot that is
-// being made.
+// findLocked returns a snapshot and its Info. For a snapshot that is being made, the *entry is nil.
 func (s *Store) findLocked(tag string) (*entry, Info, error) {
 	e := s.byTag[tag]
 	if g := s.reserved[tag]; e == nil && g != nil {
@@ -123,7 +122,7 @@ func (s *Store) findLocked(tag string) (*entry, Info, error) {
 	return e, s.infoLocked(e), nil
 }
 
-// Detail describes the snapshot tag. For a damaged one only Info is filled in.
+// Detail describes the snapshot tag. If the snapshot is damaged, only Info is set.
 func (s *Store) Detail(tag string) (Detail, error) {
 	if err := snapshot.CheckTag(tag); err != nil {
 		return Detail{}, err
@@ -135,7 +134,8 @@ func (s *Store) Detail(tag string) (Detail, error) {
 	return d, err
 }
 
-// detail is Detail without the disk usage of the files. It returns the paths of these files.
+// detail is Detail without what the files take on disk. It returns the paths of these files
+// instead.
 func (s *Store) detail(tag string) (Detail, ownFiles, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -208,8 +208,8 @@ func (s *Store) Has(tag, id string) bool {
 // ownFiles are the paths of a snapshot's own layers.
 type ownFiles struct{ memory, disk string }
 
-// ownFilesLocked returns e's own layers. The memory layer's path is in RAM if the layer is nowhere
-// else.
+// ownFilesLocked returns the paths of e's own layers. If the memory layer is only in RAM, its path
+// is the one in RAM.
 func (s *Store) ownFilesLocked(e *entry) ownFiles {
 	files := ownFiles{filepath.Join(e.dir, snapshot.MemoryLayerFile), filepath.Join(e.dir, snapshot.DiskLayerFile)}
 	if e.inRAM() {
@@ -218,8 +218,8 @@ func (s *Store) ownFilesLocked(e *entry) ownFiles {
 	return files
 }
 
-// BaseImage returns the path of base's image when a snapshot was last baked from it, or "" if
-// unknown. The store needs the image at that path unless it has a link to it.
+// BaseImage returns the path that an image had when a snapshot was last baked from it, or "" if
+// that is unknown. If the store has no link to the image, it needs the image at that path.
 func (s *Store) BaseImage(base snapshot.Base) string {
 	if base.Digest == "" {
 		return ""
@@ -231,11 +231,11 @@ func (s *Store) BaseImage(base snapshot.Base) string {
 	return rec.Path
 }
 
-// blocks returns the disk usage of a file in bytes, 0 if it does not exist.
+// blocks returns how many bytes a file takes on disk, or 0 if it does not exist.
 func blocks(path string) uint64 {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {
 		return 0
 	}
-	return uint64(st.Blocks) * 512 // st_blocks is in units of 512 bytes, stat(2)
+	return uint64(st.Blocks) * 512 // st_blocks counts units of 512 bytes, stat(2)
 }

@@ -14,21 +14,22 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
-// A memory layer is named after its owner, the snapshot that it was made for. A name proves
-// nothing: any manifest can claim it. So a snapshot uses a layer in RAM in two cases only:
+// The directory of a memory layer in RAM is named after the layer's owner, which is the snapshot
+// that it was made for. Any manifest can claim such a name, so a name proves nothing. A snapshot
+// uses a layer in RAM only in two cases:
 //
-//   - the snapshot has the layer's file on disk, and the RAM holds a copy of exactly that file, as
-//     <ram>/<owner>/origin says. Snapshots of one chain have links to one file, so they share the
-//     copy;
-//   - the snapshot was published hot by this store, from a lease, and has not been flushed yet.
+//   - The snapshot has the layer's file on disk, and <ram>/<owner>/origin says that the layer in
+//     RAM is a copy of exactly that file. The snapshots of a chain have links to the same file, so
+//     they share the copy.
+//   - This store has published the snapshot, with layers from a lease, and has not flushed it yet.
 //
-// An imported snapshot that names a layer of another snapshot maps its own file from disk.
+// If an imported snapshot names a layer of another snapshot, it uses its own file on disk.
 const originFile = "origin"
 
-// openLayer opens a memory layer in RAM, if the layer is there or fits. Otherwise it opens the file
-// on disk, where the first access to a page is slower and nothing else differs. unflushed says that
-// the snapshot may have the layer in RAM only. usual is the disk usage of the layer without pages
-// that VMMs have added, as far as known.
+// openLayer opens a memory layer in RAM, if it is there or fits. Otherwise it opens the file on
+// disk, where the first access to each page is slower. unflushed says that the layer may be in RAM
+// only. usual is how many bytes the layer takes without the pages that VMMs have added to holes, as
+// far as that is known.
 func (s *Store) openLayer(dir string, m *snapshot.Manifest, l snapshot.File, unflushed bool) (
 	f *os.File, usual uint64, err error) {
 	disk, err := s.openSized(layerPath(dir, m, l.Owner), l.Bytes)
@@ -59,13 +60,14 @@ func layerPath(dir string, m *snapshot.Manifest, owner string) string {
 	return filepath.Join(dir, snapshot.LayerFile(snapshot.MemoryLayerFile, m.ID, owner))
 }
 
-// openHot opens a layer in RAM without checking its origin. The caller knows that the layer is the
-// right one.
+// openHot opens a layer in RAM without checking its origin. The caller must know that it is the
+// right layer.
 func (s *Store) openHot(l snapshot.File) (*os.File, error) {
 	return s.openAlone(s.ramLayer(l.Owner), l.Bytes)
 }
 
-// openCopy opens the copy in RAM of a layer's file on disk, or returns nil if there is none.
+// openCopy opens the layer in RAM that is a copy of a file on disk. If there is none, it returns
+// nil.
 func (s *Store) openCopy(l snapshot.File, disk *os.File) (*os.File, error) {
 	id, err := identify(disk)
 	if err != nil || s.origin(l.Owner) != id {
@@ -73,13 +75,13 @@ func (s *Store) openCopy(l snapshot.File, disk *os.File) (*os.File, error) {
 	}
 	f, err := s.openHot(l)
 	if err != nil {
-		return nil, nil // unusable; the file on disk is used instead
+		return nil, nil // the copy cannot be used, but the file on disk can
 	}
 	return f, nil
 }
 
-// origin returns the file on disk of which the layer in RAM is a copy; the zero fileID if it is not
-// a copy.
+// origin returns the fileID of the file of which the layer in RAM is a copy. If the layer is not a
+// copy, it returns the zero fileID.
 func (s *Store) origin(owner string) (id fileID) {
 	p, err := s.readBounded(filepath.Join(s.layerDir(owner), originFile), 4096)
 	if err != nil || json.Unmarshal(p, &id) != nil {
@@ -88,7 +90,7 @@ func (s *Store) origin(owner string) (id fileID) {
 	return id
 }
 
-// setOrigin records that the layer in dir has the content of the file on disk.
+// setOrigin records that the layer in dir is a copy of the file disk.
 func setOrigin(dir string, disk *os.File) error {
 	id, err := identify(disk)
 	if err != nil {
@@ -101,8 +103,9 @@ func setOrigin(dir string, disk *os.File) error {
 	return atomicfile.Write(filepath.Join(dir, originFile), p, 0o600)
 }
 
-// readBack copies a layer into RAM. It returns nil if there is not enough room, or if another
-// snapshot of the chain has read it back at the same time: the first copy stays.
+// readBack copies a layer from disk to RAM. It returns nil if there is too little room. It also
+// returns nil if another snapshot of the chain has made the copy at the same time, which is then
+// used.
 func (s *Store) readBack(l snapshot.File, disk *os.File) (*os.File, error) {
 	if identifyPath(s.ramLayer(l.Owner)) != (fileID{}) {
 		return nil, nil
@@ -117,7 +120,7 @@ func (s *Store) readBack(l snapshot.File, disk *os.File) (*os.File, error) {
 		err = setOrigin(tmp, disk)
 	}
 	if err == nil {
-		err = unix.Rename(tmp, s.layerDir(l.Owner)) // layer and origin at once
+		err = unix.Rename(tmp, s.layerDir(l.Owner)) // makes the layer and its origin appear together
 	}
 	switch {
 	case err == nil, errors.Is(err, unix.ENOTEMPTY), errors.Is(err, unix.EEXIST):
@@ -128,7 +131,7 @@ func (s *Store) readBack(l snapshot.File, disk *os.File) (*os.File, error) {
 	return nil, fmt.Errorf("read it back into RAM: %w", err)
 }
 
-// ramReserve is how much of the RAM file system stays free, in bytes, because sandboxes need memory
+// ramReserve is how many bytes of the RAM file system stay free, because sandboxes need the memory
 // too.
 const ramReserve = 256 << 20
 
@@ -137,9 +140,9 @@ func (s *Store) hasRoom(n uint64) bool {
 	return err == nil && free > n+ramReserve
 }
 
-// findLayer returns the path on disk of a memory layer that m inherits, or "". It looks in the
-// snapshot that m was branched from, in the snapshot with the ID below, and at the origin or
-// destination of the copy in RAM.
+// findLayer returns the path, on disk, of a memory layer that m inherits, or "". It looks in the
+// snapshot that m was branched from, and in the snapshot with the ID below. It also looks for a
+// file that is the origin of the layer in RAM.
 func (s *Store) findLayer(m *snapshot.Manifest, below, owner string) string {
 	var fromParent string
 	var others []string
@@ -154,7 +157,8 @@ func (s *Store) findLayer(m *snapshot.Manifest, below, owner string) string {
 		}
 	}
 	s.mu.Unlock()
-	if fromParent != "" && identifyPath(fromParent) != (fileID{}) { // an unflushed snapshot may not have the layer yet
+	// the file may be missing, because an unflushed snapshot may not have the layer yet
+	if fromParent != "" && identifyPath(fromParent) != (fileID{}) {
 		return fromParent
 	}
 	origin := s.origin(owner)
@@ -166,8 +170,8 @@ func (s *Store) findLayer(m *snapshot.Manifest, below, owner string) string {
 	return ""
 }
 
-// linkLayer gives dir, the directory of m, its own link to a memory layer that m inherits, see
-// findLayer. It reports whether the layer was found on disk.
+// linkLayer makes a link in dir, the directory of m, to a memory layer that m inherits. It reports
+// whether findLayer has found the layer.
 func (s *Store) linkLayer(m *snapshot.Manifest, below, owner, dir string) (bool, error) {
 	s.moves.RLock()
 	defer s.moves.RUnlock()
@@ -178,7 +182,7 @@ func (s *Store) linkLayer(m *snapshot.Manifest, below, owner, dir string) (bool,
 	return true, os.Link(from, layerPath(dir, m, owner))
 }
 
-// hasMemory reports whether a snapshot has the memory layer of owner.
+// hasMemory reports whether a manifest contains the memory layer of owner.
 func hasMemory(m *snapshot.Manifest, owner string) bool {
 	return slices.ContainsFunc(m.Memory, func(l snapshot.File) bool { return l.Owner == owner })
 }

@@ -13,30 +13,31 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// hotFiles are the open files of a snapshot in use. All its forks share them. They are only read
-// with pread or mmap, never through the file offset.
+// hotFiles are the open files of a snapshot, which all of its forks share. They are read only with
+// pread or mmap, because a read that uses the file offset would disturb other readers.
 type hotFiles struct {
 	manifest *snapshot.Manifest
 	extents  []vm.Extent
 	state    *os.File
 	layers   []*os.File
-	usual    []atomic.Uint64 // disk usage of each layer without pages that VMMs have added, see trim
-	disk     []*os.File      // base image, then layers; empty without a disk
+	usual    []atomic.Uint64 // for each layer: bytes that it takes without pages that VMMs have added, see trim
+	disk     []*os.File      // base image, then layers; empty if there is no disk
 
 	firstWrites firstWrites
 }
 
-// Lease is the right to use a snapshot: while it is held, the snapshot is not deleted and its files
-// stay open. The files are read-only and shared: use pread or mmap, and do not close them.
+// Lease is the right to use a snapshot. Until it is released, the snapshot is not deleted and its
+// files stay open. The files are read-only and shared: use pread or mmap, and do not close them.
 type Lease struct {
 	*hotFiles
 	release func()
 }
 
-// Manifest returns the snapshot's manifest, which must not be changed.
+// Manifest returns the snapshot's manifest. The caller must not change it.
 func (l *Lease) Manifest() *snapshot.Manifest { return l.manifest }
 
-// Extents returns the memory map over Layers; it must not be changed.
+// Extents returns the memory map, whose layer numbers are indexes of Layers. The caller must not
+// change it.
 func (l *Lease) Extents() []vm.Extent { return l.extents }
 
 // State returns the vmstate file.
@@ -45,15 +46,16 @@ func (l *Lease) State() *os.File { return l.state }
 // Layers returns the memory layers, base first.
 func (l *Lease) Layers() []*os.File { return l.layers }
 
-// Disk returns the base image and the disk layers over it, base first, or nothing if the snapshot
-// has no disk.
+// Disk returns the files of the base image and the disk layers, base first. It returns none if the
+// snapshot has no disk.
 func (l *Lease) Disk() []*os.File { return l.disk }
 
-// Release ends the lease. Further calls do nothing.
+// Release ends the lease. Calling it again does nothing.
 func (l *Lease) Release() { l.release() }
 
-// Acquire leases the snapshot tag. The first call for a snapshot opens and checks its files; a
-// *DamagedError describes defects. A snapshot without memory is refused with a *DiskOnlyError.
+// Acquire leases the snapshot tag. The first lease of a snapshot opens and checks the files; if
+// they are damaged, the error is a *DamagedError. If the snapshot has no memory, the error is a
+// *DiskOnlyError.
 func (s *Store) Acquire(tag string) (*Lease, error) {
 	l, err := s.AcquireDisk(tag)
 	if err == nil && l.manifest.DiskOnly() {
@@ -63,7 +65,7 @@ func (s *Store) Acquire(tag string) (*Lease, error) {
 	return l, err
 }
 
-// AcquireDisk is Acquire for callers that need no memory: it also leases disk-only snapshots.
+// AcquireDisk is like Acquire, but also leases disk-only snapshots.
 func (s *Store) AcquireDisk(tag string) (*Lease, error) {
 	if err := snapshot.CheckTag(tag); err != nil {
 		return nil, err
@@ -86,7 +88,7 @@ func (s *Store) AcquireDisk(tag string) (*Lease, error) {
 	return s.lease(e, &e.refs.lease)
 }
 
-// lease makes a lease of e, which the caller has counted in count.
+// lease returns a lease of e. The caller has already incremented count.
 func (s *Store) lease(e *entry, count *int) (*Lease, error) {
 	release := s.releaser(e, count)
 	hot, err := s.heat(e)
@@ -100,12 +102,13 @@ func (s *Store) lease(e *entry, count *int) (*Lease, error) {
 	})}, nil
 }
 
-// releaser returns a function that ends a lease of e, which is counted in count.
+// releaser returns a function that ends a lease of e and decrements count.
 func (s *Store) releaser(e *entry, count *int) (release func()) {
 	return sync.OnceFunc(func() {
 		s.mu.Lock()
 		*count--
-		if e.isUnnamed() || count == &e.refs.lease { // a follower neither keeps nor deletes a transient snapshot
+		// the last follower of a transient snapshot with a name does not delete it
+		if e.isUnnamed() || count == &e.refs.lease {
 			s.dropTransientLocked(e)
 		}
 		victim := s.releasedLocked(e)
@@ -116,7 +119,7 @@ func (s *Store) releaser(e *entry, count *int) (release func()) {
 	})
 }
 
-// heat opens the files of a snapshot once. The caller holds a lease.
+// heat opens the files of a snapshot, unless they are open. The caller must hold a lease.
 func (s *Store) heat(e *entry) (*hotFiles, error) {
 	e.hotMu.Lock()
 	defer e.hotMu.Unlock()
@@ -136,7 +139,7 @@ func (s *Store) heat(e *entry) (*hotFiles, error) {
 	return h, nil
 }
 
-// cool closes the files of an unleased snapshot.
+// cool closes the files of a snapshot without a lease.
 func (e *entry) cool() {
 	e.hotMu.Lock()
 	defer e.hotMu.Unlock()
@@ -186,7 +189,7 @@ func (s *Store) openFiles(h *hotFiles, dir string, unflushed bool) error {
 	return nil
 }
 
-// openMemory opens the files from which a machine is restored.
+// openMemory opens the files that are needed to restore a machine.
 func (s *Store) openMemory(h *hotFiles, dir string, unflushed bool) (err error) {
 	m := h.manifest
 	damaged := func(file string, err error) error { return &DamagedError{Tag: m.Tag, File: file, Err: err} }

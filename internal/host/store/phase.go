@@ -8,7 +8,7 @@ import (
 // phase is the phase of a snapshot's life.
 type phase int
 
-// The phases.
+// Phases of a snapshot:
 //
 //	Publish ──▶ hot ─────────▶ stored ◀── a start of the store
 //	             │  flushed      │
@@ -23,23 +23,23 @@ type phase int
 //	              ▼ │           ▼ │
 //	          unnamedHot      unnamed ◀── a start
 //
-// An entry enters deleting when a deletion has chosen the snapshot, and leaves it when the files
-// are removed. A snapshot that sandboxes follow loses its name instead, and is deleted when the
-// last of them stops following it. After a failed deletion the snapshot returns to its previous
-// phase, or to stored if it was flushed during the deletion.
+// A snapshot is deleting from the time when a deletion has chosen it until its files are removed.
+// If sandboxes follow it, it becomes unnamed instead, and is deleted when the last of them stops
+// following it. If a deletion fails, the snapshot returns to its previous phase, or to stored if it
+// was flushed during the deletion.
 const (
-	phaseHot        phase = iota + 1 // usable; at least its memory layer is in RAM only
+	phaseHot        phase = iota + 1 // usable; at least the memory layer is in RAM only
 	phaseStored                      // usable; on disk
-	phaseDamaged                     // listed with the reason; has a directory
-	phaseFailed                      // listed with the reason; has no files, see ListFailed
-	phaseDeleting                    // no new references
-	phaseUnnamedHot                  // lost its name while hot; sandboxes that follow it may use it
-	phaseUnnamed                     // lost its name while stored
+	phaseDamaged                     // in the list with the reason; has a directory
+	phaseFailed                      // in the list with the reason; has no files, see ListFailed
+	phaseDeleting                    // gets no new references
+	phaseUnnamedHot                  // lost its name while hot; only sandboxes that follow it may use it
+	phaseUnnamed                     // lost its name while stored; likewise
 	phaseGone
 )
 
-// nextPhases lists the phases that may follow each phase. It is the drawing above in code, and the
-// code is what counts. After deleting, the phase before it also matters.
+// nextPhases has the phases that may follow each phase. It is the drawing above as code. After
+// deleting, mayEnter also considers the phase before it.
 var nextPhases = map[phase][]phase{
 	phaseHot:        {phaseStored, phaseDeleting},
 	phaseStored:     {phaseDamaged, phaseDeleting},
@@ -60,13 +60,13 @@ func (p phase) String() string {
 	return fmt.Sprintf("phase %d", int(p))
 }
 
-// life is the phase of an entry. The zero value is an entry that is being made.
+// life is the phase of an entry. The zero value belongs to an entry that is being made.
 type life struct {
 	phase  phase
-	before phase // phase before a deletion
+	before phase // the phase before deleting
 }
 
-// mayEnter reports whether the phase may change to the given one.
+// mayEnter reports whether the entry may change to the given phase.
 func (l *life) mayEnter(to phase) bool {
 	switch {
 	case l.phase == 0:
@@ -81,13 +81,14 @@ func (l *life) mayEnter(to phase) bool {
 	return to == phaseGone || to == l.before || to == phaseStored && l.before == phaseHot
 }
 
-// enterLocked changes the phase, if that is allowed, and reports whether it was. Nothing else
+// enterLocked changes the phase if that is permitted, and reports whether it was. No other function
 // writes the phase.
 func (l *life) enterLocked(to phase) bool {
 	switch {
 	case !l.mayEnter(to):
 		return false
-	case l.phase == phaseDeleting && to == phaseStored && l.before == phaseHot: // flushed while its deletion waited
+	// the snapshot was flushed during its deletion
+	case l.phase == phaseDeleting && to == phaseStored && l.before == phaseHot:
 		l.before = phaseStored
 		return true
 	case to == phaseDeleting:
@@ -108,7 +109,7 @@ func (l *life) isUnnamed() bool {
 		l.phase == phaseDeleting && (l.before == phaseUnnamedHot || l.before == phaseUnnamed)
 }
 
-// inRAM reports whether a part of the snapshot, such as its memory layer, is in RAM only.
+// inRAM reports whether some part of the snapshot, such as its memory layer, is in RAM only.
 func (l *life) inRAM() bool {
 	p := l.phase
 	if p == phaseDeleting {
@@ -117,27 +118,28 @@ func (l *life) inRAM() bool {
 	return p == phaseHot || p == phaseUnnamedHot
 }
 
-// undeleteLocked reverts a failed deletion.
+// undeleteLocked returns to the phase before a deletion that has failed.
 func (l *life) undeleteLocked() {
 	if l.phase == phaseDeleting {
 		l.enterLocked(l.before)
 	}
 }
 
-// refs counts the reasons to keep an entry.
+// refs counts the references that keep an entry.
 type refs struct {
-	lease  int // its files are open; it cannot be deleted
-	pin    int // of suspended sandboxes: it cannot be deleted, but its files are closed
-	follow int // its files are kept, but it can lose its name, see Follow
+	lease  int // leases: the files are open, and the snapshot cannot be deleted
+	pin    int // suspended sandboxes: the files are closed, and the snapshot cannot be deleted
+	follow int // followers: the files are kept, but the snapshot can lose its name, see Follow
 }
 
 // keeping returns the number of references that prevent the deletion of the snapshot.
 func (r *refs) keeping() int { return r.lease + r.pin }
 
-// using returns the number of references that need its files.
+// using returns the number of references that need the snapshot's files.
 func (r *refs) using() int { return r.lease + r.follow }
 
-// addLocked adds an entry to the indexes. If several have one ID, the first is found by it.
+// addLocked adds an entry to the indexes. If several entries have the same ID, the index by ID has
+// the first.
 func (s *Store) addLocked(e *entry) {
 	if old := s.byTag[e.tag]; old != nil {
 		s.dropLocked(old)
@@ -148,7 +150,7 @@ func (s *Store) addLocked(e *entry) {
 	}
 }
 
-// dropLocked removes an entry from the indexes. It is gone, unless addLocked follows.
+// dropLocked removes an entry from the indexes.
 func (s *Store) dropLocked(e *entry) {
 	if s.byTag[e.tag] == e {
 		delete(s.byTag, e.tag)

@@ -9,15 +9,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// reserveBytes is the disk space that the store keeps for its own small files, in bytes: a few
+// reserveBytes is how many bytes of disk space the store reserves for its own small files, such as
 // manifests, maps and records. The disks of sandboxes are on the same file system and grow until it
 // is full. Even then the store must be able to write digests and to delete snapshots.
 const reserveBytes = 8 << 20
 
 func (s *Store) reserveFile() string { return filepath.Join(s.root, "reserve") }
 
-// keepReserve allocates the reserve if it is missing and there is room. It may fail on a full disk;
-// then the next deletion or start tries again.
+// keepReserve allocates the reserve, if it is missing and there is room. On a full disk that may
+// fail, and the next deletion or start tries again.
 func (s *Store) keepReserve() {
 	s.reserveMu.Lock()
 	defer s.reserveMu.Unlock()
@@ -30,12 +30,12 @@ func (s *Store) keepReserve() {
 	}
 	err = unix.Fallocate(int(f.Fd()), 0, 0, reserveBytes)
 	if errors.Join(err, f.Close()) != nil {
-		_ = os.Remove(s.reserveFile()) // a partial reserve promises nothing
+		_ = os.Remove(s.reserveFile()) // a reserve that is too small is useless
 	}
 }
 
-// essential writes one of the store's own small files. On a full disk it frees the reserve and
-// writes again.
+// essential calls write, which writes one of the store's own small files. If the disk is full, it
+// frees the reserve and calls write again.
 func (s *Store) essential(write func() error) error {
 	err := write()
 	if !errors.Is(err, unix.ENOSPC) && !errors.Is(err, unix.EDQUOT) {

@@ -12,9 +12,9 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
-// sealer computes the digests of published snapshots in the background, one snapshot at a time and
-// at the lowest priority, and writes them into their manifests. A snapshot is complete and usable
-// without them; verify is not.
+// sealer computes the digests of published snapshots in the background and writes them to the
+// manifests ("seals" the snapshots). It works on one snapshot at a time, at the lowest priority. A
+// snapshot can be used without digests, but not verified.
 type sealer struct {
 	store  *Store
 	cancel context.CancelFunc
@@ -24,10 +24,10 @@ type sealer struct {
 	// +checklocks:mu
 	queue []string
 	// +checklocks:mu
-	tag string // the snapshot being sealed, or empty
+	tag string // the snapshot that is being sealed; may be empty
 	// +checklocks:mu
 	stop context.CancelFunc // cancels the sealing of tag
-	wake chan struct{}      // has a buffer of one
+	wake chan struct{}      // has a buffer of one value
 }
 
 func newSealer(s *Store) *sealer {
@@ -47,8 +47,8 @@ func (q *sealer) add(tag string) {
 	}
 }
 
-// next removes a tag from the queue, and returns it with the context for sealing it, or "" if the
-// queue is empty.
+// next removes a tag from the queue, and returns it with the context for sealing. If the queue is
+// empty, it returns "".
 func (q *sealer) next(ctx context.Context) (context.Context, string) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -61,8 +61,7 @@ func (q *sealer) next(ctx context.Context) (context.Context, string) {
 	return ctx, q.tag
 }
 
-// drop cancels the sealing of a snapshot that is being deleted: its files take space until they are
-// closed.
+// drop cancels the sealing of a snapshot that is being deleted, because its open files take space.
 func (q *sealer) drop(tag string) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -82,7 +81,7 @@ func (q *sealer) run(ctx context.Context) {
 	atLowestPriority()
 	for {
 		if sealing, tag := q.next(ctx); tag != "" {
-			// After a failure the snapshot stays unsealed: verify reports it, and the next start
+			// After an error the snapshot stays unsealed. Verify reports it, and the next start
 			// tries again.
 			_ = q.store.seal(sealing, tag)
 			continue
@@ -95,7 +94,7 @@ func (q *sealer) run(ctx context.Context) {
 	}
 }
 
-// sealed reports whether m has all its digests.
+// sealed reports whether m contains all digests.
 func sealed(m *snapshot.Manifest) bool {
 	missing := !m.DiskOnly() && (m.State.Digest == "" || m.Map.Digest == "")
 	for _, l := range m.Memory {
@@ -109,7 +108,7 @@ func sealed(m *snapshot.Manifest) bool {
 	return !missing
 }
 
-// digested is a file of a snapshot with a pointer to its digest.
+// digested is a file of a snapshot, with a pointer to the file's digest in the manifest.
 type digested struct {
 	name string
 	open func() (*os.File, error)
@@ -125,7 +124,7 @@ func (d *digested) digest(ctx context.Context) (string, error) {
 	return digest(ctx, f)
 }
 
-// files lists the files of m and of its chain, with pointers to their digests in m.
+// files returns all files that m names, with pointers to their digests in m.
 func (s *Store) files(m *snapshot.Manifest) []digested {
 	inDir := func(name string, want *string) digested {
 		return digested{name, func() (*os.File, error) { return s.open(s.file(m.Tag, name)) }, want}
@@ -133,7 +132,7 @@ func (s *Store) files(m *snapshot.Manifest) []digested {
 	var list []digested
 	if !m.DiskOnly() {
 		list = append(list, inDir(snapshot.StateFile, &m.State.Digest), inDir(snapshot.MemoryMapFile, &m.Map.Digest))
-	} else { // a disk-only snapshot is useless without its boot files
+	} else { // boot files, without which a disk-only snapshot is useless
 		for what, base := range map[string]*snapshot.Base{"kernel ": &m.Boot.Kernel, "initramfs ": &m.Boot.Initrd} {
 			open := func() (*os.File, error) { return s.openBase(*base) }
 			list = append(list, digested{what + base.Digest, open, &base.Digest})
@@ -155,7 +154,7 @@ func (s *Store) files(m *snapshot.Manifest) []digested {
 	return list
 }
 
-// seal fills in the missing digests of one snapshot.
+// seal computes the missing digests of one snapshot and writes them to its manifest.
 func (s *Store) seal(ctx context.Context, tag string) error {
 	m, err := s.readManifest(s.file(tag, snapshot.ManifestFile))
 	if err != nil {
@@ -177,9 +176,9 @@ func (s *Store) seal(ctx context.Context, tag string) error {
 	e := s.byTag[tag]
 	s.mu.Unlock()
 	if e == nil {
-		return nil // the snapshot was deleted
+		return nil // the snapshot has been deleted
 	}
-	e.flushMu.Lock() // makes a deletion wait
+	e.flushMu.Lock() // a deletion waits for this lock
 	defer e.flushMu.Unlock()
 	s.mu.Lock()
 	same := s.byTag[tag] == e && e.listed() && e.id() == m.ID
@@ -197,7 +196,7 @@ func (s *Store) seal(ctx context.Context, tag string) error {
 	return nil
 }
 
-// inheritDigests copies the digests of layers from other snapshots with links to the same files.
+// inheritDigests copies digests from other snapshots that have links to the same layers.
 func (s *Store) inheritDigests(m *snapshot.Manifest) {
 	s.inherit(m, snapshot.MemoryLayerFile, m.Memory, func(o *snapshot.Manifest) []snapshot.File { return o.Memory })
 	if m.Disk != nil {
@@ -210,7 +209,7 @@ func (s *Store) inheritDigests(m *snapshot.Manifest) {
 	}
 }
 
-// inherit is inheritDigests for the layers of one kind.
+// inherit is the part of inheritDigests for layers of one kind.
 func (s *Store) inherit(m *snapshot.Manifest, kind string, layers []snapshot.File,
 	of func(*snapshot.Manifest) []snapshot.File) {
 	type known struct{ path, digest string }
@@ -243,9 +242,9 @@ func (s *Store) inherit(m *snapshot.Manifest, kind string, layers []snapshot.Fil
 	}
 }
 
-// Verify reads every file of the snapshot and of its chain and compares the digests. The error is a
-// *DamagedError that names the first file that differs. Missing digests are computed and recorded
-// first. It reads and hashes at the lowest priority, as the sealer does.
+// Verify reads every file of the snapshot, including inherited layers, and compares the digests. If
+// a file differs, the error is a *DamagedError that names the first one. Missing digests are
+// computed and stored before. Like the sealer, it runs at the lowest priority.
 func (s *Store) Verify(ctx context.Context, tag string) error {
 	done := make(chan error, 1)
 	go func() {

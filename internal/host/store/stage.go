@@ -10,7 +10,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Staging is a snapshot being made. Either Publish or Discard ends it; Discard after Publish does
+// Staging is a snapshot that is being made. Publish or Discard ends it; after Publish, Discard does
 // nothing. Only one goroutine may use it.
 type Staging struct {
 	store *Store
@@ -28,20 +28,20 @@ type Staging struct {
 	lift     hurry  // see Hurry; may be nil
 
 	below  string  // see Inherit
-	basing *basing // nil without UseBase
-	kernel *basing // nil without UseBoot, and so is initrd
+	basing *basing // nil unless UseBase is called
+	kernel *basing // nil unless UseBoot is called; so is initrd
 	initrd *basing
-	bases  []string // digests of the files kept for it; guarded by store.mu
-	step   string   // present step, in words; guarded by store.mu
+	bases  []string // digests of the files that must be kept for it; guarded by store.mu
+	step   string   // what is being done; guarded by store.mu
 }
 
-// Stage reserves tag and makes an empty staging directory. The error is an *ExistsError if the tag
-// is taken.
+// Stage reserves tag and makes an empty staging directory. If a snapshot has the tag, the error is
+// an *ExistsError.
 func (s *Store) Stage(tag string) (*Staging, error) { return s.stage(tag, false) }
 
-// StageOver is Stage for a snapshot that replaces the snapshot with its tag, if there is one. Once
-// the new snapshot is complete and on disk, Publish deletes the old one as Delete does with
-// DeleteForce. The error is an *InUseError if that deletion would fail now.
+// StageOver is like Stage, but the new snapshot replaces the one with the same tag, if there is
+// one. When the new snapshot is complete and on disk, Publish deletes the old one as Delete with
+// DeleteForce does. If that deletion would fail now, the error is an *InUseError.
 func (s *Store) StageOver(tag string) (*Staging, error) { return s.stage(tag, true) }
 
 func (s *Store) stage(tag string, over bool) (*Staging, error) {
@@ -84,35 +84,35 @@ func (s *Store) reserveTag(g *Staging) error {
 	return nil
 }
 
-// ID returns the snapshot's future ID.
+// ID returns the ID that the snapshot will have.
 func (g *Staging) ID() string { return g.id }
 
-// SetStep sets the present step of making the snapshot, as reported by Info.
+// SetStep sets the step that Info reports while the snapshot is being made.
 func (g *Staging) SetStep(step string) {
 	g.store.mu.Lock()
 	g.step = step
 	g.store.mu.Unlock()
 }
 
-// For sets the owner of the snapshot. The flusher takes turns between owners.
+// For sets the owner of the snapshot, whose turn the flusher uses.
 func (g *Staging) For(owner string) { g.owner = owner }
 
-// Awaited says that a stopped sandbox waits until the snapshot is on disk. Such a snapshot is not
-// queued behind snapshots without a waiting caller.
+// Awaited is called if a stopped sandbox waits until the snapshot is on disk. Such a snapshot does
+// not wait behind snapshots for which no client waits.
 func (g *Staging) Awaited() { g.awaited = true }
 
 // DurableFirst makes Publish flush the snapshot to disk before it becomes visible.
 func (g *Staging) DurableFirst() { g.first = true }
 
-// Inherit says that the inherited memory layers come from a leased snapshot other than the parent.
+// Inherit is called if the inherited memory layers are those of a leased snapshot other than the
+// parent.
 func (g *Staging) Inherit(from *Lease) { g.below = from.Manifest().ID }
 
-// Path returns the path for a file of the snapshot other than its memory layer; for that, see
-// Create.
+// Path returns the path for a file of the snapshot. For the memory layer use Create.
 func (g *Staging) Path(name string) string { return filepath.Join(g.dir, name) }
 
-// Create makes the empty file name of the snapshot, open for reading and writing. The memory layer
-// is created on the RAM file system and copied to disk when the snapshot is flushed.
+// Create creates a file of the snapshot, open for reading and writing. A memory layer is created on
+// the RAM file system. The flush copies it to disk.
 func (g *Staging) Create(name string) (*os.File, error) {
 	path := g.Path(name)
 	if name == snapshot.MemoryLayerFile {
@@ -125,7 +125,7 @@ func (g *Staging) Create(name string) (*os.File, error) {
 	return f, nil
 }
 
-// encodeMap returns the memory.map of a snapshot that has all its memory layers.
+// encodeMap returns the content of memory.map. m must have all memory layers.
 func encodeMap(m *snapshot.Manifest, extents []vm.Extent) ([]byte, error) {
 	return snapshot.EncodeMemoryMap(extents, layerSizes(m), vm.RAMEnd(m.Machine.MemoryBytes))
 }
@@ -139,7 +139,7 @@ func layerSizes(m *snapshot.Manifest) []uint64 {
 	return sizes
 }
 
-// Discard removes all files of an unpublished snapshot and frees its tag.
+// Discard removes all files of a snapshot that is not published, and frees its tag.
 func (g *Staging) Discard() {
 	if g.done {
 		return
@@ -151,7 +151,7 @@ func (g *Staging) Discard() {
 	delete(g.store.reserved, g.tag)
 	g.store.mu.Unlock()
 	if based {
-		_ = g.store.dropBases() // the next deletion, or the next start, tries again
+		_ = g.store.dropBases() // after an error, the next deletion or start tries again
 	}
 }
 

@@ -1,14 +1,16 @@
-// Package store keeps the snapshots of one host: directories on disk that are published completely
-// or not at all, copies of hot memory layers on a RAM file system, leases that protect snapshots in
-// use, and the rules of deletion.
+// Package store keeps the snapshots of one host. A snapshot is a directory on disk, which is
+// published completely or not at all. Memory layers of snapshots in use have copies on a RAM file
+// system ("hot" layers). Leases protect snapshots that are in use, and the package has the rules
+// for deletions.
 //
-// It starts no VM, does not interpret vmstate and layers, and never hashes or copies during a fork:
-// the first use of a snapshot opens its files (and reads missing memory layers back into RAM), and
-// later uses share the open files. Images belong to package image; a snapshot only names its base.
+// It starts no VM and does not interpret vmstate and layers. It never computes digests or copies
+// layers while a fork waits, with one exception: the first use of a snapshot opens its files, and
+// copies memory layers that are not in RAM back into RAM. Later uses share the open files. Images
+// belong to package image; a snapshot only names its base image.
 //
-// Files in the store may have been made elsewhere. So files are opened without following links or
-// leaving the store's directories. The store's own records, and no manifest, say which file is a
-// base image and to which snapshot a layer in RAM belongs.
+// Files in the store may come from other hosts, so they are not trusted. They are opened without
+// following links or leaving the store's directories. Which file is a base image, and to which
+// snapshot a layer in RAM belongs, is in the store's own records and not in manifests.
 //
 // Layout:
 //
@@ -21,17 +23,18 @@
 //	<ram>/<id>/memory.layer            the hot copy of a snapshot's memory layer
 //	<ram>/<id>/origin                  the file on disk of which that is a copy; missing until flushed
 //
-// phase.go draws an entry's life, and alone changes its phase.
+// phase.go draws the phases of an entry, and only its functions change them.
 //
-// Locks are taken in this order; a lock without an arrow into it is taken alone or first:
+// Locks are taken in the order of the arrows. A lock without an arrow into it is taken first, or
+// alone:
 //
 //	entry.flushMu ─▶ entry.hotMu ─▶ moves ─┐
 //	basesMu ───────────────────────────────┴▶ mu ─▶ nothing
 //	backlog.mu ────────────────────────────▶ mu
 //	reserveMu, flusher.mu, sealer.mu ───▶ nothing
 //
-// Only a goroutine that works on one snapshot holds its flushMu or hotMu, while files are copied,
-// synced and opened. backlog.mu is held while the RAM file system is asked for sizes. mu is held only
+// A goroutine holds flushMu or hotMu of the one snapshot that it works on while it copies, syncs
+// and opens files. backlog.mu is held while the RAM file system is asked for sizes. mu is held only
 // for lookups: no file is opened, written or statted under mu.
 package store
 
@@ -57,10 +60,10 @@ import (
 
 // Config configures a store.
 type Config struct {
-	Root string // directory on disk, created if missing
-	RAM  string // directory on tmpfs, created if missing; used by this store alone
+	Root string // directory on disk, which Open creates if missing
+	RAM  string // directory on tmpfs, which Open creates if missing; only this store uses it
 
-	Events *event.Ring // nil: none are kept
+	Events *event.Ring // nil: events are dropped
 }
 
 // Store is the set of snapshots under one root. Its methods may be called concurrently.
@@ -71,28 +74,28 @@ type Store struct {
 	sealer          *sealer
 	flusher         *flusher
 	events          *event.Ring
-	drops           sync.WaitGroup // removals of transient snapshots
+	drops           sync.WaitGroup // removals of transient snapshots that are in progress
 
-	gone    atomic.Pointer[func(id string)] // see OnGone
+	gone    atomic.Pointer[func(id string)] // set by OnGone
 	backlog backlog
-	cooling atomic.Bool                          // coolUnused is at work
-	ramRoom func() (free, all uint64, err error) // bytes of the RAM file system
+	cooling atomic.Bool                          // coolUnused is running
+	ramRoom func() (free, all uint64, err error) // returns the free bytes and the size of the RAM file system
 
-	moves     sync.RWMutex // held while a snapshot's directory is renamed, shared while a layer is linked from it
+	moves     sync.RWMutex // held while a snapshot's directory is renamed; read-locked while a layer is linked from one
 	basesMu   sync.Mutex   // held while files of bases are added or removed
 	reserveMu sync.Mutex   // held while the reserve is added or removed
 
 	mu       sync.Mutex
 	byTag    map[string]*entry
-	byID     map[string]*entry   // snapshots with a manifest
-	reserved map[string]*Staging // by tag, being made
-	idle     []*entry            // snapshots whose last lease has ended, most recent last; some may be leased again
+	byID     map[string]*entry   // by ID; snapshots with a manifest
+	reserved map[string]*Staging // by tag; snapshots that are being made
+	idle     []*entry            // snapshots whose last lease has ended, latest last; some may have a lease again
 }
 
 // entry is one published snapshot.
 type entry struct {
-	tag      string             // while unnamed, the name of its directory
-	dir      string             // in snapshots, or in staging while hot
+	tag      string             // the name of its directory, if the snapshot is unnamed
+	dir      string             // in snapshots; in staging if the snapshot is hot
 	manifest *snapshot.Manifest // nil if damaged
 	damage   error              // why the snapshot cannot be used
 	created  time.Time
@@ -105,19 +108,19 @@ type entry struct {
 	follower string    // owner of the sandboxes that follow it; guarded by Store.mu
 	used     time.Time // end of the latest lease, or creation; guarded by Store.mu
 
-	flushed   chan struct{} // closed when the first flush has ended, successful or not; nil if there was none
+	flushed   chan struct{} // closed when the first flush has ended, even with an error; nil if there was none
 	flushErr  error         // error of the latest flush
-	published time.Time     // time when this daemon published it
+	published time.Time     // when this daemon published it
 	flushTime time.Duration
 	flushMu   sync.Mutex // held while flushing
 	hurries   []hurry    // called for each attempt to flush it; guarded by Store.mu
 	calm      []func()   // called when the next attempt has ended; guarded by Store.mu
 
-	hotMu sync.Mutex // serializes the first use
-	hot   *hotFiles  // nil until first used; guarded by hotMu
+	hotMu sync.Mutex // held while files are opened or closed
+	hot   *hotFiles  // nil until the first lease; guarded by hotMu
 }
 
-// id returns the snapshot's ID, or "" if it is damaged.
+// id returns the snapshot's ID, or "" if the snapshot is damaged.
 func (e *entry) id() string {
 	if e.manifest == nil {
 		return ""
@@ -125,7 +128,7 @@ func (e *entry) id() string {
 	return e.manifest.ID
 }
 
-// tell sends an event of a snapshot to followers. Transient snapshots have no events.
+// tell emits an event of a snapshot. Transient snapshots have no events.
 func (s *Store) tell(kind event.Kind, e *entry) {
 	if e.manifest != nil && e.manifest.Transient {
 		return
@@ -137,9 +140,9 @@ func (s *Store) tell(kind event.Kind, e *entry) {
 	s.events.Emit(about)
 }
 
-// Open takes over the store at cfg.Root: it removes the remains of a crash and reads every
-// manifest. Damaged snapshots are listed with the reason and cannot be used. It fails if another
-// process owns the store.
+// Open takes over the store at cfg.Root. It removes what a crash has left, and reads every
+// manifest. Damaged snapshots are in the list, with the reason, and cannot be used. Open returns an
+// error if another process owns the store.
 func Open(cfg Config) (*Store, error) {
 	s := &Store{root: filepath.Clean(cfg.Root), ram: filepath.Clean(cfg.RAM), events: cfg.Events,
 		byTag: make(map[string]*entry), byID: make(map[string]*entry), reserved: make(map[string]*Staging)}
@@ -160,7 +163,7 @@ func Open(cfg Config) (*Store, error) {
 	var unflushed []*entry
 	for _, e := range s.byTag {
 		switch {
-		case e.isUnnamed(): // not worth any work
+		case e.isUnnamed(): // no background work for it, because it will be deleted soon
 		case e.inRAM():
 			unflushed = append(unflushed, e)
 		case e.manifest != nil && !sealed(e.manifest):
@@ -196,7 +199,7 @@ func (s *Store) openDirs() (err error) {
 	return nil
 }
 
-// closeDirs closes the directories and then releases the lock.
+// closeDirs closes the directories and releases the lock.
 func (s *Store) closeDirs() error {
 	var err error
 	for _, f := range []*os.File{s.rootDir, s.ramDir, s.lock} {
@@ -207,8 +210,8 @@ func (s *Store) closeDirs() error {
 	return err
 }
 
-// Close flushes snapshots that are in RAM only, stops background work, closes the files of hot
-// snapshots and releases the store. Snapshots stay hot in RAM for the next owner.
+// Close flushes snapshots that are in RAM only, stops background work, closes all files and
+// releases the store. Layers stay in RAM for the next daemon.
 func (s *Store) Close() error {
 	s.flusher.close()
 	s.drops.Wait()
@@ -216,7 +219,7 @@ func (s *Store) Close() error {
 	s.mu.Lock()
 	entries := slices.Collect(maps.Values(s.byTag))
 	s.mu.Unlock()
-	for _, e := range entries { // without mu, because heat takes the locks in the other order
+	for _, e := range entries { // without mu, because the lock order forbids taking hotMu under it
 		e.cool()
 	}
 	return s.closeDirs()
@@ -231,14 +234,14 @@ func (s *Store) ramLayer(id string) string {
 }
 func (s *Store) file(tag, name string) string { return filepath.Join(s.dir(tag), name) }
 
-// scan reads the snapshots and removes leftovers.
+// scan reads the snapshots and removes what a crash has left.
 func (s *Store) scan() error {
 	dirs, err := os.ReadDir(s.snapshots())
 	if err != nil {
 		return err
 	}
 	for _, d := range dirs {
-		if strings.HasPrefix(d.Name(), deletedPrefix) { // a deletion that a crash interrupted
+		if strings.HasPrefix(d.Name(), deletedPrefix) { // a crash has interrupted its deletion
 			if err := os.RemoveAll(filepath.Join(s.snapshots(), d.Name())); err != nil {
 				return err
 			}
@@ -251,7 +254,7 @@ func (s *Store) scan() error {
 			continue
 		}
 		if !d.IsDir() || snapshot.CheckTag(d.Name()) != nil {
-			continue // not a snapshot: no tag can name it
+			continue // not a snapshot, because its name is not a valid tag
 		}
 		s.addLocked(s.load(d.Name()))
 	}
@@ -265,8 +268,8 @@ func (s *Store) scan() error {
 	return s.dropBases()
 }
 
-// refuseTwins marks snapshots with the same ID as damaged, because branches refer to their parent
-// by ID alone.
+// refuseTwins marks snapshots that have the same ID as damaged, because branches name their parent
+// only by its ID.
 func (s *Store) refuseTwins() {
 	byID := make(map[string][]*entry)
 	for _, e := range s.byTag {
@@ -287,7 +290,7 @@ func (s *Store) refuseTwins() {
 	}
 }
 
-// load reads one snapshot directory.
+// load returns the entry for one snapshot directory.
 func (s *Store) load(tag string) *entry {
 	e := &entry{tag: tag, dir: s.dir(tag)}
 	path := s.file(tag, snapshot.ManifestFile)
@@ -316,7 +319,7 @@ func (s *Store) readManifest(path string) (*snapshot.Manifest, error) {
 	return snapshot.ParseManifest(p)
 }
 
-// emptyDir removes all entries of dir except those whose names keep accepts.
+// emptyDir removes all entries of dir except those for whose names keep returns true.
 func emptyDir(dir string, keep func(name string) bool) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -332,7 +335,7 @@ func emptyDir(dir string, keep func(name string) bool) error {
 	return nil
 }
 
-// ownsMemoryLocked reports whether a snapshot needs the memory layer of owner.
+// ownsMemoryLocked reports whether a snapshot needs the memory layer that owner owns.
 func (s *Store) ownsMemoryLocked(owner string) bool {
 	for _, e := range s.byTag {
 		if e.manifest != nil && hasMemory(e.manifest, owner) {
@@ -342,7 +345,7 @@ func (s *Store) ownsMemoryLocked(owner string) bool {
 	return false
 }
 
-// dependentsLocked returns the sorted tags of snapshots that were branched from e's sandboxes.
+// dependentsLocked returns the tags, sorted, of snapshots that were branched from sandboxes of e.
 func (s *Store) dependentsLocked(e *entry) []string {
 	var tags []string
 	if e.manifest == nil {

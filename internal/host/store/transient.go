@@ -6,8 +6,8 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
-// dropTransientLocked removes e in the background if it is transient or unnamed and no sandbox
-// needs it any more.
+// dropTransientLocked starts the removal of e, in the background, if e is transient or unnamed and
+// no sandbox needs it.
 func (s *Store) dropTransientLocked(e *entry) {
 	if e.manifest == nil || e.phase == phaseDeleting || e.phase == phaseGone || e.refs.keeping() > 0 {
 		return
@@ -25,23 +25,24 @@ func (s *Store) dropTransientLocked(e *entry) {
 	})
 }
 
-// HoldTransient keeps transient snapshots until all sandboxes that run from them have been taken
-// over, because a lost sandbox must not delete the snapshot of the others. release ends that, and
-// deletes unused transient snapshots. If allKnown is false, release keeps them for a later daemon
-// that knows all sandboxes.
+// HoldTransient keeps transient snapshots from being deleted until release is called. It is used
+// while sandboxes of an earlier daemon are taken over: if one of them is lost, its snapshot must
+// not be deleted, because others may run from it. release deletes the transient snapshots that are
+// not in use, unless allKnown is false. In that case they stay for a later daemon that knows all
+// sandboxes.
 func (s *Store) HoldTransient() (release func(allKnown bool)) {
 	held := make(map[string]func()) // by tag
 	for _, info := range s.List() {
 		if !info.Transient {
 			continue
 		}
-		if unpin, err := s.Pin(info.Tag); err == nil { // otherwise the snapshot is being deleted
+		if unpin, err := s.Pin(info.Tag); err == nil { // an error means that the snapshot is being deleted
 			held[info.Tag] = unpin
 		}
 	}
 	return func(allKnown bool) {
 		for _, info := range s.List() {
-			const own = 1 // our pin
+			const own = 1 // the pin that was made here
 			if unpin := held[info.Tag]; unpin != nil && (allKnown || info.Leases > own) {
 				unpin()
 			}
@@ -52,7 +53,7 @@ func (s *Store) HoldTransient() (release func(allKnown bool)) {
 	}
 }
 
-// DropUnused deletes the transient and the unnamed snapshots that no sandbox needs. It is called
+// DropUnused deletes the transient and unnamed snapshots that no sandbox needs. It must be called
 // after all sandboxes of an earlier daemon have been taken over.
 func (s *Store) DropUnused() {
 	s.mu.Lock()
@@ -62,8 +63,8 @@ func (s *Store) DropUnused() {
 	}
 }
 
-// Pin keeps a snapshot from being deleted, without keeping its files open or in RAM. It returns a
-// function that releases the pin.
+// Pin keeps a snapshot from being deleted. Its files may be closed, and its layers dropped from
+// RAM. unpin reverses Pin.
 func (s *Store) Pin(tag string) (unpin func(), err error) {
 	if err := snapshot.CheckTag(tag); err != nil {
 		return nil, err
@@ -87,8 +88,8 @@ func (s *Store) Pin(tag string) (unpin func(), err error) {
 	}, nil
 }
 
-// Cool frees the RAM of a snapshot that is on disk and not in use by sandboxes. The next use reads
-// it back.
+// Cool drops the layers of a snapshot from RAM, if the snapshot is on disk and no sandbox uses it.
+// The next use reads them back.
 func (s *Store) Cool(tag string) {
 	s.mu.Lock()
 	e := s.byTag[tag]
@@ -96,7 +97,7 @@ func (s *Store) Cool(tag string) {
 	if e == nil {
 		return
 	}
-	e.hotMu.Lock() // delays a new lease, which opens the files again
+	e.hotMu.Lock() // a new lease needs this lock to open the files
 	defer e.hotMu.Unlock()
 	s.mu.Lock()
 	busy := e.refs.using() > 0 || e.inRAM() || e.manifest == nil
@@ -118,8 +119,8 @@ func (s *Store) Cool(tag string) {
 	}
 }
 
-// memoryUsersLocked counts the snapshots with the memory layer of owner, without those being
-// deleted.
+// memoryUsersLocked returns how many snapshots have the memory layer of owner. It does not count
+// snapshots that are being deleted.
 func (s *Store) memoryUsersLocked(owner string) int {
 	n := 0
 	for _, e := range s.byTag {
@@ -130,7 +131,7 @@ func (s *Store) memoryUsersLocked(owner string) int {
 	return n
 }
 
-// Quiesce waits until published snapshots are flushed and unneeded ones are deleted.
+// Quiesce waits until all published snapshots are flushed, and unneeded ones are deleted.
 func (s *Store) Quiesce() {
 	s.mu.Lock()
 	var pending []chan struct{}

@@ -10,16 +10,17 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Layers in RAM are sparse. VMMs have them open for reading. A VMM that its guest has taken over
-// can fill each hole with a page of the host's memory by reading it through a mapping: tmpfs
-// allocates the page, and keeps it after the VMM has ended. No extent covers a hole, so an intact
-// VMM never reads one.
+// Layers in RAM have holes, and VMMs have them open for reading. When a process reads a hole
+// through a mapping, tmpfs allocates a page, and keeps it after the process has ended. A working
+// VMM never does that, because extents cover no holes. But a VMM that its guest has taken over
+// could fill all holes, and so take the host's memory. The functions in this file free such pages.
 
-// trimSlack is how much a layer may grow before it is trimmed, in bytes.
+// trimSlack is how many bytes a layer may grow before it is trimmed.
 const trimSlack = 1 << 20
 
-// measureOwn bounds the usual size of the snapshot's own layer, the last, by its extents: VMMs of
-// an earlier daemon may have filled holes before the layer was opened here.
+// measureOwn sets the usual size of the snapshot's own layer, the last one, to at most the size of
+// its extents. The layer may be larger now, because VMMs of an earlier daemon may have filled
+// holes.
 func (h *hotFiles) measureOwn() {
 	last := len(h.layers) - 1
 	if last < 0 {
@@ -32,7 +33,7 @@ func (h *hotFiles) measureOwn() {
 	h.usual[last].Store(min(h.usual[last].Load(), covered))
 }
 
-// extentsOver returns the extents in one layer.
+// extentsOver returns the extents that lie in the given layer.
 func extentsOver(extents []vm.Extent, layer int) []vm.Extent {
 	var over []vm.Extent
 	for _, e := range extents {
@@ -43,8 +44,8 @@ func extentsOver(extents []vm.Extent, layer int) []vm.Extent {
 	return over
 }
 
-// trim frees the pages in holes of layers that have grown. A layer that is not on disk yet stays
-// unchanged until a later lease ends. The caller holds a lease.
+// trim frees pages in the holes of layers that have grown. It skips a layer that is not on disk
+// yet, until a later lease ends. The caller must hold a lease.
 func (s *Store) trim(e *entry, h *hotFiles) {
 	for i, l := range h.manifest.Memory {
 		if fileBlocks(h.layers[i]) <= h.usual[i].Load()+trimSlack {
@@ -53,14 +54,14 @@ func (s *Store) trim(e *entry, h *hotFiles) {
 		s.mu.Lock()
 		dir := e.dir
 		s.mu.Unlock()
-		if s.trimLayer(dir, h.manifest, l, h.layers[i]) == nil { // otherwise trimming is tried again when the next lease ends
-			h.usual[i].Store(fileBlocks(h.layers[i])) // the disk's blocks may be larger, or compressed
+		if s.trimLayer(dir, h.manifest, l, h.layers[i]) == nil { // after an error, the end of the next lease tries again
+			h.usual[i].Store(fileBlocks(h.layers[i])) // measured in RAM, because the disk may have larger or compressed blocks
 		}
 	}
 }
 
-// trimLayer frees the pages of hot, a layer in RAM, where its copy on disk has holes. Neither file
-// is written any more.
+// trimLayer frees the pages of hot, a layer in RAM, wherever its copy on disk has a hole. No
+// process writes to either file any more.
 func (s *Store) trimLayer(dir string, m *snapshot.Manifest, l snapshot.File, hot *os.File) error {
 	disk, err := s.openSized(layerPath(dir, m, l.Owner), l.Bytes)
 	if err != nil {
@@ -89,7 +90,7 @@ func (s *Store) trimLayer(dir string, m *snapshot.Manifest, l snapshot.File, hot
 			return err
 		}
 		end, err := disk.Seek(hole, unix.SEEK_DATA)
-		if errors.Is(err, unix.ENXIO) { // no data follows
+		if errors.Is(err, unix.ENXIO) { // there is no more data
 			end, err = int64(l.Bytes), nil
 		}
 		if err != nil {
@@ -105,7 +106,7 @@ func (s *Store) trimLayer(dir string, m *snapshot.Manifest, l snapshot.File, hot
 	return nil
 }
 
-// fileBlocks returns the disk usage of an open file in bytes, 0 if unknown.
+// fileBlocks returns how many bytes an open file takes on disk, or 0 if that is unknown.
 func fileBlocks(f *os.File) uint64 {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {

@@ -8,8 +8,8 @@ import (
 	"github.com/forkd/forkd/internal/host/event"
 )
 
-// unnamedPrefix is the prefix of an unnamed snapshot's directory, followed by its ID. No tag begins
-// with a dot.
+// unnamedPrefix begins the directory name of an unnamed snapshot. The snapshot's ID follows. No tag
+// begins with a dot.
 const unnamedPrefix = ".unnamed-"
 
 // Follow keeps the files of the snapshot with an ID, for a sandbox of owner that was rebased onto
@@ -47,8 +47,8 @@ func (s *Store) follow(id string) (*entry, error) {
 	return e, nil
 }
 
-// UnnamedBytes returns the space that a deleted snapshot takes while it is followed: on disk, or in
-// RAM if it was not flushed. It returns 0 for any other ID.
+// UnnamedBytes returns how much space a deleted snapshot takes while it is followed. That space is
+// on disk, or in RAM if the snapshot was not flushed. It returns 0 for any other ID.
 func (s *Store) UnnamedBytes(id string) uint64 {
 	s.mu.Lock()
 	e := s.byTag[unnamedPrefix+id]
@@ -61,7 +61,8 @@ func (s *Store) UnnamedBytes(id string) uint64 {
 	return blocks(files.memory) + blocks(files.disk) + state
 }
 
-// removeOrUnname deletes a condemned snapshot, or removes its name while a sandbox follows it.
+// removeOrUnname deletes a condemned snapshot. If a sandbox follows the snapshot, it only removes
+// the snapshot's name.
 func (s *Store) removeOrUnname(e *entry) error {
 	if err := s.takeAway(e); err != nil {
 		return err
@@ -73,10 +74,10 @@ func (s *Store) removeOrUnname(e *entry) error {
 }
 
 // OnGone makes the store call f with the ID of each snapshot that can no longer be forked, for any
-// reason. f is called twice for a snapshot that first lost its name.
+// reason. If a snapshot first loses its name, f is called twice for it.
 func (s *Store) OnGone(f func(id string)) { s.gone.Store(&f) }
 
-// takeAway is removeOrUnname without calling OnGone's function.
+// takeAway is removeOrUnname without the call of OnGone's function.
 func (s *Store) takeAway(e *entry) error {
 	s.mu.Lock()
 	followed := e.refs.follow > 0
@@ -84,10 +85,10 @@ func (s *Store) takeAway(e *entry) error {
 	if !followed {
 		return s.remove(e)
 	}
-	e.flushMu.Lock() // because the directory is moved
+	e.flushMu.Lock() // needed to move the directory
 	defer e.flushMu.Unlock()
 	s.sealer.drop(e.tag)
-	e.hotMu.Lock() // makes calls that open its files wait
+	e.hotMu.Lock() // calls that open the snapshot's files wait for this lock
 	defer e.hotMu.Unlock()
 	s.moves.Lock()
 	defer s.moves.Unlock()
@@ -106,11 +107,12 @@ func (s *Store) takeAway(e *entry) error {
 		e.enterLocked(phaseUnnamed)
 	}
 	s.addLocked(e)
-	s.dropTransientLocked(e) // its last follower may have stopped following it
+	s.dropTransientLocked(e) // if its last follower has stopped following it in the meantime
 	return nil
 }
 
-// reloadUnnamed takes over an unnamed snapshot if it is complete, and removes it otherwise.
+// reloadUnnamed takes over an unnamed snapshot of an earlier daemon if it is complete, and
+// otherwise removes it.
 func (s *Store) reloadUnnamed(id string) error {
 	dir := s.dir(unnamedPrefix + id)
 	m, err := s.readManifest(filepath.Join(dir, snapshot.ManifestFile))

@@ -1,7 +1,7 @@
-// Package tally counts what may have changed a sandbox since it was last at a snapshot: requests,
-// and bytes written to memory and disk, over all of its VMs.
+// Package tally counts what may have changed a sandbox since it was last at a snapshot. It counts
+// requests, and bytes written to memory and disk, over all VMs of the sandbox.
 //
-// Its users say when a sandbox is at a snapshot, and what its VM has written.
+// The callers say when a sandbox is at a snapshot, and what its VM has written.
 package tally
 
 import (
@@ -11,23 +11,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Written is how much of a sandbox was written since its latest branch or rollback, in bytes. The
-// kernel of an idle guest writes a little too.
+// Written is how many bytes of a sandbox were written since its latest branch or rollback. It is
+// not zero for an idle sandbox, because the guest's kernel writes a little.
 type Written struct {
 	Memory uint64
 	Disk   uint64
 }
 
-// DiskBytes returns what a file takes on disk, 0 if there is none.
+// DiskBytes returns how many bytes a file takes on disk, or 0 if there is none.
 func DiskBytes(path string) uint64 {
 	var st unix.Stat_t
 	if unix.Stat(path, &st) != nil {
 		return 0
 	}
-	return uint64(st.Blocks) * 512 // st_blocks is in units of 512 bytes, stat(2)
+	return uint64(st.Blocks) * 512 // st_blocks counts units of 512 bytes, stat(2)
 }
 
-// minus returns by how much w exceeds other; 0 if it does not.
+// minus returns w minus other; a field is 0 if it would be negative.
 func (w Written) minus(other Written) Written {
 	return Written{w.Memory - min(w.Memory, other.Memory), w.Disk - min(w.Disk, other.Disk)}
 }
@@ -36,24 +36,25 @@ func (w Written) plus(other Written) Written {
 	return Written{w.Memory + other.Memory, w.Disk + other.Disk}
 }
 
-// Tally counts what may have changed a sandbox since it was last at a snapshot: forked from it,
-// branched to it, or rolled back to it. It costs each request one counter, and does not survive a
-// restart of the daemon.
+// Tally counts what may have changed a sandbox since it was last at a snapshot: it was forked from
+// the snapshot, branched to it, or rolled back to it. A request only increments a counter. The
+// counts are lost when the daemon exits.
 type Tally struct {
-	calls atomic.Uint64 // requests to the guest that may change it, counted at begin and end
+	calls atomic.Uint64 // incremented when a request that may change the guest begins, and when it ends
 
 	mu sync.Mutex
 	// +checklocks:mu
-	unknown bool // the other fields are invalid: an earlier daemon was at the snapshot
+	unknown bool // the other fields are not valid, because the sandbox was at the snapshot under an earlier daemon
 	// +checklocks:mu
-	at uint64 // value of calls at the snapshot
+	at uint64 // value of calls when the sandbox was at the snapshot
 	// +checklocks:mu
-	base *Written // written by the present VM then, or at the first later measurement; nil: not measured
+	base *Written // what the present VM had written then, or at the first measurement afterwards; nil: not measured
 	// +checklocks:mu
-	earlier Written // written by earlier VMs, or before a branch that reset the count
+	earlier Written // what was written by earlier VMs, and before branches that made the VM count from zero
 }
 
-// CallsSince returns how many requests have begun or ended since the snapshot; nil: unknown.
+// CallsSince returns how many times a request has begun or ended since the snapshot. It returns nil
+// if that is unknown.
 func (c *Tally) CallsSince() *uint64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -64,9 +65,9 @@ func (c *Tally) CallsSince() *uint64 {
 	return &n
 }
 
-// Written returns how much was written since the snapshot; the VM has written now in total. The
-// first call after a fork, a rollback or a resumption sets the base for later ones, because
-// measuring would delay these operations.
+// Written returns what was written since the snapshot. now is what the VM has written in total. The
+// first call after a fork, a rollback or a resumption returns nothing and only sets the base:
+// measuring earlier would have delayed that operation.
 func (c *Tally) Written(now Written) Written {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -77,32 +78,32 @@ func (c *Tally) Written(now Written) Written {
 	return c.earlier.plus(now.minus(*c.base))
 }
 
-// Mark records that the sandbox was at a snapshot when its count of calls was calls.
+// Mark records that the sandbox was at a snapshot when Calls returned calls.
 func (c *Tally) Mark(calls uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.unknown, c.at, c.base, c.earlier = false, calls, nil, Written{}
 }
 
-// Begin sets the base: the bytes that the VM had written at the mark and still counts.
+// Begin sets the base: what the VM had already written, by its own count, when the sandbox was at
+// the snapshot.
 func (c *Tally) Begin(base Written) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.base = &base
 }
 
-// Reset records that the sandbox is at a snapshot now.
 func (c *Tally) Reset() { c.Mark(c.calls.Load()) }
 
-// Forget records that the sandbox may have changed in uncounted ways.
+// Forget records that the sandbox may have changed in ways that were not counted.
 func (c *Tally) Forget() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.unknown, c.base, c.earlier = true, nil, Written{}
 }
 
-// Carry adds the bytes written until now, before the VM resets its count to base. base is nil if
-// the VM ends.
+// Carry adds what the VM has written until now. It is called before the VM begins to count from
+// base, or ends, which a nil base means.
 func (c *Tally) Carry(now Written, base *Written) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -112,8 +113,8 @@ func (c *Tally) Carry(now Written, base *Written) {
 	c.base = base
 }
 
-// CarryDisk is Carry for a disk-only branch. now is the number of bytes written to the disk so far,
-// and base is the new count of the disk.
+// CarryDisk is like Carry for a disk-only branch, which affects only the count of the disk: now is
+// its value until now, and base the value from which the VM continues.
 func (c *Tally) CarryDisk(now, base uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -123,7 +124,7 @@ func (c *Tally) CarryDisk(now, base uint64) {
 	}
 }
 
-// Count counts a request that may change the sandbox, at its begin and at its end.
+// Count must be called when a request that may change the sandbox begins, and when it ends.
 func (c *Tally) Count() { c.calls.Add(1) }
 
 // Calls returns the present count, for Mark.

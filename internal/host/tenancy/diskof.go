@@ -9,11 +9,11 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// childLimit is the lifetime of the child that DiskOf forks. It matters only if the daemon is
-// killed in between.
+// childLimit is how long the child that DiskOf forks lives at most. The limit is only needed if the
+// daemon is killed before DiskOf deletes the child.
 const childLimit = time.Hour
 
-// DiskOf calls the function DiskOf for the view's principal.
+// DiskOf calls the function DiskOf on behalf of the view's principal.
 func (v *View) DiskOf(ctx context.Context, tag string) (_ string, release func(), err error) {
 	if v.isEmpty() {
 		return "", nil, &store.NotFoundError{Tag: tag}
@@ -21,10 +21,11 @@ func (v *View) DiskOf(ctx context.Context, tag string) (_ string, release func()
 	return DiskOf(v.as(ctx), v.host.manager, sandbox.ForkRequest{Tag: tag, N: 1, TTL: childLimit})
 }
 
-// DiskOf returns a disk-only snapshot with the disk of a snapshot, held until release is called. A
-// disk-only snapshot is returned itself. Otherwise DiskOf forks a child, whose guest writes its
-// page cache back, and branches the child's disk: data that a guest has written may be only in the
-// memory of its snapshot.
+// DiskOf returns the tag of a disk-only snapshot that has the disk of another snapshot. It exists
+// at least until release is called. If the other snapshot is itself disk-only, DiskOf returns that
+// one. Otherwise it forks a child and branches the child's disk, because data that the guest has
+// written may still be in the page cache, which is in the memory of the snapshot. The child writes
+// its page cache to the disk before the branch.
 func DiskOf(ctx context.Context, m *sandbox.Manager, fork sandbox.ForkRequest) (tag string, release func(), err error) {
 	tag = fork.Tag
 	if err := m.MayUse(ctx, tag); err != nil {

@@ -6,26 +6,26 @@ import (
 	"github.com/forkd/forkd/internal/host/event"
 )
 
-// Events follows the events that a principal may see.
+// Events returns the events that a principal may see, in order.
 type Events struct {
 	view   *View
 	ring   *event.Ring
 	follow *event.Follower
 }
 
-// Events starts after the event with this id; see event.Ring.Follow.
+// Events returns the events after the one with the id after; see event.Ring.Follow.
 func (v *View) Events(after string) *Events {
 	ring := v.host.manager.Events()
 	return &Events{v, ring, ring.Follow(after)}
 }
 
-// Place is event.Follower.Place.
+// Place is like event.Follower.Place.
 func (e *Events) Place() string { return e.follow.Place() }
 
-// ID is event.Ring.ID.
+// ID is like event.Ring.ID.
 func (e *Events) ID(of *event.Event) string { return e.ring.ID(of.Seq) }
 
-// Next is event.Follower.Next, but skips the events of others.
+// Next is like event.Follower.Next, but skips events that the principal may not see.
 func (e *Events) Next(ctx context.Context) (next event.Event, missed bool, err error) {
 	for {
 		next, missed, err = e.follow.Next(ctx)

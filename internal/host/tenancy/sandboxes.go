@@ -18,7 +18,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Reach returns a *sandbox.NotFoundError for a sandbox that the principal may not see.
+// Reach returns a *sandbox.NotFoundError if the principal may not see the sandbox.
 func (v *View) Reach(id string) error {
 	if v.only == id && id != "" {
 		return nil
@@ -29,8 +29,8 @@ func (v *View) Reach(id string) error {
 	return v.host.manager.Reach(v.as(context.Background()), id)
 }
 
-// reached calls do with the manager, in a context in which it acts for the principal, if the
-// principal may see the sandbox.
+// reached calls do with the manager and a context in which the manager acts for the principal. If
+// the principal may not see the sandbox, it returns an error instead.
 func reached[T any](ctx context.Context, v *View, id string,
 	do func(context.Context, *sandbox.Manager) (T, error)) (t T, err error) {
 	if err := v.Reach(id); err != nil {
@@ -39,7 +39,7 @@ func reached[T any](ctx context.Context, v *View, id string,
 	return do(v.as(ctx), v.host.manager)
 }
 
-// reach is reached for a do without a result.
+// reach is like reached, for a do that returns only an error.
 func (v *View) reach(ctx context.Context, id string, do func(context.Context, *sandbox.Manager) error) error {
 	_, err := reached(ctx, v, id, func(ctx context.Context, m *sandbox.Manager) (struct{}, error) {
 		return struct{}{}, do(ctx, m)
@@ -47,7 +47,7 @@ func (v *View) reach(ctx context.Context, id string, do func(context.Context, *s
 	return err
 }
 
-// Sandbox describes a sandbox.
+// Sandbox returns the Info of a sandbox.
 func (v *View) Sandbox(id string) (sandbox.Info, error) {
 	return reached(context.Background(), v, id, func(_ context.Context, m *sandbox.Manager) (i sandbox.Info, err error) {
 		s, err := m.Get(id)
@@ -58,7 +58,7 @@ func (v *View) Sandbox(id string) (sandbox.Info, error) {
 	})
 }
 
-// Sandboxes describes all sandboxes.
+// Sandboxes returns the Info of all sandboxes that the principal may see.
 func (v *View) Sandboxes() []sandbox.Info {
 	if v.isEmpty() {
 		return nil
@@ -66,7 +66,7 @@ func (v *View) Sandboxes() []sandbox.Info {
 	return slices.DeleteFunc(v.host.manager.List(), func(i sandbox.Info) bool { return !v.p.Prefix.HasLabels(i.Labels) })
 }
 
-// Fork is Manager.Fork.
+// Fork calls Manager.Fork.
 func (v *View) Fork(ctx context.Context, req sandbox.ForkRequest) (res sandbox.ForkResult, err error) {
 	if v.isEmpty() {
 		return res, &store.NotFoundError{Tag: req.Tag}
@@ -74,7 +74,7 @@ func (v *View) Fork(ctx context.Context, req sandbox.ForkRequest) (res sandbox.F
 	return v.host.manager.Fork(v.as(ctx), req)
 }
 
-// ForkSandbox is Manager.ForkSandbox.
+// ForkSandbox calls Manager.ForkSandbox.
 func (v *View) ForkSandbox(ctx context.Context, id string, mode sandbox.BranchRequest,
 	req sandbox.ForkRequest) (res sandbox.ForkResult, b sandbox.BranchResult, err error) {
 	err = v.reach(ctx, id, func(ctx context.Context, m *sandbox.Manager) (err error) {
@@ -84,7 +84,7 @@ func (v *View) ForkSandbox(ctx context.Context, id string, mode sandbox.BranchRe
 	return res, b, err
 }
 
-// Branch is Manager.Branch, for labels that the principal may give.
+// Branch calls Manager.Branch, unless the principal may not give the requested labels.
 func (v *View) Branch(ctx context.Context, id string, req sandbox.BranchRequest) (r sandbox.BranchResult, err error) {
 	defer func() { v.narrow(&r.Info) }()
 	return reached(ctx, v, id, func(ctx context.Context, m *sandbox.Manager) (r sandbox.BranchResult, err error) {
@@ -97,17 +97,17 @@ func (v *View) Branch(ctx context.Context, id string, req sandbox.BranchRequest)
 	})
 }
 
-// turnLabel is the label by which clients recognize the saved turns of a sandbox. It is also the prefix
-// of a turn's other labels.
+// turnLabel is the label by which clients recognize a sandbox's saved turns (of an agent's
+// conversation). The names of a turn's other labels begin with it too.
 const turnLabel = "turn"
 
-// mayLabel reports whether the principal may give a snapshot a label of that name. All principals use the
-// same labels for turns, which only count for the sandbox that was branched.
+// mayLabel reports whether the principal may give a snapshot a label with this name. All principals
+// may use the labels of turns, because these only have a meaning for the sandbox that was branched.
 func (v *View) mayLabel(name string) bool {
 	return strings.HasPrefix(name, string(v.p.Prefix)) || name == turnLabel || strings.HasPrefix(name, turnLabel+".")
 }
 
-// Rollback is Manager.Rollback.
+// Rollback calls Manager.Rollback.
 func (v *View) Rollback(ctx context.Context, id, to string) (sandbox.RollbackResult, error) {
 	return reached(ctx, v, id, func(ctx context.Context, m *sandbox.Manager) (sandbox.RollbackResult, error) {
 		return m.Rollback(ctx, id, to)
@@ -132,52 +132,52 @@ func (v *View) Pause(ctx context.Context, id string) (sandbox.Info, error) {
 	})
 }
 
-// Resume is Manager.Resume.
+// Resume calls Manager.Resume.
 func (v *View) Resume(ctx context.Context, id string) (sandbox.Info, error) {
 	return reached(ctx, v, id, func(ctx context.Context, m *sandbox.Manager) (sandbox.Info, error) {
 		return m.Resume(ctx, id)
 	})
 }
 
-// Suspend is Manager.Suspend.
+// Suspend calls Manager.Suspend.
 func (v *View) Suspend(ctx context.Context, id string) (sandbox.Info, error) {
 	return reached(ctx, v, id, func(ctx context.Context, m *sandbox.Manager) (sandbox.Info, error) {
 		return m.Suspend(ctx, id)
 	})
 }
 
-// SuspendTimeless is Manager.SuspendTimeless.
+// SuspendTimeless calls Manager.SuspendTimeless.
 func (v *View) SuspendTimeless(ctx context.Context, id string) (sandbox.Info, error) {
 	return reached(ctx, v, id, func(ctx context.Context, m *sandbox.Manager) (sandbox.Info, error) {
 		return m.SuspendTimeless(ctx, id)
 	})
 }
 
-// With is Manager.With.
+// With calls Manager.With.
 func (v *View) With(ctx context.Context, id string, f func(*sandbox.Held) error) error {
 	return v.reach(ctx, id, func(ctx context.Context, m *sandbox.Manager) error { return m.With(ctx, id, f) })
 }
 
-// Kill is Manager.Kill.
+// Kill calls Manager.Kill.
 func (v *View) Kill(id string) error {
 	return v.reach(context.Background(), id, func(_ context.Context, m *sandbox.Manager) error { return m.Kill(id) })
 }
 
-// ChangeLabels is Manager.ChangeLabels.
+// ChangeLabels calls Manager.ChangeLabels.
 func (v *View) ChangeLabels(ctx context.Context, id string, change map[string]*string) (sandbox.Info, error) {
 	return reached(ctx, v, id, func(ctx context.Context, m *sandbox.Manager) (sandbox.Info, error) {
 		return m.ChangeLabels(ctx, id, change)
 	})
 }
 
-// SetLimits is Manager.SetLimits.
+// SetLimits calls Manager.SetLimits.
 func (v *View) SetLimits(ctx context.Context, id string, limits vm.Limits) (sandbox.Info, error) {
 	return reached(ctx, v, id, func(ctx context.Context, m *sandbox.Manager) (sandbox.Info, error) {
 		return m.SetLimits(ctx, id, limits)
 	})
 }
 
-// Usage is Manager.Usage.
+// Usage calls Manager.Usage.
 func (v *View) Usage(id string) (limits vm.Limits, use cgroup.Usage, err error) {
 	err = v.reach(context.Background(), id, func(_ context.Context, m *sandbox.Manager) (err error) {
 		limits, use, err = m.Usage(id)
@@ -186,58 +186,58 @@ func (v *View) Usage(id string) (limits vm.Limits, use cgroup.Usage, err error) 
 	return limits, use, err
 }
 
-// SetNetwork is Manager.SetNetwork.
+// SetNetwork calls Manager.SetNetwork.
 func (v *View) SetNetwork(ctx context.Context, id string, setting netclient.Setting) (sandbox.Info, error) {
 	return reached(ctx, v, id, func(ctx context.Context, m *sandbox.Manager) (sandbox.Info, error) {
 		return m.SetNetwork(ctx, id, setting)
 	})
 }
 
-// NetworkStats is Manager.NetworkStats.
+// NetworkStats calls Manager.NetworkStats.
 func (v *View) NetworkStats(ctx context.Context, id string) (netproto.Stats, error) {
 	return reached(ctx, v, id, func(ctx context.Context, m *sandbox.Manager) (netproto.Stats, error) {
 		return m.NetworkStats(ctx, id)
 	})
 }
 
-// SetStrict is Manager.SetStrict.
+// SetStrict calls Manager.SetStrict.
 func (v *View) SetStrict(ctx context.Context, id string, strict unique.Strict) error {
 	return v.reach(ctx, id, func(ctx context.Context, m *sandbox.Manager) error { return m.SetStrict(ctx, id, strict) })
 }
 
-// Stats is Manager.Stats.
+// Stats calls Manager.Stats.
 func (v *View) Stats(ctx context.Context, id string) (sandbox.Stats, error) {
 	return reached(ctx, v, id, func(ctx context.Context, m *sandbox.Manager) (sandbox.Stats, error) {
 		return m.Stats(ctx, id)
 	})
 }
 
-// Console is Manager.Console.
+// Console calls Manager.Console.
 func (v *View) Console(id string) (console.Text, error) {
 	return reached(context.Background(), v, id, func(_ context.Context, m *sandbox.Manager) (console.Text, error) {
 		return m.Console(id)
 	})
 }
 
-// Follow is Manager.Follow.
+// Follow calls Manager.Follow.
 func (v *View) Follow(id string) (*conlog.Log, error) {
 	return reached(context.Background(), v, id, func(_ context.Context, m *sandbox.Manager) (*conlog.Log, error) {
 		return m.Follow(id)
 	})
 }
 
-// Use is Manager.Use.
+// Use calls Manager.Use.
 func (v *View) Use(ctx context.Context, id, op string, f func(context.Context, agentclient.DialFunc) error) error {
 	return v.reach(ctx, id, func(ctx context.Context, m *sandbox.Manager) error { return m.Use(ctx, id, op, f) })
 }
 
-// LookAt is Manager.LookAt.
+// LookAt calls Manager.LookAt.
 func (v *View) LookAt(ctx context.Context, id, op string,
 	f func(context.Context, agentclient.DialFunc) error) error {
 	return v.reach(ctx, id, func(ctx context.Context, m *sandbox.Manager) error { return m.LookAt(ctx, id, op, f) })
 }
 
-// LookAtRunning is Manager.LookAtRunning.
+// LookAtRunning calls Manager.LookAtRunning.
 func (v *View) LookAtRunning(ctx context.Context, id, op string,
 	f func(context.Context, agentclient.DialFunc) error) error {
 	return v.reach(ctx, id, func(ctx context.Context, m *sandbox.Manager) error {

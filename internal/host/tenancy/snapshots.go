@@ -11,11 +11,11 @@ import (
 	"github.com/forkd/forkd/internal/host/store"
 )
 
-// HasSnapshot returns a *store.NotFoundError for a snapshot that the principal may not see. It does
-// not check that the tag exists.
+// HasSnapshot returns a *store.NotFoundError if the principal may not see a snapshot. It does not
+// check that the snapshot exists.
 func (v *View) HasSnapshot(tag string) error { return v.hasTag(tag) }
 
-// Snapshots describes all snapshots.
+// Snapshots returns the Info of all snapshots that the principal may see.
 func (v *View) Snapshots() []store.Info {
 	if v.isEmpty() {
 		return nil
@@ -31,7 +31,7 @@ func (v *View) Snapshots() []store.Info {
 	return list
 }
 
-// narrow removes references to sandboxes and snapshots of others from a snapshot's description.
+// narrow removes from i what refers to sandboxes and snapshots that the principal may not see.
 func (v *View) narrow(i *store.Info) {
 	if !v.p.Prefix.HasTag(i.Tag) {
 		i.Leases = 0
@@ -41,7 +41,8 @@ func (v *View) narrow(i *store.Info) {
 	}
 }
 
-// Snapshot describes a snapshot, without references to sandboxes and snapshots of others.
+// Snapshot describes a snapshot, without references to sandboxes and snapshots that the principal
+// may not see.
 func (v *View) Snapshot(tag string) (d store.Detail, err error) {
 	if err := v.hasTag(tag); err != nil {
 		return d, err
@@ -56,7 +57,8 @@ func (v *View) Snapshot(tag string) (d store.Detail, err error) {
 	return d, nil
 }
 
-// TagOf returns the tag of a snapshot that still exists and is visible, or "".
+// TagOf returns the tag of a snapshot. It returns "" if the snapshot no longer exists, or if the
+// principal may not see it.
 func (v *View) TagOf(s *snapshot.Ref) string {
 	if s == nil || !v.host.manager.Snapshots().Has(s.Tag, s.ID) || v.hasTag(s.Tag) != nil {
 		return ""
@@ -64,12 +66,13 @@ func (v *View) TagOf(s *snapshot.Ref) string {
 	return s.Tag
 }
 
-// BaseImage is Store.BaseImage.
+// BaseImage calls Store.BaseImage.
 func (v *View) BaseImage(base snapshot.Base) string {
 	return v.host.manager.Snapshots().BaseImage(base)
 }
 
-// UnnamedBytes returns the disk usage of a deleted snapshot onto which a sandbox was rebased.
+// UnnamedBytes returns the space that a deleted snapshot takes because a sandbox was rebased onto
+// it.
 func (v *View) UnnamedBytes(i sandbox.Info) uint64 {
 	if i.RebasedOnto == "" {
 		return 0
@@ -77,9 +80,9 @@ func (v *View) UnnamedBytes(i sandbox.Info) uint64 {
 	return v.host.manager.Snapshots().UnnamedBytes(i.RebasedOnto)
 }
 
-// Machines returns a function that returns the number of vCPUs of a sandbox and the size of its
-// root disk in bytes. They come from the snapshot that the sandbox was forked from or, if that is
-// gone, from its suspended state; 0 if neither exists.
+// Machines returns a function that returns the number of vCPUs of a sandbox, and the size of its
+// root disk in bytes. They come from the snapshot that the sandbox was forked from or, if that no
+// longer exists, from the sandbox's suspended state. If there is neither, they are 0.
 func (v *View) Machines() func(sandbox.Info) (vcpus uint32, diskBytes uint64) {
 	of := make(map[string]store.Info)
 	for _, i := range v.host.manager.Snapshots().List() {
@@ -94,7 +97,7 @@ func (v *View) Machines() func(sandbox.Info) (vcpus uint32, diskBytes uint64) {
 	}
 }
 
-// DeleteSnapshot is Manager.DeleteSnapshot.
+// DeleteSnapshot calls Manager.DeleteSnapshot.
 func (v *View) DeleteSnapshot(tag string, mode store.DeleteMode) error {
 	if err := v.hasTag(tag); err != nil {
 		return err
@@ -102,7 +105,7 @@ func (v *View) DeleteSnapshot(tag string, mode store.DeleteMode) error {
 	return v.host.manager.DeleteSnapshot(tag, mode)
 }
 
-// VerifySnapshot is store.Verify, after waiting for its turn.
+// VerifySnapshot calls store.Verify. It first waits until not too many verifications are running.
 func (v *View) VerifySnapshot(ctx context.Context, tag string) error {
 	if err := v.hasTag(tag); err != nil {
 		return err
@@ -115,7 +118,7 @@ func (v *View) VerifySnapshot(ctx context.Context, tag string) error {
 	return v.host.manager.Snapshots().Verify(ctx, tag)
 }
 
-// Compact copies a snapshot into one that builds on no other.
+// Compact copies a snapshot to a new one that does not build on any other.
 func (v *View) Compact(ctx context.Context, from, to string) (store.Info, error) {
 	if err := v.hasTag(from); err != nil {
 		return store.Info{}, err

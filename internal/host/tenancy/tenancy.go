@@ -1,8 +1,8 @@
-// Package tenancy shows each principal its part of a host: the sandboxes, snapshots, workspaces and
-// events that it may see. For the principal, others do not exist.
+// Package tenancy gives each principal a view of its part of a host: the sandboxes, snapshots,
+// workspaces and events that the principal may see. Others do not exist for the principal.
 //
-// A View offers the methods of a sandbox.Manager and a workspace.Set, and decides nothing else
-// about sandboxes. The daemon's faces decide which operations a principal's scope permits.
+// A View has the methods of a sandbox.Manager and a workspace.Set, and decides only what is
+// visible. The callers, which are the daemon's APIs, decide which operations a principal may use.
 package tenancy
 
 import (
@@ -22,18 +22,17 @@ type Host struct {
 	verifies   *gate.Gate
 }
 
-// maxVerifies bounds concurrent verifications of snapshots. Each reads gigabytes from the disk and
-// keeps a CPU busy with hashing.
+// maxVerifies is how many snapshots are verified at a time. Each verification reads gigabytes from
+// the disk and uses a whole CPU.
 const maxVerifies = 3
 
-// New returns a Host.
 func New(m *sandbox.Manager, w *workspace.Set) *Host { return &Host{m, w, gate.New(maxVerifies)} }
 
-// For returns the View of a principal. It is empty for a principal without a name.
+// For returns the View of a principal. If the principal has no name, the View is empty.
 func (h *Host) For(p owner.Owner) *View { return &View{host: h, p: p} }
 
-// Permitted returns a View of one sandbox, for a client that has a permission for it and no name,
-// such as one with a signed URL. The caller checks the permission.
+// Permitted returns a View that contains only one sandbox. It is for a client without a name that
+// has a permission for this sandbox, such as a signed URL. The caller must check the permission.
 func (h *Host) Permitted(id string) *View { return &View{host: h, only: id} }
 
 // IDs returns the ids of all sandboxes in any order, for a caller that must find the sandbox of a
@@ -47,12 +46,12 @@ func (h *Host) PoolSize() int { return h.manager.PoolSize() }
 func (h *Host) PoolWanted() int { return h.manager.PoolWanted() }
 
 // View is the part of a host that one principal may see. Its methods may be called concurrently.
-// Methods that a Manager or a Set also has do the same, but return a "not found" error for
-// everything outside the View.
+// Methods that have the names of a Manager's or a Set's do the same as those, but return a "not
+// found" error for everything outside the View.
 type View struct {
 	host *Host
 	p    owner.Owner
-	only string // the only visible sandbox; empty: those that p may see
+	only string // id of the only visible sandbox; empty: those that p may see
 }
 
 // as returns a context in which the manager acts for the principal.
@@ -63,23 +62,23 @@ func (v *View) as(ctx context.Context) context.Context {
 	return owner.In(ctx, v.p)
 }
 
-// isEmpty reports whether at most one sandbox is visible.
+// isEmpty reports whether the View contains at most the sandbox v.only.
 func (v *View) isEmpty() bool { return v.p.Name == "" }
 
-// Limited returns a *owner.PrefixError if the principal has a prefix, for operations that concern
-// all sandboxes.
+// Limited returns a *owner.PrefixError if the principal has a prefix. It is for operations that
+// concern all sandboxes.
 func (v *View) Limited(what string) error {
 	return owner.Within(v.as(context.Background()), false, "%s", what)
 }
 
-// MayName returns a *owner.PrefixError if the principal may not give a snapshot or workspace this
-// name. what names the kind of object in the error.
+// MayName returns a *owner.PrefixError if the principal may not use a name for a snapshot or
+// workspace. what is the kind of object, for the error.
 func (v *View) MayName(what, name string) error {
 	return owner.Within(v.as(context.Background()), v.p.Prefix.HasTag(name), "%s: %.70q", what, name)
 }
 
-// LeftAlone returns the sandboxes that no daemon can use. Their labels are unknown, so a principal
-// with a prefix sees none.
+// LeftAlone calls Manager.LeftAlone. The labels of these sandboxes are unknown, so a principal with
+// a prefix sees none.
 func (v *View) LeftAlone() []sandbox.LeftAlone {
 	if v.isEmpty() || v.p.Prefix != "" {
 		return nil
@@ -87,7 +86,7 @@ func (v *View) LeftAlone() []sandbox.LeftAlone {
 	return v.host.manager.LeftAlone()
 }
 
-// hasTag returns a *store.NotFoundError for a snapshot that the principal may not see.
+// hasTag returns a *store.NotFoundError if the principal may not see a snapshot.
 func (v *View) hasTag(tag string) error {
 	if v.isEmpty() {
 		return &store.NotFoundError{Tag: tag}

@@ -8,8 +8,8 @@ import (
 	"github.com/forkd/forkd/internal/host/workspace"
 )
 
-// knows reports whether a workspace is visible: by its name, and by the labels of its sandbox while
-// that exists.
+// knows reports whether the principal may see a workspace: its name must be visible, and its
+// sandbox too while that exists.
 func (v *View) knows(w workspace.Info) bool {
 	if v.isEmpty() || !v.p.Prefix.HasTag(w.Name) {
 		return false
@@ -18,7 +18,7 @@ func (v *View) knows(w workspace.Info) bool {
 	return err != nil || v.p.Prefix.HasLabels(box.Info().Labels)
 }
 
-// Workspace describes a workspace.
+// Workspace returns the Info of a workspace.
 func (v *View) Workspace(name string) (workspace.Info, error) {
 	w, err := v.host.workspaces.Get(name)
 	if err == nil && !v.knows(w) {
@@ -27,13 +27,13 @@ func (v *View) Workspace(name string) (workspace.Info, error) {
 	return w, err
 }
 
-// Workspaces describes all workspaces.
+// Workspaces returns the Info of all workspaces that the principal may see.
 func (v *View) Workspaces() []workspace.Info {
 	return slices.DeleteFunc(v.host.workspaces.List(), func(w workspace.Info) bool { return !v.knows(w) })
 }
 
-// CreateWorkspace is Set.Create. It returns a *owner.PrefixError for a name that the principal may
-// not give.
+// CreateWorkspace calls Set.Create. If the principal may not use the name, the error is a
+// *owner.PrefixError.
 func (v *View) CreateWorkspace(ctx context.Context, name string, req sandbox.ForkRequest) (workspace.Info, error) {
 	if err := v.MayName("name", name); err != nil {
 		return workspace.Info{}, err
@@ -41,7 +41,7 @@ func (v *View) CreateWorkspace(ctx context.Context, name string, req sandbox.For
 	return v.host.workspaces.Create(v.as(ctx), name, req)
 }
 
-// SuspendWorkspace is Set.Suspend.
+// SuspendWorkspace calls Set.Suspend.
 func (v *View) SuspendWorkspace(ctx context.Context, name string) (workspace.Info, error) {
 	if w, err := v.Workspace(name); err != nil {
 		return w, err
@@ -49,7 +49,7 @@ func (v *View) SuspendWorkspace(ctx context.Context, name string) (workspace.Inf
 	return v.host.workspaces.Suspend(v.as(ctx), name)
 }
 
-// ResumeWorkspace is Set.Resume.
+// ResumeWorkspace calls Set.Resume.
 func (v *View) ResumeWorkspace(ctx context.Context, name string) (workspace.Info, error) {
 	if w, err := v.Workspace(name); err != nil {
 		return w, err
@@ -57,7 +57,7 @@ func (v *View) ResumeWorkspace(ctx context.Context, name string) (workspace.Info
 	return v.host.workspaces.Resume(v.as(ctx), name)
 }
 
-// DeleteWorkspace is Set.Delete.
+// DeleteWorkspace calls Set.Delete.
 func (v *View) DeleteWorkspace(name string) error {
 	if _, err := v.Workspace(name); err != nil {
 		return err

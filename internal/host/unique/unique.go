@@ -1,5 +1,5 @@
-// Package unique decides what happens to a sandbox whose programs repeat the random numbers of its
-// siblings. The agent finds these programs; see docs/uniqueness.md.
+// Package unique decides what happens to a sandbox in which programs repeat the random numbers of
+// the sandbox's siblings. The agent in the guest finds such programs; see docs/uniqueness.md.
 package unique
 
 import (
@@ -10,20 +10,21 @@ import (
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
-// Strict says what happens to a sandbox whose programs repeat the random numbers of its siblings.
+// Strict says what happens to a sandbox in which programs repeat the random numbers of its
+// siblings.
 type Strict string
 
 // Values of Strict.
 const (
-	AsBefore Strict = ""       // keep the setting of the sandbox, or of the snapshot that it is forked from
-	Report   Strict = "report" // hand the sandbox out, and name the programs in Info.Unique
-	Refuse   Strict = "strict" // make its fork, rollback or resumption fail with an *Error
+	AsBefore Strict = ""       // do not change the setting of the sandbox, or of the snapshot that it is forked from
+	Report   Strict = "report" // let clients use the sandbox, and list the programs in Info.Unique
+	Refuse   Strict = "strict" // let the fork, rollback or resumption fail with an *Error
 )
 
 // Parse returns the value of the field "unique" of a request.
 func Parse(text string) (Strict, error) { return Strict(text), Strict(text).Check() }
 
-// Check returns an *invalid.Error for an invalid value.
+// Check returns an *invalid.Error if s is not a valid value.
 func (s Strict) Check() error {
 	switch s {
 	case AsBefore, Report, Refuse:
@@ -32,7 +33,7 @@ func (s Strict) Check() error {
 	return invalid.Errorf("unique", "%.70q: want report or strict", string(s))
 }
 
-// Or applies s to the previous setting, and returns whether the sandbox is strict.
+// Or returns whether a sandbox is strict if s is requested and before was its setting.
 func (s Strict) Or(before bool) bool {
 	if s == AsBefore {
 		return before
@@ -40,7 +41,7 @@ func (s Strict) Or(before bool) bool {
 	return s == Refuse
 }
 
-// Of returns the value for which Or returns strict.
+// Of returns Refuse if strict is set, and otherwise Report.
 func Of(strict bool) Strict {
 	if strict {
 		return Refuse
@@ -48,8 +49,8 @@ func Of(strict bool) Strict {
 	return Report
 }
 
-// Admit returns an error if a sandbox may not be handed out with an agent's findings. An agent that
-// did not look may have missed something.
+// Admit returns an error if clients may not use a sandbox because of what its agent has found. If
+// the agent did not search, a strict sandbox may not be used either.
 func Admit(id string, strict bool, found *agentproto.Unique) error {
 	if !strict || found != nil && len(found.Repeats) == 0 && found.More == 0 {
 		return nil
@@ -57,13 +58,13 @@ func Admit(id string, strict bool, found *agentproto.Unique) error {
 	return &Error{ID: id, Found: found}
 }
 
-// Error reports a strict sandbox in which programs repeat random numbers.
+// Error reports that programs in a strict sandbox repeat random numbers.
 type Error struct {
 	ID    string
-	Found *agentproto.Unique // nil: its agent is too old to look
+	Found *agentproto.Unique // nil: the agent is too old to search
 }
 
-// maxNamed bounds the generators named in an error.
+// maxNamed is how many generators an error names.
 const maxNamed = 8
 
 func (e *Error) Error() string {

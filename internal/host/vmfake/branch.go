@@ -13,7 +13,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// Branch implements vmpool.VMM. The guest has always written the first page of its memory.
+// Branch implements vmpool.VMM. The guest always counts as having written the first page of its
+// memory.
 func (v *VMM) Branch(ctx context.Context, req vmmproto.Branch, f vmmclient.BranchFiles) (r vmmproto.BranchResult,
 	err error) {
 	unlock, err := v.request(ctx)
@@ -63,7 +64,7 @@ func (v *VMM) saveLocked(r *vmmproto.SaveResult, f vmmclient.BranchFiles) error 
 	return errors.Join(err, err2, f.Layer.Truncate(int64(r.LayerBytes)))
 }
 
-// swapTopsLocked puts new tops on all disks, or on none of them.
+// swapTopsLocked puts new tops on all disks. If it returns an error, it has changed none.
 func (v *VMM) swapTopsLocked(f vmmclient.BranchFiles) error {
 	if len(f.Tops) != len(v.disks) || len(f.Frozen) != len(v.disks) {
 		return fmt.Errorf("%d new and %d frozen disk tops for %d disks", len(f.Tops), len(f.Frozen), len(v.disks))
@@ -81,8 +82,8 @@ func (v *VMM) swapTopsLocked(f vmmclient.BranchFiles) error {
 	return nil
 }
 
-// copyingLocked reports whether a live branch is being copied. The test ends the copy by closing
-// Copying.
+// copyingLocked reports whether the copying of a live branch is still in progress. A test ends it
+// by closing Copying.
 func (v *VMM) copyingLocked() bool {
 	if len(v.copies) == 0 || v.all.Copying == nil {
 		return false
@@ -124,7 +125,7 @@ func (v *VMM) WaitCopied(ctx context.Context, serial uint64) (b vmmproto.Branche
 	return b, err
 }
 
-// Rebase implements vmpool.VMM. It only counts calls.
+// Rebase implements vmpool.VMM. It changes no memory.
 func (v *VMM) Rebase(ctx context.Context, serial uint64, layer *os.File) (r vmmproto.RebaseResult, err error) {
 	unlock, err := v.request(ctx)
 	if err != nil {

@@ -21,7 +21,7 @@ func newConsole(path string) (*console.Ring, error) {
 	return console.Open(f)
 }
 
-// openConsole opens the console of a VM of an earlier process.
+// openConsole opens the console ring of a VM that an earlier VMMs has started.
 func openConsole(path string) (*console.Ring, error) {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
@@ -45,18 +45,18 @@ func (v *VMM) Print(text string) {
 	}
 }
 
-// keepLocked stores a copy of a frame socket and closes the previous one.
+// keepLocked keeps a copy of a frame socket, and closes the previous one.
 func (v *VMM) keepLocked(frames *os.File) {
 	if v.frames != nil {
 		v.frames.Close()
 	}
 	v.frames = nil
 	if frames != nil {
-		v.frames, _ = duplicate(frames) // on failure no frames pass, and the test fails
+		v.frames, _ = duplicate(frames) // on failure no frames pass, which a test notices
 	}
 }
 
-// holdLocked keeps a copy of a file open for writing if KeepTops is set.
+// holdLocked keeps a copy of a file open for writing, if a test has set KeepTops.
 func (v *VMM) holdLocked(f *os.File) error {
 	if !v.all.KeepTops {
 		return nil
@@ -68,20 +68,20 @@ func (v *VMM) holdLocked(f *os.File) error {
 	return err
 }
 
-// swapTopLocked makes the VM write to another top. It keeps a copy of its descriptor and closes the
-// old top.
+// swapTopLocked makes the VM write to another top. It keeps a copy of top's descriptor and closes
+// the old top.
 func (v *VMM) swapTopLocked(top *os.File) error {
 	if v.all.KeepTops {
 		v.kept = append(v.kept, v.top)
 	} else {
-		v.top.Close() // fails if there is none
+		v.top.Close() // Close of a nil file only returns an error
 	}
 	var err error
 	v.top, err = duplicate(top)
 	return err
 }
 
-// takeDisksLocked makes the VM write to the tops of its disks.
+// takeDisksLocked makes the VM write to the top of each disk.
 func (v *VMM) takeDisksLocked(disks [][]*os.File) error {
 	v.disks = nil
 	for _, disk := range disks {
@@ -101,7 +101,7 @@ func duplicate(f *os.File) (*os.File, error) {
 	return os.NewFile(uintptr(fd), f.Name()), nil
 }
 
-// sameFile reports whether both descriptors refer to the same file.
+// sameFile reports whether two descriptors refer to the same file.
 func sameFile(a, b *os.File) bool {
 	first, errA := a.Stat()
 	second, errB := b.Stat()

@@ -10,7 +10,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
-// Guest is the agent of every fake VM.
+// Guest is the agent of every fake VM. It does what the fields of All say.
 type Guest struct{ All *VMMs }
 
 var errNoGuest = errors.New("a fake VM has no guest")
@@ -86,7 +86,7 @@ func (g Guest) Dial(_ context.Context, port uint32) (net.Conn, error) {
 		if err := g.told(req); err != nil {
 			reply.Error = err.Error()
 		}
-		_ = json.NewEncoder(ours).Encode(reply) // the daemon may have given up
+		_ = json.NewEncoder(ours).Encode(reply) // an error means that the daemon has given up
 	}()
 	return theirs, nil
 }

@@ -13,10 +13,11 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// ServeNet is for TestMain. If a client started the test binary as forkd-net, ServeNet runs a fake
-// forkd-net in it; otherwise it returns. The fake answers requests like the real one. It sends
-// every frame back, prefixed with the mode of the sandbox's policy and a space. Once it has
-// received the CA, it inserts the values of the sandbox's secrets between mode and frame.
+// ServeNet must be called by TestMain. If a client has started the test binary as forkd-net,
+// ServeNet runs a fake forkd-net and does not return. The fake answers requests like the real one.
+// It sends every frame back, with the mode of the sandbox's policy and a space in front. When it
+// has received the CA, it also inserts the values of the sandbox's secrets between the mode and the
+// frame.
 func ServeNet() {
 	if os.Args[0] != "forkd-net" {
 		return
@@ -34,8 +35,8 @@ func ServeNet() {
 	}
 }
 
-// endWithTest exits when the test binary that started this process is gone. A forkd-net outlives
-// its daemon, so nothing else would stop this one.
+// endWithTest exits when the test binary that started this process is gone. It is needed because a
+// forkd-net continues without its daemon.
 func endWithTest(parent int) {
 	for os.Getppid() == parent {
 		time.Sleep(time.Second)
@@ -56,7 +57,8 @@ type fakeSandbox struct {
 	values string
 }
 
-// valuesOf returns the secrets of a sandbox, as they are inserted into frames.
+// valuesOf returns the values of a sandbox's secrets in the form in which they are inserted into
+// frames.
 func (f *fakeNet) valuesOf(secrets []netproto.Secret) (values string) {
 	for _, s := range secrets {
 		if f.trusted {
@@ -66,7 +68,7 @@ func (f *fakeNet) valuesOf(secrets []netproto.Secret) (values string) {
 	return values
 }
 
-// Sandbox ids that make ServeNet misbehave.
+// Ids of sandboxes for which ServeNet misbehaves.
 const (
 	NetDies  = "dies"
 	NetHangs = "hangs"
@@ -154,7 +156,7 @@ func (f *fakeNet) echo(id string, s *fakeSandbox) {
 			if f.sandboxes[id] == s {
 				delete(f.sandboxes, id)
 			}
-			_ = unix.Close(s.fd) // under the lock, so that no other goroutine shuts down a reused descriptor
+			_ = unix.Close(s.fd) // under the lock, so that no other goroutine uses a descriptor that has been reused
 			f.mu.Unlock()
 			return
 		}

@@ -1,5 +1,4 @@
-// Package vmfake provides fake VMs and guests for tests of their users. They do only what a test
-// tells them to.
+// Package vmfake provides fake VMs and guests for tests. They do only what a test tells them to do.
 //
 // Product code must not import it. Tests of the machine use real VMs.
 package vmfake
@@ -22,46 +21,46 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// VMMs starts fake VMs, which do only what a test tells them to.
+// VMMs starts fake VMs. Its exported fields say what they do.
 type VMMs struct {
 	Mu      sync.Mutex
-	Live    map[string]*VMM // by directory; nil until the first is spawned
+	Live    map[string]*VMM // VMs that have not ended, by directory; nil until the first Spawn
 	Spawned int
 
 	SpawnErr   error
-	RestoreErr func(n int) error // n-th restore, from 1
+	RestoreErr func(n int) error // error of the n-th restore; n begins with 1
 	Restores   int
-	Expected   [][]vm.Range // first writes, of every restore
+	Expected   [][]vm.Range // the FirstWrites of each restore
 	Writes     []vm.Range   // result of Written
 	WritesErr  error        // error of Written
 	WritesRead int          // number of calls of Written
-	BootExit   *vm.Exit     // if set, the guest ends with this instead of announcing itself
+	BootExit   *vm.Exit     // if set, the guest ends with this and never becomes ready
 	ForkedErr  func(n int) error
 	Forked     []agentproto.Forked
 	Defaults   []agentclient.Defaults // set in guests
 	NoUser     string                 // account that guests lack
 	Unique     *agentproto.Unique     // findings of guests; nil: they do not look
 	EvalErr    *agentclient.EvalError
-	Exec       func(context.Context) agentclient.ExecResult // result of every command; nil: success
+	Exec       func(context.Context) agentclient.ExecResult // returns the result of every command; nil: success
 	SyncHangs  bool
-	Told       func(agentproto.Request) error // called for every control request; nil: the guest is unreachable
-	BranchErr  error                          // of Branch, before the disk tops are swapped
-	LateErr    error                          // of Branch, after the tops are swapped
-	CopyErr    error                          // of WaitCopied
+	Told       func(agentproto.Request) error // called for every control request; nil: see Guest.Dial
+	BranchErr  error                          // error of Branch, before the tops are swapped
+	LateErr    error                          // error of Branch, after the tops are swapped
+	CopyErr    error                          // error of WaitCopied
 	StatsErr   error
-	LimitErr   error                 // of CheckLimits
-	GuestDirty uint64                // bytes, as reported by Stats
-	Wrap       func(*VMM) vmpool.VMM // wraps the result of Spawn; nil: not wrapped
-	Killing    func()                // called by every Kill; may be nil
-	Most       int                   // largest number of layers that a VM has had above those of its snapshot
-	Copying    chan struct{}         // close it to end the copy of a live branch; nil: it ends at once
-	// VMs keep files open for writing that they should close: frozen tops, and files of a refused
-	// branch
+	LimitErr   error                 // error of CheckLimits
+	GuestDirty uint64                // dirty bytes that Stats reports
+	Wrap       func(*VMM) vmpool.VMM // wraps the result of Spawn; nil: no wrapping
+	Killing    func()                // called by each Kill; may be nil
+	Most       int                   // largest number of layers that a VM has had on top of its snapshot's
+	Copying    chan struct{}         // closing it ends the copying of a live branch; nil: it ends at once
+	// KeepTops makes VMs keep files open for writing that they should close: frozen tops, and files
+	// of a refused branch.
 	KeepTops   bool
-	RebaseErr  error // before any page is replaced
-	LateRebase error // after pages were replaced
+	RebaseErr  error // error of Rebase, before pages are replaced
+	LateRebase error // error of Rebase, after pages were replaced
 
-	Outlived bool // Attach finds a running VM in every directory of an earlier VMMs, as if it had outlived its daemon
+	Outlived bool // Attach finds a running VM in each directory of an earlier VMMs, as after a restart of the daemon
 }
 
 // Spawn implements vmpool.VMMs.
@@ -132,25 +131,25 @@ func (f *VMMs) CheckLimits(prefix string, l vm.Limits) error {
 	return f.LimitErr
 }
 
-// consoleFile is in the directory of each VM.
+// consoleFile is the name of the console ring in the directory of a VM.
 const consoleFile = "console"
 
-// Count returns how many VMs live.
+// Count returns how many VMs have not ended.
 func (f *VMMs) Count() int {
 	f.Mu.Lock()
 	defer f.Mu.Unlock()
 	return len(f.Live)
 }
 
-// All returns the VMs that live.
+// All returns the VMs that have not ended.
 func (f *VMMs) All() []*VMM {
 	f.Mu.Lock()
 	defer f.Mu.Unlock()
 	return slices.Collect(maps.Values(f.Live))
 }
 
-// Ended returns a channel that is closed when the VM of a directory has ended. It is closed already
-// if there is no such VM.
+// Ended returns a channel that is closed when the VM of a directory has ended. If there is no such
+// VM, the channel is already closed.
 func (f *VMMs) Ended(dir string) <-chan struct{} {
 	f.Mu.Lock()
 	defer f.Mu.Unlock()

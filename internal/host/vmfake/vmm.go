@@ -34,33 +34,34 @@ type VMM struct {
 
 	Hurried, Calmed atomic.Int64
 
-	// Guarded by all.Mu:
+	// all.Mu guards the fields below.
 
 	exit    vm.Exit
-	frames  *os.File // frame socket; nil: none
-	top     *os.File // of the disk, open for writing; nil: none
+	frames  *os.File // frame socket; may be nil
+	top     *os.File // top of the disk, open for writing; nil if there is no disk
 	kept    []*os.File
 	console *console.Ring
 	limits  vm.Limits
 	Swaps   uint64
 	Rebases uint64
-	Asked   []vmmproto.Branch // requests for branches
+	Asked   []vmmproto.Branch // all requests for branches
 
-	used    bool     // booted or restored
-	atEntry bool     // its guest has not run since boot
-	ends    *vm.Exit // exit of the guest when it first runs; nil: it announces itself
+	used    bool     // the VM was booted or restored
+	atEntry bool     // the guest has not run since Boot
+	ends    *vm.Exit // how the guest ends when it first runs; nil: it becomes ready
 	running bool
-	full    bool            // paused itself because the disk is full
+	full    bool            // the VM has paused itself because the disk is full
 	disks   []layers        // of each disk
-	asked   uint64          // number of branches, and the serial of the last one
-	copies  map[uint64]bool // serials of live branches with a pending WaitCopied
-	last    uint64          // serial of the branch that Rebase may follow; 0: none
+	asked   uint64          // number of branches so far, which is the serial of the latest one
+	copies  map[uint64]bool // serials of live branches for which WaitCopied was not called yet
+	last    uint64          // serial of the branch that Rebase may use; 0: none
 }
 
-// layers counts the layers of a disk above its base image, including the top.
+// layers counts the layers of a disk above its base image, with the top: after the restore, and
+// now.
 type layers struct{ first, now int }
 
-// Stall makes the VM pause itself, as if its disk were full, until it is resumed.
+// Stall makes the VM pause itself until it is resumed, as if its disk were full.
 func (v *VMM) Stall() {
 	v.all.Mu.Lock()
 	v.full, v.running = true, false
@@ -69,7 +70,7 @@ func (v *VMM) Stall() {
 }
 
 // TellOfFullDisk makes the VM report a full disk up to most times, although the disk has room. Each
-// report waits until the previous one was received. heard returns the number of reports received.
+// report waits until the previous one was received. heard returns how many were received.
 func (v *VMM) TellOfFullDisk(most int) (heard func() int) {
 	var n atomic.Int64
 	go func() {
@@ -85,7 +86,7 @@ func (v *VMM) TellOfFullDisk(most int) (heard func() int) {
 	return func() int { return int(n.Load()) - len(v.stalled) }
 }
 
-// End makes the VM end by itself.
+// End makes the VM end without a request.
 func (v *VMM) End(x vm.Exit) {
 	v.once.Do(func() {
 		v.all.Mu.Lock()
@@ -93,16 +94,16 @@ func (v *VMM) End(x vm.Exit) {
 		v.exit = x
 		delete(v.all.Live, v.dir)
 		for _, f := range append(v.kept, v.frames, v.top) {
-			f.Close() // fails if there is none
+			f.Close() // Close of a nil file only returns an error
 		}
-		_ = v.console.Close() // so that memory mapped once can be unmapped
+		_ = v.console.Close() // unmaps memory, which must happen only once
 		v.frames, v.top, v.console = nil, nil, nil
 		close(v.done)
 		close(v.conns)
 	})
 }
 
-// request locks all.Mu for a request, unless its context is done or the VM has ended.
+// request locks all.Mu for a request. It returns an error if ctx has ended or the VM has ended.
 func (v *VMM) request(ctx context.Context) (unlock func(), err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -117,7 +118,7 @@ func (v *VMM) request(ctx context.Context) (unlock func(), err error) {
 	}
 }
 
-// gone returns the error of requests to a VM that has ended.
+// gone returns the error of a request to a VM that has ended.
 func (v *VMM) gone() error { return fmt.Errorf("%w: %s", vmmclient.ErrGone, v.exit.Detail) }
 
 // PID returns the process id of the test.
@@ -155,7 +156,7 @@ func (v *VMM) Restore(ctx context.Context, req vmmproto.Restore, files vmmclient
 	v.all.Expected = append(v.all.Expected, req.FirstWrites)
 	for _, disk := range files.Disks {
 		for _, layer := range disk[:len(disk)-1] {
-			_, _ = layer.Seek(1, io.SeekStart) // VMs seek to find holes
+			_, _ = layer.Seek(1, io.SeekStart) // a VM moves the offset too, when it looks for holes
 		}
 	}
 	if err := v.takeDisksLocked(files.Disks); err != nil {
@@ -173,7 +174,7 @@ func (v *VMM) Restore(ctx context.Context, req vmmproto.Restore, files vmmclient
 	return vmmproto.RestoreResult{}, nil
 }
 
-// Resume implements vmpool.VMM. On the first call after Boot the guest announces itself.
+// Resume implements vmpool.VMM. At the first call after Boot the guest becomes ready.
 func (v *VMM) Resume(ctx context.Context) error {
 	unlock, err := v.request(ctx)
 	if err != nil {
@@ -191,7 +192,7 @@ func (v *VMM) Resume(ctx context.Context) error {
 	return nil
 }
 
-// announceLocked makes the guest announce itself.
+// announceLocked makes the guest report that it is ready.
 func (v *VMM) announceLocked() {
 	ours, theirs := net.Pipe()
 	go func() {
@@ -224,7 +225,7 @@ func (v *VMM) SetNet(ctx context.Context, frames *os.File) error {
 	return nil
 }
 
-// Say sends a frame from the guest.
+// Say sends a frame as the guest.
 func (v *VMM) Say(message []byte) error {
 	v.all.Mu.Lock()
 	defer v.all.Mu.Unlock()
@@ -235,7 +236,7 @@ func (v *VMM) Say(message []byte) error {
 	return err
 }
 
-// Hear returns a frame that was sent to the guest.
+// Hear receives a frame as the guest.
 func (v *VMM) Hear() ([]byte, error) {
 	v.all.Mu.Lock()
 	defer v.all.Mu.Unlock()
@@ -277,13 +278,13 @@ func (v *VMM) Limit(l vm.Limits, _ uint64) error {
 	return nil
 }
 
-// Hurry counts how often the disk limits are lifted (Hurried) and restored (Calmed).
+// Hurry counts how often the disk's limits were lifted (Hurried) and restored (Calmed).
 func (v *VMM) Hurry() (done func()) {
 	v.Hurried.Add(1)
 	return func() { v.Calmed.Add(1) }
 }
 
-// Limits returns the recorded limits.
+// Limits returns the limits that Limit has recorded.
 func (v *VMM) Limits() vm.Limits {
 	v.all.Mu.Lock()
 	defer v.all.Mu.Unlock()

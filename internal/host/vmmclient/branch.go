@@ -12,20 +12,20 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// BranchFiles are the files of a branch; the caller keeps and closes its own descriptors.
+// BranchFiles are the files of a branch. The caller keeps its own descriptors and must close them.
 type BranchFiles struct {
-	MemoryBytes uint64 // guest RAM, against which the VMM's answer is checked
+	MemoryBytes uint64 // RAM of the guest, which is needed to check the VMM's answer
 
-	State  *os.File   // empty file; nil in mode vm.BranchDisk
-	Layer  *os.File   // likewise; on tmpfs if children will run on it
-	Tops   []*os.File // formatted, one for every disk
-	Frozen []*os.File // the present top of every disk, opened for reading, for this VMM alone
+	State  *os.File   // an empty file; nil in mode vm.BranchDisk
+	Layer  *os.File   // the same; it must be on tmpfs if children will run on it
+	Tops   []*os.File // a formatted, empty top for each disk
+	Frozen []*os.File // the present top of each disk, open for reading and used by this VMM only
 }
 
-// Branch saves the machine while it runs. After a live branch (BranchResult.Mode) the layer is
-// complete when WaitCopied, which must be called, returns. Rebase may follow. During the copying
-// the VMM refuses further branches, without effect on the current one. Branch sets Branch.Disks and
-// Branch.Serial.
+// Branch saves the machine while it runs. It sets req.Disks and req.Serial. If BranchResult.Mode is
+// live, the layer is not complete yet: the caller must call WaitCopied, and the layer is complete
+// when that returns. While the VMM copies, it refuses further branches, without effect on the
+// current one. Rebase may follow.
 func (v *VMM) Branch(ctx context.Context, req vmmproto.Branch, files BranchFiles) (result vmmproto.BranchResult,
 	err error) {
 	if req.Mode == vm.BranchDisk {
@@ -33,7 +33,7 @@ func (v *VMM) Branch(ctx context.Context, req vmmproto.Branch, files BranchFiles
 	}
 	fds := descriptors(files.State, files.Layer)
 	if req.Mode == vm.BranchLive || req.Keep {
-		// Without the device the VMM falls back to diff and reports that.
+		// Without this device the VMM makes a diff branch instead of a live one, and reports that.
 		if device, err := os.OpenFile("/dev/userfaultfd", os.O_RDWR, 0); err == nil {
 			defer device.Close()
 			fds = append(fds, int(device.Fd()))
@@ -44,9 +44,9 @@ func (v *VMM) Branch(ctx context.Context, req vmmproto.Branch, files BranchFiles
 	}
 	fds = append(append(fds, descriptors(files.Tops...)...), descriptors(files.Frozen...)...)
 	req.Disks, req.Serial = uint32(len(files.Tops)), v.first+v.asked.Add(1)
-	v.expect(req.Serial) // because the end may be announced before the answer is read
+	v.expect(req.Serial) // before the answer, because the VMM may report the end before the answer is read
 	err = v.call(ctx, vmmproto.KindBranch, &req, fds, &result)
-	result.Serial = req.Serial // regardless of the VMM's answer
+	result.Serial = req.Serial // do not trust the VMM's answer
 	if err == nil {
 		if wrong := checkBranch(&req, &result, files.MemoryBytes); wrong != nil {
 			result, err = vmmproto.BranchResult{}, v.condemn(wrong)
@@ -59,13 +59,13 @@ func (v *VMM) Branch(ctx context.Context, req vmmproto.Branch, files BranchFiles
 	return result, err
 }
 
-// branchDisks is Branch without state and memory.
+// branchDisks branches the disks, without state and memory.
 func (v *VMM) branchDisks(ctx context.Context, req vmmproto.Branch, files BranchFiles) (result vmmproto.BranchResult,
 	err error) {
 	req.Disks, req.Serial = uint32(len(files.Tops)), v.first+v.asked.Add(1)
 	fds := append(descriptors(files.Tops...), descriptors(files.Frozen...)...)
 	err = v.call(ctx, vmmproto.KindBranch, &req, fds, &result)
-	result.Serial = req.Serial // regardless of the VMM's answer
+	result.Serial = req.Serial // do not trust the VMM's answer
 	if saved := &result.Save; err == nil && (result.Mode != req.Mode || result.Kept || saved.StateBytes != 0 ||
 		saved.LayerBytes != 0 || saved.DirtyBytes != 0 || len(saved.Extents) != 0) {
 		return vmmproto.BranchResult{}, v.condemn(errors.New("branch: it saved what it was not asked to"))
@@ -73,9 +73,9 @@ func (v *VMM) branchDisks(ctx context.Context, req vmmproto.Branch, files Branch
 	return result, err
 }
 
-// checkBranch returns an error if an intact VMM whose guest has memoryBytes of memory cannot have
-// sent this answer. The daemon composes the snapshot's map of the extents, and fills gaps between
-// them itself.
+// checkBranch checks a VMM's answer. It returns an error if no working VMM, whose guest has
+// memoryBytes of memory, would send it. The check is needed because the daemon computes the
+// snapshot's memory map from the extents, and itself fills gaps between them.
 func checkBranch(req *vmmproto.Branch, r *vmmproto.BranchResult, memoryBytes uint64) error {
 	fellBack := req.Mode == vm.BranchLive && r.Mode == vm.BranchDiff
 	switch {
@@ -87,7 +87,7 @@ func checkBranch(req *vmmproto.Branch, r *vmmproto.BranchResult, memoryBytes uin
 	return checkSaved(&r.Save, req.MaxExtents, memoryBytes)
 }
 
-// checkSaved is checkBranch for the VMM's description of the layer that it wrote.
+// checkSaved is the part of checkBranch for the layer that the VMM has written.
 func checkSaved(r *vmmproto.SaveResult, maxExtents uint32, memoryBytes uint64) error {
 	if r.LayerBytes != memoryBytes || r.DirtyBytes > memoryBytes {
 		return fmt.Errorf("a memory layer of %d bytes, %d of them written: its guest has %d", r.LayerBytes, r.DirtyBytes,
@@ -99,19 +99,19 @@ func checkSaved(r *vmmproto.SaveResult, maxExtents uint32, memoryBytes uint64) e
 	return nil
 }
 
-// Rebase replaces the machine's pages that it has not written since a branch by mappings of that
-// branch's layer; see vmmproto.Rebase. serial is the branch's BranchResult.Serial, and layer its
-// complete memory layer, opened for reading. After a vm.ErrNotKept nothing has changed. After any
-// other error Stats.Rebases tells whether the rebase has begun.
+// Rebase maps the layer of a branch in place of pages that the machine has not written since that
+// branch; see vmmproto.Rebase. serial is the BranchResult.Serial of the branch, and layer is its
+// complete memory layer, open for reading. If the error is vm.ErrNotKept, nothing has changed.
+// After any other error, Stats.Rebases tells whether the rebase has begun.
 func (v *VMM) Rebase(ctx context.Context, serial uint64, layer *os.File) (result vmmproto.RebaseResult, err error) {
 	err = v.call(ctx, vmmproto.KindRebase, &vmmproto.Rebase{Serial: serial}, descriptors(layer), &result)
 	return result, err
 }
 
-// WaitCopied waits for the end of the live branch with the given BranchResult.Serial. It is called
-// once for each. An error in Branched means that the layer is incomplete and useless; the machine
-// runs on. If the VMM has not copied the layer by the deadline of ctx, its extra memory allowance
-// ends.
+// WaitCopied waits until the live branch with the given BranchResult.Serial has ended. It may be
+// called only once for each. An error in Branched means that the layer is incomplete and useless;
+// the machine continues. At the deadline of ctx, the VMM loses the memory that it was granted for
+// the copy.
 func (v *VMM) WaitCopied(ctx context.Context, serial uint64) (vmmproto.Branched, error) {
 	end := v.copying(serial)
 	if end == nil {
@@ -124,22 +124,21 @@ func (v *VMM) WaitCopied(ctx context.Context, serial uint64) (vmmproto.Branched,
 		return copied(b)
 	case <-v.lost:
 		select {
-		case b := <-end: // the VMM's last message
+		case b := <-end: // the VMM may have reported the end before it hung up
 			return copied(b)
 		default:
 			return vmmproto.Branched{}, v.gone()
 		}
 	case <-ctx.Done():
 		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			v.tighten(nil) // the layer is abandoned: if the VMM still writes to it, that counts as its own memory
+			v.tighten(nil) // the layer is abandoned; what the VMM still writes to it counts as the VMM's own memory
 		}
 		return vmmproto.Branched{}, ctx.Err()
 	}
 }
 
-// tighten removes the unused memory allowance for a copy. A VMM may still be writing a copy for an
-// earlier daemon, or after its caller cancelled the request; it loses the allowance after the time
-// limit of a copy.
+// tighten removes the memory allowance for a copy, as far as it is not used. If err is set, the VMM
+// may still be copying; then tighten waits for the time limit of a copy.
 func (v *VMM) tighten(err error) {
 	givenUp := errors.Is(err, ErrNoAnswer) && !errors.Is(err, context.DeadlineExceeded)
 	if !givenUp && !errors.Is(err, vm.ErrCopying) {
@@ -147,9 +146,9 @@ func (v *VMM) tighten(err error) {
 	}
 }
 
-// tightenAfter is tighten, after the time limit, for a copy that an earlier daemon may have
-// requested. The VMM's shared memory at that time stays allowed, because this daemon does not know
-// the files.
+// tightenAfter calls tighten after d. It is for a copy that an earlier daemon may have requested.
+// This daemon does not know the files of such a copy, so the shared memory that the VMM has at that
+// time stays permitted.
 func (v *VMM) tightenAfter(d time.Duration) {
 	timer := time.AfterFunc(d, v.leaf.Tighten)
 	go func() {
@@ -158,14 +157,15 @@ func (v *VMM) tightenAfter(d time.Duration) {
 	}()
 }
 
-// expect prepares for the announcement of a branch's end.
+// expect makes a channel for the report that a branch has ended.
 func (v *VMM) expect(serial uint64) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.copies[serial] = make(chan vmmproto.Branched, 1)
 }
 
-// copying returns the channel for the end of a branch, nil if no caller expects it.
+// copying returns the channel for the report that a branch has ended. It is nil if no caller
+// expects one.
 func (v *VMM) copying(serial uint64) chan vmmproto.Branched {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -178,8 +178,8 @@ func (v *VMM) stopExpecting(serial uint64) {
 	delete(v.copies, serial)
 }
 
-// announce sends b to WaitCopied. The end of a branch is announced once; repeated messages, and
-// those about an earlier daemon's branch, are dropped.
+// announce passes b to WaitCopied. It drops repeated reports, and reports about branches of an
+// earlier daemon.
 func (v *VMM) announce(b vmmproto.Branched) {
 	select {
 	case v.copying(b.Serial) <- b:

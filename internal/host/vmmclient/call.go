@@ -19,15 +19,16 @@ type reply struct {
 
 type parser interface{ Parse(r *codec.Reader) error }
 
-// limits bounds a VMM's time to answer, including the wait for its earlier requests.
+// limits are the times that a VMM may take to answer, including the time for its earlier requests.
 type limits struct {
-	short  time.Duration // requests that do no long work
-	long   time.Duration // requests that write memory to files
-	hangUp time.Duration // to exit after it hung up; the exit says why
-	end    time.Duration // to exit after SIGKILL
+	short  time.Duration // for requests that do little work
+	long   time.Duration // for requests that write memory to files
+	hangUp time.Duration // until its exit, after it has hung up; the exit says why
+	end    time.Duration // until its exit, after SIGKILL
 }
 
-// defaultLimits are far beyond what a healthy VMM needs on an emulated or badly overloaded host.
+// defaultLimits are much longer than a working VMM needs, even on an emulated host or one with far
+// too much load.
 var defaultLimits = limits{short: time.Minute, long: 10 * time.Minute, hangUp: 5 * time.Second, end: time.Minute}
 
 func (l *limits) of(kind vmmproto.Kind) time.Duration {
@@ -37,7 +38,7 @@ func (l *limits) of(kind vmmproto.Kind) time.Duration {
 	return l.short
 }
 
-// call sends a request and waits for its reply. It parses the reply into result, which may be nil.
+// call sends a request and waits for the reply, which it parses into result unless that is nil.
 func (v *VMM) call(ctx context.Context, kind vmmproto.Kind, body vmmproto.Message, fds []int, result parser) error {
 	var w codec.Writer
 	if body != nil {
@@ -57,13 +58,13 @@ func (v *VMM) call(ctx context.Context, kind vmmproto.Kind, body vmmproto.Messag
 	}
 	answer := make(chan reply, 1)
 	v.replyTo(answer)
-	// There is room: a VMM that has answered all earlier requests has also received them.
+	// The socket has room: a VMM that has answered all earlier requests has also received them.
 	if err := v.ctl.SendNow(kind, w.Bytes(), fds...); err != nil {
 		v.withdraw(answer)
 		if errors.Is(err, unix.EAGAIN) {
 			return v.condemn(errors.New("it answered requests that it has not received"))
 		}
-		if IsShortage(err) { // other VMMs of the same user may have all the descriptors allowed in transit
+		if IsShortage(err) { // for example, VMMs of the same user may have too many descriptors in transit
 			return err
 		}
 		return errors.Join(ErrGone, err)
@@ -80,7 +81,7 @@ func (v *VMM) call(ctx context.Context, kind vmmproto.Kind, body vmmproto.Messag
 	case <-v.lost:
 		return v.gone()
 	case <-ctx.Done():
-		return v.noAnswer(ctx) // deliver frees the turn when the reply comes
+		return v.noAnswer(ctx) // deliver frees v.turn when the reply arrives
 	}
 }
 
@@ -91,8 +92,8 @@ func (v *VMM) replyTo(answer chan reply) {
 	v.answer = answer
 }
 
-// withdraw removes a request that could not be sent. If the VMM answered it nevertheless, deliver
-// has ended its turn.
+// withdraw removes a request that could not be sent. If there was an answer nevertheless, deliver
+// has already removed the request.
 func (v *VMM) withdraw(answer chan reply) {
 	v.mu.Lock()
 	waiting := v.answer == answer
@@ -105,11 +106,11 @@ func (v *VMM) withdraw(answer chan reply) {
 	}
 }
 
-// errUnasked says that a reply has no request.
+// errUnasked reports a reply without a request.
 var errUnasked = errors.New("an answer without a request")
 
-// deliver passes a reply to its request, which may no longer wait for it, and lets the next request
-// be sent. It returns errUnasked if there was no request.
+// deliver passes a reply to the caller of the request, if it still waits, and permits the next
+// request. If there was no request, it returns errUnasked.
 func (v *VMM) deliver(r reply) error {
 	v.mu.Lock()
 	answer := v.answer
@@ -127,7 +128,7 @@ func (v *VMM) noAnswer(ctx context.Context) error {
 	return fmt.Errorf("forkd-vmm %s: %w: %w", v.id, ErrNoAnswer, ctx.Err())
 }
 
-// gone returns the error for requests to a VMM that has hung up.
+// gone returns the error of requests to a VMM that has hung up.
 func (v *VMM) gone() error {
 	select {
 	case <-v.done:

@@ -1,9 +1,10 @@
-// Package vmmclient is the daemon's side of forkd-vmm processes: it starts one per VM, donates its
-// descriptors, speaks the control protocol, and reaps or re-adopts the process.
+// Package vmmclient is the daemon's side of forkd-vmm processes. It starts a process for each VM,
+// sends descriptors to it, speaks the control protocol, and waits for its exit. It also finds
+// processes that an earlier daemon has started.
 //
-// It keeps no registry of VMs and decides no limits: package sandbox does.
+// It keeps no list of VMs and decides no limits, because package sandbox does.
 //
-// A VMM has a directory of its own with these files, all gone after Kill:
+// A VMM has its own directory with these files, which Kill removes:
 //
 //	control.sock   the VMM's listening control socket
 //	vsock.sock     the VM's vsock: CONNECT <port>\n is answered with OK <port>\n, then it is a stream to the guest

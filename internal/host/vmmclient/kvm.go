@@ -7,23 +7,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// KVM holds what VMMs share of the host's KVM: the device, opened for the first VMM, and the CPUID
-// values that it supports, from the first VMM's answer. Asking for them takes longer than making a
-// VM. They stay valid, because a kernel module whose device is open cannot be replaced. The zero
-// value is ready; its methods may be called concurrently.
+// KVM holds what VMMs share of the host's KVM: the device, which is opened for the first VMM, and
+// the CPUID values that KVM supports. The values come from the first VMM's answer, because asking
+// KVM for them takes longer than creating a VM. They stay valid, because the kernel module cannot
+// be replaced while its device is open. The zero value is ready to use. The methods may be called
+// concurrently.
 type KVM struct {
-	Check func() error // returns why no VM can run here; nil: not checked
+	Check func() error // returns why no VM can run here; may be nil
 
 	mu sync.Mutex
 	// +checklocks:mu
 	opened bool
 	// +checklocks:mu
-	device int // /dev/kvm, once opened
+	device int // descriptor of /dev/kvm, if opened
 	// +checklocks:mu
 	cpuid []byte
 }
 
-// NoKVMError says why no VM can be started on this host. Its clients may be on another host.
+// NoKVMError says why no VM can be started on this host.
 type NoKVMError struct{ Err error }
 
 func (e *NoKVMError) Error() string {
@@ -31,7 +32,8 @@ func (e *NoKVMError) Error() string {
 }
 func (e *NoKVMError) Unwrap() error { return e.Err }
 
-// open returns the device, which stays the KVM's, and the known CPUID values, or a *NoKVMError.
+// open returns the device, which k still owns, and the CPUID values if they are known. If KVM
+// cannot be used, the error is a *NoKVMError.
 func (k *KVM) open() (device int, cpuid []byte, err error) {
 	if k.Check != nil {
 		if err := k.Check(); err != nil {
@@ -49,16 +51,16 @@ func (k *KVM) open() (device int, cpuid []byte, err error) {
 	return k.device, k.cpuid, nil
 }
 
-// learn stores the CPUID values in a VMM's answer, if they were requested.
+// learn stores the CPUID values in a VMM's answer, if the answer has any.
 func (k *KVM) learn(cpuid []byte) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.cpuid == nil && len(cpuid) > 0 { // a VMM that was given the values does not return them
+	if k.cpuid == nil && len(cpuid) > 0 { // a VMM that was sent the values does not return them
 		k.cpuid = cpuid
 	}
 }
 
-// Close closes the device. VMMs that have it keep it.
+// Close closes the device. VMMs that have got it can still use it.
 func (k *KVM) Close() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -15,14 +15,14 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// maxUnasked bounds the messages that a VMM may send between two answers. An intact VMM sends at
-// most eight: four about streams that its guest opened after a boot, one that its disks have no
-// room, two about the ends of live branches, and one about its exit.
+// maxUnasked is how many messages a VMM may send between two answers. A working VMM sends at most
+// eight: four about streams that its guest has opened after a boot, one about a full disk, two
+// about the ends of live branches, and one about its exit.
 const maxUnasked = 16
 
-// receive handles the VMM's messages until the connection ends. It never waits for a receiver: a
-// VMM that its guest has taken over may send anything, and must still be reaped. A VMM that sends
-// an invalid message is killed.
+// receive handles the VMM's messages until the connection ends. It never waits for a caller: a VMM
+// that its guest has taken over may send anything, and receive must still notice the VMM's end. A
+// VMM that sends an invalid message is killed.
 func (v *VMM) receive() {
 	defer close(v.lost)
 	defer close(v.conns)
@@ -30,7 +30,7 @@ func (v *VMM) receive() {
 		kind, body, fds, err := v.ctl.Receive()
 		if errors.Is(err, ctlsock.ErrFDsLost) && kind == vmmproto.KindConn {
 			if unasked++; unasked <= maxUnasked {
-				continue // the daemon is short of descriptors: the stream is refused
+				continue // the daemon has too few descriptors, so the stream is refused
 			}
 		}
 		if err != nil {
@@ -54,8 +54,8 @@ func (v *VMM) receive() {
 	}
 }
 
-// condemn kills a VMM that broke the protocol, because of a defect or because its guest has taken
-// it over. Exit gives the reason, and so does the returned error, an ErrHostile.
+// condemn kills a VMM that has violated the protocol, because it has a defect or because its guest
+// has taken it over. It returns an ErrHostile with the reason, which Exit will also give.
 func (v *VMM) condemn(why error) error {
 	v.mu.Lock()
 	if v.broke == nil {
@@ -67,7 +67,7 @@ func (v *VMM) condemn(why error) error {
 	return fmt.Errorf("forkd-vmm %s: %w: %w", v.id, ErrHostile, why)
 }
 
-// take handles one message. An error means that no intact VMM would have sent it.
+// take handles one message. It returns an error if no working VMM would send the message.
 func (v *VMM) take(kind vmmproto.Kind, body []byte, fds []int) error {
 	if kind == vmmproto.KindConn {
 		return v.guestConn(body, fds)
@@ -102,7 +102,7 @@ func (v *VMM) take(kind vmmproto.Kind, body []byte, fds []int) error {
 		if err = r.Done(); err == nil {
 			select {
 			case v.stalled <- struct{}{}:
-			default: // the previous one has not been handled yet
+			default: // a value is already there, so a caller will notice
 			}
 		}
 	default:
@@ -114,7 +114,7 @@ func (v *VMM) take(kind vmmproto.Kind, body []byte, fds []int) error {
 	return nil
 }
 
-// parse decodes a message of a VMM, which must fill its body.
+// parse decodes a message of a VMM. The message must have the exact length.
 func parse(m parser, r *codec.Reader) error {
 	if err := m.Parse(r); err != nil {
 		return err
@@ -122,8 +122,8 @@ func parse(m parser, r *codec.Reader) error {
 	return r.Done()
 }
 
-// guestConn passes a stream that the guest opened to Conns. A stream that is not received soon is
-// refused, so that the guest cannot fill the daemon.
+// guestConn passes a stream that the guest has opened to Conns. If it is not received soon, the
+// stream is refused, so that the guest cannot use up the daemon's descriptors.
 func (v *VMM) guestConn(body []byte, fds []int) error {
 	r := codec.NewReader(body)
 	port := r.U32()
@@ -139,7 +139,7 @@ func (v *VMM) guestConn(body []byte, fds []int) error {
 	conn, err := net.FileConn(f)
 	_ = f.Close()
 	if err != nil {
-		return nil // the daemon is short of descriptors: the stream is refused
+		return nil // the daemon has too few descriptors, so the stream is refused
 	}
 	select {
 	case v.conns <- Conn{Port: port, Conn: conn}:

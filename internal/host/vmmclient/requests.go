@@ -12,25 +12,25 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// BootFiles are the files that a boot donates; the caller keeps and closes its own descriptors.
+// BootFiles are the files for a boot. The caller keeps its own descriptors and must close them.
 type BootFiles struct {
 	Kernel *os.File
-	Initrd *os.File // nil for none
+	Initrd *os.File // nil if there is none
 	Disks  [][]*os.File
-	Net    *os.File // frame socket, nil for none
+	Net    *os.File // frame socket; nil if there is none
 }
 
-// RestoreFiles are the files that a restore donates; the caller keeps and closes its own
-// descriptors.
+// RestoreFiles are the files for a restore. The caller keeps its own descriptors and must close
+// them.
 type RestoreFiles struct {
 	State  *os.File
 	Layers []*os.File
 	Disks  [][]*os.File
-	Net    *os.File // frame socket, nil for none; the VM's present one is closed in any case
+	Net    *os.File // frame socket; nil if there is none; the VM's present one is closed in any case
 }
 
-// Boot loads a kernel into the machine and leaves it paused. It sets Boot.Initrd, Boot.Net and the
-// layer counts of Boot.Disks from files.
+// Boot loads a kernel into the machine, which stays paused. It sets req.Initrd, req.Net and the
+// layer counts of req.Disks from files.
 func (v *VMM) Boot(ctx context.Context, req vmmproto.Boot, files BootFiles) error {
 	req.Initrd = files.Initrd != nil
 	fds := descriptors(files.Kernel)
@@ -44,8 +44,8 @@ func (v *VMM) Boot(ctx context.Context, req vmmproto.Boot, files BootFiles) erro
 	return v.call(ctx, vmmproto.KindBoot, &req, fds, nil)
 }
 
-// Restore makes the machine a copy of a snapshot. It sets Restore.Layers, Restore.Net and the layer
-// counts of Restore.Disks from files.
+// Restore makes the machine a copy of a snapshot. It sets req.Layers, req.Net and the layer counts
+// of req.Disks from files.
 func (v *VMM) Restore(ctx context.Context, req vmmproto.Restore, files RestoreFiles) (result vmmproto.RestoreResult,
 	err error) {
 	req.Layers = uint32(len(files.Layers))
@@ -58,7 +58,7 @@ func (v *VMM) Restore(ctx context.Context, req vmmproto.Restore, files RestoreFi
 	return result, err
 }
 
-// Resume starts the guest; it returns when every vCPU is about to enter it.
+// Resume lets the guest run. It returns when every vCPU is about to enter the guest.
 func (v *VMM) Resume(ctx context.Context) error {
 	v.setOOMScore(oomScore)
 	return v.call(ctx, vmmproto.KindResume, nil, nil, nil)
@@ -73,35 +73,38 @@ func (v *VMM) Pause(ctx context.Context) error {
 	return err
 }
 
-// The order in which the kernel kills VMMs when the host is out of memory: before the daemon, which
-// has the score of other services, and paused ones before running ones. 1000 would outweigh any
-// amount of memory.
+// Scores that decide in which order the kernel kills processes when the host is out of memory
+// (oom_score_adj). VMMs are killed before the daemon, which has the score of other services, and
+// paused VMMs before running ones. The scores are well below 1000, which would outweigh any
+// difference in memory.
 const (
 	oomScore       = 500
 	oomScorePaused = 800
 )
 
-// setOOMScore sets the score if it can; without it the kernel decides by size alone.
+// setOOMScore sets the score. If that fails, the kernel chooses by size only.
 func (v *VMM) setOOMScore(score int) { _ = v.proc.SetOOMScore(score) }
 
-// Limit replaces the limits of the VMM, whose guest has ram bytes of memory. Spawn sets the
-// defaults.
+// Limit replaces the limits of the VMM, whose guest has ram bytes of memory. Spawn sets the default
+// limits.
 func (v *VMM) Limit(limits vm.Limits, ram uint64) error { return v.leaf.Set(limits, ram) }
 
-// Hurry lifts the limits of the disk until done is called.
+// Hurry removes the limits on disk I/O until done is called.
 func (v *VMM) Hurry() (done func()) { return v.leaf.Hurry() }
 
-// Usage returns the present and total usage of the VMM; zero without limits.
+// Usage returns the present and total usage of the VMM. It is zero if the host has no limits.
 func (v *VMM) Usage() (cgroup.Usage, error) { return v.leaf.Usage() }
 
-// Merge replaces the layers that the request names by merged, which has their content. Without
-// merging, a VMM that is branched repeatedly would run out of descriptors and memory for bitmaps.
+// Merge replaces the layers that the request names by merged, which has their combined content.
+// Without merging, a VMM that is branched repeatedly would run out of descriptors, and of memory
+// for bitmaps.
 func (v *VMM) Merge(ctx context.Context, req vmmproto.Merge, merged *os.File) error {
 	return v.call(ctx, vmmproto.KindMerge, &req, descriptors(merged), nil)
 }
 
-// SetNet gives the machine another frame socket, or none if socket is nil. The guest is not
-// notified; the new peer resets its connections. The caller keeps and closes its own descriptor.
+// SetNet gives the machine another frame socket, or none if socket is nil. The guest is not told;
+// the process at the other end resets the guest's connections. The caller must close its own
+// descriptor.
 func (v *VMM) SetNet(ctx context.Context, socket *os.File) error {
 	var fds []int
 	if socket != nil {
@@ -110,14 +113,14 @@ func (v *VMM) SetNet(ctx context.Context, socket *os.File) error {
 	return v.call(ctx, vmmproto.KindNet, nil, fds, nil)
 }
 
-// Stats returns the VMM's figures of its machine.
+// Stats returns the statistics that the VMM has of its machine.
 func (v *VMM) Stats(ctx context.Context) (result vm.Stats, err error) {
 	err = v.call(ctx, vmmproto.KindStats, nil, nil, (*vmmproto.Stats)(&result))
 	return result, err
 }
 
-// Written returns the pages that the machine has written over its layers, or none if there are more
-// than vmmproto.MaxWritten. The machine runs on.
+// Written returns the pages that the machine has written since its restore, or none if there are
+// more than vmmproto.MaxWritten. The machine continues to run.
 func (v *VMM) Written(ctx context.Context) ([]vm.Range, error) {
 	var result vmmproto.Written
 	err := v.call(ctx, vmmproto.KindWritten, nil, nil, &result)
@@ -130,18 +133,18 @@ func (v *VMM) PID() int { return v.proc.PID() }
 // Dir returns the VMM's directory.
 func (v *VMM) Dir() string { return v.dir }
 
-// Conns delivers the streams that the guest opens. It is closed when the VMM ends. Streams that are
-// not received soon are refused.
+// Conns returns a channel with the streams that the guest opens. It is closed when the VMM ends.
+// Streams that are not received soon are refused.
 func (v *VMM) Conns() <-chan Conn { return v.conns }
 
-// Stalled receives a value when the VM has paused itself because the host has no room for its
-// disks. Stats says whether it is still stalled.
+// Stalled returns a channel that receives a value when the VM has paused itself because its disk is
+// full. Stats says whether the VM is still paused for that.
 func (v *VMM) Stalled() <-chan struct{} { return v.stalled }
 
-// Done is closed when the process has ended.
+// Done returns a channel that is closed when the process has ended.
 func (v *VMM) Done() <-chan struct{} { return v.done }
 
-// Exit returns why the VMM ended. It is valid after Done.
+// Exit returns why the VMM ended. It may be called after Done is closed.
 func (v *VMM) Exit() vm.Exit {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -149,7 +152,7 @@ func (v *VMM) Exit() vm.Exit {
 }
 
 // Kill kills the process if it still runs, waits until it has ended, and removes its directory. If
-// the kernel does not end the process, the directory stays, and Kill may be called again.
+// the process does not end, the directory stays, and Kill may be called again.
 func (v *VMM) Kill() error {
 	if err := v.proc.Kill(); err != nil {
 		return err
@@ -162,7 +165,7 @@ func (v *VMM) Kill() error {
 	}
 }
 
-// OpenConsole opens the console ring of the VMM with the directory dir. Package console reads it.
+// OpenConsole opens the console ring in a VMM's directory, which package console reads.
 func OpenConsole(dir string) (*os.File, error) {
 	f, err := os.Open(filepath.Join(dir, consoleFile))
 	if err != nil {
@@ -179,7 +182,8 @@ func descriptors(files ...*os.File) []int {
 	return fds
 }
 
-// diskDescriptors returns the descriptors of all disks' files, and sets the counts in specs.
+// diskDescriptors returns the descriptors of the files of all disks, and sets the numbers of layers
+// in specs.
 func diskDescriptors(specs []vmmproto.Disk, disks [][]*os.File) []int {
 	var fds []int
 	for i, files := range disks {

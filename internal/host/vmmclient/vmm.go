@@ -28,25 +28,27 @@ import (
 
 // Config configures Spawn.
 type Config struct {
-	Bin     string // path of the forkd-vmm binary
-	Dir     string // directory of this VMM, made by Spawn; its path must fit into a unix socket address with a file name
-	ID      string // for messages
+	Bin string // path of the forkd-vmm binary
+	// directory of this VMM, which Spawn makes; short, because a unix socket's path must fit into
+	// its address
+	Dir     string
+	ID      string // id in messages
 	Shape   vm.Shape
-	Cgroups *cgroup.Tree // holds its leaf, named as Dir; nil: no limits
+	Cgroups *cgroup.Tree // for the VMM's cgroup, which gets the name of Dir; nil: no limits
 	Jail    *jail.Starter
-	KVM     *KVM // nil: not shared with other VMMs
+	KVM     *KVM // what VMMs share; nil: nothing
 }
 
 // vmmEnv bounds the memory of the VMM's Go runtime.
 //
-// Its heap never holds more than a few hundred KiB, so collecting garbage would only dirty pages.
-// So would a second thread while it starts; package vmm raises GOMAXPROCS when it has vCPUs. If the
-// host gives transparent huge pages to all processes, the heap would take two of them, 4 MiB. The
-// VMM cannot disable them itself, because its runtime has touched the heap by then; the runtime's
-// other memory is too small for one. The VMM need not follow its cgroup's CPU limit, for which it
-// would keep files open, nor reserve memory for profiles in every thread. Its memory profile is
-// never read, but by default the runtime takes one sample in every program, and allocates a whole
-// profile for it.
+// The heap has only a few hundred KiB, so collecting garbage would only write to more pages (GOGC).
+// A second thread would too, so there is one until package vmm raises GOMAXPROCS when it has vCPUs.
+// If the host gives transparent huge pages to all processes, the heap would take two of them, which
+// is 4 MiB. The VMM cannot prevent that itself, because the runtime touches the heap before any
+// code of the VMM runs. The VMM need not adapt to its cgroup's CPU limit, for which the runtime
+// would keep files open, nor reserve memory for profiles in each thread. Its memory profile is
+// never read, but by default the runtime takes a sample in every program, and allocates a whole
+// profile for that.
 var vmmEnv = []string{"GOMAXPROCS=1", "GOGC=400",
 	"GODEBUG=madvdontneed=1,disablethp=1,containermaxprocs=0,updatemaxprocs=0,profstackdepth=1,memprofilerate=0"}
 
@@ -56,12 +58,12 @@ type Conn struct {
 	Conn net.Conn
 }
 
-// VMM is one forkd-vmm process. Its methods may be called concurrently; requests are carried out
+// VMM is one forkd-vmm process. Its methods may be called concurrently; the requests are executed
 // one after another.
 //
-// A request ends with its context, and after a time that depends on its work. Its error is then an
-// ErrNoAnswer, and its outcome is unknown. A late reply is dropped. Until then the VMM accepts no
-// other request.
+// A request fails with ErrNoAnswer when its context ends, or after a time limit that depends on its
+// kind. Then its outcome is unknown, and its reply is dropped when it arrives. No other request can
+// be made until then.
 type VMM struct {
 	id      string
 	dir     string
@@ -69,36 +71,42 @@ type VMM struct {
 	leaf    *cgroup.Leaf // nil: no limits
 	ctl     *ctlsock.Conn
 	conns   chan Conn
-	stalled chan struct{} // has a buffer of one
-	lost    chan struct{} // closed when nothing more will be received from the VMM: it hung up, or broke the protocol
-	done    chan struct{} // closed when the process has ended too
+	stalled chan struct{} // see Stalled; has a buffer of one value
+	// closed when no more messages will come from the VMM, because it hung up or violated the
+	// protocol
+	lost chan struct{}
+	done chan struct{} // closed when the process has ended too
 
 	limits limits
-	turn   chan struct{} // has a buffer of one: held from a request to its reply, even if no caller waits for the reply
+	// a lock, held from a request to its reply, even if no caller waits for the reply; has room for
+	// one value
+	turn chan struct{}
 
-	first uint64        // base of this client's serials: a random number
-	asked atomic.Uint64 // number of branches requested by this client; first+asked is the latest serial
+	first uint64        // random number at which this client's serials begin
+	asked atomic.Uint64 // number of branches that this client has requested; first+asked is the latest serial
 
 	mu sync.Mutex
 	// +checklocks:mu
 	exit vm.Exit
 	// +checklocks:mu
-	broke error // how the VMM broke the protocol, see condemn; nil: it did not
+	broke error // how the VMM violated the protocol, see condemn; nil if it has not
 	// +checklocks:mu
-	answer chan reply // for the current request, nil if there is none; has a buffer of one
+	answer chan reply // receives the reply to the current request; nil if there is none; has a buffer of one value
 	// +checklocks:mu
-	copies map[uint64]chan vmmproto.Branched // ends of current live branches, by serial; each has a buffer of one
+	// receive the reports that live branches have ended, by serial; each has a buffer of one value
+	copies map[uint64]chan vmmproto.Branched
 }
 
-// Errors of requests. The outcome of a request without an answer is unknown; Stats reveals it
-// later.
+// Errors of requests. If there was no answer, the outcome of the request is unknown; Stats reveals
+// it later.
 var (
 	ErrGone     = errors.New("the VMM has ended")
 	ErrNoAnswer = errors.New("the VMM does not answer; delete the sandbox if that lasts")
 	ErrHostile  = errors.New("the VMM broke the control protocol and was killed")
 )
 
-// Spawn starts a VMM and makes its machine, empty and paused. On failure nothing is left behind.
+// Spawn starts a VMM and makes its machine, which is paused and has no guest. After an error it
+// removes everything it has made.
 func Spawn(ctx context.Context, cfg Config) (_ *VMM, err error) {
 	var undo cleanup.Stack
 	defer undo.Run()
@@ -124,8 +132,8 @@ func Spawn(ctx context.Context, cfg Config) (_ *VMM, err error) {
 	}
 	listenerFile := os.NewFile(uintptr(listener), "control listener")
 	defer listenerFile.Close()
-	// Connect before the process starts, because the process exits when its daemon hangs up. So a
-	// daemon that dies before it has recorded the process leaves no process behind.
+	// Connect before the process starts, because the process exits when its peer hangs up. So if
+	// the daemon dies before it has recorded the process, the process exits.
 	ctl, err := ctlsock.Dial(filepath.Join(cfg.Dir, ControlSocket))
 	if err != nil {
 		return nil, err
@@ -134,7 +142,7 @@ func Spawn(ctx context.Context, cfg Config) (_ *VMM, err error) {
 		Name: "forkd-vmm", Bin: cfg.Bin, Env: vmmEnv, Listener: listenerFile, Cgroup: place, Jail: cfg.Jail,
 		Record: filepath.Join(cfg.Dir, pidFile),
 	})
-	_ = listenerFile.Close() // so that the process's exit is noticed before it has accepted the connection
+	_ = listenerFile.Close() // otherwise the daemon would not notice if the process exits before it accepts
 	if err != nil {
 		return nil, errors.Join(err, ctl.Close())
 	}
@@ -148,10 +156,10 @@ func Spawn(ctx context.Context, cfg Config) (_ *VMM, err error) {
 	return v, nil
 }
 
-// Attach finds the VMM that another daemon started in dir and left running, and its leaf in
-// cgroups. An intact VMM listens as long as it lives. If nothing listens, the VMM has closed its
-// socket, so that no daemon can reach it any more, and Attach kills it. If IsShortage reports true
-// for the error, nothing has been touched.
+// Attach finds the VMM that an earlier daemon has started in dir and left running, and its cgroup.
+// A working VMM listens until it ends. If the VMM does not listen, it has closed its socket, so
+// that no daemon can connect to it any more, and Attach kills it. If IsShortage is true for the
+// error, Attach has changed nothing.
 func Attach(cgroups *cgroup.Tree, id, dir string) (*VMM, error) {
 	proc, err := process.Find("forkd-vmm", filepath.Join(dir, pidFile))
 	if err != nil {
@@ -171,11 +179,11 @@ func Attach(cgroups *cgroup.Tree, id, dir string) (*VMM, error) {
 	return nil, fmt.Errorf("%w: process %d: %w", errUndecided, pid, err)
 }
 
-// errUndecided marks errors of connecting that leave open whether a VMM listens. An example is
-// EAGAIN: a living VMM has not accepted the connections of earlier daemons yet.
+// errUndecided is wrapped by errors of a connect that do not tell whether a VMM listens. An example
+// is EAGAIN: the VMM has not accepted connections of earlier daemons yet.
 var errUndecided = errors.New("it is not known whether the VMM can be reached")
 
-// IsShortage reports whether an error means that the daemon lacks a resource, and says nothing
+// IsShortage reports whether err means that the daemon lacks a resource, so that err says nothing
 // about the VMM.
 func IsShortage(err error) bool {
 	for _, short := range []error{errUndecided, unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.ENOBUFS, unix.ETOOMANYREFS} {
@@ -214,11 +222,12 @@ func newVMM(id, dir string, proc *process.Process, leaf *cgroup.Leaf, ctl *ctlso
 	return v
 }
 
-// reap waits for the end of the process and of its connection, and then announces it.
+// reap waits for the end of the process and of its connection, and then closes v.done.
 func (v *VMM) reap() {
 	_ = v.proc.Wait()
-	// Messages that the VMM has sent are still received, such as its exit event. The VMM's end of the
-	// connection may outlive the VMM, if the VMM has passed the descriptor on.
+	// Messages that the VMM sent before its end, such as the reason of its exit, are still
+	// received. Shut the connection down, because it may continue to exist after the VMM, if the
+	// VMM has passed its descriptor to another process.
 	v.ctl.Shutdown()
 	<-v.lost
 	v.mu.Lock()
@@ -230,12 +239,12 @@ func (v *VMM) reap() {
 		v.exit = v.killed()
 	}
 	v.mu.Unlock()
-	_ = v.leaf.Remove() // the next daemon sweeps the rest
+	_ = v.leaf.Remove() // after an error, the next daemon removes it
 	_ = v.ctl.Close()
 	close(v.done)
 }
 
-// killed returns the exit of a VMM that ended without a message.
+// killed returns the exit of a VMM that ended without telling why.
 func (v *VMM) killed() vm.Exit {
 	switch byLimit, why := v.leaf.Killed(); {
 	case byLimit:
@@ -246,8 +255,8 @@ func (v *VMM) killed() vm.Exit {
 	return vm.Exit{Reason: vm.ExitInternal, Detail: "forkd-vmm was killed" + v.lastWords()}
 }
 
-// lastWords returns the beginning of the VMM's standard error, such as the message of a panic. For
-// a system call that the jail forbids it returns the name of the call.
+// lastWords returns the beginning of the VMM's standard error, for example a panic. If the jail has
+// refused a system call, it returns the name of the call.
 func (v *VMM) lastWords() string {
 	said := v.proc.Said()
 	if call := violation.Call(said); call != "" {
@@ -288,7 +297,7 @@ func (v *VMM) create(ctx context.Context, cfg *Config) error {
 	if err := v.call(ctx, vmmproto.KindCreate, req, []int{device, vsock, int(ring.Fd())}, &created); err != nil {
 		return err
 	}
-	kvm.learn(created.CPUID) // trusted, because there is no guest yet
+	kvm.learn(created.CPUID) // the answer can be trusted, because there is no guest yet
 	return nil
 }
 

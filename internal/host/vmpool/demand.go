@@ -6,19 +6,19 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// defaultLasts covers a client that forks the same number every few minutes, and still frees unused
-// memory soon: a shell has about 1 MiB.
+// defaultLasts is how long demand is remembered. It is long enough for clients that fork the same
+// number every few minutes, but unused memory is freed soon; a shell has about 1 MiB.
 const defaultLasts = 5 * time.Minute
 
-// demand measures how many shells of a shape forks take: one fork of many children, or many forks
-// with too little time between them to refill the pool.
+// demand counts how many shells of a shape are taken before the pool is full again: by one fork of
+// many children, or by many forks in a short time.
 type demand struct {
-	burst int       // taken since the pool was last full
+	burst int       // shells taken since the pool was last full
 	most  int       // largest recent burst
 	until time.Time // when most expires
 }
 
-// takenLocked counts a shell that a fork takes, whether or not the pool had one ready.
+// takenLocked counts a shell that is taken for a fork, even if the pool had none ready.
 //
 // +checklocks:p.mu
 func (p *Pool) takenLocked(shape vm.Shape) {
@@ -36,7 +36,7 @@ func (p *Pool) takenLocked(shape vm.Shape) {
 	}
 }
 
-// fullLocked ends the burst of a shape.
+// fullLocked records that the pool is full for a shape, which ends the burst.
 //
 // +checklocks:p.mu
 func (p *Pool) fullLocked(shape vm.Shape) {
@@ -56,7 +56,7 @@ func (p *Pool) targetLocked(shape vm.Shape) int {
 	return max(p.cfg.Size, min(d.most, p.cfg.Most))
 }
 
-// Forget discards the recorded demand, so that the pool kills the shells kept for it.
+// Forget forgets the demand, so that the pool kills shells that it had only because of it.
 func (p *Pool) Forget() {
 	p.mu.Lock()
 	clear(p.demand)
@@ -64,7 +64,7 @@ func (p *Pool) Forget() {
 	p.kick()
 }
 
-// surplus removes the shells above the current target from the pool and returns them.
+// surplus removes the shells above the target from the pool and returns them.
 func (p *Pool) surplus() (victims []*Shell) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -79,8 +79,8 @@ func (p *Pool) surplus() (victims []*Shell) {
 	return victims
 }
 
-// forgotten returns a timer for the next expiry of demand that leaves a surplus; nil if there is
-// none.
+// forgotten returns a timer for the next time at which demand is forgotten and shells become
+// surplus. It returns nil if there is no such time.
 func (p *Pool) forgotten() <-chan time.Time {
 	p.mu.Lock()
 	defer p.mu.Unlock()

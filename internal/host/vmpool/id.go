@@ -6,13 +6,13 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
-// IDPrefix is the prefix of every id, as in forkd 0.5. A shell has its id before a client requests
-// a sandbox, so ids are created here.
+// IDPrefix begins every id, as in forkd 0.5. A shell gets its id before a client requests a
+// sandbox, so this package creates ids.
 const IDPrefix = "sb-"
 
 func newID() string { return IDPrefix + snapshot.NewID() }
 
-// IsID reports whether id is a well-formed id of a shell, and so of a sandbox.
+// IsID reports whether id has the form of a shell's id, which becomes the id of the sandbox.
 func IsID(id string) bool {
 	rest, ok := strings.CutPrefix(id, IDPrefix)
 	return ok && snapshot.CheckID(rest) == nil

@@ -1,9 +1,9 @@
 // Package vmpool starts and finds VM processes for the daemon, and keeps a pool of them ready for
 // forks.
 //
-// A process in the pool is a shell: it has created its VM, and the VM is empty. The code that takes
-// a shell decides what runs in it, and who owns it. Package vmmclient implements the control
-// protocol.
+// A process in the pool is called a shell: it has created its VM, but nothing runs in the VM. The
+// code that takes a shell from the pool decides what runs in it, and who owns it. Package vmmclient
+// implements the control protocol.
 package vmpool
 
 import (
@@ -18,12 +18,12 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// AtOnce is how many VMs are killed, or taken over, concurrently. The kernel takes a while to free
-// the memory of a killed VM. Taking over a VM that does not answer takes long.
+// AtOnce is how many VMs are killed, or taken over, at a time. The kernel needs time to free the
+// memory of a killed VM. Taking over a VM that does not answer takes long.
 const AtOnce = 16
 
-// Pool keeps Size shells ready for every machine shape that was forked lately, and temporarily more
-// if forks found too few. It never delays a fork. It refills in the background, one shell at a
+// Pool keeps Size shells ready for each machine shape that was forked lately, and more for some
+// time if forks found too few. It never delays a fork: it starts shells in the background, one at a
 // time, while no fork is running.
 type Pool struct {
 	cfg Config
@@ -31,15 +31,15 @@ type Pool struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	done   chan struct{}
-	wake   chan struct{} // buffered: one pending wake-up
+	wake   chan struct{} // wakes the goroutine that refills the pool; has a buffer of one value
 
 	mu sync.Mutex
 	// +checklocks:mu
-	busy int // forks that are running
+	busy int // number of running forks
 	// +checklocks:mu
 	ready map[vm.Shape][]*Shell
 	// +checklocks:mu
-	want map[string]vm.Shape // by ID of the hot snapshot
+	want map[string]vm.Shape // shapes for which shells are kept, by the ID of the snapshot that needs them
 	// +checklocks:mu
 	demand map[vm.Shape]*demand
 }
@@ -47,14 +47,14 @@ type Pool struct {
 // Config holds the parameters of a Pool.
 type Config struct {
 	VMMs   VMMs
-	RunDir string // parent of the shells' directories
-	Size   int    // ready shells per shape; 0: none
-	Most   int    // maximum per shape when forks have found too few ready; below Size: Size
+	RunDir string // directory that contains the shells' directories
+	Size   int    // number of ready shells for each shape; 0: none
+	Most   int    // maximum of that number after forks have found too few; if below Size, Size
 	Log    *slog.Logger
 
-	Lasts time.Duration // how long a shortage is remembered; 0: 5 min
+	Lasts time.Duration // how long it is remembered that forks have found too few; 0: 5 min
 
-	Refilled func(took time.Duration) // if set, called for each shell that was started for the pool
+	Refilled func(took time.Duration) // if set, called with the start time of each shell that was started for the pool
 }
 
 // New returns an empty pool.
@@ -73,15 +73,15 @@ func New(cfg Config) *Pool {
 	return p
 }
 
-// Begin marks the start of a fork, and End its end. The pool is not refilled in between, because
-// that would compete with the fork.
+// Begin and End are called at the start and the end of a fork. In between, the pool starts no
+// shells, because that would delay the fork.
 func (p *Pool) Begin() {
 	p.mu.Lock()
 	p.busy++
 	p.mu.Unlock()
 }
 
-// End: see Begin.
+// End ends what Begin began.
 func (p *Pool) End() {
 	p.mu.Lock()
 	p.busy--
@@ -89,7 +89,7 @@ func (p *Pool) End() {
 	p.kick()
 }
 
-// Keep requests ready shells for a snapshot, and Drop ends the request. Snapshots of one shape
+// Keep makes the pool keep shells ready for a snapshot, until Drop. Snapshots of the same shape
 // share shells.
 func (p *Pool) Keep(snapshotID string, shape vm.Shape) {
 	p.mu.Lock()
@@ -98,7 +98,7 @@ func (p *Pool) Keep(snapshotID string, shape vm.Shape) {
 	p.kick()
 }
 
-// Drop: see Keep.
+// Drop ends what Keep began.
 func (p *Pool) Drop(snapshotID string) {
 	p.mu.Lock()
 	var victims []*Shell
@@ -123,7 +123,7 @@ func (p *Pool) wantedLocked(shape vm.Shape) bool {
 	return false
 }
 
-// Take returns a shell: a ready one, or else one that it starts.
+// Take returns a shell. If none is ready, it starts one.
 func (p *Pool) Take(ctx context.Context, shape vm.Shape) (s *Shell, pooled bool, err error) {
 	if s := p.takeReady(shape); s != nil {
 		return s, true, nil
@@ -147,11 +147,11 @@ func (p *Pool) takeReady(shape vm.Shape) *Shell {
 		if s.alive() {
 			return s
 		}
-		go p.kill([]*Shell{s}) // the shell died while waiting, so only reap it
+		go p.kill([]*Shell{s}) // the shell has died, so this only cleans up
 	}
 }
 
-// Close stops refilling and kills all waiting shells.
+// Close stops the pool and kills all shells in it.
 func (p *Pool) Close() {
 	p.cancel()
 	<-p.done
@@ -186,7 +186,8 @@ func (p *Pool) kick() {
 	}
 }
 
-// poolRetry is the pause after a failed start of a shell. It spares a host that is out of memory.
+// poolRetry is the pause after a shell could not be started, for example because the host is out of
+// memory.
 const poolRetry = 5 * time.Second
 
 func (p *Pool) run() {
@@ -233,8 +234,8 @@ func (p *Pool) run() {
 	}
 }
 
-// watch replaces a shell that ends while it is in the pool. It waits first, because the same cause
-// may end the next shell too.
+// watch replaces a shell that ends while it is in the pool. It pauses first, because the next shell
+// may end for the same reason.
 func (p *Pool) watch(shape vm.Shape, s *Shell) {
 	select {
 	case <-s.taken:
@@ -242,7 +243,7 @@ func (p *Pool) watch(shape vm.Shape, s *Shell) {
 	case <-s.VMM.Done():
 	}
 	if !p.remove(shape, s) {
-		return // the shell was taken, or killed by the pool
+		return // the shell has left the pool
 	}
 	p.cfg.Log.Warn("a pooled VMM has ended", "id", s.ID, "reason", DescribeExit(s.VMM.Exit()))
 	p.kill([]*Shell{s})
@@ -253,7 +254,7 @@ func (p *Pool) watch(shape vm.Shape, s *Shell) {
 	}
 }
 
-// remove removes a shell from the pool, and reports whether it was there.
+// remove removes a shell from the pool. It returns false if the shell was not there.
 func (p *Pool) remove(shape vm.Shape, s *Shell) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -280,7 +281,8 @@ func (p *Pool) missing() (vm.Shape, bool) {
 	return vm.Shape{}, false
 }
 
-// Wanted returns the number of ready shells in a full pool, without the temporary ones.
+// Wanted returns the number of shells in a full pool, without those that are kept only for some
+// time.
 func (p *Pool) Wanted() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()

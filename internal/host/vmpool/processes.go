@@ -13,9 +13,9 @@ import (
 // Processes implements VMMs with forkd-vmm processes.
 type Processes struct {
 	Bin     string       // path of forkd-vmm
-	Cgroups *cgroup.Tree // nil: VMMs have no limits
+	Cgroups *cgroup.Tree // for the VMMs' cgroups; nil: no limits
 	Jail    *jail.Starter
-	KVM     *vmmclient.KVM // KVM state that the VMMs share; nil: not shared
+	KVM     *vmmclient.KVM // what the VMMs share of KVM; nil: nothing
 }
 
 // Spawn implements VMMs.
@@ -23,7 +23,7 @@ func (p Processes) Spawn(ctx context.Context, c ShellConfig) (VMM, error) {
 	v, err := vmmclient.Spawn(ctx, vmmclient.Config{Bin: p.Bin, Dir: c.Dir, ID: c.ID, Shape: c.Shape, Cgroups: p.Cgroups,
 		Jail: p.Jail, KVM: p.KVM})
 	if err != nil {
-		return nil, err // not v: a nil *vmmclient.VMM in the interface would not equal nil
+		return nil, err // returning v would make an interface that is not nil, with a nil *vmmclient.VMM in it
 	}
 	return v, nil
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// VMM is a VM process. *vmmclient.VMM documents the methods.
+// VMM is a VM process. The methods of *vmmclient.VMM have the documentation.
 type VMM interface {
 	PID() int
 	Boot(context.Context, vmmproto.Boot, vmmclient.BootFiles) error
@@ -41,24 +41,26 @@ type VMM interface {
 // ShellConfig names a VM process to start.
 type ShellConfig struct {
 	ID    string
-	Dir   string // made by Spawn: sockets and console of this VM
+	Dir   string // directory for sockets and console of this VM, which Spawn makes
 	Shape vm.Shape
 }
 
 // VMMs starts and finds VM processes.
 type VMMs interface {
-	// Spawn starts a process and creates its VM, with nothing running: a shell.
+	// Spawn starts a process and creates its VM, in which nothing runs. Such a process is called a
+	// shell.
 	Spawn(context.Context, ShellConfig) (VMM, error)
-	// Attach finds the process of dir again after a restart of the daemon.
+	// Attach finds the process that an earlier daemon has started in dir.
 	Attach(id, dir string) (VMM, error)
-	// CheckLimits refuses limits that the host cannot enforce, with an *invalid.Error that names
-	// the field below prefix.
+	// CheckLimits returns an error if the host cannot enforce limits. The error is an
+	// *invalid.Error that names the field, with the given prefix.
 	CheckLimits(prefix string, l vm.Limits) error
-	// OpenConsole opens the console ring of the VM of dir, also after its process has ended.
+	// OpenConsole opens the console ring in a VM's directory. It works after the process has ended
+	// too.
 	OpenConsole(dir string) (*os.File, error)
 }
 
-// Console reads the console of the VM of dir.
+// Console returns the content of the console ring in a VM's directory.
 func Console(vmms VMMs, dir string) (console.Text, error) {
 	f, err := vmms.OpenConsole(dir)
 	if err != nil {
@@ -68,16 +70,16 @@ func Console(vmms VMMs, dir string) (console.Text, error) {
 	return console.Tail(f)
 }
 
-// Shell is a VMM process whose VM is created but has nothing running in it.
+// Shell is a VMM process whose VM exists but runs nothing.
 type Shell struct {
 	ID  string
 	Dir string
 	VMM VMM
 
-	taken chan struct{} // closed when the shell leaves the pool for a fork
+	taken chan struct{} // closed when the shell leaves the pool
 }
 
-// Spawn starts a shell with a new id, in a directory of that name below runDir.
+// Spawn starts a shell with a new id. Its directory is below runDir, and has the id as its name.
 func Spawn(ctx context.Context, vmms VMMs, runDir string, shape vm.Shape) (*Shell, error) {
 	id := newID()
 	s := &Shell{ID: id, Dir: filepath.Join(runDir, id), taken: make(chan struct{})}
@@ -97,8 +99,8 @@ func (s *Shell) alive() bool {
 	}
 }
 
-// WhileAlive returns a context that is cancelled, with an *ExitError as its cause, when the VM
-// ends.
+// WhileAlive returns a context that is cancelled when the VM ends, with an *ExitError as its cause.
+// The caller must call the returned function.
 func WhileAlive(ctx context.Context, v VMM) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	finished := make(chan struct{})
@@ -115,8 +117,8 @@ func WhileAlive(ctx context.Context, v VMM) (context.Context, func()) {
 	}
 }
 
-// Cause returns the cause of ctx's end, if it has ended, in preference to err: a broken connection
-// is often only the consequence.
+// Cause returns the cause of the end of ctx. If ctx has not ended, it returns err. If both exist,
+// err is often only a consequence, such as a broken connection.
 func Cause(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); err != nil && cause != nil {
 		return cause
@@ -124,7 +126,7 @@ func Cause(ctx context.Context, err error) error {
 	return err
 }
 
-// ExitError means that a VM ended while it was needed.
+// ExitError reports that a VM has ended while it was needed.
 type ExitError struct{ Exit vm.Exit }
 
 func (e *ExitError) Error() string { return "the VM ended (" + DescribeExit(e.Exit) + ")" }
@@ -135,7 +137,7 @@ func IsEnd(err error) bool {
 	return errors.As(err, &end) || errors.Is(err, vmmclient.ErrGone)
 }
 
-// DescribeExit returns a short reason why a VM ended.
+// DescribeExit returns in a few words why a VM ended.
 func DescribeExit(x vm.Exit) string {
 	if x.Detail == "" {
 		return x.Reason.String()

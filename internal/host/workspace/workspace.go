@@ -1,7 +1,7 @@
-// Package workspace gives sandboxes names under which they are suspended and resumed, even across
-// reboots.
+// Package workspace gives names to sandboxes. A user suspends and resumes a sandbox by its name,
+// even after a reboot of the host.
 //
-// It maps names to sandboxes. Package sandbox forks, suspends and kills the sandboxes.
+// It stores which sandbox has which name. Package sandbox forks, suspends and kills the sandboxes.
 package workspace
 
 import (
@@ -23,29 +23,28 @@ import (
 	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
-// Workspace is a name for one sandbox that is suspended and resumed, even across reboots of the
-// host.
+// Workspace is a name for one sandbox.
 type Workspace struct {
 	ID         string
 	Name       string
 	SourceTag  string
 	SandboxID  string
 	Created    time.Time
-	LastActive time.Time // when it was last created, suspended or resumed
+	LastActive time.Time // when the sandbox was last created, suspended or resumed
 }
 
 // Info is a workspace with the state of its sandbox.
 type Info struct {
 	Workspace
-	State    sandbox.State // Running (or paused), Suspended, or Exited: its sandbox is lost
-	StateTag string        // the snapshot of its suspended state
+	State    sandbox.State // Running (or paused), Suspended, or Exited if the sandbox is lost
+	StateTag string        // snapshot of the sandbox's suspended state
 }
 
-// Error reports a workspace that does not exist, or exists already.
+// Error reports that a workspace does not exist, or that it already exists.
 type Error struct {
 	Name   string
 	Exists bool
-	Unread bool // it exists, but its record cannot be read
+	Unread bool // the workspace exists, but its record cannot be read
 }
 
 func (e *Error) Error() string {
@@ -59,7 +58,7 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("workspace %.100q: not found", e.Name)
 }
 
-// Sandboxes is what a Set needs of a manager; *sandbox.Manager implements it.
+// Sandboxes contains what a Set needs of a *sandbox.Manager.
 type Sandboxes interface {
 	Fork(context.Context, sandbox.ForkRequest) (sandbox.ForkResult, error)
 	Suspend(ctx context.Context, id string) (sandbox.Info, error)
@@ -70,27 +69,27 @@ type Sandboxes interface {
 	Get(id string) (*sandbox.Sandbox, error)
 }
 
-// Set is the workspaces of one daemon. Its methods may be called concurrently.
+// Set holds the workspaces of one daemon. Its methods may be called concurrently.
 type Set struct {
 	sandboxes Sandboxes
 	dir       string
 	log       *slog.Logger
 
-	mu sync.Mutex // never held while a file is written: a slow disk stops one workspace, not all
+	mu sync.Mutex // never held while a file is written, so that a slow disk delays only one workspace
 	// +checklocks:mu
-	byName map[string]*entry // a new workspace has no sandbox until the sandbox is created
+	byName map[string]*entry // a workspace that is being created has no sandbox yet
 	// +checklocks:mu
-	unread map[string]bool // names of workspaces whose records cannot be read and must not be replaced
+	unread map[string]bool // names whose records cannot be read, and must not be overwritten
 }
 
-// entry is a workspace of a Set, whose mutex guards the Workspace.
+// entry is a workspace of a Set. The Set's mu guards the Workspace.
 type entry struct {
-	Workspace            // as its record has it
-	file      sync.Mutex // taken before the set's; held while the record is written or removed
+	Workspace            // content of the record
+	file      sync.Mutex // held while the record is written or removed; locked before the Set's mu
 }
 
-// Open returns the workspaces that an earlier daemon left in dir, which need not exist. Their
-// sandboxes must have been recovered before.
+// Open returns the workspaces that an earlier daemon left in dir, if dir exists. The sandboxes must
+// have been taken over before.
 func Open(dir string, sandboxes Sandboxes, log *slog.Logger) (*Set, error) {
 	s := &Set{sandboxes: sandboxes, dir: dir, log: log, byName: make(map[string]*entry),
 		unread: make(map[string]bool)}
@@ -130,7 +129,7 @@ func (s *Set) load() error {
 	return nil
 }
 
-// read returns the workspace of that name from its record.
+// read reads the record of the workspace with a name.
 func read(path, name string) (*Workspace, error) {
 	p, err := os.ReadFile(path)
 	if err != nil {
@@ -147,7 +146,8 @@ func read(path, name string) (*Workspace, error) {
 	return &w, nil
 }
 
-// save changes a workspace, durably. It does nothing if the workspace was deleted meanwhile.
+// save changes a workspace and its record. The change is durable. It does nothing if the workspace
+// has been deleted in the meantime.
 func (s *Set) save(w *entry, change func(*Workspace)) error {
 	w.file.Lock()
 	defer w.file.Unlock()
@@ -163,7 +163,7 @@ func (s *Set) save(w *entry, change func(*Workspace)) error {
 	if err != nil {
 		return err
 	}
-	for range 3 { // another call may remove the directory with the last other workspace
+	for range 3 { // repeat, because another call may remove the directory when it deletes a workspace
 		if err = os.MkdirAll(s.dir, 0o700); err == nil {
 			err = atomicfile.WriteDurable(s.path(r.Name), p, 0o600)
 		}
@@ -180,8 +180,8 @@ func (s *Set) save(w *entry, change func(*Workspace)) error {
 	return nil
 }
 
-// remove removes a workspace and its record, unless another call has done so. By then the name may
-// belong to another workspace.
+// remove removes a workspace and its record. It does nothing if another call has removed it,
+// because the name may already belong to another workspace.
 func (s *Set) remove(w *entry) error {
 	w.file.Lock()
 	defer w.file.Unlock()
@@ -194,7 +194,7 @@ func (s *Set) remove(w *entry) error {
 	if err := os.Remove(s.path(w.Name)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	_ = os.Remove(s.dir) // fails unless this was the last workspace
+	_ = os.Remove(s.dir) // fails unless the directory is empty
 	s.mu.Lock()
 	delete(s.byName, w.Name)
 	s.mu.Unlock()
@@ -203,8 +203,8 @@ func (s *Set) remove(w *entry) error {
 
 func (s *Set) path(name string) string { return filepath.Join(s.dir, name+".json") }
 
-// Create forks a sandbox and gives it a name, which follows the rules of tags. It ignores the
-// request's N.
+// Create forks a sandbox and gives it a name. The rules for names are those for tags. It ignores N
+// in the request.
 func (s *Set) Create(ctx context.Context, name string, req sandbox.ForkRequest) (Info, error) {
 	if err := snapshot.CheckTag(name); err != nil {
 		return Info{}, &invalid.Error{Field: "name", Reason: err.Error()}
@@ -217,19 +217,19 @@ func (s *Set) Create(ctx context.Context, name string, req sandbox.ForkRequest) 
 		defer s.mu.Unlock()
 		return Info{}, &Error{Name: name, Exists: true, Unread: s.unread[name]}
 	}
-	s.byName[name] = w // reserved
+	s.byName[name] = w // reserves the name
 	s.mu.Unlock()
 	req.N, req.AllowPartial = 1, false
 	forked, err := s.sandboxes.Fork(ctx, req)
 	if err != nil {
-		_ = s.remove(w) // the workspace has no record
+		_ = s.remove(w) // there is no record to remove
 		return Info{}, err
 	}
 	id := forked.Sandboxes[0].ID
 	if err = s.sandboxes.Hold(id, name); err == nil {
 		err = s.save(w, func(w *Workspace) { w.SandboxID = id })
 	}
-	if err != nil { // the first error is the one that matters
+	if err != nil { // return the first error, which says more
 		_ = s.remove(w)
 		_ = s.end(id)
 		return Info{}, err
@@ -237,7 +237,7 @@ func (s *Set) Create(ctx context.Context, name string, req sandbox.ForkRequest) 
 	return s.Get(name)
 }
 
-// Get describes one workspace.
+// Get returns the Info of a workspace.
 func (s *Set) Get(name string) (Info, error) {
 	_, info, err := s.get(name)
 	return info, err
@@ -261,7 +261,7 @@ func (s *Set) get(name string) (*entry, Info, error) {
 	return w, info, nil
 }
 
-// List describes all workspaces, sorted by name.
+// List returns the Info of all workspaces, sorted by name.
 func (s *Set) List() []Info {
 	s.mu.Lock()
 	var names []string
@@ -303,7 +303,7 @@ func (s *Set) on(name string, do func(id string) error) (Info, error) {
 	return s.Get(name)
 }
 
-// Delete kills the sandbox of a workspace, whatever its state, and removes both.
+// Delete kills the sandbox of a workspace, in any state, and removes the workspace.
 func (s *Set) Delete(name string) error {
 	w, info, err := s.get(name)
 	if err != nil {

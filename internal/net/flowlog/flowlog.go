@@ -16,18 +16,19 @@ import (
 
 // Record is the content of one line.
 type Record struct {
-	Time       time.Time `json:"time"` // when the flow ended
-	Sandbox    string    `json:"sandbox"`
-	Verdict    string    `json:"verdict"` // pass or refuse
-	Reason     string    `json:"reason"`
-	Name       string    `json:"name,omitempty"` // server that the connection named, or else the name that the guest looked up
-	Address    string    `json:"address,omitempty"`
-	Protocol   string    `json:"protocol"` // tcp, udp, icmp or dns
-	UpBytes    uint64    `json:"up_bytes"` // payload from the guest
-	DownBytes  uint64    `json:"down_bytes"`
-	DurationMS int64     `json:"duration_ms"`
-	Error      string    `json:"error,omitempty"` // why a permitted flow failed to start, or why it ended early
-	Lost       uint64    `json:"lost,omitempty"`  // number of dropped records before this one
+	Time    time.Time `json:"time"` // when the flow ended
+	Sandbox string    `json:"sandbox"`
+	Verdict string    `json:"verdict"` // pass or refuse
+	Reason  string    `json:"reason"`
+	// server that the connection named, or else the name that the guest looked up
+	Name       string `json:"name,omitempty"`
+	Address    string `json:"address,omitempty"`
+	Protocol   string `json:"protocol"` // tcp, udp, icmp or dns
+	UpBytes    uint64 `json:"up_bytes"` // payload from the guest
+	DownBytes  uint64 `json:"down_bytes"`
+	DurationMS int64  `json:"duration_ms"`
+	Error      string `json:"error,omitempty"` // why a permitted flow failed to start, or why it ended early
+	Lost       uint64 `json:"lost,omitempty"`  // number of dropped records before this one
 }
 
 // queued is how many records may wait for the disk.

@@ -152,12 +152,13 @@ func (a *answers) RoundTrip(r *http.Request) (*http.Response, error) {
 // refuses.
 func (p *Proxy) handler(transport http.RoundTripper) http.Handler {
 	forward := &httputil.ReverseProxy{
-		Rewrite:        p.rewrite,
-		Transport:      transport,
-		FlushInterval:  -1,
-		ErrorLog:       silent,
-		ErrorHandler:   p.answerError,
-		ModifyResponse: func(r *http.Response) error { r.Header.Del("Alt-Svc"); return nil }, // so that clients do not switch to HTTP/3
+		Rewrite:       p.rewrite,
+		Transport:     transport,
+		FlushInterval: -1,
+		ErrorLog:      silent,
+		ErrorHandler:  p.answerError,
+		// so that clients do not switch to HTTP/3
+		ModifyResponse: func(r *http.Response) error { r.Header.Del("Alt-Svc"); return nil },
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if text, status := p.check(r); status != 0 {

@@ -16,7 +16,8 @@ func Calls() []jail.Call {
 		unix.SYS_SENDTO, unix.SYS_SENDMSG, unix.SYS_RECVFROM, unix.SYS_RECVMSG, unix.SYS_SHUTDOWN, unix.SYS_READV,
 		unix.SYS_WRITEV)
 	for _, family := range []uint64{unix.AF_INET, unix.AF_INET6} {
-		for _, socket := range [][2]uint64{{unix.SOCK_STREAM, 0}, {unix.SOCK_STREAM, unix.IPPROTO_TCP}, // net.Dialer uses both forms
+		// net.Dialer uses both forms
+		for _, socket := range [][2]uint64{{unix.SOCK_STREAM, 0}, {unix.SOCK_STREAM, unix.IPPROTO_TCP},
 			{unix.SOCK_DGRAM, 0}, {unix.SOCK_DGRAM, unix.IPPROTO_ICMP}} {
 			for _, flags := range []uint64{unix.SOCK_CLOEXEC, unix.SOCK_CLOEXEC | unix.SOCK_NONBLOCK} {
 				calls = append(calls, jail.With(unix.SYS_SOCKET, jail.Is(0, family), jail.Is(1, socket[0]|flags),

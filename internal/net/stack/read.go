@@ -52,7 +52,8 @@ func (s *Stack) take(message []byte) {
 	switch {
 	case reason != "":
 		s.counters.Dropped.Add(1)
-		if reason != inspect.Ethertype && reason != inspect.NotToUs { // not logged, because Linux sends such messages without a program's request
+		// not logged, because Linux sends such messages without a program's request
+		if reason != inspect.Ethertype && reason != inspect.NotToUs {
 			s.counters.refuse(string(reason))
 		}
 	case packet.Class == inspect.ARP:

@@ -161,7 +161,8 @@ func (w *writer) queue(q int, size uint32, table, avail, used uint64) {
 	w.set(regQueueSel, uint32(q))
 	w.set(regQueueSize, size)
 	for i, at := range []uint64{table, avail, used} {
-		reg := uint32(regQueueDesc + i*(regQueueDriver-regQueueDesc)) // the table's, the available ring's and the used ring's registers are equally spaced
+		// the table's, the available ring's and the used ring's registers are equally spaced
+		reg := uint32(regQueueDesc + i*(regQueueDriver-regQueueDesc))
 		w.set(reg, uint32(at))
 		w.set(reg+4, uint32(at>>32))
 	}

@@ -32,10 +32,11 @@ type Config struct {
 	Supported     []kvm.CPUIDEntry  // result of Supported on this host; nil: New calls Supported
 	Tracker       *guestmem.Tracker // finds the written pages of this process
 	Shape         vm.Shape
-	Console       io.ByteWriter                   // receives the serial output
-	VsockListener *os.File                        // a listening unix socket; ownership passes to New
-	GuestConn     func(port uint32, fd int) error // receives a stream that the guest has opened; if it returns nil, it owns fd
-	Exited        func(vm.Exit)                   // called once, if the guest has stopped
+	Console       io.ByteWriter // receives the serial output
+	VsockListener *os.File      // a listening unix socket; ownership passes to New
+	// receives a stream that the guest has opened; if it returns nil, it owns fd
+	GuestConn func(port uint32, fd int) error
+	Exited    func(vm.Exit) // called once, if the guest has stopped
 	// Stalled is called when the machine has been paused because the host has no room for its
 	// disks.
 	Stalled func()

@@ -1,8 +1,10 @@
-// Package suite tests that an implementation of vmpool.VMMs and its VMs do what the daemon relies on.
+// Package suite tests that an implementation of vmpool.VMMs, and its VMs, behave as the daemon
+// expects.
 //
-// Tests of package vmfake run it with fake VMs on every host, and tests of package vmpool with real
-// ones, where KVM is usable. So the fake cannot differ from real VMs in what is tested here. It needs
-// nothing of a guest but its announcement, and does not look into its memory or its disk.
+// Package vmfake runs the tests with fake VMs on every host, and package vmpool with real VMs, on
+// hosts with KVM. So the fake VMs behave like real ones in everything that the suite tests. The
+// guest only needs to report that it is ready. The suite does not look into the guest's memory or
+// disk.
 package suite
 
 import (
@@ -22,19 +24,19 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// Host is what the suite runs on.
+// Host is what the suite needs to run.
 type Host struct {
 	VMMs  vmpool.VMMs
-	Dir   string // parent of the directories of VMs; short, because unix sockets lie in them
-	RAM   string // directory for memory layers, on tmpfs if VMs are real
+	Dir   string // directory for the directories of VMs; short, because they contain unix sockets
+	RAM   string // directory for memory layers; on tmpfs if VMs are real
 	Shape vm.Shape
 
-	Kernel, Initrd string // paths; without the initramfs the guest panics
+	Kernel, Initrd string // paths; a guest without an initramfs panics
 	Cmdline        string
 	Base           string // path of the base image of the disk
 }
 
-// Run runs the suite. newHost is called for each of its tests.
+// Run runs the suite. It calls newHost for each of its tests.
 func Run(t *testing.T, newHost func(t *testing.T) *Host) {
 	for _, c := range []struct {
 		name string
@@ -56,7 +58,7 @@ func Run(t *testing.T, newHost func(t *testing.T) *Host) {
 	}
 }
 
-// patience bounds every wait, on slow hosts too.
+// patience bounds every wait. It is long enough for slow hosts.
 const patience = 2 * time.Minute
 
 // maxExtents is how many extents a memory layer may have.
@@ -67,7 +69,7 @@ type guest struct {
 	vmpool.VMM
 	host *Host
 	dir  string
-	disk []*os.File // base image, layers, top; empty before the VM has a guest
+	disk []*os.File // base image, layers, top; empty until the VM has a guest
 }
 
 // spawn starts a VM without a guest.
@@ -89,7 +91,7 @@ func (h *Host) spawn(t *testing.T) *guest {
 	return g
 }
 
-// boot starts a VM, and returns it when its guest has announced itself.
+// boot starts a VM and a guest, and waits until the guest has reported that it is ready.
 func (h *Host) boot(t *testing.T) *guest {
 	t.Helper()
 	g := h.spawn(t)
@@ -100,7 +102,7 @@ func (h *Host) boot(t *testing.T) *guest {
 	return g
 }
 
-// load loads the kernel, which does not run yet, on a new disk.
+// load gives the VM a new disk and loads a kernel, which does not run yet.
 func (g *guest) load(t *testing.T, ctx context.Context, initrd string) error {
 	t.Helper()
 	disk := []*os.File{open(t, g.host.Base), g.host.newTop(t)}
@@ -115,7 +117,7 @@ func (g *guest) load(t *testing.T, ctx context.Context, initrd string) error {
 	return err
 }
 
-// waitReady waits until the guest has announced itself.
+// waitReady waits until the guest has reported that it is ready.
 func (g *guest) waitReady(t *testing.T) {
 	t.Helper()
 	select {
@@ -134,7 +136,7 @@ func (g *guest) waitReady(t *testing.T) {
 	}
 }
 
-// checkStats compares the VM's figures with these.
+// checkStats compares the VM's statistics with the given values.
 func (g *guest) checkStats(t *testing.T, paused bool, topSwaps, rebases uint64) {
 	t.Helper()
 	s, err := g.Stats(t.Context())
@@ -146,14 +148,14 @@ func (g *guest) checkStats(t *testing.T, paused bool, topSwaps, rebases uint64) 
 	}
 }
 
-// saved is a snapshot.
+// saved is a snapshot that the suite has made.
 type saved struct {
 	vmmproto.BranchResult
 	state, layer *os.File
 	disk         []*os.File // base image and layers
 }
 
-// branch branches g. On success the disk of g has a new top.
+// branch branches g. If it succeeds, the disk of g has a new top.
 func (g *guest) branch(t *testing.T, ctx context.Context, req vmmproto.Branch) (*saved, error) {
 	t.Helper()
 	req.MaxExtents = maxExtents
@@ -173,7 +175,7 @@ func (g *guest) branch(t *testing.T, ctx context.Context, req vmmproto.Branch) (
 	return s, nil
 }
 
-// mustBranch branches g, and checks the result and the files that the VM wrote.
+// mustBranch branches g. It checks the result and the files that the VM has written.
 func (g *guest) mustBranch(t *testing.T, req vmmproto.Branch) *saved {
 	t.Helper()
 	s, err := g.branch(t, t.Context(), req)
@@ -193,7 +195,8 @@ func (g *guest) mustBranch(t *testing.T, req vmmproto.Branch) *saved {
 		}
 		return s
 	}
-	// A guest that waits may write nothing between two branches.
+	// Later branches may have no dirty pages, because an idle guest may write nothing between two
+	// branches.
 	first := len(s.disk) == 2
 	if err := memlayer.CheckSaved(save.Extents, memory, maxExtents); err != nil || first && len(save.Extents) == 0 {
 		t.Errorf("%d extents: %v", len(save.Extents), err)

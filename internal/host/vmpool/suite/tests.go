@@ -16,8 +16,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// A VM has a process, a console, and a directory that no other VM can have. Kill ends all of them
-// and may be called again.
+// A VM has a process, a console, and a directory that no other VM can have at the same time. Kill
+// removes all of them, and may be called again.
 func spawnAndKill(t *testing.T, h *Host) {
 	g := h.spawn(t)
 	if st, err := os.Stat(g.dir); err != nil || st.Mode().Perm() != 0o700 {
@@ -57,7 +57,7 @@ func spawnAndKill(t *testing.T, h *Host) {
 	}
 }
 
-// A VM is found by its directory as long as it lives.
+// Attach finds a VM by its directory until the VM ends.
 func attach(t *testing.T, h *Host) {
 	g := h.spawn(t)
 	found, err := h.VMMs.Attach("found", g.dir)
@@ -78,7 +78,8 @@ func attach(t *testing.T, h *Host) {
 	}
 }
 
-// checkEnded waits for the end of g, and checks its reason and what ends with it.
+// checkEnded waits for the end of g. It checks the reason, and that everything else of g has ended
+// too.
 func (g *guest) checkEnded(t *testing.T, reason vm.ExitReason) {
 	t.Helper()
 	ctx, stop := vmpool.WhileAlive(t.Context(), g)
@@ -90,13 +91,13 @@ func (g *guest) checkEnded(t *testing.T, reason vm.ExitReason) {
 	if x := g.Exit(); x.Reason != reason || x.Detail == "" {
 		t.Errorf("exit %+v, want %v with a detail", x, reason)
 	}
-	for c := range g.Conns() { // the channel is closed
+	for c := range g.Conns() { // drains the channel until it is closed
 		c.Conn.Close()
 	}
 }
 
-// CheckLimits refuses a limit below the minimum and names its field. A VM takes the default limits,
-// and reports its usage.
+// CheckLimits returns an error for a limit below the minimum, and the error names the field. A VM
+// accepts the default limits, and reports its usage.
 func limits(t *testing.T, h *Host) {
 	if err := h.VMMs.CheckLimits("limits.", vm.Limits{}); err != nil {
 		t.Error(err)
@@ -116,8 +117,8 @@ func limits(t *testing.T, h *Host) {
 	}
 }
 
-// A guest does not run before Resume. Pausing a paused VM, or resuming a running one, changes nothing.
-// A second kernel is refused. Requests may be made at the same time.
+// A guest does not run before Resume. Pausing a paused VM does nothing, and neither does resuming a
+// running one. A second kernel is refused. Requests may be made concurrently.
 func bootPauseResume(t *testing.T, h *Host) {
 	g := h.spawn(t)
 	if err := g.load(t, t.Context(), h.Initrd); err != nil {
@@ -186,8 +187,8 @@ func (g *guest) everyRequest(t *testing.T, ctx context.Context) map[string]error
 	}
 }
 
-// A VM whose guest has ended says why, and carries out no request. Its console can be read until it
-// is killed.
+// A VM whose guest has ended says why, and refuses all requests. Its console can be read until
+// Kill.
 func guestThatEnds(t *testing.T, h *Host) {
 	g := h.spawn(t)
 	if err := errors.Join(g.load(t, t.Context(), ""), g.Resume(t.Context())); err != nil {
@@ -207,7 +208,7 @@ func guestThatEnds(t *testing.T, h *Host) {
 	}
 }
 
-// A request whose caller has left is not carried out.
+// A request whose context has been cancelled is not executed.
 func canceledRequests(t *testing.T, h *Host) {
 	g := h.boot(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -220,8 +221,8 @@ func canceledRequests(t *testing.T, h *Host) {
 	g.checkStats(t, false, 0, 0)
 }
 
-// A branch puts a new top on the disk, and leaves the VM running or paused as it was. Only a live branch
-// can be waited for, once.
+// A branch puts a new top on the disk. If the VM was running, it continues; if it was paused, it
+// stays paused. WaitCopied works only for a live branch, and only once.
 func branch(t *testing.T, h *Host) {
 	g := h.boot(t)
 	serials := make(map[uint64]bool)
@@ -252,12 +253,12 @@ func branch(t *testing.T, h *Host) {
 	}
 }
 
-// A branch that is refused changes nothing, and the next one can be made.
+// A refused branch changes nothing, and a further branch is possible.
 func refusedBranch(t *testing.T, h *Host) {
 	g := h.boot(t)
 	disk := g.disk
 	for _, mode := range []vm.BranchMode{vm.BranchDiff, vm.BranchFull, vm.BranchDisk} {
-		g.disk = append(disk[:1:1], h.newTop(t)) // a file other than the VM's top
+		g.disk = append(disk[:1:1], h.newTop(t)) // not the VM's top, so the branch is refused
 		if _, err := g.branch(t, t.Context(), vmmproto.Branch{Mode: mode}); err == nil || vmpool.IsEnd(err) {
 			t.Errorf("a %v branch with another file for the former top: %v", mode, err)
 		}
@@ -268,7 +269,7 @@ func refusedBranch(t *testing.T, h *Host) {
 	g.checkStats(t, false, 1, 0)
 }
 
-// A VM can be rebased onto its last branch that saved memory, once, and only if the branch was
+// A VM can be rebased onto the last branch that saved memory, once, and only if that branch was
 // requested with Keep. A refused rebase changes nothing.
 func rebase(t *testing.T, h *Host) {
 	g := h.boot(t)
@@ -288,7 +289,8 @@ func rebase(t *testing.T, h *Host) {
 	onto(plain, vm.ErrNotKept)
 	kept := g.mustBranch(t, vmmproto.Branch{Mode: vm.BranchDiff, Keep: true})
 	g.mustBranch(t, vmmproto.Branch{Mode: vm.BranchDisk})
-	onto(&saved{BranchResult: kept.BranchResult, layer: create(t, h.RAM)}, vm.ErrNotKept) // an empty layer
+	// the layer is empty, so the rebase is refused
+	onto(&saved{BranchResult: kept.BranchResult, layer: create(t, h.RAM)}, vm.ErrNotKept)
 	onto(plain, vm.ErrNotKept)
 	onto(kept, nil)
 	onto(kept, vm.ErrNotKept)
@@ -302,7 +304,8 @@ func rebase(t *testing.T, h *Host) {
 	onto(old, vm.ErrNotKept)
 }
 
-// Layers between the base image and the top can be merged into one. A branch may follow.
+// Layers between the base image and the top can be merged into one. A branch is possible
+// afterwards.
 func merge(t *testing.T, h *Host) {
 	g := h.boot(t)
 	for range 2 {
@@ -312,7 +315,7 @@ func merge(t *testing.T, h *Host) {
 	if err := disklayer.Merge(t.Context(), merged, g.disk[1:len(g.disk)-1]); err != nil {
 		t.Fatal(err)
 	}
-	for _, wrong := range []vmmproto.Merge{{Disk: 1}, {First: 2}} { // the top is layer 2
+	for _, wrong := range []vmmproto.Merge{{Disk: 1}, {First: 2}} { // First: 2 would include the top
 		if err := g.Merge(t.Context(), wrong, merged); err == nil || vmpool.IsEnd(err) {
 			t.Errorf("%+v: %v", wrong, err)
 		}
@@ -327,8 +330,8 @@ func merge(t *testing.T, h *Host) {
 	g.checkStats(t, false, 3, 0)
 }
 
-// A snapshot can be restored into a new VM, and, as a rollback does, into one that runs. No kernel
-// can be loaded afterwards.
+// A snapshot can be restored into a new VM, and (by a rollback) into a running one. After that, no
+// kernel can be loaded.
 func restore(t *testing.T, h *Host) {
 	g := h.boot(t)
 	s := g.mustBranch(t, vmmproto.Branch{Mode: vm.BranchFull})

@@ -22,8 +22,9 @@ type connKey struct{ host, guest uint32 }
 type connState uint8
 
 const (
-	stateHandshake  connState = iota // the client has not sent its whole CONNECT line; the connection is not in Device.conns yet
-	stateConnecting                  // the guest has been sent a REQUEST
+	// the client has not sent its whole CONNECT line; the connection is not in Device.conns yet
+	stateHandshake  connState = iota
+	stateConnecting           // the guest has been sent a REQUEST
 	stateOpen
 	stateClosing // the host's socket is closed; the guest has been told, and must answer with an RST
 )
