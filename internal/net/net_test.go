@@ -29,7 +29,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// asProcess is the name by which the test binary runs as forkd-net.
+// asProcess is the name under which the test binary runs as forkd-net.
 const asProcess = "forkd-net"
 
 func TestMain(m *testing.M) {
@@ -171,8 +171,8 @@ func serveHello(t testing.TB, w *nettest.World) {
 	}))
 }
 
-// TestSandbox follows a sandbox from Attach to Detach. It fetches a page, is refused, is counted
-// and logged, and gets a new policy.
+// TestSandbox follows a sandbox from Attach to Detach. The guest fetches a page and is refused
+// another; both are counted and logged. Then it gets a new policy.
 func TestSandbox(t *testing.T) {
 	w := nettest.New(t, web, "10.1.2.3")
 	serveHello(t, w)
@@ -198,7 +198,7 @@ func TestSandbox(t *testing.T) {
 	waitFor(t, "counters", func() bool {
 		m := d.stats("sb-1")
 		recent := m.Recent
-		m.Recent = nil // a sum has no recent refusals
+		m.Recent = nil // the sum over all sandboxes has no recent refusals
 		return len(recent) == 1 && recent[0].Address == "10.1.2.3:80" && m.Active && m.Open == 0 && m.Connections == 1 &&
 			m.DownBytes > 5 && m.UpBytes > 16 &&
 			reflect.DeepEqual(m.Refused, []netproto.Refusals{{Reason: "private", Count: 1}}) && reflect.DeepEqual(m, d.stats(""))
@@ -248,7 +248,7 @@ func checkLog(t *testing.T, path string) {
 	}
 }
 
-// A sandbox that has sent nothing takes a descriptor and a record, but no goroutine.
+// A sandbox that has sent nothing costs a descriptor and a record, but no goroutine.
 func TestIdleSandboxesHaveNoGoroutines(t *testing.T) {
 	d := start(t)
 	var files []*os.File
@@ -271,8 +271,9 @@ func TestIdleSandboxesHaveNoGoroutines(t *testing.T) {
 	waitFor(t, "sandboxes end with their sockets", func() bool { return len(d.list()) == 0 })
 }
 
-// IPv6, which guests send by themselves, needs no stack. But a guest cannot keep the shared
-// goroutine busy with IPv6.
+// IPv6 frames, which guests send by themselves, do not make a sandbox get a stack. But if a guest
+// sends too many, it does get one, so that it cannot keep the goroutine busy that all sandboxes
+// share.
 func TestFramesThatNeedNoStack(t *testing.T) {
 	d := start(t)
 	mine, theirs := guesttest.Pair(t)
@@ -295,7 +296,7 @@ func TestFramesThatNeedNoStack(t *testing.T) {
 	waitFor(t, "a stack", func() bool { return d.stats("sb-1").Active })
 }
 
-// The stack of a sandbox frees all its resources when the sandbox ends.
+// When a sandbox ends, its stack frees all resources.
 func TestEndedStacksLeaveNothing(t *testing.T) {
 	w := nettest.New(t, web)
 	serveHello(t, w)
@@ -310,7 +311,7 @@ func TestEndedStacksLeaveNothing(t *testing.T) {
 		waitFor(t, "the sandbox ends with its socket", func() bool { return len(d.list()) == 0 })
 		g.Stop()
 	}
-	use("first") // starts goroutines that live as long as the process
+	use("first") // starts goroutines that never end
 	before := runtime.NumGoroutine()
 	for i := range 5 {
 		use(fmt.Sprint(i))

@@ -21,7 +21,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// startProcess starts this test program as forkd-net, in its jail, and returns the path of its
+// startProcess starts the test program as forkd-net, in its jail. It returns the path of the
 // control socket. env is added to the process's environment.
 func startProcess(t *testing.T, env ...string) (path string, p *os.Process) {
 	t.Helper()
@@ -76,7 +76,7 @@ func TestMemoryOfEndedStacksIsFreed(t *testing.T) {
 		if _, err := mine.Write(guesttest.Frame(guesttest.SYN(frame.Guest, web, 1024, 80))); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := mine.Read(make([]byte, 100)); err != nil { // the reset
+		if _, err := mine.Read(make([]byte, 100)); err != nil { // fails when the connection is reset
 			t.Fatal(err)
 		}
 	}
@@ -87,8 +87,8 @@ func TestMemoryOfEndedStacksIsFreed(t *testing.T) {
 	waitFor(t, fmt.Sprintf("less than half of %d KiB", full), func() bool { return anonymous(t, p) < full/2 })
 }
 
-// When its daemon exits, forkd-net keeps the connections of its sandboxes, and another daemon finds
-// it.
+// When the daemon exits, forkd-net keeps the connections of its sandboxes, and another daemon finds
+// forkd-net.
 func TestProcessSurvivesItsDaemon(t *testing.T) {
 	w := nettest.New(t, web)
 	nettest.Serve(w.Listen(t, web+":80"), func(c net.Conn) { _, _ = io.Copy(c, c) })

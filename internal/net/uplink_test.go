@@ -15,15 +15,15 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// Memory limits of the process under the attack, in MiB: GOMEMLIMIT on the smallest host (package
-// netclient), and the memory that 256 hostile flows may add at most.
+// Memory in MiB: the GOMEMLIMIT of forkd-net on the smallest host (package netclient), and how much
+// 256 hostile flows may add at most.
 const (
 	smallestLimit = 448
 	attackLimit   = 32
 )
 
-// slowUplink limits the traffic from the host's side of a world to 1 Mbit/s. The uplink's queue is
-// longer than the buffers of all sockets, so it drops nothing.
+// slowUplink limits the traffic from the host's side of a world to 1 Mbit/s. The queue is longer
+// than the buffers of all sockets, so nothing is dropped.
 func slowUplink(t *testing.T) {
 	t.Helper()
 	tc, err := exec.LookPath("tc")
@@ -36,8 +36,8 @@ func slowUplink(t *testing.T) {
 	}
 }
 
-// TestAttackSlowUplink has 256 UDP flows of one guest that send small packets as fast as they can
-// over a slower uplink. The process queues none of the packets, and still serves another sandbox.
+// TestAttackSlowUplink has a guest with 256 UDP flows that send small packets as fast as possible
+// over a slow network. The process does not queue the packets, and still serves another sandbox.
 func TestAttackSlowUplink(t *testing.T) {
 	w := nettest.New(t, web)
 	path, p := startProcess(t, fmt.Sprintf("GOMEMLIMIT=%dMiB", smallestLimit), "GODEBUG=madvdontneed=1")

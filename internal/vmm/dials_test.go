@@ -11,12 +11,12 @@ import (
 	"github.com/forkd/forkd/internal/vmm/machine"
 )
 
-// A guest may open a few streams after a boot and none after a restore. If the daemon accepts none
-// of them, the device does not block.
+// A guest may open a few streams after a boot, and none after a restore. If the daemon does not
+// accept them, the device does not block.
 func TestGuestDialsAreBounded(t *testing.T) {
 	taken, proceed := make(chan int, 100), make(chan struct{})
 	d := &dials{forward: func(kind vmmproto.Kind, _ []byte, fds ...int) error {
-		<-proceed // like a send while the daemon reads nothing
+		<-proceed // blocks like a send to a daemon that reads nothing
 		if kind != vmmproto.KindConn || len(fds) != 1 {
 			t.Errorf("kind %d with %d descriptors", kind, len(fds))
 		}
@@ -62,8 +62,8 @@ func TestGuestDialsAreBounded(t *testing.T) {
 	}
 }
 
-// A restore withdraws the permission to dial as soon as it begins, even if it fails, here because
-// of an empty state.
+// When a restore begins, the guest may open no more streams, even if the restore then fails. Here
+// it fails because the state is empty.
 func TestRestoreEndsDials(t *testing.T) {
 	s := &server{machine: &machine.Machine{}, limitFiles: func(uint64) error { return nil }}
 	s.dials.forward = s.event

@@ -12,8 +12,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// No broken connection is logged if the daemon has just exited, which it may do even before it has
-// read a response. Any other reason is logged.
+// If the daemon exits, even before it has read an answer, no error is logged. If a connection
+// breaks for another reason, it is.
 func TestDaemonsThatHangUp(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	listener, err := ctlsock.Listen(path)

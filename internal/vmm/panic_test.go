@@ -7,8 +7,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// A reset counts as a panic if the console shows a panic near its end. The reported text stays on
-// one line, whatever the guest prints.
+// A reset counts as a panic if the end of the console shows a panic. The reported text has only one
+// line, whatever the guest prints.
 func TestPanicsAreTold(t *testing.T) {
 	reset := vm.Exit{Reason: vm.ExitReset}
 	dump := strings.Repeat("[    1.5]  ? do_exit+0x1/0x2\r\n", 100)

@@ -17,13 +17,13 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// Roles of the test program, for checks that must run inside such a process.
+// Roles of the test program, for checks that must run in such a process.
 const (
-	inside = "inside" // a jail whose filter permits all calls
-	watch  = "watch"  // a non-root daemon that starts a VMM without namespaces
+	inside = "inside" // a process in a jail whose filter permits all calls
+	watch  = "watch"  // a daemon that is not root, and starts a VMM without namespaces
 )
 
-// lookInside prints what this process can reach without the filter.
+// lookInside prints what this process can access if the filter permits all calls.
 func lookInside() int {
 	everything := []unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW}}
 	if err := jail.Enter(jail.Config{Filter: everything, Files: maxFiles}); err != nil {
@@ -44,9 +44,9 @@ func lookInside() int {
 	return 0
 }
 
-// Properties of a jail that /proc does not show are tested inside it: Landlock denies access to the
-// (empty) root directory, other processes cannot read the VMM's memory, the VMM shares no core with
-// others, and its number of threads is limited.
+// Some properties of a jail cannot be seen in /proc, so they are tested inside it. Landlock denies
+// access to the (empty) root directory. Other processes cannot read the VMM's memory. The VMM
+// shares no CPU core with other processes. Its number of threads is limited.
 func TestPostureInside(t *testing.T) {
 	program := program(t)
 	for name, c := range map[string]struct {
@@ -86,10 +86,10 @@ func TestPostureInside(t *testing.T) {
 	}
 }
 
-// A non-root daemon without namespaces can still see a VMM's memory usage and program, and can
-// choose how early the kernel kills the VMM when memory runs out.
+// A daemon that is not root, and has no namespaces, can still read a VMM's memory usage and
+// program. It can also set how early the kernel kills the VMM if memory runs out.
 func TestPostureWithoutNamespaces(t *testing.T) {
-	dir, err := os.MkdirTemp("", "fkt") // the test's own directory is private to its user
+	dir, err := os.MkdirTemp("", "fkt") // other users cannot enter the test's own directory
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -116,7 +116,7 @@ func TestPostureWithoutNamespaces(t *testing.T) {
 	}
 }
 
-// watchAVMM starts a VMM in the given directory and examines it from outside.
+// watchAVMM starts a VMM in the given directory and checks it from outside.
 func watchAVMM() int {
 	fail := func(what string, err error) int {
 		fmt.Fprintf(os.Stderr, "%s: %v\n", what, err)
@@ -143,7 +143,7 @@ func watchAVMM() int {
 	}
 	defer p.Wait()
 	defer conn.Close()
-	// The VMM can respond only after it has entered its jail.
+	// The VMM can answer only after it has entered its jail.
 	if err := conn.Send(vmmproto.KindCreate, nil); err != nil {
 		return fail("send", err)
 	}

@@ -24,8 +24,8 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// With this variable the test program runs as a VMM. Its value may be the name of an attempt, a
-// call that the VMM then makes.
+// role is an environment variable that makes the test program run as a VMM. Its value may be the
+// name of an attempt, which the VMM then makes.
 const role = "FORKD_TEST_ROLE"
 
 func TestMain(m *testing.M) {
@@ -71,8 +71,8 @@ func attempt(do string) error {
 	return nil
 }
 
-// attempts are calls that a VMM must not be able to make, by their Linux names with a note on the
-// arguments.
+// attempts are system calls that a VMM must not be able to make. The keys are their Linux names,
+// with notes on the arguments.
 var attempts = map[string]func() error{
 	"socket":         raw(unix.SYS_SOCKET, unix.AF_UNIX, unix.SOCK_STREAM, 0),
 	"connect":        raw(unix.SYS_CONNECT, 3, 0, 0),
@@ -108,10 +108,10 @@ var attempts = map[string]func() error{
 	"prlimit64 threads":   raw(unix.SYS_PRLIMIT64, 0, unix.RLIMIT_NPROC, 0),
 }
 
-// withMachine is the suffix of attempts by a VMM that has a machine.
+// withMachine is the end of the names of attempts that need a VMM with a machine.
 const withMachine = " with a machine"
 
-// setUpRequests are KVM requests that create a machine (linux/kvm.h).
+// setUpRequests are the KVM requests that create a machine (linux/kvm.h).
 var setUpRequests = map[string]uintptr{
 	"KVM_CREATE_VM":              0xae01,
 	"KVM_CREATE_VCPU":            0xae41,
@@ -123,10 +123,10 @@ var setUpRequests = map[string]uintptr{
 	"KVM_GET_SUPPORTED_CPUID":    0xc008ae05,
 }
 
-// tooLong is the attempt to write beyond the size limit of files.
+// tooLong is the name of the attempt to write a file that is too long.
 const tooLong = "a long file"
 
-// A VMM cannot write a file longer than one of its layers may be.
+// A VMM cannot write a file that is longer than a layer may be.
 func TestPostureBoundsFiles(t *testing.T) {
 	p, _, log := start(t, program(t), tooLong)
 	state, err := p.Wait()
@@ -138,8 +138,8 @@ func TestPostureBoundsFiles(t *testing.T) {
 	}
 }
 
-// raw makes a call with the given first arguments. The remaining arguments suit an anonymous
-// mapping.
+// raw returns a function that makes a system call with the given first arguments. The other
+// arguments are those for an anonymous mapping.
 func raw(number uintptr, first ...uintptr) func() error {
 	args := [6]uintptr{4: ^uintptr(0)}
 	copy(args[:], first)
@@ -158,8 +158,8 @@ func program(t *testing.T) string {
 	return path
 }
 
-// start starts the test program in a role, in the way that the daemon starts a VMM. It returns the
-// daemon's end of the control socket, and the file that gets the process's output.
+// start starts the test program in a role, as the daemon starts a VMM. It returns the daemon's end
+// of the control socket, and the file that receives the process's output.
 func start(t *testing.T, program, do string) (*os.Process, *ctlsock.Conn, *os.File) {
 	t.Helper()
 	return startWith(t, jail.Options{}, program, do)
@@ -200,8 +200,8 @@ func startWith(t *testing.T, o jail.Options, program, do string) (*os.Process, *
 	return p, conn, log
 }
 
-// A process can be started with descriptors of any number, even if the numbers after them are in
-// use. Descriptors on the way to their places may occupy those numbers.
+// Start must give a process its descriptors in the right order, even if the numbers that they get
+// are in use by other descriptors at that moment.
 func TestStartWithHighDescriptors(t *testing.T) {
 	bin := program(t)
 	jails, err := jail.New(jail.Options{})
@@ -245,8 +245,7 @@ func TestPostureOfAShell(t *testing.T) {
 			t.Errorf("the VMM ended with %v, %v:\n%s", state, err, text)
 		}
 	})
-	// The VMM can respond only after it has entered its jail, even if it only reports an unknown
-	// request.
+	// The VMM can answer, even to an unknown request, only after it has entered its jail.
 	if err := conn.Send(vmmproto.KindCreate, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -263,7 +262,7 @@ func TestPostureOfAShell(t *testing.T) {
 	}
 }
 
-// pageOf returns the entry for the first page of a VMM's program in its own page map.
+// pageOf returns what a VMM reads in its page map about the first page of its program.
 func pageOf(t *testing.T, pid int) uint64 {
 	t.Helper()
 	links, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
@@ -283,7 +282,8 @@ func pageOf(t *testing.T, pid int) uint64 {
 			t.Fatal(err)
 		}
 		defer unix.Close(pidfd)
-		fd, err := unix.PidfdGetfd(pidfd, number, 0) // the same open file: reopening it would show our own map
+		// the same open file, because opening it again would give this process's map
+		fd, err := unix.PidfdGetfd(pidfd, number, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -299,7 +299,7 @@ func pageOf(t *testing.T, pid int) uint64 {
 	return 0
 }
 
-// A call that a VMM does not need kills the VMM, and the exit names the call.
+// A system call that a VMM does not need kills it, and Exit names the call.
 func TestPostureDeniesCalls(t *testing.T) {
 	program := program(t)
 	for _, do := range slices.Sorted(maps.Keys(attempts)) {
@@ -321,8 +321,8 @@ func TestPostureDeniesCalls(t *testing.T) {
 	}
 }
 
-// Once a VMM has created its machine, it can create no other, and cannot change the machine's
-// parts. It may still make the requests that run the machine.
+// When a VMM has created its machine, it can neither create another one nor change the parts of the
+// machine. It can still make the requests that run the machine.
 func TestPostureNarrowsWithAMachine(t *testing.T) {
 	program := program(t)
 	for _, request := range slices.Sorted(maps.Keys(setUpRequests)) {

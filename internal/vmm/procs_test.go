@@ -16,8 +16,8 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// A machine with several vCPUs gets two processors of the Go scheduler, regardless of the initial
-// number.
+// If a machine has several vCPUs, the process gets two processors of the Go scheduler, whatever it
+// had before.
 func TestCreateSetsProcs(t *testing.T) {
 	vmtest.NeedKVM(t)
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
@@ -57,7 +57,7 @@ func TestCreateSetsProcs(t *testing.T) {
 	}
 }
 
-// dup returns a descriptor that can be donated.
+// dup returns a copy of a descriptor, for a request.
 func dup(t *testing.T, f *os.File) int {
 	t.Helper()
 	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)

@@ -48,8 +48,8 @@ func TestTailKeepsTheLastBytes(t *testing.T) {
 	}
 }
 
-// A writer stores through a mapping. If the file had holes, a full disk would kill the writer by
-// SIGBUS.
+// Format allocates all blocks of the file: if the file had holes, a store on a full disk would kill
+// the VMM with SIGBUS.
 func TestARingHasAllItsBlocks(t *testing.T) {
 	_, f := newRing(t)
 	var st unix.Stat_t
@@ -75,7 +75,7 @@ func TestAForeignFileIsRefused(t *testing.T) {
 	}
 }
 
-// Since returns the lines of the block with the given time, and later ones.
+// Since returns the lines of the block that was last written at the given time, and later ones.
 func TestSince(t *testing.T) {
 	r, f := newRing(t)
 	line := strings.Repeat("x", block-1) + "\n"
@@ -84,7 +84,7 @@ func TestSince(t *testing.T) {
 	}
 	r.WriteString("half")
 	stamps := []int64{1000, 2000, 3000, 4000}
-	for i, at := range stamps { // as if the blocks had been written at these times
+	for i, at := range stamps { // gives each block a different time
 		binary.LittleEndian.PutUint64(r.mem[times+8*i:], uint64(at))
 	}
 	for at, want := range map[int64]string{0: line + line + line + "half", 1001: line + line + "half", 3000: line + "half",
@@ -94,7 +94,7 @@ func TestSince(t *testing.T) {
 			t.Errorf("since %d: %d bytes, want %d (%v)", at, len(got.Since(time.UnixMilli(at))), len(want), err)
 		}
 	}
-	binary.LittleEndian.PutUint64(r.mem[times+8:], 0) // written by a VMM that stored no times
+	binary.LittleEndian.PutUint64(r.mem[times+8:], 0) // 0, as if a VMM without this field had written the ring
 	if got, err := Tail(f); err != nil || string(got.Since(time.UnixMilli(3500))) != line+line+"half" {
 		t.Errorf("without a time: %q, %v", got.Since(time.UnixMilli(3500)), err)
 	}
@@ -116,7 +116,7 @@ func TestSince(t *testing.T) {
 	}
 }
 
-// The VMM can write to the ring's file, and so can a guest that took it over.
+// A VMM may write anything to the ring's file, and so may a guest that has taken it over.
 func TestALyingRingDoesNoHarm(t *testing.T) {
 	r, f := newRing(t)
 	for _, total := range []uint64{math.MaxUint64, math.MaxUint64 - 100, math.MaxUint64 - block*blocks, 1 << 63} {

@@ -76,8 +76,8 @@ func TestMerge(t *testing.T) {
 	}
 }
 
-// A VMM that has a layer open for writing can truncate it at any time. That must be an error: if
-// the layer were mapped, it would kill the daemon.
+// A VMM that has a layer open for writing can truncate it at any time. Merge then returns an error.
+// If it mapped the layer, the daemon would be killed.
 func TestMergeOfALayerThatIsCutOff(t *testing.T) {
 	const size = 8 << 20
 	_, _, fileSize := Layout(size)
@@ -111,8 +111,8 @@ func TestMergeOfALayerThatIsCutOff(t *testing.T) {
 		if err := f.Truncate(left); err != nil {
 			t.Fatal(err)
 		}
-		// The footer was read before, so a file that lacks only the last byte of its footer can still be
-		// merged.
+		// addTo does not read the footer, so if only the footer's last byte is missing, it
+		// succeeds.
 		if err := s.addTo(t.Context(), merged); (err == nil) != (left == int64(fileSize)-1) {
 			t.Errorf("cut to %d bytes while it is merged: %v", left, err)
 		}
@@ -125,8 +125,8 @@ func TestMergeOfALayerThatIsCutOff(t *testing.T) {
 	}
 }
 
-// layerOf makes a layer of a disk. A run is the number of its first cluster, the number of clusters,
-// and their value; the value 0 means that they are discarded.
+// layerOf makes a layer of a disk. A run has the number of its first cluster, the number of
+// clusters, and the value of their bytes. If the value is 0, the clusters are discarded.
 func layerOf(t *testing.T, size uint64, runs ...[3]uint64) *os.File {
 	t.Helper()
 	f := newFile(t)
@@ -183,8 +183,8 @@ func TestMergedDiscardsTakeNoSpace(t *testing.T) {
 	}
 }
 
-// The highest layer decides whether a cluster is written or discarded. A cluster discarded there
-// takes no space, whatever the lower layers have.
+// The highest layer that has a cluster decides whether the cluster is data or discarded. If it is
+// discarded, it takes no space in the merged layer, whatever the lower layers have.
 func TestMergeOfWritesAndDiscards(t *testing.T) {
 	const clusters = 2000
 	r := rand.New(rand.NewPCG(7, 8))
@@ -236,8 +236,8 @@ func TestMergeEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// Merge does not move the file offsets of its sources, because other processes may share them and
-// hold their lock.
+// Merge does not move the offsets of the files that it reads: other processes may share an offset,
+// and may hold its lock for ever.
 func TestMergeSharesNoOffset(t *testing.T) {
 	f := newFile(t)
 	if err := Format(f, 4*ClusterSize); err != nil {

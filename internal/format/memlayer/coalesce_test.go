@@ -7,7 +7,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Filling does not change the content of a page, because it copies the pages of the lower map.
+// Coalesce does not change the content of any page, because the added pages are copied from the
+// lower map.
 func TestCoalesceKeepsContentWithinTheLimit(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	sizes := []uint64{testPages * vm.PageSize, testPages * vm.PageSize}
@@ -16,7 +17,7 @@ func TestCoalesceKeepsContentWithinTheLimit(t *testing.T) {
 		want := paint(Overlay(lower, own))
 		limit := 1 + r.IntN(10)
 		fill := Coalesce(lower, own, limit)
-		var copied [testPages][2]uint64 // by page of the own layer: the page copied there
+		var copied [testPages][2]uint64 // by page of the own layer: which layer and page were copied there
 		for _, s := range fill {
 			for _, e := range Slice(lower, s) {
 				if e.GPA < s.Start || e.GPA+e.Length > s.Start+s.Length {
@@ -42,7 +43,7 @@ func TestCoalesceKeepsContentWithinTheLimit(t *testing.T) {
 		}
 		dirty := paint(own)
 		for p, v := range paint(whole) {
-			if v[0] == 2 && dirty[p][0] == 0 { // a page of the own layer that was not dirty
+			if v[0] == 2 && dirty[p][0] == 0 { // in the own layer, but not dirty
 				v = copied[v[1]]
 			}
 			if v != want[p] {

@@ -16,7 +16,7 @@ import (
 // kind is a kind of record, with functions on values of any type.
 type kind struct {
 	parse func(path string, p []byte) (any, error)
-	again func(v any) ([]byte, error) // encodes what parse returned
+	again func(v any) ([]byte, error) // encodes the result of parse
 	empty func() any
 }
 
@@ -39,7 +39,7 @@ func kindOf[T any](parse func(string, []byte) (*T, error), encode func(*T) ([]by
 	}
 }
 
-// golden returns the files in testdata, by name. The names begin with the kind.
+// golden returns the files in testdata, by name. Each name begins with the name of the kind.
 func golden(t testing.TB) map[string][]byte {
 	t.Helper()
 	files, err := filepath.Glob("testdata/*.json")
@@ -69,7 +69,8 @@ func kindIn(t testing.TB, file string) kind {
 	return k
 }
 
-// set sets every field of v to a non-zero value, different for all fields of a type.
+// set sets every field of v to a value that is not zero. Fields of the same type get different
+// values.
 func set(t *testing.T, v reflect.Value, n *int) {
 	t.Helper()
 	*n++
@@ -191,7 +192,7 @@ func zero(v reflect.Value) string {
 	return ""
 }
 
-// A record truncated at any position is refused, and marked as torn.
+// A record that is truncated at any position is refused, and the error has Torn set.
 func TestTruncated(t *testing.T) {
 	for name, p := range golden(t) {
 		p = bytes.TrimSpace(p)
@@ -204,14 +205,14 @@ func TestTruncated(t *testing.T) {
 	}
 }
 
-// optional lists the members that a record may lack. Their absence has the same meaning as unset
-// fields, and neither widens nor narrows what a sandbox may do.
+// optional lists the fields that a record may lack. A missing field means the same as an unset one,
+// and does not change what a sandbox may do.
 const optional = " origin owner expires fork limits env labels annotation idle_timeout idle_timeout_ns expiry_suspends auto_resume " +
 	"unique_strict unique top tops frozen branches branch_count suspends at rebased rebasing pending paused restoring " +
-	"allow deny allow_ech bytes_per_second packets_per_second connections " + // of a network with a mode
+	"allow deny allow_ech bytes_per_second packets_per_second connections " + // fields of a network that has a mode
 	"memory_mib swap_mib cpus cpu_weight io_bytes_per_second io_ops_per_second reseeded repeats more pid answer "
 
-// mutated applies change to an object and to each object within it, and calls f with every result.
+// mutated applies change to an object, and to each object inside it, and calls f with every result.
 func mutated(object map[string]any, change func(object map[string]any, name string) (undo func()),
 	f func(field string)) {
 	for name, member := range object {
@@ -224,7 +225,7 @@ func mutated(object map[string]any, change func(object map[string]any, name stri
 	}
 }
 
-// The absence of a member is an error, except for optional members.
+// A missing field is an error, unless it is optional.
 func TestMissingMembers(t *testing.T) {
 	for file, p := range golden(t) {
 		if p[0] == '[' { // secrets of version 0, see TestErrorsQuoteNoSecrets
@@ -263,7 +264,7 @@ func TestMissingMembers(t *testing.T) {
 	}
 }
 
-// A member is refused if it is unknown, differs in case, or is null.
+// A field is refused if it is unknown, if its name differs in case, or if it is null.
 func TestUnknownMembers(t *testing.T) {
 	for file, p := range golden(t) {
 		if p[0] == '[' { // secrets of version 0, see TestErrorsQuoteNoSecrets
@@ -304,7 +305,7 @@ func TestUnknownMembers(t *testing.T) {
 		})
 		check("of another type", func(object map[string]any, name string) func() {
 			member := object[name]
-			if name == "annotation" || name == "body" { // may have any content
+			if name == "annotation" || name == "body" { // these may have any content
 				object["later"] = 1
 			}
 			object[name] = []any{[]any{}}
@@ -349,8 +350,8 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// Errors about secrets name the field and the fix, and quote nothing. A list (version 0) is read as
-// strictly as an object.
+// Errors about secrets name the field and the fix, but quote no content. A list, which is version
+// 0, is checked as strictly as an object.
 func TestErrorsQuoteNoSecrets(t *testing.T) {
 	for _, file := range []string{"secrets.v0.json", "secrets.v1.json"} {
 		text := string(golden(t)[file])
@@ -380,7 +381,7 @@ func TestErrorsQuoteNoSecrets(t *testing.T) {
 	}
 }
 
-// A record that could not be read again is not written.
+// A record that ParseSandbox and so on would refuse is not written.
 func TestEncodeRefuses(t *testing.T) {
 	for name, k := range kinds() {
 		if p, err := k.again(k.empty()); err == nil {
@@ -399,7 +400,7 @@ func TestEncodeRefuses(t *testing.T) {
 	}
 }
 
-// The control protocol of a VMM can be read from a record that is otherwise refused.
+// ProtocolOf works even for records that are otherwise refused.
 func TestProtocolOf(t *testing.T) {
 	for text, want := range map[string]int{
 		`{"vmm_protocol":7}`:                          7,
@@ -416,8 +417,8 @@ func TestProtocolOf(t *testing.T) {
 	}
 }
 
-// FuzzParse checks that any record is either refused or encoded again as it is, and never lacks a
-// network policy.
+// FuzzParse checks that a record is either refused, or encoded again with the same bytes. It also
+// checks that an accepted sandbox has a network policy.
 func FuzzParse(f *testing.F) {
 	f.Fuzz(func(t *testing.T, p []byte) {
 		ProtocolOf(p)

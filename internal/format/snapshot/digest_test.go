@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// digestOf returns the digest of p, written in pieces of step chunks. With skip, it does not write
-// pieces of zeros.
+// digestOf returns the digest of p. It writes p in pieces of step chunks. If skip is set, it does
+// not write pieces that are zero.
 func digestOf(t *testing.T, p []byte, step int, skip bool) string {
 	t.Helper()
 	d := NewDigester(uint64(len(p)))
@@ -38,7 +38,7 @@ func TestDigestIsOfTheContentAlone(t *testing.T) {
 	}
 }
 
-// The digest is part of the format: stored digests must stay valid.
+// The digest algorithm must never change, because snapshots contain digests.
 func TestDigestIsFixed(t *testing.T) {
 	p := make([]byte, 3*DigestChunk)
 	copy(p[2*DigestChunk:], "forkd")

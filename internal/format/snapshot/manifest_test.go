@@ -40,7 +40,7 @@ func sample(t *testing.T) *Manifest {
 	}
 }
 
-// diskOnly returns a sample without memory.
+// diskOnly returns a valid manifest of a snapshot without memory.
 func diskOnly(t *testing.T) *Manifest {
 	t.Helper()
 	m := sample(t)
@@ -49,7 +49,7 @@ func diskOnly(t *testing.T) *Manifest {
 	return m
 }
 
-// The bytes of a manifest are fixed for its version, because snapshots are kept for years.
+// The bytes of a manifest of this version must never change, because snapshots are kept for years.
 func TestGolden(t *testing.T) {
 	const id, base = "aaaaaaaaaaaaaaaaaaaaaaaaaa", "baaaaaaaaaaaaaaaaaaaaaaaaa"
 	for name, m := range map[string]*Manifest{"memory": sample(t), "disk-only": diskOnly(t)} {
@@ -176,7 +176,7 @@ func TestManifestRoundTrip(t *testing.T) {
 	}
 }
 
-// Manifests store durations in whole microseconds, like those of older builds.
+// Manifests store durations in whole microseconds, as earlier builds do.
 func TestBranchFigures(t *testing.T) {
 	const text = `{"sandbox_id":"","mode":"live","pause_us":1500,"stop_us":7,"ready_us":2000000,"dirty_bytes":0}`
 	want := Branch{Mode: "live", Pause: Micros(1500 * time.Microsecond), Stop: Micros(7 * time.Microsecond),
@@ -195,7 +195,7 @@ func TestBranchFigures(t *testing.T) {
 	}
 }
 
-// A manifest with any flipped bit, or truncated at any position, is refused.
+// A manifest is refused if any bit is flipped, or if it is truncated at any position.
 func TestManifestDamageIsRefused(t *testing.T) {
 	p, err := sample(t).Encode()
 	if err != nil {

@@ -28,7 +28,7 @@ func TestMemoryMapRoundTrip(t *testing.T) {
 	}
 }
 
-// The encoding of memory.map never changes, unlike that of messages.
+// The encoding of memory.map must never change, unlike that of messages between processes.
 func TestMemoryMapBytes(t *testing.T) {
 	extents, sizes, end := sampleMap()
 	p, err := EncodeMemoryMap(extents, sizes, end)
@@ -85,8 +85,8 @@ func TestMemoryMapIsCheckedAgainstItsFiles(t *testing.T) {
 	}
 }
 
-// A map that could not be read again is not written. Otherwise its snapshot would be published, and
-// every fork of it would fail.
+// A map that ParseMemoryMap would refuse is not written. Otherwise the snapshot would be published,
+// and every fork of it would fail.
 func TestMemoryMapIsCheckedBeforeItIsWritten(t *testing.T) {
 	const page = vm.PageSize
 	sizes, end := []uint64{8 * page}, uint64(8*page)

@@ -9,7 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// failing is a listener whose Accept fails as often as it has errors, and then closes.
+// failing is a listener. Each Accept returns the next of its errors; when there are no more, the
+// listener is closed.
 type failing struct {
 	net.Listener
 	errs []error
@@ -25,7 +26,8 @@ func (l *failing) Accept() (net.Conn, error) {
 }
 
 func TestAcceptGoesOn(t *testing.T) {
-	wrapped := &net.OpError{Op: "accept", Err: os.NewSyscallError("accept4", unix.ECONNABORTED)} // as package vsock does
+	// the form of package vsock
+	wrapped := &net.OpError{Op: "accept", Err: os.NewSyscallError("accept4", unix.ECONNABORTED)}
 	l := &failing{errs: []error{wrapped, unix.ENOMEM, unix.EMFILE}}
 	if _, err := (patient{l}).Accept(); !errors.Is(err, net.ErrClosed) || len(l.errs) > 0 {
 		t.Errorf("%v, %d errors left", err, len(l.errs))

@@ -23,7 +23,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
-// recorder is an identity that records the calls to it.
+// recorder is an identity that records calls.
 type recorder struct {
 	shared []string
 	calls  []string
@@ -198,7 +198,7 @@ func TestACancelledExecEndsTheCommandsOfItsShell(t *testing.T) {
 	if !errors.Is(err, context.Canceled) {
 		t.Fatal(err)
 	}
-	for unix.Kill(-group, 0) == nil { // until the group is empty; the test's time limit ends a failure
+	for unix.Kill(-group, 0) == nil { // until all processes of the group have ended
 		time.Sleep(time.Millisecond)
 	}
 }
@@ -212,7 +212,7 @@ func TestExecCancelKillsTheProcess(t *testing.T) {
 	if !errors.Is(err, context.Canceled) {
 		t.Fatalf("err = %v", err)
 	}
-	// pgrep's own command line has the pattern in brackets, so it does not find itself.
+	// The brackets in the pattern keep pgrep from finding its own command line.
 	for {
 		r, err := c.Exec(t.Context(), agentclient.ExecRequest{Args: []string{"sh", "-c", "pgrep -f '[s]leep 98765'"}})
 		if err != nil {
@@ -224,7 +224,7 @@ func TestExecCancelKillsTheProcess(t *testing.T) {
 	}
 }
 
-// slowConn delays the data from the guest until may is ready.
+// slowConn is a connection whose reads wait until the channel may is ready.
 type slowConn struct {
 	net.Conn
 	may <-chan struct{}
@@ -235,7 +235,7 @@ func (c slowConn) Read(p []byte) (int, error) {
 	return c.Conn.Read(p)
 }
 
-// If a caller leaves before the guest has named the process that it started, the process is killed.
+// If a caller is cancelled before the guest has reported the process id, the process is killed.
 func TestExecCancelledBeforeItsStartIsKnown(t *testing.T) {
 	dial, may := listen(t, nil), make(chan struct{})
 	slow := agentclient.New(func(ctx context.Context, port uint32) (net.Conn, error) {
@@ -259,13 +259,13 @@ func TestExecCancelledBeforeItsStartIsKnown(t *testing.T) {
 		time.Sleep(time.Millisecond)
 	}
 	cancel()
-	time.Sleep(10 * time.Millisecond) // so that the client notices the cancellation before the guest's answer
+	time.Sleep(10 * time.Millisecond) // the client must notice the cancellation before the answer arrives
 	close(may)
 	if err := <-done; !errors.Is(err, context.Canceled) {
 		t.Errorf("%v", err)
 	}
 	if unix.Kill(-pid, 0) == nil {
-		time.Sleep(time.Second) // the process is about to be killed
+		time.Sleep(time.Second) // time for the process to be killed
 	}
 	if unix.Kill(-pid, 0) == nil {
 		unix.Kill(-pid, unix.SIGKILL)
@@ -357,7 +357,7 @@ func TestFreezeOverControl(t *testing.T) {
 	}
 }
 
-// An agent that is not the machine's init cannot end connections, and says so.
+// An agent that is not PID 1 cannot close connections, and returns an error.
 func TestResetOverControl(t *testing.T) {
 	line := []byte(`{"op":"reset"}`)
 	if _, err := (&control{}).handle(line); err == nil {

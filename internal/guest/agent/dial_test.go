@@ -16,7 +16,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
-// server listens on an address of loopback and calls f with every connection. It returns the port.
+// server listens on a loopback address and calls f with every connection. It returns its port.
 func server(t *testing.T, address string, f func(*net.TCPConn)) uint16 {
 	t.Helper()
 	l, err := net.Listen("tcp", address)
@@ -36,8 +36,8 @@ func server(t *testing.T, address string, f func(*net.TCPConn)) uint16 {
 	return uint16(l.Addr().(*net.TCPAddr).Port)
 }
 
-// summing reads to the end of its input and then answers with its digest. That works only if the
-// two directions end separately.
+// summing reads to the end of its input, and then sends a digest of it. That works only if the two
+// directions of a stream end separately.
 func summing(conn *net.TCPConn) {
 	sum := sha256.New()
 	if _, err := io.Copy(sum, conn); err == nil {
@@ -95,7 +95,7 @@ func TestDialPortSaysWhyNot(t *testing.T) {
 	}
 }
 
-// An incomplete request, and a request for port 0, are not forwarded.
+// A request without a port, or for port 0, gets no connection.
 func TestDialPortWithoutAPort(t *testing.T) {
 	d := listen(t, nil)
 	conn, err := d(t.Context(), agentproto.DialPort)
@@ -115,7 +115,7 @@ func TestDialPortWithoutAPort(t *testing.T) {
 	}
 }
 
-// Idle streams hold no buffers, and buffers are used again.
+// Idle streams hold no buffers, and buffers are reused.
 func TestPortsShareBuffers(t *testing.T) {
 	p := &ports{}
 	echo := server(t, "127.0.0.1:0", func(conn *net.TCPConn) { io.Copy(conn, conn) })
@@ -133,7 +133,8 @@ func TestPortsShareBuffers(t *testing.T) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if n := len(p.free); p.open != len(ours) || n == 0 || n > 4 { // two of a stream, and two being returned
+	// each stream may have two, and two may be on their way back
+	if n := len(p.free); p.open != len(ours) || n == 0 || n > 4 {
 		t.Errorf("%d streams have used %d buffers", p.open, n)
 	}
 }
@@ -158,8 +159,7 @@ func socketPair(t *testing.T) [2]net.Conn {
 	return [2]net.Conn{a, b}
 }
 
-// A host that has closed its connection is distinguished from a host that has only finished
-// sending.
+// gone tells a host that has closed its connection from one that has only finished sending.
 func TestGone(t *testing.T) {
 	c := socketPair(t)
 	ours, theirs := c[0].(*net.UnixConn), c[1].(*net.UnixConn)
@@ -176,12 +176,12 @@ func TestGone(t *testing.T) {
 	}
 }
 
-// The end of a stream is distinguished from a reset by the guest, and a stream ends when its server
-// has ended.
+// A reset by the guest is not taken for an orderly end, and a stream ends when its server has
+// closed the connection.
 func TestDialPortEnds(t *testing.T) {
 	c := serve(t, nil)
 	s := dial(t, c, server(t, "127.0.0.1:0", func(conn *net.TCPConn) {
-		conn.Read(make([]byte, 1)) // an earlier reset would count as a failure to connect
+		conn.Read(make([]byte, 1)) // wait for data, because a reset before would count as a failed connect
 		conn.SetLinger(0)
 	}))
 	if _, err := s.Write([]byte{0}); err != nil {
@@ -203,10 +203,10 @@ func TestDialPortEnds(t *testing.T) {
 	}
 }
 
-// A stream that the host leaves open ends if its server has closed its connection. It goes on if
-// the server has only finished sending.
+// If the server has closed its connection, a stream ends even if the host leaves it open. If the
+// server has only finished sending, the stream continues.
 func TestDialPortEndsWithItsServer(t *testing.T) {
-	t.Parallel() // the server's state is checked every 10 s
+	t.Parallel() // takes long, because the server is probed only every 10 s
 	p := &ports{}
 	begin := func(f func(*net.TCPConn)) (host net.Conn, ended chan bool) {
 		pair := socketPair(t)
@@ -229,7 +229,7 @@ func TestDialPortEndsWithItsServer(t *testing.T) {
 	_, ended := begin(func(conn *net.TCPConn) {
 		io.WriteString(conn, "bye")
 		raw, err := conn.SyscallConn()
-		if err == nil { // the kernel answers for a closed socket for a second instead of a minute
+		if err == nil { // the kernel answers for a closed socket for a second here, and not for a minute
 			err = raw.Control(func(fd uintptr) { unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_LINGER2, 1) })
 		}
 		if err != nil {

@@ -43,7 +43,7 @@ func TestForkedFailsWithItsFirstFailure(t *testing.T) {
 	}
 }
 
-// hookFunc is the hooks of an image.
+// hookFunc is a hooks that calls a function.
 type hookFunc func() error
 
 func (f hookFunc) Any() bool  { return true }
@@ -79,7 +79,8 @@ func TestPrepareThenFlush(t *testing.T) {
 	}
 }
 
-// A connection ends the settling, so that children of a guest that was saved too early do not wait.
+// keepQuiet ends when a connection arrives. Otherwise the children of a guest that was saved before
+// the end of keepQuiet would wait.
 func TestAConnectionEndsSettling(t *testing.T) {
 	dir := t.TempDir()
 	open := unixSockets(dir)
@@ -105,7 +106,8 @@ func TestAConnectionEndsSettling(t *testing.T) {
 	}
 }
 
-// Messages beyond the usual size use another buffer, and a broken message does not end the service.
+// A message that is longer than usual gets another buffer, and an invalid message does not end the
+// service.
 func TestForkMessagesOfAllSizes(t *testing.T) {
 	c := serve(t, nil)
 	for _, n := range []int{1, usualMessage, 100 * usualMessage, agentproto.MaxForked} {

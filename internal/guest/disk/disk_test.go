@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fake is a file system that records the requests on it.
+// fake records the requests to a file system.
 type fake struct {
 	calls []uint
 	fails map[uint]error
@@ -52,7 +52,8 @@ func TestRestAndWake(t *testing.T) {
 	}
 }
 
-// If the host does not come back, the guest is thawed. If it comes back late, it gets an error.
+// If the host does not end the rest, it ends after Limit. If the host's Wake comes later, it
+// returns an error.
 func TestTheRestEndsByItself(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, f := newFake(nil)

@@ -59,7 +59,7 @@ func startProc(t *testing.T, c processconnect.ProcessClient,
 	return stream, &process.ProcessSelector{Selector: &process.ProcessSelector_Pid{Pid: pid}}
 }
 
-// finish collects a stream to its end.
+// finish reads a stream to its end and returns the output and the end event.
 func finish(t *testing.T, stream *connect.ServerStreamForClient[process.StartResponse]) (out string,
 	end *process.ProcessEvent_EndEvent) {
 	t.Helper()
@@ -138,8 +138,8 @@ func TestErrorCodesOfStart(t *testing.T) {
 	}
 }
 
-// A client whose deadline has passed gets a timeout, and not the signal that killed the process.
-// Only the server has the deadline here, so the client's own cannot cause the error.
+// A client whose deadline has passed gets a timeout, and not the signal that killed the process. In
+// this test only the server knows the deadline, so the client itself cannot have made the error.
 func TestDeadlineIsNamed(t *testing.T) {
 	c := procClient(serve(t))
 	for range 30 {
@@ -177,7 +177,7 @@ func TestDeadlineKillsTheWholeGroup(t *testing.T) {
 	}
 	stat := "/proc/" + strings.TrimSpace(string(raw)) + "/stat"
 	for {
-		// The process is gone, or a zombie that waits for init.
+		// The process has ended. It may still be a zombie until init collects it.
 		if s, err := os.ReadFile(stat); err != nil || bytes.Contains(s, []byte(") Z ")) {
 			break
 		}
@@ -271,8 +271,8 @@ func TestClientLeavingDoesNotKill(t *testing.T) {
 func TestOutputLeftInThePipeIsNotLost(t *testing.T) {
 	c := procClient(serve(t))
 	stream, sel := startProc(t, c, shell("sleep 1000 & head -c 60000 /dev/zero; kill -9 $$"))
-	defer syscall.Kill(-int(sel.GetPid()), syscall.SIGKILL) // the process leads a group; its sleep would outlive the test
-	// The sleep keeps the pipe open; the end event must not wait long for the sleep.
+	defer syscall.Kill(-int(sel.GetPid()), syscall.SIGKILL) // also kills the sleep, which would outlive the test
+	// The sleep keeps the pipe open, but the end event must not wait for it.
 	out, end := finish(t, stream)
 	if len(out) != 60000 || end.GetExitCode() != -1 {
 		t.Fatalf("%d bytes, end %v", len(out), end)
@@ -327,7 +327,7 @@ func TestStreamInput(t *testing.T) {
 				msg.Event = &process.StreamInputRequest_Keepalive{Keepalive: &process.StreamInputRequest_KeepAlive{}}
 			}
 			if in.Send(msg) != nil {
-				break // CloseAndReceive returns the error
+				break // CloseAndReceive returns the error, not Send
 			}
 		}
 		_, err := in.CloseAndReceive()
@@ -352,7 +352,8 @@ func TestStreamInput(t *testing.T) {
 	}
 }
 
-// Each interface has its own default user. A request that names a user does not get it.
+// envd and the code interpreter have different default users. A request that names a user gets that
+// user.
 func TestDefaultUserOfARequest(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: only root starts processes as somebody else")

@@ -12,7 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// If the kernel refuses a client's request, neither API reports it as a failure of the agent.
+// If the kernel refuses an operation, the error of both APIs is the client's, and not a failure of
+// the agent.
 func TestRefusalsOfTheKernel(t *testing.T) {
 	for _, c := range []struct {
 		errno  unix.Errno

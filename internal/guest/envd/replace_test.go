@@ -35,7 +35,7 @@ func put(t *testing.T, base, path, content string) (int, string) {
 	return resp.StatusCode, string(text)
 }
 
-// holds checks a file's content and that its directory has n entries.
+// holds checks the content of a file, and that its directory has n entries.
 func holds(t *testing.T, path, want string, n int) {
 	t.Helper()
 	if got, err := os.ReadFile(path); err != nil || string(got) != want {
@@ -66,7 +66,7 @@ func TestAnInterruptedUploadLeavesTheOldFile(t *testing.T) {
 	if err := conn.(*net.TCPConn).CloseWrite(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := io.ReadAll(conn); err != nil { // until the server has ended the connection
+	if _, err := io.ReadAll(conn); err != nil { // read until the server closes the connection
 		t.Fatal(err)
 	}
 	holds(t, path, "old", 1)

@@ -10,23 +10,23 @@ import (
 	"time"
 )
 
-// dialect has the same pieces of code in the language of one backend. The tests compare their
-// output.
+// dialect contains the same pieces of code for each backend, in its language. The tests compare
+// their output.
 type dialect struct {
 	language string
-	env      func(t *testing.T) map[string]string // of the sandbox
+	env      func(t *testing.T) map[string]string // environment of the sandbox
 	of       func(string) (*backend, error)
 
-	set, get   string // keeps 41; prints 42
+	set, get   string // set stores 41; get prints 42
 	outAndErr  string // prints "out" and, to the other stream, "err"
-	fail, name string // ends with an error of that name
+	fail, name string // fail ends with an error called name
 	broken     string // is not valid code
 	variable   string // prints the variable FORKD_T, or "gone"
 	directory  string // prints the working directory
 	endless    string
-	stubborn   string // does not end when it is interrupted; empty: such code is impossible in the language
+	stubborn   string // does not end when it is interrupted; empty if the language does not permit such code
 	exit       string // ends the process with status 9
-	seed, draw string // make draw print the same after the same seed
+	seed, draw string // after the same seed, draw prints the same
 }
 
 func noEnv(*testing.T) map[string]string { return nil }
@@ -68,7 +68,7 @@ func dialects() map[string]dialect {
 	}}
 }
 
-// TestBackends checks the behavior that clients may expect of every backend.
+// TestBackends checks the behaviour that clients may expect of every backend.
 func TestBackends(t *testing.T) {
 	for name, d := range dialects() {
 		t.Run(name, func(t *testing.T) {
@@ -235,7 +235,7 @@ func (d dialect) testForks(t *testing.T, s *Server, h *httptest.Server) {
 	}
 }
 
-// Objects of user code may fail to describe themselves; the call must end anyway.
+// An object whose description raises an exception must not keep its call from ending.
 func TestWhatCannotBeDescribedEndsItsCall(t *testing.T) {
 	_, h := serve(t, nil, ownPython)
 	for language, code := range map[string]string{
@@ -257,7 +257,7 @@ func TestUnsupportedLanguages(t *testing.T) {
 	_, h := serve(t, map[string]string{"PATH": "/nonexistent"}, func(language string) (*backend, error) {
 		b, err := backendOf(language)
 		if language == python {
-			b.program = "../bin/sh" // a program that exists
+			b.program = "../bin/sh" // replaced by a program that every system has
 		}
 		return b, err
 	})

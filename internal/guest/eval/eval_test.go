@@ -75,7 +75,7 @@ func run(t *testing.T, h *httptest.Server, req map[string]any) []map[string]any 
 
 func code(src string) map[string]any { return map[string]any{"code": src, "repr": true} }
 
-// field joins a field of all messages of one type.
+// field joins the values of a field, over all messages of one type.
 func field(msgs []map[string]any, kind, name string) string {
 	var b strings.Builder
 	for _, m := range msgs {
@@ -184,21 +184,21 @@ func TestDeadInterpreterIsReportedAndReplaced(t *testing.T) {
 
 func TestDisconnectInterruptsAndKeepsState(t *testing.T) {
 	_, h := newServer(t)
-	// One interrupt does not end this code. os.system is like that if the signal arrives just
+	// One interrupt does not end this code. os.system behaves like this if the signal arrives just
 	// before its command has started.
 	const stubborn = `try:\n  time.sleep(1000)\nexcept KeyboardInterrupt: pass\ntime.sleep(1000)`
 	run(t, h, code("import os, time\nstate = 'kept'"))
 	for _, endless := range []string{"while True: time.sleep(0.01)", "while True: pass", "os.system('sleep 1000')",
 		stubborn} {
 		disconnect(t, h, fmt.Sprintf(`{"code": "print('running', flush=True)\n%s"}`, endless))
-		// The endless code holds the context: this returns only if it was interrupted.
+		// If the endless code were still running, this call would wait for it.
 		if got := field(run(t, h, code("state")), "result", "text"); got != "'kept'" {
 			t.Fatalf("%s: state = %q", endless, got)
 		}
 	}
 }
 
-// disconnect starts code that prints "running", and hangs up when that has arrived.
+// disconnect starts code that prints "running", and closes the connection when that has arrived.
 func disconnect(t *testing.T, h *httptest.Server, body string) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -214,8 +214,8 @@ func disconnect(t *testing.T, h *httptest.Server, body string) {
 	resp.Body.Close()
 }
 
-// A client may hang up as soon as it has read the end, and call again at once. The interrupt of the
-// old call must not hit the new one.
+// A client may disconnect as soon as it has read the end of a call, and call again at once. Then
+// the disconnection must not interrupt the second call.
 func TestHangingUpAtTheEndDoesNotInterruptTheNextCall(t *testing.T) {
 	_, h := newServer(t)
 	for i := range 150 {

@@ -25,8 +25,8 @@ func TestForkReseedsIdleAndBusyInterpreters(t *testing.T) {
 	if got != "('7', 2, 1, True)" {
 		t.Fatalf("after fork: %s", got)
 	}
-	// Busy: the code waits for the callback that the fork runs, so it can end only if control
-	// requests work while code runs.
+	// The code waits for a callback that the fork runs. So it can end only if the interpreter
+	// handles control requests while code runs.
 	done := make(chan []map[string]any, 1)
 	go func() {
 		defer close(done) // run ends this goroutine when it fails
@@ -40,8 +40,7 @@ func TestForkReseedsIdleAndBusyInterpreters(t *testing.T) {
 			}
 			return
 		default:
-			// If the loop has not begun, this is the fork of an idle interpreter, which is fine
-			// too.
+			// If the loop has not begun yet, this forks an idle interpreter, which must work too.
 			if err := s.Forked(nil); err != nil {
 				t.Fatal(err)
 			}
@@ -91,8 +90,8 @@ func TestAnIdleInterpreterReseedsBeforeItsNextCall(t *testing.T) {
 	}
 }
 
-// A call takes its turn before its code reaches the driver. In between, the driver considers itself
-// idle.
+// A call takes its turn before its code reaches the driver. Until then the driver believes that it
+// is idle, but it must not count as idle.
 func TestPrepareDoesNotCallAnInterpreterIdleWhoseCodeIsOnItsWay(t *testing.T) {
 	s, h := newServer(t)
 	run(t, h, code("None"))
@@ -105,8 +104,8 @@ func TestPrepareDoesNotCallAnInterpreterIdleWhoseCodeIsOnItsWay(t *testing.T) {
 	}
 }
 
-// A client that warms up an interpreter requests its preparation as soon as it has read the last
-// line.
+// A client may request the preparation as soon as it has read the last line of its code. So the
+// context must be free by then.
 func TestContextIsFreeWhenTheLastLineIsRead(t *testing.T) {
 	s, h := newServer(t)
 	run(t, h, code("None"))

@@ -68,8 +68,8 @@ func siblings(t *testing.T, python, mode string) [2]map[string]string {
 
 func TestSiblingsDrawDifferentKeysAndNumbers(t *testing.T) {
 	python := wheelsPython(t)
-	// Without reseeding, the copies draw the same; otherwise the comparison below would prove
-	// nothing.
+	// Check that without reseeding the copies draw the same numbers; otherwise the comparison below
+	// would prove nothing.
 	same := siblings(t, python, "keep")
 	for _, kind := range []string{"random", "ssl", "sqlite", "tempfile", "numpy", "ec key", "rsa key",
 		"bundled libcrypto"} {

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// pythons runs a test with both Python backends, in an environment with pandas and matplotlib.
+// pythons runs a test with both Python backends. Their environment has pandas and matplotlib.
 func pythons(t *testing.T, test func(t *testing.T, s *Server, h *httptest.Server)) {
 	for name, of := range map[string]func(string) (*backend, error){"own": ownPython, "jupyter": backendOf} {
 		t.Run(name, func(t *testing.T) {
@@ -63,7 +63,7 @@ func TestResultsOfPython(t *testing.T) {
 	})
 }
 
-// plots is code that draws figures. e2b-charts extracts charts from figures that are not marked.
+// plots is code that draws figures. e2b-charts makes charts from figures, except from marked ones.
 var plots = map[string]struct{ code, kind string }{
 	"line":       {"plt.plot([1, 2, 3], [4, 5.5, 6], label='a'); plt.plot([1, 2], [0, 3]); plt.xlabel('time (s)'); plt.ylabel('way [m]'); plt.title('T')", "line"},
 	"logarithm":  {"plt.plot([1, 10, 100], [1, 2, 3]); plt.xscale('log')", "line"},

@@ -42,7 +42,7 @@ func TestAForkedCopyDoesNotAnswerForTheInterpreter(t *testing.T) {
 					t.Fatalf("%d evaluates to %q", i, got)
 				}
 			}
-			// A copy prints and ends like a program.
+			// A forked copy of the interpreter can print and exit like any program.
 			for rest, want := range map[string]string{
 				"print('copy'); display(1); 2": "copy 0", "raise SystemExit(7)": " 7", "1/0": " 1",
 			} {
@@ -62,11 +62,11 @@ func TestAForkedCopyDoesNotAnswerForTheInterpreter(t *testing.T) {
 	}
 }
 
-// The agent must notice the death of an interpreter even if a forked copy of it lives on.
+// The agent must notice the end of an interpreter even if a forked copy of it still runs.
 func TestDeathIsSeenThoughACopyLives(t *testing.T) {
 	for _, fork := range []string{"os.fork()", "ctypes.CDLL(None).fork()"} {
 		_, h := newServer(t)
-		hold := filepath.Join(t.TempDir(), "hold") // the copy lives while this file does
+		hold := filepath.Join(t.TempDir(), "hold") // the copy runs as long as this file exists
 		if err := os.WriteFile(hold, nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -91,7 +91,7 @@ func TestStubbornCodeIsKilledAfterItsTimeoutAndTheClientTold(t *testing.T) {
 	s.grace = 200 * time.Millisecond
 	for _, src := range stubborn {
 		run(t, h, code("state = 1"))
-		got := run(t, h, within(time.Second, src)) // code is stubborn only after it has begun
+		got := run(t, h, within(time.Second, src)) // code of these kinds is stubborn only once it runs
 		if v := field(got, "error", "value"); !strings.Contains(v, "did not end when it was interrupted") ||
 			!strings.Contains(v, "state is lost") {
 			t.Errorf("%s: %v", src, got)
@@ -238,20 +238,20 @@ threading.Thread(target=late).start()`, dir+"/go", dir+"/done")))
 	}
 }
 
-// An interpreter that ends when a fork asks it to reseed cannot repeat random numbers, so the fork
-// goes on.
+// If an interpreter ends while a fork asks it to reseed, the fork succeeds, because that
+// interpreter cannot repeat random numbers.
 func TestAForkGoesOnWithoutAnInterpreterThatEnds(t *testing.T) {
 	s, h := newServer(t)
 	if got := run(t, h, code("1")); field(got, "error", "name") != "" {
 		t.Fatal(got)
 	}
 	child := s.contexts[python].interp.child
-	if err := child.SignalGroup(syscall.SIGSTOP); err != nil { // the process must not answer before its end
+	if err := child.SignalGroup(syscall.SIGSTOP); err != nil { // so that the process cannot answer before it ends
 		t.Fatal(err)
 	}
 	forked := make(chan error, 1)
 	go func() { forked <- s.Forked(nil) }()
-	for s.contexts[python].mu.TryLock() { // until the request has been sent
+	for s.contexts[python].mu.TryLock() { // wait until the request has been sent
 		s.contexts[python].mu.Unlock()
 	}
 	if err := child.SignalGroup(syscall.SIGKILL); err != nil {

@@ -24,7 +24,7 @@ import (
 
 func noneManaged() (renewed, partly []int) { return nil, nil }
 
-// renew searches one process of this system.
+// renew searches one process of this host.
 func renew(t *testing.T, pid int) agentproto.Unique {
 	t.Helper()
 	f := New(noneManaged)
@@ -47,8 +47,8 @@ func has(list []agentproto.Generator, library string) bool {
 	return slices.ContainsFunc(list, func(g agentproto.Generator) bool { return strings.Contains(g.Library, library) })
 }
 
-// copies runs a Python program of testdata/copies.py. If between is not nil, copies calls it for
-// each of the two copies before the copy draws.
+// copies runs a program of testdata/copies.py, which copies itself twice. If between is not nil, it
+// is called for each copy before the copy draws.
 func copies(t *testing.T, python []string, draw string, between func(pid int)) [2]map[string]string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "draw.py")
@@ -104,7 +104,8 @@ func childOf(t *testing.T, pid int) int {
 	return child
 }
 
-// packages returns the folder of a version of a package that scripts/test-wheels has installed.
+// packages returns the directory of a package in the version that scripts/test-wheels has
+// installed.
 func packages(t *testing.T, name string) string {
 	t.Helper()
 	dir, err := cachedir.Dir()
@@ -182,8 +183,8 @@ func TestOpenSSLOfAnyProcessIsReseeded(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			python := c.python(t)
-			// Without reseeding, the copies draw the same; otherwise the comparison below would
-			// prove nothing.
+			// Check that without reseeding the copies draw the same numbers; otherwise the
+			// comparison below would prove nothing.
 			same := copies(t, python, c.draw, nil)
 			var report agentproto.Unique
 			got := copies(t, python, c.draw, func(pid int) { report = renew(t, pid) })
@@ -246,13 +247,13 @@ func serve(t *testing.T, env string, program string, args ...string) *server {
 	return s
 }
 
-// onEachLine returns a Python server that prints the result of draw for each line.
+// onEachLine returns a Python program that prints the result of draw for each line of its input.
 func onEachLine(imports, draw string) []string {
 	return []string{"-c", "import sys\n" + imports + "\nfor _ in sys.stdin: print(" + draw + ", flush=True)"}
 }
 
-// due returns the number of OpenSSL generators in a process, and how many of them will reseed at
-// their next use.
+// due returns the number of OpenSSL generators in a process, and how many of them will reseed when
+// they are next used.
 func due(t *testing.T, pid int) (all, reseed int) {
 	t.Helper()
 	f := New(noneManaged)
@@ -281,9 +282,9 @@ func due(t *testing.T, pid int) (all, reseed int) {
 	return all, reseed
 }
 
-// OpenSSL 1.1.1 mixes the time into each draw, so copies differ anyway. Node cannot be copied by
-// clone(2), because it has threads. So this test reads from their generators whether they have
-// reseeded.
+// This test reads from the generators' memory whether they have reseeded. Comparing copies would
+// not work: OpenSSL 1.1.1 mixes the time into each draw, so copies differ anyway, and Node has
+// threads, so clone(2) cannot copy it.
 func TestGeneratorsOfServersReseedWithTheirNextUse(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root, as the agent has it")
@@ -322,7 +323,7 @@ func TestGeneratorsOfServersReseedWithTheirNextUse(t *testing.T) {
 	}
 }
 
-// BoringSSL notices that its flag was cleared, reseeds and sets the flag again.
+// When BoringSSL finds its flag cleared, it reseeds and sets the flag again.
 func TestBoringSSLFindsItsPageWiped(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root, as the agent has it")
@@ -357,7 +358,7 @@ def hello():
 	}
 }
 
-// flags counts the pages of a process that hold a flag and are wiped on fork(2).
+// flags returns the number of pages in a process that contain a flag and are wiped on fork(2).
 func flags(t *testing.T, pid int) int {
 	t.Helper()
 	f := New(noneManaged)
@@ -385,7 +386,7 @@ public class Draw {
     }
 }`
 
-// TestMain makes this program draw from Go's generator if it runs as a child process of a test.
+// If the program runs as a child process of a test, TestMain makes it draw from Go's generator.
 func TestMain(m *testing.M) {
 	if os.Getenv("FORKD_DRAW") == "" {
 		os.Exit(m.Run())

@@ -66,8 +66,8 @@ func TestWhatCannotBeReseededIsNamed(t *testing.T) {
 	})
 }
 
-// A Rust program with the crate rand, a Go program and a library with OpenSSL cannot all be built
-// here, so the test imitates their marks, across the end of a read.
+// A Rust program with the crate rand, a Go program, and a library with OpenSSL cannot all be built
+// here. So the test writes files with their marks, placed across the boundary of two reads.
 func TestMarksOfFiles(t *testing.T) {
 	elf := func(at int, mark string) string {
 		return "\x7fELF" + strings.Repeat("\x00", at) + mark + strings.Repeat("\x00", 3*chunkSize)
@@ -102,8 +102,8 @@ func TestMarksOfFiles(t *testing.T) {
 	}
 }
 
-// segments returns an ELF file with code at 0x1000, constants at 0x2000, which begin with text, and
-// data after them.
+// segments returns an ELF file. It has code at 0x1000, constants at 0x2000, which begin with text,
+// and data after them.
 func segments(text string) string {
 	file := append([]byte("\x7fELF\x02"), make([]byte, 0x3000-5)...)
 	binary.LittleEndian.PutUint64(file[32:], 64) // e_phoff
@@ -122,8 +122,8 @@ func segments(text string) string {
 	return string(file)
 }
 
-// A child must not read the programs that ran before its snapshot, and must read a program that
-// has changed.
+// Programs that ran before the snapshot are not read again in a child. A program that has changed
+// is.
 func TestProgramsAreReadOnceBeforeTheSnapshot(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root, as the agent has it")
@@ -137,7 +137,7 @@ func TestProgramsAreReadOnceBeforeTheSnapshot(t *testing.T) {
 		t.Fatal(err)
 	}
 	pid := strconv.Itoa(serveSleep(t, program))
-	// A procfs with this process alone.
+	// A procfs in which only this process appears.
 	dir := t.TempDir()
 	if err := errors.Join(os.WriteFile(filepath.Join(dir, "loadavg"), []byte("0 0 0 1/1 1\n"), 0o600),
 		os.Symlink("/proc/"+pid, filepath.Join(dir, pid))); err != nil {
@@ -150,7 +150,7 @@ func TestProgramsAreReadOnceBeforeTheSnapshot(t *testing.T) {
 	known := maps.Clone(f.files)
 	before := len(known)
 	for id := range f.files {
-		f.files[id] = marks{rust: true} // so that a second reading would be seen
+		f.files[id] = marks{rust: true} // a second reading of the file would change this
 	}
 	report, err := f.Renew()
 	if err != nil || !has(report.Repeats, "rust: crate rand") {
@@ -173,12 +173,12 @@ func serveSleep(t *testing.T, program string) (pid int) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-	time.Sleep(200 * time.Millisecond) // until its libraries are mapped
+	time.Sleep(200 * time.Millisecond) // time for its libraries to be mapped
 	return cmd.Process.Pid
 }
 
-// A process whose files have no OpenSSL is not searched, unless it has loaded code into memory
-// without a file.
+// A process is searched only if one of its files contains OpenSSL, or if it has loaded code into
+// memory without a file.
 func TestOnlyProcessesWithOpenSSLAreSearched(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root, as the agent has it")
@@ -232,12 +232,12 @@ func TestNothingIsLookedForTwice(t *testing.T) {
 		t.Fatalf("%d walks, %v", walks, err)
 	}
 	own := strconv.Itoa(os.Getpid())
-	write("42/exe", "") // a thread of this process
+	write("42/exe", "") // no exe: a thread of this process
 	write(own+"/task/42/comm", "")
-	write("43/exe", "") // a process
+	write("43/exe", "") // no exe: a process
 	for _, step := range []struct {
 		last string
-		want int // number of walks through /proc
+		want int // how many times /proc was walked
 	}{{"40", 0}, {"41", 0}, {"42", 0}, {"43", 1}, {"39", 1}, {"200", 1}, {"", 1}, {"x", 1}} {
 		last(step.last)
 		walks = 0
@@ -278,7 +278,8 @@ func TestMapsOfAllKinds(t *testing.T) {
 	}
 }
 
-// Children copy each page that the agent writes, and a browser has thousands of mappings.
+// Parsing allocates nothing, because children copy each page that the agent writes, and a browser
+// has thousands of mappings.
 func TestMapsAreParsedWithoutGarbage(t *testing.T) {
 	text := bytes.Repeat([]byte("7f0000000000-7f0000001000 r-xp 00001000 fe:00 1234    /usr/lib/libc.so.6\n"), 1000)
 	regions, err := parseMaps(text, nil)

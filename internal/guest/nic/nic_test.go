@@ -17,9 +17,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/frame"
 )
 
-// inNamespaces runs guest on a thread in network and mount namespaces of its own. The other end of
-// the thread's eth0 is the gateway in a second network, and inNamespaces calls host with listeners
-// there.
+// inNamespaces calls guest on a thread that has its own network and mount namespaces. The thread's
+// eth0 is connected to a gateway in a second network, where inNamespaces calls host with listeners.
 func inNamespaces(t *testing.T, guest func(t *testing.T, listener net.Listener)) {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -30,7 +29,7 @@ func inNamespaces(t *testing.T, guest func(t *testing.T, listener net.Listener))
 	}
 	tid, wired, listening, over := make(chan int), make(chan error), make(chan net.Listener), make(chan struct{})
 	defer close(over)
-	go func() { // the thread ends with the goroutine, and its network with the thread
+	go func() { // when the goroutine ends, its thread exits, and the network disappears
 		runtime.LockOSThread()
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			t.Errorf("unshare: %v", err)
@@ -57,7 +56,7 @@ func inNamespaces(t *testing.T, guest func(t *testing.T, listener net.Listener))
 		host := <-tid
 		err := unix.Unshare(unix.CLONE_NEWNET | unix.CLONE_NEWNS)
 		err = errors.Join(err, unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
-		err = errors.Join(err, unix.Mount("sysfs", "/sys", "sysfs", 0, "")) // sysfs shows the mounter's network
+		err = errors.Join(err, unix.Mount("sysfs", "/sys", "sysfs", 0, "")) // so that sysfs shows the network of this thread
 		if err == nil {
 			err = command("link set lo up")
 		}
@@ -118,7 +117,7 @@ func TestUp(t *testing.T) {
 	})
 }
 
-// pair is a connection of the guest and its other end.
+// pair holds both ends of a connection of the guest.
 type pair struct {
 	net.Conn
 	other net.Conn
@@ -137,7 +136,7 @@ func connect(t *testing.T, l net.Listener, dial func() (net.Conn, error)) *pair 
 	c, err := dial()
 	if err != nil {
 		t.Error(err)
-		runtime.Goexit() // FailNow must be called in the test's own goroutine
+		runtime.Goexit() // FailNow may only be called in the test's own goroutine
 	}
 	return &pair{c, <-accepted}
 }
@@ -167,8 +166,8 @@ func (p *pair) wantAlive(t *testing.T, what string) {
 	}
 }
 
-// Connections that leave the guest end at once, even for a process that waits in a read. All others
-// go on.
+// Connections that leave the guest end at once, even if a process waits in a read. All others
+// continue.
 func TestReset(t *testing.T) {
 	inNamespaces(t, func(t *testing.T, l net.Listener) {
 		if err := Up(); err != nil {
@@ -235,8 +234,8 @@ func TestReset(t *testing.T) {
 	})
 }
 
-// A guest without connections is searched once, and again only after it has sent something. Nothing
-// is allocated.
+// A guest without connections is searched once, and again only after it has sent a packet. No
+// search allocates memory.
 func TestResetOfAGuestWithoutConnections(t *testing.T) {
 	inNamespaces(t, func(t *testing.T, l net.Listener) {
 		if err := Up(); err != nil {
@@ -283,7 +282,7 @@ func TestResetOfAGuestWithoutConnections(t *testing.T) {
 	})
 }
 
-// If the kernel cannot close connections, Reset does nothing.
+// If the kernel cannot close connections, OpenConnections returns nil, whose Reset does nothing.
 func TestNoConnections(t *testing.T) {
 	var c *Connections
 	if err := errors.Join(c.Reset(), c.Rehearse()); err != nil {
@@ -310,11 +309,11 @@ func TestTruncatedAnswers(t *testing.T) {
 			t.Errorf("%d of %d bytes: %v", k, len(p), err)
 		}
 	}
-	n.header(p[:unix.SizeofNlMsghdr], unix.NLMSG_ERROR, 0) // without its number
+	n.header(p[:unix.SizeofNlMsghdr], unix.NLMSG_ERROR, 0) // the error code is missing
 	if _, err := n.messages(p[:unix.SizeofNlMsghdr], nil); !errors.Is(err, errShort) {
 		t.Error(err)
 	}
-	n.seq++ // the message answers another request
+	n.seq++ // so that the message belongs to another request
 	if done, err := n.messages(p[:unix.SizeofNlMsghdr], nil); done || err != nil {
 		t.Error(done, err)
 	}

@@ -11,7 +11,7 @@ import (
 
 func TestResolver(t *testing.T) {
 	for name, c := range map[string]struct {
-		text string // of the image; -: none
+		text string // content of the image's file; "-": there is none
 		kept bool
 	}{
 		"none":         {"-", false},
@@ -49,7 +49,8 @@ func TestResolver(t *testing.T) {
 	}
 }
 
-// A dangling link, to the file of a program that the guest does not run, is replaced by a file.
+// A link whose target is missing is replaced by a file. Some images have such a link to the file of
+// a program that does not run in the guest.
 func TestResolverReplacesADanglingLink(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "resolv.conf")
 	if err := os.Symlink("../run/systemd/resolve/stub-resolv.conf", path); err != nil {

@@ -51,8 +51,8 @@ func TestReseedRefusesShortEntropy(t *testing.T) {
 	}
 }
 
-// Bytes that were fetched in advance are dropped. There is no wait for a device without data, and a
-// guest may have no device.
+// Bytes that Linux has fetched in advance are dropped. dropFetched does not wait if the device has
+// no data, and accepts that there is no device.
 func TestDropFetched(t *testing.T) {
 	var ends [2]int
 	if err := unix.Pipe2(ends[:], unix.O_NONBLOCK|unix.O_CLOEXEC); err != nil {

@@ -12,7 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestMain makes the test binary its own init: the child mode adopts orphans as PID 1 does.
+// TestMain runs initMode if the test binary was started as a child. The child adopts orphans as PID
+// 1 does.
 func TestMain(m *testing.M) {
 	if os.Getenv("REAP_TEST_INIT") != "" {
 		os.Exit(initMode())
@@ -20,8 +21,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// initMode runs many children that leave orphans, and returns 0 if every exit code arrived and no
-// zombie is left.
+// initMode runs many children that leave orphans behind. It returns 0 if it has received every exit
+// code, and no zombie is left.
 func initMode() int {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return 10
@@ -42,7 +43,7 @@ func initMode() int {
 		}
 	}
 	for {
-		// Every orphan ends; the reaper must have taken them all when no child is left.
+		// Every orphan ends. When there is no child left, the reaper has collected all of them.
 		err := unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOWAIT, nil)
 		if err == unix.ECHILD {
 			return 0

@@ -27,8 +27,8 @@ func certificate(t *testing.T) string {
 	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
 }
 
-// The certificate is appended once to the bundle of a distribution, wherever the bundle is. In an
-// image without a bundle, one is created.
+// The certificate is appended once to a distribution's bundle, at any of the known paths. If an
+// image has no bundle, one is created.
 func TestInstall(t *testing.T) {
 	first, second := certificate(t), certificate(t)
 	for bundle, before := range map[string]string{

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// wantRefused fails unless err is a refusal with the code.
+// wantRefused fails the test unless err refuses with the given code.
 func wantRefused(t *testing.T, code string, err error) {
 	t.Helper()
 	var refused *Error
@@ -51,10 +51,10 @@ func TestRulesLookAtTheHost(t *testing.T) {
 		defer a.mu.Unlock()
 		a.asked = at
 	}
-	askedAt(time.Now().Add(time.Hour))            // until then the host's memory is not checked again
+	askedAt(time.Now().Add(time.Hour))            // so that the host's memory is not read again
 	wantRefused(t, CodeHostMemory, a.Enter(1, 1)) // the first VM is still starting
 	a.Started(1)
-	wantRefused(t, CodeHostMemory, a.Enter(1, 1)) // the host's figures do not include it yet
+	wantRefused(t, CodeHostMemory, a.Enter(1, 1)) // the figure of the host's memory does not include the VM yet
 	askedAt(time.Time{})
 	if err := a.Enter(1, 1); err != nil {
 		t.Errorf("the first has started, and the host's figures have it: %v", err)
@@ -64,7 +64,7 @@ func TestRulesLookAtTheHost(t *testing.T) {
 	}
 }
 
-// Sandboxes that are starting count until they run or have failed.
+// Sandboxes that are being created count until release is called.
 func TestOwnersReserve(t *testing.T) {
 	var o Owners
 	have := func() int { return 1 }

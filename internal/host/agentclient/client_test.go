@@ -18,7 +18,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
-// peer returns a dial function whose other end is served by f.
+// peer returns a dial function that calls f with the other end of each connection.
 func peer(f func(net.Conn)) DialFunc {
 	return func(context.Context, uint32) (net.Conn, error) {
 		ours, theirs := net.Pipe()
@@ -30,7 +30,7 @@ func peer(f func(net.Conn)) DialFunc {
 	}
 }
 
-// answer reads one request line and writes text.
+// answer returns a function that reads one line of a request and writes text.
 func answer(text string) func(net.Conn) {
 	return func(c net.Conn) {
 		bufio.NewReader(c).ReadString('\n')
@@ -88,7 +88,7 @@ func TestDialUnixEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() {
 		if c, err := l.Accept(); err == nil {
-			bufio.NewReader(c).ReadString('\n') // the request is read, but never answered
+			bufio.NewReader(c).ReadString('\n') // reads the request and does not answer
 			cancel()
 		}
 	}()
@@ -165,7 +165,7 @@ func TestForkAnswers(t *testing.T) {
 	}
 }
 
-// forkPeer reads one whole fork message and answers with reply.
+// forkPeer reads a whole fork message and answers with reply.
 func forkPeer(reply string) DialFunc {
 	return peer(func(c net.Conn) {
 		var head [agentproto.LengthSize]byte
@@ -241,8 +241,8 @@ func TestExecNeedsACommand(t *testing.T) {
 	}
 }
 
-// TestExecOfASilentGuest checks that the result distinguishes a silent guest from a command that
-// takes too long.
+// TestExecOfASilentGuest checks that the result tells a guest that does not answer from a command
+// that takes too long.
 func TestExecOfASilentGuest(t *testing.T) {
 	silent := peer(func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
 	r, err := New(silent).Exec(t.Context(), ExecRequest{Args: []string{"true"}, Timeout: 10 * time.Millisecond})
@@ -269,8 +269,8 @@ func TestEvalTellsHowATimeoutWent(t *testing.T) {
 	}
 }
 
-// TestExecUnpacksNothing checks that a guest cannot make the host decompress a message, because
-// only the compressed size of a message is bounded.
+// TestExecUnpacksNothing checks that a guest cannot make the host decompress a message: the host
+// bounds only the size of a message as sent.
 func TestExecUnpacksNothing(t *testing.T) {
 	accepted := make(chan string, 1)
 	guest := peer(func(c net.Conn) {
@@ -278,7 +278,7 @@ func TestExecUnpacksNothing(t *testing.T) {
 		if err != nil {
 			return
 		}
-		io.Copy(io.Discard, req.Body) // otherwise the client may still be sending the body when the connection ends
+		io.Copy(io.Discard, req.Body) // the connection must not end while the client still sends the body
 		accepted <- req.Header.Get("Connect-Accept-Encoding")
 		io.WriteString(c, "HTTP/1.1 200 x\r\nContent-Type: application/connect+json\r\nConnect-Content-Encoding: gzip\r\n"+
 			"Content-Length: 6\r\n\r\n\x01\x00\x00\x00\x01x")
@@ -292,7 +292,7 @@ func TestExecUnpacksNothing(t *testing.T) {
 	}
 }
 
-// streamHead is the start of the answer to a request that starts a command.
+// streamHead is the beginning of the answer to a request that starts a command.
 const streamHead = "HTTP/1.1 200 x\r\nContent-Type: application/connect+json\r\n\r\n"
 
 // event returns a message of that answer.
@@ -301,7 +301,7 @@ func event(content string) string {
 	return string(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(content)))) + content
 }
 
-// noted is an empty input that reports every read.
+// noted is an empty reader that reports every read.
 type noted chan struct{}
 
 func (n noted) Read([]byte) (int, error) {
@@ -309,8 +309,8 @@ func (n noted) Read([]byte) (int, error) {
 	return 0, io.EOF
 }
 
-// If a guest reports twice that the command has started, its input is still sent once. Two
-// goroutines would race for one reader, which can end the daemon.
+// Even if a guest reports twice that the command has started, its input is sent only once.
+// Otherwise two goroutines would read from one reader at the same time, which can crash the daemon.
 func TestInputIsSentOnceWhateverTheGuestSays(t *testing.T) {
 	guest := peer(func(c net.Conn) {
 		req, err := http.ReadRequest(bufio.NewReader(c))
@@ -332,7 +332,7 @@ func TestInputIsSentOnceWhateverTheGuestSays(t *testing.T) {
 	select {
 	case <-input:
 		t.Error("the input was read by a second goroutine")
-	case <-time.After(100 * time.Millisecond): // without the limit the answer would come at once
+	case <-time.After(100 * time.Millisecond): // without the limit, the answer would have arrived by now
 	}
 	cancel()
 	if err := <-done; !errors.Is(err, context.Canceled) {
@@ -340,7 +340,7 @@ func TestInputIsSentOnceWhateverTheGuestSays(t *testing.T) {
 	}
 }
 
-// A step of a warm-up may write far more output than is kept, without being killed for that.
+// A warm-up step may write far more output than is kept, and is not killed for that.
 func TestExecMayWriteMoreThanIsKept(t *testing.T) {
 	guest := peer(func(c net.Conn) {
 		if _, err := http.ReadRequest(bufio.NewReader(c)); err == nil {
@@ -355,8 +355,8 @@ func TestExecMayWriteMoreThanIsKept(t *testing.T) {
 	}
 }
 
-// Code with endless output, or a guest that sends endless output, is ended by the amount of output,
-// not by a timeout.
+// Endless output ends a call when the total is exceeded, and not by a timeout. This is so if the
+// code writes endlessly, and if the guest sends endlessly.
 func TestEvalEndsAtATotal(t *testing.T) {
 	ended := make(chan struct{})
 	guest := peer(func(c net.Conn) {
@@ -374,5 +374,5 @@ func TestEvalEndsAtATotal(t *testing.T) {
 	if err != nil || r.Error == nil || r.Error.Name != "OutputLimit" || !r.Truncated || len(r.Stdout) != defaultMaxOutput {
 		t.Errorf("%+v, %d bytes, %v", r.Error, len(r.Stdout), err)
 	}
-	<-ended // closing the connection tells the guest to interrupt the code
+	<-ended // the closed connection makes the guest interrupt the code
 }

@@ -13,7 +13,7 @@ import (
 	"testing"
 )
 
-// interpreter returns a client of a guest whose code produces these lines.
+// interpreter returns a client of a guest that answers every call with these lines.
 func interpreter(lines ...string) *Client {
 	return New(peer(func(c net.Conn) {
 		req, err := http.ReadRequest(bufio.NewReader(c))
@@ -26,7 +26,7 @@ func interpreter(lines ...string) *Client {
 	}))
 }
 
-// heard returns a sink that records the output of code.
+// heard returns a sink that appends the output of code to said.
 func heard(said *[]string) CodeSink {
 	note := func(format string, args ...any) error {
 		*said = append(*said, fmt.Sprintf(format, args...))
@@ -62,7 +62,7 @@ func TestRunCodeTellsAllInOrder(t *testing.T) {
 	}
 }
 
-// Lines that no intact agent sends are errors, and do not make the daemon use much memory.
+// Lines that the real agent never sends are errors. They do not make the daemon use much memory.
 func TestRunCodeOfAHostileGuest(t *testing.T) {
 	many := `{"type":"result"` + strings.Repeat(`,"x":0`, 1000) + `}`
 	extra := `{"type":"result","extra":{"x":0` + strings.Repeat(`,"x":0`, 1000) + `}}`
@@ -76,7 +76,7 @@ func TestRunCodeOfAHostileGuest(t *testing.T) {
 	}
 }
 
-// A line counts with the memory that decoding it will take, before it is decoded.
+// Before RunCode decodes a line, it counts the memory that decoding will take.
 func TestRunCodeCountsWhatALineBecomes(t *testing.T) {
 	line := `{"type":"stdout","text":"` + strings.Repeat("\xff", 1<<20) + `"}`
 	c, counted := interpreter(line, `{"type":"end_of_execution"}`), 0
@@ -94,7 +94,7 @@ func TestRunCodeCountsWhatALineBecomes(t *testing.T) {
 	}
 }
 
-// Eval counts a line with the memory that decoding it will take, before it is decoded.
+// Before Eval decodes a line, it counts the memory that decoding will take.
 func TestEvalCountsWhatALineBecomes(t *testing.T) {
 	for _, field := range []string{`"stdout","text"`, `"result","is_main_result":true,"text"`, `"error","traceback"`} {
 		line := `{"type":` + field + `:"` + strings.Repeat("\xff", 1<<20) + `"}`
@@ -113,7 +113,7 @@ func TestEvalCountsWhatALineBecomes(t *testing.T) {
 	}
 }
 
-// The texts of an exception are cut like a result.
+// The texts of an exception are cut to the same length as a result.
 func TestEvalCutsTheTextsOfAnException(t *testing.T) {
 	long := strings.Repeat("x", 3000)
 	r, err := interpreter(`{"type":"error","name":"`+long+`","value":"`+long+`","traceback":"`+long+`"}`,

@@ -23,7 +23,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// kitchen is a Baker over fakes, and the directories it must leave clean.
+// kitchen is a Baker with fake VMs and guests, and the directories that its bakes must leave clean.
 type kitchen struct {
 	*Baker
 	vmms    *vmfake.VMMs
@@ -57,7 +57,7 @@ func newKitchen(t *testing.T) *kitchen {
 	return w
 }
 
-// checkClean fails if files or processes of a bake are left.
+// checkClean fails the test if files or processes of a bake are left.
 func (w *kitchen) checkClean(t *testing.T) {
 	t.Helper()
 	if n := w.vmms.Count(); n != 0 {
@@ -86,7 +86,8 @@ func TestBadRequestsNameTheField(t *testing.T) {
 			t.Errorf("%s: %v", field, err)
 		}
 	}
-	// More memory than the host has is refused before a guest spends minutes on it.
+	// A request for more memory than the host has is refused at once: otherwise a guest would spend
+	// minutes on such memory.
 	req := w.request
 	req.MemoryMiB = HostMemoryMiB() + 1
 	_, err := w.Bake(t.Context(), req)
@@ -146,15 +147,15 @@ func TestFailedBakesLeaveNothingAndQuoteTheConsole(t *testing.T) {
 				t.Errorf("RAM layers are left: %v", entries)
 			}
 			w.vmms.BootExit, w.vmms.EvalErr, w.vmms.BranchErr = nil, nil, nil
-			if _, err := w.Bake(t.Context(), w.request); err != nil { // the tag is free again
+			if _, err := w.Bake(t.Context(), w.request); err != nil { // the tag of the failed bake is free again
 				t.Error(err)
 			}
 		})
 	}
 }
 
-// A failing warm-up command is the client's error, which quotes the command's output. The output of
-// successful commands is in the result.
+// If a warm-up command fails, the error is the client's and quotes the command's output. The output
+// of successful commands is in the result.
 func TestWarmupCommands(t *testing.T) {
 	w := newKitchen(t)
 	w.request.Commands = []string{"pip install nothing"}
@@ -194,8 +195,8 @@ func TestGuestThatHangs(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A parent that is booted for a fork and never gets ready blocks neither the bakes nor the boots of other
-// clients, and ends by itself.
+// A parent that is booted for a fork may never become ready. It blocks neither the bakes nor the
+// boots of other clients, and its own boot ends after a time limit.
 func TestBootsForForksHavePlacesOfTheirOwn(t *testing.T) {
 	w := newKitchen(t)
 	w.vmms.SyncHangs = true
@@ -226,7 +227,7 @@ func TestBootsForForksHavePlacesOfTheirOwn(t *testing.T) {
 	other := w.request
 	other.Client, other.Tag, other.Transient, other.Warmup = "token:b", "b", true, time.Millisecond
 	if _, err := w.Bake(t.Context(), other); err == nil || !strings.Contains(err.Error(), "flush the guest's disk") {
-		t.Errorf("of another client: %v", err) // the guest of another client hangs too, but its boot has started
+		t.Errorf("of another client: %v", err) // the guest of another client hangs too, but its boot has begun
 	}
 	w.limit = time.Millisecond
 	cancel()
@@ -255,7 +256,7 @@ func TestBootWithoutTimeForAVMM(t *testing.T) {
 func TestGuestThatFillsTheDisk(t *testing.T) {
 	w := newKitchen(t)
 	w.vmms.SyncHangs = true
-	w.request.Warmup = 5 * time.Second // ends the test if the disk does not
+	w.request.Warmup = 5 * time.Second // makes the test end if the full disk does not end the step
 	go func() {
 		for ; ; time.Sleep(time.Millisecond) {
 			if vms := w.vmms.All(); len(vms) > 0 {
@@ -271,18 +272,17 @@ func TestGuestThatFillsTheDisk(t *testing.T) {
 	w.checkClean(t)
 }
 
-// If one client has requested many bakes, another client's first bake does not wait for all of
-// them.
+// If one client has requested many bakes, a bake of another client does not wait for all of them.
 func TestBakesOfOneClientDoNotAllComeFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newKitchen(t)
-		leave, err := w.place.Enter(gate.Share{Key: "token:a"}) // a bake of the first client is in progress
+		leave, err := w.place.Enter(gate.Share{Key: "token:a"}) // stands for a running bake of the first client
 		if err != nil {
 			t.Fatal(err)
 		}
 		initrd := w.request.Initrd
 		var order []string
-		w.cfg.Initrd = func(kernel string) (*os.File, error) { // each bake calls this once, in its turn
+		w.cfg.Initrd = func(kernel string) (*os.File, error) { // called once by each bake, when it is its turn
 			order = append(order, filepath.Base(kernel))
 			return os.Open(initrd)
 		}
@@ -298,7 +298,7 @@ func TestBakesOfOneClientDoNotAllComeFirst(t *testing.T) {
 					t.Error(err)
 				}
 			})
-			synctest.Wait() // the bake is in the queue
+			synctest.Wait() // until the bake waits in the queue
 		}
 		leave()
 		group.Wait()

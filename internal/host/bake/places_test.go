@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// A parent with the disk of a client that may not bake has a place of its own kind and a time limit.
+// Parents whose disk comes from a client without the right to bake have separate places and a time
+// limit.
 func TestDisksOfClientsHavePlacesOfTheirOwn(t *testing.T) {
 	k := New(Config{})
 	for _, req := range []Request{{Client: "a", Foreign: true}, {Client: "b", Transient: true}} {

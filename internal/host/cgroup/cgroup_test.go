@@ -15,11 +15,11 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// eaterEnv makes the test binary allocate 128 MiB and then sleep.
+// If eaterEnv is set, the test binary allocates 128 MiB and then sleeps.
 const eaterEnv = "FORKD_TEST_EATER"
 
-// writerEnv makes the test binary write 8 MiB to a layer in the directory that it names, and 24 MiB
-// to another file.
+// writerEnv names a directory. If it is set, the test binary writes 8 MiB to a layer in that
+// directory, and 24 MiB to another file.
 const writerEnv = "FORKD_TEST_WRITER"
 
 func TestMain(m *testing.M) {
@@ -45,7 +45,7 @@ func TestMain(m *testing.M) {
 // open returns a real tree, or skips the test if the host has no cgroups.
 func open(t *testing.T) *Tree {
 	t.Helper()
-	state := "/var/lib" // on the emulated host this is on a disk, the root is not
+	state := "/var/lib" // on a disk even on the emulated host, unlike the root
 	if _, err := os.Stat(state + "/forkd"); err == nil {
 		state += "/forkd"
 	}
@@ -88,7 +88,7 @@ func read(t *testing.T, l *Leaf, file string) string {
 func TestLeafHasLimits(t *testing.T) {
 	tree := open(t)
 	l, err := tree.New("sb-a", 1<<30)
-	if err == nil { // a leaf of that name was left, and is replaced
+	if err == nil { // New replaces a leaf that was left behind under the same name
 		l, err = tree.New("sb-a", 256<<20)
 	}
 	if err != nil {
@@ -151,7 +151,7 @@ func TestLeafHasLimits(t *testing.T) {
 	if use, err := l.Usage(); err != nil || use.Threads != 1 || use.MemoryBytes == 0 {
 		t.Errorf("usage of a process that sleeps: %+v, %v", use, err)
 	}
-	// A later daemon finds the leaf, and removes leaves without a sandbox.
+	// Another daemon finds the leaf again, and removes leaves that belong to no sandbox.
 	again := tree.Find("sb-a")
 	again.Hurry()()
 	if got := read(t, l, "memory.max"); got != fmt.Sprint(64<<20+lag()) {
@@ -169,7 +169,7 @@ func TestLeafHasLimits(t *testing.T) {
 	if err := tree.Sweep(func(string) bool { return false }); err != nil || tree.Find("sb-a") != nil {
 		t.Errorf("not swept: %v", err)
 	}
-	<-ended // a sweep kills the processes in a leaf
+	<-ended // Sweep has killed the processes of the leaf
 }
 
 func onTmpfs(t *testing.T) string {
@@ -182,8 +182,8 @@ func onTmpfs(t *testing.T) string {
 	return dir
 }
 
-// A process's files in tmpfs raise its memory limit only if they are a layer that it was asked to
-// write, and only while that exists.
+// Files that a process has on tmpfs raise its memory limit only if they are a layer that it was
+// asked to write, and only while the file exists.
 func TestOwnSharedMemoryRaisesNoLimit(t *testing.T) {
 	const limit, ram, copied = 64 << 20, 256 << 20, 8 << 20 // bytes
 	tree := open(t)
@@ -264,7 +264,7 @@ func TestKilledByLimit(t *testing.T) {
 	}
 }
 
-// TestNoLimits: a daemon without cgroups works, and refuses every limit.
+// TestNoLimits checks that a daemon without cgroups works, and refuses every limit.
 func TestNoLimits(t *testing.T) {
 	for _, tree := range []*Tree{nil, Open(Config{Parent: None}), Open(Config{Parent: t.TempDir(), StateDir: "/"})} {
 		l, err := tree.New("sb-a", 1<<30)
@@ -286,7 +286,7 @@ func TestNoLimits(t *testing.T) {
 				t.Errorf("%s: %v", field, err)
 			}
 		}
-		// A nonexistent leaf accepts settings without limits, and refuses limits.
+		// A nil leaf accepts the default limits, and refuses all others.
 		if err := l.Set(vm.Limits{CPUs: 1}, 1); err == nil {
 			t.Error("a limit was set without a leaf")
 		}

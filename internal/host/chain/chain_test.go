@@ -14,8 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// A filled gap between two extents of a layer has no holes either, whether the layers below have
-// all of it, a part, or nothing.
+// A gap that was filled between two extents of a layer has no holes, whether the layers below have
+// all of its pages, some, or none.
 func TestFilledGapsHaveNoHoles(t *testing.T) {
 	const page = vm.PageSize
 	for _, c := range []struct {
@@ -71,11 +71,12 @@ func TestFilledGapsHaveNoHoles(t *testing.T) {
 	}
 }
 
-// Copying ends with its context, as when the sandbox was deleted or the branch has taken too long.
+// Copying stops when its context ends, for example because the sandbox is deleted or the branch has
+// taken too long.
 func TestCopyingEndsWithItsContext(t *testing.T) {
 	const page = vm.PageSize
 	dir := t.TempDir()
-	var files [2]*os.File // lower, own
+	var files [2]*os.File // the lower layer and the own one
 	for i, name := range []string{"lower", "own"} {
 		f, err := os.Create(filepath.Join(dir, name))
 		if err == nil {

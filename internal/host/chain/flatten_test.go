@@ -12,8 +12,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// A flattened layer has the same content as the map over all layers, and has no holes, wherever the
-// other layers have them.
+// A flattened layer has the same content as the map over all layers. It has no holes, even where
+// the other layers have some.
 func TestFlatten(t *testing.T) {
 	const pages = 600
 	r := rand.New(rand.NewPCG(7, 8))

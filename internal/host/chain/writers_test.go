@@ -9,7 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A file that a process can still write is detected, whatever the process does with its descriptor.
+// NoWriters finds a process that can still write to a file, whatever the process does with its
+// descriptor.
 func TestWritersAreFound(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "f")
 	if err := os.WriteFile(path, make([]byte, 4096), 0o600); err != nil {
@@ -49,8 +50,8 @@ func TestWritersAreFound(t *testing.T) {
 }
 
 // A process that is being started has copies of the daemon's descriptors until it executes its
-// program. A file that the daemon closes at that time is not mistaken for one that a VMM keeps
-// open.
+// program. If the daemon closes a file at that time, NoWriters does not report the file as being
+// kept open.
 func TestWritersThatGoAreWaitedFor(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "f")
 	writer, err := os.Create(path)

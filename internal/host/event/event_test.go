@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// next reads an available event.
+// next reads an event that is already there.
 func next(t *testing.T, f *Follower) (Event, bool) {
 	t.Helper()
 	e, missed, err := f.Next(t.Context())
@@ -41,8 +41,8 @@ func TestFollow(t *testing.T) {
 	}
 }
 
-// A follower that is too slow, or comes from another daemon, is notified once and continues with
-// the available events.
+// A follower that was too slow, or that continues from another daemon's id, learns once that it
+// missed events. Then it gets the events that are still stored.
 func TestMissed(t *testing.T) {
 	r := NewRing(4)
 	slow, other := r.Follow(""), NewRing(4)
@@ -66,8 +66,8 @@ func TestMissed(t *testing.T) {
 	}
 }
 
-// Large events displace more of the older ones, so the memory of a ring stays bounded. An event
-// that exceeds the bound alone is kept until the next one.
+// A large event displaces as many older ones as needed, so the memory of a ring is bounded. An
+// event that alone exceeds the bound is stored until the next one.
 func TestRingIsBoundedInBytes(t *testing.T) {
 	r := NewRing(DefaultSize)
 	all := r.Follow("")

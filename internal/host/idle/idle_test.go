@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// A sandbox is idle if no request was served for its timeout; during a request it is not idle.
+// A sandbox is idle when there was no request for its timeout. It is not idle during a request.
 func TestIdleAfterTheTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		idled := 0
@@ -36,7 +36,7 @@ func TestIdleAfterTheTimeout(t *testing.T) {
 	})
 }
 
-// A sandbox without a timeout is never reported as idle.
+// Without a timeout, a sandbox is never reported as idle.
 func TestNoTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := New(0, func() { t.Error("idle") })

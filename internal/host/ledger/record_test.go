@@ -43,15 +43,15 @@ func wholeRecord(t *testing.T) Record {
 			Repeats: []agentproto.Generator{{PID: 18, Program: "p", Library: "l"}}, More: 19},
 		Strict: true, Paused: true, Pending: &durable.PendingTop{Name: "n", Owner: "o", Swaps: 20}, Restoring: true,
 	}
-	secrets := &r.Network.Secrets // secrets are stored separately
+	secrets := &r.Network.Secrets // compared separately, because the record does not contain secrets
 	*secrets = []netproto.Secret{{Host: "h", Header: "X", Value: "v"}}
 	requireSet(t, reflect.ValueOf(r), "record")
 	*secrets = nil
 	return r
 }
 
-// requireSet fails the test if a field of v is zero. wholeRecord must set it, so that the test
-// below checks that it is stored.
+// requireSet fails the test if a field of v is zero: then wholeRecord must be extended, so that the
+// test below checks that the field is stored.
 func requireSet(t *testing.T, v reflect.Value, name string) {
 	t.Helper()
 	switch {
@@ -68,7 +68,8 @@ func requireSet(t *testing.T, v reflect.Value, name string) {
 	}
 }
 
-// Every field of a record is stored and read back, and every stored value belongs to a field.
+// Every field of a Record is stored and read back, and every field that is stored belongs to a
+// field of Record.
 func TestRecordRoundTrip(t *testing.T) {
 	want, dir := wholeRecord(t), t.TempDir()
 	stored := want.durable()
@@ -116,7 +117,7 @@ func TestRecordWithoutANetwork(t *testing.T) {
 	}
 }
 
-// A VMM of another protocol is reported as such, whatever else its record contains.
+// If a VMM uses another protocol, the error says that, even if the record has other defects.
 func TestProtocolIsToldFirst(t *testing.T) {
 	for _, text := range []string{`{"vmm_protocol":1,"later":true}`, `{"version":7,"protocol":1}`} {
 		dir := t.TempDir()

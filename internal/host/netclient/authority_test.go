@@ -14,8 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/rootcert"
 )
 
-// The authority is made when it is first needed, in a file that only the daemon's user can read.
-// Later calls return the same one. Guests do not get its key.
+// The authority is made when it is first needed. It is in a file that only the daemon's user can
+// read. Later calls return the same one. The key is not given to guests.
 func TestAuthority(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "ca.pem")
 	first, err := openAuthority(path)
@@ -44,7 +44,7 @@ func TestAuthority(t *testing.T) {
 	}
 }
 
-// forkd-net gets the authority before the first secret. Without secrets it never gets it.
+// The authority is sent to forkd-net before the first secret. Without secrets it is never sent.
 func TestTrustComesBeforeSecrets(t *testing.T) {
 	cfg := newConfig(t)
 	cfg.Authority = filepath.Join(t.TempDir(), "ca.pem")

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// BenchmarkJoin measures the time that the network adds to a fork, per child.
+// BenchmarkJoin measures how much time the network adds to a fork, for each child.
 func BenchmarkJoin(b *testing.B) {
 	self, err := os.Executable()
 	if err != nil {

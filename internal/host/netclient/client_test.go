@@ -36,7 +36,7 @@ func open(t *testing.T, cfg Config) *Client {
 	return c
 }
 
-// guest is the VM of a link. It uses the frame socket that it was given last.
+// guest is the VM of a link. It uses the latest frame socket that it was given.
 type guest struct {
 	mu    sync.Mutex
 	fd    int
@@ -63,8 +63,8 @@ func (g *guest) give(vmm *os.File) error {
 	return nil
 }
 
-// say sends a frame and waits for the answer. If the frame is lost with its frame socket, say sends
-// it again on the next one.
+// say sends a frame and waits for the answer. If the VM gets another frame socket, it sends the
+// frame again.
 func (g *guest) say(t *testing.T, frame, want string) {
 	t.Helper()
 	buf := make([]byte, 100)
@@ -89,8 +89,8 @@ func (g *guest) say(t *testing.T, frame, want string) {
 	t.Fatalf("%q was not answered with %q, but %q", frame, want, buf)
 }
 
-// ended waits for the end of the frame socket. It skips answers to frames that were sent more than
-// once.
+// ended waits until the peer has closed the frame socket. It skips answers to frames that were sent
+// more than once.
 func (g *guest) ended(t *testing.T, what string) {
 	t.Helper()
 	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
@@ -107,7 +107,7 @@ func (g *guest) ended(t *testing.T, what string) {
 	t.Errorf("%s has not ended", what)
 }
 
-// join joins a VM.
+// join connects a VM.
 func join(t *testing.T, c *Client, id string, p netproto.Policy) (*Link, *guest) {
 	t.Helper()
 	g := &guest{}
@@ -134,8 +134,8 @@ func pid(t *testing.T, c *Client) int {
 	return 0
 }
 
-// A sandbox that was joined before forkd-net ran keeps its first frame. Its policy can change while
-// it runs.
+// If a sandbox sends a frame before forkd-net runs, the frame is not lost. The policy can be
+// changed while the sandbox runs.
 func TestJoinSetPolicyClose(t *testing.T) {
 	c := open(t, newConfig(t))
 	l, g := join(t, c, "a", netproto.Public())
@@ -152,14 +152,14 @@ func TestJoinSetPolicyClose(t *testing.T) {
 	}
 	l.Close()
 	l.Close()
-	if _, err := c.Totals(t.Context()); err != nil { // Totals is answered after the Detach
+	if _, err := c.Totals(t.Context()); err != nil { // waits for the Detach, because requests are answered in order
 		t.Fatal(err)
 	}
 	g.ended(t, "the frame socket of a closed link")
 }
 
-// Joining a sandbox again, as a rollback does, resets its connections. Closing the earlier link
-// does not affect the new one.
+// Joining a sandbox again, as a rollback does, resets its connections. When the earlier link is
+// closed then, the new one still works.
 func TestJoinAgain(t *testing.T) {
 	c := open(t, newConfig(t))
 	first, old := join(t, c, "a", netproto.Public())
@@ -192,7 +192,7 @@ func TestNobodyIsJoinedWithoutAClient(t *testing.T) {
 	}
 }
 
-// forkd-net writes the flow log. After the log was renamed and reopened, it writes to the new file.
+// forkd-net writes the flow log. If the file is renamed, it writes to a new file after ReopenLog.
 func TestFlowLog(t *testing.T) {
 	cfg := newConfig(t)
 	cfg.FlowLog = filepath.Join(t.TempDir(), "flows")

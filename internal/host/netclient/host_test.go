@@ -26,7 +26,8 @@ func TestParseResolvConf(t *testing.T) {
 	}
 }
 
-// Config.Own contains the addresses of the host, and resolvers that are given replace the host's.
+// Config.Own contains the addresses of the host. If resolvers are configured, they replace those of
+// the host.
 func TestHostConfig(t *testing.T) {
 	own := hostConfig(nil, Proxy{}, netproto.Config{}).Own
 	if !reflect.DeepEqual(hostConfig([]netip.AddrPort{netip.MustParseAddrPort("9.9.9.9:53")}, Proxy{},
@@ -42,10 +43,10 @@ func TestHostConfig(t *testing.T) {
 	t.Errorf("127.0.0.1 is not among %v", own)
 }
 
-// An address that is added to the host is noticed. The host is a network namespace of this test's
-// thread.
+// The client notices that the host has got another address. In this test the host is the network
+// namespace of the test's thread.
 func TestAddressChanges(t *testing.T) {
-	runtime.LockOSThread() // the thread ends with the test, and the namespace with the thread
+	runtime.LockOSThread() // never unlocked, so that the thread and its namespace end with the test
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		runtime.UnlockOSThread()
 		t.Skipf("no network namespace can be made: %v", err)
@@ -63,7 +64,7 @@ func TestAddressChanges(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	lo.SetUint16(unix.IFF_UP) // which gives it 127.0.0.1
+	lo.SetUint16(unix.IFF_UP) // bringing lo up adds 127.0.0.1
 	if err := unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, lo); err != nil {
 		t.Fatal(err)
 	}

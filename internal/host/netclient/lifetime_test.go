@@ -19,8 +19,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// Many sandboxes are joined while forkd-net dies again and again. In the end all of them have a
-// network and their policy.
+// Many sandboxes are joined while forkd-net dies again and again. At the end each has a network,
+// with its own policy.
 func TestForkdNetDies(t *testing.T) {
 	cfg := newConfig(t)
 	c := open(t, cfg)
@@ -54,8 +54,8 @@ func TestForkdNetDies(t *testing.T) {
 	}
 }
 
-// If forkd-net dies while a VM is being restored, the VM is joined to the next forkd-net with the
-// frame socket that it is being given.
+// If forkd-net dies while a VM is being restored, the VM uses the frame socket that it is being
+// given with the next forkd-net.
 func TestForkdNetDiesDuringAFork(t *testing.T) {
 	c := open(t, newConfig(t))
 	was := pid(t, c)
@@ -82,8 +82,8 @@ func TestForkdNetDiesDuringAFork(t *testing.T) {
 	}
 }
 
-// A forkd-net that dies of a request, or does not answer it, is replaced. The request does not end
-// its successor.
+// If forkd-net dies because of a request, or does not answer it, it is replaced. The request is not
+// sent to the new process, which it could kill too.
 func TestForkdNetThatMisbehaves(t *testing.T) {
 	for _, id := range []string{vmfake.NetDies, vmfake.NetHangs} {
 		t.Run(id, func(t *testing.T) {
@@ -111,8 +111,8 @@ func TestForkdNetThatMisbehaves(t *testing.T) {
 	}
 }
 
-// The next daemon finds forkd-net. Sandboxes that it takes over keep their connections, other
-// sandboxes are detached.
+// The next daemon finds forkd-net. Sandboxes that it takes over keep their connections, and other
+// sandboxes are removed.
 func TestRestartOfTheDaemon(t *testing.T) {
 	cfg := newConfig(t)
 	first, err := New(cfg)
@@ -182,8 +182,8 @@ func TestAnotherBuildIsReplaced(t *testing.T) {
 	l.Close()
 }
 
-// forkd-net has its own memory limit, if the host supports it. The OOM killer kills it before the
-// daemon.
+// forkd-net has its own memory limit, if the host supports limits. The OOM killer kills it before
+// the daemon.
 func TestForkdNetIsBounded(t *testing.T) {
 	cfg := newConfig(t)
 	cfg.Cgroups = cgroup.Open(cgroup.Config{RunDir: t.TempDir(), StateDir: "/"})
@@ -223,8 +223,8 @@ func TestCloseWithoutSandboxesEndsIt(t *testing.T) {
 	}
 }
 
-// The time for a request starts when forkd-net has answered all earlier requests: many requests at
-// once do not mean that it hangs.
+// The time limit of a request begins when forkd-net has answered all earlier requests, so many
+// requests at a time do not count as a hang.
 func TestRequestsBehindOthersDoNotHang(t *testing.T) {
 	const requests, patience = 8, 2 * time.Second
 	dir := t.TempDir()
@@ -260,7 +260,7 @@ func TestRequestsBehindOthersDoNotHang(t *testing.T) {
 		if _, _, _, err := forkdNet.Receive(); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(patience / 4) // each takes a while
+		time.Sleep(patience / 4) // each request takes this long
 		if err := forkdNet.Send(netproto.KindOK, nil); err != nil {
 			t.Fatal(err)
 		}

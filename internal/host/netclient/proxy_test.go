@@ -14,7 +14,8 @@ func TestParseProxy(t *testing.T) {
 		"http://10.1.2.3/":     {Addr: netip.MustParseAddrPort("10.1.2.3:80")},
 		"http://user:p%40ss@10.1.2.3:8080": {Addr: netip.MustParseAddrPort("10.1.2.3:8080"),
 			Authorization: "Basic dXNlcjpwQHNz"},
-		"http://256.256.256.256:8080": {Addr: netip.AddrPortFrom(nobody, 8080)}, // the proxy is not bypassed
+		// the name cannot be resolved, but the proxy must not be bypassed
+		"http://256.256.256.256:8080": {Addr: netip.AddrPortFrom(nobody, 8080)},
 	} {
 		p, err := ParseProxy(text, "10.0.0.0/8")
 		want.Except = "10.0.0.0/8"

@@ -11,7 +11,7 @@ import (
 	"github.com/forkd/forkd/internal/host/event"
 )
 
-// A context without an owner acts for an owner without rights and limits.
+// A context without an owner has an Owner without rights and without limits.
 func TestOwnerOfAContext(t *testing.T) {
 	if o := Of(t.Context()); o != (Owner{}) {
 		t.Errorf("without an owner: %+v", o)
@@ -27,7 +27,7 @@ func TestOwnerOfAContext(t *testing.T) {
 	}
 }
 
-// Only clients that can be distinguished have a bounded share.
+// Only clients that the daemon can tell apart have a limited share.
 func TestShare(t *testing.T) {
 	for name, most := range map[string]int{"": 0, Anyone: 0, "token:ann": 5} {
 		if got, want := Share(name, 5), (gate.Share{Key: name, Most: most}); got != want {
@@ -39,7 +39,7 @@ func TestShare(t *testing.T) {
 	}
 }
 
-// A prefix does not match a longer one, so no owner can access objects of another.
+// No prefix is the beginning of another one, so no owner can reach objects of another owner.
 func TestParsePrefix(t *testing.T) {
 	for _, good := range []string{"a/", "team-a/", "Team_1/", strings.Repeat("x", 31) + "/"} {
 		if p, err := ParsePrefix(good); err != nil || string(p) != good {
@@ -83,13 +83,13 @@ func TestWhatIsWithinAPrefix(t *testing.T) {
 	}
 }
 
-// An owner with a prefix can only set labels with its prefix, and a sandbox always gets one by
-// which the owner can access it.
+// An owner with a prefix can set only labels with this prefix. A sandbox of that owner always has
+// such a label.
 func TestLabel(t *testing.T) {
 	ann := Owner{Name: "token:ann", Prefix: "ann/"}
 	for _, c := range []struct {
 		owner        Owner
-		labels, want map[string]string // nil: refused
+		labels, want map[string]string // want nil: the labels are refused
 	}{
 		{ann, nil, map[string]string{"ann/owner": "token:ann"}},
 		{ann, map[string]string{"ann/job": "1"}, map[string]string{"ann/job": "1"}},
@@ -113,7 +113,7 @@ func TestLabel(t *testing.T) {
 	}
 }
 
-// Within refuses only owners that have a prefix, and its error names the prefix.
+// Within returns an error only for owners with a prefix. The error names the prefix.
 func TestWithin(t *testing.T) {
 	limited := In(t.Context(), Owner{Name: "token:ann", Prefix: "ann/"})
 	for _, c := range []struct {

@@ -12,8 +12,8 @@ import (
 	"github.com/forkd/forkd/internal/jail/violation"
 )
 
-// sleeper starts a process that ends only when it is killed, and returns the file it is recorded
-// in.
+// sleeper starts a process that runs until it is killed. It returns the path of the process's
+// record too.
 func sleeper(t *testing.T) (*Process, string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -28,8 +28,8 @@ func sleeper(t *testing.T) (*Process, string) {
 	return p, record
 }
 
-// A live process can be found by its record. A record whose pid belongs to a process with another
-// start time finds none.
+// Find finds a running process by its record. If the pid in the record belongs to a process with
+// another start time, it finds none.
 func TestFind(t *testing.T) {
 	p, record := sleeper(t)
 	again, err := Find("sleeper", record)
@@ -76,8 +76,8 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// The descriptor of an ended process is soon reused for another process. Killing the first process
-// must not kill the other one.
+// When a process has ended, its descriptor may soon be reused for another process. Kill must not
+// kill that other process.
 func TestKillAfterTheEndKillsNobody(t *testing.T) {
 	gone, _ := sleeper(t)
 	number := gone.pidfd.Fd()
@@ -103,8 +103,8 @@ func TestKillAfterTheEndKillsNobody(t *testing.T) {
 	}
 }
 
-// The output of a process is available when it has ended, also for a process that was found by its
-// record. The amount is bounded.
+// The output of a process can be read when it has ended, also if the process was found by its
+// record. The output is bounded.
 func TestSaid(t *testing.T) {
 	dir := t.TempDir()
 	bin, record, fifo := filepath.Join(dir, "speaker"), filepath.Join(dir, "pid"), filepath.Join(dir, "fifo")
@@ -135,7 +135,8 @@ func TestSaid(t *testing.T) {
 	}
 }
 
-// A log that exceeds the daemon's limit loses its middle, a shorter one loses nothing.
+// If a log is longer than the daemon keeps, its middle is dropped. A shorter log is kept
+// completely.
 func TestBothEndsOfALogAreKept(t *testing.T) {
 	for _, size := range []int{0, 1, keptOfLog, keptOfLog + 1, 2*keptOfLog - 1, 2 * keptOfLog, 2*keptOfLog + 1,
 		7*keptOfLog + 5, logSize} {
@@ -145,7 +146,7 @@ func TestBothEndsOfALogAreKept(t *testing.T) {
 		}
 		text := make([]byte, size)
 		for i := range text {
-			text[i] = byte(i%251) + 1 // the period does not divide a chunk
+			text[i] = byte(i%251) + 1 // not periodic with the size of a chunk
 		}
 		if _, err := f.Write(text); err != nil {
 			t.Fatal(err)
@@ -161,8 +162,8 @@ func TestBothEndsOfALogAreKept(t *testing.T) {
 	}
 }
 
-// The kept part of the longest report of Go's runtime still reveals which system call ended the
-// process.
+// The longest report of Go's runtime still shows, in the part that is kept, which system call
+// killed the process.
 func TestForbiddenCallIsNamedFromBothEnds(t *testing.T) {
 	f, err := newLog("test")
 	if err != nil {
@@ -179,8 +180,8 @@ func TestForbiddenCallIsNamedFromBothEnds(t *testing.T) {
 	}
 }
 
-// If the start time of a process cannot be read because too many files are open, Find does not
-// report that the process has ended.
+// If too many files are open, the start time of a process cannot be read. Find must not report then
+// that the process has ended.
 func TestFindWithoutFiles(t *testing.T) {
 	p, record := sleeper(t)
 	defer func() {
@@ -198,7 +199,7 @@ func TestFindWithoutFiles(t *testing.T) {
 	}
 	_ = unix.Close(next)
 	one := limit
-	one.Cur = uint64(next) + 1 // room for the pidfd and no more
+	one.Cur = uint64(next) + 1 // the pidfd can be opened, and nothing else
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &one); err != nil {
 		t.Fatal(err)
 	}

@@ -9,8 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A VMM with 64 MiB of guest RAM: a layer page between anonymous ranges, and also the binary with
-// its .bss, the heap, a reservation and a thread's stack.
+// vmmSmaps is the smaps of a VMM whose guest has 64 MiB of RAM. The RAM consists of a page of a
+// layer between anonymous ranges. There are also the binary with its .bss, the heap, a reserved
+// range and a thread's stack.
 const vmmSmaps = `00400000-00500000 r-xp 00000000 08:01 11 /layers/forkd-vmm
 Pss:                  10 kB
 Private_Clean:         4 kB
@@ -38,7 +39,7 @@ Pss:                   4 kB
 Private_Dirty:         4 kB
 `
 
-// upperRegion is RAM above the device hole, separate from the rest.
+// upperRegion is guest RAM above the device hole, away from the rest.
 const upperRegion = `7f2000000000-7f2002000000 rw-p 00000000 00:00 0
 Pss:                  20 kB
 Private_Dirty:        20 kB
@@ -48,7 +49,7 @@ func TestParts(t *testing.T) {
 	for _, c := range []struct {
 		name, smaps  string
 		guestBytes   uint64
-		guest, other uint64 // private KiB: of guest RAM, of PartRest
+		guest, other uint64 // private KiB of guest RAM and of PartRest
 	}{
 		{"one region", vmmSmaps, 64 << 20, 16, 12},
 		{"two regions", vmmSmaps + upperRegion, 96 << 20, 36, 12},
@@ -74,11 +75,11 @@ func TestParts(t *testing.T) {
 	}
 }
 
-// Mappings that this process makes like those of guest RAM are found in its real smaps, and written
-// pages are counted.
+// This process makes mappings like those of guest RAM. Of finds them in the real smaps, and counts
+// pages that were written.
 func TestOfThisProcess(t *testing.T) {
 	const size, written = 256 << 20, 4 << 20
-	const guard = 2 << 20 // on both sides, so that mappings of the Go runtime are not adjacent
+	const guard = 2 << 20 // keeps mappings of the Go runtime away from both ends
 	room, err := unix.Mmap(-1, 0, size+2*guard, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	if err != nil {
 		t.Fatal(err)
@@ -110,8 +111,8 @@ func TestOfThisProcess(t *testing.T) {
 	}
 }
 
-// A VMM that its guest has taken over may have as many mappings as the kernel permits. Reading its
-// memory stops long before the last of them, and stores few.
+// A VMM that its guest has taken over may have as many mappings as the kernel permits. Of gives up
+// long before it has read all of them.
 func TestMappingsAreBounded(t *testing.T) {
 	var heads strings.Builder
 	for i := range 4 * maxMappings {

@@ -10,7 +10,7 @@ import (
 	"github.com/forkd/forkd/internal/host/admit"
 )
 
-// wantRefused fails unless err is a refusal with the code.
+// wantRefused fails the test unless err refuses with the given code.
 func wantRefused(t *testing.T, code string, err error) {
 	t.Helper()
 	var refused *admit.Error
@@ -32,10 +32,10 @@ func TestAdmissionIsWholeAndExact(t *testing.T) {
 	}
 	_, err := fork(5, true)
 	wantRefused(t, admit.CodeMaxSandboxes, err)
-	if w.vmms.Spawned != 1 { // the VMM of the bake
+	if w.vmms.Spawned != 1 { // only the VMM of the bake
 		t.Errorf("%d VMs were started, for a fork that was refused", w.vmms.Spawned-1)
 	}
-	// A failed fork, and children that end, release their places.
+	// When a fork fails, or its children end, their places become free.
 	w.vmms.RestoreErr = func(n int) error {
 		if n%2 == 1 {
 			return errors.New("no")
@@ -71,7 +71,8 @@ func TestAdmissionIsWholeAndExact(t *testing.T) {
 	if admitted != left {
 		t.Errorf("%d of 8 forks at once were admitted, there were places for %d", admitted, left)
 	}
-	// A suspended or exited sandbox releases its place. One that a new daemon takes over keeps it.
+	// When a sandbox is suspended or exits, its place becomes free. When another daemon takes it
+	// over, it keeps its place.
 	id := w.List()[0].ID
 	if _, err := w.Suspend(t.Context(), id); err != nil {
 		t.Fatal(err)
@@ -99,7 +100,8 @@ func TestAdmissionIsWholeAndExact(t *testing.T) {
 	w.stop()
 }
 
-// The pool's temporary extra VMs are killed only when the host has no memory for a fork.
+// The pool has more VMs than usual for some time. They are killed only if the host has no memory
+// for a fork.
 func TestShortMemoryShrinksThePool(t *testing.T) {
 	w := newWorld(t, 0)
 	mustBake(t, w)

@@ -14,11 +14,12 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// hungVMM is a VM whose process hangs while hung is set, and then carries out the pending request.
+// hungVMM is a VM whose process hangs while hung is set. Afterwards it executes the request that it
+// has received.
 type hungVMM struct {
 	*vmfake.VMM
 	hung bool
-	slow bool // it hangs from the next branch on
+	slow bool // it hangs at the next branch
 }
 
 func (v *hungVMM) answer() error {
@@ -39,7 +40,7 @@ func (v *hungVMM) Stats(ctx context.Context) (vm.Stats, error) {
 	return stats, errors.Join(err, v.answer())
 }
 
-// paused reports whether the VM is paused, which cannot be asked while it hangs.
+// paused reports whether the VM is paused. While it hangs, that cannot be asked.
 func (v *hungVMM) paused(t *testing.T) bool {
 	t.Helper()
 	stats, err := v.VMM.Stats(t.Context())
@@ -68,8 +69,9 @@ func (w *world) hung(t *testing.T) (*Sandbox, *hungVMM) {
 	return s, v
 }
 
-// A sandbox is shown as silent while its VMM hangs, and operations on it fail. When the VMM answers
-// again, the late effects of those operations are corrected.
+// While the VMM of a sandbox hangs, the sandbox is shown as silent, and operations on it fail. When
+// the VMM continues, it executes requests of operations that have failed; their effects are then
+// corrected.
 func TestVMMThatHangs(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -110,7 +112,8 @@ func TestVMMThatHangs(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A branch without an answer may have switched the disk to the new top. The next branch finds out.
+// If the VMM has not answered a branch, it may or may not use the new disk top. The next branch
+// finds out.
 func TestBranchWithoutAnAnswerIsSettledLater(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -128,8 +131,8 @@ func TestBranchWithoutAnAnswerIsSettledLater(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A VMM that hangs while a new daemon takes over is not killed: it may still be working on a
-// request of the earlier daemon.
+// If a VMM hangs while another daemon takes it over, it is not killed, because it may still be
+// executing a request of the earlier daemon.
 func TestVMMThatHangsIsTakenOver(t *testing.T) {
 	w := newWorld(t, 0)
 	id := w.source(t)
@@ -152,13 +155,13 @@ func TestVMMThatHangsIsTakenOver(t *testing.T) {
 	w.checkClean(t)
 }
 
-// Requests to a sandbox do not wait for the branch that is being made of it.
+// Requests to a sandbox do not wait for a branch of it.
 func TestRequestsDoNotWaitForABranch(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
 	s, v := w.torn(t)
 	served := make(chan error, 1)
-	v.branch = func() error { // in the VMM: the top is announced, the operation lock is held
+	v.branch = func() error { // during the branch: the record names the new top, and the sandbox's lock is held
 		go func() {
 			err := w.Use(t.Context(), s.id, "use", nothing)
 			served <- err

@@ -9,9 +9,9 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// A branch that finds no room in RAM waits, and does not occupy one of the host's places for
-// branches meanwhile. It ends its wait when there is room, when its client leaves, or when its
-// sandbox is deleted. Suspensions and disk-only branches do not wait.
+// A branch that finds no room in RAM waits. While it waits, it holds none of the host's places for
+// branches. It stops waiting when there is room, when its client disconnects, or when its sandbox
+// is deleted. Suspensions and disk-only branches do not wait.
 func TestBranchesWaitForRoomInRAM(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -21,7 +21,7 @@ func TestBranchesWaitForRoomInRAM(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.vmms.GuestDirty = 1 << 50 // the VMM's figure counts only up to the size of the guest's memory
+	w.vmms.GuestDirty = 1 << 50 // counts only up to the size of the guest's memory
 	for _, mode := range []vm.BranchMode{vm.BranchFull, vm.BranchDiff, vm.BranchLive} {
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 		_, err := w.Branch(ctx, id, BranchRequest{Tag: "b", Mode: mode})
@@ -39,7 +39,7 @@ func TestBranchesWaitForRoomInRAM(t *testing.T) {
 		}()
 		for s, _ := w.Get(id); len(s.ops) == 0; time.Sleep(time.Millisecond) {
 		}
-		time.Sleep(20 * time.Millisecond) // a branch that does not wait would be complete by then
+		time.Sleep(20 * time.Millisecond) // by now a branch that does not wait would be complete
 		select {
 		case err := <-done:
 			t.Fatalf("%s does not wait: %v", tag, err)

@@ -21,7 +21,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// source bakes a snapshot and forks one sandbox of it.
+// source bakes a snapshot, forks one sandbox of it, and returns the sandbox's id.
 func (w *world) source(t *testing.T) string {
 	t.Helper()
 	if _, err := w.Bake(t.Context(), w.bake); err != nil {
@@ -57,8 +57,8 @@ func (w *world) layers(t *testing.T, tag string) (memory, disk int) {
 	return d.MemoryLayers, d.DiskLayers
 }
 
-// Each branch adds a layer to memory and to the disk, but a full branch starts a new chain of
-// memory layers. The sandbox itself keeps running from the same snapshot.
+// Each branch adds a layer to memory and to the disk, except that a full branch has only one memory
+// layer. The sandbox still runs from the same snapshot.
 func TestBranchChains(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -91,7 +91,8 @@ func TestBranchChains(t *testing.T) {
 	w.checkClean(t)
 }
 
-// checkTops fails if the private disk of an often branched sandbox consists of too many files.
+// checkTops fails the test if the disk of a sandbox that was often branched consists of too many
+// files.
 func (w *world) checkTops(t *testing.T, id string) {
 	t.Helper()
 	files, err := os.ReadDir(filepath.Join(w.cfg.DataDir, id))
@@ -103,8 +104,8 @@ func (w *world) checkTops(t *testing.T, id string) {
 	}
 }
 
-// Chains stay bounded however often a sandbox is branched, and however deep forks and branches are
-// nested.
+// The number of layers of a snapshot is bounded, however often a sandbox is branched, and however
+// deeply forks and branches are nested.
 func TestChainsAreBounded(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -139,14 +140,14 @@ func TestChainsAreBounded(t *testing.T) {
 	w.checkClean(t)
 }
 
-// Wherever a branch fails, the sandbox runs on, its record names the disk top in use, no snapshot
-// is published, and the next branch works.
+// At whatever step a branch fails, the sandbox continues, its record names the disk top in use, no
+// snapshot is published, and the next branch works.
 func TestFailedBranch(t *testing.T) {
 	full := &vm.Error{Code: vm.ErrNoSpace, Err: errors.New("the disk is full")}
 	for _, c := range []struct {
 		name string
 		set  func(*vmfake.VMMs, error)
-		disk int // layers of the next branch
+		disk int // number of disk layers of the next branch
 	}{
 		{"before the disk was swapped", func(f *vmfake.VMMs, err error) { f.BranchErr = err }, 2},
 		{"after", func(f *vmfake.VMMs, err error) { f.LateErr = err }, 3},
@@ -178,8 +179,8 @@ func TestFailedBranch(t *testing.T) {
 	}
 }
 
-// A branch started with NoWait keeps its place, its tag and its sandbox's lock until it is
-// complete.
+// A branch that was started with NoWait keeps its place, its tag and the lock of its sandbox until
+// it is complete.
 func TestBranchWithoutWaiting(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -215,7 +216,7 @@ func TestBranchWithoutWaiting(t *testing.T) {
 		t.Errorf("rollback beside a branch: %v", err)
 	}
 	time.AfterFunc(20*time.Millisecond, func() { close(w.vmms.Copying) })
-	w.fork(t, "b") // waits for the branch
+	w.fork(t, "b") // must wait for the branch
 
 	w.vmms.CopyErr = errors.New("lost")
 	if _, err := w.Branch(t.Context(), id, BranchRequest{Tag: "f", Mode: vm.BranchLive, NoWait: true}); err != nil {
@@ -234,8 +235,8 @@ func TestBranchWithoutWaiting(t *testing.T) {
 	w.checkClean(t)
 }
 
-// If a daemon dies after announcing a branch and before the VMM's answer, the next daemon finds out
-// which top the VM writes to.
+// A daemon may die after it has recorded a new disk top and before the VMM has answered. The next
+// daemon finds out which top the VM writes to.
 func TestRestartDuringABranch(t *testing.T) {
 	for _, swapped := range []bool{false, true} {
 		w := newWorld(t, 0)
@@ -277,8 +278,8 @@ func TestRestartDuringABranch(t *testing.T) {
 	}
 }
 
-// A VM that refuses a branch but keeps a file that it was given for it receives no more files. Such a
-// file has no name any more, and could grow until the VM ends.
+// A VM that refuses a branch, but keeps a file of it open, is sent no more files. Such a file has
+// no name any more, and could grow until the VM ends.
 func TestFilesOfARefusedBranch(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -304,9 +305,9 @@ func TestFilesOfARefusedBranch(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A disk top that its VM keeps open for writing becomes no layer of a snapshot: not of the branch
-// that froze it, not of a later branch, and not of a suspended state. Once this is noticed, the VM
-// is asked for no more branches. The sandbox runs on.
+// If a VM keeps a frozen disk top open for writing, that top becomes no layer of a snapshot: not of
+// the branch that froze it, not of a later branch, and not of a suspended state. Once the daemon
+// has noticed, it asks the VM for no more branches. The sandbox continues.
 func TestTopsThatStayWritable(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -329,7 +330,7 @@ func TestTopsThatStayWritable(t *testing.T) {
 			fake.Swaps != before {
 			t.Errorf("after %s it got another top: %v", what, err)
 		}
-		s.live.kept = nil // as in a newly started daemon
+		s.live.kept = nil // as in a daemon that has just been started
 	}
 	for _, mode := range []vm.BranchMode{vm.BranchLive, vm.BranchFull} {
 		_, err := w.Branch(t.Context(), id, BranchRequest{Tag: "b", Mode: mode})
@@ -349,13 +350,13 @@ func TestTopsThatStayWritable(t *testing.T) {
 	if _, err := w.Rollback(t.Context(), id, "good"); err != nil {
 		t.Fatal(err)
 	}
-	w.branch(t, id, "b", vm.BranchDiff) // nothing was written between this branch and the rollback
+	w.branch(t, id, "b", vm.BranchDiff) // between this branch and the rollback, nothing is written
 	w.KillAll()
 	w.checkClean(t)
 }
 
-// If the VM of a child dies before the child has confirmed, the error says how the VM ended. It
-// does not only say that a connection broke, although that is noticed first.
+// If the VM of a child ends before the child has confirmed, the error says how the VM ended. It
+// does not say that a connection broke, although the daemon notices that first.
 func TestAChildThatDiesIsSaidToHave(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -372,7 +373,7 @@ func TestAChildThatDiesIsSaidToHave(t *testing.T) {
 	}
 }
 
-// The snapshot between source and children is deleted with the last child.
+// ForkSandbox makes a snapshot, which is deleted with the last child.
 func TestForkFromASandbox(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -396,13 +397,14 @@ func TestForkFromASandbox(t *testing.T) {
 	if list := w.Snapshots().List(); len(list) != 1 {
 		t.Errorf("left: %+v", list)
 	}
-	w.branch(t, id, "b", vm.BranchLive) // the source does not depend on it
+	w.branch(t, id, "b", vm.BranchLive) // the source does not need the snapshot
 	w.fork(t, "b")
 	w.KillAll()
 	w.checkClean(t)
 }
 
-// If one child cannot be taken over, its siblings keep the transient snapshot that they run from.
+// If one child cannot be taken over by another daemon, its siblings keep the transient snapshot
+// from which they run.
 func TestLostChildLeavesItsSiblings(t *testing.T) {
 	w := newWorld(t, 0)
 	id := w.source(t)
@@ -413,7 +415,7 @@ func TestLostChildLeavesItsSiblings(t *testing.T) {
 	for _, info := range r.Sandboxes[1:] {
 		s, err := w.Get(info.ID)
 		if err == nil {
-			// The next daemon refuses this sandbox after it has leased the snapshot.
+			// The next daemon leases the sandbox's snapshot before it refuses the sandbox.
 			err = s.update(func(r *ledger.Record) { r.Restoring = true })
 		}
 		if err != nil {

@@ -6,8 +6,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// callsOf returns, from Info, the tag of the sandbox's latest snapshot and the number of calls
-// since then, -1 if unknown.
+// callsOf returns, from the sandbox's Info, the tag of its latest snapshot, and the number of calls
+// since then (-1 if unknown).
 func (w *world) callsOf(t *testing.T, id string) (at string, calls int) {
 	t.Helper()
 	s, err := w.Get(id)
@@ -28,8 +28,7 @@ func (w *world) wantCalls(t *testing.T, when, id, at string, calls int) {
 	}
 }
 
-// The count of calls since the latest snapshot restarts with a branch or a rollback, and with no
-// other operation.
+// A branch or a rollback makes the count of calls begin at zero. No other operation does.
 func TestCallsSinceTheLatestSnapshot(t *testing.T) {
 	w := newWorld(t, 0)
 	id := w.source(t)
@@ -45,7 +44,7 @@ func TestCallsSinceTheLatestSnapshot(t *testing.T) {
 	}
 	w.wantCalls(t, "looked at", id, "p", 0)
 	use()
-	w.wantCalls(t, "used", id, "p", 2) // the start and the end of a process
+	w.wantCalls(t, "used", id, "p", 2) // one call that begins and ends
 	w.branch(t, id, "b1", vm.BranchDiff)
 	w.wantCalls(t, "branched", id, "b1", 0)
 	use()
@@ -83,8 +82,8 @@ func TestCallsSinceTheLatestSnapshot(t *testing.T) {
 	w.KillAll()
 }
 
-// A rollback puts no branch of a sandbox out of reach: the sandbox can also be rolled forward
-// again.
+// After a rollback, the sandbox can still be rolled back to any of its branches, also to later
+// ones.
 func TestRollbackForward(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

@@ -25,7 +25,7 @@ func (w *world) vmOf(t *testing.T, id string) *vmfake.VMM {
 	return v
 }
 
-// readTo reads until want or the end of the log has arrived.
+// readTo reads until it has read want, or until the log ends.
 func readTo(t *testing.T, l *conlog.Log, want string) (got string, lost uint64) {
 	t.Helper()
 	for !strings.Contains(got, want) {
@@ -38,8 +38,8 @@ func readTo(t *testing.T, l *conlog.Log, want string) (got string, lost uint64) 
 	return got, lost
 }
 
-// A follower of a console receives all output, through pauses, rollbacks and suspensions, to its
-// end.
+// A follower of a console receives all output until the sandbox ends, through pauses, rollbacks and
+// suspensions.
 func TestLog(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -65,7 +65,7 @@ func TestLog(t *testing.T) {
 	if _, err := w.Suspend(t.Context(), id); err != nil {
 		t.Fatal(err)
 	}
-	readTo(t, l, "last words\n") // from a VM that has ended
+	readTo(t, l, "last words\n") // written by a VM that has ended
 	if _, err := w.Resume(t.Context(), id); err != nil {
 		t.Fatal(err)
 	}
@@ -86,7 +86,7 @@ func TestLog(t *testing.T) {
 	}
 }
 
-// A followed log ends only when its sandbox is deleted or its follower stops.
+// A log that is being followed ends only when its sandbox is deleted, or when it is closed.
 func TestLogEnds(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

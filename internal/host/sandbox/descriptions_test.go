@@ -18,7 +18,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// seeker is a VMM that moves the offsets of the files that it may read, and reports those that the daemon has too.
+// seeker is a VMM that moves the offsets of the files that it can read. It reports the files that
+// share an offset with the daemon.
 type seeker struct {
 	*vmfake.VMM
 	t    *testing.T
@@ -74,14 +75,15 @@ func (v seeker) move(what string, files ...*os.File) {
 				ofDaemon++
 			}
 		}
-		if ofDaemon == 0 && filepath.Base(path) != snapshot.DiskLayerFile { // of a bake, which opens it for the VMM
+		if ofDaemon == 0 && filepath.Base(path) != snapshot.DiskLayerFile { // not shared later: a bake opened it for its VMM
 			v.t.Errorf("%s: the VMM has the daemon's own descriptor of %s", what, path)
 		}
 	}
 }
 
-// VMMs share no open file description with the daemon or with each other. A VMM that its guest has taken
-// over could hang in a system call that changes the offset, and all others with that file would wait.
+// VMMs share no open file description with the daemon or with each other. If they did, a VMM that
+// its guest has taken over could block in a system call that changes the offset, and all others
+// that use the same offset would wait.
 func TestVMMsHaveDescriptionsOfTheirOwn(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

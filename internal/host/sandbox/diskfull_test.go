@@ -10,7 +10,8 @@ import (
 	"github.com/forkd/forkd/internal/host/vmmclient"
 )
 
-// until waits for a state of a sandbox. If it never comes, the test's time limit ends the test.
+// until waits until ok returns true for a sandbox. If it never does, the test's time limit ends the
+// test.
 func until(t *testing.T, w *world, id string, ok func(Info) bool) {
 	t.Helper()
 	for {
@@ -25,8 +26,8 @@ func until(t *testing.T, w *world, id string, ok func(Info) bool) {
 	}
 }
 
-// A sandbox whose VM finds the disk full is shown as paused because of the disk. It runs on when
-// there is room, or when it is resumed.
+// If the VM of a sandbox finds the disk full, the sandbox is shown as paused for that reason. It
+// continues when there is room, or when a client resumes it.
 func TestFullDiskPausesASandbox(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -49,12 +50,12 @@ func TestFullDiskPausesASandbox(t *testing.T) {
 	if _, err := w.Pause(context.Background(), id); err != nil {
 		t.Fatal(err)
 	}
-	w.vmms.All()[0].Stall() // about a write that was in progress when the client paused the sandbox
+	w.vmms.All()[0].Stall() // stands for a write that was in progress when the client paused the sandbox
 	until(t, w, id, func(i Info) bool { return i.State == Paused && !i.DiskFull })
 }
 
-// A VM that reports a full disk and then does not answer is asked again. Otherwise it would stay
-// paused for ever and be shown as running.
+// If a VM reports a full disk, and then does not answer when the daemon asks, the daemon asks
+// again. Otherwise the VM would stay paused for ever, and be shown as running.
 func TestFullDiskAndNoAnswer(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -64,8 +65,8 @@ func TestFullDiskAndNoAnswer(t *testing.T) {
 	until(t, w, id, func(i Info) bool { return i.Silent })
 }
 
-// A VMM that reports a full disk again after each check, although there is room, costs the daemon one
-// request a second.
+// If a VMM reports a full disk again and again although there is room, it makes the daemon send
+// only one request per second.
 func TestFullDiskIsToldWithoutEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 0)

@@ -19,7 +19,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// asked is a guest that records the requests it gets, and fails those that the test selects.
+// asked is a guest that records requests, and fails those that the test selects.
 type asked struct {
 	mu    sync.Mutex
 	ops   []agentproto.Op
@@ -44,7 +44,8 @@ func (a *asked) take() []agentproto.Op {
 	return ops
 }
 
-// boots lets the manager boot disk-only snapshots, and returns a function that counts the boots.
+// boots makes the manager able to boot disk-only snapshots. It returns a function that returns the
+// number of boots.
 func (w *world) boots(t *testing.T) func() int {
 	t.Helper()
 	n := 0
@@ -56,8 +57,8 @@ func (w *world) boots(t *testing.T) func() int {
 	return func() int { return n }
 }
 
-// A branch of the disk alone has none of the memory, disturbs neither the sandbox nor its later
-// branches, and forks of it boot.
+// A disk-only branch contains no memory. It affects neither the sandbox nor later branches, and
+// forks of it boot.
 func TestBranchOfTheDisk(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -169,7 +170,7 @@ func (w *world) info(t *testing.T, id string) Info {
 	return s.Info()
 }
 
-// If the host cannot admit the children, no parent is booted for them.
+// If the host has no room for the children, no parent is booted for them.
 func TestNothingIsBootedInVain(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -187,8 +188,8 @@ func TestNothingIsBootedInVain(t *testing.T) {
 	}
 }
 
-// If a guest cannot freeze its file system, or thawed it too early, no snapshot is left. The
-// sandbox runs on.
+// If a guest cannot freeze its file system, or thaws it too early, the branch leaves no snapshot.
+// The sandbox continues.
 func TestRestThatFails(t *testing.T) {
 	for _, fails := range []agentproto.Op{agentproto.OpFreeze, agentproto.OpThaw} {
 		t.Run(string(fails), func(t *testing.T) {
@@ -214,8 +215,8 @@ func TestRestThatFails(t *testing.T) {
 	}
 }
 
-// A paused guest cannot freeze its file system. After a failure of the VMM the file system is
-// thawed.
+// A disk-only branch of a paused sandbox fails, because a paused guest cannot freeze its file
+// system. If the VMM fails, the file system is thawed.
 func TestBranchOfTheDiskRefused(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -244,7 +245,7 @@ func TestBranchOfTheDiskRefused(t *testing.T) {
 	w.branch(t, id, "d", vm.BranchDisk)
 }
 
-// A parent takes properties that the request omits from the snapshot that it boots from.
+// Values that a bake's request omits come from the snapshot that it boots from.
 func TestBakeFromADisk(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -254,7 +255,7 @@ func TestBakeFromADisk(t *testing.T) {
 	w.branch(t, id, "disk", vm.BranchDisk)
 	for _, c := range []struct {
 		req   bake.Request
-		field string // that the error names
+		field string // field that the error must name
 		want  string
 	}{
 		{req: bake.Request{}, want: "256 MiB, 2 vCPUs, 1 1"},
@@ -284,7 +285,7 @@ func TestBakeFromADisk(t *testing.T) {
 		if got := fmt.Sprintf("%d MiB, %d vCPUs, %s %s", m.MemoryBytes>>20, m.VCPUs, g.Env["A"], g.Env["B"]); got != c.want {
 			t.Errorf("%+v: %s, want %s", c.req, got, c.want)
 		}
-		w.branch(t, w.fork(t, "large"), "again", vm.BranchDisk) // the disk of a booted sandbox can be booted from in turn
+		w.branch(t, w.fork(t, "large"), "again", vm.BranchDisk) // the disk of a sandbox that was booted can be booted again
 		for _, tag := range []string{"again", "large"} {
 			if _, err := w.Snapshots().Delete(tag, store.DeleteForce); err != nil {
 				for _, i := range w.List() {
@@ -304,7 +305,7 @@ func TestBakeFromADisk(t *testing.T) {
 	}
 }
 
-// The chain of disk layers stays bounded when parents are booted from the disks of other parents.
+// The number of disk layers is bounded, even if parents are booted from the disks of other parents.
 func TestDisksOfDisksStayShallow(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

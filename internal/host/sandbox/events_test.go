@@ -9,7 +9,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// told waits for an event of kind last, and returns the events of a sandbox up to it.
+// told waits for an event of the kind last, and returns the events of a sandbox up to that one.
 func (w *world) told(t *testing.T, id string, last event.Kind) (list []string) {
 	t.Helper()
 	for f := w.events.Follow(w.events.ID(0)); ; {
@@ -27,8 +27,8 @@ func (w *world) told(t *testing.T, id string, last event.Kind) (list []string) {
 	}
 }
 
-// Each state that a sandbox enters causes one event, which names the cause. No event follows its
-// deletion.
+// Each state that a sandbox enters makes one event, which names the cause. After its deletion there
+// are no more events.
 func TestEventsOfSandboxes(t *testing.T) {
 	w := newWorld(t, 0)
 	if _, err := w.Bake(t.Context(), w.bake); err != nil {

@@ -13,8 +13,7 @@ import (
 	"github.com/forkd/forkd/internal/host/ledger"
 )
 
-// soon is the expiry of sandboxes that expire during the test, and far that of sandboxes that do
-// not.
+// soon is a lifetime that ends during the test, and far is one that does not.
 const (
 	soon = 50 * time.Millisecond
 	far  = time.Hour
@@ -58,7 +57,7 @@ func TestExpiry(t *testing.T) {
 		t.Fatal(err)
 	}
 	if i, err := w.setExpiry(t, extended, Expiry{At: time.Now().Add(2 * far)}); err != nil {
-		if n := (*NotFoundError)(nil); !errors.As(err, &n) { // the host was so slow that it had expired
+		if n := (*NotFoundError)(nil); !errors.As(err, &n) { // the host was so slow that the sandbox has expired
 			t.Fatal(err)
 		}
 	} else if time.Until(i.Expires) < far {
@@ -81,7 +80,7 @@ func TestExpiry(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A sandbox that is suspended on expiry lives on with its data, also in the next daemon.
+// A sandbox that is suspended on expiry keeps its data, also under the next daemon.
 func TestExpirySuspends(t *testing.T) {
 	w := newWorld(t, 0)
 	if _, err := w.Bake(t.Context(), w.bake); err != nil {
@@ -106,7 +105,8 @@ func TestExpirySuspends(t *testing.T) {
 	w.checkClean(t)
 }
 
-// Close waits for a suspension that a timer has begun: what follows it closes files that the suspension uses.
+// Close waits for a suspension that a timer has started, because files that the suspension uses are
+// closed after Close.
 func TestCloseWaitsForTimers(t *testing.T) {
 	w := newWorld(t, 0)
 	mustBake(t, w)
@@ -126,8 +126,8 @@ func TestCloseWaitsForTimers(t *testing.T) {
 	w.Snapshots().Close()
 }
 
-// The client that brings a sandbox back sets its new expiry. A later client finds the sandbox
-// running, and does not change an expiry that another client may have set by then.
+// The client that resumes a suspended sandbox sets its new expiry. If another client finds the
+// sandbox already running, it does not change the expiry, which another client may have set since.
 func TestBringBackSetsTheTimeOnce(t *testing.T) {
 	w := newWorld(t, 0)
 	mustBake(t, w)
@@ -152,8 +152,9 @@ func TestBringBackSetsTheTimeOnce(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A suspension and its new expiry are one step: a client that changes the expiry at the same time
-// finds the sandbox suspended. If the suspension fails, the sandbox has its old expiry again.
+// A suspension and its new expiry are one step. If another client changes the expiry at the same
+// time, it finds the sandbox suspended. If the suspension fails, the sandbox has its old expiry
+// again.
 func TestSuspendingAndItsTimeAreOneStep(t *testing.T) {
 	w := newWorld(t, 0)
 	mustBake(t, w)
@@ -176,7 +177,7 @@ func TestSuspendingAndItsTimeAreOneStep(t *testing.T) {
 	found, saved := make(chan State, 1), make(chan error, 1)
 	err := w.With(t.Context(), id, func(*Held) error {
 		go func() { _, err := w.SuspendTimeless(t.Context(), id); saved <- err }()
-		time.Sleep(20 * time.Millisecond) // it waits for the lock
+		time.Sleep(20 * time.Millisecond) // time for this call to wait for the lock
 		go func() {
 			err := w.With(t.Context(), id, func(h *Held) error {
 				found <- h.Info().State
@@ -186,7 +187,7 @@ func TestSuspendingAndItsTimeAreOneStep(t *testing.T) {
 				t.Error(err)
 			}
 		}()
-		time.Sleep(20 * time.Millisecond) // and so does this, behind it
+		time.Sleep(20 * time.Millisecond) // time for this one to wait too, as the second
 		return nil
 	})
 	if err := errors.Join(err, <-saved); err != nil {
@@ -207,7 +208,8 @@ func TestSuspendingAndItsTimeAreOneStep(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A sandbox that is resumed after its expiry has none any more, in the next daemon either.
+// A sandbox that is resumed after its expiry has passed has none any more, also under the next
+// daemon.
 func TestResumeAfterItsTimeHasPassed(t *testing.T) {
 	w := newWorld(t, 0)
 	mustBake(t, w)
@@ -234,7 +236,7 @@ func TestResumeAfterItsTimeHasPassed(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A sandbox that is about to be deleted on expiry is not saved by a resume at that moment.
+// A sandbox that is about to be deleted because it has expired cannot be resumed at that moment.
 func TestResumeBeforeADeletion(t *testing.T) {
 	w := newWorld(t, 0)
 	mustBake(t, w)
@@ -248,7 +250,7 @@ func TestResumeBeforeADeletion(t *testing.T) {
 	}
 	now := time.Now()
 	s.mu.Lock()
-	s.record.Expires = now // its timer is about to fire
+	s.record.Expires = now // so that its timer is about to fire
 	s.mu.Unlock()
 	if i, err := w.Resume(t.Context(), id); err != nil || !i.Expires.Equal(now) {
 		t.Fatalf("%+v, %v", i, err)
@@ -259,7 +261,7 @@ func TestResumeBeforeADeletion(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A sandbox does not expire while it is being suspended, but its expiry stays recorded. So if the
+// A sandbox does not expire while it is being suspended, but its record keeps the expiry. If the
 // daemon dies before the sandbox is suspended, the sandbox still expires.
 func TestTimeAmidASuspension(t *testing.T) {
 	w := newWorld(t, 0)
@@ -272,7 +274,7 @@ func TestTimeAmidASuspension(t *testing.T) {
 	v.branch = func() (err error) {
 		found, err = ledger.Read(s.live.dir)
 		s.mu.Lock()
-		s.record.Expires = time.Now() // the suspension has taken so long
+		s.record.Expires = time.Now() // as if the suspension had taken until the expiry
 		s.mu.Unlock()
 		w.expire(s)
 		return err
@@ -292,8 +294,8 @@ func TestTimeAmidASuspension(t *testing.T) {
 	w.checkClean(t)
 }
 
-// When a sandbox that was brought back runs, it has its whole expiry before it. That is so on a
-// full disk too, where its suspended state cannot be changed.
+// The expiry of a resumed sandbox is counted from the moment when it runs. That is so even on a
+// full disk, where its suspended state cannot be updated.
 func TestTimeOfASandboxThatIsBroughtBack(t *testing.T) {
 	for name, resume := range map[string]func(*world, string) (Info, error){
 		"by a client": func(w *world, id string) (Info, error) {
@@ -345,7 +347,7 @@ func TestAnnotationIsBounded(t *testing.T) {
 	w.stop()
 }
 
-// The sandbox of a workspace never expires, whether the fork or a later request sets its expiry.
+// The sandbox of a workspace never expires, whether its fork or a later request sets an expiry.
 func TestNoExpiryOfAWorkspace(t *testing.T) {
 	w := newWorld(t, 0)
 	mustBake(t, w)

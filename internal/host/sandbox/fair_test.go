@@ -17,8 +17,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// Calls that wait for a branch of the same sandbox take no place of the host. The branches of one
-// client leave a place for another client.
+// A branch that waits for another branch of the same sandbox holds none of the host's places. The
+// branches of one client always leave a place for another client.
 func TestOneClientDoesNotHoldAllBranches(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -37,7 +37,7 @@ func TestOneClientDoesNotHoldAllBranches(t *testing.T) {
 	}
 	waiting, leave := context.WithCancel(a)
 	ended := make(chan error)
-	for range 4 { // as many as the host has places, for a sandbox that is being branched
+	for range 4 { // as many as there are places; all wait for a sandbox that is being branched
 		go func() { ended <- begin(waiting, ids[0], "") }()
 	}
 	if err := begin(a, ids[1], "a1"); err != nil {
@@ -68,7 +68,7 @@ func TestOneClientDoesNotHoldAllBranches(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A client whose VMs do not answer cannot take the last place for restores.
+// A client whose VMs do not answer cannot hold the last place for restores.
 func TestOneClientDoesNotHoldAllRestores(t *testing.T) {
 	g := gate.New(3)
 	a, b := as(t, "token:a"), as(t, "token:b")
@@ -83,10 +83,10 @@ func TestOneClientDoesNotHoldAllRestores(t *testing.T) {
 		ok    bool
 	}{
 		{a, "", false},
-		{a, "token:b", false}, // the client counts, not the owner of the sandbox that it rolls back
+		{a, "token:b", false}, // the place counts for the client, and not for the owner of the sandbox
 		{t.Context(), "token:a", false},
 		{b, "token:a", true},
-		{t.Context(), "token:b", true}, // a request without a token that wakes a sandbox
+		{t.Context(), "token:b", true}, // a request without a token; the place counts for the sandbox's owner
 	} {
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
 			ctx, cancel := context.WithCancel(c.ctx)
@@ -113,7 +113,7 @@ func TestOneClientDoesNotHoldAllRestores(t *testing.T) {
 	}
 }
 
-// slowVMM is a VM whose branches last until end is closed.
+// slowVMM is a VM whose branches end only when the channel end is closed.
 type slowVMM struct {
 	*vmfake.VMM
 	begun func()
@@ -127,8 +127,8 @@ func (v *slowVMM) Branch(ctx context.Context, req vmmproto.Branch, f vmmclient.B
 	return v.VMM.Branch(ctx, req, f)
 }
 
-// Sandboxes that expire at the same moment are suspended a few at a time. One client's sandboxes
-// are not all suspended before those of another client.
+// If many sandboxes expire at the same moment, only a few are suspended at a time. The sandboxes of
+// one client are not all suspended before those of another.
 func TestSuspensionsAreFew(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -145,7 +145,7 @@ func TestSuspensionsAreFew(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, i := range r.Sandboxes { // without a request, as on expiry
+		for _, i := range r.Sandboxes { // as on expiry, without a client's request
 			go func() { _, err := w.Suspend(context.Background(), i.ID); ended <- err }()
 		}
 	}
@@ -170,8 +170,8 @@ func TestSuspensionsAreFew(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A sandbox that is to be suspended without a request stays usable until there is a place for the
-// suspension. It takes no place while another operation holds its lock.
+// A sandbox that is to be suspended without a client's request can be used until there is a place
+// for its suspension. If another operation holds its lock, the suspension waits without a place.
 func TestSuspensionsWithoutARequestWaitUnlocked(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -192,7 +192,7 @@ func TestSuspensionsWithoutARequestWaitUnlocked(t *testing.T) {
 	if _, err := w.setExpiry(t, id, soon); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(20 * time.Millisecond) // the sandbox would have been locked by then
+	time.Sleep(20 * time.Millisecond) // by now the sandbox would be locked
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if _, err := w.Pause(ctx, id); err != nil {
@@ -205,7 +205,7 @@ func TestSuspensionsWithoutARequestWaitUnlocked(t *testing.T) {
 	for _, done := range leave {
 		done()
 	}
-	time.Sleep(20 * time.Millisecond) // the suspension would have kept its place by then
+	time.Sleep(20 * time.Millisecond) // by now the suspension would have taken its place
 	if n, _ := w.suspends.Count(); n != 0 {
 		t.Errorf("%d places are taken by a sandbox that something else is done with", n)
 	}

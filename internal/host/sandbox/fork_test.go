@@ -14,14 +14,14 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// A child gets its identity only when all others of its wave are restored, and a wave begins only
-// when all children of the previous wave have their identity. A child that cannot be restored
-// delays no others.
+// A child gets its identity only when all children of its wave are restored. The next wave begins
+// only when all children of a wave have their identity. A child that cannot be restored does not
+// delay the others.
 func TestChildrenStartInWaves(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
 	mustBake(t, w)
-	const n, bad = 20, 3 // of these the bad-th cannot be restored, in the first wave
+	const n, bad = 20, 3 // child number bad, which is in the first wave, cannot be restored
 	w.wave = 8
 	w.vmms.RestoreErr = func(i int) error {
 		if i == bad {
@@ -29,7 +29,7 @@ func TestChildrenStartInWaves(t *testing.T) {
 		}
 		return nil
 	}
-	told := 1 // the child that cannot be restored gets none
+	told := 1 // counts the child that cannot be restored, which gets no identity
 	w.vmms.ForkedErr = func(int) error {
 		w.vmms.Mu.Lock()
 		defer w.vmms.Mu.Unlock()
@@ -47,8 +47,8 @@ func TestChildrenStartInWaves(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A client that leaves cancels its fork, even one with AllowPartial: no client would know of its
-// children.
+// If a client disconnects, its fork is cancelled, even with AllowPartial: no client would know of
+// the children.
 func TestClientLeavesAPartialFork(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -70,8 +70,8 @@ func TestClientLeavesAPartialFork(t *testing.T) {
 	w.checkClean(t)
 }
 
-// Children with a large environment write pages that other children do not, so they are not used to
-// predict writes.
+// Children with a large environment write pages that other children do not write. So they are not
+// asked for the pages that they have written.
 func TestNobodyLearnsFromALargeEnvironment(t *testing.T) {
 	w := newWorld(t, 0)
 	mustBake(t, w)
@@ -92,8 +92,8 @@ func TestNobodyLearnsFromALargeEnvironment(t *testing.T) {
 	w.stop()
 }
 
-// The VMMs of later children are given the pages that the first three children of a snapshot wrote.
-// If this cannot be found out, the fork still succeeds.
+// The VMMs of later children are told the pages that the first three children of a snapshot have
+// written. If these pages cannot be found out, forks succeed nevertheless.
 func TestLaterChildrenAreToldTheFirstWrites(t *testing.T) {
 	for _, broken := range []error{nil, errors.New("no page map")} {
 		w := newWorld(t, 0)
@@ -117,8 +117,9 @@ func TestLaterChildrenAreToldTheFirstWrites(t *testing.T) {
 	}
 }
 
-// The environment is part of the record of every child. It is refused before any child starts if a
-// fork of a thousand children would fill the run directory, or the next daemon's memory.
+// The environment is part of every child's record, so it must be small: with a large one, a fork of
+// a thousand children could fill the run directory, or the memory of the next daemon. It is refused
+// before any child starts.
 func TestEnvironmentsAreBounded(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

@@ -17,8 +17,8 @@ func (w *world) resumeUntil(t *testing.T, id string, e Expiry) (Info, error) {
 	return w.change(t.Context(), id, func(h *Held) error { return h.Resume(t.Context(), &e) })
 }
 
-// bringBackFor resumes a sandbox that its client had found suspended, as a request does. The sandbox
-// gets an expiry after the time lasts.
+// bringBackFor resumes a suspended sandbox, as a request does. The sandbox then expires after
+// lasts.
 func (w *world) bringBackFor(t *testing.T, id string, lasts time.Duration) (Info, error) {
 	t.Helper()
 	return w.change(t.Context(), id, func(h *Held) error {

@@ -14,7 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// A sandbox can be deleted at any moment of its suspension or resumption. The deletion never
+// A sandbox can be deleted at any moment of its suspension or its resumption. The deletion never
 // returns a *NotFoundError, and nothing of the sandbox is left.
 func TestDeletedWhileSuspending(t *testing.T) {
 	w := newWorld(t, 0)
@@ -34,7 +34,7 @@ func TestDeletedWhileSuspending(t *testing.T) {
 				}
 			}
 		}()
-		time.Sleep(time.Duration(i) * 300 * time.Microsecond) // at a different moment each time
+		time.Sleep(time.Duration(i) * 300 * time.Microsecond) // delete it at a different moment each time
 		if err := w.Kill(id); err != nil {
 			t.Errorf("delete: %v", err)
 		}
@@ -46,8 +46,8 @@ func TestDeletedWhileSuspending(t *testing.T) {
 	w.checkClean(t)
 }
 
-// Deletions at the two critical moments: when the suspended state takes effect, and when the guest
-// confirms after a resumption.
+// The sandbox is deleted at the two critical moments: when its suspended state takes effect, and
+// when its guest confirms after a resumption.
 func TestDeletedAsItsStateChanges(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -78,7 +78,7 @@ func TestDeletedAsItsStateChanges(t *testing.T) {
 	w.checkClean(t)
 }
 
-// An expiry that passes during a suspension, or afterwards, takes effect.
+// If the expiry of a sandbox passes during or after its suspension, the sandbox is deleted.
 func TestExpiresWhileSuspended(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -103,7 +103,7 @@ func TestExpiresWhileSuspended(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A request that is cut off by an operation on its sandbox names that operation in its error.
+// If an operation on a sandbox ends a request to it, the error of the request names the operation.
 func TestRequestsThatAreCutOff(t *testing.T) {
 	for by, op := range map[cutter]func(w *world, id string) error{
 		byDelete:   func(w *world, id string) error { return w.Kill(id) },
@@ -134,8 +134,8 @@ func TestRequestsThatAreCutOff(t *testing.T) {
 	}
 }
 
-// If a request times out because its sandbox was paused in between, the error says so. Otherwise
-// the error names the sandbox whose guest was silent.
+// If a request times out because its sandbox was paused in the meantime, the error says so.
+// Otherwise the error names the sandbox whose guest did not answer.
 func TestRequestsToASandboxThatIsPausedMeanwhile(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -166,7 +166,8 @@ func TestRequestsToASandboxThatIsPausedMeanwhile(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A branch that is cut off by the deletion of its sandbox says so, not that a process was killed.
+// If a branch fails because its sandbox is deleted, the error says so. It does not say that a
+// process was killed.
 func TestBranchOfADeletedSandbox(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -180,8 +181,8 @@ func TestBranchOfADeletedSandbox(t *testing.T) {
 	w.checkClean(t)
 }
 
-// If a daemon dies before it has handed out a fork, no child is left after the restart, not even
-// those that had confirmed.
+// If a daemon dies before it has handed out the children of a fork, the next daemon kills all of
+// them, even those that had confirmed.
 func TestRestartDuringAFork(t *testing.T) {
 	const n = 8
 	w := newWorld(t, 0)
@@ -191,7 +192,7 @@ func TestRestartDuringAFork(t *testing.T) {
 	before := len(w.vmms.Forked)
 	w.vmms.ForkedErr = func(i int) error {
 		if i == before+n {
-			<-hang // the last child is never confirmed
+			<-hang // so that the last child never confirms
 		}
 		return nil
 	}
@@ -222,20 +223,20 @@ func TestRestartDuringAFork(t *testing.T) {
 		t.Errorf("left: %v", notes)
 	}
 	close(hang)
-	<-forked // the daemon that began the fork is gone by now
+	<-forked // the fork of the daemon that died has ended
 	w.KillAll()
 	if list := w.vmms.Count(); list != 0 {
 		t.Errorf("%d VMs are left", list)
 	}
 }
 
-// If the snapshot of a running sandbox cannot be used when a daemon starts, the sandbox runs on.
-// Operations that need the snapshot report that, and work again as soon as it can be used.
+// If the snapshot of a running sandbox cannot be used when a daemon starts, the sandbox continues.
+// Operations that need the snapshot fail and say so. They work again when the snapshot can be used.
 func TestRestartWithoutTheSnapshot(t *testing.T) {
 	w := newWorld(t, 0)
 	id := w.source(t)
 	w.stop()
-	bases := filepath.Join(w.dir, "state", "bases") // where the store has base images
+	bases := filepath.Join(w.dir, "state", "bases") // directory of the store's base images
 	if err := os.Rename(bases, bases+".away"); err != nil {
 		t.Fatal(err)
 	}
@@ -266,7 +267,7 @@ func TestRestartWithoutTheSnapshot(t *testing.T) {
 	w.checkClean(t)
 }
 
-// Operations that need a VM return an error for a suspended sandbox that names its state.
+// For a suspended sandbox, operations that need a VM return an error that names its state.
 func TestOperationsOnASuspendedSandbox(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

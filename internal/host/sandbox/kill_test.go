@@ -9,7 +9,8 @@ import (
 	"github.com/forkd/forkd/internal/host/vmpool"
 )
 
-// Killing a VM takes a while: the hundred children of a failed fork must be killed concurrently.
+// The hundred children of a failed fork are killed concurrently, because killing a VM takes some
+// time.
 func TestFailedForkEndsItsChildrenTogether(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -28,7 +29,7 @@ func TestFailedForkEndsItsChildrenTogether(t *testing.T) {
 	together := make(chan struct{})
 	w.vmms.Killing = func() {
 		mu.Lock()
-		if calls++; calls == 1 { // the failed child, ended before the others
+		if calls++; calls == 1 { // the child that failed is killed before the others
 			mu.Unlock()
 			return
 		}
@@ -43,7 +44,7 @@ func TestFailedForkEndsItsChildrenTogether(t *testing.T) {
 			}
 		}
 		mu.Unlock()
-		select { // if the kills came one after another, this would never be ready
+		select { // if the kills were not concurrent, this would block for ever
 		case <-together:
 		case <-time.After(10 * time.Second):
 		}

@@ -16,7 +16,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// If the host dies while a sandbox runs, the sandbox returns to its latest suspended state.
+// If the host crashes while a sandbox runs, the sandbox returns to its latest suspended state.
 func TestLostVMIsSuspendedAgain(t *testing.T) {
 	t.Run("ended", func(t *testing.T) {
 		testLostVM(t, func(w *world) {
@@ -25,12 +25,12 @@ func TestLostVMIsSuspendedAgain(t *testing.T) {
 			w.vmms.Mu.Unlock()
 		})
 	})
-	t.Run("ending", func(t *testing.T) { // a killed process still takes connections while its memory is being freed
+	t.Run("ending", func(t *testing.T) { // a killed process still accepts connections while the kernel frees its memory
 		testLostVM(t, func(w *world) { w.vmms.StatsErr = vmmclient.ErrGone })
 	})
 }
 
-// A suspended sandbox that cannot be taken over keeps the snapshot that it is resumed from.
+// If a suspended sandbox cannot be taken over, its snapshot is kept.
 func TestLeftAloneKeepsItsSnapshot(t *testing.T) {
 	w := newWorld(t, 0)
 	mustBake(t, w)
@@ -65,7 +65,7 @@ func TestLeftAloneKeepsItsSnapshot(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A VMM of another version is left alone: this daemon's requests could mean something else to it.
+// A VMM of another version is left alone, because it could misunderstand requests of this daemon.
 func TestVMMOfAnotherVersionIsLeftAlone(t *testing.T) {
 	w := newWorld(t, 0)
 	id := w.source(t)
@@ -128,7 +128,8 @@ func testLostVM(t *testing.T, lose func(*world)) {
 	w.checkClean(t)
 }
 
-// A sandbox whose VM ends by itself can be resumed from its last suspended state, if it has one.
+// If the VM of a sandbox ends by itself, the sandbox can be resumed from its latest suspended
+// state, if it has one.
 func TestEndedVMIsResumedFromItsSuspendedState(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -137,7 +138,7 @@ func TestEndedVMIsResumedFromItsSuspendedState(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	other := r.Sandboxes[0].ID // never suspended
+	other := r.Sandboxes[0].ID // was never suspended
 	if _, err := w.Suspend(t.Context(), id); err != nil {
 		t.Fatal(err)
 	}

@@ -29,8 +29,8 @@ func (w *world) vm(id string) *vmfake.VMM {
 	return w.vmms.Live[filepath.Join(w.dir, "run", id)]
 }
 
-// wantMode waits until the guest of a sandbox gets an answer under that mode. Answers that the fake
-// forkd-net still owed when the policy changed come first.
+// wantMode waits until the guest of a sandbox gets an answer under the given mode. It skips answers
+// that the fake forkd-net sent before the policy changed.
 func (w *world) wantMode(t *testing.T, id, mode string) {
 	t.Helper()
 	w.wantAnswer(t, id, mode)
@@ -40,7 +40,7 @@ func (w *world) wantMode(t *testing.T, id, mode string) {
 	}
 }
 
-// wantAnswer is wantMode with the values of secrets behind the mode.
+// wantAnswer is like wantMode; the answer has the values of secrets after the mode.
 func (w *world) wantAnswer(t *testing.T, id, mode string) {
 	t.Helper()
 	var got []byte
@@ -49,7 +49,7 @@ func (w *world) wantAnswer(t *testing.T, id, mode string) {
 		if v == nil {
 			t.Fatalf("sandbox %s has no VM", id)
 		}
-		_ = v.Say([]byte("x")) // sent again, in case the socket is just being replaced
+		_ = v.Say([]byte("x")) // send it again, because the socket may just be replaced
 		for {
 			answer, err := v.Hear()
 			if err != nil || len(answer) == 0 {
@@ -65,7 +65,7 @@ func (w *world) wantAnswer(t *testing.T, id, mode string) {
 }
 
 func newOnline(t *testing.T) *world {
-	roots := filepath.Join(t.TempDir(), "roots.pem") // certificates of servers; some hosts have none
+	roots := filepath.Join(t.TempDir(), "roots.pem") // certificates of servers, which some hosts do not have
 	if err := os.WriteFile(roots, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -86,8 +86,8 @@ func (w *world) forkOne(t *testing.T, tag string, network *netclient.Setting) st
 	return r.Sandboxes[0].ID
 }
 
-// A policy belongs to its sandbox: it is in force from the first frame, stays in force through all
-// operations on the sandbox, and is inherited by branches.
+// A policy belongs to its sandbox. It is in force from the first frame on, stays in force through
+// all operations on the sandbox, and branches inherit it.
 func TestNetworkPolicyStaysWithTheSandbox(t *testing.T) {
 	w := newOnline(t)
 	w.bake.Network = setting(t, "", "pypi.org")
@@ -138,8 +138,7 @@ func TestNetworkPolicyStaysWithTheSandbox(t *testing.T) {
 	}
 	w.wantMode(t, id, "none")
 
-	// The suspended state that a sandbox falls back to when its VM is lost has the latest policy,
-	// too.
+	// If the VM is lost, the sandbox returns to its suspended state, but with the latest policy.
 	if _, err := w.SetNetwork(asAdmin(t), id, *setting(t, "allow", "10.0.0.1")); err != nil {
 		t.Fatal(err)
 	}
@@ -163,7 +162,7 @@ func TestNetworkPolicyStaysWithTheSandbox(t *testing.T) {
 	}
 }
 
-// A rollback ends the guest's old connections, because the guest gets a new frame socket.
+// A rollback ends the guest's old connections, because the VM gets a new frame socket.
 func TestRollbackHasANewFrameSocket(t *testing.T) {
 	w := newOnline(t)
 	defer w.stop()
@@ -187,7 +186,8 @@ func TestRollbackHasANewFrameSocket(t *testing.T) {
 	w.KillAll()
 }
 
-// When forkd-net dies, sandboxes only lose their connections, whatever operation is in progress.
+// If forkd-net dies during an operation on a sandbox, the sandbox loses its connections and nothing
+// else.
 func TestForkdNetDiesUnderSandboxes(t *testing.T) {
 	w := newOnline(t)
 	defer w.stop()
@@ -217,8 +217,8 @@ func TestForkdNetDiesUnderSandboxes(t *testing.T) {
 	w.KillAll()
 }
 
-// If a snapshot's network setting is unknown to this version of forkd, forking it is an error, and
-// not a fork with another policy.
+// If this version of forkd does not know the network setting of a snapshot, forking it is an error.
+// It does not get another policy instead.
 func TestSnapshotWithAnUnknownPolicy(t *testing.T) {
 	if _, err := netclient.FromSnapshot((&netclient.Setting{}).ForSnapshot()); err == nil {
 		t.Error("a policy without a mode was accepted")

@@ -10,15 +10,15 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// as returns a context in which the owner of that name acts.
+// as returns a context for requests of the owner with this name.
 func as(t *testing.T, name string) context.Context {
 	return owner.In(t.Context(), owner.Owner{Name: name})
 }
 
 func asAdmin(t *testing.T) context.Context { return owner.In(t.Context(), owner.Owner{Admin: true}) }
 
-// An owner may have a certain number of sandboxes at once, over all kinds of request and also after
-// a restart of the daemon. Other owners are not affected.
+// An owner may have a maximum number of sandboxes at a time. All kinds of requests count them, also
+// after a restart of the daemon. Other owners are not affected.
 func TestOwnersHaveTheirNumberOfSandboxes(t *testing.T) {
 	w := newWorld(t, 0)
 	if _, err := w.Bake(t.Context(), w.bake); err != nil {
@@ -51,7 +51,7 @@ func TestOwnersHaveTheirNumberOfSandboxes(t *testing.T) {
 	if _, err := fork(ci, 3-len(mine)+1); err == nil {
 		t.Error("one more than the maximum")
 	}
-	if n := 3 - len(mine); n > 0 { // a refused attempt may have counted a concurrent fork that was about to end
+	if n := 3 - len(mine); n > 0 { // a refused attempt may have counted another fork that was about to end
 		r, err := fork(ci, n)
 		if err != nil {
 			t.Fatal(err)
@@ -87,8 +87,8 @@ func TestOwnersHaveTheirNumberOfSandboxes(t *testing.T) {
 	w.stop()
 }
 
-// An exited sandbox counts while it can be resumed. Otherwise its owner could have any number, by
-// ending one and resuming it after starting another.
+// An exited sandbox that can be resumed counts. Otherwise an owner could have any number of
+// sandboxes, by ending one, starting another, and resuming the first.
 func TestWhatCanBeResumedCounts(t *testing.T) {
 	w := newWorld(t, 0)
 	mustBake(t, w)
@@ -106,7 +106,7 @@ func TestWhatCanBeResumedCounts(t *testing.T) {
 		}
 		w.awaitExit(t, id)
 	}
-	gone, err := fork() // this sandbox exited without a suspended state
+	gone, err := fork() // a sandbox without a suspended state, which will exit
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// waitingCtx calls waits when a goroutine begins to wait for the end of the context.
+// waitingCtx is a context that calls waits when a goroutine begins to wait for its end.
 type waitingCtx struct {
 	context.Context
 	waits func()
@@ -24,9 +24,8 @@ func (c waitingCtx) Done() <-chan struct{} {
 	return c.Context.Done()
 }
 
-// While a fork waits for a snapshot to be complete, another snapshot may take the tag. If the
-// client may not see that other snapshot, the fork is refused, even if the client could see the
-// first one.
+// While a fork waits until a snapshot is complete, another snapshot may get the tag. If the client
+// may not see the other snapshot, the fork is refused, even if it could see the first one.
 func TestAForkMayNotUseWhatTookTheTag(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -56,8 +55,8 @@ func TestAForkMayNotUseWhatTookTheTag(t *testing.T) {
 	w.KillAll()
 }
 
-// A client that waits for its turn with a sandbox is refused if by then the sandbox belongs to another
-// team.
+// A client that waits for a sandbox's lock is refused if the sandbox belongs to another team
+// afterwards.
 func TestReachIsAskedAgain(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -92,7 +91,7 @@ func TestReachIsAskedAgain(t *testing.T) {
 	w.checkClean(t)
 }
 
-// MayUse does not look at all snapshots to check one, because lists of sandboxes call it once for each
+// MayUse looks only at the snapshot that it checks, because lists of sandboxes call it for each
 // entry.
 func TestMayUseLooksAtOneSnapshot(t *testing.T) {
 	w := newWorld(t, 0)

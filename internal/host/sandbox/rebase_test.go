@@ -29,7 +29,7 @@ func (w *world) fake(t *testing.T, id string) *vmfake.VMM {
 	return s.live.vmm.(*vmfake.VMM)
 }
 
-// asked returns the latest branch request that a VM received.
+// asked returns the latest request for a branch that a VM has received.
 func (w *world) asked(t *testing.T, id string) vmmproto.Branch {
 	t.Helper()
 	v := w.fake(t, id)
@@ -38,9 +38,10 @@ func (w *world) asked(t *testing.T, id string) vmmproto.Branch {
 	return v.Asked[len(v.Asked)-1]
 }
 
-// A sandbox that is branched repeatedly lies on its latest branch, and each branch can be deleted
-// at once. When the line has become long, the next branch holds all that was written since the
-// fork, and a new line begins. All remaining snapshots are whole.
+// If a sandbox is branched repeatedly, its memory is based on its latest branch, and each branch
+// can be deleted at once. After a certain number of branches, the next one is made over the
+// snapshot from which the sandbox runs, and holds everything that was written since the fork. All
+// remaining snapshots are complete.
 func TestLineOfBranches(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -203,7 +204,7 @@ func TestFailedRebase(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		set    func(*vmfake.VMMs)
-		layers int // of the next branch
+		layers int // memory layers of the next branch
 	}{
 		{"not kept", func(f *vmfake.VMMs) { f.RebaseErr = &vm.Error{Code: vm.ErrNotKept, Err: errors.New("too late")} }, 2},
 		{"half-way", func(f *vmfake.VMMs) { f.LateRebase = errors.New("no memory") }, 3},
@@ -225,8 +226,8 @@ func TestFailedRebase(t *testing.T) {
 	}
 }
 
-// If a daemon dies after announcing a rebase and before the VMM's answer, the next daemon finds out
-// what the memory lies on, even if the snapshot was deleted in between.
+// A daemon may die after it has recorded a rebase and before the VMM has answered. The next daemon
+// finds out what the memory is based on, even if the branch was deleted in between.
 func TestRestartDuringARebase(t *testing.T) {
 	for _, begun := range []bool{false, true} {
 		for _, deleted := range []bool{false, true} {
@@ -243,7 +244,7 @@ func TestRestartDuringARebase(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				// As if the second rebase were under way.
+				// As if the second rebase were in progress.
 				err = s.update(func(r *ledger.Record) {
 					r.Rebasing = &durable.PendingRebase{To: *r.Rebased, Rebases: 1}
 					r.Rebased = &durable.Rebased{ID: was.ID, Line: 1}
@@ -283,7 +284,8 @@ func TestRestartDuringARebase(t *testing.T) {
 	}
 }
 
-// A sandbox whose latest branch is lost runs on, and its next branch does not need it.
+// If the latest branch of a sandbox is lost, the sandbox continues, and its next branch does not
+// need the lost one.
 func TestLostBranchBelow(t *testing.T) {
 	w := newWorld(t, 0)
 	id := w.source(t)
@@ -310,8 +312,9 @@ func TestLostBranchBelow(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A suspended state holds only what was written since the latest branch, and a new line can begin
-// from it. After a rollback the line begins with the rollback's target.
+// A suspended state holds only what was written since the latest branch, and later branches are
+// made over it. After a rollback, they are made over the snapshot to which the sandbox was rolled
+// back.
 func TestLinesEnd(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

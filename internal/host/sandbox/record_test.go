@@ -39,7 +39,7 @@ func put(t *testing.T, path, text string) {
 	}
 }
 
-// The network that the sandbox of the golden files was given.
+// goldenNetwork returns the network setting of the sandbox in the golden files.
 func goldenNetwork(t *testing.T) netclient.Setting {
 	t.Helper()
 	policy, err := netproto.ParsePolicy("allow", []string{"pypi.org", "*.pythonhosted.org:443", "udp/10.0.0.0/8:53-54"},
@@ -51,8 +51,8 @@ func goldenNetwork(t *testing.T) netclient.Setting {
 	return netclient.Setting{Policy: policy}
 }
 
-// A daemon takes over sandboxes whose records were written before records had versions: each is the
-// same sandbox with the same network.
+// A daemon takes over sandboxes whose records have no version yet. They are the same sandboxes,
+// with the same network setting.
 func TestRecordsOfVersion0(t *testing.T) {
 	w := newWorld(t, 0)
 	w.vmms.Unique = &agentproto.Unique{}
@@ -110,7 +110,7 @@ func TestRecordsOfVersion0(t *testing.T) {
 	w.checkClean(t)
 }
 
-// refusals returns changed copies of a valid record, all of which are refused.
+// refusals returns changed copies of a valid record. All of them must be refused.
 func refusals(t *testing.T, text string) map[string]string {
 	t.Helper()
 	bad := map[string]string{"torn": text[:len(text)/2], "empty": ""}
@@ -129,8 +129,8 @@ func refusals(t *testing.T, text string) map[string]string {
 	return bad
 }
 
-// A sandbox whose record is refused is left alone, running or suspended. It loses nothing: when the
-// record is repaired, the sandbox can be used again.
+// If the record of a sandbox is refused, the sandbox is left alone, whether it runs or is
+// suspended. It loses nothing: when the record is repaired, the sandbox can be used again.
 func TestRefusedRecordsLoseNothing(t *testing.T) {
 	w := newWorld(t, 0)
 	mustBake(t, w)

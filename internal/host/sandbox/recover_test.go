@@ -13,7 +13,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// mutes are VMMs that do not answer a daemon that takes them over.
+// mutes provides VMMs that do not answer a daemon that takes them over.
 type mutes struct{ *vmfake.VMMs }
 
 func (m mutes) Attach(id, dir string) (vmpool.VMM, error) {
@@ -24,7 +24,7 @@ func (m mutes) Attach(id, dir string) (vmpool.VMM, error) {
 	return mute{v}, nil
 }
 
-// mute is a VMM that answers no request for at least a minute.
+// mute is a VMM that does not answer any request for at least a minute.
 type mute struct{ vmpool.VMM }
 
 func (mute) Stats(ctx context.Context) (vm.Stats, error) {
@@ -34,7 +34,8 @@ func (mute) Stats(ctx context.Context) (vm.Stats, error) {
 	return vm.Stats{}, fmt.Errorf("forkd-vmm: %w: %w", vmmclient.ErrNoAnswer, ctx.Err())
 }
 
-// A daemon that starts waits only once for silent VMMs, however many there are.
+// A daemon that starts waits for all silent VMMs at the same time, so the wait does not depend on
+// their number.
 func TestStartWaitsOnceForSilentVMMs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const many = 3 * vmpool.AtOnce

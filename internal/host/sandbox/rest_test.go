@@ -11,8 +11,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// No suspension waits for a guest that never comes to rest, however many branches of the disk are queued: the
-// branch that waits for it is called off, and so are those behind it.
+// A suspension does not wait for a guest that never freezes its file system. It cancels the
+// disk-only branch that waits for the guest, and the branches that are queued after it.
 func TestSuspensionsCallOffBranchesThatWaitForTheGuest(t *testing.T) {
 	for name, suspend := range map[string]func(context.Context, *world, string) error{
 		"on request": func(ctx context.Context, w *world, id string) error {
@@ -44,7 +44,7 @@ func checkCallsOff(t *testing.T, suspend func(context.Context, *world, string) e
 	w.vmms.Told = func(req agentproto.Request) error {
 		if req.Op == agentproto.OpFreeze {
 			asked <- struct{}{}
-			select {} // the guest's root has taken the place of the agent
+			select {} // as if root in the guest had replaced the agent
 		}
 		return nil
 	}
@@ -57,7 +57,7 @@ func checkCallsOff(t *testing.T, suspend func(context.Context, *world, string) e
 		}()
 	}
 	<-asked
-	time.Sleep(20 * time.Millisecond) // the others are in the queue
+	time.Sleep(20 * time.Millisecond) // time for the others to get into the queue
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	if err := suspend(ctx, w, id); err != nil {
@@ -78,7 +78,8 @@ func checkCallsOff(t *testing.T, suspend func(context.Context, *world, string) e
 	w.checkClean(t)
 }
 
-// An idle sandbox gives way to a branch that waits for the guest: the branch is a request.
+// An idle sandbox is not suspended while a disk-only branch waits for its guest, because the branch
+// is a request.
 func TestIdleTimeoutGivesWayToABranchThatWaitsForTheGuest(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -103,7 +104,7 @@ func TestIdleTimeoutGivesWayToABranchThatWaitsForTheGuest(t *testing.T) {
 	}()
 	<-asked
 	go func() { defer close(ended); w.suspendIdle(s) }()
-	time.Sleep(20 * time.Millisecond) // it waits
+	time.Sleep(20 * time.Millisecond) // time for the branch to wait
 	close(rest)
 	<-ended
 	if err := <-done; err != nil || s.Info().State != Running {

@@ -69,8 +69,8 @@ func TestRollback(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A failed rollback returns a sandbox to its latest suspended state, whether the agent did not
-// confirm or the VM died.
+// After a failed rollback, a sandbox returns to its latest suspended state, whether the agent did
+// not confirm or the VM ended.
 func TestFailedRollbackKeepsTheSuspendedState(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -111,8 +111,8 @@ func TestFailedRollbackKeepsTheSuspendedState(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A sandbox that was being rolled back when its daemon died may not have confirmed, so the next
-// daemon does not hand it out.
+// If a daemon dies during a rollback, the guest may not have confirmed its identity. So the next
+// daemon does not keep the sandbox.
 func TestRestartDuringARollback(t *testing.T) {
 	w := newWorld(t, 0)
 	id := w.source(t)
@@ -132,14 +132,14 @@ func TestRestartDuringARollback(t *testing.T) {
 	w.checkClean(t)
 }
 
-// If a client leaves while its rollback waits for a place, its sandbox is unchanged.
+// If a client disconnects while its rollback waits for a place, the sandbox is unchanged.
 func TestRollbackWaitsBeforeItsPointOfNoReturn(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
 	id := w.source(t)
 	_, total := w.restores.Count()
 	var leave []func()
-	for i := range total { // each owner may have all places but one
+	for i := range total { // each owner may take all places but one
 		done, err := owner.TakePlace(as(t, fmt.Sprint("token:", i)), w.restores, "")
 		if err != nil {
 			t.Fatal(err)
@@ -211,9 +211,9 @@ func TestRollbackEndsAtABootedParent(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A client can roll back to a parent that another client made, but not to a snapshot that it may not
-// fork. It can always roll back to the snapshot that its sandbox was forked from, no matter who made
-// the snapshot, also after a suspension.
+// A client can roll back to a parent that another client has made, but not to a snapshot that it
+// may not fork. It can always roll back to the snapshot that its sandbox was forked from, whoever
+// made that snapshot, and also after a suspension.
 func TestRollbackToSnapshotsOfOthers(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -229,7 +229,7 @@ func TestRollbackToSnapshotsOfOthers(t *testing.T) {
 	}
 	first := fork(b, "p")
 	w.branch(t, first, "team-b.one", vm.BranchDiff)
-	w.branch(t, first, "hidden", vm.BranchDiff) // by the operator, of the client's sandbox
+	w.branch(t, first, "hidden", vm.BranchDiff) // made by the operator, of the client's sandbox
 	w.branch(t, fork(t.Context(), "hidden"), "team-b.two", vm.BranchDiff)
 	handed, last := fork(t.Context(), "hidden"), fork(b, "team-b.two")
 	var none *store.NotFoundError

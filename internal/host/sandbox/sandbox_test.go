@@ -37,7 +37,7 @@ func TestBakeForkKill(t *testing.T) {
 		t.Fatalf("fork: %d sandboxes, %v", len(r.Sandboxes), err)
 	}
 	seen := map[string]bool{}
-	for _, f := range w.vmms.Forked[1:] { // the first was the parent
+	for _, f := range w.vmms.Forked[1:] { // the first is that of the parent
 		for _, secret := range []string{string(f.Entropy), f.Hostname} {
 			if seen[secret] || secret == "" {
 				t.Errorf("two children were given the same identity %q", secret)
@@ -219,7 +219,7 @@ func TestRestartTakesOverWhatLives(t *testing.T) {
 	v := w.vmms.Live[w.vmDir(dead)]
 	w.vmms.Mu.Unlock()
 	v.End(vm.Exit{Reason: vm.ExitPowerOff})
-	// A fork that was cut off leaves a VM like this.
+	// A fork that is killed at the wrong moment leaves such a VM behind.
 	if _, err := vmpool.Spawn(context.Background(), w.vmms, w.cfg.RunDir, vm.Shape{}); err != nil {
 		t.Fatal(err)
 	}
@@ -269,7 +269,7 @@ func TestPoolFeedsForksAndIsDrained(t *testing.T) {
 	if err := w.DeleteSnapshot("p", store.DeleteSingle); err != nil {
 		t.Fatal(err)
 	}
-	for range 1000 { // a shell that was being started is killed too
+	for range 1000 { // repeat, because a shell that was being started must end too
 		if w.vmms.Count() == 0 {
 			break
 		}
@@ -278,8 +278,8 @@ func TestPoolFeedsForksAndIsDrained(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A VMM that dies in the pool is noticed by the pool, not by the next fork. It leaves nothing
-// behind, and the pool replaces it.
+// If a VMM in the pool ends, the pool notices, and not the next fork. Nothing of the VMM is left,
+// and the pool replaces it.
 func TestPooledVMMThatDies(t *testing.T) {
 	w := newWorld(t, 1)
 	defer w.stop()
@@ -329,5 +329,5 @@ func (hangingGuest) Forked(ctx context.Context, _ agentproto.Forked) (*agentprot
 	return nil, errors.New("broken pipe")
 }
 
-// nothing is a function for Use that requests nothing from the guest.
+// nothing is a function for Use that makes no requests.
 func nothing(context.Context, agentclient.DialFunc) error { return nil }

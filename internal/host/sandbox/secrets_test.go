@@ -20,7 +20,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// told records the messages that guests receive.
+// told records the messages that guests have received.
 type told struct {
 	mu  sync.Mutex
 	ops []agentproto.Op
@@ -61,7 +61,7 @@ func withSecret(s *netclient.Setting, value string) *netclient.Setting {
 	return s
 }
 
-// filesWith returns the files below dir that contain a text, with their modes.
+// filesWith returns the files below dir that contain a text, with their permissions.
 func filesWith(t *testing.T, dir, text string) (found []string) {
 	t.Helper()
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -85,8 +85,8 @@ func filesWith(t *testing.T, dir, text string) (found []string) {
 	return found
 }
 
-// A secret stays with its sandbox through all operations, is in exactly one file, and is removed
-// with the sandbox. Branches do not have it.
+// A secret stays with its sandbox through all operations. It is in exactly one file, which is
+// deleted with the sandbox. Branches do not contain it.
 func TestSecretsStayWithTheSandbox(t *testing.T) {
 	w := newOnline(t)
 	guests := &told{}
@@ -147,8 +147,9 @@ func TestSecretsStayWithTheSandbox(t *testing.T) {
 	w.stop()
 }
 
-// A client that changes the policy of a sandbox can keep a secret without knowing its value,
-// replace it, or remove it by omitting it. A paused sandbox gets the message when it runs.
+// A client that changes the policy of a sandbox can keep a secret without knowing its value. It can
+// also replace the secret, or remove it by omitting it. If the sandbox is paused, its guest gets
+// the message when it runs.
 func TestSetSecrets(t *testing.T) {
 	w := newOnline(t)
 	defer w.stop()
@@ -194,7 +195,7 @@ func TestSetSecrets(t *testing.T) {
 	w.KillAll()
 }
 
-// A guest that refuses the certificate authority cannot use its secrets, so its fork fails.
+// If a guest refuses the CA, its programs cannot use secrets, so the fork fails.
 func TestForkOfAGuestThatDoesNotTrust(t *testing.T) {
 	w := newOnline(t)
 	defer w.stop()
@@ -232,7 +233,7 @@ func TestAPausedGuestIsToldOfANewForkdNet(t *testing.T) {
 	if err := syscall.Kill(w.net.PID(), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	w.wantMode(t, id, "public") // its VM has the new frame socket
+	w.wantMode(t, id, "public") // the VM has the new frame socket then
 	s, err := w.Get(id)
 	if err != nil {
 		t.Fatal(err)
@@ -250,8 +251,8 @@ func TestAPausedGuestIsToldOfANewForkdNet(t *testing.T) {
 	w.KillAll()
 }
 
-// However often the network of a paused sandbox changes, its guest receives one message, about the
-// latest change, when it runs. The daemon stores no more than that.
+// However often the network of a paused sandbox changes, its guest gets one message when it runs,
+// about the latest change. The daemon does not store more messages.
 func TestAPausedGuestIsToldOnce(t *testing.T) {
 	w := newOnline(t)
 	defer w.stop()

@@ -11,9 +11,9 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// If a guest does not answer a request to freeze its file system, the branch takes no place of the host,
-// and keeps its sandbox's lock only while the client waits. If the guest freezes the file system later,
-// it is thawed.
+// If a guest does not answer the request to freeze its file system, the branch holds none of the
+// host's places. It holds the lock of its sandbox only while the client waits. If the guest freezes
+// its file system later, the file system is thawed.
 func TestSilentGuestHoldsNoBranchPlace(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -25,7 +25,7 @@ func TestSilentGuestHoldsNoBranchPlace(t *testing.T) {
 			return err
 		}
 		close(asleep)
-		<-quiet // root in the guest has replaced the agent
+		<-quiet // as if root in the guest had replaced the agent
 		return nil
 	}
 	ctx, leave := context.WithCancel(t.Context())
@@ -52,7 +52,7 @@ func TestSilentGuestHoldsNoBranchPlace(t *testing.T) {
 	w.checkClean(t)
 }
 
-// The deletion of a sandbox ends a branch that waits for its guest to freeze the file system.
+// If a sandbox is deleted, a branch that waits for its guest to freeze the file system ends.
 func TestDeletionEndsTheWaitForRest(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -81,8 +81,9 @@ func TestDeletionEndsTheWaitForRest(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A disk-only branch takes a place after the file system was frozen. If none is free then, it waits while
-// the guest runs. If none is free at the start, the branch is refused before the guest is asked.
+// A disk-only branch takes a place after the guest has frozen its file system. If no place is free
+// at that time, the branch waits, and the guest runs. If none is free at the beginning, the branch
+// is refused before the guest is asked.
 func TestBranchOfTheDiskTakesAPlaceAfterTheRest(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// Every pair of states is walked: those of the drawing in state.go are allowed, all others are
-// refused and change nothing.
+// For every pair of states, the test checks that the transition is permitted if it is in the
+// drawing in state.go. All others must be refused, and change nothing.
 func TestTransitions(t *testing.T) {
 	drawn := map[[2]State]bool{
 		{Starting, Running}: true, {Starting, Suspended}: true, {Starting, Stopping}: true,

@@ -41,7 +41,8 @@ func TestPauseAndResume(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A suspended sandbox has no VM, survives restarts, and comes back under its id, again and again.
+// A suspended sandbox has no VM, survives restarts of the daemon, and can be resumed under its id,
+// again and again.
 func TestSuspendAndResume(t *testing.T) {
 	w := newWorld(t, 0)
 	id := w.source(t)
@@ -83,7 +84,7 @@ func TestSuspendAndResume(t *testing.T) {
 	w.stop()
 }
 
-// A suspended state that cannot be read is not treated as absent: its files stay.
+// If a suspended state cannot be read, it must not count as missing: its files are kept.
 func TestSuspendedStateThatCannotBeLookedAt(t *testing.T) {
 	w := newWorld(t, 0)
 	mustBake(t, w)
@@ -94,7 +95,8 @@ func TestSuspendedStateThatCannotBeLookedAt(t *testing.T) {
 	w.stop()
 	path := filepath.Join(w.cfg.DataDir, id, ledger.SuspendedFile)
 	hidden := filepath.Join(w.dir, "hidden")
-	if err := errors.Join(os.Rename(path, hidden), os.Symlink(ledger.SuspendedFile, path)); err != nil { // a loop: ELOOP
+	// a symbolic link to itself, which gives ELOOP
+	if err := errors.Join(os.Rename(path, hidden), os.Symlink(ledger.SuspendedFile, path)); err != nil {
 		t.Fatal(err)
 	}
 	w.start(t, 0)
@@ -117,7 +119,7 @@ func TestSuspendedStateThatCannotBeLookedAt(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A suspension changes nothing until the new state is on disk.
+// A suspension changes nothing before the new state is on disk.
 func TestFailedSuspension(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -128,7 +130,7 @@ func TestFailedSuspension(t *testing.T) {
 	}
 	w.vmms.BranchErr = nil
 	obstacle := filepath.Join(w.dir, "state", "snapshots", "suspended-"+id+"-2", "x")
-	if err := os.MkdirAll(obstacle, 0o700); err != nil { // prevents the flush from moving the snapshot there
+	if err := os.MkdirAll(obstacle, 0o700); err != nil { // so that the flush cannot move the snapshot there
 		t.Fatal(err)
 	}
 	if _, err := w.Suspend(t.Context(), id); err == nil {
@@ -162,7 +164,7 @@ func TestFailedSuspension(t *testing.T) {
 	w.checkClean(t)
 }
 
-// An idle sandbox is suspended and the next request brings it back.
+// An idle sandbox is suspended, and the next request resumes it.
 func TestIdleSandboxIsSuspended(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -198,7 +200,8 @@ func TestIdleSandboxIsSuspended(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A snapshot of a suspended sandbox is made without its VM, and outlives it.
+// A snapshot of a suspended sandbox can be made without a VM. It remains when the sandbox is
+// deleted.
 func TestSnapshotOfASuspendedSandbox(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -231,8 +234,8 @@ func TestSnapshotOfASuspendedSandbox(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A snapshot of a suspended sandbox copies everything that it has, so as few are made at once as
-// branches.
+// A snapshot of a suspended sandbox is a copy of everything in it, so the number of concurrent ones
+// is limited as for branches.
 func TestSnapshotsOfSuspendedSandboxesAreLimited(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -278,7 +281,7 @@ func TestCompact(t *testing.T) {
 	w.checkClean(t)
 }
 
-// Branches of the disk go on after a suspension that failed.
+// After a suspension has failed, disk-only branches are possible again.
 func TestBranchOfTheDiskAfterAFailedSuspension(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -295,7 +298,7 @@ func TestBranchOfTheDiskAfterAFailedSuspension(t *testing.T) {
 }
 
 // The memory of a sandbox with a build's secret is never saved: not on request, not when the
-// sandbox is idle, and not at its expiry. Its disk can be saved, and the sandbox runs on.
+// sandbox is idle, and not when it expires. Its disk can be saved. The sandbox continues to run.
 func TestMemoryWithASecretIsNotSaved(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -324,7 +327,8 @@ func TestMemoryWithASecretIsNotSaved(t *testing.T) {
 	}
 	_, _, err = w.ForkSandbox(t.Context(), id, BranchRequest{Mode: vm.BranchLive}, ForkRequest{N: 1})
 	refused("a fork", err)
-	if err := s.updateAll(Expiry{At: time.Now(), Suspends: true}.write); err != nil { // without a timer
+	// changes only the record and starts no timer
+	if err := s.updateAll(Expiry{At: time.Now(), Suspends: true}.write); err != nil {
 		t.Fatal(err)
 	}
 	w.suspendExpired(s)

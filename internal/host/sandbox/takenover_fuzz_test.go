@@ -14,10 +14,10 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-const takenOverMiB = 64 // memory of the guests of VMMs that were taken over
+const takenOverMiB = 64 // memory of the guests
 
-// withTakenOver returns a world whose snapshot "p" was made by a sound VMM, but whose other VMMs
-// were taken over by their guests.
+// withTakenOver returns a world whose snapshot "p" was made by a working VMM. All later VMMs have
+// been taken over by their guests.
 func withTakenOver(t testing.TB) (*world, *takenOver) {
 	t.Helper()
 	w := newWorld(t, 0)
@@ -36,9 +36,10 @@ func withTakenOver(t testing.TB) (*world, *takenOver) {
 	return w, h
 }
 
-// attack forks a sandbox of a VMM that was taken over by its guest, and uses it. Operations and
-// answers are drawn at random. Whatever the VMM answers, each operation ends, each listed snapshot
-// can be opened, no file grows beyond the guest's memory, and nothing is left over.
+// attack forks a sandbox whose VMM was taken over by its guest, and uses the sandbox. drawn chooses
+// the operations and the VMM's answers. Whatever the VMM answers, each operation must end, each
+// snapshot in the list must be usable, no file may become longer than the guest's memory, and
+// nothing may be left over.
 func attack(t *testing.T, w *world, h *takenOver, drawn []byte) {
 	t.Helper()
 	ops := words{left: drawn}
@@ -94,7 +95,7 @@ func attack(t *testing.T, w *world, h *takenOver, drawn []byte) {
 	w.checkClean(t)
 }
 
-// use performs one operation, which may fail.
+// use performs one operation on a sandbox. The operation may fail.
 func use(ctx context.Context, w *world, id string, op byte) {
 	switch op % 10 {
 	case 0, 1, 2:
@@ -117,7 +118,7 @@ func use(ctx context.Context, w *world, id string, op byte) {
 	}
 }
 
-// A VMM that was taken over by its guest gives the manager arbitrary answers.
+// VMMs that their guests have taken over give the manager random answers.
 func TestVMMsThatWereTakenOver(t *testing.T) {
 	const seed, rounds = 22, 60
 	t.Logf("seed %d", seed)

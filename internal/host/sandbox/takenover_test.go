@@ -21,18 +21,18 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// takenOver are VMMs that their guests have taken over. The daemon's side of each is the real client
-// over a real socket, and its process only sleeps. Its answers are those of a VMM, changed at
-// random.
+// takenOver provides VMMs that their guests have taken over. The daemon talks to each of them by
+// the real client over a real socket, but the VMM's process only sleeps. The answers are those of a
+// VMM, with random changes.
 type takenOver struct {
-	bin string // of the processes
+	bin string // path of the program that the processes run
 
 	mu    sync.Mutex
-	words words // source of the random choices
+	words words // makes the random choices
 	lives sync.WaitGroup
 }
 
-// words are random bytes. When they are used up, all answers are correct.
+// words are random bytes. When all are used, every answer is correct.
 type words struct{ left []byte }
 
 func (w *words) byte() byte {
@@ -44,7 +44,7 @@ func (w *words) byte() byte {
 	return b
 }
 
-// below draws a number from 0 to n-1.
+// below returns a random number from 0 to n-1.
 func (w *words) below(n int) int { return (int(w.byte())<<8 | int(w.byte())) % max(n, 1) }
 
 func (h *takenOver) Spawn(_ context.Context, c vmpool.ShellConfig) (_ vmpool.VMM, err error) {
@@ -77,7 +77,7 @@ func (h *takenOver) Spawn(_ context.Context, c vmpool.ShellConfig) (_ vmpool.VMM
 		return nil, errors.Join(err, v.Kill(), p.Wait())
 	}
 	vmm := &takenOverVMM{all: h, ctl: conn, proc: p, memory: c.Shape.MemoryBytes}
-	h.lives.Go(func() { // the kernel ends the connection with the process
+	h.lives.Go(func() { // ends when the process ends, because the kernel closes the connection then
 		_ = p.Wait()
 		conn.Shutdown()
 	})
@@ -96,7 +96,7 @@ type takenOverVMM struct {
 	proc   *process.Process
 	memory uint64
 	stats  vmmproto.Stats
-	kept   []int // descriptors that it should have closed
+	kept   []int // descriptors that it should have closed and has not
 }
 
 func (v *takenOverVMM) serve() {
@@ -109,7 +109,7 @@ func (v *takenOverVMM) serve() {
 		v.all.mu.Lock()
 		ok := v.answer(kind, append([]byte(nil), body...), fds)
 		v.all.mu.Unlock()
-		if !ok { // the VMM answers at once: other tests measure the cost of a silent VMM
+		if !ok { // it answers at once, because other tests check VMMs that do not answer
 			_ = v.proc.Kill()
 			v.ctl.Shutdown()
 			return
@@ -117,8 +117,8 @@ func (v *takenOverVMM) serve() {
 	}
 }
 
-// answer answers a request as a VMM would, or changes some of its actions and answers. It reports
-// whether the daemon has got an answer.
+// answer executes a request as a VMM would, or with random changes. It reports whether it has sent
+// an answer.
 func (v *takenOverVMM) answer(kind vmmproto.Kind, body []byte, fds []int) bool {
 	w := &v.all.words
 	var good vmmproto.Message
@@ -162,18 +162,18 @@ func (v *takenOverVMM) answer(kind vmmproto.Kind, body []byte, fds []int) bool {
 		var end codec.Writer
 		(&vmmproto.Branched{Serial: live}).Append(&end)
 		_ = v.send(vmmproto.KindBranched, end.Bytes())
-		_ = v.ctl.Send(vmmproto.KindBranched, end.Bytes()) // unchanged too, so that the daemon does not wait
+		_ = v.ctl.Send(vmmproto.KindBranched, end.Bytes()) // without changes, so that the daemon does not wait
 	}
 	return true
 }
 
-// save fills the files of a branch, or leaves them empty, and describes the layer.
+// save writes the files of a branch, or leaves them empty, and returns a description of the layer.
 func (v *takenOverVMM) save(fds []int) vmmproto.SaveResult {
 	w := &v.all.words
 	_, _ = unix.Pwrite(fds[0], []byte("state"), 0)
 	_ = unix.Ftruncate(fds[1], int64(v.memory))
 	r := vmmproto.SaveResult{LayerBytes: v.memory, DirtyBytes: vm.PageSize, StateBytes: 5}
-	extents := []int{1, 2, 300}[w.below(3)] // 300 are more than the map of a snapshot may have
+	extents := []int{1, 2, 300}[w.below(3)] // 300 are more than a snapshot's map may have
 	page := make([]byte, vm.PageSize)
 	for i := range extents {
 		at := uint64(i) * 3 * vm.PageSize
@@ -191,8 +191,8 @@ func (v *takenOverVMM) save(fds []int) vmmproto.SaveResult {
 	return r
 }
 
-// send sends a message, or sometimes another one. If the message was an answer, send reports
-// whether the daemon has got one.
+// send sends a message, or sometimes a wrong one. It reports whether it has sent an answer, if the
+// message was one.
 func (v *takenOverVMM) send(kind vmmproto.Kind, body []byte) bool {
 	w := &v.all.words
 	var fds []int
@@ -243,7 +243,8 @@ func (v *takenOverVMM) send(kind vmmproto.Kind, body []byte) bool {
 	return kind == vmmproto.KindOK || kind == vmmproto.KindError
 }
 
-// layersOver returns the files below a directory whose length or disk usage exceeds most.
+// layersOver returns the files in a directory that are longer than most, or that take more than
+// most on disk.
 func layersOver(dir string, most int64) (found []string) {
 	_ = filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() {

@@ -18,10 +18,10 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// tornVMM is a VM that runs a function of the test when it is asked to branch.
+// tornVMM is a VM that calls a function of the test during a branch.
 type tornVMM struct {
 	*vmfake.VMM
-	branch func() error // called before the VM carries out the branch; may be nil
+	branch func() error // called before the VM executes the branch; may be nil
 }
 
 func (v *tornVMM) Branch(ctx context.Context, req vmmproto.Branch, f vmmclient.BranchFiles) (vmmproto.BranchResult,
@@ -34,8 +34,8 @@ func (v *tornVMM) Branch(ctx context.Context, req vmmproto.Branch, f vmmclient.B
 	return v.VMM.Branch(ctx, req, f)
 }
 
-// whileCopying begins a live branch, runs f while its pages are being copied, and returns the
-// branch's error.
+// whileCopying begins a live branch and runs f while its pages are being copied. It returns the
+// error of the branch.
 func (w *world) whileCopying(t *testing.T, s *Sandbox, tag string, f func()) error {
 	t.Helper()
 	w.vmms.Copying = make(chan struct{})
@@ -60,7 +60,7 @@ func (s *Sandbox) top() string {
 	return s.record.Top
 }
 
-// torn returns a sandbox whose VM a test can interfere with.
+// torn returns a sandbox whose VM is a tornVMM.
 func (w *world) torn(t *testing.T) (s *Sandbox, v *tornVMM) {
 	t.Helper()
 	w.vmms.Wrap = func(f *vmfake.VMM) vmpool.VMM { v = &tornVMM{VMM: f}; return v }
@@ -72,7 +72,7 @@ func (w *world) torn(t *testing.T) (s *Sandbox, v *tornVMM) {
 	return s, v
 }
 
-// obstruct makes the record of s unwritable until the returned function is called.
+// obstruct makes it impossible to write the record of s, until clear is called.
 func obstruct(t *testing.T, s *Sandbox) (clear func()) {
 	t.Helper()
 	path := filepath.Join(s.live.dir, ledger.File)
@@ -86,7 +86,7 @@ func obstruct(t *testing.T, s *Sandbox) (clear func()) {
 	}
 }
 
-// If it cannot be recorded that a top is in use, no later branch forgets that top.
+// If the daemon cannot record which top is in use, later branches do not lose that top.
 func TestBranchThatCannotBeSettled(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -109,7 +109,7 @@ func TestBranchThatCannotBeSettled(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A branch that was answered with an error leaves no snapshot.
+// If a branch returns an error, there is no snapshot.
 func TestBranchThatCannotBeNoted(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -130,7 +130,8 @@ func TestBranchThatCannotBeNoted(t *testing.T) {
 	w.checkClean(t)
 }
 
-// An unused top, made by this daemon or by one that died, does not prevent the next branch.
+// A top that is not in use, and that this daemon or an earlier one has left behind, does not
+// prevent the next branch.
 func TestTopsWithoutUse(t *testing.T) {
 	w := newWorld(t, 0)
 	id := w.source(t)
@@ -172,7 +173,8 @@ func TestTopsWithoutUse(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A VMM that still copies a branch of a dead daemon is asked again.
+// A VMM that is still copying a branch for an earlier daemon refuses another one, and is asked
+// again.
 func TestBranchAfterACopyOfAnotherDaemon(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -203,7 +205,7 @@ func TestBranchOfAVMThatEnds(t *testing.T) {
 			w.vmms.CopyErr = vmmclient.ErrGone
 			err = w.whileCopying(t, s, "a", end)
 		} else {
-			v.branch = func() error { // the VM's process exits a little later
+			v.branch = func() error { // the process of the VM exits a little later
 				time.AfterFunc(20*time.Millisecond, end)
 				return vmmclient.ErrGone
 			}
@@ -219,8 +221,8 @@ func TestBranchOfAVMThatEnds(t *testing.T) {
 	}
 }
 
-// A suspension changes neither the description that users see of a sandbox, nor the snapshots that
-// it can be rolled back to.
+// After a suspension, users see the same description of the sandbox as before, and it can be rolled
+// back to the same snapshots.
 func TestSuspendedSnapshotIsNobodysBusiness(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

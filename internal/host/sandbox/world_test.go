@@ -43,12 +43,12 @@ func (c *counter) RollbackDone(error)             { defer c.lock()(); c.rollback
 func (c *counter) Refused(code string)            { defer c.lock()(); c.refused = append(c.refused, code) }
 func (c *counter) SandboxExited(r string)         { defer c.lock()(); c.exits = append(c.exits, r) }
 
-// world is a manager over fakes, and the directories it must leave clean.
+// world is a manager with fake VMs and guests, and the directories that it must leave clean.
 type world struct {
 	*Manager
 	*bake.Baker
 	vmms  *vmfake.VMMs
-	hosts vmpool.VMMs // used by the manager instead of vmms; nil: vmms
+	hosts vmpool.VMMs // what the manager uses; nil: vmms
 	count *counter
 	dir   string
 	bake  bake.Request
@@ -76,7 +76,7 @@ func newWorld(t testing.TB, poolSize int) *world {
 	return w
 }
 
-// start makes a manager over the existing files of the world's directory.
+// start starts a manager, which takes over the files in the world's directory.
 func (w *world) start(t testing.TB, poolSize int) {
 	t.Helper()
 	st, err := store.Open(store.Config{Root: filepath.Join(w.dir, "state"), RAM: filepath.Join(w.dir, "ram")})
@@ -122,7 +122,7 @@ func (w *world) stop() {
 	w.Snapshots().Close()
 }
 
-// checkClean fails if files or processes of a sandbox are left.
+// checkClean fails the test if files or processes of a sandbox are left.
 func (w *world) checkClean(t testing.TB) {
 	t.Helper()
 	w.Snapshots().Quiesce()
@@ -145,7 +145,7 @@ func (w *world) checkClean(t testing.TB) {
 	}
 }
 
-// unnamed counts deleted snapshots that are still needed by others.
+// unnamed returns how many deleted snapshots are still there because others need them.
 func (w *world) unnamed(t testing.TB) (n int) {
 	t.Helper()
 	w.Snapshots().Quiesce()

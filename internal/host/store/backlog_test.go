@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// slowDisk opens a store whose RAM has room for the given number of publish's layers. Its disk is
-// not written until catchUp is called.
+// slowDisk opens a store whose RAM has room for the given number of layers of publish. Nothing is
+// written to its disk until catchUp is called.
 //
 // +checklocksignore: it returns with the flusher's lock held
 func slowDisk(t *testing.T, layers int) (s *Store, d dirs, catchUp func()) {
@@ -21,7 +21,7 @@ func slowDisk(t *testing.T, layers int) (s *Store, d dirs, catchUp func()) {
 	s = d.open(t)
 	publish(t, s, d, "parent", "")
 	s.Quiesce()
-	at := s.byTag["parent"] // keeps the flusher busy
+	at := s.byTag["parent"] // keeps the flusher waiting
 	at.flushed = make(chan struct{})
 	at.flushMu.Lock()
 	s.flusher.add(at)
@@ -32,7 +32,7 @@ func slowDisk(t *testing.T, layers int) (s *Store, d dirs, catchUp func()) {
 			at.flushMu.Unlock()
 		}
 	}
-	t.Cleanup(catchUp) // before the store is closed
+	t.Cleanup(catchUp) // runs before the store is closed
 	s.ramRoom = func() (free, all uint64, err error) {
 		entries, err := os.ReadDir(s.ram)
 		return uint64(max(0, layers-len(entries))) * layerBytes, uint64(layers) * layerBytes, err
@@ -41,7 +41,7 @@ func slowDisk(t *testing.T, layers int) (s *Store, d dirs, catchUp func()) {
 	return s, d, catchUp
 }
 
-// reserve takes room for n layers of owner, or returns a *BacklogError.
+// reserve reserves room for n layers of owner. If that is refused, it returns the *BacklogError.
 func reserve(t *testing.T, s *Store, owner string, n uint64) (release func(), refused *BacklogError) {
 	t.Helper()
 	release, err := s.ReserveRAM(t.Context(), owner, n*layerBytes, nil)
@@ -51,7 +51,7 @@ func reserve(t *testing.T, s *Store, owner string, n uint64) (release func(), re
 	return release, refused
 }
 
-// fillRAM publishes branches of owner until one is refused, and returns how many.
+// fillRAM publishes branches of owner until one is refused. It returns their number.
 func fillRAM(t *testing.T, s *Store, d dirs, owner string) int {
 	t.Helper()
 	for n := range 100 {
@@ -73,10 +73,10 @@ func fillRAM(t *testing.T, s *Store, d dirs, owner string) int {
 	return 0
 }
 
-// Branches of one owner that are not on disk yet leave room in RAM for other owners. A single owner
-// gets most of the RAM.
+// Branches of one owner that are not on disk yet leave room in RAM for other owners. If there is
+// only one owner, it gets most of the RAM.
 func TestUnflushedBranchesLeaveRoom(t *testing.T) {
-	s, d, catchUp := slowDisk(t, 17) // one for the parent
+	s, d, catchUp := slowDisk(t, 17) // one of them is the parent's
 	if n := fillRAM(t, s, d, "a"); n != 12 {
 		t.Errorf("a has %d of 16 places, want three quarters", n)
 	}
@@ -107,8 +107,8 @@ func TestUnflushedBranchesLeaveRoom(t *testing.T) {
 	}
 }
 
-// A branch larger than its share waits until no other layer is in RAM only. Smaller branches do not
-// overtake it if their owner would have more.
+// A branch that is larger than its owner's share waits until no other layer is in RAM only.
+// Meanwhile smaller branches of the same owner wait behind it.
 func TestLargeBranchIsPossible(t *testing.T) {
 	s, d, catchUp := slowDisk(t, 17)
 	release, refused := reserve(t, s, "a", 100)
@@ -153,8 +153,8 @@ func TestLargeBranchIsPossible(t *testing.T) {
 	}
 }
 
-// On a full disk a branch is refused at once instead of waiting. Another error refuses its owner's
-// branches only.
+// If the disk is full, a branch is refused at once, and does not wait. If a flush fails for another
+// reason, only branches of the same owner are refused.
 func TestBacklogOfAFullDisk(t *testing.T) {
 	s, d, _ := slowDisk(t, 17)
 	n := fillRAM(t, s, d, "a")
@@ -179,8 +179,7 @@ func TestBacklogOfAFullDisk(t *testing.T) {
 	}
 }
 
-// Layers that are not in use are dropped for a branch that is larger than the RAM normally kept
-// free.
+// For a large branch, more layers that are not in use are dropped than usual.
 func TestUnusedLayersMakeRoomForALargeBranch(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)

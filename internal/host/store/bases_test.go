@@ -19,14 +19,14 @@ func acquire(s *Store, tag string) error {
 	return err
 }
 
-// A snapshot's base outlives the move of its image, and is forgotten with the last snapshot that
-// needs it.
+// A snapshot's base stays usable when the image is moved. The store forgets it with the last
+// snapshot that needs it.
 func TestBaseSurvivesTheMoveOfItsImage(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)
 	publish(t, s, d, "a", "")
 	publish(t, s, d, "b", "a")
-	if err := os.Remove(d.base); err != nil { // the cache was cleaned
+	if err := os.Remove(d.base); err != nil { // as if the cache had been cleaned
 		t.Fatal(err)
 	}
 	s.Close()
@@ -49,8 +49,8 @@ func TestBaseSurvivesTheMoveOfItsImage(t *testing.T) {
 	}
 }
 
-// If the image cannot be linked, the store finds it by its path. If the cache has moved, the next
-// bake from the image records the new path.
+// If the store cannot link an image, it finds the image by its path. If the image has moved, the
+// next bake from it records the new path.
 func TestBaseOnAnotherFileSystem(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)
@@ -77,7 +77,8 @@ func TestBaseOnAnotherFileSystem(t *testing.T) {
 	}
 }
 
-// A changed image is no longer accepted as the base, under either of its names.
+// An image that has changed is no longer accepted as the base, neither by its path nor by the
+// store's link.
 func TestChangedBaseIsRefused(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)
@@ -88,7 +89,8 @@ func TestChangedBaseIsRefused(t *testing.T) {
 	if err := os.WriteFile(d.base, bytes.Repeat([]byte{1}, 8192), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Chtimes(d.base, time.Time{}, time.Now().Add(time.Hour)); err != nil { // coarse clocks hide the change
+	// because the file system's clock may be too coarse to show the change
+	if err := os.Chtimes(d.base, time.Time{}, time.Now().Add(time.Hour)); err != nil {
 		t.Fatal(err)
 	}
 	if err := acquire(s, "a"); err == nil || !strings.Contains(err.Error(), "was changed") {
@@ -100,7 +102,7 @@ func TestChangedBaseIsRefused(t *testing.T) {
 	}
 }
 
-// One image is digested once. A cancelled bake leaves nothing of its base.
+// The digest of an image is computed only once. A cancelled bake leaves nothing of its base behind.
 func TestBaseIsDigestedOnce(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)
@@ -128,7 +130,7 @@ func TestBaseIsDigestedOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-g.basing.done
-	if err := s.dropBases(); err != nil { // a deletion elsewhere keeps the base of a running bake
+	if err := s.dropBases(); err != nil { // a deletion of another snapshot must not drop the base of a running bake
 		t.Fatal(err)
 	}
 	if _, err := s.openBase(g.basing.base); err != nil {
@@ -140,7 +142,7 @@ func TestBaseIsDigestedOnce(t *testing.T) {
 	}
 }
 
-// While a manifest cannot be read, its base is unknown, so all bases are kept.
+// If a manifest cannot be read, its base is unknown, so all bases are kept.
 func TestBasesOfDamagedSnapshotsAreKept(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)
@@ -166,8 +168,8 @@ func TestBasesOfDamagedSnapshotsAreKept(t *testing.T) {
 	}
 }
 
-// The record of a base from the first release, which has no version, is still read. A record of a
-// later version is refused; the error names the file and the remedy.
+// Records of bases that were written by the first release have no version, and can still be read. A
+// record of a later version is refused, and the error names the file and the fix.
 func TestRecordsOfBasesHaveAVersion(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)

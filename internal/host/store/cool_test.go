@@ -9,13 +9,13 @@ import (
 	"time"
 )
 
-// Unused layers are dropped from RAM to make room, least recently used first. Their snapshots can be
-// used again.
+// Layers that are not in use are dropped from RAM to make room, least recently used first. Their
+// snapshots can still be used.
 func TestUnusedLayersLeaveTheRAM(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)
 	layers := func() int { entries, _ := os.ReadDir(s.ram); return len(entries) }
-	var most atomic.Int64 // layers for which there is room
+	var most atomic.Int64 // number of layers for which there is room
 	most.Store(100)
 	s.ramRoom = func() (free, all uint64, err error) {
 		if layers() > int(most.Load()) {
@@ -23,7 +23,7 @@ func TestUnusedLayersLeaveTheRAM(t *testing.T) {
 		}
 		return 1, 4, nil
 	}
-	cool := func(n int) { // by this call, or by the flusher
+	cool := func(n int) { // waits until this call, or the flusher, has dropped layers
 		for most.Store(int64(n)); layers() > n; time.Sleep(time.Millisecond) {
 			s.coolUnused()
 		}
@@ -40,7 +40,7 @@ func TestUnusedLayersLeaveTheRAM(t *testing.T) {
 	for i := range 6 {
 		publish(t, s, d, fmt.Sprintf("s%d", i), "")
 	}
-	publish(t, s, d, "child", "s0") // uses the layer of s0
+	publish(t, s, d, "child", "s0") // uses the layer of s0 too
 	s.Quiesce()
 	kept, err := s.Acquire("child")
 	if err != nil {
@@ -61,7 +61,7 @@ func TestUnusedLayersLeaveTheRAM(t *testing.T) {
 	}
 	cool(2)
 	most.Store(0)
-	s.coolUnused() // layers in use stay, however little room there is
+	s.coolUnused() // layers in use are not dropped, however little room there is
 	most.Store(100)
 	if !hot("s0") || !hot("child") || hot("s3") || hot("s5") {
 		t.Errorf("of what is in use: %v %v; of the rest: %v %v", hot("s0"), hot("child"), hot("s3"), hot("s5"))
@@ -84,7 +84,7 @@ func TestUnusedLayersLeaveTheRAM(t *testing.T) {
 	}
 }
 
-// A snapshot that a stopped sandbox waits for is flushed before others, and owners take turns.
+// A snapshot for which a stopped sandbox waits is flushed before others. Owners take turns.
 func TestOwnersTakeTurns(t *testing.T) {
 	f := &flusher{turns: make(map[string]uint64), queue: []*entry{
 		{tag: "a1", owner: "a"}, {tag: "a2", owner: "a"}, {tag: "a3", owner: "a"},
@@ -104,12 +104,13 @@ func TestOwnersTakeTurns(t *testing.T) {
 	for e := f.nextLocked(true); e != nil; e = f.nextLocked(true) {
 		order = append(order, e.tag)
 	}
-	if want := []string{"w3", "w1", "w2"}; !slices.Equal(order, want) { // a has had its turns
+	if want := []string{"w3", "w1", "w2"}; !slices.Equal(order, want) { // a has had more turns
 		t.Errorf("awaited: %v, want %v", order, want)
 	}
 }
 
-// A suspension reaches the disk while the layer of another client's branch is still being written.
+// A suspended state reaches the disk even while the layer of another client's branch is being
+// written.
 func TestAwaitedSnapshotsPassOthers(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)

@@ -12,7 +12,7 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
-// inMemory returns a file without a name, such as an initramfs that was made for one boot.
+// inMemory returns a file without a name, like an initramfs that was made for one boot.
 func inMemory(t *testing.T, content string) *os.File {
 	t.Helper()
 	fd, err := unix.MemfdCreate("in-memory", unix.MFD_CLOEXEC)
@@ -50,12 +50,12 @@ func parentWithBoot(t *testing.T, s *Store, d dirs, tag string) {
 	if err := complete(t, s, d, g, ""); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Remove(path); err != nil { // the store has a name for it
+	if err := os.Remove(path); err != nil { // the store has its own link
 		t.Fatal(err)
 	}
 }
 
-// publishDisk makes a branch of parent without memory.
+// publishDisk makes a disk-only branch of parent.
 func publishDisk(t *testing.T, s *Store, tag, parent string) error {
 	t.Helper()
 	g, m, disk := stageDisk(t, s, s.Stage, tag, parent)
@@ -64,8 +64,8 @@ func publishDisk(t *testing.T, s *Store, tag, parent string) error {
 	return err
 }
 
-// stageDisk makes all files of a branch of parent without memory, and returns what PublishDisk
-// takes.
+// stageDisk makes all files of a disk-only branch of parent. It returns the arguments for
+// PublishDisk.
 func stageDisk(t *testing.T, s *Store, stage func(tag string) (*Staging, error), tag, parent string) (*Staging,
 	*snapshot.Manifest, []*os.File) {
 	t.Helper()
@@ -93,7 +93,7 @@ func stageDisk(t *testing.T, s *Store, stage func(tag string) (*Staging, error),
 	return g, m, append(append([]*os.File{}, lease.Disk()[1:]...), top)
 }
 
-// A snapshot without memory is on disk when it is published, needs no files of other snapshots, and
+// A disk-only snapshot is on disk when it is published. It needs no files of other snapshots, and
 // keeps its boot files.
 func TestDiskOnlySnapshots(t *testing.T) {
 	d := newDirs(t)
@@ -116,7 +116,7 @@ func TestDiskOnlySnapshots(t *testing.T) {
 		t.Errorf("staging: %v, %v", entries, err)
 	}
 	s.Close()
-	if err := os.RemoveAll(d.ram); err != nil { // a reboot empties the RAM file system
+	if err := os.RemoveAll(d.ram); err != nil { // as a reboot does
 		t.Fatal(err)
 	}
 	s = d.open(t)
@@ -147,7 +147,7 @@ func TestDiskOnlySnapshots(t *testing.T) {
 	}
 }
 
-// A lost or replaced kernel is reported by operations that need it.
+// If a kernel is lost or replaced, operations that need it say so.
 func TestLostKernel(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)
@@ -170,14 +170,16 @@ func TestLostKernel(t *testing.T) {
 	if err := s.Verify(context.Background(), "disk"); !errors.As(err, &damaged) {
 		t.Errorf("verify: %v", err)
 	}
-	if err := s.Verify(context.Background(), "parent"); err != nil { // restoring memory needs no kernel
+	// does not need the kernel, because memory is restored without it
+	if err := s.Verify(context.Background(), "parent"); err != nil {
 		t.Errorf("verify the parent: %v", err)
 	}
 }
 
-// If the daemon is killed while a disk-only snapshot replaces another one, one of them is left.
+// If the daemon is killed while a disk-only snapshot replaces another snapshot, one of the two is
+// left.
 func TestKilledWhileADiskOnlySnapshotIsReplaced(t *testing.T) {
-	for _, deleted := range []bool{false, true} { // before and after the deletion of the old snapshot
+	for _, deleted := range []bool{false, true} { // killed before or after the deletion of the old snapshot
 		d := newDirs(t)
 		s := d.open(t)
 		parentWithBoot(t, s, d, "parent")
@@ -187,7 +189,7 @@ func TestKilledWhileADiskOnlySnapshotIsReplaced(t *testing.T) {
 		want := snapshotID(s, "disk")
 		g, m, disk := stageDisk(t, s, s.StageOver, "disk", "parent")
 		g.diskOnly = true
-		if err := errors.Join(g.complete(m, nil, disk), s.persist(g.dir, m)); err != nil { // as Publish begins
+		if err := errors.Join(g.complete(m, nil, disk), s.persist(g.dir, m)); err != nil { // the first steps of Publish
 			t.Fatal(err)
 		}
 		if deleted {
@@ -204,7 +206,7 @@ func TestKilledWhileADiskOnlySnapshotIsReplaced(t *testing.T) {
 		if err := s.Verify(t.Context(), "disk"); err != nil {
 			t.Error(err)
 		}
-		s.Close() // after the flush
+		s.Close() // waits for the flush
 		for _, dir := range []string{s.staging(), s.dir("disk")} {
 			if _, err := os.Lstat(filepath.Join(dir, wholeFile)); err == nil || dir == s.staging() && !isEmpty(t, dir) {
 				t.Errorf("deleted %v: leftovers in %s", deleted, dir)
@@ -232,13 +234,13 @@ func isEmpty(t *testing.T, dir string) bool {
 	return len(entries) == 0
 }
 
-// A disk-only snapshot that was published, and could not be moved out of staging, survives a
-// restart. An incomplete snapshot is removed.
+// If a published disk-only snapshot could not be moved out of staging, it survives a restart. An
+// incomplete one is removed.
 func TestPublishedDiskOnlySnapshotIsKept(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)
 	parentWithBoot(t, s, d, "parent")
-	obstacle := filepath.Join(s.dir("disk"), "in the way") // the rename of the snapshot fails
+	obstacle := filepath.Join(s.dir("disk"), "in the way") // so that the snapshot cannot be moved there
 	if err := os.MkdirAll(obstacle, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -247,7 +249,7 @@ func TestPublishedDiskOnlySnapshotIsKept(t *testing.T) {
 	}
 	g, m, disk := stageDisk(t, s, s.Stage, "partial", "parent")
 	g.diskOnly = true
-	if err := g.complete(m, nil, disk); err != nil { // and the daemon is killed
+	if err := g.complete(m, nil, disk); err != nil { // as if the daemon were killed after this
 		t.Fatal(err)
 	}
 	s.Close()

@@ -8,7 +8,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Pages that only one child has written are not copied for all others.
+// Pages that only one child has written are not in the result.
 func TestFirstWritesAreThoseOfAllLearners(t *testing.T) {
 	l := &Lease{hotFiles: &hotFiles{}}
 	for i, writes := range [][]vm.Range{
@@ -28,7 +28,7 @@ func TestFirstWritesAreThoseOfAllLearners(t *testing.T) {
 	}
 }
 
-// A child that does not answer, for example because its fork was cancelled, is replaced by another.
+// If a child does not answer, for example because its fork was cancelled, another child is asked.
 func TestFirstWritesOfThoseWhoAnswer(t *testing.T) {
 	for failing, want := range map[int]struct {
 		asked int
@@ -50,7 +50,7 @@ func TestFirstWritesOfThoseWhoAnswer(t *testing.T) {
 	}
 }
 
-// While enough children are being asked, no more are asked.
+// No more children are asked than are needed.
 func TestFirstWritesAreAskedOfFewAtOnce(t *testing.T) {
 	l := &Lease{hotFiles: &hotFiles{}}
 	asked := 0

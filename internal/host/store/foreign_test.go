@@ -15,9 +15,8 @@ import (
 
 const layerBytes = 2 * vm.PageSize
 
-// foreign puts a snapshot into the store's directory, as if it had been unpacked there. Its second
-// layer, a file of its own, claims the name of owner's layer. change may damage the snapshot
-// further.
+// foreign puts a snapshot into the store's directory, as an import would. Its second layer is a
+// file of its own, but has the name of owner's layer. change may damage the snapshot further.
 func foreign(t *testing.T, d dirs, like *snapshot.Manifest, tag, owner string,
 	change func(dir string, m *snapshot.Manifest)) {
 	t.Helper()
@@ -54,7 +53,7 @@ func foreign(t *testing.T, d dirs, like *snapshot.Manifest, tag, owner string,
 	put(snapshot.ManifestFile, p)
 }
 
-// firstByte returns the first byte of a snapshot's base layer, as its VMs see it.
+// firstByte returns the first byte of a snapshot's lowest memory layer, as VMs would read it.
 func firstByte(t *testing.T, s *Store, tag string) byte {
 	t.Helper()
 	lease, err := s.Acquire(tag)
@@ -69,8 +68,8 @@ func firstByte(t *testing.T, s *Store, tag string) byte {
 	return p[0]
 }
 
-// victims makes a snapshot and a branch of it, closes the store and returns the manifest of the
-// first.
+// victims makes a snapshot and a branch of it, and closes the store. It returns the manifest of the
+// snapshot.
 func victims(t *testing.T, d dirs) *snapshot.Manifest {
 	t.Helper()
 	s := d.open(t)
@@ -89,8 +88,8 @@ func victims(t *testing.T, d dirs) *snapshot.Manifest {
 	return &m
 }
 
-// If a snapshot claims another snapshot's layer, neither gets the memory of the other, whichever is
-// used first and whether or not the layer is in RAM.
+// If a snapshot claims the layer of another snapshot, neither gets the memory of the other. That is
+// so whichever is used first, and whether or not the layer is in RAM.
 func TestForeignSnapshotSharesNoMemory(t *testing.T) {
 	for _, order := range []string{"victim branch foreign", "foreign victim branch", "branch foreign victim"} {
 		for _, rebooted := range []bool{false, true} {
@@ -117,7 +116,8 @@ func TestForeignSnapshotSharesNoMemory(t *testing.T) {
 	}
 }
 
-// A chain shares one copy in RAM, also after a restart: the check of origins must not prevent that.
+// The snapshots of a chain share one copy in RAM, also after a restart. The check of origins must
+// permit that.
 func TestChainSharesOneCopyInRAM(t *testing.T) {
 	d := newDirs(t)
 	m := victims(t, d)
@@ -146,7 +146,7 @@ func TestChainSharesOneCopyInRAM(t *testing.T) {
 	}
 }
 
-// The recorded digest of a layer is not used for a different file of the same name.
+// If another file has the name of a layer, it does not get the layer's digest.
 func TestForeignSnapshotInheritsNoDigest(t *testing.T) {
 	d := newDirs(t)
 	m := victims(t, d)
@@ -161,7 +161,7 @@ func TestForeignSnapshotInheritsNoDigest(t *testing.T) {
 	if err := s.Verify(t.Context(), "foreign"); err != nil {
 		t.Error(err)
 	}
-	// The branch has a link to the victim's file, so it inherits that digest.
+	// The branch has a link to the same file, so it gets the digest.
 	branch := *s.manifestOf("branch")
 	for i := range branch.Memory {
 		branch.Memory[i].Digest = ""
@@ -172,8 +172,8 @@ func TestForeignSnapshotInheritsNoDigest(t *testing.T) {
 	}
 }
 
-// A file that leads out of the snapshot's directory, blocks when opened, or has a foreign link is
-// refused, and the error names the file.
+// A file is refused if it is a link out of the snapshot's directory, if opening it would block, or
+// if a different program has made another link to it. The error names the file.
 func TestForeignFilesAreRefused(t *testing.T) {
 	secret := filepath.Join(t.TempDir(), "secret")
 	if err := os.WriteFile(secret, bytes.Repeat([]byte{9}, layerBytes), 0o600); err != nil {
@@ -226,10 +226,10 @@ func TestForeignFilesAreRefused(t *testing.T) {
 	}
 }
 
-// rootOf returns the store's root above a snapshot's directory.
+// rootOf returns the root of the store, given the directory of a snapshot.
 func rootOf(dir string) string { return filepath.Dir(filepath.Dir(dir)) }
 
-// Two snapshots with one ID are refused, because a branch refers to its parent by ID.
+// If two snapshots have the same ID, both are refused, because a branch names its parent by the ID.
 func TestTwinsAreRefused(t *testing.T) {
 	d := newDirs(t)
 	m := victims(t, d)

@@ -10,13 +10,13 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
-// A snapshot that cannot be flushed stays usable while its layer is in RAM, reports the reason, and
-// is flushed by the next start.
+// A snapshot whose flush fails can be used while its layer is in RAM, shows the reason, and is
+// flushed at the next start.
 func TestFailedFlush(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)
 	publish(t, s, d, "base", "")
-	obstacle := filepath.Join(s.dir("child"), "x") // a directory that is not empty cannot be renamed over
+	obstacle := filepath.Join(s.dir("child"), "x") // the flush cannot replace a directory that is not empty
 	if err := os.MkdirAll(obstacle, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -46,8 +46,8 @@ func TestFailedFlush(t *testing.T) {
 	}
 }
 
-// If RAM is short, an inherited layer is on disk only. It outlives the snapshot that it came from
-// while an unflushed snapshot needs it.
+// If RAM is short, an inherited layer is on disk only. If the snapshot that it came from is
+// deleted, the layer stays as long as an unflushed snapshot needs it.
 func TestUnflushedSnapshotKeepsWhatItInherits(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)
@@ -122,7 +122,8 @@ func TestFlushIsTriedAgain(t *testing.T) {
 	}
 }
 
-// An unflushed snapshot without its layer in RAM is lost, and the next store lists it as failed.
+// If a snapshot was not flushed and its layer in RAM is gone, it is lost. The next store lists it
+// as failed.
 func TestUnflushedSnapshotIsLostWithRAM(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)
@@ -133,7 +134,7 @@ func TestUnflushedSnapshotIsLostWithRAM(t *testing.T) {
 	}
 	publish(t, s, d, "child", "base")
 	s.Close()
-	// Nothing but the directory prevented the flush.
+	// Only the directory has prevented the flush.
 	layers, err := filepath.Glob(filepath.Join(s.staging(), "*", snapshot.MemoryLayerFile))
 	if err != nil || len(layers) != 1 {
 		t.Fatalf("layers on disk: %q, %v", layers, err)
@@ -178,8 +179,8 @@ func TestWritingTagIsListedAndRefused(t *testing.T) {
 	}
 }
 
-// A transient snapshot is deleted with its last lease or pin, and Cool frees the RAM of a pinned
-// one.
+// A transient snapshot is deleted with its last lease or pin. Cool drops the layers of a pinned
+// snapshot from RAM.
 func TestTransient(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)
@@ -227,7 +228,7 @@ func TestTransient(t *testing.T) {
 	}
 }
 
-// A flush moves a snapshot to another directory. Its layers can be found during the move.
+// Layers can be found while a flush moves their snapshot to another directory.
 func TestLayersAreFoundWhileTheyMove(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)
@@ -262,8 +263,8 @@ func TestLayersAreFoundWhileTheyMove(t *testing.T) {
 	}
 }
 
-// A snapshot that replaces another appears under the tag when it is complete. Until then, or as
-// long as a sandbox uses it, the old snapshot stays.
+// A snapshot that replaces another one appears under the tag when it is complete. Until then the
+// old snapshot stays. If a sandbox uses the old one, it is not replaced.
 func TestStageOver(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)
@@ -323,8 +324,8 @@ func TestStageOver(t *testing.T) {
 	}
 }
 
-// A new snapshot is on disk before the one that it replaces is deleted, so one of them survives a
-// power failure.
+// A new snapshot is on disk before the snapshot that it replaces is deleted. So one of the two
+// survives a power failure.
 func TestStageOverAndPowerFailure(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)

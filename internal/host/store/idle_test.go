@@ -15,7 +15,7 @@ func openFiles(t *testing.T) int {
 	return len(fds)
 }
 
-// A store does not keep the files of all snapshots open after they have been used.
+// A store does not keep the files of all snapshots open that have been used.
 func TestIdleSnapshotsAreClosed(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)
@@ -34,7 +34,7 @@ func TestIdleSnapshotsAreClosed(t *testing.T) {
 			t.Fatal(err)
 		}
 		l.Release()
-		again, err := s.Acquire(fmt.Sprintf("s%d", i/2)) // closed or not
+		again, err := s.Acquire(fmt.Sprintf("s%d", i/2)) // some have their files open, some do not
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -44,7 +44,7 @@ func TestIdleSnapshotsAreClosed(t *testing.T) {
 		again.Release()
 	}
 	s.Quiesce()
-	if n := openFiles(t) - held; n > (maxIdle+1)*one { // the sealer may have a file open
+	if n := openFiles(t) - held; n > (maxIdle+1)*one { // one more, because the sealer may have a file open
 		t.Errorf("%d snapshots that nobody uses keep %d files open, want at most %d", 3*maxIdle, n, maxIdle*one)
 	}
 	if _, err := lease.State().ReadAt(make([]byte, 5), 0); err != nil {

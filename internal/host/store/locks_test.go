@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// Forks, lists and deletions wait for mu. So code that holds mu must not use the file system, because a
-// slow disk would delay all of them.
+// No code uses the file system while it holds mu: forks, lists and deletions wait for mu, so a slow
+// disk would delay all of them.
 func TestNoFileIsTouchedUnderMu(t *testing.T) {
 	files, err := os.ReadDir(".")
 	if err != nil {
@@ -51,8 +51,8 @@ func TestNoFileIsTouchedUnderMu(t *testing.T) {
 	}
 }
 
-// underMu returns the statements of a function that run with mu locked until the function ends: all
-// of them if its name says so, or those after a lock whose unlock is deferred.
+// underMu returns the statements of a function that run while mu is locked. These are all of them
+// if its name ends with Locked, and otherwise those after a lock that is unlocked by defer.
 func underMu(f *ast.FuncDecl) []ast.Stmt {
 	list := f.Body.List
 	if strings.HasSuffix(f.Name.Name, "Locked") {
@@ -67,7 +67,7 @@ func underMu(f *ast.FuncDecl) []ast.Stmt {
 	return nil
 }
 
-// touchesFiles reports whether a call uses the file system, judging by its name.
+// touchesFiles reports whether the name of a called function suggests that it uses the file system.
 func touchesFiles(call *ast.CallExpr) bool {
 	name := selector(call.Fun)
 	for _, pkg := range []string{"os.", "unix.", "atomicfile.", "private."} {
@@ -79,7 +79,7 @@ func touchesFiles(call *ast.CallExpr) bool {
 		"s.readBounded", "s.readManifest", "g.remove"}, name)
 }
 
-// selectorOf returns the name of the function that a statement calls.
+// selectorOf returns the name of the function that the statement calls.
 func selectorOf(s ast.Stmt) string {
 	if e, ok := s.(*ast.ExprStmt); ok {
 		if call, ok := e.X.(*ast.CallExpr); ok {
@@ -89,7 +89,7 @@ func selectorOf(s ast.Stmt) string {
 	return ""
 }
 
-// selector returns an expression of names and dots as text.
+// selector returns the text of an expression that consists of names and dots.
 func selector(e ast.Expr) string {
 	switch e := e.(type) {
 	case *ast.Ident:

@@ -5,8 +5,9 @@ import (
 	"testing"
 )
 
-// Every pair of phases is tried, and for a deletion every phase before it. Transitions of the drawing
-// in phase.go are allowed; all others are refused and change nothing.
+// For every pair of phases (and for deleting, every phase before it), the test checks that the
+// change is permitted if it is in the drawing in phase.go. All others must be refused, and change
+// nothing.
 func TestPhases(t *testing.T) {
 	drawn := map[phase][]phase{
 		0:               {phaseHot, phaseStored, phaseDamaged, phaseFailed, phaseUnnamedHot, phaseUnnamed},
@@ -17,7 +18,7 @@ func TestPhases(t *testing.T) {
 		phaseUnnamedHot: {phaseDeleting},
 		phaseUnnamed:    {phaseDeleting},
 	}
-	ofDeletion := map[phase][]phase{ // by the phase before the deletion
+	ofDeletion := map[phase][]phase{ // phases that may follow deleting, by the phase before it
 		phaseHot:        {phaseHot, phaseStored, phaseUnnamedHot, phaseGone},
 		phaseStored:     {phaseStored, phaseUnnamed, phaseGone},
 		phaseDamaged:    {phaseDamaged, phaseGone},
@@ -52,8 +53,8 @@ func TestPhases(t *testing.T) {
 	}
 }
 
-// While an entry is being deleted it keeps the properties of its previous phase, so a failed
-// deletion changes nothing.
+// While an entry is being deleted, it has the properties of its previous phase. So if the deletion
+// fails, nothing has changed.
 func TestDeletionThatFails(t *testing.T) {
 	for _, p := range []phase{phaseHot, phaseStored, phaseDamaged, phaseFailed, phaseUnnamedHot, phaseUnnamed} {
 		l := life{phase: p}

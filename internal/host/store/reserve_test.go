@@ -44,8 +44,8 @@ func fill(t *testing.T, path string) {
 	}
 }
 
-// On a full disk, digests are still recorded and snapshots can be removed. After that the store has
-// its reserve again.
+// If the disk is full, digests can still be written, and snapshots can be deleted. Afterwards the
+// store has its reserve again.
 func TestFullDiskLeavesRoomForManifests(t *testing.T) {
 	disk := smallDisk(t, "size=40m,mode=700")
 	d := newDirs(t)
@@ -66,7 +66,8 @@ func TestFullDiskLeavesRoomForManifests(t *testing.T) {
 			t.Errorf("seal %s on a full disk: %v", tag, err)
 		}
 	}
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) { // the sealer may be at work too
+	// repeat, because the sealer may be writing too
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 		left, _ := os.ReadDir(s.dir("a"))
 		if len(left) == 5 {
 			break

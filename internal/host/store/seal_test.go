@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// Removing a snapshot cancels its digests, whether they are queued or being computed.
+// Deleting a snapshot cancels the computation of its digests, whether it has begun or not.
 func TestRemovedSnapshotIsNotSealed(t *testing.T) {
 	q := &sealer{stop: func() {}, wake: make(chan struct{}, 1)}
 	for _, tag := range []string{"a", "b", "c"} {

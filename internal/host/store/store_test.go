@@ -118,7 +118,7 @@ func TestPublishedSnapshotSurvivesARestart(t *testing.T) {
 	publish(t, s, d, "base", "")
 	publish(t, s, d, "child", "base")
 	s.Close()
-	if err := os.RemoveAll(d.ram); err != nil { // a reboot empties the RAM file system
+	if err := os.RemoveAll(d.ram); err != nil { // as a reboot does
 		t.Fatal(err)
 	}
 	s = d.open(t)
@@ -148,7 +148,7 @@ func TestOneOwner(t *testing.T) {
 	}
 }
 
-// A store refuses a directory that other users can write to, because they could swap layers.
+// The store refuses directories to which other users can write, because they could replace layers.
 func TestStoreWantsItsDirectoriesToItself(t *testing.T) {
 	for name, option := range map[string]string{"state": "--state-dir", "ram": "--ram-dir"} {
 		d := newDirs(t)
@@ -178,7 +178,7 @@ func TestCrashLeftoversAreRemoved(t *testing.T) {
 	if _, err := g.Create(snapshot.MemoryLayerFile); err != nil {
 		t.Fatal(err)
 	}
-	s.Close() // without Discard: the process died
+	s.Close() // without Discard, as if the process had died
 	grave := filepath.Join(d.root, "snapshots", deletedPrefix+"x")
 	if err := os.Mkdir(grave, 0o700); err != nil {
 		t.Fatal(err)
@@ -250,7 +250,7 @@ func TestDeleteRules(t *testing.T) {
 	}
 }
 
-// Every snapshot has links of its own to all its layers.
+// Every snapshot has its own links to all of its layers.
 func TestForceLeavesAUsableChild(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)

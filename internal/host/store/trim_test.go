@@ -12,7 +12,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// onTmpfs puts the RAM directory of d on tmpfs, where reading a hole through a mapping allocates
+// onTmpfs moves the RAM directory of d to tmpfs, where reading a hole through a mapping allocates
 // memory.
 func (d *dirs) onTmpfs(t *testing.T) {
 	t.Helper()
@@ -29,7 +29,7 @@ func (d *dirs) onTmpfs(t *testing.T) {
 }
 
 // publishSparse publishes a snapshot whose memory layer has size bytes, with data in two pages. If
-// first is set, the snapshot is on disk before it is visible.
+// first is set, the snapshot is flushed before it becomes visible.
 func publishSparse(t *testing.T, s *Store, d dirs, tag string, size int64, first bool) {
 	t.Helper()
 	g, err := s.Stage(tag)
@@ -80,7 +80,8 @@ func publishSparse(t *testing.T, s *Store, d dirs, tag string, size int64, first
 	}
 }
 
-// fillHoles reads a layer through a mapping, as a VMM can: tmpfs allocates its holes.
+// fillHoles reads a layer through a mapping, as a VMM can, so that tmpfs allocates pages for the
+// holes.
 func fillHoles(t *testing.T, layer *os.File, size int) {
 	t.Helper()
 	mapped, err := unix.Mmap(int(layer.Fd()), 0, size, unix.PROT_READ, unix.MAP_SHARED)
@@ -99,8 +100,8 @@ func fillHoles(t *testing.T, layer *os.File, size int) {
 	}
 }
 
-// A VMM can have memory allocated for the holes of a layer that it may only read. When the VMM has
-// ended, the store frees that memory, and the layer is unchanged.
+// A VMM can make tmpfs allocate memory for the holes of a layer, although it may only read the
+// layer. When the VMM has ended, the store frees that memory. The layer's content is unchanged.
 func TestHolesOfLayersAreGivenBack(t *testing.T) {
 	const size = 16 << 20
 	d := newDirs(t)
@@ -111,7 +112,7 @@ func TestHolesOfLayersAreGivenBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	other, err := s.Acquire("base") // of another VM
+	other, err := s.Acquire("base") // the lease of another VM
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -137,8 +138,8 @@ func TestHolesOfLayersAreGivenBack(t *testing.T) {
 	}
 }
 
-// Holes that were filled under an earlier daemon, or before the layer was on disk, are freed too, and
-// do not become data in the file on disk.
+// Holes that were filled under an earlier daemon, or before the layer was on disk, are freed too.
+// In the file on disk they stay holes.
 func TestHolesFilledEarlierAreGivenBack(t *testing.T) {
 	const size = 16 << 20
 	d := newDirs(t)
@@ -149,7 +150,7 @@ func TestHolesFilledEarlierAreGivenBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	fillHoles(t, lease.Layers()[0], size) // the daemon ends before the lease
+	fillHoles(t, lease.Layers()[0], size) // no VM ends its lease before the daemon exits
 	s.Close()
 	s = d.open(t)
 	if lease, err = s.Acquire("base"); err != nil {

@@ -6,9 +6,8 @@ import (
 	"testing"
 )
 
-// A snapshot that is only followed is deleted as seen by clients: its tag is free at once. Its
-// files stay for its followers, also across a restart, flushed or not, and are deleted with the
-// last follower.
+// If a snapshot is only followed, clients can delete it: its tag is free at once. Its files stay
+// until the last follower is gone, also after a restart, whether they were flushed or not.
 //
 // +checklocksignore: it holds a lock in one of two cases
 func TestFollowedSnapshotCanBeDeleted(t *testing.T) {
@@ -69,7 +68,7 @@ func TestFollowedSnapshotCanBeDeleted(t *testing.T) {
 		if !flushed {
 			other.flushMu.Unlock()
 		}
-		publish(t, s, d, "b", "other") // another snapshot of that name
+		publish(t, s, d, "b", "other") // another snapshot with the same tag
 		s.Quiesce()
 		if st, err := again.Layers()[1].Stat(); err != nil || st.Size() == 0 {
 			t.Errorf("its layer: %v", err)
@@ -100,7 +99,7 @@ func TestFollowedSnapshotCanBeDeleted(t *testing.T) {
 	}
 }
 
-// Unnamed snapshots without followers are deleted once all sandboxes are known.
+// Unnamed snapshots that no sandbox follows are deleted when all sandboxes are known.
 func TestUnnamedSnapshotsOfALostDaemon(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)
@@ -128,8 +127,7 @@ func TestUnnamedSnapshotsOfALostDaemon(t *testing.T) {
 	}
 }
 
-// A snapshot may lose its name while it waits to be flushed: layers that are in RAM only are still
-// found there.
+// A snapshot may lose its name before it is flushed. Its layers are then still found in RAM.
 func TestFollowedSnapshotIsFoundInRAM(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)

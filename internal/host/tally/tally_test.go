@@ -2,8 +2,8 @@ package tally
 
 import "testing"
 
-// Memory and disk are counted over all VMs that a sandbox has had. For a VM that starts with dirty
-// pages, counting begins with the first reading.
+// Written adds what all VMs of a sandbox have written. If a VM begins with dirty pages, counting
+// begins with the first measurement.
 func TestWrittenSinceTheLatestSnapshot(t *testing.T) {
 	var c Tally
 	want := func(when string, now, want Written) {

@@ -10,8 +10,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// For a snapshot with memory, DiskOf freezes a child and returns its disk. For a snapshot without
-// memory, it returns the snapshot's own disk. Nothing else is left of either.
+// For a snapshot with memory, DiskOf freezes the file system of a child and branches its disk. For
+// a disk-only snapshot, it returns that snapshot. In both cases, nothing else is left.
 func TestDiskOf(t *testing.T) {
 	h := newHost(t)
 	v := h.For(owner.Owner{Name: "token:a"})

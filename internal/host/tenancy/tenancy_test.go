@@ -23,7 +23,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// metrics counts nothing.
+// metrics is an Observer that counts nothing.
 type metrics struct{}
 
 func (metrics) Refused(string)                         {}
@@ -97,7 +97,7 @@ func newPart(t *testing.T, h *Host, team string) part {
 	return p
 }
 
-// isMissing reports whether an error means that an object does not exist.
+// isMissing reports whether err says that an object does not exist.
 func isMissing(err error) bool {
 	var (
 		box  *sandbox.NotFoundError
@@ -107,13 +107,13 @@ func isMissing(err error) bool {
 	return errors.As(err, &box) || errors.As(err, &tag) || errors.As(err, &name)
 }
 
-// unnamed are the methods of View whose first argument cannot name an object of another principal, or
-// that have no argument. The tests below call them.
+// unnamed lists the methods of View that do not take the name of an existing object. The tests
+// below call each of them.
 var unnamed = []string{"Limited", "MayName", "Events", "Fork", "Sandboxes", "Snapshots", "Workspaces", "LeftAlone",
 	"Machines", "TagOf", "BaseImage", "UnnamedBytes", "CreateWorkspace"}
 
-// call calls a method of a View with a name, and zero values for all other arguments, and returns
-// its error.
+// call calls a method of a View with a name as the first argument and zero values for all others.
+// It returns the method's error.
 func call(t *testing.T, v *View, m reflect.Method, name string) error {
 	t.Helper()
 	args, named := []reflect.Value{reflect.ValueOf(v)}, false
@@ -136,7 +136,7 @@ func call(t *testing.T, v *View, m reflect.Method, name string) error {
 	return err
 }
 
-// For every method, an object of another principal does not exist, and for a caller without a principal
+// For every method, an object of another principal does not exist. For a View without a principal,
 // no object exists.
 func TestWhatIsOfOthersIsNotThere(t *testing.T) {
 	h := newHost(t)
@@ -208,7 +208,7 @@ func TestLists(t *testing.T) {
 	}
 }
 
-// Methods that name no object of another principal are bounded by the principal's limit.
+// Methods that do not take the name of an object obey the principal's prefix.
 func TestLimits(t *testing.T) {
 	h := newHost(t)
 	a, b := newPart(t, h, "a"), newPart(t, h, "b")
@@ -250,8 +250,8 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// Verifying a snapshot takes a CPU and the disk. A client that has others under way waits, and another
-// client does not.
+// Verifying a snapshot needs a whole CPU and the disk. If a client has some verifications in
+// progress, its next one waits, but one of another client does not.
 func TestVerificationsAreFew(t *testing.T) {
 	h := newHost(t)
 	a, b := h.For(owner.Owner{Name: "token:a"}), h.For(owner.Owner{Name: "token:b"})
@@ -290,12 +290,12 @@ func detail(t *testing.T, p part) store.Detail {
 	return d
 }
 
-// A follower receives the events of its own sandboxes, and none of other principals.
+// A follower gets the events of its own sandboxes, and none of other principals.
 func TestEvents(t *testing.T) {
 	h := newHost(t)
 	a, b := newPart(t, h, "a"), newPart(t, h, "b")
 	last := func(v *View) (seen []string) {
-		e := v.Events("none") // all events that are kept
+		e := v.Events("none") // begins with the oldest stored event
 		for {
 			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 			next, _, err := e.Next(ctx)

@@ -23,8 +23,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// The setting of a request takes precedence over the earlier one; a request without one changes
-// nothing.
+// If a request has a setting, it replaces the earlier one; otherwise the earlier one stays.
 func TestOr(t *testing.T) {
 	for _, before := range []bool{false, true} {
 		for s, want := range map[Strict]bool{AsBefore: before, Report: false, Refuse: true} {
@@ -38,7 +37,8 @@ func TestOr(t *testing.T) {
 	}
 }
 
-// repeats returns the findings of an agent that lists n repeating generators, and has found more.
+// repeats returns the findings of an agent that lists n repeating generators and counts more
+// further ones.
 func repeats(n int, more uint32) *agentproto.Unique {
 	u := &agentproto.Unique{More: more}
 	for i := range n {
@@ -48,7 +48,7 @@ func repeats(n int, more uint32) *agentproto.Unique {
 	return u
 }
 
-// A strict sandbox is handed out only if its agent has searched and found nothing.
+// Clients may use a strict sandbox only if its agent has searched and found nothing.
 func TestAdmit(t *testing.T) {
 	for _, c := range []struct {
 		strict bool
@@ -67,7 +67,7 @@ func TestAdmit(t *testing.T) {
 	}
 }
 
-// The error names as many of the generators as fit into a message.
+// The error names a limited number of generators.
 func TestErrorNamesGenerators(t *testing.T) {
 	for _, c := range []struct {
 		found     *agentproto.Unique

@@ -10,7 +10,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// The fake keeps the contract that real VMs keep (TestProcesses of package vmpool).
+// The fake VMs pass the same tests as real VMs (TestProcesses of package vmpool).
 func TestVMs(t *testing.T) {
 	suite.Run(t, func(t *testing.T) *suite.Host {
 		dir := t.TempDir()

@@ -11,9 +11,9 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// Each WaitCopied receives the end of its live branch, in whatever order ends are announced and
-// waited for. Ends may also come before the answer to the branch, after the next branch, twice, or
-// for a branch that was never requested.
+// Each WaitCopied gets the report about its own live branch, in whatever order reports arrive and
+// WaitCopied is called. A report may also arrive before the answer to the branch, after the next
+// branch, twice, or for a branch that was never requested.
 func TestEndsOfBranchesFindTheirWaiters(t *testing.T) {
 	v, vmm := scripted(t)
 	end := func(serial, faults uint64) {
@@ -23,7 +23,7 @@ func TestEndsOfBranchesFindTheirWaiters(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	go func() { // plays the VMM
+	go func() { // acts as the VMM
 		var first uint64
 		for range 2 {
 			_, body, fds, err := vmm.Receive()

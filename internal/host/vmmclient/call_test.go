@@ -16,7 +16,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// receive returns the next request that the client sent, or ends the test.
+// receive returns the next request that the client has sent, or fails the test.
 func receive(t *testing.T, vmm *ctlsock.Conn) vmmproto.Kind {
 	t.Helper()
 	kind, _, fds, err := vmm.Receive()
@@ -27,7 +27,7 @@ func receive(t *testing.T, vmm *ctlsock.Conn) vmmproto.Kind {
 	return kind
 }
 
-// answerStats answers a Stats request with a figure by which the test knows the reply.
+// answerStats answers a Stats request. The test recognizes the reply by exits.
 func answerStats(t *testing.T, vmm *ctlsock.Conn, exits uint64) {
 	t.Helper()
 	var w codec.Writer
@@ -37,8 +37,8 @@ func answerStats(t *testing.T, vmm *ctlsock.Conn, exits uint64) {
 	}
 }
 
-// An abandoned request must not cost the connection, and its late reply must not be taken for the
-// reply to the next request.
+// If a caller gives up a request, the connection stays usable, and the late reply is not taken for
+// the reply to the next request.
 func TestReplyToAnAbandonedRequestIsDropped(t *testing.T) {
 	v, vmm := scripted(t)
 	for round := range uint64(3) {
@@ -70,8 +70,8 @@ func TestReplyToAnAbandonedRequestIsDropped(t *testing.T) {
 	}
 }
 
-// Each request to a VMM that hangs fails in bounded time. The VMM is sent no further requests until
-// it answers, and then works again.
+// Each request to a VMM that hangs fails within a time limit. Until the VMM has answered, it is
+// sent no further requests; afterwards it works again.
 func TestVMMThatHangsIsReported(t *testing.T) {
 	v, vmm := scripted(t)
 	v.limits.short = 10 * time.Millisecond
@@ -103,7 +103,7 @@ func TestVMMThatHangsIsReported(t *testing.T) {
 	}
 }
 
-// A hostile VMM may answer a request before it was sent, and hang up before it can be sent.
+// A hostile VMM may answer a request before it was sent, and then hang up.
 func TestAnAnswerBeforeTheRequestEndsItsTurnOnce(t *testing.T) {
 	v, _ := scripted(t)
 	for _, early := range []bool{true, false} {
@@ -120,7 +120,7 @@ func TestAnAnswerBeforeTheRequestEndsItsTurnOnce(t *testing.T) {
 	}
 }
 
-// Requests that wait for a hung VMM end with it.
+// When a hung VMM ends, requests that wait for it fail.
 func TestKillEndsRequestsOfAHungVMM(t *testing.T) {
 	v, vmm := scripted(t)
 	errs := make(chan error, 2)
@@ -128,7 +128,7 @@ func TestKillEndsRequestsOfAHungVMM(t *testing.T) {
 		go func() { errs <- v.Pause(context.Background()) }()
 	}
 	receive(t, vmm)
-	_ = vmm.Close() // the kernel closes the connection with the process
+	_ = vmm.Close() // as the kernel does when the process ends
 	within(t, "the end of a hung VMM", func() {
 		if err := v.Kill(); err != nil {
 			t.Error(err)
@@ -141,8 +141,8 @@ func TestKillEndsRequestsOfAHungVMM(t *testing.T) {
 	})
 }
 
-// A VMM's error is identified by its code, whatever its text. A text that quotes another error does
-// not change that.
+// An error of a VMM is identified by its code and not by its text, even if the text quotes another
+// error.
 func TestErrorsKeepTheirCode(t *testing.T) {
 	v, vmm := scripted(t)
 	for _, c := range []struct {

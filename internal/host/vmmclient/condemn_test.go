@@ -44,7 +44,7 @@ func answer(t *testing.T, vmm *ctlsock.Conn, kind vmmproto.Kind, m vmmproto.Mess
 	}
 }
 
-// ended checks that the process of a VMM was killed, and that its exit says why.
+// ended checks that the process of a VMM was killed, and that Exit says why.
 func ended(t *testing.T, v *VMM) {
 	t.Helper()
 	within(t, "the end of a VMM that broke the protocol", func() { <-v.Done() })
@@ -53,9 +53,9 @@ func ended(t *testing.T, v *VMM) {
 	}
 }
 
-// The VMM's description of the layer that it saved decides what the daemon reads and writes for the
-// snapshot. A VMM that sends an impossible description is killed, and the daemon does not use the
-// description.
+// The VMM describes the layer that it has saved, and the daemon reads and writes according to that
+// description. A VMM that sends an impossible description is killed, and the description is not
+// used.
 func TestLayersThatCannotBe(t *testing.T) {
 	const page = vm.PageSize
 	good := vmmproto.SaveResult{LayerBytes: guestBytes, DirtyBytes: page, StateBytes: 5,
@@ -119,7 +119,7 @@ func TestLayersThatCannotBe(t *testing.T) {
 	}
 }
 
-// A disk-only branch saves no memory, even if its VMM claims that it did.
+// A disk-only branch has no memory, even if the VMM claims that it has saved some.
 func TestDisksThatCannotBe(t *testing.T) {
 	for name, r := range map[string]vmmproto.BranchResult{
 		"":             {Mode: vm.BranchDisk},
@@ -170,8 +170,8 @@ func TestAnswersThatCannotBeRead(t *testing.T) {
 	}
 }
 
-// A VMM that sends unexpected messages without end, or with descriptors, is killed. Messages that a
-// VMM may send by itself do not end it.
+// A VMM is killed if it sends too many messages without a request, or unexpected descriptors.
+// Messages that a VMM may send by itself do not kill it.
 func TestUnaskedMessagesEndTheVMM(t *testing.T) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM, 0)
 	if err != nil {
@@ -213,13 +213,13 @@ func TestUnaskedMessagesEndTheVMM(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			v, vmm := scripted(t)
 			for range c.n {
-				_ = vmm.Send(c.kind, c.body, c.fds...) // the client may have hung up
+				_ = vmm.Send(c.kind, c.body, c.fds...) // fails if the client has hung up
 			}
 			ended(t, v)
 		})
 	}
 	v, vmm := scripted(t)
-	for range 3 { // the count restarts with each answer
+	for range 3 { // the count begins again with each answer
 		for range maxUnasked {
 			if err := vmm.Send(vmmproto.KindStalled, nil); err != nil {
 				t.Fatal(err)
@@ -232,7 +232,8 @@ func TestUnaskedMessagesEndTheVMM(t *testing.T) {
 	}
 }
 
-// The daemon keeps little of a VMM's text, and removes everything that a terminal would interpret.
+// The daemon keeps only a little of a VMM's text, and removes everything that a terminal would
+// interpret.
 func TestWordsAreCut(t *testing.T) {
 	long := "beg\x1b]52;c;ZXZpbA==\ain\u009b2J\u202e" + strings.Repeat("\xff", 500<<10)
 	v, vmm := scripted(t)

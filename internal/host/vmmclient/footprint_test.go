@@ -10,10 +10,9 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// TestIdleChildIsSmall measures the memory of an idle child after it has taken up its identity,
-// because hundreds of children share a host. The memory that a child has written counts as the
-// minimum over several children. On a busy host confirming takes longer, and the kernel's timers
-// write during that time.
+// TestIdleChildIsSmall measures the memory of an idle child that has a new identity, because a host
+// may have hundreds of children. It takes the minimum over several children: on a busy host,
+// confirming takes longer, and meanwhile the kernel's timers write too.
 func TestIdleChildIsSmall(t *testing.T) {
 	const maxDirty, maxVMM = 1 * mib, 1 * mib
 	a := vmtest.Load(t)

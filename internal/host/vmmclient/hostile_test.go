@@ -17,7 +17,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// sleeper starts a process that ends only when it is killed.
+// sleeper starts a process that runs until it is killed.
 func sleeper(t *testing.T) *process.Process {
 	t.Helper()
 	dir := t.TempDir()
@@ -32,10 +32,10 @@ func sleeper(t *testing.T) *process.Process {
 	return p
 }
 
-// scripted returns a client of a VMM that the test plays. Its process is a sleeper.
+// scripted returns a client whose VMM is simulated by the test. The VMM's process is a sleeper.
 func scripted(t *testing.T) (*VMM, *ctlsock.Conn) { return scriptedIn(t, nil) }
 
-// scriptedIn is scripted for a VMM in a cgroup.
+// scriptedIn is like scripted, for a VMM in a cgroup.
 func scriptedIn(t *testing.T, leaf *cgroup.Leaf) (*VMM, *ctlsock.Conn) {
 	t.Helper()
 	dir := t.TempDir()
@@ -54,7 +54,7 @@ func scriptedIn(t *testing.T, leaf *cgroup.Leaf) (*VMM, *ctlsock.Conn) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		_ = vmm.Close() // the connection ends with a real VMM's process
+		_ = vmm.Close() // as when the process of a real VMM ends
 		if err := v.Kill(); err != nil {
 			t.Error(err)
 		}
@@ -62,8 +62,8 @@ func scriptedIn(t *testing.T, leaf *cgroup.Leaf) (*VMM, *ctlsock.Conn) {
 	return v, vmm
 }
 
-// within fails the test if f does not return. Otherwise a deadlock would only show as a timeout of
-// all tests.
+// within fails the test if f does not return in time. Without it, a deadlock would appear only as a
+// timeout of all tests.
 func within(t *testing.T, what string, f func()) {
 	t.Helper()
 	done := make(chan struct{})
@@ -75,7 +75,8 @@ func within(t *testing.T, what string, f func()) {
 	}
 }
 
-// A VMM that its guest has taken over may send anything: the daemon must still be able to kill it.
+// A VMM that its guest has taken over may send any messages. The daemon must still be able to kill
+// it.
 func TestUnaskedMessagesDoNotBlockTheClient(t *testing.T) {
 	v, vmm := scripted(t)
 	var branched codec.Writer
@@ -83,11 +84,11 @@ func TestUnaskedMessagesDoNotBlockTheClient(t *testing.T) {
 	(&vmmproto.Branched{Serial: 1}).Append(&branched)
 	for range 5 {
 		for _, kind := range []vmmproto.Kind{vmmproto.KindBranched, vmmproto.KindExit, 200} {
-			_ = vmm.Send(kind, branched.Bytes()) // the client hangs up at the first message that no intact VMM sends
+			_ = vmm.Send(kind, branched.Bytes()) // fails when the client has hung up because of an invalid message
 		}
 	}
 	for range 5 {
-		_ = vmm.Send(vmmproto.KindOK, nil) // there was no request
+		_ = vmm.Send(vmmproto.KindOK, nil) // an answer without a request
 	}
 	within(t, "end of a hostile VMM", func() {
 		if err := v.proc.Kill(); err != nil {
@@ -98,7 +99,7 @@ func TestUnaskedMessagesDoNotBlockTheClient(t *testing.T) {
 	})
 }
 
-// Requests to a VMM that hangs up but lives on fail, even if their context never ends.
+// If a VMM hangs up but its process continues, requests fail, even if their context never ends.
 func TestRequestFailsWhenTheConnectionIsLost(t *testing.T) {
 	v, vmm := scripted(t)
 	v.limits.hangUp = time.Millisecond
@@ -117,8 +118,8 @@ func TestRequestFailsWhenTheConnectionIsLost(t *testing.T) {
 	})
 }
 
-// The control descriptor of a VMM that has ended is soon reused for another file: no request may be
-// sent to it.
+// When a VMM has ended, its control descriptor may soon be reused for another file. No request may
+// be sent to that file.
 func TestRequestsAfterTheEndGoNowhere(t *testing.T) {
 	v, vmm := scripted(t)
 	_ = vmm.Close()
@@ -142,7 +143,7 @@ func TestRequestsAfterTheEndGoNowhere(t *testing.T) {
 	}
 }
 
-// If the daemon is short of descriptors, it loses a stream of a guest, but not the VMM.
+// If the daemon has too few descriptors, a stream of a guest is lost, but not the VMM.
 func TestStreamsAreLostForWantOfDescriptors(t *testing.T) {
 	v, vmm := scripted(t)
 	var limit unix.Rlimit

@@ -17,8 +17,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// filesOfALeaf returns a cgroup that consists of ordinary files, and its directory. A test can read
-// from the files what was written to the cgroup.
+// filesOfALeaf returns a Leaf that consists of ordinary files, and its directory. The test can then
+// read what was written to the cgroup.
 func filesOfALeaf(t *testing.T) (*cgroup.Leaf, string) {
 	t.Helper()
 	parent, run := t.TempDir(), t.TempDir()
@@ -36,7 +36,7 @@ func filesOfALeaf(t *testing.T) (*cgroup.Leaf, string) {
 			t.Fatal(err)
 		}
 	}
-	t.Cleanup(func() { os.RemoveAll(leaf) }) // the rmdir that removes a real cgroup fails on these files
+	t.Cleanup(func() { os.RemoveAll(leaf) }) // needed because Remove's rmdir fails for ordinary files
 	return cgroup.Open(cgroup.Config{Parent: parent, RunDir: run, StateDir: run}).Find("vm"), leaf
 }
 
@@ -56,7 +56,7 @@ func layerInRAM(t *testing.T) *os.File {
 	return layer
 }
 
-// limitIn returns the limit of memory that is written in a leaf, in bytes.
+// limitIn returns the memory limit in a leaf's directory, in bytes.
 func limitIn(t *testing.T, leaf string) uint64 {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(leaf, "memory.max"))
@@ -70,8 +70,7 @@ func limitIn(t *testing.T, leaf string) uint64 {
 	return n
 }
 
-// A VMM that does not answer a branch in time loses the extra memory that it was allowed for the
-// branch.
+// A VMM that does not answer a branch in time loses the extra memory that the branch granted.
 func TestABranchWithoutAnswerRaisesNoLimit(t *testing.T) {
 	const ram = 1 << 30
 	leaf, dir := filesOfALeaf(t)
@@ -91,8 +90,8 @@ func TestABranchWithoutAnswerRaisesNoLimit(t *testing.T) {
 	}
 }
 
-// A VMM that was copying a layer when its daemon ended keeps the extra memory until the time limit
-// of a copy has passed, even if it refuses branches until then.
+// If a VMM was copying a layer when its daemon exited, it keeps the extra memory until the time
+// limit of a copy has passed, even if it refuses branches until then.
 func TestACopyForAnEarlierDaemonRaisesNoLimit(t *testing.T) {
 	const ram = 1 << 30
 	leaf, dir := filesOfALeaf(t)
@@ -120,8 +119,7 @@ func TestACopyForAnEarlierDaemonRaisesNoLimit(t *testing.T) {
 	}
 }
 
-// A VMM that never reports the end of a live branch's copying loses the extra memory that it was
-// allowed for it.
+// A VMM that never reports the end of a live branch loses the extra memory that the branch granted.
 func TestACopyWithoutEndRaisesNoLimit(t *testing.T) {
 	const ram = 1 << 30
 	leaf, dir := filesOfALeaf(t)

@@ -13,15 +13,15 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// After many branches of a VM, with occasional merges of its layers, the VM has no more open
-// descriptors than at first, and its disk has the same content.
+// A VM is branched many times, and its layers are merged now and then. Afterwards the VMM has as
+// many descriptors as before, and the disk has the same content.
 func TestManyBranchesOfOneVM(t *testing.T) {
 	const branches, between = 300, 20
 	a := vmtest.Load(t)
 	shape := vm.Shape{MemoryBytes: 128 * mib, VCPUs: 1, Template: vmtest.Template()}
 	parent := boot(t, a, a.Minimal.VMLinux, a.Minimal.Initrd, "base", shape)
 	source := fork(t, a, save(t, parent, shape), "source")
-	first := len(source.files) - 2 // layers above the base image, without the top
+	first := len(source.files) - 2 // number of layers above the base image, without the top
 	before := descriptors(t, source)
 	for i := range branches {
 		if i%10 == 0 {
@@ -78,7 +78,7 @@ func branchAway(t *testing.T, v *testVM, memory uint64) {
 	v.files = append(v.files, top)
 }
 
-// mergeTops merges the layers of v from first up to its top.
+// mergeTops merges the layers of v from number first up to the one below the top.
 func mergeTops(t *testing.T, v *testVM, first int) {
 	t.Helper()
 	merged, err := os.Create(filepath.Join(t.TempDir(), "merged"))

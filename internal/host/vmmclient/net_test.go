@@ -13,9 +13,9 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// The agent sets up the guest's network. A connection that is open when a guest is saved goes on in
-// the source. In a child it ends at once, even for a process that waits in a read, and even without
-// a peer on the child's network.
+// The agent sets up the guest's network. If a connection is open when a guest is saved, it
+// continues in the source. In a child it ends at once, even if a process waits in a read, and even
+// if the child's network has no peer.
 func TestConnectionsEndInAChild(t *testing.T) {
 	a := vmtest.Load(t)
 	shape := vm.Shape{MemoryBytes: 256 * mib, VCPUs: 1, Template: vmtest.Template()}
@@ -39,7 +39,7 @@ func TestConnectionsEndInAChild(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	polled := os.NewFile(uintptr(fd), "frame socket") // descriptors from Pair cannot be polled
+	polled := os.NewFile(uintptr(fd), "frame socket") // Pair returns descriptors that the runtime's poller does not manage
 	t.Cleanup(func() { polled.Close() })
 	go (&gateway{polled}).serve()
 	if err := parent.SetNet(t.Context(), guests); err != nil {
@@ -51,7 +51,7 @@ func TestConnectionsEndInAChild(t *testing.T) {
 	s := save(t, parent, shape)
 	child := fork(t, a, s, "child")
 	t.Log(child.sh(t, "until grep end /run/state; do sleep 0.1; done; cat /run/log"))
-	if err := child.Pause(t.Context()); err != nil { // the child must not take CPU time from the source
+	if err := child.Pause(t.Context()); err != nil { // so that the child takes no CPU time from the source
 		t.Fatal(err)
 	}
 	if err := parent.Resume(t.Context()); err != nil {
@@ -106,11 +106,11 @@ func synAck(syn []byte) []byte {
 	be.PutUint32(tcp[8:], be.Uint32(syn[24:])+1)
 	tcp[12], tcp[13] = 5<<4, 0x12 // SYN, ACK
 	be.PutUint16(tcp[14:], 65535)
-	be.PutUint16(tcp[16:], sum(p[12:], 6+uint32(len(tcp)))) // with the pseudo header
+	be.PutUint16(tcp[16:], sum(p[12:], 6+uint32(len(tcp)))) // the checksum includes the pseudo header
 	return p
 }
 
-// sum is the checksum of the internet protocols (RFC 1071) of p and carry.
+// sum returns the internet checksum (RFC 1071) of p, starting with carry.
 func sum(p []byte, carry uint32) uint16 {
 	for ; len(p) >= 2; p = p[2:] {
 		carry += uint32(binary.BigEndian.Uint16(p))

@@ -13,8 +13,8 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// A VMM that runs a guest is confined, and has open only the descriptors that it was given. This is
-// checked after a boot, a save and a fork.
+// A VMM that runs a guest is in its jail, and has no descriptors except those that it was sent. The
+// test checks that after a boot, a save and a fork.
 func TestPostureOfAVMM(t *testing.T) {
 	a := vmtest.Load(t)
 	shape := vm.Shape{MemoryBytes: 256 * mib, VCPUs: 1, Template: vmtest.Template()}
@@ -32,8 +32,8 @@ func TestPostureOfAVMM(t *testing.T) {
 	}
 }
 
-// checkOnTime fails the test if timers of a VMM may fire later than by default, except in KVM's own
-// thread.
+// checkOnTime fails the test if the kernel may delay timers of a VMM more than by default. KVM's
+// own thread is exempt.
 func checkOnTime(t *testing.T, name string, pid int) {
 	t.Helper()
 	threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
@@ -43,7 +43,7 @@ func checkOnTime(t *testing.T, name string, pid int) {
 	for _, thread := range threads {
 		its := filepath.Join("/proc", thread.Name())
 		if called, err := os.ReadFile(filepath.Join(its, "comm")); err != nil || strings.HasPrefix(string(called), "kvm-") {
-			continue // the thread has ended, or is KVM's
+			continue // the thread has ended, or belongs to KVM
 		}
 		slack, err := os.ReadFile(filepath.Join(its, "timerslack_ns"))
 		if text := string(slack); err == nil && text != "50000\n" {

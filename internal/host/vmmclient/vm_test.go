@@ -24,7 +24,7 @@ import (
 
 const mib = 1 << 20
 
-// vm is a VM under test with its private disk top.
+// testVM is a VM with its private disk top.
 type testVM struct {
 	*vmmclient.VMM
 	disk  vmmproto.Disk
@@ -55,7 +55,7 @@ func spawn(t *testing.T, a *vmtest.Assets, shape vm.Shape) *vmmclient.VMM {
 	return v
 }
 
-// consoleOf returns the guest's latest output on the console of v; nothing if that cannot be read.
+// consoleOf returns the latest output on the console of v, or nothing if it cannot be read.
 func consoleOf(v *vmmclient.VMM) []byte {
 	f, err := vmmclient.OpenConsole(v.Dir())
 	if err != nil {
@@ -167,12 +167,12 @@ type saved struct {
 	layer  *os.File
 	layers []*os.File // the memory layers, base first; layer is the last
 	disk   vmmproto.Disk
-	disks  []*os.File // the frozen disk: base and layers
+	disks  []*os.File // the disk at the save: base image and layers
 
-	firstWrites []vm.Range // of its first child, passed to later children
+	firstWrites []vm.Range // written by the first child; passed to later children
 }
 
-// save pauses v, never to be resumed, and makes a snapshot of it.
+// save pauses v for good and makes a snapshot of it.
 func save(t *testing.T, v *testVM, shape vm.Shape) *saved {
 	t.Helper()
 	if err := v.Pause(t.Context()); err != nil {
@@ -191,7 +191,7 @@ func fork(t *testing.T, a *vmtest.Assets, s *saved, hostname string) *testVM {
 	return v
 }
 
-// restore puts s into v, whose files are set, and waits until the agent has confirmed.
+// restore restores s in v and waits until the agent has confirmed. The files of v must be set.
 func restore(t *testing.T, v *testVM, s *saved, hostname string) {
 	t.Helper()
 	start := time.Now()
@@ -237,7 +237,7 @@ func TestBootForkExec(t *testing.T) {
 		t.Errorf("the guest's kernel has found modules without signatures: %q", got)
 	}
 	const number = "dd if=/dev/hwrng bs=16 count=1 2>/dev/null | od -An -tx1"
-	parent.sh(t, number) // the kernel has drawn more random bytes than this
+	parent.sh(t, number) // now the kernel has drawn more random bytes than were fetched in advance
 	s := save(t, parent, shape)
 	hosts, numbers := map[string]bool{}, map[string]bool{}
 	for i := range 4 {
@@ -254,7 +254,7 @@ func TestBootForkExec(t *testing.T) {
 	}
 }
 
-// The kernel of a child notices the new generation id and reseeds, whatever the agent does.
+// The kernel of a child notices the new generation id and reseeds by itself, without the agent.
 func TestKernelNoticesItsFork(t *testing.T) {
 	a := vmtest.Load(t)
 	const count = "dmesg | grep -c 'reseeded due to virtual machine fork'"
@@ -266,7 +266,7 @@ func TestKernelNoticesItsFork(t *testing.T) {
 				t.Fatalf("before a fork: %q", got)
 			}
 			child := fork(t, a, save(t, parent, shape), "child")
-			// The kernel reseeds in a thread of its own, perhaps after the agent has confirmed.
+			// The kernel reseeds in another thread, possibly after the agent has confirmed.
 			if got := child.sh(t, "until "+count+"; do sleep 0.1; done"); !strings.HasSuffix(got, "1") {
 				t.Errorf("after it: %q", got)
 			}
@@ -274,8 +274,8 @@ func TestKernelNoticesItsFork(t *testing.T) {
 	}
 }
 
-// A guest may keep sockets of connections from before it was saved; its children must be reachable
-// anyway.
+// A guest may still have sockets of connections from before it was saved. Its children must be
+// reachable nevertheless.
 func TestChildrenOfAGuestWithConnections(t *testing.T) {
 	a := vmtest.Load(t)
 	shape := vm.Shape{MemoryBytes: 256 * mib, VCPUs: 1, Template: vmtest.Template()}
@@ -302,7 +302,8 @@ func TestChildrenOfAGuestWithConnections(t *testing.T) {
 	}
 }
 
-// A panic of the kernel, here because it finds no program to run, is distinguished from a reset.
+// A panic of the kernel is not reported as a reset. Here the kernel panics because it finds no
+// program to run.
 func TestPanicIsReported(t *testing.T) {
 	a := vmtest.Load(t)
 	for name, path := range map[string]string{"minimal": a.Minimal.VMLinux, "cloud": a.Cloud.BzImage} {
@@ -327,7 +328,8 @@ func TestPanicIsReported(t *testing.T) {
 	}
 }
 
-// Every kernel form boots, with several vCPUs and with memory on both sides of the device hole.
+// Every form of kernel file boots, with several vCPUs, and with memory below and above the device
+// hole.
 func TestBootMatrix(t *testing.T) {
 	a := vmtest.Load(t)
 	for _, c := range []struct {

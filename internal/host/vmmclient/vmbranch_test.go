@@ -13,7 +13,7 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// In every mode a branch contains memory, files and running processes, and a rollback restores
+// In every mode, a branch contains memory, files and running processes, and a rollback restores
 // them.
 func TestBranchAndRollback(t *testing.T) {
 	a := vmtest.Load(t)
@@ -42,7 +42,7 @@ func TestBranchAndRollback(t *testing.T) {
 	}
 }
 
-// branch makes a snapshot of the running v, whose memory lies on base.
+// branch makes a snapshot of the running v, whose memory is based on base.
 func branch(t *testing.T, v *testVM, base *saved, mode vm.BranchMode) *saved {
 	t.Helper()
 	dir, err := os.MkdirTemp("/dev/shm", "fkt")
@@ -88,7 +88,7 @@ func branch(t *testing.T, v *testVM, base *saved, mode vm.BranchMode) *saved {
 	return s
 }
 
-// frozen opens the top of v for reading, as a branch freezes it.
+// frozen opens the top of v for reading, as it must be passed to a branch.
 func (v *testVM) frozen(t *testing.T) []*os.File {
 	t.Helper()
 	f, err := vmtest.ForReading(v.files[len(v.files)-1])
@@ -99,7 +99,7 @@ func (v *testVM) frozen(t *testing.T) []*os.File {
 	return []*os.File{f}
 }
 
-// rollback puts v back to s.
+// rollback rolls v back to s.
 func rollback(t *testing.T, v *testVM, s *saved) {
 	t.Helper()
 	v.files = append(append([]*os.File(nil), s.disks...), newTop(t, s.disk.SizeBytes))

@@ -11,7 +11,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// newPool returns a pool over fakes that keeps shells for shape.
+// newPool returns a pool of fake VMs that keeps shells for shape.
 func newPool(t *testing.T, cfg vmpool.Config, shape vm.Shape) (*vmpool.Pool, *vmfake.VMMs) {
 	t.Helper()
 	vmms := &vmfake.VMMs{}
@@ -21,7 +21,7 @@ func newPool(t *testing.T, cfg vmpool.Config, shape vm.Shape) (*vmpool.Pool, *vm
 	return p, vmms
 }
 
-// take takes shells as one fork does, and kills them.
+// take takes n shells, as one fork does, and kills them.
 func take(t *testing.T, p *vmpool.Pool, shape vm.Shape, n int) {
 	t.Helper()
 	p.Begin()
@@ -47,8 +47,8 @@ func eventually(t *testing.T, p *vmpool.Pool, want int) {
 	}
 }
 
-// A pool that forks found too small grows to the number they took, within its bounds. Shells that
-// several forks take while the pool is not full count together.
+// If forks take more shells than the pool has, the pool grows to that number, up to its maximum. If
+// several forks take shells before the pool is full again, the shells are added up.
 func TestPoolGrowsByDemand(t *testing.T) {
 	shape := vm.Shape{VCPUs: 1}
 	p, vmms := newPool(t, vmpool.Config{Size: 2, Most: 6}, shape)
@@ -73,11 +73,11 @@ func TestPoolGrowsByDemand(t *testing.T) {
 	}
 }
 
-// When demand is forgotten, the pool kills the shells that were kept for it.
+// When the demand is forgotten, the pool kills the shells that it had because of it.
 func TestPoolShrinks(t *testing.T) {
 	shape := vm.Shape{VCPUs: 1}
 	p, vmms := newPool(t, vmpool.Config{Size: 2, Most: 6, Lasts: 100 * time.Millisecond}, shape)
-	for grown := false; !grown; { // on a slow host the demand may expire too early
+	for grown := false; !grown; { // repeat, because on a slow host the demand may be forgotten too early
 		take(t, p, shape, 5)
 		end := time.Now().Add(200 * time.Millisecond)
 		for ; !grown && time.Now().Before(end); time.Sleep(time.Millisecond) {
@@ -93,7 +93,7 @@ func TestPoolShrinks(t *testing.T) {
 	p.Close()
 }
 
-// Forget makes the pool kill the shells kept for demand at once.
+// Forget makes the pool kill these shells at once.
 func TestPoolForgets(t *testing.T) {
 	shape := vm.Shape{VCPUs: 1}
 	p, _ := newPool(t, vmpool.Config{Size: 2, Most: 6}, shape)
@@ -109,7 +109,7 @@ func TestNoPool(t *testing.T) {
 	shape := vm.Shape{VCPUs: 1}
 	p, vmms := newPool(t, vmpool.Config{Most: 6}, shape)
 	take(t, p, shape, 5)
-	p.Close() // shells that it was starting have ended, or are counted
+	p.Close() // waits for shells that are being started
 	if vmms.Spawned != 5 || p.Count() != 0 {
 		t.Errorf("%d VMs were started, %d wait; want 5, 0", vmms.Spawned, p.Count())
 	}

@@ -16,7 +16,7 @@ import (
 	"github.com/forkd/forkd/internal/host/vmfake"
 )
 
-// world is a Set over a manager of sandboxes over fakes, with the snapshot "p".
+// world is a Set of workspaces with a manager of fake sandboxes, which has the snapshot "p".
 type world struct {
 	*Set
 	manager *sandbox.Manager
@@ -43,7 +43,7 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// start takes over the existing files of the world's directory, as a daemon does.
+// start opens the Set and the manager on the existing files, as a daemon does.
 func (w *world) start(t *testing.T) {
 	t.Helper()
 	var err error
@@ -73,7 +73,7 @@ func (w *world) stop() {
 	w.store.Close()
 }
 
-// metrics counts nothing.
+// metrics is an Observer that counts nothing.
 type metrics struct{}
 
 func (metrics) Refused(string)                         {}
@@ -124,8 +124,9 @@ func TestWorkspace(t *testing.T) {
 	}
 }
 
-// A workspace, suspended or not, survives requests to delete all sandboxes or its own, before and
-// after a restart. Only the deletion of the workspace ends it.
+// Requests that delete all sandboxes, or its own sandbox, do not delete a workspace's sandbox. That
+// is so if it is suspended or not, and before and after a restart. Only deleting the workspace
+// does.
 func TestWorkspaceIsNotKilled(t *testing.T) {
 	w := newWorld(t)
 	info, err := w.Create(t.Context(), "ws", sandbox.ForkRequest{Tag: "p"})
@@ -161,7 +162,7 @@ func TestWorkspaceIsNotKilled(t *testing.T) {
 	}
 }
 
-// meddler calls a function when a sandbox is released for the first time.
+// meddler is a Sandboxes that calls a function at the first Release.
 type meddler struct {
 	Sandboxes
 	meddle func()
@@ -175,8 +176,9 @@ func (m *meddler) Release(id string) error {
 	return m.Sandboxes.Release(id)
 }
 
-// A second deletion does not affect a sandbox that the name refers to by then. Otherwise a sandbox
-// would belong to a forgotten workspace, and could never be deleted.
+// A workspace is deleted twice, and meanwhile created again under the same name. The second
+// deletion does not release the new workspace's sandbox. Otherwise a sandbox would belong to a
+// workspace that does not exist, and could never be deleted.
 func TestDeletedTwiceAndMadeAgain(t *testing.T) {
 	w := newWorld(t)
 	defer w.stop()
@@ -203,8 +205,8 @@ func TestDeletedTwiceAndMadeAgain(t *testing.T) {
 	}
 }
 
-// Workspaces from before records had versions are unchanged. A workspace with an unreadable record
-// keeps its name and its record.
+// Workspaces whose records have no version yet are unchanged. If the record of a workspace cannot
+// be read, the workspace keeps its name and its record.
 func TestRecords(t *testing.T) {
 	w := newWorld(t)
 	info, err := w.Create(t.Context(), "ws", sandbox.ForkRequest{Tag: "p"})
@@ -295,7 +297,7 @@ func TestASlowRecordStopsItsWorkspaceOnly(t *testing.T) {
 	w.mu.Lock()
 	e := w.byName["slow"]
 	w.mu.Unlock()
-	e.file.Lock() // as during a write that does not end
+	e.file.Lock() // as if a write did not end
 	suspended := make(chan error)
 	go func() {
 		_, err := w.Suspend(t.Context(), "slow")

@@ -19,16 +19,17 @@ import (
 	"golang.org/x/net/dns/dnsmessage"
 )
 
-// upstream is one of the host's resolvers. Its zone is "NAME=ADDRESS" or "NAME=>ALIAS".
+// upstream is one of the host's resolvers. Its zone has entries of the form "NAME=ADDRESS" or
+// "NAME=>ALIAS".
 type upstream struct {
 	addr  netip.AddrPort
 	asked atomic.Int32
 
 	mu    sync.Mutex
 	zone  map[string]string
-	text  int  // bytes of TXT answers
-	mute  bool // it gives no answers
-	forge bool // it sends answers to other questions before the right answer
+	text  int  // length of TXT answers in bytes
+	mute  bool // it does not answer
+	forge bool // before the right answer, it sends answers to other questions
 }
 
 func newUpstream(t testing.TB, zone ...string) *upstream {
@@ -215,8 +216,8 @@ func TestAnswersAreForwardedAndRemembered(t *testing.T) {
 	}
 }
 
-// Questions for IPv6 and for service bindings get empty answers. There is no IPv6 outside, and keys
-// in service bindings would hide the server's name.
+// Questions for IPv6 and for service bindings get empty answers: sandboxes cannot connect by IPv6,
+// and keys in service bindings would let clients hide the server's name.
 func TestWhatIsAnsweredWithNothing(t *testing.T) {
 	u := newUpstream(t, "example.com=93.184.216.34")
 	g := newGuest(t, all, u)
@@ -263,7 +264,7 @@ func TestAnotherResolverIsAsked(t *testing.T) {
 	}
 }
 
-// A long answer arrives by TCP. Over UDP it is no longer than the guest's query permits.
+// A long answer arrives by TCP. By UDP an answer is not longer than the guest's query permits.
 func TestLongAnswers(t *testing.T) {
 	u := newUpstream(t, "example.com=93.184.216.34")
 	u.set(func() { u.text = 700 })
@@ -284,7 +285,7 @@ func TestLongAnswers(t *testing.T) {
 	}
 }
 
-// Only the question of a guest's query leaves the host.
+// Of a guest's query, only the question is sent to the resolver.
 func TestOnlyTheQuestionGetsOut(t *testing.T) {
 	q := dnsmessage.Question{Name: dnsmessage.MustNewName("example.com."), Type: dnsmessage.TypeA,
 		Class: dnsmessage.ClassINET}
@@ -298,8 +299,8 @@ func TestOnlyTheQuestionGetsOut(t *testing.T) {
 	}
 }
 
-// TestTunnelVolume checks that a guest is refused before it has moved many bytes in names or in
-// text records, or after it has sent many queries.
+// TestTunnelVolume checks that a guest is refused when it has sent or received too many bytes in
+// names or text records, and when it has sent too many queries.
 func TestTunnelVolume(t *testing.T) {
 	u := newUpstream(t)
 	long := strings.Repeat("a", 60) + "." + strings.Repeat("b", 60) + "." + strings.Repeat("c", 60) + ".example.com"
@@ -356,7 +357,7 @@ func TestNamesOfOneAddressAreBounded(t *testing.T) {
 	for i := range maxNames {
 		m.put(name(i), addr, time.Hour, now)
 	}
-	m.put(name(0), addr, time.Hour, now) // put again, so it is the newest
+	m.put(name(0), addr, time.Hour, now) // added again, so it is the newest
 	m.put(name(maxNames), addr, time.Hour, now)
 	got := m.names(addr, now)
 	if len(got) != maxNames || len(m.order) != maxNames {
@@ -381,7 +382,8 @@ func FuzzAnswer(f *testing.F) {
 	})
 }
 
-// FuzzRemember remembers arbitrary answers, because they come from servers that a guest may own.
+// FuzzRemember remembers arbitrary answers, because a guest's owner may run the server that sends
+// them.
 func FuzzRemember(f *testing.F) {
 	u := &upstream{zone: map[string]string{"example.com": "93.184.216.34"}}
 	query := pack(f, "example.com", dnsmessage.TypeA, 0)
@@ -402,7 +404,8 @@ func TestNamesAreASCII(t *testing.T) {
 	}
 }
 
-// Refused queries count too. Above the limit, names are not compared with the policy.
+// Refused queries count against the limit too. Above the limit, names are not compared with the
+// policy.
 func TestRefusedNamesAreLimited(t *testing.T) {
 	b := dnsmessage.NewBuilder(nil, dnsmessage.Header{ID: 1, RecursionDesired: true})
 	if err := errors.Join(b.StartQuestions(), b.Question(dnsmessage.Question{Name: dnsmessage.MustNewName("a.example."),

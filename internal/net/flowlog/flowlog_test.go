@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// full is a file whose first writes fail because the disk is full.
+// full is a file whose first writes fail as on a full disk.
 type full struct {
 	*os.File
 	times int
@@ -23,7 +23,7 @@ func (f *full) Write(p []byte) (int, error) {
 	return f.File.Write(p)
 }
 
-// Records that could not be written are counted, and the next line reports their number.
+// Records that could not be written are counted, and the next line has their number.
 func TestLinesSayWhatIsLost(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)

@@ -10,8 +10,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/frame"
 )
 
-// message returns the message of a valid IPv4 packet from the guest. After a change, sum corrects
-// the checksum.
+// message returns the message for a valid IPv4 packet from the guest.
 func message(protocol byte, to [4]byte, payload ...byte) []byte {
 	p := make([]byte, ipBytes, ipBytes+len(payload))
 	p[0], p[8], p[9] = 0x45, 64, protocol
@@ -34,8 +33,7 @@ func sum(m []byte) []byte {
 	return m
 }
 
-// change returns m with bytes replaced from an offset on, and corrects the checksum of the IP
-// header.
+// change returns m with some bytes replaced, and with a correct checksum in the IP header.
 func change(m []byte, at int, to ...byte) []byte {
 	copy(m[at:], to)
 	return sum(m)
@@ -147,7 +145,7 @@ func TestMessage(t *testing.T) {
 	}
 }
 
-// patch is like change, for a message without an IP header.
+// patch is like change, but corrects no checksum.
 func patch(m []byte, at int, to ...byte) []byte {
 	copy(m[at:], to)
 	return m
@@ -165,8 +163,8 @@ func TestARPReply(t *testing.T) {
 	}
 }
 
-// FuzzMessage checks that every accepted packet comes from the guest's own address and lies within
-// the message, whatever a guest sends.
+// FuzzMessage checks that every accepted packet comes from the guest's own address, and that it
+// lies within the message.
 func FuzzMessage(f *testing.F) {
 	f.Add(message(protoTCP, outside, tcpSegment(2)...))
 	f.Add(message(protoUDP, outside, make([]byte, 20)...))

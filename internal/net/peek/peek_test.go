@@ -90,8 +90,8 @@ func TestServerReportsAReaderThatFails(t *testing.T) {
 	}
 }
 
-// Servers accept some requests that Go's parsers refuse. Such requests must not count as requests
-// that name no server.
+// Go's parsers refuse some requests that servers accept. Such a request must not count as one that
+// names no server.
 func TestServerThatOthersWouldRead(t *testing.T) {
 	long := make([]string, 3000)
 	for i := range long {
@@ -123,8 +123,8 @@ func FuzzServer(f *testing.F) {
 	})
 }
 
-// A ClientHello that encrypts its server's name shows an outer name, and an extension in it reveals
-// the encryption.
+// If a ClientHello encrypts its server's name, Server returns the unencrypted outer name and sets
+// ECH.
 func TestServerWithECH(t *testing.T) {
 	sent := helloOf(t, &tls.Config{ServerName: "exfil.example", MinVersion: tls.VersionTLS13,
 		EncryptedClientHelloConfigList: guesttest.ECHConfigs(t, "front.example")})

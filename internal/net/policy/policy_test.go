@@ -70,7 +70,7 @@ func makeFlow(t testing.TB, text string) *Flow {
 func TestDecide(t *testing.T) {
 	for _, c := range []struct {
 		mode    netproto.Mode
-		rules   string // of Allow; rules of Deny begin with !
+		rules   string // rules of Allow; those of Deny begin with "!"
 		flow    string
 		verdict Verdict
 		reason  Reason
@@ -316,8 +316,8 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// FuzzDecide checks that a decision is final once the server is known, that mode none permits
-// nothing, and that only a rule for loopback permits loopback.
+// FuzzDecide checks three rules. If the server is known, the verdict is never Peek. Mode none
+// permits nothing. Loopback is permitted only by a rule for loopback.
 func FuzzDecide(f *testing.F) {
 	f.Add(uint8(2), []byte{1, 1, 1, 1}, uint16(443), uint8(0), "a.example", "a.example", "a.example")
 	f.Add(uint8(4), []byte{127, 0, 0, 1}, uint16(53), uint8(1), "", "", "0.0.0.0/0")

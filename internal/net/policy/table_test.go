@@ -10,14 +10,14 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// The table asks Decide about every combination of the types below. It compares the answers with a
-// model that is written from docs/network.md and shares no code with Decide.
+// This test asks Decide about every combination of the values below. It compares the results with a
+// model, which was written from docs/network.md and shares no code with Decide.
 
-// spec is a rule in the form of the model.
+// spec is a rule of the model.
 type spec struct {
 	about  string // what the rule matches: name, below, address, network, all or other
 	proto  string // tcp, udp, or empty
-	lo, hi uint16 // 0: no ports
+	lo, hi uint16 // range of ports; 0: all
 }
 
 func (r *spec) named() bool { return r.about == "name" || r.about == "below" }
@@ -42,9 +42,9 @@ func (r *spec) text(to netip.Addr) string {
 type place struct {
 	addr   string
 	own    bool
-	closed Reason // why it is closed; empty if it is not
-	always bool   // mode open closes it too
-	opened string // the rule that opens it
+	closed Reason // why it is closed; empty if it is open
+	always bool   // it is closed in mode open too
+	opened string // rule that opens it
 }
 
 var places = []place{
@@ -58,7 +58,7 @@ var places = []place{
 	{"192.0.2.3", false, SandboxNet, true, ""},
 }
 
-// said is what is known about the server at the time of the decision.
+// said is what is known about the server's name when Decide is called.
 type said struct {
 	peeked  bool
 	server  string
@@ -71,7 +71,7 @@ var sayings = []said{{}, {peeked: true}, {peeked: true, unclear: true}, {peeked:
 	{peeked: true, server: "a.example.com", ech: true},
 	{peeked: true, server: "other.test", ech: true}}
 
-// cell is one combination.
+// cell is one combination of the table.
 type cell struct {
 	mode        netproto.Mode
 	allow, deny *spec // at most one rule each
@@ -106,7 +106,7 @@ func (r *spec) matchesName(name string) bool {
 
 func (r *spec) matchesAddress() bool { return strings.Contains("address network all", r.about) }
 
-// want returns the model's decision.
+// want returns the decision of the model.
 func (c *cell) want() (Verdict, Reason) {
 	switch {
 	case c.to.closed == SandboxNet:
@@ -170,7 +170,7 @@ func (c *cell) wantAllowed() (Verdict, Reason) {
 	return Pass, ByName
 }
 
-// specs returns every rule of the table, and nil for none.
+// specs returns every rule of the table, and nil for "no rule".
 func specs() []*spec {
 	list := []*spec{nil}
 	for _, about := range []string{"name", "below", "address", "network", "all", "other"} {
@@ -178,7 +178,7 @@ func specs() []*spec {
 			for _, ports := range [][2]uint16{{}, {443, 443}, {400, 500}, {53, 53}, {80, 80}} {
 				r := &spec{about, proto, ports[0], ports[1]}
 				if r.named() && proto == "udp" && r.hi == 0 {
-					continue // skipped: this rule needs a port
+					continue // this kind of rule needs a port
 				}
 				list = append(list, r)
 			}
@@ -199,7 +199,7 @@ func (r *spec) rule(t *testing.T, to netip.Addr) []netproto.Rule {
 	return []netproto.Rule{parsed}
 }
 
-// flows calls f with every flow to a place.
+// flows calls f with every combination for a flow to the place.
 func flows(to place, f func(c cell)) {
 	for _, proto := range []Protocol{TCP, UDP, ICMP} {
 		ports := []uint16{53, 80, 443, 450, 853, 8443}
@@ -211,7 +211,7 @@ func flows(to place, f func(c cell)) {
 				{"example.com"}} {
 				for i, s := range sayings {
 					if i > 0 && (proto != TCP || port != 80 && port != 443) {
-						break // the server is never peeked
+						break // the server's name is not peeked for such a flow
 					}
 					f(cell{to: to, proto: proto, port: port, names: names, said: s})
 				}
@@ -234,7 +234,7 @@ func TestDecideTable(t *testing.T) {
 					for _, mode := range []netproto.Mode{none, public, listed, open} {
 						for _, ech := range []bool{false, true} {
 							if ech && !c.ech {
-								continue // skipped: AllowECH matters only for encrypted names
+								continue // AllowECH has no effect without an encrypted name
 							}
 							c.mode, c.allow, c.deny, c.allowECH = mode, lists[0], lists[1], ech
 							p := netproto.Policy{Mode: mode, Allow: allow, Deny: deny, AllowECH: ech}
@@ -259,7 +259,8 @@ func TestDecideTable(t *testing.T) {
 	t.Logf("%d cells", cells)
 }
 
-// checkFix applies the suggested fix for a refusal, and expects the flow to be permitted.
+// checkFix applies the fix that Explain suggests for a refusal, and checks that the flow is then
+// permitted.
 func checkFix(t *testing.T, p netproto.Policy, f Flow, verdict Verdict, reason Reason) {
 	if verdict != Refuse {
 		return
@@ -268,7 +269,7 @@ func checkFix(t *testing.T, p netproto.Policy, f Flow, verdict Verdict, reason R
 	if why == "" {
 		t.Fatalf("%s is not explained", reason)
 	}
-	// The server had been peeked before the rule decided. A new connection is peeked again.
+	// The server's name was known when the rule decided. A new connection begins without it.
 	if reason == NoRule {
 		f.Peeked, f.Server, f.Unclear, f.ECH = false, "", false, false
 	}
@@ -293,7 +294,7 @@ func checkFix(t *testing.T, p netproto.Policy, f Flow, verdict Verdict, reason R
 			p.AllowECH = true
 		}
 	}
-	// Another reason may remain: a deny rule by name, or an encrypted name behind an allowed name.
+	// The flow may still be refused for another reason: a deny rule by name, or an encrypted name.
 	if v, r := Decide(&p, &f); v == Refuse && (r == reason || len(p.Deny) == 0 && r != ECH) {
 		t.Fatalf("%+v, refused for %s: %q does not let it through: %s", f, reason, fix, r)
 	}

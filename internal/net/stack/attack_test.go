@@ -21,7 +21,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// An allowed name permits only the address that DNS gave for it, in a connection that names it.
+// A rule for a name permits only addresses that DNS has returned for the name, in a connection that
+// names it.
 func TestAllowedNamePasses(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web+":80"), echo)
@@ -68,7 +69,8 @@ func TestAttackRebinding(t *testing.T) {
 	}
 }
 
-// TestAttackForgedSNI uses TLS to an address under an allowed name for which DNS did not give it.
+// TestAttackForgedSNI connects by TLS to an address that DNS has not returned for an allowed name,
+// and sends that name.
 func TestAttackForgedSNI(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web+":443"), echo)
@@ -88,7 +90,7 @@ func TestAttackForgedSNI(t *testing.T) {
 }
 
 // TestAttackOtherServerName connects to an allowed address, but names a server that is not allowed.
-// The server must check the Host inside TLS, because the gateway cannot read it.
+// The gateway cannot read the Host header inside TLS, so the server must check that one.
 func TestAttackOtherServerName(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web+":443"), echo)
@@ -116,7 +118,8 @@ func TestAttackOtherServerName(t *testing.T) {
 	}
 }
 
-// TestAttackForeignResolver sends DNS past the gateway, over UDP, TCP and TLS.
+// TestAttackForeignResolver sends DNS queries to other servers than the gateway, by UDP, TCP and
+// TLS.
 func TestAttackForeignResolver(t *testing.T) {
 	w := newWorld(t)
 	heard := w.ListenUDP(t, foreign+":53")
@@ -140,7 +143,7 @@ func TestAttackForeignResolver(t *testing.T) {
 		if i == 0 {
 			continue
 		}
-		_ = heard.SetReadDeadline(time.Now().Add(200 * time.Millisecond)) // time for a packet to arrive
+		_ = heard.SetReadDeadline(time.Now().Add(200 * time.Millisecond)) // enough time for a packet to arrive
 		if n, _, err := heard.ReadFrom(make([]byte, 100)); err == nil {
 			t.Errorf("%d bytes got through by UDP", n)
 		}
@@ -160,9 +163,9 @@ func TestAttackNameNotAllowed(t *testing.T) {
 	r.mustCount(t, "no-rule", 2)
 }
 
-// TestAttackClosedAddresses tries metadata, loopback in several notations, the daemon's API on the
-// host's own addresses, and other sandboxes. It acts as programs with raw sockets would. Where
-// possible, a server listens at the address.
+// TestAttackClosedAddresses tries metadata services, loopback in several notations, the daemon's
+// API on the host's addresses, and other sandboxes. It sends packets as programs with raw sockets
+// could. Where possible, a server listens at the address.
 func TestAttackClosedAddresses(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, metadata+":80"), echo)
@@ -179,7 +182,8 @@ func TestAttackClosedAddresses(t *testing.T) {
 	}
 	for _, policy := range []string{"public", "open", "allow 0.0.0.0/0"} {
 		r := newRig(t, w, policy)
-		r.guest.Send(guesttest.Frame(guesttest.SYN(frame.Guest, "0.0.0.0", 1024, 80))) // not a valid address; dropped
+		// dropped, because the address is invalid
+		r.guest.Send(guesttest.Frame(guesttest.SYN(frame.Guest, "0.0.0.0", 1024, 80)))
 		for _, c := range []struct{ to, reason string }{
 			{metadata, "metadata"}, {"127.0.0.1", "loopback"}, {"127.255.255.254", "loopback"}, {"0.1.2.3", "loopback"},
 			{nettest.Own, "host"}, {"192.0.2.3", "sandbox-net"}, {frame.Gateway, "sandbox-net"},
@@ -194,7 +198,7 @@ func TestAttackClosedAddresses(t *testing.T) {
 	}
 }
 
-// TestAttackIPv6 checks that IPv6 does not get outside in any form.
+// TestAttackIPv6 checks that no form of IPv6 leaves the sandbox.
 func TestAttackIPv6(t *testing.T) {
 	r := newRig(t, newWorld(t), "open")
 	p := make(header.IPv6, header.IPv6MinimumSize+header.TCPMinimumSize)
@@ -207,8 +211,8 @@ func TestAttackIPv6(t *testing.T) {
 	waitFor(t, "it is dropped", func() bool { return r.counters.Dropped.Load() == 1 })
 }
 
-// TestAttackSpoofedSource sends packets whose source is not the guest's address, and ARP messages
-// that claim other addresses or ask for them.
+// TestAttackSpoofedSource sends packets with another source address than the guest's, and ARP
+// messages that claim other addresses or ask for them.
 func TestAttackSpoofedSource(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web+":80"), echo)
@@ -284,8 +288,8 @@ func TestAttackRefusedUDPIsAnswered(t *testing.T) {
 	r.mustCount(t, "mode-none", 2)
 }
 
-// TestAttackDeniedNameAsProxy sends requests that name a denied server in a form that servers
-// interpret differently. The sandbox has the server's address from elsewhere.
+// TestAttackDeniedNameAsProxy sends requests that name a denied server in forms that servers
+// interpret differently. The sandbox knows the server's address without DNS.
 func TestAttackDeniedNameAsProxy(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web+":80"), echo)
@@ -313,8 +317,8 @@ func TestAttackDeniedNameAsProxy(t *testing.T) {
 	}
 }
 
-// TestAttackPrivateNames asks for names of the host's network, and for reverse lookups of
-// addresses, under a policy for the internet. No resolver is asked.
+// TestAttackPrivateNames asks for names of the host's network, and for names of addresses, under a
+// policy that permits the internet. No resolver is asked.
 func TestAttackPrivateNames(t *testing.T) {
 	w := newWorld(t)
 	h := NewHost(10000)
@@ -334,14 +338,14 @@ func TestAttackPrivateNames(t *testing.T) {
 	}
 }
 
-// TestAttackOwnAddresses tries addresses of the host that its own connections do not come from: a
+// TestAttackOwnAddresses tries addresses of the host from which the host itself does not connect: a
 // second address in a network, ranges that are routed to the host, and an address that is added
 // while a connection is open. If the kernel does not answer, every address counts as the host's.
 func TestAttackOwnAddresses(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web2+":80"), echo)
 	nettest.IP(t, "addr add 11.7.0.1/24 dev w0")
-	nettest.IP(t, "addr add 11.7.0.2/24 dev w0") // secondary
+	nettest.IP(t, "addr add 11.7.0.2/24 dev w0") // a secondary address
 	nettest.IP(t, "route add local 11.8.0.0/16 dev lo")
 	r := newRig(t, w, "open")
 	for i, to := range []string{"11.7.0.1", "11.7.0.2", "11.8.9.9"} {

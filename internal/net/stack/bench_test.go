@@ -12,8 +12,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// The guest of these benchmarks is a gVisor stack in the same process, so it takes half of the
-// time. Compare the results only with those of another run of these benchmarks.
+// The guest in these benchmarks is a gVisor stack in the same process, which takes half of the
+// time. So the results can be compared only with other results of these benchmarks.
 
 func BenchmarkDownload(b *testing.B) {
 	w := newWorld(b)
@@ -97,7 +97,7 @@ func BenchmarkIdleStack(b *testing.B) {
 		if _, err := mine.Write(guesttest.Frame(guesttest.SYN(frame.Guest, private, 1024, 80))); err != nil {
 			b.Fatal(err)
 		}
-		if _, err := mine.Read(make([]byte, 2000)); err != nil { // the reset
+		if _, err := mine.Read(make([]byte, 2000)); err != nil { // fails when the connection is reset
 			b.Fatal(err)
 		}
 	}

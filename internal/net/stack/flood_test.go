@@ -24,13 +24,13 @@ import (
 // heap returns the bytes in use after a garbage collection.
 func heap() uint64 {
 	runtime.GC()
-	runtime.GC() // pools free their content with the second collection
+	runtime.GC() // twice, because pools free their content at the second collection
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return m.HeapAlloc
 }
 
-// TestAttackSYNFlood opens connections without end to an address that does not answer. The number
+// TestAttackSYNFlood opens more and more connections to an address that does not answer. The number
 // of waiting connections is bounded, and another sandbox can still connect.
 func TestAttackSYNFlood(t *testing.T) {
 	w := newWorld(t)
@@ -39,7 +39,7 @@ func TestAttackSYNFlood(t *testing.T) {
 	flooder, other := addRig(t, w, h, "public", netproto.Limits{}), addRig(t, w, h, "public", netproto.Limits{})
 	before := runtime.NumGoroutine()
 	for i := range 20000 {
-		// No host answers ARP requests for this address.
+		// No host answers ARP requests for this address, so the connection is never established.
 		flooder.guest.Send(guesttest.Frame(guesttest.SYN(frame.Guest, "93.184.217.1", uint16(i), 80)))
 		if i%5000 == 4999 {
 			if got, err := other.says(t, web+":80", "hello"); got != "hello" || err != nil {
@@ -47,8 +47,7 @@ func TestAttackSYNFlood(t *testing.T) {
 			}
 		}
 	}
-	// Each connection that is being opened has a goroutine, and while it is dialled, a few more of
-	// the standard library.
+	// Each waiting connection has a goroutine, and during a dial some more of the standard library.
 	if n := runtime.NumGoroutine() - before; n > 4*maxOpening+100 {
 		t.Errorf("%d goroutines", n)
 	}
@@ -58,8 +57,8 @@ func TestAttackSYNFlood(t *testing.T) {
 	flooder.mustCount(t, openRate, 1)
 }
 
-// TestAttackHalfOpen opens connections for which a name decides, and sends nothing. The stack ends
-// these connections after a while, and bounds their number.
+// TestAttackHalfOpen opens connections that must name their server, and sends nothing. The stack
+// ends such connections after some time, and bounds their number.
 func TestAttackHalfOpen(t *testing.T) {
 	w := newWorld(t)
 	h := NewHost(10000)
@@ -79,11 +78,11 @@ func TestAttackHalfOpen(t *testing.T) {
 	waitFor(t, "they are gone", func() bool { return r.counters.Open.Load() == 0 })
 }
 
-// TestAttackSlowReader has a guest that requests much and reads nothing, and a server that does the
-// same. The data that waits for them is bounded, and the sandbox's other connections still work.
+// TestAttackSlowReader has a guest that requests much data and reads nothing, and a server that
+// does the same. The data that waits is bounded, and other connections of the sandbox still work.
 func TestAttackSlowReader(t *testing.T) {
 	w := newWorld(t)
-	nettest.Serve(w.Listen(t, web+":80"), func(c net.Conn) { // sends without end
+	nettest.Serve(w.Listen(t, web+":80"), func(c net.Conn) { // sends endlessly
 		for chunk := make([]byte, 64<<10); ; {
 			if _, err := c.Write(chunk); err != nil {
 				return
@@ -107,7 +106,7 @@ func TestAttackSlowReader(t *testing.T) {
 		held = r.counters.moving(r.Stack)
 		return held == earlier
 	})
-	// The guest runs in this process too, and has its own buffers.
+	// The guest is part of this process and has buffers too.
 	if n := int64(heap()) - int64(before); n > 2*each*8*maxBuffer {
 		t.Errorf("%d connections hold %d KiB", 2*each, n>>10)
 	}
@@ -120,7 +119,7 @@ type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { return len(p), nil }
 
-// moving returns the number of bytes that the open flows have carried.
+// moving returns how many bytes the open flows have carried.
 func (c *Counters) moving(s *Stack) (n uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -130,8 +129,9 @@ func (c *Counters) moving(s *Stack) (n uint64) {
 	return n
 }
 
-// TestAttackFragments sends fragments that overlap or never become whole, fragments of protocols
-// that need none, and packets with bad checksums. The stack keeps little of them and still works.
+// TestAttackFragments sends fragments that overlap or never become a whole packet, fragments of
+// protocols that do not need them, and packets with wrong checksums. The stack stores little of
+// them and continues to work.
 func TestAttackFragments(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web+":80"), echo)
@@ -163,7 +163,7 @@ func TestAttackFragments(t *testing.T) {
 	r.guest.Send(guesttest.Frame(bad))
 	r.mustCount(t, "bad-checksum", 1)
 	badTCP := guesttest.SYN(frame.Guest, web, 1026, 80)
-	badTCP[len(badTCP)-3]++ // its checksum is wrong now
+	badTCP[len(badTCP)-3]++ // makes the checksum wrong
 	r.guest.Send(guesttest.Frame(badTCP))
 	r.guest.Send(guesttest.Frame(badUDP(web, 53123)))
 	if got, err := r.says(t, web+":80", "hello"); got != "hello" || err != nil {
@@ -186,7 +186,8 @@ func badUDP(to string, port uint16) []byte {
 	return guesttest.IPv4(frame.Guest, to, uint8(header.UDPProtocolNumber), p)
 }
 
-// TestAttackManyUDPFlows checks that a new flow replaces the oldest one.
+// TestAttackManyUDPFlows checks that a new flow replaces the least recently used one if there are
+// too many.
 func TestAttackManyUDPFlows(t *testing.T) {
 	w := newWorld(t)
 	w.ListenUDP(t, web+":123")
@@ -200,7 +201,7 @@ func TestAttackManyUDPFlows(t *testing.T) {
 	})
 }
 
-// A guest that exceeds its packet or byte rate is throttled, but loses nothing.
+// If a guest exceeds its packet or byte rate, it is throttled, but loses nothing.
 func TestLimitsSlowDown(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web+":80"), echo)
@@ -216,7 +217,7 @@ func TestLimitsSlowDown(t *testing.T) {
 		t.Errorf("%d bytes, %v", len(got), err)
 	}
 	for _, limiter := range []*rate.Limiter{r.up, r.down} {
-		left := limiter.TokensAt(time.Time{}) // as of the last send; they may all be refilled by now
+		left := limiter.TokensAt(time.Time{}) // tokens that were left at the last send; by now they may be refilled
 		if limiter.Limit() != 1<<20 || left >= minBurst {
 			t.Errorf("a limit of %v has %v bytes left", limiter.Limit(), left)
 		}
@@ -226,7 +227,8 @@ func TestLimitsSlowDown(t *testing.T) {
 	}
 }
 
-// FuzzFrames checks that the stack survives whatever a guest writes into its frame socket.
+// FuzzFrames checks that the stack works after a guest has written arbitrary messages to its frame
+// socket.
 func FuzzFrames(f *testing.F) {
 	f.Add(guesttest.Frame(guesttest.SYN(frame.Guest, web, 1024, 80)))
 	f.Add(arpRequest(frame.Guest, frame.Gateway))
@@ -241,9 +243,9 @@ func FuzzFrames(f *testing.F) {
 	f.Cleanup(s.Close)
 	f.Fuzz(func(t *testing.T, m []byte) {
 		if len(m) == 0 {
-			return // the end of the socket
+			return // the socket is closed
 		}
-		// Send the message unchanged, and again after correcting the fields that package inspect
+		// Send the message unchanged. Then send it with the fields corrected that package inspect
 		// would refuse.
 		guest.Send(m)
 		if at := frame.HeaderBytes + header.EthernetMinimumSize; len(m) >= at+header.IPv4MinimumSize {
@@ -284,8 +286,8 @@ func TestUDPFlowsOfTheHostAreBounded(t *testing.T) {
 	}
 }
 
-// TestAttackManyLines checks that one sandbox can log only a limited number of permitted and
-// refused flows per second. The flow log reports how many are missing.
+// TestAttackManyLines checks that one sandbox can write only a limited number of lines per second
+// to the flow log, for permitted and for refused flows. The log says how many lines are missing.
 func TestAttackManyLines(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web+":80"), echo)
@@ -306,7 +308,7 @@ func TestAttackManyLines(t *testing.T) {
 	} {
 		count := func() int { return strings.Count(lines.String(), `"verdict":"`+c.verdict+`"`) }
 		c.limiter.SetLimit(0)
-		c.limiter.AllowN(time.Now(), c.limiter.Burst()-2) // so that two are left
+		c.limiter.AllowN(time.Now(), c.limiter.Burst()-2) // leaves two
 		for range 5 {
 			c.flow()
 		}

@@ -16,7 +16,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// fragmentOf returns the packet of one fragment.
+// fragmentOf returns an IPv4 packet that is one fragment of a larger packet.
 func fragmentOf(id uint16, payload []byte, offset int, more bool) []byte {
 	p := header.IPv4(guesttest.IPv4(frame.Guest, web, uint8(header.UDPProtocolNumber), payload))
 	p.SetID(id)
@@ -30,7 +30,7 @@ func fragmentOf(id uint16, payload []byte, offset int, more bool) []byte {
 	return p
 }
 
-// cut returns the fragments of a packet with that payload. A fragment carries at most most bytes.
+// cut returns the fragments of a packet with that payload. Each has at most most bytes of it.
 func cut(id uint16, payload []byte, most int) (all [][]byte) {
 	for at := 0; at < len(payload); at += most {
 		end := min(at+most, len(payload))
@@ -45,8 +45,8 @@ func newFragments(own, all int64) *fragments {
 	return f
 }
 
-// Packets become whole in whatever order their fragments arrive, even interleaved with other
-// packets.
+// Packets are reassembled in whatever order their fragments arrive, even if fragments of other
+// packets come in between.
 func TestFragmentsBecomeWhole(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for round := range 200 {
@@ -63,7 +63,7 @@ func TestFragmentsBecomeWhole(t *testing.T) {
 			}
 			want[id] = payload
 			parts := cut(id, payload, 8*(1+random.IntN(185)))
-			if len(parts) == 1 { // a packet in one part has no fragments
+			if len(parts) == 1 { // a packet in one part is not fragmented
 				parts = cut(id, payload, 8)
 			}
 			sent = append(sent, parts...)
@@ -94,7 +94,7 @@ func TestFragmentsBecomeWhole(t *testing.T) {
 	}
 }
 
-// A fragment that cannot belong to any packet drops the other fragments with its ID.
+// If a fragment is invalid, the other fragments with its ID are dropped too.
 func TestFragmentsThatContradict(t *testing.T) {
 	p := make([]byte, 16)
 	first, middle, last := fragmentOf(1, p, 0, true), fragmentOf(1, p, 16, true), fragmentOf(1, p[:5], 32, false)
@@ -129,8 +129,8 @@ func TestFragmentsThatContradict(t *testing.T) {
 	}
 }
 
-// If there is no room, the packets of the sandbox that needs more are dropped first. Old packets
-// are dropped too.
+// If there is no room, packets of the sandbox that needs room are dropped first. Packets that are
+// too old are dropped too.
 func TestFragmentsGo(t *testing.T) {
 	begun := func(f *fragments) (ids []uint16) {
 		for id := range f.packets {
@@ -174,7 +174,7 @@ func TestFragmentsGo(t *testing.T) {
 		t.Errorf("%d packets are begun, from %d", len(got), got[0])
 	}
 	f = newFragments(100_000, 1<<30)
-	for i := range 1000 { // fragments of a packet that needs more than the whole room
+	for i := range 1000 { // fragments of a packet that needs more than all of the room
 		f.add(fragmentOf(1, p[:8], 16*i, true), at)
 	}
 	if n := f.room.used.Load(); n > 100_000 || n <= 0 || len(f.packets) != 1 {
@@ -182,11 +182,11 @@ func TestFragmentsGo(t *testing.T) {
 	}
 }
 
-// TestAttackFragmentsOfManySandboxes sends fragments that never become whole. They count in the
-// room of their sandbox and in the room of all sandboxes, including the memory for their records.
+// TestAttackFragmentsOfManySandboxes sends fragments that never become whole packets. They are
+// counted in the rooms of their sandboxes and of all sandboxes, with the memory for their records.
 func TestAttackFragmentsOfManySandboxes(t *testing.T) {
 	earlier := runtime.MemProfileRate
-	runtime.MemProfileRate = 1 // small pieces count too
+	runtime.MemProfileRate = 1 // records small allocations too
 	t.Cleanup(func() { runtime.MemProfileRate = earlier })
 	h := NewHost(1000)
 	const memory, sandboxes = 32 << 20, 8
@@ -224,7 +224,8 @@ func TestAttackFragmentsOfManySandboxes(t *testing.T) {
 	}
 }
 
-// A packet of the maximum size passes in fragments, even while many other packets stay incomplete.
+// A packet of the maximum size can be sent in fragments, even while many other packets are
+// incomplete.
 func TestTheLargestPacketInFragments(t *testing.T) {
 	w := newWorld(t)
 	heard := w.ListenUDP(t, web+":53123")

@@ -15,8 +15,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// TestAttackEncryptedName shows an allowed name, and encrypts the name of another server at the
-// same address.
+// TestAttackEncryptedName sends an allowed name unencrypted, and the name of another server at the
+// same address encrypted.
 func TestAttackEncryptedName(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web+":443"), echo)
@@ -44,7 +44,7 @@ func TestAttackEncryptedName(t *testing.T) {
 }
 
 // TestAttackQUIC uses HTTP/3 to an address of an allowed name, and to other addresses. The client
-// gets an error at once, so it falls back to TCP.
+// gets an error at once, so that it uses TCP instead.
 func TestAttackQUIC(t *testing.T) {
 	w := newWorld(t)
 	heard := w.ListenUDP(t, web+":443")
@@ -69,7 +69,7 @@ func TestAttackQUIC(t *testing.T) {
 		}
 		r.mustCount(t, reason, 1)
 	}
-	_ = heard.SetReadDeadline(time.Now().Add(200 * time.Millisecond)) // time for a packet to arrive
+	_ = heard.SetReadDeadline(time.Now().Add(200 * time.Millisecond)) // enough time for a packet to arrive
 	if n, _, err := heard.ReadFrom(make([]byte, 100)); err == nil {
 		t.Errorf("%d bytes got through", n)
 	}

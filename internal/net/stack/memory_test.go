@@ -12,14 +12,15 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// profile makes memory profiles more exact while t runs.
+// profile makes memory profiles exact during t.
 func profile(t *testing.T) {
 	earlier := runtime.MemProfileRate
 	runtime.MemProfileRate = 1 << 10
 	t.Cleanup(func() { runtime.MemProfileRate = earlier })
 }
 
-// inUse returns the number of bytes in use that a function or its callees have allocated.
+// inUse returns how many bytes are in use that a function, or functions that it calls, have
+// allocated.
 func inUse(function string) (n int64) {
 	runtime.GC()
 	runtime.GC()
@@ -38,12 +39,12 @@ func inUse(function string) (n int64) {
 	return n
 }
 
-// TestAttackStandingStill opens connections that neither side reads. Above a number of them, each
-// direction keeps only a small chunk.
+// TestAttackStandingStill opens connections on which neither side reads. If there are many, each
+// direction has only a small chunk.
 func TestAttackStandingStill(t *testing.T) {
 	profile(t)
 	w := newWorld(t)
-	nettest.Serve(w.Listen(t, web+":80"), func(c net.Conn) { // sends without end, reads nothing
+	nettest.Serve(w.Listen(t, web+":80"), func(c net.Conn) { // sends endlessly, and reads nothing
 		for part := make([]byte, 16<<10); ; {
 			if _, err := c.Write(part); err != nil {
 				return
@@ -87,7 +88,7 @@ func TestRoomOfOneIsInThatOfAll(t *testing.T) {
 	}
 }
 
-// Returning a chunk of either size frees its bytes in the room.
+// When a chunk of either size is given back, its bytes no longer count.
 func TestChunksAreGivenBack(t *testing.T) {
 	var pool chunks
 	in := &room{most: chunkBytes}
@@ -103,8 +104,8 @@ func TestChunksAreGivenBack(t *testing.T) {
 	}
 }
 
-// All flows of a host together take at most half of the process's memory, and use no more files
-// than the process may open.
+// All flows of a host together may take at most half of the process's memory, and may use no more
+// files than the process may open.
 func TestSocketsAreBoundedByMemory(t *testing.T) {
 	if n := Sockets(1<<20, LeastMemory); n*flowBytes != LeastMemory/flowShare {
 		t.Errorf("%d sockets of %d bytes, in half of %d", n, flowBytes, LeastMemory)

@@ -14,7 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// serveProxy runs a proxy in the world that opens tunnels to any destination, and records the
+// serveProxy runs a proxy in the world. It opens tunnels to any destination, and records the
 // requests.
 func serveProxy(t *testing.T, w *nettest.World, answer string) (asked func() string) {
 	t.Helper()
@@ -42,8 +42,8 @@ func serveProxy(t *testing.T, w *nettest.World, answer string) (asked func() str
 	}
 }
 
-// After the policy's decision, TCP goes through the host's proxy, by address. Hosts that the proxy
-// excludes are connected directly.
+// If the policy permits a TCP connection, it goes through the host's proxy, which is asked for the
+// address. Hosts in the proxy's list of exceptions are connected directly.
 func TestUpstreamProxy(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web2+":25"), echo)
@@ -82,7 +82,8 @@ func TestUpstreamProxy(t *testing.T) {
 	}
 }
 
-// If the proxy refuses or sends nonsense, the log gives that as the reason why a connection failed.
+// If the proxy refuses a tunnel, or sends an invalid answer, the flow log gives that as the reason
+// why the connection failed.
 func TestUpstreamProxyRefuses(t *testing.T) {
 	for name, answer := range map[string]string{
 		"refuses":  "HTTP/1.1 407 Proxy Authentication Required\r\n\r\n",

@@ -11,8 +11,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// TestAttackSlowResolver checks that the host counts the queries of all sandboxes that wait for a
-// resolver. Those of some sandboxes leave places for others.
+// TestAttackSlowResolver checks that queries of all sandboxes that wait for a resolver are counted
+// together, and that some sandboxes cannot take all places.
 func TestAttackSlowResolver(t *testing.T) {
 	w := newWorld(t)
 	w.ListenUDP(t, resolver+":53") // does not answer

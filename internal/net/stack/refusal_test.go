@@ -8,8 +8,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// The latest refusals are listed, with the reason and the flags that would permit the flow. The
-// list is bounded.
+// Stats lists the latest refusals, each with the reason and the flags that would permit the flow.
+// The list is bounded.
 func TestRefusalsAreNamed(t *testing.T) {
 	w := newWorld(t)
 	h := NewHost(10000)

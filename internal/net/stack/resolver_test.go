@@ -80,7 +80,7 @@ func serveDNS(t testing.TB, w *nettest.World, h *Host, entries ...string) *zone 
 	return z
 }
 
-// lookup asks the gateway for a name, by UDP or TCP, and returns the code of its answer.
+// lookup asks the gateway for a name, by UDP or TCP, and returns the code of the answer.
 func (r *rig) lookup(t testing.TB, name string, tcp bool) dnsmessage.RCode {
 	t.Helper()
 	m := dnsmessage.Message{Header: dnsmessage.Header{ID: 1, RecursionDesired: true}, Questions: []dnsmessage.Question{
@@ -115,7 +115,7 @@ func (r *rig) lookup(t testing.TB, name string, tcp bool) dnsmessage.RCode {
 	return m.RCode
 }
 
-// says connects, sends a text and returns the server's answer.
+// says connects, sends text and returns the server's answer.
 func (r *rig) says(t testing.TB, to, text string) (string, error) {
 	t.Helper()
 	c, err := r.dial(t, to)
@@ -132,8 +132,8 @@ func (r *rig) says(t testing.TB, to, text string) (string, error) {
 	return string(p[:n]), err
 }
 
-// handshake begins TLS with a server name, and reports whether it reached the server. It connects
-// to echo servers, which return the client's own bytes; the client's error reveals that.
+// handshake begins TLS with a server name, and reports whether that reached the server. The servers
+// are echo servers, which return the client's own bytes, and the client's error shows that.
 func (r *rig) handshake(t testing.TB, to, name string) (through bool) {
 	t.Helper()
 	return r.handshakeBy(t, to, &tls.Config{ServerName: name})

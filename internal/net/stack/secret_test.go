@@ -15,14 +15,14 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// The secret of the tests, and the placeholder that the guest uses instead.
+// The secret of the tests, and the placeholder that the guest sends instead.
 const (
 	secretValue = "Bearer s3cr3t"
 	placeholder = "Bearer placeholder"
 )
 
-// A secret replaces the placeholder in every request of a connection, and the guest does not see
-// it.
+// The secret replaces the placeholder in every request of a connection. The guest does not see the
+// secret.
 func TestSecretIsAdded(t *testing.T) {
 	for _, policy := range []string{"public", "allow api.example"} {
 		t.Run(policy, func(t *testing.T) { testSecretIsAdded(t, policy) })
@@ -56,8 +56,8 @@ func testSecretIsAdded(t *testing.T, policy string) {
 	}
 }
 
-// TestAttackSecretForeignServer requests the host of a secret from a foreign address. Only a server
-// with a certificate for the host gets a request.
+// TestAttackSecretForeignServer requests the host of a secret at an address of another server. Only
+// a server with a certificate for the host gets a request.
 func TestAttackSecretForeignServer(t *testing.T) {
 	v := newVault(t, "public")
 	s := serveSite(t, v.world, web2+":443", newSigner(t).config(t, "api.example"))
@@ -79,8 +79,8 @@ func TestAttackSecretForeignServer(t *testing.T) {
 	v.clean(t, "x509")
 }
 
-// TestAttackSecretOtherHost sends requests for another server on a connection for the host of a
-// secret. It uses all the forms that a server might accept.
+// TestAttackSecretOtherHost sends requests for another server over a connection to the host of a
+// secret, in all forms that a server might accept.
 func TestAttackSecretOtherHost(t *testing.T) {
 	v := newVault(t, "public")
 	s := serveSite(t, v.world, web+":443", v.roots.config(t, "api.example", "other.example"))
@@ -108,7 +108,7 @@ func TestAttackSecretOtherHost(t *testing.T) {
 }
 
 // TestAttackSecretElsewhere checks that every other server gets only the placeholder, even after a
-// redirect from the host of the secret, and under another name at the same address.
+// redirect from the host of the secret, and for another name at the same address.
 func TestAttackSecretElsewhere(t *testing.T) {
 	v := newVault(t, "public")
 	s := serveSite(t, v.world, web+":443", v.roots.config(t, "api.example", "other.example"))
@@ -119,7 +119,7 @@ func TestAttackSecretElsewhere(t *testing.T) {
 		t.Errorf("%d, %q", status, answer)
 	}
 	s.heard()
-	for _, host := range []string{"other.example", "api.example"} { // the guest sends both inside TLS for other.example
+	for _, host := range []string{"other.example", "api.example"} { // Host headers, both sent over TLS to other.example
 		c := v.mustDialTLS(t, web+":443", "other.example", v.roots)
 		if status, answer := ask(t, c, get(host, "/")); status != 200 {
 			t.Errorf("%d, %q", status, answer)
@@ -136,8 +136,8 @@ func TestAttackSecretElsewhere(t *testing.T) {
 	}
 }
 
-// TestAttackSecretSmuggling sends requests that servers could interpret differently, to remove the
-// header or to send two requests. The server receives one request, with the secret.
+// TestAttackSecretSmuggling sends requests that servers could interpret differently, in order to
+// remove the header or to send two requests. The server gets one request, with the secret.
 func TestAttackSecretSmuggling(t *testing.T) {
 	v := newVault(t, "public")
 	s := serveSite(t, v.world, web+":443", v.roots.config(t, "api.example"))
@@ -193,8 +193,8 @@ func TestAttackSecretPolicy(t *testing.T) {
 	}
 }
 
-// TestAttackSecretInErrors has a server that puts the secret into texts that appear in errors. The
-// guest receives what any client of the server receives, but no log contains the secret.
+// TestAttackSecretInErrors has a server that puts the secret into texts that may appear in errors.
+// The guest gets what any client of that server gets, but no log contains the secret.
 func TestAttackSecretInErrors(t *testing.T) {
 	v := newVault(t, "public")
 	l := tls.NewListener(v.world.Listen(t, web+":443"), v.roots.config(t, "api.example"))
@@ -214,8 +214,8 @@ func TestAttackSecretInErrors(t *testing.T) {
 	v.clean(t, `"name":"api.example"`)
 }
 
-// Without root certificates no connection to the host of a secret is permitted. Changing a secret
-// ends the connections that use its previous value. The number of such connections is bounded.
+// Without root certificates, connections to the host of a secret are refused. If a secret changes,
+// connections that use the old value are reset. The number of such connections is bounded.
 func TestSecretsAreBounded(t *testing.T) {
 	v := newVault(t, "public")
 	serveSite(t, v.world, web+":443", v.roots.config(t, "api.example"))

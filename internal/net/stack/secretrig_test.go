@@ -54,7 +54,7 @@ func newSigner(t testing.TB) *signer {
 	return &signer{c, key}
 }
 
-// config returns the TLS configuration of a server with some names.
+// config returns the TLS configuration for a server with the given names.
 func (s *signer) config(t testing.TB, names ...string) *tls.Config {
 	t.Helper()
 	c := &x509.Certificate{SerialNumber: big.NewInt(2), NotBefore: time.Now().Add(-time.Hour),
@@ -100,7 +100,7 @@ func serveSite(t testing.TB, w *nettest.World, addr string, config *tls.Config) 
 	return s
 }
 
-// heard returns the requests that the server received since the last call.
+// heard returns the requests that the server has received since the last call.
 func (s *site) heard() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -114,8 +114,8 @@ type vault struct {
 	*rig
 	world     *nettest.World
 	zone      *zone
-	authority *signer    // trusted by the guest
-	roots     *signer    // trusted by the host
+	authority *signer    // CA that the guest trusts
+	roots     *signer    // CA that the host trusts
 	flows     *logBuffer // the flow log
 }
 
@@ -144,7 +144,7 @@ func (b *logBuffer) String() string {
 	return b.b.String()
 }
 
-// lost returns the number of dropped records that the log's lines report.
+// lost returns how many dropped records the lines of the log report.
 func (b *logBuffer) lost(t *testing.T) uint64 {
 	t.Helper()
 	var sum uint64
@@ -189,7 +189,7 @@ func addSecretRig(t testing.TB, w *nettest.World, h *Host, policy string) *rig {
 	return &rig{world: w, guest: guest, host: h, Stack: s}
 }
 
-// dialTLS connects as a program in the guest does, with a server name.
+// dialTLS makes a TLS connection with a server name, as a program in the guest does.
 func (v *vault) dialTLS(t testing.TB, to, name string, trusted ...*signer) (*tls.Conn, error) {
 	t.Helper()
 	c, err := v.dial(t, to)
@@ -215,7 +215,7 @@ func (v *vault) mustDialTLS(t testing.TB, to, name string, trusted ...*signer) *
 	return c
 }
 
-// ask writes a request unchanged and returns the status and the whole answer.
+// ask writes a request as it is, and returns the status and the whole answer.
 func ask(t testing.TB, c net.Conn, request string) (int, string) {
 	t.Helper()
 	if _, err := io.WriteString(c, request); err != nil {
@@ -239,7 +239,7 @@ func get(host, path string) string {
 	return "GET " + path + " HTTP/1.1\r\nHost: " + host + "\r\nAuthorization: " + placeholder + "\r\n\r\n"
 }
 
-// clean fails if the log contains the secret.
+// clean fails the test if the log contains the secret.
 func (v *vault) clean(t testing.TB, logged string) {
 	t.Helper()
 	waitFor(t, "the log has "+logged, func() bool { return strings.Contains(v.flows.String(), logged) })

@@ -10,7 +10,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// fill begins flows until one is refused, and returns their number and the reason of the refusal.
+// fill begins flows until one is refused. It returns their number and the reason of the refusal.
 func fill(t *testing.T, h *Host, l netproto.Limits) (n int, refusal string) {
 	t.Helper()
 	_, file := guesttest.New(t)

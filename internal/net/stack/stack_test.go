@@ -25,7 +25,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(nettest.Run(m)) }
 
-// Addresses of the world.
+// Addresses in the world.
 const (
 	web      = "93.184.216.34"
 	web2     = "93.184.216.35"
@@ -35,7 +35,7 @@ const (
 	resolver = "10.1.0.53"
 )
 
-// rig is a guest on a stack, in a world.
+// rig is a guest with a stack, in a world.
 type rig struct {
 	world *nettest.World
 	guest *guesttest.Guest
@@ -47,8 +47,8 @@ func newWorld(t testing.TB) *nettest.World {
 	return nettest.New(t, web, web2, private, metadata, foreign, resolver)
 }
 
-// newRig makes a guest with a policy in the notation of package policy's tests, such as "allow
-// example.com !1.2.3.4".
+// newRig returns a rig with a policy, which is written as in the tests of package policy, such as
+// "allow example.com !1.2.3.4".
 func newRig(t testing.TB, w *nettest.World, policy string) *rig {
 	t.Helper()
 	return addRig(t, w, NewHost(10000), policy, netproto.Limits{})
@@ -100,7 +100,7 @@ func (r *rig) mustDial(t testing.TB, to string) *gonet.TCPConn {
 	return c
 }
 
-// count returns how often a reason was given.
+// count returns how many flows were refused for a reason.
 func (r *rig) count(reason string) uint64 {
 	for _, f := range r.counters.Stats().Refused {
 		if f.Reason == reason {
@@ -135,7 +135,8 @@ func pattern(n int) []byte {
 	return p[:n]
 }
 
-// Bytes come back unchanged, in both directions at once, and each direction is closed separately.
+// Bytes arrive unchanged, in both directions at the same time, and each direction is closed
+// separately.
 func TestTCPCarriesEveryByte(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web+":80"), echo)
@@ -160,7 +161,7 @@ func TestTCPCarriesEveryByte(t *testing.T) {
 	}
 }
 
-// A server that closes its direction first still receives from the client, and vice versa.
+// If the server closes its direction first, it still receives data from the client, and vice versa.
 func TestHalfClosePassesBothWays(t *testing.T) {
 	w := newWorld(t)
 	heard := make(chan string, 1)
@@ -196,7 +197,7 @@ func (l lines) Write(p []byte) (int, error) {
 
 func (l lines) Close() error { return nil }
 
-// A reset on one side resets the other.
+// If one side resets the connection, the other side is reset too.
 func TestResetsPassBothWays(t *testing.T) {
 	w := newWorld(t)
 	server := make(chan *net.TCPConn, 1)
@@ -259,7 +260,7 @@ func TestUDPBothWays(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	for _, size := range []int{1, 1472, 1473, 9000} { // the last two in fragments
+	for _, size := range []int{1, 1472, 1473, 9000} { // the last two need fragments
 		sent := pattern(size)
 		if _, err := c.Write(sent); err != nil {
 			t.Fatal(err)
@@ -277,7 +278,7 @@ func TestUDPBothWays(t *testing.T) {
 	waitFor(t, "an idle flow ends", func() bool { return r.counters.Open.Load() == 0 })
 }
 
-// An idle connection is reset, and sooner if one side has ended.
+// An idle connection is reset after some time, and sooner if one side has closed its direction.
 func TestIdleConnectionsEnd(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web+":80"), func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
@@ -306,7 +307,7 @@ func TestIdleConnectionsEnd(t *testing.T) {
 	}
 }
 
-// The gateway answers its own echo requests. The policy permits or refuses all others.
+// The gateway answers echo requests to its own address. The policy decides about all others.
 func TestEcho(t *testing.T) {
 	w := newWorld(t)
 	r := newRig(t, w, "public")
@@ -321,8 +322,8 @@ func TestEcho(t *testing.T) {
 	}
 }
 
-// allowPing permits ping sockets in this namespace. If the kernel does not allow that, pings are
-// answered with "destination unreachable", which TestEchoWithoutPingSockets checks.
+// allowPing permits ping sockets in this namespace. If the kernel does not support that,
+// TestEchoWithoutPingSockets still checks that pings are answered with "destination unreachable".
 func allowPing(t *testing.T) {
 	t.Helper()
 	if err := os.WriteFile("/proc/sys/net/ipv4/ping_group_range", []byte("0 0"), 0); err != nil {
@@ -363,8 +364,8 @@ func TestSetPolicyResetsWhatIsDenied(t *testing.T) {
 	}
 }
 
-// A new policy makes a bounded number of comparisons with names of connections, because requests
-// for all other sandboxes wait for them. Connections beyond the bound are reset.
+// A new policy may compare only a limited number of connections' names with rules, because requests
+// for all other sandboxes wait meanwhile. Connections above the limit are reset.
 func TestSetPolicyIsBounded(t *testing.T) {
 	w := newWorld(t)
 	l, h := netproto.Limits{Connections: 2000}, NewHost(10000)
@@ -381,7 +382,7 @@ func TestSetPolicyIsBounded(t *testing.T) {
 		names  []string
 		flows  int
 		policy netproto.Policy
-		all    bool // all connections are kept
+		all    bool // no connection is reset
 	}{
 		{names[:3], 1024, large, true},
 		{names, 1024, makePolicy(t, "public !"+metadata), true},

@@ -16,8 +16,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// fullSocket returns a datagram socket that accepts no packet, because its peer does not read. A
-// UDP socket behind a stopped uplink behaves the same.
+// fullSocket returns a datagram socket that accepts no packet, because its peer does not read. It
+// behaves like a UDP socket when the host's network is blocked.
 func fullSocket(t testing.TB) *net.UnixConn {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
@@ -38,8 +38,8 @@ func fullSocket(t testing.TB) *net.UnixConn {
 	return c.(*net.UnixConn)
 }
 
-// TestAttackFullSocket checks that a flow whose socket accepts nothing holds no packet. However
-// many packets it gets, they do not delay the guest's other packets.
+// TestAttackFullSocket checks that a flow whose socket accepts nothing stores no packets, and that
+// packets for it do not delay the guest's other packets.
 func TestAttackFullSocket(t *testing.T) {
 	guest, file := guesttest.New(t)
 	s, err := New(NewHost(10), file, &netproto.Attach{ID: "sb-test", Policy: makePolicy(t, "public")}, &Counters{})
@@ -79,8 +79,8 @@ func TestAttackFullSocket(t *testing.T) {
 	}
 }
 
-// TestAttackSmallPackets checks that the memory of packets that wait for a guest that does not read
-// is bounded. Small packets take more memory than their bytes.
+// TestAttackSmallPackets checks that the memory of packets which wait for a guest that does not
+// read is bounded. Small packets take more memory than their length.
 func TestAttackSmallPackets(t *testing.T) {
 	silent, file := guesttest.Pair(t) // a guest that never reads
 	defer silent.Close()

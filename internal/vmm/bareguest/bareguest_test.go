@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// Decode returns the program that Encode encoded, and the code of every Kind fits its slot.
+// Decode returns the program that was encoded, and the code for each Kind fits into handlerSize.
 func TestPrograms(t *testing.T) {
 	var all Program
 	for _, target := range Targets() {
@@ -24,7 +24,7 @@ func TestPrograms(t *testing.T) {
 		t.Error("decoding gives another program")
 	}
 	for k, code := range handlerCode() {
-		if len(code) == 0 || len(code)+5 > handlerSize { // 5 for the jump
+		if len(code) == 0 || len(code)+5 > handlerSize { // 5 bytes for the jump
 			t.Errorf("kind %d has %d bytes of code", k, len(code))
 		}
 	}

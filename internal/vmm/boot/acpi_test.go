@@ -21,7 +21,7 @@ func testDevices(n int) []MMIODevice {
 	return d
 }
 
-// sum returns the sum of all bytes, which is zero for a valid checksum.
+// sum returns the sum of all bytes, which is zero if the checksum is right.
 func sum(b []byte) (s uint8) {
 	for _, v := range b {
 		s += v
@@ -29,8 +29,7 @@ func sum(b []byte) (s uint8) {
 	return s
 }
 
-// tableAt returns the table at a guest physical address of the image, with its length and checksum
-// verified.
+// tableAt returns the table at a guest physical address. It checks the length and the checksum.
 func tableAt(t *testing.T, image []byte, addr uint64) []byte {
 	t.Helper()
 	off := addr - uint64(ACPIStart)
@@ -48,7 +47,7 @@ func tableAt(t *testing.T, image []byte, addr uint64) []byte {
 	return table
 }
 
-// walk finds the tables as a guest does.
+// walk finds the tables in the way of a guest.
 func walk(t *testing.T, image []byte) map[string][]byte {
 	t.Helper()
 	le := binary.LittleEndian
@@ -118,7 +117,7 @@ func TestMADTListsEveryProcessorOnce(t *testing.T) {
 }
 
 func TestPkgLength(t *testing.T) {
-	// Limits of the 1-, 2- and 3-byte forms, ACPI 6.5 §20.2.4.
+	// Largest values of the 1-, 2- and 3-byte forms, ACPI 6.5 §20.2.4.
 	for _, tc := range []struct {
 		body int
 		want []byte
@@ -160,8 +159,8 @@ func TestLoadACPIRefusesBadDevices(t *testing.T) {
 	}
 }
 
-// TestDisassembled disassembles the tables with the reference compiler: iasl -d fails on malformed
-// AML.
+// TestDisassembled disassembles the tables with iasl, the reference compiler, which fails on
+// malformed AML.
 func TestDisassembled(t *testing.T) {
 	iasl, err := exec.LookPath("iasl")
 	if err != nil {
@@ -210,7 +209,7 @@ func TestDisassembled(t *testing.T) {
 			t.Errorf("DSDT lacks %q:\n%s", want, texts["DSDT"])
 		}
 	}
-	// The disassembly must compile: this checks names, argument counts and resource buffers.
+	// Compile the disassembly, which checks names, numbers of arguments and resource buffers.
 	cmd := exec.Command(iasl, "-f", "dsdt.dsl")
 	cmd.Dir = dir
 	if out, err := cmd.CombinedOutput(); err != nil || !bytes.Contains(out, []byte(" 0 Errors, 0 Warnings")) {

@@ -11,7 +11,7 @@ func TestCompatibleArchCaps(t *testing.T) {
 	for _, c := range []struct {
 		name        string
 		saved, host uint64
-		want        string // in the error; "" if compatible
+		want        string // text in the error; "" if compatible
 	}{
 		{"the same", rdclNo | rsba, rdclNo | rsba, ""},
 		{"a better host", rdclNo, rdclNo | mdsNo, ""},

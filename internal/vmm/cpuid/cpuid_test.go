@@ -12,7 +12,7 @@ import (
 
 const allOnes = 0xffffffff
 
-// hostEntries returns the entries of a host with every feature. ebx, edx and ecx contain the vendor
+// hostEntries returns the entries of a host that has every feature. ebx, edx and ecx are the vendor
 // string.
 func hostEntries(ebx, edx, ecx uint32) []Entry {
 	e := []Entry{
@@ -85,7 +85,7 @@ func TestApplyLeavesItsInputAlone(t *testing.T) {
 	}
 }
 
-// TestBareEntries applies the templates to the fewest entries that Apply accepts.
+// TestBareEntries applies the templates to a host that has as few entries as Apply accepts.
 func TestBareEntries(t *testing.T) {
 	for _, template := range []string{vm.TemplateHost, vm.TemplatePortable} {
 		e := apply(t, template, []Entry{{Function: leafVendor, EAX: 1}, {Function: leafFeatures}}, 0, 1)
@@ -97,7 +97,7 @@ func TestBareEntries(t *testing.T) {
 
 func TestTopology(t *testing.T) {
 	for _, host := range [][]Entry{intel(), amd()} {
-		const vcpus = 6 // 3 bits of APIC identifier
+		const vcpus = 6 // needs 3 bits of the APIC identifier
 		for vcpu := range uint32(vcpus) {
 			e := apply(t, vm.TemplateHost, host, int(vcpu), vcpus)
 			f := find(e, leafFeatures, 0)
@@ -161,7 +161,7 @@ func TestHostTemplateHidesWhatIsNotSaved(t *testing.T) {
 	}
 }
 
-// Features of future processors are hidden until this package knows that a snapshot includes their
+// Features that this package does not know are hidden, because snapshots may not contain their
 // state.
 func TestHostTemplateShowsOnlyWhatItKnows(t *testing.T) {
 	future := append(intel(),
@@ -230,7 +230,7 @@ func TestPortableTemplate(t *testing.T) {
 	}
 }
 
-// clear removes bits of a host's leaf.
+// clearBits returns entries after f has changed one leaf.
 func clearBits(entries []Entry, leaf, index uint32, f func(e *Entry)) []Entry {
 	f(find(entries, leaf, index))
 	return entries
@@ -273,7 +273,7 @@ func TestCompatible(t *testing.T) {
 			t.Errorf("%s: error %v, want an IncompatibleError with %q", name, err, tc.want)
 		}
 	}
-	// The portable template lets a snapshot from a newer host run on an older one.
+	// With the portable template, a snapshot from a newer host can run on an older one.
 	old := clearBits(intel(), leafExtended, 0, func(e *Entry) { e.EBX &^= 0xffff << 16 &^ portable7EBX; e.ECX = 0 })
 	if err := Compatible(portable, old); err != nil {
 		t.Errorf("portable snapshot on an older host: %v", err)
@@ -285,8 +285,8 @@ func TestCompatible(t *testing.T) {
 	}
 }
 
-// TestFeatureNames checks the names of well-known bits. A word missing from a table would shift
-// them.
+// TestFeatureNames checks the names of some well-known bits. If a table lacked a word, the names
+// after it would be wrong.
 func TestFeatureNames(t *testing.T) {
 	last := map[string]bool{}
 	for _, w := range featureWords() {

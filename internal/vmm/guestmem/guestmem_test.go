@@ -68,7 +68,7 @@ func TestStoreUint16KeepsItsNeighbour(t *testing.T) {
 	}
 }
 
-// layerFile returns a tmpfs file of size bytes, every page filled with fill.
+// layerFile returns a file of size bytes on tmpfs. All bytes are fill.
 func layerFile(t *testing.T, size int, fill byte) *os.File {
 	t.Helper()
 	f, err := os.Create(filepath.Join(shm(t), "layer"))
@@ -104,8 +104,8 @@ func TestDirtyFindsExactlyTheWrittenPages(t *testing.T) {
 		}
 		defer tr.Close()
 		tr.noScan = noScan
-		// Pages of the file that were only read must not count. Writes to its pages and to
-		// anonymous pages must.
+		// Pages of the file that were only read do not count. Written pages count, whether they
+		// come from the file or are anonymous.
 		sum := byte(0)
 		v, _ := m.ReadView(mib, 2*mib)
 		for i := 0; i < len(v); i += PageSize {
@@ -165,7 +165,8 @@ func TestMapAndClearReplaceContents(t *testing.T) {
 	}
 }
 
-// Pages that OwnNow copies count as written, keep their bytes, and no longer belong to the file.
+// Pages that OwnNow has copied count as written, keep their content, and no longer belong to the
+// file.
 func TestOwnNow(t *testing.T) {
 	f := layerFile(t, mib, 0xaa)
 	tr, err := NewTracker("/proc")
@@ -196,7 +197,7 @@ func TestOwnNow(t *testing.T) {
 	}
 }
 
-// Detach copies the pages' current bytes out of their file, and never all pages at once.
+// Detach copies the pages' present content, a part at a time.
 func TestDetachNeedsLittleMemory(t *testing.T) {
 	const size = 16 * mib
 	f, err := os.Create(filepath.Join(t.TempDir(), "layer"))
@@ -221,7 +222,7 @@ func TestDetachNeedsLittleMemory(t *testing.T) {
 	if n := after.TotalAlloc - before.TotalAlloc; n > size/4 {
 		t.Errorf("%d bytes for a copy of %d", n, size)
 	}
-	if err := f.Truncate(PageSize); err != nil { // reading a page that is still mapped from the file would now fail
+	if err := f.Truncate(PageSize); err != nil { // reading a page that is still mapped from the file now fails
 		t.Fatal(err)
 	}
 	if got, err := m.ReadView(0, size); err != nil || !bytes.Equal(got, layer) {

@@ -65,7 +65,7 @@ func TestVector(t *testing.T) {
 	if err := unix.Close(ends[0]); err != nil {
 		t.Fatal(err)
 	}
-	for range 2 { // the empty message, and the end of the stream
+	for range 2 { // the empty message, and then the end of the stream
 		if n, err := v.Receive(ends[1], 0); n != 0 || err != nil {
 			t.Errorf("%d bytes, %v", n, err)
 		}

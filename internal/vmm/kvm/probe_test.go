@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// In the emulated host, and where VM tests are required, the probe must pass. Elsewhere it must
-// return a reason instead of crashing or hanging.
+// On the emulated host, and where tests with VMs are required, the probe must succeed. Elsewhere it
+// may return an error, but must not crash or hang.
 func TestProbe(t *testing.T) {
 	err := Probe()
 	var unfit *UnfitError
@@ -23,7 +23,7 @@ func TestProbe(t *testing.T) {
 	}
 }
 
-// The timer's signal ends the probe; other signals do not.
+// Only the timer's signal ends the probe.
 func TestProbeInterrupted(t *testing.T) {
 	var late atomic.Bool
 	runs := 0

@@ -11,14 +11,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Only a vCPU that waits for its start-up IPI may run again after EAGAIN. Any other vCPU would loop
-// forever.
+// After EAGAIN, only a vCPU that waits for its start-up IPI may be run again. Any other vCPU would
+// return EAGAIN for ever.
 func TestRunTakesEAGAINFromAWaitingVCPUOnly(t *testing.T) {
 	state := func(s uint32) func() (MPState, error) {
 		return func() (MPState, error) { return MPState{State: s}, nil }
 	}
 	c := &VCPU{id: 1, waiting: true}
-	for i, s := range []uint32{MPStateUninitialized, MPStateUninitialized, MPStateRunnable} { // the IPI arrives
+	for i, s := range []uint32{MPStateUninitialized, MPStateUninitialized, MPStateRunnable} { // as if the IPI arrived
 		if err := c.runError(unix.EAGAIN, state(s)); !errors.Is(err, ErrKicked) {
 			t.Fatalf("EAGAIN %d of a waiting vCPU: %v, want ErrKicked", i, err)
 		}
@@ -47,7 +47,7 @@ func TestRunTakesEAGAINFromAWaitingVCPUOnly(t *testing.T) {
 	}
 }
 
-// Run serves an access without Go code only if it has the width and direction of a register.
+// Run handles an access itself only if it has the width and the direction of the register.
 func TestServeRegister(t *testing.T) {
 	if serveNone {
 		t.Skip("with the race detector none is served")
@@ -65,7 +65,7 @@ func TestServeRegister(t *testing.T) {
 		write  uint8
 		data   uint32
 		served bool
-		after  uint32 // value of the word, which is 7 before
+		after  uint32 // value of the word afterwards; it is 7 before
 	}{
 		{"load", ExitMMIO, 0, status, 4, 0, 0, true, 7},
 		{"clear two bits", ExitMMIO, 0, ack, 4, 1, 5, true, 2},

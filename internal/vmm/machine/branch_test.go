@@ -2,8 +2,8 @@ package machine
 
 import "testing"
 
-// storm applies the caller's bound. Without a bound, it needs a majority of faults among enough
-// captures.
+// storm uses the bound of the request. Without a bound, most captures must come from faults, and
+// there must be enough of them.
 func TestStorm(t *testing.T) {
 	for _, c := range []struct {
 		bound, captured, faults uint64

@@ -12,7 +12,7 @@ import (
 	"github.com/forkd/forkd/internal/vmm/kvm"
 )
 
-// Byte offsets of an exit's data in struct kvm_run (<linux/kvm.h>).
+// Offsets of an exit's data in struct kvm_run (<linux/kvm.h>), in bytes.
 const (
 	runExitReason = 8
 	runFlags      = 14
@@ -21,7 +21,7 @@ const (
 	runBusLock = 1 << 1 // KVM_RUN_X86_BUS_LOCK
 )
 
-// runArea returns a function that writes to the run area of the newest vCPU, as KVM would.
+// runArea returns a function that writes to the run area of the newest vCPU, as KVM does.
 func runArea(t *testing.T) func(at int64, p []byte) {
 	t.Helper()
 	maps, err := os.Open("/proc/self/maps")
@@ -51,9 +51,9 @@ func runArea(t *testing.T) func(at int64, p []byte) {
 	}
 }
 
-// A guest that locks the bus, or keeps its CPU from seeing events, is delayed, whatever the reason
-// of its exit. It is stopped only if its state is lost. The CPUs that run the tests cannot cause
-// these exits, so the test writes them to the run area.
+// A guest that locks the bus, or keeps its CPU from handling events, is delayed, whatever the
+// reason of its exit. It is stopped only if its state is lost. The CPUs that run the tests do not
+// cause such exits, so the test writes them to the run area.
 func TestHarmfulExitsHoldTheGuestUp(t *testing.T) {
 	m := mustBare(t, openKVM(t))
 	write := runArea(t)
@@ -81,13 +81,13 @@ func TestHarmfulExitsHoldTheGuestUp(t *testing.T) {
 		{"notify", kvm.ExitNotify, 0, 0, true, ""},
 		{"notify without a state", kvm.ExitNotify, 0, kvm.NotifyContextInvalid, true, "its state is lost"},
 	} {
-		write(runExit, make([]byte, 32)) // a read of an MMIO address without a device
+		write(runExit, make([]byte, 32)) // a read from an address without a device
 		write(runExitReason, binary.LittleEndian.AppendUint32(nil, x.reason))
 		write(runFlags, binary.LittleEndian.AppendUint16(nil, x.flags))
 		write(runExit, binary.LittleEndian.AppendUint32(nil, x.detail))
 		start := time.Now()
 		err := m.handleExit(c)
-		// A sleep has a guaranteed minimum on any host, but no maximum.
+		// Only a minimum is checked, because a sleep may take longer on any host.
 		if took := time.Since(start); x.held && took < harmPause {
 			t.Errorf("%s: held up for %v, want %v at least", x.name, took, harmPause)
 		}

@@ -5,8 +5,8 @@ import (
 	"io"
 )
 
-// Close frees the memory, the files and the threads of a machine. Only tests need it: a VMM process
-// has one machine and exits with it.
+// Close frees the memory, the files and the threads of a machine. Only tests need it, because a VMM
+// process has only one machine and exits with it.
 func (m *Machine) Close() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

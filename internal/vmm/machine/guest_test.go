@@ -21,46 +21,47 @@ import (
 	"github.com/forkd/forkd/internal/vmm/regtest"
 )
 
-// The guest of these tests is the test binary itself, as PID 1 of the minimal kernel. Without a
-// distribution, an agent or a file system other than the initramfs, the tests observe only the
+// The guest of these tests is the test binary, which runs as PID 1 of a minimal kernel. There is no
+// distribution, no agent and no file system except the initramfs, so that the tests see only the
 // machine.
 
 const (
-	guestEnv    = "FORKD_TEST_GUEST" // on the kernel command line, whose variables PID 1 gets
-	guestPort   = 1024               // port at which the guest accepts commands, one per line
-	readyPort   = 7                  // port that the guest dials when it is ready
+	guestEnv    = "FORKD_TEST_GUEST" // set on the kernel command line, whose variables PID 1 gets
+	guestPort   = 1024               // port on which the guest accepts commands, one per line
+	readyPort   = 7                  // port that the guest connects to when it is ready
 	guestDisk   = "/dev/vda"
 	diskBlock   = 4096
-	guestSample = 16 // bytes of random numbers in one response
+	guestSample = 16 // number of random bytes in a response
 )
 
 func TestMain(m *testing.M) {
 	if os.Getpid() == 1 && os.Getenv(guestEnv) != "" {
 		runGuest()
 	}
-	// A goroutine that is locked to the first thread of a process does not end that thread when it
-	// returns. A vCPU on the first thread would leave its low priority behind.
+	// Lock this goroutine to the first thread of the process. Otherwise a vCPU could run on the
+	// first thread, which does not exit with its goroutine, and would keep the low priority.
 	runtime.LockOSThread()
 	os.Exit(m.Run())
 }
 
-// guest is the state of the program in the VM. Tests on the host know the content of its memory.
+// guest is the state of the program in the VM. The tests on the host know what its memory must
+// contain.
 type guest struct {
 	mu      sync.Mutex
 	memory  []byte
-	streams atomic.Int64 // currently open
+	streams atomic.Int64 // number of open streams
 	ticks   []atomic.Uint64
-	broken  atomic.Pointer[string] // first wrong result of any worker
-	holding chan error             // receives a result from the thread that holds registers, once for each CPU
+	broken  atomic.Pointer[string] // the first wrong result of a worker
+	holding chan error             // receives, for each CPU, the result of the thread that holds registers
 	signal  regtest.Signal         // shared with the threads that hold registers
 	packets int                    // socket for whole frames
 }
 
 // runGuest never returns. When PID 1 exits, the kernel panics and the machine reports a reset.
 func runGuest() {
-	debug.SetGCPercent(-1) // only tests should change pages
+	debug.SetGCPercent(-1) // so that only the tests change pages
 	n := runtime.NumCPU()
-	runtime.GOMAXPROCS(2*n + 1) // so that others run while a thread on each CPU holds registers
+	runtime.GOMAXPROCS(2*n + 1) // so that other goroutines can run while a thread on each CPU holds registers
 	g := &guest{ticks: make([]atomic.Uint64, n), holding: make(chan error, n)}
 	if err := g.serve(); err != nil {
 		fmt.Printf("guest: %v\n", err)
@@ -92,7 +93,7 @@ func (g *guest) serve() error {
 	for {
 		fd, _, err := unix.Accept4(listener, unix.SOCK_CLOEXEC)
 		if err != nil {
-			continue // the stream ended before it was accepted, as happens in a restored guest
+			continue // the stream has ended before it was accepted, as may happen in a restored guest
 		}
 		g.streams.Add(1)
 		go g.talk(os.NewFile(uintptr(fd), "stream"))
@@ -160,7 +161,7 @@ func (g *guest) command(words []string) (string, error) {
 	return "", fmt.Errorf("unknown command %q", words[0])
 }
 
-// fill allocates mib MiB of memory filled with bytes derived from seed.
+// fill allocates mib MiB of memory and fills it with bytes that depend on seed.
 func (g *guest) fill(seed, mib uint64) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -181,8 +182,8 @@ func (g *guest) scribble(seed, n uint64) error {
 	return scribble(g.memory, seed, n)
 }
 
-// scribble runs both in the guest and on the host, so the host knows the content of the guest's
-// memory.
+// scribble writes to n pages of p. It runs in the guest and on the host, so that the host knows the
+// content of the guest's memory.
 func scribble(p []byte, seed, n uint64) error {
 	if len(p) == 0 {
 		return errors.New("there is no memory yet")
@@ -194,7 +195,7 @@ func scribble(p []byte, seed, n uint64) error {
 	return nil
 }
 
-// pattern returns n bytes derived from seed.
+// pattern returns n bytes that depend on seed.
 func pattern(seed uint64, n int) []byte {
 	p := make([]byte, n)
 	var key [32]byte
@@ -213,7 +214,7 @@ func (g *guest) sum() string {
 	return checksum(g.memory)
 }
 
-// openDisk opens the disk for direct I/O, with an aligned buffer.
+// openDisk opens the disk for direct I/O. It also returns an aligned buffer of n bytes.
 func openDisk(flags int, n uint64) (*os.File, []byte, error) {
 	if n == 0 || n%diskBlock != 0 {
 		return nil, nil, fmt.Errorf("%d bytes are no whole blocks", n)
@@ -226,7 +227,7 @@ func openDisk(flags int, n uint64) (*os.File, []byte, error) {
 	return f, p, err
 }
 
-// writeDisk writes n bytes derived from seed at offset off of the disk.
+// writeDisk writes n bytes that depend on seed at offset off of the disk.
 func writeDisk(off, n, seed uint64) error {
 	f, p, err := openDisk(os.O_WRONLY|unix.O_SYNC, n)
 	if err != nil {
@@ -251,7 +252,7 @@ func sumDisk(off, n uint64) (string, error) {
 }
 
 // random reads from the random number device. It reads more than the 128 bytes that Linux may have
-// buffered before the guest was saved.
+// fetched before the guest was saved.
 func random() (string, error) {
 	f, err := os.Open("/dev/hwrng")
 	if err != nil {
@@ -263,7 +264,7 @@ func random() (string, error) {
 	return hex.EncodeToString(p[128:]), err
 }
 
-// dialHost opens a stream to the host, and closes it when the host has closed its end.
+// dialHost opens a stream to the host. It closes the stream when the host has closed its end.
 func dialHost(port uint32) error {
 	fd, err := unix.Socket(unix.AF_VSOCK, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -273,8 +274,8 @@ func dialHost(port uint32) error {
 	return unix.Connect(fd, &unix.SockaddrVM{CID: unix.VMADDR_CID_HOST, Port: port})
 }
 
-// work repeats a computation with a known result on one CPU. A wrong result means that a save or a
-// pause has lost registers.
+// work repeats a computation whose result is known, on one CPU. A wrong result means that registers
+// were lost in a save or a pause.
 func (g *guest) work(cpu int) {
 	if err := stayOn(cpu); err != nil {
 		g.fail(fmt.Sprintf("worker %d: %v", cpu, err))
@@ -299,8 +300,8 @@ func stayOn(cpu int) error {
 	return unix.SchedSetaffinity(0, &set)
 }
 
-// hold starts a thread on each CPU. Until held is called, the thread keeps values derived from seed
-// in its registers.
+// hold starts a thread on each CPU. Each keeps values that depend on seed in its registers until
+// held is called.
 func (g *guest) hold(seed uint64) {
 	g.signal.Held.Store(0)
 	g.signal.LetGo.Store(0)
@@ -318,7 +319,7 @@ func (g *guest) hold(seed uint64) {
 	}
 }
 
-// held stops the threads that hold registers and returns an error that names changed registers.
+// held stops these threads. It returns an error that names the registers that have changed.
 func (g *guest) held() error {
 	g.signal.LetGo.Store(1)
 	var errs []error
@@ -340,7 +341,7 @@ func iterate() [2]uint64 {
 
 func (g *guest) fail(message string) { g.broken.CompareAndSwap(nil, &message) }
 
-// countTicks returns how many computations each worker has done.
+// countTicks returns how many computations each worker has made.
 func (g *guest) countTicks() (string, error) {
 	if message := g.broken.Load(); message != nil {
 		return "", errors.New(*message)

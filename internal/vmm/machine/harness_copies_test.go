@@ -14,16 +14,16 @@ import (
 	vnet "github.com/forkd/forkd/internal/vmm/virtio/net"
 )
 
-// snapshot is the result of a save or a branch: a machine state, memory layers, and the disk
-// without its new top.
+// snapshot is the result of a save or a branch: the machine's state, the memory layers, and the
+// files of the disk without the new top.
 type snapshot struct {
 	state   string
 	layers  []string
 	extents []vm.Extent
-	files   []string // of the disk
+	files   []string // paths of the disk's files
 }
 
-// save pauses v permanently and makes a snapshot of it.
+// save pauses v for good and makes a snapshot of it.
 func (v *testVM) save(t *testing.T) *snapshot {
 	t.Helper()
 	if err := v.Pause(); err != nil {
@@ -75,15 +75,15 @@ func (h *host) fork(t *testing.T, s *snapshot) *testVM {
 	return v
 }
 
-// branch makes a snapshot of the running v, whose own snapshot is base, and waits until it is
-// complete.
+// branch makes a snapshot of the running v, whose own snapshot is base. It waits until the branch
+// is complete.
 func (v *testVM) branch(t *testing.T, base *snapshot, mode vm.BranchMode) *snapshot {
 	t.Helper()
 	s, _ := v.branchWith(t, base, machine.BranchConfig{Mode: mode})
 	return s
 }
 
-// branchWith is like branch, with a configuration. It also returns the VMM's result.
+// branchWith is like branch, with a configuration. It also returns the result of Machine.Branch.
 func (v *testVM) branchWith(t *testing.T, base *snapshot, cfg machine.BranchConfig) (*snapshot, vmmproto.BranchResult) {
 	t.Helper()
 	mode := cfg.Mode
@@ -113,7 +113,7 @@ func (v *testVM) branchWith(t *testing.T, base *snapshot, cfg machine.BranchConf
 	}
 	s := &snapshot{state: state.Name(), layers: []string{layer.Name()}, extents: r.Save.Extents, files: v.files}
 	v.files = append(slices.Clone(v.files), top)
-	if mode != vm.BranchFull { // otherwise its layer lies above those of the base
+	if mode != vm.BranchFull { // the layers of base are below the new one
 		s.layers = append(slices.Clone(base.layers), layer.Name())
 		for i := range s.extents {
 			s.extents[i].Layer = uint32(len(base.layers))
@@ -123,7 +123,7 @@ func (v *testVM) branchWith(t *testing.T, base *snapshot, cfg machine.BranchConf
 	return s, r
 }
 
-// rebase rebases v onto its last branch.
+// rebase rebases v onto its latest branch.
 func (v *testVM) rebase(t *testing.T, s *snapshot) vmmproto.RebaseResult {
 	t.Helper()
 	r, err := v.Rebase(v.serial, open(t, s.layers[len(s.layers)-1], os.O_RDONLY))

@@ -30,16 +30,16 @@ import (
 const (
 	mib      = 1 << 20
 	diskSize = 8 * mib
-	patience = 2 * time.Minute // a guest that is silent for this long counts as dead; an emulated host needs so much
+	patience = 2 * time.Minute // a guest that has not answered for this long counts as dead; emulated hosts are slow
 )
 
-// host creates machines with our guest.
+// host creates machines for the guest of these tests.
 type host struct {
-	dir    string // on tmpfs, for memory layers that can be write-protected
-	tops   string // directory of new disk tops
+	dir    string // on tmpfs, because memory layers must support write protection
+	tops   string // directory for new disk tops
 	kernel string
 	initrd string
-	base   string // raw disk image
+	base   string // path of the raw disk image
 	shape  vm.Shape
 }
 
@@ -61,8 +61,8 @@ func newHost(t *testing.T, vcpus int) *host {
 	return h
 }
 
-// writeInitrd makes an initramfs of this test binary. With the race detector, for example, the
-// binary has shared libraries, which the initramfs then contains too.
+// writeInitrd makes an initramfs with this test binary. If the binary has shared libraries, as with
+// the race detector, the initramfs contains them too.
 func writeInitrd(t *testing.T, path string) {
 	t.Helper()
 	exe, err := os.Executable()
@@ -96,8 +96,8 @@ func writeInitrd(t *testing.T, path string) {
 	}
 }
 
-// libraries returns the interpreter and shared libraries of a program, or none for a static
-// program.
+// libraries returns the interpreter and the shared libraries of a program. A static program has
+// none.
 func libraries(t *testing.T, exe string) []string {
 	t.Helper()
 	f, err := elf.Open(exe)
@@ -137,8 +137,8 @@ type testVM struct {
 	*machine.Machine
 	host    *host
 	socket  string
-	files   []string // of the disk: base image, layers, top
-	serial  uint64   // of the last branch
+	files   []string // paths of the disk's files: base image, layers, top
+	serial  uint64   // serial of the latest branch
 	dialed  chan uint32
 	exited  chan vm.Exit
 	copied  chan vmmproto.Branched
@@ -190,7 +190,7 @@ func (h *host) newVM(t *testing.T) *testVM {
 			select {
 			case v.dialed <- port:
 				return unix.Close(fd)
-			default: // the device must not wait: a hostile guest dials endlessly
+			default: // do not block the device: a hostile guest opens streams endlessly
 				return errors.New("no more streams are taken")
 			}
 		},
@@ -234,7 +234,7 @@ func open(t *testing.T, path string, flags int) *os.File {
 	return f
 }
 
-// disks opens the disk of a machine, which takes over the files. The last one is writable.
+// disks opens the disk of a machine. The machine will own the files. The last one is writable.
 func disks(t *testing.T, files []string) []machine.Disk {
 	t.Helper()
 	d := machine.Disk{SizeBytes: diskSize}
@@ -272,7 +272,7 @@ func (h *host) boot(t *testing.T) *testVM {
 	return v
 }
 
-// wantDial waits until the guest opens a stream to a port of the host.
+// wantDial waits until the guest has opened a stream to a port of the host.
 func (v *testVM) wantDial(t *testing.T, port uint32) {
 	t.Helper()
 	select {
@@ -320,7 +320,7 @@ func (s *stream) call(t *testing.T, format string, args ...any) string {
 	return strings.TrimSuffix(line, "\n")
 }
 
-// call sends one command to the guest on a stream of its own.
+// call sends one command to the guest on a new stream.
 func (v *testVM) call(t *testing.T, format string, args ...any) string {
 	t.Helper()
 	s := v.dial(t)

@@ -14,10 +14,10 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// hostileSeed is the seed of the attacks' random numbers. Another seed makes a different test.
+// hostileSeed is the seed for random attacks. Another seed makes a different test.
 const hostileSeed = 1
 
-// newBareHost creates a host for guests without an operating system.
+// newBareHost returns a host for guests without an operating system.
 func newBareHost(t *testing.T) *host {
 	t.Helper()
 	vmtest.NeedKVM(t)
@@ -34,7 +34,7 @@ func newBareHost(t *testing.T) *host {
 	return h
 }
 
-// bootBare starts a guest that executes a program.
+// bootBare starts a guest that executes the program p.
 func (h *host) bootBare(t *testing.T, p bareguest.Program) *testVM {
 	t.Helper()
 	v := h.newVM(t)
@@ -54,8 +54,8 @@ func (h *host) bootBare(t *testing.T, p bareguest.Program) *testVM {
 	return v
 }
 
-// attack runs a program in a guest to its end. If the machine stopped, ended is true and e tells
-// why.
+// attack runs a program in a guest until it is done. If that stopped the machine, ended is true and
+// e says why.
 func (h *host) attack(t *testing.T, p bareguest.Program) (v *testVM, e vm.Exit, ended bool) {
 	t.Helper()
 	v = h.bootBare(t, p)
@@ -79,7 +79,7 @@ func (c *console) endsWith(s string) bool {
 	return bytes.HasSuffix(c.text, []byte(s))
 }
 
-// The devices serve valid requests, so the attacks below reach them.
+// The devices serve valid requests, so the attacks below reach the devices.
 func TestBareGuestIsServed(t *testing.T) {
 	h := newBareHost(t)
 	pages := bareguest.FreePages()
@@ -98,8 +98,8 @@ func TestBareGuestIsServed(t *testing.T) {
 	}
 }
 
-// Whatever a guest does to its devices, its machine can be paused, saved and restored, and so can
-// the restored machine.
+// Whatever a guest does to its devices, its machine can be paused, saved and restored. So can the
+// restored machine.
 func TestHostileGuests(t *testing.T) {
 	h := newBareHost(t)
 	pages := bareguest.FreePages()
@@ -143,7 +143,7 @@ func TestHostileGuestsThatEnd(t *testing.T) {
 	}
 }
 
-// A machine can be branched while its guest attacks a device, and the children continue the attack.
+// A machine can be branched while its guest attacks a device. The children continue the attack.
 func TestHostileGuestsAreBranched(t *testing.T) {
 	h := newBareHost(t)
 	for _, target := range bareguest.Targets() {
@@ -153,7 +153,7 @@ func TestHostileGuestsAreBranched(t *testing.T) {
 				p = append(p, a.Program...)
 			}
 			v := h.bootBare(t, append(p, bareguest.Op{Kind: bareguest.Again, Value: 1 << 62}))
-			base := &snapshot{files: v.files} // no layers, because the guest was booted here
+			base := &snapshot{files: v.files} // the guest was booted, so there are no layers
 			for range 3 {
 				base = v.branch(t, base, vm.BranchLive)
 				child := h.fork(t, base)
@@ -165,7 +165,7 @@ func TestHostileGuestsAreBranched(t *testing.T) {
 					case <-time.After(time.Millisecond):
 					}
 				}
-				if err := child.Pause(); err != nil { // takes no CPU time from the other guests
+				if err := child.Pause(); err != nil { // so that it takes no CPU time from the other guests
 					t.Fatal(err)
 				}
 			}

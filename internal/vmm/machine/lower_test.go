@@ -10,8 +10,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/guestmem"
 )
 
-// Each pause detaches some of the remaining pages of old layers. After the last one the files are
-// no longer needed.
+// Each pause detaches a part of the pages of old layers. After the last part, the files are not
+// needed any more.
 func TestDetachInParts(t *testing.T) {
 	const size, page = 64 * guestmem.PageSize, guestmem.PageSize
 	mem, err := guestmem.New(size)
@@ -40,7 +40,7 @@ func TestDetachInParts(t *testing.T) {
 		t.Errorf("a layer in use: %v, %v", any, err)
 	}
 	l.owned = l.layers
-	l.rebased(nil) // the remaining pages of the first layer are now stale
+	l.rebased(nil) // makes the remaining pages of the first layer stale
 	extent := func(first, n uint64) vm.Extent {
 		return vm.Extent{GPA: first * page, Length: n * page, Layer: 1, Offset: first * page}
 	}
@@ -64,8 +64,8 @@ func TestDetachInParts(t *testing.T) {
 	}
 }
 
-// A rebase stays within the process's limit on mappings, even before pauses have removed stale
-// mappings.
+// A rebase stays within the process's limit of mappings, even if no pause has removed stale
+// mappings yet.
 func TestMappingsAreBounded(t *testing.T) {
 	const page = guestmem.PageSize
 	l := newLower(nil, 0)
@@ -84,6 +84,6 @@ func TestMappingsAreBounded(t *testing.T) {
 		if lasting, all := l.mappings(); lasting > maxMappings+2 || all > 2*maxMappings+2 {
 			t.Errorf("line %d: %d mappings, %d of them to stay", line, all, lasting)
 		}
-		l.owned = l.layers // and no pause removes any mappings
+		l.owned = l.layers // as a branch does, but without a pause that removes mappings
 	}
 }

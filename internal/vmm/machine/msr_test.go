@@ -9,8 +9,8 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// A host refuses a guest that was shown an immunity which the host lacks. It accepts a guest that
-// has never read the register.
+// A guest is refused if it has read that the processor is immune to a vulnerability and this host's
+// processor is not. A guest that cannot read the MSR is accepted.
 func TestArchCapabilitiesAreComparedWithTheHosts(t *testing.T) {
 	vmtest.NeedKVM(t)
 	sys, err := kvm.Open()

@@ -18,12 +18,12 @@ import (
 const (
 	guestNIC = "eth0"
 
-	// etherType is reserved for experiments (IEEE Std 802), so no kernel sends or answers such
+	// etherType is reserved for experiments (IEEE Std 802), so that no kernel sends or answers such
 	// frames.
 	etherType = 0x88b5
 )
 
-// netUp brings the interface up and returns every received frame to its sender.
+// netUp brings the interface up and sends every received frame back.
 func (g *guest) netUp() error {
 	ctl, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -69,7 +69,7 @@ func (g *guest) echoFrames() {
 	}
 }
 
-// sendFrames sends frames with contents derived from seed.
+// sendFrames sends frames whose content depends on seed.
 func (g *guest) sendFrames(seed, count uint64) error {
 	for i := range count {
 		p := etherFrame(frame.GatewayMAC, frame.GuestMAC, pattern(seed+i, frame.MTU))
@@ -108,13 +108,13 @@ func newWire(t *testing.T) (*wire, *vnet.Peer) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	polled := os.NewFile(uintptr(fd), "frame socket") // Pair returns descriptors without polling
+	polled := os.NewFile(uintptr(fd), "frame socket") // Pair returns descriptors that the runtime's poller does not manage
 	t.Cleanup(func() { polled.Close() })
 	_ = polled.SetReadDeadline(time.Now().Add(10 * patience)) // one deadline for the whole test
 	return &wire{t, polled}, vnet.NewPeer(peer)
 }
 
-// next returns the payload of the next test frame. It skips frames that the guest's kernel sends.
+// next returns the payload of the next frame of the test. It skips frames of the guest's kernel.
 func (w *wire) next() []byte {
 	w.t.Helper()
 	p := make([]byte, frame.MaxMessage)
@@ -136,7 +136,7 @@ func (w *wire) want(payload []byte) {
 	}
 }
 
-// echo sends a frame to the guest and expects it back.
+// echo sends a frame to the guest and checks that it comes back.
 func (w *wire) echo(payload []byte) {
 	w.t.Helper()
 	p := append(make([]byte, frame.HeaderBytes), etherFrame(frame.GuestMAC, frame.GatewayMAC, payload)...)
@@ -146,7 +146,7 @@ func (w *wire) echo(payload []byte) {
 	w.want(payload)
 }
 
-// check sends frames in both directions between the guest of v and w.
+// check sends frames between w and the guest of v, in both directions.
 func (w *wire) check(v *testVM, seed int) {
 	w.t.Helper()
 	const count = 40
@@ -167,8 +167,9 @@ func (w *wire) wantEnd(what string) {
 	}
 }
 
-// Each copy of a machine has its own network, on which the guest's interface continues. This holds
-// in children, in a source after a branch, after a rollback, and after its peer was replaced.
+// Each copy of a machine has its own network, and the guest's interface continues to work on it.
+// The test checks children, a source after a branch, a machine after a rollback, and one whose peer
+// was replaced.
 func TestNetworkGoesOnInEveryCopy(t *testing.T) {
 	h := newHost(t, 2)
 	parent := h.boot(t)
@@ -192,7 +193,7 @@ func TestNetworkGoesOnInEveryCopy(t *testing.T) {
 	child.restoreWith(t, branched, peer)
 	ofChild.check(child, 4)
 	ofSource.check(source, 5)
-	if err := child.Pause(); err != nil { // takes no CPU time from the source
+	if err := child.Pause(); err != nil { // so that it takes no CPU time from the source
 		t.Fatal(err)
 	}
 
@@ -213,5 +214,5 @@ func TestNetworkGoesOnInEveryCopy(t *testing.T) {
 	source.restore(t, base)
 	rolledBack.wantEnd("a peer before a rollback")
 	source.call(t, "frames 9 1000")
-	source.ticks(t) // fails if the guest has detected an error
+	source.ticks(t) // fails if the guest has found a wrong result
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/forkd/forkd/internal/vmm/machine"
 )
 
-// dirty returns the number of bytes in private pages.
+// dirty returns how many bytes the private pages have.
 func (v *testVM) dirty(t *testing.T) uint64 {
 	t.Helper()
 	st, err := v.Stats()
@@ -21,9 +21,9 @@ func (v *testVM) dirty(t *testing.T) uint64 {
 	return st.GuestDirtyBytes
 }
 
-// A machine that is rebased onto each of its branches saves only the pages written since the
-// previous one. Every snapshot in the line is complete: after a branch without a rebase, after a
-// rollback into the line, and after the line was merged into one layer.
+// A machine that is rebased onto each of its branches saves only the pages that were written since
+// the latest one. All snapshots are complete, also after a branch without a rebase, after a
+// rollback to an earlier branch, and after the branches were merged into one layer.
 func TestLineOfBranches(t *testing.T) {
 	h := newHost(t, 2)
 	parent := h.boot(t)
@@ -35,7 +35,7 @@ func TestLineOfBranches(t *testing.T) {
 		model *model
 	}
 	var line []link
-	below, first := base, base // of the source: its current base, and the snapshot that it was restored from
+	below, first := base, base // of the source: what its memory is based on, and the snapshot that it was restored from
 	branch := func(mode vm.BranchMode, since bool) (vmmproto.BranchResult, *snapshot) {
 		m.change(t, source, uint64(60+len(line)))
 		at := below
@@ -60,7 +60,7 @@ func TestLineOfBranches(t *testing.T) {
 		rebase(s)
 	}
 	m.check(t, source, "rebased source")
-	_, _ = branch(vm.BranchLive, false) // the machine is not rebased onto this one
+	_, _ = branch(vm.BranchLive, false) // the machine is not rebased onto this branch
 	m.change(t, source, 99)
 	if err := source.Pause(); err != nil {
 		t.Fatal(err)
@@ -79,7 +79,7 @@ func TestLineOfBranches(t *testing.T) {
 		t.Errorf("all that was written is %d bytes, the last of it %d", all.Save.DirtyBytes, delta.Save.DirtyBytes)
 	}
 	rebase(s)
-	_, s = branch(vm.BranchLive, false) // this releases the earlier layers
+	_, s = branch(vm.BranchLive, false) // releases the earlier layers
 	rebase(s)
 	whole := source.branch(t, below, vm.BranchFull)
 	line = append(line, link{whole, m.clone()})
@@ -90,7 +90,7 @@ func TestLineOfBranches(t *testing.T) {
 	_, s = branch(vm.BranchLive, false)
 	rebase(s)
 	m.check(t, source, "source")
-	if err := source.Pause(); err != nil { // takes no CPU time from the children
+	if err := source.Pause(); err != nil { // so that it takes no CPU time from the children
 		t.Fatal(err)
 	}
 	child := h.newVM(t)
@@ -100,7 +100,7 @@ func TestLineOfBranches(t *testing.T) {
 	}
 }
 
-// A rebase onto any branch but the latest one is refused and changes nothing.
+// A rebase onto any branch except the latest one is refused, and changes nothing.
 func TestRebaseIsRefused(t *testing.T) {
 	h := newHost(t, 1)
 	parent := h.boot(t)

@@ -18,8 +18,8 @@ func sampleShape() *machineShape {
 	}
 }
 
-// A snapshot can only be restored into a machine of the same shape with the same devices. The error
-// names the difference.
+// A snapshot can only be restored in a machine of the same shape, with the same devices. Otherwise
+// the error names the difference.
 func TestShapeIsThatOfTheSnapshot(t *testing.T) {
 	for want, change := range map[string]func(s *machineShape){
 		"":                               func(*machineShape) {},
@@ -50,7 +50,7 @@ func TestShapeIsThatOfTheSnapshot(t *testing.T) {
 	}
 }
 
-// The shape lists the devices of a machine. It does not list the network's slot as a disk.
+// The shape contains the devices of a machine. The slot of the network does not count as a disk.
 func TestShapeListsTheDevicesOfTheMachine(t *testing.T) {
 	m := &Machine{slots: make([]*slot, slotFirstDisk+1)}
 	m.slots[slotNet] = &slot{kind: kindNet}

@@ -14,7 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/vmm/kvm"
 )
 
-// fill fills a KVM record with random bytes.
+// fill fills a KVM struct with random bytes.
 func fill[T kvm.State](r *rand.Rand, v *T) {
 	raw := kvm.Raw(v)
 	for i := range raw {
@@ -57,8 +57,8 @@ type component interface {
 	Restore(r *codec.Reader) error
 }
 
-// Every component restores exactly the state that it saved. It refuses other versions, and every
-// prefix of a saved state.
+// Every component restores the state that it has saved. It refuses other versions, and a state that
+// is truncated at any position.
 func TestComponentsRoundTrip(t *testing.T) {
 	for name, c := range map[string]struct{ saved, empty component }{
 		"vcpu":  {randomVCPU(), &vcpuState{}},
@@ -129,7 +129,7 @@ func TestStateRefusesForeignAndDamagedFiles(t *testing.T) {
 	}
 }
 
-// State files may be forged. A restore of arbitrary bytes may fail or succeed, but must not crash.
+// State files may be forged. Restoring arbitrary bytes may fail or succeed, but must not crash.
 func FuzzState(f *testing.F) {
 	good := sampleState()
 	f.Add(good[len(stateMagic)+4 : len(good)-4])

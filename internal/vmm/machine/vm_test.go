@@ -18,13 +18,13 @@ import (
 	"github.com/forkd/forkd/internal/vmm/regtest"
 )
 
-// model is the expected state of a guest. The host keeps the same bytes as the guest and compares
-// checksums.
+// model is what memory and disk of a guest must contain. The host keeps the same bytes as the
+// guest, and compares checksums.
 type model struct{ memory, disk []byte }
 
 const (
 	memoryMiB = 8
-	diskUsed  = 256 << 10 // bytes of the disk that the tests write
+	diskUsed  = 256 << 10 // bytes of the disk that the tests use
 )
 
 // newModel fills memory and disk of v's guest with known content.
@@ -56,7 +56,7 @@ func (m *model) change(t *testing.T, v *testVM, seed uint64) {
 	m.writeDisk(t, v, int(seed%8)*12<<10, 8<<10, seed)
 }
 
-// check compares the guest with the model, and checks that its devices work. These are the disk,
+// check compares the guest with the model. It also checks that the guest's devices work: the disk,
 // the random number device, streams in both directions, and a worker on every CPU.
 func (m *model) check(t *testing.T, v *testVM, what string) {
 	t.Helper()
@@ -76,12 +76,12 @@ func (m *model) check(t *testing.T, v *testVM, what string) {
 		t.Errorf("%s: %d CPUs, want %d", what, len(before), v.host.shape.VCPUs)
 	}
 	for cpu, n := range before {
-		for v.ticks(t)[cpu] == n { // a CPU that does not run makes the test time out
+		for v.ticks(t)[cpu] == n { // if a CPU does not run, the test times out
 		}
 	}
 }
 
-// ticks returns the number of computations of the worker on each CPU.
+// ticks returns how many computations the worker on each CPU has made.
 func (v *testVM) ticks(t *testing.T) []uint64 {
 	t.Helper()
 	var counts []uint64
@@ -95,8 +95,8 @@ func (v *testVM) ticks(t *testing.T) []uint64 {
 	return counts
 }
 
-// waitAlone waits until s is the guest's only open stream. If another one stays open, the test
-// times out.
+// waitAlone waits until s is the only open stream of the guest. If another stream stays open, the
+// test times out.
 func (s *stream) waitAlone(t *testing.T) {
 	t.Helper()
 	for s.call(t, "streams") != "1" {
@@ -109,7 +109,7 @@ func forVCPUs(t *testing.T, counts []int, f func(t *testing.T, h *host)) {
 	}
 }
 
-// Children of one snapshot begin with its memory and disk, and do not see each other's changes.
+// Children of a snapshot begin with its memory and disk. They do not see each other's changes.
 func TestSaveAndRestore(t *testing.T) {
 	forVCPUs(t, []int{1, 2}, func(t *testing.T, h *host) {
 		parent := h.boot(t)
@@ -123,7 +123,7 @@ func TestSaveAndRestore(t *testing.T) {
 		for i := range uint64(2) {
 			child, m := h.fork(t, s), saved.clone()
 			m.check(t, child, "child")
-			child.dial(t).waitAlone(t) // the guest has noticed the end of the parent's stream
+			child.dial(t).waitAlone(t) // the guest must have noticed the end of the parent's stream
 			for cpu, n := range child.ticks(t) {
 				if n < ticks[cpu] {
 					t.Errorf("the worker on CPU %d has computed %d times in a child, %d times in its parent", cpu, n, ticks[cpu])
@@ -139,7 +139,7 @@ func TestSaveAndRestore(t *testing.T) {
 	})
 }
 
-// Every kind of branch saves the state at its instant, whatever the source does afterwards. A child
+// Every kind of branch saves the state at one instant, whatever the source does afterwards. A child
 // of the branch can be rolled back repeatedly.
 func TestBranchAndRollback(t *testing.T) {
 	forVCPUs(t, []int{1, 2}, func(t *testing.T, h *host) {
@@ -154,12 +154,12 @@ func TestBranchAndRollback(t *testing.T) {
 			m.change(t, source, 30+uint64(i))
 			child := h.fork(t, s)
 			branched.check(t, child, fmt.Sprintf("child of the %v branch", mode))
-			for range 1 + len(s.layers)%2 { // twice if the snapshot has a single layer
+			for range 1 + len(s.layers)%2 { // twice for a snapshot with a single layer
 				branched.clone().change(t, child, 40)
 				child.restore(t, s)
 				branched.check(t, child, fmt.Sprintf("rolled back to the %v branch", mode))
 			}
-			if err := child.Pause(); err != nil { // takes no CPU time from the others
+			if err := child.Pause(); err != nil { // so that it takes no CPU time from the others
 				t.Fatal(err)
 			}
 		}
@@ -167,9 +167,9 @@ func TestBranchAndRollback(t *testing.T) {
 	})
 }
 
-// Vector registers and PKRU of user programs are the same in every child of a saved or branched
-// machine and after a rollback, and the source keeps them too. The guest detects which registers
-// exist: emulated hosts have only XMM.
+// Vector registers and PKRU of user programs have the same values in every child of a saved or
+// branched machine, after a rollback, and in the source. The guest finds out which registers exist,
+// because emulated hosts have only XMM.
 func TestRegistersAreCarried(t *testing.T) {
 	forVCPUs(t, []int{1, 2}, func(t *testing.T, h *host) {
 		parent := h.boot(t)
@@ -198,7 +198,7 @@ func TestRegistersAreCarried(t *testing.T) {
 	})
 }
 
-// Four vCPUs are saved, branched and restored together.
+// A machine with four vCPUs can be saved, branched and restored.
 func TestFourVCPUs(t *testing.T) {
 	h := newHost(t, 4)
 	parent := h.boot(t)
@@ -211,7 +211,7 @@ func TestFourVCPUs(t *testing.T) {
 	s := source.branch(t, base, vm.BranchLive)
 	m.change(t, source, 51)
 	m.check(t, source, "source")
-	if err := source.Pause(); err != nil { // takes no CPU time from the child
+	if err := source.Pause(); err != nil { // so that it takes no CPU time from the child
 		t.Fatal(err)
 	}
 	child := h.fork(t, s)
@@ -235,7 +235,7 @@ func checkPriorities(t *testing.T, vcpus int) {
 	t.Errorf("threads by priority: %v, want two, the lower that of %d vCPUs", threads, vcpus)
 }
 
-// priorities counts the threads of this process by 20 - nice.
+// priorities returns how many threads of this process have each value of 20 - nice.
 func priorities(t *testing.T) map[int]int {
 	t.Helper()
 	program, err := os.ReadFile("/proc/self/comm")
@@ -254,14 +254,15 @@ func priorities(t *testing.T) map[int]int {
 		}
 		name, err := os.ReadFile("/proc/self/task/" + task.Name() + "/comm")
 		raw, errRaw := unix.Getpriority(unix.PRIO_PROCESS, tid)
-		if err == nil && errRaw == nil && string(name) == string(program) { // otherwise exited, or KVM's own worker
+		// skips threads that have exited, and KVM's own thread
+		if err == nil && errRaw == nil && string(name) == string(program) {
 			threads[raw]++
 		}
 	}
 	return threads
 }
 
-// A guest that powers off is reported once, even if it is a copy.
+// If a guest powers off, that is reported once, even if the guest is a copy.
 func TestExitIsReported(t *testing.T) {
 	h := newHost(t, 1)
 	parent := h.boot(t)
@@ -272,8 +273,8 @@ func TestExitIsReported(t *testing.T) {
 	}
 }
 
-// If the host is full, a guest that writes is paused, and paused again if it is resumed too early.
-// It loses no data, not even in a branch taken while it waits.
+// If the host's disk is full, a guest that writes is paused. If it is resumed too early, it is
+// paused again. It loses no data, not even in a branch that is made while it is paused.
 func TestFullHostPausesTheMachine(t *testing.T) {
 	h := newHost(t, 2)
 	parent := h.boot(t)
@@ -318,5 +319,5 @@ func TestFullHostPausesTheMachine(t *testing.T) {
 	}
 	copy(m.disk, pattern(77, 128<<10))
 	m.check(t, v, "after waiting for room")
-	m.check(t, child, "child of a guest that waited") // its disk has space, so the write was completed there
+	m.check(t, child, "child of a guest that waited") // the child's disk has space, so the write has been completed there
 }

@@ -22,13 +22,13 @@ import (
 	vnet "github.com/forkd/forkd/internal/vmm/virtio/net"
 )
 
-// FuzzMachine simulates the vCPU of a machine with all devices but without KVM, and the host around
-// the machine. The fuzzer chooses accesses to memory, registers and ports, and the actions of
-// clients, peers and pauses in between. Nothing must panic or hang. A saved state must be restored
-// and saved again with the same result. No descriptor may stay open.
+// FuzzMachine runs a machine with all devices but without KVM, and simulates its vCPU and the host
+// around it. The fuzzer chooses the guest's accesses to memory, registers and ports, and what
+// clients, peers and pauses do in between. Nothing may panic or hang. Restoring a saved state and
+// saving it again must give the same state. No descriptor may stay open.
 func FuzzMachine(f *testing.F) {
 	pages := bareguest.FreePages()
-	var around []byte // actions of the host between two actions of the guest
+	var around []byte // what the host does between two accesses of the guest
 	for k := range hostKinds {
 		around = append(around, bareguest.Program{{Kind: bareguest.Kinds + k, Value: 1000}}.Encode()...)
 	}
@@ -44,7 +44,7 @@ func FuzzMachine(f *testing.F) {
 		f.Add(slices.Concat(right, around, right))
 	}
 	f.Fuzz(func(t *testing.T, input []byte) {
-		const most = 1000 // longer programs add nothing
+		const most = 1000 // longer programs find nothing more
 		program := bareguest.Decode(input)
 		before := descriptors(t)
 		w := newFuzzed(t)
@@ -62,28 +62,28 @@ func FuzzMachine(f *testing.F) {
 	})
 }
 
-// Actions of the host.
+// Kinds of actions of the host.
 const (
-	hostPause   bareguest.Kind = iota // and resume
+	hostPause   bareguest.Kind = iota // pause and resume
 	hostRestore                       // save and restore
-	hostDial                          // to the guest's port Addr
-	hostSend                          // Value bytes on the youngest stream
-	hostReceive                       // up to Value bytes from the youngest stream
-	hostHangUp                        // close the youngest stream
-	hostFrame                         // of Value bytes, to the guest
-	hostPeer                          // another peer for the network; Value 0: none
+	hostDial                          // connect to the guest's port Addr
+	hostSend                          // send Value bytes on the newest stream
+	hostReceive                       // receive up to Value bytes on the newest stream
+	hostHangUp                        // close the newest stream
+	hostFrame                         // send a frame of Value bytes to the guest
+	hostPeer                          // give the network another peer; Value 0: none
 	hostKinds
 )
 
-// fuzzed is a machine without KVM, with the resources that the host needs to act on it.
+// fuzzed is a machine without KVM, with what the host has of it.
 type fuzzed struct {
 	*Machine
 	t       *testing.T
-	address unix.Sockaddr // of the vsock listener
-	peer    int           // the host's end of the network; -1 for none
+	address unix.Sockaddr // address of the vsock listener
+	peer    int           // the host's end of the frame socket; -1 if none
 
 	mu      sync.Mutex
-	streams []int // to and from the guest
+	streams []int // open streams between host and guest
 }
 
 const (
@@ -91,8 +91,8 @@ const (
 	fuzzDisk   = 1 << 20
 )
 
-// noKVM replaces KVM's ioeventfds and interrupt controllers: kicks arrive by register writes, and
-// interrupts are ignored.
+// noKVM replaces KVM's ioeventfds and interrupt controllers. The guest notifies devices by writes
+// to registers, and interrupts are ignored.
 type noKVM struct{}
 
 func (noKVM) Line(uint32) virtio.Interrupt         { return unheard{} }
@@ -149,7 +149,7 @@ func (w *fuzzed) guestConn(_ uint32, fd int) error {
 	return nil
 }
 
-// do executes one Op. An error means that the guest has ended the machine.
+// do executes one access of the guest. An error means that the guest has ended the machine.
 func (w *fuzzed) do(op bareguest.Op) error {
 	if op.Kind >= bareguest.Kinds {
 		w.host(op)
@@ -160,7 +160,7 @@ func (w *fuzzed) do(op bareguest.Op) error {
 	p, gpa := value[:op.Kind.Width()], guestmem.GPA(op.Addr)
 	switch op.Kind {
 	case bareguest.Store8, bareguest.Store16, bareguest.Store32, bareguest.Store64:
-		if w.mem.WriteAt(p, gpa) != nil { // no RAM
+		if w.mem.WriteAt(p, gpa) != nil { // no RAM at this address
 			return w.mmio(gpa, p, true)
 		}
 	case bareguest.Load8, bareguest.Load16, bareguest.Load32, bareguest.Load64:
@@ -168,14 +168,14 @@ func (w *fuzzed) do(op bareguest.Op) error {
 	case bareguest.Out8, bareguest.Out16, bareguest.Out32, bareguest.In8, bareguest.In16, bareguest.In32:
 		return w.io(uint16(op.Addr), len(p), p, op.Kind <= bareguest.Out32)
 	case bareguest.Spin:
-		time.Sleep(50 * time.Microsecond) // gives devices time to process requests
+		time.Sleep(50 * time.Microsecond) // time for the devices to process requests
 	case bareguest.Outs:
 		return w.io(uint16(op.Addr), 1, make([]byte, op.Value%guestmem.PageSize), true)
 	}
 	return nil
 }
 
-// host executes an action of the host.
+// host executes one action of the host.
 func (w *fuzzed) host(op bareguest.Op) {
 	switch n := int(op.Value % frame.MaxMessage); (op.Kind - bareguest.Kinds) % hostKinds {
 	case hostPause:
@@ -188,14 +188,14 @@ func (w *fuzzed) host(op bareguest.Op) {
 	case hostDial:
 		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 		w.must(err)
-		if unix.Connect(fd, w.address) == nil { // otherwise too many are waiting
+		if unix.Connect(fd, w.address) == nil { // fails if too many connections wait
 			_, err = fmt.Fprintf(fdWriter(fd), "CONNECT %d\n", op.Addr)
 			w.must(err)
 		}
 		w.must(w.guestConn(0, fd))
 	case hostSend:
 		if fd := w.youngest(); fd >= 0 {
-			_, _ = fdWriter(fd).Write(make([]byte, n)) // the socket may be full or closed
+			_, _ = fdWriter(fd).Write(make([]byte, n)) // an error means that the socket is full or closed
 		}
 	case hostReceive:
 		if fd := w.youngest(); fd >= 0 {
@@ -217,7 +217,7 @@ func (w *fuzzed) host(op bareguest.Op) {
 	}
 }
 
-// fdWriter writes to a socket as much as it accepts without waiting.
+// fdWriter writes to a socket what it accepts without blocking.
 type fdWriter int
 
 func (fd fdWriter) Write(p []byte) (int, error) {

@@ -20,10 +20,10 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// These tests use real KVM with a machine that has no guest. A guest does not matter for the KVM
-// calls of New, Save and Restore, or for their order.
+// These tests use real KVM and a machine without a guest. The KVM calls of New, Save and Restore,
+// and their order, do not depend on a guest.
 
-// newBare makes a machine of two vCPUs without a guest.
+// newBare returns a machine with two vCPUs and without a guest.
 func newBare(t *testing.T, sys *kvm.System) (*Machine, error) {
 	t.Helper()
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(vmtest.ShortDir(t), "v")})
@@ -73,8 +73,7 @@ func mustBare(t *testing.T, sys *kvm.System) *Machine {
 	return m
 }
 
-// tamper changes the state of m with edit and writes it to a file. edit may leave either argument
-// unchanged.
+// tamper writes the state of m, after edit has changed it, to a file.
 func tamper(t *testing.T, m *Machine, edit func(whole *vmState, cpus []*vcpuState)) *os.File {
 	t.Helper()
 	p, err := m.saveState()
@@ -126,8 +125,8 @@ func tamper(t *testing.T, m *Machine, edit func(whole *vmState, cpus []*vcpuStat
 	return f
 }
 
-// A restore sets the TSC rate that the guest has measured. If the host cannot provide the rate, the
-// error names it.
+// A restore sets the TSC rate that the guest has measured. If the host does not support the rate,
+// the error names it.
 func TestRestoreSetsTheTSCRate(t *testing.T) {
 	sys := openKVM(t)
 	m := mustBare(t, sys)
@@ -158,10 +157,10 @@ func TestRestoreSetsTheTSCRate(t *testing.T) {
 	}
 }
 
-// A restore makes TSCs synchronous again that were read a long time apart.
+// Saved TSCs may have been read a long time apart. A restore makes them synchronous again.
 func TestRestoreAlignsTSCs(t *testing.T) {
 	m := mustBare(t, openKVM(t))
-	const apart = 1 << 45 // hours
+	const apart = 1 << 45 // several hours
 	f := tamper(t, m, func(_ *vmState, cpus []*vcpuState) {
 		findMSR(cpus[1].msrs, cpuid.MSRTSC).Data += apart
 	})
@@ -176,15 +175,16 @@ func TestRestoreAlignsTSCs(t *testing.T) {
 		}
 		tsc[i] = entries[0].Data
 	}
-	if tsc[1]-tsc[0] >= apart/2 { // vCPU 1 is read later, so this is positive
+	if tsc[1]-tsc[0] >= apart/2 { // positive, because vCPU 1 is read later
 		t.Errorf("the TSCs are %#x and %#x", tsc[0], tsc[1])
 	}
 }
 
-// A restore refuses a guest that was shown an immunity which this host lacks.
+// A guest is refused if it has read that the processor is immune to a vulnerability and this host's
+// processor is not.
 func TestRestoreComparesArchCapabilities(t *testing.T) {
 	m := mustBare(t, openKVM(t))
-	for i := range m.cpuid { // as if the template showed the register
+	for i := range m.cpuid { // as if the template did not hide the MSR
 		for j := range m.cpuid[i] {
 			if e := &m.cpuid[i][j]; e.Function == 7 && e.Index == 0 {
 				e.Edx |= 1 << 29
@@ -226,14 +226,14 @@ func TestSaveFindsAnMSRThatNoRestoreCouldSet(t *testing.T) {
 	if err := save("good"); err != nil {
 		t.Fatal(err)
 	}
-	const perfStatus = 0x198 // IA32_PERF_STATUS: KVM returns a value for it, but refuses to set it
+	const perfStatus = 0x198 // IA32_PERF_STATUS: KVM can read it but refuses to set it
 	m.msrs = append(m.msrs, perfStatus)
 	if err := save("bad"); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("MSR %#x", perfStatus)) {
 		t.Errorf("a save with an MSR that cannot be set: %v", err)
 	}
 }
 
-// A missing capability is detected before anything is created.
+// A missing capability is noticed before anything is created.
 func TestNewChecksCapabilitiesFirst(t *testing.T) {
 	vmtest.NeedKVM(t)
 	fd, err := unix.Open("/dev/kvm", unix.O_RDWR|unix.O_CLOEXEC, 0)
@@ -250,7 +250,7 @@ func TestNewChecksCapabilitiesFirst(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer null.Close()
-	if err := unix.Dup3(int(null.Fd()), fd, unix.O_CLOEXEC); err != nil { // this file has no KVM capabilities
+	if err := unix.Dup3(int(null.Fd()), fd, unix.O_CLOEXEC); err != nil { // stands for a KVM without capabilities
 		t.Fatal(err)
 	}
 	if _, err := newBare(t, sys); !errors.Is(err, unix.ENOTTY) || !strings.Contains(err.Error(), "check KVM capability") {
@@ -262,7 +262,7 @@ func TestNewChecksCapabilitiesFirst(t *testing.T) {
 const enableCap = 0x4068aea3
 
 // New enables each part of the policy that the host supports. The test traces system calls, because
-// a VM's settings cannot be read back.
+// a VM's settings cannot be read.
 func TestNewSetsThePolicy(t *testing.T) {
 	sys := openKVM(t)
 	want := 0
@@ -317,8 +317,8 @@ func TestNewSetsThePolicy(t *testing.T) {
 	}
 }
 
-// A restore refuses, by name, a snapshot that shows CPUID bits which no template shows, or sets a
-// register that no save reads. KVM would accept both.
+// A snapshot is refused if it shows CPUID bits that every template hides, or sets an MSR that no
+// save reads. The error names it. KVM itself would accept both.
 func TestRestoreRefusesWhatNoSaveWrites(t *testing.T) {
 	sys := openKVM(t)
 	const smbase = 0x9e // IA32_SMBASE

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Registers of each width keep their values, even if the kernel reschedules the thread in between.
+// Registers of each width keep their values, even if the kernel schedules the thread in between.
 func TestHold(t *testing.T) {
 	t.Logf("this processor has %v", Held())
 	holds := map[string]func(want, got *registers, signal *Signal){XMM: hold128}
@@ -61,7 +61,7 @@ func TestChangedRegistersAreNamed(t *testing.T) {
 	for _, c := range []struct {
 		change func(r *registers)
 		name   string
-		width  int // the narrowest width that includes these registers
+		width  int // smallest width whose registers include these
 		pkru   bool
 	}{
 		{func(r *registers) { r.vector[15][15] ^= 1 }, "xmm15 ", 16, false},
@@ -82,7 +82,7 @@ func TestChangedRegistersAreNamed(t *testing.T) {
 	}
 }
 
-// A mix-up of two registers is detected only if all values differ.
+// All values differ, so that Hold notices if two registers are exchanged.
 func TestValuesDiffer(t *testing.T) {
 	a, b := values(1), values(2)
 	var all []string

@@ -14,13 +14,13 @@ import (
 	"github.com/forkd/forkd/internal/vmm/guestmem"
 )
 
-// writer writes increasing numbers to random words of its part of the memory, and records the
-// expected content. It can be stopped between two writes.
+// writer writes increasing numbers to random words in its part of the memory, and records what the
+// memory must contain. It can be stopped between two writes.
 type writer struct {
 	from, pages uint64
 	write       func(gpa guestmem.GPA, word []byte) error
 
-	mu   sync.Mutex // held while writing
+	mu   sync.Mutex // held during a write
 	seq  uint64
 	want map[guestmem.GPA]uint64
 }
@@ -34,7 +34,7 @@ func (w *writer) run(t *testing.T, seed uint64, stop *atomic.Bool) {
 			x ^= x << 17
 			page := x % w.pages
 			if x>>60 != 0 {
-				page %= w.pages/8 + 1 // like a guest, it writes mostly to a few pages
+				page %= w.pages/8 + 1 // mostly a few pages, as in a guest
 			}
 			w.seq++
 			gpa := guestmem.GPA((w.from+page)*guestmem.PageSize + x>>40%500*8)
@@ -63,8 +63,9 @@ func (w *writer) check(t *testing.T, m *guestmem.Memory, round int) {
 	}
 }
 
-// Layers repeatedly replace the pages that they equal, while a "vCPU" and a "device" write. No
-// write is lost, only pages that differ from the layers are private, and replaced memory is freed.
+// Layers replace unchanged pages again and again, while a "vCPU" and a "device" write. No write is
+// lost, only pages that differ from the layers are private, and the memory of replaced pages is
+// freed.
 func TestReplaceUnderFire(t *testing.T) {
 	m, f, dir := newFrozenMemory(t, 8*mib)
 	tracker, err := guestmem.NewTracker("/proc")
@@ -84,7 +85,7 @@ func TestReplaceUnderFire(t *testing.T) {
 		}
 		view, err := m.ReadView(gpa, len(word))
 		if err == nil {
-			_, err = unix.Pread(int(src.Fd()), view, 0) // faults inside a system call, as a vCPU does
+			_, err = unix.Pread(int(src.Fd()), view, 0) // faults in a system call, as a vCPU does
 		}
 		return err
 	}}
@@ -145,7 +146,7 @@ func TestReplaceUnderFire(t *testing.T) {
 		if complete, err := c.Copy(func() bool { return false }); err != nil || !complete {
 			t.Fatal(complete, err)
 		}
-		if round%3 == 2 { // the capture is dropped without a rebase
+		if round%3 == 2 { // releases the capture without a rebase
 			if err := c.Release(); err != nil {
 				t.Fatal(err)
 			}
@@ -173,8 +174,8 @@ func TestReplaceUnderFire(t *testing.T) {
 	}
 }
 
-// After many faults, one fault opens several pages. A guest that writes all captured pages does not
-// fault for every page, and pages that were opened together are not replaced.
+// After many faults, one fault opens several pages. So a guest that writes all captured pages does
+// not fault for each of them. Pages that were opened in this way are not replaced.
 func TestManyWritersOpenMoreThanTheirPage(t *testing.T) {
 	m, f, dir := newFrozenMemory(t, 8*mib)
 	if err := m.WriteAt(bytes.Repeat([]byte{7}, 8*mib), 0); err != nil {

@@ -16,8 +16,8 @@ import (
 
 const mib = 1 << 20
 
-// newFrozenMemory returns memory over a tmpfs layer and its freezer. It skips the test if the host
-// has no userfaultfd.
+// newFrozenMemory returns memory over a layer on tmpfs, with its Freezer. It skips the test if the
+// host has no userfaultfd.
 func newFrozenMemory(t *testing.T, size uint64) (*guestmem.Memory, *Freezer, string) {
 	t.Helper()
 	dev, err := unix.Open("/dev/userfaultfd", unix.O_RDWR|unix.O_CLOEXEC, 0)
@@ -45,8 +45,8 @@ func newFrozenMemory(t *testing.T, size uint64) (*guestmem.Memory, *Freezer, str
 	if err := base.Truncate(int64(size / 2)); err != nil {
 		t.Fatal(err)
 	}
-	// The lower half is mapped from a file, like a forked guest's memory. The upper half is
-	// anonymous, like a booted guest's.
+	// The lower half is mapped from a file, as in a fork. The upper half is anonymous, as after a
+	// boot.
 	if err := m.Map(0, size/2, int(base.Fd()), 0); err != nil {
 		t.Fatal(err)
 	}
@@ -60,11 +60,11 @@ func newFrozenMemory(t *testing.T, size uint64) (*guestmem.Memory, *Freezer, str
 	return m, f, dir
 }
 
-// scribbler writes increasing numbers to random words of the memory. Like a vCPU, it faults inside
-// a system call and can be stopped.
+// scribbler writes increasing numbers to random words of the memory. Like a vCPU, it faults in a
+// system call, and can be stopped.
 type scribbler struct {
 	mem  *guestmem.Memory
-	mu   sync.Mutex // held while writing: taking it stops the "vCPU"
+	mu   sync.Mutex // held during a write; locking it stops the "vCPU"
 	stop atomic.Bool
 	seq  uint64
 	src  *os.File
@@ -97,8 +97,8 @@ func (s *scribbler) run(t *testing.T, seed uint64) {
 	}
 }
 
-// A capture contains the memory at one instant, although "vCPUs" and "devices" write while it is
-// copied. The test takes many captures.
+// A capture contains the memory as it was at one instant, although "vCPUs" and "devices" write
+// while it is copied. The test makes many captures.
 func TestFreezeIsOneInstantUnderFire(t *testing.T) {
 	m, f, dir := newFrozenMemory(t, 16*mib)
 	tracker, err := guestmem.NewTracker("/proc")
@@ -114,7 +114,7 @@ func TestFreezeIsOneInstantUnderFire(t *testing.T) {
 	var wg sync.WaitGroup
 	wg.Go(func() { cpu.run(t, 88172645463325252) })
 	var devStop atomic.Bool
-	var dev sync.Mutex // a device's run lock
+	var dev sync.Mutex // stands for a device's run lock
 	wg.Go(func() {
 		for i := uint64(0); !devStop.Load(); i++ {
 			dev.Lock()
@@ -188,7 +188,7 @@ func freezeOnce(t *testing.T, m *guestmem.Memory, f *Freezer, tracker *guestmem.
 	return faults
 }
 
-// A full disk makes the capture fail, but nothing else.
+// A full disk makes the capture fail, and nothing else.
 func TestAFailedCaptureLeavesTheMemoryWritable(t *testing.T) {
 	m, f, _ := newFrozenMemory(t, 2*mib)
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
@@ -223,7 +223,7 @@ func TestAFailedCaptureLeavesTheMemoryWritable(t *testing.T) {
 	_, _ = c.Copy(func() bool { return false })
 }
 
-// If the layer's disk is full while a device writes, the branch fails but the device does not
+// If a device writes while the layer's disk is full, the branch fails, but the device does not
 // notice.
 func TestDevicesDoNotSeeAFailedCapture(t *testing.T) {
 	m, f, _ := newFrozenMemory(t, 2*mib)
@@ -261,8 +261,9 @@ func TestDevicesDoNotSeeAFailedCapture(t *testing.T) {
 	_, _ = c.Copy(func() bool { return false })
 }
 
-// A device that is about to write a range makes all of its pages writable, whatever their state:
-// not frozen, in the layer, or written since. The layer has the bytes of the moment of the freeze.
+// When a device is about to write a range, all pages of the range become writable, whether they
+// were not frozen, already in the layer, or already written. The layer contains the bytes at the
+// moment of the freeze.
 func TestDeviceOpensARange(t *testing.T) {
 	const size, page = 2 * mib, guestmem.PageSize
 	m, f, dir := newFrozenMemory(t, size)
@@ -285,7 +286,7 @@ func TestDeviceOpensARange(t *testing.T) {
 		t.Fatal(err)
 	}
 	looks := 0
-	if _, err := c.Copy(func() bool { looks++; return looks > 1 }); err != nil { // one piece
+	if _, err := c.Copy(func() bool { looks++; return looks > 1 }); err != nil { // copies one piece only
 		t.Fatal(err)
 	}
 	for _, at := range []guestmem.GPA{5 * page, 150*page + 7, 302 * page} {

@@ -45,7 +45,7 @@ func start(t testing.TB, o *Overlay) *guest {
 	return g
 }
 
-// request executes a request with the data out. It returns the status and the data read.
+// request executes a request with the data out. It returns the status and the data that was read.
 func (g *guest) request(kind uint32, sector uint64, out []byte, in uint32) (status byte, data []byte) {
 	g.t.Helper()
 	g.submit(kind, sector, out, in)
@@ -62,7 +62,7 @@ func (g *guest) submit(kind uint32, sector uint64, out []byte, in uint32) {
 		g.t.Fatal(err)
 	}
 	dataAt := guestmem.GPA(bufBase + headerSize + len(out))
-	g.ring.Add(virtiotest.Buf{GPA: bufBase, Len: 7}, // a header may be split anywhere
+	g.ring.Add(virtiotest.Buf{GPA: bufBase, Len: 7}, // a driver may split a header at any position
 		virtiotest.Buf{GPA: bufBase + 7, Len: headerSize - 7 + uint32(len(out))},
 		virtiotest.Buf{GPA: dataAt, Len: in, Write: true}, virtiotest.Buf{GPA: dataAt + guestmem.GPA(in), Len: 1,
 			Write: true})
@@ -149,8 +149,7 @@ func TestBadRequestsGetAStatus(t *testing.T) {
 	}
 }
 
-// TestFailedWriteLeavesOldData makes every write fail, as on a full file system, by a top that is
-// open for reading only.
+// TestFailedWriteLeavesOldData uses a top that is open for reading only, so that every write fails.
 func TestFailedWriteLeavesOldData(t *testing.T) {
 	o := newDisk(t, 4*cluster, bytes.Repeat([]byte{7}, 4*cluster))
 	g := start(t, o)
@@ -177,8 +176,8 @@ func TestFailedWriteLeavesOldData(t *testing.T) {
 	}
 }
 
-// TestRestoreServesLostKicks saves a device with a request that was not kicked, and restores
-// another device over the same memory.
+// TestRestoreServesLostKicks saves a device that has a request of which it was not notified, and
+// restores another device over the same memory.
 func TestRestoreServesLostKicks(t *testing.T) {
 	o := newDisk(t, 16*cluster, bytes.Repeat([]byte{9}, 16*cluster))
 	g := start(t, o)
@@ -222,10 +221,10 @@ func TestRestoreServesLostKicks(t *testing.T) {
 	}
 }
 
-// A pause waits for one request, not for all requests that the guest has queued.
+// A pause waits for one request, and not for all that the guest has queued.
 func TestRequestsStopForAPause(t *testing.T) {
 	g := start(t, newDisk(t, 64*cluster, nil))
-	g.tr.Quiesce() // holds the requests back; the test calls the device itself
+	g.tr.Quiesce() // so that only the test calls the device
 	defer func() {
 		if err := g.tr.Unquiesce(); err != nil {
 			t.Error(err)
@@ -256,7 +255,7 @@ func TestRequestsStopForAPause(t *testing.T) {
 	d.Reset()
 }
 
-// A guest keeps the run lock only for a few requests, however large they are.
+// A guest keeps the run lock busy only for a few requests, however large they are.
 func TestBytesInOneTurnAreBounded(t *testing.T) {
 	const large = 1 << 20
 	mem, err := guestmem.New(8 << 20)
@@ -265,7 +264,7 @@ func TestBytesInOneTurnAreBounded(t *testing.T) {
 	}
 	defer mem.Close()
 	ring := virtiotest.NewRing(t, mem, ringBase, 64, func() {})
-	if err := mem.WriteAt(make([]byte, headerSize), bufBase); err != nil { // reads sector 0
+	if err := mem.WriteAt(make([]byte, headerSize), bufBase); err != nil { // header of a request that reads sector 0
 		t.Fatal(err)
 	}
 	const requests = 20

@@ -19,8 +19,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/virtiotest"
 )
 
-// inNamespace runs the test again in a child process that may mount. It reports whether this
-// process is that child.
+// inNamespace runs the test again in a child process that may mount file systems. It returns true
+// in that child.
 func inNamespace(t *testing.T) bool {
 	const mark = "FORKD_TEST_NAMESPACE"
 	if os.Getenv(mark) != "" {
@@ -42,8 +42,8 @@ func inNamespace(t *testing.T) bool {
 	return false
 }
 
-// A write that finds no space on the host gets no response until there is space again, and the
-// requests after it wait. No data is lost and the guest sees no error.
+// A write that finds no space on the host gets no response until there is space, and the requests
+// after it wait. No data is lost, and the guest sees no error.
 func TestWritesWaitForRoom(t *testing.T) {
 	if !inNamespace(t) {
 		return
@@ -72,7 +72,7 @@ func TestWritesWaitForRoom(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ballast := filepath.Join(dir, "ballast") // takes all the space
+	ballast := filepath.Join(dir, "ballast") // a file that takes all the space
 	if err := os.WriteFile(ballast, make([]byte, 1<<20), 0o600); err == nil {
 		t.Fatal("the file system is not full")
 	}
@@ -93,11 +93,11 @@ func TestWritesWaitForRoom(t *testing.T) {
 	g.submit(typeOut, 0, payload, 0)
 	g.ring.Kick()
 	<-full
-	g.tr.Quiesce() // as the machine does; there were no responses yet
+	g.tr.Quiesce() // as the machine does; there are no responses yet
 	if n := g.irq.Count(); n != 0 {
 		t.Errorf("%d interrupts for a write that found no room", n)
 	}
-	if err := g.tr.Unquiesce(); err != nil { // resumed too early
+	if err := g.tr.Unquiesce(); err != nil { // as if the machine were resumed too early
 		t.Fatal(err)
 	}
 	<-full
@@ -116,7 +116,7 @@ func TestWritesWaitForRoom(t *testing.T) {
 	}
 }
 
-// An exhausted quota is handled like a full disk: the guest sees no error.
+// A disk quota that is exhausted is handled like a full disk: the guest sees no error.
 func TestQuotaIsNoRoom(t *testing.T) {
 	for _, full := range []error{unix.ENOSPC, unix.EDQUOT} {
 		if _, pending := result(&os.PathError{Op: "write", Path: "top", Err: full}); !errors.Is(pending, full) {

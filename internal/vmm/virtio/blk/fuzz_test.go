@@ -9,7 +9,7 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/virtiotest"
 )
 
-// FuzzDevice serves rings and requests with arbitrary content. The base image must not change.
+// FuzzDevice serves rings and requests with arbitrary content. The base image must stay unchanged.
 func FuzzDevice(f *testing.F) {
 	for kind := range byte(14) {
 		header := make([]byte, headerSize+2*segmentSize)

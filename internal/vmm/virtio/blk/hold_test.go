@@ -16,24 +16,25 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/virtq"
 )
 
-// holdDisk is the size of the disks for hostile requests, below announcedZero.
+// holdDisk is the size of the disks for hostile requests. It is below announcedZero.
 const holdDisk = 32 << 20
 
-// The maximum work between two checks for a pause: 1 MiB in one call for each cluster. The rest
-// allows for the bitmap, partial clusters, and the measurement itself.
+// The most that a device may do between two calls of Transport.Wanted: process 1 MiB, with one
+// system call for each cluster. The rest is for the bitmap, partial clusters, and the measurement
+// itself.
 const (
 	mostBytes = 1<<20 + 64<<10
 	mostCalls = 256 + 32
 )
 
-// hostile are the requests that keep a device busy longest, over a fragmented top. Their data, of
-// maxRequest bytes, is at dataAt in the guest's memory.
+// hostile are the requests that keep a device busy longest, over a fragmented top. Their data has
+// maxRequest bytes and is at dataAt in guest memory.
 var hostile = []struct {
 	name    string
 	kind    uint32
 	sector  uint64
-	segment uint32 // sectors of each segment, for lists of segments
-	count   int    // segments
+	segment uint32 // sectors of each segment, for requests with a list of segments
+	count   int    // number of segments
 	size    uint32 // bytes of data, for other requests
 }{
 	{name: "read", kind: typeIn, size: maxRequest},
@@ -50,7 +51,7 @@ const (
 	dataAt     = 1 << 20
 )
 
-// submitHostile puts request i of hostile into a new queue.
+// submitHostile makes a new queue with request number i of hostile.
 func submitHostile(t testing.TB, mem *guestmem.Memory, i int) *virtq.Queue {
 	t.Helper()
 	r := hostile[i]
@@ -77,7 +78,7 @@ func submitHostile(t testing.TB, mem *guestmem.Memory, i int) *virtq.Queue {
 	return q
 }
 
-// fragmentedDisk returns a disk in dir whose files, above the base, have one extent per cluster.
+// fragmentedDisk returns a disk in dir. Its files above the base have one extent for each cluster.
 func fragmentedDisk(t testing.TB, dir string) *Overlay {
 	t.Helper()
 	base, err := os.CreateTemp(dir, "base")
@@ -109,10 +110,10 @@ func fragmentedDisk(t testing.TB, dir string) *Overlay {
 	return o
 }
 
-// fileSystems are the kinds of file system that the test creates. ramfs cannot punch holes.
+// fileSystems are the kinds of file systems that the test makes. ramfs cannot punch holes.
 var fileSystems = []struct {
 	name string
-	make []string // program that makes one in a file; empty for file systems without a file
+	make []string // command that makes a file system in a file; empty if it needs no file
 }{
 	{"tmpfs", nil},
 	{"ramfs", nil},
@@ -158,7 +159,7 @@ func mountNew(t testing.TB, name string, mkfs []string) string {
 }
 
 // A pause waits for one piece of a request, however fragmented the disk is and whatever the guest
-// requests. The test logs a table of the longest waits.
+// requests. The test logs the longest waits as a table.
 func TestHoldIsBounded(t *testing.T) {
 	if !inNamespace(t) {
 		return
@@ -185,7 +186,7 @@ func TestHoldIsBounded(t *testing.T) {
 	}
 }
 
-// holdOf serves request i of hostile completely.
+// holdOf serves request number i of hostile completely, and returns the measurements.
 func holdOf(t testing.TB, dir string, i int) *virtiotest.Hold {
 	t.Helper()
 	mem, err := guestmem.New(holdMemory)
@@ -225,7 +226,7 @@ func hostileStatus(t testing.TB, mem *guestmem.Memory, i int) byte {
 	return s[0]
 }
 
-// allocated returns how many bytes a file occupies on its file system.
+// allocated returns how many bytes a file takes on its file system.
 func allocated(t testing.TB, f *os.File) uint64 {
 	t.Helper()
 	info, err := f.Stat()

@@ -25,7 +25,7 @@ func newTop(t testing.TB, dir string, size uint64) *os.File {
 	return f
 }
 
-// newDisk returns a disk of size bytes over a base with the given content.
+// newDisk returns a disk of size bytes. base is the content of its base image.
 func newDisk(t testing.TB, size uint64, base []byte) *Overlay {
 	t.Helper()
 	dir := t.TempDir()
@@ -45,8 +45,8 @@ func newDisk(t testing.TB, size uint64, base []byte) *Overlay {
 	return o
 }
 
-// TestOverlayAgreesWithModel applies random operations to an overlay and to a byte slice, and
-// freezes the overlay's top now and then.
+// TestOverlayAgreesWithModel applies random operations to an overlay and to a byte slice. Now and
+// then it freezes the overlay's top.
 func TestOverlayAgreesWithModel(t *testing.T) {
 	const size = 40*cluster + 3*sectorSize
 	rng := rand.New(rand.NewPCG(7, 7))
@@ -77,7 +77,8 @@ func TestOverlayAgreesWithModel(t *testing.T) {
 	}
 }
 
-// stepWithModel applies a random operation to n bytes at off of o and of model, or compares them.
+// stepWithModel applies one random operation to n bytes at off, both of o and of model, or compares
+// the two.
 func stepWithModel(t *testing.T, o *Overlay, model []byte, rng *rand.Rand, off, n uint64) {
 	t.Helper()
 	switch rng.IntN(8) {
@@ -116,7 +117,7 @@ func stepWithModel(t *testing.T, o *Overlay, model []byte, rng *rand.Rand, off, 
 	}
 }
 
-// mergeFrom merges the layers of o from number first to the last one below the top.
+// mergeFrom merges the layers of o from number first up to the one below the top.
 func mergeFrom(t *testing.T, o *Overlay, first int) {
 	t.Helper()
 	var files []*os.File
@@ -181,7 +182,7 @@ func TestSwapTopFreezesTheOldOne(t *testing.T) {
 	if after, err := os.ReadFile(frozen); err != nil || !bytes.Equal(before, after) {
 		t.Fatalf("the frozen layer has changed (%v)", err)
 	}
-	// Linux grants this lease only if no process has the file open for writing, or mapped.
+	// Linux grants this lease only if no process has the file open for writing, or has it mapped.
 	reader := forReading(t, o.layers[0])
 	defer reader.Close()
 	if _, err := unix.FcntlInt(reader.Fd(), unix.F_SETLEASE, unix.F_RDLCK); err != nil {
@@ -189,7 +190,7 @@ func TestSwapTopFreezesTheOldOne(t *testing.T) {
 	}
 }
 
-// A swap that fails changes nothing.
+// If a swap fails, it changes nothing.
 func TestSwapTopRefusesWrongFiles(t *testing.T) {
 	o := newDisk(t, 8*cluster, nil)
 	other := newTop(t, t.TempDir(), 8*cluster)
@@ -207,7 +208,7 @@ func TestSwapTopRefusesWrongFiles(t *testing.T) {
 			t.Errorf("%s: the disk afterwards: %v", name, err)
 		}
 		for _, f := range files {
-			f.Close() // fails if the file does not exist
+			f.Close() // Close of a nil file only returns an error
 		}
 	}
 }

@@ -12,17 +12,17 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/virtq"
 )
 
-// A pause can stop a request between any two pieces. The machine continues the request after the
-// pause, while a branch of that moment executes it again from the start. Both end with the same
-// disk, the same data in the guest's memory, and one response.
+// A pause can stop a request after any of its pieces. After the pause, the machine continues the
+// request. A branch that is made during the pause executes the request again from its start. Both
+// end with the same disk, the same data in guest memory, and one response.
 func TestPauseInsideARequest(t *testing.T) {
 	for i, r := range hostile {
 		if r.kind == typeFlush {
-			continue // this request has only one piece
+			continue // the request has only one piece
 		}
 		t.Run(r.name, func(t *testing.T) {
 			want := runPaused(t, i, -1)
-			pieces := want.looks - 2 // one check before the first piece, one after the last
+			pieces := want.looks - 2 // there is a check before the first piece, and one after the last
 			if pieces < 2 {
 				t.Fatalf("the request was done in %d pieces: it cannot be paused", pieces)
 			}
@@ -39,13 +39,13 @@ func TestPauseInsideARequest(t *testing.T) {
 	}
 }
 
-// ending is the result of a request in a machine, or in a branch of the machine.
+// ending is how a request ends, in a machine or in its branch.
 type ending struct {
-	looks         int // how often the device checked for a pause
+	looks         int // how often the device called Wanted
 	parent, child string
 }
 
-// runPaused serves request i of hostile, and pauses and branches at the given check.
+// runPaused serves request number i of hostile. At the given check it pauses and branches.
 func runPaused(t *testing.T, i, at int) (e ending) {
 	mem := newHoldMemory(t)
 	o := fragmentedDisk(t, t.TempDir())
@@ -89,7 +89,7 @@ func newHoldMemory(t *testing.T) *guestmem.Memory {
 	return mem
 }
 
-// branchAndFinish branches d, gives it a new top, and serves the branch's queue completely.
+// branchAndFinish makes a branch of d, and serves the branch's queue to its end. d gets a new top.
 func branchAndFinish(t *testing.T, d *Device, q *virtq.Queue, mem *guestmem.Memory, i int) string {
 	t.Helper()
 	var w codec.Writer
@@ -107,7 +107,7 @@ func branchAndFinish(t *testing.T, d *Device, q *virtq.Queue, mem *guestmem.Memo
 		}
 		files = append(files, g)
 	}
-	files[len(files)-1].Close() // the parent's new top; the branch has its own top
+	files[len(files)-1].Close() // the new top belongs to the parent, and the branch has another
 	files[len(files)-1] = newTop(t, dir, holdDisk)
 	o, err := NewOverlay(files, holdDisk)
 	if err != nil {
@@ -153,7 +153,7 @@ func layerFiles(o *Overlay) (files []*os.File) {
 	return files
 }
 
-// contents describes the disk, the guest's memory and the number of remaining requests.
+// contents describes the disk, the guest's memory, and how many requests are left.
 func contents(t *testing.T, o *Overlay, q *virtq.Queue, mem *guestmem.Memory, i int) string {
 	t.Helper()
 	disk, memory := make([]byte, holdDisk), make([]byte, holdMemory)
@@ -172,8 +172,8 @@ func contents(t *testing.T, o *Overlay, q *virtq.Queue, mem *guestmem.Memory, i 
 	return string(disk) + string(memory)
 }
 
-// The device announces small limits, accepts the limits of earlier releases, and refuses larger
-// requests.
+// The device announces small limits, accepts the larger ones that earlier releases announced, and
+// refuses requests above those.
 func TestLimitsOfZeroing(t *testing.T) {
 	g := start(t, newDisk(t, 4*cluster, nil))
 	le := binary.LittleEndian

@@ -8,8 +8,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/virtiotest"
 )
 
-// FuzzRegisters is a hostile driver: it stores values to registers, sometimes while the device
-// runs.
+// FuzzRegisters is a hostile driver that stores arbitrary values to registers, also while the
+// device runs.
 func FuzzRegisters(f *testing.F) {
 	f.Add([]byte{0x70 / 4, 1, 0x70 / 4, 3, 0x24 / 4, 1, 0x20 / 4, 1, 0x70 / 4, 11, 0x38 / 4, 8, 0x44 / 4, 1, 0x70 / 4, 15},
 		false)
@@ -28,7 +28,7 @@ func FuzzRegisters(f *testing.F) {
 	})
 }
 
-// FuzzRestore restores forged state.
+// FuzzRestore restores arbitrary state.
 func FuzzRestore(f *testing.F) {
 	tr, mem, _, _ := newTransport(f)
 	virtiotest.Start(f, mem, tr, virtio.FVersion1, ringBase, 16, 8)

@@ -21,8 +21,8 @@ const (
 	bufAt       = 0x40000
 )
 
-// echo is a device with two queues that returns every chain. Chains without writable bytes are
-// invalid for it.
+// echo is a device with two queues that returns every chain. It considers chains without writable
+// bytes invalid.
 type echo struct {
 	t      virtio.Transport
 	queues []*virtq.Queue
@@ -169,7 +169,7 @@ func TestFeaturesMustBeOffered(t *testing.T) {
 	}
 }
 
-// TestBrokenRulesNeedReset makes the driver violate a rule, and recover by a reset.
+// TestBrokenRulesNeedReset makes the driver violate a rule. A reset makes the device usable again.
 func TestBrokenRulesNeedReset(t *testing.T) {
 	tr, mem, irq, dev := newTransport(t)
 	ring := virtiotest.Start(t, mem, tr, virtio.FVersion1, ringBase, 16)[0]
@@ -275,7 +275,7 @@ func TestCloseWhileQuiesced(t *testing.T) {
 	}
 }
 
-// endless is a device that always has work, and releases the run lock when another goroutine wants
+// endless is a device that always has work. It releases the run lock when another goroutine wants
 // it.
 type endless struct {
 	echo
@@ -290,8 +290,8 @@ func (e *endless) Notify() (bool, error) {
 	return true, nil
 }
 
-// A busy device notices that the machine is about to be paused. It also notices that a vCPU waits
-// to reset it, because a pause would wait for that vCPU too. Otherwise this test would not end.
+// A busy device stops when the machine is about to be paused. It also stops when a vCPU waits to
+// reset it, because a pause would wait for that vCPU. Otherwise this test would not end.
 func TestQuiesceInterruptsABusyDevice(t *testing.T) {
 	mem, err := guestmem.New(1 << 20)
 	if err != nil {
@@ -314,7 +314,7 @@ func TestQuiesceInterruptsABusyDevice(t *testing.T) {
 	for !dev.busy.Load() {
 		runtime.Gosched()
 	}
-	store(tr, 0x70, 0) // status register
+	store(tr, 0x70, 0) // resets the device, by the status register
 	if status := load(tr, 0x70); status != 0 {
 		t.Errorf("status %#x after a reset", status)
 	}

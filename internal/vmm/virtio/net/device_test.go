@@ -28,7 +28,7 @@ func TestFramesGoBothWays(t *testing.T) {
 	}
 }
 
-// The device clears the fields of the guest's header that must not be passed on.
+// The device clears those fields of the guest's header that must not reach the peer.
 func TestHeadersArePassedOnClean(t *testing.T) {
 	g := start(t, allFeatures, 2048, 8)
 	g.awaken()
@@ -44,7 +44,7 @@ func TestHeadersArePassedOnClean(t *testing.T) {
 	g.wantAtGuest(want)
 }
 
-// A header that is invalid for its frame makes the device drop the frame and nothing else.
+// If a header is invalid for its frame, the device drops the frame. Other frames are not affected.
 func TestBadFramesAreDropped(t *testing.T) {
 	with := func(change func(h *header)) header {
 		h := segmented
@@ -97,7 +97,8 @@ func TestBadFramesAreDropped(t *testing.T) {
 	}
 }
 
-// Frames with incomplete headers, or with too many pieces for one message, are dropped too.
+// The device also drops frames with an incomplete header, and frames with too many pieces for one
+// message.
 func TestFragmentsAreDropped(t *testing.T) {
 	g := start(t, allFeatures, 2048, 8)
 	g.awaken()
@@ -129,7 +130,7 @@ func TestFragmentsAreDropped(t *testing.T) {
 	g.wantAtGuest(h)
 }
 
-// A driver that has accepted fewer features gets only frames that it can handle.
+// If a driver has accepted fewer features, it gets only frames that it can handle.
 func TestSmallDriver(t *testing.T) {
 	g := start(t, virtio.FVersion1, 2048, 8)
 	g.awaken()
@@ -144,7 +145,7 @@ func TestSmallDriver(t *testing.T) {
 	}
 }
 
-// Without mergeable buffers a frame must fit in one buffer, or is dropped.
+// Without mergeable buffers, a frame that does not fit into one buffer is dropped.
 func TestOneBufferForOneFrame(t *testing.T) {
 	g := start(t, virtio.FVersion1|FGuestCsum|FGuestTSO4, 3000, 8)
 	g.awaken()
@@ -154,7 +155,7 @@ func TestOneBufferForOneFrame(t *testing.T) {
 	g.wantAtGuest(fits)
 }
 
-// Frames wait in the socket while the driver has too few buffers. None is lost.
+// While the driver has too few buffers, frames wait in the socket. None is lost.
 func TestFramesWaitForBuffers(t *testing.T) {
 	g := start(t, allFeatures, 1000, 2)
 	g.awaken()
@@ -176,7 +177,7 @@ func TestFramesWaitForBuffers(t *testing.T) {
 	}
 }
 
-// A frame that does not fit in the whole queue does not block others.
+// A frame that is too long for all buffers of a full queue does not block others.
 func TestFrameTooLongForTheQueue(t *testing.T) {
 	g := start(t, allFeatures, 64, ringSize)
 	g.awaken()
@@ -186,7 +187,7 @@ func TestFrameTooLongForTheQueue(t *testing.T) {
 	g.wantAtGuest(short)
 }
 
-// If a peer does not read, frames stay in the queue. When it reads, all arrive in order.
+// If the peer does not read, frames stay in the queue. When it reads, they arrive in order.
 func TestSlowPeer(t *testing.T) {
 	g := start(t, allFeatures, 1536, 8)
 	var sent [][]byte
@@ -200,13 +201,13 @@ func TestSlowPeer(t *testing.T) {
 	}
 	g.tx.Kick()
 	g.waitUntil("the socket is full", func(d *Device) bool { return d.blocked })
-	g.fromPeer(message(header{}, 60)) // the other direction still works
+	g.fromPeer(message(header{}, 60)) // the other direction works meanwhile
 	g.rx.Wait()
 	for _, m := range sent {
 		g.wantAtPeer(m)
 		g.tx.Wait()
 	}
-	g.awaken() // makes the device ask for kicks again
+	g.awaken() // makes the device ask for notifications again
 }
 
 func (g *guest) waitUntil(what string, cond func(d *Device) bool) {
@@ -218,7 +219,7 @@ func (g *guest) waitUntil(what string, cond func(d *Device) bool) {
 }
 
 // Without a peer, frames are dropped and their buffers returned. There may never have been a peer,
-// or it hangs up while the device waits for it or is idle.
+// or it has hung up while the device waited for it, or while the device was idle.
 func TestNoPeer(t *testing.T) {
 	g := attach(t, newMem(t))
 	g.drive(allFeatures, 1536, 8)
@@ -248,7 +249,7 @@ func TestNoPeer(t *testing.T) {
 	g.awaken()
 }
 
-// A new peer receives the frames that the old one did not read.
+// A new peer gets the frames that the old peer has not read.
 func TestReplacedPeer(t *testing.T) {
 	g := start(t, allFeatures, 1536, 8)
 	g.awaken()

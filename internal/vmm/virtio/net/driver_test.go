@@ -25,17 +25,17 @@ const (
 		FMTU | FMAC | FGuestTSO4 | FHostTSO4 | FMrgRxbuf
 )
 
-// guest is the driver of one device, and the peer at the other end of its socket.
+// guest is the driver of a device, and the peer at the other end of its frame socket.
 type guest struct {
 	t      testing.TB
 	mem    *guestmem.Memory
 	dev    *Device
 	tr     *mmio.Transport
 	rx, tx *virtiotest.Ring
-	rxLen  uint32                  // bytes of each receive buffer
-	rxGPA  map[uint16]guestmem.GPA // addresses of the receive buffers, by head
+	rxLen  uint32                  // length of each receive buffer in bytes
+	rxGPA  map[uint16]guestmem.GPA // addresses of the receive buffers, by the index of the first descriptor
 	txAt   guestmem.GPA            // address of the next frame
-	peer   int                     // -1: none
+	peer   int                     // socket of the peer; -1 if none
 }
 
 func newMem(t testing.TB) *guestmem.Memory {
@@ -48,7 +48,7 @@ func newMem(t testing.TB) *guestmem.Memory {
 	return mem
 }
 
-// attach creates a device over mem that no driver has started.
+// attach returns a guest with a new device, which no driver has started.
 func attach(t testing.TB, mem *guestmem.Memory) *guest {
 	t.Helper()
 	g := &guest{t: t, mem: mem, dev: New(), rxGPA: map[uint16]guestmem.GPA{}, txAt: txBase, peer: -1}
@@ -68,7 +68,7 @@ func attach(t testing.TB, mem *guestmem.Memory) *guest {
 	return g
 }
 
-// start creates a device with a peer, and a driver that has provided n receive buffers.
+// start returns a guest whose device has a peer, and whose driver has provided n receive buffers.
 func start(t testing.TB, features uint64, rxLen uint32, n int) *guest {
 	t.Helper()
 	g := attach(t, newMem(t))
@@ -79,7 +79,7 @@ func start(t testing.TB, features uint64, rxLen uint32, n int) *guest {
 
 func (g *guest) drive(features uint64, rxLen uint32, n int) {
 	g.t.Helper()
-	virtiotest.Store(g.tr, 0x070, 0) // reset: a driver that starts again clears its rings
+	virtiotest.Store(g.tr, 0x070, 0) // a reset, because a driver that starts again clears its rings
 	if err := g.mem.WriteAt(make([]byte, txBase-ringBase), ringBase); err != nil {
 		g.t.Fatal(err)
 	}
@@ -105,7 +105,7 @@ func (g *guest) hangUp() {
 	}
 }
 
-// newPeer gives the device another peer, whose socket is blocking.
+// newPeer gives the device another peer, whose socket is in blocking mode.
 func (g *guest) newPeer() {
 	g.t.Helper()
 	g.hangUp()
@@ -114,7 +114,7 @@ func (g *guest) newPeer() {
 		g.t.Fatal(err)
 	}
 	g.peer = fds[1]
-	timeout := unix.NsecToTimeval(20e9) // bounds waits for a device that never sends
+	timeout := unix.NsecToTimeval(20e9) // so that the test fails if the device never sends
 	if err := unix.SetsockoptTimeval(g.peer, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout); err != nil {
 		g.t.Fatal(err)
 	}
@@ -123,7 +123,7 @@ func (g *guest) newPeer() {
 	}
 }
 
-// exclusive calls f while the device is idle.
+// exclusive calls f while no device code runs.
 func (g *guest) exclusive(f func(d *Device)) {
 	g.t.Helper()
 	if err := g.tr.Exclusive(func() { f(g.dev) }); err != nil {
@@ -131,7 +131,8 @@ func (g *guest) exclusive(f func(d *Device)) {
 	}
 }
 
-// post makes the driver send p without a kick. The last piece has the bytes that pieces leaves.
+// post puts the frame p into the send queue without notifying the device. It splits p into pieces
+// of the given lengths; the last piece has the rest.
 func (g *guest) post(p []byte, pieces ...int) {
 	g.t.Helper()
 	at := g.txAt
@@ -160,7 +161,7 @@ func (g *guest) send(p []byte, pieces ...int) {
 	}
 }
 
-// awaken sends the first frame, which makes the device start to receive.
+// awaken sends a first frame, which makes the device begin to receive.
 func (g *guest) awaken() {
 	g.t.Helper()
 	m := message(header{}, 60)
@@ -168,7 +169,7 @@ func (g *guest) awaken() {
 	g.wantAtPeer(m)
 }
 
-// wantAtPeer waits for the next message at the peer.
+// wantAtPeer waits for the next message at the peer and compares it with want.
 func (g *guest) wantAtPeer(want []byte) {
 	g.t.Helper()
 	got := make([]byte, frame.MaxMessage+1)
@@ -186,7 +187,8 @@ func (g *guest) fromPeer(p []byte) {
 	}
 }
 
-// wantAtGuest waits for the next frame at the driver, which returns the buffers with a kick.
+// wantAtGuest waits for the next frame at the driver and compares it with want. The driver then
+// gives the buffers back, and notifies the device.
 func (g *guest) wantAtGuest(want []byte) {
 	g.t.Helper()
 	got, buffers := []byte(nil), 1
@@ -209,7 +211,7 @@ func (g *guest) wantAtGuest(want []byte) {
 	}
 }
 
-// message returns a frame of n random bytes after h.
+// message returns h, followed by a frame of n random bytes.
 func message(h header, n int) []byte {
 	b := h.encode(0)
 	p := append(b[:], make([]byte, n)...)
@@ -219,6 +221,6 @@ func message(h header, n int) []byte {
 	return p
 }
 
-// segmented is the header of a frame that is longer than the MTU.
+// segmented is the header of a frame that must be segmented, because it is longer than the MTU.
 var segmented = header{flags: flagNeedsCsum, gsoType: gsoTCPv4, hdrLen: 54, gsoSize: 1460, csumStart: 34,
 	csumOffset: 16}

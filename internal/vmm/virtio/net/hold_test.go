@@ -7,7 +7,7 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/virtiotest"
 )
 
-// A pause waits for one frame in each direction, regardless of their number and length.
+// A pause waits for one frame in each direction, however many there are and however long they are.
 func TestHoldIsBounded(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -15,7 +15,7 @@ func TestHoldIsBounded(t *testing.T) {
 	g.awaken()
 	g.tr.Quiesce()
 	long := message(segmented, 40000)
-	const frames = 3 // as many as fit in a socket
+	const frames = 3 // as many as fit into a socket
 	for range frames {
 		g.post(long)
 		g.fromPeer(long)
@@ -23,7 +23,7 @@ func TestHoldIsBounded(t *testing.T) {
 	for name, c := range map[string]struct {
 		serve func() (bool, error)
 		ring  *virtiotest.Ring
-		each  int // used buffers per frame
+		each  int // receive buffers that a frame uses
 	}{
 		"frames of the guest": {g.dev.transmit, g.tx, 1},
 		"frames of the peer":  {g.dev.receive, g.rx, (len(long) + 1535) / 1536},

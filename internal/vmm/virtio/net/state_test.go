@@ -12,7 +12,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/virtiotest"
 )
 
-// An unused network costs a guest nothing: no goroutine, no descriptor, no page of the rings.
+// A network that is not used costs a guest nothing: no goroutine, no descriptor, and no page of the
+// rings.
 func TestIdleDeviceCostsNothing(t *testing.T) {
 	g := start(t, allFeatures, 1536, 8)
 	g.fromPeer(message(header{}, 60))
@@ -35,14 +36,14 @@ func TestIdleDeviceCostsNothing(t *testing.T) {
 	}
 }
 
-// A copy of a device has its own peer, which receives the frames that were not sent before the
+// A copy of a device has its own peer. That peer gets the frames that were not sent before the
 // copy.
 func TestSaveAndRestore(t *testing.T) {
 	g := start(t, allFeatures, 1536, 64)
 	g.awaken()
 	before, after := message(segmented, 9000), message(header{}, 60)
 	g.tr.Quiesce()
-	g.post(before) // without a kick
+	g.post(before) // the device is not notified
 	var w codec.Writer
 	g.tr.Save(&w)
 	child := attach(t, g.mem)
@@ -82,14 +83,14 @@ func TestStateOfAnotherVersionIsRefused(t *testing.T) {
 	}
 }
 
-// rekick returns r with its kicks redirected to g's device.
+// rekick returns r, which now notifies the device of g.
 func rekick(r *virtiotest.Ring, g *guest) *virtiotest.Ring {
 	c := *r
 	c.SetKick(func() { virtiotest.Store(g.tr, mmio.RegQueueNotify, 0) })
 	return &c
 }
 
-// Frames allocate nothing on the Go heap, which a VMM hardly ever collects.
+// Frames allocate nothing on the Go heap, because a VMM hardly ever collects it.
 func TestFramesAreNotAllocated(t *testing.T) {
 	g := start(t, allFeatures, 1536, 96)
 	g.awaken()
@@ -156,7 +157,7 @@ func TestStopsForAPause(t *testing.T) {
 	}
 }
 
-// A broken ring makes this device fail like any other.
+// If a ring is invalid, this device fails as any other does.
 func TestBrokenRingFailsTheDevice(t *testing.T) {
 	for name, spoil := range map[string]func(g *guest){
 		"index": func(g *guest) {
@@ -184,7 +185,7 @@ func TestBrokenRingFailsTheDevice(t *testing.T) {
 			g.awaken()
 			spoil(g)
 			virtiotest.Eventually(t, "the device fails", func() bool { return g.tr.Err() != nil })
-			g.drive(allFeatures, 1536, 8) // a restarted driver can use the network again
+			g.drive(allFeatures, 1536, 8) // a driver that starts again can use the network
 			g.txAt = txBase
 			g.awaken()
 		})

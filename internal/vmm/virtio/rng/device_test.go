@@ -28,7 +28,7 @@ func TestFillsBuffersAndSurvivesRestore(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { mem.Close() }) // after the transports
+	t.Cleanup(func() { mem.Close() }) // runs after the transports are closed
 	tr := newTransport(t, mem)
 	ring := virtiotest.Start(t, mem, tr, virtio.FVersion1, 0x10000, 8)[0]
 	ask := func(want uint32, bufs ...virtiotest.Buf) []byte {
@@ -52,7 +52,7 @@ func TestFillsBuffersAndSurvivesRestore(t *testing.T) {
 	tr.Quiesce()
 	var w codec.Writer
 	tr.Save(&w)
-	ring.Add(virtiotest.Buf{GPA: bufAt, Len: 64, Write: true}) // without a kick
+	ring.Add(virtiotest.Buf{GPA: bufAt, Len: 64, Write: true}) // the device is not notified
 	child := newTransport(t, mem)
 	child.Quiesce()
 	if err := child.Restore(codec.NewReader(w.Bytes())); err != nil {

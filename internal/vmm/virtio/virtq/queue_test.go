@@ -20,7 +20,7 @@ const (
 	memSize = 1 << 20
 )
 
-// driver drives a queue by hand, because tests also violate the rules.
+// driver writes to a ring itself, because the tests also violate the rules.
 type driver struct {
 	t   *testing.T
 	mem *guestmem.Memory
@@ -176,11 +176,11 @@ func TestHostileChainsAreErrors(t *testing.T) {
 	}
 }
 
-// The bytes in a chain are bounded, because taking a chain saves the pages that the device may
-// write while a branch is copied, and a pause waits for that.
+// The bytes in a chain are bounded. During a live branch, Pop saves the pages that the device may
+// write, and a pause waits for that.
 func TestTotalBytesAreBounded(t *testing.T) {
 	d := newDriver(t, false)
-	const n = 1 << 12 // descriptors in the table, each naming most of memory
+	const n = 1 << 12 // number of descriptors in the table; each names most of the memory
 	for i := range uint16(MaxChain) {
 		d.desc(tableAt+0x10000, int(i), 0, memSize, descNext|descWrite, i+1)
 	}
@@ -196,7 +196,8 @@ func TestTotalBytesAreBounded(t *testing.T) {
 	}
 }
 
-// Descriptors of a few bytes may touch two pages each, so the pages of a chain are bounded too.
+// The pages of a chain are bounded too, because descriptors of a few bytes may touch two pages
+// each.
 func TestPagesOfAChainAreBounded(t *testing.T) {
 	const page, memory = guestmem.PageSize, 40 << 20
 	for name, length := range map[string]uint32{"two bytes": 2, "a page and two bytes": page + 2, "nine KiB": 9 << 10,
@@ -224,7 +225,7 @@ func TestPagesOfAChainAreBounded(t *testing.T) {
 		d.publish(0)
 		pages := make(map[guestmem.GPA]bool)
 		mem.SetFreezer(func(gpa guestmem.GPA, n int) {
-			if gpa < 2<<20 { // the rings
+			if gpa < 2<<20 { // only the pages of the rings
 				return
 			}
 			for at := gpa &^ (page - 1); at < gpa+guestmem.GPA(n); at += page {
@@ -251,13 +252,13 @@ func TestUnpopGivesTheChainAgain(t *testing.T) {
 	}
 }
 
-// TestPushAllPublishesOnce checks that chains returned together become visible with one store to
-// the index, even if the ring wraps.
+// TestPushAllPublishesOnce checks that all chains of a PushAll become visible by one store to the
+// index, even if the ring wraps.
 func TestPushAllPublishesOnce(t *testing.T) {
 	d := newDriver(t, false)
 	stores := 0
 	d.mem.SetFreezer(func(gpa guestmem.GPA, _ int) {
-		if gpa == usedAt { // the word that contains flags and index
+		if gpa == usedAt { // the word with flags and index
 			stores++
 		}
 	})
@@ -287,7 +288,7 @@ func TestPushAllPublishesOnce(t *testing.T) {
 	}
 }
 
-// TestInterruptSuppression follows virtio 1.2 §2.7.7.2 through a wrap of the 16-bit indices.
+// TestInterruptSuppression checks virtio 1.2 §2.7.7.2, also when the 16-bit indices wrap.
 func TestInterruptSuppression(t *testing.T) {
 	needs := func(d *driver) bool {
 		t.Helper()

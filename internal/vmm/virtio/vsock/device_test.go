@@ -18,7 +18,7 @@ func TestHostConnects(t *testing.T) {
 	h := newHost(t)
 	g := start(t, h, newMem(t))
 	c := h.connect(t, 1024)
-	io.WriteString(c, "early") // after the line, before the guest has responded
+	io.WriteString(c, "early") // sent after the line, before the guest has answered
 	req, r := g.open(c, 1024)
 	if h, data := g.next(); h.op != opRW || string(data) != "early" {
 		t.Fatalf("operation %d, %q", h.op, data)
@@ -55,19 +55,19 @@ func TestGuestRefuses(t *testing.T) {
 	}
 }
 
-// If a guest accepts no packets, the device does not keep closed connections.
+// If a guest accepts no packets, the device does not store closed connections.
 func TestNobodyAnswers(t *testing.T) {
 	h := newHost(t)
 	mem := newMem(t)
 	g := attach(t, h, mem)
-	virtiotest.Start(t, mem, g.tr, virtio.FVersion1, ringBase, 32, 32, 8)[queueTX].Kick() // and no receive buffers
+	virtiotest.Start(t, mem, g.tr, virtio.FVersion1, ringBase, 32, 32, 8)[queueTX].Kick() // without receive buffers
 	look := func(f func()) {
 		t.Helper()
 		if err := g.tr.Exclusive(f); err != nil {
 			t.Fatal(err)
 		}
 	}
-	h.connect(t, 1024) // comes before all others in the list of due packets
+	h.connect(t, 1024) // so that it is the first in the list of control packets
 	for range 2 * maxConns {
 		c, err := net.Dial("unix", h.path)
 		if err != nil {
@@ -128,8 +128,8 @@ func TestGuestConnects(t *testing.T) {
 	if line, err := bufio.NewReader(f).ReadString('\n'); err != nil || line != "ready\n" {
 		t.Fatalf("%q, %v", line, err)
 	}
-	// The guest's buffer has 4096 bytes. More data arrives only when the guest reports that it has
-	// taken some.
+	// The guest's buffer has 4096 bytes. Further data arrives only after the guest has reported
+	// that it has taken some.
 	go f.Write(bytes.Repeat([]byte{1}, 5000))
 	var n int
 	for n < 4096 {
@@ -162,7 +162,7 @@ func TestGuestConnects(t *testing.T) {
 	}
 }
 
-// TestSlowReaderBlocksNobody fills one stream until its credit is exhausted, while another stream
+// TestSlowReaderBlocksNobody fills one stream until the guest may send no more. Another stream
 // still works.
 func TestSlowReaderBlocksNobody(t *testing.T) {
 	h := newHost(t)
@@ -197,7 +197,7 @@ func TestSlowReaderBlocksNobody(t *testing.T) {
 	if _, err := io.ReadFull(slowR, got); err != nil || !bytes.Equal(got, bytes.Repeat([]byte("slow"), int(sent)/4)) {
 		t.Fatalf("slow stream differs: %v", err)
 	}
-	// The device disconnects a guest that exceeds its credit.
+	// If the guest sends more than it may, the device ends the connection.
 	for range bufAlloc/len(chunk) + 200 {
 		g.send(reply(slowReq, opRW), chunk)
 	}
@@ -207,7 +207,8 @@ func TestSlowReaderBlocksNobody(t *testing.T) {
 	})
 }
 
-// TestManyStreams echoes random data over several streams at once and checks every byte.
+// TestManyStreams sends random data over several streams at the same time, gets it back, and checks
+// every byte.
 func TestManyStreams(t *testing.T) {
 	const streams, size = 8, 200_000
 	h := newHost(t)
@@ -241,14 +242,14 @@ func TestManyStreams(t *testing.T) {
 	g.echo(done)
 }
 
-// TestPlacesAreBounded opens more connections than permitted; the guest closes none of them.
+// TestPlacesAreBounded opens more connections than permitted, while the guest closes none.
 func TestPlacesAreBounded(t *testing.T) {
 	h := newHost(t)
 	g := start(t, h, newMem(t))
 	for i := range maxConns + 20 {
 		c := h.connect(t, 9)
 		g.open(c, 9)
-		c.Close() // the guest is notified, but keeps its end
+		c.Close() // the guest is told, but keeps its end open
 		if h := g.expect(opShutdown); h.flags != shutdownBoth {
 			t.Fatalf("connection %d: flags %d", i, h.flags)
 		}

@@ -23,11 +23,11 @@ const (
 	ringBase = 0x10000
 )
 
-// host is the host side of a device: the path of its listener, and the streams that the guest
+// host is the host side of a device: the path of its listener, and the streams that the guest has
 // opened.
 type host struct {
 	path  string
-	dials chan int // descriptors
+	dials chan int // receives the descriptors of these streams
 	dev   *Device
 }
 
@@ -69,7 +69,7 @@ func (h *host) connect(t testing.TB, port uint32) *net.UnixConn {
 	return c.(*net.UnixConn)
 }
 
-// guest is the driver. Its packets arrive through next.
+// guest is the driver of a device. next returns the packets that it has received.
 type guest struct {
 	t             testing.TB
 	mem           *guestmem.Memory
@@ -127,7 +127,8 @@ func (g *guest) addRX(gpa guestmem.GPA) {
 	g.rxGPA[g.rx.Add(virtiotest.Buf{GPA: gpa, Len: rxSize, Write: true})] = gpa
 }
 
-// poll returns the next packet from the device if there is one, and returns its buffer.
+// poll returns the next packet from the device, if there is one, and gives its buffer back to the
+// device.
 func (g *guest) poll() (h header, data []byte, ok bool) {
 	g.t.Helper()
 	head, n, ok := g.rx.Poll()
@@ -169,14 +170,14 @@ func (g *guest) expect(op uint16) header {
 	return h
 }
 
-// send gives the device a packet and waits until it was processed.
+// send sends a packet to the device and waits until it was processed.
 func (g *guest) send(h header, data []byte) {
 	g.t.Helper()
 	g.post(h, data)
 	g.tx.Wait()
 }
 
-// post gives the device a packet without waiting.
+// post sends a packet to the device and does not wait.
 func (g *guest) post(h header, data []byte) {
 	g.t.Helper()
 	h.srcCID, h.dstCID, h.kind, h.length = guestCID, hostCID, typeStream, uint32(len(data))
@@ -190,12 +191,12 @@ func (g *guest) post(h header, data []byte) {
 	g.tx.Kick()
 }
 
-// reply returns a header for the opposite direction of h.
+// reply returns a header for a packet in the opposite direction of h.
 func reply(h header, op uint16) header {
 	return header{srcPort: h.dstPort, dstPort: h.srcPort, op: op, bufAlloc: 256 << 10}
 }
 
-// open accepts a host client's connection and returns the REQUEST.
+// open accepts the connection of a host client, and returns the header of the REQUEST.
 func (g *guest) open(c *net.UnixConn, port uint32) (req header, r *bufio.Reader) {
 	g.t.Helper()
 	req = g.expect(opRequest)
@@ -211,8 +212,8 @@ func (g *guest) open(c *net.UnixConn, port uint32) (req header, r *bufio.Reader)
 	return req, r
 }
 
-// echo is a guest that accepts every connection and returns the data it receives, within its
-// credit.
+// echo is a guest that accepts every connection and sends back what it receives, as far as its
+// credit permits.
 func (g *guest) echo(done chan struct{}) {
 	type stream struct {
 		h              header

@@ -10,8 +10,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/virtiotest"
 )
 
-// FuzzDevice serves rings and packets with arbitrary content. Requests to services of the host are
-// accepted, and the services send data.
+// FuzzDevice serves rings and packets with arbitrary content. The host accepts the guest's streams,
+// and sends data on them.
 func FuzzDevice(f *testing.F) {
 	for op := range uint16(9) {
 		h := header{srcCID: guestCID, dstCID: hostCID, srcPort: 1, dstPort: 2, kind: typeStream, op: op, bufAlloc: 99}

@@ -12,14 +12,14 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/virtq"
 )
 
-// A pause waits for one packet, regardless of how many the guest and the host have queued.
+// A pause waits for one packet, however many the guest and the host have queued.
 func TestHoldIsBounded(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	const (
 		conns  = 60
 		packet = 64 << 10
-		slot   = 128 << 10 // guest memory for a packet
+		slot   = 128 << 10 // bytes of guest memory for one packet
 		txAt   = 1 << 20
 		rxAt   = 16 << 20
 	)
@@ -57,7 +57,7 @@ func TestHoldIsBounded(t *testing.T) {
 		}
 	}
 	tr := &virtiotest.Direct{}
-	tr.Lock() // keeps the device's own goroutine from running
+	tr.Lock() // so that the device's own goroutine does not run
 	defer func() {
 		tr.Failed = errors.New("the end of the test")
 		h.dev.Reset()

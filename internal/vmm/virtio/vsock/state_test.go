@@ -14,8 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/virtiotest"
 )
 
-// fork saves the device of g, stops g's driver, and restores a device that does not run yet. A
-// client of the child waits for port 77.
+// fork saves the device of g, stops g's driver, and restores a device that does not run yet. A host
+// client waits for the child's port 77.
 func fork(t *testing.T, mem *guestmem.Memory, g *guest) (child *host, k *guest, waiting net.Conn) {
 	t.Helper()
 	g.tr.Quiesce()
@@ -32,8 +32,8 @@ func fork(t *testing.T, mem *guestmem.Memory, g *guest) (child *host, k *guest, 
 	return child, k, waiting
 }
 
-// TestRestoreResetsAndHolds forks a device with a connection. The child sends a transport reset,
-// and makes clients wait until the driver has returned the event buffer.
+// TestRestoreResetsAndHolds forks a device that has a connection. The child sends a transport
+// reset, and clients wait until the driver has returned the event's buffer.
 func TestRestoreResetsAndHolds(t *testing.T) {
 	mem := newMem(t)
 	parent := newHost(t)
@@ -84,8 +84,8 @@ func TestRestoreResetsAndHolds(t *testing.T) {
 	}
 }
 
-// checkGrandchild takes a snapshot of a child that still waits for its driver. Its children must
-// wait for both resets.
+// checkGrandchild makes a snapshot of a child whose driver has not handled the reset yet. A child
+// of that snapshot must wait for both resets.
 func checkGrandchild(t *testing.T, child *Device, holdUntil uint16) {
 	t.Helper()
 	var held codec.Writer
@@ -99,8 +99,8 @@ func checkGrandchild(t *testing.T, child *Device, holdUntil uint16) {
 	}
 }
 
-// TestNoConnectionsNoReset forks a device without connections, whose clients need not wait for a
-// reset.
+// TestNoConnectionsNoReset forks a device without connections. Clients of the child need not wait
+// for a reset.
 func TestNoConnectionsNoReset(t *testing.T) {
 	mem := newMem(t)
 	g := start(t, newHost(t), mem)
@@ -124,8 +124,8 @@ func TestNoConnectionsNoReset(t *testing.T) {
 	}
 }
 
-// A restore must send a reset if the guest has a pending RST, or if the snapshot does not record
-// whether there are connections.
+// A restored device must send a reset if an RST to the guest was pending, or if the snapshot does
+// not say whether there were connections.
 func TestARestoreThatMustReset(t *testing.T) {
 	parent := &Device{cfg: Config{GuestCID: guestCID}, orphans: []header{{op: opRST}}}
 	var w, first codec.Writer
@@ -153,7 +153,7 @@ func (g *guest) serveAgain(n int) {
 	}
 }
 
-// rekick returns r with its kicks redirected to k's device.
+// rekick returns r, which now notifies the device of k.
 func rekick(r *virtiotest.Ring, k *guest) *virtiotest.Ring {
 	c := *r
 	c.SetKick(func() { virtiotest.Store(k.tr, mmio.RegQueueNotify, 0) })
