@@ -182,7 +182,7 @@ func (s *server) startLocked(b *sandbox) {
 }
 
 // sweep periodically ends idle flows. It also returns the memory of closed stacks to the host: in a
-// mostly idle process Go would do that late.
+// mostly idle process, Go returns memory late.
 func (s *server) sweep() {
 	for now := range time.Tick(sweepTime) {
 		s.mu.Lock()

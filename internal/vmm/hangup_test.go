@@ -13,7 +13,7 @@ import (
 )
 
 // If the daemon exits, even before it has read an answer, no error is logged. If a connection
-// breaks for another reason, it is.
+// breaks for another reason, the error is logged.
 func TestDaemonsThatHangUp(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	listener, err := ctlsock.Listen(path)

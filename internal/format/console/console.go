@@ -148,7 +148,8 @@ func (t *Text) Behind(seen uint64) (p []byte, lost uint64) {
 // result may begin with lines from shortly before that time. Lines of unknown time are included.
 func (t *Text) Since(at time.Time) []byte {
 	first := t.Written - uint64(len(t.Bytes))
-	// The ring's oldest and newest bytes share one block, and so have the newest bytes' time.
+	// The ring's oldest and newest bytes share one block, so the oldest ones get the time of the
+	// newest ones.
 	for i := (block - first%block) % block; i < uint64(len(t.Bytes)); i += block {
 		if when := t.times[slot(first+i)]; when == 0 || int64(when) >= at.UnixMilli() {
 			return t.Bytes[bytes.LastIndexByte(t.Bytes[:i], '\n')+1:]

@@ -10,8 +10,8 @@ import (
 const MaxTag = 128
 
 // CheckTag returns an error unless tag is a valid snapshot tag: 1 to 128 characters of
-// [A-Za-z0-9._-], of which the first is neither a dot nor a dash. All parts of forkd use this rule.
-// A valid tag is a safe file name.
+// [A-Za-z0-9._-]. The first character must be neither a dot nor a dash. All parts of forkd use this
+// rule. A valid tag is a safe file name.
 func CheckTag(tag string) error {
 	position := 0
 	for _, c := range tag {

@@ -50,7 +50,7 @@ var bashDriver string
 
 // A backend runs code of one language: it is a driver script for one of the guest's programs. All
 // drivers follow the protocol for descriptors 3 and 4 that drivers/wire.py describes. TestBackends
-// checks that they do.
+// checks them against it.
 type backend struct {
 	language string
 	program  string // name of the program, which is searched in PATH

@@ -122,8 +122,8 @@ func segments(text string) string {
 	return string(file)
 }
 
-// Programs that ran before the snapshot are not read again in a child. A program that has changed
-// is.
+// Programs that ran before the snapshot are not read again in a child. If a program has changed,
+// the child reads it again.
 func TestProgramsAreReadOnceBeforeTheSnapshot(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root, as the agent has it")

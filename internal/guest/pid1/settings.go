@@ -9,8 +9,8 @@ import (
 )
 
 // quiet contains kernel settings that disable periodic work. Each periodic wake-up would cost CPU
-// time and memory in every idle guest of a host, of which there may be hundreds. Users may change
-// the settings. A kernel may lack some of them.
+// time and memory in every idle guest of a host, and a host may have hundreds of guests. Users may
+// change the settings. A kernel may lack some of them.
 var quiet = map[string]string{
 	"/proc/sys/vm/compaction_proactiveness":   "0", // kcompactd then sleeps until it is needed, not for half a second
 	"/proc/sys/kernel/hung_task_timeout_secs": "0", // the time that passes during a fork looks like a hang

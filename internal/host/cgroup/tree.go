@@ -197,8 +197,8 @@ func (t *Tree) Usage() (Usage, error) {
 }
 
 func write(dir, file, value string) error {
-	// Do not create the file: the kernel provides these files, and if one is missing, so is its
-	// controller.
+	// Do not create the file: the kernel provides these files, and a missing file means that its
+	// controller is missing.
 	f, err := os.OpenFile(filepath.Join(dir, file), os.O_WRONLY, 0)
 	if err == nil {
 		_, err = f.WriteString(value)

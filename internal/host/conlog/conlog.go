@@ -1,7 +1,8 @@
 // Package conlog reads the serial console of a sandbox while it is written. It continues when the
 // sandbox gets another VM.
 //
-// It reads the rings that VMMs write (package console). The caller says which VM a sandbox has.
+// It reads the rings that VMMs write (package console). The caller provides a function that returns
+// the sandbox's present VM.
 package conlog
 
 import (

@@ -2,8 +2,8 @@
 // Followers read the events, each at its own pace.
 //
 // Emit never waits for followers. A follower that falls behind by more than the ring's length
-// learns that it missed events. So does a follower that continues from an id of another ring, for
-// example of an earlier daemon. Nothing is written to disk. The callers of Emit decide what an
+// learns that it missed events. A follower that begins at an id of another ring, for example of an
+// earlier daemon, learns the same. Nothing is written to disk. The callers of Emit decide what an
 // event contains.
 package event
 

@@ -97,8 +97,8 @@ func (r *Record) Latest() snapshot.Ref {
 	return snapshot.Ref{ID: r.SnapshotID, Tag: r.SnapshotTag}
 }
 
-// Write stores a sandbox's record atomically. It does not flush it, because the record need not
-// survive a reboot: no VM does.
+// Write stores a sandbox's record atomically. It does not flush it, because after a reboot the VM
+// no longer exists, and its record is of no use.
 func Write(dir string, r *Record) error {
 	stamped := r.durable()
 	stamped.Protocol = vmmproto.Version // VMMs with another version are not taken over

@@ -1,5 +1,5 @@
 // Package owner identifies the owner of a request, and says which part of the host the owner may
-// use and see. It decides nothing about sandboxes; the packages that hold them do.
+// use and see. It decides nothing about sandboxes.
 package owner
 
 import (

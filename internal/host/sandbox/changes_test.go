@@ -28,7 +28,8 @@ func (w *world) wantCalls(t *testing.T, when, id, at string, calls int) {
 	}
 }
 
-// A branch or a rollback makes the count of calls begin at zero. No other operation does.
+// A branch or a rollback makes the count of calls begin at zero. Other operations do not change the
+// count.
 func TestCallsSinceTheLatestSnapshot(t *testing.T) {
 	w := newWorld(t, 0)
 	id := w.source(t)

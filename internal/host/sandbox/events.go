@@ -13,8 +13,8 @@ var kinds = map[State]event.Kind{
 	Restoring: event.SandboxRestoring, Exited: event.SandboxExited,
 }
 
-// enteredLocked emits the event that s has entered its state. It emits none for the creation of a
-// sandbox and for its deletion: add and remove do that.
+// enteredLocked emits the event that s has entered its state. For the creation and the deletion of
+// a sandbox, add and remove emit the events.
 func (s *Sandbox) enteredLocked(from State, op string) {
 	kind, ok := kinds[s.state]
 	if from == Starting || !ok {

@@ -294,8 +294,8 @@ func TestTimeAmidASuspension(t *testing.T) {
 	w.checkClean(t)
 }
 
-// The expiry of a resumed sandbox is counted from the moment when it runs. That is so even on a
-// full disk, where its suspended state cannot be updated.
+// The expiry of a resumed sandbox is counted from the moment when it runs, even on a full disk,
+// where its suspended state cannot be updated.
 func TestTimeOfASandboxThatIsBroughtBack(t *testing.T) {
 	for name, resume := range map[string]func(*world, string) (Info, error){
 		"by a client": func(w *world, id string) (Info, error) {

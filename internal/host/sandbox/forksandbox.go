@@ -10,11 +10,11 @@ import (
 // deleted with the last of the children.
 func (m *Manager) ForkSandbox(ctx context.Context, source string, mode BranchRequest,
 	req ForkRequest) (ForkResult, BranchResult, error) {
-	// now, so that a wrong request makes no branch; the snapshot's tag is chosen here
+	// check first, so that a wrong request makes no branch; the snapshot's tag is chosen below
 	if err := req.checkChildren(); err != nil {
 		return ForkResult{}, BranchResult{}, err
 	}
-	if _, err := owner.Of(ctx).Label(req.Labels); err != nil { // now, so that a wrong request makes no branch
+	if _, err := owner.Of(ctx).Label(req.Labels); err != nil { // check first, so that a wrong request makes no branch
 		return ForkResult{}, BranchResult{}, err
 	}
 	if err := m.Reach(ctx, source); err != nil {
@@ -24,14 +24,14 @@ func (m *Manager) ForkSandbox(ctx context.Context, source string, mode BranchReq
 	if err != nil {
 		return ForkResult{}, BranchResult{}, err
 	}
-	// now, so that a wrong request makes no branch
+	// check first, so that a wrong request makes no branch
 	if err := m.mayOpen(ctx, "network.", req.Network, s.Info().Network.Policy); err != nil {
 		return ForkResult{}, BranchResult{}, err
 	}
-	if err := m.admitted.Check(req.N, s.vcpus()); err != nil { // now, so that no branch is made if there is no room
+	if err := m.admitted.Check(req.N, s.vcpus()); err != nil { // check first, so that no branch is made if there is no room
 		return ForkResult{}, BranchResult{}, err
 	}
-	release, err := m.reserve(owner.Of(ctx), req.N) // now, so that no branch is made if there is no room
+	release, err := m.reserve(owner.Of(ctx), req.N) // check first, so that no branch is made if there is no room
 	if err != nil {
 		return ForkResult{}, BranchResult{}, err
 	}

@@ -144,11 +144,11 @@ func (e *aloneError) Error() string {
 	return fmt.Sprintf("%v: delete it with the forkd that started it, or end process %d", e.reason, e.vmm.PID())
 }
 
-// readopt takes over one VM; settleTakenOver then makes it a running sandbox. If no client can use
-// the VM any more, readopt kills it and returns a *ledger.LostError. That is so if the VM was never
-// handed out, may not have confirmed its identity, or has been replaced by a suspended state. Any
-// other error means that readopt has changed nothing. A VM that works is taken over even if
-// something else is missing; without its snapshot, for example, it continues to run.
+// readopt takes over one VM; settleTakenOver then makes it a running sandbox. If the VM was never
+// handed out, may not have confirmed its identity, or has been replaced by a suspended state, no
+// client can use it; readopt then kills it and returns a *ledger.LostError. Any other error means
+// that readopt has changed nothing. A VM that works is taken over even if something else is
+// missing; without its snapshot, for example, it continues to run.
 func (m *Manager) readopt(id string) (*Sandbox, error) {
 	dir := m.vmDir(id)
 	vmm, err := m.cfg.VMMs.Attach(id, dir)

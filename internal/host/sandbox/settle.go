@@ -13,9 +13,9 @@ import (
 	"github.com/forkd/forkd/internal/host/vmmclient"
 )
 
-// behind reports whether it is unknown what the VMM of s has done. That is so if it has not
-// answered a request, or if the record names a disk top or a layer that the VMM may already use.
-// During a branch the latter is normal. The caller must hold s.ops.
+// behind reports whether it is unknown what the VMM of s has done: the VMM has not answered a
+// request, or the record names a disk top or a layer that the VMM may already use. While a branch
+// is being made, the record always names one. The caller must hold s.ops.
 func (s *Sandbox) behind() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -191,8 +191,8 @@ func (v *takenOverVMM) save(fds []int) vmmproto.SaveResult {
 	return r
 }
 
-// send sends a message, or sometimes a wrong one. It reports whether it has sent an answer, if the
-// message was one.
+// send sends a message, or sometimes a wrong one. If the message is an answer, send reports whether
+// the daemon gets one.
 func (v *takenOverVMM) send(kind vmmproto.Kind, body []byte) bool {
 	w := &v.all.words
 	var fds []int

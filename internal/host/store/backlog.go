@@ -35,7 +35,7 @@ type backlog struct {
 	wait  time.Duration // backlogWait, except in tests
 
 	mu    sync.Mutex
-	queue []*layerRoom // sorted by the bytes that the owner would have with the layer, least first, then by arrival
+	queue []*layerRoom // the owner with the fewest bytes, including the layer that waits, is first; then by arrival
 	taken []*layerRoom // rooms of layers that are being made
 }
 
@@ -130,7 +130,8 @@ func (b *backlog) await(ctx context.Context, w *layerRoom) error {
 	}
 }
 
-// enter assigns room to w if the queue is empty and there is enough. It reports whether it has.
+// enter assigns room to w if the queue is empty and there is enough. It returns true if it has
+// assigned the room.
 func (b *backlog) enter(w *layerRoom) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()

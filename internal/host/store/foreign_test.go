@@ -88,8 +88,8 @@ func victims(t *testing.T, d dirs) *snapshot.Manifest {
 	return &m
 }
 
-// If a snapshot claims the layer of another snapshot, neither gets the memory of the other. That is
-// so whichever is used first, and whether or not the layer is in RAM.
+// If a snapshot claims the layer of another snapshot, neither gets the memory of the other. It does
+// not matter which is used first, and whether the layer is in RAM.
 func TestForeignSnapshotSharesNoMemory(t *testing.T) {
 	for _, order := range []string{"victim branch foreign", "foreign victim branch", "branch foreign victim"} {
 		for _, rebooted := range []bool{false, true} {

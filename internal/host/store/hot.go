@@ -304,7 +304,7 @@ func (s *Store) flushLayer(dir string, m *snapshot.Manifest, l snapshot.File) er
 		if err := disk.Sync(); err != nil {
 			return err
 		}
-		return setOrigin(s.layerDir(l.Owner), disk) // before the rename: whoever finds the file then also finds its origin
+		return setOrigin(s.layerDir(l.Owner), disk) // before the rename, so that any code that finds the file also finds its origin
 	})
 }
 

@@ -34,7 +34,7 @@ const (
 	phaseFailed                      // in the list with the reason; has no files, see ListFailed
 	phaseDeleting                    // gets no new references
 	phaseUnnamedHot                  // lost its name while hot; only sandboxes that follow it may use it
-	phaseUnnamed                     // lost its name while stored; likewise
+	phaseUnnamed                     // lost its name while stored; only sandboxes that follow it may use it
 	phaseGone
 )
 

@@ -29,7 +29,7 @@ type Staging struct {
 
 	below  string  // see Inherit
 	basing *basing // nil unless UseBase is called
-	kernel *basing // nil unless UseBoot is called; so is initrd
+	kernel *basing // kernel and initrd are nil unless UseBoot is called
 	initrd *basing
 	bases  []string // digests of the files that must be kept for it; guarded by store.mu
 	step   string   // what is being done; guarded by store.mu

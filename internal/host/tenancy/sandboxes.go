@@ -39,7 +39,7 @@ func reached[T any](ctx context.Context, v *View, id string,
 	return do(v.as(ctx), v.host.manager)
 }
 
-// reach is like reached, for a do that returns only an error.
+// reach is like reached, for a function do that returns only an error.
 func (v *View) reach(ctx context.Context, id string, do func(context.Context, *sandbox.Manager) error) error {
 	_, err := reached(ctx, v, id, func(ctx context.Context, m *sandbox.Manager) (struct{}, error) {
 		return struct{}{}, do(ctx, m)

@@ -2,7 +2,7 @@
 // sends descriptors to it, speaks the control protocol, and waits for its exit. It also finds
 // processes that an earlier daemon has started.
 //
-// It keeps no list of VMs and decides no limits, because package sandbox does.
+// Package sandbox keeps the list of VMs and decides their limits.
 //
 // A VMM has its own directory with these files, which Kill removes:
 //

@@ -124,9 +124,9 @@ func TestWorkspace(t *testing.T) {
 	}
 }
 
-// Requests that delete all sandboxes, or its own sandbox, do not delete a workspace's sandbox. That
-// is so if it is suspended or not, and before and after a restart. Only deleting the workspace
-// does.
+// The sandbox of a workspace is not deleted by requests to delete that sandbox, or all sandboxes,
+// whether or not it is suspended, before and after a restart. Only deleting the workspace deletes
+// it.
 func TestWorkspaceIsNotKilled(t *testing.T) {
 	w := newWorld(t)
 	info, err := w.Create(t.Context(), "ws", sandbox.ForkRequest{Tag: "p"})

@@ -7,7 +7,7 @@
 // because sandboxes cannot connect by IPv6. Questions for service bindings (RFC 9460) get empty
 // answers too: a service binding may contain a key with which a client encrypts the name of the
 // server, so that the policy could not see it. The package listens on no socket; the owner of a
-// socket calls Answer. It caches nothing, because the host's resolver does.
+// socket calls Answer. It has no cache, because the host's resolver has one.
 package dns
 
 import (

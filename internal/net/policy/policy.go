@@ -279,8 +279,9 @@ func peekable(f *Flow) bool {
 }
 
 // isQUIC reports whether a flow goes to the port of HTTP/3 (RFC 9114 §3.1). If a rule by name would
-// decide, QUIC is refused and not peeked, although the key of its first packet is known (RFC 9001
-// §5.2): the name may be spread over several packets, in any order.
+// decide about such a flow, the flow is refused. It is not peeked: its first packet could be
+// decrypted (RFC 9001 §5.2), but the server's name may be spread over several packets, in any
+// order.
 func isQUIC(f *Flow) bool { return f.Protocol == UDP && f.To.Port() == 443 }
 
 // isDNS reports whether a flow is DNS that does not use our resolver: plain (RFC 1035), over TLS

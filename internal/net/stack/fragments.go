@@ -11,7 +11,7 @@ import (
 )
 
 // fragments reassembles the packets that a guest sends in fragments (RFC 791 §3.2). gVisor's stack
-// could do that too, but would use up to 4 MiB for each sandbox, without a limit for all sandboxes
+// can reassemble too, but would use up to 4 MiB for each sandbox, without a limit for all sandboxes
 // together.
 //
 // A packet whose fragments contradict each other is dropped. If a limit is reached, the packet

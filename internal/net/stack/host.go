@@ -81,7 +81,8 @@ func (h *Host) listed(addr netip.Addr) bool {
 	return own != nil && slices.Contains(*own, addr)
 }
 
-// takeSocket counts a new socket of a flow. It returns false if there are too many.
+// takeSocket counts a new socket of a flow. It returns false if there are already too many such
+// sockets.
 func (h *Host) takeSocket(protocol policy.Protocol) bool {
 	if h.sockets.Add(1) > h.most {
 		h.sockets.Add(-1)
@@ -101,8 +102,8 @@ func (h *Host) giveSocket(protocol policy.Protocol) {
 	}
 }
 
-// takeQuery counts a new query. It returns false if there are too many. own is the number of the
-// sandbox's queries, including this one.
+// takeQuery counts a new query. It returns false if too many queries are waiting already. own is
+// the number of the sandbox's queries, including this one.
 func (h *Host) takeQuery(own int) bool {
 	n := h.queries.Add(1)
 	if n > h.asks || n > h.asks/2 && own > fewQueries {

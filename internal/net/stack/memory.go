@@ -9,7 +9,7 @@ import (
 // counted in the room of all sandboxes.
 type room struct {
 	most int64
-	of   *room // the room of all sandboxes; nil if this is it
+	of   *room // the room of all sandboxes together; nil in that room itself
 	used atomic.Int64
 }
 

@@ -217,8 +217,8 @@ func (s *Stack) Redecide() {
 // with the maximum number of rules.
 const maxComparisons = 16 << 20
 
-// decideAgainLocked resets a flow that the policy no longer permits. It also resets a flow if
-// deciding about it would need more than the left comparisons.
+// decideAgainLocked resets a flow that the policy no longer permits. left is how many comparisons
+// of names are still permitted. If deciding would need more, the flow is reset too.
 func (s *Stack) decideAgainLocked(f *flow, why string, left *int) {
 	if !f.decided || f.ctx.Err() != nil {
 		return

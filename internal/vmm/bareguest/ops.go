@@ -34,7 +34,7 @@ const (
 	Spin                 // run an empty loop Value times
 	CPUID                // CPUID leaf Value, subleaf Addr
 	ReadMSR              // read MSR Addr; the guest survives a general protection fault
-	WriteMSR             // write Value to MSR Addr, likewise
+	WriteMSR             // write Value to MSR Addr; the guest survives a general protection fault
 	Fault                // cause a triple fault, so that the processor shuts down
 	Jump                 // jump to Addr
 	Again                // jump to the first Op, until this Op has run Value times

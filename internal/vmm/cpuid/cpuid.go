@@ -2,8 +2,8 @@
 // those that KVM supports on this host. It checks whether a host can run a guest that has read
 // certain entries. It also lists the MSRs that belong to a vCPU's saved state.
 //
-// It computes, and calls neither CPUID nor KVM; package machine does. Bit positions are those of
-// the Intel SDM vol. 2A (CPUID) and the AMD APM vol. 3 appendix E. Paravirtual leaves are those of
+// It only computes. Package machine executes CPUID and calls KVM. Bit positions are those of the
+// Intel SDM vol. 2A (CPUID) and the AMD APM vol. 3 appendix E. Paravirtual leaves are those of
 // Documentation/virt/kvm/x86/cpuid.rst in Linux.
 package cpuid
 

@@ -41,7 +41,7 @@ func (m *Memory) MapLayers(extents []vm.Extent, files []int) error {
 	if len(extents) == 0 {
 		return nil
 	}
-	for i := range m.regions { // once for each region and not for each extent, of which there may be hundreds
+	for i := range m.regions { // once for each region and not for each extent, because there may be hundreds of extents
 		if err := smallPages(m.regions[i].host); err != nil {
 			return err
 		}

@@ -72,8 +72,8 @@ func (v *VM) SetIRQChip(c *IRQChip) error {
 }
 
 // AddIOEventFD makes guest writes to gpa signal eventfd, without an exit to this process. If
-// anyLength is set, which needs CapIOEventFDAnyLength, writes of any length do, and KVM need not
-// decode the instruction. Otherwise only 32-bit writes do.
+// anyLength is set, which needs CapIOEventFDAnyLength, writes of any length signal it, and KVM need
+// not decode the instruction. Otherwise only 32-bit writes signal it.
 func (v *VM) AddIOEventFD(eventfd int, gpa uint64, anyLength bool) error {
 	f := ioeventfd{Addr: gpa, Len: 4, Fd: int32(eventfd)}
 	if anyLength {

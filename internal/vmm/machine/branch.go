@@ -312,9 +312,8 @@ func (m *Machine) copyBranch(capture *uffd.Capture, cfg BranchConfig, failed err
 // stormFaults is how many faults there must be before their share of all captured pages counts.
 const stormFaults = 2048
 
-// storm reports whether the guest writes faster than its pages are copied. If bound is set, that is
-// so when the guest has caused bound faults. Otherwise it is so when faults have caused most of the
-// captures.
+// storm reports whether the guest writes faster than its pages are copied. The sign of that is the
+// number of faults: at least bound or, if bound is 0, more than half of the captured pages.
 func storm(bound, captured, faults uint64) bool {
 	if bound > 0 {
 		return faults >= bound

@@ -14,8 +14,8 @@ type lower struct {
 	mapped   []vm.Extent // the mappings; empty after Boot
 	restored uint32      // number of layers of the restore
 	layers   uint32      // number of all layers
-	owned    uint32      // pages over rebase layers with numbers below this one are all private copies
-	stale    uint32      // so are these, and a later rebase has already replaced those that it could
+	owned    uint32      // pages over rebase layers with numbers below owned are all private copies
+	stale    uint32      // at the latest rebase, the value of owned before it; detach may detach layers with numbers below stale
 }
 
 func newLower(extents []vm.Extent, layers int) lower {

@@ -15,7 +15,7 @@ import (
 )
 
 // maxMappings bounds the mappings of a machine's memory after a rebase. It does not count the
-// mappings that the next pauses remove, of which there may be just as many.
+// mappings that the next pauses remove. There may be just as many of those.
 //
 // The bound has two reasons. A process may have at most 65530 mappings (vm.max_map_count). And each
 // search for dirty pages walks all mappings while the guest is stopped, at 0.1 µs each. Memory is

@@ -108,7 +108,7 @@ func (m *Machine) forget() error {
 	if err := m.dropKept(); err != nil {
 		return err
 	}
-	m.stalling.Store(false) // the write that found no room belonged to the former guest
+	m.stalling.Store(false) // the write that found no room was one of the guest's before the rollback
 	regions := m.mem.Regions()
 	for i := range regions {
 		if err := m.mem.Clear(regions[i].GPA, regions[i].Size); err != nil {

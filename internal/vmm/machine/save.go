@@ -142,8 +142,8 @@ func bound(mem *guestmem.Memory, ranges []guestmem.Range, limit int) []guestmem.
 	return out
 }
 
-// run returns the length of the longest prefix of p in which each page is all zero (if zeros is
-// set), or in which no page is.
+// run returns the length of the longest prefix of p whose pages are all zero pages (if zeros is
+// set), or none of whose pages is a zero page.
 func run(p []byte, zeros bool) int {
 	n := guestmem.PageSize
 	for n < len(p) && zero(p[n:n+guestmem.PageSize]) == zeros {

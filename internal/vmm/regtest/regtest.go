@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/cpu"
 )
 
-// Registers that a processor may have. ZMM includes the mask registers.
+// Names of sets of registers that a processor may have. ZMM includes the mask registers.
 const (
 	XMM = "xmm"
 	YMM = "ymm"

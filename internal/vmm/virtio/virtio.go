@@ -2,9 +2,9 @@
 // to a guest. It covers identity, features, activation, kicks (the driver's notifications),
 // interrupts, quiescence and saved state (virtio 1.2 §2, §3).
 //
-// It contains no device, no register layout and no code for rings. The packages below it do. None
-// of these packages uses KVM: package machine supplies the Interrupt, and registers an EventFD for
-// kicks.
+// It contains no device, no register layout and no code for rings, which are in the packages below
+// it. None of these packages uses KVM: package machine supplies the Interrupt, and registers an
+// EventFD for kicks.
 //
 // States of a device:
 //

@@ -34,9 +34,9 @@ type Overlay struct {
 	scratch []byte   // buffer of one cluster, for partial writes
 }
 
-// NewOverlay returns a disk over files: the base, then layers, of which the last is the writable
-// top. size is a multiple of 512, and each layer must be for a disk of that size. The Overlay owns
-// the files, even after an error.
+// NewOverlay returns a disk over files: the base, then layers. The last layer is the writable top.
+// size is a multiple of 512, and each layer must be for a disk of that size. The Overlay owns the
+// files, even after an error.
 func NewOverlay(files []*os.File, size uint64) (*Overlay, error) {
 	o := &Overlay{size: size}
 	if len(files) > 0 {

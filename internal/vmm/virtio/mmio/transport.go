@@ -215,7 +215,7 @@ func (t *Transport) serve() {
 	}
 }
 
-// serveOnce lets the device serve its queues. It returns true if there is more to do.
+// serveOnce lets the device serve its queues once. It returns true if the device has more to do.
 func (t *Transport) serveOnce() bool {
 	if !t.Enter() {
 		return false

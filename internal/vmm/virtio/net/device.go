@@ -47,7 +47,7 @@ const (
 	queueRX = 0 // device to driver
 	queueTX = 1 // driver to device
 
-	// queueSize is what other VMMs usually have. Linux fills the receive queue with buffers of a
+	// queueSize is the usual size in other VMMs. Linux fills the receive queue with buffers of a
 	// page or less.
 	queueSize = 256
 

@@ -157,7 +157,7 @@ func TestStopsForAPause(t *testing.T) {
 	}
 }
 
-// If a ring is invalid, this device fails as any other does.
+// If a ring is invalid, this device needs a reset like any other device.
 func TestBrokenRingFailsTheDevice(t *testing.T) {
 	for name, spoil := range map[string]func(g *guest){
 		"index": func(g *guest) {

@@ -153,8 +153,8 @@ func (d *Device) pumpOne(c *conn) (again bool, err error) {
 	return true, d.rx.Push(chain.Head, headerSize+uint32(n))
 }
 
-// header returns the header of a packet on c. As every packet, it tells the guest how much room the
-// device has.
+// header returns the header of a packet on c. The header of every packet tells the guest how much
+// room the device has.
 func (d *Device) header(c *conn, op uint16) header {
 	c.advertised = c.forwarded
 	return header{srcCID: hostCID, dstCID: uint64(d.cfg.GuestCID), srcPort: c.key.host, dstPort: c.key.guest,
