@@ -271,9 +271,9 @@ func TestIdleSandboxesHaveNoGoroutines(t *testing.T) {
 	waitFor(t, "sandboxes end with their sockets", func() bool { return len(d.list()) == 0 })
 }
 
-// IPv6 frames, which guests send by themselves, do not make a sandbox get a stack. But if a guest
-// sends too many, it does get one, so that it cannot keep the goroutine busy that all sandboxes
-// share.
+// IPv6 frames, which guests send by themselves, do not make a sandbox get a stack. One goroutine
+// handles such frames for all sandboxes. If a guest sends too many of them, its sandbox does get a
+// stack, so that the guest cannot keep this goroutine busy.
 func TestFramesThatNeedNoStack(t *testing.T) {
 	d := start(t)
 	mine, theirs := guesttest.Pair(t)

@@ -61,7 +61,7 @@ func Main() int {
 
 // growStack grows this goroutine's stack to 16 KiB at once, which it needs in any case. Growing in
 // two steps would allocate a stack of 8 KiB in between, and copy the stack once more. The runtime
-// allocates stacks of that size by fours, and a VMM would use only one of them.
+// allocates four stacks of 8 KiB at once, and a VMM would use only one of them.
 //
 //go:noinline
 func growStack() byte {
@@ -263,8 +263,8 @@ func (s *server) create(r *codec.Reader, files *donated, w *codec.Writer) error 
 	if err := jail.OnTime(); err != nil {
 		return err
 	}
-	// Drop rights before the process reads anything of a guest. A VMM in the pool has time for
-	// that.
+	// Drop rights before the process reads anything of a guest. A VMM in the pool has time for this
+	// step.
 	return s.narrow()
 }
 

@@ -10,10 +10,11 @@ import (
 // Coalesce selects gaps between the extents of a branch's own layer to fill, so that the branch has
 // at most limit extents. A gap is filled by copying its memory from lower, the parent's map, into
 // the branch's layer. The number of extents is that of Overlay(lower, Fill(own, gaps)). Coalesce
-// prefers the gaps that save most extents per byte. It cannot join the extents of lower that lie
-// before or after all of the branch's own, so the result may exceed limit by their number plus two.
+// prefers the gaps that save most extents per byte. It cannot remove extents of lower that lie
+// before the first or after the last extent of own. The result may exceed limit by the number of
+// these extents plus two.
 //
-// A gap qualifies only if the layer has room for it, which it lacks for addresses without RAM.
+// A gap qualifies only if it has RAM: the layer has no room for the bytes of other addresses.
 func Coalesce(lower, own []vm.Extent, limit int) []Span {
 	whole := Overlay(lower, own)
 	excess := len(whole) - limit

@@ -15,8 +15,8 @@ type Sandbox struct {
 	Origin      string    `json:"origin,omitempty"` // tag shown to users instead of SnapshotTag
 	Hostname    string    `json:"hostname"`
 	Owner       string    `json:"owner,omitempty"`
-	PID         int       `json:"pid,omitempty"`      // of its VMM; 0 while suspended
-	Protocol    int       `json:"protocol,omitempty"` // control protocol of its VMM; 0 while suspended
+	PID         int       `json:"pid,omitempty"`      // of the sandbox's VMM; 0 while suspended
+	Protocol    int       `json:"protocol,omitempty"` // control protocol of the sandbox's VMM; 0 while suspended
 	Created     time.Time `json:"created"`
 	Expires     time.Time `json:"expires,omitzero"` // zero: never
 	MemoryBytes uint64    `json:"memory_bytes"`     // RAM of the guest

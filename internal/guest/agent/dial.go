@@ -132,8 +132,8 @@ type halfConn interface {
 // goneInterval is how often a stream checks whether the host's end still exists. No event tells a
 // close by the host from the end of the host's data, and a server may wait for ever after that end,
 // or leave the data unread. Keep-alive probes to a server that has sent everything have the same
-// interval, because such a server's close goes unnoticed too: the guest's kernel answers for the
-// server until the server closes its socket, and for a minute after that.
+// interval, because no event tells when such a server closes its socket. The guest's kernel answers
+// the probes until then, and for a minute after that.
 const goneInterval = 10 * time.Second
 
 // join carries bytes in both directions until both directions have ended or one has failed.

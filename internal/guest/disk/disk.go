@@ -33,7 +33,7 @@ type Disk struct {
 	limit time.Duration
 
 	mu      sync.Mutex
-	resting *time.Timer // calls for the end of the rest; nil while the file system is not at rest
+	resting *time.Timer // ends the rest after limit; nil while the file system is not at rest
 }
 
 // New returns the file system at path. It does not open anything.

@@ -3,8 +3,8 @@
 // if the guest has any. A guest without hooks makes only two system calls here, even if it has an
 // SSH client.
 //
-// The package restarts no service. If a program has read the old keys, or must know of the fork, a
-// hook must take care of it.
+// The package restarts no service. A program that has read the old keys, or must know of the fork,
+// must be restarted or notified by a hook.
 package forkhook
 
 import (

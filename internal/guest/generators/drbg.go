@@ -40,7 +40,7 @@ const (
 	maxRequest   = 1 << 16
 	maxSeed      = 4096    // bytes; a struct with a larger minimum length is not a generator
 	maxReseeding = 1 << 24 // largest reseed_interval, and largest reseed_time_interval in seconds, of a generator
-	reseedsStep  = 0x10000 // added to reseed_counter; larger than the number of reseeds that can happen meanwhile
+	reseedsStep  = 0x10000 // added to reseed_counter; larger than the number of reseeds during one search
 )
 
 // needle is the content of max_perslen and max_adinlen, which the search looks for.

@@ -89,8 +89,8 @@ func openConnections() (*Connections, error) {
 }
 
 // probe checks that the kernel can list and close connections: it lists them, and closes one that
-// does not exist. For the second request ENOENT is the right answer. Without tcp_diag the kernel
-// answers ENOENT to both.
+// does not exist. The right answer to the second request is ENOENT, because the connection does not
+// exist. A kernel without tcp_diag answers ENOENT to the first request as well.
 func (c *Connections) probe() error {
 	if err := c.search(); err != nil {
 		return err

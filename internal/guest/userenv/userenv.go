@@ -19,8 +19,8 @@ import (
 	"syscall"
 )
 
-// DefaultPath is the PATH of processes. It is the one that Debian gives root, which includes the
-// programs of all users.
+// DefaultPath is the PATH of processes. Debian gives the same PATH to root. It contains the PATH of
+// other users.
 const DefaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 // Env is the state that all later processes share. It may be used concurrently.

@@ -27,7 +27,7 @@ const maxListed = 20000
 // Bounds on answers. Only the larger two count against Client.Keep: a small answer takes no more
 // memory than its request.
 var (
-	small     = bound{64 << 10, 16, 256} // one entry, one event, or nothing
+	small     = bound{64 << 10, 16, 256} // for answers with one entry, one event, or nothing
 	processes = bound{1 << 20, maxListed, 128 << 10}
 	listing   = bound{8 << 20, maxListed + 1, 20 * maxListed}
 )
@@ -65,7 +65,8 @@ func follow[Req, Res any](ctx context.Context, c *Client, procedure string,
 }
 
 func options(most bound, ask func(int) error) []connect.ClientOption {
-	// Messages must not be compressed, because the bound is on the bytes as sent.
+	// Messages must not be compressed: the bound is for the bytes as sent, and a compressed message
+	// can become much longer.
 	return []connect.ClientOption{connect.WithCodec(boundedJSON{most, ask}), connect.WithReadMaxBytes(most.bytes),
 		connect.WithAcceptCompression("gzip", nil, nil)}
 }

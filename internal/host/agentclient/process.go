@@ -114,7 +114,7 @@ func (c *Client) Attach(ctx context.Context, pid uint32, started func(*Process) 
 // ProcessInfo is the agent's description of a process.
 type ProcessInfo struct {
 	PID  uint32
-	Args []string // arguments of its start
+	Args []string // arguments that the process was started with
 	Cwd  string   // as in the request that started it; empty: the user's home
 }
 

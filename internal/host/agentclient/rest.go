@@ -33,7 +33,7 @@ func (c *Client) AtRest(ctx, lasting context.Context, f func() error) error {
 }
 
 // within calls f, which waits for the guest, with a deadline. If ctx has ended, it returns the
-// cause of that.
+// cause of ctx.
 func within(ctx context.Context, limit time.Duration, what string, f func(context.Context) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("the guest did not %s within %v: %w", what, limit,
 		context.DeadlineExceeded))

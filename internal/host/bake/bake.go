@@ -79,8 +79,8 @@ type Config struct {
 // because their guests may never become ready.
 type Baker struct {
 	cfg   Config
-	place *gate.Gate    // one place, which the current bake holds
-	boots *gate.Gate    // places for parents with the disk of such a client
+	place *gate.Gate    // the place of the current bake
+	boots *gate.Gate    // places for parents with the disk of a client without the right to bake
 	limit time.Duration // bootTimeout, except in tests
 }
 

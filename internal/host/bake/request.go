@@ -19,21 +19,25 @@ type Request struct {
 	Tag    string
 	// From was made by a client without the right to bake: the bake gets a place and a time limit
 	// as for such clients
-	Foreign   bool
-	From      string             // tag of a disk-only snapshot whose disk is booted instead of Rootfs; may be empty
-	Kernel    string             // path of a bzImage or ELF kernel; may be empty if From is set: then the snapshot's
-	Initrd    string             // path of the initramfs with the agent; empty if Kernel is: then the Baker makes one
+	Foreign bool
+	From    string // tag of a disk-only snapshot whose disk is booted instead of Rootfs; may be empty
+	// path of a bzImage or ELF kernel; if it is empty, From must be set, and the snapshot's kernel
+	// is used
+	Kernel string
+	// path of the initramfs with the agent; if Kernel is empty, Initrd is empty, and the Baker
+	// makes one
+	Initrd    string
 	Rootfs    string             // path of the raw root file system, which is never written
-	MemoryMiB uint64             // 0: that of From, or 512
-	VCPUs     uint32             // 0: that of From, or 1
-	Template  string             // CPU template; empty: that of From, or the Baker's default
-	Env       map[string]string  // added to that of From
+	MemoryMiB uint64             // 0: as in From, or 512 without From
+	VCPUs     uint32             // 0: as in From, or 1 without From
+	Template  string             // CPU template; empty: as in From, or the Baker's default without From
+	Env       map[string]string  // added to the environment of From
 	Commands  []string           // warm-up commands, run one after another by /bin/sh -c
 	Python    string             // warm-up code, run in the warm interpreter after Commands
 	Ready     time.Duration      // how long the guest may take to boot; 0: 300 s
-	Network   *netclient.Setting // nil: the parent has no network, and children have that of From or the default
-	Limits    vm.Limits          // default for children; zero: those of From
-	Strict    bool               // children are strict (see unique.Strict); they also are if those of From are
+	Network   *netclient.Setting // nil: the parent has no network, and children have the setting of From or the default
+	Limits    vm.Limits          // default for children; zero: the limits of From
+	Strict    bool               // children are strict (see unique.Strict); they are strict too if From is
 	Warmup    time.Duration      // how long each warm-up step may take; 0: 600 s
 	Transient bool               // the parent is booted for a fork: delete the snapshot with its last sandbox
 }

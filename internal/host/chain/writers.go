@@ -34,8 +34,8 @@ func NoWriters(path string, patience time.Duration) error {
 }
 
 // hasWriter reports whether a process has the file open for writing. It asks Linux for a read
-// lease, which is granted only if none has (fcntl(2), F_SETLEASE), and then returns the lease. On a
-// file system without leases it returns false.
+// lease, and gives the lease back. Linux grants a read lease only if no process has the file open
+// for writing (fcntl(2), F_SETLEASE). On a file system without leases it returns false.
 func hasWriter(f *os.File) bool {
 	_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_RDLCK)
 	if err == nil {

@@ -17,9 +17,9 @@ import (
 // entropyBytes is the size of the seed for a guest's random number generators: 256 bits.
 const entropyBytes = 32
 
-// Guest is the agent that changes the guest's identity. Forked returns when it has done so. It
-// returns the random number generators that it has found in the guest's processes, or nil if it did
-// not search.
+// Guest is the agent in a guest. Forked asks it to change the guest's identity, and returns when
+// the agent has done so. The result says which random number generators the agent has found in the
+// guest's processes; it is nil if the agent did not search.
 type Guest interface {
 	Forked(context.Context, agentproto.Forked) (*agentproto.Unique, error)
 }

@@ -40,18 +40,18 @@ type Record struct {
 	Created     time.Time
 	MemoryBytes uint64 // RAM of the guest
 	Expires     time.Time
-	Fork        string // ID of the fork that created it; see Fork
-	Protocol    int    // version of vmmproto that its VMM uses
+	Fork        string // ID of the fork that created the sandbox; see Fork
+	Protocol    int    // version of vmmproto that the sandbox's VMM uses
 
-	ExpirySuspends bool            // on expiry, suspend it instead of deleting it
-	Annotation     json.RawMessage // data of the API that created it; not interpreted here
+	ExpirySuspends bool            // on expiry, suspend the sandbox instead of deleting it
+	Annotation     json.RawMessage // data of the API that created the sandbox; not interpreted here
 
-	Env         map[string]string // environment that its fork gave it
+	Env         map[string]string // environment that the fork gave the sandbox
 	Network     netclient.Setting
 	Limits      vm.Limits
 	Labels      map[string]string // the map is never changed
-	IdleTimeout time.Duration     // time without a request after which it is suspended; 0: never
-	AutoResume  bool              // it was suspended because it was idle, so the next request resumes it
+	IdleTimeout time.Duration     // time without a request after which the sandbox is suspended; 0: never
+	AutoResume  bool              // the sandbox was suspended because it was idle, so the next request resumes it
 
 	// The disk consists of the snapshot's layers, the frozen tops, and the top. The memory consists
 	// of the snapshot's layers (or those of the branch that the sandbox was rebased onto) and
@@ -63,9 +63,9 @@ type Record struct {
 	Count    int
 	Suspends int // number of suspends; it tells a VM from a suspended state that was made of it later
 
-	At *snapshot.Ref // snapshot of its latest branch or rollback; nil: the snapshot it was forked from
+	At *snapshot.Ref // snapshot of the latest branch or rollback; nil: the snapshot that the sandbox was forked from
 
-	Rebased  *durable.Rebased       // nil: the memory is based on its snapshot
+	Rebased  *durable.Rebased       // nil: the memory is based on the sandbox's snapshot
 	Rebasing *durable.PendingRebase // not nil while a rebase is in progress
 
 	Unique *agentproto.Unique // what the agent found out when the sandbox last got an identity

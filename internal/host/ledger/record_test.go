@@ -117,7 +117,8 @@ func TestRecordWithoutANetwork(t *testing.T) {
 	}
 }
 
-// If a VMM uses another protocol, the error says that, even if the record has other defects.
+// If a VMM uses another protocol, the error names this problem, even if the record has other
+// defects.
 func TestProtocolIsToldFirst(t *testing.T) {
 	for _, text := range []string{`{"vmm_protocol":1,"later":true}`, `{"version":7,"protocol":1}`} {
 		dir := t.TempDir()

@@ -119,8 +119,8 @@ func (l *Link) renewLocked() {
 	go l.handOver(vmm, n)
 }
 
-// handOver gives vmm, one end of a frame socket, to the VM. n has the other end. If the VM must get
-// a newer socket meanwhile, handOver does nothing.
+// handOver gives vmm, one end of a frame socket, to the VM. n has the other end. If l no longer
+// uses n, or the client no longer uses l, handOver does nothing.
 func (l *Link) handOver(vmm *os.File, n *conn) {
 	defer vmm.Close()
 	l.giving.Lock()

@@ -42,8 +42,8 @@ func TakePlace(ctx context.Context, g *gate.Gate, other string) (release func(),
 	return g.Wait(ctx, PlaceShare(ctx, g, other))
 }
 
-// PlaceShare returns the share for TakePlace. It leaves one place to others: one client, whose VMs
-// may never answer, cannot take all places.
+// PlaceShare returns the share for TakePlace. One place is left to other clients. Otherwise a
+// client whose VMs never answer could take all places.
 func PlaceShare(ctx context.Context, g *gate.Gate, other string) gate.Share {
 	_, total := g.Count()
 	return Share(cmp.Or(Of(ctx).Name, other), total-1)
@@ -60,8 +60,9 @@ func Of(ctx context.Context) Owner {
 	return o
 }
 
-// Label checks the labels that a request gives to new sandboxes. If the owner has a prefix, and no
-// label begins with it, the owner could not see them, so Label adds one.
+// Label checks the labels that a request gives to new sandboxes. An owner with a prefix sees only
+// sandboxes that have a label with this prefix. So if a request of such an owner has no labels,
+// Label adds one.
 func (o Owner) Label(labels map[string]string) (map[string]string, error) {
 	if o.Prefix == "" {
 		return labels, nil

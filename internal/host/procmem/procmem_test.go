@@ -111,8 +111,8 @@ func TestOfThisProcess(t *testing.T) {
 	}
 }
 
-// A VMM that its guest has taken over may have as many mappings as the kernel permits. Of gives up
-// long before it has read all of them.
+// A VMM that its guest has taken over may have as many mappings as the kernel permits. The function
+// Of returns an error long before it has read all mappings.
 func TestMappingsAreBounded(t *testing.T) {
 	var heads strings.Builder
 	for i := range 4 * maxMappings {

@@ -165,7 +165,7 @@ func (e *FamilyError) Error() string {
 type RollbackError struct {
 	ID, Tag string
 	Err     error
-	Kept    bool // its latest suspended state still exists
+	Kept    bool // the sandbox's latest suspended state still exists
 	Console string
 }
 

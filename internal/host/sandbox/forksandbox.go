@@ -28,7 +28,8 @@ func (m *Manager) ForkSandbox(ctx context.Context, source string, mode BranchReq
 	if err := m.mayOpen(ctx, "network.", req.Network, s.Info().Network.Policy); err != nil {
 		return ForkResult{}, BranchResult{}, err
 	}
-	if err := m.admitted.Check(req.N, s.vcpus()); err != nil { // check first, so that no branch is made if there is no room
+	// check first, so that no branch is made if there is no room
+	if err := m.admitted.Check(req.N, s.vcpus()); err != nil {
 		return ForkResult{}, BranchResult{}, err
 	}
 	release, err := m.reserve(owner.Of(ctx), req.N) // check first, so that no branch is made if there is no room

@@ -19,8 +19,8 @@ type Held struct {
 // With locks a sandbox and calls f. Other operations on the sandbox wait until f returns, so the
 // state that f reads does not change while f runs. If the VMM has not answered an earlier request,
 // With first finds out the outcome of that request. The error is a *NotFoundError if the client of
-// ctx may not see the sandbox. That is checked after the wait, during which the labels may have
-// changed.
+// ctx may not see the sandbox. With checks this after the wait, because the labels may change
+// during the wait.
 func (m *Manager) With(ctx context.Context, id string, f func(*Held) error) error {
 	return m.with(ctx, id, (*Sandbox).lock, f)
 }

@@ -48,7 +48,7 @@ type Config struct {
 	DataDir  string // directory for private disk tops; only this manager uses it
 	Branches int    // maximum number of concurrent branches; 0: 4
 	PoolSize int    // number of waiting VMMs for each machine shape; 0: none
-	// value to which PoolSize grows for some time after forks have found too few
+	// maximum of PoolSize for some time after forks have found too few waiting VMMs
 	PoolMost int
 	Admit    admit.Rules   // limits for the sandboxes of the host
 	Confirm  time.Duration // how long a child may take to confirm its identity; 0: 30 s
@@ -198,14 +198,14 @@ func (m *Manager) BranchesInFlight() (n, most int) { return m.branches.Count() }
 
 type left struct {
 	LeftAlone
-	ended <-chan struct{} // closed when its VMM has exited; nil: unknown
+	ended <-chan struct{} // closed when the sandbox's VMM has exited; nil: unknown
 }
 
 // LeftAlone is a sandbox of an earlier daemon that this daemon could neither take over nor safely
 // kill.
 type LeftAlone struct {
 	ID     string
-	PID    int // of its VMM; 0: there is none, or it is unknown
+	PID    int // of the sandbox's VMM; 0: there is none, or it is unknown
 	Reason string
 }
 

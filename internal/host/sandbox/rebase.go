@@ -15,7 +15,8 @@ import (
 )
 
 // keeps reports whether the sandbox will be rebased onto the branch. After a suspension there is no
-// memory to rebase. A full branch inherits no layers, so it cannot replace the sandbox's.
+// memory to rebase. A full branch inherits no layers, so it cannot replace the layers of the
+// sandbox.
 func (b *branch) keeps() bool { return b.op == "branch" && b.req.Mode != vm.BranchFull }
 
 // chooseBelow chooses the snapshot below the branch's memory layer. That is the branch that the

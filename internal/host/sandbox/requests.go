@@ -45,16 +45,16 @@ type ForkRequest struct {
 	Env            map[string]string  // added to the snapshot's environment
 	HostnamePrefix string             // children get the host name <prefix>-<6 characters of their id>; empty: "sb"
 	AllowPartial   bool               // if some children fail, keep the others
-	Limits         *vm.Limits         // limits of each child; nil: those of the snapshot
+	Limits         *vm.Limits         // limits of each child; nil: as the snapshot
 	TTL            time.Duration      // time after which children are deleted; 0: never
 	IdleTimeout    time.Duration      // time without a request after which children are suspended; 0: never
 	ExpirySuspends bool               // after the TTL, suspend children instead of deleting them
-	Network        *netclient.Setting // nil: that of the snapshot
+	Network        *netclient.Setting // nil: as the snapshot
 	Labels         map[string]string  // labels of each child
 	Strict         unique.Strict      // strictness of each child
 	Annotation     json.RawMessage    // data of the API that makes the request, stored with each child; may be nil
 
-	present *netclient.Setting // setting of the suspended sandbox that is forked; nil: that of the snapshot
+	present *netclient.Setting // setting of the suspended sandbox that is forked; nil: as the snapshot
 }
 
 // ForkResult holds the children of a fork and its durations.

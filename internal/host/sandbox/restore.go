@@ -49,9 +49,9 @@ func (m *Manager) restore(ctx context.Context, start time.Time, v *liveVM, data 
 	return timing, err
 }
 
-// confirm gives the guest of a VM its identity, and the CA for hosts of its secrets, and waits for
-// the agent's answers. It records in r which generators repeat random numbers. The error is an
-// *unconfirmedError or a *unique.Error, or that of ctx.
+// confirm gives the guest of a VM a new identity and, if the sandbox has secrets, the certificate
+// of the CA for their hosts. It waits for the agent's answers. It records in r which generators
+// repeat random numbers. The error is an *unconfirmedError or a *unique.Error, or that of ctx.
 func (m *Manager) confirm(ctx context.Context, v *liveVM, r *ledger.Record) error {
 	wait, cancel := context.WithTimeout(ctx, m.cfg.Confirm)
 	defer cancel()
@@ -64,7 +64,7 @@ func (m *Manager) confirm(ctx context.Context, v *liveVM, r *ledger.Record) erro
 	if err == nil {
 		return admitUnique(r, found)
 	}
-	if brokenOff(err) { // if so, the VMM may be about to exit
+	if brokenOff(err) { // the VMM may be about to exit
 		select {
 		case <-wait.Done():
 		case <-time.After(exitDelay):

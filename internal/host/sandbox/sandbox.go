@@ -46,30 +46,30 @@ type Guest interface {
 // the state stopping.
 type Sandbox struct {
 	id     string
-	data   string        // directory for its private disk tops and its suspended state
+	data   string        // directory for the sandbox's private disk tops and its suspended state
 	ops    chan struct{} // a lock, which a branch, a rollback, a pause and so on hold; has room for one value
 	usage  *idle.Watch
 	since  tally.Tally // counts changes since its latest branch or rollback
 	events *event.Ring // receives its events
 	freed  sync.Once
 	rests  gate.Way // passed by branches that wait for the guest to freeze its file system; a suspension cancels them
-	secret bool     // its memory must not be on a disk, see KeepSecret; guarded by ops
+	secret bool     // the sandbox's memory must not be on a disk, see KeepSecret; guarded by ops
 
 	mu      sync.Mutex
 	state   State         // only transition writes it
-	live    *liveVM       // its VM, which may have ended; nil while suspended
+	live    *liveVM       // the sandbox's VM, which may have ended; nil while suspended
 	record  ledger.Record // what survives a restart of the daemon
-	timing  Timing        // durations of its latest start
-	exit    vm.Exit       // how its VM ended, if it has exited
-	console console.Text  // its last output, if it has exited
+	timing  Timing        // durations of the latest start
+	exit    vm.Exit       // how the VM ended, if the sandbox has exited
+	console console.Text  // last output of the VM, if the sandbox has exited
 
 	expiry  *time.Timer
-	expired bool // its expiry has passed, so it is about to be deleted
+	expired bool // the sandbox's expiry has passed, so it is about to be deleted
 	// +checklocks:mu
 	timeless bool   // its expiry is stopped, see stopTime
-	unpin    func() // unpins the snapshot of its latest suspended state; nil if there is none
-	silent   bool   // its VMM has not answered a request, see catchUp
-	full     bool   // it is paused because the host has no room for its disk
+	unpin    func() // unpins the snapshot of the latest suspended state; nil if there is none
+	silent   bool   // the VMM has not answered a request, see catchUp
+	full     bool   // the sandbox is paused because the host has no room for its disk
 
 	workspace string // the workspace that it belongs to, see Manager.Hold; may be empty
 }
@@ -77,7 +77,7 @@ type Sandbox struct {
 // Timing holds durations of a sandbox's start, each measured from the request.
 type Timing struct {
 	VMM     time.Duration // until all vCPUs ran
-	Ready   time.Duration // until the agent had confirmed its identity
+	Ready   time.Duration // until the agent had confirmed the new identity
 	Restore vmmproto.RestoreResult
 	Pooled  bool // its VMM process came from the pool
 }
@@ -90,23 +90,23 @@ type Info struct {
 	Hostname    string
 	Owner       string // see owner.Owner
 	State       State
-	PID         int // 0 if it has no VMM process
+	PID         int // of the VMM process; 0 if there is none
 	Created     time.Time
 	MemoryBytes uint64    // RAM of the guest
 	Expires     time.Time // zero: never
 	Limits      vm.Limits
 	Timing      Timing
-	ExitReason  string // why its VM ended, if it has exited
+	ExitReason  string // why the VM ended, if the sandbox has exited
 	ExitDetail  string
-	RebasedOnto string // ID of the branch that its memory is based on; empty: none
-	Resumable   bool   // it has exited, and Resume can restore its latest suspended state
+	RebasedOnto string // ID of the branch that the sandbox's memory is based on; empty: none
+	Resumable   bool   // the sandbox has exited, and Resume can restore its latest suspended state
 	BranchCount int
 	IdleTimeout time.Duration
-	Silent      bool   // its VMM has not answered the latest request
+	Silent      bool   // the VMM has not answered the latest request
 	Workspace   string // the workspace that it belongs to; empty: none
 	Network     netclient.Setting
 	Labels      map[string]string // must not be changed
-	DiskFull    bool              // it is paused until the host has room for its writes
+	DiskFull    bool              // the sandbox is paused until the host has room for its writes
 
 	Unique *agentproto.Unique // what its agent found at its latest start; nil: the agent did not search
 	Strict bool               // see unique.Refuse
@@ -114,8 +114,10 @@ type Info struct {
 	ExpirySuspends bool            // on expiry, suspend it instead of deleting it
 	Annotation     json.RawMessage // see ForkRequest
 
-	At    snapshot.Ref // snapshot of its latest branch or rollback; if there was none, the snapshot it was forked from
-	Calls *uint64      // calls that may have changed it since its latest branch, see package tally; nil: unknown
+	// snapshot of the latest branch or rollback; if there was none, the snapshot that the sandbox
+	// was forked from
+	At    snapshot.Ref
+	Calls *uint64 // calls that may have changed the sandbox since its latest branch, see package tally; nil: unknown
 }
 
 // Info returns the sandbox's description.
@@ -182,7 +184,7 @@ func (s *Sandbox) updateAll(change func(*ledger.Record)) error {
 
 // liveVM is the VM of a sandbox that is not suspended.
 type liveVM struct {
-	dir   string // its run directory
+	dir   string // the VM's run directory
 	vmm   vmpool.VMM
 	guest Guest
 
@@ -191,13 +193,13 @@ type liveVM struct {
 	// below releases the branch that the VM was rebased onto. It is nil if there is none, or if it
 	// could not be leased.
 	below func()
-	onto  func() // the same for the branch that the VM may have been rebased onto
+	onto  func() // releases the branch that a rebase with an unknown outcome may have put below the VM
 	// context for requests to the guest; ends when the sandbox is rolled back, suspended or deleted
 	calls context.Context
 	cut   context.CancelCauseFunc // cancels calls
 	link  *netclient.Link         // its connection to the network
 
-	leave func() // frees its place on the host; nil until it has one of its own
+	leave func() // frees the VM's place on the host; nil until the VM has a place of its own
 	debts debt.Debts
 
 	kept error // set if the VMM has kept a file that it should have closed; guarded by the sandbox's ops
@@ -206,7 +208,7 @@ type liveVM struct {
 // Expiry says when a sandbox expires and what happens then.
 type Expiry struct {
 	At       time.Time // zero: never
-	Suspends bool      // suspend it; if false, delete it in any state
+	Suspends bool      // suspend the sandbox; if false, delete it in any state
 }
 
 // after returns e with At later by d.

@@ -16,7 +16,7 @@ type branch struct {
 	m       *Manager
 	s       *Sandbox
 	v       *liveVM
-	op      string // the operation that makes it, for errors
+	op      string // the operation that makes the snapshot, for errors
 	req     BranchRequest
 	start   time.Time
 	lease   *store.Lease // lease of the snapshot from which the sandbox runs

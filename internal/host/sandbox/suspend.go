@@ -19,9 +19,10 @@ import (
 )
 
 // Copy makes a snapshot of a suspended sandbox, which stays suspended. It copies the suspended
-// state, because that is deleted with the sandbox. Children get the sandbox's present policy and
-// limits. Copy takes a place for branches, although it writes far more than a branch. If tag is
-// empty, it chooses one. If the sandbox is not suspended, the error is a *StateError.
+// state instead of using it as a parent, because the state is deleted with the sandbox. Children get the
+// sandbox's present policy and limits. Copy takes a place for branches, although it writes far more
+// than a branch. If tag is empty, it chooses one. If the sandbox is not suspended, the error is a
+// *StateError.
 func (h *Held) Copy(ctx context.Context, tag string) (store.Info, error) {
 	m, i := h.m, h.Info()
 	tag, err := branchTag(ctx, tag, i.ID, time.Now(), false)

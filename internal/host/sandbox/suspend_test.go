@@ -234,8 +234,8 @@ func TestSnapshotOfASuspendedSandbox(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A snapshot of a suspended sandbox is a copy of everything in it, so the number of concurrent ones
-// is limited as for branches.
+// A snapshot of a suspended sandbox copies its whole state. So few such snapshots may be made at a
+// time, as with branches.
 func TestSnapshotsOfSuspendedSandboxesAreLimited(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

@@ -48,7 +48,8 @@ func (m *Manager) adopt(s *Sandbox, kind event.Kind) {
 // message after another.
 const stallPause = time.Second
 
-// watch waits for the VM of s to end, and handles that if no operation has ended it.
+// watch waits for the VM of s to end. If no operation of the daemon has ended the VM, watch handles
+// its end.
 func (m *Manager) watch(s *Sandbox, v *liveVM) {
 	stalled := v.vmm.Stalled()
 	var again <-chan time.Time // receives a value when messages about a full disk are read again

@@ -35,7 +35,7 @@ type backlog struct {
 	wait  time.Duration // backlogWait, except in tests
 
 	mu    sync.Mutex
-	queue []*layerRoom // the owner with the fewest bytes, including the layer that waits, is first; then by arrival
+	queue []*layerRoom // sorted: layers whose owner has few bytes in RAM come first, among equal ones the oldest
 	taken []*layerRoom // rooms of layers that are being made
 }
 
@@ -242,7 +242,7 @@ func (b *backlog) refusal(w *layerRoom, flush error) error {
 type unflushedLayer struct {
 	id    string
 	owner string
-	err   error // error of the latest attempt to write it to disk
+	err   error // error of the latest attempt to write the layer to disk
 }
 
 // ramBytes returns the RAM usage of a memory layer.

@@ -51,7 +51,7 @@ func hexOf(digest string) string { return digest[strings.LastIndexByte(digest, '
 
 // UseBase makes image, an open regular file, the base of the snapshot's disk. Unless the store
 // already knows the digest, it is computed in the background while the parent boots. Publish waits
-// for that, and Discard cancels it. UseBase may be called only once.
+// for the computation, and Discard cancels it. UseBase may be called only once.
 func (g *Staging) UseBase(image *os.File) (err error) {
 	g.basing, err = g.addInBackground("base image", image, false)
 	return err

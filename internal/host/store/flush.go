@@ -82,8 +82,8 @@ func (f *flusher) close() {
 	f.runs.Wait()
 }
 
-// run flushes snapshots. If awaited is set, it flushes those for which stopped sandboxes wait, and
-// otherwise the others.
+// run flushes snapshots. If awaited is set, it flushes only snapshots for which stopped sandboxes
+// wait; if not, only all other snapshots.
 func (f *flusher) run(awaited bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

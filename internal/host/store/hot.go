@@ -304,7 +304,8 @@ func (s *Store) flushLayer(dir string, m *snapshot.Manifest, l snapshot.File) er
 		if err := disk.Sync(); err != nil {
 			return err
 		}
-		return setOrigin(s.layerDir(l.Owner), disk) // before the rename, so that any code that finds the file also finds its origin
+		// before the rename, so that any code that finds the file also finds its origin
+		return setOrigin(s.layerDir(l.Owner), disk)
 	})
 }
 
@@ -334,10 +335,10 @@ func syncFile(path string) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-// reload takes over a hot snapshot that an earlier daemon has not flushed. It can if the snapshot's
-// memory layers are still in RAM, or are on disk. The snapshot's own layer is on disk only if
-// everything else is, see persist. If layers are lost, the snapshot is listed as failed, unless it
-// was transient. A disk-only snapshot is taken over if it has wholeFile; otherwise it was never
+// reload takes over a hot snapshot that an earlier daemon has not flushed. This is possible if each
+// memory layer is still in RAM or is on disk. The snapshot's own layer is on disk only if all other
+// files are, see persist. If layers are lost, the snapshot is listed as failed, unless it was
+// transient. A disk-only snapshot is taken over if it has wholeFile; otherwise it was never
 // published.
 func (s *Store) reload(name string) bool {
 	dir := filepath.Join(s.staging(), name)

@@ -26,10 +26,10 @@ import (
 // If an imported snapshot names a layer of another snapshot, it uses its own file on disk.
 const originFile = "origin"
 
-// openLayer opens a memory layer in RAM, if it is there or fits. Otherwise it opens the file on
-// disk, where the first access to each page is slower. unflushed says that the layer may be in RAM
-// only. usual is how many bytes the layer takes without the pages that VMMs have added to holes, as
-// far as that is known.
+// openLayer opens a memory layer in RAM. If the layer is not in RAM, openLayer copies it there if
+// there is room. Otherwise it opens the file on disk, where the first access to each page is
+// slower. unflushed says that the layer may be in RAM only. usual is how many bytes the layer takes
+// without the pages that VMMs have added to holes, as far as that is known.
 func (s *Store) openLayer(dir string, m *snapshot.Manifest, l snapshot.File, unflushed bool) (
 	f *os.File, usual uint64, err error) {
 	disk, err := s.openSized(layerPath(dir, m, l.Owner), l.Bytes)

@@ -51,8 +51,9 @@ func TestNoFileIsTouchedUnderMu(t *testing.T) {
 	}
 }
 
-// underMu returns the statements of a function that run while mu is locked. These are all of them
-// if its name ends with Locked, and otherwise those after a lock that is unlocked by defer.
+// underMu returns the statements of a function that run while mu is locked. If the function's name
+// ends with Locked, these are all statements; if not, the statements after a lock that is unlocked
+// by defer.
 func underMu(f *ast.FuncDecl) []ast.Stmt {
 	list := f.Body.List
 	if strings.HasSuffix(f.Name.Name, "Locked") {

@@ -38,8 +38,8 @@ const (
 	phaseGone
 )
 
-// nextPhases has the phases that may follow each phase. It is the drawing above as code. After
-// deleting, mayEnter also considers the phase before it.
+// nextPhases has the phases that may follow each phase. It is the drawing above as code. For
+// phaseDeleting, mayEnter also considers the phase before phaseDeleting.
 var nextPhases = map[phase][]phase{
 	phaseHot:        {phaseStored, phaseDeleting},
 	phaseStored:     {phaseDamaged, phaseDeleting},

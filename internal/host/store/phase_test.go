@@ -6,8 +6,8 @@ import (
 )
 
 // For every pair of phases (and for deleting, every phase before it), the test checks that the
-// change is permitted if it is in the drawing in phase.go. All others must be refused, and change
-// nothing.
+// change is permitted if it is in the drawing in phase.go. Every other change must be refused, and
+// must leave the phase as it was.
 func TestPhases(t *testing.T) {
 	drawn := map[phase][]phase{
 		0:               {phaseHot, phaseStored, phaseDamaged, phaseFailed, phaseUnnamedHot, phaseUnnamed},

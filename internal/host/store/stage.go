@@ -31,7 +31,7 @@ type Staging struct {
 	basing *basing // nil unless UseBase is called
 	kernel *basing // kernel and initrd are nil unless UseBoot is called
 	initrd *basing
-	bases  []string // digests of the files that must be kept for it; guarded by store.mu
+	bases  []string // digests of the files that the store must keep for the snapshot; guarded by store.mu
 	step   string   // what is being done; guarded by store.mu
 }
 

@@ -94,7 +94,7 @@ type Store struct {
 
 // entry is one published snapshot.
 type entry struct {
-	tag      string             // the name of its directory, if the snapshot is unnamed
+	tag      string             // if the snapshot is unnamed: the name of its directory
 	dir      string             // in snapshots; in staging if the snapshot is hot
 	manifest *snapshot.Manifest // nil if damaged
 	damage   error              // why the snapshot cannot be used

@@ -48,7 +48,9 @@ type Tally struct {
 	// +checklocks:mu
 	at uint64 // value of calls when the sandbox was at the snapshot
 	// +checklocks:mu
-	base *Written // what the present VM had written then, or at the first measurement afterwards; nil: not measured
+	// what the present VM had written when the sandbox was at the snapshot, or at the first
+	// measurement after that; nil: not measured
+	base *Written
 	// +checklocks:mu
 	earlier Written // what was written by earlier VMs, and before branches that made the VM count from zero
 }

@@ -1,5 +1,6 @@
 // Package tenancy gives each principal a view of its part of a host: the sandboxes, snapshots,
-// workspaces and events that the principal may see. Others do not exist for the principal.
+// workspaces and events that the principal may see. For anything else, the principal gets the same
+// answers as if it did not exist.
 //
 // A View has the methods of a sandbox.Manager and a workspace.Set, and decides only what is
 // visible. The callers, which are the daemon's APIs, decide which operations a principal may use.

@@ -52,7 +52,7 @@ type VMMs struct {
 	GuestDirty uint64                // dirty bytes that Stats reports
 	Wrap       func(*VMM) vmpool.VMM // wraps the result of Spawn; nil: no wrapping
 	Killing    func()                // called by each Kill; may be nil
-	Most       int                   // largest number of layers that a VM has had on top of its snapshot's
+	Most       int                   // largest number of layers that a VM has had, without the layers of its snapshot
 	Copying    chan struct{}         // closing it ends the copying of a live branch; nil: it ends at once
 	// KeepTops makes VMs keep files open for writing that they should close: frozen tops, and files
 	// of a refused branch.

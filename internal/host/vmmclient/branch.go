@@ -17,7 +17,7 @@ type BranchFiles struct {
 	MemoryBytes uint64 // RAM of the guest, which is needed to check the VMM's answer
 
 	State  *os.File   // an empty file; nil in mode vm.BranchDisk
-	Layer  *os.File   // the same; it must be on tmpfs if children will run on it
+	Layer  *os.File   // an empty file, or nil as for State; must be on tmpfs if children will run on it
 	Tops   []*os.File // a formatted, empty top for each disk
 	Frozen []*os.File // the present top of each disk, open for reading and used by this VMM only
 }
@@ -146,9 +146,9 @@ func (v *VMM) tighten(err error) {
 	}
 }
 
-// tightenAfter calls tighten after d. It is for a copy that an earlier daemon may have requested.
-// This daemon does not know the files of such a copy, so the shared memory that the VMM has at that
-// time stays permitted.
+// tightenAfter calls tighten after d. An earlier daemon may have requested a copy for which the VMM
+// got a memory allowance; after d, the copy has ended in any case. This daemon does not know which
+// file the copy went to. So the allowance for shared memory that the VMM has at that time stays.
 func (v *VMM) tightenAfter(d time.Duration) {
 	timer := time.AfterFunc(d, v.leaf.Tighten)
 	go func() {

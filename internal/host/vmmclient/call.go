@@ -23,8 +23,8 @@ type parser interface{ Parse(r *codec.Reader) error }
 type limits struct {
 	short  time.Duration // for requests that do little work
 	long   time.Duration // for requests that write memory to files
-	hangUp time.Duration // until its exit, after it has hung up; the exit says why
-	end    time.Duration // until its exit, after SIGKILL
+	hangUp time.Duration // until the VMM exits, after it has hung up; the exit status says why it did
+	end    time.Duration // until the VMM exits, after SIGKILL
 }
 
 // defaultLimits are much longer than a working VMM needs, even on an emulated host or one with far

@@ -55,7 +55,7 @@ func (k *KVM) open() (device int, cpuid []byte, err error) {
 func (k *KVM) learn(cpuid []byte) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.cpuid == nil && len(cpuid) > 0 { // a VMM that was sent the values does not return them
+	if k.cpuid == nil && len(cpuid) > 0 { // a VMM returns values only if the daemon has not sent it any
 		k.cpuid = cpuid
 	}
 }

@@ -26,7 +26,7 @@ type RestoreFiles struct {
 	State  *os.File
 	Layers []*os.File
 	Disks  [][]*os.File
-	Net    *os.File // frame socket; nil if there is none; the VM's present one is closed in any case
+	Net    *os.File // frame socket that replaces the VM's present one; nil: the VM then has none
 }
 
 // Boot loads a kernel into the machine, which stays paused. It sets req.Initrd, req.Net and the
@@ -82,7 +82,8 @@ const (
 	oomScorePaused = 800
 )
 
-// setOOMScore sets the score. If that fails, the kernel chooses by size only.
+// setOOMScore sets the VMM's OOM score. If it fails, the OOM killer chooses processes only by their
+// size.
 func (v *VMM) setOOMScore(score int) { _ = v.proc.SetOOMScore(score) }
 
 // Limit replaces the limits of the VMM, whose guest has ram bytes of memory. Spawn sets the default
@@ -138,7 +139,7 @@ func (v *VMM) Dir() string { return v.dir }
 func (v *VMM) Conns() <-chan Conn { return v.conns }
 
 // Stalled returns a channel that receives a value when the VM has paused itself because its disk is
-// full. Stats says whether the VM is still paused for that.
+// full. Stats says whether the VM is still paused for this reason.
 func (v *VMM) Stalled() <-chan struct{} { return v.stalled }
 
 // Done returns a channel that is closed when the process has ended.

@@ -41,14 +41,13 @@ type Config struct {
 
 // vmmEnv bounds the memory of the VMM's Go runtime.
 //
-// The heap has only a few hundred KiB, so collecting garbage would only write to more pages (GOGC).
-// A second thread would too, so there is one until package vmm raises GOMAXPROCS when it has vCPUs.
-// If the host gives transparent huge pages to all processes, the heap would take two of them, which
-// is 4 MiB. The VMM cannot prevent that itself, because the runtime touches the heap before any
-// code of the VMM runs. The VMM need not adapt to its cgroup's CPU limit, for which the runtime
-// would keep files open, nor reserve memory for profiles in each thread. Its memory profile is
-// never read, but by default the runtime takes a sample in every program, and allocates a whole
-// profile for that.
+// GOMAXPROCS=1 saves the pages of a second thread, until package vmm raises the value when the VMM
+// has vCPUs. GOGC=400 makes garbage collections rare: the heap has only a few hundred KiB, and each
+// collection would write to more pages. disablethp keeps the heap out of transparent huge pages; it
+// would take two of these, which is 4 MiB. The VMM's own code cannot disable them, because the
+// runtime touches the heap before any other code runs. The next two settings keep the runtime from
+// watching the cgroup's CPU limit, for which it would keep files open. The last two save memory for
+// profiles, which nobody reads.
 var vmmEnv = []string{"GOMAXPROCS=1", "GOGC=400",
 	"GODEBUG=madvdontneed=1,disablethp=1,containermaxprocs=0,updatemaxprocs=0,profstackdepth=1,memprofilerate=0"}
 
@@ -180,7 +179,8 @@ func Attach(cgroups *cgroup.Tree, id, dir string) (*VMM, error) {
 }
 
 // errUndecided is wrapped by errors of a connect that do not tell whether a VMM listens. An example
-// is EAGAIN: the VMM has not accepted connections of earlier daemons yet.
+// is EAGAIN: the socket's queue is full of connections of earlier daemons, which the VMM has not
+// accepted yet.
 var errUndecided = errors.New("it is not known whether the VMM can be reached")
 
 // IsShortage reports whether err means that the daemon lacks a resource, so that err says nothing

@@ -56,7 +56,7 @@ func (p *Pool) targetLocked(shape vm.Shape) int {
 	return max(p.cfg.Size, min(d.most, p.cfg.Most))
 }
 
-// Forget forgets the demand, so that the pool kills shells that it had only because of it.
+// Forget forgets the demand. The pool then kills the shells above the configured size.
 func (p *Pool) Forget() {
 	p.mu.Lock()
 	clear(p.demand)

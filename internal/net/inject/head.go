@@ -21,7 +21,9 @@ type headed struct {
 	first    bool // the current line is the first of a header
 	length   int  // length of the current line, without its end
 	interim  bool // the header belongs to an interim answer (RFC 9110 §15.2), so another header follows it
-	refused  bool // once true it stays true, because net/textproto ignores some errors
+	// Read has returned an error, and all later calls return it too, because net/textproto ignores
+	// some errors
+	refused bool
 }
 
 // expect starts the count. The caller calls it when the next bytes are headers, and not during a

@@ -47,7 +47,7 @@ type Proxy struct {
 }
 
 // Serve serves a connection that begins with TLS. It returns when the connection has ended. If ctx
-// ends, its requests are cancelled.
+// ends, requests that are in progress are cancelled.
 func (p *Proxy) Serve(ctx context.Context, conn net.Conn) error {
 	defer conn.Close()
 	config, err := p.Trust.guestConfig(p.Host)
@@ -107,8 +107,8 @@ func http1() *http.Protocols {
 	return p
 }
 
-// unreachable is an error that occurred while connecting to the server. That is before the first
-// request, so its text contains no secret.
+// unreachable is an error that occurred while connecting to the server. The proxy connects before
+// it sends the first request, so the error's text contains no secret.
 type unreachable struct{ error }
 
 // dial connects to the server and verifies its identity.

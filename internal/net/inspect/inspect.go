@@ -108,7 +108,7 @@ func Message(p []byte) (Packet, Reason) {
 }
 
 // Wakes reports whether a message needs a network stack, given its first WakeBytes bytes. A Linux
-// guest that does not use its network still sends a little IPv6, which needs none.
+// guest that does not use its network still sends a little IPv6, for which no stack is needed.
 func Wakes(p []byte) bool {
 	if len(p) < WakeBytes {
 		return false

@@ -139,8 +139,8 @@ const extensionECH = 0xfe0d
 
 // tlsName returns the server name of a ClientHello. ech reports whether the ClientHello contains an
 // encrypted name or the random bytes that browsers send in its place. The two look the same (RFC
-// 9849 §6.2). unclear reports that Go's parser refuses the ClientHello, or that it is longer than
-// MaxBytes, because some servers may accept it.
+// 9849 §6.2). unclear reports that Go's parser refuses the ClientHello, or that the ClientHello is
+// longer than MaxBytes. Some servers may accept such a ClientHello.
 func tlsName(in io.Reader) (name string, ech, unclear bool) {
 	unclear = true
 	server := tls.Server(readOnly{in}, &tls.Config{

@@ -57,8 +57,9 @@ func TestAttackSYNFlood(t *testing.T) {
 	flooder.mustCount(t, openRate, 1)
 }
 
-// TestAttackHalfOpen opens connections that must name their server, and sends nothing. The stack
-// ends such connections after some time, and bounds their number.
+// TestAttackHalfOpen opens connections to a server that is only allowed by name, so that the guest
+// must send the name first. The guest sends nothing. The stack ends such connections after some
+// time, and bounds their number.
 func TestAttackHalfOpen(t *testing.T) {
 	w := newWorld(t)
 	h := NewHost(10000)

@@ -40,10 +40,10 @@ type flow struct {
 	half    atomic.Bool  // one side has ended, the other has not
 	up      atomic.Uint64
 	down    atomic.Uint64
-	place   int // number of the stack's flows when this one began, including it
+	place   int // number of the stack's flows just after this one was added
 
 	// The stack's mu guards the fields below.
-	decided bool   // the policy has decided; when the policy changes, it decides again
+	decided bool   // the policy has decided about this flow, and decides again when the policy changes
 	verdict string // verdict for the log
 	reason  string
 	err     error

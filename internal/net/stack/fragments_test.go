@@ -182,8 +182,9 @@ func TestFragmentsGo(t *testing.T) {
 	}
 }
 
-// TestAttackFragmentsOfManySandboxes sends fragments that never become whole packets. They are
-// counted in the rooms of their sandboxes and of all sandboxes, with the memory for their records.
+// TestAttackFragmentsOfManySandboxes sends fragments that never become whole packets. The limits
+// for the fragments of one sandbox and of all sandboxes must hold, and must also count the memory
+// of the records about the fragments.
 func TestAttackFragmentsOfManySandboxes(t *testing.T) {
 	earlier := runtime.MemProfileRate
 	runtime.MemProfileRate = 1 // records small allocations too

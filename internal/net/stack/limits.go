@@ -61,7 +61,7 @@ const (
 const (
 	peekBytes   = 40 << 10  // the first bytes, and what parsing them takes
 	injectBytes = 256 << 10 // the headers of a request and an answer, raw and parsed, and TLS with guest and server
-	flowBytes   = 64 << 10  // a connection without chunks, with smallBuffer
+	flowBytes   = 64 << 10  // a connection with buffers of smallBuffer, without its chunks
 )
 
 // Limits of one sandbox for the memory above.
@@ -85,7 +85,7 @@ const (
 	idleUDP     = 60 * time.Second // half of Linux's nf_conntrack_udp_timeout_stream
 	echoTime    = 5 * time.Second
 	timeWait    = 2 * time.Second  // RFC 9293 has 2 minutes, but between guest and stack no segment can be delayed
-	lingerTime  = 10 * time.Second // for the guest to close its side after the server has closed
+	lingerTime  = 10 * time.Second // for the guest to close its side after the server has closed the connection
 	synRetries  = 4                // repetitions of our SYN-ACK, which take 15 seconds
 	minBurst    = 256 << 10        // bytes that may pass at once, at any rate limit
 	burstPart   = 10               // the bytes that the rate permits in 1/10 second may also pass at once
@@ -104,8 +104,8 @@ func (s *Stack) makeLimiters(l netproto.Limits) {
 func (s *Stack) setLimitsLocked(l netproto.Limits) {
 	l.BytesPerSecond = cmp.Or(l.BytesPerSecond, defaultBytesPerSecond)
 	l.PacketsPerSecond = cmp.Or(l.PacketsPerSecond, defaultPacketsPerSecond)
-	// Earlier versions permitted more connections, and their records and snapshots may ask for
-	// them. A host may also support fewer files.
+	// Records and snapshots of earlier versions may ask for more connections than are permitted
+	// now. A host may also be unable to open so many files.
 	l.Connections = min(cmp.Or(l.Connections, defaultConnections), netproto.MaxConnections,
 		uint32(gate.Fair(int(s.host.most))))
 	s.limits = l

@@ -13,7 +13,7 @@ type room struct {
 	used atomic.Int64
 }
 
-// take counts n more bytes. It returns false, and counts nothing, if that would exceed a limit.
+// take counts n more bytes. It returns false, and counts nothing, if the sum would exceed a limit.
 func (r *room) take(n int64) bool {
 	if r.used.Add(n) > r.most {
 		r.used.Add(-n)
@@ -39,14 +39,13 @@ type chunk struct {
 	room  *room // the room that counts the chunk; may be nil
 }
 
-// chunks provides chunks. A direction of a flow has a chunk while it forwards bytes, and the reader
-// of a frame socket has one while it reads. If the receiver accepts no bytes, a direction keeps its
-// chunk, so a room counts the chunks of relays. If the room is full, the direction gets a small
-// chunk.
+// chunks provides chunks. The reader of a frame socket has a chunk while it reads. Each direction
+// of a flow has a chunk while it forwards bytes, for any time if the receiver accepts none. So the
+// chunks of flows are counted in a room, and if the room is full, a direction gets a small chunk.
 type chunks struct{ large, small sync.Pool }
 
-// take returns a chunk of chunkBytes, or one of smallChunk if room in is full. in is nil for chunks
-// that are given back without waiting: these need no limit.
+// take returns a chunk of chunkBytes, or one of smallChunk if room in is full. The caller passes
+// nil for in if it gives the chunk back without waiting for anything; such chunks need no limit.
 func (c *chunks) take(in *room) *chunk {
 	pool, size := &c.large, chunkBytes
 	if in != nil && !in.take(chunkBytes) {

@@ -1,6 +1,6 @@
 // Package bareguest has guests without an operating system, for tests of the machine. A guest
 // executes a Program, a list of accesses to memory, ports and registers. Kernel makes a guest that
-// runs it with a few instructions in a real VM. Tests can also execute a Program themselves,
+// runs a Program with a few instructions in a real VM. Tests can also execute a Program themselves,
 // without KVM, or in the memory of a Linux guest. Attacks returns Programs that no real driver
 // would execute.
 //

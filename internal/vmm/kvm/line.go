@@ -16,7 +16,7 @@ import (
 type Line struct {
 	vm  int
 	gsi uint32
-	mu  sync.Mutex // held while the line is up, because another edge would be lost then
+	mu  sync.Mutex // held while the line is up: if two threads raised it at the same time, one interrupt would be lost
 }
 
 // Line returns the input number gsi.

@@ -15,7 +15,9 @@ type lower struct {
 	restored uint32      // number of layers of the restore
 	layers   uint32      // number of all layers
 	owned    uint32      // pages over rebase layers with numbers below owned are all private copies
-	stale    uint32      // at the latest rebase, the value of owned before it; detach may detach layers with numbers below stale
+	// the value of owned just before the latest rebase; detach handles layers with numbers below
+	// stale
+	stale uint32
 }
 
 func newLower(extents []vm.Extent, layers int) lower {
@@ -86,7 +88,7 @@ func (l *lower) own(mem *guestmem.Memory) error {
 
 // detach makes private pages independent of the stale layers below them, so that the pages'
 // mappings do not keep the files of these layers alive. It detaches at most most bytes, and reports
-// whether any page needed it.
+// whether it has detached any page.
 //
 // Preconditions: the machine is stopped and nothing is frozen.
 func (l *lower) detach(mem *guestmem.Memory, most uint64) (any bool, err error) {

@@ -72,7 +72,7 @@ func findMSR(entries []kvm.MSREntry, index uint32) *kvm.MSREntry {
 
 // verifyMSRs writes the saved MSRs back to the vCPUs. If this host refuses one of them, making the
 // snapshot fails here and names the MSR; otherwise every restore would fail. It does not write the
-// TSC, because that would change it.
+// TSC, because the counter would go back to its saved value.
 //
 // Preconditions: the machine is paused.
 func (m *Machine) verifyMSRs() error {

@@ -15,7 +15,7 @@ import (
 )
 
 // maxMappings bounds the mappings of a machine's memory after a rebase. It does not count the
-// mappings that the next pauses remove. There may be just as many of those.
+// mappings that the next pauses remove, although there may be as many mappings of that kind.
 //
 // The bound has two reasons. A process may have at most 65530 mappings (vm.max_map_count). And each
 // search for dirty pages walks all mappings while the guest is stopped, at 0.1 µs each. Memory is
@@ -125,9 +125,10 @@ func replaceUnchanged(capture *uffd.Capture, layer, most int) (replaced []guestm
 }
 
 // detach makes private pages independent of old layers, so that the files of these layers can be
-// deleted. It is called after a branch has saved all written pages. Usually only few pages need it,
-// namely those written between a branch and the rebase onto that branch. If a rebase had no
-// mappings left, many pages need it, and they are spread over several pauses.
+// deleted. It is called after a branch has saved all written pages. Usually only few private pages
+// depend on old layers, namely those written between a branch and the rebase onto that branch. If a
+// rebase has reached maxMappings, there are many such pages; each pause then detaches a part of
+// them.
 //
 // Preconditions: the machine is stopped and nothing is frozen.
 func (m *Machine) detach() error {

@@ -72,7 +72,7 @@ func (s *machineShape) Restore(r *codec.Reader) error {
 	return r.Err()
 }
 
-// check reads the shape of a saved machine. It returns an error if that differs from s.
+// check reads the shape of a saved machine. It returns an error if the saved shape differs from s.
 func (s *machineShape) check(r *codec.Reader) error {
 	var saved machineShape
 	if err := saved.Restore(r); err != nil {

@@ -44,8 +44,8 @@ func checkTSCRate(saved, host uint32, scaling bool) error {
 
 // alignTSC sets the saved TSC of a vCPU to the saved TSC of vCPU 0. Saving many vCPUs may take more
 // than a second, and KVM synchronizes TSCs only if they are set to values within a second of each
-// other. If the guest has made its TSCs different, they stay different, because that is in their
-// TSC_ADJUST.
+// other. If the guest itself has made its TSCs different, their TSC_ADJUST registers differ, and
+// alignTSC leaves the TSCs different.
 func alignTSC(first, msrs []kvm.MSREntry) {
 	from, to := findMSR(first, cpuid.MSRTSC), findMSR(msrs, cpuid.MSRTSC)
 	if from == nil || to == nil {

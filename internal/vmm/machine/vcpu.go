@@ -145,7 +145,7 @@ func (v *vcpus) closing() bool {
 	return v.closed
 }
 
-// pause stops the vCPUs. It returns when none is in the guest and every exit has been handled.
+// pause stops the vCPUs. It returns when no vCPU runs guest code and every exit has been handled.
 func (v *vcpus) pause() {
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -75,7 +75,7 @@ const (
 	hostKinds
 )
 
-// fuzzed is a machine without KVM, with what the host has of it.
+// fuzzed is a machine without KVM, and the host's ends of its sockets.
 type fuzzed struct {
 	*Machine
 	t       *testing.T

@@ -261,8 +261,9 @@ func TestNewChecksCapabilitiesFirst(t *testing.T) {
 // enableCap is KVM_ENABLE_CAP.
 const enableCap = 0x4068aea3
 
-// New enables each part of the policy that the host supports. The test traces system calls, because
-// a VM's settings cannot be read.
+// New makes KVM limit what guests may do (exits for locked buses, exits for guests that take no
+// events, polling for halted vCPUs), as far as the host supports these limits. The test traces
+// system calls, because a VM's settings cannot be read.
 func TestNewSetsThePolicy(t *testing.T) {
 	sys := openKVM(t)
 	want := 0

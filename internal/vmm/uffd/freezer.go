@@ -18,12 +18,13 @@ import (
 //
 //	pending ──claim──▶ claimed ──bytes written to the layer──▶ captured ──release──▶ released ──▶ open
 //
-// The thread that claims a page captures it, that is, writes it to the layer. That thread is the
-// copier (many pages at a time), the fault handler, or a device that wants to write. A captured
-// page stays write-protected, and equal to the layer. The thread that releases a page opens it: a
-// thread that wants to write drops the protection, Replace maps the layer in place of the page, and
-// Release opens all remaining pages. If one thread has claimed or released a page, other threads
-// leave the page alone, and those that want to write it wait until it is open.
+// The thread that claims a page also writes the page to the layer, after which the page is
+// captured. The copier claims many pages at a time; the fault handler, and devices that want to
+// write, claim single pages. A captured page stays write-protected, and equal to the layer, until
+// one of three actions opens it: a thread that wants to write drops the page's protection, Replace
+// maps the layer in place of the page, or Release opens all remaining pages. Only one thread can
+// claim a page, and only one can release it; threads that want to write the page wait until it is
+// open.
 type Freezer struct {
 	uffd fd
 	mem  *guestmem.Memory
@@ -46,9 +47,9 @@ func NewFreezer(device int, mem *guestmem.Memory) (*Freezer, error) {
 	return f, nil
 }
 
-// Register registers the whole memory with the kernel. It must be repeated, because the kernel does
-// not know mappings that were made since (by Memory.Map, Memory.Clear and Capture.Replace). It
-// fails for mapped files on most file systems.
+// Register registers the whole memory with the kernel. It must be called again after Memory.Map,
+// Memory.Clear and Capture.Replace, because these make mappings that the kernel has not registered.
+// It fails for mapped files on most file systems.
 func (f *Freezer) Register() error {
 	regions := f.mem.Regions()
 	for i := range regions {

@@ -85,7 +85,8 @@ func (c *Capture) replace(r guestmem.Range, layer int) error {
 }
 
 // Release makes all pages writable that are still protected, and ends the freeze. Unchanged pages
-// are no longer tracked. All pages must be captured. Calling it again does nothing.
+// are no longer tracked. Before Release, all pages must have been captured. Calling it again does
+// nothing.
 func (c *Capture) Release() error {
 	for _, r := range c.Unchanged() {
 		c.openRange(r)

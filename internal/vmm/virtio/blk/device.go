@@ -40,8 +40,9 @@ const (
 	maxRequest = 8 << 20
 
 	// maxPiece is the most that the device does before it calls Transport.Wanted again, in bytes of
-	// the disk. It is a multiple of cluster. A discard may have to free an extent of the host's
-	// file system for each cluster in a piece.
+	// the disk. It is a multiple of cluster. Discards determine the limit: one that frees many
+	// clusters may have to free an extent of the host's file system for each of them, which takes
+	// long.
 	maxPiece = 1 << 20
 
 	// maxHold is the number of bytes after which the device releases the run lock, so that others

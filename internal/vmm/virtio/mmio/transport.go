@@ -5,8 +5,8 @@
 // It does not decode bus addresses, because callers pass offsets into one window, and does not use
 // KVM. Package machine registers NotifyFD as an ioeventfd, and connects Interrupt to an input of
 // the interrupt controllers. All queues of a device share one eventfd: checking an unchanged queue
-// takes only one load, while a descriptor per queue would take memory in every VM. Whatever a
-// driver writes, it can only change a register, be ignored, or cause DEVICE_NEEDS_RESET.
+// takes only one load, while a descriptor per queue would take memory in every VM. A write of a
+// driver can only change a register, be ignored, or cause DEVICE_NEEDS_RESET.
 package mmio
 
 import (

@@ -14,7 +14,8 @@ const MaxChain = 1024
 
 // MaxBytes is the maximum number of bytes in one chain. The longest request of any device is a
 // disk's, with 8 MiB and a header. During a live branch, Pop must save all pages that the device
-// may write, which are at most MaxPages, and a pause waits for that.
+// may write, which are at most MaxPages. A pause waits for Pop, so this limit also bounds the
+// pause.
 const MaxBytes = 9 << 20
 
 // MaxPages is the maximum number of pages that one chain touches. Each descriptor may begin and end

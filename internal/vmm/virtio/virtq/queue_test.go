@@ -177,7 +177,7 @@ func TestHostileChainsAreErrors(t *testing.T) {
 }
 
 // The bytes in a chain are bounded. During a live branch, Pop saves the pages that the device may
-// write, and a pause waits for that.
+// write, and a pause waits until Pop returns.
 func TestTotalBytesAreBounded(t *testing.T) {
 	d := newDriver(t, false)
 	const n = 1 << 12 // number of descriptors in the table; each names most of the memory

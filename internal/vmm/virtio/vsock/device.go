@@ -232,8 +232,8 @@ func (d *Device) sendReset() (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	// If the snapshot was taken while an earlier reset was pending, the queue contains that reset
-	// too, and the driver will return both buffers.
+	// If the snapshot was taken while an earlier reset was pending, the queue contains two resets.
+	// The driver then returns two buffers.
 	if d.holding && int16(idx-d.holdUntil) < 0 {
 		idx = d.holdUntil
 	}

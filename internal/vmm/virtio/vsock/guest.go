@@ -222,7 +222,8 @@ func (d *Device) drain(c *conn) error {
 	return d.afterDelivery(c)
 }
 
-// drained continues a shutdown by the guest that waited until all its data was written.
+// drained is called when the guest's data on c has been written to the host's socket. If the guest
+// has shut down c, or its sending direction, drained then does the same to the host's socket.
 func (d *Device) drained(c *conn) error {
 	if len(c.pending) == 0 && c.guestShut == shutdownBoth {
 		return d.drop(c) // this RST confirms the shutdown

@@ -58,7 +58,8 @@ func (d *Device) handle(events []unix.EpollEvent) error {
 			continue
 		}
 		// If a descriptor was closed and reused during this loop, an event of the old connection is
-		// used for the new one. That does no harm, because no call blocks.
+		// used for the new one. The event then does no harm, because reading and writing the new
+		// connection do not block.
 		if c := d.byFD[ev.Fd]; c != nil {
 			if err := d.hostEvent(c, ev.Events); err != nil {
 				return err
