@@ -47,8 +47,8 @@ func within(ctx context.Context, limit time.Duration, f func(context.Context) er
 }
 
 // ErrFull is returned by a bake, and by other work, if the disk is full. A guest that finds no
-// space for its writes is paused until there is some, so it would keep the only place for bakes
-// until its timeout.
+// space for its writes is paused until there is some. A bake does not wait for that, because it
+// would keep the only place for bakes until its timeout.
 var ErrFull = fmt.Errorf("the host's disk is full: the guest writes more than there is room for under the daemon's state: %w", syscall.ENOSPC)
 
 // whileRoom returns a context that is cancelled with cause ErrFull if the VM pauses itself because

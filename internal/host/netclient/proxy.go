@@ -54,8 +54,8 @@ func ParseProxy(text, except string) (Proxy, error) {
 const lookupTimeout = 2 * time.Second
 
 // resolve returns the proxy with its address. If the name has several addresses, it uses the
-// previous one if possible. If the lookup fails, it uses the previous address, or nobody if there
-// is none, because connections must never bypass the proxy.
+// previous one if possible. If the lookup fails, it uses the previous address. If there is none, it
+// uses the unreachable address nobody, because connections must never bypass the proxy.
 func (p Proxy) resolve(before netproto.Proxy) netproto.Proxy {
 	if p.host == "" {
 		return netproto.Proxy{}
