@@ -11,11 +11,11 @@ import (
 	"strings"
 )
 
-// Default returns a client of the daemon that the command forkd would use. That is the daemon at
-// $FORKD_URL, with the token in $FORKD_TOKEN and, for https, the files in $FORKD_CA, $FORKD_CERT
-// and $FORKD_KEY. Without $FORKD_URL it is the daemon in the emulated host, if that runs ('forkd
-// machine'), and otherwise the daemon at this user's socket. Options are applied on top of that.
-// Default does not connect yet.
+// Default returns a client of the daemon that the command forkd would use. If $FORKD_URL is set, it
+// names that daemon; the token is in $FORKD_TOKEN, and the TLS files for https are in $FORKD_CA,
+// $FORKD_CERT and $FORKD_KEY. Otherwise the client uses the daemon in the emulated host ('forkd
+// machine') if that host is running, or else the daemon at this user's socket. Options are applied
+// after the environment. Default does not connect yet.
 func Default(options ...Option) (*Client, error) {
 	address, token := os.Getenv("FORKD_URL"), os.Getenv("FORKD_TOKEN")
 	if address == "" {
@@ -32,7 +32,7 @@ func Default(options ...Option) (*Client, error) {
 	return New(address, token, append(files, options...)...)
 }
 
-// tlsFiles returns options for the files that the environment names.
+// tlsFiles returns options for the TLS files that $FORKD_CA, $FORKD_CERT and $FORKD_KEY name.
 func tlsFiles() (options []Option, err error) {
 	read := func(name string) (p []byte) {
 		path := os.Getenv(name)
@@ -60,7 +60,7 @@ func tlsFiles() (options []Option, err error) {
 	return options, nil
 }
 
-// localSocket returns the socket of a daemon that the user started without options.
+// localSocket returns the default socket path of a daemon that the user started.
 func localSocket(uid int) string {
 	run := "/run"
 	if uid != 0 {
@@ -90,8 +90,8 @@ func dialSocket(ctx context.Context, path string, private bool) (net.Conn, error
 // user can create a directory of that name there.
 const runPrefix = "forkd-run-"
 
-// checkSocket returns an error if a user other than root and this one may have created the unix
-// socket at path. It accepts missing directories: connecting fails then.
+// checkSocket returns an error if the unix socket at path may have been created by a user other
+// than root and the current one. Missing directories are accepted, because connecting fails then.
 func checkSocket(path string) error {
 	dirs := []string{filepath.Dir(path)}
 	if above := filepath.Dir(dirs[0]); strings.HasPrefix(filepath.Base(above), runPrefix) {
@@ -119,7 +119,8 @@ func checkSocket(path string) error {
 	return nil
 }
 
-// emulated returns address and token of the daemon in the emulated host, if the host is running.
+// emulated returns the address and token of the daemon in the emulated host, if that host is
+// running.
 func emulated() (address, token string, ok bool) {
 	cache := os.Getenv("FORKD_CACHE")
 	if xdg := os.Getenv("XDG_CACHE_HOME"); cache == "" && filepath.IsAbs(xdg) {

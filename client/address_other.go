@@ -4,8 +4,8 @@ package client
 
 import "os"
 
-// isLocked is false: emulated hosts run on Linux only.
+// isLocked returns false, because emulated hosts run on Linux only.
 func isLocked(string) bool { return false }
 
-// ownerOf knows no owner: daemons run on Linux only.
+// ownerOf returns known = false, because daemons run on Linux only.
 func ownerOf(os.FileInfo) (uid int, known bool) { return 0, false }

@@ -18,7 +18,7 @@ func runDir(t *testing.T) string {
 	return filepath.Join(dir, "forkd.sock")
 }
 
-// No client is made for a socket that another user may have created.
+// New refuses a socket that another user may have created.
 func TestPrivateSocketIsNobodyElses(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(dir string) error
@@ -71,7 +71,7 @@ func toLink(dir string) error {
 	return os.Symlink(dir+".real", dir)
 }
 
-// If another user creates the directory between the check and the connection, no token is sent.
+// If another user creates the directory after New has checked it, no token is sent.
 func TestPrivateSocketThatAppearsLaterGetsNoToken(t *testing.T) {
 	socket := runDir(t)
 	dir := filepath.Dir(socket)

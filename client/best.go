@@ -15,17 +15,17 @@ type Judge[T any] func(ctx context.Context, child Sandbox, result T) (score floa
 
 // Best is the result of BestOf.
 type Best[T any] struct {
-	Sandbox Sandbox // the child of the best attempt; it lives on and belongs to the caller
+	Sandbox Sandbox // the child of the best attempt; it stays running and belongs to the caller
 	Index   int     // index of the attempt
 	Score   float64
 	Result  T       // returned by the attempt
-	Errors  []error // by attempt: why it was disqualified, or nil
+	Errors  []error // by attempt: why the attempt was disqualified, or nil
 }
 
 // BestOf forks a child of a running sandbox for every attempt and runs the attempts concurrently.
 // It keeps the child with the highest score, or the first of several with that score, and kills the
-// others. If all attempts are disqualified, no child is left, and the error holds their reasons.
-// request supplies the other fields of the fork.
+// others. If all attempts are disqualified, it kills all children and returns an error with the
+// reasons. request is the request of the fork; BestOf sets its SourceID, N and AllowPartial.
 func BestOf[T any](ctx context.Context, c *Client, id string, attempts []Attempt[T], judge Judge[T],
 	request ForkRequest) (best Best[T], err error) {
 	if len(attempts) == 0 {

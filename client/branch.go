@@ -7,7 +7,7 @@ import (
 	v1 "github.com/forkd/forkd/api/v1"
 )
 
-// Branch makes a snapshot of a sandbox, which goes on running.
+// Branch makes a snapshot of a sandbox. The sandbox stays running.
 func (c *Client) Branch(ctx context.Context, id string, req BranchRequest) (s Snapshot, err error) {
 	body := v1.BranchRequest{Tag: req.Tag, Mode: req.Mode, ParentTag: req.ParentTag, Wait: new(!req.NoWait),
 		Labels: req.Labels}
@@ -61,7 +61,7 @@ func (c *Client) Suspend(ctx context.Context, id string) (s Sandbox, err error) 
 	return s, err
 }
 
-// CompactSnapshot copies a snapshot into a new one that builds on no other snapshot.
+// refuse the request if the sandbox does not run from this snapshot
 func (c *Client) CompactSnapshot(ctx context.Context, tag, to string) (s Snapshot, err error) {
 	err = c.call(ctx, http.MethodPost, snapshotPath(tag, "/compact"), v1.CompactRequest{To: to}, &s)
 	return s, err

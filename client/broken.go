@@ -16,7 +16,7 @@ import (
 // ConnectionError says that no daemon answered.
 type ConnectionError struct {
 	Address string // where the client looked for the daemon
-	Sent    bool   // the request may have been carried out; false: nothing was sent
+	Sent    bool   // whether the request was sent; the daemon may then have carried it out
 	Err     error
 }
 
@@ -30,10 +30,11 @@ func (e *ConnectionError) Error() string {
 
 func (e *ConnectionError) Unwrap() error { return e.Err }
 
-// StreamError says that a stream broke off before its end because the daemon went away.
+// StreamError says that a stream broke off before its end because the connection to the daemon
+// broke.
 type StreamError struct {
 	What string // kind of stream, such as "exec"
-	PID  uint32 // process of the command, which may still run; 0 if unknown or not a command
+	PID  uint32 // process of the command, which may still run; 0 if the stream has no process, or its id is unknown
 	Err  error
 }
 
@@ -90,7 +91,7 @@ func (e *CommandError) Error() string {
 	return "the command failed: " + why
 }
 
-// Checked turns the result of a command that did not exit with 0 into a *CommandError:
+// Checked returns a *CommandError if a command did not exit with 0:
 //
 //	r, err := client.Checked(c.Exec(ctx, id, req))
 func Checked(r ExecResult, err error) (ExecResult, error) {
@@ -104,9 +105,10 @@ func Checked(r ExecResult, err error) (ExecResult, error) {
 func Shell(line string) []string { return []string{"/bin/sh", "-c", line} }
 
 // WithRetries repeats a call up to n times, until its context ends, if the connection fails or the
-// daemon says when to try again. It repeats only calls that are safe to repeat: calls that read,
-// and calls that make a sandbox, a snapshot, a workspace or a context, which the daemon carries out
-// once however often they arrive. By default no call is repeated.
+// daemon says when to try again. It repeats only calls that are safe to repeat. These are calls
+// that read, and calls that make a sandbox, a snapshot, a workspace or a context: such a call
+// carries an Idempotency-Key, by which the daemon recognizes a repetition. By default no call is
+// repeated.
 func WithRetries(n int) Option {
 	return func(s *settings) error {
 		if n < 0 {
@@ -119,8 +121,8 @@ func WithRetries(n int) Option {
 
 const onceHeader = "Idempotency-Key"
 
-// firstPause is the time before the first repetition if the daemon names none. It doubles each
-// time.
+// firstPause is the time before the first repetition if the daemon sends no Retry-After. Each
+// further pause is twice as long.
 const firstPause = 100 * time.Millisecond
 
 // repeat sends a request until it gets a final answer. Each attempt sends the same body.
@@ -151,8 +153,7 @@ func (c *Client) repeat(ctx context.Context, method string, header http.Header, 
 	}
 }
 
-// pauseAfter returns how long to wait before the same request may succeed, and whether it may at
-// all.
+// pauseAfter reports whether the same request may succeed later, and returns how long to wait.
 func pauseAfter(err error, pause time.Duration) (wait time.Duration, again bool) {
 	var answer *Error
 	if errors.As(err, &answer) {
@@ -162,7 +163,8 @@ func pauseAfter(err error, pause time.Duration) (wait time.Duration, again bool)
 	return pause, errors.As(err, new(*ConnectionError))
 }
 
-// traced returns a context that notes whether a request obtained a connection.
+// traced returns a context and a flag that is set when a request with this context has obtained a
+// connection.
 func traced(ctx context.Context) (with context.Context, sent *atomic.Bool) {
 	sent = &atomic.Bool{}
 	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
@@ -170,8 +172,8 @@ func traced(ctx context.Context) (with context.Context, sent *atomic.Bool) {
 	}), sent
 }
 
-// canRepeat reports whether the daemon uses the Idempotency-Key of a POST to the path to carry it
-// out once.
+// canRepeat reports whether the daemon uses the Idempotency-Key of a request with this method and
+// path to recognize repetitions.
 func canRepeat(method, path string) bool {
 	switch path {
 	case "/v1/forks", "/v1/snapshots", "/v1/workspaces", "/v1/sandboxes":

@@ -29,7 +29,7 @@ func (c *Client) Build(ctx context.Context, req BuildRequest, files func(*tar.Wr
 		return result, err
 	}
 	r, w := io.Pipe()
-	defer r.Close() // ends the writer
+	defer r.Close() // makes the goroutine's next write fail, so that it returns
 	packed := make(chan error, 1)
 	go func() {
 		err := writeBuild(w, text, files)
@@ -77,9 +77,9 @@ func (c *Client) Build(ctx context.Context, req BuildRequest, files func(*tar.Wr
 
 // BuildError says that a step of a build failed.
 type BuildError struct {
-	Number int    // of the step, from 0
-	Step   string // its name, such as "[stage-0 2/3] RUN make"
-	Output string // last output of its command, at most 64 KiB
+	Number int    // number of the step, from 0
+	Step   string // name of the step, such as "[stage-0 2/3] RUN make"
+	Output string // last output of the step's command, at most 64 KiB
 	Err    *Error // the daemon's error
 }
 
@@ -93,8 +93,8 @@ const (
 	maxKeptSteps  = 64       // steps that write output at the same time
 )
 
-// buildSteps holds what the events of a build have said about its steps. The zero value is ready
-// for the first event.
+// buildSteps collects the names and the output of a build's steps from its events. The zero value
+// is ready for use.
 type buildSteps struct {
 	names  []string
 	output map[int]*ending // of the running steps, by number
@@ -145,7 +145,7 @@ func (e *ending) add(line string) {
 	}
 }
 
-// cut drops the oldest bytes above the bound, up to the end of a line.
+// cut drops whole lines at the beginning until the output is within the bound.
 func (e *ending) cut() {
 	if len(e.kept) <= maxKeptOutput {
 		return
@@ -165,8 +165,8 @@ func (e *ending) text() string {
 	return strings.ToValidUTF8(strings.TrimSuffix(string(e.kept), "\n"), "\ufffd")
 }
 
-// maxBuildEvent bounds an event of a build, in bytes. The longest event is the plan of a Dockerfile
-// of at most 1 MiB.
+// maxBuildEvent bounds an event of a build, in bytes. The longest event holds the plan of a
+// Dockerfile of 1 MiB, the largest that the daemon accepts.
 const maxBuildEvent = 16 << 20
 
 // writeBuild writes the archive of a build.

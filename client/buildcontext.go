@@ -23,8 +23,8 @@ import (
 //	req := client.BuildRequest{Tag: "app", Name: files.Name, Dockerfile: files.Dockerfile, Replace: true}
 //	result, err := c.Build(ctx, req, files.Pack, func(e client.BuildEvent) error { … })
 type BuildContext struct {
-	Name       string // of the Dockerfile, for errors
-	Dockerfile string // its text
+	Name       string // name of the Dockerfile, for errors
+	Dockerfile string // text of the Dockerfile
 
 	dir    string
 	root   *os.Root
@@ -88,8 +88,8 @@ func (c *BuildContext) Close() error {
 	return c.root.Close()
 }
 
-// place returns the path of a Dockerfile: relative to the context if the file is inside, or else a
-// path for os.Open.
+// place returns the path of a Dockerfile. inside reports whether the file is in the context; its
+// path is then relative to the context.
 func (c *BuildContext) place(dockerfile string) (name string, inside bool, err error) {
 	if !filepath.IsAbs(dockerfile) {
 		dockerfile = filepath.Join(c.dir, dockerfile)
@@ -126,7 +126,7 @@ func (c *BuildContext) readIgnore(name string, inside bool) (bool, error) {
 	return true, nil
 }
 
-// shown returns the name of a context file for errors.
+// shown returns the full path of a context file, for errors.
 func (c *BuildContext) shown(name string) string {
 	if filepath.IsAbs(name) {
 		return name
@@ -134,8 +134,8 @@ func (c *BuildContext) shown(name string) string {
 	return filepath.Join(c.dir, name)
 }
 
-// read reads a file that becomes a part of the request. chosen means that the caller has named the
-// file; then a pipe outside the context is read too.
+// read reads a file that becomes part of the request. chosen means that the caller named the file.
+// A chosen file outside the context may be a pipe.
 func (c *BuildContext) read(name string, inside bool, most int64, chosen bool) ([]byte, error) {
 	f, err := c.open(name, inside, chosen)
 	if err != nil {
@@ -175,7 +175,7 @@ func (c *BuildContext) open(name string, inside, chosen bool) (*os.File, error) 
 	return f, c.named(err, name)
 }
 
-// named puts the full path of a file into an error of the root.
+// named replaces the relative name in an error of os.Root by the full path of the file.
 func (c *BuildContext) named(err error, name string) error {
 	var of *fs.PathError
 	if !errors.As(err, &of) {
@@ -184,8 +184,8 @@ func (c *BuildContext) named(err error, name string) error {
 	return &fs.PathError{Op: "open", Path: c.shown(name), Err: of.Err}
 }
 
-// notThere hides the cause of err from errors.Is, so that a dangling link does not count as a
-// missing .dockerignore.
+// notThere returns an error with the text of err that is not fs.ErrNotExist. A dangling link must
+// not count as a missing .dockerignore.
 func notThere(err error) error { return errors.New(err.Error()) }
 
 // kindOf names a file that is not a regular one.
@@ -234,7 +234,7 @@ func (c *BuildContext) Pack(out *tar.Writer) error {
 	})
 }
 
-// packing is a context that is being written.
+// packing is the state of Pack.
 type packing struct {
 	out     *tar.Writer
 	root    *os.Root
@@ -256,7 +256,7 @@ func (p *packing) above(rel string) []string {
 	return nil
 }
 
-// count counts an entry, and returns an error above the bounds, which are the daemon's.
+// count counts an entry and returns an error if the context exceeds the daemon's bounds.
 func (p *packing) count(h *tar.Header) error {
 	const leave = "leave files out in .dockerignore"
 	p.entries++
@@ -328,15 +328,15 @@ func (p *packing) file(rel string, info fs.FileInfo, h *tar.Header) error {
 	return nil
 }
 
-// openSame opens the file that info describes. By now the name may belong to a link or to a pipe,
-// and opening a pipe would wait.
+// openSame opens the file that info describes. If the name now belongs to another file, a link or a
+// pipe, openSame returns an error and does not block.
 func openSame(root *os.Root, rel string, info fs.FileInfo) (*os.File, error) {
 	f, err := root.OpenFile(rel, os.O_RDONLY|notFollowing|notWaiting, 0)
 	if err != nil {
 		return nil, err
 	}
 	now, err := f.Stat()
-	if err == nil && (!os.SameFile(info, now) || !now.Mode().IsRegular()) { // another file may have its inode by now
+	if err == nil && (!os.SameFile(info, now) || !now.Mode().IsRegular()) { // the inode number may be reused by a pipe
 		err = fmt.Errorf("%s: it was replaced while the build context was read", rel)
 	}
 	if err != nil {

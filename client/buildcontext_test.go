@@ -96,8 +96,9 @@ func packed(t *testing.T, dir, dockerfile string) (string, error) {
 	}
 }
 
-// A packed context lacks the entries that .dockerignore excludes. Links stay links, hard links
-// become files, and the directories of exceptions keep their own modes.
+// A packed context lacks the entries that .dockerignore excludes. Symbolic links stay links, and
+// hard links become files. An excluded directory with an exception below it is packed with its own
+// mode.
 func TestPackContext(t *testing.T) {
 	dir := filesIn(t, "Dockerfile=FROM x # 1", "a.log=1", "keep.log=2", "sub/b.log=3", "sub/c=4", "out/big=5", "run=6",
 		"l=link:/etc", "same=hard:sub/c", "out/deep/kept=7", ".dockerignore=**/*.log\n!keep.log\nout\n!out/deep/kept\n",
@@ -156,8 +157,8 @@ func TestHostileContexts(t *testing.T) {
 		}
 	}
 	for file, files := range map[string][]string{
-		"":                               {"Dockerfile=link:sub/real", "sub/real=FROM a"}, // within
-		filepath.Join(outside, "D"):      {"x=1"},                                         // chosen
+		"":                               {"Dockerfile=link:sub/real", "sub/real=FROM a"}, // inside the context
+		filepath.Join(outside, "D"):      {"x=1"},                                         // named by the caller
 		filepath.Join("sub", "Dev.file"): {"sub/Dev.file=FROM a", "sub/p=pipe:", ".dockerignore=**/p"},
 	} {
 		if _, err := packed(t, filesIn(t, files...), file); err != nil {
@@ -195,7 +196,7 @@ func TestContextsThatChange(t *testing.T) {
 		} else {
 			f.Close()
 		}
-		leave := os.Remove // frees the inode number
+		leave := os.Remove // the new file may then get the same inode number
 		if name == "file" {
 			leave = func(a string) error { return os.Rename(a, a+".before") }
 		}

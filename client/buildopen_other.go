@@ -2,7 +2,7 @@
 
 package client
 
-// Systems that are not Unix do not have these flags.
+// Systems other than Unix have neither O_NOFOLLOW nor O_NONBLOCK.
 const (
 	notFollowing = 0
 	notWaiting   = 0

@@ -4,7 +4,7 @@ package client
 
 import "golang.org/x/sys/unix"
 
-// Flags with which opening a symbolic link fails, and opening a pipe does not wait.
+// With these flags, opening a symbolic link fails and opening a pipe does not wait.
 const (
 	notFollowing = unix.O_NOFOLLOW
 	notWaiting   = unix.O_NONBLOCK

@@ -14,7 +14,7 @@ import (
 
 // ArgumentError says that an argument of a call is wrong. Nothing was sent.
 type ArgumentError struct {
-	Field  string // the argument, or the field of the request, by its name in the API, such as "timeout_secs"
+	Field  string // name of the argument, or of the request's field in the API, such as "timeout_secs"
 	Reason string
 	Err    error // the error that Reason describes, if any
 }
@@ -28,7 +28,7 @@ func wrong(field, format string, args ...any) error {
 	return &ArgumentError{Field: field, Reason: err.Error(), Err: errors.Unwrap(err)}
 }
 
-// Bounds of requests; the daemon has the same.
+// Bounds of requests. They equal the daemon's.
 const (
 	maxChildren = 1000
 	maxCode     = time.Hour           // run time of code
@@ -36,8 +36,8 @@ const (
 	maxDepth    = 64
 )
 
-// checkPath refuses a path that a server would read as a different one. For example, after an empty
-// id a server would take the next part of the path as the id.
+// checkPath refuses a path that a server would parse differently, such as one with an empty id: the
+// server would take the next segment as the id.
 func checkPath(of string) error {
 	of, _, _ = strings.Cut(of, "?")
 	if path.Clean(of) == of {
@@ -103,8 +103,8 @@ func checkCode(req CodeRequest) error {
 	return checkEnv(req.Env)
 }
 
-// checkBuild refuses builds that the daemon would refuse, and texts whose bytes JSON would change,
-// because JSON carries only valid UTF-8.
+// checkBuild refuses builds that the daemon would refuse, and texts that are not valid UTF-8, which
+// JSON would change.
 func checkBuild(req BuildRequest) error {
 	switch {
 	case req.Tag == "":

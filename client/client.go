@@ -6,8 +6,8 @@
 // sent. If the daemon does not answer, the error is a *ConnectionError, which says whether anything
 // was sent.
 //
-// A client keeps no state. It repeats a call only if WithRetries allows that, because a fork whose
-// connection broke may have been carried out.
+// A client keeps no state. It repeats a call only if WithRetries allows that. The reason is that a
+// broken connection does not tell whether the daemon carried out the call, such as a fork.
 package client
 
 import (
@@ -28,9 +28,9 @@ import (
 // time.
 type Client struct {
 	http     *http.Client
-	upgrades *http.Client // HTTP/1.1 only: HTTP/2 has no upgrades
+	upgrades *http.Client // HTTP/1.1 only: an HTTP/2 connection cannot be upgraded
 	base     string
-	address  string // as given to New
+	address  string // address given to New
 	token    string
 	retries  int
 	user     string // account used for files; empty: the sandbox's default user
@@ -81,8 +81,8 @@ func New(address, token string, options ...Option) (*Client, error) {
 	return c, nil
 }
 
-// direct returns an HTTP client that follows no redirect. The daemon sends none, and the server that
-// a redirect names would receive the token and the request.
+// direct returns an HTTP client that follows no redirect. The daemon sends none, and the target of
+// a redirect would receive the token and the request.
 func direct(rt http.RoundTripper) *http.Client {
 	return &http.Client{Transport: rt, CheckRedirect: func(*http.Request, []*http.Request) error {
 		return http.ErrUseLastResponse
@@ -144,7 +144,7 @@ func (c *Client) sendBy(ctx context.Context, by *http.Client, method, path strin
 	return nil, apiError(resp)
 }
 
-// signed adds the headers that every request carries.
+// signed adds the headers of every request, such as the token.
 func (c *Client) signed(h http.Header) http.Header {
 	if c.token != "" {
 		h.Set("Authorization", "Bearer "+c.token)
@@ -153,7 +153,7 @@ func (c *Client) signed(h http.Header) http.Header {
 	return h
 }
 
-// call sends in as JSON and decodes the answer into out. Either may be nil.
+// call sends in as JSON and decodes the answer into out. Both in and out may be nil.
 func (c *Client) call(ctx context.Context, method, path string, in, out any) error {
 	var p []byte
 	header := http.Header{}

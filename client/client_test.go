@@ -85,8 +85,8 @@ func TestRedirectsAreNotFollowed(t *testing.T) {
 	}
 }
 
-// An empty id is refused before a request is sent, because a server would take the next part of the
-// path as the id.
+// An empty id is refused before a request is sent, because a server would take the next segment of
+// the path as the id.
 func TestEmptyNames(t *testing.T) {
 	srv := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		t.Errorf("a request for %s", r.URL)
@@ -124,7 +124,7 @@ func (a answers) RoundTrip(r *http.Request) (*http.Response, error) {
 		Body: io.NopCloser(strings.NewReader(string(a))), Request: r}, nil
 }
 
-// A daemon that does not know a path may be older than the client.
+// If the daemon does not know a path, the error says that the daemon may be older than the client.
 func TestAnOlderDaemonIsNamed(t *testing.T) {
 	daemon := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.WriteHeader(http.StatusNotFound)
@@ -141,7 +141,8 @@ func TestAnOlderDaemonIsNamed(t *testing.T) {
 	}
 }
 
-// A fork with a wrong number of children is an error, so that callers may address them by index.
+// A fork that returns a wrong number of children is an error, because callers address children by
+// index.
 func TestForkedChildrenAreCounted(t *testing.T) {
 	const none, one, two = `{"sandboxes":[]}`, `{"sandboxes":[{"id":"sb-1"}]}`,
 		`{"sandboxes":[{"id":"sb-1"},{"id":"sb-2"}]}`

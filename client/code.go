@@ -23,10 +23,11 @@ type (
 // CodeResult is a value that code displayed, in one or more media types.
 type CodeResult struct {
 	Main bool                       // value of the last expression, not of display()
-	Data map[string]json.RawMessage // by media type; see Text, Bytes and JSON
+	Data map[string]json.RawMessage // by media type; use Text, Bytes and JSON to read it
 }
 
-// Text returns a form that is text, such as "text/plain" or "text/html"; empty if there is none.
+// Text returns the form of a textual media type, such as "text/plain" or "text/html"; empty if
+// there is none.
 func (r CodeResult) Text(mediaType string) string {
 	var text string
 	if json.Unmarshal(r.Data[mediaType], &text) != nil {
@@ -35,7 +36,7 @@ func (r CodeResult) Text(mediaType string) string {
 	return text
 }
 
-// Bytes returns a form that is binary, such as "image/png"; nil if there is none.
+// Bytes returns the form of a binary media type, such as "image/png"; nil if there is none.
 func (r CodeResult) Bytes(mediaType string) []byte {
 	data, err := base64.StdEncoding.DecodeString(strings.ReplaceAll(r.Text(mediaType), "\n", ""))
 	if err != nil || len(data) == 0 {
@@ -54,7 +55,7 @@ type Execution struct {
 	StateLost      bool   // the variables of the context are lost
 }
 
-// Text returns the text of the value of the last expression, or nothing if it has none.
+// Text returns the text of the value of the last expression; empty if that expression has no value.
 func (e Execution) Text() string {
 	for _, r := range e.Results {
 		if r.Main {
@@ -71,8 +72,8 @@ type CodeHandlers struct {
 	Result         func(CodeResult) error
 	Exception      func(CodeException) error
 
-	// Keep bounds the output and results that the Execution holds, in bytes. The rest is omitted
-	// from it. 0: unlimited.
+	// Keep bounds the output and results in the Execution, in bytes. Output and results beyond the
+	// bound are passed to the handlers only. 0: unlimited.
 	Keep int
 }
 
@@ -110,12 +111,12 @@ func (c *Client) RunCode(ctx context.Context, id string, req CodeRequest, on Cod
 	}
 }
 
-// codeRun is running code with its output so far.
+// codeRun is the state of one RunCode.
 type codeRun struct {
 	*Execution
 	on             CodeHandlers
 	stdout, stderr strings.Builder
-	kept           int // bytes, see CodeHandlers.Keep
+	kept           int // bytes kept so far; bounded by CodeHandlers.Keep
 }
 
 // keeps reports whether n more bytes still fit, and counts them.

@@ -16,7 +16,7 @@ var update = flag.Bool("update", false, "write codes.go from docs/errors.md")
 // codeRow finds a row of the table of codes.
 var codeRow = regexp.MustCompile("(?m)^\\| <a id=\"[a-z0-9_]+\"></a>`([a-z0-9_]+)` \\| (\\d+) \\|[^|]*\\| ([^|]+) \\|")
 
-// There is a sentinel for every code of the document, and no other.
+// Every code of docs/errors.md has a sentinel, and every sentinel has a code there.
 func TestCodesAreThoseOfTheDocument(t *testing.T) {
 	document, err := os.ReadFile("../docs/errors.md")
 	if err != nil {

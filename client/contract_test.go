@@ -8,7 +8,7 @@ import (
 	"github.com/forkd/forkd/test/contract"
 )
 
-// Environment variables that say where the fake daemon of this test program is.
+// Environment variables that tell the tests where the fake daemon is.
 const (
 	urlEnv      = "FORKD_CLIENT_TEST_URL"
 	tokenEnv    = "FORKD_CLIENT_TEST_TOKEN"
@@ -71,7 +71,7 @@ func TestContract(t *testing.T) {
 	}
 }
 
-// Every operation has a method, and a scenario calls the method.
+// The client has a method for every operation of the API, and a scenario calls it.
 func TestContractIsWhole(t *testing.T) {
 	operations, err := contract.Operations()
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// The program in docs/sdk.md does what the document says.
+// The program in docs/sdk.md runs and prints the output that the document shows.
 func TestStartOfTheDocument(t *testing.T) {
 	document, err := os.ReadFile("../docs/sdk.md")
 	if err != nil {
@@ -24,7 +24,7 @@ func TestStartOfTheDocument(t *testing.T) {
 	if err := os.WriteFile(program, text, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.CommandContext(t.Context(), "go", "run", program) // run in this directory, so that it uses this module
+	cmd := exec.CommandContext(t.Context(), "go", "run", program) // in this directory, so that it uses this module
 	cmd.Env = append(os.Environ(), "FORKD_URL="+os.Getenv(urlEnv), "FORKD_TOKEN="+os.Getenv(tokenEnv))
 	out, err := cmd.CombinedOutput()
 	if err != nil || !bytes.Equal(out, m[2]) {

@@ -28,7 +28,7 @@ type Error struct {
 
 func (e *Error) Error() string { return e.Message }
 
-// Is reports whether target is the ErrorCode of the error.
+// Is reports whether target is the ErrorCode of e.
 func (e *Error) Is(target error) bool {
 	code, ok := target.(ErrorCode)
 	return ok && string(code) == e.Code
@@ -59,7 +59,7 @@ func apiError(resp *http.Response) error {
 			"%q, which is not followed: the daemon's URL is likely wrong", resp.Status, to[:min(len(to), 200)]),
 			Fix: "correct the URL of the daemon"}
 	}
-	p, _ := io.ReadAll(io.LimitReader(resp.Body, maxError)) // the part that was read is enough for a message
+	p, _ := io.ReadAll(io.LimitReader(resp.Body, maxError)) // after a read error, a part of the body suffices
 	var body v1.Error
 	if json.Unmarshal(p, &body) == nil && body.Message != "" {
 		if body.Code == string(ErrNoSuchRoute) {

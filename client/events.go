@@ -22,19 +22,19 @@ type EventsRequest struct {
 	After     string   // ID of an event; later events are sent; empty: from now on
 	Sandboxes []string // ids; empty: all sandboxes and snapshots
 	Labels    []string // NAME=VALUE or NAME; the sandbox must have all of them
-	Begun     func()   // called when the stream has begun, from where no event is missed; may be nil
+	Begun     func()   // called when the daemon has begun to send events; later events are not missed; may be nil
 }
 
-// EventMissed is the type of an event that stands for events that were lost.
+// EventMissed is the type of the event that the daemon sends in place of events that were lost.
 const EventMissed = v1.EventMissed
 
 // maxEvent bounds one event, in bytes.
 const maxEvent = 1 << 20
 
 // Events calls f with the events of sandboxes and snapshots until ctx ends, f returns an error or
-// the connection breaks. It returns the error of f. A caller that calls Events again with the ID of
-// the last event misses none; if the daemon no longer has them all, it sends an event of type
-// "missed".
+// the connection breaks. It returns the error of f. A caller that passes the ID of the last event
+// as After continues without a gap. If the daemon no longer has all events since then, it sends an
+// event of type "missed".
 func (c *Client) Events(ctx context.Context, req EventsRequest, f func(Event) error) error {
 	query := url.Values{"sandbox": req.Sandboxes, "label": req.Labels}
 	header := http.Header{"Accept": {v1.EventStream}}
@@ -58,8 +58,8 @@ func (c *Client) Events(ctx context.Context, req EventsRequest, f func(Event) er
 	})
 }
 
-// readEvents calls f with the data of each server-sent event. A daemon never ends such a stream, so
-// its end is a *StreamError.
+// readEvents calls f with the data of each server-sent event. The end of the stream is a
+// *StreamError, because the daemon never ends such a stream.
 func readEvents(ctx context.Context, what string, r io.Reader, f func(data []byte) error) error {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, maxEvent)

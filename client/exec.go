@@ -18,7 +18,8 @@ func (c *Client) Ping(ctx context.Context, id string) (p Pong, err error) {
 	return p, err
 }
 
-// Bounds of Exec, in bytes: on what it keeps of each output, and on what it reads in total.
+// Bounds of Exec, in bytes: maxOutput for what Exec returns of each output, maxTotal for what it
+// reads altogether.
 const (
 	maxOutput = 8 << 20
 	maxTotal  = 64 << 20
@@ -32,7 +33,7 @@ func (c *Client) Exec(ctx context.Context, id string, req ExecRequest) (ExecResu
 	total := 0
 	stdout, stderr := capped{total: &total}, capped{total: &total}
 	end, err := c.ExecStream(ctx, id, req, &stdout, &stderr)
-	if errors.Is(err, errTotal) { // leaving the stream kills the command
+	if errors.Is(err, errTotal) { // closing the stream kills the command
 		end = ExecEnd{Outcome: "signaled", ExitCode: 137, Signal: "SIGKILL"}
 		end.Error, err = fmt.Sprintf("killed after %d bytes of output", total), nil
 	}
@@ -112,7 +113,7 @@ func (c *Client) ExecStream(ctx context.Context, id string, req ExecRequest, std
 	}
 }
 
-// writeParts writes output that arrived as text or as bytes.
+// writeParts writes output that a message holds as text or as bytes.
 func writeParts(to io.Writer, text string, bytes []byte) error {
 	if text != "" {
 		bytes = []byte(text)
@@ -131,8 +132,8 @@ func (c *Client) Eval(ctx context.Context, id string, req EvalRequest) (r EvalRe
 }
 
 // InterruptEval interrupts the code that runs in an interpreter of a sandbox and reports whether
-// any ran. An empty contextID means the default interpreter. Code may catch the interrupt and
-// continue; RestartEval certainly ends it.
+// any code was running. An empty contextID means the default interpreter. Code may catch the
+// interrupt and continue; only RestartEval stops every code.
 func (c *Client) InterruptEval(ctx context.Context, id, contextID string) (bool, error) {
 	var answer v1.Interrupted
 	err := c.call(ctx, http.MethodPost, sandboxPath(id, "/eval/interrupt"), v1.InterpreterRequest{ContextID: contextID},

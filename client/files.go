@@ -37,8 +37,8 @@ func (c *Client) WriteFile(ctx context.Context, id, path string, content io.Read
 	return resp.Body.Close()
 }
 
-// ReadTree opens a directory of a sandbox as a tar archive. The sandbox makes the archive: distrust
-// it. The caller closes it.
+// ReadTree opens a directory of a sandbox as a tar archive, which the caller closes. The sandbox
+// writes the archive, so its content must not be trusted.
 func (c *Client) ReadTree(ctx context.Context, id, path string) (io.ReadCloser, error) {
 	if err := checkFile("path", path); err != nil {
 		return nil, err
@@ -50,8 +50,8 @@ func (c *Client) ReadTree(ctx context.Context, id, path string) (io.ReadCloser, 
 	return resp.Body, nil
 }
 
-// WriteTree unpacks a tar archive into a directory of a sandbox, which is created if missing.
-// Existing files are replaced; existing directories are added to.
+// WriteTree unpacks a tar archive into a directory of a sandbox and creates the directory if it is
+// missing. It replaces existing files and keeps the other entries of existing directories.
 func (c *Client) WriteTree(ctx context.Context, id, path string, archive io.Reader) error {
 	if err := checkFile("path", path); err != nil {
 		return err
@@ -72,8 +72,8 @@ func (c *Client) StatFile(ctx context.Context, id, path string) (f File, err err
 	return f, err
 }
 
-// ListFiles describes the content of a directory of a sandbox, down to a depth from 1 to 64. Depth
-// 1 is the directory alone.
+// ListFiles describes the entries of a directory of a sandbox, down to a depth from 1 to 64. With
+// depth 1 it lists only the entries of the directory itself.
 func (c *Client) ListFiles(ctx context.Context, id, path string, depth int) (list []File, err error) {
 	target, err := c.listPath(id, path, depth)
 	if err != nil {
@@ -95,8 +95,8 @@ func (c *Client) listPath(id, path string, depth int) (string, error) {
 	return withQuery(sandboxPath(id, "/files/list"), c.fileQuery(query)), nil
 }
 
-// EachFile calls f with each entry of ListFiles as it arrives, so that a list of any length takes the
-// memory of one entry. An error of f ends the list, and EachFile returns it.
+// EachFile calls f with each entry of ListFiles as it arrives, and holds only one entry in memory.
+// If f returns an error, EachFile stops and returns it.
 func (c *Client) EachFile(ctx context.Context, id, path string, depth int, f func(File) error) error {
 	target, err := c.listPath(id, path, depth)
 	if err != nil {
@@ -160,9 +160,9 @@ func (c *Client) RemoveFile(ctx context.Context, id, path string) error {
 	return c.call(ctx, http.MethodDelete, c.filesPath(id, path), nil, nil)
 }
 
-// WatchFiles calls f with each change in a directory of a sandbox, and below it if recursive. The
-// first event has the type "begun". The watch ends when ctx ends, when it breaks off, or when f
-// returns an error, which WatchFiles returns.
+// WatchFiles calls f with each change in a directory of a sandbox and, if recursive, in the
+// directories below it. The first event has the type "begun". The watch ends when ctx ends, when
+// the connection breaks, or when f returns an error, which WatchFiles returns.
 func (c *Client) WatchFiles(ctx context.Context, id, path string, recursive bool, f func(FileChange) error) error {
 	if err := checkFile("path", path); err != nil {
 		return err

@@ -11,7 +11,7 @@ func (c *Client) Limits(ctx context.Context, id string) (l SandboxLimits, err er
 	return l, err
 }
 
-// SetLimits replaces the limits of a sandbox. They apply when it returns.
+// SetLimits replaces the limits of a sandbox. The new limits are in force when SetLimits returns.
 func (c *Client) SetLimits(ctx context.Context, id string, limits Limits) (l SandboxLimits, err error) {
 	err = c.call(ctx, http.MethodPut, sandboxPath(id, "/limits"), limits, &l)
 	return l, err

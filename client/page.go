@@ -15,11 +15,11 @@ import (
 type PageRequest struct {
 	Limit  int      // at most this many; 0: all
 	Cursor string   // from the previous page; empty: start at the beginning
-	Labels []string // of sandboxes, NAME=VALUE or NAME; a sandbox must have all of them
+	Labels []string // NAME=VALUE or NAME; only sandboxes that have all of them are listed
 }
 
-// SandboxPage lists a part of the sandboxes, oldest first. The next part begins at the cursor next,
-// which is empty after the last part.
+// SandboxPage lists a part of the sandboxes, oldest first. next is the cursor of the following
+// page; it is empty after the last page.
 func (c *Client) SandboxPage(ctx context.Context, req PageRequest) (list []Sandbox, next string, err error) {
 	next, err = c.page(ctx, "/v1/sandboxes", req, &list)
 	return list, next, err

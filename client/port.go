@@ -10,14 +10,14 @@ import (
 	v1 "github.com/forkd/forkd/api/v1"
 )
 
-// PortConn is a connection to a port of a sandbox. CloseWrite closes only the client's direction.
+// PortConn is a connection to a port of a sandbox. CloseWrite closes only the sending direction.
 type PortConn interface {
 	io.ReadWriteCloser
 	CloseWrite() error
 }
 
-// DialPort connects to a TCP port of a sandbox. The server there must listen on 127.0.0.1, ::1 or
-// all addresses. The connection closes when ctx ends or the sandbox does.
+// DialPort connects to a TCP port of a sandbox. The server in the sandbox must listen on 127.0.0.1,
+// ::1 or all addresses. The connection closes when ctx ends or the sandbox is deleted.
 func (c *Client) DialPort(ctx context.Context, id string, port int) (PortConn, error) {
 	if err := checkPort(port); err != nil {
 		return nil, err
@@ -35,8 +35,8 @@ func (c *Client) DialPort(ctx context.Context, id string, port int) (PortConn, e
 	return conn, nil
 }
 
-// PortURL returns a URL that gives anyone who holds it access to an HTTP server in a sandbox. It is
-// valid for as long as req says and the sandbox lives.
+// PortURL returns a URL that gives anyone who holds it access to an HTTP server in a sandbox. The
+// URL expires at the time that req sets, or when the sandbox is deleted.
 func (c *Client) PortURL(ctx context.Context, id string, port int, req PortURLRequest) (u PortURL, err error) {
 	if err := checkPort(port); err != nil {
 		return u, err
@@ -45,7 +45,7 @@ func (c *Client) PortURL(ctx context.Context, id string, port int, req PortURLRe
 	return u, err
 }
 
-// Messages of PortURL.
+// Messages of the method PortURL.
 type (
 	PortURLRequest = v1.PortURLRequest
 	PortURL        = v1.PortURL

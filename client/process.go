@@ -22,11 +22,11 @@ type (
 )
 
 // ErrDetached is returned by Wait after Detach, and by ExecStream after DetachProcess. The process
-// runs on.
+// is still running.
 var ErrDetached = errors.New("detached from the process, which goes on")
 
-// ErrStdinClosed is returned by Write when the process no longer accepts input. The process has
-// closed its stdin, or has ended before it took all of the input.
+// ErrStdinClosed is returned by Write if the process has closed its stdin, or has exited before it
+// read all of the input.
 var ErrStdinClosed = errors.New("the process takes no more input")
 
 // Process is a process of a sandbox, started by StartExec or found by Attach. Its methods may be
@@ -37,17 +37,17 @@ type Process struct {
 	ws  *websocket.Conn
 	ctx context.Context
 
-	mu     sync.Mutex // held to write
+	mu     sync.Mutex // serializes writes to the connection
 	sent   int64
-	taken  chan int64 // bytes of input taken so far; only the newest value counts
+	taken  chan int64 // number of input bytes that the process has read so far; only the newest value counts
 	closed chan struct{}
 	done   chan struct{}
 	left   error // why Wait returned before the end of the process, or nil; valid when done is closed
 }
 
 // StartExec runs a command and lets the caller send input and signals to it. The command is killed
-// when ctx ends or the connection breaks. Without req.TimeoutSecs its time is unlimited. It does
-// not accept the fields Stdin and Detach.
+// when ctx ends, when the connection breaks, or after req.TimeoutSecs (0: never). The fields Stdin
+// and Detach of req must be unset.
 func (c *Client) StartExec(ctx context.Context, id string, req ExecRequest) (*Process, error) {
 	if err := checkExec(req); err != nil {
 		return nil, err
@@ -55,7 +55,8 @@ func (c *Client) StartExec(ctx context.Context, id string, req ExecRequest) (*Pr
 	return c.follow(ctx, sandboxPath(id, "/exec"), &v1.ExecInput{Start: &req})
 }
 
-// Attach receives the output of a running process from now on. When ctx ends, the process runs on.
+// Attach connects to a running process and receives its later output. When ctx ends, the process
+// keeps running.
 func (c *Client) Attach(ctx context.Context, id string, pid uint32) (*Process, error) {
 	return c.follow(ctx, processPath(id, pid, "/attach"), nil)
 }
@@ -107,7 +108,8 @@ type NotStartedError struct{ ExecEnd }
 
 func (e *NotStartedError) Error() string { return e.ExecEnd.Error }
 
-// receive returns the next message: output with the byte that names it, or an event.
+// receive returns the next message, which is either output, preceded by the byte that names its
+// stream, or an event.
 func (p *Process) receive() (output []byte, e v1.ExecEvent, err error) {
 	kind, message, err := p.ws.Read(p.ctx)
 	switch {
@@ -124,8 +126,8 @@ func (p *Process) receive() (output []byte, e v1.ExecEvent, err error) {
 }
 
 // Wait writes the output of the process as it arrives and returns how the process ended. If a write
-// fails, Wait disconnects from the process and returns the error. The process is then killed if
-// StartExec started it; after Attach it runs on. Wait is called once.
+// fails, Wait disconnects from the process and returns the error. Disconnecting kills a process
+// that StartExec started, but not one found by Attach. Wait may be called only once.
 func (p *Process) Wait(stdout, stderr io.Writer) (end ExecEnd, err error) {
 	defer p.ws.CloseNow()
 	defer func() {
@@ -153,7 +155,7 @@ func (p *Process) Wait(stdout, stderr io.Writer) (end ExecEnd, err error) {
 			return end, &Error{Status: e.Status, Message: e.Error, Code: e.Code}
 		case e.StdinTaken > 0:
 			select {
-			case <-p.taken: // an older figure, now replaced
+			case <-p.taken: // drops an older value
 			default:
 			}
 			p.taken <- e.StdinTaken
@@ -167,11 +169,11 @@ func (p *Process) Wait(stdout, stderr io.Writer) (end ExecEnd, err error) {
 	}
 }
 
-// maxUntaken bounds the bytes sent beyond those that the process has taken. The daemon buffers that
-// much without delaying signals behind it.
+// maxUntaken bounds the input, in bytes, that was sent and that the process has not read yet. The
+// daemon buffers this much; beyond it, signals would wait behind input.
 const maxUntaken = 128 << 10
 
-// Write sends input to the process and returns when the process has taken it.
+// Write sends input to the process and returns when the process has read it.
 func (p *Process) Write(b []byte) (n int, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -190,7 +192,7 @@ func (p *Process) Write(b []byte) (n int, err error) {
 	return n, nil
 }
 
-// waitTaken waits until all input that was sent has been taken.
+// waitTaken waits until the process has read all input that was sent.
 func (p *Process) waitTaken() error {
 	for {
 		select {
@@ -200,7 +202,7 @@ func (p *Process) waitTaken() error {
 			}
 		case <-p.closed:
 			return ErrStdinClosed
-		case <-p.done: // everything that was received has been handled
+		case <-p.done: // all received messages have been handled
 			select {
 			case taken := <-p.taken:
 				if taken >= p.sent {
@@ -213,10 +215,11 @@ func (p *Process) waitTaken() error {
 	}
 }
 
-// endGrace is how long a connection that broke may take to say that the process has ended.
+// endGrace is how long Write waits, after the connection broke, for Wait to report that the process
+// has ended.
 const endGrace = time.Second
 
-// noInput returns why input cannot be sent after Wait has returned.
+// noInput returns the error of a write after Wait has returned.
 func (p *Process) noInput() error {
 	if p.left != nil {
 		return p.left
@@ -224,8 +227,8 @@ func (p *Process) noInput() error {
 	return ErrStdinClosed
 }
 
-// notWritten returns the error of a write whose connection broke. It is ErrStdinClosed if the
-// process has ended.
+// notWritten returns the error of a write whose connection broke. The error is ErrStdinClosed if
+// the process has ended.
 func (p *Process) notWritten(err error) error {
 	select {
 	case <-p.done:
@@ -246,7 +249,7 @@ func (p *Process) Resize(size TTYSize) error { return p.send(v1.ExecInput{Resize
 // Signal sends a signal, such as "SIGINT", to the process and its group.
 func (p *Process) Signal(name string) error { return p.send(v1.ExecInput{Signal: name}) }
 
-// Detach leaves the process running: Wait returns ErrDetached.
+// Detach makes Wait return ErrDetached and leaves the process running.
 func (p *Process) Detach() error { return p.send(v1.ExecInput{Detach: true}) }
 
 func (p *Process) send(in v1.ExecInput) error {
@@ -257,8 +260,8 @@ func (p *Process) send(in v1.ExecInput) error {
 	return p.ws.Write(p.ctx, websocket.MessageText, b)
 }
 
-// ExecDetached starts a command, leaves it running and returns its process id. Its output is lost
-// while no client is attached.
+// ExecDetached starts a command and returns its process id without waiting. Output that the command
+// writes while no client is attached is lost.
 func (c *Client) ExecDetached(ctx context.Context, id string, req ExecRequest) (pid uint32, err error) {
 	if err := checkExec(req); err != nil {
 		return 0, err
@@ -295,7 +298,7 @@ func (c *Client) ResizeProcess(ctx context.Context, id string, pid uint32, size 
 	return c.call(ctx, http.MethodPost, processPath(id, pid, "/resize"), size, nil)
 }
 
-// DetachProcess ends an ExecStream without killing its process.
+// DetachProcess makes the ExecStream of a process return and leaves the process running.
 func (c *Client) DetachProcess(ctx context.Context, id string, pid uint32) error {
 	return c.call(ctx, http.MethodPost, processPath(id, pid, "/detach"), nil, nil)
 }

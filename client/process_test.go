@@ -2,9 +2,9 @@ package client
 
 import "testing"
 
-// A write succeeds if the process has taken the input, even if the process has ended since.
+// A write succeeds if the process has read the input, even if the process has exited since then.
 func TestInputOfAProcessThatHasEndedWasWritten(t *testing.T) {
-	for range 100 { // Write may notice either of the two first
+	for range 100 { // Write may first notice that the input was read or that the process ended
 		p := &Process{sent: 2, taken: make(chan int64, 1), closed: make(chan struct{}), done: make(chan struct{})}
 		p.taken <- 2
 		close(p.done)

@@ -28,7 +28,7 @@ func busyThen(t *testing.T, times int, retryAfter, answer string) (url string, k
 	return srv.URL, keys
 }
 
-// Calls that are safe to repeat are repeated with the same key, and no others.
+// Only calls that are safe to repeat are repeated, with the same idempotency key.
 func TestRetries(t *testing.T) {
 	fork := func(ctx context.Context, c *Client) error {
 		_, err := c.Fork(ctx, ForkRequest{SnapshotTag: "x", N: 1})
@@ -81,7 +81,7 @@ func TestRetries(t *testing.T) {
 	}
 }
 
-// A connection error says whether anything was sent.
+// A ConnectionError says whether anything was sent.
 func TestConnectionErrors(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -131,7 +131,7 @@ func TestContextErrorsAreTheContexts(t *testing.T) {
 	}
 }
 
-// Wrong arguments are refused by name before anything is sent.
+// A wrong argument is refused with an error that names it, and nothing is sent.
 func TestArgumentsAreChecked(t *testing.T) {
 	srv := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		t.Errorf("a request for %s", r.URL)

@@ -11,7 +11,7 @@ import (
 
 func sandboxPath(id, suffix string) string { return "/v1/sandboxes/" + url.PathEscape(id) + suffix }
 
-// Fork starts children. If one fails, none is left, unless AllowPartial is set.
+// Fork starts children. If one of them fails, the others are killed, unless AllowPartial is set.
 func (c *Client) Fork(ctx context.Context, req ForkRequest) (f Forked, err error) {
 	if err := checkFork(req); err != nil {
 		return f, err
@@ -43,7 +43,8 @@ func (c *Client) Kill(ctx context.Context, id string) error {
 	return c.call(ctx, http.MethodDelete, sandboxPath(id, ""), nil, nil)
 }
 
-// ChangeLabels sets labels of a sandbox and removes those whose value is nil. Other labels stay.
+// ChangeLabels sets labels of a sandbox and removes those whose value is nil. It keeps all other
+// labels.
 func (c *Client) ChangeLabels(ctx context.Context, id string, change map[string]*string) (s Sandbox, err error) {
 	err = c.call(ctx, http.MethodPatch, sandboxPath(id, "/labels"), change, &s)
 	return s, err
@@ -58,7 +59,7 @@ func (c *Client) SetTTL(ctx context.Context, id string, ttlSecs float64) (s Sand
 	return s, err
 }
 
-// Stats measures a running sandbox.
+// Stats returns measurements of a running sandbox.
 func (c *Client) Stats(ctx context.Context, id string) (s Stats, err error) {
 	err = c.call(ctx, http.MethodGet, sandboxPath(id, "/stats"), nil, &s)
 	return s, err
@@ -67,7 +68,7 @@ func (c *Client) Stats(ctx context.Context, id string) (s Stats, err error) {
 // maxConsole bounds the tail of a console, in bytes.
 const maxConsole = 1 << 20
 
-// Console returns the last output of a sandbox's serial console. The guest controls the content.
+// Console returns the last output of a sandbox's serial console. The guest controls this output.
 func (c *Client) Console(ctx context.Context, id string) ([]byte, error) {
 	resp, err := c.request(ctx, http.MethodGet, sandboxPath(id, "/console"), "", nil)
 	if err != nil {
@@ -85,7 +86,7 @@ type LogsRequest struct {
 }
 
 // Logs returns the last output of a sandbox's serial console and, with Follow, new output. The
-// stream ends with the sandbox; if it breaks off earlier, reading returns an error. The caller
+// stream ends when the sandbox ends. If it breaks off earlier, reading returns an error. The caller
 // closes it.
 func (c *Client) Logs(ctx context.Context, id string, req LogsRequest) (io.ReadCloser, error) {
 	query := url.Values{"follow": {strconv.FormatBool(req.Follow)}}

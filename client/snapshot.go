@@ -6,11 +6,11 @@ import (
 	"net/url"
 )
 
-// DeleteOptions say what happens to the snapshots that build on a deleted one. By default the
-// deletion is refused if there are any.
+// DeleteOptions say what happens to snapshots that build on the deleted one. By default the daemon
+// refuses to delete a snapshot on which others build.
 type DeleteOptions struct {
-	Cascade bool // delete them too
-	Force   bool // keep them: they have their own links to the layers of the deleted snapshot
+	Cascade bool // delete those snapshots too
+	Force   bool // keep those snapshots, which have hard links of their own to the layers that they need
 }
 
 func snapshotPath(tag, suffix string) string { return "/v1/snapshots/" + url.PathEscape(tag) + suffix }
@@ -27,7 +27,7 @@ func (c *Client) Snapshot(ctx context.Context, tag string) (d SnapshotDetail, er
 	return d, err
 }
 
-// Bake boots a parent, warms it up and makes it a snapshot. It may take minutes.
+// Bake boots a VM, warms it up and makes a snapshot of it. It may take minutes.
 func (c *Client) Bake(ctx context.Context, req BakeRequest) (b Baked, err error) {
 	err = c.call(ctx, http.MethodPost, "/v1/snapshots", req, &b)
 	return b, err

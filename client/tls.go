@@ -11,15 +11,15 @@ import (
 type Option func(*settings) error
 
 type settings struct {
-	tls     *tls.Config // of https addresses
+	tls     *tls.Config // used for https addresses
 	retries int
-	private bool // the unix socket is at a well-known place; see WithPrivateSocket
+	private bool // see WithPrivateSocket
 }
 
 // WithPrivateSocket refuses a unix socket that a user other than root and the caller may have
 // created. The socket's directory, and a directory above it whose name begins with forkd-run-, must
-// belong to root or the caller and must not be writable for others. It is meant for the default
-// socket of a daemon, and Default uses it there.
+// belong to root or the caller and must not be writable for others. Default sets this option for
+// the daemon's default socket.
 func WithPrivateSocket() Option {
 	return func(s *settings) error {
 		s.private = true
@@ -27,7 +27,7 @@ func WithPrivateSocket() Option {
 	}
 }
 
-// WithCA trusts only the authorities in pem.
+// WithCA trusts only the certificate authorities in pem.
 func WithCA(pem []byte) Option {
 	return func(s *settings) error {
 		s.tls.RootCAs = x509.NewCertPool()
